@@ -1,0 +1,1 @@
+//! Benchmarks whose figures stand in docs/performance.md.

@@ -1,0 +1,1 @@
+//! Membership, incarnations, heartbeats, segment catalog: the pure control core.

@@ -1,0 +1,1 @@
+//! quinn, TLS identities and the message codec live here and nowhere else.

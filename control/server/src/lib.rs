@@ -1,0 +1,1 @@
+//! The control process: services, state store, HTTP.

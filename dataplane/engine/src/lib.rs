@@ -1,0 +1,1 @@
+//! The host of the dataplane: shard threads, mailboxes, initiators.

@@ -1,0 +1,1 @@
+//! A shard's index, allocator, eviction, pins and object operations: the pure store core.

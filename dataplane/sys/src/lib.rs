@@ -1,0 +1,1 @@
+//! Regions, io_uring rings, shared rings, descriptors: the only crate that may say unsafe.

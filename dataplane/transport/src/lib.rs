@@ -1,0 +1,1 @@
+//! Drivers that move bytes: tcp, shm, and the fault decorator.

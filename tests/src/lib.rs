@@ -1,0 +1,1 @@
+//! End-to-end and simulated tests of the whole system.

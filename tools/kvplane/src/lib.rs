@@ -1,0 +1,1 @@
+//! The kvplane binary and tebench.

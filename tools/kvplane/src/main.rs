@@ -1,0 +1,2 @@
+//! The `kvplane` binary.
+fn main() {}

@@ -1,0 +1,2 @@
+//! `cargo x`.
+fn main() {}
