@@ -6,4 +6,5 @@
 
 pub mod digest;
 pub mod ids;
+pub mod map;
 pub mod rng;
