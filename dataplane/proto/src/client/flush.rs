@@ -1,0 +1,293 @@
+//! Queued slices become frames: as many as the lane's window allows, batched by operation.
+
+use super::Client;
+use super::lane::{Endpoint, EndpointEvent};
+use super::table::{SliceEvent, SliceState, Wire, request_id};
+use super::types::{LaneId, Local, Output, Path, Request, SliceId};
+use crate::digest::Digest;
+use crate::frame::{Header, VERSION};
+use crate::ids::RequestId;
+use crate::limits::Limits;
+use crate::message::{
+    CommitItem, DigestItem, GetItem, Hello, IdItem, Item, Kind, Operation, ReadItem, ReserveItem, WriteItem,
+    encode_items,
+};
+
+impl Client {
+    /// The host has connected a lane: greet the peer.
+    pub fn connected(&mut self, lane: LaneId, now_ns: u64) {
+        self.now_ns = now_ns;
+        let (cluster, client) = (self.config.cluster.clone(), self.config.client);
+        let Some(entry) = self.current(lane) else { return };
+        if !entry.step(EndpointEvent::Connected) {
+            return;
+        }
+        let (number, peer) = (entry.number, entry.peer);
+        let address = &self.peers[peer.0 as usize].address;
+        let hello = Hello {
+            version_min: VERSION,
+            version_max: VERSION,
+            client,
+            node: address.node,
+            incarnation: address.incarnation,
+            shard: address.shard,
+            lane: number,
+            cluster,
+        };
+        let body = self.append(|out| out.extend_from_slice(&hello.encode()));
+        let header = Header::request(Kind::Request(Operation::Hello), RequestId::default());
+        self.send(lane, header, body, 1, None);
+    }
+
+    pub(super) fn flush_dirty(&mut self) {
+        // Each lane once: what stays over the window is marked again by the next answer.
+        for _ in 0..self.dirty.len() {
+            let Some(lane) = self.dirty.pop_front() else { return };
+            self.lanes[lane as usize].dirty = false;
+            self.flush(lane);
+        }
+    }
+
+    fn flush(&mut self, lane: u32) {
+        let entry = &mut self.lanes[lane as usize];
+        match entry.state {
+            Endpoint::Idle => {
+                if entry.queue.is_empty() || !entry.may_connect(self.now_ns) {
+                    return;
+                }
+                entry.step(EndpointEvent::Connect);
+                let (id, path, peer) = (entry.id(lane), entry.path, entry.peer);
+                let address = self.peers[peer.0 as usize].address.clone();
+                self.outputs.push_back(Output::Connect { lane: id, address, path });
+            }
+            Endpoint::Ready => {
+                self.flush_held(lane);
+                while self.flush_one(lane) {}
+            }
+            Endpoint::Connecting | Endpoint::Greeting | Endpoint::Resetting => {}
+        }
+    }
+
+    /// Releases, aborts and commits: they free the peer's memory and go first.
+    fn flush_held(&mut self, lane: u32) {
+        let id = self.lanes[lane as usize].id(lane);
+        loop {
+            let entry = &mut self.lanes[lane as usize];
+            let take = |len: usize| len.saturating_sub(Limits::ITEMS_PER_FRAME);
+            let (operation, ids): (_, Vec<u64>) = if !entry.releases.is_empty() {
+                let from = take(entry.releases.len());
+                (Operation::Release, entry.releases.drain(from..).map(|id| id.to_bits()).collect())
+            } else if !entry.aborts.is_empty() {
+                let from = take(entry.aborts.len());
+                (Operation::Abort, entry.aborts.drain(from..).map(|id| id.to_bits()).collect())
+            } else {
+                break;
+            };
+            let count = ids.len();
+            let body = self.append(|out| encode_items(ids.into_iter().map(|id| IdItem { id }), out));
+            self.send(id, Header::request(Kind::Request(operation), RequestId::default()), body, count, None);
+        }
+        while !self.lanes[lane as usize].commits.is_empty() {
+            let entry = &mut self.lanes[lane as usize];
+            let from = entry.commits.len().saturating_sub(Limits::ITEMS_PER_FRAME);
+            let commits: Vec<(u32, CommitItem)> = entry.commits.drain(from..).collect();
+            let body = self.append(|out| encode_items(commits.iter().map(|commit| commit.1), out));
+            let request = self.open_wire(id, Operation::Commit, commits.iter().map(|commit| commit.0));
+            let header = Header::request(Kind::Request(Operation::Commit), request);
+            self.send(id, header, body, commits.len(), None);
+        }
+    }
+
+    /// Sends one frame's worth from the head of the queue; false when there is nothing that may be sent.
+    fn flush_one(&mut self, lane: u32) -> bool {
+        let Some(first) = self.next_queued(lane) else { return false };
+        if !self.window_open(lane) {
+            return false;
+        }
+        let path = self.lanes[lane as usize].path;
+        let request = self.slices.at(first.index).request;
+        match (path, request) {
+            (_, Request::Exists(_)) => self.send_digests(lane, Operation::Exists),
+            (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
+            (_, Request::Remove(_)) => self.send_digests(lane, Operation::Remove),
+            (Path::Shared, Request::Get(..)) => self.send_digests(lane, Operation::Lookup),
+            (Path::Shared, Request::Put(..)) => self.send_digests(lane, Operation::Reserve),
+            (Path::Stream, Request::Get(..)) => self.send_each(lane, Operation::Get),
+            (Path::Stream, Request::Read(..)) => self.send_each(lane, Operation::Read),
+            (Path::Stream, Request::Put(digest, local)) => {
+                self.send_payload(lane, first.index, Operation::Put, local, true, &DigestItem { digest });
+            }
+            (Path::Stream, Request::Write(target, local)) => {
+                let item = WriteItem { segment: target.segment, offset: target.offset };
+                let checksum = self.config.checksum_segments;
+                self.send_payload(lane, first.index, Operation::Write, local, checksum, &item);
+            }
+            (Path::Shared, Request::Read(target, local)) => self.copy_segment(lane, first, target, local, false),
+            (Path::Shared, Request::Write(target, local)) => self.copy_segment(lane, first, target, local, true),
+        }
+        true
+    }
+
+    /// The slice at the head of the queue; stale entries before it are dropped.
+    fn next_queued(&mut self, lane: u32) -> Option<SliceId> {
+        while let Some(&id) = self.lanes[lane as usize].queue.front() {
+            match self.slices.get(id.index, id.generation) {
+                Some(slice) if slice.lane == lane && slice.state == SliceState::Queued => return Some(id),
+                _ => self.lanes[lane as usize].queue.pop_front(),
+            };
+        }
+        None
+    }
+
+    fn window_open(&self, lane: u32) -> bool {
+        let entry = &self.lanes[lane as usize];
+        (entry.outstanding as usize) < Limits::REQUESTS_PER_CONNECTION
+            && (entry.sent_bytes == 0 || entry.sent_bytes < self.config.lane_window_bytes)
+    }
+
+    /// One frame, one answer, many slices.
+    fn send_digests(&mut self, lane: u32, operation: Operation) {
+        let id = self.lanes[lane as usize].id(lane);
+        let mut taken = Vec::new();
+        let start = self.bytes.len();
+        while taken.len() < Limits::ITEMS_PER_FRAME {
+            let Some(next) = self.next_queued(lane) else { break };
+            let request = self.slices.at(next.index).request;
+            let Some(digest) = digest_for(operation, &request) else { break };
+            match (operation, request) {
+                (Operation::Reserve, Request::Put(_, local)) => {
+                    ReserveItem { digest, bytes: local.bytes }.encode(&mut self.bytes);
+                }
+                _ => DigestItem { digest }.encode(&mut self.bytes),
+            }
+            self.take_queued(lane, next.index, 0);
+            taken.push(next.index);
+        }
+        let body = start..self.bytes.len();
+        let count = taken.len();
+        let deadline_us = self.deadline_us(taken[0]);
+        let request = self.open_wire(id, operation, taken.into_iter());
+        let mut header = Header::request(Kind::Request(operation), request);
+        header.deadline_us = deadline_us;
+        self.send(id, header, body, count, None);
+    }
+
+    /// One frame, one answer for each slice, under its own id, with its payload.
+    fn send_each(&mut self, lane: u32, operation: Operation) {
+        let id = self.lanes[lane as usize].id(lane);
+        let start = self.bytes.len();
+        let (mut count, mut deadline_us) = (0, 0);
+        while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
+            let Some(next) = self.next_queued(lane) else { break };
+            let slice = self.slices.at(next.index).request;
+            let bytes = match (operation, slice) {
+                (Operation::Get, Request::Get(digest, local)) => {
+                    let request = self.open_wire(id, operation, core::iter::once(next.index));
+                    GetItem { digest, request, capacity_bytes: local.bytes }.encode(&mut self.bytes);
+                    local.bytes
+                }
+                (Operation::Read, Request::Read(target, local)) => {
+                    let request = self.open_wire(id, operation, core::iter::once(next.index));
+                    ReadItem { request, segment: target.segment, offset: target.offset, bytes: local.bytes }
+                        .encode(&mut self.bytes);
+                    local.bytes
+                }
+                _ => break,
+            };
+            if count == 0 {
+                deadline_us = self.deadline_us(next.index);
+            }
+            self.take_queued(lane, next.index, bytes);
+            count += 1;
+        }
+        let mut header = Header::request(Kind::Request(operation), RequestId::default());
+        header.deadline_us = deadline_us;
+        if operation == Operation::Read && self.config.checksum_segments {
+            header.flags |= crate::frame::FLAG_CHECKSUM;
+        }
+        let body = start..self.bytes.len();
+        self.send(id, header, body, count, None);
+    }
+
+    fn send_payload(
+        &mut self,
+        lane: u32,
+        slice: u32,
+        operation: Operation,
+        local: Local,
+        checksum: bool,
+        item: &impl Item,
+    ) {
+        let id = self.lanes[lane as usize].id(lane);
+        let body = self.append(|out| item.encode(out));
+        let request = self.open_wire(id, operation, core::iter::once(slice));
+        let mut header =
+            Header::request(Kind::Request(operation), request).with_payload(local.bytes, checksum.then_some(0));
+        header.deadline_us = self.deadline_us(slice);
+        self.take_queued(lane, slice, local.bytes);
+        self.send(id, header, body, 1, Some(local));
+    }
+
+    fn copy_segment(&mut self, lane: u32, id: SliceId, target: super::SegmentTarget, local: Local, write: bool) {
+        self.lanes[lane as usize].queue.pop_front();
+        let slice = self.slices.at(id.index);
+        slice.step(SliceEvent::Place);
+        slice.bytes = local.bytes;
+        let lane = self.lanes[lane as usize].id(lane);
+        let (segment, offset) = (target.segment, target.offset);
+        self.outputs.push_back(Output::CopySegment { lane, slice: id, segment, offset, local, write });
+    }
+
+    fn take_queued(&mut self, lane: u32, slice: u32, sent_bytes: u64) {
+        let entry = &mut self.lanes[lane as usize];
+        entry.queue.pop_front();
+        entry.sent_bytes += sent_bytes;
+        self.slices.at(slice).step(SliceEvent::Send);
+    }
+
+    fn open_wire(&mut self, lane: LaneId, operation: Operation, slices: impl Iterator<Item = u32>) -> RequestId {
+        let mut wire = self.wires.recycled().unwrap_or_else(|| Wire { lane, operation, slices: Vec::new() });
+        wire.lane = lane;
+        wire.operation = operation;
+        wire.slices.clear();
+        wire.slices.extend(slices);
+        self.lanes[lane.index as usize].outstanding += 1;
+        request_id(self.wires.insert(wire))
+    }
+
+    fn deadline_us(&mut self, slice: u32) -> u32 {
+        let batch = self.slices.at(slice).batch;
+        let left_ns = self.batches.at(batch.index).deadline_ns.saturating_sub(self.now_ns);
+        u32::try_from(left_ns / 1000).unwrap_or(u32::MAX).max(1)
+    }
+
+    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> core::ops::Range<usize> {
+        let start = self.bytes.len();
+        write(&mut self.bytes);
+        start..self.bytes.len()
+    }
+
+    fn send(
+        &mut self,
+        lane: LaneId,
+        header: Header,
+        body: core::ops::Range<usize>,
+        items: usize,
+        payload: Option<Local>,
+    ) {
+        let header = header.with_body(&self.bytes[body.clone()], items).with_argument(self.epoch().0);
+        self.outputs.push_back(Output::Send { lane, header, body, payload });
+    }
+}
+
+/// The digest of a request that this operation serves.
+const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
+    match (operation, request) {
+        (Operation::Exists, Request::Exists(digest))
+        | (Operation::Size, Request::Size(digest))
+        | (Operation::Remove, Request::Remove(digest))
+        | (Operation::Lookup, Request::Get(digest, _))
+        | (Operation::Reserve, Request::Put(digest, _)) => Some(*digest),
+        _ => None,
+    }
+}

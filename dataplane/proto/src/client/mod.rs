@@ -1,0 +1,176 @@
+//! The asking side of the data path, without I/O: batches of requests go in, frames and copies come out.
+//!
+//! A [`Batch`](BatchId) is validated as a whole, split into *tasks* (one for each request) and *slices* (one for each object, several
+//! for a large range of a segment). A slice is routed to the owner of its key, sent on the least loaded *lane* (connection)
+//! to that shard, retried on another within its budget, and completed once. A batch completes when its last task does.
+//!
+//! The host feeds [`Client`] frames, connection events, finished copies and time, and drains [`Client::poll_output`].
+//!
+//! Quiescence: a task is complete only when nothing can touch its memory any more. A reply to a put comes after the whole
+//! payload was taken; a slice whose deadline passes while it is on the wire completes only after its lane was reset and the
+//! host has said that all I/O of the lane has ended ([`Client::lane_gone`]).
+//!
+//! Not here: sockets, memory (only [`Local`] names it), clocks (`now_ns` is an argument), and the choice of transport, which
+//! the host reports when a lane is connected.
+
+mod flush;
+mod lane;
+mod reply;
+mod route;
+mod submit;
+mod table;
+mod types;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use lane::Lane;
+pub use lane::{Endpoint, EndpointEvent};
+use table::{Batch, Slice, Table, Wire};
+pub use table::{SliceEvent, SliceState};
+pub use types::{
+    Config, Counters, LaneId, Local, Output, Path, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget, SliceId,
+    SubmitError, TaskResult,
+};
+
+use crate::ids::{BatchId, Epoch};
+use crate::map::{ClusterMap, OwnerTable};
+
+/// The asking side of the data path. Single-threaded; owned by one host loop.
+pub struct Client {
+    config: Config,
+    map: Option<(ClusterMap, OwnerTable)>,
+    peers: Vec<Peer>,
+    peer_index: BTreeMap<PeerAddress, PeerId>,
+    lanes: Vec<Lane>,
+    batches: Table<Batch>,
+    slices: Table<Slice>,
+    wires: Table<Wire>,
+    deadlines: BinaryHeap<core::cmp::Reverse<(u64, BatchId)>>,
+    outputs: VecDeque<Output>,
+    bytes: Vec<u8>,
+    /// Lanes with something to send.
+    dirty: VecDeque<u32>,
+    /// Slices that wait for a newer map, or for the shard to learn of ours: `(not before, slice)`.
+    parked: Vec<(u64, SliceId)>,
+    /// Peers of the map's owners, found on first use: one row for each member.
+    owner_peers: Vec<Vec<Option<PeerId>>>,
+    counters: Counters,
+    map_wanted: bool,
+    /// The latest time that an input brought.
+    now_ns: u64,
+}
+
+/// A shard that requests go to, and its lanes: the shared-memory one, if any, first.
+struct Peer {
+    address: PeerAddress,
+    lanes: Vec<u32>,
+}
+
+impl Client {
+    /// A client that knows nobody yet.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            map: None,
+            peers: Vec::new(),
+            peer_index: BTreeMap::new(),
+            lanes: Vec::new(),
+            batches: Table::new(),
+            slices: Table::new(),
+            wires: Table::new(),
+            deadlines: BinaryHeap::new(),
+            outputs: VecDeque::new(),
+            bytes: Vec::new(),
+            dirty: VecDeque::new(),
+            parked: Vec::new(),
+            owner_peers: Vec::new(),
+            counters: Counters::default(),
+            map_wanted: false,
+            now_ns: 0,
+        }
+    }
+
+    /// Routes by `map` from now on, unless a newer one is in use.
+    pub fn set_map(&mut self, map: ClusterMap, now_ns: u64) {
+        self.now_ns = now_ns;
+        if self.map.as_ref().is_some_and(|(old, _)| old.epoch >= map.epoch) {
+            return;
+        }
+        let owners = OwnerTable::compute(&map);
+        self.owner_peers = map.members.iter().map(|member| vec![None; member.shards.len()]).collect();
+        self.reset_departed(&map);
+        self.map = Some((map, owners));
+        self.map_wanted = false;
+        self.unpark(u64::MAX);
+    }
+
+    /// Epoch of the map in use; 0 before the first.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.map.as_ref().map_or(Epoch(0), |(map, _)| map.epoch)
+    }
+
+    /// The next thing for the host to do. Call [`Self::body`] for a frame's body before draining further.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        if self.outputs.is_empty() {
+            self.bytes.clear();
+            self.flush_dirty();
+        }
+        self.outputs.pop_front()
+    }
+
+    /// The body of an [`Output::Send`]; valid until `poll_output` has returned `None`.
+    #[must_use]
+    pub fn body(&self, range: core::ops::Range<usize>) -> &[u8] {
+        &self.bytes[range]
+    }
+
+    /// When [`Self::handle_timeout`] wants to be called, in the host's nanoseconds.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let deadline = self.deadlines.peek().map(|entry| entry.0.0);
+        let reconnect = self.lanes.iter().filter_map(Lane::reconnect_at).min();
+        let parked = self.parked.iter().map(|entry| entry.0).min();
+        [deadline, reconnect, parked].into_iter().flatten().min()
+    }
+
+    /// Whether `batch` has completed. A batch that was released counts as complete.
+    #[must_use]
+    pub fn is_complete(&self, batch: BatchId) -> bool {
+        self.batches.get(batch.index, batch.generation).is_none_or(|batch| batch.remaining == 0)
+    }
+
+    /// The results of a complete batch, in the order of its requests; empty for a stale id.
+    #[must_use]
+    pub fn results(&self, batch: BatchId) -> &[TaskResult] {
+        self.batches.get(batch.index, batch.generation).map_or(&[], |batch| &batch.results)
+    }
+
+    /// Forgets a complete batch.
+    ///
+    /// # Panics
+    /// When the batch is not complete: its memory may still be in use.
+    pub fn release(&mut self, batch: BatchId) {
+        if let Some(entry) = self.batches.get(batch.index, batch.generation) {
+            assert_eq!(entry.remaining, 0, "a batch was released before it was complete");
+            let freed = self.batches.remove(batch.index);
+            self.batches.recycle(freed);
+        }
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Batches that are not yet released.
+    #[must_use]
+    pub fn open_batches(&self) -> usize {
+        self.batches.len()
+    }
+}

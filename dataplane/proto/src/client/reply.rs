@@ -1,0 +1,274 @@
+//! Answers come in: each is matched to its open request or counted as stale, and moves its slices on.
+
+use super::Client;
+use super::lane::{Endpoint, EndpointEvent};
+use super::table::{Held, SliceEvent, SliceState, slice_id};
+use super::types::{LaneId, Local, Output, PayloadTo, Request, SliceId};
+use crate::frame::Header;
+use crate::message::{
+    Bitmap, CommitItem, CommitReply, Kind, LookupReply, Operation, ReserveReply, SizeReply, Welcome, decode_items,
+};
+use crate::status::Status;
+
+/// A frame that no honest peer sends.
+struct Broken;
+
+impl Client {
+    /// A frame arrived on a lane. The host reads its payload, if any, to where the answer says.
+    pub fn frame(&mut self, lane: LaneId, header: &Header, body: &[u8], now_ns: u64) -> PayloadTo {
+        self.now_ns = now_ns;
+        if self.current(lane).is_none() {
+            self.counters.stale_frames += 1;
+            return PayloadTo::Discard;
+        }
+        match self.accept(lane, header, body) {
+            Ok(payload) => payload,
+            Err(Broken) => {
+                self.reset_lane(lane.index);
+                PayloadTo::Discard
+            }
+        }
+    }
+
+    fn accept(&mut self, lane: LaneId, header: &Header, body: &[u8]) -> Result<PayloadTo, Broken> {
+        let Kind::Reply(operation) = header.kind else { return Err(Broken) };
+        if operation == Operation::Hello {
+            self.welcome(lane, header, body)?;
+            return Ok(PayloadTo::Discard);
+        }
+        let wire = self.wires.get(header.request.index, header.request.generation);
+        let Some(wire) = wire.filter(|wire| wire.lane == lane) else {
+            self.counters.stale_frames += 1;
+            return Ok(PayloadTo::Discard);
+        };
+        if wire.operation != operation {
+            return Err(Broken);
+        }
+        let wire = self.wires.remove(header.request.index);
+        self.lanes[lane.index as usize].outstanding -= 1;
+        self.mark_dirty(lane.index);
+        // A slice may only have left its wire by the loss of its lane, which removes the wire too.
+        let outcome = match operation {
+            Operation::Get | Operation::Read => self.on_payload(wire.slices[0], header),
+            Operation::Put | Operation::Write => {
+                self.on_single(wire.slices[0], header);
+                Ok(PayloadTo::Discard)
+            }
+            _ => self.on_group(operation, &wire.slices, header, body).map(|()| PayloadTo::Discard),
+        };
+        if outcome.is_err() {
+            // The wire is gone, so the slices are found by their lane when it is.
+            self.counters.stale_frames += 1;
+        }
+        self.wires.recycle(wire);
+        outcome
+    }
+
+    fn welcome(&mut self, lane: LaneId, header: &Header, body: &[u8]) -> Result<(), Broken> {
+        let entry = &mut self.lanes[lane.index as usize];
+        if entry.state != Endpoint::Greeting {
+            return Err(Broken);
+        }
+        if header.status != Status::Ok {
+            entry.refusal = Some(header.status);
+            return Err(Broken);
+        }
+        Welcome::decode(body).map_err(|_| Broken)?;
+        entry.step(EndpointEvent::Welcome);
+        entry.welcomed();
+        self.mark_dirty(lane.index);
+        Ok(())
+    }
+
+    /// An object or a range: its payload follows.
+    fn on_payload(&mut self, index: u32, header: &Header) -> Result<PayloadTo, Broken> {
+        let id = slice_id(index, self.slices.generation(index));
+        let slice = self.slices.at(index);
+        let Some(local) = slice.request.local() else { return Err(Broken) };
+        if header.status != Status::Ok {
+            if header.status == Status::BufferTooSmall {
+                slice.bytes = header.argument;
+            }
+            self.settle(index, header.status);
+            return Ok(PayloadTo::Discard);
+        }
+        let whole_range = matches!(slice.request, Request::Read(..));
+        let bytes = header.payload_bytes;
+        if bytes == 0 || bytes > local.bytes || (whole_range && bytes != local.bytes) {
+            return Err(Broken);
+        }
+        slice.bytes = bytes;
+        slice.version = header.argument;
+        slice.expected_checksum = header.checksum();
+        slice.step(SliceEvent::Payload);
+        Ok(PayloadTo::Local { local: Local { bytes, ..local }, slice: id })
+    }
+
+    /// The payload of a frame is in the caller's memory; `checksum` is what its bytes sum to, where it was computed.
+    pub fn payload_done(&mut self, slice: SliceId, checksum: Option<u64>, now_ns: u64) {
+        self.now_ns = now_ns;
+        let Some(entry) = self.slices.get(slice.index, slice.generation) else { return };
+        if entry.state != SliceState::Receiving {
+            return;
+        }
+        let good = entry.expected_checksum.is_none() || entry.expected_checksum == checksum;
+        self.finish_copy(slice.index, good);
+    }
+
+    fn finish_copy(&mut self, index: u32, good: bool) {
+        if good {
+            self.leave_lane(index);
+            self.complete(index, Status::Ok);
+        } else {
+            self.counters.corrupt += 1;
+            self.retry(index, Status::Corrupt);
+        }
+    }
+
+    fn on_single(&mut self, index: u32, header: &Header) {
+        let slice = self.slices.at(index);
+        if header.status == Status::Ok {
+            slice.bytes = slice.weight_bytes();
+            slice.version = header.argument;
+        }
+        self.settle(index, header.status);
+    }
+
+    /// Final outcomes complete a slice; passing ones send it again.
+    fn settle(&mut self, index: u32, status: Status) {
+        if matches!(status, Status::WrongOwner | Status::Busy | Status::Corrupt) {
+            self.retry(index, status);
+        } else {
+            self.leave_lane(index);
+            self.complete(index, status);
+        }
+    }
+
+    fn on_group(&mut self, operation: Operation, slices: &[u32], header: &Header, body: &[u8]) -> Result<(), Broken> {
+        if header.status != Status::Ok {
+            for &slice in slices {
+                self.settle(slice, header.status);
+            }
+            return Ok(());
+        }
+        if header.items as usize != slices.len() {
+            return Err(Broken);
+        }
+        match operation {
+            Operation::Exists | Operation::Remove => {
+                let bits = Bitmap::decode(body, header.items).ok_or(Broken)?;
+                for (position, &slice) in slices.iter().enumerate() {
+                    self.settle(slice, if bits.get(position) { Status::Ok } else { Status::NotFound });
+                }
+            }
+            Operation::Size => {
+                for (&slice, item) in slices.iter().zip(decode_items::<SizeReply>(body, header.items).ok_or(Broken)?) {
+                    self.slices.at(slice).bytes = item.bytes;
+                    self.settle(slice, item.status);
+                }
+            }
+            Operation::Lookup => {
+                let items = decode_items::<LookupReply>(body, header.items).ok_or(Broken)?;
+                slices.iter().zip(items).for_each(|(&slice, item)| self.on_lookup(slice, &item));
+            }
+            Operation::Reserve => {
+                let items = decode_items::<ReserveReply>(body, header.items).ok_or(Broken)?;
+                slices.iter().zip(items).for_each(|(&slice, item)| self.on_reserve(slice, &item));
+            }
+            Operation::Commit => {
+                for (&slice, item) in slices.iter().zip(decode_items::<CommitReply>(body, header.items).ok_or(Broken)?)
+                {
+                    let entry = self.slices.at(slice);
+                    entry.held = Held::Nothing;
+                    entry.bytes = entry.weight_bytes();
+                    entry.version = item.version.0;
+                    self.settle(slice, item.status);
+                }
+            }
+            _ => return Err(Broken),
+        }
+        Ok(())
+    }
+
+    fn on_lookup(&mut self, index: u32, item: &LookupReply) {
+        let id = slice_id(index, self.slices.generation(index));
+        let slice = self.slices.at(index);
+        let (lane, request) = (slice.lane, slice.request);
+        if item.status != Status::Ok {
+            self.settle(index, item.status);
+            return;
+        }
+        let Request::Get(_, local) = request else { unreachable!("a lookup is asked for gets only") };
+        slice.bytes = item.bytes;
+        slice.version = item.version.0;
+        if item.bytes > local.bytes || item.bytes == 0 {
+            self.lanes[lane as usize].releases.push(item.pin);
+            self.mark_dirty(lane);
+            self.settle(index, Status::BufferTooSmall);
+            return;
+        }
+        slice.held = Held::Pin(item.pin);
+        slice.step(SliceEvent::Place);
+        let lane = self.lanes[lane as usize].id(lane);
+        let local = Local { bytes: item.bytes, ..local };
+        self.outputs.push_back(Output::CopyOut {
+            lane,
+            slice: id,
+            offset: item.offset,
+            local,
+            checksum: item.checksum,
+        });
+    }
+
+    fn on_reserve(&mut self, index: u32, item: &ReserveReply) {
+        let id = slice_id(index, self.slices.generation(index));
+        let slice = self.slices.at(index);
+        if item.status != Status::Ok {
+            self.settle(index, item.status);
+            return;
+        }
+        let Request::Put(_, local) = slice.request else { unreachable!("a reservation is asked for puts only") };
+        slice.held = Held::Reservation(item.reservation);
+        slice.step(SliceEvent::Place);
+        let lane = self.lanes[slice.lane as usize].id(slice.lane);
+        self.outputs.push_back(Output::CopyIn { lane, slice: id, offset: item.offset, local });
+    }
+
+    /// The host finished a copy of the shared path: `Ok` and the checksum of the bytes, or why it could not be done.
+    pub fn copied(&mut self, lane: LaneId, slice: SliceId, result: Result<u64, Status>, now_ns: u64) {
+        self.now_ns = now_ns;
+        let live = self.current(lane).is_some();
+        let Some(entry) = self.slices.get_mut(slice.index, slice.generation) else { return };
+        if !live || entry.lane != lane.index || entry.state != SliceState::Copying {
+            return;
+        }
+        let (held, expected) = (entry.held, entry.expected_checksum);
+        debug_assert!(expected.is_none(), "shared copies are checked by the host");
+        self.mark_dirty(lane.index);
+        match (held, result) {
+            (Held::Reservation(reservation), Ok(checksum)) => {
+                let entry = self.slices.at(slice.index);
+                entry.step(SliceEvent::Copied);
+                let commit = CommitItem { reservation, checksum };
+                self.lanes[lane.index as usize].commits.push((slice.index, commit));
+            }
+            (Held::Reservation(reservation), Err(status)) => {
+                self.lanes[lane.index as usize].aborts.push(reservation);
+                self.settle(slice.index, status);
+            }
+            (Held::Pin(pin), result) => {
+                self.lanes[lane.index as usize].releases.push(pin);
+                self.copy_outcome(slice.index, result.map(|_| ()));
+            }
+            (Held::Nothing, result) => self.copy_outcome(slice.index, result.map(|_| ())),
+        }
+    }
+
+    fn copy_outcome(&mut self, index: u32, result: Result<(), Status>) {
+        match result {
+            Ok(()) => self.finish_copy(index, true),
+            Err(Status::Corrupt) => self.finish_copy(index, false),
+            Err(status) => self.settle(index, status),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Generational tables, and what the client keeps in them.
+
+use crate::client::types::{LaneId, Local, Request, SliceId, TaskResult};
+use crate::ids::{BatchId, PinId, RequestId, ReservationId};
+use crate::message::Operation;
+use crate::status::Status;
+
+/// A table of reused positions with a generation each. Grows to the largest number ever open; never shrinks.
+pub(super) struct Table<T> {
+    entries: Vec<(u32, Option<T>)>,
+    free: Vec<u32>,
+    recycled: Vec<T>,
+    live: usize,
+}
+
+impl<T> Table<T> {
+    pub(super) const fn new() -> Self {
+        Self { entries: Vec::new(), free: Vec::new(), recycled: Vec::new(), live: 0 }
+    }
+
+    pub(super) fn insert(&mut self, value: T) -> (u32, u32) {
+        self.live += 1;
+        if let Some(index) = self.free.pop() {
+            let entry = &mut self.entries[index as usize];
+            entry.1 = Some(value);
+            return (index, entry.0);
+        }
+        let index = u32::try_from(self.entries.len()).expect("a table of 2^32 entries");
+        self.entries.push((1, Some(value)));
+        (index, 1)
+    }
+
+    pub(super) fn get(&self, index: u32, generation: u32) -> Option<&T> {
+        let entry = self.entries.get(index as usize)?;
+        if entry.0 == generation { entry.1.as_ref() } else { None }
+    }
+
+    pub(super) fn get_mut(&mut self, index: u32, generation: u32) -> Option<&mut T> {
+        let entry = self.entries.get_mut(index as usize)?;
+        if entry.0 == generation { entry.1.as_mut() } else { None }
+    }
+
+    /// The entry at a position that our own tables say is live.
+    pub(super) fn at(&mut self, index: u32) -> &mut T {
+        self.entries[index as usize].1.as_mut().expect("a live table entry")
+    }
+
+    pub(super) fn generation(&self, index: u32) -> u32 {
+        self.entries[index as usize].0
+    }
+
+    pub(super) fn remove(&mut self, index: u32) -> T {
+        let entry = &mut self.entries[index as usize];
+        let value = entry.1.take().expect("a live table entry");
+        entry.0 = entry.0.wrapping_add(1);
+        self.free.push(index);
+        self.live -= 1;
+        value
+    }
+
+    /// Keeps a removed value so that its allocations can be used again.
+    pub(super) fn recycle(&mut self, value: T) {
+        if self.recycled.len() < 64 {
+            self.recycled.push(value);
+        }
+    }
+
+    pub(super) fn recycled(&mut self) -> Option<T> {
+        self.recycled.pop()
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.live
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.entries.iter().enumerate().filter_map(|(index, entry)| Some((index as u32, entry.1.as_ref()?)))
+    }
+}
+
+/// A group of tasks that complete together.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) results: Vec<TaskResult>,
+    /// Slices that each task still waits for.
+    pub(super) open_slices: Vec<u32>,
+    /// Its slices, some of them complete.
+    pub(super) slices: Vec<SliceId>,
+    /// Tasks that are not complete.
+    pub(super) remaining: u32,
+    pub(super) deadline_ns: u64,
+    /// Set when the deadline passed or the caller cancelled: no slice is sent or retried any more.
+    pub(super) ended: Option<Status>,
+}
+
+crate::state_machine! {
+    /// Where a slice is on its way.
+    states SliceState {
+        /// Waits on a lane to be sent.
+        Queued,
+        /// Asked for; the answer is awaited.
+        Asked,
+        /// Its payload is arriving in the caller's memory.
+        Receiving,
+        /// The host copies between the caller's memory and shared memory.
+        Copying,
+        /// Its copy into the pool is done; the commit waits to be sent or answered.
+        Committing,
+        /// Complete.
+        Done,
+    }
+    /// What can happen to a slice.
+    events SliceEvent {
+        /// Its frame was handed to the host.
+        Send,
+        /// Its answer said where the bytes are, or that they follow.
+        Payload,
+        /// Its answer said where to copy.
+        Place,
+        /// The host finished its copy.
+        Copied,
+        /// It has its outcome.
+        Finish,
+        /// Its lane was lost: it goes back to a queue.
+        Requeue,
+    }
+    transitions {
+        Queued, Send => Asked;
+        Asked, Payload => Receiving;
+        Queued | Asked, Place => Copying;
+        Copying, Copied => Committing;
+        Queued | Asked | Receiving | Copying | Committing, Finish => Done;
+        Queued | Asked | Receiving | Copying | Committing, Requeue => Queued;
+    }
+}
+
+/// A piece of a task that one lane moves.
+pub(super) struct Slice {
+    pub(super) batch: BatchId,
+    pub(super) task: u32,
+    pub(super) request: Request,
+    pub(super) state: SliceState,
+    /// Lane that it is queued or in flight on.
+    pub(super) lane: u32,
+    pub(super) attempts: u8,
+    /// Length of the object, from the answer.
+    pub(super) bytes: u64,
+    pub(super) version: u64,
+    pub(super) expected_checksum: Option<u64>,
+    /// Held on the peer while we copy over the shared path.
+    pub(super) held: Held,
+}
+
+/// What a slice holds on a shard whose memory it copies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    Nothing,
+    Pin(PinId),
+    Reservation(ReservationId),
+}
+
+impl Slice {
+    pub(super) fn step(&mut self, event: SliceEvent) {
+        match self.state.on(event) {
+            crate::states::Step::Moved(to) => self.state = to,
+            step => panic!("slice in {:?} got {event:?}: {step:?}", self.state),
+        }
+    }
+
+    /// Payload bytes that this slice may have outstanding on its lane.
+    pub(super) fn weight_bytes(&self) -> u64 {
+        self.request.local().map_or(0, |local: Local| local.bytes)
+    }
+}
+
+/// A request on the wire and the slices that wait for its answer.
+pub(super) struct Wire {
+    pub(super) lane: LaneId,
+    pub(super) operation: Operation,
+    pub(super) slices: Vec<u32>,
+}
+
+pub(super) const fn slice_id(index: u32, generation: u32) -> SliceId {
+    SliceId { index, generation }
+}
+
+pub(super) const fn request_id(entry: (u32, u32)) -> RequestId {
+    RequestId { index: entry.0, generation: entry.1 }
+}

@@ -1,0 +1,326 @@
+//! What goes into a client and what comes out.
+
+use core::fmt;
+use core::ops::Range;
+use std::net::SocketAddr;
+
+use crate::digest::Digest;
+use crate::frame::Header;
+use crate::ids::{BatchId, Incarnation, NodeId, SegmentId, ShardId, Version};
+use crate::status::Status;
+
+/// Settings of a client.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Cluster to belong to; peers of another refuse.
+    pub cluster: String,
+    /// Random id of this process.
+    pub client: u64,
+    /// Boot id of this host; a peer with an equal one may be reached by shared memory.
+    pub host: String,
+    /// Stream lanes to each shard.
+    pub lanes: u16,
+    /// Whether shared memory is used where the peer is on the same host.
+    pub shared: bool,
+    /// Whether streams are used.
+    pub stream: bool,
+    /// Ranges of segments are cut into slices of this many bytes.
+    pub slice_bytes: u64,
+    /// Payload bytes that one lane may have asked for or sent without an answer.
+    pub lane_window_bytes: u64,
+    /// Whether payloads of segment reads and writes carry a checksum; objects always do.
+    pub checksum_segments: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            cluster: String::new(),
+            client: 0,
+            host: String::new(),
+            lanes: 2,
+            shared: true,
+            stream: true,
+            slice_bytes: 1 << 20,
+            lane_window_bytes: 64 << 20,
+            checksum_segments: true,
+        }
+    }
+}
+
+/// A connection's identity; the generation changes with every reconnect.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct LaneId {
+    /// Position in the client's table.
+    pub index: u32,
+    /// Which connection at that position.
+    pub generation: u32,
+}
+
+/// A shard that requests go to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct PeerId(pub u32);
+
+/// A slice's identity.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct SliceId {
+    /// Position in the client's table.
+    pub index: u32,
+    /// Which slice at that position.
+    pub generation: u32,
+}
+
+/// Where a shard is reached, and as whom it must answer.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct PeerAddress {
+    /// Its node; 0 for whoever answers.
+    pub node: NodeId,
+    /// The node's life; 0 for any.
+    pub incarnation: Incarnation,
+    /// Its shard.
+    pub shard: ShardId,
+    /// Data port.
+    pub tcp: SocketAddr,
+    /// Unix socket for shared memory, when the peer is on this host.
+    pub shm: Option<String>,
+}
+
+/// How a connected lane moves payloads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Path {
+    /// Payloads follow their frames.
+    Stream,
+    /// Both sides map the same memory; only control frames travel.
+    Shared,
+}
+
+/// A range of the caller's registered memory; `buffer` is the host's name for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Local {
+    /// The host's index of the region.
+    pub buffer: u32,
+    /// Where in it.
+    pub offset: u64,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// A range of a peer's segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentTarget {
+    /// Who owns it.
+    pub peer: PeerId,
+    /// The region.
+    pub segment: SegmentId,
+    /// Where in it.
+    pub offset: u64,
+    /// Whether it can be mapped over the shared path.
+    pub shareable: bool,
+}
+
+/// One request of a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// Is the object there?
+    Exists(Digest),
+    /// How long is it?
+    Size(Digest),
+    /// Remove it.
+    Remove(Digest),
+    /// Bring it into memory.
+    Get(Digest, Local),
+    /// Keep these bytes under this digest.
+    Put(Digest, Local),
+    /// Bring a range of a segment into memory.
+    Read(SegmentTarget, Local),
+    /// Write a range of a segment.
+    Write(SegmentTarget, Local),
+}
+
+impl Request {
+    /// The caller's memory that the request uses.
+    #[must_use]
+    pub const fn local(&self) -> Option<Local> {
+        match *self {
+            Self::Get(_, local) | Self::Put(_, local) | Self::Read(_, local) | Self::Write(_, local) => Some(local),
+            Self::Exists(_) | Self::Size(_) | Self::Remove(_) => None,
+        }
+    }
+}
+
+/// The outcome of one request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TaskResult {
+    /// `Ok`, or what went wrong. For an `Exists`, `Ok` or `NotFound`.
+    pub status: Status,
+    /// Length of the object, or bytes moved.
+    pub bytes: u64,
+    /// Version of the object, for gets and puts.
+    pub version: Version,
+}
+
+/// Something for the host to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// Connect this lane; then [`super::Client::connected`] or [`super::Client::lane_gone`].
+    Connect {
+        /// The lane.
+        lane: LaneId,
+        /// Whom to connect to.
+        address: PeerAddress,
+        /// Over which path.
+        path: Path,
+    },
+    /// Send a frame.
+    Send {
+        /// On which lane.
+        lane: LaneId,
+        /// Its header. Where the payload's checksum is wanted, the flag is set and the host fills in the value.
+        header: Header,
+        /// Its body: see [`super::Client::body`].
+        body: Range<usize>,
+        /// Its payload.
+        payload: Option<Local>,
+    },
+    /// Shared path: copy an object from the pool, check it, then [`super::Client::copied`].
+    CopyOut {
+        /// The lane whose pool it is.
+        lane: LaneId,
+        /// For whom.
+        slice: SliceId,
+        /// Where in the pool.
+        offset: u64,
+        /// To where; exactly the object's length.
+        local: Local,
+        /// What the bytes must sum to.
+        checksum: u64,
+    },
+    /// Shared path: copy into the pool, then [`super::Client::copied`] with the bytes' checksum.
+    CopyIn {
+        /// The lane whose pool it is.
+        lane: LaneId,
+        /// For whom.
+        slice: SliceId,
+        /// Where in the pool.
+        offset: u64,
+        /// From where.
+        local: Local,
+    },
+    /// Shared path: copy between the caller's memory and a mapped segment, then [`super::Client::copied`].
+    CopySegment {
+        /// The lane whose peer it belongs to.
+        lane: LaneId,
+        /// For whom.
+        slice: SliceId,
+        /// The segment's region.
+        segment: SegmentId,
+        /// Where in it.
+        offset: u64,
+        /// The caller's memory.
+        local: Local,
+        /// Into the segment, or out of it.
+        write: bool,
+    },
+    /// End all I/O of the lane, close it, then [`super::Client::lane_gone`].
+    Reset {
+        /// The lane.
+        lane: LaneId,
+    },
+    /// A batch is complete.
+    Done {
+        /// Which.
+        batch: BatchId,
+    },
+    /// The map in use led to a wrong or dead owner: fetch a newer one.
+    WantMap,
+}
+
+/// Where the payload that follows a frame goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PayloadTo {
+    /// There is none, or it is of no use: read it and forget it.
+    Discard,
+    /// Into the caller's memory; then [`super::Client::payload_done`].
+    Local {
+        /// Where.
+        local: Local,
+        /// For whom.
+        slice: SliceId,
+    },
+}
+
+/// Why a batch was refused. Nothing of it was done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SubmitError {
+    /// No requests.
+    Empty,
+    /// More requests than one batch may hold.
+    TooMany {
+        /// How many.
+        requests: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A request moves 0 bytes.
+    ZeroBytes {
+        /// Which request.
+        index: usize,
+    },
+    /// A request moves more than one frame may.
+    TooLarge {
+        /// Which request.
+        index: usize,
+        /// Its bytes.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A request names a peer that was never opened.
+    UnknownPeer {
+        /// Which request.
+        index: usize,
+    },
+    /// Two requests of the batch write to overlapping memory of the caller.
+    Overlap {
+        /// One of them.
+        first: usize,
+        /// The other.
+        second: usize,
+    },
+}
+
+impl fmt::Display for SubmitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("a batch of no requests"),
+            Self::TooMany { requests, limit } => {
+                write!(f, "a batch of {requests} requests is over the limit of {limit}: submit it in parts")
+            }
+            Self::ZeroBytes { index } => write!(f, "request {index} moves 0 bytes"),
+            Self::TooLarge { index, bytes, limit } => {
+                write!(f, "request {index} moves {bytes} bytes, over the limit of {limit}")
+            }
+            Self::UnknownPeer { index } => write!(f, "request {index} names a segment that was not opened"),
+            Self::Overlap { first, second } => {
+                write!(f, "requests {first} and {second} write to overlapping memory")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SubmitError {}
+
+/// What a client counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Frames that no open request wanted any more.
+    pub stale_frames: u64,
+    /// Slices sent again after a lost lane or a wrong owner.
+    pub retries: u64,
+    /// Lanes reset because a deadline passed.
+    pub resets: u64,
+    /// Lanes that were lost or could not be connected.
+    pub lanes_lost: u64,
+    /// Payloads that did not match their checksum.
+    pub corrupt: u64,
+}

@@ -1,0 +1,49 @@
+//! Every limit of the data path in one place, with proofs of how they relate.
+//!
+//! A peer that breaks one is answered with an error or cut off; none is discovered by running out of memory.
+
+/// Limits of the wire and of one connection. They are constants of the protocol version, so both sides know them.
+pub struct Limits;
+
+impl Limits {
+    /// Items in one batched request.
+    pub const ITEMS_PER_FRAME: usize = 4_096;
+    /// Bytes of the body of one frame.
+    pub const BODY_BYTES: usize = 192 * 1024;
+    /// Bytes of the payload of one frame.
+    pub const PAYLOAD_BYTES: u64 = 4 << 30;
+    /// Bytes of a name: a cluster, a segment, a tenant.
+    pub const NAME_BYTES: usize = 255;
+    /// Bytes of a key.
+    pub const KEY_BYTES: usize = 4_096;
+    /// Regions of one segment.
+    pub const REGIONS_PER_SEGMENT: usize = 1_024;
+    /// Segments that one shard serves.
+    pub const SEGMENTS: usize = 4_096;
+    /// Requests that one connection may have open.
+    pub const REQUESTS_PER_CONNECTION: usize = 8_192;
+    /// Replies that one connection may have waiting to be sent before its requests are no longer read.
+    pub const REPLIES_QUEUED: usize = 8_192;
+    /// Connections of one shard.
+    pub const CONNECTIONS: usize = 8_192;
+    /// Requests of one client batch.
+    pub const BATCH_REQUESTS: usize = 1 << 20;
+    /// Time that a put may stay reserved on the server without being committed.
+    pub const RESERVATION_NS: u64 = 30_000_000_000;
+    /// Time for a new connection to say hello.
+    pub const HELLO_NS: u64 = 5_000_000_000;
+    /// Deadline of a request that names none.
+    pub const DEFAULT_DEADLINE_NS: u64 = 10_000_000_000;
+    /// Attempts of one slice, the first included.
+    pub const ATTEMPTS: u8 = 4;
+}
+
+// The largest item of any batched body is 48 bytes (a lookup's answer).
+const _: () = assert!(Limits::ITEMS_PER_FRAME * 48 <= Limits::BODY_BYTES);
+// One whole batched get can be answered before reading stops.
+const _: () = assert!(Limits::ITEMS_PER_FRAME <= Limits::REPLIES_QUEUED);
+const _: () = assert!(Limits::ITEMS_PER_FRAME <= Limits::REQUESTS_PER_CONNECTION);
+// A descriptor of the largest segment fits a body.
+const _: () = assert!(Limits::REGIONS_PER_SEGMENT * 32 + 512 <= Limits::BODY_BYTES);
+// A dead writer's space comes back only after its own deadline could have passed.
+const _: () = assert!(Limits::RESERVATION_NS > Limits::DEFAULT_DEADLINE_NS);

@@ -1,0 +1,159 @@
+//! The cluster map: who is a member, and who owns which slot.
+//!
+//! Owners follow from the members alone (weighted rendezvous hashing per slot, distinct failure domains), so the map on the
+//! wire is only `{epoch, replicas, members}` and every reader computes, and can check, the same owners: see [`OwnerTable`].
+//!
+//! Invariants of a valid map ([`ClusterMap::validate`]): members are ordered by node id without repetition, every count and
+//! every text is within the limits below, and whoever has a weight has a shard. A map that was decoded is valid.
+//!
+//! The map does not say who is healthy: whoever publishes it decides that, and leaves the dead out.
+
+use std::net::SocketAddr;
+
+use crate::ids::{Epoch, Incarnation, NodeId, ShardId};
+
+pub mod codec;
+mod error;
+mod layout;
+mod rendezvous;
+#[cfg(test)]
+mod tests;
+
+pub use error::MapError;
+pub use rendezvous::OwnerTable;
+
+/// Most members of one cluster.
+pub const MAX_MEMBERS: usize = 4096;
+/// Most shards of one member.
+pub const MAX_MEMBER_SHARDS: usize = 256;
+/// Most shards of all members together; it bounds the size of a map.
+pub const MAX_MAP_SHARDS: usize = 65_536;
+/// Most copies per slot.
+pub const MAX_REPLICAS: u8 = 8;
+/// Longest name of a failure domain.
+pub const MAX_FAILURE_DOMAIN_BYTES: usize = 128;
+/// Longest host identity.
+pub const MAX_HOST_BYTES: usize = 64;
+/// Longest path of a Unix socket: what the kernel's `sun_path` holds besides its final zero.
+pub const MAX_SHM_PATH_BYTES: usize = 107;
+
+// An owner names its member in 16 bits and a text is written with its length in one byte.
+const _: () = assert!(MAX_MEMBERS <= u16::MAX as usize + 1);
+const _: () = assert!(MAX_MEMBER_SHARDS <= u16::MAX as usize && MAX_MEMBER_SHARDS <= MAX_MAP_SHARDS);
+const _: () = assert!(MAX_FAILURE_DOMAIN_BYTES <= 255 && MAX_HOST_BYTES <= 255 && MAX_SHM_PATH_BYTES <= 255);
+
+/// Where one shard listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardAddress {
+    /// Data port of this shard.
+    pub tcp: SocketAddr,
+    /// Path of the Unix socket that hands out shared memory, for peers on the same host.
+    pub shm: Option<String>,
+}
+
+/// A member that owns slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Stable identity.
+    pub node: NodeId,
+    /// Which life of the node.
+    pub incarnation: Incarnation,
+    /// Share of the slots relative to the other members; 0 owns none.
+    pub weight: u32,
+    /// Two owners of one slot never share a failure domain while there is another choice.
+    pub failure_domain: String,
+    /// The kernel's boot id: peers with an equal one are on the same host and may use shared memory.
+    pub host: String,
+    /// One address per shard, in shard order; never empty for a weight above 0.
+    pub shards: Vec<ShardAddress>,
+}
+
+/// An owner of a slot: a shard of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    /// Index into [`ClusterMap::members`].
+    pub member: u16,
+    /// Shard within that member.
+    pub shard: ShardId,
+}
+
+/// What clients route by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterMap {
+    /// Version; grows with every change.
+    pub epoch: Epoch,
+    /// Copies per slot, at least 1.
+    pub replicas: u8,
+    /// All members, ordered by node id.
+    pub members: Vec<Member>,
+}
+
+impl Member {
+    /// Checks this member's counts and texts against the limits of a map.
+    ///
+    /// # Errors
+    /// Names the node, what is out of bounds, and by how much.
+    pub fn validate(&self) -> Result<(), MapError> {
+        let node = self.node;
+        let text = |what, text: &str, limit_bytes| {
+            let bytes = text.len();
+            if bytes > limit_bytes {
+                return Err(MapError::Text { node, what, bytes, limit_bytes });
+            }
+            Ok(())
+        };
+        text("failure domain", &self.failure_domain, MAX_FAILURE_DOMAIN_BYTES)?;
+        text("host", &self.host, MAX_HOST_BYTES)?;
+        if self.shards.len() > MAX_MEMBER_SHARDS {
+            return Err(MapError::Shards { node, found: self.shards.len() });
+        }
+        if self.weight > 0 && self.shards.is_empty() {
+            return Err(MapError::NoShards { node, weight: self.weight });
+        }
+        for shard in &self.shards {
+            text("shared-memory socket path", shard.shm.as_deref().unwrap_or(""), MAX_SHM_PATH_BYTES)?;
+        }
+        Ok(())
+    }
+}
+
+impl ClusterMap {
+    /// Checks the whole map: limits, order and uniqueness of the node ids.
+    ///
+    /// # Errors
+    /// The first violation, with its numbers.
+    pub fn validate(&self) -> Result<(), MapError> {
+        if self.replicas == 0 || self.replicas > MAX_REPLICAS {
+            return Err(MapError::Replicas { found: self.replicas });
+        }
+        if self.members.len() > MAX_MEMBERS {
+            return Err(MapError::Members { found: self.members.len() });
+        }
+        let mut shards = 0;
+        for (index, member) in self.members.iter().enumerate() {
+            member.validate()?;
+            shards += member.shards.len();
+            if index > 0 && self.members[index - 1].node >= member.node {
+                return Err(MapError::Order { node: member.node, after: self.members[index - 1].node });
+            }
+        }
+        if shards > MAX_MAP_SHARDS {
+            return Err(MapError::MapShards { found: shards });
+        }
+        Ok(())
+    }
+
+    /// The member with this id: a binary search over the ordered members.
+    #[must_use]
+    pub fn member(&self, node: NodeId) -> Option<&Member> {
+        let index = self.members.binary_search_by_key(&node, |member| member.node).ok()?;
+        Some(&self.members[index])
+    }
+
+    /// The member and the address behind an owner; `None` when the owner was computed from another map.
+    #[must_use]
+    pub fn locate(&self, owner: Owner) -> Option<(&Member, &ShardAddress)> {
+        let member = self.members.get(usize::from(owner.member))?;
+        Some((member, member.shards.get(usize::from(owner.shard.0))?))
+    }
+}

@@ -1,0 +1,204 @@
+//! Who owns a slot: weighted rendezvous hashing, the same on every machine.
+//!
+//! For a slot, every member draws a number `h` in (0, 1) from (slot, node id) and scores `weight / -ln(h)`; the highest
+//! score owns the slot, the next ones hold its copies (highest random weight: Thaler and Ravishankar, 1998; the logarithmic
+//! form that makes shares proportional to weights: Schindelhauer and Schomaker, 2005). A member that comes or goes moves
+//! only the slots it wins or held. The incarnation does not enter, so that a restart moves nothing. Shares are those of a
+//! random draw: among `n` equal members they differ from the mean by about `sqrt(n / 16384)` (one standard deviation).
+//!
+//! **No floating point**: libm may differ between machines, and two readers that disagree about one owner disagree about
+//! where an object is. `L = -log2(h)` is an integer with 57 fraction bits, and two scores are compared without division,
+//! `w_a * L_b > w_b * L_a`, in 128 bits. `L` is found by repeated squaring, one bit per square, always rounded up: it is at
+//! least the true value and less than 2^-56 above it. A winner among `n` equal members has `L` near `1/n`, so that even
+//! at the member limit its relative error is below 2^-43; equal scores go to the lower node id.
+//!
+//! Most members are rejected without a logarithm: `-log2(h) >= (1 - h) / ln 2`, so a member whose score would lose even
+//! with 23/16 `(1 - h)` for its `L` loses. As `L` is rounded up, this never changes who wins.
+
+use std::collections::BTreeMap;
+
+use super::{ClusterMap, MAX_MEMBERS, Owner};
+use crate::digest::Digest;
+use crate::ids::{NodeId, SLOTS, ShardId, Slot};
+use crate::rng::mix64;
+
+/// Separates the draw that picks a shard from the draw that picks a member.
+const SHARD_SALT: u64 = 0x5348_4152_4453_4c54;
+
+/// Fraction bits of `L`. The largest, 64 for `h = 2^-64`, still fits a word.
+const FRACTION_BITS: u32 = 57;
+
+/// The owners of every slot, computed from one cluster map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnerTable {
+    /// Owners per slot: the map's replicas, or the number of members that can own if that is less.
+    per_slot: usize,
+    /// `SLOTS * per_slot` owners, those of one slot together and the first owner first.
+    owners: Vec<Owner>,
+}
+
+/// What the draw needs to know of a member with a weight.
+struct Candidate {
+    member: u16,
+    node: NodeId,
+    weight: u32,
+    shards: u16,
+    domain: u16,
+    seed: u64,
+}
+
+/// The best candidate so far, with its `L`.
+#[derive(Clone, Copy)]
+struct Best {
+    candidate: usize,
+    log: u64,
+}
+
+impl OwnerTable {
+    /// Draws the owners of all slots. Costs one hash per slot, member and replica.
+    ///
+    /// Owners of one slot are distinct members, and in distinct failure domains while there is a member in an unused
+    /// domain left; after that every domain may be used a second time, and so on. Without a member of positive weight the
+    /// table is empty.
+    ///
+    /// # Panics
+    /// When the map has more members than a valid one.
+    #[must_use]
+    pub fn compute(map: &ClusterMap) -> Self {
+        assert!(map.members.len() <= MAX_MEMBERS, "owners of a map with {} members", map.members.len());
+        let (candidates, domains) = candidates(map);
+        let per_slot = usize::from(map.replicas).min(candidates.len());
+        let mut owners = Vec::with_capacity(SLOTS * per_slot);
+        let mut draw = Draw { candidates: &candidates, chosen: Vec::new(), used: vec![false; domains] };
+        for slot in 0..SLOTS as u64 {
+            draw.chosen.clear();
+            draw.used.fill(false);
+            for _ in 0..per_slot {
+                let candidate = &candidates[draw.next(slot)];
+                owners.push(Owner { member: candidate.member, shard: candidate.shard_of(slot) });
+            }
+        }
+        Self { per_slot, owners }
+    }
+
+    /// The owners of a slot, first owner first; empty when no member owns slots, or for a number that is no slot.
+    #[must_use]
+    pub fn owners(&self, slot: Slot) -> &[Owner] {
+        let start = usize::from(slot.0) * self.per_slot;
+        self.owners.get(start..start + self.per_slot).unwrap_or(&[])
+    }
+
+    /// The first owner of an object.
+    #[must_use]
+    pub fn owner_of(&self, digest: Digest) -> Option<Owner> {
+        self.owners(digest.slot()).first().copied()
+    }
+}
+
+/// The members that can own slots, and the number of failure domains among them.
+fn candidates(map: &ClusterMap) -> (Vec<Candidate>, usize) {
+    let mut domains = BTreeMap::new();
+    let mut candidates = Vec::with_capacity(map.members.len());
+    for (index, member) in map.members.iter().enumerate() {
+        if member.weight == 0 || member.shards.is_empty() {
+            continue;
+        }
+        let next = domains.len() as u16;
+        candidates.push(Candidate {
+            member: index as u16,
+            node: member.node,
+            weight: member.weight,
+            shards: member.shards.len() as u16,
+            domain: *domains.entry(member.failure_domain.as_str()).or_insert(next),
+            seed: mix64(member.node.0),
+        });
+    }
+    (candidates, domains.len())
+}
+
+impl Candidate {
+    /// This member's draw for a slot: `h * 2^64`, never 0.
+    fn hash(&self, slot: u64) -> u64 {
+        mix64(self.seed ^ slot).max(1)
+    }
+
+    /// The shard that holds the slot if this member owns it: fixed by (slot, node) and the number of shards.
+    fn shard_of(&self, slot: u64) -> ShardId {
+        let word = mix64(self.seed ^ slot ^ SHARD_SALT);
+        ShardId(((u128::from(word) * u128::from(self.shards)) >> 64) as u16)
+    }
+}
+
+/// The draw of one slot: who was chosen so far, and which domains they used.
+struct Draw<'a> {
+    candidates: &'a [Candidate],
+    chosen: Vec<usize>,
+    used: Vec<bool>,
+}
+
+impl Draw<'_> {
+    /// Chooses the next owner. The caller asks for no more owners than there are candidates.
+    fn next(&mut self, slot: u64) -> usize {
+        let best = self.best(slot).or_else(|| {
+            self.used.fill(false);
+            self.best(slot)
+        });
+        let chosen = best.expect("fewer owners are drawn than there are candidates").candidate;
+        self.chosen.push(chosen);
+        self.used[usize::from(self.candidates[chosen].domain)] = true;
+        chosen
+    }
+
+    /// The highest score among the members not chosen yet, in domains not used yet.
+    fn best(&self, slot: u64) -> Option<Best> {
+        let mut best: Option<Best> = None;
+        for (index, candidate) in self.candidates.iter().enumerate() {
+            if self.used[usize::from(candidate.domain)] || self.chosen.contains(&index) {
+                continue;
+            }
+            let hash = candidate.hash(slot);
+            let Some(current) = best else {
+                best = Some(Best { candidate: index, log: negative_log2(hash) });
+                continue;
+            };
+            let rival = &self.candidates[current.candidate];
+            if !beats_or_ties(candidate.weight, least_log2(hash), rival.weight, current.log) {
+                continue;
+            }
+            let log = negative_log2(hash);
+            let ties = beats_or_ties(rival.weight, current.log, candidate.weight, log);
+            if !ties || candidate.node < rival.node && beats_or_ties(candidate.weight, log, rival.weight, current.log) {
+                best = Some(Best { candidate: index, log });
+            }
+        }
+        best
+    }
+}
+
+/// Whether the score `weight / log` is at least `rival_weight / rival_log`.
+fn beats_or_ties(weight: u32, log: u64, rival_weight: u32, rival_log: u64) -> bool {
+    u128::from(weight) * u128::from(rival_log) >= u128::from(rival_weight) * u128::from(log)
+}
+
+/// A quick number that is at most `negative_log2(hash)`.
+pub(super) fn least_log2(hash: u64) -> u64 {
+    let complement = (1u128 << 64) - u128::from(hash);
+    ((complement * 23) >> (4 + 64 - FRACTION_BITS)) as u64
+}
+
+/// `-log2(hash / 2^64)` with [`FRACTION_BITS`] fraction bits, rounded up; `hash` is not 0.
+///
+/// With `m` in [1, 2): squaring doubles the logarithm, so whether `m * m` reaches 2 is the next bit of `log2(m)`. Products
+/// are cut at 2^-63, an error that later bits halve again and again: in sum below 2^-61, and only ever downwards.
+pub(super) fn negative_log2(hash: u64) -> u64 {
+    let zeros = hash.leading_zeros();
+    let mut mantissa = hash << zeros;
+    let mut fraction = 0;
+    for bit in (0..FRACTION_BITS).rev() {
+        let square = u128::from(mantissa) * u128::from(mantissa);
+        let carry = (square >> 127) as u64;
+        mantissa = (square >> (63 + carry)) as u64;
+        fraction |= carry << bit;
+    }
+    (u64::from(zeros + 1) << FRACTION_BITS) - fraction
+}

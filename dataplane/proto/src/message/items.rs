@@ -1,0 +1,258 @@
+//! The fixed-size records that bodies are made of.
+
+use crate::digest::Digest;
+use crate::ids::{PinId, RequestId, ReservationId, SegmentId, Version};
+use crate::limits::Limits;
+use crate::status::Status;
+
+/// A record with a fixed size on the wire.
+pub trait Item: Sized {
+    /// Its size.
+    const BYTES: usize;
+    /// Appends exactly [`Self::BYTES`].
+    fn encode(&self, out: &mut Vec<u8>);
+    /// Reads back what `encode` wrote; `bytes` has exactly [`Self::BYTES`]. `None` when a field has no meaning.
+    fn decode(bytes: &[u8]) -> Option<Self>;
+}
+
+/// Iterator over the records of a checked body.
+#[derive(Clone, Debug)]
+pub struct Items<'a, T> {
+    bytes: &'a [u8],
+    marker: core::marker::PhantomData<T>,
+}
+
+/// The records of a body that states `items` of them; `None` when its length says otherwise or one has no meaning.
+#[must_use]
+pub fn decode_items<T: Item>(body: &[u8], items: u32) -> Option<Items<'_, T>> {
+    let count = items as usize;
+    if count > Limits::ITEMS_PER_FRAME || body.len() != count * T::BYTES {
+        return None;
+    }
+    body.chunks_exact(T::BYTES)
+        .all(|record| T::decode(record).is_some())
+        .then_some(Items { bytes: body, marker: core::marker::PhantomData })
+}
+
+/// Appends records to a body.
+pub fn encode_items<T: Item>(items: impl IntoIterator<Item = T>, out: &mut Vec<u8>) {
+    for item in items {
+        item.encode(out);
+    }
+}
+
+impl<T: Item> Iterator for Items<'_, T> {
+    type Item = T;
+
+    fn next(&mut self) -> Option<T> {
+        let (record, rest) = self.bytes.split_at_checked(T::BYTES)?;
+        self.bytes = rest;
+        T::decode(record)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.bytes.len() / T::BYTES;
+        (left, Some(left))
+    }
+}
+
+impl<T: Item> ExactSizeIterator for Items<'_, T> {}
+
+/// A field of a record.
+trait Field: Copy {
+    const BYTES: usize;
+    fn put(self, out: &mut Vec<u8>);
+    fn take(bytes: &[u8]) -> Option<Self>;
+}
+
+macro_rules! fields {
+    ($($type:ty: $bytes:literal, |$value:ident| $word:expr, |$raw:ident: $number:ty| $back:expr;)*) => {
+        $(impl Field for $type {
+            const BYTES: usize = $bytes;
+
+            fn put(self, out: &mut Vec<u8>) {
+                let $value = self;
+                out.extend_from_slice(&<$number>::to_le_bytes($word));
+            }
+
+            fn take(bytes: &[u8]) -> Option<Self> {
+                let $raw = <$number>::from_le_bytes(bytes.get(..$bytes)?.try_into().ok()?);
+                $back
+            }
+        })*
+    };
+}
+
+fields! {
+    u64: 8, |value| value, |raw: u64| Some(raw);
+    Digest: 16, |value| value.0, |raw: u128| Some(Digest(raw));
+    RequestId: 8, |value| value.to_bits(), |raw: u64| Some(Self::from_bits(raw));
+    SegmentId: 8, |value| value.to_bits(), |raw: u64| Some(Self::from_bits(raw));
+    PinId: 8, |value| value.to_bits(), |raw: u64| Some(Self::from_bits(raw));
+    ReservationId: 8, |value| value.to_bits(), |raw: u64| Some(Self::from_bits(raw));
+    Version: 8, |value| value.0, |raw: u64| Some(Self(raw));
+    Status: 8, |value| value as u64, |raw: u64| Self::from_code(u16::try_from(raw).ok()?);
+}
+
+macro_rules! records {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {
+        $($(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $type,)*
+        }
+
+        impl Item for $name {
+            const BYTES: usize = 0 $(+ <$type as Field>::BYTES)*;
+
+            fn encode(&self, out: &mut Vec<u8>) {
+                $(self.$field.put(out);)*
+            }
+
+            fn decode(bytes: &[u8]) -> Option<Self> {
+                let mut rest = bytes;
+                $(let $field = <$type as Field>::take(rest)?;
+                rest = rest.get(<$type as Field>::BYTES..)?;)*
+                rest.is_empty().then_some(Self { $($field,)* })
+            }
+        })*
+    };
+}
+
+records! {
+    /// Names one object.
+    DigestItem {
+        /// The object.
+        digest: Digest,
+    }
+    /// Asks for one object over a stream.
+    GetItem {
+        /// The object.
+        digest: Digest,
+        /// Id of this item's own reply.
+        request: RequestId,
+        /// Room at the asker; a larger object is answered with `BufferTooSmall` and its length in the argument.
+        capacity_bytes: u64,
+    }
+    /// Answers a size: `NotFound`, or `Ok` and the length.
+    SizeReply {
+        /// `Ok` or `NotFound`.
+        status: Status,
+        /// Length of the object.
+        bytes: u64,
+    }
+    /// Asks for one range of a segment.
+    ReadItem {
+        /// Id of this item's own reply.
+        request: RequestId,
+        /// The segment.
+        segment: SegmentId,
+        /// Where in it.
+        offset: u64,
+        /// How much.
+        bytes: u64,
+    }
+    /// Says where a payload goes.
+    WriteItem {
+        /// The segment.
+        segment: SegmentId,
+        /// Where in it.
+        offset: u64,
+    }
+    /// Tells where an object lies in the shared pool; the pin holds it there.
+    LookupReply {
+        /// `Ok`, or why not; then the rest is 0.
+        status: Status,
+        /// To be released.
+        pin: PinId,
+        /// Where in the pool.
+        offset: u64,
+        /// Length of the object.
+        bytes: u64,
+        /// Its version.
+        version: Version,
+        /// CRC-64/NVME of its bytes.
+        checksum: u64,
+    }
+    /// Asks for room for one object.
+    ReserveItem {
+        /// The object.
+        digest: Digest,
+        /// Its length.
+        bytes: u64,
+    }
+    /// Tells where to write an object in the shared pool.
+    ReserveReply {
+        /// `Ok`, or why not; then the rest is 0.
+        status: Status,
+        /// To be committed or aborted.
+        reservation: ReservationId,
+        /// Where in the pool.
+        offset: u64,
+    }
+    /// Says that an object's bytes are in place.
+    CommitItem {
+        /// From the reservation's answer.
+        reservation: ReservationId,
+        /// CRC-64/NVME of the bytes.
+        checksum: u64,
+    }
+    /// Answers a commit.
+    CommitReply {
+        /// `Ok`, `Exists` when another put was first, or why not.
+        status: Status,
+        /// The object's version, under `Ok`.
+        version: Version,
+    }
+    /// Names a pin or a reservation.
+    IdItem {
+        /// Bits of the id.
+        id: u64,
+    }
+}
+
+/// One bit for each item, the first in the lowest bit of the first byte.
+#[derive(Clone, Debug)]
+pub struct Bitmap<'a> {
+    bytes: &'a [u8],
+    items: usize,
+}
+
+impl<'a> Bitmap<'a> {
+    /// The bitmap in a body that states `items`; `None` when its length says otherwise.
+    #[must_use]
+    pub fn decode(body: &'a [u8], items: u32) -> Option<Self> {
+        let items = items as usize;
+        (body.len() == items.div_ceil(8)).then_some(Self { bytes: body, items })
+    }
+
+    /// Appends a bitmap.
+    pub fn encode(bits: impl IntoIterator<Item = bool>, out: &mut Vec<u8>) {
+        for (index, bit) in bits.into_iter().enumerate() {
+            if index % 8 == 0 {
+                out.push(0);
+            }
+            if let (true, Some(last)) = (bit, out.last_mut()) {
+                *last |= 1 << (index % 8);
+            }
+        }
+    }
+
+    /// Number of bits.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.items
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.items == 0
+    }
+
+    /// The bit of item `index`; false past the end.
+    #[must_use]
+    pub fn get(&self, index: usize) -> bool {
+        index < self.items && self.bytes[index / 8] & (1 << (index % 8)) != 0
+    }
+}

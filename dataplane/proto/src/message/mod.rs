@@ -1,0 +1,103 @@
+//! What frames say: kinds, and the fixed-size items their bodies hold.
+//!
+//! A body is `items` records of one type, packed; so decoding is a length check and an iterator, and nothing is allocated for
+//! a peer. `docs/wire.md` lists which kind carries which item.
+
+mod hello;
+mod items;
+mod segment;
+
+pub use hello::{Hello, HelloError, Welcome};
+pub use items::{
+    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Items, LookupReply, ReadItem, ReserveItem,
+    ReserveReply, SizeReply, WriteItem, decode_items, encode_items,
+};
+pub use segment::{RegionDescriptor, SegmentDescriptor, SegmentError};
+
+/// Bit that tells a reply from its request.
+const REPLY: u8 = 0x80;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident = $code:literal;)*) => {
+        /// What a frame asks for; its reply has the same operation and the reply bit.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+        #[repr(u8)]
+        pub enum Operation {
+            $($(#[$doc])* $name = $code,)*
+        }
+
+        impl Operation {
+            /// Every operation.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            const fn from_code(code: u8) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// First frame of a connection: who speaks, and to whom. Body: [`Hello`] / [`Welcome`].
+    Hello = 1;
+    /// Which of these objects are there? [`DigestItem`]s / [`Bitmap`]. Counts as no access.
+    Exists = 2;
+    /// How long are these objects? [`DigestItem`]s / [`SizeReply`]s. Counts as no access.
+    Size = 3;
+    /// Remove these objects. [`DigestItem`]s / [`Bitmap`] of those that were there.
+    Remove = 4;
+    /// Send these objects. [`GetItem`]s / one reply for each item, under the item's own request id, the object as payload,
+    /// argument = version.
+    Get = 5;
+    /// Keep this object: one [`DigestItem`], the object as payload / argument = version.
+    Put = 6;
+    /// Send these ranges of a segment. [`ReadItem`]s / one reply for each item, the range as payload.
+    Read = 7;
+    /// Write this range of a segment: one [`WriteItem`], payload.
+    Write = 8;
+    /// What is in this segment? Body: its name / [`SegmentDescriptor`].
+    OpenSegment = 9;
+    /// Shared memory: where are these objects? Pins them. [`DigestItem`]s / [`LookupReply`]s.
+    Lookup = 16;
+    /// Shared memory: give room for these objects. [`ReserveItem`]s / [`ReserveReply`]s.
+    Reserve = 17;
+    /// Shared memory: these reservations are filled. [`CommitItem`]s / [`CommitReply`]s.
+    Commit = 18;
+    /// Shared memory: these reservations will not be filled. [`IdItem`]s / no reply.
+    Abort = 19;
+    /// Shared memory: these pins are no longer needed. [`IdItem`]s / no reply.
+    Release = 20;
+}
+
+/// Kind of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Kind {
+    /// Somebody asks.
+    Request(Operation),
+    /// Somebody answers.
+    Reply(Operation),
+}
+
+impl Kind {
+    /// The number on the wire.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Request(operation) => operation as u8,
+            Self::Reply(operation) => operation as u8 | REPLY,
+        }
+    }
+
+    /// The kind with this number, if it is one this version knows.
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        match Operation::from_code(code & !REPLY) {
+            Some(operation) if code & REPLY != 0 => Some(Self::Reply(operation)),
+            Some(operation) => Some(Self::Request(operation)),
+            None => None,
+        }
+    }
+}

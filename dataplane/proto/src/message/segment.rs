@@ -1,0 +1,117 @@
+//! What a segment is: named, registered memory of a process, which peers read and write by offset.
+//!
+//! A segment is one or more regions; a peer addresses `(segment, offset)` of one region. The descriptor is what a peer learns
+//! when it opens the segment by name.
+
+use core::fmt;
+
+use crate::ids::SegmentId;
+use crate::limits::Limits;
+
+/// One registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionDescriptor {
+    /// Its id for reads and writes.
+    pub segment: SegmentId,
+    /// Address in its own process: an identity for people and for Mooncake's tools, never dereferenced by peers.
+    pub address: u64,
+    /// Length.
+    pub bytes: u64,
+    /// Whether a peer on the same host can map it.
+    pub shareable: bool,
+}
+
+/// Everything a peer needs to use a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentDescriptor {
+    /// Its name in the catalog.
+    pub name: String,
+    /// Its regions.
+    pub regions: Vec<RegionDescriptor>,
+}
+
+/// Why a body is not a segment descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentError {
+    /// Shorter or longer than it says.
+    Length(usize),
+    /// Name too long or not UTF-8.
+    Name,
+    /// More regions than the limit.
+    Regions(usize),
+}
+
+impl fmt::Display for SegmentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length(bytes) => write!(f, "a segment descriptor of {bytes} bytes is not what it says it is"),
+            Self::Name => write!(f, "the segment's name is not UTF-8 of at most {} bytes", Limits::NAME_BYTES),
+            Self::Regions(count) => {
+                write!(f, "a segment of {count} regions is over the limit of {}", Limits::REGIONS_PER_SEGMENT)
+            }
+        }
+    }
+}
+
+impl std::error::Error for SegmentError {}
+
+const REGION_BYTES: usize = 32;
+
+impl SegmentDescriptor {
+    /// Wire form.
+    ///
+    /// # Panics
+    /// When the name or the regions are over the limits; registration has refused those.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        assert!(self.name.len() <= Limits::NAME_BYTES, "segment name of {} bytes", self.name.len());
+        assert!(self.regions.len() <= Limits::REGIONS_PER_SEGMENT, "segment of {} regions", self.regions.len());
+        let mut out = Vec::with_capacity(4 + self.name.len() + self.regions.len() * REGION_BYTES);
+        out.extend_from_slice(&(self.name.len() as u16).to_le_bytes());
+        out.extend_from_slice(&(self.regions.len() as u16).to_le_bytes());
+        out.extend_from_slice(self.name.as_bytes());
+        for region in &self.regions {
+            for word in [region.segment.to_bits(), region.address, region.bytes, u64::from(region.shareable)] {
+                out.extend_from_slice(&word.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// Reads it back.
+    ///
+    /// # Errors
+    /// When the body is not a whole descriptor within the limits.
+    pub fn decode(body: &[u8]) -> Result<Self, SegmentError> {
+        let (fixed, rest) = body.split_at_checked(4).ok_or(SegmentError::Length(body.len()))?;
+        let name_bytes = usize::from(u16::from_le_bytes([fixed[0], fixed[1]]));
+        let count = usize::from(u16::from_le_bytes([fixed[2], fixed[3]]));
+        if name_bytes > Limits::NAME_BYTES {
+            return Err(SegmentError::Name);
+        }
+        if count > Limits::REGIONS_PER_SEGMENT {
+            return Err(SegmentError::Regions(count));
+        }
+        let (name, regions) = rest.split_at_checked(name_bytes).ok_or(SegmentError::Length(body.len()))?;
+        if regions.len() != count * REGION_BYTES {
+            return Err(SegmentError::Length(body.len()));
+        }
+        let regions = regions
+            .chunks_exact(REGION_BYTES)
+            .map(|record| {
+                let word = |at: usize| {
+                    let mut word = [0; 8];
+                    word.copy_from_slice(&record[at * 8..at * 8 + 8]);
+                    u64::from_le_bytes(word)
+                };
+                RegionDescriptor {
+                    segment: SegmentId::from_bits(word(0)),
+                    address: word(1),
+                    bytes: word(2),
+                    shareable: word(3) != 0,
+                }
+            })
+            .collect();
+        Ok(Self { name: core::str::from_utf8(name).map_err(|_| SegmentError::Name)?.to_owned(), regions })
+    }
+}

@@ -1,0 +1,101 @@
+//! The outcome of a request, as a stable number on the wire and a sentence for people.
+
+use core::fmt;
+
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal;)*) => {
+        /// Outcome of a request. Numbers are append-only: peers of other versions rely on them.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+        #[repr(u16)]
+        pub enum Status {
+            $($(#[$doc])* $name = $code,)*
+        }
+
+        impl Status {
+            /// Every status, in number order.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The status with this number, if it is one this version knows.
+            #[must_use]
+            pub const fn from_code(code: u16) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// The sentence for people.
+            #[must_use]
+            pub const fn text(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+statuses! {
+    /// Done.
+    Ok = 0, "ok";
+    /// No such object.
+    NotFound = 1, "no such object";
+    /// The object is there already; nothing was changed.
+    Exists = 2, "the object exists already and was left as it is";
+    /// Not enough room, even after evicting everything that may be evicted.
+    NoSpace = 3, "the pool is full and everything left in it is pinned or being written; free some or add memory";
+    /// The object is over the limit of one object, or larger than the pool.
+    TooLarge = 4, "the object is larger than the store accepts";
+    /// An object of 0 bytes cannot be stored.
+    Empty = 5, "an object of 0 bytes cannot be stored";
+    /// The request is malformed or breaks a limit.
+    BadRequest = 6, "the request is malformed or over a limit";
+    /// The shard does not own the slot; the sender's map is old or new.
+    WrongOwner = 7, "this shard does not own the key; fetch the cluster map again";
+    /// The deadline passed first.
+    DeadlineExceeded = 8, "the deadline passed before the request was done";
+    /// A bounded queue or table is full; try again later.
+    Busy = 9, "the peer is at a limit of its own; try again";
+    /// The bytes do not match their checksum.
+    Corrupt = 10, "the bytes do not match their checksum";
+    /// The peer may not do this.
+    Unauthorized = 11, "not authorised";
+    /// No common protocol version, or another cluster.
+    Incompatible = 12, "the peers speak no common version or belong to different clusters";
+    /// The id belongs to something that is gone.
+    Stale = 13, "the id is of something that is gone";
+    /// The range is not within the segment.
+    OutOfRange = 14, "the range is not within the registered segment";
+    /// The caller's buffer is smaller than the object.
+    BufferTooSmall = 15, "the buffer is smaller than the object";
+    /// The connection to the peer was lost and could not be had again in time.
+    Unreachable = 16, "the peer cannot be reached";
+    /// The cluster has no member that owns the slot.
+    NoOwner = 17, "no member owns the key; the cluster has no storage";
+    /// The caller withdrew the request.
+    Cancelled = 18, "cancelled by the caller";
+    /// The peer does not know this kind of request.
+    Unsupported = 19, "the peer does not support this request";
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+impl std::error::Error for Status {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_stable_and_invertible() {
+        for (index, &status) in Status::ALL.iter().enumerate() {
+            assert_eq!(status as usize, index, "{status:?} moved");
+            assert_eq!(Status::from_code(status as u16), Some(status));
+        }
+        assert_eq!(Status::from_code(Status::ALL.len() as u16), None);
+    }
+}
