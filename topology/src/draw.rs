@@ -1,0 +1,194 @@
+//! Shows a machine and its shard plan: [`text`] for people, [`json`] for programs.
+//!
+//! The text has one cell a physical core, grouped by NUMA node, so that a large server fits a screen. The JSON has
+//! every field of both values under its own name; unknown is `null`.
+//!
+//! Names come from the kernel and can hold nearly any byte: controls are escaped, so that no device name moves the
+//! reader's cursor.
+
+use crate::cpulist;
+use crate::model::{BlockDevice, CacheKind, Machine, Nic, PhysicalCore};
+use crate::plan::ShardPlan;
+use std::collections::{BTreeMap, BTreeSet};
+
+mod fields;
+
+pub use fields::json;
+
+/// Width that rows of cells keep to, characters.
+const ROW_CHARACTERS: usize = 100;
+
+/// Draws the machine and who sits where, in lines that end with a line feed.
+#[must_use]
+pub fn text(machine: &Machine, plan: &ShardPlan) -> String {
+    let physical_cores = machine.physical_cores();
+    let mut out = summary(machine, plan, physical_cores.len());
+    let cells = cells(machine, plan, &physical_cores);
+    let width = cells.iter().map(|(_, cell)| cell.chars().count()).max().unwrap_or(0);
+    for node in nodes(machine) {
+        out.push_str(&node_heading(machine, node));
+        let of_node = cells.iter().filter(|(cell_node, _)| *cell_node == node);
+        push_rows(&mut out, of_node.map(|(_, cell)| cell.as_str()), width);
+        for nic in machine.nics.iter().filter(|nic| nic.numa_node == node) {
+            out.push_str(&format!("  {}\n", nic_line(nic)));
+        }
+        for disk in machine.block_devices.iter().filter(|disk| disk.numa_node == node) {
+            out.push_str(&format!("  {}\n", disk_line(disk)));
+        }
+    }
+    out.push_str("[CPUs of one physical core]  *CPU of shard sN  hk: housekeeping  --: not allowed\n");
+    for note in &plan.notes {
+        out.push_str(&format!("note: {note}\n"));
+    }
+    out
+}
+
+/// All nodes that anything is on; `None`, the unknown one, last.
+fn nodes(machine: &Machine) -> Vec<Option<u32>> {
+    let known = machine.numa_nodes.iter().map(|node| Some(node.id));
+    let cores = machine.cores.iter().map(|core| core.numa_node);
+    let nics = machine.nics.iter().map(|nic| nic.numa_node);
+    let disks = machine.block_devices.iter().map(|disk| disk.numa_node);
+    let mut nodes: BTreeSet<Option<u32>> = known.chain(cores).chain(nics).chain(disks).collect();
+    let unknown = nodes.take(&None);
+    nodes.into_iter().chain(unknown).collect()
+}
+
+fn summary(machine: &Machine, plan: &ShardPlan, physical_cores: usize) -> String {
+    let pinning = if plan.must_park_at_once() { "not pinned" } else { "pinned" };
+    let mut out = format!(
+        "{}, {}, {} ({} usable)\n{}, {pinning}; housekeeping on {}\n",
+        count(machine.numa_nodes.len(), "NUMA node"),
+        count(physical_cores, "physical core"),
+        count(machine.cores.len(), "CPU"),
+        machine.usable_cpus().len(),
+        count(plan.shards.len(), "shard"),
+        if plan.housekeeping_cores.is_empty() {
+            "no known CPU".to_string()
+        } else {
+            let s = if plan.housekeeping_cores.len() == 1 { "" } else { "s" };
+            format!("CPU{s} {}", cpulist::format(&plan.housekeeping_cores))
+        },
+    );
+    let mut alike: BTreeMap<(u32, CacheKind, Option<u64>), usize> = BTreeMap::new();
+    for cache in &machine.caches {
+        *alike.entry((cache.level, cache.kind, cache.size_bytes)).or_default() += 1;
+    }
+    let caches: Vec<String> = alike
+        .into_iter()
+        .map(|((level, kind, size), number)| {
+            let kind = match kind {
+                CacheKind::Data => "d",
+                CacheKind::Instruction => "i",
+                CacheKind::Unified => "",
+            };
+            format!("{number} x L{level}{kind} {}", size_text(size))
+        })
+        .collect();
+    if !caches.is_empty() {
+        out.push_str(&format!("caches: {}\n", caches.join(", ")));
+    }
+    out
+}
+
+fn node_heading(machine: &Machine, id: Option<u32>) -> String {
+    let Some(id) = id else {
+        return "node unknown\n".into();
+    };
+    let Some(node) = machine.numa_nodes.iter().find(|node| node.id == id) else {
+        return format!("node {id}\n");
+    };
+    let distances: Vec<String> = node.distances.iter().map(u32::to_string).collect();
+    let distances = match distances.len() {
+        0 | 1 => String::new(),
+        _ => format!(", distances {}", distances.join(" ")),
+    };
+    format!("node {id}: memory {}{distances}\n", size_text(node.memory_bytes))
+}
+
+/// One cell a physical core, with its node.
+fn cells(machine: &Machine, plan: &ShardPlan, physical_cores: &[PhysicalCore]) -> Vec<(Option<u32>, String)> {
+    let usable = machine.usable_cpus();
+    let shard_of_cpu: BTreeMap<usize, usize> =
+        plan.shards.iter().filter_map(|seat| Some((seat.core?, seat.shard))).collect();
+    let cell = |core: &PhysicalCore| {
+        let marked = |cpu: &usize| {
+            let mark = if shard_of_cpu.contains_key(cpu) { "*" } else { "" };
+            format!("{mark}{cpu}")
+        };
+        let cpus: Vec<String> = core.cpus.iter().map(marked).collect();
+        let mut uses: Vec<String> = Vec::new();
+        uses.extend(core.cpus.iter().filter_map(|cpu| shard_of_cpu.get(cpu)).map(|s| format!("s{s}")));
+        if !core.cpus.is_disjoint(&plan.housekeeping_cores) {
+            uses.push("hk".into());
+        } else if core.cpus.is_disjoint(&usable) {
+            uses.push("--".into());
+        }
+        (core.numa_node, format!("[{} {}]", cpus.join(","), uses.join(",")))
+    };
+    physical_cores.iter().map(cell).collect()
+}
+
+fn push_rows<'a>(out: &mut String, cells: impl Iterator<Item = &'a str>, width: usize) {
+    let per_row = ((ROW_CHARACTERS - 1) / (width + 1)).max(1);
+    let cells: Vec<&str> = cells.collect();
+    for row in cells.chunks(per_row) {
+        let row: String = row.iter().map(|cell| format!(" {cell:width$}")).collect();
+        out.push_str(&format!(" {}\n", row.trim_end()));
+    }
+}
+
+fn nic_line(nic: &Nic) -> String {
+    let speed = nic.speed_mbps.map_or("speed unknown".into(), |speed| format!("{speed} Mb/s"));
+    let state = if nic.up { "up" } else { "down" };
+    let loopback = if nic.loopback { ", loopback" } else { "" };
+    let rdma = nic.rdma_device.as_deref();
+    let rdma = rdma.map_or(String::new(), |device| format!(", RDMA {}", printable(device)));
+    format!("nic {}: {speed}, {state}{loopback}{rdma}", printable(&nic.name))
+}
+
+fn disk_line(disk: &BlockDevice) -> String {
+    let kind = match (disk.nvme, disk.rotational) {
+        (true, _) => ", NVMe",
+        (false, Some(true)) => ", rotational",
+        (false, Some(false)) => ", solid state",
+        (false, None) => "",
+    };
+    format!("disk {}: {}{kind}", printable(&disk.name), size_text(disk.bytes))
+}
+
+fn printable(name: &str) -> String {
+    let mut out = String::new();
+    for character in name.chars() {
+        if character.is_control() {
+            out.extend(character.escape_default());
+        } else {
+            out.push(character);
+        }
+    }
+    out
+}
+
+fn count(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Bytes in the largest binary unit that leaves at least 1 before the point.
+fn size_text(bytes: Option<u64>) -> String {
+    const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let Some(bytes) = bytes else {
+        return "size unknown".into();
+    };
+    for (unit, shift) in UNITS {
+        let whole = bytes >> shift;
+        if whole > 0 {
+            let tenths = (bytes >> (shift - 10) & 1_023) * 10 / 1_024;
+            let point = if tenths == 0 { String::new() } else { format!(".{tenths}") };
+            return format!("{whole}{point} {unit}");
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests;
