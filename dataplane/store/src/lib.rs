@@ -1,1 +1,26 @@
-//! A shard's index, allocator, eviction, pins and object operations: the pure store core.
+//! One shard's state: which objects it holds, where their bytes lie in the pool, who is using them, and which go when
+//! room is needed.
+//!
+//! Pure and single-threaded: nothing here opens a file, reads a clock or touches the pool's memory. The pool is a range
+//! of offsets; the host owns the registered region behind it and moves the bytes. After [`store::Store::new`] no
+//! operation allocates memory: every table is reserved in full from [`config::StoreConfig`].
+//!
+//! * [`allocator`]: offsets in the pool, two-level segregated fit.
+//! * [`entry`] and [`index`]: what is known about each object, and the way from a digest to it.
+//! * [`eviction`]: the order in which objects go.
+//! * [`store`]: the operations: get with pins, put as reserve and commit, remove.
+
+#![forbid(unsafe_code)]
+
+pub mod allocator;
+pub mod config;
+pub mod entry;
+pub mod errors;
+pub mod eviction;
+mod generational;
+pub mod index;
+pub mod store;
+
+pub use config::{ConfigError, StoreConfig};
+pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
+pub use store::{Extent, ObjectView, Store, StoreStats};

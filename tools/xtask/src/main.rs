@@ -1,2 +1,43 @@
-//! `cargo x`.
-fn main() {}
+//! `cargo x`: parses the command line and runs one command.
+
+use std::process::ExitCode;
+
+use xtask::cli::{self, Task};
+use xtask::process::Failure;
+use xtask::workspace::Workspace;
+use xtask::{bench, ci, demo, setup, testing, tidy};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let result = match cli::parse(&arguments) {
+        Ok(task) => dispatch(task),
+        Err(problem) => {
+            eprintln!("cargo x: {problem}\n\n{}", cli::USAGE);
+            return ExitCode::from(cli::USAGE_STATUS);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("cargo x: {failure}");
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+fn dispatch(task: Task) -> Result<(), Failure> {
+    let workspace = Workspace::find()?;
+    match task {
+        Task::Help => {
+            println!("{}", cli::USAGE);
+            Ok(())
+        }
+        Task::Setup(groups) => setup::run(&groups),
+        Task::Demo(arguments) => demo::run(&workspace, &arguments),
+        Task::Test(arguments) => testing::run(&workspace, &arguments),
+        Task::Tidy { write_map: false } => tidy::run(&workspace),
+        Task::Tidy { write_map: true } => tidy::write_map(&workspace),
+        Task::Ci(steps) => ci::run(&workspace, &steps),
+        Task::Bench(arguments) => bench::run(&workspace, &arguments),
+    }
+}

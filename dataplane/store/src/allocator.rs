@@ -1,0 +1,298 @@
+//! Offsets in the pool: a two-level segregated fit allocator.
+//!
+//! The pool is a line of blocks, each free or held. Free blocks hang in bins by size (see `bins`); allocation takes a
+//! block from the request's own bin if one of the first [`PROBES`] fits, else the head of the next bin that has any,
+//! and puts the rest back. Freeing merges with both neighbours at once. Both cost O(1) whatever the number of
+//! blocks. The method is that of Masmano, Ripoll, Crespo and Real, "TLSF: a new dynamic memory allocator for real-time
+//! systems" (ECRTS 2004); unlike it, the request's own bin is looked at first. Without that the last block of exactly
+//! the wanted size is missed, and a pool of N equal objects would hold N - 1.
+//!
+//! Sizes are counted in granules of [`GRANULE_BYTES`]. Up to 63 granules (16 KiB) every size has its own bin; above, a
+//! bin spans 1/32 of its size, so that a fit deeper than [`PROBES`] in a crowded bin may be missed; `run_anywhere` does not
+//! miss it.
+//!
+//! Invariants ([`Allocator::check`]): blocks tile the pool, no two free blocks touch, bins and bitmaps agree with the blocks.
+//! The descriptors (24 bytes) lie in a vector reserved at start. Not here: what the bytes are for, beyond a word per
+//! block that names its owner.
+
+mod bins;
+mod runs;
+#[cfg(test)]
+mod tests;
+
+use bins::{Bins, NONE};
+
+/// Allocation unit: sizes are rounded up to it, offsets are multiples of it.
+pub const GRANULE_BYTES: u64 = 256;
+
+/// The largest pool: granule numbers fit 32 bits.
+pub const MAX_POOL_BYTES: u64 = u32::MAX as u64 * GRANULE_BYTES;
+
+/// The most blocks that can be held at once, for any pool.
+pub const MAX_HELD_BLOCKS: u32 = 1 << 28;
+
+/// How many blocks of the request's own bin are looked at.
+pub const PROBES: usize = 64;
+
+/// Marks of nodes that are in no bin, in place of the link to the bin's previous block.
+const HELD: u32 = u32::MAX - 1;
+const VACANT: u32 = u32::MAX - 2;
+
+/// The granules that `bytes` take.
+#[must_use]
+pub const fn granules_of(bytes: u64) -> u64 {
+    bytes.div_ceil(GRANULE_BYTES)
+}
+
+/// A handle on a block: valid from the call that gave it until the block is freed or merged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block(u32);
+
+/// A block's descriptor. While the block is held, `bin_after` is its owner; while the node is vacant, `after` links the
+/// vacant nodes.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    start: u32,
+    granules: u32,
+    before: u32,
+    after: u32,
+    bin_before: u32,
+    bin_after: u32,
+}
+
+const _: () = assert!(size_of::<Node>() == Allocator::BYTES_PER_BLOCK);
+
+impl Node {
+    const fn is_free(&self) -> bool {
+        self.bin_before != HELD && self.bin_before != VACANT
+    }
+}
+
+/// The allocator of one pool.
+#[derive(Debug)]
+pub struct Allocator {
+    nodes: Vec<Node>,
+    vacant: u32,
+    max_held_blocks: u32,
+    held_blocks: u32,
+    pool_granules: u32,
+    free_granules: u64,
+    bins: Bins,
+}
+
+impl Allocator {
+    /// What a block costs in descriptors.
+    pub const BYTES_PER_BLOCK: usize = 24;
+
+    /// An allocator over `pool_bytes`, of which the part beyond the last whole granule is not used, that can hold
+    /// `max_held_blocks` blocks at once.
+    ///
+    /// # Panics
+    /// When the pool has no granule or more than [`MAX_POOL_BYTES`], or the blocks exceed [`MAX_HELD_BLOCKS`]: the
+    /// configuration is validated before.
+    #[must_use]
+    pub fn new(pool_bytes: u64, max_held_blocks: u32) -> Self {
+        assert!((GRANULE_BYTES..=MAX_POOL_BYTES).contains(&pool_bytes), "pool of {pool_bytes} B");
+        assert!(max_held_blocks <= MAX_HELD_BLOCKS, "{max_held_blocks} blocks");
+        let pool_granules = (pool_bytes / GRANULE_BYTES) as u32;
+        // No two free blocks touch, so there is at most one more of them than of held ones.
+        let max_nodes = 2 * max_held_blocks as usize + 1;
+        let mut allocator = Self {
+            nodes: Vec::with_capacity(max_nodes.min(pool_granules as usize)),
+            vacant: NONE,
+            max_held_blocks,
+            held_blocks: 0,
+            pool_granules,
+            free_granules: u64::from(pool_granules),
+            bins: Bins::new(),
+        };
+        // Node 0 stays the first block for ever: splits and merges keep the lower node.
+        let first = allocator.new_node(0, pool_granules);
+        allocator.bins.insert(&mut allocator.nodes, first);
+        allocator
+    }
+
+    /// A block for `bytes`, or `None` when no free block was found that is large enough.
+    ///
+    /// # Panics
+    /// When `bytes` is 0, or `max_held_blocks` are held already.
+    pub fn allocate(&mut self, bytes: u64) -> Option<Block> {
+        assert!(bytes > 0, "a block of 0 bytes was asked for");
+        let granules = u32::try_from(granules_of(bytes)).ok()?;
+        let node = self.bins.find(&self.nodes, granules)?;
+        Some(self.carve(Block(node), bytes))
+    }
+
+    /// Takes `bytes` from the low end of a free block; the rest stays free.
+    ///
+    /// # Panics
+    /// When `block` is not free or too small, or `max_held_blocks` are held already.
+    pub fn carve(&mut self, block: Block, bytes: u64) -> Block {
+        assert!(self.held_blocks < self.max_held_blocks, "{} blocks are held", self.held_blocks);
+        let node = self.nodes[block.0 as usize];
+        let granules = granules_of(bytes);
+        assert!(node.is_free(), "carving from {block:?}, which is not free");
+        assert!((1..=u64::from(node.granules)).contains(&granules), "{granules} of {node:?}");
+        let granules = granules as u32;
+        self.bins.remove(&mut self.nodes, block.0);
+        if node.granules > granules {
+            let rest = self.new_node(node.start + granules, node.granules - granules);
+            self.link(rest, node.after);
+            self.link(block.0, rest);
+            self.bins.insert(&mut self.nodes, rest);
+        }
+        let taken = &mut self.nodes[block.0 as usize];
+        taken.granules = granules;
+        taken.bin_before = HELD;
+        taken.bin_after = NONE;
+        self.held_blocks += 1;
+        self.free_granules -= u64::from(granules);
+        block
+    }
+
+    /// Gives a held block back and returns the free block that it is now part of.
+    ///
+    /// # Panics
+    /// When `block` is not held: a double free, or a handle from elsewhere.
+    pub fn free(&mut self, block: Block) -> Block {
+        let node = *self.nodes.get(block.0 as usize).expect("freeing a block of another pool");
+        assert!(node.bin_before == HELD, "freeing {block:?}, which is not held: {node:?}");
+        self.held_blocks -= 1;
+        self.free_granules += u64::from(node.granules);
+        let mut merged = block.0;
+        if node.after != NONE && self.nodes[node.after as usize].is_free() {
+            self.bins.remove(&mut self.nodes, node.after);
+            self.absorb_next(merged);
+        }
+        if node.before != NONE && self.nodes[node.before as usize].is_free() {
+            merged = node.before;
+            self.bins.remove(&mut self.nodes, merged);
+            self.absorb_next(merged);
+        }
+        self.bins.insert(&mut self.nodes, merged);
+        Block(merged)
+    }
+
+    /// Where the block begins in the pool.
+    #[must_use]
+    pub fn offset_bytes(&self, block: Block) -> u64 {
+        u64::from(self.nodes[block.0 as usize].start) * GRANULE_BYTES
+    }
+
+    /// How long the block is, in granules.
+    #[must_use]
+    pub fn granules(&self, block: Block) -> u64 {
+        u64::from(self.nodes[block.0 as usize].granules)
+    }
+
+    /// Notes who holds the block: a word of the caller's, `u32::MAX` until then.
+    ///
+    /// # Panics
+    /// When `block` is not held.
+    pub fn set_owner(&mut self, block: Block, owner: u32) {
+        let node = &mut self.nodes[block.0 as usize];
+        assert!(node.bin_before == HELD, "an owner for {block:?}, which is not held");
+        node.bin_after = owner;
+    }
+
+    /// Who holds the block; `None` when it is free.
+    #[must_use]
+    pub fn owner(&self, block: Block) -> Option<u32> {
+        let node = &self.nodes[block.0 as usize];
+        (node.bin_before == HELD).then_some(node.bin_after)
+    }
+
+    /// The pool's size in whole granules.
+    #[must_use]
+    pub const fn pool_granules(&self) -> u64 {
+        self.pool_granules as u64
+    }
+
+    /// Free granules, in however many pieces.
+    #[must_use]
+    pub const fn free_granules(&self) -> u64 {
+        self.free_granules
+    }
+
+    /// Free bytes, in however many pieces.
+    #[must_use]
+    pub const fn free_bytes(&self) -> u64 {
+        self.free_granules * GRANULE_BYTES
+    }
+
+    /// The largest free block. Walks one bin: for messages, not for the fast path.
+    #[must_use]
+    pub fn largest_free_bytes(&self) -> u64 {
+        u64::from(self.bins.largest(&self.nodes)) * GRANULE_BYTES
+    }
+
+    /// How many blocks are held.
+    #[must_use]
+    pub const fn held_blocks(&self) -> u32 {
+        self.held_blocks
+    }
+
+    /// Asserts every invariant. Walks everything: for tests and simulation.
+    ///
+    /// # Panics
+    /// When one does not hold.
+    pub fn check(&self) {
+        let (mut at, mut before, mut free, mut held, mut free_blocks) = (0u64, NONE, 0, 0, 0);
+        let mut cursor = 0;
+        while cursor != NONE {
+            let node = &self.nodes[cursor as usize];
+            assert_eq!(u64::from(node.start), at, "blocks tile the pool");
+            assert_eq!(node.before, before, "links go both ways");
+            assert!(node.granules > 0 && node.bin_before != VACANT, "{node:?}");
+            if node.is_free() {
+                let touches = before != NONE && self.nodes[before as usize].is_free();
+                assert!(!touches, "two free blocks touch at granule {at}");
+                free += u64::from(node.granules);
+                free_blocks += 1;
+            } else {
+                held += 1;
+            }
+            at += u64::from(node.granules);
+            before = cursor;
+            cursor = node.after;
+        }
+        assert_eq!(at, self.pool_granules(), "the blocks end where the pool ends");
+        assert_eq!(free, self.free_granules, "free granules are counted");
+        assert_eq!(held, self.held_blocks, "held blocks are counted");
+        self.bins.check(&self.nodes, free_blocks);
+    }
+
+    /// A node outside the line and outside the bins.
+    fn new_node(&mut self, start: u32, granules: u32) -> u32 {
+        let node = Node { start, granules, before: NONE, after: NONE, bin_before: NONE, bin_after: NONE };
+        if self.vacant != NONE {
+            let index = self.vacant;
+            self.vacant = self.nodes[index as usize].after;
+            self.nodes[index as usize] = node;
+            return index;
+        }
+        assert!(self.nodes.len() < self.nodes.capacity(), "more nodes than blocks allow");
+        self.nodes.push(node);
+        (self.nodes.len() - 1) as u32
+    }
+
+    /// Makes `after` (or nothing) follow `before` in the line.
+    fn link(&mut self, before: u32, after: u32) {
+        self.nodes[before as usize].after = after;
+        if after != NONE {
+            self.nodes[after as usize].before = before;
+        }
+    }
+
+    /// Extends `keep` over the block after it, whose node becomes vacant. Neither is in a bin.
+    fn absorb_next(&mut self, keep: u32) {
+        let gone = self.nodes[keep as usize].after;
+        let Node { granules, after, .. } = self.nodes[gone as usize];
+        self.nodes[keep as usize].granules += granules;
+        self.link(keep, after);
+        let node = &mut self.nodes[gone as usize];
+        node.bin_before = VACANT;
+        node.after = self.vacant;
+        self.vacant = gone;
+    }
+}

@@ -1,0 +1,144 @@
+//! The limits of a shard's store, and what they may be. All memory of the store follows from them.
+
+use core::fmt;
+
+use crate::allocator::{GRANULE_BYTES, MAX_HELD_BLOCKS, MAX_POOL_BYTES};
+
+/// The most pins, and the most reservations, that can be configured.
+pub const MAX_HANDLES: u32 = 1 << 24;
+
+/// What a store is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// The pool's size: a multiple of [`GRANULE_BYTES`], at most [`MAX_POOL_BYTES`].
+    pub pool_bytes: u64,
+    /// Limit on objects, counting those being written and those removed while pinned.
+    pub max_objects: u32,
+    /// The largest object that is accepted.
+    pub max_object_bytes: u64,
+    /// The part of the pool that objects hit more than once may fill before the oldest of them have to prove
+    /// themselves again. 0 makes the eviction order plain LRU.
+    pub protected_percent: u8,
+    /// Limit on pins held at once, over all objects.
+    pub max_pins: u32,
+    /// Limit on reservations, counting the expired ones that are not aborted yet.
+    pub max_reservations: u32,
+    /// Salts the hash table, so that a peer who chooses digests cannot choose collisions. Draw it at start.
+    pub hash_seed: u64,
+}
+
+/// A field of [`StoreConfig`] that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConfigError {
+    /// The value is outside its range.
+    OutOfRange {
+        /// Name of the field.
+        field: &'static str,
+        /// What it was.
+        value: u64,
+        /// The least it may be.
+        least: u64,
+        /// The most it may be.
+        most: u64,
+    },
+    /// The value is not a multiple of the unit it must be counted in.
+    NotMultiple {
+        /// Name of the field.
+        field: &'static str,
+        /// What it was.
+        value: u64,
+        /// What it must be a multiple of.
+        unit: u64,
+    },
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfRange { field, value, least, most } => {
+                write!(f, "{field} is {value}: set it between {least} and {most}")
+            }
+            Self::NotMultiple { field, value, unit } => {
+                write!(f, "{field} is {value}: set it to a multiple of {unit}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}
+
+impl StoreConfig {
+    /// Limits that suit a pool of `pool_bytes`, which is rounded down to whole granules: an object for every 4 KiB, objects
+    /// up to a quarter of the pool.
+    #[must_use]
+    pub fn for_pool(pool_bytes: u64) -> Self {
+        let pool_bytes = pool_bytes - pool_bytes % GRANULE_BYTES;
+        Self {
+            pool_bytes,
+            max_objects: (pool_bytes / 4096).clamp(1024, 1 << 26) as u32,
+            max_object_bytes: (pool_bytes / 4).max(pool_bytes.min(1 << 20)),
+            protected_percent: 20,
+            max_pins: 16_384,
+            max_reservations: 4096,
+            hash_seed: 0,
+        }
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// The first field that cannot be, with the numbers.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let within = |field, value, least, most| {
+            if (least..=most).contains(&value) {
+                return Ok(());
+            }
+            Err(ConfigError::OutOfRange { field, value, least, most })
+        };
+        within("pool_bytes", self.pool_bytes, GRANULE_BYTES, MAX_POOL_BYTES)?;
+        if !self.pool_bytes.is_multiple_of(GRANULE_BYTES) {
+            let (field, value) = ("pool_bytes", self.pool_bytes);
+            return Err(ConfigError::NotMultiple { field, value, unit: GRANULE_BYTES });
+        }
+        within("max_objects", self.max_objects.into(), 1, MAX_HELD_BLOCKS.into())?;
+        within("max_object_bytes", self.max_object_bytes, 1, self.pool_bytes)?;
+        within("protected_percent", self.protected_percent.into(), 0, 100)?;
+        within("max_pins", self.max_pins.into(), 1, MAX_HANDLES.into())?;
+        within("max_reservations", self.max_reservations.into(), 1, MAX_HANDLES.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_from_the_smallest_pool_to_the_largest() {
+        for pool_bytes in [256, 511, 4096, 1 << 20, 1 << 30, (1 << 36) + 77, MAX_POOL_BYTES] {
+            assert_eq!(StoreConfig::for_pool(pool_bytes).validate(), Ok(()), "{pool_bytes} B");
+        }
+        assert!(StoreConfig::for_pool(255).validate().is_err());
+        assert!(StoreConfig::for_pool(MAX_POOL_BYTES + 256).validate().is_err());
+    }
+
+    #[test]
+    fn a_bad_field_is_named_with_its_numbers() {
+        let good = StoreConfig::for_pool(1 << 20);
+        let message = |config: StoreConfig| config.validate().unwrap_err().to_string();
+        assert_eq!(
+            message(StoreConfig { pool_bytes: (1 << 20) + 1, ..good.clone() }),
+            "pool_bytes is 1048577: set it to a multiple of 256"
+        );
+        assert_eq!(
+            message(StoreConfig { protected_percent: 101, ..good.clone() }),
+            "protected_percent is 101: set it between 0 and 100"
+        );
+        assert_eq!(
+            message(StoreConfig { max_object_bytes: 1 << 21, ..good.clone() }),
+            "max_object_bytes is 2097152: set it between 1 and 1048576"
+        );
+        assert!(message(StoreConfig { max_objects: 0, ..good.clone() }).starts_with("max_objects"));
+        assert!(message(StoreConfig { max_pins: 0, ..good.clone() }).starts_with("max_pins"));
+        assert!(message(StoreConfig { max_reservations: 0, ..good }).starts_with("max_res"));
+    }
+}

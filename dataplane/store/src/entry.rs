@@ -1,0 +1,339 @@
+//! What the store knows about each object: one cache line per entry, in an arena reserved at start.
+//!
+//! An entry lives from reservation to the last byte's release ([`LIFECYCLE`]):
+//!
+//! * `Reserved`: a writer fills its bytes; nobody sees it.
+//! * `Quarantined`: the put failed, but its writer may still be writing: the bytes are lent to nobody else.
+//! * `Live`: in the index and in the eviction order; the bytes never change again.
+//! * `Doomed`: removed while pinned; invisible; its bytes stay until the last pin goes.
+//!
+//! Not here: the way from a digest to an entry ([`crate::index`]) and the order of eviction ([`crate::eviction`]), whose
+//! links are kept in the entries.
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::Version;
+
+use crate::allocator::{Block, granules_of};
+
+/// No entry, in links.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// A position in the arena. Never leaves the store: what leaves carries a generation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct EntryId(pub u32);
+
+/// Where an entry is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Unused.
+    Vacant,
+    /// Being written.
+    Reserved,
+    /// Given up, but perhaps still being written.
+    Quarantined,
+    /// Visible.
+    Live,
+    /// Removed, but still being read.
+    Doomed,
+}
+
+/// How many states there are.
+pub const STATES: usize = 5;
+
+/// What happens to an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A put begins.
+    Reserve,
+    /// A put completes.
+    Commit,
+    /// A put's deadline passes.
+    Expire,
+    /// The object is removed while pinned.
+    Doom,
+    /// The bytes are nobody's any more.
+    Release,
+}
+
+/// Every step that an entry may take; any other is a bug of ours.
+pub const LIFECYCLE: [(State, Event, State); 8] = [
+    (State::Vacant, Event::Reserve, State::Reserved),
+    (State::Reserved, Event::Commit, State::Live),
+    (State::Reserved, Event::Expire, State::Quarantined),
+    (State::Reserved, Event::Release, State::Vacant),
+    (State::Quarantined, Event::Release, State::Vacant),
+    (State::Live, Event::Doom, State::Doomed),
+    (State::Live, Event::Release, State::Vacant),
+    (State::Doomed, Event::Release, State::Vacant),
+];
+
+/// Where the eviction policy has put an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    Nowhere,
+    Probation,
+    ProbationParked,
+    Protected,
+    ProtectedParked,
+}
+
+/// One object. The size is kept in 40 bits (pools end at 1 TiB), so that the entry fills one cache line.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+pub struct Entry {
+    digest: [u64; 2],
+    version: u64,
+    checksum: u64,
+    /// The policy's clock when the entry was put at a segment's recent end.
+    pub(crate) stamp: u64,
+    bytes_low: u32,
+    block: Block,
+    pub(crate) before: u32,
+    pub(crate) after: u32,
+    pins: u32,
+    bytes_high: u8,
+    state: State,
+    pub(crate) place: Place,
+}
+
+const _: () = assert!(size_of::<Entry>() == 64);
+
+impl Entry {
+    /// The object's name.
+    #[must_use]
+    pub const fn digest(&self) -> Digest {
+        Digest((self.digest[1] as u128) << 64 | self.digest[0] as u128)
+    }
+
+    /// The version that its commit gave it.
+    #[must_use]
+    pub const fn version(&self) -> Version {
+        Version(self.version)
+    }
+
+    /// The checksum that its writer gave.
+    #[must_use]
+    pub const fn checksum(&self) -> u64 {
+        self.checksum
+    }
+
+    /// The object's exact size.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        (self.bytes_high as u64) << 32 | self.bytes_low as u64
+    }
+
+    /// The space that it takes in the pool.
+    #[must_use]
+    pub const fn granules(&self) -> u64 {
+        granules_of(self.bytes())
+    }
+
+    /// How many readers hold it.
+    #[must_use]
+    pub const fn pins(&self) -> u32 {
+        self.pins
+    }
+
+    /// Where it is in its life.
+    #[must_use]
+    pub const fn state(&self) -> State {
+        self.state
+    }
+
+    /// Where its bytes are.
+    #[must_use]
+    pub const fn block(&self) -> Block {
+        self.block
+    }
+
+    /// Whether eviction may take it.
+    #[must_use]
+    pub fn is_evictable(&self) -> bool {
+        self.state == State::Live && self.pins == 0
+    }
+}
+
+/// The arena of a store's entries.
+#[derive(Debug)]
+pub struct Entries {
+    slots: Vec<Entry>,
+    /// First vacant entry; they are linked by `after`.
+    vacant: u32,
+    limit: u32,
+    used: u32,
+}
+
+impl Entries {
+    /// An arena for `limit` entries, reserved now and touched as it fills.
+    #[must_use]
+    pub fn new(limit: u32) -> Self {
+        Self { slots: Vec::with_capacity(limit as usize), vacant: NONE, limit, used: 0 }
+    }
+
+    /// Whether every entry is in use.
+    #[must_use]
+    pub const fn is_full(&self) -> bool {
+        self.used == self.limit
+    }
+
+    /// A new entry in state `Reserved`, whose bytes go to `block`.
+    ///
+    /// # Panics
+    /// When the arena is full, or the size takes more than 40 bits: the caller checks both.
+    pub fn reserve(&mut self, digest: Digest, bytes: u64, block: Block) -> EntryId {
+        assert!(!self.is_full(), "all {} entries are in use", self.limit);
+        assert!(bytes >> 40 == 0, "an object of {bytes} B");
+        self.used += 1;
+        let entry = Entry {
+            digest: [digest.0 as u64, (digest.0 >> 64) as u64],
+            version: 0,
+            checksum: 0,
+            stamp: 0,
+            bytes_low: bytes as u32,
+            block,
+            before: NONE,
+            after: NONE,
+            pins: 0,
+            bytes_high: (bytes >> 32) as u8,
+            state: step(State::Vacant, Event::Reserve),
+            place: Place::Nowhere,
+        };
+        if self.vacant == NONE {
+            self.slots.push(entry);
+            return EntryId(self.slots.len() as u32 - 1);
+        }
+        let id = EntryId(self.vacant);
+        self.vacant = self[id].after;
+        self[id] = entry;
+        id
+    }
+
+    /// Makes a reserved entry an object.
+    pub fn commit(&mut self, id: EntryId, version: Version, checksum: u64) {
+        let entry = &mut self[id];
+        entry.state = step(entry.state, Event::Commit);
+        entry.version = version.0;
+        entry.checksum = checksum;
+    }
+
+    /// `Reserved` to `Quarantined`.
+    pub fn expire(&mut self, id: EntryId) {
+        self[id].state = step(self[id].state, Event::Expire);
+    }
+
+    /// `Live` to `Doomed`.
+    pub fn doom(&mut self, id: EntryId) {
+        assert!(self[id].pins > 0, "{id:?} is doomed, but nobody reads it");
+        self[id].state = step(self[id].state, Event::Doom);
+    }
+
+    /// The entry falls vacant.
+    ///
+    /// # Panics
+    /// When it is pinned or still in the eviction order.
+    pub fn release(&mut self, id: EntryId) {
+        let vacant = self.vacant;
+        let entry = &mut self[id];
+        assert!(entry.pins == 0 && entry.place == Place::Nowhere, "releasing {entry:?}");
+        entry.state = step(entry.state, Event::Release);
+        entry.after = vacant;
+        self.vacant = id.0;
+        self.used -= 1;
+    }
+
+    /// One more reader; returns how many there are.
+    pub fn pin(&mut self, id: EntryId) -> u32 {
+        assert!(self[id].state == State::Live, "pinning {:?}", self[id]);
+        self[id].pins += 1;
+        self[id].pins
+    }
+
+    /// One reader fewer; returns how many are left.
+    pub fn unpin(&mut self, id: EntryId) -> u32 {
+        let entry = &mut self[id];
+        entry.pins = entry.pins.checked_sub(1).expect("a pin that is held is counted");
+        entry.pins
+    }
+
+    /// Every entry in use, in the arena's order.
+    pub fn iter(&self) -> impl Iterator<Item = (EntryId, &Entry)> {
+        let ids = (0..).map(EntryId).zip(&self.slots);
+        ids.filter(|(_, entry)| entry.state != State::Vacant)
+    }
+
+    /// Positions that were ever used: all ids are below.
+    #[must_use]
+    pub fn touched(&self) -> u32 {
+        self.slots.len() as u32
+    }
+}
+
+impl core::ops::Index<EntryId> for Entries {
+    type Output = Entry;
+
+    fn index(&self, id: EntryId) -> &Entry {
+        &self.slots[id.0 as usize]
+    }
+}
+
+impl core::ops::IndexMut<EntryId> for Entries {
+    fn index_mut(&mut self, id: EntryId) -> &mut Entry {
+        &mut self.slots[id.0 as usize]
+    }
+}
+
+/// The state after `event`.
+fn step(from: State, event: Event) -> State {
+    let found = LIFECYCLE.iter().find(|(state, on, _)| (*state, *on) == (from, event));
+    let Some((_, _, to)) = found else { panic!("an entry that is {from:?} met {event:?}") };
+    *to
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::Allocator;
+
+    fn block() -> Block {
+        Allocator::new(256, 1).allocate(1).expect("the pool is empty")
+    }
+
+    #[test]
+    fn the_lifecycle_is_as_declared() {
+        let lines: Vec<_> = LIFECYCLE.iter().map(|(from, on, to)| format!("{from:?} --{on:?}--> {to:?}")).collect();
+        assert_eq!(
+            lines,
+            [
+                "Vacant --Reserve--> Reserved",
+                "Reserved --Commit--> Live",
+                "Reserved --Expire--> Quarantined",
+                "Reserved --Release--> Vacant",
+                "Quarantined --Release--> Vacant",
+                "Live --Doom--> Doomed",
+                "Live --Release--> Vacant",
+                "Doomed --Release--> Vacant",
+            ]
+        );
+    }
+
+    #[test]
+    fn an_entry_keeps_what_it_is_given() {
+        let mut entries = Entries::new(2);
+        let digest = Digest(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+        let id = entries.reserve(digest, (1 << 40) - 1, block());
+        entries.commit(id, Version(7), 8);
+        let entry = &entries[id];
+        assert_eq!((entry.digest(), entry.bytes()), (digest, (1 << 40) - 1));
+        assert_eq!((entry.version(), entry.checksum()), (Version(7), 8));
+    }
+
+    #[test]
+    #[should_panic(expected = "Quarantined met Commit")]
+    fn a_step_outside_the_table_is_caught() {
+        let mut entries = Entries::new(1);
+        let id = entries.reserve(Digest(1), 1, block());
+        entries.expire(id);
+        entries.commit(id, Version(1), 0);
+    }
+}

@@ -1,0 +1,158 @@
+//! A bounded table whose places are named by (index, generation), so that a late message about a former holder of a
+//! place is recognised.
+//!
+//! Vacant places are reused in the order in which they fell vacant: a place's generation then wraps only after 2^32 times
+//! the limit of holders, and a stale name cannot come true by accident within any transfer's life.
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Debug)]
+enum Content {
+    Held(u32),
+    /// The next vacant place.
+    Vacant(u32),
+}
+
+#[derive(Debug)]
+struct Place {
+    generation: u32,
+    content: Content,
+}
+
+/// At most `limit` numbers, each under a name of its own.
+#[derive(Debug)]
+pub(crate) struct GenerationalTable {
+    places: Vec<Place>,
+    limit: u32,
+    held: u32,
+    vacant_first: u32,
+    vacant_last: u32,
+}
+
+impl GenerationalTable {
+    pub(crate) fn new(limit: u32) -> Self {
+        let places = Vec::with_capacity(limit as usize);
+        Self { places, limit, held: 0, vacant_first: NONE, vacant_last: NONE }
+    }
+
+    pub(crate) const fn is_full(&self) -> bool {
+        self.held == self.limit
+    }
+
+    pub(crate) const fn len(&self) -> u32 {
+        self.held
+    }
+
+    /// Holds `value` under a new (index, generation).
+    ///
+    /// # Panics
+    /// When the table is full: the caller asks first.
+    pub(crate) fn insert(&mut self, value: u32) -> (u32, u32) {
+        assert!(!self.is_full(), "all {} places are held", self.limit);
+        self.held += 1;
+        // Untouched places first: they make the queue of vacant ones long.
+        if self.places.len() < self.limit as usize {
+            self.places.push(Place { generation: 1, content: Content::Held(value) });
+            return (self.places.len() as u32 - 1, 1);
+        }
+        let index = self.vacant_first;
+        let place = &mut self.places[index as usize];
+        let Content::Vacant(next) = place.content else {
+            panic!("place {index} is in the queue of vacant places and held");
+        };
+        place.content = Content::Held(value);
+        self.vacant_first = next;
+        if next == NONE {
+            self.vacant_last = NONE;
+        }
+        (index, place.generation)
+    }
+
+    pub(crate) fn get(&self, index: u32, generation: u32) -> Option<u32> {
+        match self.places.get(index as usize)? {
+            Place { generation: g, content: Content::Held(value) } if *g == generation => Some(*value),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn remove(&mut self, index: u32, generation: u32) -> Option<u32> {
+        let value = self.get(index, generation)?;
+        let place = &mut self.places[index as usize];
+        place.content = Content::Vacant(NONE);
+        place.generation = place.generation.wrapping_add(1);
+        self.held -= 1;
+        if self.vacant_last == NONE {
+            self.vacant_first = index;
+        } else {
+            self.places[self.vacant_last as usize].content = Content::Vacant(index);
+        }
+        self.vacant_last = index;
+        Some(value)
+    }
+
+    /// The values held, for checks.
+    pub(crate) fn values(&self) -> impl Iterator<Item = u32> + '_ {
+        self.places.iter().filter_map(|place| match place.content {
+            Content::Held(value) => Some(value),
+            Content::Vacant(_) => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn names_are_never_confused(limit in 1..6u32, ops in prop::collection::vec((any::<bool>(), any::<usize>()), 0..100)) {
+            let mut table = GenerationalTable::new(limit);
+            let mut held = BTreeMap::new();
+            let mut stale = Vec::new();
+            for (value, (insert, pick)) in ops.into_iter().enumerate() {
+                prop_assert_eq!(table.is_full(), held.len() == limit as usize);
+                if insert && !table.is_full() {
+                    let name = table.insert(value as u32);
+                    prop_assert!(!stale.contains(&name), "a name came back");
+                    prop_assert_eq!(held.insert(name, value as u32), None);
+                } else if let Some((&name, &value)) = held.iter().nth(pick % held.len().max(1)) {
+                    prop_assert_eq!(table.remove(name.0, name.1), Some(value));
+                    held.remove(&name);
+                    stale.push(name);
+                }
+                for (name, value) in &held {
+                    prop_assert_eq!(table.get(name.0, name.1), Some(*value));
+                }
+                for name in &stale {
+                    prop_assert_eq!(table.remove(name.0, name.1), None);
+                }
+                prop_assert_eq!(table.get(limit, 1), None);
+                prop_assert_eq!(table.values().count(), held.len());
+            }
+        }
+    }
+
+    #[test]
+    fn vacant_places_queue_up() {
+        let mut table = GenerationalTable::new(3);
+        let names: Vec<_> = (0..3).map(|value| table.insert(value)).collect();
+        for (index, generation) in [names[1], names[0]] {
+            table.remove(index, generation);
+        }
+        assert_eq!(table.insert(9), (1, 2));
+        assert_eq!(table.insert(9), (0, 2));
+    }
+
+    #[test]
+    fn untouched_places_come_before_vacant_ones() {
+        let mut table = GenerationalTable::new(2);
+        assert_eq!(table.insert(9), (0, 1));
+        table.remove(0, 1);
+        assert_eq!(table.insert(9), (1, 1));
+        assert_eq!(table.insert(9), (0, 2));
+    }
+}

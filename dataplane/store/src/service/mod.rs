@@ -1,0 +1,301 @@
+//! The answering side of the data path, without I/O: frames come in from peers, answers and places for payloads go out.
+//!
+//! One [`Service`] belongs to one shard. It serves two things: objects of the shard's [`Store`], and *segments*, registered
+//! memory that peers read and write by offset. A storage node has both, an embedded client only segments.
+//!
+//! The host owns connections and memory. It reports each connection ([`Service::peer_joined`]), each frame
+//! ([`Service::request`]), each payload that has arrived ([`Service::payload_done`]) and each payload that has left
+//! ([`Service::sent`]), and drains [`Service::poll_output`].
+//!
+//! Invariants: whatever a peer holds (pins, reservations, a payload under way) comes back when the host says that the peer is
+//! gone and its I/O has ended. A put is answered only after its whole payload was taken, also when it fails. Bytes arrive in
+//! fresh extents only, so a late writer reaches nothing that anybody reads.
+
+mod objects;
+mod segments;
+mod session;
+mod shared;
+mod types;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{Epoch, ReservationId, SLOTS};
+use kvplane_proto::message::{Kind, Operation};
+use kvplane_proto::{Digest, Limits, Status};
+use segments::SegmentTable;
+use session::{Pending, Session};
+pub use types::{
+    CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, RegisterError, SegmentInfo,
+    ServiceCounters,
+};
+
+use crate::Store;
+
+/// The answering side of one shard. Single-threaded; owned by the shard's loop.
+pub struct Service {
+    identity: Identity,
+    epoch: Epoch,
+    /// One bit for each slot that this shard owns.
+    owned: Box<[u64; SLOTS / 64]>,
+    store: Option<Store>,
+    segments: SegmentTable,
+    sessions: Vec<Option<Session>>,
+    outputs: VecDeque<Output>,
+    bytes: Vec<u8>,
+    /// Connections that have not said hello, in order of their deadlines.
+    greeting: VecDeque<(u64, PeerKey)>,
+    /// Reservations, in order of their deadlines.
+    reserved: VecDeque<(u64, PeerKey, ReservationId)>,
+    /// Where each shared pin stands in its session's list, by the pin's index.
+    pin_position: Vec<u32>,
+    counters: ServiceCounters,
+    now_ns: u64,
+}
+
+impl Service {
+    /// A service that owns no slots and no segments yet.
+    #[must_use]
+    pub fn new(identity: Identity, store: Option<Store>) -> Self {
+        Self {
+            identity,
+            epoch: Epoch(0),
+            owned: Box::new([0; SLOTS / 64]),
+            store,
+            segments: SegmentTable::new(),
+            sessions: Vec::new(),
+            outputs: VecDeque::new(),
+            bytes: Vec::new(),
+            greeting: VecDeque::new(),
+            reserved: VecDeque::new(),
+            pin_position: Vec::new(),
+            counters: ServiceCounters::default(),
+            now_ns: 0,
+        }
+    }
+
+    /// Serves these slots from now on. Objects of slots that left are removed: if the slot comes back later, what was here may
+    /// be older than what was written elsewhere meanwhile.
+    pub fn set_owned(&mut self, epoch: Epoch, owned: impl Fn(u16) -> bool) {
+        if epoch < self.epoch {
+            return;
+        }
+        self.epoch = epoch;
+        let mut lost = false;
+        for slot in 0..SLOTS {
+            let (word, bit) = (slot / 64, 1u64 << (slot % 64));
+            let had = self.owned[word] & bit != 0;
+            let has = owned(slot as u16);
+            lost |= had && !has;
+            self.owned[word] = if has { self.owned[word] | bit } else { self.owned[word] & !bit };
+        }
+        if let (true, Some(store)) = (lost, &mut self.store) {
+            let owned = &self.owned;
+            store.retain(|digest| owns(owned, digest));
+        }
+    }
+
+    /// The next thing for the host to do. Read a frame's body with [`Self::body`] before asking again.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        let output = self.outputs.pop_front();
+        if output.is_none() {
+            self.bytes.clear();
+        }
+        output
+    }
+
+    /// The body of an [`Output::Frame`]; valid until `poll_output` has returned `None`.
+    #[must_use]
+    pub fn body(&self, range: core::ops::Range<usize>) -> &[u8] {
+        &self.bytes[range]
+    }
+
+    /// When [`Self::handle_timeout`] wants to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let hello = self.greeting.front().map(|entry| entry.0);
+        let reserved = self.reserved.front().map(|entry| entry.0);
+        [hello, reserved].into_iter().flatten().min()
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &ServiceCounters {
+        &self.counters
+    }
+
+    /// The objects, for their statistics.
+    #[must_use]
+    pub const fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
+    }
+
+    /// A request arrived. Says where its payload goes; call [`Self::payload_done`] when it is there, also for `Discard`.
+    pub fn request(&mut self, peer: PeerKey, header: &Header, body: &[u8], now_ns: u64) -> PayloadTo {
+        self.now_ns = now_ns;
+        if self.session(peer).is_none() {
+            return PayloadTo::Discard;
+        }
+        self.counters.requests += 1;
+        match self.dispatch(peer, header, body) {
+            Ok(to) => to,
+            Err(reason) => {
+                self.close(peer, reason);
+                PayloadTo::Discard
+            }
+        }
+    }
+
+    fn dispatch(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
+        let session = self.session(peer).expect("a session that was just looked up");
+        if session.pending.is_some() {
+            return Err(CloseReason::Malformed("a request within a payload"));
+        }
+        if operation == Operation::Hello {
+            return self.hello(peer, header, body);
+        }
+        if !session.greeted {
+            return Err(CloseReason::NotGreeted);
+        }
+        let path = session.path;
+        let takes_payload = matches!(operation, Operation::Put | Operation::Write);
+        if takes_payload != (header.payload_bytes > 0) {
+            return self.refuse_payload(peer, operation, header);
+        }
+        match (operation, path) {
+            (Operation::Exists, _) => self.exists(peer, header, body),
+            (Operation::Size, _) => self.size(peer, header, body),
+            (Operation::Remove, _) => self.remove(peer, header, body),
+            (Operation::OpenSegment, _) => self.open_segment(peer, header, body),
+            (Operation::Get, Path::Stream) => self.get(peer, header, body),
+            (Operation::Put, Path::Stream) => self.put(peer, header, body),
+            (Operation::Read, Path::Stream) => self.read(peer, header, body),
+            (Operation::Write, Path::Stream) => self.write(peer, header, body),
+            (Operation::Lookup, Path::Shared) => self.lookup(peer, header, body),
+            (Operation::Reserve, Path::Shared) => self.reserve(peer, header, body),
+            (Operation::Commit, Path::Shared) => self.commit(peer, header, body),
+            (Operation::Abort, Path::Shared) => self.abort(peer, header, body),
+            (Operation::Release, Path::Shared) => self.release(peer, header, body),
+            _ => {
+                self.answer(peer, operation, header, Status::Unsupported);
+                Ok(PayloadTo::Discard)
+            }
+        }
+    }
+
+    /// A payload where none belongs, or none where one does. A put of 0 bytes is a caller's mistake and gets an answer.
+    fn refuse_payload(
+        &mut self,
+        peer: PeerKey,
+        operation: Operation,
+        header: &Header,
+    ) -> Result<PayloadTo, CloseReason> {
+        if header.payload_bytes > 0 {
+            return Err(CloseReason::Malformed("a payload where none belongs"));
+        }
+        self.answer(peer, operation, header, Status::Empty);
+        Ok(PayloadTo::Discard)
+    }
+
+    /// The payload of the last request has arrived where it was sent; `checksum` is what its bytes sum to, where computed.
+    pub fn payload_done(&mut self, peer: PeerKey, checksum: Option<u64>, now_ns: u64) {
+        self.now_ns = now_ns;
+        let Some(session) = self.session(peer) else { return };
+        let Some(pending) = session.pending.take() else { return };
+        match pending {
+            Pending::Refused { request, operation, status } => {
+                self.answer_id(peer, operation, request, status, 0);
+            }
+            Pending::Put { request, reservation, expected } => {
+                self.finish_put(peer, request, reservation, expected, checksum);
+            }
+            Pending::Write { request, segment, expected } => {
+                self.segments.release(segment, &mut self.outputs);
+                let good = expected.is_none() || expected == checksum;
+                let status = if good { Status::Ok } else { Status::Corrupt };
+                self.counters.corrupt += u64::from(!good);
+                self.answer_id(peer, Operation::Write, request, status, 0);
+            }
+        }
+    }
+
+    /// The payload of an answer has left, or never will: what held its memory is let go.
+    pub fn sent(&mut self, hold: Hold) {
+        match hold {
+            Hold::Pin(pin) => {
+                let released = self.store.as_mut().map(|store| store.unpin(pin));
+                assert_eq!(released, Some(Ok(())), "an answer's pin was let go twice");
+            }
+            Hold::Segment(segment) => self.segments.release(segment, &mut self.outputs),
+        }
+    }
+
+    /// Deadlines of greetings and reservations.
+    pub fn handle_timeout(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        while let Some(&(at_ns, peer)) = self.greeting.front() {
+            let greeted = self.session(peer).is_none_or(|session| session.greeted);
+            if at_ns > now_ns && !greeted {
+                break;
+            }
+            self.greeting.pop_front();
+            if !greeted {
+                self.close(peer, CloseReason::NotGreeted);
+            }
+        }
+        while let Some(&(at_ns, peer, reservation)) = self.reserved.front() {
+            if at_ns > now_ns && self.holds_reservation(peer, reservation) {
+                break;
+            }
+            self.reserved.pop_front();
+            self.expire(peer, reservation);
+        }
+    }
+
+    /// The body's items, or the end of the connection.
+    fn items<'a, T: kvplane_proto::message::Item>(
+        header: &Header,
+        body: &'a [u8],
+    ) -> Result<kvplane_proto::message::Items<'a, T>, CloseReason> {
+        kvplane_proto::message::decode_items(body, header.items).ok_or(CloseReason::Malformed("a body of wrong length"))
+    }
+
+    fn answer(&mut self, peer: PeerKey, operation: Operation, header: &Header, status: Status) {
+        self.answer_id(peer, operation, header.request, status, 0);
+    }
+
+    fn answer_id(
+        &mut self,
+        peer: PeerKey,
+        operation: Operation,
+        request: kvplane_proto::RequestId,
+        status: Status,
+        argument: u64,
+    ) {
+        let header = Header::reply(Kind::Reply(operation), request, status).with_argument(argument);
+        self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload: None });
+    }
+
+    /// Answers with a body of items that starts at `start` of the arena.
+    fn answer_items(&mut self, peer: PeerKey, operation: Operation, header: &Header, start: usize, items: usize) {
+        let body = start..self.bytes.len();
+        let header = Header::reply(Kind::Reply(operation), header.request, Status::Ok)
+            .with_body(&self.bytes[body.clone()], items);
+        self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
+    }
+
+    fn owns(&self, digest: Digest) -> bool {
+        self.store.is_some() && owns(&self.owned, digest)
+    }
+}
+
+fn owns(owned: &[u64; SLOTS / 64], digest: Digest) -> bool {
+    let slot = usize::from(digest.slot().0);
+    owned[slot / 64] & (1 << (slot % 64)) != 0
+}
+
+const _: () = assert!(Limits::HELLO_NS < Limits::RESERVATION_NS);

@@ -1,0 +1,120 @@
+//! Objects over shared memory: the peer maps the pool and copies by itself; we say where, and hold it there meanwhile.
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{PinId, ReservationId, Version};
+use kvplane_proto::message::{
+    CommitItem, CommitReply, DigestItem, IdItem, Item, LookupReply, Operation, ReserveItem, ReserveReply,
+};
+use kvplane_proto::Status;
+
+use super::objects::{commit_status, get_status};
+use super::types::{CloseReason, PayloadTo, PeerKey};
+use super::Service;
+use crate::CommitError;
+
+impl Service {
+    pub(super) fn lookup(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        let items = Self::items::<DigestItem>(header, body)?;
+        let (start, count) = (self.bytes.len(), items.len());
+        for item in items {
+            let reply = self.lookup_one(peer, &item).unwrap_or_else(|status| LookupReply {
+                status,
+                pin: PinId::default(),
+                offset: 0,
+                bytes: 0,
+                version: Version(0),
+                checksum: 0,
+            });
+            reply.encode(&mut self.bytes);
+        }
+        self.answer_items(peer, Operation::Lookup, header, start, count);
+        Ok(PayloadTo::Discard)
+    }
+
+    fn lookup_one(&mut self, peer: PeerKey, item: &DigestItem) -> Result<LookupReply, Status> {
+        if !self.owns(item.digest) {
+            self.counters.wrong_owner += 1;
+            return Err(Status::WrongOwner);
+        }
+        let Some(store) = &mut self.store else { return Err(Status::NotFound) };
+        let (pin, object) = store.get(item.digest).map_err(get_status)?;
+        self.counters.get_bytes += object.extent.bytes;
+        self.lend_pin(peer, pin);
+        Ok(LookupReply {
+            status: Status::Ok,
+            pin,
+            offset: object.extent.offset,
+            bytes: object.extent.bytes,
+            version: object.version,
+            checksum: object.checksum,
+        })
+    }
+
+    pub(super) fn release(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        for item in Self::items::<IdItem>(header, body)? {
+            let pin = PinId::from_bits(item.id);
+            if !self.take_pin(peer, pin) {
+                return Err(CloseReason::Malformed("a release of a pin that it does not hold"));
+            }
+            if let Some(store) = &mut self.store {
+                store.unpin(pin).expect("a session's pin is held");
+            }
+        }
+        Ok(PayloadTo::Discard)
+    }
+
+    pub(super) fn reserve(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        let items = Self::items::<ReserveItem>(header, body)?;
+        let (start, count) = (self.bytes.len(), items.len());
+        for item in items {
+            let reply = match self.reserve_one(peer, item.digest, item.bytes) {
+                Ok((reservation, place)) => ReserveReply { status: Status::Ok, reservation, offset: place.offset },
+                Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
+            };
+            reply.encode(&mut self.bytes);
+        }
+        self.answer_items(peer, Operation::Reserve, header, start, count);
+        Ok(PayloadTo::Discard)
+    }
+
+    pub(super) fn commit(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        let items = Self::items::<CommitItem>(header, body)?;
+        let (start, count) = (self.bytes.len(), items.len());
+        for item in items {
+            if !self.take_reservation(peer, item.reservation) {
+                return Err(CloseReason::Malformed("a commit of a reservation that it does not hold"));
+            }
+            let Some(store) = &mut self.store else { continue };
+            let bytes = store.reserved_bytes_of(item.reservation).unwrap_or(0);
+            let (status, version) = match store.commit(item.reservation, item.checksum) {
+                Ok(version) => {
+                    self.counters.put_bytes += bytes;
+                    (Status::Ok, version)
+                }
+                Err(error) => {
+                    // The writer says that it has finished, so an expired reservation's bytes may be used again.
+                    if error == CommitError::Expired {
+                        store.abort(item.reservation).expect("an expired reservation is held until it is aborted");
+                    }
+                    (commit_status(error), Version(0))
+                }
+            };
+            CommitReply { status, version }.encode(&mut self.bytes);
+        }
+        self.answer_items(peer, Operation::Commit, header, start, count);
+        Ok(PayloadTo::Discard)
+    }
+
+    pub(super) fn abort(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        for item in Self::items::<IdItem>(header, body)? {
+            let reservation = ReservationId::from_bits(item.id);
+            if !self.take_reservation(peer, reservation) {
+                return Err(CloseReason::Malformed("an abort of a reservation that it does not hold"));
+            }
+            if let Some(store) = &mut self.store {
+                store.abort(reservation).expect("a session's reservation is held");
+            }
+        }
+        Ok(PayloadTo::Discard)
+    }
+}

@@ -1,0 +1,207 @@
+//! What goes into a service and what comes out.
+
+use core::fmt;
+use core::ops::Range;
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{Incarnation, NodeId, PinId, SegmentId, ShardId};
+use kvplane_proto::{Limits, Status};
+
+/// Who answers.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Name of the cluster; a hello to another is refused.
+    pub cluster: String,
+    /// This node.
+    pub node: NodeId,
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// This shard.
+    pub shard: ShardId,
+    /// Name under which its segments are opened.
+    pub segment_name: String,
+}
+
+/// A connection; the host's index and generation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct PeerKey {
+    /// Position in the host's table, dense from 0.
+    pub index: u32,
+    /// Which connection at that position.
+    pub generation: u32,
+}
+
+/// How a connection moves payloads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Path {
+    /// Payloads follow their frames.
+    Stream,
+    /// The peer maps the pool and copies by itself.
+    Shared,
+}
+
+/// Memory that the shard's host owns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Memory {
+    /// The shard's pool.
+    Pool,
+    /// A registered segment.
+    Segment(SegmentId),
+}
+
+/// A range of the host's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Which memory.
+    pub memory: Memory,
+    /// Where in it.
+    pub offset: u64,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// What keeps the memory of an answer's payload in place; given back through [`super::Service::sent`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hold {
+    /// An object.
+    Pin(PinId),
+    /// A segment.
+    Segment(SegmentId),
+}
+
+/// Where a request's payload goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PayloadTo {
+    /// Read it and forget it; also when there is none.
+    Discard,
+    /// To here.
+    Place(Place),
+}
+
+/// Why a connection is closed from our side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CloseReason {
+    /// A frame that no honest peer sends: says which.
+    Malformed(&'static str),
+    /// No hello in time, or a request before it.
+    NotGreeted,
+    /// It wanted somebody else: another cluster, node, life, shard or version.
+    Refused(Status),
+    /// A payload stopped arriving before its reservation's deadline.
+    PutDeadline,
+    /// A segment it was using is being unregistered and did not fall quiet in time.
+    SegmentGone,
+}
+
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed(what) => write!(f, "the peer sent {what}"),
+            Self::NotGreeted => write!(f, "the peer did not say hello within {} ms", Limits::HELLO_NS / 1_000_000),
+            Self::Refused(status) => write!(f, "the peer was refused: {status}"),
+            Self::PutDeadline => {
+                write!(f, "a put's payload did not arrive within {} s", Limits::RESERVATION_NS / 1_000_000_000)
+            }
+            Self::SegmentGone => f.write_str("a segment in use was unregistered"),
+        }
+    }
+}
+
+/// Something for the host to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// Send an answer.
+    Frame {
+        /// To whom.
+        peer: PeerKey,
+        /// Its header. Where the checksum flag is set and the value is 0, the host fills in the payload's checksum.
+        header: Header,
+        /// Its body: see [`super::Service::body`].
+        body: Range<usize>,
+        /// Its payload, and what to give back once it has left.
+        payload: Option<(Place, Hold)>,
+    },
+    /// End this connection's I/O, then [`super::Service::peer_gone`]. Answers before it are sent if that is possible.
+    Close {
+        /// Whose.
+        peer: PeerKey,
+        /// Why, for the log.
+        reason: CloseReason,
+    },
+    /// Nothing uses this segment any more: its memory may go.
+    Unregistered {
+        /// Which.
+        segment: SegmentId,
+    },
+}
+
+/// Memory to be registered.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentInfo {
+    /// Its address in this process: an identity for people and for Mooncake's tools.
+    pub address: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Whether peers may write it.
+    pub writable: bool,
+    /// Whether peers on this host can map it.
+    pub shareable: bool,
+}
+
+/// Why memory was not registered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RegisterError {
+    /// Nothing to register.
+    Empty,
+    /// It overlaps memory that is registered.
+    Overlap {
+        /// The registered range's address.
+        address: u64,
+        /// Its length.
+        bytes: u64,
+    },
+    /// As many as the limits allow are registered.
+    TooMany {
+        /// The limit.
+        limit: usize,
+    },
+}
+
+impl fmt::Display for RegisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("a range of 0 bytes cannot be registered"),
+            Self::Overlap { address, bytes } => {
+                write!(f, "the range overlaps {bytes} bytes at {address:#x}, which are registered already")
+            }
+            Self::TooMany { limit } => write!(f, "{limit} regions are registered, which is the limit: unregister some"),
+        }
+    }
+}
+
+impl std::error::Error for RegisterError {}
+
+/// What a service counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ServiceCounters {
+    /// Requests that arrived.
+    pub requests: u64,
+    /// Connections that said hello and were welcomed.
+    pub greeted: u64,
+    /// Connections closed from our side.
+    pub closed: u64,
+    /// Requests for keys that this shard does not own.
+    pub wrong_owner: u64,
+    /// Payloads that did not match their checksum.
+    pub corrupt: u64,
+    /// Puts whose reservation passed its deadline.
+    pub expired: u64,
+    /// Objects' bytes sent or lent to peers.
+    pub get_bytes: u64,
+    /// Objects' bytes taken in.
+    pub put_bytes: u64,
+    /// Segments' bytes sent.
+    pub read_bytes: u64,
+    /// Segments' bytes taken in.
+    pub write_bytes: u64,
+}

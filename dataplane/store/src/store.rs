@@ -1,0 +1,238 @@
+//! One shard's objects: get with pins, put as reserve and commit, remove.
+//!
+//! * Objects are immutable. A version is given at commit, greater than any given before.
+//! * A pin keeps an object's bytes where they are; a removed object's bytes go with its last pin.
+//! * A put reserves an extent, its writer fills it, and it becomes visible at commit. Several puts of one digest may be under
+//!   way; the first commit wins. An extent whose put failed stays in quarantine until the host knows that its writer
+//!   has stopped ([`Store::abort`]).
+//! * Room is made inside `reserve`, by evicting what nobody uses.
+//!
+//! Invariant ([`Store::check`]): every granule of the pool is free or belongs to exactly one entry.
+//! Not here: deadlines (the host calls [`Store::expire`]), leases, tiers, the bytes themselves.
+
+mod check;
+mod put;
+mod space;
+mod stats;
+
+pub use stats::StoreStats;
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::{PinId, Version};
+
+use crate::allocator::{Allocator, Block, GRANULE_BYTES};
+use crate::config::{ConfigError, StoreConfig};
+use crate::entry::{Entries, EntryId, STATES, State};
+use crate::errors::{GetError, StalePin};
+use crate::eviction::{EvictionPolicy, SegmentedLru};
+use crate::generational::GenerationalTable;
+use crate::index::Index;
+use stats::Counters;
+
+/// A range of the pool: exactly the object's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// From the start of the pool.
+    pub offset: u64,
+    /// The object's size.
+    pub bytes: u64,
+}
+
+/// What a reader needs of an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ObjectView {
+    /// Where its bytes are, until the pin is released.
+    pub extent: Extent,
+    /// Which put made it.
+    pub version: Version,
+    /// The checksum that its writer gave.
+    pub checksum: u64,
+}
+
+/// The state of one shard, with an eviction policy of type `P`. One thread's.
+#[derive(Debug)]
+pub struct Store<P = SegmentedLru> {
+    config: StoreConfig,
+    allocator: Allocator,
+    entries: Entries,
+    index: Index,
+    policy: P,
+    /// The entry that each pin holds.
+    pins: GenerationalTable,
+    /// The entry of each reservation, quarantined ones included.
+    reservations: GenerationalTable,
+    /// Granules of the entries in each state.
+    granules: [u64; STATES],
+    /// Granules of the entries with pins, live and doomed.
+    pinned_granules: u64,
+    next_version: u64,
+    counters: Counters,
+}
+
+impl Store {
+    /// An empty store. The first commit gets `first_version`: greater than any that an earlier life of this shard gave.
+    ///
+    /// # Errors
+    /// A field of `config` that cannot be.
+    pub fn new(config: StoreConfig, first_version: Version) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let protected = config.pool_bytes * u64::from(config.protected_percent) / 100;
+        let policy = SegmentedLru::new(protected / GRANULE_BYTES);
+        Self::with_policy(config, first_version, policy)
+    }
+}
+
+impl<P: EvictionPolicy> Store<P> {
+    /// As [`Store::new`], with an eviction policy of the caller's.
+    ///
+    /// # Errors
+    /// A field of `config` that cannot be.
+    pub fn with_policy(config: StoreConfig, first_version: Version, policy: P) -> Result<Self, ConfigError> {
+        config.validate()?;
+        Ok(Self {
+            allocator: Allocator::new(config.pool_bytes, config.max_objects),
+            entries: Entries::new(config.max_objects),
+            index: Index::new(config.max_objects, config.hash_seed),
+            policy,
+            pins: GenerationalTable::new(config.max_pins),
+            reservations: GenerationalTable::new(config.max_reservations),
+            granules: [0; STATES],
+            pinned_granules: 0,
+            next_version: first_version.0,
+            counters: Counters::default(),
+            config,
+        })
+    }
+
+    /// The limits.
+    #[must_use]
+    pub const fn config(&self) -> &StoreConfig {
+        &self.config
+    }
+
+    /// Whether there is an object of this digest. Not an access.
+    #[must_use]
+    pub fn exists(&self, digest: Digest) -> bool {
+        self.index.find(&self.entries, digest).is_some()
+    }
+
+    /// The object's size. Not an access.
+    #[must_use]
+    pub fn size(&self, digest: Digest) -> Option<u64> {
+        Some(self.entries[self.index.find(&self.entries, digest)?].bytes())
+    }
+
+    /// Pins an object, so that its bytes stay until [`Store::unpin`]. Counts as an access.
+    ///
+    /// # Errors
+    /// [`GetError::NotFound`]; [`GetError::TooManyPins`], in which case nothing is counted as an access.
+    pub fn get(&mut self, digest: Digest) -> Result<(PinId, ObjectView), GetError> {
+        let Some(id) = self.index.find(&self.entries, digest) else {
+            self.counters.misses += 1;
+            return Err(GetError::NotFound);
+        };
+        if self.pins.is_full() {
+            self.counters.pin_refusals += 1;
+            return Err(GetError::TooManyPins { limit: self.config.max_pins });
+        }
+        self.counters.hits += 1;
+        self.policy.access(&mut self.entries, id);
+        if self.entries.pin(id) == 1 {
+            self.pinned_granules += self.entries[id].granules();
+        }
+        let (index, generation) = self.pins.insert(id.0);
+        let entry = &self.entries[id];
+        let view = ObjectView { extent: self.extent(id), version: entry.version(), checksum: entry.checksum() };
+        Ok((PinId { index, generation }, view))
+    }
+
+    /// Releases a pin. With the last one, a removed object's bytes are free.
+    ///
+    /// # Errors
+    /// The pin is not held; nothing happens but a count.
+    pub fn unpin(&mut self, pin: PinId) -> Result<(), StalePin> {
+        let Some(entry) = self.pins.remove(pin.index, pin.generation) else {
+            self.counters.stale_ids += 1;
+            return Err(StalePin);
+        };
+        let id = EntryId(entry);
+        if self.entries.unpin(id) > 0 {
+            return Ok(());
+        }
+        self.pinned_granules -= self.entries[id].granules();
+        if self.entries[id].state() == State::Doomed {
+            self.release(id);
+        } else {
+            self.policy.unpinned(&mut self.entries, id);
+        }
+        Ok(())
+    }
+
+    /// Makes an object invisible at once; its bytes are free when its last pin goes. False when there was none. A put
+    /// under way is not touched: it completes after the removal.
+    pub fn remove(&mut self, digest: Digest) -> bool {
+        let Some(id) = self.index.find(&self.entries, digest) else { return false };
+        self.counters.removes += 1;
+        self.remove_entry(id);
+        true
+    }
+
+    /// Removes every object; returns how many there were. Walks the arena.
+    pub fn remove_all(&mut self) -> u64 {
+        let mut removed = 0;
+        for id in (0..self.entries.touched()).map(EntryId) {
+            if self.entries[id].state() == State::Live {
+                self.remove_entry(id);
+                removed += 1;
+            }
+        }
+        self.counters.removes += removed;
+        removed
+    }
+
+    /// Where an entry's bytes are.
+    fn extent(&self, id: EntryId) -> Extent {
+        let entry = &self.entries[id];
+        Extent { offset: self.allocator.offset_bytes(entry.block()), bytes: entry.bytes() }
+    }
+
+    /// Takes a live entry out of index and eviction order.
+    fn hide(&mut self, id: EntryId) {
+        let taken = self.index.remove(self.entries[id].digest(), id);
+        assert!(taken, "{id:?} is live but not in the index");
+        self.policy.remove(&mut self.entries, id);
+        self.counters.payload_bytes -= self.entries[id].bytes();
+    }
+
+    /// Hides a live entry and frees it, at once or when its last pin goes.
+    fn remove_entry(&mut self, id: EntryId) {
+        self.hide(id);
+        if self.entries[id].pins() == 0 {
+            self.release(id);
+        } else {
+            self.change_state(id, Entries::doom);
+        }
+    }
+
+    /// Frees an entry that nobody uses and its bytes; returns the free block that they are now part of.
+    fn release(&mut self, id: EntryId) -> Block {
+        let block = self.entries[id].block();
+        self.granules[self.entries[id].state() as usize] -= self.entries[id].granules();
+        self.entries.release(id);
+        self.allocator.free(block)
+    }
+
+    /// Applies a step of the entry's life that keeps its bytes, and moves them to the other state's account.
+    fn change_state(&mut self, id: EntryId, step: impl FnOnce(&mut Entries, EntryId)) {
+        let granules = self.entries[id].granules();
+        self.granules[self.entries[id].state() as usize] -= granules;
+        step(&mut self.entries, id);
+        self.granules[self.entries[id].state() as usize] += granules;
+    }
+
+    /// Granules that eviction could free.
+    const fn evictable_granules(&self) -> u64 {
+        // Doomed entries are all pinned.
+        self.granules[State::Live as usize] + self.granules[State::Doomed as usize] - self.pinned_granules
+    }
+}

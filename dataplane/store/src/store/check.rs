@@ -1,0 +1,73 @@
+//! The store's invariants, for tests and simulation.
+
+use super::Store;
+use crate::entry::{EntryId, STATES, State};
+use crate::eviction::EvictionPolicy;
+
+impl<P: EvictionPolicy> Store<P> {
+    /// Asserts every invariant. Walks everything.
+    ///
+    /// # Panics
+    /// When one does not hold.
+    pub fn check(&self) {
+        self.allocator.check();
+        self.index.check(&self.entries);
+        self.check_ownership();
+        self.check_accounts();
+        self.check_handles();
+    }
+
+    /// Every held block has one entry and every entry one block: nothing is both free and lent, or lent twice.
+    fn check_ownership(&self) {
+        let mut owned = 0;
+        for (id, entry) in self.entries.iter() {
+            let owner = self.allocator.owner(entry.block());
+            assert_eq!(owner, Some(id.0), "the block of {entry:?} is its own");
+            assert_eq!(self.allocator.granules(entry.block()), entry.granules(), "{entry:?}");
+            owned += 1;
+        }
+        assert_eq!(owned, self.allocator.held_blocks(), "each held block belongs to an entry");
+    }
+
+    /// Index, eviction order and the accounts of space agree with the entries.
+    fn check_accounts(&self) {
+        let (mut granules, mut pinned, mut live, mut payload) = ([0; STATES], 0, 0, 0);
+        for (id, entry) in self.entries.iter() {
+            granules[entry.state() as usize] += entry.granules();
+            if entry.pins() > 0 {
+                pinned += entry.granules();
+            }
+            if entry.state() == State::Live {
+                live += 1;
+                payload += entry.bytes();
+                let found = self.index.find(&self.entries, entry.digest());
+                assert_eq!(found, Some(id), "{entry:?} is in the index");
+            }
+        }
+        assert_eq!(self.granules, granules, "granules by state");
+        assert_eq!(self.pinned_granules, pinned, "granules of pinned entries");
+        assert_eq!(self.counters.payload_bytes, payload, "bytes of live objects");
+        assert_eq!(self.index.len(), live, "the index has the live entries only");
+        let in_order = self.policy.check(&self.entries);
+        assert_eq!(in_order, live as usize, "the eviction order has the live entries only");
+    }
+
+    /// Pins and reservations lead to entries in the right states, and all of them are counted.
+    fn check_handles(&self) {
+        let pins: u32 = self.entries.iter().map(|(_, entry)| entry.pins()).sum();
+        assert_eq!(pins, self.pins.len(), "pins are counted");
+        for id in self.pins.values().map(EntryId) {
+            let entry = &self.entries[id];
+            assert!(entry.pins() > 0, "a pin leads to {entry:?}");
+            assert!(matches!(entry.state(), State::Live | State::Doomed), "{entry:?} is pinned");
+        }
+        let is_put = |state| matches!(state, State::Reserved | State::Quarantined);
+        for id in self.reservations.values().map(EntryId) {
+            assert!(is_put(self.entries[id].state()), "a reservation leads to {:?}", self.entries[id]);
+        }
+        let puts = self.entries.iter().filter(|(_, entry)| is_put(entry.state())).count();
+        assert_eq!(puts, self.reservations.len() as usize, "reservations are counted");
+        let doomed = self.entries.iter().filter(|(_, entry)| entry.state() == State::Doomed);
+        assert!(doomed.into_iter().all(|(_, entry)| entry.pins() > 0), "a doomed entry is pinned");
+    }
+}

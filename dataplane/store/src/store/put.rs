@@ -1,0 +1,101 @@
+//! Puts: reserve, then commit or abort; expire when the deadline passes in between.
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::{ReservationId, Version};
+
+use super::{Extent, Store};
+use crate::entry::{Entries, EntryId, State};
+use crate::errors::{CommitError, ReserveError, StaleReservation};
+use crate::eviction::EvictionPolicy;
+
+impl<P: EvictionPolicy> Store<P> {
+    /// Takes space for an object of `bytes`, evicting what nobody uses if need be. Its writer may write the extent until the
+    /// reservation is committed or aborted, and nobody else reads or writes it until then.
+    ///
+    /// # Errors
+    /// See [`ReserveError`]. A refusal for what cannot succeed evicts nothing, except that where pinned or reserved extents
+    /// cut the pool into pieces that are all too small, some objects (at most about twice `bytes`) may have gone before
+    /// that is known.
+    pub fn reserve(&mut self, digest: Digest, bytes: u64) -> Result<(ReservationId, Extent), ReserveError> {
+        if bytes == 0 {
+            return Err(ReserveError::Empty);
+        }
+        if bytes > self.config.max_object_bytes {
+            return Err(ReserveError::TooLarge { bytes, limit_bytes: self.config.max_object_bytes });
+        }
+        if let Some(id) = self.index.find(&self.entries, digest) {
+            self.counters.exists_conflicts += 1;
+            self.policy.access(&mut self.entries, id);
+            return Err(ReserveError::Exists);
+        }
+        if self.reservations.is_full() {
+            self.counters.reserve_refusals += 1;
+            let limit = self.config.max_reservations;
+            return Err(ReserveError::TooManyReservations { limit });
+        }
+        let block = self.room(bytes).inspect_err(|_| self.counters.reserve_refusals += 1)?;
+        let id = self.entries.reserve(digest, bytes, block);
+        self.allocator.set_owner(block, id.0);
+        self.granules[State::Reserved as usize] += self.entries[id].granules();
+        let (index, generation) = self.reservations.insert(id.0);
+        Ok((ReservationId { index, generation }, self.extent(id)))
+    }
+
+    /// Makes a reserved object visible, complete with the `checksum` of its bytes, and gives it its version.
+    ///
+    /// # Errors
+    /// See [`CommitError`]: it says for each what becomes of the reservation.
+    ///
+    /// # Panics
+    /// When the 2^64 versions are used up.
+    pub fn commit(&mut self, reservation: ReservationId, checksum: u64) -> Result<Version, CommitError> {
+        let Some(id) = self.reserved(reservation) else { return Err(CommitError::Stale) };
+        if self.entries[id].state() == State::Quarantined {
+            return Err(CommitError::Expired);
+        }
+        self.reservations.remove(reservation.index, reservation.generation);
+        let digest = self.entries[id].digest();
+        if self.index.find(&self.entries, digest).is_some() {
+            self.counters.exists_conflicts += 1;
+            self.release(id);
+            return Err(CommitError::Exists);
+        }
+        let version = Version(self.next_version);
+        self.next_version = self.next_version.checked_add(1).expect("versions are not used up");
+        self.change_state(id, |entries: &mut Entries, id| entries.commit(id, version, checksum));
+        self.index.insert(digest, id);
+        self.policy.insert(&mut self.entries, id);
+        self.counters.puts += 1;
+        self.counters.payload_bytes += self.entries[id].bytes();
+        Ok(version)
+    }
+
+    /// The put's deadline passed: it fails, but its extent stays in quarantine until [`Store::abort`], since its writer
+    /// may still be writing. Without effect when it happened before; a stale reservation is counted.
+    pub fn expire(&mut self, reservation: ReservationId) {
+        let Some(id) = self.reserved(reservation) else { return };
+        if self.entries[id].state() == State::Reserved {
+            self.counters.expirations += 1;
+            self.change_state(id, Entries::expire);
+        }
+    }
+
+    /// Gives the put up and frees its extent: the host knows that nobody writes it any more.
+    ///
+    /// # Errors
+    /// The reservation is not held; nothing happens but a count.
+    pub fn abort(&mut self, reservation: ReservationId) -> Result<(), StaleReservation> {
+        let Some(id) = self.reserved(reservation) else { return Err(StaleReservation) };
+        self.reservations.remove(reservation.index, reservation.generation);
+        self.counters.aborts += 1;
+        self.release(id);
+        Ok(())
+    }
+
+    /// The entry of a reservation that is held; counts stale ones.
+    fn reserved(&mut self, reservation: ReservationId) -> Option<EntryId> {
+        let entry = self.reservations.get(reservation.index, reservation.generation);
+        self.counters.stale_ids += u64::from(entry.is_none());
+        entry.map(EntryId)
+    }
+}

@@ -1,0 +1,92 @@
+//! Making room: eviction until a request fits, and no further.
+//!
+//! Objects go in the policy's order. Where all are of one size the first victim's place fits. Where they are not, victims
+//! free bytes all over the pool, and waiting for enough of them to be neighbours could empty it. So after
+//! [`SCATTERED`] times the request the order yields: the neighbours of the next victim go with it; and if pinned or reserved
+//! extents hem those in, the first stretch of the pool that can be cleared. A request is refused only when there is none.
+
+use super::Store;
+use crate::allocator::{Block, GRANULE_BYTES, granules_of};
+use crate::entry::{EntryId, State};
+use crate::errors::ReserveError;
+use crate::eviction::EvictionPolicy;
+
+/// How much is evicted in the policy's order before neighbours are, in multiples of the request.
+const SCATTERED: u64 = 2;
+
+impl<P: EvictionPolicy> Store<P> {
+    /// A block for `bytes`, and a vacant entry to go with it.
+    ///
+    /// # Errors
+    /// `NoSpace` or `TooManyObjects`: no eviction could give both.
+    pub(super) fn room(&mut self, bytes: u64) -> Result<Block, ReserveError> {
+        let granules = granules_of(bytes);
+        if self.allocator.free_granules() + self.evictable_granules() < granules {
+            return Err(self.no_space(bytes));
+        }
+        if self.entries.is_full() {
+            let limit = self.config.max_objects;
+            let victim = self.policy.victim(&mut self.entries);
+            self.evict(victim.ok_or(ReserveError::TooManyObjects { limit })?);
+        }
+        if let Some(block) = self.allocator.allocate(bytes) {
+            return Ok(block);
+        }
+        let free = match self.evict_in_order(granules) {
+            Some(free) => free,
+            None => self.clear_a_run(granules).ok_or_else(|| self.no_space(bytes))?,
+        };
+        Ok(self.allocator.carve(free, bytes))
+    }
+
+    fn no_space(&self, bytes: u64) -> ReserveError {
+        let reserved = self.granules[State::Reserved as usize] + self.granules[State::Quarantined as usize];
+        ReserveError::NoSpace {
+            requested_bytes: bytes,
+            free_bytes: self.allocator.free_bytes(),
+            pinned_bytes: self.pinned_granules * GRANULE_BYTES,
+            reserved_bytes: reserved * GRANULE_BYTES,
+        }
+    }
+
+    /// Evicts in the policy's order until a free block of `granules` appears or enough has gone in vain.
+    fn evict_in_order(&mut self, granules: u64) -> Option<Block> {
+        let mut evicted = 0;
+        while evicted < SCATTERED * granules {
+            let victim = self.policy.victim(&mut self.entries)?;
+            evicted += self.entries[victim].granules();
+            let free = self.evict(victim);
+            if self.allocator.granules(free) >= granules {
+                return Some(free);
+            }
+        }
+        None
+    }
+
+    /// Evicts neighbours until a free block of `granules` appears; evicts nothing when there are none that would do.
+    fn clear_a_run(&mut self, granules: u64) -> Option<Block> {
+        let victim = self.policy.victim(&mut self.entries);
+        let entries = &self.entries;
+        let may_go = |owner| entries[EntryId(owner)].is_evictable();
+        let around = victim.and_then(|victim| self.allocator.run_around(entries[victim].block(), granules, may_go));
+        let mut block = around.or_else(|| self.allocator.run_anywhere(granules, may_go))?;
+        loop {
+            if let Some(owner) = self.allocator.owner(block) {
+                block = self.evict(EntryId(owner));
+            }
+            if self.allocator.granules(block) >= granules {
+                return Some(block);
+            }
+            block = self.allocator.after(block).expect("a run is as long as was asked for");
+        }
+    }
+
+    /// Evicts an object that nobody uses; returns the free block that its bytes are now part of.
+    fn evict(&mut self, id: EntryId) -> Block {
+        assert!(self.entries[id].is_evictable(), "evicting {:?}", self.entries[id]);
+        self.counters.evictions += 1;
+        self.counters.evicted_bytes += self.entries[id].bytes();
+        self.hide(id);
+        self.release(id)
+    }
+}

@@ -1,0 +1,114 @@
+//! What the store tells about itself.
+
+use super::Store;
+use crate::allocator::GRANULE_BYTES;
+use crate::entry::State;
+use crate::eviction::EvictionPolicy;
+
+/// Counted since start, except `payload_bytes`.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) payload_bytes: u64,
+    pub(super) hits: u64,
+    pub(super) misses: u64,
+    pub(super) pin_refusals: u64,
+    pub(super) puts: u64,
+    pub(super) exists_conflicts: u64,
+    pub(super) reserve_refusals: u64,
+    pub(super) expirations: u64,
+    pub(super) aborts: u64,
+    pub(super) removes: u64,
+    pub(super) evictions: u64,
+    pub(super) evicted_bytes: u64,
+    pub(super) stale_ids: u64,
+}
+
+/// A snapshot of gauges and counters. Gauges of space count whole granules: `used_bytes + free_bytes` is the pool, and
+/// `used_bytes` is live, removed but pinned, reserved and quarantined together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Visible objects.
+    pub objects: u64,
+    /// Their exact sizes, summed.
+    pub payload_bytes: u64,
+    /// The pool's size.
+    pub pool_bytes: u64,
+    /// Space that is not free.
+    pub used_bytes: u64,
+    /// Free space, in pieces.
+    pub free_bytes: u64,
+    /// The largest free piece.
+    pub largest_free_bytes: u64,
+    /// Space of objects with pins, removed ones included.
+    pub pinned_bytes: u64,
+    /// Space of removed objects that wait for their last pin; a part of `pinned_bytes`.
+    pub doomed_bytes: u64,
+    /// Space of puts under way.
+    pub reserved_bytes: u64,
+    /// Space of expired puts that were not aborted.
+    pub quarantined_bytes: u64,
+    /// Pins held.
+    pub pins: u64,
+    /// Reservations held, expired ones included.
+    pub reservations: u64,
+    /// Gets that found their object and got a pin.
+    pub hits: u64,
+    /// Gets that found nothing.
+    pub misses: u64,
+    /// Gets that found no free pin.
+    pub pin_refusals: u64,
+    /// Commits that made an object visible.
+    pub puts: u64,
+    /// Puts, at reserve or commit, of a digest that had an object.
+    pub exists_conflicts: u64,
+    /// Reserves refused for want of space, objects or reservations.
+    pub reserve_refusals: u64,
+    /// Puts whose deadline passed.
+    pub expirations: u64,
+    /// Reservations aborted.
+    pub aborts: u64,
+    /// Objects removed on request.
+    pub removes: u64,
+    /// Objects evicted.
+    pub evictions: u64,
+    /// Their exact sizes, summed.
+    pub evicted_bytes: u64,
+    /// Messages about pins and reservations that were not held.
+    pub stale_ids: u64,
+}
+
+impl<P: EvictionPolicy> Store<P> {
+    /// The gauges and counters now. Walks one bin of the allocator.
+    #[must_use]
+    pub fn stats(&self) -> StoreStats {
+        let counters = &self.counters;
+        let bytes_in = |state: State| self.granules[state as usize] * GRANULE_BYTES;
+        let pool_bytes = self.allocator.pool_granules() * GRANULE_BYTES;
+        StoreStats {
+            objects: self.index.len().into(),
+            payload_bytes: counters.payload_bytes,
+            pool_bytes,
+            used_bytes: pool_bytes - self.allocator.free_bytes(),
+            free_bytes: self.allocator.free_bytes(),
+            largest_free_bytes: self.allocator.largest_free_bytes(),
+            pinned_bytes: self.pinned_granules * GRANULE_BYTES,
+            doomed_bytes: bytes_in(State::Doomed),
+            reserved_bytes: bytes_in(State::Reserved),
+            quarantined_bytes: bytes_in(State::Quarantined),
+            pins: self.pins.len().into(),
+            reservations: self.reservations.len().into(),
+            hits: counters.hits,
+            misses: counters.misses,
+            pin_refusals: counters.pin_refusals,
+            puts: counters.puts,
+            exists_conflicts: counters.exists_conflicts,
+            reserve_refusals: counters.reserve_refusals,
+            expirations: counters.expirations,
+            aborts: counters.aborts,
+            removes: counters.removes,
+            evictions: counters.evictions,
+            evicted_bytes: counters.evicted_bytes,
+            stale_ids: counters.stale_ids,
+        }
+    }
+}

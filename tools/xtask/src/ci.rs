@@ -1,0 +1,152 @@
+//! `cargo x ci`: what a change must pass, cheapest first, with the time that each step took.
+//!
+//! Tests and seeds share the development profile's artifacts; the release build exists once, for the linkage check and
+//! because it is what ships. The first failing step ends the run, and its exit status is ours.
+
+use std::time::{Duration, Instant};
+
+use crate::elf;
+use crate::process::{self, Failure};
+use crate::setup::{self, packages::Group};
+use crate::testing;
+use crate::tidy;
+use crate::workspace::Workspace;
+
+/// How many seeds the simulation runs through here; a plain test run takes fewer.
+pub const SEEDS: &str = "200";
+
+/// Libraries that the binary opens at run time where they exist, and must never need to start.
+const OPTIONAL_LIBRARIES: [&str; 5] = ["libibverbs", "librdmacm", "libhwloc", "libcuda", "libudev"];
+
+/// One step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// rustfmt changes nothing.
+    Fmt,
+    /// The source tree's own rules.
+    Tidy,
+    /// clippy without a warning.
+    Clippy,
+    /// Every test.
+    Test,
+    /// The simulation, over many seeds.
+    Seeds,
+    /// The release build of the binary that ships.
+    Release,
+    /// That binary starts without any optional library.
+    Linkage,
+}
+
+impl Step {
+    /// Every step, in order.
+    pub const ALL: [Self; 7] =
+        [Self::Fmt, Self::Tidy, Self::Clippy, Self::Test, Self::Seeds, Self::Release, Self::Linkage];
+
+    /// The name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fmt => "fmt",
+            Self::Tidy => "tidy",
+            Self::Clippy => "clippy",
+            Self::Test => "test",
+            Self::Seeds => "seeds",
+            Self::Release => "release",
+            Self::Linkage => "linkage",
+        }
+    }
+
+    /// The step of that name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|step| step.name() == name)
+    }
+
+    fn run(self, workspace: &Workspace) -> Result<(), Failure> {
+        let cargo = |arguments: &[&str]| process::run(&mut workspace.cargo(arguments));
+        match self {
+            Self::Fmt => cargo(&["fmt", "--all", "--", "--check"]),
+            Self::Tidy => tidy::run(workspace),
+            Self::Clippy => cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+            Self::Test => testing::run(workspace, &[]),
+            Self::Seeds => process::run(testing::package_tests(workspace, "kvplane-tests").env("KVPLANE_SEEDS", SEEDS)),
+            Self::Release => cargo(&["build", "--release", "--package", "kvplane-tools"]),
+            Self::Linkage => check_linkage(workspace),
+        }
+    }
+}
+
+/// Runs `steps`, or all of them where none is named, in the order of [`Step::ALL`].
+pub fn run(workspace: &Workspace, steps: &[Step]) -> Result<(), Failure> {
+    setup::run(&[Group::Build])?;
+    let chosen: Vec<Step> = Step::ALL.into_iter().filter(|step| steps.is_empty() || steps.contains(step)).collect();
+    let mut times = Vec::new();
+    let mut result = Ok(());
+    for &step in &chosen {
+        eprintln!("ci: {}", step.name());
+        let started = Instant::now();
+        result = step.run(workspace);
+        times.push((step, started.elapsed()));
+        if result.is_err() {
+            break;
+        }
+    }
+    eprint!("{}", summary(&chosen, &times, result.is_ok()));
+    result
+}
+
+fn summary(chosen: &[Step], times: &[(Step, Duration)], passed: bool) -> String {
+    let mut text = String::from("ci: summary\n");
+    for (index, step) in chosen.iter().enumerate() {
+        let outcome = match times.get(index) {
+            None => "not run".to_string(),
+            Some((_, time)) => {
+                let failed = !passed && index + 1 == times.len();
+                format!("{:>6.1} s{}", time.as_secs_f64(), if failed { "  FAILED" } else { "" })
+            }
+        };
+        text += &format!("  {:<8} {outcome}\n", step.name());
+    }
+    let total: Duration = times.iter().map(|(_, time)| *time).sum();
+    text + &format!("  {:<8} {:>6.1} s\n", "total", total.as_secs_f64())
+}
+
+fn check_linkage(workspace: &Workspace) -> Result<(), Failure> {
+    let path = workspace.release_binary("kvplane");
+    let shown = path.display();
+    let bytes = std::fs::read(&path)
+        .map_err(|error| Failure::new(format!("{shown}: {error}; `cargo x ci release` builds it")))?;
+    let needed = elf::needed_libraries(&bytes).map_err(|error| Failure::new(format!("{shown}: {error}")))?;
+    if let Some(library) = forbidden(&needed) {
+        let message = format!("{shown} does not start without {library}; open it at run time instead of linking it");
+        return Err(Failure::new(message));
+    }
+    eprintln!("linkage: {shown} needs only {}", needed.join(", "));
+    Ok(())
+}
+
+fn forbidden(needed: &[String]) -> Option<&String> {
+    needed.iter().find(|library| OPTIONAL_LIBRARIES.iter().any(|optional| library.starts_with(optional)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn optional_libraries_are_refused_in_any_version() {
+        let needed = |names: &[&str]| names.iter().map(|&name| name.to_string()).collect::<Vec<_>>();
+        assert_eq!(forbidden(&needed(&["libc.so.6", "libgcc_s.so.1"])), None);
+        assert!(forbidden(&needed(&["libc.so.6", "libibverbs.so.1"])).is_some());
+    }
+
+    #[test]
+    fn the_summary_names_the_failed_step_and_those_not_run() {
+        let times = [(Step::Fmt, Duration::from_secs(1)), (Step::Tidy, Duration::from_millis(500))];
+        let text = summary(&Step::ALL, &times, false);
+        assert!(text.contains("fmt         1.0 s\n"), "{text}");
+        assert!(text.contains("tidy        0.5 s  FAILED\n"), "{text}");
+        assert!(text.contains("clippy   not run\n"), "{text}");
+        assert!(text.contains("total       1.5 s\n"), "{text}");
+    }
+}

@@ -1,0 +1,116 @@
+//! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
+//!
+//! `demo`, `test` and `bench` pass what follows them on untouched, so their flags are checked by the program that gets
+//! them. For the others an unknown word is an error with the usage text and exit status 2.
+
+use crate::ci::Step;
+use crate::setup::packages::Group;
+
+/// Exit status for a command line that makes no sense, as other Unix tools have it.
+pub const USAGE_STATUS: u8 = 2;
+
+/// What `cargo x help` prints.
+pub const USAGE: &str = "\
+usage: cargo x COMMAND [...]
+
+  setup [GROUP...]     find and install missing system packages; groups: build (default), bench
+  demo [--trace FILE] [...]
+                       build release, replay a trace against a live node, leave a report in target/demo/;
+                       arguments are passed to `kvplane demo`
+  test [...]           all tests and doc tests; arguments are passed to the test runner (a filter, flags)
+  tidy [--write-map]   check the source tree; --write-map regenerates the code map in docs/architecture.md
+  ci [STEP...]         everything a change must pass, or the steps named:
+                       fmt, tidy, clippy, test, seeds, release, linkage
+  bench [...]          build release and run the benchmarks; arguments are passed to `kvplane-bench`
+  help                 this text";
+
+/// One parsed command.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Print the usage text.
+    Help,
+    /// Install what the groups need.
+    Setup(Vec<Group>),
+    /// Run the demo with these arguments.
+    Demo(Vec<String>),
+    /// Run the tests with these arguments.
+    Test(Vec<String>),
+    /// Check the source tree, or rewrite its code map.
+    Tidy {
+        /// Regenerate the code map instead of checking.
+        write_map: bool,
+    },
+    /// Run these steps, all of them where the list is empty.
+    Ci(Vec<Step>),
+    /// Run the benchmarks with these arguments.
+    Bench(Vec<String>),
+}
+
+/// Parses the arguments after `cargo x`. The error is a sentence that names the word not understood.
+pub fn parse(arguments: &[String]) -> Result<Task, String> {
+    let Some((command, rest)) = arguments.split_first() else {
+        return Err("no command given".to_string());
+    };
+    let asks_help = rest.iter().any(|word| word == "-h" || word == "--help");
+    match command.as_str() {
+        "demo" => Ok(Task::Demo(rest.to_vec())),
+        "test" => Ok(Task::Test(rest.to_vec())),
+        "bench" => Ok(Task::Bench(rest.to_vec())),
+        "setup" | "tidy" | "ci" if asks_help => Ok(Task::Help),
+        "setup" => Ok(Task::Setup(each(rest, "setup", Group::parse)?)),
+        "ci" => Ok(Task::Ci(each(rest, "ci", Step::parse)?)),
+        "tidy" => {
+            each(rest, "tidy", |word| (word == "--write-map").then_some(()))?;
+            Ok(Task::Tidy { write_map: !rest.is_empty() })
+        }
+        "help" | "-h" | "--help" => Ok(Task::Help),
+        other => Err(format!("unknown command `{other}`")),
+    }
+}
+
+fn each<T>(words: &[String], command: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, String> {
+    let unknown = |word: &String| format!("`{word}` means nothing to `cargo x {command}`");
+    words.iter().map(|word| parse(word).ok_or_else(|| unknown(word))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Task, String> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_string).collect();
+        parse(&words)
+    }
+
+    #[test]
+    fn commands_take_what_they_take() {
+        assert_eq!(parsed("setup bench"), Ok(Task::Setup(vec![Group::Bench])));
+        assert_eq!(parsed("tidy"), Ok(Task::Tidy { write_map: false }));
+        assert_eq!(parsed("tidy --write-map"), Ok(Task::Tidy { write_map: true }));
+        assert_eq!(parsed("ci fmt seeds"), Ok(Task::Ci(vec![Step::Fmt, Step::Seeds])));
+        let passed_on = vec!["--trace".to_string(), "x.jsonl".to_string()];
+        assert_eq!(parsed("demo --trace x.jsonl"), Ok(Task::Demo(passed_on)));
+        assert_eq!(parsed("test --help"), Ok(Task::Test(vec!["--help".to_string()])));
+        assert_eq!(parsed("ci --help"), Ok(Task::Help));
+    }
+
+    #[test]
+    fn unknown_words_are_named() {
+        assert_eq!(parsed(""), Err("no command given".to_string()));
+        assert_eq!(parsed("dmeo"), Err("unknown command `dmeo`".to_string()));
+        for line in ["tidy --fix", "ci lint", "setup gpu"] {
+            let word = line.split_whitespace().last().unwrap();
+            assert!(parsed(line).unwrap_err().contains(&format!("`{word}`")), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_usage_names_every_step_and_group() {
+        for step in Step::ALL {
+            assert!(USAGE.contains(step.name()), "{}", step.name());
+        }
+        for group in Group::ALL {
+            assert!(USAGE.contains(group.name()), "{}", group.name());
+        }
+    }
+}

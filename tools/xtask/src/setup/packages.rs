@@ -1,0 +1,149 @@
+//! The system packages that something here needs, each with the reason, and how to see whether they are there.
+//!
+//! A group is installed only by the commands that need it, so a plain build never pulls what only a benchmark uses.
+//! Optional features bring their own group when they land.
+
+use std::process::{Command, Stdio};
+
+use crate::process;
+
+/// Packages that are needed together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    /// The default build and every test.
+    Build,
+    /// The benchmarks, which measure against other programs in the same run.
+    Bench,
+}
+
+impl Group {
+    /// Every group.
+    pub const ALL: [Self; 2] = [Self::Build, Self::Bench];
+
+    /// The name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Build => "build",
+            Self::Bench => "bench",
+        }
+    }
+
+    /// The group of that name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|group| group.name() == name)
+    }
+}
+
+/// How to see that a package is there.
+#[derive(Debug, Clone, Copy)]
+pub enum Probe {
+    /// A program in `$PATH`, however it got there.
+    Program(&'static str),
+    /// Debian's package database; taken as present on other distributions, whose compiler brings it along.
+    Database,
+}
+
+/// One package.
+#[derive(Debug)]
+pub struct Package {
+    /// Name in Debian and Ubuntu.
+    pub debian: &'static str,
+    /// Name in Fedora and its relatives.
+    pub fedora: &'static str,
+    /// Name in Arch Linux.
+    pub arch: &'static str,
+    /// What it is for.
+    pub purpose: &'static str,
+    /// Who needs it.
+    pub group: Group,
+    /// How it is found.
+    pub probe: Probe,
+}
+
+/// Every package, in the order in which they are listed.
+pub const ALL: [Package; 3] = [
+    Package {
+        debian: "gcc",
+        fedora: "gcc",
+        arch: "gcc",
+        purpose: "cc: links every binary and compiles the assembly of ring, which QUIC's TLS uses",
+        group: Group::Build,
+        probe: Probe::Program("cc"),
+    },
+    Package {
+        debian: "libc6-dev",
+        fedora: "glibc-devel",
+        arch: "glibc",
+        purpose: "the C library's headers and start files, which cc needs and only recommends",
+        group: Group::Build,
+        probe: Probe::Database,
+    },
+    Package {
+        debian: "iperf3",
+        fedora: "iperf3",
+        arch: "iperf3",
+        purpose: "the TCP stream figure that the loopback benchmark is held against",
+        group: Group::Bench,
+        probe: Probe::Program("iperf3"),
+    },
+];
+
+/// Those of `wanted` that are not there.
+#[must_use]
+pub fn missing<'a>(wanted: &[&'a Package]) -> Vec<&'a Package> {
+    let in_database = |package: &&&Package| matches!(package.probe, Probe::Database);
+    let asked: Vec<&str> = wanted.iter().filter(in_database).map(|package| package.debian).collect();
+    let answer = if asked.is_empty() { None } else { ask_database(&asked) };
+    let is_missing = |package: &&&'a Package| match package.probe {
+        Probe::Program(program) => process::find_program(program).is_none(),
+        Probe::Database => answer.as_ref().is_some_and(|answer| !is_installed(answer, package.debian)),
+    };
+    wanted.iter().filter(is_missing).copied().collect()
+}
+
+/// One line `name status` per package known to dpkg; `None` where there is no dpkg. One process for all of them, for
+/// each start costs ten milliseconds.
+fn ask_database(names: &[&str]) -> Option<String> {
+    let mut query = Command::new("dpkg-query");
+    query.args(["-W", "-f", "${Package} ${db:Status-Status}\\n"]).args(names).stderr(Stdio::null());
+    let output = query.output().ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn is_installed(answer: &str, name: &str) -> bool {
+    answer.lines().any(|line| line.split_once(' ') == Some((name, "installed")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_counts_wherever_it_comes_from() {
+        let package = |program| Package { probe: Probe::Program(program), ..test_package() };
+        assert!(missing(&[&package("sh")]).is_empty());
+        assert_eq!(missing(&[&package("no-such-program-at-all")]).len(), 1);
+    }
+
+    #[test]
+    fn removed_packages_are_not_installed() {
+        let answer = "libc6-dev installed\nold config-files\n";
+        assert!(is_installed(answer, "libc6-dev"));
+        assert!(!is_installed(answer, "old"));
+        assert!(!is_installed(answer, "libc6"));
+    }
+
+    #[test]
+    fn every_package_says_what_it_is_for() {
+        for package in &ALL {
+            assert!(package.purpose.len() > 20, "{}", package.debian);
+        }
+    }
+
+    fn test_package() -> Package {
+        let probe = Probe::Database;
+        Package { debian: "a", fedora: "a", arch: "a", purpose: "test", group: Group::Build, probe }
+    }
+}

@@ -1,0 +1,150 @@
+//! `cargo x test`: every test and every doc test of the workspace, and at the end what was skipped and why.
+//!
+//! A test that cannot run on this machine passes and prints a line that begins with `skipped:`. The runners hide what
+//! passing tests print, so their output goes through [`skips::Filter`], which picks those lines out. cargo-nextest is
+//! used where it is installed, `cargo test` otherwise.
+
+pub mod skips;
+
+use std::io::{BufRead, BufReader, IsTerminal, Read};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use crate::process::{self, Failure};
+use crate::setup::{self, packages::Group};
+use crate::workspace::Workspace;
+use skips::{Filter, Runner};
+
+/// Runs the tests; `arguments` go to the runner, and narrow the run, so doc tests are left out with them.
+pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    setup::run(&[Group::Build])?;
+    let runner = Runner::find();
+    let mut filter = Filter::new(runner);
+    let mut command = tests(workspace, runner, arguments);
+    let result = run_filtered(&mut command, &mut filter);
+    let mut skipped = filter.skipped;
+    if arguments.is_empty() {
+        result?;
+        process::run(&mut workspace.cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
+    } else {
+        skipped.push("doc tests: arguments were given, which choose among the other tests".to_string());
+        result?;
+    }
+    print_skipped(&skipped);
+    Ok(())
+}
+
+/// The tests of one package of ours, without a second build: the whole workspace is selected, so that features unify
+/// as they do for all tests.
+#[must_use]
+pub fn package_tests(workspace: &Workspace, package: &str) -> Command {
+    if Runner::find() == Runner::Nextest {
+        let expression = format!("package({package})");
+        return workspace.cargo(&["nextest", "run", "--workspace", "-E", &expression]);
+    }
+    workspace.cargo(&["test", "--package", package])
+}
+
+fn tests(workspace: &Workspace, runner: Runner, arguments: &[String]) -> Command {
+    let names_package = |word: &String| word == "-p" || word.starts_with("--package");
+    let scope = if arguments.iter().any(names_package) { None } else { Some("--workspace") };
+    match runner {
+        Runner::Nextest => {
+            let mut command = workspace.cargo(&["nextest", "run", "--success-output", "final"]);
+            command.args(scope).args(arguments);
+            command
+        }
+        Runner::Cargo => {
+            let mut command = workspace.cargo(&["test", "--lib", "--bins", "--tests"]);
+            // What follows `--` is for the test binaries, and ours has to be there too.
+            let split = arguments.iter().position(|word| word == "--");
+            let (cargo, binaries) = arguments.split_at(split.unwrap_or(arguments.len()));
+            command.args(scope).args(cargo).arg("--").args(binaries.iter().skip(1)).arg("--show-output");
+            command
+        }
+    }
+}
+
+/// Runs `command` with its output passed through `filter` line by line. Colours survive the pipe.
+fn run_filtered(command: &mut Command, filter: &mut Filter) -> Result<(), Failure> {
+    if std::io::stderr().is_terminal() && std::env::var_os("CARGO_TERM_COLOR").is_none() {
+        command.env("CARGO_TERM_COLOR", "always");
+    }
+    eprintln!("+ {}", process::shown(command));
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.map_err(|error| process::not_started(command, &error))?;
+    let shared = Mutex::new(filter);
+    std::thread::scope(|scope| {
+        if let Some(stdout) = child.stdout.take() {
+            scope.spawn(|| pass_on(stdout, &shared));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            scope.spawn(|| pass_on(stderr, &shared));
+        }
+    });
+    let status = child.wait().map_err(|error| Failure::new(format!("waiting for the tests: {error}")))?;
+    process::check(command, status)
+}
+
+fn pass_on(output: impl Read, filter: &Mutex<&mut Filter>) {
+    let mut reader = BufReader::new(output);
+    let mut line = Vec::new();
+    // Read as bytes: a test may print anything, and an error here only ends the echo.
+    while reader.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+        let text = String::from_utf8_lossy(&line);
+        let keep = filter.lock().is_ok_and(|mut filter| filter.keeps(text.trim_end_matches('\n')));
+        if keep {
+            eprint!("{text}");
+        }
+        line.clear();
+    }
+}
+
+fn print_skipped(skipped: &[String]) {
+    if skipped.is_empty() {
+        eprintln!("test: nothing was skipped");
+        return;
+    }
+    eprintln!("test: skipped on this machine:");
+    for line in skipped {
+        eprintln!("  {line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(runner: Runner, arguments: &[&str]) -> String {
+        let workspace = Workspace { root: "/".into() };
+        let arguments: Vec<String> = arguments.iter().map(|&word| word.to_string()).collect();
+        process::shown(&tests(&workspace, runner, &arguments))
+    }
+
+    #[test]
+    fn arguments_reach_the_runner_and_the_test_binaries() {
+        let nextest = shown(Runner::Nextest, &["slot", "--no-capture"]);
+        assert!(nextest.ends_with("--success-output final --workspace slot --no-capture"), "{nextest}");
+        let cargo = shown(Runner::Cargo, &["slot", "--", "--exact"]);
+        assert!(cargo.ends_with("--tests --workspace slot -- --exact --show-output"), "{cargo}");
+        assert!(shown(Runner::Cargo, &[]).ends_with("--workspace -- --show-output"));
+    }
+
+    #[test]
+    fn a_package_named_replaces_the_workspace() {
+        for arguments in [["-p", "kvplane-proto"], ["--package", "kvplane-proto"]] {
+            assert!(!shown(Runner::Nextest, &arguments).contains("--workspace"));
+        }
+    }
+
+    #[test]
+    fn output_is_filtered_and_the_status_kept() {
+        let mut filter = Filter::new(Runner::Cargo);
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo 'skipped: no NUMA'; echo 'skipped: no huge pages' >&2; exit 4"]);
+        let failure = run_filtered(&mut command, &mut filter).unwrap_err();
+        assert_eq!(failure.status, 4);
+        filter.skipped.sort();
+        assert_eq!(filter.skipped, ["no NUMA", "no huge pages"]);
+    }
+}

@@ -1,0 +1,151 @@
+//! Picks the lines out of a test runner's output that say what was skipped.
+//!
+//! nextest, asked for the output of passing tests, prints it after its summary with eight lines of frame per test. The
+//! filter keeps the summary, the failures and the skips, and drops the rest of that section. With `cargo test` it drops
+//! nothing.
+
+use crate::process;
+
+/// What runs the tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runner {
+    /// cargo-nextest.
+    Nextest,
+    /// `cargo test`.
+    Cargo,
+}
+
+impl Runner {
+    /// nextest where it is installed.
+    #[must_use]
+    pub fn find() -> Self {
+        if process::find_program("cargo-nextest").is_some() { Self::Nextest } else { Self::Cargo }
+    }
+}
+
+/// Sees each line once, in order.
+#[derive(Debug)]
+pub struct Filter {
+    /// What was skipped: the test's name where the runner says it, and the reason.
+    pub skipped: Vec<String>,
+    runner: Runner,
+    after_summary: bool,
+    /// The passing test whose output is being printed, and not shown.
+    passed: Option<String>,
+}
+
+impl Filter {
+    /// A filter for the output of `runner`.
+    #[must_use]
+    pub const fn new(runner: Runner) -> Self {
+        Self { skipped: Vec::new(), runner, after_summary: false, passed: None }
+    }
+
+    /// Looks at one line, and says whether it is to be shown.
+    pub fn keeps(&mut self, line: &str) -> bool {
+        let plain = without_colours(line);
+        let plain = plain.trim();
+        if self.runner == Runner::Cargo {
+            if let Some(reason) = reason(plain) {
+                self.skipped.push(reason.to_string());
+            }
+            return true;
+        }
+        if plain.starts_with("Summary [") {
+            self.after_summary = true;
+            return true;
+        }
+        if !self.after_summary {
+            return true;
+        }
+        if let Some(status) = Status::of(plain) {
+            self.passed = (status.word == "PASS").then(|| status.test.to_string());
+        } else if plain.starts_with("error:") {
+            self.passed = None;
+        }
+        let Some(test) = &self.passed else {
+            return true;
+        };
+        if let Some(reason) = reason(plain) {
+            self.skipped.push(format!("{test}: {reason}"));
+        }
+        false
+    }
+}
+
+fn reason(line: &str) -> Option<&str> {
+    line.strip_prefix("skipped:").map(str::trim)
+}
+
+/// A line such as `PASS [   0.005s] (1/4) package test::name`.
+struct Status<'a> {
+    word: &'a str,
+    test: &'a str,
+}
+
+impl<'a> Status<'a> {
+    fn of(line: &'a str) -> Option<Self> {
+        let (head, rest) = line.split_once('[')?;
+        let (seconds, test) = rest.split_once(']')?;
+        seconds.trim().strip_suffix('s')?.parse::<f64>().ok()?;
+        let word = head.split_whitespace().next()?;
+        let test = test.trim();
+        // The counter `(1/4)` came with later releases.
+        let test = if test.starts_with('(') { test.split_once(") ").map_or(test, |(_, test)| test) } else { test };
+        Some(Self { word, test })
+    }
+}
+
+/// `line` without the terminal's escape sequences of the form ESC [ ... letter.
+fn without_colours(line: &str) -> String {
+    let mut plain = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some((before, sequence)) = rest.split_once("\u{1b}[") {
+        plain.push_str(before);
+        rest = sequence.trim_start_matches(|c: char| !c.is_ascii_alphabetic());
+        rest = rest.get(1..).unwrap_or("");
+    }
+    plain + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEXTEST: &str = "        PASS [   0.005s] (1/3) nx b
+     Summary [   0.103s] 3 tests run: 2 passed, 1 failed, 1 skipped
+        \u{1b}[32;1mPASS\u{1b}[0m [   0.006s] (1/3) \u{1b}[35mnx\u{1b}[0m a
+  stdout ───
+
+    running 1 test
+    test a ... ok
+
+  stderr ───
+    skipped: no huge pages
+
+        FAIL [   0.095s] (3/3) nx f
+error: test run failed";
+
+    #[test]
+    fn nextest_shows_skips_and_failures_and_not_the_frames() {
+        let mut filter = Filter::new(Runner::Nextest);
+        let kept: Vec<&str> = NEXTEST.lines().filter(|line| filter.keeps(line)).map(str::trim).collect();
+        assert_eq!(filter.skipped, ["nx a: no huge pages"]);
+        assert_eq!(kept.len(), 4);
+        assert!(kept[0].starts_with("PASS") && kept[1].starts_with("Summary"));
+        assert!(kept[2].starts_with("FAIL") && kept[3].starts_with("error:"));
+    }
+
+    #[test]
+    fn cargo_test_is_shown_whole() {
+        let mut filter = Filter::new(Runner::Cargo);
+        assert!(filter.keeps("running 1 test") && filter.keeps("skipped: no NUMA"));
+        assert_eq!(filter.skipped, ["no NUMA"]);
+    }
+
+    #[test]
+    fn colours_are_removed() {
+        assert_eq!(without_colours("\u{1b}[32;1mPASS\u{1b}[0m é"), "PASS é");
+        assert_eq!(without_colours("cut \u{1b}["), "cut ");
+    }
+}

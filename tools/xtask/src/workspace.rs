@@ -1,0 +1,62 @@
+//! Where things are: the root of the source tree, the target directory, and cargo itself.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::process::Failure;
+
+/// The source tree that this program was built from.
+#[derive(Debug, Clone)]
+pub struct Workspace {
+    /// Directory of the workspace's `Cargo.toml`.
+    pub root: PathBuf,
+}
+
+impl Workspace {
+    /// Finds the workspace two levels above this crate's manifest.
+    pub fn find() -> Result<Self, Failure> {
+        // At run time cargo says where the manifest is; the built-in path serves a binary started by hand.
+        let manifest =
+            env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+        let root = manifest.join("../..");
+        let found = std::fs::read_to_string(root.join("Cargo.toml")).is_ok_and(|text| text.contains("[workspace]"));
+        if !found {
+            let shown = root.display();
+            return Err(Failure::new(format!("{shown}/Cargo.toml is not a workspace; start this as `cargo x`")));
+        }
+        let root = root.canonicalize().map_err(|error| Failure::new(format!("{}: {error}", root.display())))?;
+        Ok(Self { root })
+    }
+
+    /// Where cargo puts what it builds: `$CARGO_TARGET_DIR`, else `target/`.
+    #[must_use]
+    pub fn target(&self) -> PathBuf {
+        match env::var_os("CARGO_TARGET_DIR") {
+            // Cargo reads a relative one against the directory that it was started in, as does `absolute`.
+            Some(path) => std::path::absolute(&path).unwrap_or_else(|_| path.into()),
+            None => self.root.join("target"),
+        }
+    }
+
+    /// A release binary by name.
+    #[must_use]
+    pub fn release_binary(&self, name: &str) -> PathBuf {
+        self.target().join("release").join(name)
+    }
+
+    /// Cargo with `arguments`, in the workspace's root.
+    #[must_use]
+    pub fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("cargo");
+        command.args(arguments).current_dir(&self.root);
+        command
+    }
+}
+
+/// `path` relative to the current directory where it lies below it, for showing and for passing on.
+#[must_use]
+pub fn relative(path: &Path) -> PathBuf {
+    let below = env::current_dir().ok().and_then(|here| path.strip_prefix(here).ok().map(Path::to_path_buf));
+    below.unwrap_or_else(|| path.to_path_buf())
+}
