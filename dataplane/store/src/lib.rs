@@ -9,6 +9,7 @@
 //! * [`entry`] and [`index`]: what is known about each object, and the way from a digest to it.
 //! * [`eviction`]: the order in which objects go.
 //! * [`store`]: the operations: get with pins, put as reserve and commit, remove.
+//! * [`service`]: the answering side: requests of peers become operations, answers and places for payloads.
 
 #![forbid(unsafe_code)]
 
@@ -19,6 +20,7 @@ pub mod errors;
 pub mod eviction;
 mod generational;
 pub mod index;
+pub mod service;
 pub mod store;
 
 pub use config::{ConfigError, StoreConfig};

@@ -179,9 +179,14 @@ impl<P: EvictionPolicy> Store<P> {
 
     /// Removes every object; returns how many there were. Walks the arena.
     pub fn remove_all(&mut self) -> u64 {
+        self.retain(|_| false)
+    }
+
+    /// Removes every object whose digest `keep` refuses; returns how many. Walks the arena.
+    pub fn retain(&mut self, keep: impl Fn(Digest) -> bool) -> u64 {
         let mut removed = 0;
         for id in (0..self.entries.touched()).map(EntryId) {
-            if self.entries[id].state() == State::Live {
+            if self.entries[id].state() == State::Live && !keep(self.entries[id].digest()) {
                 self.remove_entry(id);
                 removed += 1;
             }

@@ -1,1 +1,17 @@
-//! Drivers that move bytes: tcp, shm, and the fault decorator.
+//! Drivers that move bytes between a host and its peers.
+//!
+//! A driver knows frames and payloads, not what they mean: the host asks the pure core. All drivers of a host share one
+//! io_uring and run on its thread.
+//!
+//! * [`tcp`]: frames over TCP, several connections to a peer.
+//! * [`shm`]: the same host: frames over rings in shared memory, payloads copied by whoever wants them.
+
+pub mod shm;
+pub mod tcp;
+pub mod token;
+pub mod types;
+
+pub use shm::Shm;
+pub use tcp::Tcp;
+pub use token::{Source, Token};
+pub use types::{ConnectionId, Event, Gone, Input, Outgoing, Target};

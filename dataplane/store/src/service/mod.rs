@@ -33,7 +33,7 @@ pub use types::{
     ServiceCounters,
 };
 
-use crate::Store;
+use crate::store::Store;
 
 /// The answering side of one shard. Single-threaded; owned by the shard's loop.
 pub struct Service {

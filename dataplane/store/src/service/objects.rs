@@ -5,9 +5,9 @@ use kvplane_proto::ids::{RequestId, ReservationId};
 use kvplane_proto::message::{Bitmap, DigestItem, GetItem, Item, Kind, Operation, SizeReply};
 use kvplane_proto::{Digest, Limits, Status};
 
+use super::Service;
 use super::session::Pending;
 use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place};
-use super::Service;
 use crate::{CommitError, GetError, ReserveError};
 
 impl Service {

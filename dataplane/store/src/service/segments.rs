@@ -10,9 +10,9 @@ use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::{Kind, Operation, ReadItem, RegionDescriptor, SegmentDescriptor, WriteItem};
 use kvplane_proto::{Limits, Status};
 
+use super::Service;
 use super::session::Pending;
 use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place, RegisterError, SegmentInfo};
-use super::Service;
 
 struct Entry {
     info: SegmentInfo,

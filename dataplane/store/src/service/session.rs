@@ -5,8 +5,8 @@ use kvplane_proto::ids::{Incarnation, NodeId, PinId, RequestId, ReservationId, S
 use kvplane_proto::message::{Hello, Kind, Operation, Welcome};
 use kvplane_proto::{Limits, Status};
 
-use super::types::{CloseReason, Output, Path, PayloadTo, PeerKey};
 use super::Service;
+use super::types::{CloseReason, Output, Path, PayloadTo, PeerKey};
 
 /// A payload under way.
 pub(super) enum Pending {

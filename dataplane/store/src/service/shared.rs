@@ -1,15 +1,15 @@
 //! Objects over shared memory: the peer maps the pool and copies by itself; we say where, and hold it there meanwhile.
 
+use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::message::{
     CommitItem, CommitReply, DigestItem, IdItem, Item, LookupReply, Operation, ReserveItem, ReserveReply,
 };
-use kvplane_proto::Status;
 
+use super::Service;
 use super::objects::{commit_status, get_status};
 use super::types::{CloseReason, PayloadTo, PeerKey};
-use super::Service;
 use crate::CommitError;
 
 impl Service {

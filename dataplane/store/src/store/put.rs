@@ -70,6 +70,13 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(version)
     }
 
+    /// The object's size that a reservation was made for; `None` when it is stale.
+    #[must_use]
+    pub fn reserved_bytes_of(&mut self, reservation: ReservationId) -> Option<u64> {
+        let id = self.reserved(reservation)?;
+        Some(self.entries[id].bytes())
+    }
+
     /// The put's deadline passed: it fails, but its extent stays in quarantine until [`Store::abort`], since its writer
     /// may still be writing. Without effect when it happened before; a stale reservation is counted.
     pub fn expire(&mut self, reservation: ReservationId) {

@@ -1,0 +1,304 @@
+//! Shared memory for peers on one host: frames over two rings, payloads copied by whoever wants them.
+//!
+//! A client connects to the shard's Unix socket and gets, over it, the *channel* (a region with two record rings and two
+//! doorbell flags), an eventfd for each side, and the shard's pool. From then on the socket carries only requests to map
+//! segments, and its end: the kernel closes the socket of a killed process after that process's last instruction, so its end
+//! means that nobody writes through the former mapping any more.
+//!
+//! Trust: only a process of the same user (or root) gets in. It may write the pool, as it could through `ptrace` anyway; checksums,
+//! made by the writer and checked by each reader, show when it wrote where it should not.
+//!
+//! Thread affinity: the thread of the ring. [`Shm::connect`] and [`Shm::map_segment`] block, at most for [`SETUP_DEADLINE`]; a
+//! shard never calls them.
+
+mod channel;
+mod setup;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use channel::{Channel, Side};
+use kvplane_proto::frame::Header;
+use kvplane_proto::{Limits, SegmentId};
+use kvplane_sys::{Completion, Region, Ring};
+
+use crate::token::{Source, Token};
+use crate::types::{ConnectionId, Event, Gone, Input};
+
+/// How long setting up a connection, or mapping a segment, may take.
+pub const SETUP_DEADLINE: Duration = Duration::from_secs(2);
+
+/// All shared-memory connections of one shard or client.
+pub struct Shm {
+    listener: Option<UnixListener>,
+    /// The shard's pool, given to every client.
+    pool: Option<Arc<Region>>,
+    channels: Vec<Option<Channel>>,
+    generations: Vec<u32>,
+    free: Vec<u32>,
+    events: VecDeque<Event>,
+    /// Segments that clients want to map.
+    wanted: VecDeque<(ConnectionId, SegmentId)>,
+    dirty: VecDeque<u32>,
+    open: usize,
+}
+
+impl Shm {
+    /// A driver without connections. `pool` is what clients get to map.
+    #[must_use]
+    pub const fn new(pool: Option<Arc<Region>>) -> Self {
+        Self {
+            listener: None,
+            pool,
+            channels: Vec::new(),
+            generations: Vec::new(),
+            free: Vec::new(),
+            events: VecDeque::new(),
+            wanted: VecDeque::new(),
+            dirty: VecDeque::new(),
+            open: 0,
+        }
+    }
+
+    /// Accepts connections from this listener.
+    ///
+    /// # Errors
+    /// When the ring has no room.
+    pub fn listen(&mut self, ring: &mut Ring, listener: UnixListener) -> io::Result<()> {
+        self.listener = Some(listener);
+        self.arm_accept(ring)
+    }
+
+    fn arm_accept(&mut self, ring: &mut Ring) -> io::Result<()> {
+        let Some(listener) = &self.listener else { return Ok(()) };
+        let token = Token { source: Source::ShmListener, index: 0, generation: 0 };
+        ring.accept(listener.as_fd(), token.to_bits()).map_err(io::Error::other)
+    }
+
+    /// Connects to a shard's Unix socket. Blocks up to [`SETUP_DEADLINE`].
+    ///
+    /// # Errors
+    /// When the shard does not answer, refuses, or offers what cannot be mapped: says which path.
+    pub fn connect(&mut self, ring: &mut Ring, path: &str) -> io::Result<ConnectionId> {
+        let channel = setup::connect(path)
+            .map_err(|error| io::Error::new(error.kind(), format!("shared memory at {path}: {error}")))?;
+        let id = self.add(ring, channel)?;
+        self.events.push_back(Event::Connected(id));
+        Ok(id)
+    }
+
+    fn add(&mut self, ring: &mut Ring, channel: Channel) -> io::Result<ConnectionId> {
+        if self.open >= Limits::CONNECTIONS {
+            let text = format!("{} connections are open, which is the limit of a shard", Limits::CONNECTIONS);
+            return Err(io::Error::other(text));
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.channels.push(None);
+            self.generations.push(0);
+            self.channels.len() as u32 - 1
+        });
+        let generation = self.generations[index as usize].wrapping_add(1);
+        self.generations[index as usize] = generation;
+        let token = |source| Token { source, index, generation }.to_bits();
+        let armed = ring
+            .poll_readable(channel.socket.as_fd(), token(Source::ShmSocket))
+            .and_then(|()| ring.poll_readable(channel.own_bell.fd(), token(Source::ShmDoorbell)));
+        self.channels[index as usize] = Some(channel);
+        self.open += 1;
+        let id = ConnectionId { index, generation };
+        if let Err(error) = armed {
+            self.remove(ring, id);
+            return Err(io::Error::other(error));
+        }
+        Ok(id)
+    }
+
+    /// Takes a completion of one of this driver's operations.
+    pub fn complete(&mut self, ring: &mut Ring, token: Token, completion: &Completion) {
+        if token.source == Source::ShmListener {
+            self.accepted(ring, completion);
+            return;
+        }
+        let id = ConnectionId { index: token.index, generation: token.generation };
+        let Some(channel) = self.get(id) else { return };
+        match token.source {
+            Source::ShmDoorbell => channel.own_bell.drain(),
+            Source::ShmSocket => self.socket_readable(ring, id),
+            _ => {}
+        }
+        let Some(channel) = self.get(id).filter(|_| !completion.more) else { return };
+        // A multishot poll that ended by itself is armed again.
+        let rearmed = match token.source {
+            Source::ShmDoorbell => ring.poll_readable(channel.own_bell.fd(), token.to_bits()),
+            _ => ring.poll_readable(channel.socket.as_fd(), token.to_bits()),
+        };
+        if rearmed.is_err() {
+            self.close(ring, id, Gone::Kernel(16));
+        }
+    }
+
+    fn accepted(&mut self, ring: &mut Ring, completion: &Completion) {
+        if let Some(socket) = ring.accepted(completion) {
+            // A peer that may not enter, or is gone already, is simply dropped; it sees the end of its socket.
+            if let Ok(channel) = setup::accept(UnixStream::from(socket), self.pool.as_ref())
+                && let Ok(id) = self.add(ring, channel)
+            {
+                self.events.push_back(Event::Accepted(id));
+            }
+        }
+        if !completion.more {
+            let _ = self.arm_accept(ring);
+        }
+    }
+
+    /// The peer asks for a segment's memory, or is gone.
+    fn socket_readable(&mut self, ring: &mut Ring, id: ConnectionId) {
+        let Some(channel) = self.get(id) else { return };
+        if channel.side == Side::Client && !channel.peer_hung_up() {
+            return;
+        }
+        match setup::take_request(&channel.socket) {
+            Ok(Some(segment)) => self.wanted.push_back((id, segment)),
+            Ok(None) => {}
+            Err(_) => self.close(ring, id, Gone::Peer),
+        }
+    }
+
+    /// A client that wants to map a segment; answer with [`Self::offer_segment`].
+    pub fn poll_wanted(&mut self) -> Option<(ConnectionId, SegmentId)> {
+        self.wanted.pop_front()
+    }
+
+    /// Answers a client: the segment's region, or nothing where there is none to share.
+    pub fn offer_segment(&mut self, ring: &mut Ring, id: ConnectionId, region: Option<&Arc<Region>>) {
+        let Some(channel) = self.get(id) else { return };
+        if setup::offer_segment(&channel.socket, region).is_err() {
+            self.close(ring, id, Gone::Peer);
+        }
+    }
+
+    /// Maps a segment of the peer. Blocks up to [`SETUP_DEADLINE`].
+    ///
+    /// # Errors
+    /// When the peer does not share it, or does not answer.
+    pub fn map_segment(&mut self, id: ConnectionId, segment: SegmentId) -> io::Result<Arc<Region>> {
+        let Some(channel) = self.get(id) else { return Err(io::ErrorKind::NotConnected.into()) };
+        setup::ask_segment(&channel.socket, segment)
+    }
+
+    /// The pool of a connection's shard, for a client.
+    #[must_use]
+    pub fn pool(&self, id: ConnectionId) -> Option<&Arc<Region>> {
+        let channel = self.channels.get(id.index as usize)?.as_ref()?;
+        if self.generations[id.index as usize] == id.generation { channel.pool.as_ref() } else { None }
+    }
+
+    /// The next thing that happened.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// A connection with input, at or after position `from`. One load for each connection.
+    #[must_use]
+    pub fn next_ready(&self, from: u32) -> Option<ConnectionId> {
+        let found = self.channels.iter().enumerate().skip(from as usize).find_map(|(index, channel)| {
+            channel.as_ref().filter(|channel| channel.has_input()).map(|_| index as u32)
+        })?;
+        Some(ConnectionId { index: found, generation: self.generations[found as usize] })
+    }
+
+    /// The next frame of a connection; its body replaces `scratch`.
+    pub fn input(&mut self, ring: &mut Ring, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
+        let Some(channel) = self.get(id) else { return Input::Wait };
+        if !channel.has_input() {
+            return Input::Wait;
+        }
+        match channel.take_frame(scratch) {
+            Ok(Some(header)) => Input::Frame(header),
+            Ok(None) => Input::Wait,
+            Err(why) => {
+                self.close(ring, id, why);
+                Input::Wait
+            }
+        }
+    }
+
+    /// Queues a frame. It is there for the peer at once; the peer is woken by [`Self::flush`]. False when the connection is gone.
+    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8]) -> bool {
+        let Some(channel) = self.get(id) else { return false };
+        channel.push(header, body);
+        if !channel.dirty {
+            channel.dirty = true;
+            self.dirty.push_back(id.index);
+        }
+        true
+    }
+
+    /// Wakes the peers that were sent something; moves on what did not fit a ring before.
+    pub fn flush(&mut self) {
+        for _ in 0..self.dirty.len() {
+            let Some(index) = self.dirty.pop_front() else { return };
+            let Some(channel) = self.channels[index as usize].as_mut() else { continue };
+            channel.dirty = false;
+            channel.drain_overflow();
+            channel.peer_bell.ring();
+            if channel.is_overflowing() {
+                channel.dirty = true;
+                self.dirty.push_back(index);
+            }
+        }
+    }
+
+    /// Whether a full ring is waited for: the host must not park for long.
+    #[must_use]
+    pub fn is_overflowing(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// Announces sleep to every peer. Look at [`Self::next_ready`] once more before parking.
+    pub fn prepare_sleep(&self) {
+        self.channels.iter().flatten().for_each(|channel| channel.own_bell.prepare_sleep());
+    }
+
+    /// The host is awake again.
+    pub fn awake(&self) {
+        self.channels.iter().flatten().for_each(|channel| channel.own_bell.awake());
+    }
+
+    /// Ends a connection. [`Event::Gone`] follows at once: no I/O of the kernel's is ever in flight on shared memory.
+    pub fn close(&mut self, ring: &mut Ring, id: ConnectionId, why: Gone) {
+        if self.get(id).is_some() {
+            self.remove(ring, id);
+            self.events.push_back(Event::Gone(id, why));
+        }
+    }
+
+    fn remove(&mut self, ring: &mut Ring, id: ConnectionId) {
+        let Some(channel) = self.channels[id.index as usize].take() else { return };
+        let token = |source| Token { source, index: id.index, generation: id.generation }.to_bits();
+        let _ = ring.cancel(token(Source::ShmSocket));
+        let _ = ring.cancel(token(Source::ShmDoorbell));
+        // The polls must reach the kernel, as must their end, before the descriptors' numbers are free for others.
+        let _ = ring.submit();
+        channel.close();
+        self.free.push(id.index);
+        self.open -= 1;
+    }
+
+    /// Connections that are open.
+    #[must_use]
+    pub const fn open(&self) -> usize {
+        self.open
+    }
+
+    fn get(&mut self, id: ConnectionId) -> Option<&mut Channel> {
+        if self.generations.get(id.index as usize) != Some(&id.generation) {
+            return None;
+        }
+        self.channels[id.index as usize].as_mut()
+    }
+}

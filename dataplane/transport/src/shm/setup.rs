@@ -1,0 +1,130 @@
+//! The few bytes that go over the Unix socket: the offer of a new channel, and segments to map.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use kvplane_proto::SegmentId;
+use kvplane_sys::{Region, RegionOptions, cpu, doorbell, unix};
+
+use super::SETUP_DEADLINE;
+use super::channel::{CHANNEL_BYTES, Channel, Side};
+
+/// First word of every message; the last byte is the version.
+const MAGIC: u64 = u64::from_le_bytes(*b"KVPSHM\0\x01");
+const MESSAGE_BYTES: usize = 32;
+
+/// Magic, then three words.
+fn message(words: [u64; 3]) -> [u8; MESSAGE_BYTES] {
+    let mut out = [0; MESSAGE_BYTES];
+    for (at, word) in [MAGIC, words[0], words[1], words[2]].into_iter().enumerate() {
+        out[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
+    }
+    out
+}
+
+fn words(bytes: &[u8; MESSAGE_BYTES]) -> io::Result<[u64; 3]> {
+    let word = |at: usize| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
+        u64::from_le_bytes(word)
+    };
+    if word(0) != MAGIC {
+        return Err(io::Error::other("the peer speaks another version of the shared-memory protocol"));
+    }
+    Ok([word(1), word(2), word(3)])
+}
+
+/// The shard's side: checks who it is, makes the channel, and hands it over with the pool.
+pub(super) fn accept(socket: UnixStream, pool: Option<&Arc<Region>>) -> io::Result<Channel> {
+    let peer = unix::peer_credentials(&socket)?;
+    if peer.uid != cpu::effective_uid() && peer.uid != 0 {
+        return Err(io::Error::from(io::ErrorKind::PermissionDenied));
+    }
+    socket.set_nonblocking(true)?;
+    let options = RegionOptions {
+        shared: true,
+        prefault: false,
+        huge: kvplane_sys::HugePages::Never,
+        ..RegionOptions::new("kvplane-channel", CHANNEL_BYTES)
+    };
+    let region = Region::allocate(&options).map_err(io::Error::other)?;
+    let (client_event, server_event) = (doorbell::event_fd()?, doorbell::event_fd()?);
+    let channel_fd = region.fd().ok_or_else(|| io::Error::other("a shared region has a descriptor"))?;
+    let mut fds: Vec<BorrowedFd<'_>> = vec![channel_fd, client_event.as_fd(), server_event.as_fd()];
+    fds.extend(pool.and_then(|pool| pool.fd()));
+    let pool_bytes = pool.map_or(0, |pool| pool.bytes() as u64);
+    unix::send_with_fds(&socket, &message([CHANNEL_BYTES as u64, pool_bytes, 0]), &fds)?;
+    Ok(Channel::new(Side::Server, socket, &region, client_event, server_event, None))
+}
+
+/// The client's side.
+pub(super) fn connect(path: &str) -> io::Result<Channel> {
+    let socket = UnixStream::connect(path)?;
+    let (words, fds) = receive(&socket, 4)?;
+    let [channel_bytes, pool_bytes, _] = words;
+    if channel_bytes != CHANNEL_BYTES as u64 {
+        return Err(io::Error::other(format!("a channel of {channel_bytes} bytes was offered, not {CHANNEL_BYTES}")));
+    }
+    let mut fds = fds.into_iter();
+    let mut next = |what: &str| -> io::Result<OwnedFd> {
+        fds.next().ok_or_else(|| io::Error::other(format!("the shard did not send its {what}")))
+    };
+    let channel = Region::map_shared(next("channel")?, CHANNEL_BYTES, true).map_err(io::Error::other)?;
+    let (client_event, server_event) = (next("client eventfd")?, next("server eventfd")?);
+    let pool = match usize::try_from(pool_bytes) {
+        Ok(0) => None,
+        Ok(bytes) => Some(Region::map_shared(next("pool")?, bytes, true).map_err(io::Error::other)?),
+        Err(_) => return Err(io::Error::other(format!("a pool of {pool_bytes} bytes cannot be mapped"))),
+    };
+    socket.set_nonblocking(true)?;
+    Ok(Channel::new(Side::Client, socket, &channel, client_event, server_event, pool))
+}
+
+/// One whole message, within the deadline.
+fn receive(socket: &UnixStream, max_fds: usize) -> io::Result<([u64; 3], Vec<OwnedFd>)> {
+    socket.set_nonblocking(false)?;
+    socket.set_read_timeout(Some(SETUP_DEADLINE))?;
+    let mut bytes = [0; MESSAGE_BYTES];
+    let (count, fds) = unix::recv_with_fds(socket, &mut bytes, max_fds)?;
+    match count {
+        0 => Err(io::Error::other("the shard refused: shared memory is for processes of the same user")),
+        MESSAGE_BYTES => Ok((words(&bytes)?, fds)),
+        _ => Err(io::Error::other(format!("{count} bytes came where {MESSAGE_BYTES} belong"))),
+    }
+}
+
+/// A request that has arrived at the shard; `None` when there is none, an error when the client is gone or broken.
+pub(super) fn take_request(socket: &UnixStream) -> io::Result<Option<SegmentId>> {
+    let mut bytes = [0; MESSAGE_BYTES];
+    match unix::recv_with_fds(socket, &mut bytes, 0) {
+        Ok((MESSAGE_BYTES, _)) => Ok(Some(SegmentId::from_bits(words(&bytes)?[0]))),
+        Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok((count, _)) => Err(io::Error::other(format!("{count} bytes came where {MESSAGE_BYTES} belong"))),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn offer_segment(socket: &UnixStream, region: Option<&Arc<Region>>) -> io::Result<()> {
+    match region.and_then(|region| Some((region, region.fd()?))) {
+        Some((region, fd)) => {
+            let words = [1, region.bytes() as u64, u64::from(region.writable())];
+            unix::send_with_fds(socket, &message(words), &[fd])
+        }
+        None => unix::send_with_fds(socket, &message([0, 0, 0]), &[]),
+    }
+}
+
+pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result<Arc<Region>> {
+    unix::send_with_fds(socket, &message([segment.to_bits(), 0, 0]), &[])?;
+    let answer = receive(socket, 1);
+    socket.set_nonblocking(true)?;
+    let ([shared, bytes, writable], fds) = answer?;
+    let (1, Some(fd)) = (shared, fds.into_iter().next()) else {
+        return Err(io::Error::other("the peer does not share this segment"));
+    };
+    let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
+    Region::map_shared(fd, bytes, writable != 0).map_err(io::Error::other)
+}

@@ -1,0 +1,92 @@
+//! What drivers and hosts say to each other.
+
+use core::fmt;
+
+use kvplane_proto::frame::{FrameError, Header};
+use kvplane_sys::{CorruptRing, IoBuf};
+
+/// A connection of a driver.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct ConnectionId {
+    /// Position in the driver's table.
+    pub index: u32,
+    /// Which connection at that position.
+    pub generation: u32,
+}
+
+/// Something happened that the host did not ask for by a call.
+#[derive(Debug)]
+pub enum Event {
+    /// A peer connected to us.
+    Accepted(ConnectionId),
+    /// A connection that we asked for is there.
+    Connected(ConnectionId),
+    /// The payload that was sent with this hold has left, or never will.
+    Sent(u64),
+    /// The connection is gone and none of its I/O is left.
+    Gone(ConnectionId, Gone),
+}
+
+/// Why a connection is gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gone {
+    /// We closed it.
+    Closed,
+    /// The peer closed it, or died.
+    Peer,
+    /// The kernel says: an errno.
+    Kernel(i32),
+    /// The peer sent what is not a frame.
+    Frame(FrameError),
+    /// The peer broke the shared ring.
+    Ring(CorruptRing),
+    /// It could not be set up: says why.
+    Setup(String),
+}
+
+impl fmt::Display for Gone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("closed by us"),
+            Self::Peer => f.write_str("closed by the peer"),
+            Self::Kernel(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(*errno)),
+            Self::Frame(error) => write!(f, "{error}"),
+            Self::Ring(error) => write!(f, "{error}"),
+            Self::Setup(why) => f.write_str(why),
+        }
+    }
+}
+
+/// The next step of a connection's input.
+#[derive(Debug)]
+pub enum Input {
+    /// A frame; its body is in the caller's scratch. Answer with `receive_payload` when the header states one.
+    Frame(Header),
+    /// The payload of the last frame is where it was sent to; the checksum was asked for there.
+    Payload(Option<u64>),
+    /// Nothing more at the moment.
+    Wait,
+}
+
+/// Where the payload of a frame goes.
+#[derive(Debug)]
+pub enum Target {
+    /// Nowhere.
+    Discard,
+    /// Into this memory, of exactly the payload's length.
+    Memory {
+        /// The memory.
+        buffer: IoBuf,
+        /// Whether to sum it up.
+        checksum: bool,
+    },
+}
+
+/// A payload to send, and what to say when it has left.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// The memory.
+    pub buffer: IoBuf,
+    /// For [`Event::Sent`]; `None` when nobody needs to know.
+    pub hold: Option<u64>,
+}
