@@ -1,1 +1,18 @@
-//! The host of the dataplane: shard threads, mailboxes, initiators.
+//! The host of the dataplane: it runs the pure cores on real rings, sockets and memory.
+//!
+//! * [`host`]: one thread's drivers, service and client, and the round that feeds them.
+//! * [`shard`]: a pinned thread that runs a host for a node, reached by a mailbox.
+//! * [`initiator`]: a host that its caller's thread drives, for clients.
+//! * [`pacing`]: when to spin and when to park.
+
+pub mod host;
+pub mod initiator;
+pub mod pacing;
+pub mod shard;
+
+pub use host::{Host, HostConfig};
+pub use initiator::Initiator;
+pub use pacing::Pacing;
+pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};
+
+pub use kvplane_sys::{HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu};

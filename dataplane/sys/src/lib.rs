@@ -1,1 +1,28 @@
-//! Regions, io_uring rings, shared rings, descriptors: the only crate that may say unsafe.
+//! What the dataplane asks of the machine: memory regions, io_uring rings, rings between threads and processes,
+//! doorbells, descriptors, clocks and cores. The only crate of the dataplane that may say `unsafe`.
+//!
+//! Invariant: whatever a caller does through the safe functions here, and whatever a peer process writes into shared
+//! memory, no memory is touched that was not given for it. The one `unsafe fn`, [`Region::adopt`], says what
+//! its caller promises. Linux on x86-64 only.
+//!
+//! It decides nothing: no policy, no protocol, no retries.
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!("kvplane-sys needs Linux on x86-64");
+
+mod copy;
+pub mod cpu;
+pub mod doorbell;
+pub mod net;
+pub mod region;
+pub mod ring;
+pub mod shm_ring;
+pub mod spsc;
+pub mod unix;
+
+pub use copy::STREAMING_BYTES;
+pub use doorbell::{Doorbell, SharedDoorbell};
+pub use region::{HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions};
+pub use ring::{Completion, MAX_VECTORS, Ring, RingFull};
+pub use shm_ring::{CorruptRing, Full, ShmConsumer, ShmProducer};
+pub use spsc::{Consumer, Producer};

@@ -110,6 +110,7 @@ impl Client {
             (_, Request::Exists(_)) => self.send_digests(lane, Operation::Exists),
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
             (_, Request::Remove(_)) => self.send_digests(lane, Operation::Remove),
+            (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
             (Path::Shared, Request::Get(..)) => self.send_digests(lane, Operation::Lookup),
             (Path::Shared, Request::Put(..)) => self.send_digests(lane, Operation::Reserve),
             (Path::Stream, Request::Get(..)) => self.send_each(lane, Operation::Get),
@@ -207,6 +208,16 @@ impl Client {
         }
         let body = start..self.bytes.len();
         self.send(id, header, body, count, None);
+    }
+
+    fn send_open(&mut self, lane: u32, slice: u32) {
+        let id = self.lanes[lane as usize].id(lane);
+        let request = self.open_wire(id, Operation::OpenSegment, core::iter::once(slice));
+        let mut header = Header::request(Kind::Request(Operation::OpenSegment), request);
+        header.deadline_us = self.deadline_us(slice);
+        self.take_queued(lane, slice, 0);
+        let none = self.bytes.len()..self.bytes.len();
+        self.send(id, header, none, 0, None);
     }
 
     fn send_payload(

@@ -57,6 +57,8 @@ pub struct Client {
     parked: Vec<(u64, SliceId)>,
     /// Peers of the map's owners, found on first use: one row for each member.
     owner_peers: Vec<Vec<Option<PeerId>>>,
+    /// Segments' descriptions that nobody has taken yet.
+    descriptions: BTreeMap<BatchId, Vec<u8>>,
     counters: Counters,
     map_wanted: bool,
     /// The latest time that an input brought.
@@ -88,6 +90,7 @@ impl Client {
             dirty: VecDeque::new(),
             parked: Vec::new(),
             owner_peers: Vec::new(),
+            descriptions: BTreeMap::new(),
             counters: Counters::default(),
             map_wanted: false,
             now_ns: 0,
@@ -159,7 +162,14 @@ impl Client {
             assert_eq!(entry.remaining, 0, "a batch was released before it was complete");
             let freed = self.batches.remove(batch.index);
             self.batches.recycle(freed);
+            self.descriptions.remove(&batch);
         }
+    }
+
+    /// The encoded [`SegmentDescriptor`](crate::message::SegmentDescriptor) that answered a [`Request::OpenSegment`] of this
+    /// batch; the last one's, where there were several. To be taken before the batch is released.
+    pub fn take_description(&mut self, batch: BatchId) -> Option<Vec<u8>> {
+        self.descriptions.remove(&batch)
     }
 
     /// What happened so far.

@@ -167,6 +167,11 @@ impl Client {
                     self.settle(slice, item.status);
                 }
             }
+            Operation::OpenSegment => {
+                let batch = self.slices.at(slices[0]).batch;
+                self.descriptions.insert(batch, body.to_vec());
+                self.settle(slices[0], Status::Ok);
+            }
             Operation::Lookup => {
                 let items = decode_items::<LookupReply>(body, header.items).ok_or(Broken)?;
                 slices.iter().zip(items).for_each(|(&slice, item)| self.on_lookup(slice, &item));

@@ -47,6 +47,7 @@ impl Client {
             | Request::Get(digest, _)
             | Request::Put(digest, _) => self.owner_peer(digest),
             Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
+            Request::OpenSegment(peer) => Some(peer),
         };
         let Some(peer) = peer else {
             self.complete(id.index, Status::NoOwner);

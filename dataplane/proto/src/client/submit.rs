@@ -55,9 +55,12 @@ impl Client {
             return Err(SubmitError::TooMany { requests: requests.len(), limit: Limits::BATCH_REQUESTS });
         }
         for (index, request) in requests.iter().enumerate() {
-            if let Request::Read(target, _) | Request::Write(target, _) = request
-                && target.peer.0 as usize >= self.peers.len()
-            {
+            let peer = match request {
+                Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
+                Request::OpenSegment(peer) => Some(*peer),
+                _ => None,
+            };
+            if peer.is_some_and(|peer| peer.0 as usize >= self.peers.len()) {
                 return Err(SubmitError::UnknownPeer { index });
             }
             let Some(local) = request.local() else { continue };

@@ -135,6 +135,8 @@ pub enum Request {
     Read(SegmentTarget, Local),
     /// Write a range of a segment.
     Write(SegmentTarget, Local),
+    /// What does this peer's segment hold? See [`super::Client::take_description`].
+    OpenSegment(PeerId),
 }
 
 impl Request {
@@ -143,7 +145,7 @@ impl Request {
     pub const fn local(&self) -> Option<Local> {
         match *self {
             Self::Get(_, local) | Self::Put(_, local) | Self::Read(_, local) | Self::Write(_, local) => Some(local),
-            Self::Exists(_) | Self::Size(_) | Self::Remove(_) => None,
+            Self::Exists(_) | Self::Size(_) | Self::Remove(_) | Self::OpenSegment(_) => None,
         }
     }
 }

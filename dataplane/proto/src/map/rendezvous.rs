@@ -47,11 +47,22 @@ struct Candidate {
     seed: u64,
 }
 
-/// The best candidate so far, with its `L`.
+/// What a member brings to the draw of one slot.
 #[derive(Clone, Copy)]
-struct Best {
-    candidate: usize,
-    log: u64,
+pub(super) struct Score {
+    pub(super) weight: u32,
+    /// `-log2(h)`.
+    pub(super) log: u64,
+    pub(super) node: NodeId,
+}
+
+impl Score {
+    /// Whether `weight / log` is greater than the rival's, or equal under a lower node id.
+    pub(super) fn beats(&self, rival: &Self) -> bool {
+        let mine = u128::from(self.weight) * u128::from(rival.log);
+        let theirs = u128::from(rival.weight) * u128::from(self.log);
+        mine > theirs || mine == theirs && self.node < rival.node
+    }
 }
 
 impl OwnerTable {
@@ -143,41 +154,31 @@ impl Draw<'_> {
             self.used.fill(false);
             self.best(slot)
         });
-        let chosen = best.expect("fewer owners are drawn than there are candidates").candidate;
+        let chosen = best.expect("fewer owners are drawn than there are candidates");
         self.chosen.push(chosen);
         self.used[usize::from(self.candidates[chosen].domain)] = true;
         chosen
     }
 
-    /// The highest score among the members not chosen yet, in domains not used yet.
-    fn best(&self, slot: u64) -> Option<Best> {
-        let mut best: Option<Best> = None;
+    /// The member of the highest score among those not chosen yet, in domains not used yet.
+    fn best(&self, slot: u64) -> Option<usize> {
+        let mut best: Option<(usize, Score)> = None;
         for (index, candidate) in self.candidates.iter().enumerate() {
             if self.used[usize::from(candidate.domain)] || self.chosen.contains(&index) {
                 continue;
             }
             let hash = candidate.hash(slot);
-            let Some(current) = best else {
-                best = Some(Best { candidate: index, log: negative_log2(hash) });
-                continue;
-            };
-            let rival = &self.candidates[current.candidate];
-            if !beats_or_ties(candidate.weight, least_log2(hash), rival.weight, current.log) {
+            let quick = Score { weight: candidate.weight, log: least_log2(hash), node: candidate.node };
+            if best.is_some_and(|(_, rival)| !quick.beats(&rival)) {
                 continue;
             }
-            let log = negative_log2(hash);
-            let ties = beats_or_ties(rival.weight, current.log, candidate.weight, log);
-            if !ties || candidate.node < rival.node && beats_or_ties(candidate.weight, log, rival.weight, current.log) {
-                best = Some(Best { candidate: index, log });
+            let score = Score { log: negative_log2(hash), ..quick };
+            if best.is_none_or(|(_, rival)| score.beats(&rival)) {
+                best = Some((index, score));
             }
         }
-        best
+        best.map(|(index, _)| index)
     }
-}
-
-/// Whether the score `weight / log` is at least `rival_weight / rival_log`.
-fn beats_or_ties(weight: u32, log: u64, rival_weight: u32, rival_log: u64) -> bool {
-    u128::from(weight) * u128::from(rival_log) >= u128::from(rival_weight) * u128::from(log)
 }
 
 /// A quick number that is at most `negative_log2(hash)`.

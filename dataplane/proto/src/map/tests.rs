@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::rendezvous::{least_log2, negative_log2};
+use super::rendezvous::{Score, least_log2, negative_log2};
 use super::*;
 use crate::digest::Digest;
 use crate::ids::{SLOTS, Slot};
@@ -125,6 +125,14 @@ fn logarithm_is_exact_at_powers_and_close_between() {
 }
 
 #[test]
+fn equal_scores_go_to_the_lower_node_id() {
+    let score = |weight, log, node| Score { weight, log, node: NodeId(node) };
+    assert!(score(2, 6, 1).beats(&score(1, 3, 2)) && !score(1, 3, 2).beats(&score(2, 6, 1)));
+    assert!(score(2, 5, 2).beats(&score(1, 3, 1)) && !score(1, 3, 1).beats(&score(2, 5, 2)));
+    assert!(!score(1, 1 << 63, 1).beats(&score(u32::MAX, 1, 2)));
+}
+
+#[test]
 fn equal_members_share_within_six_percent() {
     let members = (1..=8).map(|node| member(node, 1 << 20, &format!("rack-{node}"), 4)).collect();
     for count in first_owner_counts(&map(1, members)) {
@@ -203,6 +211,15 @@ fn a_count_beyond_the_bytes_reserves_nothing() {
     bytes[8..10].copy_from_slice(&4096u16.to_le_bytes());
     codec::seal(&mut bytes, 0);
     let wanted = codec::DecodeError::Truncated { wanted_bytes: 4096 * 24, left_bytes: 0 };
+    assert_eq!(ClusterMap::decode(&bytes), Err(MapError::Decode(wanted)));
+
+    let mut bytes = Vec::new();
+    map(1, vec![member(1, 0, "", 0)]).encode(&mut bytes);
+    bytes.truncate(bytes.len() - 8);
+    // After seal, map and the member's node, incarnation and weight.
+    bytes[38..40].copy_from_slice(&256u16.to_le_bytes());
+    codec::seal(&mut bytes, 0);
+    let wanted = codec::DecodeError::Truncated { wanted_bytes: 256 * 8, left_bytes: 0 };
     assert_eq!(ClusterMap::decode(&bytes), Err(MapError::Decode(wanted)));
 }
 

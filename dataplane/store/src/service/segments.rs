@@ -99,6 +99,14 @@ impl Service {
         self.segments.register(info)
     }
 
+    /// Whether peers may use this segment.
+    #[must_use]
+    pub fn has_segment(&self, segment: SegmentId) -> bool {
+        self.segments.live().any(|(index, entry)| {
+            index == segment.index as usize && entry.generation == segment.generation && !entry.leaving
+        })
+    }
+
     /// Takes memory from peers; [`Output::Unregistered`] says when nothing uses it any more. A stale id is answered at once.
     pub fn unregister(&mut self, segment: SegmentId) {
         match self.segments.get(segment) {

@@ -270,6 +270,13 @@ impl Tcp {
         self.open -= 1;
     }
 
+    /// Names a connection again in the next round: it has more input than its share of this one.
+    pub fn ready_again(&mut self, id: ConnectionId) {
+        if self.get(id).is_some() {
+            self.mark_ready(id.index);
+        }
+    }
+
     fn mark_ready(&mut self, index: u32) {
         if let Some(connection) = self.connections[index as usize].as_mut()
             && !connection.ready

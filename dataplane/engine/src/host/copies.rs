@@ -1,0 +1,133 @@
+//! Copies over shared memory, done by this thread: between the caller's memory and a peer's pool or segment.
+//!
+//! A copy is summed up piece by piece while its source is in the cache. The pieces are long enough to be copied past the cache.
+
+use std::sync::Arc;
+
+use kvplane_proto::checksum::PayloadChecksum;
+use kvplane_proto::client::{LaneId, Local, SliceId};
+use kvplane_proto::{SegmentId, Status};
+use kvplane_sys::{IoBuf, Region, STREAMING_BYTES};
+
+use super::Host;
+use super::roles::Link;
+
+impl Host {
+    /// The caller's memory behind a name.
+    ///
+    /// # Panics
+    /// When the buffer was removed while a batch used it, or the range is not inside.
+    pub(super) fn local(&self, local: Local) -> IoBuf {
+        let region = self.buffers.get(local.buffer as usize).and_then(Option::as_ref);
+        let region = region.expect("memory stays registered while a batch uses it");
+        IoBuf::new(Arc::clone(region), local.offset as usize, local.bytes as usize)
+    }
+
+    pub(super) fn copy_out(
+        &mut self,
+        lane: LaneId,
+        slice: SliceId,
+        offset: u64,
+        local: Local,
+        checksum: u64,
+        now_ns: u64,
+    ) {
+        let Some(pool) = self.pool_of(lane) else { return };
+        let (to, verify) = (self.local(local), self.verify_shared);
+        let result = match range(&pool, offset, local.bytes) {
+            // The peer named bytes outside its own pool.
+            None => Err(Status::OutOfRange),
+            Some(from) if verify => {
+                let found = copy_summed(&to, &from);
+                if found == checksum { Ok(found) } else { Err(Status::Corrupt) }
+            }
+            Some(from) => {
+                copy(&to, &from);
+                Ok(checksum)
+            }
+        };
+        self.copied(lane, slice, result, now_ns);
+    }
+
+    pub(super) fn copy_in(&mut self, lane: LaneId, slice: SliceId, offset: u64, local: Local, now_ns: u64) {
+        let Some(pool) = self.pool_of(lane) else { return };
+        let from = self.local(local);
+        let result = range(&pool, offset, local.bytes).map(|to| copy_summed(&to, &from)).ok_or(Status::OutOfRange);
+        self.copied(lane, slice, result, now_ns);
+    }
+
+    pub(super) fn copy_segment(
+        &mut self,
+        lane: LaneId,
+        slice: SliceId,
+        (segment, offset): (SegmentId, u64),
+        local: Local,
+        write: bool,
+        now_ns: u64,
+    ) {
+        let Some(Link::Shm(id)) = self.link_of(lane) else { return };
+        let mapped = match self.mapped.get(&(id, segment)) {
+            Some(region) => Ok(Arc::clone(region)),
+            None => self.shm.map_segment(id, segment).inspect(|region| {
+                self.mapped.insert((id, segment), Arc::clone(region));
+            }),
+        };
+        let buffer = self.local(local);
+        let result = match mapped {
+            Ok(region) if write && !region.writable() => Err(Status::Unauthorized),
+            Ok(region) => match range(&region, offset, local.bytes) {
+                Some(remote) if write => {
+                    copy(&remote, &buffer);
+                    Ok(0)
+                }
+                Some(remote) => {
+                    copy(&buffer, &remote);
+                    Ok(0)
+                }
+                None => Err(Status::OutOfRange),
+            },
+            Err(error) => {
+                self.last_problem = Some(error.to_string());
+                Err(Status::Stale)
+            }
+        };
+        self.copied(lane, slice, result, now_ns);
+    }
+
+    fn copied(&mut self, lane: LaneId, slice: SliceId, result: Result<u64, Status>, now_ns: u64) {
+        if let Some(client) = &mut self.client {
+            client.copied(lane, slice, result, now_ns);
+        }
+    }
+
+    /// The mapped pool of a lane's shard; `None` when the lane is gone, and with it whoever waits for the copy.
+    fn pool_of(&self, lane: LaneId) -> Option<Arc<Region>> {
+        let Some(Link::Shm(id)) = self.link_of(lane) else { return None };
+        self.shm.pool(id).cloned()
+    }
+}
+
+/// A range that a peer named, if it is inside.
+fn range(region: &Arc<Region>, offset: u64, bytes: u64) -> Option<IoBuf> {
+    let end = offset.checked_add(bytes)?;
+    (end <= region.bytes() as u64).then(|| IoBuf::new(Arc::clone(region), offset as usize, bytes as usize))
+}
+
+fn copy(to: &IoBuf, from: &IoBuf) {
+    Region::copy_between(to.region(), to.offset(), from.region(), from.offset(), from.bytes());
+}
+
+/// Copies and returns the checksum of what was read. The sum is made from the destination, so that it covers the bytes that
+/// arrived, where the piece went through the cache; else from the source, which is in the cache.
+fn copy_summed(to: &IoBuf, from: &IoBuf) -> u64 {
+    let mut checksum = PayloadChecksum::new();
+    let mut at = 0;
+    while at < from.bytes() {
+        let bytes = STREAMING_BYTES.min(from.bytes() - at);
+        Region::copy_between(to.region(), to.offset() + at, from.region(), from.offset() + at, bytes);
+        let source = if bytes < STREAMING_BYTES { to } else { from };
+        source.region().read_with(source.offset() + at, bytes, &mut |_, part| checksum.update(part));
+        at += bytes;
+    }
+    checksum.finish()
+}

@@ -1,0 +1,194 @@
+//! What comes in: connections, frames, payloads, and their ends.
+
+use kvplane_proto::client::PayloadTo as ClientPayload;
+use kvplane_proto::frame::Header;
+use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};
+use kvplane_sys::IoBuf;
+use kvplane_transport::{ConnectionId, Gone, Input, Target};
+
+use super::roles::{Link, Role};
+use super::{FRAMES_PER_ROUND, Host};
+
+impl Host {
+    pub(super) fn accepted(&mut self, link: Link, now_ns: u64) {
+        self.counters.accepted += 1;
+        match &mut self.service {
+            Some(service) => {
+                self.roles.set(link, Role::Served);
+                service.peer_joined(link.peer(), link.path(), now_ns);
+            }
+            None => self.close(link, Gone::Closed),
+        }
+    }
+
+    pub(super) fn connected(&mut self, link: Link, now_ns: u64) {
+        if let (Role::Lane(lane, _), Some(client)) = (self.roles.get(link), &mut self.client) {
+            client.connected(lane, now_ns);
+        }
+    }
+
+    pub(super) fn sent(&mut self, hold: u64) {
+        let hold = self.holds.remove(hold as usize);
+        if let Some(service) = &mut self.service {
+            service.sent(hold);
+        }
+    }
+
+    pub(super) fn gone(&mut self, link: Link, why: &Gone, now_ns: u64) {
+        let role = self.roles.get(link);
+        self.roles.set(link, Role::None);
+        match why {
+            Gone::Closed | Gone::Peer => {}
+            Gone::Frame(_) | Gone::Ring(_) => {
+                self.counters.broken += 1;
+                self.last_problem = Some(why.to_string());
+            }
+            Gone::Kernel(_) | Gone::Setup(_) => self.last_problem = Some(why.to_string()),
+        }
+        if let Link::Shm(id) = link {
+            self.mapped.retain(|&(of, _), _| of != id);
+        }
+        match role {
+            Role::Served => {
+                if let Some(service) = &mut self.service {
+                    service.peer_gone(link.peer(), now_ns);
+                }
+            }
+            Role::Lane(lane, _) => {
+                if let Some(entry) = self.lanes.get_mut(lane.index as usize) {
+                    entry.take_if(|(held, _)| *held == lane);
+                }
+                if let Some(client) = &mut self.client {
+                    client.lane_gone(lane, now_ns);
+                }
+            }
+            Role::None => {}
+        }
+    }
+
+    pub(super) fn close(&mut self, link: Link, why: Gone) {
+        match link {
+            Link::Tcp(id) => self.tcp.close(&mut self.ring, id, why),
+            Link::Shm(id) => self.shm.close(&mut self.ring, id, why),
+        }
+    }
+
+    pub(super) fn take_tcp(&mut self, now_ns: u64) -> bool {
+        let mut progress = false;
+        // Those that use up their share come again in the next round.
+        let mut again = Vec::new();
+        while let Some(id) = self.tcp.next_ready() {
+            let mut frames = 0;
+            loop {
+                if frames == FRAMES_PER_ROUND {
+                    again.push(id);
+                    break;
+                }
+                let mut scratch = core::mem::take(&mut self.scratch);
+                let input = self.tcp.input(&mut self.ring, id, &mut scratch);
+                let more = self.take_tcp_input(id, input, &scratch, now_ns);
+                self.scratch = scratch;
+                if !more {
+                    break;
+                }
+                progress = true;
+                frames += 1;
+            }
+        }
+        for id in again {
+            self.tcp.ready_again(id);
+        }
+        progress
+    }
+
+    fn take_tcp_input(&mut self, id: ConnectionId, input: Input, body: &[u8], now_ns: u64) -> bool {
+        let link = Link::Tcp(id);
+        match input {
+            Input::Wait => return false,
+            Input::Frame(header) => {
+                let target = self.take_frame(link, &header, body, now_ns);
+                if header.payload_bytes > 0 {
+                    self.tcp.receive_payload(&mut self.ring, id, target);
+                }
+            }
+            Input::Payload(checksum) => match self.roles.get(link) {
+                Role::Served => {
+                    if let Some(service) = &mut self.service {
+                        service.payload_done(link.peer(), checksum, now_ns);
+                    }
+                }
+                Role::Lane(lane, Some(slice)) => {
+                    self.roles.set(link, Role::Lane(lane, None));
+                    if let Some(client) = &mut self.client {
+                        client.payload_done(slice, checksum, now_ns);
+                    }
+                }
+                Role::Lane(_, None) | Role::None => {}
+            },
+        }
+        true
+    }
+
+    pub(super) fn take_shm(&mut self, now_ns: u64) -> bool {
+        let mut progress = false;
+        let mut from = 0;
+        while let Some(id) = self.shm.next_ready(from) {
+            from = id.index + 1;
+            for _ in 0..FRAMES_PER_ROUND {
+                let mut scratch = core::mem::take(&mut self.scratch);
+                let input = self.shm.input(&mut self.ring, id, &mut scratch);
+                let frame = if let Input::Frame(header) = &input { Some(*header) } else { None };
+                if let Some(header) = frame {
+                    self.take_frame(Link::Shm(id), &header, &scratch, now_ns);
+                }
+                self.scratch = scratch;
+                if frame.is_none() {
+                    break;
+                }
+                progress = true;
+            }
+        }
+        progress
+    }
+
+    /// Gives a frame to whoever it is for; says where its payload goes.
+    fn take_frame(&mut self, link: Link, header: &Header, body: &[u8], now_ns: u64) -> Target {
+        let checksum = header.checksum().is_some();
+        match self.roles.get(link) {
+            Role::Served => {
+                let Some(service) = &mut self.service else { return Target::Discard };
+                match service.request(link.peer(), header, body, now_ns) {
+                    ServicePayload::Discard => Target::Discard,
+                    ServicePayload::Place(place) => Target::Memory { buffer: self.memory(place), checksum },
+                }
+            }
+            Role::Lane(lane, _) => {
+                let Some(client) = &mut self.client else { return Target::Discard };
+                match client.frame(lane, header, body, now_ns) {
+                    ClientPayload::Discard => {
+                        self.roles.set(link, Role::Lane(lane, None));
+                        Target::Discard
+                    }
+                    ClientPayload::Local { local, slice } => {
+                        self.roles.set(link, Role::Lane(lane, Some(slice)));
+                        Target::Memory { buffer: self.local(local), checksum }
+                    }
+                }
+            }
+            Role::None => Target::Discard,
+        }
+    }
+
+    /// The memory behind a place that the service named.
+    ///
+    /// # Panics
+    /// When the service names memory that it was not given.
+    pub(super) fn memory(&self, place: Place) -> IoBuf {
+        let region = match place.memory {
+            Memory::Pool => self.pool.as_ref(),
+            Memory::Segment(segment) => self.segments.get(segment.index as usize).and_then(Option::as_ref),
+        };
+        let region = region.expect("the service names only memory that the host gave it");
+        IoBuf::new(std::sync::Arc::clone(region), place.offset as usize, place.bytes as usize)
+    }
+}

@@ -1,0 +1,331 @@
+//! One thread's part of the dataplane: its ring and drivers, the service that answers peers, the client that asks them.
+//!
+//! A storage node's shard has a service with a store; an embedded client has a client, and a service when it registers memory. The
+//! host owns all real memory and gives the pure cores only names for it: a pool, segments by id, buffers by index.
+//!
+//! One [`Host::poll`] is a round: completions, frames, outputs, timers, sends. Nothing in it blocks, except setting up a
+//! shared-memory connection as a client. [`Host::park`] waits for the next event.
+//!
+//! Thread affinity: made and used on one thread.
+
+mod copies;
+mod inbound;
+mod outbound;
+mod roles;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_proto::client::{Client, LaneId};
+use kvplane_proto::{BatchId, SegmentId};
+use kvplane_store::service::{Hold, Service};
+use kvplane_sys::{Completion, Doorbell, Region, Ring, cpu};
+use kvplane_transport::{ConnectionId, Event, Shm, Source, Tcp, Token};
+use roles::{Link, Roles};
+
+/// Frames taken from one connection in one round, so that none starves the others.
+const FRAMES_PER_ROUND: usize = 128;
+/// The longest park; bounds what a lost doorbell could cost.
+const PARK_LONGEST: Duration = Duration::from_millis(500);
+
+/// Settings of a host.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// Entries of the ring's submission queue.
+    pub ring_entries: u32,
+    /// Whether copies over shared memory are summed up and checked.
+    pub verify_shared: bool,
+}
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        Self { ring_entries: 1024, verify_shared: true }
+    }
+}
+
+/// What a host counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostCounters {
+    /// Rounds that did something.
+    pub busy_rounds: u64,
+    /// Parks.
+    pub parks: u64,
+    /// Frames that broke the protocol, ours or a peer's view of it.
+    pub broken: u64,
+    /// Connections accepted.
+    pub accepted: u64,
+}
+
+/// One thread's part of the dataplane.
+pub struct Host {
+    ring: Ring,
+    tcp: Tcp,
+    shm: Shm,
+    service: Option<Service>,
+    client: Option<Client>,
+    verify_shared: bool,
+    pool: Option<Arc<Region>>,
+    segments: Vec<Option<Arc<Region>>>,
+    buffers: Vec<Option<Arc<Region>>>,
+    mapped: BTreeMap<(ConnectionId, SegmentId), Arc<Region>>,
+    roles: Roles,
+    lanes: Vec<Option<(LaneId, Link)>>,
+    holds: slab::Slab<Hold>,
+    completions: Vec<Completion>,
+    scratch: Vec<u8>,
+    mailbox: Option<Doorbell>,
+    done: VecDeque<BatchId>,
+    unregistered: Vec<SegmentId>,
+    map_wanted: bool,
+    last_problem: Option<String>,
+    counters: HostCounters,
+}
+
+impl Host {
+    /// A host with what it serves and what it asks. `pool` is the memory behind the service's store.
+    ///
+    /// # Errors
+    /// When no ring can be had: says why and what to do.
+    pub fn new(
+        config: &HostConfig,
+        service: Option<Service>,
+        client: Option<Client>,
+        pool: Option<Arc<Region>>,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            ring: Ring::new(config.ring_entries)?,
+            tcp: Tcp::new(),
+            shm: Shm::new(pool.clone()),
+            service,
+            client,
+            verify_shared: config.verify_shared,
+            pool,
+            segments: Vec::new(),
+            buffers: Vec::new(),
+            mapped: BTreeMap::new(),
+            roles: Roles::default(),
+            lanes: Vec::new(),
+            holds: slab::Slab::new(),
+            completions: Vec::with_capacity(256),
+            scratch: Vec::new(),
+            mailbox: None,
+            done: VecDeque::new(),
+            unregistered: Vec::new(),
+            map_wanted: false,
+            last_problem: None,
+            counters: HostCounters::default(),
+        })
+    }
+
+    /// Serves peers that connect here.
+    ///
+    /// # Errors
+    /// When the ring has no room.
+    pub fn listen(&mut self, tcp: TcpListener, shm: Option<UnixListener>) -> io::Result<()> {
+        self.tcp.listen(&mut self.ring, tcp)?;
+        match shm {
+            Some(listener) => self.shm.listen(&mut self.ring, listener),
+            None => Ok(()),
+        }
+    }
+
+    /// Wakes the host when this doorbell rings.
+    ///
+    /// # Errors
+    /// When the ring has no room.
+    pub fn watch_mailbox(&mut self, doorbell: Doorbell) -> io::Result<()> {
+        let token = Token { source: Source::Mailbox, index: 0, generation: 0 };
+        self.ring.poll_readable(doorbell.fd(), token.to_bits()).map_err(io::Error::other)?;
+        self.mailbox = Some(doorbell);
+        Ok(())
+    }
+
+    /// One round. Whether it did anything.
+    ///
+    /// # Errors
+    /// When the ring fails: the host cannot go on.
+    pub fn poll(&mut self) -> io::Result<bool> {
+        self.ring.poll(&mut self.completions)?;
+        let mut progress = !self.completions.is_empty();
+        let mut completions = core::mem::take(&mut self.completions);
+        for completion in completions.drain(..) {
+            self.complete(&completion);
+        }
+        self.completions = completions;
+        let now_ns = cpu::monotonic_ns();
+        self.take_events(now_ns);
+        progress |= self.take_tcp(now_ns);
+        progress |= self.take_shm(now_ns);
+        self.run_timers(now_ns);
+        progress |= self.drain_outputs(now_ns);
+        self.tcp.flush(&mut self.ring);
+        self.shm.flush();
+        self.counters.busy_rounds += u64::from(progress);
+        Ok(progress)
+    }
+
+    fn complete(&mut self, completion: &Completion) {
+        let Some(token) = Token::from_bits(completion.token) else { return };
+        match token.source {
+            Source::Mailbox => {
+                let Some(doorbell) = &self.mailbox else { return };
+                doorbell.drain();
+                if !completion.more {
+                    // A full ring leaves the mailbox to the longest park.
+                    let _ = self.ring.poll_readable(doorbell.fd(), completion.token);
+                }
+            }
+            Source::TcpListener | Source::TcpConnect | Source::TcpReceive | Source::TcpSend => {
+                self.tcp.complete(&mut self.ring, token, completion);
+            }
+            Source::ShmListener | Source::ShmSocket | Source::ShmDoorbell => {
+                self.shm.complete(&mut self.ring, token, completion);
+            }
+        }
+    }
+
+    fn take_events(&mut self, now_ns: u64) {
+        while let Some(event) = self.tcp.poll_event() {
+            self.event(event, Link::Tcp, now_ns);
+        }
+        while let Some(event) = self.shm.poll_event() {
+            self.event(event, Link::Shm, now_ns);
+        }
+        while let Some((id, segment)) = self.shm.poll_wanted() {
+            let region = self.segments.get(segment.index as usize).and_then(Option::as_ref);
+            // A stale id of a reused position must not open its successor.
+            let live = self.service.as_ref().is_some_and(|service| service.has_segment(segment));
+            self.shm.offer_segment(&mut self.ring, id, region.filter(|_| live));
+        }
+    }
+
+    fn event(&mut self, event: Event, link: fn(ConnectionId) -> Link, now_ns: u64) {
+        match event {
+            Event::Accepted(id) => self.accepted(link(id), now_ns),
+            Event::Connected(id) => self.connected(link(id), now_ns),
+            Event::Sent(hold) => self.sent(hold),
+            Event::Gone(id, why) => self.gone(link(id), &why, now_ns),
+        }
+    }
+
+    fn run_timers(&mut self, now_ns: u64) {
+        if let Some(service) = &mut self.service
+            && service.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns)
+        {
+            service.handle_timeout(now_ns);
+        }
+        if let Some(client) = &mut self.client
+            && client.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns)
+        {
+            client.handle_timeout(now_ns);
+        }
+    }
+
+    /// Waits for the next event, at most `longest`. `pending` is asked once more after sleep was announced: whether
+    /// somebody put something into the mailbox.
+    ///
+    /// # Errors
+    /// When the ring fails.
+    pub fn park(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
+        if self.shm.is_overflowing() {
+            cpu::pause();
+            return Ok(());
+        }
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.prepare_sleep();
+        }
+        self.shm.prepare_sleep();
+        if !pending() && self.shm.next_ready(0).is_none() {
+            let timeout = self.until_timer().min(longest).min(PARK_LONGEST);
+            self.counters.parks += 1;
+            self.ring.wait(timeout, &mut self.completions)?;
+        }
+        self.shm.awake();
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.awake();
+        }
+        Ok(())
+    }
+
+    fn until_timer(&self) -> Duration {
+        let service = self.service.as_ref().and_then(Service::poll_timeout);
+        let client = self.client.as_ref().and_then(Client::poll_timeout);
+        match [service, client].into_iter().flatten().min() {
+            Some(at_ns) => Duration::from_nanos(at_ns.saturating_sub(cpu::monotonic_ns())),
+            None => PARK_LONGEST,
+        }
+    }
+
+    /// The answering side.
+    pub const fn service(&mut self) -> Option<&mut Service> {
+        self.service.as_mut()
+    }
+
+    /// The asking side.
+    pub const fn client(&mut self) -> Option<&mut Client> {
+        self.client.as_mut()
+    }
+
+    /// Gives caller's memory a name for requests.
+    pub fn add_buffer(&mut self, region: Arc<Region>) -> u32 {
+        let index = self.buffers.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.buffers.push(None);
+            self.buffers.len() - 1
+        });
+        self.buffers[index] = Some(region);
+        index as u32
+    }
+
+    /// Forgets caller's memory. No open batch may use it.
+    pub fn remove_buffer(&mut self, buffer: u32) {
+        if let Some(entry) = self.buffers.get_mut(buffer as usize) {
+            *entry = None;
+        }
+    }
+
+    /// Memory that peers may use under this id.
+    pub fn add_segment(&mut self, segment: SegmentId, region: Arc<Region>) {
+        let index = segment.index as usize;
+        if self.segments.len() <= index {
+            self.segments.resize(index + 1, None);
+        }
+        self.segments[index] = Some(region);
+    }
+
+    /// A batch that has completed since the last call.
+    pub fn poll_done(&mut self) -> Option<BatchId> {
+        self.done.pop_front()
+    }
+
+    /// A segment that nothing uses any more.
+    pub fn poll_unregistered(&mut self) -> Option<SegmentId> {
+        self.unregistered.pop()
+    }
+
+    /// Whether a newer cluster map is wanted; asked once.
+    pub const fn take_map_wanted(&mut self) -> bool {
+        core::mem::replace(&mut self.map_wanted, false)
+    }
+
+    /// The last connection's end that was not of our asking, in words.
+    #[must_use]
+    pub fn last_problem(&self) -> Option<&str> {
+        self.last_problem.as_deref()
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &HostCounters {
+        &self.counters
+    }
+
+    /// Connections open, by either driver.
+    #[must_use]
+    pub const fn connections(&self) -> usize {
+        self.tcp.open() + self.shm.open()
+    }
+}

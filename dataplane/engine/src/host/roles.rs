@@ -1,0 +1,76 @@
+//! Who is at the other end of each connection.
+
+use kvplane_proto::client::{LaneId, SliceId};
+use kvplane_store::service::{Path, PeerKey};
+use kvplane_transport::ConnectionId;
+
+/// A connection of one of the drivers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Link {
+    Tcp(ConnectionId),
+    Shm(ConnectionId),
+}
+
+impl Link {
+    const fn id(self) -> ConnectionId {
+        match self {
+            Self::Tcp(id) | Self::Shm(id) => id,
+        }
+    }
+
+    pub(super) const fn path(self) -> Path {
+        match self {
+            Self::Tcp(_) => Path::Stream,
+            Self::Shm(_) => Path::Shared,
+        }
+    }
+
+    /// The service's name for the peer: even for TCP, odd for shared memory.
+    pub(super) const fn peer(self) -> PeerKey {
+        let id = self.id();
+        let odd = matches!(self, Self::Shm(_)) as u32;
+        PeerKey { index: id.index * 2 + odd, generation: id.generation }
+    }
+
+    /// The inverse of [`Self::peer`].
+    pub(super) const fn of_peer(peer: PeerKey) -> Self {
+        let id = ConnectionId { index: peer.index / 2, generation: peer.generation };
+        if peer.index.is_multiple_of(2) { Self::Tcp(id) } else { Self::Shm(id) }
+    }
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Role {
+    /// Nothing is known of it.
+    #[default]
+    None,
+    /// A peer asks us.
+    Served,
+    /// We ask a peer; the slice whose payload is arriving.
+    Lane(LaneId, Option<SliceId>),
+}
+
+/// The roles of all connections, by position.
+#[derive(Default)]
+pub(super) struct Roles {
+    entries: Vec<(u32, Role)>,
+}
+
+impl Roles {
+    pub(super) fn set(&mut self, link: Link, role: Role) {
+        let PeerKey { index, generation } = link.peer();
+        if self.entries.len() <= index as usize {
+            self.entries.resize(index as usize + 1, (0, Role::None));
+        }
+        self.entries[index as usize] = (generation, role);
+    }
+
+    pub(super) fn get(&self, link: Link) -> Role {
+        let PeerKey { index, generation } = link.peer();
+        match self.entries.get(index as usize) {
+            Some(&(held, role)) if held == generation => role,
+            _ => Role::None,
+        }
+    }
+}

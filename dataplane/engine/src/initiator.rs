@@ -1,0 +1,165 @@
+//! A host that its caller's thread drives: requests are sent, and their answers taken, on the thread that asks.
+//!
+//! No thread is between the caller and the socket, so a small request costs no wake-up but the caller's own. Several threads that
+//! ask have an initiator each.
+//!
+//! Quiescence: [`Initiator::wait`] returns when nothing touches the batch's memory any more, whatever the outcome.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_proto::client::{Client, Config, PeerAddress, PeerId, Request, SubmitError, TaskResult};
+use kvplane_proto::map::ClusterMap;
+use kvplane_proto::{BatchId, Epoch};
+use kvplane_sys::{Doorbell, Region, cpu};
+
+use crate::host::{Host, HostConfig};
+use crate::pacing::{Pacer, Pacing};
+
+/// Asks shards, from one thread.
+pub struct Initiator {
+    host: Host,
+    pacer: Pacer,
+}
+
+impl Initiator {
+    /// An initiator that knows nobody yet.
+    ///
+    /// # Errors
+    /// When no ring can be had.
+    pub fn new(client: Config, host: &HostConfig, pacing: Pacing) -> io::Result<Self> {
+        let host = Host::new(host, None, Some(Client::new(client)), None)?;
+        Ok(Self { host, pacer: Pacer::new(pacing) })
+    }
+
+    /// Wakes a parked [`Self::round`] when this doorbell rings.
+    ///
+    /// # Errors
+    /// When the ring has no room.
+    pub fn watch(&mut self, doorbell: Doorbell) -> io::Result<()> {
+        self.host.watch_mailbox(doorbell)
+    }
+
+    /// Routes by this map from now on.
+    pub fn set_map(&mut self, map: ClusterMap) {
+        self.client().set_map(map, cpu::monotonic_ns());
+    }
+
+    /// Epoch of the map in use.
+    pub fn epoch(&mut self) -> Epoch {
+        self.client().epoch()
+    }
+
+    /// Whether a newer map is wanted; asked once.
+    pub const fn take_map_wanted(&mut self) -> bool {
+        self.host.take_map_wanted()
+    }
+
+    /// A shard to read and write segments of.
+    pub fn open_peer(&mut self, address: PeerAddress) -> PeerId {
+        self.client().open_peer(address)
+    }
+
+    /// Gives memory a name for requests.
+    pub fn add_buffer(&mut self, region: Arc<Region>) -> u32 {
+        self.host.add_buffer(region)
+    }
+
+    /// Forgets memory. No open batch may use it.
+    pub fn remove_buffer(&mut self, buffer: u32) {
+        self.host.remove_buffer(buffer);
+    }
+
+    /// Starts a batch.
+    ///
+    /// # Errors
+    /// When a request is malformed; then nothing was done.
+    pub fn submit(&mut self, requests: &[Request], deadline: Duration) -> Result<BatchId, SubmitError> {
+        let now_ns = cpu::monotonic_ns();
+        let deadline_ns = now_ns.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
+        self.client().submit(requests, deadline_ns, now_ns)
+    }
+
+    /// Does what there is to do, and waits for more to do if there was nothing: at most `longest`, and not when `pending` says
+    /// that the caller has something.
+    ///
+    /// # Errors
+    /// When the ring fails.
+    pub fn round(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
+        if self.host.poll()? {
+            // The clock is read once for each busy round, which is what the pacer's gaps need.
+            self.pacer.busy(cpu::monotonic_ns());
+        } else if self.pacer.idle(cpu::monotonic_ns()) {
+            self.host.park(longest, pending)?;
+        } else {
+            cpu::pause();
+        }
+        Ok(())
+    }
+
+    /// One round that never waits: for callers with a loop of their own.
+    ///
+    /// # Errors
+    /// When the ring fails.
+    pub fn poll(&mut self) -> io::Result<bool> {
+        self.host.poll()
+    }
+
+    /// Whether a batch has completed.
+    pub fn is_complete(&mut self, batch: BatchId) -> bool {
+        self.client().is_complete(batch)
+    }
+
+    /// Waits for a batch to complete. Its deadline bounds the wait.
+    ///
+    /// # Errors
+    /// When the ring fails.
+    pub fn wait(&mut self, batch: BatchId) -> io::Result<()> {
+        while !self.is_complete(batch) {
+            self.round(Duration::from_secs(1), || false)?;
+        }
+        while self.host.poll_done().is_some() {}
+        Ok(())
+    }
+
+    /// A batch that has completed since the last call, for callers who have several open.
+    pub fn poll_done(&mut self) -> Option<BatchId> {
+        self.host.poll_done()
+    }
+
+    /// The results of a complete batch.
+    pub fn results(&mut self, batch: BatchId) -> &[TaskResult] {
+        self.client().results(batch)
+    }
+
+    /// What a shard told about its segment, in answer to [`Request::OpenSegment`].
+    pub fn take_description(&mut self, batch: BatchId) -> Option<Vec<u8>> {
+        self.client().take_description(batch)
+    }
+
+    /// Forgets a complete batch.
+    pub fn release(&mut self, batch: BatchId) {
+        self.client().release(batch);
+    }
+
+    /// Withdraws a batch; it completes soon.
+    pub fn cancel(&mut self, batch: BatchId) {
+        self.client().cancel(batch, cpu::monotonic_ns());
+    }
+
+    /// What the client counted.
+    pub fn counters(&mut self) -> kvplane_proto::client::Counters {
+        *self.client().counters()
+    }
+
+    /// The last connection's end that was not of our asking, in words.
+    #[must_use]
+    pub fn last_problem(&self) -> Option<&str> {
+        self.host.last_problem()
+    }
+
+    const fn client(&mut self) -> &mut Client {
+        self.host.client().expect("an initiator has a client")
+    }
+}

@@ -1,0 +1,398 @@
+//! A shard: a pinned thread that runs a host, and the mailbox by which others reach it.
+//!
+//! Everything that the thread owns is made on it, so that its memory is local to it. Others send [`Command`]s through a bounded
+//! ring; a full ring is `Busy`, never a wait. The thread spins or parks by its [`Pacing`] and ends when its handle is dropped.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kvplane_proto::ids::{Epoch, SLOTS};
+use kvplane_proto::{SegmentId, Version};
+use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters};
+use kvplane_store::{Store, StoreConfig, StoreStats};
+use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
+
+use crate::host::{Host, HostConfig, HostCounters};
+use crate::pacing::{Pacer, Pacing};
+
+/// Commands that may wait for a shard.
+const MAILBOX_ENTRIES: usize = 256;
+/// How long a command may take to be answered.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// How long the segment's users have before their connections are closed.
+const QUIET_DEADLINE_NS: u64 = 2_000_000_000;
+
+/// Where a shard listens.
+#[derive(Clone, Debug)]
+pub struct Listen {
+    /// Its data port; port 0 picks one.
+    pub tcp: SocketAddr,
+    /// Path of its Unix socket.
+    pub shm: Option<PathBuf>,
+}
+
+/// Settings of a shard.
+#[derive(Clone, Debug)]
+pub struct ShardConfig {
+    /// Who it is.
+    pub identity: Identity,
+    /// Core to pin its thread to.
+    pub core: Option<usize>,
+    /// How it waits.
+    pub pacing: Pacing,
+    /// Where it listens.
+    pub listen: Listen,
+    /// The memory of its store and how to get it; `None` for a shard that serves segments only.
+    pub pool: Option<RegionOptions>,
+    /// Limits of its store; `pool_bytes` follows the memory.
+    pub store: Option<StoreConfig>,
+    /// First version that its store gives: above all of its former lives.
+    pub first_version: Version,
+    /// The host's settings.
+    pub host: HostConfig,
+}
+
+/// Why a shard did not start, or did not answer.
+#[derive(Debug)]
+pub enum ShardError {
+    /// It could not be set up: says what and why.
+    Start(String),
+    /// Its mailbox is full.
+    Busy,
+    /// It did not answer in time.
+    Timeout,
+    /// Its thread has ended: says why.
+    Ended(String),
+    /// It refused: says why.
+    Refused(String),
+}
+
+impl core::fmt::Display for ShardError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Start(why) => write!(f, "a shard could not be started: {why}"),
+            Self::Busy => write!(f, "{MAILBOX_ENTRIES} commands wait for the shard already: try again"),
+            Self::Timeout => write!(f, "the shard did not answer within {} s", ANSWER_DEADLINE.as_secs()),
+            Self::Ended(why) => write!(f, "the shard has ended: {why}"),
+            Self::Refused(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for ShardError {}
+
+/// What a shard tells about itself.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardSnapshot {
+    /// Its objects.
+    pub store: Option<StoreStats>,
+    /// Its requests.
+    pub service: ServiceCounters,
+    /// Its rounds.
+    pub host: HostCounters,
+    /// Connections open.
+    pub connections: u64,
+    /// CPU time of its thread in nanoseconds.
+    pub cpu_ns: u64,
+}
+
+enum Command {
+    Register { info: SegmentInfo, region: Arc<Region>, answer: SyncSender<Result<SegmentId, String>> },
+    Unregister { segment: SegmentId, answer: SyncSender<()> },
+    Own { epoch: Epoch, slots: Box<[u64; SLOTS / 64]> },
+    Snapshot { answer: SyncSender<ShardSnapshot> },
+}
+
+/// A running shard. Dropping it ends the thread.
+pub struct ShardHandle {
+    mailbox: Mutex<Option<Producer<Command>>>,
+    doorbell: Doorbell,
+    thread: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    address: SocketAddr,
+    shm: Option<PathBuf>,
+    page_kind: Option<PageKind>,
+}
+
+/// What starts shards.
+pub struct Shard;
+
+struct Started {
+    address: SocketAddr,
+    page_kind: Option<PageKind>,
+}
+
+impl Shard {
+    /// Starts a shard and waits until it listens.
+    ///
+    /// # Errors
+    /// When the port is taken, the memory cannot be had, or the kernel refuses: says which and what to do.
+    pub fn start(config: ShardConfig) -> Result<ShardHandle, ShardError> {
+        let doorbell = Doorbell::new().map_err(|error| ShardError::Start(error.to_string()))?;
+        let (producer, consumer) = spsc::channel(MAILBOX_ENTRIES);
+        let (started, wait) = sync_channel(1);
+        let name = format!("kvp-shard-{}", config.identity.shard.0);
+        let (bell, shm) = (doorbell.clone(), config.listen.shm.clone());
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || run(config, consumer, bell, &started))
+            .map_err(|error| ShardError::Start(error.to_string()))?;
+        match wait.recv() {
+            Ok(Ok(Started { address, page_kind })) => Ok(ShardHandle {
+                mailbox: Mutex::new(Some(producer)),
+                doorbell,
+                thread: Mutex::new(Some(thread)),
+                address,
+                shm,
+                page_kind,
+            }),
+            Ok(Err(why)) => Err(ShardError::Start(why)),
+            Err(_) => Err(ShardError::Start("its thread ended before it listened".to_owned())),
+        }
+    }
+}
+
+impl ShardHandle {
+    /// Where it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its Unix socket.
+    #[must_use]
+    pub const fn shm(&self) -> Option<&PathBuf> {
+        self.shm.as_ref()
+    }
+
+    /// What pages its pool lies on.
+    #[must_use]
+    pub const fn page_kind(&self) -> Option<PageKind> {
+        self.page_kind
+    }
+
+    /// Lets peers use this memory.
+    ///
+    /// # Errors
+    /// When the service refuses it, or the shard does not answer.
+    pub fn register(&self, info: SegmentInfo, region: Arc<Region>) -> Result<SegmentId, ShardError> {
+        let (answer, wait) = sync_channel(1);
+        self.send(Command::Register { info, region, answer })?;
+        self.wait(&wait)?.map_err(ShardError::Refused)
+    }
+
+    /// Takes memory from peers; returns when nothing uses it any more.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn unregister(&self, segment: SegmentId) -> Result<(), ShardError> {
+        let (answer, wait) = sync_channel(1);
+        self.send(Command::Unregister { segment, answer })?;
+        self.wait(&wait)
+    }
+
+    /// Tells which slots it owns.
+    ///
+    /// # Errors
+    /// When its mailbox is full.
+    pub fn own(&self, epoch: Epoch, slots: Box<[u64; SLOTS / 64]>) -> Result<(), ShardError> {
+        self.send(Command::Own { epoch, slots })
+    }
+
+    /// What it tells about itself.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn snapshot(&self) -> Result<ShardSnapshot, ShardError> {
+        let (answer, wait) = sync_channel(1);
+        self.send(Command::Snapshot { answer })?;
+        self.wait(&wait)
+    }
+
+    fn send(&self, command: Command) -> Result<(), ShardError> {
+        let mut mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let producer = mailbox.as_mut().ok_or_else(|| ShardError::Ended("it was stopped".to_owned()))?;
+        if producer.peer_gone() {
+            drop(mailbox);
+            return Err(ShardError::Ended(self.end()));
+        }
+        producer.try_push(command).map_err(|_| ShardError::Busy)?;
+        self.doorbell.ring();
+        Ok(())
+    }
+
+    fn wait<T>(&self, answer: &Receiver<T>) -> Result<T, ShardError> {
+        answer.recv_timeout(ANSWER_DEADLINE).map_err(|error| match error {
+            RecvTimeoutError::Timeout => ShardError::Timeout,
+            RecvTimeoutError::Disconnected => ShardError::Ended(self.end()),
+        })
+    }
+
+    fn end(&self) -> String {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match thread.map(JoinHandle::join) {
+            Some(Ok(Err(error))) => error.to_string(),
+            Some(Err(_)) => "its thread panicked".to_owned(),
+            Some(Ok(Ok(()))) | None => "it was stopped".to_owned(),
+        }
+    }
+
+    /// Ends the thread and waits for it.
+    pub fn stop(&self) {
+        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.doorbell.ring();
+        self.end();
+        if let Some(path) = &self.shm {
+            // It may be gone already; nobody listens there any more either way.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Drop for ShardHandle {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn run(
+    config: ShardConfig,
+    mut mailbox: Consumer<Command>,
+    doorbell: Doorbell,
+    started: &SyncSender<Result<Started, String>>,
+) -> io::Result<()> {
+    let mut pacer = Pacer::new(config.pacing);
+    let (mut host, ready) = match set_up(config, doorbell) {
+        Ok(made) => made,
+        Err(why) => {
+            let _ = started.send(Err(why));
+            return Ok(());
+        }
+    };
+    let _ = started.send(Ok(ready));
+    let mut leaving: Vec<(SegmentId, u64, SyncSender<()>)> = Vec::new();
+    loop {
+        let mut progress = false;
+        while let Some(command) = mailbox.try_pop() {
+            progress = true;
+            obey(&mut host, command, &mut leaving);
+        }
+        if mailbox.peer_gone() {
+            return Ok(());
+        }
+        progress |= host.poll()?;
+        let now_ns = cpu::monotonic_ns();
+        if !leaving.is_empty() {
+            see_off(&mut host, &mut leaving, now_ns);
+        }
+        if progress {
+            pacer.busy(now_ns);
+        } else if pacer.idle(now_ns) {
+            host.park(Duration::from_secs(1), || !mailbox.is_empty() || mailbox.peer_gone())?;
+        } else {
+            cpu::pause();
+        }
+    }
+}
+
+fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, Started), String> {
+    if let Some(core) = config.core {
+        // A refusal (a changed cpuset, say) costs speed, not correctness.
+        let _ = cpu::pin_current_thread(core);
+    }
+    let tcp = net::tcp_listener(config.listen.tcp, 1024).map_err(|error| error.to_string())?;
+    let address = tcp.local_addr().map_err(|error| error.to_string())?;
+    let shm = config.listen.shm.as_deref().map(listen_unix).transpose()?;
+    let pool = config.pool.map(|options| Region::allocate(&options)).transpose().map_err(|error| error.to_string())?;
+    let store = pool
+        .as_ref()
+        .map(|pool| {
+            let bytes = pool.bytes() as u64;
+            let limits = config.store.unwrap_or_else(|| StoreConfig::for_pool(bytes));
+            Store::new(StoreConfig { pool_bytes: bytes / 256 * 256, ..limits }, config.first_version)
+        })
+        .transpose()
+        .map_err(|error| error.to_string())?;
+    let page_kind = pool.as_ref().map(|pool| pool.page_kind());
+    let service = Service::new(config.identity, store);
+    let mut host = Host::new(&config.host, Some(service), None, pool).map_err(|error| error.to_string())?;
+    host.listen(tcp, shm).map_err(|error| error.to_string())?;
+    host.watch_mailbox(doorbell).map_err(|error| error.to_string())?;
+    Ok((host, Started { address, page_kind }))
+}
+
+/// A Unix listener at a path; what a dead process left there is replaced, a living one is not.
+fn listen_unix(path: &std::path::Path) -> Result<UnixListener, String> {
+    if path.exists() {
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            return Err(format!("{} is in use by another process", path.display()));
+        }
+        std::fs::remove_file(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    let listener = UnixListener::bind(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    listener.set_nonblocking(true).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(listener)
+}
+
+fn obey(host: &mut Host, command: Command, leaving: &mut Vec<(SegmentId, u64, SyncSender<()>)>) {
+    match command {
+        Command::Register { info, region, answer } => {
+            let registered = match host.service() {
+                Some(service) => service.register(info).map_err(|error| error.to_string()),
+                None => Err("this shard serves nothing".to_owned()),
+            };
+            if let Ok(segment) = registered {
+                host.add_segment(segment, region);
+            }
+            // Whoever asked may have given up; the segment is then simply unused.
+            let _ = answer.send(registered);
+        }
+        Command::Unregister { segment, answer } => {
+            if let Some(service) = host.service() {
+                service.unregister(segment);
+                leaving.push((segment, cpu::monotonic_ns() + QUIET_DEADLINE_NS, answer));
+            }
+        }
+        Command::Own { epoch, slots } => {
+            if let Some(service) = host.service() {
+                service.set_owned(epoch, |slot| slots[usize::from(slot) / 64] & (1 << (slot % 64)) != 0);
+            }
+        }
+        Command::Snapshot { answer } => {
+            let counters = *host.counters();
+            let connections = host.connections() as u64;
+            let Some(service) = host.service() else { return };
+            let snapshot = ShardSnapshot {
+                store: service.store().map(Store::stats),
+                service: *service.counters(),
+                host: counters,
+                connections,
+                cpu_ns: cpu::thread_cpu_ns(),
+            };
+            let _ = answer.send(snapshot);
+        }
+    }
+}
+
+/// Answers those who wait for a segment to fall quiet; hurries its users when it takes too long.
+fn see_off(host: &mut Host, leaving: &mut Vec<(SegmentId, u64, SyncSender<()>)>, now_ns: u64) {
+    while let Some(segment) = host.poll_unregistered() {
+        leaving.retain(|(waiting, _, answer)| {
+            if *waiting == segment {
+                let _ = answer.send(());
+            }
+            *waiting != segment
+        });
+    }
+    for (segment, at_ns, _) in leaving.iter_mut().filter(|entry| entry.1 <= now_ns) {
+        *at_ns = u64::MAX;
+        if let Some(service) = host.service() {
+            service.evict_users(*segment);
+        }
+    }
+}

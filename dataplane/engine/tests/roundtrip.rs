@@ -1,0 +1,271 @@
+//! A real shard and a real initiator: every operation over both paths, with bytes checked by address-derived patterns.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_engine::{
+    HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
+};
+use kvplane_proto::client::{Config, Local, PeerAddress, Request, SegmentTarget, TaskResult};
+use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId};
+use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
+use kvplane_proto::message::SegmentDescriptor;
+use kvplane_proto::rng::mix64;
+use kvplane_proto::{Digest, Epoch, Status, Version};
+use kvplane_store::service::{Identity, SegmentInfo};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+struct Bed {
+    shard: ShardHandle,
+    initiator: Initiator,
+    memory: Arc<Region>,
+    buffer: u32,
+    _directory: Directory,
+}
+
+struct Directory(std::path::PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn plain(name: &str, bytes: usize) -> RegionOptions {
+    RegionOptions { shared: true, huge: HugePages::Never, prefault: false, ..RegionOptions::new(name, bytes) }
+}
+
+fn bed(name: &str, shared: bool, pool_bytes: usize) -> Bed {
+    let path = std::env::temp_dir().join(format!("kvplane-engine-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).expect("a directory for the test's sockets");
+    let directory = Directory(path.clone());
+    let identity = Identity {
+        cluster: "test".to_owned(),
+        node: NodeId(1),
+        incarnation: Incarnation(7),
+        shard: ShardId(0),
+        segment_name: "segment".to_owned(),
+    };
+    let shard = Shard::start(ShardConfig {
+        identity,
+        core: None,
+        pacing: Pacing::default(),
+        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(path.join("shard.sock")) },
+        pool: Some(plain("pool", pool_bytes)),
+        store: None,
+        first_version: Version(1),
+        host: HostConfig::default(),
+    })
+    .expect("a shard on loopback");
+    shard.own(Epoch(1), Box::new([u64::MAX; SLOTS / 64])).expect("room in the mailbox");
+    let config =
+        Config { cluster: "test".to_owned(), host: "here".to_owned(), shared, stream: !shared, ..Config::default() };
+    let mut initiator = Initiator::new(config, &HostConfig::default(), Pacing::default()).expect("a ring");
+    initiator.set_map(ClusterMap { epoch: Epoch(1), replicas: 1, members: vec![member(&shard)] });
+    let memory = Region::allocate(&plain("memory", 16 << 20)).expect("memory");
+    let buffer = initiator.add_buffer(Arc::clone(&memory));
+    Bed { shard, initiator, memory, buffer, _directory: directory }
+}
+
+fn member(shard: &ShardHandle) -> Member {
+    Member {
+        node: NodeId(1),
+        incarnation: Incarnation(7),
+        weight: 1,
+        failure_domain: "a".to_owned(),
+        host: "here".to_owned(),
+        shards: vec![ShardAddress {
+            tcp: shard.address(),
+            shm: shard.shm().map(|path| path.display().to_string()),
+        }],
+    }
+}
+
+impl Bed {
+    fn local(&self, offset: u64, bytes: u64) -> Local {
+        Local { buffer: self.buffer, offset, bytes }
+    }
+
+    fn run(&mut self, requests: &[Request]) -> Vec<TaskResult> {
+        let batch = self.initiator.submit(requests, DEADLINE).expect("a valid batch");
+        self.initiator.wait(batch).expect("a working ring");
+        let results = self.initiator.results(batch).to_vec();
+        self.initiator.release(batch);
+        results
+    }
+
+    fn statuses(&mut self, requests: &[Request]) -> Vec<Status> {
+        self.run(requests).into_iter().map(|result| result.status).collect()
+    }
+
+    fn fill(&self, seed: u64, offset: usize, bytes: usize) {
+        self.memory.fill_with(offset, bytes, &mut |at, part| {
+            part.iter_mut().enumerate().for_each(|(i, byte)| *byte = pattern(seed, at + i as u64));
+        });
+    }
+
+    fn check(&self, seed: u64, offset: usize, bytes: usize) {
+        self.memory.read_with(offset, bytes, &mut |at, part| {
+            for (i, &byte) in part.iter().enumerate() {
+                let wanted = pattern(seed, at + i as u64);
+                assert_eq!(byte, wanted, "byte {} of {bytes} of object {seed}", at + i as u64);
+            }
+        });
+    }
+}
+
+fn pattern(seed: u64, at: u64) -> u8 {
+    mix64(seed ^ (at / 8)).to_le_bytes()[(at % 8) as usize]
+}
+
+fn digest(number: u64) -> Digest {
+    Digest::of(b"", format!("object-{number}").as_bytes())
+}
+
+fn every_operation(mut bed: Bed) {
+    // Sizes around the staging, streaming and chunk borders.
+    let sizes = [1u64, 64, 4096, 16_320, 65_536, 262_144, 262_145, 1 << 20, 3 << 20];
+    for (number, &bytes) in sizes.iter().enumerate() {
+        let number = number as u64;
+        bed.fill(number, 0, bytes as usize);
+        let put = bed.run(&[Request::Put(digest(number), bed.local(0, bytes))]);
+        assert_eq!((put[0].status, put[0].bytes), (Status::Ok, bytes), "put of {bytes} bytes");
+        bed.fill(99, 8 << 20, bytes as usize + 64);
+        let got = bed.run(&[Request::Get(digest(number), bed.local(8 << 20, bytes + 10))]);
+        assert_eq!((got[0].status, got[0].bytes), (Status::Ok, bytes), "get of {bytes} bytes");
+        assert_eq!(got[0].version, put[0].version);
+        bed.check(number, 8 << 20, bytes as usize);
+        // Nothing past the object's end was touched.
+        let mut after = [0; 32];
+        bed.memory.copy_out((8 << 20) + bytes as usize, &mut after);
+        assert!(after.iter().enumerate().all(|(i, &byte)| byte == pattern(99, bytes + i as u64)));
+    }
+    let (there, missing) = (digest(3), digest(1000));
+    let again = bed.local(0, 16_320);
+    assert_eq!(bed.statuses(&[Request::Put(there, again)]), [Status::Exists]);
+    assert_eq!(
+        bed.statuses(&[Request::Exists(there), Request::Exists(missing), Request::Size(missing)]),
+        [Status::Ok, Status::NotFound, Status::NotFound]
+    );
+    assert_eq!(bed.run(&[Request::Size(there)])[0].bytes, 16_320);
+    assert_eq!(bed.statuses(&[Request::Get(missing, again)]), [Status::NotFound]);
+    let short = bed.local(0, 100);
+    let small = bed.run(&[Request::Get(there, short)]);
+    assert_eq!((small[0].status, small[0].bytes), (Status::BufferTooSmall, 16_320));
+    assert_eq!(bed.statuses(&[Request::Remove(there), Request::Remove(missing)]), [Status::Ok, Status::NotFound]);
+    assert_eq!(bed.statuses(&[Request::Exists(there)]), [Status::NotFound]);
+    let huge = bed.local(0, 16 << 20);
+    assert_eq!(bed.statuses(&[Request::Put(digest(55), huge)]), [Status::TooLarge]);
+    let snapshot = bed.shard.snapshot().expect("a living shard");
+    let store = snapshot.store.expect("a shard with a store");
+    assert_eq!((store.pinned_bytes, store.reserved_bytes), (0, 0));
+}
+
+#[test]
+fn every_operation_over_tcp() {
+    every_operation(bed("ops-tcp", false, 32 << 20));
+}
+
+#[test]
+fn every_operation_over_shm() {
+    every_operation(bed("ops-shm", true, 32 << 20));
+}
+
+fn many_small(mut bed: Bed) {
+    const COUNT: u64 = 5000;
+    for number in 0..COUNT {
+        bed.fill(number, (number * 1024) as usize, 1024);
+    }
+    let puts: Vec<Request> = (0..COUNT).map(|n| Request::Put(digest(n), bed.local(n * 1024, 1024))).collect();
+    assert!(bed.statuses(&puts).iter().all(|&status| status == Status::Ok));
+    let exists: Vec<Request> = (0..COUNT * 2).map(|n| Request::Exists(digest(n))).collect();
+    let found = bed.statuses(&exists);
+    assert!(found.iter().enumerate().all(|(n, &status)| (status == Status::Ok) == (n < COUNT as usize)));
+    bed.fill(77, 0, (COUNT * 1024) as usize);
+    let gets: Vec<Request> = (0..COUNT).rev().map(|n| Request::Get(digest(n), bed.local(n * 1024, 1024))).collect();
+    assert!(bed.statuses(&gets).iter().all(|&status| status == Status::Ok));
+    for number in 0..COUNT {
+        bed.check(number, (number * 1024) as usize, 1024);
+    }
+}
+
+#[test]
+fn large_batches_over_tcp() {
+    many_small(bed("many-tcp", false, 32 << 20));
+}
+
+#[test]
+fn large_batches_over_shm() {
+    many_small(bed("many-shm", true, 32 << 20));
+}
+
+fn segments(mut bed: Bed, shareable: bool) {
+    let target = Region::allocate(&plain("target", 8 << 20)).expect("memory");
+    let info = SegmentInfo { address: target.address(), bytes: 8 << 20, writable: true, shareable };
+    let segment = bed.shard.register(info, Arc::clone(&target)).expect("a free range");
+    let address = PeerAddress {
+        node: NodeId(0),
+        incarnation: Incarnation(0),
+        shard: ShardId(0),
+        tcp: bed.shard.address(),
+        shm: shareable.then(|| bed.shard.shm().expect("a socket").display().to_string()),
+    };
+    let peer = bed.initiator.open_peer(address);
+    let batch = bed.initiator.submit(&[Request::OpenSegment(peer)], DEADLINE).expect("a valid batch");
+    bed.initiator.wait(batch).expect("a working ring");
+    let description = bed.initiator.take_description(batch).expect("a description");
+    bed.initiator.release(batch);
+    let descriptor = SegmentDescriptor::decode(&description).expect("a whole description");
+    assert_eq!((descriptor.name.as_str(), descriptor.regions.len()), ("segment", 1));
+    assert_eq!((descriptor.regions[0].segment, descriptor.regions[0].bytes), (segment, 8 << 20));
+    let at = |offset| SegmentTarget { peer, segment, offset, shareable };
+    bed.fill(5, 0, 5_000_001);
+    let whole = bed.local(0, 5_000_001);
+    assert_eq!(bed.statuses(&[Request::Write(at(4097), whole)]), [Status::Ok]);
+    let back = bed.local(8 << 20, 5_000_001);
+    let read = bed.run(&[Request::Read(at(4097), back)]);
+    assert_eq!((read[0].status, read[0].bytes), (Status::Ok, 5_000_001));
+    bed.check(5, 8 << 20, 5_000_001);
+    let (over, little) = (bed.local(0, 4096), bed.local(0, 10));
+    assert_eq!(bed.statuses(&[Request::Write(at((8 << 20) - 100), over)]), [Status::OutOfRange]);
+    assert_eq!(bed.statuses(&[Request::Read(at(u64::MAX - 3), little)]), [Status::OutOfRange]);
+    bed.shard.unregister(segment).expect("a quiet segment");
+    if !shareable {
+        assert_eq!(bed.statuses(&[Request::Read(at(0), little)]), [Status::Stale]);
+    }
+}
+
+#[test]
+fn segments_over_tcp() {
+    segments(bed("seg-tcp", false, 1 << 20), false);
+}
+
+#[test]
+fn segments_over_shm() {
+    segments(bed("seg-shm", true, 1 << 20), true);
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let bed = bed("port", false, 1 << 20);
+    let identity = Identity {
+        cluster: "test".to_owned(),
+        node: NodeId(2),
+        incarnation: Incarnation(1),
+        shard: ShardId(0),
+        segment_name: String::new(),
+    };
+    let config = ShardConfig {
+        identity,
+        core: None,
+        pacing: Pacing::Park,
+        listen: Listen { tcp: bed.shard.address(), shm: None },
+        pool: None,
+        store: None,
+        first_version: Version(1),
+        host: HostConfig::default(),
+    };
+    let error = Shard::start(config).err().expect("the port is taken").to_string();
+    assert!(error.contains(&bed.shard.address().to_string()), "{error}");
+}

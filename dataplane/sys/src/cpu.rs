@@ -1,0 +1,154 @@
+//! Cores, clocks and who we are: what a host needs to know of its machine before it spins.
+//!
+//! Only hosts call this; pure code gets time as an argument.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+
+/// A thread could not be pinned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinError {
+    /// The core asked for.
+    pub core: usize,
+    /// The cores this thread may run on.
+    pub allowed: Vec<usize>,
+}
+
+impl fmt::Display for PinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { core, allowed } = self;
+        write!(f, "cannot pin a thread to core {core}: it may run on cores {allowed:?}")
+    }
+}
+
+impl std::error::Error for PinError {}
+
+/// Pins the calling thread to one core. [`allowed_cores`] afterwards names only that core, for this thread and those it
+/// starts: enumerate first.
+pub fn pin_current_thread(core: usize) -> Result<(), PinError> {
+    if core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
+        return Ok(());
+    }
+    Err(PinError { core, allowed: allowed_cores() })
+}
+
+/// The cores the calling thread may run on, ascending; never empty.
+pub fn allowed_cores() -> Vec<usize> {
+    let mut set = MaybeUninit::<libc::cpu_set_t>::zeroed();
+    // SAFETY: the kernel writes at most the size of the set; 0 is the calling thread.
+    let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), set.as_mut_ptr()) };
+    if result != 0 {
+        // A machine of more than 1024 cores: count what the scheduler allows and name them from zero.
+        return (0..std::thread::available_parallelism().map_or(1, usize::from)).collect();
+    }
+    // SAFETY: all-zero is valid, and so is what the kernel wrote over it.
+    let set = unsafe { set.assume_init() };
+    let limit = size_of::<libc::cpu_set_t>() * 8;
+    // SAFETY: every index is below the number of bits in the set.
+    (0..limit).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel fills the structure we own.
+    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    assert_eq!(result, 0, "clock {clock} exists since Linux 2.6.12");
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Nanoseconds since some fixed point, never going back, the same for all processes until the next boot.
+pub fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// Processor time this process has used.
+pub fn process_cpu_ns() -> u64 {
+    clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+/// Processor time the calling thread has used.
+pub fn thread_cpu_ns() -> u64 {
+    clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// Tells the core that we spin, so that its sibling runs faster.
+pub fn pause() {
+    std::hint::spin_loop();
+}
+
+/// The user this process acts as.
+pub fn effective_uid() -> u32 {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Names this boot of this machine: two processes that see the same are on the same host.
+pub fn boot_id() -> io::Result<String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(text.trim().to_owned()),
+        Err(error) => Err(io::Error::new(error.kind(), format!("cannot read {path}: {error}"))),
+    }
+}
+
+/// Raises the limit of locked memory as far as this process may, and returns it in bytes; `u64::MAX` is unlimited.
+pub fn raise_memlock_limit() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills the structure we own.
+    if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let attempts = [libc::RLIM_INFINITY, limit.rlim_max];
+    for hard in attempts {
+        let wanted = libc::rlimit { rlim_cur: hard, rlim_max: hard };
+        // SAFETY: the kernel reads the structure we own.
+        if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const wanted) } == 0 {
+            return Ok(hard);
+        }
+    }
+    // Neither was allowed, which leaves what we have.
+    Ok(limit.rlim_cur)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_a_thread_and_only_that_thread() {
+        let before = allowed_cores();
+        let wanted = *before.last().expect("at least one core");
+        let inside = std::thread::spawn(move || {
+            pin_current_thread(wanted).expect("an allowed core");
+            allowed_cores()
+        });
+        assert_eq!(inside.join().expect("joined"), [wanted]);
+        assert_eq!(allowed_cores(), before);
+        let error = pin_current_thread(1023).map_err(|error| error.allowed);
+        assert!(before.contains(&1023) || error == Err(before));
+    }
+
+    #[test]
+    fn clocks_count_nanoseconds_upwards() {
+        let wall = std::time::Instant::now();
+        let (start, process, thread) = (monotonic_ns(), process_cpu_ns(), thread_cpu_ns());
+        let mut spins = 0u64;
+        while thread_cpu_ns() - thread < 2_000_000 {
+            pause();
+            spins += 1;
+        }
+        let passed = monotonic_ns() - start;
+        assert!(spins > 0 && process_cpu_ns() - process >= 2_000_000);
+        assert!(u128::from(passed) <= wall.elapsed().as_nanos());
+    }
+
+    #[test]
+    fn names_this_boot_and_raises_the_limit() {
+        let boot = boot_id().expect("boot id");
+        assert_eq!((boot.len(), boot == boot_id().expect("boot id")), (36, true));
+        let limit = raise_memlock_limit().expect("limit");
+        assert_eq!(raise_memlock_limit().expect("limit"), limit);
+    }
+}

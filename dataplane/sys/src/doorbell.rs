@@ -1,0 +1,254 @@
+//! Waking a parked owner: an eventfd that is only written when the owner says it sleeps.
+//!
+//! The owner spins most of the time, and a system call per message would cost more than the message. So it
+//! announces sleep in a flag, and a ringer writes the eventfd only when it sees the flag.
+//!
+//! No wake-up is lost. The owner: `prepare_sleep` (flag = true; full fence), look at every queue once more, park only
+//! if all are empty. The ringer: push; `ring` (full fence; look at the flag). The two fences have an order. If the
+//! owner's is first, the ringer sees the flag and writes the eventfd, which stays readable until drained, so the park
+//! ends. If the ringer's is first, the owner's second look sees the push. The ringer that takes the flag
+//! clears it, so that only one of many ringers pays for the write.
+//!
+//! Between processes the flag lies in shared memory, and a hostile peer can keep it set, cleared, or fill or empty the
+//! eventfd. All it gains is spurious or missing wake-ups, so whoever parks bounds the park.
+
+use crate::region::Region;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+
+/// A nonblocking eventfd, closed on exec.
+pub fn event_fd() -> io::Result<OwnedFd> {
+    // SAFETY: makes a new descriptor.
+    match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: the kernel just made it for us alone.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+    }
+}
+
+/// A doorbell within a process. Clones ring the same owner; any thread may ring.
+#[derive(Clone)]
+pub struct Doorbell {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    sleeping: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Doorbell {
+    /// A doorbell whose owner is awake.
+    pub fn new() -> io::Result<Self> {
+        let event = event_fd()?;
+        Ok(Self { inner: Arc::new(Inner { sleeping: AtomicBool::new(false), event }) })
+    }
+
+    /// After a push: wakes the owner if it sleeps. Returns whether it had to.
+    pub fn ring(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let sleeping = &self.inner.sleeping;
+        let asleep = sleeping.load(Ordering::Relaxed) && sleeping.swap(false, Ordering::AcqRel);
+        if asleep {
+            signal(self.inner.event.as_fd());
+        }
+        asleep
+    }
+
+    /// The owner is about to park. It must look at its queues once more after this, and park only if they are empty.
+    pub fn prepare_sleep(&self) {
+        self.inner.sleeping.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The owner is awake and looks at its queues by itself.
+    pub fn awake(&self) {
+        self.inner.sleeping.store(false, Ordering::Relaxed);
+    }
+
+    /// What the owner polls while parked.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.inner.event.as_fd()
+    }
+
+    /// Makes the descriptor unreadable again. Call it before looking at the queues.
+    pub fn drain(&self) {
+        drain(self.inner.event.as_fd());
+    }
+}
+
+impl fmt::Debug for Doorbell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sleeping = self.inner.sleeping.load(Ordering::Relaxed);
+        f.debug_struct("Doorbell").field("sleeping", &sleeping).finish()
+    }
+}
+
+/// A doorbell between processes: the flag is a 32-bit word of a shared region, the eventfd is passed over a socket. One
+/// process owns it (`prepare_sleep`, `awake`, `drain`), the other rings. Any thread may use it.
+#[derive(Debug)]
+pub struct SharedDoorbell {
+    region: Arc<Region>,
+    offset_of_flag: usize,
+    event: OwnedFd,
+}
+
+impl SharedDoorbell {
+    /// Panics when the flag is not an aligned word of a writable region. Zero means awake.
+    pub fn new(region: Arc<Region>, offset_of_flag: usize, eventfd: OwnedFd) -> Self {
+        region.atomic_u32(offset_of_flag);
+        Self { region, offset_of_flag, event: eventfd }
+    }
+
+    fn flag(&self) -> &AtomicU32 {
+        self.region.atomic_u32(self.offset_of_flag)
+    }
+
+    /// As [`Doorbell::ring`].
+    pub fn ring(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let flag = self.flag();
+        let asleep = flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0;
+        if asleep {
+            signal(self.event.as_fd());
+        }
+        asleep
+    }
+
+    /// As [`Doorbell::prepare_sleep`].
+    pub fn prepare_sleep(&self) {
+        self.flag().store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// As [`Doorbell::awake`].
+    pub fn awake(&self) {
+        self.flag().store(0, Ordering::Relaxed);
+    }
+
+    /// What the owner polls while parked.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    /// As [`Doorbell::drain`].
+    pub fn drain(&self) {
+        drain(self.event.as_fd());
+    }
+}
+
+/// Adds one to an eventfd. A peer that has the same descriptor may have made it blocking and full, so ask first.
+/// Full, or gone wrong, also means readable: nothing to report.
+fn signal(event: BorrowedFd<'_>) {
+    let mut query = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one entry, which outlives the call.
+    let ready = unsafe { libc::poll(&raw mut query, 1, 0) };
+    if ready == 1 && query.revents & libc::POLLOUT != 0 {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: writes from eight bytes of ours.
+        unsafe { libc::write(event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+}
+
+/// Takes an eventfd's count, without blocking whatever mode a peer put the descriptor in.
+fn drain(event: BorrowedFd<'_>) {
+    let mut count = [0u8; 8];
+    let vector = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
+    // SAFETY: reads into eight bytes of ours.
+    unsafe { libc::preadv2(event.as_raw_fd(), &raw const vector, 1, -1, libc::RWF_NOWAIT) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::{HugePages, RegionOptions};
+    use crate::spsc;
+
+    /// Parks for as long as a test may take; whether the bell rang.
+    fn park(event: BorrowedFd<'_>) -> bool {
+        readable(event, 20_000)
+    }
+
+    fn readable(event: BorrowedFd<'_>, timeout_ms: libc::c_int) -> bool {
+        let mut query = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, which outlives the call.
+        unsafe { libc::poll(&raw mut query, 1, timeout_ms) == 1 }
+    }
+
+    fn shared_word() -> Arc<Region> {
+        let options = RegionOptions { huge: HugePages::Never, shared: true, ..RegionOptions::new("doorbell", 4096) };
+        Region::allocate(&options).expect("memory")
+    }
+
+    /// An owner that parks whenever its ring is empty gets every value; a lost wake-up would leave it parked.
+    #[test]
+    fn no_wakeup_is_lost() {
+        const VALUES: u32 = 20_000;
+        let (mut producer, mut consumer) = spsc::channel(4);
+        let bell = Doorbell::new().expect("eventfd");
+        let ringer = bell.clone();
+        let sender = std::thread::spawn(move || {
+            for value in 0..VALUES {
+                while producer.try_push(value).is_err() {
+                    std::thread::yield_now();
+                }
+                ringer.ring();
+            }
+        });
+        let mut expected = 0;
+        while expected < VALUES {
+            if let Some(value) = consumer.try_pop() {
+                assert_eq!(value, expected);
+                expected += 1;
+                continue;
+            }
+            bell.prepare_sleep();
+            if consumer.is_empty() {
+                assert!(park(bell.fd()), "a wake-up was lost before {expected}");
+            }
+            bell.awake();
+            bell.drain();
+        }
+        sender.join().expect("the sender ends");
+    }
+
+    #[test]
+    fn only_a_sleeping_owner_costs_a_write() {
+        let event = event_fd().expect("eventfd");
+        let fd = || event.try_clone().expect("duplicate");
+        let region = shared_word();
+        let owner = SharedDoorbell::new(Arc::clone(&region), 128, fd());
+        let ringer = SharedDoorbell::new(Arc::clone(&region), 128, fd());
+        assert!(!ringer.ring());
+        owner.prepare_sleep();
+        assert_eq!(region.atomic_u32(128).load(Ordering::Relaxed), 1);
+        assert!(ringer.ring() && park(owner.fd()));
+        assert!(!ringer.ring(), "the first ringer took the flag");
+        owner.drain();
+        assert!(!readable(owner.fd(), 0), "drained");
+        owner.prepare_sleep();
+        owner.awake();
+        assert!(!ringer.ring());
+    }
+
+    /// A peer holds the same eventfd: it makes it blocking, and full or empty. Neither side may hang.
+    #[test]
+    fn a_hostile_eventfd_blocks_nobody() {
+        let event = event_fd().expect("eventfd");
+        let bell = SharedDoorbell::new(shared_word(), 0, event.try_clone().expect("duplicate"));
+        let full = (u64::MAX - 1).to_ne_bytes();
+        // SAFETY: writes from eight bytes of ours, then sets the descriptor's mode.
+        unsafe {
+            assert_eq!(libc::write(event.as_raw_fd(), full.as_ptr().cast(), 8), 8);
+            assert_eq!(libc::fcntl(event.as_raw_fd(), libc::F_SETFL, 0), 0);
+        }
+        bell.prepare_sleep();
+        assert!(bell.ring());
+        bell.drain();
+        assert!(!readable(bell.fd(), 0), "drained");
+        bell.drain();
+    }
+}

@@ -1,0 +1,241 @@
+//! The system calls behind a region: mmap, mbind, madvise.
+//!
+//! Everything here acts on a range this module mapped itself, before anyone else knows its address.
+
+use super::memfd::{self, memory_file};
+use super::{HugePages, PageKind, RegionError};
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ptr::{self, NonNull};
+
+/// A huge page.
+pub(super) const HUGE_BYTES: usize = 2 << 20;
+/// A plain page.
+pub(super) const PAGE_BYTES: usize = 4096;
+/// `madvise`: fault pages in for writing; Linux 5.14.
+const MADV_POPULATE_WRITE: libc::c_int = 23;
+/// `mbind` policy: this node or fail.
+const MPOL_BIND: libc::c_int = 2;
+/// NUMA nodes a mask can name, one less than its bits because the kernel does not count the last.
+const NODE_MASK_WORDS: usize = 16;
+
+/// A mapped range; unmapped on drop unless foreign.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    address: NonNull<u8>,
+    mapped_bytes: usize,
+    owned: bool,
+}
+
+impl Mapping {
+    /// Memory that somebody else unmaps.
+    pub(super) fn foreign(address: NonNull<u8>, bytes: usize) -> Self {
+        Self { address, mapped_bytes: bytes, owned: false }
+    }
+
+    pub(super) fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.owned {
+            // SAFETY: we mapped exactly this range, and whoever uses it holds an Arc of the region around it.
+            unsafe { libc::munmap(self.address.as_ptr().cast(), self.mapped_bytes) };
+        }
+    }
+}
+
+/// What `create` needs to know.
+pub(super) struct Request<'a> {
+    pub(super) name: &'a str,
+    pub(super) bytes: usize,
+    pub(super) shared: bool,
+    pub(super) huge: HugePages,
+}
+
+/// Maps fresh memory with the best pages the request allows.
+pub(super) fn create(request: &Request<'_>) -> Result<(Mapping, PageKind, Option<OwnedFd>), RegionError> {
+    if request.huge != HugePages::Never {
+        // Not enough reserved pages is the usual case, so any failure means: try the next kind.
+        if let Ok((mapping, file)) = create_with(request, true) {
+            return Ok((mapping, PageKind::HugeTlb, file));
+        }
+    }
+    let (mapping, file) = create_with(request, false)?;
+    if request.huge == HugePages::Never {
+        advise(&mapping, libc::MADV_NOHUGEPAGE).ok();
+        return Ok((mapping, PageKind::Plain, file));
+    }
+    let asked = advise(&mapping, libc::MADV_HUGEPAGE).is_ok();
+    if asked && transparent_huge_pages_enabled(request.shared) {
+        return Ok((mapping, PageKind::TransparentHuge, file));
+    }
+    if request.huge == HugePages::Require {
+        return Err(RegionError::NoHugePages { name: request.name.to_owned(), bytes: request.bytes });
+    }
+    Ok((mapping, PageKind::Plain, file))
+}
+
+fn create_with(request: &Request<'_>, reserved_pages: bool) -> Result<(Mapping, Option<OwnedFd>), RegionError> {
+    let unit = if reserved_pages { HUGE_BYTES } else { PAGE_BYTES };
+    let mapped_bytes = round_up(request.bytes, unit)?;
+    let file =
+        match request.shared {
+            true => Some(memory_file(request.name, mapped_bytes, reserved_pages).map_err(|source| {
+                RegionError::Create { name: request.name.to_owned(), bytes: request.bytes, source }
+            })?),
+            false => None,
+        };
+    let sharing = match file {
+        Some(_) => libc::MAP_SHARED,
+        None if reserved_pages => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB,
+        None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    };
+    let aligned = !reserved_pages && mapped_bytes >= HUGE_BYTES;
+    let fd = file.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let mapping = map(mapped_bytes, aligned, protection, sharing, fd)
+        .map_err(|source| RegionError::Map { bytes: request.bytes, source })?;
+    Ok((mapping, file))
+}
+
+/// Maps a peer's memfd after checking that it cannot be cut short under us.
+pub(super) fn peer(fd: &OwnedFd, bytes: usize, writable: bool) -> Result<(Mapping, PageKind), RegionError> {
+    if bytes == 0 {
+        return Err(RegionError::Empty { name: "of a peer".to_owned() });
+    }
+    if !memfd::sealed_against_shrinking(fd) {
+        return Err(RegionError::NotSealed);
+    }
+    let failed = |source| RegionError::Map { bytes, source };
+    let file_bytes = memfd::file_bytes(fd).map_err(failed)?;
+    let (unit, kind) = memfd::page_unit(fd).map_err(failed)?;
+    let mapped_bytes = round_up(bytes, unit)?;
+    // Also the last page must be inside the file: past it, access raises SIGBUS.
+    let inside = file_bytes.next_multiple_of(PAGE_BYTES as u64) >= mapped_bytes as u64;
+    if file_bytes < bytes as u64 || !inside {
+        return Err(RegionError::TooShort { file_bytes, bytes });
+    }
+    let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+    let aligned = kind != PageKind::HugeTlb && mapped_bytes >= HUGE_BYTES;
+    let mapping = map(mapped_bytes, aligned, protection, libc::MAP_SHARED, fd.as_raw_fd()).map_err(failed)?;
+    Ok((mapping, kind))
+}
+
+fn map(
+    mapped_bytes: usize,
+    aligned: bool,
+    protection: libc::c_int,
+    sharing: libc::c_int,
+    fd: RawFd,
+) -> io::Result<Mapping> {
+    // Transparent huge pages need an aligned start, which mmap does not promise. Map with slack, give it back, and ask
+    // for the aligned part as a hint. Another thread may take the place in between: then the kernel picks another, the
+    // start may be unaligned, and a huge page or two is lost. MAP_FIXED could replace that thread's memory instead.
+    let hint = match aligned {
+        true => aligned_place(mapped_bytes)?,
+        false => ptr::null_mut(),
+    };
+    map_at(hint, mapped_bytes, protection, sharing, fd)
+}
+
+fn aligned_place(bytes: usize) -> io::Result<*mut libc::c_void> {
+    let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let slack = map_at(ptr::null_mut(), bytes + HUGE_BYTES, libc::PROT_NONE, nothing, -1)?;
+    let start = slack.address.as_ptr();
+    Ok(start.wrapping_add(start.align_offset(HUGE_BYTES)).cast())
+}
+
+fn map_at(
+    hint: *mut libc::c_void,
+    mapped_bytes: usize,
+    protection: libc::c_int,
+    flags: libc::c_int,
+    fd: RawFd,
+) -> io::Result<Mapping> {
+    assert_eq!(flags & libc::MAP_FIXED, 0, "a fixed mapping could replace memory in use");
+    // SAFETY: without MAP_FIXED the kernel picks free address space, so no memory that anyone uses is replaced.
+    let address = unsafe { libc::mmap(hint, mapped_bytes, protection, flags, fd, 0) };
+    if address == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    match NonNull::new(address.cast()) {
+        Some(address) => Ok(Mapping { address, mapped_bytes, owned: true }),
+        None => Err(io::Error::from_raw_os_error(libc::ENOMEM)),
+    }
+}
+
+/// Binds a fresh mapping to a NUMA node, when there is more than one.
+pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<()> {
+    let online = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
+    if !online.contains([',', '-']) {
+        return Ok(());
+    }
+    let mut mask = [0u64; NODE_MASK_WORDS];
+    let bits = NODE_MASK_WORDS * 64;
+    let node = node as usize;
+    if node + 1 >= bits {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    mask[node / 64] |= 1 << (node % 64);
+    // SAFETY: the range is our own mapping; the mask has the number of bits we say.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            mapping.address.as_ptr(),
+            mapping.mapped_bytes,
+            MPOL_BIND,
+            mask.as_ptr(),
+            bits,
+            0,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Children made by fork do not get the range: with it, a fork would make pages copy-on-write under a device.
+pub(super) fn keep_from_children(mapping: &Mapping) {
+    // A kernel that cannot do this costs no correctness: we only ever fork to exec.
+    advise(mapping, libc::MADV_DONTFORK).ok();
+}
+
+/// Faults every page of a fresh mapping in.
+pub(super) fn prefault(mapping: &Mapping) -> io::Result<()> {
+    match advise(mapping, MADV_POPULATE_WRITE) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            for offset in (0..mapping.mapped_bytes).step_by(PAGE_BYTES) {
+                // SAFETY: inside our own fresh writable mapping, which still holds zeros and is known to nobody else.
+                unsafe { mapping.address.as_ptr().add(offset).write_volatile(0) };
+            }
+            Ok(())
+        }
+        result => result,
+    }
+}
+
+fn advise(mapping: &Mapping, advice: libc::c_int) -> io::Result<()> {
+    let address = mapping.address.as_ptr().cast();
+    // SAFETY: the range is our own mapping, and none of the advice used here discards its contents.
+    match unsafe { libc::madvise(address, mapping.mapped_bytes, advice) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn transparent_huge_pages_enabled(shared: bool) -> bool {
+    let file = if shared { "shmem_enabled" } else { "enabled" };
+    let path = format!("/sys/kernel/mm/transparent_hugepage/{file}");
+    let setting = fs::read_to_string(path).unwrap_or_default();
+    !setting.is_empty() && !setting.contains("[never]") && !setting.contains("[deny]")
+}
+
+fn round_up(bytes: usize, unit: usize) -> Result<usize, RegionError> {
+    let limit = isize::MAX as usize - HUGE_BYTES;
+    match bytes.checked_next_multiple_of(unit) {
+        Some(rounded) if rounded <= limit => Ok(rounded),
+        _ => Err(RegionError::TooLarge { bytes }),
+    }
+}

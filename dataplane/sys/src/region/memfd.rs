@@ -1,0 +1,80 @@
+//! The file behind a shared region: a memfd, and the seals that make it safe to share.
+//!
+//! Seals bind every process and are never removed: against shrinking, so that a mapping of the file cannot turn
+//! into SIGBUS; against growing, so that its length is what was announced; later perhaps against new writers.
+
+use super::PageKind;
+use super::map::PAGE_BYTES;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// `statfs` type of files on hugetlbfs.
+const HUGETLBFS_MAGIC: i64 = 0x958458f6;
+
+/// Whether nobody can cut the file short any more. False for anything that is not a memfd.
+pub(super) fn sealed_against_shrinking(fd: &OwnedFd) -> bool {
+    // SAFETY: plain query on a descriptor we own.
+    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+}
+
+/// A memfd of this length that can neither shrink nor grow.
+pub(super) fn memory_file(name: &str, bytes: usize, reserved_pages: bool) -> io::Result<OwnedFd> {
+    let name = CString::new(name)?;
+    let pages = if reserved_pages { libc::MFD_HUGETLB | libc::MFD_HUGE_2MB } else { 0 };
+    let base = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | pages;
+    let create = |flags| {
+        // SAFETY: the name is a C string that outlives the call.
+        match unsafe { libc::memfd_create(name.as_ptr(), flags) } {
+            -1 => Err(io::Error::last_os_error()),
+            // SAFETY: a descriptor that the kernel just made for us alone.
+            fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        }
+    };
+    // Kernels before 6.3 do not know the flag that forbids executing the file.
+    let file = create(base | libc::MFD_NOEXEC_SEAL).or_else(|_| create(base))?;
+    let length = i64::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    // SAFETY: plain call on a descriptor we own.
+    if unsafe { libc::ftruncate(file.as_raw_fd(), length) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    add_seals(&file, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)?;
+    Ok(file)
+}
+
+/// Adds seals to a memfd; seals are never removed.
+pub(super) fn add_seals(file: &OwnedFd, seals: libc::c_int) -> io::Result<()> {
+    // SAFETY: plain call on a descriptor we own.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// How long a memfd is.
+pub(super) fn file_bytes(fd: &OwnedFd) -> io::Result<u64> {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the kernel fills the structure we own.
+    if unsafe { libc::fstat(fd.as_raw_fd(), status.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: all-zero is a valid `stat`, and the kernel has filled it.
+    let status = unsafe { status.assume_init() };
+    Ok(u64::try_from(status.st_size).unwrap_or(0))
+}
+
+/// The mapping granularity of a memfd, and what its pages are.
+pub(super) fn page_unit(fd: &OwnedFd) -> io::Result<(usize, PageKind)> {
+    let mut status = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the kernel fills the structure we own.
+    if unsafe { libc::fstatfs(fd.as_raw_fd(), status.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: all-zero is a valid `statfs`, and the kernel has filled it.
+    let status = unsafe { status.assume_init() };
+    match usize::try_from(status.f_bsize) {
+        Ok(unit) if status.f_type == HUGETLBFS_MAGIC && unit.is_power_of_two() => Ok((unit, PageKind::HugeTlb)),
+        _ => Ok((PAGE_BYTES, PageKind::Plain)),
+    }
+}

@@ -1,0 +1,231 @@
+//! Descriptors over Unix sockets, and who is at the other end.
+//!
+//! A descriptor that arrives is owned at once, so that it is closed on every way out; more than were expected, or a
+//! list the kernel had to cut, is an error. It frames nothing: a stream has no message borders, and callers that
+//! pass descriptors send a fixed-size message around each batch.
+
+use std::io::{self, Write};
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+/// Most descriptors in one message.
+pub const MAX_FDS: usize = 32;
+
+const FD_BYTES: usize = size_of::<RawFd>();
+// SAFETY: pure arithmetic.
+const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE((MAX_FDS * FD_BYTES) as u32) } as usize;
+
+/// Room for control data, aligned for its header.
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_BYTES]);
+
+/// Who connected, as the kernel recorded it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Process id at the time of `connect` or `socketpair`; 0 when it is not visible from here.
+    pub pid: i32,
+    /// Effective user id.
+    pub uid: u32,
+    /// Effective group id.
+    pub gid: u32,
+}
+
+fn invalid(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+fn header(vector: &mut libc::iovec, control: &mut Control, control_bytes: usize) -> libc::msghdr {
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = vector;
+    message.msg_iovlen = 1;
+    if control_bytes > 0 {
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = control_bytes;
+    }
+    message
+}
+
+/// Sends all bytes, the descriptors with the first of them; at least one byte and at most [`MAX_FDS`] descriptors.
+/// For sockets in blocking mode: any error, also a time-out, leaves the stream unusable.
+pub fn send_with_fds(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if bytes.is_empty() || fds.len() > MAX_FDS {
+        let (bytes, fds) = (bytes.len(), fds.len());
+        return Err(invalid(format!("cannot send {fds} descriptors with {bytes} bytes")));
+    }
+    let payload_bytes = (fds.len() * FD_BYTES) as u32;
+    let mut vector = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut control = Control([0; CONTROL_BYTES]);
+    // SAFETY: pure arithmetic.
+    let space = unsafe { libc::CMSG_SPACE(payload_bytes) } as usize;
+    let space = if fds.is_empty() { 0 } else { space };
+    let message = header(&mut vector, &mut control, space);
+    if !fds.is_empty() {
+        // SAFETY: the control buffer is aligned and, as there are at most MAX_FDS, large enough for one header and the
+        // descriptors behind it; BorrowedFd is a plain descriptor number in memory.
+        unsafe {
+            let first = libc::CMSG_FIRSTHDR(&raw const message);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(payload_bytes) as usize;
+            let data = libc::CMSG_DATA(first);
+            std::ptr::copy_nonoverlapping(fds.as_ptr().cast(), data, payload_bytes as usize);
+        }
+    }
+    let sent = retry(|| {
+        // SAFETY: the message points to the vector, the bytes and the control data above, which outlive the call.
+        unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) }
+    })?;
+    (&*stream).write_all(&bytes[sent..])
+}
+
+/// Receives some bytes and at most `max_fds` (at most [`MAX_FDS`]) descriptors, closed on exec. 0 bytes: the peer
+/// closed. If the peer sent more descriptors, all are closed and it is an error.
+pub fn recv_with_fds(stream: &UnixStream, bytes: &mut [u8], max_fds: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
+    if max_fds > MAX_FDS {
+        return Err(invalid(format!("cannot receive {max_fds} descriptors: at most {MAX_FDS}")));
+    }
+    let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let mut control = Control([0; CONTROL_BYTES]);
+    let mut message = header(&mut vector, &mut control, CONTROL_BYTES);
+    let received = retry(|| {
+        let flags = libc::MSG_CMSG_CLOEXEC;
+        // SAFETY: the message points to the vector, the bytes and the control buffer above, which outlive the call.
+        unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, flags) }
+    })?;
+    // SAFETY: the kernel has just filled this message and its control buffer.
+    let fds = unsafe { take_fds(&message) };
+    if message.msg_flags & libc::MSG_CTRUNC != 0 || fds.len() > max_fds {
+        let text = format!("the peer sent more than the {max_fds} descriptors expected");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    Ok((received, fds))
+}
+
+/// Owns every descriptor in a received message.
+///
+/// # Safety
+///
+/// The message must be as `recvmsg` left it, and this must be the only call for it.
+unsafe fn take_fds(message: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut fds = Vec::new();
+    // SAFETY: the macros walk the control data that the kernel wrote, within the length it set; a SCM_RIGHTS entry
+    // holds descriptors that are new in this process and that nobody owns yet.
+    unsafe {
+        let mut entry = libc::CMSG_FIRSTHDR(message);
+        while !entry.is_null() {
+            if (*entry).cmsg_level == libc::SOL_SOCKET && (*entry).cmsg_type == libc::SCM_RIGHTS {
+                let data = libc::CMSG_DATA(entry).cast::<RawFd>();
+                let data_bytes = (*entry).cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                for index in 0..data_bytes / FD_BYTES {
+                    fds.push(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
+                }
+            }
+            entry = libc::CMSG_NXTHDR(message, entry);
+        }
+    }
+    fds
+}
+
+/// Who is at the other end.
+pub fn peer_credentials(stream: &UnixStream) -> io::Result<Credentials> {
+    let mut found = MaybeUninit::<libc::ucred>::zeroed();
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    let place = found.as_mut_ptr().cast();
+    let fd = stream.as_raw_fd();
+    // SAFETY: the kernel writes at most `bytes` bytes, the size of the structure.
+    let result = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut bytes) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: all-zero is valid, and so is what the kernel wrote over it.
+    let found = unsafe { found.assume_init() };
+    Ok(Credentials { pid: found.pid, uid: found.uid, gid: found.gid })
+}
+
+fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        let result = call();
+        if let Ok(bytes) = usize::try_from(result) {
+            return Ok(bytes);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::AsFd;
+
+    /// What a pipe's reading end gives after every writing end is closed: proof that no copy of one is left.
+    fn ends(mut reader: impl Read) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).expect("the pipe ends");
+        bytes
+    }
+
+    #[test]
+    fn descriptors_arrive_with_their_bytes() {
+        let (ours, theirs) = UnixStream::pair().expect("pair");
+        let (reader, writer) = io::pipe().expect("pipe");
+        send_with_fds(&ours, b"hello", &[writer.as_fd(), reader.as_fd()]).expect("sent");
+        drop(writer);
+        let mut bytes = [0; 16];
+        let (received, mut fds) = recv_with_fds(&theirs, &mut bytes, 2).expect("received");
+        assert_eq!((&bytes[..received], fds.len()), (&b"hello"[..], 2));
+        for fd in &fds {
+            // SAFETY: plain query on a descriptor we own.
+            let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
+            assert_ne!(flags & libc::FD_CLOEXEC, 0);
+        }
+        File::from(fds.remove(0)).write_all(b"through").expect("a pipe");
+        assert_eq!(ends(reader), b"through");
+        drop(ours);
+        let (received, fds) = recv_with_fds(&theirs, &mut bytes, 2).expect("received");
+        assert_eq!((received, fds.len()), (0, 0), "the end of the stream");
+    }
+
+    #[test]
+    fn too_many_descriptors_are_closed_and_refused() {
+        let (ours, theirs) = UnixStream::pair().expect("pair");
+        for (sent, expected) in [(2, 1), (1, 0), (MAX_FDS, MAX_FDS - 1)] {
+            let (reader, writer) = io::pipe().expect("pipe");
+            let fds = vec![writer.as_fd(); sent];
+            send_with_fds(&ours, b"x", &fds).expect("sent");
+            drop(writer);
+            let error = recv_with_fds(&theirs, &mut [0; 1], expected).expect_err("refused");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            assert_eq!(ends(reader), b"", "a copy was left open");
+        }
+        let (reader, _writer) = io::pipe().expect("pipe");
+        let fds = vec![reader.as_fd(); MAX_FDS + 1];
+        assert!(send_with_fds(&ours, b"x", &fds).is_err());
+        assert!(send_with_fds(&ours, b"", &fds[..1]).is_err());
+        assert!(recv_with_fds(&theirs, &mut [0; 1], MAX_FDS + 1).is_err());
+    }
+
+    #[test]
+    fn long_messages_are_sent_whole() {
+        let (ours, theirs) = UnixStream::pair().expect("pair");
+        let bytes: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
+        let expected = bytes.clone();
+        let sender = std::thread::spawn(move || send_with_fds(&ours, &bytes, &[]));
+        assert!(ends(&theirs) == expected);
+        sender.join().expect("joined").expect("sent");
+    }
+
+    #[test]
+    fn credentials_name_the_peer() {
+        let (ours, _theirs) = UnixStream::pair().expect("pair");
+        let found = peer_credentials(&ours).expect("credentials");
+        assert_eq!(found.pid, std::process::id().cast_signed());
+        assert_eq!(found.uid, crate::cpu::effective_uid());
+    }
+}

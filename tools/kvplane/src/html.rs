@@ -1,0 +1,110 @@
+//! Self-contained HTML: one file, styles inline, plots drawn by us as SVG; nothing is fetched, nothing runs.
+//!
+//! [`page::Page`] is the document, [`chart::Chart`] a plot. Whatever comes from outside (file names, labels) goes through
+//! [`escape`]. Colours follow the reader's light or dark setting; series differ in dash as well as in colour.
+
+use std::borrow::Cow;
+
+pub mod chart;
+pub mod page;
+pub mod scale;
+
+/// `text` as it may stand in an element or a quoted attribute. Control characters, which XML does not allow, become spaces.
+#[must_use]
+pub fn escape(text: &str) -> Cow<'_, str> {
+    let special = |c: char| matches!(c, '&' | '<' | '>' | '"' | '\'') || c.is_control();
+    if !text.contains(special) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c if c.is_control() => out.push(' '),
+            c => out.push(c),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// A test's stand-in for an XML parser: tags close in order, attributes are quoted, entities are known.
+#[cfg(test)]
+pub(crate) mod well_formed {
+    /// Panics, saying where, unless `xml` is well-formed in the sense above.
+    #[track_caller]
+    pub(crate) fn check(xml: &str) {
+        let mut open: Vec<&str> = Vec::new();
+        let mut rest = xml;
+        while let Some(at) = rest.find('<') {
+            text(&rest[..at]);
+            let end = rest[at..].find('>').expect("a tag ends") + at;
+            let tag = &rest[at + 1..end];
+            rest = &rest[end + 1..];
+            if let Some(name) = tag.strip_prefix('/') {
+                assert_eq!(open.pop(), Some(name), "before {rest:.80}");
+                continue;
+            }
+            let body = tag.strip_suffix('/').unwrap_or(tag);
+            let name = body.split(' ').next().unwrap();
+            assert!(!name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric()), "tag {tag}");
+            attributes(body[name.len()..].trim());
+            if body == tag {
+                open.push(name);
+            }
+        }
+        text(rest);
+        assert!(open.is_empty(), "left open: {open:?}");
+    }
+
+    fn text(text: &str) {
+        assert!(!text.contains('>') && !text.contains("NaN") && !text.contains("inf"), "{text}");
+        for part in text.split('&').skip(1) {
+            let entity = part.split(';').next().unwrap();
+            assert!(["amp", "lt", "gt", "quot", "#39"].contains(&entity), "entity {entity}");
+        }
+    }
+
+    fn attributes(mut rest: &str) {
+        while !rest.is_empty() {
+            let (name, after) = rest.split_once("=\"").expect("name=\"");
+            assert!(!name.trim().contains([' ', '"']), "attribute {name}");
+            let (value, after) = after.split_once('"').expect("a closing quote");
+            assert!(!value.contains('<') && !value.contains("NaN") && !value.contains("inf"), "{name}={value}");
+            text(value);
+            rest = after.trim();
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "before")]
+    fn it_notices_crossed_tags() {
+        check("<a><b></a></b>");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn markup_in_names_is_shown_not_obeyed() {
+        let name = "<script>alert('x')</script>&\"\u{1}";
+        let escaped = escape(name);
+        assert_eq!(escaped, "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&quot; ");
+        assert!(matches!(escape("plain.jsonl"), Cow::Borrowed(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_escaped_fits_in_an_attribute(text: String) {
+            prop_assume!(!text.contains("NaN") && !text.contains("inf"));
+            well_formed::check(&format!("<a title=\"{0}\">{0}</a>", escape(&text)));
+        }
+    }
+}
