@@ -1,1 +1,42 @@
-//! The public crate: Node, Client, TransferEngine.
+//! The public crate of kvplane: storage nodes, clients of the store, and the transfer engine.
+//!
+//! * [`Client`]: puts and gets objects, blocking, on the calling thread; [`AsyncClient`] is the same for futures.
+//! * [`TransferEngine`]: registers memory as a segment, reads and writes the segments of others.
+//! * [`Node`]: a storage node: pinned shards, membership, heartbeats.
+//!
+//! ```no_run
+//! use kvplane::{Client, ClientConfig, Region, RegionOptions};
+//!
+//! // Finds the `kvplane dev` of this user by itself.
+//! let mut client = Client::connect(&ClientConfig::local("dev"))?;
+//! client.put(b"key", b"value")?;
+//! assert_eq!(client.get(b"key")?.as_deref(), Some(&b"value"[..]));
+//!
+//! // Without copies: registered memory, sent from and received into.
+//! let memory = client.register(Region::allocate(&RegionOptions::new("blocks", 1 << 20))?);
+//! client.put_from(b"block", memory.slice(0, 65_536))?;
+//! client.get_into(b"block", memory.slice(65_536, 65_536))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod asynchronous;
+mod client;
+mod error;
+mod link;
+mod node;
+mod transfer;
+
+pub use asynchronous::AsyncClient;
+pub use client::{Buffer, Client, ClientConfig, Got, Put, Slice};
+pub use error::Error;
+pub use link::{Control, ControlLink};
+pub use node::{Node, NodeConfig};
+pub use transfer::{Registration, Segment, Session, Transfer, TransferEngine, TransferEngineConfig};
+
+pub use kvplane_engine::{
+    HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, cpu,
+};
+pub use kvplane_proto::client::TaskResult;
+pub use kvplane_proto::map::ClusterMap;
+pub use kvplane_proto::{Digest, NodeId, Status, Version};
+pub use kvplane_rpc as rpc;

@@ -1,1 +1,31 @@
-//! Membership, incarnations, heartbeats, segment catalog: the pure control core.
+//! The control plane's pure core: who is a member of the cluster, what map follows from that, and which segments exist.
+//!
+//! [`Cluster`] is told what happened ([`Input`]) and when, answers ([`Reply`] or [`Rejection`]), and says what must be done
+//! ([`Output`]): persist records, publish a map, tell others that a member is lost. It opens no file, reads no clock and sends
+//! nothing; the control process and the simulator host the same code.
+//!
+//! Two rules carry the rest. **Records before maps**: a change is durable before anyone hears of it, so that a control plane
+//! that was killed comes back with an epoch no lower and members no fewer than it ever told. **Lives, not names**: a node is
+//! known by id and incarnation; whatever an older life says is a counted no-op.
+//!
+//! What it does not do: elect a leader, place objects (owners follow from the map), or decide what a member that is alive
+//! but ill should do.
+
+mod catalog;
+mod cluster;
+mod config;
+mod membership;
+mod message;
+mod record;
+mod rejection;
+mod start;
+mod state;
+
+pub use catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
+pub use cluster::Cluster;
+pub use config::{ClusterConfig, ConfigError, Limits};
+pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
+pub use record::{Header, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, RecordError, RecordKey};
+pub use rejection::Rejection;
+pub use start::StartError;
+pub use state::{MemberEvent, MemberState};

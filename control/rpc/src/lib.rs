@@ -1,1 +1,40 @@
-//! quinn, TLS identities and the message codec live here and nowhere else.
+//! The control protocol: QUIC with certificates on both sides, one call per stream. quinn, TLS identities and the message
+//! codec live here and nowhere else.
+//!
+//! * [`Authority`], [`identity`], [`Role`]: who may speak; a certificate names its role and its cluster.
+//! * [`local`]: how processes of one user on one machine find their control plane without configuration.
+//! * [`codec`], [`message`]: frames and what is in them.
+//! * [`server`]: accepts, checks, calls a [`Service`].
+//! * [`client`], [`watch`]: calls with deadlines over a connection that is remade; the cluster map, kept current.
+//!
+//! Nothing here decides about members or maps; that is `kvplane-cluster`, hosted by `kvplane-server`. Bulk data never
+//! travels here: QUIC moves a few hundred megabytes a second, which is what the data plane is for.
+
+mod authority;
+mod call;
+pub mod client;
+pub mod codec;
+mod convert;
+pub mod error;
+pub mod files;
+pub mod identity;
+pub mod limits;
+pub mod local;
+pub mod message;
+mod role;
+pub mod server;
+pub mod service;
+mod tls;
+pub mod watch;
+
+pub use authority::{Authority, random_u64};
+pub use client::{Client, ClientConfig, ConnectError};
+pub use error::{CallError, Refusal, RefusalCode};
+pub use identity::{Identity, IdentityError, Trust};
+pub use limits::Limits;
+pub use local::{LocalCluster, LocalError, Publication, RuntimeDirectory};
+pub use role::{ClusterName, Role};
+pub use server::{ServeError, Server, ServerConfig};
+pub use service::{Caller, Event, MapFrame, Rejection, Service};
+pub use tls::{PROTOCOL_NAME, TlsError};
+pub use watch::{MapWatch, WatchState};

@@ -15,4 +15,4 @@ pub use initiator::Initiator;
 pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};
 
-pub use kvplane_sys::{HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu};
+pub use kvplane_sys::{Doorbell, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu};

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvplane_proto::ids::{Epoch, SLOTS};
+use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
 use kvplane_proto::{SegmentId, Version};
 use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters};
 use kvplane_store::{Store, StoreConfig, StoreStats};
@@ -105,6 +105,8 @@ pub struct ShardSnapshot {
 enum Command {
     Register { info: SegmentInfo, region: Arc<Region>, answer: SyncSender<Result<SegmentId, String>> },
     Unregister { segment: SegmentId, answer: SyncSender<()> },
+    ListenShm { listener: UnixListener },
+    BeginLife { incarnation: Incarnation },
     Own { epoch: Epoch, slots: Box<[u64; SLOTS / 64]> },
     Snapshot { answer: SyncSender<ShardSnapshot> },
 }
@@ -115,7 +117,7 @@ pub struct ShardHandle {
     doorbell: Doorbell,
     thread: Mutex<Option<JoinHandle<io::Result<()>>>>,
     address: SocketAddr,
-    shm: Option<PathBuf>,
+    shm: Mutex<Option<PathBuf>>,
     page_kind: Option<PageKind>,
 }
 
@@ -148,7 +150,7 @@ impl Shard {
                 doorbell,
                 thread: Mutex::new(Some(thread)),
                 address,
-                shm,
+                shm: Mutex::new(shm),
                 page_kind,
             }),
             Ok(Err(why)) => Err(ShardError::Start(why)),
@@ -166,8 +168,8 @@ impl ShardHandle {
 
     /// Its Unix socket.
     #[must_use]
-    pub const fn shm(&self) -> Option<&PathBuf> {
-        self.shm.as_ref()
+    pub fn shm(&self) -> Option<PathBuf> {
+        self.shm.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What pages its pool lies on.
@@ -194,6 +196,24 @@ impl ShardHandle {
         let (answer, wait) = sync_channel(1);
         self.send(Command::Unregister { segment, answer })?;
         self.wait(&wait)
+    }
+
+    /// Serves peers on this host at this path too.
+    ///
+    /// # Errors
+    /// When another process listens there, or the shard's mailbox is full.
+    pub fn listen_shm(&self, path: PathBuf) -> Result<(), ShardError> {
+        let listener = listen_unix(&path).map_err(ShardError::Start)?;
+        *self.shm.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
+        self.send(Command::ListenShm { listener })
+    }
+
+    /// Starts a new life: objects are dropped, connections ended, nothing is owned until the next [`Self::own`].
+    ///
+    /// # Errors
+    /// When its mailbox is full.
+    pub fn begin_life(&self, incarnation: Incarnation) -> Result<(), ShardError> {
+        self.send(Command::BeginLife { incarnation })
     }
 
     /// Tells which slots it owns.
@@ -247,7 +267,7 @@ impl ShardHandle {
         self.mailbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.doorbell.ring();
         self.end();
-        if let Some(path) = &self.shm {
+        if let Some(path) = self.shm.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // It may be gone already; nobody listens there any more either way.
             let _ = std::fs::remove_file(path);
         }
@@ -356,6 +376,15 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<(SegmentId, u64, Sy
             if let Some(service) = host.service() {
                 service.unregister(segment);
                 leaving.push((segment, cpu::monotonic_ns() + QUIET_DEADLINE_NS, answer));
+            }
+        }
+        Command::ListenShm { listener } => {
+            // A full ring at start would be a ring of no use at all.
+            let _ = host.listen_shm(listener);
+        }
+        Command::BeginLife { incarnation } => {
+            if let Some(service) = host.service() {
+                service.begin_life(incarnation);
             }
         }
         Command::Own { epoch, slots } => {

@@ -153,6 +153,7 @@ impl Header {
     #[must_use]
     pub fn with_body(mut self, body: &[u8], items: usize) -> Self {
         assert!(body.len() <= Limits::BODY_BYTES, "a body of {} bytes was built", body.len());
+        assert!(items <= Limits::ITEMS_PER_FRAME, "a body of {items} items was built");
         self.body_bytes = body.len() as u32;
         self.items = items as u32;
         self.body_checksum = frame_checksum(body);
@@ -263,7 +264,7 @@ impl Header {
     pub fn check_body(&self, body: &[u8]) -> Result<(), FrameError> {
         debug_assert_eq!(body.len(), self.body_bytes as usize);
         let computed = frame_checksum(body);
-        if computed != self.body_checksum && !body.is_empty() {
+        if computed != self.body_checksum {
             return Err(FrameError::BodyChecksum { stated: self.body_checksum, computed });
         }
         Ok(())

@@ -28,6 +28,10 @@ impl Limits {
     pub const CONNECTIONS: usize = 8_192;
     /// Requests of one client batch.
     pub const BATCH_REQUESTS: usize = 1 << 20;
+    /// Slices that one client may have open.
+    pub const OPEN_SLICES: usize = 1 << 22;
+    /// Least bytes of a slice of a large range, but its last.
+    pub const SLICE_BYTES_LEAST: u64 = 4_096;
     /// Time that a put may stay reserved on the server without being committed.
     pub const RESERVATION_NS: u64 = 30_000_000_000;
     /// Time for a new connection to say hello.
@@ -43,6 +47,8 @@ const _: () = assert!(Limits::ITEMS_PER_FRAME * 48 <= Limits::BODY_BYTES);
 // One whole batched get can be answered before reading stops.
 const _: () = assert!(Limits::ITEMS_PER_FRAME <= Limits::REPLIES_QUEUED);
 const _: () = assert!(Limits::ITEMS_PER_FRAME <= Limits::REQUESTS_PER_CONNECTION);
+// The largest batch of small requests fits a client that has nothing else open.
+const _: () = assert!(Limits::BATCH_REQUESTS <= Limits::OPEN_SLICES);
 // A descriptor of the largest segment fits a body.
 const _: () = assert!(Limits::REGIONS_PER_SEGMENT * 32 + 512 <= Limits::BODY_BYTES);
 // A dead writer's space comes back only after its own deadline could have passed.

@@ -128,9 +128,17 @@ impl Host {
     pub fn listen(&mut self, tcp: TcpListener, shm: Option<UnixListener>) -> io::Result<()> {
         self.tcp.listen(&mut self.ring, tcp)?;
         match shm {
-            Some(listener) => self.shm.listen(&mut self.ring, listener),
+            Some(listener) => self.listen_shm(listener),
             None => Ok(()),
         }
+    }
+
+    /// Serves peers on this host that connect here.
+    ///
+    /// # Errors
+    /// When the ring has no room.
+    pub fn listen_shm(&mut self, listener: UnixListener) -> io::Result<()> {
+        self.shm.listen(&mut self.ring, listener)
     }
 
     /// Wakes the host when this doorbell rings.

@@ -52,13 +52,9 @@ impl Client {
         let entry = &mut self.lanes[lane as usize];
         match entry.state {
             Endpoint::Idle => {
-                if entry.queue.is_empty() || !entry.may_connect(self.now_ns) {
-                    return;
+                if self.next_queued(lane).is_some() {
+                    self.connect(lane);
                 }
-                entry.step(EndpointEvent::Connect);
-                let (id, path, peer) = (entry.id(lane), entry.path, entry.peer);
-                let address = self.peers[peer.0 as usize].address.clone();
-                self.outputs.push_back(Output::Connect { lane: id, address, path });
             }
             Endpoint::Ready => {
                 self.flush_held(lane);
@@ -66,6 +62,20 @@ impl Client {
             }
             Endpoint::Connecting | Endpoint::Greeting | Endpoint::Resetting => {}
         }
+    }
+
+    fn connect(&mut self, lane: u32) {
+        let entry = &mut self.lanes[lane as usize];
+        if let Some(at_ns) = entry.waits_until(self.now_ns) {
+            self.set_alarm(lane, Some(at_ns));
+            return;
+        }
+        entry.step(EndpointEvent::Connect);
+        let (id, path, peer) = (entry.id(lane), entry.path, entry.peer);
+        let address = self.peers[peer.0 as usize].address.clone();
+        // By then it must be connected and welcomed; a peer that says nothing does not hold the lane for good.
+        self.set_alarm(lane, Some(self.now_ns.saturating_add(Limits::HELLO_NS)));
+        self.outputs.push_back(Output::Connect { lane: id, address, path });
     }
 
     /// Releases, aborts and commits: they free the peer's memory and go first.
@@ -92,7 +102,10 @@ impl Client {
             let from = entry.commits.len().saturating_sub(Limits::ITEMS_PER_FRAME);
             let commits: Vec<(u32, CommitItem)> = entry.commits.drain(from..).collect();
             let body = self.append(|out| encode_items(commits.iter().map(|commit| commit.1), out));
-            let request = self.open_wire(id, Operation::Commit, commits.iter().map(|commit| commit.0));
+            let request = self.open_wire(id, Operation::Commit);
+            for &(slice, _) in &commits {
+                self.join_wire(request, slice);
+            }
             let header = Header::request(Kind::Request(Operation::Commit), request);
             self.send(id, header, body, commits.len(), None);
         }
@@ -149,9 +162,10 @@ impl Client {
     /// One frame, one answer, many slices.
     fn send_digests(&mut self, lane: u32, operation: Operation) {
         let id = self.lanes[lane as usize].id(lane);
-        let mut taken = Vec::new();
-        let start = self.bytes.len();
-        while taken.len() < Limits::ITEMS_PER_FRAME {
+        let request_id = self.open_wire(id, operation);
+        let mut header = Header::request(Kind::Request(operation), request_id);
+        let (start, mut count) = (self.bytes.len(), 0);
+        while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
             let request = self.slices.at(next.index).request;
             let Some(digest) = digest_for(operation, &request) else { break };
@@ -161,15 +175,14 @@ impl Client {
                 }
                 _ => DigestItem { digest }.encode(&mut self.bytes),
             }
-            self.take_queued(lane, next.index, 0);
-            taken.push(next.index);
+            if count == 0 {
+                header.deadline_us = self.deadline_us(next.index);
+            }
+            self.take_queued(lane, next.index);
+            self.join_wire(request_id, next.index);
+            count += 1;
         }
         let body = start..self.bytes.len();
-        let count = taken.len();
-        let deadline_us = self.deadline_us(taken[0]);
-        let request = self.open_wire(id, operation, taken.into_iter());
-        let mut header = Header::request(Kind::Request(operation), request);
-        header.deadline_us = deadline_us;
         self.send(id, header, body, count, None);
     }
 
@@ -180,25 +193,26 @@ impl Client {
         let (mut count, mut deadline_us) = (0, 0);
         while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
-            let slice = self.slices.at(next.index).request;
-            let bytes = match (operation, slice) {
-                (Operation::Get, Request::Get(digest, local)) => {
-                    let request = self.open_wire(id, operation, core::iter::once(next.index));
+            let asked = self.slices.at(next.index).request;
+            if !matches!((operation, asked), (Operation::Get, Request::Get(..)) | (Operation::Read, Request::Read(..))) {
+                break;
+            }
+            let request = self.open_wire(id, operation);
+            self.take_queued(lane, next.index);
+            self.join_wire(request, next.index);
+            match asked {
+                Request::Get(digest, local) => {
                     GetItem { digest, request, capacity_bytes: local.bytes }.encode(&mut self.bytes);
-                    local.bytes
                 }
-                (Operation::Read, Request::Read(target, local)) => {
-                    let request = self.open_wire(id, operation, core::iter::once(next.index));
+                Request::Read(target, local) => {
                     ReadItem { request, segment: target.segment, offset: target.offset, bytes: local.bytes }
                         .encode(&mut self.bytes);
-                    local.bytes
                 }
-                _ => break,
-            };
+                _ => unreachable!("only gets and reads are answered one by one"),
+            }
             if count == 0 {
                 deadline_us = self.deadline_us(next.index);
             }
-            self.take_queued(lane, next.index, bytes);
             count += 1;
         }
         let mut header = Header::request(Kind::Request(operation), RequestId::default());
@@ -212,10 +226,11 @@ impl Client {
 
     fn send_open(&mut self, lane: u32, slice: u32) {
         let id = self.lanes[lane as usize].id(lane);
-        let request = self.open_wire(id, Operation::OpenSegment, core::iter::once(slice));
+        let request = self.open_wire(id, Operation::OpenSegment);
         let mut header = Header::request(Kind::Request(Operation::OpenSegment), request);
         header.deadline_us = self.deadline_us(slice);
-        self.take_queued(lane, slice, 0);
+        self.take_queued(lane, slice);
+        self.join_wire(request, slice);
         let none = self.bytes.len()..self.bytes.len();
         self.send(id, header, none, 0, None);
     }
@@ -231,16 +246,17 @@ impl Client {
     ) {
         let id = self.lanes[lane as usize].id(lane);
         let body = self.append(|out| item.encode(out));
-        let request = self.open_wire(id, operation, core::iter::once(slice));
+        let request = self.open_wire(id, operation);
         let mut header =
             Header::request(Kind::Request(operation), request).with_payload(local.bytes, checksum.then_some(0));
         header.deadline_us = self.deadline_us(slice);
-        self.take_queued(lane, slice, local.bytes);
+        self.take_queued(lane, slice);
+        self.join_wire(request, slice);
         self.send(id, header, body, 1, Some(local));
     }
 
     fn copy_segment(&mut self, lane: u32, id: SliceId, target: super::SegmentTarget, local: Local, write: bool) {
-        self.lanes[lane as usize].queue.pop_front();
+        self.leave_queue(lane, id.index);
         let slice = self.slices.at(id.index);
         slice.step(SliceEvent::Place);
         slice.bytes = local.bytes;
@@ -249,19 +265,30 @@ impl Client {
         self.outputs.push_back(Output::CopySegment { lane, slice: id, segment, offset, local, write });
     }
 
-    fn take_queued(&mut self, lane: u32, slice: u32, sent_bytes: u64) {
+    /// The slice at the head of the queue takes its part of the window.
+    fn leave_queue(&mut self, lane: u32, slice: u32) {
+        let slice = self.slices.at(slice);
+        slice.sent_bytes = slice.weight_bytes();
         let entry = &mut self.lanes[lane as usize];
         entry.queue.pop_front();
-        entry.sent_bytes += sent_bytes;
+        entry.sent_bytes += slice.sent_bytes;
+    }
+
+    fn take_queued(&mut self, lane: u32, slice: u32) {
+        self.leave_queue(lane, slice);
         self.slices.at(slice).step(SliceEvent::Send);
     }
 
-    fn open_wire(&mut self, lane: LaneId, operation: Operation, slices: impl Iterator<Item = u32>) -> RequestId {
+    fn join_wire(&mut self, request: RequestId, slice: u32) {
+        self.wires.at(request.index).slices.push(slice);
+        self.slices.at(slice).wire = request;
+    }
+
+    fn open_wire(&mut self, lane: LaneId, operation: Operation) -> RequestId {
         let mut wire = self.wires.recycled().unwrap_or_else(|| Wire { lane, operation, slices: Vec::new() });
         wire.lane = lane;
         wire.operation = operation;
         wire.slices.clear();
-        wire.slices.extend(slices);
         self.lanes[lane.index as usize].outstanding += 1;
         request_id(self.wires.insert(wire))
     }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::client::table::NOWHERE;
 use crate::client::types::{LaneId, Path, PeerId, SliceId};
 use crate::ids::{PinId, ReservationId};
 use crate::message::CommitItem;
@@ -51,6 +52,17 @@ crate::state_machine! {
 const BACKOFF_FIRST_NS: u64 = 5_000_000;
 const BACKOFF_LAST_NS: u64 = 1_000_000_000;
 
+/// Why we end a connection ourselves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cause {
+    /// The peer broke the protocol, refused us, or did not answer a greeting: the connection and its slices are charged.
+    Peer,
+    /// A deadline passed: the connection may be at fault, the other slices on it are not.
+    Deadline,
+    /// The caller withdrew a batch or the map dropped the peer: nobody is at fault.
+    Withdrawn,
+}
+
 pub(super) struct Lane {
     pub(super) peer: PeerId,
     pub(super) path: Path,
@@ -63,17 +75,23 @@ pub(super) struct Lane {
     pub(super) outstanding: u32,
     /// Payload bytes queued and outstanding.
     pub(super) load_bytes: u64,
-    /// Payload bytes outstanding.
+    /// Payload bytes outstanding: what the window limits.
     pub(super) sent_bytes: u64,
+    /// Ends of the list of its slices, oldest first.
+    pub(super) first: u32,
+    pub(super) last: u32,
     pub(super) releases: Vec<PinId>,
     pub(super) aborts: Vec<ReservationId>,
     pub(super) commits: Vec<(u32, CommitItem)>,
     /// Why the peer refused us: its slices fail with this instead of being retried.
     pub(super) refusal: Option<Status>,
     pub(super) dirty: bool,
+    /// Why it is being reset, if it is.
+    pub(super) cause: Option<Cause>,
+    /// Its entry among the client's alarms.
+    pub(super) alarm_ns: Option<u64>,
     failures: u32,
     not_before_ns: u64,
-    waits_for_reconnect: bool,
 }
 
 impl Lane {
@@ -88,14 +106,17 @@ impl Lane {
             outstanding: 0,
             load_bytes: 0,
             sent_bytes: 0,
+            first: NOWHERE,
+            last: NOWHERE,
             releases: Vec::new(),
             aborts: Vec::new(),
             commits: Vec::new(),
             refusal: None,
             dirty: false,
+            cause: None,
+            alarm_ns: None,
             failures: 0,
             not_before_ns: 0,
-            waits_for_reconnect: false,
         }
     }
 
@@ -115,36 +136,43 @@ impl Lane {
         }
     }
 
-    /// Whether a connection may be tried at `now_ns`; if not, it is remembered for the timer.
-    pub(super) fn may_connect(&mut self, now_ns: u64) -> bool {
-        self.waits_for_reconnect = now_ns < self.not_before_ns;
-        !self.waits_for_reconnect
+    /// When the next connection may be tried, if that is later than `now_ns`.
+    pub(super) const fn waits_until(&self, now_ns: u64) -> Option<u64> {
+        if now_ns < self.not_before_ns { Some(self.not_before_ns) } else { None }
     }
 
-    pub(super) const fn reconnect_at(&self) -> Option<u64> {
-        if self.waits_for_reconnect { Some(self.not_before_ns) } else { None }
-    }
-
-    /// Whether its last connection failed so recently that another way is better.
-    pub(super) const fn is_suspect(&self, now_ns: u64) -> bool {
-        self.failures > 0 && now_ns < self.not_before_ns
+    /// Whether another way is better: its last connection failed just now, or it is being reset.
+    pub(super) fn is_suspect(&self, now_ns: u64) -> bool {
+        self.state == Endpoint::Resetting || (self.failures > 0 && now_ns < self.not_before_ns)
     }
 
     pub(super) const fn welcomed(&mut self) {
         self.failures = 0;
     }
 
-    /// The connection ended: forget what was on it and wait before the next. Doubles up to a second.
+    /// The connection ended: forget what was on it, except its slices, and wait before the next. Doubles up to a second;
+    /// no wait where nobody is at fault.
     pub(super) fn lost(&mut self, now_ns: u64) {
-        let wait_ns = (BACKOFF_FIRST_NS << self.failures.min(16)).min(BACKOFF_LAST_NS);
-        self.failures = self.failures.saturating_add(1);
-        self.not_before_ns = now_ns + wait_ns;
+        if self.cause.take() != Some(Cause::Withdrawn) {
+            let wait_ns = (BACKOFF_FIRST_NS << self.failures.min(16)).min(BACKOFF_LAST_NS);
+            self.failures = self.failures.saturating_add(1);
+            self.not_before_ns = now_ns.saturating_add(wait_ns);
+        }
         self.generation = self.generation.wrapping_add(1);
         self.outstanding = 0;
-        self.sent_bytes = 0;
-        self.load_bytes = 0;
+        self.queue.clear();
         self.releases.clear();
         self.aborts.clear();
         self.commits.clear();
+    }
+
+    /// Serves another peer from now on. Only for a lane that is idle and empty.
+    pub(super) fn renew(&mut self, peer: PeerId, path: Path, number: u16) {
+        assert!(self.state == Endpoint::Idle && self.first == NOWHERE, "a lane in use was given to another peer");
+        let generation = self.generation.wrapping_add(1);
+        let dirty = self.dirty;
+        *self = Self::new(peer, path, number);
+        // What the lists of the client say about this position stays true.
+        (self.generation, self.dirty) = (generation, dirty);
     }
 }

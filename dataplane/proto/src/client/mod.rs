@@ -15,6 +15,8 @@
 
 mod flush;
 mod lane;
+mod peers;
+mod recover;
 mod reply;
 mod route;
 mod submit;
@@ -24,7 +26,7 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
@@ -44,23 +46,29 @@ pub struct Client {
     map: Option<(ClusterMap, OwnerTable)>,
     peers: Vec<Peer>,
     peer_index: BTreeMap<PeerAddress, PeerId>,
+    free_peers: Vec<PeerId>,
     lanes: Vec<Lane>,
+    free_lanes: Vec<u32>,
+    /// When lanes may connect again or must have been welcomed: at most one entry for each.
+    alarms: BTreeSet<(u64, u32)>,
     batches: Table<Batch>,
     slices: Table<Slice>,
     wires: Table<Wire>,
+    /// Deadlines of batches; entries of completed ones are dropped as they surface, or when they are the greater part.
     deadlines: BinaryHeap<core::cmp::Reverse<(u64, BatchId)>>,
     outputs: VecDeque<Output>,
     bytes: Vec<u8>,
     /// Lanes with something to send.
     dirty: VecDeque<u32>,
     /// Slices that wait for a newer map, or for the shard to learn of ours: `(not before, slice)`.
-    parked: Vec<(u64, SliceId)>,
+    parked: BTreeSet<(u64, SliceId)>,
     /// Peers of the map's owners, found on first use: one row for each member.
     owner_peers: Vec<Vec<Option<PeerId>>>,
     /// Segments' descriptions that nobody has taken yet.
     descriptions: BTreeMap<BatchId, Vec<u8>>,
     counters: Counters,
-    map_wanted: bool,
+    /// When a newer map was last asked for, since the last one came.
+    map_wanted_ns: Option<u64>,
     /// The latest time that an input brought.
     now_ns: u64,
 }
@@ -69,6 +77,10 @@ pub struct Client {
 struct Peer {
     address: PeerAddress,
     lanes: Vec<u32>,
+    /// The caller knows its id: it stays for good. Others come and go with the maps.
+    pinned: bool,
+    /// Not in the map any more: its place is free when its last lane is gone.
+    departed: bool,
 }
 
 impl Client {
@@ -80,7 +92,10 @@ impl Client {
             map: None,
             peers: Vec::new(),
             peer_index: BTreeMap::new(),
+            free_peers: Vec::new(),
             lanes: Vec::new(),
+            free_lanes: Vec::new(),
+            alarms: BTreeSet::new(),
             batches: Table::new(),
             slices: Table::new(),
             wires: Table::new(),
@@ -88,11 +103,11 @@ impl Client {
             outputs: VecDeque::new(),
             bytes: Vec::new(),
             dirty: VecDeque::new(),
-            parked: Vec::new(),
+            parked: BTreeSet::new(),
             owner_peers: Vec::new(),
             descriptions: BTreeMap::new(),
             counters: Counters::default(),
-            map_wanted: false,
+            map_wanted_ns: None,
             now_ns: 0,
         }
     }
@@ -105,9 +120,9 @@ impl Client {
         }
         let owners = OwnerTable::compute(&map);
         self.owner_peers = map.members.iter().map(|member| vec![None; member.shards.len()]).collect();
-        self.reset_departed(&map);
         self.map = Some((map, owners));
-        self.map_wanted = false;
+        self.map_wanted_ns = None;
+        self.leave_departed();
         self.unpark(u64::MAX);
     }
 
@@ -136,9 +151,9 @@ impl Client {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let deadline = self.deadlines.peek().map(|entry| entry.0.0);
-        let reconnect = self.lanes.iter().filter_map(Lane::reconnect_at).min();
-        let parked = self.parked.iter().map(|entry| entry.0).min();
-        [deadline, reconnect, parked].into_iter().flatten().min()
+        let alarm = self.alarms.first().map(|entry| entry.0);
+        let parked = self.parked.first().map(|entry| entry.0);
+        [deadline, alarm, parked].into_iter().flatten().min()
     }
 
     /// Whether `batch` has completed. A batch that was released counts as complete.
@@ -161,7 +176,9 @@ impl Client {
         if let Some(entry) = self.batches.get(batch.index, batch.generation) {
             assert_eq!(entry.remaining, 0, "a batch was released before it was complete");
             let freed = self.batches.remove(batch.index);
-            self.batches.recycle(freed);
+            if freed.is_worth_keeping() {
+                self.batches.recycle(freed);
+            }
             self.descriptions.remove(&batch);
         }
     }

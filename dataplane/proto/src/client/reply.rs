@@ -1,12 +1,14 @@
 //! Answers come in: each is matched to its open request or counted as stale, and moves its slices on.
 
 use super::Client;
-use super::lane::{Endpoint, EndpointEvent};
+use super::lane::{Cause, Endpoint, EndpointEvent};
 use super::table::{Held, SliceEvent, SliceState, slice_id};
 use super::types::{LaneId, Local, Output, PayloadTo, Request, SliceId};
-use crate::frame::Header;
+use crate::frame::{Header, VERSION};
+use crate::ids::{Incarnation, NodeId};
 use crate::message::{
-    Bitmap, CommitItem, CommitReply, Kind, LookupReply, Operation, ReserveReply, SizeReply, Welcome, decode_items,
+    Bitmap, CommitItem, CommitReply, Kind, LookupReply, Operation, ReserveReply, SegmentDescriptor, SizeReply, Welcome,
+    decode_items,
 };
 use crate::status::Status;
 
@@ -17,14 +19,15 @@ impl Client {
     /// A frame arrived on a lane. The host reads its payload, if any, to where the answer says.
     pub fn frame(&mut self, lane: LaneId, header: &Header, body: &[u8], now_ns: u64) -> PayloadTo {
         self.now_ns = now_ns;
-        if self.current(lane).is_none() {
+        // What still arrives on a lane that is being reset is not looked at: its slices are found when it is gone.
+        if self.current(lane).is_none_or(|entry| entry.state == Endpoint::Resetting) {
             self.counters.stale_frames += 1;
             return PayloadTo::Discard;
         }
         match self.accept(lane, header, body) {
             Ok(payload) => payload,
             Err(Broken) => {
-                self.reset_lane(lane.index);
+                self.reset_lane(lane.index, Cause::Peer);
                 PayloadTo::Discard
             }
         }
@@ -56,10 +59,7 @@ impl Client {
             }
             _ => self.on_group(operation, &wire.slices, header, body).map(|()| PayloadTo::Discard),
         };
-        if outcome.is_err() {
-            // The wire is gone, so the slices are found by their lane when it is.
-            self.counters.stale_frames += 1;
-        }
+        // After an error the wire is gone, and the slices are found by their lane when it is.
         self.wires.recycle(wire);
         outcome
     }
@@ -73,9 +73,17 @@ impl Client {
             entry.refusal = Some(header.status);
             return Err(Broken);
         }
-        Welcome::decode(body).map_err(|_| Broken)?;
+        let welcome = Welcome::decode(body).map_err(|_| Broken)?;
+        let wanted = &self.peers[entry.peer.0 as usize].address;
+        let other = wanted.node != NodeId(0) && (wanted.node, wanted.shard) != (welcome.node, welcome.shard)
+            || wanted.incarnation != Incarnation(0) && wanted.incarnation != welcome.incarnation;
+        if welcome.version != VERSION || other {
+            entry.refusal = Some(if other { Status::WrongOwner } else { Status::Incompatible });
+            return Err(Broken);
+        }
         entry.step(EndpointEvent::Welcome);
         entry.welcomed();
+        self.set_alarm(lane.index, None);
         self.mark_dirty(lane.index);
         Ok(())
     }
@@ -95,6 +103,10 @@ impl Client {
         let whole_range = matches!(slice.request, Request::Read(..));
         let bytes = header.payload_bytes;
         if bytes == 0 || bytes > local.bytes || (whole_range && bytes != local.bytes) {
+            return Err(Broken);
+        }
+        let unchecked = whole_range && !self.config.checksum_segments;
+        if header.checksum().is_none() && !unchecked {
             return Err(Broken);
         }
         slice.bytes = bytes;
@@ -135,7 +147,7 @@ impl Client {
     }
 
     /// Final outcomes complete a slice; passing ones send it again.
-    fn settle(&mut self, index: u32, status: Status) {
+    pub(super) fn settle(&mut self, index: u32, status: Status) {
         if matches!(status, Status::WrongOwner | Status::Busy | Status::Corrupt) {
             self.retry(index, status);
         } else {
@@ -146,6 +158,10 @@ impl Client {
 
     fn on_group(&mut self, operation: Operation, slices: &[u32], header: &Header, body: &[u8]) -> Result<(), Broken> {
         if header.status != Status::Ok {
+            if operation == Operation::Commit {
+                // What became of the reservations is not said, so they can be neither committed again nor aborted.
+                return Err(Broken);
+            }
             for &slice in slices {
                 self.settle(slice, header.status);
             }
@@ -168,13 +184,16 @@ impl Client {
                 }
             }
             Operation::OpenSegment => {
+                SegmentDescriptor::decode(body).map_err(|_| Broken)?;
                 let batch = self.slices.at(slices[0]).batch;
                 self.descriptions.insert(batch, body.to_vec());
                 self.settle(slices[0], Status::Ok);
             }
             Operation::Lookup => {
                 let items = decode_items::<LookupReply>(body, header.items).ok_or(Broken)?;
-                slices.iter().zip(items).for_each(|(&slice, item)| self.on_lookup(slice, &item));
+                for (&slice, item) in slices.iter().zip(items) {
+                    self.on_lookup(slice, &item)?;
+                }
             }
             Operation::Reserve => {
                 let items = decode_items::<ReserveReply>(body, header.items).ok_or(Broken)?;
@@ -195,22 +214,25 @@ impl Client {
         Ok(())
     }
 
-    fn on_lookup(&mut self, index: u32, item: &LookupReply) {
+    fn on_lookup(&mut self, index: u32, item: &LookupReply) -> Result<(), Broken> {
         let id = slice_id(index, self.slices.generation(index));
         let slice = self.slices.at(index);
         let (lane, request) = (slice.lane, slice.request);
         if item.status != Status::Ok {
             self.settle(index, item.status);
-            return;
+            return Ok(());
         }
         let Request::Get(_, local) = request else { unreachable!("a lookup is asked for gets only") };
         slice.bytes = item.bytes;
         slice.version = item.version.0;
-        if item.bytes > local.bytes || item.bytes == 0 {
+        if item.bytes == 0 {
+            return Err(Broken);
+        }
+        if item.bytes > local.bytes {
             self.lanes[lane as usize].releases.push(item.pin);
             self.mark_dirty(lane);
             self.settle(index, Status::BufferTooSmall);
-            return;
+            return Ok(());
         }
         slice.held = Held::Pin(item.pin);
         slice.step(SliceEvent::Place);
@@ -223,6 +245,7 @@ impl Client {
             local,
             checksum: item.checksum,
         });
+        Ok(())
     }
 
     fn on_reserve(&mut self, index: u32, item: &ReserveReply) {

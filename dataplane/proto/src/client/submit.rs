@@ -1,9 +1,10 @@
 //! Batches come in: validated as a whole, split into slices, routed.
 
-use super::table::{Held, Slice, SliceState, slice_id};
+use super::lane::Cause;
+use super::table::{Held, NOWHERE, Slice, SliceState, slice_id};
 use super::types::{Local, Request, SliceId, SubmitError, TaskResult};
 use super::{Client, Output};
-use crate::ids::{BatchId, Version};
+use crate::ids::{BatchId, RequestId, Version};
 use crate::limits::Limits;
 use crate::status::Status;
 
@@ -32,7 +33,12 @@ impl Client {
         for (task, request) in requests.iter().enumerate() {
             self.cut(id, task as u32, request);
         }
-        self.deadlines.push(core::cmp::Reverse((deadline_ns, id)));
+        if deadline_ns <= now_ns {
+            // Nothing is sent for it: ending it later would cost others their lane.
+            self.end_batch(id, Status::DeadlineExceeded, Cause::Deadline);
+            return Ok(id);
+        }
+        self.remember_deadline(deadline_ns, id);
         // Routed only when all slices exist: a slice that fails at once must not complete the batch early.
         for position in 0..self.batches.at(index).slices.len() {
             let slice = self.batches.at(index).slices[position];
@@ -44,7 +50,20 @@ impl Client {
     /// Withdraws a batch. It completes, with `Cancelled` for what was not done, when nothing touches its memory any more.
     pub fn cancel(&mut self, batch: BatchId, now_ns: u64) {
         self.now_ns = now_ns;
-        self.end_batch(batch, Status::Cancelled);
+        self.end_batch(batch, Status::Cancelled, Cause::Withdrawn);
+    }
+
+    /// Entries of completed batches are dropped when they are the greater part, so that the memory is bounded by the batches
+    /// that are open, at a constant cost for each.
+    fn remember_deadline(&mut self, deadline_ns: u64, batch: BatchId) {
+        if self.deadlines.len() >= 64 + 2 * self.batches.len() {
+            let batches = &self.batches;
+            self.deadlines.retain(|entry| {
+                let batch = entry.0.1;
+                batches.get(batch.index, batch.generation).is_some_and(|batch| batch.remaining > 0)
+            });
+        }
+        self.deadlines.push(core::cmp::Reverse((deadline_ns, batch)));
     }
 
     fn validate(&self, requests: &[Request]) -> Result<(), SubmitError> {
@@ -54,15 +73,17 @@ impl Client {
         if requests.len() > Limits::BATCH_REQUESTS {
             return Err(SubmitError::TooMany { requests: requests.len(), limit: Limits::BATCH_REQUESTS });
         }
+        let mut slices = 0;
         for (index, request) in requests.iter().enumerate() {
             let peer = match request {
                 Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
                 Request::OpenSegment(peer) => Some(*peer),
                 _ => None,
             };
-            if peer.is_some_and(|peer| peer.0 as usize >= self.peers.len()) {
+            if peer.is_some_and(|peer| !self.peers.get(peer.0 as usize).is_some_and(|peer| peer.pinned)) {
                 return Err(SubmitError::UnknownPeer { index });
             }
+            slices += 1;
             let Some(local) = request.local() else { continue };
             // A put of 0 bytes is refused here as it would be by the store.
             if local.bytes == 0 {
@@ -71,8 +92,24 @@ impl Client {
             if local.bytes > Limits::PAYLOAD_BYTES {
                 return Err(SubmitError::TooLarge { index, bytes: local.bytes, limit: Limits::PAYLOAD_BYTES });
             }
+            let mut starts = local.offset;
+            if let Request::Read(target, _) | Request::Write(target, _) = request {
+                starts = starts.max(target.offset);
+                slices += ((local.bytes - 1) / self.slice_bytes()) as usize;
+            }
+            if starts.checked_add(local.bytes).is_none() {
+                return Err(SubmitError::OutOfRange { index });
+            }
+        }
+        let open = self.slices.len();
+        if open + slices > Limits::OPEN_SLICES {
+            return Err(SubmitError::Busy { open, slices, limit: Limits::OPEN_SLICES });
         }
         check_overlap(requests)
+    }
+
+    fn slice_bytes(&self) -> u64 {
+        self.config.slice_bytes.max(Limits::SLICE_BYTES_LEAST)
     }
 
     fn cut(&mut self, batch: BatchId, task: u32, request: &Request) {
@@ -97,7 +134,7 @@ impl Client {
     ) {
         let mut done = 0;
         while done < local.bytes {
-            let bytes = self.config.slice_bytes.min(local.bytes - done);
+            let bytes = self.slice_bytes().min(local.bytes - done);
             let part = Local { buffer: local.buffer, offset: local.offset + done, bytes };
             self.add_slice(batch, task, request(offset + done, part));
             done += bytes;
@@ -110,8 +147,13 @@ impl Client {
             task,
             request,
             state: SliceState::Queued,
-            lane: u32::MAX,
+            lane: NOWHERE,
+            before: NOWHERE,
+            after: NOWHERE,
+            wire: RequestId::default(),
+            sent_bytes: 0,
             attempts: 0,
+            parkings: 0,
             bytes: 0,
             version: 0,
             expected_checksum: None,
@@ -146,7 +188,7 @@ impl Client {
     }
 
     /// Ends a batch early: queued slices complete now, others when their lane has been reset.
-    pub(super) fn end_batch(&mut self, id: BatchId, status: Status) {
+    pub(super) fn end_batch(&mut self, id: BatchId, status: Status, cause: Cause) {
         let Some(batch) = self.batches.get_mut(id.index, id.generation) else { return };
         if batch.remaining == 0 || batch.ended.is_some() {
             return;
@@ -160,8 +202,7 @@ impl Client {
                 self.leave_lane(index);
                 self.complete(index, status);
             } else {
-                self.counters.resets += 1;
-                self.reset_lane(lane);
+                self.reset_lane(lane, cause);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::client::types::{LaneId, Local, Request, SliceId, TaskResult};
 use crate::ids::{BatchId, PinId, RequestId, ReservationId};
+use crate::limits::Limits;
 use crate::message::Operation;
 use crate::status::Status;
 
@@ -52,7 +53,8 @@ impl<T> Table<T> {
     pub(super) fn remove(&mut self, index: u32) -> T {
         let entry = &mut self.entries[index as usize];
         let value = entry.1.take().expect("a live table entry");
-        entry.0 = entry.0.wrapping_add(1);
+        // Never 0, so that the default id is nobody's.
+        entry.0 = entry.0.wrapping_add(1).max(1);
         self.free.push(index);
         self.live -= 1;
         value
@@ -73,9 +75,6 @@ impl<T> Table<T> {
         self.live
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.entries.iter().enumerate().filter_map(|(index, entry)| Some((index as u32, entry.1.as_ref()?)))
-    }
 }
 
 /// A group of tasks that complete together.
@@ -91,6 +90,13 @@ pub(super) struct Batch {
     pub(super) deadline_ns: u64,
     /// Set when the deadline passed or the caller cancelled: no slice is sent or retried any more.
     pub(super) ended: Option<Status>,
+}
+
+impl Batch {
+    /// Whether its allocations are small enough to be kept for the next batch.
+    pub(super) const fn is_worth_keeping(&self) -> bool {
+        self.results.capacity() <= Limits::ITEMS_PER_FRAME && self.slices.capacity() <= Limits::ITEMS_PER_FRAME
+    }
 }
 
 crate::state_machine! {
@@ -140,9 +146,19 @@ pub(super) struct Slice {
     pub(super) task: u32,
     pub(super) request: Request,
     pub(super) state: SliceState,
-    /// Lane that it is queued or in flight on.
+    /// Lane that it is queued or in flight on; `NOWHERE` while it is parked.
     pub(super) lane: u32,
+    /// Its neighbours among the slices of that lane.
+    pub(super) before: u32,
+    pub(super) after: u32,
+    /// The request that its answer is awaited for; stale when there is none.
+    pub(super) wire: RequestId,
+    /// Payload bytes that it holds of its lane's window.
+    pub(super) sent_bytes: u64,
+    /// Sendings that count against the budget and failed.
     pub(super) attempts: u8,
+    /// Times that it was parked.
+    pub(super) parkings: u8,
     /// Length of the object, from the answer.
     pub(super) bytes: u64,
     pub(super) version: u64,
@@ -150,6 +166,9 @@ pub(super) struct Slice {
     /// Held on the peer while we copy over the shared path.
     pub(super) held: Held,
 }
+
+/// No position in a table.
+pub(super) const NOWHERE: u32 = u32::MAX;
 
 /// What a slice holds on a shard whose memory it copies.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -167,7 +186,7 @@ impl Slice {
         }
     }
 
-    /// Payload bytes that this slice may have outstanding on its lane.
+    /// Payload bytes that this slice moves at most.
     pub(super) fn weight_bytes(&self) -> u64 {
         self.request.local().map_or(0, |local: Local| local.bytes)
     }

@@ -24,9 +24,10 @@ pub struct Config {
     pub shared: bool,
     /// Whether streams are used.
     pub stream: bool,
-    /// Ranges of segments are cut into slices of this many bytes.
+    /// Ranges of segments are cut into slices of this many bytes, at least [`crate::Limits::SLICE_BYTES_LEAST`].
     pub slice_bytes: u64,
-    /// Payload bytes that one lane may have asked for or sent without an answer.
+    /// Payload bytes that one lane may have asked for, sent, pinned or reserved without being done with them. A slice that
+    /// is larger goes alone.
     pub lane_window_bytes: u64,
     /// Whether payloads of segment reads and writes carry a checksum; objects always do.
     pub checksum_segments: bool,
@@ -277,6 +278,20 @@ pub enum SubmitError {
         /// The limit.
         limit: u64,
     },
+    /// A request's range of memory or of a segment ends beyond 2^64 bytes.
+    OutOfRange {
+        /// Which request.
+        index: usize,
+    },
+    /// More is open than one client may have open.
+    Busy {
+        /// Slices that are open.
+        open: usize,
+        /// Slices of this batch.
+        slices: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// A request names a peer that was never opened.
     UnknownPeer {
         /// Which request.
@@ -302,6 +317,11 @@ impl fmt::Display for SubmitError {
             Self::TooLarge { index, bytes, limit } => {
                 write!(f, "request {index} moves {bytes} bytes, over the limit of {limit}")
             }
+            Self::OutOfRange { index } => write!(f, "the range of request {index} ends beyond 2^64 bytes"),
+            Self::Busy { open, slices, limit } => write!(
+                f,
+                "{open} slices are open and {slices} more would be over the limit of {limit}: wait for some to complete"
+            ),
             Self::UnknownPeer { index } => write!(f, "request {index} names a segment that was not opened"),
             Self::Overlap { first, second } => {
                 write!(f, "requests {first} and {second} write to overlapping memory")
@@ -317,9 +337,9 @@ impl std::error::Error for SubmitError {}
 pub struct Counters {
     /// Frames that no open request wanted any more.
     pub stale_frames: u64,
-    /// Slices sent again after a lost lane or a wrong owner.
+    /// Slices sent again: after a lost lane, a wrong or busy owner, or a wrong checksum.
     pub retries: u64,
-    /// Lanes reset because a deadline passed.
+    /// Lanes reset from our side: a deadline passed, a batch was withdrawn, the map dropped the peer, or the peer misbehaved.
     pub resets: u64,
     /// Lanes that were lost or could not be connected.
     pub lanes_lost: u64,

@@ -11,6 +11,7 @@
 //! gone and its I/O has ended. A put is answered only after its whole payload was taken, also when it fails. Bytes arrive in
 //! fresh extents only, so a late writer reaches nothing that anybody reads.
 
+mod held;
 mod objects;
 mod segments;
 mod session;
@@ -23,9 +24,10 @@ mod tests;
 use std::collections::VecDeque;
 
 use kvplane_proto::frame::Header;
-use kvplane_proto::ids::{Epoch, ReservationId, SLOTS};
+use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{Digest, Limits, Status};
+use held::{Deadlines, Handles};
 use segments::SegmentTable;
 use session::{Pending, Session};
 pub use types::{
@@ -46,20 +48,31 @@ pub struct Service {
     sessions: Vec<Option<Session>>,
     outputs: VecDeque<Output>,
     bytes: Vec<u8>,
-    /// Connections that have not said hello, in order of their deadlines.
-    greeting: VecDeque<(u64, PeerKey)>,
-    /// Reservations, in order of their deadlines.
-    reserved: VecDeque<(u64, PeerKey, ReservationId)>,
-    /// Where each shared pin stands in its session's list, by the pin's index.
-    pin_position: Vec<u32>,
+    /// When connections must have said hello, by their index.
+    greeting: Deadlines,
+    /// When puts must have completed, by their reservation's index.
+    put_deadlines: Deadlines,
+    /// Pins lent to sessions.
+    pins: Handles,
+    /// Reservations of sessions.
+    reservations: Handles,
     counters: ServiceCounters,
     now_ns: u64,
 }
 
 impl Service {
     /// A service that owns no slots and no segments yet.
+    ///
+    /// # Panics
+    /// When a name is over the limit: better now than when a peer asks for it.
     #[must_use]
     pub fn new(identity: Identity, store: Option<Store>) -> Self {
+        for name in [&identity.cluster, &identity.segment_name] {
+            let (bytes, limit) = (name.len(), Limits::NAME_BYTES);
+            assert!(bytes <= limit, "a name of {bytes} bytes is over the limit of {limit}: {name}");
+        }
+        let (pins, reservations) =
+            store.as_ref().map_or((0, 0), |store| (store.config().max_pins, store.config().max_reservations));
         Self {
             identity,
             epoch: Epoch(0),
@@ -69,9 +82,10 @@ impl Service {
             sessions: Vec::new(),
             outputs: VecDeque::new(),
             bytes: Vec::new(),
-            greeting: VecDeque::new(),
-            reserved: VecDeque::new(),
-            pin_position: Vec::new(),
+            greeting: Deadlines::new(0),
+            put_deadlines: Deadlines::new(reservations),
+            pins: Handles::new(pins),
+            reservations: Handles::new(reservations),
             counters: ServiceCounters::default(),
             now_ns: 0,
         }
@@ -98,6 +112,25 @@ impl Service {
         }
     }
 
+    /// Starts a new life of the shard: its former one was declared over, so its objects may be older than what others were given
+    /// meanwhile. They are dropped, every connection is closed, and nothing is owned until the next [`Self::set_owned`].
+    pub fn begin_life(&mut self, incarnation: Incarnation) {
+        self.identity.incarnation = incarnation;
+        self.set_owned(self.epoch, |_| false);
+        self.epoch = Epoch(0);
+        let peers: Vec<PeerKey> = self
+            .sessions
+            .iter()
+            .enumerate()
+            .filter_map(|(index, session)| {
+                Some(PeerKey { index: index as u32, generation: session.as_ref()?.generation })
+            })
+            .collect();
+        for peer in peers {
+            self.close(peer, CloseReason::Refused(Status::WrongOwner));
+        }
+    }
+
     /// The next thing for the host to do. Read a frame's body with [`Self::body`] before asking again.
     pub fn poll_output(&mut self) -> Option<Output> {
         let output = self.outputs.pop_front();
@@ -116,9 +149,7 @@ impl Service {
     /// When [`Self::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        let hello = self.greeting.front().map(|entry| entry.0);
-        let reserved = self.reserved.front().map(|entry| entry.0);
-        [hello, reserved].into_iter().flatten().min()
+        [self.greeting.next_ns(), self.put_deadlines.next_ns()].into_iter().flatten().min()
     }
 
     /// What happened so far.
@@ -155,6 +186,10 @@ impl Service {
         if session.pending.is_some() {
             return Err(CloseReason::Malformed("a request within a payload"));
         }
+        let takes_payload = matches!(operation, Operation::Put | Operation::Write);
+        if header.payload_bytes > 0 && !takes_payload {
+            return Err(CloseReason::Malformed("a payload where none belongs"));
+        }
         if operation == Operation::Hello {
             return self.hello(peer, header, body);
         }
@@ -162,16 +197,17 @@ impl Service {
             return Err(CloseReason::NotGreeted);
         }
         let path = session.path;
-        let takes_payload = matches!(operation, Operation::Put | Operation::Write);
-        if takes_payload != (header.payload_bytes > 0) {
-            return self.refuse_payload(peer, operation, header);
-        }
         match (operation, path) {
             (Operation::Exists, _) => self.exists(peer, header, body),
             (Operation::Size, _) => self.size(peer, header, body),
             (Operation::Remove, _) => self.remove(peer, header, body),
             (Operation::OpenSegment, _) => self.open_segment(peer, header, body),
             (Operation::Get, Path::Stream) => self.get(peer, header, body),
+            (Operation::Put | Operation::Write, Path::Stream) if header.payload_bytes == 0 => {
+                // A caller's mistake, not a broken peer's.
+                self.answer(peer, operation, header, Status::Empty);
+                Ok(PayloadTo::Discard)
+            }
             (Operation::Put, Path::Stream) => self.put(peer, header, body),
             (Operation::Read, Path::Stream) => self.read(peer, header, body),
             (Operation::Write, Path::Stream) => self.write(peer, header, body),
@@ -187,29 +223,13 @@ impl Service {
         }
     }
 
-    /// A payload where none belongs, or none where one does. A put of 0 bytes is a caller's mistake and gets an answer.
-    fn refuse_payload(
-        &mut self,
-        peer: PeerKey,
-        operation: Operation,
-        header: &Header,
-    ) -> Result<PayloadTo, CloseReason> {
-        if header.payload_bytes > 0 {
-            return Err(CloseReason::Malformed("a payload where none belongs"));
-        }
-        self.answer(peer, operation, header, Status::Empty);
-        Ok(PayloadTo::Discard)
-    }
-
     /// The payload of the last request has arrived where it was sent; `checksum` is what its bytes sum to, where computed.
     pub fn payload_done(&mut self, peer: PeerKey, checksum: Option<u64>, now_ns: u64) {
         self.now_ns = now_ns;
         let Some(session) = self.session(peer) else { return };
         let Some(pending) = session.pending.take() else { return };
         match pending {
-            Pending::Refused { request, operation, status } => {
-                self.answer_id(peer, operation, request, status, 0);
-            }
+            Pending::Refused { request, operation, status } => self.refuse(peer, operation, request, status),
             Pending::Put { request, reservation, expected } => {
                 self.finish_put(peer, request, reservation, expected, checksum);
             }
@@ -230,29 +250,18 @@ impl Service {
                 let released = self.store.as_mut().map(|store| store.unpin(pin));
                 assert_eq!(released, Some(Ok(())), "an answer's pin was let go twice");
             }
-            Hold::Segment(segment) => self.segments.release(segment, &mut self.outputs),
+            Hold::Segment { segment, read } => self.segments.finish_read(segment, read, &mut self.outputs),
         }
     }
 
     /// Deadlines of greetings and reservations.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
-        while let Some(&(at_ns, peer)) = self.greeting.front() {
-            let greeted = self.session(peer).is_none_or(|session| session.greeted);
-            if at_ns > now_ns && !greeted {
-                break;
-            }
-            self.greeting.pop_front();
-            if !greeted {
-                self.close(peer, CloseReason::NotGreeted);
-            }
+        while let Some(index) = self.greeting.take_due(now_ns) {
+            self.expire_greeting(index);
         }
-        while let Some(&(at_ns, peer, reservation)) = self.reserved.front() {
-            if at_ns > now_ns && self.holds_reservation(peer, reservation) {
-                break;
-            }
-            self.reserved.pop_front();
-            self.expire(peer, reservation);
+        while let Some(index) = self.put_deadlines.take_due(now_ns) {
+            self.expire(index);
         }
     }
 
@@ -266,6 +275,12 @@ impl Service {
 
     fn answer(&mut self, peer: PeerKey, operation: Operation, header: &Header, status: Status) {
         self.answer_id(peer, operation, header.request, status, 0);
+    }
+
+    /// Answers with a failure; the map's epoch says which of two maps is older.
+    fn refuse(&mut self, peer: PeerKey, operation: Operation, request: kvplane_proto::RequestId, status: Status) {
+        let argument = if status == Status::WrongOwner { self.epoch.0 } else { 0 };
+        self.answer_id(peer, operation, request, status, argument);
     }
 
     fn answer_id(

@@ -1,13 +1,13 @@
 //! Objects over streams: Exists, Size, Remove, Get, Put.
 
 use kvplane_proto::frame::Header;
-use kvplane_proto::ids::{RequestId, ReservationId};
+use kvplane_proto::ids::{RequestId, ReservationId, Version};
 use kvplane_proto::message::{Bitmap, DigestItem, GetItem, Item, Kind, Operation, SizeReply};
 use kvplane_proto::{Digest, Limits, Status};
 
-use super::Service;
 use super::session::Pending;
 use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place};
+use super::{Service, owns};
 use crate::{CommitError, GetError, ReserveError};
 
 impl Service {
@@ -109,7 +109,7 @@ impl Service {
         let request = header.request;
         match self.reserve_one(peer, item.digest, header.payload_bytes) {
             Ok((reservation, place)) => {
-                let pending = Pending::Put { request, reservation, expected: Some(expected) };
+                let pending = Pending::Put { request, reservation, expected };
                 self.session(peer).expect("a session that was just looked up").pending = Some(pending);
                 Ok(PayloadTo::Place(place))
             }
@@ -132,43 +132,68 @@ impl Service {
             self.counters.wrong_owner += 1;
             return Err(Status::WrongOwner);
         }
+        // However large the pool is: no peer could get it over a stream.
+        if bytes > Limits::PAYLOAD_BYTES {
+            return Err(Status::TooLarge);
+        }
         let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
         let (reservation, extent) = store.reserve(digest, bytes).map_err(reserve_status)?;
-        let session = self.session(peer).expect("a session that was just looked up");
-        session.reservations.push(reservation);
-        self.reserved.push_back((self.now_ns + Limits::RESERVATION_NS, peer, reservation));
+        self.lend_reservation(peer, reservation);
         Ok((reservation, Place { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes }))
     }
 
+    /// The payload of a put is in place.
     pub(super) fn finish_put(
         &mut self,
         peer: PeerKey,
         request: RequestId,
         reservation: ReservationId,
-        expected: Option<u64>,
+        expected: u64,
         computed: Option<u64>,
     ) {
         let held = self.take_reservation(peer, reservation);
         assert!(held, "the reservation of a payload under way was lost");
-        let Some(store) = &mut self.store else { return };
-        let (status, version) = match (expected, computed) {
-            (Some(expected), Some(computed)) if expected == computed => {
-                let bytes = store.reserved_bytes_of(reservation).unwrap_or(0);
-                match store.commit(reservation, computed) {
-                    Ok(version) => {
-                        self.counters.put_bytes += bytes;
-                        (Status::Ok, version.0)
-                    }
-                    Err(error) => (commit_status(error), 0),
-                }
-            }
-            _ => {
-                store.abort(reservation).expect("a reservation that is held");
-                self.counters.corrupt += 1;
-                (Status::Corrupt, 0)
-            }
+        let outcome = if computed == Some(expected) {
+            self.commit_one(reservation, expected)
+        } else {
+            self.counters.corrupt += 1;
+            self.abort_one(reservation);
+            Err(Status::Corrupt)
         };
-        self.answer_id(peer, Operation::Put, request, status, version);
+        match outcome {
+            Ok(version) => self.answer_id(peer, Operation::Put, request, Status::Ok, version.0),
+            Err(status) => self.refuse(peer, Operation::Put, request, status),
+        }
+    }
+
+    /// Makes an object visible whose bytes are in place. Takes the reservation, whatever comes of it: its writer has finished.
+    pub(super) fn commit_one(&mut self, reservation: ReservationId, checksum: u64) -> Result<Version, Status> {
+        let store = self.store.as_mut().expect("a reservation is of a store");
+        let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
+        if !owns(&self.owned, digest) {
+            // The slot left while the bytes came. An object made now would be found, and be old, once the slot is back.
+            self.counters.wrong_owner += 1;
+            self.abort_one(reservation);
+            return Err(Status::WrongOwner);
+        }
+        match store.commit(reservation, checksum) {
+            Ok(version) => {
+                self.counters.put_bytes += bytes;
+                Ok(version)
+            }
+            Err(error) => {
+                if error == CommitError::Expired {
+                    self.abort_one(reservation);
+                }
+                Err(commit_status(error))
+            }
+        }
+    }
+
+    /// Frees a reservation that was taken back from its peer and that nobody writes any more.
+    pub(super) fn abort_one(&mut self, reservation: ReservationId) {
+        let store = self.store.as_mut().expect("a reservation is of a store");
+        store.abort(reservation).expect("a session's reservation is held");
     }
 }
 
@@ -179,7 +204,7 @@ pub(super) const fn get_status(error: GetError) -> Status {
     }
 }
 
-pub(super) const fn reserve_status(error: ReserveError) -> Status {
+const fn reserve_status(error: ReserveError) -> Status {
     match error {
         ReserveError::Empty => Status::Empty,
         ReserveError::TooLarge { .. } => Status::TooLarge,
@@ -189,7 +214,7 @@ pub(super) const fn reserve_status(error: ReserveError) -> Status {
     }
 }
 
-pub(super) const fn commit_status(error: CommitError) -> Status {
+const fn commit_status(error: CommitError) -> Status {
     match error {
         CommitError::Stale => Status::Stale,
         CommitError::Exists => Status::Exists,

@@ -24,11 +24,14 @@ struct Entry {
 pub(super) struct SegmentTable {
     entries: Vec<Option<Entry>>,
     generation: u32,
+    /// Answers that are leaving from a segment: to whom, from which.
+    reads: Vec<Option<(PeerKey, SegmentId)>>,
+    free_reads: Vec<u32>,
 }
 
 impl SegmentTable {
     pub(super) const fn new() -> Self {
-        Self { entries: Vec::new(), generation: 0 }
+        Self { entries: Vec::new(), generation: 0, reads: Vec::new(), free_reads: Vec::new() }
     }
 
     fn live(&self) -> impl Iterator<Item = (usize, &Entry)> {
@@ -39,11 +42,10 @@ impl SegmentTable {
         if info.bytes == 0 {
             return Err(RegisterError::Empty);
         }
-        let end = info.address.saturating_add(info.bytes);
-        if let Some((_, other)) = self
-            .live()
-            .find(|(_, other)| other.info.address < end && info.address < other.info.address + other.info.bytes)
-        {
+        let overlaps = |(_, other): &(usize, &Entry)| {
+            other.info.address <= last_address(&info) && info.address <= last_address(&other.info)
+        };
+        if let Some((_, other)) = self.live().find(overlaps) {
             return Err(RegisterError::Overlap { address: other.info.address, bytes: other.info.bytes });
         }
         let index = match self.entries.iter().position(Option::is_none) {
@@ -60,6 +62,11 @@ impl SegmentTable {
         Ok(SegmentId { index: index as u32, generation })
     }
 
+    fn find(&self, id: SegmentId) -> Option<&Entry> {
+        let entry = self.entries.get(id.index as usize)?.as_ref()?;
+        (entry.generation == id.generation).then_some(entry)
+    }
+
     fn get(&mut self, id: SegmentId) -> Option<&mut Entry> {
         let entry = self.entries.get_mut(id.index as usize)?.as_mut()?;
         (entry.generation == id.generation).then_some(entry)
@@ -72,12 +79,31 @@ impl SegmentTable {
             return Err(Status::Unauthorized);
         }
         match offset.checked_add(bytes) {
+            // What is longer than a frame's payload may be cannot be answered.
+            Some(end) if end <= entry.info.bytes && bytes > Limits::PAYLOAD_BYTES => Err(Status::BadRequest),
             Some(end) if end <= entry.info.bytes && bytes > 0 => {
                 entry.users += 1;
                 Ok(Place { memory: Memory::Segment(id), offset, bytes })
             }
             _ => Err(Status::OutOfRange),
         }
+    }
+
+    /// Remembers for whom a range was acquired.
+    fn start_read(&mut self, peer: PeerKey, segment: SegmentId) -> Hold {
+        let read = self.free_reads.pop().unwrap_or_else(|| {
+            self.reads.push(None);
+            self.reads.len() as u32 - 1
+        });
+        self.reads[read as usize] = Some((peer, segment));
+        Hold::Segment { segment, read }
+    }
+
+    pub(super) fn finish_read(&mut self, segment: SegmentId, read: u32, outputs: &mut VecDeque<Output>) {
+        let reader = self.reads.get_mut(read as usize).and_then(|entry| entry.take_if(|(_, from)| *from == segment));
+        assert!(reader.is_some(), "an answer's segment was let go twice");
+        self.free_reads.push(read);
+        self.release(segment, outputs);
     }
 
     pub(super) fn release(&mut self, id: SegmentId, outputs: &mut VecDeque<Output>) {
@@ -88,6 +114,11 @@ impl SegmentTable {
             outputs.push_back(Output::Unregistered { segment: id });
         }
     }
+}
+
+/// The last address of a range that is not empty; what is past the end of the address space does not count.
+const fn last_address(info: &SegmentInfo) -> u64 {
+    info.address.saturating_add(info.bytes - 1)
 }
 
 impl Service {
@@ -102,9 +133,7 @@ impl Service {
     /// Whether peers may use this segment.
     #[must_use]
     pub fn has_segment(&self, segment: SegmentId) -> bool {
-        self.segments.live().any(|(index, entry)| {
-            index == segment.index as usize && entry.generation == segment.generation && !entry.leaving
-        })
+        self.segments.find(segment).is_some_and(|entry| !entry.leaving)
     }
 
     /// Takes memory from peers; [`Output::Unregistered`] says when nothing uses it any more. A stale id is answered at once.
@@ -119,18 +148,16 @@ impl Service {
         }
     }
 
-    /// Closes the connections that still write to a segment whose unregistering takes too long.
+    /// Closes the connections that still write or read a segment whose unregistering takes too long.
     pub fn evict_users(&mut self, segment: SegmentId) {
-        let users: Vec<PeerKey> = self
-            .sessions
-            .iter()
-            .enumerate()
-            .filter_map(|(index, session)| {
-                let session = session.as_ref()?;
-                matches!(session.pending, Some(Pending::Write { segment: used, .. }) if used == segment)
-                    .then_some(PeerKey { index: index as u32, generation: session.generation })
-            })
-            .collect();
+        let writers = self.sessions.iter().enumerate().filter_map(|(index, session)| {
+            let session = session.as_ref()?;
+            matches!(session.pending, Some(Pending::Write { segment: used, .. }) if used == segment)
+                .then_some(PeerKey { index: index as u32, generation: session.generation })
+        });
+        let reads = self.segments.reads.iter().flatten();
+        let readers = reads.filter(|(_, used)| *used == segment).map(|&(peer, _)| peer);
+        let users: Vec<PeerKey> = writers.chain(readers).collect();
         for peer in users {
             self.close(peer, CloseReason::SegmentGone);
         }
@@ -179,7 +206,7 @@ impl Service {
                     self.counters.read_bytes += place.bytes;
                     let header = Header::reply(Kind::Reply(Operation::Read), item.request, Status::Ok)
                         .with_payload(place.bytes, checksum);
-                    let payload = Some((place, Hold::Segment(item.segment)));
+                    let payload = Some((place, self.segments.start_read(peer, item.segment)));
                     self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
                 }
                 Err(status) => self.answer_id(peer, Operation::Read, item.request, status, 0),

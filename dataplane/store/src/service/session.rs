@@ -6,6 +6,7 @@ use kvplane_proto::message::{Hello, Kind, Operation, Welcome};
 use kvplane_proto::{Limits, Status};
 
 use super::Service;
+use super::held::List;
 use super::types::{CloseReason, Output, Path, PayloadTo, PeerKey};
 
 /// A payload under way.
@@ -13,7 +14,7 @@ pub(super) enum Pending {
     /// It is read and forgotten; then this is answered.
     Refused { request: RequestId, operation: Operation, status: Status },
     /// It goes into this reservation.
-    Put { request: RequestId, reservation: ReservationId, expected: Option<u64> },
+    Put { request: RequestId, reservation: ReservationId, expected: u64 },
     /// It goes into this segment.
     Write { request: RequestId, segment: SegmentId, expected: Option<u64> },
 }
@@ -25,9 +26,15 @@ pub(super) struct Session {
     pub(super) closing: bool,
     pub(super) pending: Option<Pending>,
     /// Pins lent over shared memory.
-    pub(super) pins: Vec<PinId>,
+    pub(super) pins: List,
     /// Reservations lent over shared memory, or the one whose payload is under way.
-    pub(super) reservations: Vec<ReservationId>,
+    pub(super) reservations: List,
+}
+
+/// A peer's session, unless it is being closed.
+pub(super) fn find(sessions: &mut [Option<Session>], peer: PeerKey) -> Option<&mut Session> {
+    let session = sessions.get_mut(peer.index as usize)?.as_mut()?;
+    (session.generation == peer.generation && !session.closing).then_some(session)
 }
 
 impl Service {
@@ -48,10 +55,10 @@ impl Service {
             greeted: false,
             closing: false,
             pending: None,
-            pins: Vec::new(),
-            reservations: Vec::new(),
+            pins: List::new(),
+            reservations: List::new(),
         });
-        self.greeting.push_back((now_ns + Limits::HELLO_NS, peer));
+        self.greeting.set(peer.index, now_ns.saturating_add(Limits::HELLO_NS));
     }
 
     /// A connection is gone and its I/O has ended: everything that it held comes back.
@@ -60,32 +67,32 @@ impl Service {
     /// the kernel closes it after the process's memory is gone.
     pub fn peer_gone(&mut self, peer: PeerKey, now_ns: u64) {
         self.now_ns = now_ns;
-        if self.session(peer).is_none() {
-            return;
-        }
-        let Some(session) = self.sessions[peer.index as usize].take() else { return };
+        // Also when it is being closed from our side, which is when `session` no longer finds it.
+        let Some(entry) = self.sessions.get_mut(peer.index as usize) else { return };
+        let Some(mut session) = entry.take_if(|session| session.generation == peer.generation) else { return };
+        self.greeting.cancel(peer.index);
         if let Some(Pending::Write { segment, .. }) = session.pending {
             self.segments.release(segment, &mut self.outputs);
         }
-        if let Some(store) = &mut self.store {
-            for pin in session.pins {
-                store.unpin(pin).expect("a session's pin is held");
-            }
-            for reservation in session.reservations {
-                store.abort(reservation).expect("a session's reservation is held");
-            }
+        let Some(store) = &mut self.store else { return };
+        while let Some((index, generation)) = self.pins.take_first(&mut session.pins) {
+            store.unpin(PinId { index, generation }).expect("a session's pin is held");
+        }
+        while let Some((index, generation)) = self.reservations.take_first(&mut session.reservations) {
+            self.put_deadlines.cancel(index);
+            store.abort(ReservationId { index, generation }).expect("a session's reservation is held");
         }
     }
 
     pub(super) fn session(&mut self, peer: PeerKey) -> Option<&mut Session> {
-        let session = self.sessions.get_mut(peer.index as usize)?.as_mut()?;
-        (session.generation == peer.generation && !session.closing).then_some(session)
+        find(&mut self.sessions, peer)
     }
 
     pub(super) fn close(&mut self, peer: PeerKey, reason: CloseReason) {
         // Still in the table, so that what it holds comes back only when its I/O has ended.
         if let Some(session) = self.session(peer) {
             session.closing = true;
+            self.greeting.cancel(peer.index);
             self.counters.closed += 1;
             self.outputs.push_back(Output::Close { peer, reason });
         }
@@ -94,7 +101,7 @@ impl Service {
     pub(super) fn hello(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let hello = Hello::decode(body).map_err(|_| CloseReason::Malformed("a torn hello"))?;
         let session = self.session(peer).expect("a session that was just looked up");
-        if session.greeted || header.payload_bytes > 0 {
+        if session.greeted {
             return Err(CloseReason::Malformed("a second hello"));
         }
         if let Some(status) = self.refusal(&hello) {
@@ -102,6 +109,7 @@ impl Service {
             return Err(CloseReason::Refused(status));
         }
         self.session(peer).expect("a session that was just looked up").greeted = true;
+        self.greeting.cancel(peer.index);
         self.counters.greeted += 1;
         let welcome = Welcome {
             version: VERSION,
@@ -133,55 +141,56 @@ impl Service {
 
     /// Remembers a pin that a peer holds over shared memory.
     pub(super) fn lend_pin(&mut self, peer: PeerKey, pin: PinId) {
-        let index = pin.index as usize;
-        if self.pin_position.len() <= index {
-            self.pin_position.resize(index + 1, u32::MAX);
-        }
-        let session = self.session(peer).expect("a session that was just looked up");
-        session.pins.push(pin);
-        let position = session.pins.len() as u32 - 1;
-        self.pin_position[index] = position;
+        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
+        self.pins.lend(&mut session.pins, peer.index, pin.index, pin.generation);
     }
 
     /// Takes a lent pin back; false when this peer does not hold it.
     pub(super) fn take_pin(&mut self, peer: PeerKey, pin: PinId) -> bool {
-        let Some(&position) = self.pin_position.get(pin.index as usize) else { return false };
-        let session = self.session(peer).expect("a session that was just looked up");
-        if session.pins.get(position as usize) != Some(&pin) {
-            return false;
-        }
-        session.pins.swap_remove(position as usize);
-        if let Some(&moved) = session.pins.get(position as usize) {
-            self.pin_position[moved.index as usize] = position;
-        }
-        true
+        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
+        self.pins.take(&mut session.pins, peer.index, pin.index, pin.generation)
+    }
+
+    /// Remembers a reservation that a peer holds, and starts its time.
+    pub(super) fn lend_reservation(&mut self, peer: PeerKey, reservation: ReservationId) {
+        let ReservationId { index, generation } = reservation;
+        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
+        self.reservations.lend(&mut session.reservations, peer.index, index, generation);
+        self.put_deadlines.set(index, self.now_ns.saturating_add(Limits::RESERVATION_NS));
     }
 
     /// Takes a reservation back from a peer; false when it does not hold it.
     pub(super) fn take_reservation(&mut self, peer: PeerKey, reservation: ReservationId) -> bool {
-        let session = self.session(peer).expect("a session that was just looked up");
-        // Few at a time, newest last: the search from the end is short.
-        let Some(position) = session.reservations.iter().rposition(|&held| held == reservation) else { return false };
-        session.reservations.swap_remove(position);
-        true
-    }
-
-    pub(super) fn holds_reservation(&mut self, peer: PeerKey, reservation: ReservationId) -> bool {
-        self.session(peer).is_some_and(|session| session.reservations.contains(&reservation))
-    }
-
-    /// A reservation's deadline passed.
-    pub(super) fn expire(&mut self, peer: PeerKey, reservation: ReservationId) {
-        if !self.holds_reservation(peer, reservation) {
-            return;
+        let ReservationId { index, generation } = reservation;
+        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
+        let held = self.reservations.take(&mut session.reservations, peer.index, index, generation);
+        if held {
+            self.put_deadlines.cancel(index);
         }
+        held
+    }
+
+    /// The deadline of the reservation at this index passed.
+    pub(super) fn expire(&mut self, index: u32) {
+        let (at, generation) = self.reservations.holder(index).expect("only what is held has a deadline");
+        let session = self.sessions[at as usize].as_ref().expect("a reservation's holder is there");
         self.counters.expired += 1;
-        let path = self.session(peer).map(|session| session.path);
-        if path == Some(Path::Stream) {
+        match session.path {
             // Only our own receive writes there, so ending the connection frees it.
-            self.close(peer, CloseReason::PutDeadline);
-        } else if let Some(store) = &mut self.store {
-            store.expire(reservation);
+            Path::Stream => {
+                let peer = PeerKey { index: at, generation: session.generation };
+                self.close(peer, CloseReason::PutDeadline);
+            }
+            Path::Shared => {
+                let store = self.store.as_mut().expect("a reservation is of a store");
+                store.expire(ReservationId { index, generation });
+            }
         }
+    }
+
+    /// No hello came in time.
+    pub(super) fn expire_greeting(&mut self, index: u32) {
+        let session = self.sessions[index as usize].as_ref().expect("only a connection that is there is awaited");
+        self.close(PeerKey { index, generation: session.generation }, CloseReason::NotGreeted);
     }
 }

@@ -8,9 +8,8 @@ use kvplane_proto::message::{
 };
 
 use super::Service;
-use super::objects::{commit_status, get_status};
+use super::objects::get_status;
 use super::types::{CloseReason, PayloadTo, PeerKey};
-use crate::CommitError;
 
 impl Service {
     pub(super) fn lookup(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
@@ -84,20 +83,9 @@ impl Service {
             if !self.take_reservation(peer, item.reservation) {
                 return Err(CloseReason::Malformed("a commit of a reservation that it does not hold"));
             }
-            let Some(store) = &mut self.store else { continue };
-            let bytes = store.reserved_bytes_of(item.reservation).unwrap_or(0);
-            let (status, version) = match store.commit(item.reservation, item.checksum) {
-                Ok(version) => {
-                    self.counters.put_bytes += bytes;
-                    (Status::Ok, version)
-                }
-                Err(error) => {
-                    // The writer says that it has finished, so an expired reservation's bytes may be used again.
-                    if error == CommitError::Expired {
-                        store.abort(item.reservation).expect("an expired reservation is held until it is aborted");
-                    }
-                    (commit_status(error), Version(0))
-                }
+            let (status, version) = match self.commit_one(item.reservation, item.checksum) {
+                Ok(version) => (Status::Ok, version),
+                Err(status) => (status, Version(0)),
             };
             CommitReply { status, version }.encode(&mut self.bytes);
         }
@@ -111,9 +99,7 @@ impl Service {
             if !self.take_reservation(peer, reservation) {
                 return Err(CloseReason::Malformed("an abort of a reservation that it does not hold"));
             }
-            if let Some(store) = &mut self.store {
-                store.abort(reservation).expect("a session's reservation is held");
-            }
+            self.abort_one(reservation);
         }
         Ok(PayloadTo::Discard)
     }

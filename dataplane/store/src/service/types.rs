@@ -66,7 +66,12 @@ pub enum Hold {
     /// An object.
     Pin(PinId),
     /// A segment.
-    Segment(SegmentId),
+    Segment {
+        /// Which.
+        segment: SegmentId,
+        /// Which of the reads under way, by the service's count.
+        read: u32,
+    },
 }
 
 /// Where a request's payload goes.

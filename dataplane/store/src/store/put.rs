@@ -70,11 +70,11 @@ impl<P: EvictionPolicy> Store<P> {
         Ok(version)
     }
 
-    /// The object's size that a reservation was made for; `None` when it is stale.
+    /// The digest and the size that a reservation was made for; `None` when it is stale, which is counted.
     #[must_use]
-    pub fn reserved_bytes_of(&mut self, reservation: ReservationId) -> Option<u64> {
+    pub fn reserved_for(&mut self, reservation: ReservationId) -> Option<(Digest, u64)> {
         let id = self.reserved(reservation)?;
-        Some(self.entries[id].bytes())
+        Some((self.entries[id].digest(), self.entries[id].bytes()))
     }
 
     /// The put's deadline passed: it fails, but its extent stays in quarantine until [`Store::abort`], since its writer

@@ -1,0 +1,246 @@
+//! The client for futures: a thread drives a blocking client's machinery and completes batches as they are done.
+//!
+//! Works with any executor. Many batches are in flight at once; each future completes when nothing touches its memory any more.
+//! Dropping a future does not withdraw its batch: its memory stays in use until the deadline at the latest, which is why requests
+//! name registered memory that the client keeps alive.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kvplane_engine::{Doorbell, Region};
+use kvplane_proto::client::{Request, TaskResult};
+use kvplane_proto::{BatchId, Status};
+use tokio::sync::oneshot;
+
+use crate::client::{Buffer, Client, ClientConfig, Got, Put, Slice};
+use crate::error::Error;
+
+/// Commands that may wait for the thread.
+const COMMANDS: usize = 1024;
+
+/// The longest park: how late a newer map, or the end of the last handle, may be noticed.
+const PARK: Duration = Duration::from_millis(100);
+
+type Answer = oneshot::Sender<Result<Vec<TaskResult>, Error>>;
+
+enum Command {
+    Run { requests: Vec<Request>, answer: Answer },
+    Register { region: Arc<Region>, answer: SyncSender<Buffer> },
+}
+
+/// The client for futures. Clones share one thread, which ends with the last.
+#[derive(Clone)]
+pub struct AsyncClient {
+    commands: SyncSender<Command>,
+    doorbell: Doorbell,
+    /// Commands sent and not yet taken: what the thread looks at before it parks.
+    waiting: Arc<AtomicUsize>,
+    keys: Arc<Keys>,
+    _thread: Arc<Thread>,
+}
+
+struct Keys {
+    tenant: Vec<u8>,
+}
+
+struct Thread {
+    doorbell: Doorbell,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.doorbell.ring();
+        // Detached: it ends by itself when the last sender is gone, which is after this.
+        drop(self.handle.take());
+    }
+}
+
+impl AsyncClient {
+    /// Connects to the control plane, blocking, and starts the thread.
+    ///
+    /// # Errors
+    /// When there is no control plane, or it refuses us.
+    pub fn connect(config: &ClientConfig) -> Result<Self, Error> {
+        let link = Client::connect(config)?.link().clone();
+        let (commands, receiver) = sync_channel(COMMANDS);
+        let doorbell = Doorbell::new()?;
+        let (config, bell) = (config.clone(), doorbell.clone());
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let seen = Arc::clone(&waiting);
+        let keys = Arc::new(Keys { tenant: config.tenant.clone().into_bytes() });
+        let (ready, wait) = sync_channel(1);
+        let handle = std::thread::Builder::new().name("kvplane-client".to_owned()).spawn(move || {
+            let mut client = match Client::connect_with(&config, link) {
+                Ok(client) => client,
+                Err(error) => return drop(ready.send(Err(error))),
+            };
+            let watched = client.initiator().watch(bell);
+            let failed = watched.is_err();
+            let _ = ready.send(watched.map_err(Error::from));
+            if !failed {
+                drive(client, &receiver, &seen);
+            }
+        })?;
+        wait.recv().map_err(|_| Error::Argument("the client's thread ended".to_owned()))??;
+        let thread = Arc::new(Thread { doorbell: doorbell.clone(), handle: Some(handle) });
+        Ok(Self { commands, doorbell, waiting, keys, _thread: thread })
+    }
+
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// When the thread is overwhelmed or has ended.
+    pub fn register(&self, region: Arc<Region>) -> Result<Buffer, Error> {
+        let (answer, wait) = sync_channel(1);
+        self.send(Command::Register { region, answer })?;
+        wait.recv().map_err(|_| ended())
+    }
+
+    /// Runs requests as one batch; their results come in order.
+    ///
+    /// # Errors
+    /// When a request is malformed, too many batches wait, or the thread has ended; never for the requests' own outcomes.
+    pub async fn run(&self, requests: Vec<Request>) -> Result<Vec<TaskResult>, Error> {
+        let (answer, wait) = oneshot::channel();
+        self.send(Command::Run { requests, answer })?;
+        wait.await.map_err(|_| ended())?
+    }
+
+    fn send(&self, command: Command) -> Result<(), Error> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.commands.try_send(command).map_err(|error| {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            match error {
+                TrySendError::Full(_) => Error::Status {
+                    what: format!("{COMMANDS} batches wait for the client's thread"),
+                    status: Status::Busy,
+                    cause: None,
+                },
+                TrySendError::Disconnected(_) => ended(),
+            }
+        })?;
+        self.doorbell.ring();
+        Ok(())
+    }
+
+    fn digest(&self, key: &[u8]) -> Result<kvplane_proto::Digest, Error> {
+        crate::client::digest_of(&self.keys.tenant, key)
+    }
+
+    /// Stores registered memory under a key.
+    ///
+    /// # Errors
+    /// When it cannot be stored: the status says why.
+    pub async fn put_from(&self, key: &[u8], slice: Slice) -> Result<Put, Error> {
+        let results = self.run(vec![Request::Put(self.digest(key)?, slice.local)]).await?;
+        match results[0].status {
+            Status::Ok => Ok(Put::Stored(results[0].version)),
+            Status::Exists => Ok(Put::Exists),
+            status => Err(refused("put", status)),
+        }
+    }
+
+    /// Brings the object under a key into registered memory; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the memory is too small or the owner cannot be asked.
+    pub async fn get_into(&self, key: &[u8], slice: Slice) -> Result<Option<Got>, Error> {
+        let results = self.run(vec![Request::Get(self.digest(key)?, slice.local)]).await?;
+        match results[0].status {
+            Status::Ok => Ok(Some(Got { bytes: results[0].bytes, version: results[0].version })),
+            Status::NotFound => Ok(None),
+            status => Err(refused("get", status)),
+        }
+    }
+
+    /// Which of these keys have an object.
+    ///
+    /// # Errors
+    /// When an owner cannot be asked.
+    pub async fn batch_exists(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
+        let requests: Result<Vec<Request>, Error> =
+            keys.iter().map(|key| Ok(Request::Exists(self.digest(key.as_ref())?))).collect();
+        let results = self.run(requests?).await?;
+        results
+            .into_iter()
+            .map(|result| match result.status {
+                Status::Ok => Ok(true),
+                Status::NotFound => Ok(false),
+                status => Err(refused("exists", status)),
+            })
+            .collect()
+    }
+
+    /// Removes the object under this key; whether there was one.
+    ///
+    /// # Errors
+    /// When its owner cannot be asked.
+    pub async fn remove(&self, key: &[u8]) -> Result<bool, Error> {
+        let results = self.run(vec![Request::Remove(self.digest(key)?)]).await?;
+        match results[0].status {
+            Status::Ok => Ok(true),
+            Status::NotFound => Ok(false),
+            status => Err(refused("remove", status)),
+        }
+    }
+}
+
+fn refused(what: &str, status: Status) -> Error {
+    Error::Status { what: what.to_owned(), status, cause: None }
+}
+
+fn ended() -> Error {
+    Error::Argument("the client's thread has ended".to_owned())
+}
+
+/// The thread: takes commands, drives the initiator, answers what is complete. Ends when nobody can send any more and
+/// nothing is in flight.
+fn drive(mut client: Client, commands: &Receiver<Command>, waiting: &AtomicUsize) {
+    let mut open: BTreeMap<BatchId, Answer> = BTreeMap::new();
+    let mut abandoned = false;
+    loop {
+        loop {
+            match commands.try_recv() {
+                Ok(command) => {
+                    waiting.fetch_sub(1, Ordering::SeqCst);
+                    obey(&mut client, &mut open, command);
+                }
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    abandoned = true;
+                    break;
+                }
+            }
+        }
+        if abandoned && open.is_empty() {
+            return;
+        }
+        client.follow_map();
+        if client.initiator().round(PARK, || waiting.load(Ordering::SeqCst) > 0).is_err() {
+            return;
+        }
+        while let Some(batch) = client.initiator().poll_done() {
+            let results = client.initiator().results(batch).to_vec();
+            client.initiator().release(batch);
+            if let Some(answer) = open.remove(&batch) {
+                let _ = answer.send(Ok(results));
+            }
+        }
+    }
+}
+
+fn obey(client: &mut Client, open: &mut BTreeMap<BatchId, Answer>, command: Command) {
+    match command {
+        // Whoever asked may have given up.
+        Command::Register { region, answer } => drop(answer.send(client.register(region))),
+        Command::Run { requests, answer } => match client.submit(&requests) {
+            Ok(batch) => drop(open.insert(batch, answer)),
+            Err(error) => drop(answer.send(Err(error))),
+        },
+    }
+}

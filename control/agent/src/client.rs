@@ -1,0 +1,453 @@
+//! The blocking client of the store. Requests are sent and answers taken on the calling thread.
+//!
+//! Registered memory ([`Client::register`]) is sent from and received into without a copy of ours; the plain forms copy through a
+//! buffer of the client's own. Every form returns only when nothing touches the caller's memory any more.
+//!
+//! Thread affinity: a client belongs to one thread at a time. Threads that ask in parallel have a client each; they may share the
+//! line to the control plane ([`Client::connect_with`]).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_engine::{HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, cpu};
+use kvplane_proto::client::{Config, Local, Request, TaskResult};
+use kvplane_proto::{BatchId, Digest, Limits, Status, Version};
+use kvplane_rpc::Role;
+
+use crate::error::Error;
+use crate::link::{Control, ControlLink, seed};
+
+/// Bytes of the buffer that plain puts and gets start with.
+const BOUNCE_BYTES: usize = 1 << 20;
+/// How often a waiting client looks whether there is a newer map.
+const MAP_LOOK: Duration = Duration::from_millis(5);
+
+/// Settings of a client.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Which control plane.
+    pub control: Control,
+    /// Whose keys: keys of different tenants never meet.
+    pub tenant: String,
+    /// Whether shared memory is used for nodes on this host.
+    pub shared_memory: bool,
+    /// Whether TCP is used.
+    pub tcp: bool,
+    /// TCP connections to each shard.
+    pub lanes: u16,
+    /// How to wait for answers.
+    pub pacing: Pacing,
+    /// Deadline of each call.
+    pub deadline: Duration,
+    /// Whether objects copied over shared memory are checked against their checksums; over TCP they always are.
+    pub verify_shared: bool,
+}
+
+impl ClientConfig {
+    /// A client of the local control plane of this cluster.
+    #[must_use]
+    pub fn local(cluster: &str) -> Self {
+        Self {
+            control: Control::Local { cluster: cluster.to_owned(), runtime_directory: None },
+            tenant: String::new(),
+            shared_memory: true,
+            tcp: true,
+            lanes: 2,
+            pacing: Pacing::default(),
+            deadline: Duration::from_nanos(Limits::DEFAULT_DEADLINE_NS),
+            verify_shared: true,
+        }
+    }
+}
+
+/// Registered memory of one client.
+#[derive(Clone)]
+pub struct Buffer {
+    region: Arc<Region>,
+    index: u32,
+}
+
+impl Buffer {
+    pub(crate) const fn new(region: Arc<Region>, index: u32) -> Self {
+        Self { region, index }
+    }
+
+    /// The memory.
+    #[must_use]
+    pub const fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// When the part is not inside.
+    #[must_use]
+    pub fn slice(&self, offset: usize, bytes: usize) -> Slice {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.region.bytes());
+        assert!(inside, "{bytes} bytes at {offset} are not inside a buffer of {} bytes", self.region.bytes());
+        Slice { local: Local { buffer: self.index, offset: offset as u64, bytes: bytes as u64 } }
+    }
+}
+
+/// A part of registered memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice {
+    pub(crate) local: Local,
+}
+
+/// A successful get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Got {
+    /// Length of the object.
+    pub bytes: u64,
+    /// Which put made it.
+    pub version: Version,
+}
+
+/// A successful put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// The object is stored.
+    Stored(Version),
+    /// There was an object under this key already; it was left as it is.
+    Exists,
+}
+
+/// The blocking client of the store.
+pub struct Client {
+    initiator: Initiator,
+    link: ControlLink,
+    seen_epoch: u64,
+    tenant: Vec<u8>,
+    deadline: Duration,
+    bounce: Option<Buffer>,
+}
+
+impl Client {
+    /// Connects to the control plane and learns the map.
+    ///
+    /// # Errors
+    /// When there is no control plane, or it refuses us.
+    pub fn connect(config: &ClientConfig) -> Result<Self, Error> {
+        let link = ControlLink::connect(config.control.resolve(Role::Client)?)?;
+        Self::connect_with(config, link)
+    }
+
+    /// A client over a line to the control plane that is there already.
+    ///
+    /// # Errors
+    /// When the kernel gives no ring.
+    pub fn connect_with(config: &ClientConfig, link: ControlLink) -> Result<Self, Error> {
+        if !config.shared_memory && !config.tcp {
+            return Err(Error::Argument("neither shared memory nor TCP is allowed: no way to any node".to_owned()));
+        }
+        let map = link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let cluster = match &config.control {
+            Control::Local { cluster, .. } => cluster.clone(),
+            Control::Explicit(explicit) => explicit.cluster.as_str().to_owned(),
+        };
+        let client = Config {
+            cluster,
+            client: seed()?,
+            // Without a boot id, nobody is taken to be on this host.
+            host: cpu::boot_id().unwrap_or_default(),
+            lanes: config.lanes,
+            shared: config.shared_memory,
+            stream: config.tcp,
+            ..Config::default()
+        };
+        let host = HostConfig { verify_shared: config.verify_shared, ..HostConfig::default() };
+        let mut initiator = Initiator::new(client, &host, config.pacing)?;
+        let seen_epoch = map.epoch.0;
+        initiator.set_map((*map).clone());
+        let tenant = config.tenant.clone().into_bytes();
+        Ok(Self { initiator, link, seen_epoch, tenant, deadline: config.deadline, bounce: None })
+    }
+
+    /// The line to the control plane, to share.
+    #[must_use]
+    pub const fn link(&self) -> &ControlLink {
+        &self.link
+    }
+
+    /// Registers memory with this client.
+    pub fn register(&mut self, region: Arc<Region>) -> Buffer {
+        let index = self.initiator.add_buffer(Arc::clone(&region));
+        Buffer { region, index }
+    }
+
+    /// Forgets registered memory.
+    #[allow(clippy::needless_pass_by_value, reason = "the buffer is of no use afterwards")]
+    pub fn unregister(&mut self, buffer: Buffer) {
+        self.initiator.remove_buffer(buffer.index);
+    }
+
+    /// The digest under which this client's key is stored.
+    ///
+    /// # Errors
+    /// When the key is empty or too long.
+    pub fn digest(&self, key: &[u8]) -> Result<Digest, Error> {
+        digest_of(&self.tenant, key)
+    }
+
+    pub(crate) const fn initiator(&mut self) -> &mut Initiator {
+        &mut self.initiator
+    }
+
+    /// Starts a batch, for callers who keep several open.
+    pub(crate) fn submit(&mut self, requests: &[Request]) -> Result<BatchId, Error> {
+        self.follow_map();
+        Ok(self.initiator.submit(requests, self.deadline)?)
+    }
+
+    /// Runs requests as one batch and returns their results in order.
+    ///
+    /// # Errors
+    /// When a request is malformed, or the kernel fails us; never for the requests' own outcomes.
+    pub fn run(&mut self, requests: &[Request]) -> Result<Vec<TaskResult>, Error> {
+        self.follow_map();
+        let batch = self.initiator.submit(requests, self.deadline)?;
+        self.wait(batch)?;
+        let results = self.initiator.results(batch).to_vec();
+        self.initiator.release(batch);
+        Ok(results)
+    }
+
+    fn run_one(&mut self, request: Request) -> Result<TaskResult, Error> {
+        self.follow_map();
+        let batch = self.initiator.submit(&[request], self.deadline)?;
+        self.wait(batch)?;
+        let result = self.initiator.results(batch)[0];
+        self.initiator.release(batch);
+        Ok(result)
+    }
+
+    fn wait(&mut self, batch: BatchId) -> Result<(), Error> {
+        while !self.initiator.is_complete(batch) {
+            // With trouble about, a newer map may be what is waited for.
+            let longest = if self.initiator.take_map_wanted() { MAP_LOOK } else { Duration::from_millis(50) };
+            self.initiator.round(longest, || false)?;
+            self.follow_map();
+        }
+        while self.initiator.poll_done().is_some() {}
+        Ok(())
+    }
+
+    pub(crate) fn follow_map(&mut self) {
+        let epoch = self.link.epoch();
+        if epoch != self.seen_epoch
+            && let Some(map) = self.link.map()
+        {
+            self.seen_epoch = epoch;
+            self.initiator.set_map((*map).clone());
+        }
+    }
+
+    fn problem(&self, what: String, status: Status) -> Error {
+        let cause = matches!(status, Status::Unreachable | Status::DeadlineExceeded | Status::Incompatible)
+            .then(|| self.initiator.last_problem().map(str::to_owned))
+            .flatten();
+        Error::Status { what, status, cause }
+    }
+
+    /// Whether there is an object under this key. Counts as no access.
+    ///
+    /// # Errors
+    /// When its owner cannot be asked.
+    pub fn exists(&mut self, key: &[u8]) -> Result<bool, Error> {
+        let result = self.run_one(Request::Exists(self.digest(key)?))?;
+        self.present(result, "exists")
+    }
+
+    fn present(&self, result: TaskResult, what: &str) -> Result<bool, Error> {
+        match result.status {
+            Status::Ok => Ok(true),
+            Status::NotFound => Ok(false),
+            status => Err(self.problem(what.to_owned(), status)),
+        }
+    }
+
+    /// Which of these keys have an object: one request to each owner.
+    ///
+    /// # Errors
+    /// When an owner cannot be asked.
+    pub fn batch_exists(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
+        let results = self.run_keys(keys, Request::Exists)?;
+        results.into_iter().map(|result| self.present(result, "exists")).collect()
+    }
+
+    /// Length of the object under this key, if there is one. Counts as no access.
+    ///
+    /// # Errors
+    /// When its owner cannot be asked.
+    pub fn size(&mut self, key: &[u8]) -> Result<Option<u64>, Error> {
+        let result = self.run_one(Request::Size(self.digest(key)?))?;
+        Ok(self.present(result, "size")?.then_some(result.bytes))
+    }
+
+    /// Lengths of the objects under these keys.
+    ///
+    /// # Errors
+    /// When an owner cannot be asked.
+    pub fn batch_size(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Option<u64>>, Error> {
+        let results = self.run_keys(keys, Request::Size)?;
+        results.into_iter().map(|result| Ok(self.present(result, "size")?.then_some(result.bytes))).collect()
+    }
+
+    /// Removes the object under this key; whether there was one.
+    ///
+    /// # Errors
+    /// When its owner cannot be asked.
+    pub fn remove(&mut self, key: &[u8]) -> Result<bool, Error> {
+        let result = self.run_one(Request::Remove(self.digest(key)?))?;
+        self.present(result, "remove")
+    }
+
+    /// Removes the objects under these keys; whether there was one, for each.
+    ///
+    /// # Errors
+    /// When an owner cannot be asked.
+    pub fn batch_remove(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
+        let results = self.run_keys(keys, Request::Remove)?;
+        results.into_iter().map(|result| self.present(result, "remove")).collect()
+    }
+
+    fn run_keys(
+        &mut self,
+        keys: &[impl AsRef<[u8]>],
+        request: impl Fn(Digest) -> Request,
+    ) -> Result<Vec<TaskResult>, Error> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let requests: Result<Vec<Request>, Error> =
+            keys.iter().map(|key| Ok(request(self.digest(key.as_ref())?))).collect();
+        self.run(&requests?)
+    }
+
+    /// Stores registered memory under a key.
+    ///
+    /// # Errors
+    /// When it cannot be stored: the status says why.
+    pub fn put_from(&mut self, key: &[u8], slice: Slice) -> Result<Put, Error> {
+        let result = self.run_one(Request::Put(self.digest(key)?, slice.local))?;
+        self.stored(result, slice)
+    }
+
+    fn stored(&self, result: TaskResult, slice: Slice) -> Result<Put, Error> {
+        match result.status {
+            Status::Ok => Ok(Put::Stored(result.version)),
+            Status::Exists => Ok(Put::Exists),
+            status => Err(self.problem(format!("put of {} bytes", slice.local.bytes), status)),
+        }
+    }
+
+    /// Stores many; one outcome for each.
+    ///
+    /// # Errors
+    /// When the batch as a whole is malformed.
+    pub fn batch_put_from(
+        &mut self,
+        items: &[(impl AsRef<[u8]>, Slice)],
+    ) -> Result<Vec<Result<Put, Error>>, Error> {
+        let requests: Result<Vec<Request>, Error> =
+            items.iter().map(|(key, slice)| Ok(Request::Put(self.digest(key.as_ref())?, slice.local))).collect();
+        let results = self.run(&requests?)?;
+        Ok(results.into_iter().zip(items).map(|(result, (_, slice))| self.stored(result, *slice)).collect())
+    }
+
+    /// Brings the object under a key into registered memory; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the memory is too small or the owner cannot be asked.
+    pub fn get_into(&mut self, key: &[u8], slice: Slice) -> Result<Option<Got>, Error> {
+        let result = self.run_one(Request::Get(self.digest(key)?, slice.local))?;
+        self.got(result, slice)
+    }
+
+    fn got(&self, result: TaskResult, slice: Slice) -> Result<Option<Got>, Error> {
+        match result.status {
+            Status::Ok => Ok(Some(Got { bytes: result.bytes, version: result.version })),
+            Status::NotFound => Ok(None),
+            Status::BufferTooSmall => {
+                let what = format!("get of {} bytes into {}", result.bytes, slice.local.bytes);
+                Err(self.problem(what, Status::BufferTooSmall))
+            }
+            status => Err(self.problem("get".to_owned(), status)),
+        }
+    }
+
+    /// Brings many; one outcome for each.
+    ///
+    /// # Errors
+    /// When the batch as a whole is malformed.
+    pub fn batch_get_into(
+        &mut self,
+        items: &[(impl AsRef<[u8]>, Slice)],
+    ) -> Result<Vec<Result<Option<Got>, Error>>, Error> {
+        let requests: Result<Vec<Request>, Error> =
+            items.iter().map(|(key, slice)| Ok(Request::Get(self.digest(key.as_ref())?, slice.local))).collect();
+        let results = self.run(&requests?)?;
+        Ok(results.into_iter().zip(items).map(|(result, (_, slice))| self.got(result, *slice)).collect())
+    }
+
+    /// Stores a copy of these bytes under a key.
+    ///
+    /// # Errors
+    /// When they cannot be stored: the status says why.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<Put, Error> {
+        if value.is_empty() {
+            return Err(Error::Status { what: "put of 0 bytes".to_owned(), status: Status::Empty, cause: None });
+        }
+        let bounce = self.bounce(value.len())?;
+        bounce.region.copy_in(0, value);
+        self.put_from(key, bounce.slice(0, value.len()))
+    }
+
+    /// A copy of the object under a key; `None` when there is none.
+    ///
+    /// # Errors
+    /// When its owner cannot be asked.
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        let mut bounce = self.bounce(BOUNCE_BYTES)?;
+        // An object may be replaced by a longer one between two tries; that it is so each time is not to be expected.
+        for _ in 0..4 {
+            let whole = bounce.slice(0, bounce.region.bytes());
+            let result = self.run_one(Request::Get(self.digest(key)?, whole.local))?;
+            if result.status == Status::BufferTooSmall {
+                bounce = self.bounce(usize::try_from(result.bytes).unwrap_or(usize::MAX))?;
+                continue;
+            }
+            let Some(got) = self.got(result, whole)? else { return Ok(None) };
+            let mut value = vec![0; got.bytes as usize];
+            bounce.region.copy_out(0, &mut value);
+            return Ok(Some(value));
+        }
+        Err(self.problem("get".to_owned(), Status::BufferTooSmall))
+    }
+
+    /// The client's own buffer, of at least `bytes`.
+    fn bounce(&mut self, bytes: usize) -> Result<Buffer, Error> {
+        if let Some(bounce) = self.bounce.as_ref().filter(|bounce| bounce.region.bytes() >= bytes) {
+            return Ok(bounce.clone());
+        }
+        if let Some(old) = self.bounce.take() {
+            self.unregister(old);
+        }
+        let options = RegionOptions {
+            huge: HugePages::Try,
+            ..RegionOptions::new("kvplane-bounce", bytes.max(BOUNCE_BYTES).next_power_of_two())
+        };
+        let buffer = self.register(Region::allocate(&options)?);
+        self.bounce = Some(buffer.clone());
+        Ok(buffer)
+    }
+}
+
+pub(crate) fn digest_of(tenant: &[u8], key: &[u8]) -> Result<Digest, Error> {
+    if key.is_empty() || key.len() > Limits::KEY_BYTES {
+        return Err(Error::Argument(format!("a key has 1 to {} bytes, not {}", Limits::KEY_BYTES, key.len())));
+    }
+    Ok(Digest::of(tenant, key))
+}

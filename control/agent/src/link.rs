@@ -1,0 +1,216 @@
+//! The line to the control plane: a thread of its own that watches the map and makes calls, parked when nothing changes.
+//!
+//! The data path never waits for it. Whoever routes by the map looks at one atomic epoch and takes the new map when it changed;
+//! with the control plane away, the last map goes on.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kvplane_proto::map::ClusterMap;
+use kvplane_proto::rng::Rng;
+use kvplane_rpc::{CallError, Client, ClientConfig, ClusterName, IdentityError, Role, RuntimeDirectory, random_u64};
+use kvplane_rpc::message::{Request, Welcome};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::Error;
+
+/// Calls that may wait for the thread.
+const CALLS: usize = 64;
+/// How long the first map may take to arrive.
+const FIRST_MAP: Duration = Duration::from_secs(10);
+
+/// Which control plane to use.
+#[derive(Clone, Debug)]
+pub enum Control {
+    /// The one that a process of this user left in the user's runtime directory, by its cluster's name.
+    Local {
+        /// The cluster.
+        cluster: String,
+        /// Another runtime directory than the user's.
+        runtime_directory: Option<std::path::PathBuf>,
+    },
+    /// This one.
+    Explicit(Box<ClientConfig>),
+}
+
+impl Control {
+    pub(crate) fn resolve(&self, role: Role) -> Result<ClientConfig, Error> {
+        match self {
+            Self::Explicit(config) => Ok((**config).clone()),
+            Self::Local { cluster, runtime_directory } => {
+                let name = ClusterName::new(cluster).map_err(|error| Error::Argument(error.to_string()))?;
+                let directory = match runtime_directory {
+                    Some(path) => RuntimeDirectory::at(path),
+                    None => RuntimeDirectory::of_user()?,
+                };
+                let local = directory.discover(&name)?;
+                ClientConfig::local(&local, role, software()).ok_or_else(|| {
+                    Error::Argument(format!("the control plane of {cluster:?} left no identity for a {role}"))
+                })
+            }
+        }
+    }
+}
+
+pub(crate) const fn software() -> &'static str {
+    concat!("kvplane/", env!("CARGO_PKG_VERSION"))
+}
+
+struct Shared {
+    epoch: AtomicU64,
+    map: Mutex<Option<Arc<ClusterMap>>>,
+}
+
+type Job = Box<dyn FnOnce(Client) -> std::pin::Pin<Box<dyn Future<Output = ()>>> + Send>;
+
+/// The line to the control plane. Clones share it; it ends with the last.
+#[derive(Clone)]
+pub struct ControlLink {
+    shared: Arc<Shared>,
+    jobs: mpsc::Sender<Job>,
+    welcome: Arc<Welcome>,
+    _thread: Arc<Thread>,
+}
+
+struct Thread {
+    stop: Option<oneshot::Sender<()>>,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        // The thread sees its stop sender go.
+        drop(self.stop.take());
+        if let Some(handle) = self.handle.take() {
+            // It has nothing to say that its callers were not told.
+            let _ = handle.join();
+        }
+    }
+}
+
+impl ControlLink {
+    /// Connects, says hello, and waits for the first map.
+    ///
+    /// # Errors
+    /// When the control plane cannot be reached or refuses us.
+    pub fn connect(config: ClientConfig) -> Result<Self, Error> {
+        let shared = Arc::new(Shared { epoch: AtomicU64::new(0), map: Mutex::new(None) });
+        let (jobs, receiver) = mpsc::channel(CALLS);
+        let (stop, stopped) = oneshot::channel();
+        let (ready, wait) = sync_channel(1);
+        let inner = Arc::clone(&shared);
+        let handle = std::thread::Builder::new().name("kvplane-link".to_owned()).spawn(move || {
+            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    let _ = ready.send(Err(Error::System(error)));
+                    return;
+                }
+            };
+            let tasks = tokio::task::LocalSet::new();
+            tasks.block_on(&runtime, live(config, inner, receiver, stopped, ready));
+        })?;
+        let thread = Arc::new(Thread { stop: Some(stop), handle: Some(handle) });
+        let welcome = wait.recv().map_err(|_| Error::Argument("the control thread ended".to_owned()))??;
+        let link = Self { shared, jobs, welcome: Arc::new(welcome), _thread: thread };
+        link.first_map()?;
+        Ok(link)
+    }
+
+    fn first_map(&self) -> Result<(), Error> {
+        let start = std::time::Instant::now();
+        while self.epoch() == 0 {
+            if start.elapsed() > FIRST_MAP {
+                return Err(Error::Argument(format!("no cluster map came within {} s", FIRST_MAP.as_secs())));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Changes when there is another map. Never 0 once connected.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.shared.epoch.load(Ordering::Acquire)
+    }
+
+    /// The latest map.
+    #[must_use]
+    pub fn map(&self) -> Option<Arc<ClusterMap>> {
+        self.shared.map.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What the control plane said first.
+    #[must_use]
+    pub fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    /// Makes a call and waits for its answer, which has a deadline.
+    ///
+    /// # Errors
+    /// The call's, or when the thread has ended.
+    pub fn call<R>(&self, request: R) -> Result<R::Reply, Error>
+    where
+        R: Request + Send + 'static,
+        R::Reply: Send + 'static,
+    {
+        let (answer, wait) = sync_channel::<Result<R::Reply, CallError>>(1);
+        let job: Job = Box::new(move |client| {
+            Box::pin(async move {
+                // Whoever asked may be gone.
+                let _ = answer.send(client.call(&request).await);
+            })
+        });
+        self.jobs.try_send(job).map_err(|_| {
+            Error::Argument(format!("{CALLS} calls wait for the control plane already, or its thread has ended"))
+        })?;
+        let answer = wait.recv().map_err(|_| Error::Argument("the control thread has ended".to_owned()))?;
+        answer.map_err(Error::Call)
+    }
+}
+
+pub(crate) fn seed() -> Result<u64, Error> {
+    random_u64().map_err(|error: IdentityError| Error::Argument(error.to_string()))
+}
+
+async fn live(
+    config: ClientConfig,
+    shared: Arc<Shared>,
+    mut jobs: mpsc::Receiver<Job>,
+    mut stopped: oneshot::Receiver<()>,
+    ready: std::sync::mpsc::SyncSender<Result<Welcome, Error>>,
+) {
+    let connected = async {
+        let rng = Rng::new(seed()?, "reconnect");
+        Client::connect(&config, rng).await.map_err(Error::from)
+    };
+    let (client, welcome) = match connected.await {
+        Ok(connected) => connected,
+        Err(error) => {
+            let _ = ready.send(Err(error));
+            return;
+        }
+    };
+    let mut watch = client.watch_map();
+    let _ = ready.send(Ok(welcome));
+    let mut known = None;
+    loop {
+        tokio::select! {
+            map = watch.newer(known) => {
+                known = Some(map.epoch);
+                let epoch = map.epoch.0;
+                *shared.map.lock().unwrap_or_else(PoisonError::into_inner) = Some(map);
+                shared.epoch.store(epoch, Ordering::Release);
+            }
+            Some(job) = jobs.recv() => {
+                tokio::task::spawn_local(job(client.clone()));
+            }
+            _ = &mut stopped => break,
+        }
+    }
+    client.close().await;
+}

@@ -1,0 +1,381 @@
+//! A storage node: its shards, its membership, its heartbeats.
+//!
+//! A node joins, says once a heartbeat interval that it lives, and owns the slots that the newest map gives it. When the control
+//! plane is away it goes on serving by its last map, and keeps trying. When it is told that its life has ended (it was silent for
+//! too long and its slots are others' now), it drops what it holds and joins with a new life.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kvplane_engine::{
+    HostConfig, HugePages, Listen, Pacing, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu,
+};
+use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId, Slot, Version};
+use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
+use kvplane_rpc::message::{Heartbeat, Join, Leave, Load};
+use kvplane_rpc::{RefusalCode, Role, RuntimeDirectory};
+use kvplane_store::service::Identity;
+use kvplane_topology::{Sysfs, plan};
+
+use crate::error::Error;
+use crate::link::{Control, ControlLink, seed, software};
+
+/// Smallest pool of a shard.
+const POOL_LEAST_BYTES: u64 = 1 << 20;
+/// How often the membership thread looks around between heartbeats.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Settings of a node.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Which control plane.
+    pub control: Control,
+    /// Who it is; `None` draws a number.
+    pub node: Option<NodeId>,
+    /// Address that its shards listen on. Only loopback: data connections carry no credentials yet.
+    pub listen: IpAddr,
+    /// Port of the first shard, the others follow; 0 picks free ones.
+    pub port: u16,
+    /// Number of shards; `None` follows the machine's topology.
+    pub shards: Option<usize>,
+    /// Memory for objects, over all shards.
+    pub pool_bytes: u64,
+    /// Share of the slots relative to other nodes; `None` follows the memory, a unit for each 64 MiB.
+    pub weight: Option<u32>,
+    /// Copies of an object are kept in different failure domains; `None` takes the host's.
+    pub failure_domain: Option<String>,
+    /// Where the shards' Unix sockets go; `None` takes the user's runtime directory.
+    pub runtime_directory: Option<PathBuf>,
+    /// How the shards wait; `None` follows the machine: shards that share cores park at once.
+    pub pacing: Option<Pacing>,
+    /// Which pages to ask for.
+    pub huge: HugePages,
+}
+
+impl NodeConfig {
+    /// A node of the local control plane of this cluster, with this much memory.
+    #[must_use]
+    pub fn local(cluster: &str, pool_bytes: u64) -> Self {
+        Self {
+            control: Control::Local { cluster: cluster.to_owned(), runtime_directory: None },
+            node: None,
+            listen: Ipv4Addr::LOCALHOST.into(),
+            port: 0,
+            shards: None,
+            pool_bytes,
+            weight: None,
+            failure_domain: None,
+            runtime_directory: None,
+            pacing: None,
+            huge: HugePages::Try,
+        }
+    }
+}
+
+/// A running storage node. Dropping it leaves the cluster and ends its shards.
+pub struct Node {
+    shards: Arc<Vec<ShardHandle>>,
+    node: NodeId,
+    stop: Arc<AtomicBool>,
+    membership: Option<JoinHandle<()>>,
+    trouble: Arc<Mutex<Option<String>>>,
+    notes: Vec<String>,
+}
+
+impl Node {
+    /// Starts the shards, joins, and returns when the map has the node.
+    ///
+    /// # Errors
+    /// When a port is taken, memory cannot be had, or the control plane refuses: says which and what to do.
+    pub fn start(config: &NodeConfig) -> Result<Self, Error> {
+        if !config.listen.is_loopback() {
+            return Err(Error::Argument(format!(
+                "data ports on {} would be open without authentication: use a loopback address until tickets are there",
+                config.listen
+            )));
+        }
+        let resolved = config.control.resolve(Role::Node)?;
+        let cluster = resolved.cluster.as_str().to_owned();
+        let link = ControlLink::connect(resolved)?;
+        let node = match config.node {
+            Some(node) => node,
+            None => NodeId(seed()?.max(1)),
+        };
+        // Versions and lives only ever grow, over restarts too, as long as the clock is not set back behind a former life.
+        let born_ns = unix_ns();
+        let (shards, notes) = start_shards(config, &cluster, node, Incarnation(born_ns))?;
+        let shards = Arc::new(shards);
+        let member = member_of(config, node, Incarnation(born_ns), &shards)?;
+        let (stop, trouble) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
+        let mut membership = Membership {
+            link,
+            member,
+            shards: Arc::clone(&shards),
+            stop: Arc::clone(&stop),
+            trouble: Arc::clone(&trouble),
+            seen_epoch: 0,
+            capacity_bytes: config.pool_bytes,
+        };
+        membership.join()?;
+        membership.wait_until_mapped()?;
+        let thread = std::thread::Builder::new().name("kvplane-member".to_owned()).spawn(move || membership.live())?;
+        Ok(Self { shards, node, stop, membership: Some(thread), trouble, notes })
+    }
+
+    /// Who it is.
+    #[must_use]
+    pub const fn id(&self) -> NodeId {
+        self.node
+    }
+
+    /// Where its shards listen.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.shards.iter().map(ShardHandle::address).collect()
+    }
+
+    /// How it was laid out on the machine, and on which pages: for logs.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// What each shard tells about itself.
+    ///
+    /// # Errors
+    /// When a shard does not answer.
+    pub fn snapshots(&self) -> Result<Vec<ShardSnapshot>, Error> {
+        self.shards.iter().map(|shard| Ok(shard.snapshot()?)).collect()
+    }
+
+    /// Why the control plane does not hear from this node, if so.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.membership.take() {
+            // A panic there was its own; the shards end either way.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn unix_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn start_shards(
+    config: &NodeConfig,
+    cluster: &str,
+    node: NodeId,
+    incarnation: Incarnation,
+) -> Result<(Vec<ShardHandle>, Vec<String>), Error> {
+    let machine = Sysfs::system().read().map_err(|error| Error::Argument(error.to_string()))?;
+    let layout = plan(&machine, config.shards);
+    let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;
+    if pool_bytes < POOL_LEAST_BYTES {
+        return Err(Error::Argument(format!(
+            "a pool of {} bytes over {} shards gives less than {POOL_LEAST_BYTES} bytes to each",
+            config.pool_bytes,
+            layout.shards.len()
+        )));
+    }
+    let pacing = config.pacing.unwrap_or(if layout.must_park_at_once() { Pacing::Park } else { Pacing::default() });
+    let directory = match &config.runtime_directory {
+        Some(path) => RuntimeDirectory::at(path),
+        None => RuntimeDirectory::of_user()?,
+    };
+    kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
+    let mut shards = Vec::new();
+    for seat in &layout.shards {
+        let shard = ShardId(seat.shard as u16);
+        let port = if config.port == 0 { 0 } else { config.port + shard.0 };
+        let pool = RegionOptions {
+            shared: true,
+            huge: config.huge,
+            numa_node: seat.numa_node,
+            prefault: true,
+            ..RegionOptions::new(format!("kvplane-pool-{}", shard.0), pool_bytes as usize)
+        };
+        shards.push(Shard::start(ShardConfig {
+            identity: Identity {
+                cluster: cluster.to_owned(),
+                node,
+                incarnation,
+                shard,
+                segment_name: format!("{node:?}"),
+            },
+            core: seat.core,
+            pacing,
+            listen: Listen {
+                tcp: SocketAddr::new(config.listen, port),
+                shm: Some(directory.path().join(format!("{cluster}.{node}.{shard}.shm"))),
+            },
+            pool: Some(pool),
+            store: None,
+            first_version: Version(incarnation.0),
+            host: HostConfig::default(),
+        })?);
+    }
+    let mut notes = layout.notes;
+    notes.extend(layout.shards.iter().zip(&shards).map(|(seat, shard)| {
+        let core = seat.core.map_or_else(|| "no fixed core".to_owned(), |core| format!("core {core}"));
+        let pages = shard.page_kind().map_or_else(String::new, |kind| format!(", {kind:?} pages"));
+        format!("shard {}: {}, {core}, {} MiB{pages}", seat.shard, shard.address(), pool_bytes >> 20)
+    }));
+    Ok((shards, notes))
+}
+
+fn member_of(
+    config: &NodeConfig,
+    node: NodeId,
+    incarnation: Incarnation,
+    shards: &[ShardHandle],
+) -> Result<Member, Error> {
+    let host = cpu::boot_id()?;
+    let by_memory = (config.pool_bytes >> 26).clamp(1, 1 << 20) as u32;
+    Ok(Member {
+        node,
+        incarnation,
+        weight: config.weight.unwrap_or(by_memory),
+        failure_domain: config.failure_domain.clone().unwrap_or_else(|| host.clone()),
+        host,
+        shards: shards
+            .iter()
+            .map(|shard| ShardAddress {
+                tcp: shard.address(),
+                shm: shard.shm().map(|path| path.display().to_string()),
+            })
+            .collect(),
+    })
+}
+
+struct Membership {
+    link: ControlLink,
+    member: Member,
+    shards: Arc<Vec<ShardHandle>>,
+    stop: Arc<AtomicBool>,
+    trouble: Arc<Mutex<Option<String>>>,
+    seen_epoch: u64,
+    capacity_bytes: u64,
+}
+
+impl Membership {
+    fn join(&self) -> Result<(), Error> {
+        self.link.call(Join {
+            member: self.member.clone(),
+            capacity_bytes: self.capacity_bytes,
+            version: software().to_owned(),
+        })?;
+        self.heartbeat()
+    }
+
+    fn heartbeat(&self) -> Result<(), Error> {
+        let mut load = Load { objects: 0, used_bytes: 0, capacity_bytes: self.capacity_bytes };
+        for shard in self.shards.iter() {
+            if let Some(store) = shard.snapshot()?.store {
+                load.objects += store.objects;
+                load.used_bytes += store.used_bytes;
+            }
+        }
+        let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
+        self.link.call(Heartbeat { node, incarnation, load })?;
+        Ok(())
+    }
+
+    fn wait_until_mapped(&mut self) -> Result<(), Error> {
+        let patience = Duration::from_secs(10);
+        let start = std::time::Instant::now();
+        loop {
+            self.follow_map();
+            let mapped = self.link.map().is_some_and(|map| {
+                map.member(self.member.node).is_some_and(|member| member.incarnation == self.member.incarnation)
+            });
+            if mapped {
+                return Ok(());
+            }
+            if start.elapsed() > patience {
+                return Err(Error::Argument(format!("the node was not in the map after {} s", patience.as_secs())));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Tells the shards what they own by the newest map.
+    fn follow_map(&mut self) {
+        let epoch = self.link.epoch();
+        if epoch == self.seen_epoch {
+            return;
+        }
+        let Some(map) = self.link.map() else { return };
+        let slots = owned_slots(&map, &self.member, self.shards.len());
+        let told = self.shards.iter().zip(slots).all(|(shard, slots)| shard.own(map.epoch, slots).is_ok());
+        // A full mailbox is tried again at the next look.
+        if told {
+            self.seen_epoch = epoch;
+        }
+    }
+
+    fn live(mut self) {
+        let interval = Duration::from_nanos(self.link.welcome().heartbeat_interval_ns).max(LOOK);
+        let mut last = std::time::Instant::now();
+        while !self.stop.load(Ordering::Relaxed) {
+            std::thread::sleep(LOOK);
+            self.follow_map();
+            if last.elapsed() < interval {
+                continue;
+            }
+            last = std::time::Instant::now();
+            let outcome = self.heartbeat().or_else(|error| self.recover(error));
+            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = outcome.err().map(|e| e.to_string());
+        }
+        let (node, incarnation) = (self.member.node.0, Some(self.member.incarnation.0));
+        // Without an answer, the others find out by the silence.
+        let _ = self.link.call(Leave { node, incarnation });
+    }
+
+    /// A heartbeat was refused.
+    fn recover(&mut self, error: Error) -> Result<(), Error> {
+        let Error::Call(call) = &error else { return Err(error) };
+        match call.refusal() {
+            Some(RefusalCode::UnknownMember) => self.join(),
+            Some(RefusalCode::LifeEnded) => {
+                // Our slots are others' by now. What we hold may be older than what they were given.
+                let incarnation = Incarnation(unix_ns().max(self.member.incarnation.0 + 1));
+                for shard in self.shards.iter() {
+                    shard.begin_life(incarnation)?;
+                }
+                self.member.incarnation = incarnation;
+                self.join()
+            }
+            _ => Err(error),
+        }
+    }
+}
+
+/// For each shard, the slots that the map gives it.
+fn owned_slots(map: &ClusterMap, me: &Member, shards: usize) -> Vec<Box<[u64; SLOTS / 64]>> {
+    let mut slots = vec![Box::new([0u64; SLOTS / 64]); shards];
+    let Some(index) = map.members.iter().position(|m| m.node == me.node && m.incarnation == me.incarnation) else {
+        return slots;
+    };
+    let table = OwnerTable::compute(map);
+    for slot in 0..SLOTS {
+        for owner in table.owners(Slot(slot as u16)) {
+            if usize::from(owner.member) == index {
+                slots[usize::from(owner.shard.0)][slot / 64] |= 1 << (slot % 64);
+            }
+        }
+    }
+    slots
+}

@@ -1,0 +1,234 @@
+//! Which segments exist, under which names, and who serves them.
+//!
+//! A segment of a member lives as long as that life of the member. A client that is no member gives its segments a time to
+//! live and renews all of them with one heartbeat. The catalog says where to ask; the owner says what is in a segment.
+//!
+//! Invariants: every entry is in its owner's set and the reverse; counts stay within [`Limits`].
+
+use core::fmt;
+use core::ops::Bound;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use kvplane_proto::ids::{Incarnation, NodeId};
+
+use crate::config::Limits;
+use crate::rejection::Rejection;
+
+/// Longest name of a segment.
+pub const MAX_SEGMENT_NAME_BYTES: usize = 255;
+
+/// A client that is no member: a random number it drew at its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+impl fmt::Display for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// Who serves a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SegmentOwner {
+    /// One life of a member.
+    Node {
+        /// The member.
+        node: NodeId,
+        /// Its life.
+        incarnation: Incarnation,
+    },
+    /// A client that is no member.
+    Client {
+        /// The client.
+        client: ClientId,
+    },
+}
+
+impl fmt::Display for SegmentOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node { node, incarnation } => write!(f, "node {node} (incarnation {incarnation})"),
+            Self::Client { client } => write!(f, "client {client}"),
+        }
+    }
+}
+
+/// What a segment's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SegmentKind {
+    /// Main memory.
+    Dram,
+    /// Memory of an accelerator.
+    Gpu,
+    /// A file or a block device.
+    Nvme,
+}
+
+/// An entry of the catalog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Unique in the cluster.
+    pub name: String,
+    /// Who serves it.
+    pub owner: SegmentOwner,
+    /// What its memory is.
+    pub kind: SegmentKind,
+    /// Its size.
+    pub bytes: u64,
+    /// Where its owner answers questions about it.
+    pub address: SocketAddr,
+    /// For clients: time it lives after the client's last heartbeat. For members: 0, it lives as long as the member.
+    pub ttl_ns: u64,
+}
+
+/// No expiry, or one beyond the end of the clock.
+const NEVER_NS: u64 = u64::MAX;
+
+struct Entry {
+    segment: Segment,
+    /// [`NEVER_NS`] for members' segments.
+    expires_ns: u64,
+}
+
+/// The catalog.
+#[derive(Default)]
+pub(crate) struct Catalog {
+    entries: BTreeMap<String, Entry>,
+    owners: BTreeMap<SegmentOwner, BTreeSet<String>>,
+}
+
+impl Catalog {
+    /// Enters a segment, or replaces the owner's entry of that name. `true` if that changed what is durable.
+    pub(crate) fn register(&mut self, segment: Segment, now_ns: u64, limits: &Limits) -> Result<bool, Rejection> {
+        check(&segment, limits)?;
+        let known = self.entries.get(&segment.name).map(|entry| &entry.segment);
+        let changed = known != Some(&segment);
+        match known {
+            Some(known) if known.owner != segment.owner => {
+                return Err(Rejection::SegmentNameTaken { name: segment.name, owner: known.owner });
+            }
+            Some(_) => {}
+            None if self.entries.len() >= limits.segments => {
+                return Err(Rejection::TooManySegments { limit: limits.segments });
+            }
+            None => {
+                let held = self.owners.get(&segment.owner).map_or(0, BTreeSet::len);
+                if held >= limits.segments_per_owner {
+                    return Err(Rejection::TooManySegments { limit: limits.segments_per_owner });
+                }
+            }
+        }
+        self.insert(segment, now_ns);
+        Ok(changed)
+    }
+
+    /// Enters a segment that has been checked, or that was durable; its time to live starts at `from_ns`.
+    pub(crate) fn insert(&mut self, segment: Segment, from_ns: u64) {
+        let expires_ns = match segment.owner {
+            SegmentOwner::Node { .. } => NEVER_NS,
+            SegmentOwner::Client { .. } => from_ns.saturating_add(segment.ttl_ns),
+        };
+        self.owners.entry(segment.owner).or_default().insert(segment.name.clone());
+        self.entries.insert(segment.name.clone(), Entry { segment, expires_ns });
+    }
+
+    /// Withdraws a segment; `false` if there is none of that name.
+    pub(crate) fn unregister(&mut self, owner: SegmentOwner, name: &str) -> Result<bool, Rejection> {
+        match self.entries.get(name) {
+            None => Ok(false),
+            Some(entry) if entry.segment.owner != owner => {
+                Err(Rejection::SegmentNameTaken { name: name.to_owned(), owner: entry.segment.owner })
+            }
+            Some(_) => {
+                self.remove(name);
+                Ok(true)
+            }
+        }
+    }
+
+    fn remove(&mut self, name: &str) {
+        let entry = self.entries.remove(name).expect("only entries that are there are removed");
+        let names = self.owners.get_mut(&entry.segment.owner).expect("every entry is in its owner's set");
+        names.remove(name);
+        if names.is_empty() {
+            self.owners.remove(&entry.segment.owner);
+        }
+    }
+
+    /// Removes all that an owner has; returns the names.
+    pub(crate) fn remove_owner(&mut self, owner: SegmentOwner) -> Vec<String> {
+        let names: Vec<String> = self.owners.remove(&owner).unwrap_or_default().into_iter().collect();
+        for name in &names {
+            self.entries.remove(name);
+        }
+        names
+    }
+
+    /// Starts the time to live of a client's segments anew; returns how many there are. No expiry comes sooner by this.
+    pub(crate) fn renew(&mut self, client: ClientId, now_ns: u64) -> Option<usize> {
+        let names = self.owners.get(&SegmentOwner::Client { client })?;
+        for name in names {
+            let entry = self.entries.get_mut(name).expect("every name of an owner has an entry");
+            entry.expires_ns = entry.expires_ns.max(now_ns.saturating_add(entry.segment.ttl_ns));
+        }
+        Some(names.len())
+    }
+
+    /// Removes what has expired; returns the names.
+    pub(crate) fn expire(&mut self, now_ns: u64) -> Vec<String> {
+        let due = self.entries.values().filter(|entry| entry.expires_ns <= now_ns && entry.expires_ns != NEVER_NS);
+        let names: Vec<String> = due.map(|entry| entry.segment.name.clone()).collect();
+        for name in &names {
+            self.remove(name);
+        }
+        names
+    }
+
+    /// Gives every client's segment more time.
+    pub(crate) fn postpone(&mut self, by_ns: u64) {
+        for entry in self.entries.values_mut() {
+            entry.expires_ns = entry.expires_ns.saturating_add(by_ns);
+        }
+    }
+
+    /// When the first segment expires.
+    pub(crate) fn first_expiry_ns(&self) -> Option<u64> {
+        self.entries.values().map(|entry| entry.expires_ns).filter(|&at| at != NEVER_NS).min()
+    }
+
+    /// One page of segments with names after `after`, and whether more follow.
+    pub(crate) fn page(&self, after: Option<&str>, limit: usize) -> (Vec<Segment>, bool) {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut entries = self.entries.range::<str, _>((from, Bound::Unbounded));
+        let page = entries.by_ref().take(limit).map(|(_, entry)| entry.segment.clone()).collect();
+        (page, entries.next().is_some())
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&Segment> {
+        self.entries.get(name).map(|entry| &entry.segment)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Segment> {
+        self.entries.values().map(|entry| &entry.segment)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+}
+
+fn check(segment: &Segment, limits: &Limits) -> Result<(), Rejection> {
+    let bytes = segment.name.len();
+    if bytes == 0 || bytes > MAX_SEGMENT_NAME_BYTES {
+        return Err(Rejection::SegmentName { bytes });
+    }
+    let (least_ns, most_ns) = match segment.owner {
+        SegmentOwner::Node { .. } => (0, 0),
+        SegmentOwner::Client { .. } => (1, limits.segment_ttl_ns),
+    };
+    if segment.ttl_ns < least_ns || segment.ttl_ns > most_ns {
+        return Err(Rejection::SegmentTtl { ttl_ns: segment.ttl_ns, least_ns, most_ns });
+    }
+    Ok(())
+}

@@ -1,0 +1,297 @@
+//! The state machine as a whole: its state, time, and publishing.
+//!
+//! Each call first lets time pass, then applies its input, then publishes: however many members a call loses or gains, it
+//! makes at most one epoch. Starting from what is durable is in `start.rs`, what inputs do to members in `membership.rs`.
+//!
+//! **A late call is nobody's silence.** If the driver comes later than [`Cluster::poll_timeout`] asked by more than a
+//! heartbeat interval (the process was stopped, the machine slept), heartbeats may be waiting unread; everyone gets the
+//! missed time back before deadlines are looked at. So a driver that skips ticks delays deaths but causes none.
+//!
+//! Timers are one number, `due_ns`: no later than the first deadline. Heartbeats only push deadlines back and leave it alone;
+//! when it passes, one scan finds what is due and the next number.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::map::{ClusterMap, Member};
+use kvplane_proto::states::Step;
+
+use crate::catalog::{Catalog, Segment, SegmentOwner};
+use crate::config::ClusterConfig;
+use crate::message::{Change, Counters, Input, Load, MemberView, Output, Reply};
+use crate::record::{Header, MemberRecord, Record, RecordKey};
+use crate::rejection::Rejection;
+use crate::state::{MemberEvent, MemberState};
+
+/// What is known of a node.
+pub(crate) struct Row {
+    pub(crate) member: Member,
+    pub(crate) state: MemberState,
+    pub(crate) capacity_bytes: u64,
+    pub(crate) version: String,
+    pub(crate) load: Option<Load>,
+    /// From when silence counts: the last sign of life, or later if grace was given.
+    pub(crate) heard_ns: u64,
+    /// Whether there was a sign of life since this control plane started.
+    pub(crate) heard: bool,
+    /// The newest epoch when this life ended; orders the ended lives.
+    pub(crate) ended: Epoch,
+}
+
+impl Row {
+    pub(crate) fn record(&self) -> Record {
+        let state = if self.state == MemberState::Suspect { MemberState::Active } else { self.state };
+        Record::Member(MemberRecord {
+            member: self.member.clone(),
+            state,
+            ended: self.ended,
+            capacity_bytes: self.capacity_bytes,
+            version: self.version.clone(),
+        })
+    }
+
+    /// When silence changes where this member stands.
+    fn due_ns(&self, config: &ClusterConfig) -> Option<u64> {
+        let patience_ns = match self.state {
+            MemberState::Active => config.suspect_after_ns,
+            MemberState::Joining | MemberState::Suspect => config.heartbeat_deadline_ns,
+            MemberState::Dead | MemberState::Left => return None,
+        };
+        // Beyond the end of the clock is never.
+        self.heard_ns.checked_add(patience_ns)
+    }
+}
+
+/// The control plane's state machine. See [`Output`] for what its driver owes it.
+pub struct Cluster {
+    pub(crate) config: ClusterConfig,
+    pub(crate) rows: BTreeMap<NodeId, Row>,
+    pub(crate) catalog: Catalog,
+    pub(crate) counters: Counters,
+    pub(crate) now_ns: u64,
+    /// The newest map; what members say now is in it after `publish`.
+    pub(crate) map: ClusterMap,
+    pub(crate) due_ns: Option<u64>,
+    /// Durable changes of the call in progress.
+    pub(crate) changes: Vec<Change>,
+    pub(crate) lost: Vec<(NodeId, Incarnation)>,
+    pub(crate) map_changed: bool,
+    pub(crate) outputs: VecDeque<Output>,
+}
+
+impl Cluster {
+    /// Applies what happened at `now_ns`. A clock that goes back is taken to stand still.
+    ///
+    /// # Errors
+    /// When the input is refused; nothing but the passing of time has had an effect then.
+    ///
+    /// # Panics
+    /// When the outputs of the call before were not taken: the driver broke the order of persisting and publishing.
+    pub fn handle(&mut self, input: Input, now_ns: u64) -> Result<Reply, Rejection> {
+        assert!(self.outputs.is_empty(), "{} outputs were not taken before the next input", self.outputs.len());
+        self.advance(now_ns);
+        let reply = match input {
+            Input::Join { member, capacity_bytes, version } => self.join(member, capacity_bytes, version),
+            Input::Heartbeat { node, incarnation, load } => self.heartbeat(node, incarnation, load),
+            Input::Leave { node, incarnation } => self.leave(node, incarnation),
+            Input::ClientHeartbeat { client } => self.client_heartbeat(client),
+            Input::RegisterSegment { segment } => self.register_segment(segment),
+            Input::UnregisterSegment { owner, name } => self.unregister_segment(owner, name),
+            Input::ListSegments { after, limit } => {
+                let (segments, more) = self.catalog.page(after.as_deref(), limit);
+                Ok(Reply::Segments { segments, more })
+            }
+            Input::Tick => Ok(Reply::Ticked),
+        };
+        self.counters.rejections += u64::from(reply.is_err());
+        self.publish();
+        reply
+    }
+
+    /// The next thing the driver must do; `None` when the call before is done.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to call with [`Input::Tick`] at the latest; `None` while nothing can run out.
+    #[must_use]
+    pub const fn poll_timeout(&self) -> Option<u64> {
+        self.due_ns
+    }
+
+    /// The newest map. Published only when its [`Output::MapChanged`] was carried out.
+    #[must_use]
+    pub const fn map(&self) -> &ClusterMap {
+        &self.map
+    }
+
+    /// All nodes known, ended lives included, by id.
+    pub fn members(&self) -> impl Iterator<Item = MemberView<'_>> {
+        self.rows.values().map(|row| MemberView {
+            member: &row.member,
+            state: row.state,
+            capacity_bytes: row.capacity_bytes,
+            version: &row.version,
+            load: row.load,
+            heard_ns: row.heard.then_some(row.heard_ns),
+        })
+    }
+
+    /// The segment of this name.
+    #[must_use]
+    pub fn segment(&self, name: &str) -> Option<&Segment> {
+        self.catalog.get(name)
+    }
+
+    /// All segments, by name.
+    pub fn segments(&self) -> impl Iterator<Item = &Segment> {
+        self.catalog.iter()
+    }
+
+    /// Counts since the start.
+    #[must_use]
+    pub const fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The settings.
+    #[must_use]
+    pub const fn config(&self) -> &ClusterConfig {
+        &self.config
+    }
+
+    /// The whole durable state: what a store holds that carried out every [`Output::Persist`].
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<Record> {
+        let members = self.rows.values().map(Row::record);
+        let segments = self.catalog.iter().cloned().map(Record::Segment);
+        core::iter::once(self.header()).chain(members).chain(segments).collect()
+    }
+
+    /// Lets time pass: silence, deadlines, expiries.
+    fn advance(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+        let Some(due_ns) = self.due_ns.filter(|&due_ns| due_ns <= self.now_ns) else {
+            return;
+        };
+        let late_ns = self.now_ns - due_ns;
+        if late_ns > self.config.heartbeat_interval_ns {
+            self.forgive(late_ns.saturating_add(self.config.heartbeat_interval_ns));
+        }
+        let live: Vec<NodeId> =
+            self.rows.iter().filter(|(_, row)| row.state.is_live()).map(|(&node, _)| node).collect();
+        for node in live {
+            self.check_silence(node);
+        }
+        for name in self.catalog.expire(self.now_ns) {
+            self.counters.expired_segments += 1;
+            self.changes.push(Change::Remove(RecordKey::Segment(name)));
+        }
+        self.rearm();
+    }
+
+    /// Gives everyone this much time back: the driver was away, so nobody's silence was heard.
+    fn forgive(&mut self, by_ns: u64) {
+        self.counters.late_calls += 1;
+        for row in self.rows.values_mut() {
+            row.heard_ns = row.heard_ns.saturating_add(by_ns);
+        }
+        self.catalog.postpone(by_ns);
+    }
+
+    fn check_silence(&mut self, node: NodeId) {
+        let silent_ns = self.now_ns.saturating_sub(self.rows[&node].heard_ns);
+        if self.rows[&node].state == MemberState::Active && silent_ns >= self.config.suspect_after_ns {
+            self.step(node, MemberEvent::Silence);
+            self.counters.suspicions += 1;
+        }
+        if self.rows[&node].state != MemberState::Active && silent_ns >= self.config.heartbeat_deadline_ns {
+            self.lost.push((node, self.rows[&node].member.incarnation));
+            self.counters.losses += 1;
+            self.end(node, MemberEvent::Deadline);
+        }
+    }
+
+    /// Moves a member by the table; `false` if the event came too late to matter.
+    pub(crate) fn step(&mut self, node: NodeId, event: MemberEvent) -> bool {
+        let row = self.rows.get_mut(&node).expect("a node that is stepped is known");
+        match row.state.on(event) {
+            Step::Moved(to) => {
+                self.map_changed |= row.state.in_map() != to.in_map();
+                row.state = to;
+                true
+            }
+            Step::Stale => false,
+            Step::Illegal => panic!("node {node}: {event:?} in state {:?}", row.state),
+        }
+    }
+
+    /// Brings the timer forward to `at_ns`, if that is sooner; the end of the clock never comes.
+    pub(crate) fn arm(&mut self, at_ns: Option<u64>) {
+        let at_ns = at_ns.filter(|&at_ns| at_ns != u64::MAX);
+        self.due_ns = [self.due_ns, at_ns].into_iter().flatten().min();
+    }
+
+    /// Brings the timer forward for a member that was heard or moved.
+    pub(crate) fn arm_member(&mut self, node: NodeId) {
+        let at_ns = self.rows.get(&node).and_then(|row| row.due_ns(&self.config));
+        self.arm(at_ns);
+    }
+
+    /// Finds the first deadline anew.
+    pub(crate) fn rearm(&mut self) {
+        let members = self.rows.values().filter_map(|row| row.due_ns(&self.config)).min();
+        let segments = self.catalog.first_expiry_ns();
+        self.due_ns = None;
+        self.arm(members);
+        self.arm(segments);
+    }
+
+    /// The epoch that will be newest when the call in progress is done.
+    pub(crate) fn newest_epoch(&self) -> Epoch {
+        Epoch(self.map.epoch.0 + u64::from(self.map_changed))
+    }
+
+    pub(crate) fn live_members(&self) -> usize {
+        self.rows.values().filter(|row| row.state.is_live()).count()
+    }
+
+    pub(crate) fn owner_is_live(&self, owner: SegmentOwner) -> bool {
+        match owner {
+            SegmentOwner::Client { .. } => true,
+            SegmentOwner::Node { node, incarnation } => {
+                self.rows.get(&node).is_some_and(|row| row.state.is_live() && row.member.incarnation == incarnation)
+            }
+        }
+    }
+
+    pub(crate) fn map_members(&self) -> Vec<Member> {
+        self.rows.values().filter(|row| row.state.in_map()).map(|row| row.member.clone()).collect()
+    }
+
+    pub(crate) fn header(&self) -> Record {
+        let (epoch, replicas) = (self.map.epoch, self.config.replicas);
+        Record::Header(Header { cluster: self.config.cluster.clone(), epoch, replicas })
+    }
+
+    /// Ends a call: makes the next epoch if the map changed, and queues what the driver must do, records first.
+    pub(crate) fn publish(&mut self) {
+        let map_changed = core::mem::take(&mut self.map_changed);
+        if map_changed {
+            self.map.epoch.0 += 1;
+            self.map.replicas = self.config.replicas;
+            self.map.members = self.map_members();
+            self.changes.push(Change::Put(self.header()));
+            self.counters.epochs += 1;
+        }
+        if !self.changes.is_empty() {
+            self.outputs.push_back(Output::Persist(core::mem::take(&mut self.changes)));
+        }
+        for (node, incarnation) in self.lost.drain(..) {
+            self.outputs.push_back(Output::MemberLost { node, incarnation });
+        }
+        if map_changed {
+            self.outputs.push_back(Output::MapChanged(self.map.clone()));
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What an operator may set, what follows from it, and which settings contradict each other.
+
+use core::fmt;
+
+use kvplane_proto::map::{MAX_MEMBERS, MAX_REPLICAS};
+
+use crate::record::MAX_CLUSTER_NAME_BYTES;
+
+/// Bounds of everything the control plane remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Members that are joining, active or suspect.
+    pub members: usize,
+    /// Ended lives that are remembered, so that what they still say is recognised as stale. The longest ended goes first.
+    pub ended_lives: usize,
+    /// Segments of all owners.
+    pub segments: usize,
+    /// Segments of one owner.
+    pub segments_per_owner: usize,
+    /// Longest time a client's segment lives without a heartbeat of that client.
+    pub segment_ttl_ns: u64,
+}
+
+/// Settings of one cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterConfig {
+    /// Its name; stored state of another cluster is refused.
+    pub cluster: String,
+    /// Copies per slot.
+    pub replicas: u8,
+    /// How often members are asked to send a heartbeat.
+    pub heartbeat_interval_ns: u64,
+    /// Silence after which a member is suspect.
+    pub suspect_after_ns: u64,
+    /// Silence after which a member is dead.
+    pub heartbeat_deadline_ns: u64,
+    /// After a restart of the control plane: time for members to find it again, before silence counts.
+    pub restart_grace_ns: u64,
+    /// Bounds.
+    pub limits: Limits,
+}
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+const DEFAULT_INTERVAL_NS: u64 = SECOND_NS;
+const DEFAULT_SUSPECT_NS: u64 = 3 * SECOND_NS;
+const DEFAULT_DEADLINE_NS: u64 = 6 * SECOND_NS;
+const DEFAULT_GRACE_NS: u64 = 10 * SECOND_NS;
+const DEFAULT_LIMITS: Limits = Limits {
+    members: MAX_MEMBERS,
+    ended_lives: 4096,
+    segments: 16_384,
+    segments_per_owner: 1024,
+    segment_ttl_ns: 3600 * SECOND_NS,
+};
+
+// One lost heartbeat makes nobody suspect, two lost ones kill nobody, and a suspect has time to prove itself alive.
+const _: () = assert!(DEFAULT_SUSPECT_NS >= 2 * DEFAULT_INTERVAL_NS);
+const _: () = assert!(DEFAULT_DEADLINE_NS >= 3 * DEFAULT_INTERVAL_NS);
+const _: () = assert!(DEFAULT_DEADLINE_NS > DEFAULT_SUSPECT_NS);
+const _: () = assert!(DEFAULT_GRACE_NS >= DEFAULT_INTERVAL_NS);
+const _: () = assert!(DEFAULT_LIMITS.members <= MAX_MEMBERS);
+const _: () = assert!(DEFAULT_LIMITS.segments_per_owner <= DEFAULT_LIMITS.segments);
+
+impl ClusterConfig {
+    /// The defaults for a cluster of this name: one copy per slot, a heartbeat every second, suspect after 3 s of silence,
+    /// dead after 6 s, 10 s of grace after a restart.
+    #[must_use]
+    pub fn new(cluster: &str) -> Self {
+        Self {
+            cluster: cluster.to_owned(),
+            replicas: 1,
+            heartbeat_interval_ns: DEFAULT_INTERVAL_NS,
+            suspect_after_ns: DEFAULT_SUSPECT_NS,
+            heartbeat_deadline_ns: DEFAULT_DEADLINE_NS,
+            restart_grace_ns: DEFAULT_GRACE_NS,
+            limits: DEFAULT_LIMITS,
+        }
+    }
+
+    /// Checks that the settings are in range and fit together.
+    ///
+    /// # Errors
+    /// The first contradiction, with its numbers.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let range = |what, found: u64, least: u64, most: u64| {
+            if found < least || found > most {
+                return Err(ConfigError { what, found, least, most });
+            }
+            Ok(())
+        };
+        let interval = self.heartbeat_interval_ns;
+        let limits = &self.limits;
+        range("bytes of the cluster's name", self.cluster.len() as u64, 1, MAX_CLUSTER_NAME_BYTES as u64)?;
+        range("replicas", self.replicas.into(), 1, MAX_REPLICAS.into())?;
+        range("heartbeat_interval_ns", interval, 1, u64::MAX / 8)?;
+        range("suspect_after_ns", self.suspect_after_ns, 2 * interval, u64::MAX / 4)?;
+        let least = (3 * interval).max(self.suspect_after_ns + 1);
+        range("heartbeat_deadline_ns", self.heartbeat_deadline_ns, least, u64::MAX / 2)?;
+        range("restart_grace_ns", self.restart_grace_ns, interval, u64::MAX / 2)?;
+        range("limits.members", limits.members as u64, 1, MAX_MEMBERS as u64)?;
+        range("limits.ended_lives", limits.ended_lives as u64, 1, 1 << 20)?;
+        range("limits.segments", limits.segments as u64, 1, 1 << 20)?;
+        range("limits.segments_per_owner", limits.segments_per_owner as u64, 1, limits.segments as u64)?;
+        range("limits.segment_ttl_ns", limits.segment_ttl_ns, interval, u64::MAX / 2)
+    }
+}
+
+/// A setting that is out of the range that the other settings leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Which setting.
+    pub what: &'static str,
+    /// What it is.
+    pub found: u64,
+    /// The least it may be.
+    pub least: u64,
+    /// The most it may be.
+    pub most: u64,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, found, least, most } = self;
+        write!(f, "{what} is {found}; with the other settings it must be {least} to {most}")
+    }
+}
+
+impl std::error::Error for ConfigError {}

@@ -1,0 +1,236 @@
+//! What inputs do to members and to their segments.
+//!
+//! **Two lives of one id.** A greater incarnation is a restart, unless the former life is still heard of from another place:
+//! then two nodes were given one id, and the newcomer is refused for as long as the other one sends heartbeats. A restart
+//! that comes from another place (a new port, a reboot) is therefore refused at most `suspect_after_ns` and tries again. From
+//! the same host and ports it is taken at once: the former life cannot hold them any more. So it is after a restart of the
+//! control plane, which has not heard of the former life yet; should that one still speak, it is told that it is stale.
+
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::map::{MAX_MAP_SHARDS, Member};
+
+use crate::catalog::{ClientId, Segment, SegmentOwner};
+use crate::cluster::{Cluster, Row};
+use crate::message::{Change, Load, MAX_VERSION_BYTES, Reply};
+use crate::record::{Record, RecordKey};
+use crate::rejection::Rejection;
+use crate::state::{MemberEvent, MemberState};
+
+impl Cluster {
+    pub(crate) fn join(&mut self, member: Member, capacity_bytes: u64, version: String) -> Result<Reply, Rejection> {
+        member.validate().map_err(Rejection::Member)?;
+        if version.len() > MAX_VERSION_BYTES {
+            return Err(Rejection::Version { bytes: version.len() });
+        }
+        let node = member.node;
+        if let Some(row) = self.rows.get(&node) {
+            if member.incarnation <= row.member.incarnation {
+                let same = row.member == member && row.capacity_bytes == capacity_bytes && row.version == version;
+                return self.join_again(node, member.incarnation, same);
+            }
+            self.refuse_second_live(&member)?;
+        }
+        self.refuse_over_limit(&member)?;
+        self.accept(member, capacity_bytes, version);
+        Ok(self.joined())
+    }
+
+    /// A join by a life that is known, or by one before it.
+    fn join_again(&mut self, node: NodeId, given: Incarnation, same: bool) -> Result<Reply, Rejection> {
+        let row = &self.rows[&node];
+        let known = row.member.incarnation;
+        if given < known {
+            self.counters.stale += 1;
+            return Err(Rejection::StaleIncarnation { node, given, known });
+        }
+        if !row.state.is_live() {
+            self.counters.stale += 1;
+            return Err(Rejection::Ended { node, incarnation: known, state: row.state });
+        }
+        if !same {
+            return Err(Rejection::IncarnationReused { node, incarnation: known });
+        }
+        self.hear(node);
+        Ok(self.joined())
+    }
+
+    fn joined(&self) -> Reply {
+        Reply::Joined {
+            epoch: self.newest_epoch(),
+            heartbeat_interval_ns: self.config.heartbeat_interval_ns,
+            heartbeat_deadline_ns: self.config.heartbeat_deadline_ns,
+        }
+    }
+
+    fn refuse_second_live(&self, newcomer: &Member) -> Result<(), Rejection> {
+        let row = &self.rows[&newcomer.node];
+        let silent_at_ns = row.heard_ns.saturating_add(self.config.suspect_after_ns);
+        if !row.state.is_live() || !row.heard || self.now_ns >= silent_at_ns || same_place(&row.member, newcomer) {
+            return Ok(());
+        }
+        Err(Rejection::NodeIdInUse {
+            node: newcomer.node,
+            host: row.member.host.clone(),
+            address: row.member.shards.first().map(|shard| shard.tcp),
+            retry_after_ns: silent_at_ns - self.now_ns,
+        })
+    }
+
+    fn refuse_over_limit(&self, newcomer: &Member) -> Result<(), Rejection> {
+        let limit = self.config.limits.members;
+        let others = || self.rows.values().filter(|row| row.state.is_live() && row.member.node != newcomer.node);
+        if others().count() >= limit {
+            return Err(Rejection::TooManyMembers { limit });
+        }
+        let wanted = others().map(|row| row.member.shards.len()).sum::<usize>() + newcomer.shards.len();
+        if wanted > MAX_MAP_SHARDS {
+            return Err(Rejection::TooManyShards { wanted });
+        }
+        Ok(())
+    }
+
+    /// Begins a new life. What the former one served is gone with it.
+    fn accept(&mut self, member: Member, capacity_bytes: u64, version: String) {
+        let node = member.node;
+        let (heard_ns, heard) = (self.now_ns, true);
+        let former = self.rows.get(&node).map(|row| (row.state, row.member.incarnation));
+        let state = former.map_or(MemberState::Joining, |(state, _)| state);
+        let row = Row { member, state, capacity_bytes, version, load: None, heard_ns, heard, ended: Epoch(0) };
+        self.rows.insert(node, row);
+        if let Some((_, incarnation)) = former {
+            self.drop_segments(SegmentOwner::Node { node, incarnation });
+        }
+        self.step(node, MemberEvent::Join);
+        // In place of a former life in the map: its addresses are new even if its slots are not.
+        self.map_changed |= self.rows[&node].state.in_map();
+        self.counters.joins += 1;
+        self.remember(node);
+        self.arm_member(node);
+    }
+
+    pub(crate) fn heartbeat(&mut self, node: NodeId, life: Incarnation, load: Load) -> Result<Reply, Rejection> {
+        self.expect_life(node, life)?;
+        let joining = self.rows[&node].state == MemberState::Joining;
+        if !self.step(node, MemberEvent::Heartbeat) {
+            self.counters.stale += 1;
+            return Err(Rejection::Ended { node, incarnation: life, state: self.rows[&node].state });
+        }
+        self.counters.heartbeats += 1;
+        self.rows.get_mut(&node).expect("the node was just found").load = Some(load);
+        self.hear(node);
+        if joining {
+            self.remember(node);
+        }
+        Ok(Reply::Alive { epoch: self.newest_epoch() })
+    }
+
+    pub(crate) fn leave(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_life(node, life)?;
+        if self.end(node, MemberEvent::Leave) {
+            self.counters.leaves += 1;
+        }
+        Ok(Reply::Left { epoch: self.newest_epoch() })
+    }
+
+    /// Refuses whoever is not the latest known life of a node.
+    fn expect_life(&mut self, node: NodeId, given: Incarnation) -> Result<(), Rejection> {
+        let Some(row) = self.rows.get(&node).filter(|row| given <= row.member.incarnation) else {
+            return Err(Rejection::Unknown { node, incarnation: given });
+        };
+        let known = row.member.incarnation;
+        if given < known {
+            self.counters.stale += 1;
+            return Err(Rejection::StaleIncarnation { node, given, known });
+        }
+        Ok(())
+    }
+
+    /// Takes a sign of life.
+    fn hear(&mut self, node: NodeId) {
+        let row = self.rows.get_mut(&node).expect("a node that is heard is known");
+        row.heard_ns = self.now_ns;
+        row.heard = true;
+        self.arm_member(node);
+    }
+
+    /// Ends a life; `false` if it was over already.
+    pub(crate) fn end(&mut self, node: NodeId, event: MemberEvent) -> bool {
+        if !self.step(node, event) {
+            return false;
+        }
+        let ended = self.newest_epoch();
+        let row = self.rows.get_mut(&node).expect("a node that ends is known");
+        row.ended = ended;
+        let incarnation = row.member.incarnation;
+        self.remember(node);
+        self.drop_segments(SegmentOwner::Node { node, incarnation });
+        self.forget_longest_ended();
+        true
+    }
+
+    fn remember(&mut self, node: NodeId) {
+        self.changes.push(Change::Put(self.rows[&node].record()));
+    }
+
+    /// Keeps the number of remembered ended lives within its limit.
+    pub(crate) fn forget_longest_ended(&mut self) {
+        let ended = self.rows.iter().filter(|(_, row)| !row.state.is_live());
+        let mut ended: Vec<(Epoch, NodeId)> = ended.map(|(&node, row)| (row.ended, node)).collect();
+        let excess = ended.len().saturating_sub(self.config.limits.ended_lives);
+        if excess > 0 {
+            ended.sort_unstable();
+        }
+        for &(_, node) in &ended[..excess] {
+            self.rows.remove(&node);
+            self.changes.push(Change::Remove(RecordKey::Member(node)));
+        }
+    }
+
+    fn drop_segments(&mut self, owner: SegmentOwner) {
+        for name in self.catalog.remove_owner(owner) {
+            self.changes.push(Change::Remove(RecordKey::Segment(name)));
+        }
+    }
+
+    pub(crate) fn client_heartbeat(&mut self, client: ClientId) -> Result<Reply, Rejection> {
+        let segments = self.catalog.renew(client, self.now_ns).ok_or(Rejection::UnknownClient { client })?;
+        Ok(Reply::Renewed { segments })
+    }
+
+    pub(crate) fn register_segment(&mut self, segment: Segment) -> Result<Reply, Rejection> {
+        match segment.owner {
+            SegmentOwner::Node { node, incarnation } => {
+                self.expect_life(node, incarnation)?;
+                let state = self.rows[&node].state;
+                if !state.is_live() {
+                    self.counters.stale += 1;
+                    return Err(Rejection::Ended { node, incarnation, state });
+                }
+            }
+            SegmentOwner::Client { .. } => {}
+        }
+        let timed = matches!(segment.owner, SegmentOwner::Client { .. });
+        let expires_ns = self.now_ns.checked_add(segment.ttl_ns).filter(|_| timed);
+        let record = segment.clone();
+        if self.catalog.register(segment, self.now_ns, &self.config.limits)? {
+            self.changes.push(Change::Put(Record::Segment(record)));
+        }
+        self.arm(expires_ns);
+        Ok(Reply::Registered)
+    }
+
+    pub(crate) fn unregister_segment(&mut self, owner: SegmentOwner, name: String) -> Result<Reply, Rejection> {
+        if self.catalog.unregister(owner, &name)? {
+            self.changes.push(Change::Remove(RecordKey::Segment(name)));
+        }
+        Ok(Reply::Unregistered)
+    }
+}
+
+/// Whether both listen on the same ports of the same host. A member without shards listens nowhere, so nothing is known.
+fn same_place(one: &Member, other: &Member) -> bool {
+    one.host == other.host
+        && !one.shards.is_empty()
+        && one.shards.len() == other.shards.len()
+        && one.shards.iter().zip(&other.shards).all(|(one, other)| one.tcp == other.tcp)
+}

@@ -1,0 +1,194 @@
+//! What goes into the cluster's state machine and what comes out.
+
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::map::{ClusterMap, Member};
+
+use crate::catalog::{ClientId, Segment, SegmentOwner};
+use crate::record::{Record, RecordKey};
+use crate::state::MemberState;
+
+/// Longest version text of a member.
+pub const MAX_VERSION_BYTES: usize = 64;
+
+/// What a member holds, as it says in a heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Load {
+    /// Objects in its index.
+    pub objects: u64,
+    /// Bytes they take.
+    pub used_bytes: u64,
+    /// Bytes its pool has.
+    pub capacity_bytes: u64,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A node asks to be a member, or to go on after a restart. Repeating it word for word does no harm.
+    Join {
+        /// What the map will say about it.
+        member: Member,
+        /// Bytes it contributes, for the operator; its share of slots follows from `member.weight`.
+        capacity_bytes: u64,
+        /// Version of its program, for the operator.
+        version: String,
+    },
+    /// A member is alive.
+    Heartbeat {
+        /// Who.
+        node: NodeId,
+        /// Which life.
+        incarnation: Incarnation,
+        /// What it holds.
+        load: Load,
+    },
+    /// A member goes in order.
+    Leave {
+        /// Who.
+        node: NodeId,
+        /// Which life.
+        incarnation: Incarnation,
+    },
+    /// A client that is no member is alive: its segments live on for their time to live.
+    ClientHeartbeat {
+        /// Who.
+        client: ClientId,
+    },
+    /// An owner offers a segment under a name, or changes its own entry of that name.
+    RegisterSegment {
+        /// The whole entry.
+        segment: Segment,
+    },
+    /// An owner withdraws its segment. Withdrawing one that is not there does no harm.
+    UnregisterSegment {
+        /// Who asks; only the owner may.
+        owner: SegmentOwner,
+        /// Name of the segment.
+        name: String,
+    },
+    /// Someone asks which segments there are, in the order of their names.
+    ListSegments {
+        /// Only names after this one: the last of the previous page.
+        after: Option<String>,
+        /// Most entries to return.
+        limit: usize,
+    },
+    /// Time has passed.
+    Tick,
+}
+
+/// The answer to an input that was accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// To a join. The member is in the map from its first heartbeat on, which it should send at once.
+    Joined {
+        /// The newest epoch.
+        epoch: Epoch,
+        /// How often it should send a heartbeat.
+        heartbeat_interval_ns: u64,
+        /// How long it may be silent before it is out.
+        heartbeat_deadline_ns: u64,
+    },
+    /// To a heartbeat: a member with an older map fetches the new one.
+    Alive {
+        /// The newest epoch.
+        epoch: Epoch,
+    },
+    /// To a farewell.
+    Left {
+        /// The newest epoch.
+        epoch: Epoch,
+    },
+    /// To a client's heartbeat.
+    Renewed {
+        /// How many segments live on.
+        segments: usize,
+    },
+    /// To a registration.
+    Registered,
+    /// To a withdrawal.
+    Unregistered,
+    /// To a listing.
+    Segments {
+        /// One page, in the order of names.
+        segments: Vec<Segment>,
+        /// Whether there are more after the last.
+        more: bool,
+    },
+    /// To a tick.
+    Ticked,
+}
+
+/// What the driver must do, in this order.
+///
+/// **The contract.** After [`crate::Cluster::new`] and after every [`crate::Cluster::handle`] the driver takes all outputs in
+/// order and carries each out before the next, and only then sends the reply: in particular a `Persist` is durable before a
+/// `MapChanged` after it is published. If persisting fails, nothing after it may be published and the process must end: what
+/// it holds in memory is ahead of what it would remember.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Make these changes durable, in order and in one transaction.
+    Persist(Vec<Change>),
+    /// A member was silent beyond its deadline: whatever waits for it should give up.
+    MemberLost {
+        /// Who.
+        node: NodeId,
+        /// Which life.
+        incarnation: Incarnation,
+    },
+    /// Publish this map. The first comes from [`crate::Cluster::new`] and repeats what was last published; each later one has
+    /// a greater epoch.
+    MapChanged(ClusterMap),
+}
+
+/// A change of the durable state, which holds at most one record per key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Store the record under its key, replacing what is there.
+    Put(Record),
+    /// Remove what is stored under the key, if anything.
+    Remove(RecordKey),
+}
+
+/// What is known of a node, for operators and metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberView<'a> {
+    /// As in the map.
+    pub member: &'a Member,
+    /// Where it stands.
+    pub state: MemberState,
+    /// Bytes it said it contributes when it joined.
+    pub capacity_bytes: u64,
+    /// Version of its program.
+    pub version: &'a str,
+    /// Its last heartbeat's load; none yet in this life or since the control plane started.
+    pub load: Option<Load>,
+    /// From when its silence counts, on the driver's clock: its last sign of life, later if a late call gave time back. None
+    /// if it was not heard of since the control plane started.
+    pub heard_ns: Option<u64>,
+}
+
+/// Counts since the start, for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// New lives accepted.
+    pub joins: u64,
+    /// Heartbeats of current lives.
+    pub heartbeats: u64,
+    /// Messages of older or ended lives.
+    pub stale: u64,
+    /// Inputs refused, the stale ones included.
+    pub rejections: u64,
+    /// Times that a member became suspect.
+    pub suspicions: u64,
+    /// Members lost.
+    pub losses: u64,
+    /// Members that left in order.
+    pub leaves: u64,
+    /// Client segments that were not renewed in time.
+    pub expired_segments: u64,
+    /// Calls that came so late that silence was not held against anyone.
+    pub late_calls: u64,
+    /// Maps published with a new epoch.
+    pub epochs: u64,
+}

@@ -1,0 +1,261 @@
+//! What the control plane remembers over a restart, record by record.
+//!
+//! The durable state is a set of records, at most one per [`RecordKey`]; storing one replaces its predecessor. So replaying a
+//! change twice, or reading the records in any order, gives the same state. A record is sealed like a cluster map
+//! ([`kvplane_proto::map::codec`]): magic "KVCR", format 1, contents, checksum.
+//!
+//! ```text
+//! header:  0 u8 | epoch u64 | replicas u8 | cluster text
+//! member:  1 u8 | state u8 | ended u64 | capacity u64 | version text | member
+//! segment: 2 u8 | 0 u8, node u64, incarnation u64 or 1 u8, client u64 | kind u8 | bytes u64 | ttl u64 | address | name text
+//! ```
+//!
+//! Suspicion is not durable: it is about the recent past, of which a restarted control plane knows nothing.
+
+use core::fmt;
+
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::map::codec::{DecodeError, Reader, begin, put_address, put_member, put_text, seal};
+use kvplane_proto::map::{MapError, Member};
+
+use crate::catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
+use crate::message::MAX_VERSION_BYTES;
+use crate::state::MemberState;
+
+/// Longest name of a cluster.
+pub const MAX_CLUSTER_NAME_BYTES: usize = 64;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"KVCR");
+const FORMAT: u16 = 1;
+
+// Texts are written with their length in one byte.
+const _: () = assert!(MAX_CLUSTER_NAME_BYTES <= 255 && MAX_SEGMENT_NAME_BYTES <= 255 && MAX_VERSION_BYTES <= 255);
+
+/// What holds for the cluster as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Its name.
+    pub cluster: String,
+    /// The newest epoch.
+    pub epoch: Epoch,
+    /// Copies per slot in that epoch.
+    pub replicas: u8,
+}
+
+/// What is remembered of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberRecord {
+    /// As in the map.
+    pub member: Member,
+    /// Where it stood; never [`MemberState::Suspect`].
+    pub state: MemberState,
+    /// The newest epoch when this life ended; 0 while it goes on.
+    pub ended: Epoch,
+    /// Bytes it contributes.
+    pub capacity_bytes: u64,
+    /// Version of its program.
+    pub version: String,
+}
+
+/// One durable record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// The cluster as a whole.
+    Header(Header),
+    /// A node.
+    Member(MemberRecord),
+    /// A segment.
+    Segment(Segment),
+}
+
+/// The name under which a record is stored.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RecordKey {
+    /// The header: there is one.
+    Header,
+    /// The node of this id.
+    Member(NodeId),
+    /// The segment of this name.
+    Segment(String),
+}
+
+impl RecordKey {
+    /// The key as bytes that sort like the keys: at most 256.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Header => vec![0],
+            Self::Member(node) => [&[1][..], &node.0.to_be_bytes()].concat(),
+            Self::Segment(name) => [&[2], name.as_bytes()].concat(),
+        }
+    }
+}
+
+/// Why stored bytes are not a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordError {
+    /// Damaged, of another format, or malformed.
+    Decode(DecodeError),
+    /// The member in it is over a limit.
+    Member(MapError),
+}
+
+impl From<DecodeError> for RecordError {
+    fn from(error: DecodeError) -> Self {
+        Self::Decode(error)
+    }
+}
+
+impl From<MapError> for RecordError {
+    fn from(error: MapError) -> Self {
+        Self::Member(error)
+    }
+}
+
+impl fmt::Display for RecordError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Decode(error) => write!(f, "stored record: {error}"),
+            Self::Member(error) => write!(f, "stored record of a member: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for RecordError {}
+
+impl Record {
+    /// The key under which this record is stored.
+    #[must_use]
+    pub fn key(&self) -> RecordKey {
+        match self {
+            Self::Header(_) => RecordKey::Header,
+            Self::Member(record) => RecordKey::Member(record.member.node),
+            Self::Segment(segment) => RecordKey::Segment(segment.name.clone()),
+        }
+    }
+
+    /// Appends the encoding of this record.
+    ///
+    /// # Panics
+    /// When a text is over its limit or a member not valid: inputs are checked before they become records.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let start = begin(out, MAGIC, FORMAT);
+        match self {
+            Self::Header(header) => {
+                out.push(0);
+                out.extend_from_slice(&header.epoch.0.to_le_bytes());
+                out.push(header.replicas);
+                put_text(out, &header.cluster);
+            }
+            Self::Member(record) => {
+                out.extend_from_slice(&[1, state_code(record.state)]);
+                out.extend_from_slice(&record.ended.0.to_le_bytes());
+                out.extend_from_slice(&record.capacity_bytes.to_le_bytes());
+                put_text(out, &record.version);
+                put_member(out, &record.member);
+            }
+            Self::Segment(segment) => {
+                out.push(2);
+                put_segment(out, segment);
+            }
+        }
+        seal(out, start);
+    }
+
+    /// The inverse of [`Self::encode`].
+    ///
+    /// # Errors
+    /// When the bytes are damaged, of another format, or hold what no record holds.
+    pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
+        let mut reader = Reader::open(bytes, MAGIC, FORMAT)?;
+        let record = match reader.u8()? {
+            0 => {
+                let epoch = Epoch(reader.u64()?);
+                let replicas = reader.u8()?;
+                let cluster =
+                    limited(reader.text("cluster name")?, "length of the cluster name", MAX_CLUSTER_NAME_BYTES)?;
+                Self::Header(Header { cluster, epoch, replicas })
+            }
+            1 => {
+                let state = state_of(reader.u8()?)?;
+                let ended = Epoch(reader.u64()?);
+                let capacity_bytes = reader.u64()?;
+                let version = limited(reader.text("version")?, "length of the version", MAX_VERSION_BYTES)?;
+                let member = reader.member()?;
+                Self::Member(MemberRecord { member, state, ended, capacity_bytes, version })
+            }
+            2 => Self::Segment(segment(&mut reader)?),
+            kind => return Err(DecodeError::Field { what: "record kind", found: kind.into() }.into()),
+        };
+        reader.finish()?;
+        Ok(record)
+    }
+}
+
+fn limited(text: String, what: &'static str, limit_bytes: usize) -> Result<String, DecodeError> {
+    if text.len() > limit_bytes {
+        return Err(DecodeError::Field { what, found: text.len() as u64 });
+    }
+    Ok(text)
+}
+
+const fn state_code(state: MemberState) -> u8 {
+    match state {
+        MemberState::Joining => 0,
+        MemberState::Active | MemberState::Suspect => 1,
+        MemberState::Dead => 3,
+        MemberState::Left => 4,
+    }
+}
+
+fn state_of(code: u8) -> Result<MemberState, DecodeError> {
+    match code {
+        0 => Ok(MemberState::Joining),
+        1 => Ok(MemberState::Active),
+        3 => Ok(MemberState::Dead),
+        4 => Ok(MemberState::Left),
+        code => Err(DecodeError::Field { what: "member state", found: code.into() }),
+    }
+}
+
+fn put_segment(out: &mut Vec<u8>, segment: &Segment) {
+    match segment.owner {
+        SegmentOwner::Node { node, incarnation } => {
+            out.push(0);
+            out.extend_from_slice(&node.0.to_le_bytes());
+            out.extend_from_slice(&incarnation.0.to_le_bytes());
+        }
+        SegmentOwner::Client { client } => {
+            out.push(1);
+            out.extend_from_slice(&client.0.to_le_bytes());
+        }
+    }
+    out.push(match segment.kind {
+        SegmentKind::Dram => 0,
+        SegmentKind::Gpu => 1,
+        SegmentKind::Nvme => 2,
+    });
+    out.extend_from_slice(&segment.bytes.to_le_bytes());
+    out.extend_from_slice(&segment.ttl_ns.to_le_bytes());
+    put_address(out, &segment.address);
+    put_text(out, &segment.name);
+}
+
+fn segment(reader: &mut Reader<'_>) -> Result<Segment, DecodeError> {
+    let owner = match reader.u8()? {
+        0 => SegmentOwner::Node { node: NodeId(reader.u64()?), incarnation: Incarnation(reader.u64()?) },
+        1 => SegmentOwner::Client { client: ClientId(reader.u64()?) },
+        tag => return Err(DecodeError::Field { what: "segment owner", found: tag.into() }),
+    };
+    let kind = match reader.u8()? {
+        0 => SegmentKind::Dram,
+        1 => SegmentKind::Gpu,
+        2 => SegmentKind::Nvme,
+        kind => return Err(DecodeError::Field { what: "segment kind", found: kind.into() }),
+    };
+    let bytes = reader.u64()?;
+    let ttl_ns = reader.u64()?;
+    let address = reader.address()?;
+    let name = reader.text("segment name")?;
+    Ok(Segment { name, owner, kind, bytes, address, ttl_ns })
+}

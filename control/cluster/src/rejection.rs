@@ -1,0 +1,165 @@
+//! Why an input is refused, and what the sender should do about it.
+
+use core::fmt;
+use std::net::SocketAddr;
+
+use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_proto::map::{MAX_MAP_SHARDS, MapError};
+
+use crate::catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, SegmentOwner};
+use crate::message::MAX_VERSION_BYTES;
+use crate::state::MemberState;
+
+/// Why an input is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rejection {
+    /// A later life of the node is known: this one was replaced and should stop.
+    StaleIncarnation {
+        /// The node.
+        node: NodeId,
+        /// The life that spoke.
+        given: Incarnation,
+        /// The latest life known; a join needs a greater one.
+        known: Incarnation,
+    },
+    /// This life was declared over. Its slots are elsewhere: drop what it holds and join with a greater incarnation.
+    Ended {
+        /// The node.
+        node: NodeId,
+        /// The life that is over.
+        incarnation: Incarnation,
+        /// How it ended.
+        state: MemberState,
+    },
+    /// Nobody joined under this id, or not in this life: join first.
+    Unknown {
+        /// The node.
+        node: NodeId,
+        /// The life that spoke.
+        incarnation: Incarnation,
+    },
+    /// This life has joined before, with another description.
+    IncarnationReused {
+        /// The node.
+        node: NodeId,
+        /// The life that is taken.
+        incarnation: Incarnation,
+    },
+    /// Another live node has this id. If it is the former life of the same node, try again after `retry_after_ns`.
+    NodeIdInUse {
+        /// The id.
+        node: NodeId,
+        /// Host of the node that has it.
+        host: String,
+        /// Its first shard's address.
+        address: Option<SocketAddr>,
+        /// When the other will count as silent, unless it is heard of again.
+        retry_after_ns: u64,
+    },
+    /// The description of the member is over a limit.
+    Member(MapError),
+    /// The version text is too long.
+    Version {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The cluster is full.
+    TooManyMembers {
+        /// The limit.
+        limit: usize,
+    },
+    /// The cluster has no room for this many shards.
+    TooManyShards {
+        /// Shards there would be.
+        wanted: usize,
+    },
+    /// The client has no segment, or they expired: register again.
+    UnknownClient {
+        /// Who.
+        client: ClientId,
+    },
+    /// A segment needs a name of 1 to 255 bytes.
+    SegmentName {
+        /// Length of the name given.
+        bytes: usize,
+    },
+    /// A time to live is out of range. A member's segment has none (0): it lives as long as the member.
+    SegmentTtl {
+        /// What was given.
+        ttl_ns: u64,
+        /// The least allowed.
+        least_ns: u64,
+        /// The most allowed.
+        most_ns: u64,
+    },
+    /// Another owner has a segment of this name.
+    SegmentNameTaken {
+        /// The name.
+        name: String,
+        /// Who has it.
+        owner: SegmentOwner,
+    },
+    /// The catalog, or the owner's part of it, is full.
+    TooManySegments {
+        /// The limit that was met.
+        limit: usize,
+    },
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::StaleIncarnation { node, given, known } => write!(
+                f,
+                "node {node}: incarnation {given} was replaced by {known}; this one should stop, or join with a greater one"
+            ),
+            Self::Ended { node, incarnation, state } => write!(
+                f,
+                "node {node}: incarnation {incarnation} is over ({state:?}); drop its objects and join with a greater one"
+            ),
+            Self::Unknown { node, incarnation } => {
+                write!(f, "node {node} has not joined with incarnation {incarnation}: join first")
+            }
+            Self::IncarnationReused { node, incarnation } => write!(
+                f,
+                "node {node} joined before with incarnation {incarnation} and another description; take a greater one"
+            ),
+            Self::NodeIdInUse { node, host, address, retry_after_ns } => {
+                write!(f, "node id {node} is in use by a live node on host {host:?}")?;
+                if let Some(address) = address {
+                    write!(f, " at {address}")?;
+                }
+                write!(
+                    f,
+                    ": choose another id, or try again in {} ms if that one was stopped",
+                    retry_after_ns / 1_000_000
+                )
+            }
+            Self::Member(error) => write!(f, "the node cannot be a member: {error}"),
+            Self::Version { bytes } => {
+                write!(f, "a version text of {bytes} bytes is over the limit of {MAX_VERSION_BYTES}")
+            }
+            Self::TooManyMembers { limit } => write!(f, "the cluster has its {limit} members already"),
+            Self::TooManyShards { wanted } => {
+                write!(f, "the cluster would have {wanted} shards, over the limit of {MAX_MAP_SHARDS}")
+            }
+            Self::UnknownClient { client } => {
+                write!(f, "client {client} has no segment, or they expired: register again")
+            }
+            Self::SegmentName { bytes } => {
+                write!(f, "a segment's name has 1 to {MAX_SEGMENT_NAME_BYTES} bytes, not {bytes}")
+            }
+            Self::SegmentTtl { ttl_ns, least_ns, most_ns } => {
+                write!(f, "a time to live of {ttl_ns} ns is not within {least_ns} to {most_ns} ns")
+            }
+            Self::SegmentNameTaken { name, owner } => {
+                write!(f, "segment {name:?} belongs to {owner}: choose another name")
+            }
+            Self::TooManySegments { limit } => {
+                write!(f, "{limit} segments are registered already: withdraw one first")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Rejection {}

@@ -1,0 +1,90 @@
+//! The life of a member, as a declared table.
+//!
+//! A member is in the map while it is active or suspect. A suspect keeps its slots: a short silence must not move data. Only
+//! a first heartbeat makes a newcomer active, so that a join whose answer was lost never takes slots.
+
+use kvplane_proto::state_machine;
+
+state_machine! {
+    /// Where a member stands.
+    states MemberState {
+        /// Accepted, not heard of since; not in the map.
+        Joining,
+        /// In the map and heard of lately.
+        Active,
+        /// In the map, but silent for longer than a heartbeat or two.
+        Suspect,
+        /// Silent beyond the deadline; this life is over.
+        Dead,
+        /// Left in order; this life is over.
+        Left,
+    }
+    /// What happens to a member.
+    events MemberEvent {
+        /// A new life of the node was accepted.
+        Join,
+        /// A heartbeat of the current life arrived.
+        Heartbeat,
+        /// Silent for `suspect_after_ns`.
+        Silence,
+        /// Silent for `heartbeat_deadline_ns`.
+        Deadline,
+        /// The current life says farewell.
+        Leave,
+    }
+    transitions {
+        Joining | Dead | Left, Join => Joining;
+        Active | Suspect, Join => Active;
+        Joining | Active | Suspect, Heartbeat => Active;
+        Dead | Left, Heartbeat => ignored;
+        Active, Silence => Suspect;
+        Joining | Suspect, Deadline => Dead;
+        Joining | Active | Suspect, Leave => Left;
+        Dead | Left, Leave => ignored;
+    }
+}
+
+impl MemberState {
+    /// Whether the member owns its share of the slots.
+    #[must_use]
+    pub const fn in_map(self) -> bool {
+        matches!(self, Self::Active | Self::Suspect)
+    }
+
+    /// Whether this life goes on: its deadline runs and its messages count.
+    #[must_use]
+    pub const fn is_live(self) -> bool {
+        !matches!(self, Self::Dead | Self::Left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MemberEvent, MemberState};
+    use kvplane_proto::states::render;
+
+    #[test]
+    fn the_whole_table() {
+        assert_eq!(render(MemberState::ALL, MemberEvent::ALL, MemberState::on), TABLE);
+    }
+    const TABLE: &str = "\
+Joining + Join -> Joining
+Joining + Heartbeat -> Active
+Joining + Deadline -> Dead
+Joining + Leave -> Left
+Active + Join -> Active
+Active + Heartbeat -> Active
+Active + Silence -> Suspect
+Active + Leave -> Left
+Suspect + Join -> Active
+Suspect + Heartbeat -> Active
+Suspect + Deadline -> Dead
+Suspect + Leave -> Left
+Dead + Join -> Joining
+Dead + Heartbeat -> (stale)
+Dead + Leave -> (stale)
+Left + Join -> Joining
+Left + Heartbeat -> (stale)
+Left + Leave -> (stale)
+";
+}

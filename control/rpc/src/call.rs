@@ -1,0 +1,157 @@
+//! One call on the server: read, check, ask the service, answer; or send maps for as long as the caller watches.
+//!
+//! A frame that is not a message costs the caller its connection. Everything else that is wrong is a refusal, which costs
+//! nothing. Reading and writing have deadlines; a stream that misses one is reset.
+
+use std::sync::Arc;
+
+use quinn::{Connection, ReadToEndError, RecvStream, SendStream};
+use tokio::time::timeout;
+
+use crate::codec::{CodecError, HEADER_BYTES, Header, Message, decode, encode};
+use crate::error::{CloseCode, Refusal, RefusalCode};
+use crate::limits::SMALL_BODY_BYTES;
+use crate::message::{
+    GetMap, GetSegment, Heartbeat, Hello, Join, Leave, ListSegments, RegisterSegment, RenewSegments, Status,
+    UnregisterSegment, WatchMap,
+};
+use crate::role::Role;
+use crate::server::Host;
+use crate::service::{Caller, Event};
+
+/// One call in progress.
+pub(crate) struct Call {
+    pub(crate) host: Arc<Host>,
+    pub(crate) connection: Connection,
+    pub(crate) caller: Caller,
+}
+
+impl Call {
+    pub(crate) async fn run(self, mut send: SendStream, mut receive: RecvStream) {
+        let deadline = self.host.limits.call_deadline;
+        let read = receive.read_to_end(HEADER_BYTES + SMALL_BODY_BYTES);
+        let frame = match timeout(deadline, read).await {
+            Ok(Ok(frame)) => frame,
+            Ok(Err(ReadToEndError::TooLong)) => {
+                return self.bad_frame(&format!("a request is above {} bytes", HEADER_BYTES + SMALL_BODY_BYTES));
+            }
+            // The caller gave up, or dawdles. Merely dropping the stream would end it as if there were an empty answer.
+            Ok(Err(_)) | Err(_) => {
+                let _ = send.reset(CloseCode::Deadline.wire());
+                return;
+            }
+        };
+        let kind = match Header::decode(&frame) {
+            Ok(header) => header.kind,
+            Err(error) => return self.bad_frame(&error.to_string()),
+        };
+        if kind == WatchMap::KIND {
+            return self.watch(&frame, send).await;
+        }
+        let reply = match self.dispatch(kind, &frame) {
+            Ok(reply) => reply,
+            Err(error) => return self.bad_frame(&error.to_string()),
+        };
+        if self.write(&mut send, &reply).await {
+            // An error says that the caller is gone.
+            let _ = send.finish();
+        }
+    }
+
+    /// Writes within the deadline; false, and the stream reset, when the caller is gone or does not read.
+    async fn write(&self, send: &mut SendStream, frame: &[u8]) -> bool {
+        let written = timeout(self.host.limits.call_deadline, send.write_all(frame)).await;
+        let written = matches!(written, Ok(Ok(())));
+        if !written {
+            let _ = send.reset(CloseCode::Deadline.wire());
+        }
+        written
+    }
+
+    fn bad_frame(&self, reason: &str) {
+        self.host.service.observe(Event::BadFrame);
+        self.connection.close(CloseCode::BadFrame.wire(), reason.as_bytes());
+    }
+
+    /// Sends the map, and every later one, until the caller or the server goes.
+    async fn watch(&self, frame: &[u8], mut send: SendStream) {
+        let call: WatchMap = match decode(frame) {
+            Ok(call) => call,
+            Err(error) => return self.bad_frame(&error.to_string()),
+        };
+        self.host.service.observe(Event::Called { method: "watch_map", ok: true });
+        let mut maps = self.host.service.maps();
+        let mut known = call.known_epoch;
+        loop {
+            let map = maps.borrow_and_update().clone();
+            if known != Some(map.epoch) {
+                known = Some(map.epoch);
+                if !self.write(&mut send, &map.frame).await {
+                    return;
+                }
+            }
+            tokio::select! {
+                changed = maps.changed() => if changed.is_err() { return },
+                // The caller is not interested any more.
+                _ = send.stopped() => return,
+            }
+        }
+    }
+
+    fn dispatch(&self, kind: u16, frame: &[u8]) -> Result<Vec<u8>, CodecError> {
+        use Role::{Admin, Client, Control, Node};
+        const ANY: &[Role] = &[Control, Node, Client, Admin];
+        const MEMBERS: &[Role] = &[Control, Node];
+        const HOLDERS: &[Role] = &[Control, Node, Client];
+        let (service, caller) = (&*self.host.service, self.caller);
+        match kind {
+            Hello::KIND => self.answer("hello", ANY, frame, |c| service.hello(caller, c)),
+            Join::KIND => self.answer("join", MEMBERS, frame, |c| service.join(caller, c)),
+            Heartbeat::KIND => self.answer("heartbeat", MEMBERS, frame, |c| service.heartbeat(caller, c)),
+            Leave::KIND => {
+                let roles = &[Control, Node, Admin];
+                self.answer("leave", roles, frame, |c| service.leave(caller, c))
+            }
+            GetMap::KIND => self.get_map(frame),
+            RegisterSegment::KIND => {
+                self.answer("register_segment", HOLDERS, frame, |c| service.register_segment(caller, c))
+            }
+            RenewSegments::KIND => self.answer("renew_segments", HOLDERS, frame, |c| service.renew_segments(caller, c)),
+            UnregisterSegment::KIND => {
+                self.answer("unregister_segment", HOLDERS, frame, |c| service.unregister_segment(caller, c))
+            }
+            GetSegment::KIND => self.answer("get_segment", ANY, frame, |c| service.get_segment(caller, c)),
+            ListSegments::KIND => self.answer("list_segments", ANY, frame, |c| service.list_segments(caller, c)),
+            Status::KIND => self.answer("status", &[Control, Admin], frame, |_: Status| service.status(caller)),
+            kind => Err(CodecError::Kind(kind)),
+        }
+    }
+
+    /// Decodes a request, checks the caller's role, calls, and encodes the reply or the refusal.
+    fn answer<C: Message, R: Message>(
+        &self,
+        method: &'static str,
+        roles: &[Role],
+        frame: &[u8],
+        serve: impl FnOnce(C) -> Result<R, Refusal>,
+    ) -> Result<Vec<u8>, CodecError> {
+        let call = decode(frame)?;
+        let role = self.caller.role;
+        let result = if roles.contains(&role) {
+            serve(call)
+        } else {
+            let reason = format!("a certificate of role {role} may not call {method}");
+            Err(Refusal::new(RefusalCode::NotPermitted, reason))
+        };
+        let reply =
+            result.and_then(|reply| encode(&reply).map_err(|e| Refusal::new(RefusalCode::TooLarge, e.to_string())));
+        self.host.service.observe(Event::Called { method, ok: reply.is_ok() });
+        reply.or_else(|refusal| encode(&refusal))
+    }
+
+    fn get_map(&self, frame: &[u8]) -> Result<Vec<u8>, CodecError> {
+        decode::<GetMap>(frame)?;
+        self.host.service.observe(Event::Called { method: "get_map", ok: true });
+        Ok(self.host.service.maps().borrow().frame.to_vec())
+    }
+}

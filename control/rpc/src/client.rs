@@ -1,0 +1,330 @@
+//! The caller's side: one connection to the control plane, remade when it breaks.
+//!
+//! Every call has a deadline that includes connecting. A connection that fails is tried again at the earliest after a wait
+//! that doubles from failure to failure, with jitter, so that a restarted control plane is not met by all its clients at
+//! once. A call that was sent is never repeated by itself: its caller learns that the outcome is unknown.
+//!
+//! A connection on which an answer is overdue is closed and remade: a control plane that was killed and started again
+//! cannot say that it forgot the old connection, and waiting for the idle timeout would cost seconds.
+//!
+//! Runs on the caller's tokio runtime; while nothing happens it wakes up only to keep the connection alive.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_proto::rng::Rng;
+use quinn::{Connection, Endpoint, ReadToEndError};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::codec::{HEADER_BYTES, Header, Message, decode, encode};
+use crate::error::{CallError, CloseCode, Refusal, from_connection};
+use crate::identity::{Identity, Trust};
+use crate::limits::{Limits, LimitsError};
+use crate::local::LocalCluster;
+use crate::message::{Hello, Request, Welcome};
+use crate::role::{ClusterName, Role};
+use crate::tls::{TlsError, client_config};
+
+/// How to reach a control plane.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Which cluster it must be the control plane of.
+    pub cluster: ClusterName,
+    /// Whose certificate it must have.
+    pub trust: Trust,
+    /// Who we are.
+    pub identity: Identity,
+    /// What to say about us: program and version, for logs.
+    pub software: String,
+    /// Limits.
+    pub limits: Limits,
+}
+
+impl ClientConfig {
+    /// The configuration for a control plane that was found locally; none when it published no identity for `role`.
+    #[must_use]
+    pub fn local(local: &LocalCluster, role: Role, software: &str) -> Option<Self> {
+        Some(Self {
+            address: local.control,
+            cluster: local.cluster.clone(),
+            trust: local.trust.clone(),
+            identity: local.identity(role)?.clone(),
+            software: software.to_owned(),
+            limits: Limits::DEFAULT,
+        })
+    }
+}
+
+/// Why there is no client.
+#[derive(Debug)]
+pub enum ConnectError {
+    /// The limits contradict each other.
+    Limits(LimitsError),
+    /// The identity is unusable.
+    Tls(TlsError),
+    /// No UDP socket could be had.
+    Socket(io::Error),
+    /// The first exchange failed.
+    Call(CallError),
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limits(error) => error.fmt(f),
+            Self::Tls(error) => error.fmt(f),
+            Self::Socket(error) => write!(f, "cannot open a UDP socket: {error}"),
+            Self::Call(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+/// The connection, as all clones of a client share it.
+struct Link {
+    connection: Option<Connection>,
+    welcome: Option<Welcome>,
+    failures: u32,
+    retry_at: Option<Instant>,
+    last: Option<CallError>,
+    rng: Rng,
+}
+
+struct Shared {
+    endpoint: Endpoint,
+    config: quinn::ClientConfig,
+    address: SocketAddr,
+    server_name: String,
+    software: String,
+    limits: Limits,
+    link: Mutex<Link>,
+}
+
+/// A client of the control plane; clones share one connection.
+#[derive(Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+}
+
+impl Client {
+    /// A client that connects with its first call. Must be called on a tokio runtime; `rng` spreads reconnections.
+    ///
+    /// # Errors
+    /// When limits or identity are unusable, or there is no socket.
+    pub fn new(config: &ClientConfig, rng: Rng) -> Result<Self, ConnectError> {
+        config.limits.check().map_err(ConnectError::Limits)?;
+        let tls = client_config(&config.identity, &config.trust, &config.limits).map_err(ConnectError::Tls)?;
+        let local: IpAddr = match config.address.ip() {
+            IpAddr::V4(ip) if ip.is_loopback() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(ip) if ip.is_loopback() => Ipv6Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let endpoint = Endpoint::client(SocketAddr::new(local, 0)).map_err(ConnectError::Socket)?;
+        let link = Link { connection: None, welcome: None, failures: 0, retry_at: None, last: None, rng };
+        let shared = Shared {
+            endpoint,
+            config: tls,
+            address: config.address,
+            server_name: config.cluster.dns_name(Role::Control),
+            software: config.software.clone(),
+            limits: config.limits,
+            link: Mutex::new(link),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// A client that has connected and was welcomed: wrong certificates, versions and addresses are found here.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and the first exchange's.
+    pub async fn connect(config: &ClientConfig, rng: Rng) -> Result<(Self, Welcome), ConnectError> {
+        let client = Self::new(config, rng)?;
+        let welcome = client.welcome().await.map_err(ConnectError::Call)?;
+        Ok((client, welcome))
+    }
+
+    /// Where the control plane is.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.shared.address
+    }
+
+    /// What the control plane said when the present connection was made; connects if there is none.
+    ///
+    /// # Errors
+    /// When there is no connection within the deadline.
+    pub async fn welcome(&self) -> Result<Welcome, CallError> {
+        let until = Instant::now() + self.shared.limits.connect_deadline;
+        Ok(self.connection(until).await?.1)
+    }
+
+    /// Makes a call.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn call<R: Request>(&self, request: &R) -> Result<R::Reply, CallError> {
+        let frame = encode(request).map_err(CallError::BadRequest)?;
+        let until = Instant::now() + self.shared.limits.call_deadline;
+        let (connection, _) = self.connection(until).await?;
+        self.exchange::<R>(&connection, &frame, until).await
+    }
+
+    /// Ends the connection; later calls make a new one.
+    pub async fn close(&self) {
+        if let Some(connection) = self.shared.link.lock().await.connection.take() {
+            connection.close(CloseCode::Done.wire(), b"done");
+        }
+    }
+
+    /// The connection, made anew if need be, until `until` at most.
+    pub(crate) async fn connection(&self, until: Instant) -> Result<(Connection, Welcome), CallError> {
+        let address = self.shared.address;
+        let deadline = || CallError::Deadline { address, waited: self.shared.limits.call_deadline };
+        let mut link = timeout_at(until, self.shared.link.lock()).await.map_err(|_| deadline())?;
+        if let (Some(connection), Some(welcome)) = (&link.connection, &link.welcome)
+            && connection.close_reason().is_none()
+        {
+            return Ok((connection.clone(), welcome.clone()));
+        }
+        link.connection = None;
+        if let Some(retry_at) = link.retry_at {
+            if retry_at >= until {
+                return Err(link.last.clone().unwrap_or_else(deadline));
+            }
+            tokio::time::sleep_until(retry_at).await;
+        }
+        // Nothing between here and the end awaits without a deadline, so that a failure is always booked.
+        match self.open(until).await {
+            Ok((connection, welcome)) => {
+                link.connection = Some(connection.clone());
+                link.welcome = Some(welcome.clone());
+                (link.failures, link.retry_at, link.last) = (0, None, None);
+                Ok((connection, welcome))
+            }
+            Err(error) => {
+                let wait = backoff(&self.shared.limits, link.failures, &mut link.rng);
+                link.failures = link.failures.saturating_add(1);
+                link.retry_at = Some(Instant::now() + wait);
+                link.last = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// TLS and the first exchange. A rejected certificate shows only in the latter, as a client's handshake ends before
+    /// the server has looked at it.
+    async fn open(&self, until: Instant) -> Result<(Connection, Welcome), CallError> {
+        let shared = &self.shared;
+        let address = shared.address;
+        let until = until.min(Instant::now() + shared.limits.connect_deadline);
+        let unreachable = |reason: String| CallError::Unreachable { address, reason };
+        let connecting = shared
+            .endpoint
+            .connect_with(shared.config.clone(), address, &shared.server_name)
+            .map_err(|error| unreachable(error.to_string()))?;
+        let connection = match timeout_at(until, connecting).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(error)) => return Err(from_connection(address, &error, false)),
+            Err(_) => {
+                let waited = shared.limits.connect_deadline.as_secs_f64();
+                return Err(unreachable(format!(
+                    "no answer within {waited:.1} s: is it running, and is UDP let through?"
+                )));
+            }
+        };
+        let hello = Hello { software: shared.software.clone() };
+        let frame = encode(&hello).map_err(CallError::BadRequest)?;
+        let welcome = self.exchange::<Hello>(&connection, &frame, until).await?;
+        Ok((connection, welcome))
+    }
+
+    async fn exchange<R: Request>(
+        &self,
+        connection: &Connection,
+        frame: &[u8],
+        until: Instant,
+    ) -> Result<R::Reply, CallError> {
+        let started = Instant::now();
+        let address = self.shared.address;
+        let limit_bytes = HEADER_BYTES + R::Reply::LIMIT_BYTES.max(Refusal::LIMIT_BYTES);
+        let answer = timeout_at(until, round_trip(connection, frame, limit_bytes)).await;
+        let reply = match answer {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(reason)) => return Err(self.broken(connection, reason).await),
+            Err(_) => {
+                connection.close(CloseCode::Deadline.wire(), b"an answer is overdue");
+                return Err(CallError::Deadline { address, waited: started.elapsed() });
+            }
+        };
+        let bad_reply = |error| CallError::BadReply { address, error };
+        let header = Header::decode(&reply).map_err(bad_reply)?;
+        if header.kind == Refusal::KIND {
+            return Err(CallError::Refused(decode(&reply).map_err(bad_reply)?));
+        }
+        decode(&reply).map_err(bad_reply)
+    }
+
+    /// Why a stream broke: the connection knows better than the stream, if it is gone.
+    pub(crate) async fn broken(&self, connection: &Connection, reason: String) -> CallError {
+        // A stream may fail a moment before the connection's end is known.
+        let _ = timeout(Duration::from_millis(100), connection.closed()).await;
+        match connection.close_reason() {
+            Some(error) => from_connection(self.shared.address, &error, true),
+            None => CallError::Lost { address: self.shared.address, reason },
+        }
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Client({})", self.shared.address)
+    }
+}
+
+/// Sends `frame` on a stream of its own and reads what comes back.
+async fn round_trip(connection: &Connection, frame: &[u8], limit_bytes: usize) -> Result<Vec<u8>, String> {
+    let (mut send, mut receive) = connection.open_bi().await.map_err(|e| e.to_string())?;
+    send.write_all(frame).await.map_err(|e| e.to_string())?;
+    send.finish().map_err(|e| e.to_string())?;
+    receive.read_to_end(limit_bytes).await.map_err(|error| match error {
+        ReadToEndError::TooLong => format!("an answer is above {limit_bytes} bytes"),
+        ReadToEndError::Read(error) => error.to_string(),
+    })
+}
+
+/// How long to wait after `failures` earlier failures: between half and all of a span that doubles (equal jitter).
+fn backoff(limits: &Limits, failures: u32, rng: &mut Rng) -> Duration {
+    let doubled = limits.backoff_min.saturating_mul(1u32 << failures.min(20));
+    let span = doubled.min(limits.backoff_max);
+    span / 2 + span.mul_f64(rng.unit() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backoff_grows_is_bounded_and_is_spread() {
+        let limits = Limits::DEFAULT;
+        let mut rng = Rng::new(7, "backoff");
+        for failures in 0..200 {
+            let span = limits.backoff_min.saturating_mul(1 << failures.min(20)).min(limits.backoff_max);
+            let wait = backoff(&limits, failures, &mut rng);
+            assert!(span / 2 <= wait && wait <= span, "{failures}: {wait:?} of {span:?}");
+        }
+        let first = backoff(&limits, 9, &mut rng);
+        assert_ne!(first, backoff(&limits, 9, &mut rng));
+    }
+}

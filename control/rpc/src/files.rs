@@ -1,0 +1,159 @@
+//! Private files: written whole or not at all, readable by their owner alone.
+//!
+//! Keys and the files that name them are secrets, so a file is created with mode 0600 under a temporary name in the same
+//! directory, synced, and renamed over its name. A reader refuses a secret that others may read, and reads at most a
+//! stated number of bytes.
+
+use std::fmt;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Why a private file or directory could not be used.
+#[derive(Debug)]
+pub enum FileError {
+    /// The operating system refused.
+    Io {
+        /// What was tried, as a verb phrase.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The file is longer than anything that belongs there.
+    TooLarge {
+        /// Which file.
+        path: PathBuf,
+        /// How many bytes it may have.
+        limit_bytes: u64,
+    },
+    /// Someone else owns the directory or file, or may read it.
+    NotPrivate {
+        /// Which one.
+        path: PathBuf,
+        /// Who owns it, its mode, and what it should be.
+        detail: String,
+    },
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io { action, path, source } => {
+                write!(f, "cannot {action} {}: {source}", path.display())
+            }
+            Self::TooLarge { path, limit_bytes } => {
+                write!(f, "{} is longer than {limit_bytes} bytes: it is not ours", path.display())
+            }
+            Self::NotPrivate { path, detail } => {
+                write!(f, "{} is not private: {detail}", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for FileError {}
+
+/// An [`FileError::Io`] maker for `map_err`.
+pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+    let path = path.to_owned();
+    move |source| FileError::Io { action, path, source }
+}
+
+/// The effective user id of this process, from procfs: the only source that needs no foreign call.
+pub(crate) fn effective_user() -> Result<u32, FileError> {
+    let path = Path::new("/proc/self/status");
+    let text = fs::read_to_string(path).map_err(io_error("read", path))?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("Uid:"))
+        .and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok())
+        .ok_or_else(|| io_error("find the Uid line of", path)(io::ErrorKind::InvalidData.into()))
+}
+
+/// Creates `path` with mode 0700, or accepts it when it is a directory of ours that nobody else may enter.
+///
+/// # Errors
+/// When it cannot be created, is no directory (a symbolic link counts as none), belongs to someone else or is open to
+/// others.
+pub fn private_directory(path: &Path) -> Result<(), FileError> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(io_error("create the directory", path)(error)),
+    }
+    let found = fs::symlink_metadata(path).map_err(io_error("look at", path))?;
+    let user = effective_user()?;
+    let not_private = |detail: String| Err(FileError::NotPrivate { path: path.to_owned(), detail });
+    if !found.is_dir() {
+        return not_private("it is not a directory; remove it".to_owned());
+    }
+    if found.uid() != user {
+        return not_private(format!("user {} owns it and we are user {user}", found.uid()));
+    }
+    if found.mode() & 0o077 != 0 {
+        let mode = found.mode() & 0o777;
+        return not_private(format!("its mode is {mode:03o}; run chmod 700 on it"));
+    }
+    Ok(())
+}
+
+/// Writes `content` to `path` atomically with mode 0600: a reader sees the old file or the new one, a crash leaves either.
+///
+/// # Errors
+/// Whatever the file system says.
+pub fn write_private(path: &Path, content: &[u8]) -> Result<(), FileError> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let written = (|| {
+        // A left-over of a crashed process with our id may have any mode: it must not be reused.
+        match fs::remove_file(&temporary) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)?;
+        match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
+            _ => Ok(()),
+        }
+    })();
+    written.map_err(|error| {
+        // The temporary file is worthless now; that it may be left behind is not worth a second error.
+        let _ = fs::remove_file(&temporary);
+        io_error("write", path)(error)
+    })
+}
+
+/// Reads a text of at most `limit_bytes`.
+///
+/// # Errors
+/// When it cannot be read, is longer, or is not UTF-8.
+pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, FileError> {
+    let file = File::open(path).map_err(io_error("open", path))?;
+    let mut text = String::new();
+    let mut limited = file.take(limit_bytes + 1);
+    limited.read_to_string(&mut text).map_err(io_error("read", path))?;
+    if text.len() as u64 > limit_bytes {
+        return Err(FileError::TooLarge { path: path.to_owned(), limit_bytes });
+    }
+    Ok(text)
+}
+
+/// [`read_text`] of a secret: refused when others may read it.
+///
+/// # Errors
+/// As [`read_text`], and [`FileError::NotPrivate`].
+pub fn read_private(path: &Path, limit_bytes: u64) -> Result<String, FileError> {
+    let found = fs::metadata(path).map_err(io_error("open", path))?;
+    if found.mode() & 0o077 != 0 {
+        let mode = found.mode() & 0o777;
+        let detail = format!("its mode is {mode:03o}; run chmod 600 on it");
+        return Err(FileError::NotPrivate { path: path.to_owned(), detail });
+    }
+    read_text(path, limit_bytes)
+}

@@ -1,0 +1,209 @@
+//! Identities: a certificate with its key, and the authority's certificate that others check it against.
+//!
+//! Both travel and are stored as PEM text. Keys never reach a log: `Debug` shows sizes only, and key files that others may
+//! read are refused.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::files::{FileError, read_private, read_text, write_private};
+use crate::role::CLUSTER_NAME_BYTES;
+
+/// Longest PEM file of ours, in bytes.
+pub(crate) const PEM_BYTES: u64 = 16 << 10;
+
+/// Why an identity cannot be made or used.
+#[derive(Debug)]
+pub enum IdentityError {
+    /// The name cannot be a cluster's.
+    ClusterName(String),
+    /// A file of the identity.
+    File(FileError),
+    /// A certificate or key is not what it should be.
+    Malformed {
+        /// What was looked at.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A key could not be made or a certificate not signed.
+    Issue(String),
+}
+
+impl fmt::Display for IdentityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ClusterName(name) => write!(
+                f,
+                "{name:?} cannot name a cluster: use 1 to {CLUSTER_NAME_BYTES} of a-z, 0-9 and -, and no - at either end"
+            ),
+            Self::File(error) => error.fmt(f),
+            Self::Malformed { what, reason } => write!(f, "{what} is unusable: {reason}"),
+            Self::Issue(reason) => write!(f, "cannot issue a certificate: {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for IdentityError {}
+
+impl From<FileError> for IdentityError {
+    fn from(error: FileError) -> Self {
+        Self::File(error)
+    }
+}
+
+impl From<rcgen::Error> for IdentityError {
+    fn from(error: rcgen::Error) -> Self {
+        Self::Issue(error.to_string())
+    }
+}
+
+pub(crate) fn malformed(what: &str, reason: impl fmt::Display) -> IdentityError {
+    IdentityError::Malformed { what: what.to_owned(), reason: reason.to_string() }
+}
+
+/// The cryptography everything here uses, named explicitly: a process-wide default may be another one, or none.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// What a peer trusts: the certificate of a cluster's authority.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Trust {
+    pem: String,
+    der: CertificateDer<'static>,
+}
+
+impl Trust {
+    /// Reads a certificate in PEM; `what` names it in errors.
+    ///
+    /// # Errors
+    /// [`IdentityError::Malformed`].
+    pub fn from_pem(pem: &str, what: &str) -> Result<Self, IdentityError> {
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| malformed(what, e))?;
+        let trust = Self { pem: pem.to_owned(), der };
+        trust.roots().map_err(|e| malformed(what, e))?;
+        Ok(trust)
+    }
+
+    /// Reads `ca.pem`.
+    ///
+    /// # Errors
+    /// When the file cannot be read or holds no certificate.
+    pub fn read(path: &Path) -> Result<Self, IdentityError> {
+        Self::from_pem(&read_text(path, PEM_BYTES)?, &path.display().to_string())
+    }
+
+    /// The certificate in PEM.
+    #[must_use]
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    pub(crate) fn roots(&self) -> Result<RootCertStore, rustls::Error> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.der.clone())?;
+        Ok(roots)
+    }
+}
+
+impl fmt::Debug for Trust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Trust({} bytes)", self.der.len())
+    }
+}
+
+/// A certificate and its key.
+pub struct Identity {
+    certificate_pem: String,
+    key_pem: String,
+    certificate: CertificateDer<'static>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Identity {
+    /// Reads a certificate and its PKCS#8 key, both in PEM; `what` names them in errors.
+    ///
+    /// # Errors
+    /// [`IdentityError::Malformed`].
+    pub fn from_pem(certificate: &str, key: &str, what: &str) -> Result<Self, IdentityError> {
+        Ok(Self {
+            certificate_pem: certificate.to_owned(),
+            key_pem: key.to_owned(),
+            certificate: CertificateDer::from_pem_slice(certificate.as_bytes())
+                .map_err(|e| malformed(what, format!("no certificate: {e}")))?,
+            key: PrivateKeyDer::from_pem_slice(key.as_bytes())
+                .map_err(|e| malformed(what, format!("no private key: {e}")))?,
+        })
+    }
+
+    /// Reads `NAME.pem` and `NAME.key`, the key with mode 0600.
+    ///
+    /// # Errors
+    /// When a file cannot be read, the key is open to others, or either is malformed.
+    pub fn read(directory: &Path, name: &str) -> Result<Self, IdentityError> {
+        let certificate_path = directory.join(format!("{name}.pem"));
+        let key_path = directory.join(format!("{name}.key"));
+        let certificate = read_text(&certificate_path, PEM_BYTES)?;
+        let key = read_private(&key_path, PEM_BYTES)?;
+        Self::from_pem(&certificate, &key, &certificate_path.display().to_string())
+    }
+
+    /// Writes `NAME.key` and then `NAME.pem`, both with mode 0600.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    pub fn write(&self, directory: &Path, name: &str) -> Result<(), IdentityError> {
+        write_private(&directory.join(format!("{name}.key")), self.key_pem.as_bytes())?;
+        write_private(&directory.join(format!("{name}.pem")), self.certificate_pem.as_bytes())?;
+        Ok(())
+    }
+
+    /// The certificate in PEM.
+    #[must_use]
+    pub fn certificate_pem(&self) -> &str {
+        &self.certificate_pem
+    }
+
+    /// The key in PEM: a secret.
+    #[must_use]
+    pub fn key_pem(&self) -> &str {
+        &self.key_pem
+    }
+
+    pub(crate) fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    pub(crate) fn chain(&self) -> Vec<CertificateDer<'static>> {
+        vec![self.certificate.clone()]
+    }
+
+    pub(crate) fn key(&self) -> PrivateKeyDer<'static> {
+        self.key.clone_key()
+    }
+}
+
+impl Clone for Identity {
+    fn clone(&self) -> Self {
+        Self {
+            certificate_pem: self.certificate_pem.clone(),
+            key_pem: self.key_pem.clone(),
+            certificate: self.certificate.clone(),
+            key: self.key.clone_key(),
+        }
+    }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The key never reaches a log.
+        write!(f, "Identity({} bytes of certificate)", self.certificate.len())
+    }
+}

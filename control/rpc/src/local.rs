@@ -1,0 +1,293 @@
+//! How a client on the same machine finds its control plane without configuration.
+//!
+//! A control plane publishes one file, `CLUSTER.local`, in a directory that only its user may enter: where it listens, the
+//! certificate of its authority, and an identity for each role a local process may take. Whoever can read it could read
+//! the authority's key too, so nothing is given away.
+//!
+//! The publisher holds a lock on `CLUSTER.lock` while it lives, which the kernel drops when it dies in any way: a file
+//! without a locked lock is stale, and a reader says so instead of waiting for an address where nobody listens.
+
+use std::env;
+use std::fmt;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use crate::files::{FileError, effective_user, io_error, private_directory, read_private, write_private};
+use crate::identity::{Identity, IdentityError, PEM_BYTES, Trust};
+use crate::role::{ClusterName, Role};
+
+const FIRST_LINE: &str = "kvplane local 1";
+
+/// Longest published file: four certificates, three keys and a few short lines.
+const LOCAL_BYTES: u64 = 8 * PEM_BYTES;
+
+/// A reader holds the lock for an instant while it looks; a publisher tries again this often before it believes that
+/// another publisher holds it.
+const LOCK_ATTEMPTS: u32 = 20;
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+
+/// The per-user directory of published control planes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeDirectory {
+    path: PathBuf,
+}
+
+/// What a local control plane publishes.
+#[derive(Clone, Debug)]
+pub struct LocalCluster {
+    /// The cluster's name.
+    pub cluster: ClusterName,
+    /// Where its control plane listens.
+    pub control: SocketAddr,
+    /// The authority's certificate.
+    pub trust: Trust,
+    identities: Vec<(Role, Identity)>,
+}
+
+/// A published file, for as long as this value lives; dropping it removes the file.
+#[derive(Debug)]
+pub struct Publication {
+    path: PathBuf,
+    _lock: File,
+}
+
+/// Why a local control plane cannot be published or found.
+#[derive(Debug)]
+pub enum LocalError {
+    /// The directory or the file.
+    File(FileError),
+    /// The content of the file.
+    Identity(IdentityError),
+    /// `XDG_RUNTIME_DIR` is no absolute path.
+    Environment(PathBuf),
+    /// Another process already publishes a cluster of that name.
+    AlreadyPublished {
+        /// Of which cluster.
+        cluster: ClusterName,
+        /// The lock that it holds.
+        lock: PathBuf,
+    },
+    /// Nothing was ever published.
+    NotPublished {
+        /// Of which cluster.
+        cluster: ClusterName,
+        /// Where it would be.
+        path: PathBuf,
+    },
+    /// What was published is left over from a process that is gone.
+    Stale {
+        /// Of which cluster.
+        cluster: ClusterName,
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The file is not what a control plane of this version writes.
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl fmt::Display for LocalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(error) => error.fmt(f),
+            Self::Identity(error) => error.fmt(f),
+            Self::Environment(path) => {
+                write!(f, "XDG_RUNTIME_DIR is {}, which is no absolute path", path.display())
+            }
+            Self::AlreadyPublished { cluster, lock } => write!(
+                f,
+                "a control plane of cluster {cluster} already runs for this user (it holds {}); stop it or choose another cluster name",
+                lock.display()
+            ),
+            Self::NotPublished { cluster, path } => write!(
+                f,
+                "no control plane of cluster {cluster} runs for this user: {} does not exist; start `kvplane dev` or name the control plane's address and identity",
+                path.display()
+            ),
+            Self::Stale { cluster, path } => write!(
+                f,
+                "the control plane of cluster {cluster} that wrote {} is gone; start it again",
+                path.display()
+            ),
+            Self::Malformed { path, reason } => {
+                write!(f, "{} is malformed: {reason}; start the control plane again", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for LocalError {}
+
+impl From<FileError> for LocalError {
+    fn from(error: FileError) -> Self {
+        Self::File(error)
+    }
+}
+
+impl LocalCluster {
+    /// What to publish.
+    #[must_use]
+    pub fn new(cluster: ClusterName, control: SocketAddr, trust: Trust, identities: Vec<(Role, Identity)>) -> Self {
+        Self { cluster, control, trust, identities }
+    }
+
+    /// The published identity for `role`.
+    #[must_use]
+    pub fn identity(&self, role: Role) -> Option<&Identity> {
+        self.identities.iter().find(|(r, _)| *r == role).map(|(_, identity)| identity)
+    }
+
+    fn to_text(&self) -> String {
+        let mut text =
+            format!("{FIRST_LINE}\ncluster {}\ncontrol {}\n{}", self.cluster, self.control, self.trust.pem());
+        for (role, identity) in &self.identities {
+            text.push_str(&format!("role {role}\n"));
+            text.push_str(identity.certificate_pem());
+            text.push_str(identity.key_pem());
+        }
+        text
+    }
+
+    fn from_text(text: &str) -> Result<Self, String> {
+        let mut sections = text.split("\nrole ");
+        let head = sections.next().unwrap_or_default();
+        let mut lines = head.splitn(4, '\n');
+        if lines.next() != Some(FIRST_LINE) {
+            return Err(format!("its first line is not {FIRST_LINE:?}"));
+        }
+        let cluster = lines.next().and_then(|l| l.strip_prefix("cluster ")).ok_or("no cluster")?;
+        let control = lines.next().and_then(|l| l.strip_prefix("control ")).ok_or("no control")?;
+        let authority = lines.next().ok_or("no authority")?;
+        let mut identities = Vec::new();
+        for section in sections {
+            let (role, pem) = section.split_once('\n').ok_or("an empty role")?;
+            let role = Role::from_name(role).ok_or_else(|| format!("an unknown role {role:?}"))?;
+            let key_at = pem.find("-----BEGIN PRIVATE KEY-----").ok_or("a role without a key")?;
+            let (certificate, key) = pem.split_at(key_at);
+            let identity = Identity::from_pem(certificate, key, role.name()).map_err(|e| e.to_string())?;
+            identities.push((role, identity));
+        }
+        Ok(Self {
+            cluster: ClusterName::new(cluster).map_err(|e| e.to_string())?,
+            control: control.parse().map_err(|_| format!("{control:?} is no address"))?,
+            trust: Trust::from_pem(&format!("{authority}\n"), "its authority").map_err(|e| e.to_string())?,
+            identities,
+        })
+    }
+}
+
+impl RuntimeDirectory {
+    /// The user's directory: `$XDG_RUNTIME_DIR/kvplane`, else `/run/user/UID/kvplane`, else `/tmp/kvplane-UID`.
+    ///
+    /// # Errors
+    /// When the environment names no absolute path.
+    pub fn of_user() -> Result<Self, LocalError> {
+        if let Some(path) = env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty()) {
+            let path = PathBuf::from(path);
+            if !path.is_absolute() {
+                return Err(LocalError::Environment(path));
+            }
+            return Ok(Self::at(path.join("kvplane")));
+        }
+        let user = effective_user()?;
+        let session = PathBuf::from(format!("/run/user/{user}"));
+        if session.is_dir() {
+            return Ok(Self::at(session.join("kvplane")));
+        }
+        Ok(Self::at(PathBuf::from(format!("/tmp/kvplane-{user}"))))
+    }
+
+    /// The directory at `path`; its parent must exist.
+    #[must_use]
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn file(&self, cluster: &ClusterName, kind: &str) -> PathBuf {
+        self.path.join(format!("{cluster}.{kind}"))
+    }
+
+    fn lock_file(&self, cluster: &ClusterName) -> Result<(PathBuf, File), FileError> {
+        let path = self.file(cluster, "lock");
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(io_error("open", &path))?;
+        Ok((path, file))
+    }
+
+    /// Publishes `local` until the returned value is dropped or this process dies. May wait 200 ms.
+    ///
+    /// # Errors
+    /// When the directory is not private, or another process publishes a cluster of that name.
+    pub fn publish(&self, local: &LocalCluster) -> Result<Publication, LocalError> {
+        private_directory(&self.path)?;
+        let (lock_path, lock) = self.lock_file(&local.cluster)?;
+        let mut attempts = 1;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if attempts < LOCK_ATTEMPTS => {
+                    attempts += 1;
+                    thread::sleep(LOCK_RETRY);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let cluster = local.cluster.clone();
+                    return Err(LocalError::AlreadyPublished { cluster, lock: lock_path });
+                }
+                Err(TryLockError::Error(e)) => return Err(io_error("lock", &lock_path)(e).into()),
+            }
+        }
+        let path = self.file(&local.cluster, "local");
+        write_private(&path, local.to_text().as_bytes())?;
+        Ok(Publication { path, _lock: lock })
+    }
+
+    /// What the control plane of `cluster` published.
+    ///
+    /// # Errors
+    /// When there is none, it is gone, or its file or the directory is not private.
+    pub fn discover(&self, cluster: &ClusterName) -> Result<LocalCluster, LocalError> {
+        let path = self.file(cluster, "local");
+        if let Err(error) = fs::symlink_metadata(&path)
+            && error.kind() == io::ErrorKind::NotFound
+        {
+            return Err(LocalError::NotPublished { cluster: cluster.clone(), path });
+        }
+        // Another user's file must not tell us whom to trust.
+        private_directory(&self.path)?;
+        let text = read_private(&path, LOCAL_BYTES)?;
+        let (lock_path, lock) = self.lock_file(cluster)?;
+        match lock.try_lock_shared() {
+            Ok(()) => return Err(LocalError::Stale { cluster: cluster.clone(), path }),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(e)) => return Err(io_error("lock", &lock_path)(e).into()),
+        }
+        LocalCluster::from_text(&text).map_err(|reason| LocalError::Malformed { path, reason })
+    }
+}
+
+impl Drop for Publication {
+    fn drop(&mut self) {
+        // We hold the lock, so the file is ours. One that cannot be removed is recognised as stale.
+        let _ = fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,366 @@
+//! The calls of the control protocol and their replies.
+//!
+//! One struct per message, each with its kind; a request's kind has the top bit clear, its reply's has it set. A request
+//! without a reply of its own gets [`Done`]. Kinds and fields are append-only within a protocol version, and
+//! golden bytes hold them fast.
+//!
+//! A member and a map travel in `kvplane-proto`'s own encoding inside a byte string, so that a decoded one has passed that
+//! encoding's checks of counts, lengths and ranges.
+
+use std::net::SocketAddr;
+
+use bincode::de::{Decode, Decoder};
+use bincode::enc::{Encode, Encoder};
+use bincode::error::{DecodeError, EncodeError};
+use kvplane_proto::ids::Epoch;
+use kvplane_proto::map::{ClusterMap, Member};
+
+use crate::codec::Message;
+
+/// A message that a client sends, and what it gets back.
+pub trait Request: Message {
+    /// The reply when the call succeeds.
+    type Reply: Message;
+}
+
+macro_rules! messages {
+    ($($name:ident = $kind:literal $size:ident $(=> $reply:ident)?;)+) => {
+        $(
+            impl Message for $name {
+                const KIND: u16 = $kind;
+                const LARGE: bool = messages!(@large $size);
+            }
+            $(impl Request for $name { type Reply = $reply; })?
+        )+
+
+        /// Every kind and its message's name, in order of declaration.
+        pub const KINDS: &[(u16, &str)] = &[$(($kind, stringify!($name))),+];
+    };
+    (@large small) => { false };
+    (@large large) => { true };
+}
+
+messages! {
+    Hello = 0x0001 small => Welcome;
+    Join = 0x0002 small => Joined;
+    Heartbeat = 0x0003 small => Alive;
+    Leave = 0x0004 small => Done;
+    GetMap = 0x0005 small => MapReply;
+    WatchMap = 0x0006 small;
+    RegisterSegment = 0x0007 small => Done;
+    RenewSegments = 0x0008 small => Renewed;
+    UnregisterSegment = 0x0009 small => Done;
+    GetSegment = 0x000a small => SegmentReply;
+    ListSegments = 0x000b small => SegmentList;
+    Status = 0x000c small => StatusReply;
+    Welcome = 0x8001 small;
+    Joined = 0x8002 small;
+    Alive = 0x8003 small;
+    Done = 0x8004 small;
+    MapReply = 0x8005 large;
+    Renewed = 0x8008 small;
+    SegmentReply = 0x800a small;
+    SegmentList = 0x800b large;
+    StatusReply = 0x800c large;
+}
+
+/// First call of every connection.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Hello {
+    /// Program and version of the caller, for logs.
+    pub software: String,
+}
+
+/// The answer to [`Hello`]: who answers, and what it expects.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Welcome {
+    /// Program and version of the control plane.
+    pub software: String,
+    /// Identity of its state: epochs of different states do not compare.
+    pub state_id: u64,
+    /// Epoch of its map.
+    pub epoch: u64,
+    /// How often a member sends a heartbeat, in nanoseconds.
+    pub heartbeat_interval_ns: u64,
+    /// A member that is not heard from for this long is no member any more, in nanoseconds.
+    pub heartbeat_deadline_ns: u64,
+}
+
+/// Makes a node a member. It is in the map from its first heartbeat on, which it sends at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Join {
+    /// Who it is, where its shards listen, and its share.
+    pub member: Member,
+    /// Bytes it contributes, for operators.
+    pub capacity_bytes: u64,
+    /// Version of its program, for operators.
+    pub version: String,
+}
+
+/// The answer to [`Join`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Joined {
+    /// The newest epoch.
+    pub epoch: u64,
+    /// How often to send a heartbeat, in nanoseconds.
+    pub heartbeat_interval_ns: u64,
+    /// How long the member may be silent before it is out, in nanoseconds.
+    pub heartbeat_deadline_ns: u64,
+}
+
+/// A sign of life of a member.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Heartbeat {
+    /// Which member.
+    pub node: u64,
+    /// In which life.
+    pub incarnation: u64,
+    /// What it holds.
+    pub load: Load,
+}
+
+/// What a member holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Load {
+    /// Objects in its index.
+    pub objects: u64,
+    /// Bytes of its pools that are taken.
+    pub used_bytes: u64,
+    /// Bytes of its pools.
+    pub capacity_bytes: u64,
+}
+
+/// Ends a membership.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Leave {
+    /// Which member.
+    pub node: u64,
+    /// In which life; an operator who removes a member passes none.
+    pub incarnation: Option<u64>,
+}
+
+/// The call is done and there is nothing to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Done;
+
+/// The answer to [`Heartbeat`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Alive {
+    /// The newest epoch.
+    pub epoch: u64,
+}
+
+/// Asks for the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct GetMap;
+
+/// Asks for the map and all later ones: the reply is a stream of [`MapReply`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct WatchMap {
+    /// Epoch of the map that the caller has; it is not sent again.
+    pub known_epoch: Option<u64>,
+}
+
+/// The cluster map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapReply {
+    /// The map.
+    pub map: ClusterMap,
+}
+
+fn decode_map(bytes: &[u8]) -> Result<ClusterMap, DecodeError> {
+    ClusterMap::decode(bytes).map_err(|error| DecodeError::OtherString(error.to_string()))
+}
+
+impl Encode for MapReply {
+    fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
+        let mut bytes = Vec::new();
+        self.map.encode(&mut bytes);
+        bytes.encode(encoder)
+    }
+}
+
+impl<Context> Decode<Context> for MapReply {
+    fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
+        Ok(Self { map: decode_map(&Vec::<u8>::decode(decoder)?)? })
+    }
+}
+
+/// A member travels as a map of one.
+impl Encode for Join {
+    fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
+        let map = ClusterMap { epoch: Epoch(0), replicas: 1, members: vec![self.member.clone()] };
+        map.validate().map_err(|error| EncodeError::OtherString(error.to_string()))?;
+        MapReply { map }.encode(encoder)?;
+        self.capacity_bytes.encode(encoder)?;
+        self.version.encode(encoder)
+    }
+}
+
+impl<Context> Decode<Context> for Join {
+    fn decode<D: Decoder<Context = Context>>(decoder: &mut D) -> Result<Self, DecodeError> {
+        let mut members = MapReply::decode(decoder)?.map.members;
+        let (Some(member), true) = (members.pop(), members.is_empty()) else {
+            return Err(DecodeError::Other("a join names exactly one member"));
+        };
+        let capacity_bytes = u64::decode(decoder)?;
+        Ok(Self { member, capacity_bytes, version: String::decode(decoder)? })
+    }
+}
+
+/// Who serves a segment. Tags are append-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Owner {
+    /// One life of a member: its segments live as long.
+    Node {
+        /// The member.
+        node: u64,
+        /// Its life.
+        incarnation: u64,
+    },
+    /// A client that is no member: it renews its segments.
+    Client {
+        /// The random number it drew at its start.
+        client: u64,
+    },
+}
+
+/// What a segment's memory is. Tags are append-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Kind {
+    /// Main memory.
+    Dram,
+    /// Memory of an accelerator.
+    Gpu,
+    /// A file or a block device.
+    Nvme,
+}
+
+/// A segment in the catalog: named, registered memory that peers may read and write.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Segment {
+    /// Its name, unique in the cluster.
+    pub name: String,
+    /// Who serves it.
+    pub owner: Owner,
+    /// What its memory is.
+    pub kind: Kind,
+    /// Its size.
+    pub bytes: u64,
+    /// Where its owner answers questions about it.
+    pub address: SocketAddr,
+    /// For clients: how long it lives after the client's last renewal, in nanoseconds. For members: 0.
+    pub ttl_ns: u64,
+}
+
+/// Puts a segment into the catalog.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct RegisterSegment {
+    /// The segment.
+    pub segment: Segment,
+}
+
+/// Keeps all segments of a client in the catalog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct RenewSegments {
+    /// The random number it drew at its start.
+    pub client: u64,
+}
+
+/// The answer to [`RenewSegments`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Renewed {
+    /// How many segments live on.
+    pub segments: u64,
+}
+
+/// Takes a segment out of the catalog; only its owner may. One that is not there does no harm.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct UnregisterSegment {
+    /// Who serves it.
+    pub owner: Owner,
+    /// Its name.
+    pub name: String,
+}
+
+/// Asks for one segment.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct GetSegment {
+    /// Its name.
+    pub name: String,
+}
+
+/// One segment.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct SegmentReply {
+    /// The segment.
+    pub segment: Segment,
+}
+
+/// Asks for a page of segments.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct ListSegments {
+    /// Only names after this one: the last of the previous page.
+    pub after: Option<String>,
+    /// Most segments to return; the control plane may return fewer.
+    pub limit: u32,
+}
+
+/// A page of segments.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct SegmentList {
+    /// The segments, by name.
+    pub segments: Vec<Segment>,
+    /// Whether there are more after the last.
+    pub more: bool,
+}
+
+/// Asks for the state of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Status;
+
+/// The state of the cluster, for operators.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct StatusReply {
+    /// Program and version of the control plane.
+    pub software: String,
+    /// The cluster's name.
+    pub cluster: String,
+    /// How long the control plane runs, in nanoseconds.
+    pub uptime_ns: u64,
+    /// Epoch of the map.
+    pub epoch: u64,
+    /// Copies per slot.
+    pub replicas: u8,
+    /// Segments in the catalog.
+    pub segments: u64,
+    /// All nodes known, ended lives included, by node id.
+    pub members: Vec<MemberStatus>,
+}
+
+/// One member, for operators.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct MemberStatus {
+    /// Which node.
+    pub node: u64,
+    /// In which life.
+    pub incarnation: u64,
+    /// Its state, in the word of the control plane's state table.
+    pub state: String,
+    /// Its share of the slots.
+    pub weight: u32,
+    /// Its shards.
+    pub shards: u32,
+    /// Its failure domain.
+    pub failure_domain: String,
+    /// Its host.
+    pub host: String,
+    /// Version of its program.
+    pub version: String,
+    /// Bytes it said it contributes.
+    pub capacity_bytes: u64,
+    /// How long ago it was heard of, in nanoseconds; none since the control plane started.
+    pub silent_ns: Option<u64>,
+    /// What its last heartbeat said.
+    pub load: Option<Load>,
+}

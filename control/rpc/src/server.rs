@@ -1,0 +1,217 @@
+//! The server's side: accepts connections and checks who speaks.
+//!
+//! One task per connection and one per call, all bounded: a permit per connection, QUIC's stream limit per call. Nothing a
+//! peer sends reaches the service before its size, kind and the caller's role were checked. A peer that breaks the protocol
+//! loses its connection and nobody else's; every such event is reported to [`Service::observe`].
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::{Connection, ConnectionError, Endpoint, Incoming};
+use rustls::pki_types::CertificateDer;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+
+use crate::call::Call;
+use crate::error::{
+    ALERT_CERTIFICATE_REQUIRED, ALERT_NO_APPLICATION_PROTOCOL, CloseCode, is_bad_certificate, transport_code,
+};
+use crate::identity::{Identity, Trust};
+use crate::limits::{Limits, LimitsError};
+use crate::role::{ClusterName, Role, role_of};
+use crate::service::{Caller, Event, Rejection, Service};
+use crate::tls::{TlsError, server_config};
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Where to listen; port 0 lets the system choose.
+    pub listen: SocketAddr,
+    /// Which cluster's certificates count.
+    pub cluster: ClusterName,
+    /// The control plane's own identity.
+    pub identity: Identity,
+    /// Whose certificates callers must present.
+    pub trust: Trust,
+    /// Limits.
+    pub limits: Limits,
+}
+
+/// Why a server does not start.
+#[derive(Debug)]
+pub enum ServeError {
+    /// The limits contradict each other.
+    Limits(LimitsError),
+    /// The identity is unusable.
+    Tls(TlsError),
+    /// The address cannot be listened on.
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limits(error) => error.fmt(f),
+            Self::Tls(error) => error.fmt(f),
+            Self::Listen { address, source } if source.kind() == io::ErrorKind::AddrInUse => {
+                write!(
+                    f,
+                    "UDP port {} of {} is in use: stop what listens there, or choose another port (0 takes a free one)",
+                    address.port(),
+                    address.ip()
+                )
+            }
+            Self::Listen { address, source } => write!(f, "cannot listen on UDP {address}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for ServeError {}
+
+/// A listening server. Dropping it stops it at once.
+pub struct Server {
+    endpoint: Endpoint,
+    address: SocketAddr,
+    accept: JoinHandle<()>,
+}
+
+impl Server {
+    /// Starts to listen. Must be called on a tokio runtime, which then drives the server.
+    ///
+    /// # Errors
+    /// See [`ServeError`].
+    pub fn start(config: &ServerConfig, service: Arc<dyn Service>) -> Result<Self, ServeError> {
+        config.limits.check().map_err(ServeError::Limits)?;
+        let tls = server_config(&config.identity, &config.trust, &config.limits).map_err(ServeError::Tls)?;
+        let listen = |source| ServeError::Listen { address: config.listen, source };
+        let endpoint = Endpoint::server(tls, config.listen).map_err(listen)?;
+        let address = endpoint.local_addr().map_err(listen)?;
+        let host = Host {
+            service,
+            cluster: config.cluster.clone(),
+            limits: config.limits,
+            permits: Arc::new(Semaphore::new(config.limits.connections)),
+        };
+        let accept = tokio::spawn(Arc::new(host).accept(endpoint.clone()));
+        Ok(Self { endpoint, address, accept })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Closes all connections, telling callers why, and waits up to `deadline` until they know.
+    pub async fn close(self, deadline: Duration) {
+        self.endpoint.close(CloseCode::ShuttingDown.wire(), b"the control plane is going down");
+        // A caller that does not acknowledge finds out by its idle timeout.
+        let _ = timeout(deadline, self.endpoint.wait_idle()).await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.endpoint.close(CloseCode::ShuttingDown.wire(), b"the control plane is going down");
+        self.accept.abort();
+    }
+}
+
+/// What all connections share.
+pub(crate) struct Host {
+    pub(crate) service: Arc<dyn Service>,
+    cluster: ClusterName,
+    pub(crate) limits: Limits,
+    permits: Arc<Semaphore>,
+}
+
+impl Host {
+    async fn accept(self: Arc<Self>, endpoint: Endpoint) {
+        // Connections die with this set: with the server.
+        let mut connections = JoinSet::new();
+        loop {
+            tokio::select! {
+                incoming = endpoint.accept() => {
+                    let Some(incoming) = incoming else { return };
+                    let Ok(permit) = self.permits.clone().try_acquire_owned() else {
+                        self.service.observe(Event::Rejected(Rejection::Full));
+                        incoming.refuse();
+                        continue;
+                    };
+                    // When crowded, who claims an address must show that packets reach it there.
+                    let crowded = self.permits.available_permits() < self.limits.connections / 2;
+                    if crowded && !incoming.remote_address_validated() && incoming.may_retry() {
+                        // It fails only for a connection that may not retry, which was asked.
+                        let _ = incoming.retry();
+                        continue;
+                    }
+                    connections.spawn(self.clone().connection(incoming, permit));
+                }
+                Some(_) = connections.join_next() => {}
+            }
+        }
+    }
+
+    async fn connection(self: Arc<Self>, incoming: Incoming, _permit: OwnedSemaphorePermit) {
+        let reject = |reason| self.service.observe(Event::Rejected(reason));
+        let connecting = match incoming.accept() {
+            Ok(connecting) => connecting,
+            Err(error) => return reject(classify(&error)),
+        };
+        let connection = match timeout(self.limits.connect_deadline, connecting).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(error)) => return reject(classify(&error)),
+            Err(_) => return reject(Rejection::Deadline),
+        };
+        let Some(role) = caller_role(&connection, &self.cluster) else {
+            let reason = format!("the certificate names no role in cluster {}", self.cluster);
+            connection.close(CloseCode::NoRole.wire(), reason.as_bytes());
+            return reject(Rejection::Certificate);
+        };
+        let caller = Caller { role, address: connection.remote_address() };
+        self.service.observe(Event::Connected);
+        self.serve(&connection, caller).await;
+        self.service.observe(Event::Disconnected);
+    }
+
+    async fn serve(self: &Arc<Self>, connection: &Connection, caller: Caller) {
+        // Calls die with this set: with the connection.
+        let mut calls = JoinSet::new();
+        loop {
+            tokio::select! {
+                stream = connection.accept_bi() => {
+                    let Ok((send, receive)) = stream else { return };
+                    let call = Call { host: self.clone(), connection: connection.clone(), caller };
+                    calls.spawn(call.run(send, receive));
+                }
+                Some(_) = calls.join_next() => {}
+            }
+        }
+    }
+}
+
+fn classify(error: &ConnectionError) -> Rejection {
+    match transport_code(error) {
+        Some(ALERT_NO_APPLICATION_PROTOCOL) => Rejection::Protocol,
+        Some(ALERT_CERTIFICATE_REQUIRED) => Rejection::Certificate,
+        Some(code) if is_bad_certificate(code) => Rejection::Certificate,
+        _ if matches!(error, ConnectionError::VersionMismatch) => Rejection::Protocol,
+        _ if matches!(error, ConnectionError::TimedOut) => Rejection::Deadline,
+        _ => Rejection::Other,
+    }
+}
+
+fn caller_role(connection: &Connection, cluster: &ClusterName) -> Option<Role> {
+    let identity = connection.peer_identity()?;
+    let chain = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+    role_of(chain.first()?, cluster)
+}

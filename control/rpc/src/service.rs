@@ -1,0 +1,129 @@
+//! What a server needs behind it: the calls, the maps to watch, and someone to count.
+//!
+//! A service is called on the endpoint's runtime and must not block for long; it answers at once or refuses. What reaches it
+//! has passed the checks of size, form and role.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::codec::{CodecError, encode};
+use crate::error::Refusal;
+use crate::message::{
+    Alive, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, MapReply, RegisterSegment,
+    RenewSegments, Renewed, SegmentList, SegmentReply, StatusReply, UnregisterSegment, Welcome,
+};
+use crate::role::Role;
+
+/// Who makes a call, as its certificate proves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Its role.
+    pub role: Role,
+    /// Where it calls from.
+    pub address: SocketAddr,
+}
+
+/// Why a connection was turned away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rejection {
+    /// Another version of the protocol.
+    Protocol,
+    /// No certificate, one of another authority, or one without a role in this cluster.
+    Certificate,
+    /// TLS took too long.
+    Deadline,
+    /// Too many connections.
+    Full,
+    /// Anything else that ends a handshake.
+    Other,
+}
+
+impl Rejection {
+    /// All reasons, in declaration order.
+    pub const ALL: [Self; 5] = [Self::Protocol, Self::Certificate, Self::Deadline, Self::Full, Self::Other];
+
+    /// The word for it in metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Protocol => "protocol",
+            Self::Certificate => "certificate",
+            Self::Deadline => "deadline",
+            Self::Full => "full",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// What happens at the rim, for counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A caller with a role arrived.
+    Connected,
+    /// It went away.
+    Disconnected,
+    /// A connection was turned away.
+    Rejected(Rejection),
+    /// A peer sent something that is not a message; its connection was closed.
+    BadFrame,
+    /// A call was answered, or refused by role or by the service.
+    Called {
+        /// The method's name.
+        method: &'static str,
+        /// Whether it succeeded.
+        ok: bool,
+    },
+}
+
+/// The calls. One method each; none may block.
+pub trait Service: Send + Sync + 'static {
+    /// Greets a caller.
+    fn hello(&self, caller: Caller, call: Hello) -> Result<Welcome, Refusal>;
+    /// Makes a node a member.
+    fn join(&self, caller: Caller, call: Join) -> Result<Joined, Refusal>;
+    /// A sign of life, with load.
+    fn heartbeat(&self, caller: Caller, call: Heartbeat) -> Result<Alive, Refusal>;
+    /// Ends a membership.
+    fn leave(&self, caller: Caller, call: Leave) -> Result<Done, Refusal>;
+    /// Puts a segment into the catalog.
+    fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<Done, Refusal>;
+    /// Keeps a client's segments in the catalog.
+    fn renew_segments(&self, caller: Caller, call: RenewSegments) -> Result<Renewed, Refusal>;
+    /// Takes a segment out of the catalog.
+    fn unregister_segment(&self, caller: Caller, call: UnregisterSegment) -> Result<Done, Refusal>;
+    /// One segment by name.
+    fn get_segment(&self, caller: Caller, call: GetSegment) -> Result<SegmentReply, Refusal>;
+    /// A page of segments.
+    fn list_segments(&self, caller: Caller, call: ListSegments) -> Result<SegmentList, Refusal>;
+    /// The state of the cluster, for operators.
+    fn status(&self, caller: Caller) -> Result<StatusReply, Refusal>;
+    /// The current map, and every later one, as frames of [`MapReply`].
+    fn maps(&self) -> watch::Receiver<MapFrame>;
+    /// Counts an event.
+    fn observe(&self, event: Event);
+}
+
+/// A map, encoded once for all who watch it.
+#[derive(Clone, Debug)]
+pub struct MapFrame {
+    pub(crate) epoch: u64,
+    pub(crate) frame: Arc<[u8]>,
+}
+
+impl MapFrame {
+    /// Encodes `reply`.
+    ///
+    /// # Errors
+    /// [`CodecError::TooLarge`].
+    pub fn new(reply: &MapReply) -> Result<Self, CodecError> {
+        Ok(Self { epoch: reply.map.epoch.0, frame: encode(reply)?.into() })
+    }
+
+    /// Epoch of the map.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+}

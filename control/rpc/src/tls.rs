@@ -1,0 +1,89 @@
+//! TLS and transport parameters of both ends.
+//!
+//! TLS 1.3 with certificates on both sides, always. ALPN carries the protocol version: a peer of another version fails the
+//! handshake with an alert of its own. No 0-RTT: its data could be replayed.
+
+use std::fmt;
+use std::sync::Arc;
+
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{IdleTimeout, TransportConfig, VarInt};
+use rustls::server::WebPkiClientVerifier;
+
+use crate::identity::{Identity, Trust, provider};
+use crate::limits::Limits;
+
+/// The protocol and its version, in ALPN.
+pub const PROTOCOL_NAME: &str = "kvplane/1";
+
+/// Certificates that TLS will not work with.
+#[derive(Debug)]
+pub struct TlsError(String);
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TLS cannot use this identity: {}", self.0)
+    }
+}
+
+impl std::error::Error for TlsError {}
+
+fn tls_error(error: impl fmt::Display) -> TlsError {
+    TlsError(error.to_string())
+}
+
+fn transport(limits: &Limits, peer_calls: u32) -> Result<TransportConfig, TlsError> {
+    let mut transport = TransportConfig::default();
+    transport
+        .max_concurrent_bidi_streams(VarInt::from_u32(peer_calls))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .datagram_receive_buffer_size(None)
+        .stream_receive_window(VarInt::from_u32(Limits::STREAM_WINDOW_BYTES))
+        .receive_window(VarInt::from_u32(Limits::CONNECTION_WINDOW_BYTES))
+        .send_window(u64::from(Limits::CONNECTION_WINDOW_BYTES))
+        .max_idle_timeout(Some(IdleTimeout::try_from(limits.idle_timeout).map_err(tls_error)?));
+    Ok(transport)
+}
+
+/// The server's configuration: only callers with a certificate from `trust`.
+pub(crate) fn server_config(
+    identity: &Identity,
+    trust: &Trust,
+    limits: &Limits,
+) -> Result<quinn::ServerConfig, TlsError> {
+    let roots = Arc::new(trust.roots().map_err(tls_error)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build().map_err(tls_error)?;
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(tls_error)?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(identity.chain(), identity.key())
+        .map_err(tls_error)?;
+    tls.alpn_protocols = vec![PROTOCOL_NAME.as_bytes().to_vec()];
+    let crypto = QuicServerConfig::try_from(tls).map_err(tls_error)?;
+    let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
+    config.max_incoming(limits.connections);
+    config.transport_config(Arc::new(transport(limits, limits.calls_per_connection)?));
+    Ok(config)
+}
+
+/// A client's configuration: only servers with a certificate from `trust`, and its own certificate for them.
+pub(crate) fn client_config(
+    identity: &Identity,
+    trust: &Trust,
+    limits: &Limits,
+) -> Result<quinn::ClientConfig, TlsError> {
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(tls_error)?
+        .with_root_certificates(trust.roots().map_err(tls_error)?)
+        .with_client_auth_cert(identity.chain(), identity.key())
+        .map_err(tls_error)?;
+    tls.alpn_protocols = vec![PROTOCOL_NAME.as_bytes().to_vec()];
+    let crypto = QuicClientConfig::try_from(tls).map_err(tls_error)?;
+    let mut config = quinn::ClientConfig::new(Arc::new(crypto));
+    let mut transport = transport(limits, 0)?;
+    transport.keep_alive_interval(Some(limits.keep_alive_interval));
+    config.transport_config(Arc::new(transport));
+    Ok(config)
+}

@@ -1,0 +1,159 @@
+//! Watching the cluster map: the latest one, kept current over reconnections.
+//!
+//! A watch holds one map, never a queue: who is slow skips maps, which is right, as only the latest counts. It goes on
+//! with the last map while the control plane is away. A map with an older epoch is ignored, except after the control plane
+//! said that its state is another one ([`Welcome::state_id`]): then its epochs start anew.
+//!
+//! [`Welcome::state_id`]: crate::message::Welcome::state_id
+
+use std::sync::Arc;
+
+use kvplane_proto::ids::Epoch;
+use kvplane_proto::map::ClusterMap;
+use quinn::{Connection, RecvStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::client::Client;
+use crate::codec::{HEADER_BYTES, Header, Message, decode_body, encode};
+use crate::error::{CallError, Refusal};
+use crate::message::{MapReply, WatchMap};
+
+/// What a watch knows.
+#[derive(Clone, Debug, Default)]
+pub struct WatchState {
+    /// The latest map; none before the first arrived.
+    pub map: Option<Arc<ClusterMap>>,
+    /// Why the map may be out of date; none while the control plane is connected.
+    pub trouble: Option<Arc<CallError>>,
+}
+
+/// A watch in progress; dropping it ends it.
+#[derive(Debug)]
+pub struct MapWatch {
+    receiver: watch::Receiver<WatchState>,
+    task: JoinHandle<()>,
+}
+
+impl MapWatch {
+    /// What is known now.
+    #[must_use]
+    pub fn state(&self) -> WatchState {
+        self.receiver.borrow().clone()
+    }
+
+    /// Waits until map or trouble change, and returns both.
+    pub async fn changed(&mut self) -> WatchState {
+        // The sender lives as long as the task, which lives as long as `self`; it ends early only with its runtime.
+        if self.receiver.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        self.receiver.borrow_and_update().clone()
+    }
+
+    /// Waits for a map other than the one with epoch `known`.
+    pub async fn newer(&mut self, known: Option<Epoch>) -> Arc<ClusterMap> {
+        loop {
+            if let Some(map) = self.state().map
+                && known != Some(map.epoch)
+            {
+                return map;
+            }
+            self.changed().await;
+        }
+    }
+}
+
+impl Drop for MapWatch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Client {
+    /// Watches the cluster map. Must be called on a tokio runtime.
+    #[must_use]
+    pub fn watch_map(&self) -> MapWatch {
+        let (sender, receiver) = watch::channel(WatchState::default());
+        let client = self.clone();
+        let task = tokio::spawn(async move {
+            let mut state_id = None;
+            loop {
+                let error = client.follow(&sender, &mut state_id).await;
+                sender.send_modify(|state| state.trouble = Some(Arc::new(error)));
+                // How soon to try again is the connection's to say; this bounds a stream that ends at once.
+                tokio::time::sleep(client.limits().backoff_min).await;
+            }
+        });
+        MapWatch { receiver, task }
+    }
+
+    /// Follows the map over one connection until that breaks.
+    async fn follow(&self, sender: &watch::Sender<WatchState>, state_id: &mut Option<u64>) -> CallError {
+        // Long enough for the longest wait between two attempts.
+        let patience = self.limits().backoff_max + self.limits().connect_deadline;
+        let (connection, welcome) = match self.connection(Instant::now() + patience).await {
+            Ok(found) => found,
+            Err(error) => return error,
+        };
+        let same_state = state_id.replace(welcome.state_id) == Some(welcome.state_id);
+        let mut known = match &sender.borrow().map {
+            Some(map) if same_state => Some(map.epoch),
+            _ => None,
+        };
+        let mut receive = match self.subscribe(&connection, known).await {
+            Ok(receive) => receive,
+            Err(error) => return error,
+        };
+        sender.send_if_modified(|state| state.trouble.take().is_some());
+        loop {
+            match self.next_map(&connection, &mut receive).await {
+                Ok(map) if known.is_some_and(|known| map.epoch <= known) => {}
+                Ok(map) => {
+                    known = Some(map.epoch);
+                    sender.send_modify(|state| state.map = Some(Arc::new(map)));
+                }
+                Err(error) => return error,
+            }
+        }
+    }
+
+    async fn subscribe(&self, connection: &Connection, known: Option<Epoch>) -> Result<RecvStream, CallError> {
+        let call = WatchMap { known_epoch: known.map(|epoch| epoch.0) };
+        let frame = encode(&call).map_err(CallError::BadRequest)?;
+        let subscribe = async {
+            let (mut send, receive) = connection.open_bi().await.map_err(|e| e.to_string())?;
+            send.write_all(&frame).await.map_err(|e| e.to_string())?;
+            send.finish().map_err(|e| e.to_string())?;
+            Ok(receive)
+        };
+        let waited = self.limits().call_deadline;
+        match tokio::time::timeout(waited, subscribe).await {
+            Ok(Ok(receive)) => Ok(receive),
+            Ok(Err(reason)) => Err(self.broken(connection, reason).await),
+            Err(_) => Err(CallError::Deadline { address: self.address(), waited }),
+        }
+    }
+
+    /// The next map; waits for as long as the connection is alive, which keep-alives and the idle timeout see to.
+    async fn next_map(&self, connection: &Connection, receive: &mut RecvStream) -> Result<ClusterMap, CallError> {
+        let address = self.address();
+        let bad_reply = |error| CallError::BadReply { address, error };
+        let mut header = [0; HEADER_BYTES];
+        if let Err(error) = receive.read_exact(&mut header).await {
+            return Err(self.broken(connection, error.to_string()).await);
+        }
+        let header = Header::decode(&header).map_err(bad_reply)?;
+        let refused = header.kind == Refusal::KIND;
+        let header = if refused { header.expect::<Refusal>() } else { header.expect::<MapReply>() };
+        let mut body = vec![0; header.map_err(bad_reply)?.body_bytes];
+        if let Err(error) = receive.read_exact(&mut body).await {
+            return Err(self.broken(connection, error.to_string()).await);
+        }
+        if refused {
+            return Err(CallError::Refused(decode_body(&body).map_err(bad_reply)?));
+        }
+        Ok(decode_body::<MapReply>(&body).map_err(bad_reply)?.map)
+    }
+}

@@ -1,0 +1,206 @@
+//! A control plane for tests of the rim: it knows one map, remembers what it was called with, and decides nothing.
+
+#![allow(dead_code, unreachable_pub)] // Not every test file uses everything.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kvplane_proto::ids::Epoch;
+use kvplane_proto::map::ClusterMap;
+use kvplane_proto::rng::Rng;
+use kvplane_rpc::message::*;
+use kvplane_rpc::{
+    Authority, Caller, Client, ClientConfig, ClusterName, ConnectError, Event, Limits, MapFrame, Refusal, RefusalCode,
+    Role, ServeError, Server, ServerConfig, Service,
+};
+use tokio::sync::watch;
+
+/// A directory that goes away with the test.
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("kvplane-rpc-{}-{count}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a temporary directory");
+        Self(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn cluster() -> ClusterName {
+    ClusterName::new("test").expect("a good name")
+}
+
+pub fn map(epoch: u64) -> ClusterMap {
+    ClusterMap { epoch: Epoch(epoch), replicas: 1, members: vec![] }
+}
+
+pub struct Recorder {
+    pub maps: watch::Sender<MapFrame>,
+    pub events: Mutex<Vec<Event>>,
+    pub callers: Mutex<Vec<Caller>>,
+    pub state_id: u64,
+}
+
+impl Recorder {
+    pub fn new(state_id: u64, epoch: u64) -> Arc<Self> {
+        let frame = MapFrame::new(&MapReply { map: map(epoch) }).expect("a small map");
+        Arc::new(Self { maps: watch::channel(frame).0, events: Mutex::default(), callers: Mutex::default(), state_id })
+    }
+
+    pub fn publish(&self, epoch: u64) {
+        let frame = MapFrame::new(&MapReply { map: map(epoch) }).expect("a small map");
+        self.maps.send_replace(frame);
+    }
+
+    pub fn saw(&self, event: Event) -> bool {
+        self.events.lock().expect("no panic").contains(&event)
+    }
+
+    /// Waits until `event` was seen; the test's own limit ends a wait in vain.
+    pub async fn until(&self, event: Event) {
+        while !self.saw(event) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+impl Service for Recorder {
+    fn hello(&self, caller: Caller, _: Hello) -> Result<Welcome, Refusal> {
+        self.callers.lock().expect("no panic").push(caller);
+        Ok(Welcome {
+            software: "test".to_owned(),
+            state_id: self.state_id,
+            epoch: self.maps.borrow().epoch(),
+            heartbeat_interval_ns: 1,
+            heartbeat_deadline_ns: 2,
+        })
+    }
+    fn join(&self, _: Caller, _: Join) -> Result<Joined, Refusal> {
+        Ok(Joined { epoch: 1, heartbeat_interval_ns: 1, heartbeat_deadline_ns: 2 })
+    }
+    fn heartbeat(&self, _: Caller, _: Heartbeat) -> Result<Alive, Refusal> {
+        Ok(Alive { epoch: 1 })
+    }
+    fn leave(&self, _: Caller, _: Leave) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
+    fn register_segment(&self, _: Caller, _: RegisterSegment) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
+    fn renew_segments(&self, _: Caller, _: RenewSegments) -> Result<Renewed, Refusal> {
+        Ok(Renewed { segments: 0 })
+    }
+    fn unregister_segment(&self, _: Caller, _: UnregisterSegment) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
+    fn get_segment(&self, _: Caller, call: GetSegment) -> Result<SegmentReply, Refusal> {
+        Err(Refusal::new(RefusalCode::NotFound, format!("no segment {:?}", call.name)))
+    }
+    fn list_segments(&self, _: Caller, _: ListSegments) -> Result<SegmentList, Refusal> {
+        Ok(SegmentList { segments: vec![], more: false })
+    }
+    fn status(&self, _: Caller) -> Result<StatusReply, Refusal> {
+        Err(Refusal::new(RefusalCode::ShuttingDown, "a test"))
+    }
+    fn maps(&self) -> watch::Receiver<MapFrame> {
+        self.maps.subscribe()
+    }
+    fn observe(&self, event: Event) {
+        self.events.lock().expect("no panic").push(event);
+    }
+}
+
+/// Short waits, so that tests of dead peers end soon.
+pub fn limits() -> Limits {
+    Limits {
+        call_deadline: Duration::from_secs(2),
+        connect_deadline: Duration::from_secs(2),
+        idle_timeout: Duration::from_millis(1500),
+        keep_alive_interval: Duration::from_millis(300),
+        backoff_min: Duration::from_millis(5),
+        backoff_max: Duration::from_millis(50),
+        ..Limits::DEFAULT
+    }
+}
+
+pub struct Rig {
+    pub authority: Authority,
+    pub service: Arc<Recorder>,
+    pub server: Server,
+}
+
+impl Rig {
+    pub async fn start() -> Self {
+        Self::start_with(limits()).await
+    }
+
+    pub async fn start_with(limits: Limits) -> Self {
+        let authority = Authority::generate(&cluster()).expect("an authority");
+        let service = Recorder::new(1, 1);
+        let server = serve(&authority, SocketAddr::from(([127, 0, 0, 1], 0)), &service, limits).await;
+        Self { authority, service, server }
+    }
+
+    pub fn config(&self, role: Role) -> ClientConfig {
+        ClientConfig {
+            address: self.server.address(),
+            cluster: cluster(),
+            trust: self.authority.trust().clone(),
+            identity: self.authority.issue(role).expect("an identity"),
+            software: "test client".to_owned(),
+            limits: limits(),
+        }
+    }
+
+    pub async fn client(&self, role: Role) -> Client {
+        connect(&self.config(role)).await.expect("a connection")
+    }
+}
+
+pub async fn serve(authority: &Authority, listen: SocketAddr, service: &Arc<Recorder>, limits: Limits) -> Server {
+    let config = ServerConfig {
+        listen,
+        cluster: authority.cluster().clone(),
+        identity: authority.issue(Role::Control).expect("an identity"),
+        trust: authority.trust().clone(),
+        limits,
+    };
+    // A server that was just closed gives its port back when its runtime comes to it.
+    loop {
+        match Server::start(&config, service.clone()) {
+            Err(ServeError::Listen { source, .. }) if source.kind() == ErrorKind::AddrInUse => {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            started => return started.expect("a server"),
+        }
+    }
+}
+
+pub async fn connect(config: &ClientConfig) -> Result<Client, ConnectError> {
+    Ok(Client::connect(config, Rng::new(1, "test")).await?.0)
+}
+
+/// Runs a test on a runtime like the control plane's, and ends it when it hangs.
+pub fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        tokio::time::timeout(Duration::from_secs(30), test).await.expect("the test hangs");
+    });
+}

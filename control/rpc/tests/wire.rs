@@ -1,0 +1,295 @@
+//! The bytes of the control protocol: golden frames, limits, and arbitrary input.
+
+use std::net::SocketAddr;
+
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
+use kvplane_rpc::codec::{CodecError, HEADER_BYTES, Header, Message, decode, encode};
+use kvplane_rpc::limits::{LARGE_BODY_BYTES, PAGE_SEGMENTS, SMALL_BODY_BYTES};
+use kvplane_rpc::message::*;
+use kvplane_rpc::{Refusal, RefusalCode};
+use proptest::prelude::*;
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn member() -> Member {
+    Member {
+        node: NodeId(7),
+        incarnation: Incarnation(2),
+        weight: 100,
+        failure_domain: "rack-1".to_owned(),
+        host: "boot-id".to_owned(),
+        shards: vec![ShardAddress {
+            tcp: SocketAddr::from(([127, 0, 0, 1], 7001)),
+            shm: Some("/run/kvplane/0".to_owned()),
+        }],
+    }
+}
+
+fn join() -> Join {
+    Join { member: member(), capacity_bytes: 3, version: "v".to_owned() }
+}
+
+fn segment() -> Segment {
+    Segment {
+        name: "s".to_owned(),
+        owner: Owner::Node { node: 7, incarnation: 2 },
+        kind: Kind::Gpu,
+        bytes: 4096,
+        address: SocketAddr::from(([127, 0, 0, 1], 7001)),
+        ttl_ns: 0,
+    }
+}
+
+/// Every message has its bytes here; a changed line is a changed protocol and needs another version.
+#[test]
+fn golden_frames() {
+    let load = Load { objects: 1, used_bytes: 2, capacity_bytes: 3 };
+    let mut found = String::new();
+    let mut show = |name: &str, frame: Result<Vec<u8>, CodecError>| {
+        found.push_str(&format!("{name} {}\n", hex(&frame.expect("a small message"))));
+    };
+    show("Hello", encode(&Hello { software: "a 1".to_owned() }));
+    show("Join", encode(&join()));
+    show("Heartbeat", encode(&Heartbeat { node: 7, incarnation: 2, load }));
+    show("Leave", encode(&Leave { node: 7, incarnation: Some(2) }));
+    show("GetMap", encode(&GetMap));
+    show("WatchMap", encode(&WatchMap { known_epoch: None }));
+    show("RegisterSegment", encode(&RegisterSegment { segment: segment() }));
+    show("RenewSegments", encode(&RenewSegments { client: 5 }));
+    let name = "s".to_owned();
+    let owner = Owner::Client { client: 5 };
+    show("UnregisterSegment", encode(&UnregisterSegment { owner, name }));
+    show("GetSegment", encode(&GetSegment { name: "s".to_owned() }));
+    show("ListSegments", encode(&ListSegments { after: Some("r".to_owned()), limit: 9 }));
+    show("Status", encode(&Status));
+    show(
+        "Welcome",
+        encode(&Welcome {
+            software: "b 1".to_owned(),
+            state_id: 9,
+            epoch: 1,
+            heartbeat_interval_ns: 5,
+            heartbeat_deadline_ns: 6,
+        }),
+    );
+    let joined = Joined { epoch: 1, heartbeat_interval_ns: 2, heartbeat_deadline_ns: 3 };
+    show("Joined", encode(&joined));
+    show("Alive", encode(&Alive { epoch: 1 }));
+    show("Renewed", encode(&Renewed { segments: 2 }));
+    show("Done", encode(&Done));
+    let map = ClusterMap { epoch: Epoch(3), replicas: 1, members: vec![] };
+    show("MapReply", encode(&MapReply { map }));
+    show("SegmentReply", encode(&SegmentReply { segment: segment() }));
+    show("SegmentList", encode(&SegmentList { segments: vec![segment()], more: true }));
+    let status = MemberStatus {
+        node: 7,
+        incarnation: 2,
+        state: "alive".to_owned(),
+        weight: 100,
+        shards: 1,
+        failure_domain: "r".to_owned(),
+        host: "h".to_owned(),
+        version: "v".to_owned(),
+        capacity_bytes: 3,
+        silent_ns: Some(4),
+        load: Some(load),
+    };
+    show(
+        "StatusReply",
+        encode(&StatusReply {
+            software: "b 1".to_owned(),
+            cluster: "dev".to_owned(),
+            uptime_ns: 8,
+            epoch: 1,
+            replicas: 2,
+            segments: 1,
+            members: vec![status],
+        }),
+    );
+    show("Refusal", encode(&Refusal::new(RefusalCode::NotFound, "no")));
+    assert_eq!(found, include_str!("golden_frames.txt"));
+    let shown: Vec<&str> = found.lines().filter_map(|line| line.split(' ').next()).collect();
+    for (_, name) in KINDS {
+        assert!(shown.contains(name), "{name} has no golden frame");
+    }
+}
+
+#[test]
+fn kinds_are_distinct() {
+    let mut kinds: Vec<u16> = KINDS.iter().map(|(kind, _)| *kind).collect();
+    kinds.push(Refusal::KIND);
+    let count = kinds.len();
+    kinds.sort_unstable();
+    kinds.dedup();
+    assert_eq!(kinds.len(), count);
+}
+
+#[test]
+fn refusal_codes_never_change() {
+    let codes: Vec<(u16, String)> = RefusalCode::ALL.iter().map(|code| (*code as u16, format!("{code:?}"))).collect();
+    let names: Vec<&str> = codes.iter().map(|(_, name)| name.as_str()).collect();
+    assert_eq!(codes.iter().map(|(code, _)| *code).collect::<Vec<_>>(), (1..=14).collect::<Vec<_>>());
+    assert_eq!(
+        names,
+        [
+            "BadRequest",
+            "NotPermitted",
+            "UnknownMember",
+            "StaleIncarnation",
+            "LimitReached",
+            "NotFound",
+            "AlreadyExists",
+            "Storage",
+            "ShuttingDown",
+            "TooLarge",
+            "LifeEnded",
+            "IncarnationReused",
+            "NodeIdInUse",
+            "UnknownClient"
+        ]
+    );
+}
+
+#[test]
+fn a_member_survives_the_round_trip() {
+    let join = join();
+    assert_eq!(decode::<Join>(&encode(&join).expect("it fits")), Ok(join));
+}
+
+#[test]
+fn wrong_headers_are_told_apart() {
+    let good = encode(&Leave { node: 1, incarnation: None }).expect("it fits");
+    let with = |at: usize, byte: u8| {
+        let mut frame = good.clone();
+        frame[at] = byte;
+        decode::<Leave>(&frame).expect_err("a wrong header")
+    };
+    assert!(matches!(with(0, b'X'), CodecError::Magic(_)));
+    assert_eq!(with(4, 2), CodecError::Version(2));
+    assert_eq!(with(6, 5), CodecError::Kind(5));
+    assert!(matches!(with(8, 1), CodecError::Length { .. }));
+    let too_large = CodecError::TooLarge {
+        kind: Leave::KIND,
+        bytes: good.len() - HEADER_BYTES + (1 << 24),
+        limit_bytes: SMALL_BODY_BYTES,
+    };
+    assert_eq!(with(11, 1), too_large);
+    assert_eq!(decode::<Leave>(&good[..5]), Err(CodecError::Short { bytes: 5 }));
+}
+
+#[test]
+fn trailing_bytes_are_an_error_even_when_announced() {
+    let mut frame = encode(&Leave { node: 1, incarnation: None }).expect("it fits");
+    frame.push(0);
+    assert!(matches!(decode::<Leave>(&frame), Err(CodecError::Length { .. })));
+    frame[8] += 1;
+    assert!(matches!(decode::<Leave>(&frame), Err(CodecError::Length { .. })), "announced");
+}
+
+/// Without a limit these few bytes would make the decoder reserve terabytes, which aborts the process.
+#[test]
+fn a_hostile_length_is_an_error() {
+    let list = SegmentList { segments: vec![], more: false };
+    let mut frame = encode(&list).expect("it fits");
+    frame[HEADER_BYTES..HEADER_BYTES + 8].copy_from_slice(&(1u64 << 40).to_le_bytes());
+    assert!(matches!(decode::<SegmentList>(&frame), Err(CodecError::Body { .. })));
+}
+
+#[test]
+fn a_body_above_its_limit_is_not_sent() {
+    let name = "n".repeat(SMALL_BODY_BYTES);
+    let error = encode(&GetSegment { name }).expect_err("too large");
+    assert!(matches!(error, CodecError::TooLarge { limit_bytes: SMALL_BODY_BYTES, .. }));
+    const { assert!(SMALL_BODY_BYTES < LARGE_BODY_BYTES) };
+}
+
+#[test]
+fn a_join_names_exactly_one_member() {
+    let empty = ClusterMap { epoch: Epoch(0), replicas: 1, members: vec![] };
+    let mut frame = encode(&MapReply { map: empty }).expect("it fits");
+    frame[6..8].copy_from_slice(&Join::KIND.to_le_bytes());
+    assert!(matches!(decode::<Join>(&frame), Err(CodecError::Body { .. })));
+}
+
+/// Decodes `frame` as every message; none may panic.
+fn decode_as_all(frame: &[u8]) {
+    let _ = Header::decode(frame);
+    let _ = decode::<Hello>(frame);
+    let _ = decode::<Join>(frame);
+    let _ = decode::<Heartbeat>(frame);
+    let _ = decode::<Leave>(frame);
+    let _ = decode::<WatchMap>(frame);
+    let _ = decode::<RegisterSegment>(frame);
+    let _ = decode::<RenewSegments>(frame);
+    let _ = decode::<UnregisterSegment>(frame);
+    let _ = decode::<GetSegment>(frame);
+    let _ = decode::<Welcome>(frame);
+    let _ = decode::<Joined>(frame);
+    let _ = decode::<Alive>(frame);
+    let _ = decode::<Renewed>(frame);
+    let _ = decode::<ListSegments>(frame);
+    let _ = decode::<MapReply>(frame);
+    let _ = decode::<SegmentReply>(frame);
+    let _ = decode::<SegmentList>(frame);
+    let _ = decode::<StatusReply>(frame);
+    let _ = decode::<Refusal>(frame);
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_frames_never_panic(frame in prop::collection::vec(any::<u8>(), 0..300)) {
+        decode_as_all(&frame);
+    }
+
+    /// A good header in front, so that bodies are reached; lengths in the body are often huge or small on purpose.
+    #[test]
+    fn arbitrary_bodies_never_panic(
+        index in 0..KINDS.len(),
+        words in prop::collection::vec(prop_oneof![Just(u64::MAX), Just(1 << 40), 0..9u64, any::<u64>()], 0..30),
+        tail in prop::collection::vec(any::<u8>(), 0..8),
+    ) {
+        let mut body: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        body.extend_from_slice(&tail);
+        let mut frame = b"KVPC\x01\x00".to_vec();
+        frame.extend_from_slice(&KINDS[index].0.to_le_bytes());
+        frame.extend_from_slice(&(body.len() as u32).to_le_bytes());
+        frame.extend_from_slice(&body);
+        decode_as_all(&frame);
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded(names in prop::collection::vec(".{0,20}", 0..20), bytes: u64, more: bool) {
+        let segments = names.into_iter().map(|name| Segment { name, bytes, ..segment() }).collect();
+        let list = SegmentList { segments, more };
+        prop_assert_eq!(decode::<SegmentList>(&encode(&list).unwrap()), Ok(list));
+    }
+
+    #[test]
+    fn a_cut_frame_is_an_error(cut in 0usize..1000) {
+        let frame = encode(&join()).unwrap();
+        let cut = cut % frame.len();
+        prop_assert!(decode::<Join>(&frame[..cut]).is_err());
+    }
+}
+
+/// The largest page of the longest names fits, on the wire and in the decoder's count of memory.
+#[test]
+fn a_full_page_survives_the_round_trip() {
+    let longest = Segment { name: "n".repeat(255), ..segment() };
+    let list = SegmentList { segments: vec![longest; PAGE_SEGMENTS], more: true };
+    assert_eq!(decode::<SegmentList>(&encode(&list).expect("it fits")), Ok(list));
+}
+
+/// The largest member a map may hold can join.
+#[test]
+fn the_largest_member_fits() {
+    let mut join = join();
+    join.member.failure_domain = "f".repeat(128);
+    join.member.host = "h".repeat(64);
+    let shard = ShardAddress { tcp: "[::1]:7001".parse().unwrap(), shm: Some("s".repeat(107)) };
+    join.member.shards = vec![shard; 256];
+    assert_eq!(decode::<Join>(&encode(&join).expect("it fits")), Ok(join));
+}

@@ -1,0 +1,118 @@
+//! How a control plane is set up, and why it does not start.
+
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
+use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
+
+use crate::store::StoreError;
+
+/// Settings of a control plane.
+#[derive(Clone, Debug)]
+pub struct ControlConfig {
+    /// The cluster: its name, copies per slot, heartbeats, limits.
+    pub cluster: ClusterConfig,
+    /// Where to listen for QUIC; port 0 lets the system choose.
+    pub listen: SocketAddr,
+    /// Where to serve HTTP, if at all. HTTP has no authentication, so the address must be a loopback one.
+    pub http_listen: Option<SocketAddr>,
+    /// Lifts the restriction on `http_listen`, for networks that are trusted as a whole.
+    pub http_without_authentication_anywhere: bool,
+    /// Directory of the state and the authority's key, made with mode 0700 if its parent exists. Without one, nothing
+    /// outlives the process and the authority is new each time.
+    pub state_directory: Option<PathBuf>,
+    /// Where to leave identities for processes of the same user, if at all.
+    pub publish: Option<RuntimeDirectory>,
+    /// Limits of connections and calls.
+    pub limits: Limits,
+}
+
+impl ControlConfig {
+    /// A control plane of `cluster` on free loopback ports, without HTTP, without durable state, unpublished.
+    #[must_use]
+    pub fn new(cluster: &str) -> Self {
+        Self {
+            cluster: ClusterConfig::new(cluster),
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            http_listen: None,
+            http_without_authentication_anywhere: false,
+            state_directory: None,
+            publish: None,
+            limits: Limits::DEFAULT,
+        }
+    }
+}
+
+/// Why a control plane does not start.
+#[derive(Debug)]
+pub enum StartError {
+    /// The cluster's name cannot be in certificates, the authority is unusable, or its directory is.
+    Identity(IdentityError),
+    /// The state cannot be opened or read.
+    Store(StoreError),
+    /// The settings contradict each other or the stored state.
+    Cluster(ClusterError),
+    /// What starting itself changes could not be made durable or published.
+    FirstChange(String),
+    /// The QUIC endpoint.
+    Serve(ServeError),
+    /// HTTP would be open to others.
+    HttpNotLoopback(SocketAddr),
+    /// HTTP cannot listen.
+    HttpListen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// Nothing could be left for local processes.
+    Publish(LocalError),
+    /// No thread or runtime could be had.
+    Thread(io::Error),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Identity(error) => error.fmt(f),
+            Self::Store(error) => error.fmt(f),
+            Self::Cluster(error) => error.fmt(f),
+            Self::FirstChange(reason) => f.write_str(reason),
+            Self::Serve(error) => error.fmt(f),
+            Self::HttpNotLoopback(address) => write!(
+                f,
+                "HTTP on {address} would be open to others without authentication: use a loopback address, or allow it explicitly"
+            ),
+            Self::HttpListen { address, source } if source.kind() == io::ErrorKind::AddrInUse => {
+                write!(
+                    f,
+                    "TCP port {} of {} is in use: stop what listens there, or choose another HTTP port (0 takes a free one)",
+                    address.port(),
+                    address.ip()
+                )
+            }
+            Self::HttpListen { address, source } => {
+                write!(f, "cannot listen for HTTP on TCP {address}: {source}")
+            }
+            Self::Publish(error) => error.fmt(f),
+            Self::Thread(error) => write!(f, "cannot start the control thread: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl From<IdentityError> for StartError {
+    fn from(error: IdentityError) -> Self {
+        Self::Identity(error)
+    }
+}
+
+impl From<StoreError> for StartError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}

@@ -1,0 +1,186 @@
+//! The control plane's driver: gives the pure [`Cluster`] its inputs and the time, and carries out what it asks for.
+//!
+//! Records before maps: an output is carried out before the next, so a map is published only when the records behind it are
+//! durable. When they cannot be made durable, nothing more is published and the control plane stops; what it holds in
+//! memory is ahead of what it would remember.
+//!
+//! Everything runs on one thread; the lock is there for the compiler and is never waited for.
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use kvplane_cluster::{Cluster, Counters, Input, Output, Reply};
+use kvplane_rpc::message::{Load, MapReply, MemberStatus};
+use kvplane_rpc::{MapFrame, Refusal, RefusalCode};
+use tokio::sync::{Notify, watch};
+use tokio::time::sleep_until;
+
+use crate::counts::Counts;
+use crate::store::Store;
+
+mod calls;
+
+/// Program and version, as callers see it.
+pub(crate) const SOFTWARE: &str = concat!("kvplane-control ", env!("CARGO_PKG_VERSION"));
+
+struct Core {
+    cluster: Cluster,
+    store: Store,
+    /// Why nothing may be changed any more.
+    failure: Option<String>,
+}
+
+/// The control plane, as its endpoints see it.
+pub(crate) struct Control {
+    core: Mutex<Core>,
+    maps: watch::Sender<MapFrame>,
+    /// Set once, when the control plane must stop.
+    failed: watch::Sender<Option<String>>,
+    rearm: Notify,
+    started: Instant,
+    pub(crate) counts: Counts,
+}
+
+impl Control {
+    /// Takes a cluster that was just made and carries out its first outputs.
+    pub(crate) fn new(cluster: Cluster, store: Store, started: Instant) -> Result<Self, Refusal> {
+        let map = MapReply { map: cluster.map().clone() };
+        let control = Self {
+            core: Mutex::new(Core { cluster, store, failure: None }),
+            maps: watch::channel(frame(&map)?).0,
+            failed: watch::channel(None).0,
+            rearm: Notify::new(),
+            started,
+            counts: Counts::default(),
+        };
+        control.carry_out(&mut *control.core()?)?;
+        Ok(control)
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The core, unless the control plane has failed.
+    fn core(&self) -> Result<MutexGuard<'_, Core>, Refusal> {
+        let Ok(core) = self.core.lock() else {
+            let reason = "an earlier call ended in a bug; the state in memory is not trusted";
+            self.failed.send_replace(Some(reason.to_owned()));
+            return Err(Refusal::new(RefusalCode::ShuttingDown, reason));
+        };
+        match &core.failure {
+            Some(reason) => Err(Refusal::new(RefusalCode::Storage, reason.clone())),
+            None => Ok(core),
+        }
+    }
+
+    /// One input, and everything that follows from it.
+    fn handle(&self, input: Input) -> Result<Reply, Refusal> {
+        let mut core = self.core()?;
+        let due_ns = core.cluster.poll_timeout();
+        let reply = core.cluster.handle(input, self.now_ns());
+        self.carry_out(&mut core)?;
+        if core.cluster.poll_timeout() != due_ns {
+            self.rearm.notify_one();
+        }
+        reply.map_err(Refusal::from)
+    }
+
+    fn carry_out(&self, core: &mut Core) -> Result<(), Refusal> {
+        while let Some(output) = core.cluster.poll_output() {
+            match output {
+                Output::Persist(changes) => {
+                    if let Err(error) = core.store.commit(&changes) {
+                        let reason = error.to_string();
+                        core.failure = Some(reason.clone());
+                        self.failed.send_replace(Some(reason.clone()));
+                        return Err(Refusal::new(RefusalCode::Storage, reason));
+                    }
+                }
+                Output::MapChanged(map) => {
+                    self.maps.send_replace(frame(&MapReply { map })?);
+                }
+                // Who waits for a member sees the map without it; the loss itself is in the counters.
+                Output::MemberLost { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets time pass until the control plane fails; returns why.
+    pub(crate) async fn run(&self) -> String {
+        let mut failed = self.failed.subscribe();
+        loop {
+            if let Some(reason) = failed.borrow_and_update().clone() {
+                return reason;
+            }
+            let due_ns = self.core().ok().and_then(|core| core.cluster.poll_timeout());
+            let due = async {
+                match due_ns {
+                    Some(due_ns) => {
+                        let due = self.started + Duration::from_nanos(due_ns);
+                        sleep_until(due.into()).await;
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = due => {
+                    // A failure is seen at the top of the loop.
+                    let _ = self.handle(Input::Tick);
+                }
+                () = self.rearm.notified() => {}
+                _ = failed.changed() => {}
+            }
+        }
+    }
+
+    /// What HTTP shows; fails when the control plane has.
+    pub(crate) fn view(&self) -> Result<View, Refusal> {
+        let core = self.core()?;
+        let mut view = View {
+            cluster: core.cluster.config().cluster.clone(),
+            epoch: core.cluster.map().epoch.0,
+            counters: core.cluster.counters(),
+            uptime_ns: self.now_ns(),
+            members: Vec::new(),
+            segments: core.cluster.segments().map(|segment| segment.name.clone()).collect(),
+        };
+        view.members.extend(core.cluster.members().map(|member| self.member_status(&member)));
+        Ok(view)
+    }
+
+    fn member_status(&self, view: &kvplane_cluster::MemberView<'_>) -> MemberStatus {
+        MemberStatus {
+            node: view.member.node.0,
+            incarnation: view.member.incarnation.0,
+            state: format!("{:?}", view.state).to_lowercase(),
+            weight: view.member.weight,
+            // A member has at most a few hundred shards.
+            shards: view.member.shards.len() as u32,
+            failure_domain: view.member.failure_domain.clone(),
+            host: view.member.host.clone(),
+            version: view.version.to_owned(),
+            capacity_bytes: view.capacity_bytes,
+            silent_ns: view.heard_ns.map(|heard_ns| self.now_ns().saturating_sub(heard_ns)),
+            load: view.load.map(Load::from),
+        }
+    }
+}
+
+/// A snapshot for HTTP.
+pub(crate) struct View {
+    pub(crate) cluster: String,
+    pub(crate) epoch: u64,
+    pub(crate) counters: Counters,
+    pub(crate) uptime_ns: u64,
+    pub(crate) members: Vec<MemberStatus>,
+    pub(crate) segments: Vec<String>,
+}
+
+fn frame(map: &MapReply) -> Result<MapFrame, Refusal> {
+    MapFrame::new(map).map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))
+}
+
+#[cfg(test)]
+mod tests;

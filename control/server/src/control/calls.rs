@@ -1,0 +1,142 @@
+//! The calls, each as one input to the cluster or one look at it.
+
+use kvplane_cluster::{ClientId, Input, Reply, SegmentOwner};
+use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_rpc::limits::PAGE_SEGMENTS;
+use kvplane_rpc::message::{
+    Alive, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, Owner, RegisterSegment,
+    RenewSegments, Renewed, Segment, SegmentList, SegmentReply, StatusReply, UnregisterSegment, Welcome,
+};
+use kvplane_rpc::{Caller, Event, MapFrame, Refusal, RefusalCode, Role, Service};
+use tokio::sync::watch;
+
+use super::{Control, SOFTWARE};
+
+/// The core answers each input with its own kind of reply.
+fn unexpected(reply: &Reply) -> Refusal {
+    let reason = format!("a bug: the cluster answered {reply:?}");
+    Refusal::new(RefusalCode::ShuttingDown, reason)
+}
+
+/// A client speaks for itself, a node for itself and for clients in its process.
+fn check_owner(caller: Caller, owner: Owner) -> Result<SegmentOwner, Refusal> {
+    match (caller.role, owner) {
+        (Role::Client, Owner::Node { node, .. }) => {
+            let reason = format!("a certificate of role client may not offer memory of node {node}");
+            Err(Refusal::new(RefusalCode::NotPermitted, reason))
+        }
+        _ => Ok(owner.into()),
+    }
+}
+
+impl Service for Control {
+    fn hello(&self, _: Caller, _: Hello) -> Result<Welcome, Refusal> {
+        let core = self.core()?;
+        let config = core.cluster.config();
+        Ok(Welcome {
+            software: SOFTWARE.to_owned(),
+            state_id: core.store.state_id(),
+            epoch: core.cluster.map().epoch.0,
+            heartbeat_interval_ns: config.heartbeat_interval_ns,
+            heartbeat_deadline_ns: config.heartbeat_deadline_ns,
+        })
+    }
+
+    fn join(&self, _: Caller, call: Join) -> Result<Joined, Refusal> {
+        let Join { member, capacity_bytes, version } = call;
+        match self.handle(Input::Join { member, capacity_bytes, version })? {
+            Reply::Joined { epoch, heartbeat_interval_ns, heartbeat_deadline_ns } => {
+                Ok(Joined { epoch: epoch.0, heartbeat_interval_ns, heartbeat_deadline_ns })
+            }
+            reply => Err(unexpected(&reply)),
+        }
+    }
+
+    fn heartbeat(&self, _: Caller, call: Heartbeat) -> Result<Alive, Refusal> {
+        let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
+        match self.handle(Input::Heartbeat { node, incarnation, load: call.load.into() })? {
+            Reply::Alive { epoch } => Ok(Alive { epoch: epoch.0 }),
+            reply => Err(unexpected(&reply)),
+        }
+    }
+
+    fn leave(&self, caller: Caller, call: Leave) -> Result<Done, Refusal> {
+        let node = NodeId(call.node);
+        let incarnation = match (call.incarnation, caller.role) {
+            (Some(incarnation), _) => Incarnation(incarnation),
+            (None, Role::Admin | Role::Control) => {
+                let core = self.core()?;
+                let found = core.cluster.members().find(|view| view.member.node == node);
+                let Some(found) = found else {
+                    let reason = format!("node {node} is not known");
+                    return Err(Refusal::new(RefusalCode::UnknownMember, reason));
+                };
+                found.member.incarnation
+            }
+            (None, Role::Node | Role::Client) => {
+                let reason = format!("node {node} must say which of its lives ends");
+                return Err(Refusal::new(RefusalCode::BadRequest, reason));
+            }
+        };
+        self.handle(Input::Leave { node, incarnation }).map(|_| Done)
+    }
+
+    fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<Done, Refusal> {
+        check_owner(caller, call.segment.owner)?;
+        self.handle(Input::RegisterSegment { segment: call.segment.into() }).map(|_| Done)
+    }
+
+    fn renew_segments(&self, _: Caller, call: RenewSegments) -> Result<Renewed, Refusal> {
+        let client = ClientId(call.client);
+        match self.handle(Input::ClientHeartbeat { client })? {
+            Reply::Renewed { segments } => Ok(Renewed { segments: segments as u64 }),
+            reply => Err(unexpected(&reply)),
+        }
+    }
+
+    fn unregister_segment(&self, caller: Caller, call: UnregisterSegment) -> Result<Done, Refusal> {
+        let owner = check_owner(caller, call.owner)?;
+        self.handle(Input::UnregisterSegment { owner, name: call.name }).map(|_| Done)
+    }
+
+    fn get_segment(&self, _: Caller, call: GetSegment) -> Result<SegmentReply, Refusal> {
+        match self.core()?.cluster.segment(&call.name) {
+            Some(segment) => Ok(SegmentReply { segment: segment.clone().into() }),
+            None => {
+                let reason = format!("there is no segment {:?}", call.name);
+                Err(Refusal::new(RefusalCode::NotFound, reason))
+            }
+        }
+    }
+
+    fn list_segments(&self, _: Caller, call: ListSegments) -> Result<SegmentList, Refusal> {
+        let limit = (call.limit as usize).clamp(1, PAGE_SEGMENTS);
+        match self.handle(Input::ListSegments { after: call.after, limit })? {
+            Reply::Segments { segments, more } => {
+                Ok(SegmentList { segments: segments.into_iter().map(Segment::from).collect(), more })
+            }
+            reply => Err(unexpected(&reply)),
+        }
+    }
+
+    fn status(&self, _: Caller) -> Result<StatusReply, Refusal> {
+        let view = self.view()?;
+        Ok(StatusReply {
+            software: SOFTWARE.to_owned(),
+            cluster: view.cluster,
+            uptime_ns: view.uptime_ns,
+            epoch: view.epoch,
+            replicas: self.core()?.cluster.config().replicas,
+            segments: view.segments.len() as u64,
+            members: view.members,
+        })
+    }
+
+    fn maps(&self) -> watch::Receiver<MapFrame> {
+        self.maps.subscribe()
+    }
+
+    fn observe(&self, event: Event) {
+        self.counts.observe(event);
+    }
+}

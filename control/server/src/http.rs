@@ -1,0 +1,172 @@
+//! HTTP for probes, Prometheus and tools that know Mooncake's paths: read-only, without authentication, on loopback.
+//!
+//! | path | answer |
+//! |---|---|
+//! | `/health` | JSON; status 503 once the control plane cannot go on |
+//! | `/metrics` | Prometheus text |
+//! | `/get_all_segments` | names of segments, one a line |
+//!
+//! One request per connection, all of it within a deadline; heads are limited, and a request with a body is refused unread.
+//! At most a fixed number of connections are served at a time; further ones wait in the listen queue.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::control::{Control, SOFTWARE};
+use crate::counts::is_live;
+
+/// Connections served at a time.
+const CONNECTIONS: usize = 64;
+/// All of a request, from connection to last byte of the answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// The head of a request.
+const HEAD_DEADLINE: Duration = Duration::from_secs(5);
+const HEAD_BYTES: usize = 16 << 10;
+const HEADERS: usize = 64;
+
+const _: () = assert!(HEAD_DEADLINE.as_secs() < DEADLINE.as_secs());
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Listens on `address`; needs a runtime.
+pub(crate) async fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address).await?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+/// Serves until dropped.
+pub(crate) async fn serve(listener: TcpListener, control: Arc<Control>) {
+    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut connections = JoinSet::new();
+    loop {
+        // It is never closed.
+        let Ok(permit) = permits.clone().acquire_owned().await else { return };
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(connection(stream, control.clone(), permit));
+                }
+                // Out of descriptors, mostly: accepting at once again would spin.
+                Err(_) => sleep(Duration::from_millis(100)).await,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, control: Arc<Control>, _permit: OwnedSemaphorePermit) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let response = answer(&control, &request);
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_DEADLINE)
+        .max_buf_size(HEAD_BYTES)
+        .max_headers(HEADERS)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    // A client that breaks HTTP, dawdles or goes away harms only itself.
+    let _ = timeout(DEADLINE, serving).await;
+}
+
+type Answer = (StatusCode, &'static str, String);
+
+fn answer(control: &Control, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    let (path, (status, content_type, body)) = route(control, request);
+    control.counts.observe_http(path, status.as_u16());
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+/// The path, as metrics name it, and the answer.
+fn route(control: &Control, request: &Request<Incoming>) -> (&'static str, Answer) {
+    let path = match request.uri().path() {
+        "/health" => "/health",
+        "/metrics" => "/metrics",
+        "/get_all_segments" => "/get_all_segments",
+        _ => {
+            let text = "There are /health, /metrics and /get_all_segments.\n".to_owned();
+            return ("other", (StatusCode::NOT_FOUND, TEXT, text));
+        }
+    };
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let text = "Only GET and HEAD are served.\n".to_owned();
+        return (path, (StatusCode::METHOD_NOT_ALLOWED, TEXT, text));
+    }
+    if !request.body().is_end_stream() {
+        let text = "A request with a body is not served.\n".to_owned();
+        return (path, (StatusCode::PAYLOAD_TOO_LARGE, TEXT, text));
+    }
+    let view = match control.view() {
+        Ok(view) => view,
+        Err(refusal) => {
+            let text = serde_json::json!({ "status": "failed", "reason": refusal.reason });
+            return (path, (StatusCode::SERVICE_UNAVAILABLE, JSON, format!("{text}\n")));
+        }
+    };
+    let answer = match path {
+        "/health" => {
+            let health = serde_json::json!({
+                "status": "ok",
+                "service_ready": true,
+                "software": SOFTWARE,
+                "cluster": view.cluster,
+                "epoch": view.epoch,
+                "members": view.members.iter().filter(|member| is_live(member)).count(),
+                "uptime_seconds": view.uptime_ns / 1_000_000_000,
+            });
+            (StatusCode::OK, JSON, format!("{health}\n"))
+        }
+        "/metrics" => (StatusCode::OK, PROMETHEUS, control.counts.render(&view)),
+        _ => (StatusCode::OK, TEXT, lines(&view.segments)),
+    };
+    (path, answer)
+}
+
+/// One name a line; control characters, which could feign a line, are escaped.
+fn lines(names: &[String]) -> String {
+    let mut text = String::new();
+    for name in names {
+        for letter in name.chars() {
+            if letter.is_control() {
+                text.extend(letter.escape_default());
+            } else {
+                text.push(letter);
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lines;
+
+    #[test]
+    fn a_name_cannot_feign_a_line() {
+        let names = ["plain".to_owned(), "two\nlines".to_owned(), "é".to_owned()];
+        assert_eq!(lines(&names), "plain\ntwo\\nlines\né\n");
+    }
+}

@@ -1,0 +1,268 @@
+//! A running control plane: one thread, one single-threaded runtime, never on a shard's core unless the system puts it there.
+//!
+//! Starting is synchronous and complete: when [`ControlServer::start`] returns, the state is read, the ports are open and
+//! local processes can find it. Nothing is polled: the thread sleeps until a packet, a request or a deadline.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use kvplane_cluster::Cluster;
+use kvplane_rpc::files::private_directory;
+use kvplane_rpc::{Authority, ClusterName, LocalCluster, Publication, Role, Server, ServerConfig, Service, random_u64};
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+
+use crate::config::{ControlConfig, StartError};
+use crate::control::Control;
+use crate::http;
+use crate::store::Store;
+
+/// File of the state within the state directory.
+pub const STATE_FILE: &str = "state.redb";
+
+/// How long a dropped handle waits for its thread.
+const DROP_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Of a shutdown, the time that callers get to learn of it.
+const GOODBYE: Duration = Duration::from_millis(500);
+
+/// Starts control planes.
+pub struct ControlServer;
+
+/// Why a control plane ended by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EndError {
+    /// It could not go on: the state cannot be written, or a bug was found.
+    Failed(String),
+    /// It did not end in time; its thread goes on.
+    Deadline(Duration),
+}
+
+impl fmt::Display for EndError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(reason) => write!(f, "the control plane stopped: {reason}"),
+            Self::Deadline(waited) => {
+                write!(f, "the control plane did not stop within {:.1} s", waited.as_secs_f64())
+            }
+        }
+    }
+}
+
+impl std::error::Error for EndError {}
+
+/// A running control plane. Dropping it shuts it down.
+pub struct ControlHandle {
+    address: SocketAddr,
+    http_address: Option<SocketAddr>,
+    local: LocalCluster,
+    stop: Option<oneshot::Sender<()>>,
+    ended: mpsc::Receiver<Result<(), EndError>>,
+    /// What came out of `ended`, which gives it only once.
+    result: Option<Result<(), EndError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for ControlHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ControlHandle({}, http {:?})", self.address, self.http_address)
+    }
+}
+
+/// What is up once a control plane has started.
+struct Running {
+    control: Arc<Control>,
+    server: Server,
+    http: Option<(TcpListener, SocketAddr)>,
+    local: LocalCluster,
+    _publication: Option<Publication>,
+}
+
+impl ControlServer {
+    /// Starts a control plane on a thread of its own.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left running then.
+    pub fn start(config: ControlConfig) -> Result<ControlHandle, StartError> {
+        let (started, starting) = mpsc::channel();
+        let (finished, ended) = mpsc::channel();
+        let (stop, stopping) = oneshot::channel();
+        let body = move || {
+            let up = Builder::new_current_thread().enable_all().build().map_err(StartError::Thread);
+            let up = up.and_then(|runtime| {
+                let running = runtime.block_on(bring_up(config))?;
+                Ok((runtime, running))
+            });
+            match up {
+                // Whoever started us is waiting.
+                Err(error) => drop(started.send(Err(error))),
+                Ok((runtime, running)) => {
+                    let addresses = (running.server.address(), running.http.as_ref().map(|http| http.1));
+                    let _ = started.send(Ok((addresses, running.local.clone())));
+                    let _ = finished.send(live(&runtime, running, stopping));
+                }
+            }
+        };
+        let thread =
+            thread::Builder::new().name("kvplane-control".to_owned()).spawn(body).map_err(StartError::Thread)?;
+        match starting.recv() {
+            Ok(Ok(((address, http_address), local))) => Ok(ControlHandle {
+                address,
+                http_address,
+                local,
+                stop: Some(stop),
+                ended,
+                result: None,
+                thread: Some(thread),
+            }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                let reason = "it ended in a bug while starting";
+                Err(StartError::Thread(std::io::Error::other(reason)))
+            }
+        }
+    }
+}
+
+async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
+    let name = ClusterName::new(&config.cluster.cluster)?;
+    if let Some(address) = config.http_listen
+        && !address.ip().is_loopback()
+        && !config.http_without_authentication_anywhere
+    {
+        return Err(StartError::HttpNotLoopback(address));
+    }
+    let fresh_id = random_u64()?;
+    let (store, records, authority) = match &config.state_directory {
+        None => (Store::in_memory(fresh_id), Vec::new(), Authority::generate(&name)?),
+        Some(directory) => {
+            private_directory(directory).map_err(|error| StartError::Identity(error.into()))?;
+            // The state's lock comes first: it keeps a second process from making another authority.
+            let (store, records) = Store::open(&directory.join(STATE_FILE), fresh_id)?;
+            (store, records, Authority::load_or_generate(directory, &name)?)
+        }
+    };
+    let cluster = Cluster::new(config.cluster, records, 0).map_err(StartError::Cluster)?;
+    let control =
+        Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
+    let control = Arc::new(control);
+    let server_config = ServerConfig {
+        listen: config.listen,
+        cluster: name.clone(),
+        identity: authority.issue(Role::Control)?,
+        trust: authority.trust().clone(),
+        limits: config.limits,
+    };
+    let service: Arc<dyn Service> = control.clone();
+    let server = Server::start(&server_config, service).map_err(StartError::Serve)?;
+    let http = match config.http_listen {
+        None => None,
+        Some(address) => {
+            Some(http::listen(address).await.map_err(|source| StartError::HttpListen { address, source })?)
+        }
+    };
+    let mut identities = Vec::new();
+    for role in [Role::Node, Role::Client, Role::Admin] {
+        identities.push((role, authority.issue(role)?));
+    }
+    let reachable = reachable(server.address());
+    let local = LocalCluster::new(name, reachable, authority.trust().clone(), identities);
+    let publication = match &config.publish {
+        None => None,
+        Some(directory) => Some(directory.publish(&local).map_err(StartError::Publish)?),
+    };
+    Ok(Running { control, server, http, local, _publication: publication })
+}
+
+/// An address at which a process on this machine reaches a listener on `address`.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+/// Runs until told to stop, the handle is gone, or the control plane fails.
+fn live(runtime: &Runtime, running: Running, stopping: oneshot::Receiver<()>) -> Result<(), EndError> {
+    let Running { control, server, http, local: _, _publication } = running;
+    runtime.block_on(async {
+        if let Some((listener, _)) = http {
+            tokio::spawn(http::serve(listener, control.clone()));
+        }
+        let result = tokio::select! {
+            // Told, or the handle is gone: both mean to stop.
+            _ = stopping => Ok(()),
+            reason = control.run() => Err(EndError::Failed(reason)),
+        };
+        server.close(GOODBYE).await;
+        result
+    })
+}
+
+impl ControlHandle {
+    /// Where QUIC listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where HTTP listens, if it does.
+    #[must_use]
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http_address
+    }
+
+    /// Address, trust and identities for clients in this process.
+    #[must_use]
+    pub fn local(&self) -> &LocalCluster {
+        &self.local
+    }
+
+    /// Waits up to `patience` for the control plane to end by itself; none while it runs.
+    pub fn ended_within(&mut self, patience: Duration) -> Option<Result<(), EndError>> {
+        if self.result.is_none() {
+            self.result = match self.ended.recv_timeout(patience) {
+                Ok(result) => Some(result),
+                Err(mpsc::RecvTimeoutError::Timeout) => None,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    Some(Err(EndError::Failed("its thread ended in a bug".to_owned())))
+                }
+            };
+        }
+        self.result.clone()
+    }
+
+    /// Shuts down and waits until ports and files are free, up to `deadline`.
+    ///
+    /// # Errors
+    /// When it failed before, or does not end in time.
+    pub fn shutdown(mut self, deadline: Duration) -> Result<(), EndError> {
+        self.end(deadline)
+    }
+
+    fn end(&mut self, deadline: Duration) -> Result<(), EndError> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        // An error says that it has ended by itself.
+        let _ = self.stop.take().map(|stop| stop.send(()));
+        let result = self.ended_within(deadline).unwrap_or(Err(EndError::Deadline(deadline)));
+        if !matches!(result, Err(EndError::Deadline(_))) {
+            // It has nothing left to do but to drop what it holds.
+            let _ = thread.join();
+        }
+        result
+    }
+}
+
+impl Drop for ControlHandle {
+    fn drop(&mut self) {
+        // Nobody is left to be told.
+        let _ = self.end(DROP_DEADLINE);
+    }
+}

@@ -1,0 +1,95 @@
+//! Parts that tests of a running control plane share.
+
+#![allow(dead_code, unreachable_pub)] // Not every test file uses everything.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_proto::map::{Member, ShardAddress};
+use kvplane_proto::rng::Rng;
+use kvplane_rpc::message::{Heartbeat, Join, Load};
+use kvplane_rpc::{Client, ClientConfig, LocalCluster, Role};
+
+/// A directory that goes away with the test.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("kvplane-server-{}-{count}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a temporary directory");
+        Self(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs a test on a runtime, and ends it when it hangs.
+pub fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        tokio::time::timeout(Duration::from_secs(30), test).await.expect("the test hangs");
+    });
+}
+
+pub async fn client(local: &LocalCluster, role: Role) -> Client {
+    let config = ClientConfig::local(local, role, "test").expect("an identity");
+    Client::connect(&config, Rng::new(1, "test")).await.expect("a connection").0
+}
+
+pub fn join(node: u64, incarnation: u64) -> Join {
+    let port = 7000 + u16::try_from(node).expect("a small id");
+    let member = Member {
+        node: NodeId(node),
+        incarnation: Incarnation(incarnation),
+        weight: 1,
+        failure_domain: format!("rack-{node}"),
+        host: "test".to_owned(),
+        shards: vec![ShardAddress { tcp: SocketAddr::from(([127, 0, 0, 1], port)), shm: None }],
+    };
+    Join { member, capacity_bytes: 1 << 30, version: "0.1.0".to_owned() }
+}
+
+pub fn beat(node: u64, incarnation: u64) -> Heartbeat {
+    let load = Load { objects: 3, used_bytes: 4096, capacity_bytes: 8192 };
+    Heartbeat { node, incarnation, load }
+}
+
+/// Joins and sends the first heartbeat.
+pub async fn enter(client: &Client, node: u64, incarnation: u64) {
+    client.call(&join(node, incarnation)).await.expect("a good member");
+    client.call(&beat(node, incarnation)).await.expect("a member");
+}
+
+/// Sends `request` and returns all that comes back.
+pub fn raw_http(address: SocketAddr, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    // The server may refuse and close before all is written.
+    let _ = stream.write_all(request);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// Status line and body of a GET.
+pub fn get(address: SocketAddr, path: &str) -> (String, String) {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
+    let answer = raw_http(address, request.as_bytes());
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
+    (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+}

@@ -1,0 +1,168 @@
+//! What happens when things go wrong or take too long: retries, parked slices, lost lanes, deadlines.
+//!
+//! Every retry is bounded: by the budget of attempts where the peer is at fault, by the batch's deadline where it is not.
+
+use super::Client;
+use super::lane::{Cause, Endpoint, EndpointEvent};
+use super::table::{Held, SliceEvent, slice_id};
+use super::types::{LaneId, Output, Request};
+use crate::limits::Limits;
+use crate::status::Status;
+
+const PARK_FIRST_NS: u64 = 10_000_000;
+const PARK_LAST_NS: u64 = 500_000_000;
+/// A newer map is asked for again when the last question is this old and the need is still there.
+const MAP_AGAIN_NS: u64 = 500_000_000;
+
+impl Client {
+    /// Sends a slice again, unless its budget or its batch is at an end.
+    ///
+    /// A wrong owner is a matter of time, bounded by the deadline; anything else is bounded by the budget.
+    pub(super) fn retry(&mut self, index: u32, status: Status) {
+        let slice = self.slices.at(index);
+        let segment = matches!(slice.request, Request::Read(..) | Request::Write(..) | Request::OpenSegment(_));
+        if status == Status::WrongOwner && segment {
+            // A segment lives in one life of one process: no other map leads to it.
+            self.leave_lane(index);
+            self.complete(index, Status::Stale);
+            return;
+        }
+        let mut spent = false;
+        if status != Status::WrongOwner {
+            slice.attempts = slice.attempts.saturating_add(1);
+            spent = slice.attempts >= Limits::ATTEMPTS;
+        }
+        if spent {
+            self.leave_lane(index);
+            let ended = self.ended(index);
+            self.complete(index, ended.unwrap_or(status));
+        } else {
+            self.send_again(index, matches!(status, Status::WrongOwner | Status::Busy));
+        }
+        if matches!(status, Status::WrongOwner | Status::Unreachable) {
+            self.want_map();
+        }
+    }
+
+    /// Puts a slice back to the start, on another lane or, `later`, among the parked.
+    fn send_again(&mut self, index: u32, later: bool) {
+        self.leave_lane(index);
+        if let Some(ended) = self.ended(index) {
+            self.complete(index, ended);
+            return;
+        }
+        self.counters.retries += 1;
+        let id = slice_id(index, self.slices.generation(index));
+        let slice = self.slices.at(index);
+        slice.step(SliceEvent::Requeue);
+        slice.held = Held::Nothing;
+        (slice.bytes, slice.version, slice.expected_checksum) = (0, 0, None);
+        if later {
+            let wait_ns = (PARK_FIRST_NS << slice.parkings.min(16)).min(PARK_LAST_NS);
+            slice.parkings = slice.parkings.saturating_add(1);
+            self.parked.insert((self.now_ns.saturating_add(wait_ns), id));
+        } else {
+            self.route(id);
+        }
+    }
+
+    fn ended(&mut self, index: u32) -> Option<Status> {
+        let batch = self.slices.at(index).batch;
+        self.batches.at(batch.index).ended
+    }
+
+    fn want_map(&mut self) {
+        let now_ns = self.now_ns;
+        if self.map_wanted_ns.is_none_or(|at_ns| now_ns >= at_ns.saturating_add(MAP_AGAIN_NS)) {
+            self.map_wanted_ns = Some(now_ns);
+            self.outputs.push_back(Output::WantMap);
+        }
+    }
+
+    /// Routes the parked slices whose time has come.
+    pub(super) fn unpark(&mut self, now_ns: u64) {
+        // Taken out first: a slice that is parked again waits for its next time.
+        let later = match now_ns.checked_add(1) {
+            Some(after) => self.parked.split_off(&(after, slice_id(0, 0))),
+            None => std::collections::BTreeSet::new(),
+        };
+        for (_, id) in core::mem::replace(&mut self.parked, later) {
+            self.route(id);
+        }
+    }
+
+    /// Deadlines, reconnects and parked slices. Call it when `poll_timeout` says.
+    pub fn handle_timeout(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        while let Some(&core::cmp::Reverse((deadline_ns, batch))) = self.deadlines.peek() {
+            if deadline_ns > now_ns && !self.is_complete(batch) {
+                break;
+            }
+            self.deadlines.pop();
+            self.end_batch(batch, Status::DeadlineExceeded, Cause::Deadline);
+        }
+        self.unpark(now_ns);
+        while let Some(&(at_ns, lane)) = self.alarms.first() {
+            if at_ns > now_ns {
+                break;
+            }
+            self.set_alarm(lane, None);
+            match self.lanes[lane as usize].state {
+                Endpoint::Connecting | Endpoint::Greeting => self.reset_lane(lane, Cause::Peer),
+                Endpoint::Idle => self.mark_dirty(lane),
+                Endpoint::Ready | Endpoint::Resetting => {}
+            }
+        }
+    }
+
+    /// Sets or clears the one alarm of a lane.
+    pub(super) fn set_alarm(&mut self, lane: u32, at_ns: Option<u64>) {
+        let entry = &mut self.lanes[lane as usize];
+        if let Some(old_ns) = core::mem::replace(&mut entry.alarm_ns, at_ns) {
+            self.alarms.remove(&(old_ns, lane));
+        }
+        if let Some(at_ns) = at_ns {
+            self.alarms.insert((at_ns, lane));
+        }
+    }
+
+    /// Asks the host to end a lane's I/O; nothing to do for one that is idle or being reset.
+    pub(super) fn reset_lane(&mut self, lane: u32, cause: Cause) {
+        let entry = &mut self.lanes[lane as usize];
+        if entry.state == Endpoint::Idle || !entry.step(EndpointEvent::Reset) {
+            return;
+        }
+        entry.cause = Some(cause);
+        self.counters.resets += 1;
+        self.outputs.push_back(Output::Reset { lane: entry.id(lane) });
+        self.set_alarm(lane, None);
+    }
+
+    /// The host says that a lane is gone and that no I/O of it is left, or that it could not be connected.
+    pub fn lane_gone(&mut self, lane: LaneId, now_ns: u64) {
+        self.now_ns = now_ns;
+        if !self.current(lane).is_some_and(|entry| entry.step(EndpointEvent::Gone)) {
+            self.counters.stale_frames += 1;
+            return;
+        }
+        self.counters.lanes_lost += 1;
+        self.set_alarm(lane.index, None);
+        let slices = self.slices_on(lane.index);
+        let entry = &mut self.lanes[lane.index as usize];
+        let (peer, refusal, cause) = (entry.peer, entry.refusal.take(), entry.cause);
+        entry.lost(now_ns);
+        for index in slices {
+            let wire = self.slices.at(index).wire;
+            if self.wires.get(wire.index, wire.generation).is_some() {
+                let freed = self.wires.remove(wire.index);
+                self.wires.recycle(freed);
+            }
+            match (refusal, cause) {
+                (Some(status), _) => self.settle(index, status),
+                (None, None | Some(Cause::Peer)) => self.retry(index, Status::Unreachable),
+                (None, Some(Cause::Deadline | Cause::Withdrawn)) => self.send_again(index, false),
+            }
+        }
+        self.reclaim(peer);
+    }
+}

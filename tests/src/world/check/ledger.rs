@@ -1,0 +1,97 @@
+//! Which ranges of a shard's pool are in use by whom, as seen from outside the store: written for a put, or read for a get.
+//!
+//! The store keeps its own accounts; this ledger knows only what the shard told its peers and what the hosts really did with
+//! the memory. A range that is written must overlap no other; a range that is read may overlap ranges that are read.
+
+use super::{Checked, Rule, Violation, broken};
+
+/// What a range is lent for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Use {
+    Read,
+    Write,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Loan {
+    connection: u32,
+    usage: Use,
+    offset: u64,
+    bytes: u64,
+}
+
+/// The loans of one pool.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    loans: Vec<Loan>,
+}
+
+impl Ledger {
+    pub(crate) fn lend(&mut self, connection: u32, usage: Use, offset: u64, bytes: u64) -> Checked {
+        let end = offset + bytes;
+        let clash = self.loans.iter().find(|loan| {
+            (usage == Use::Write || loan.usage == Use::Write) && loan.offset < end && offset < loan.offset + loan.bytes
+        });
+        if let Some(loan) = clash {
+            let what = format!("{offset}+{bytes} is lent to connection {connection} for {usage:?} but is {loan:?}");
+            return Err(broken(Rule::Ledger, what));
+        }
+        self.loans.push(Loan { connection, usage, offset, bytes });
+        Ok(())
+    }
+
+    /// Ends one loan.
+    pub(crate) fn end(&mut self, connection: u32, usage: Use, offset: u64) {
+        let same = |loan: &Loan| loan.connection == connection && loan.usage == usage && loan.offset == offset;
+        if let Some(position) = self.loans.iter().position(same) {
+            self.loans.swap_remove(position);
+        }
+    }
+
+    /// Ends whatever a connection has.
+    pub(crate) fn end_all(&mut self, connection: u32) {
+        self.loans.retain(|loan| loan.connection != connection);
+    }
+
+    /// Whether a connection may do this now.
+    pub(crate) fn check(&self, connection: u32, usage: Use, offset: u64, bytes: u64) -> Checked {
+        let covers = |loan: &Loan| {
+            loan.connection == connection
+                && loan.usage == usage
+                && loan.offset <= offset
+                && offset + bytes <= loan.offset + loan.bytes
+        };
+        if self.loans.iter().any(covers) { Ok(()) } else { Err(not_lent(connection, usage, offset, bytes)) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.loans.len()
+    }
+}
+
+fn not_lent(connection: u32, usage: Use, offset: u64, bytes: u64) -> Violation {
+    broken(Rule::Ledger, format!("connection {connection}: {usage:?} of {offset}+{bytes}, which it was not lent"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writer_excludes_everybody_and_readers_only_writers() {
+        let mut ledger = Ledger::default();
+        ledger.lend(1, Use::Read, 0, 100).unwrap();
+        ledger.lend(2, Use::Read, 50, 100).unwrap();
+        assert!(ledger.lend(3, Use::Write, 149, 1).is_err());
+        ledger.lend(3, Use::Write, 150, 10).unwrap();
+        assert!(ledger.lend(1, Use::Read, 159, 1).is_err());
+        assert!(ledger.check(3, Use::Write, 150, 10).is_ok());
+        assert!(ledger.check(3, Use::Write, 150, 11).is_err());
+        assert!(ledger.check(2, Use::Write, 150, 10).is_err());
+        ledger.end(3, Use::Write, 150);
+        assert!(ledger.check(3, Use::Write, 150, 10).is_err());
+        ledger.end_all(1);
+        ledger.end_all(2);
+        assert_eq!(ledger.len(), 0);
+    }
+}

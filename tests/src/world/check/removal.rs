@@ -1,0 +1,104 @@
+//! No read after remove, as far as it is promised.
+//!
+//! *At one shard*, strictly: once a life of a shard has processed a remove of a key, none of its answers names a version that it
+//! had before.
+//!
+//! *Across shards*: a remove that was answered by a shard at epoch `e` and acknowledged, and a get of the same key that was
+//! submitted after that acknowledgement and answered by shards at epochs of at least `e` only, returns no version whose put
+//! was acknowledged before the remove was submitted.
+//!
+//! Not promised: a shard that has not heard of epoch `e` yet believes that it owns the key and answers from what it has,
+//! to clients whose maps are as old; and a put that was sent more than once (its first lane was lost) may come into being
+//! again, as a new version, when the copy of it that was under way arrives after the remove.
+
+use std::collections::BTreeMap;
+
+use super::shadow::Shadow;
+use super::{Checked, Rule, broken};
+
+/// A remove that its user knows to be done.
+struct Removal {
+    started_ns: u64,
+    acked_ns: u64,
+    epoch: u64,
+}
+
+/// Answers and removes so far.
+pub(crate) struct Removals {
+    /// Answers to gets, by client and version: when, and by which epoch of the shard.
+    gets: BTreeMap<(usize, u64), Vec<(u64, u64)>>,
+    /// Answers to removes, by client and key.
+    removes: BTreeMap<(usize, usize), Vec<(u64, u64)>>,
+    done: Vec<Vec<Removal>>,
+}
+
+impl Removals {
+    pub(crate) fn new(keys: usize) -> Self {
+        Self { gets: BTreeMap::new(), removes: BTreeMap::new(), done: (0..keys).map(|_| Vec::new()).collect() }
+    }
+
+    /// A shard answers a client's get with a version.
+    pub(crate) fn get_answered(
+        &mut self,
+        shadow: &Shadow,
+        client: usize,
+        version: u64,
+        epoch: u64,
+        now_ns: u64,
+    ) -> Checked {
+        self.gets.entry((client, version)).or_default().push((now_ns, epoch));
+        match shadow.commit_of(version) {
+            Some(commit) if commit.removed => {
+                Err(broken(Rule::Removed, format!("version {version} was removed from the shard that answers it: {commit:?}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A shard answers a client's remove.
+    pub(crate) fn remove_answered(&mut self, client: usize, key: usize, epoch: u64, now_ns: u64) {
+        self.removes.entry((client, key)).or_default().push((now_ns, epoch));
+    }
+
+    /// A user's remove is complete: it worked, or there was nothing.
+    pub(crate) fn remove_done(&mut self, client: usize, key: usize, started_ns: u64, now_ns: u64) {
+        let answers = self.removes.get(&(client, key)).map_or(&[][..], Vec::as_slice);
+        let epoch = answers.iter().filter(|(at_ns, _)| *at_ns >= started_ns).map(|(_, epoch)| *epoch).max();
+        if let Some(epoch) = epoch {
+            self.done[key].push(Removal { started_ns, acked_ns: now_ns, epoch });
+        }
+    }
+
+    /// A user's get is complete with a version.
+    pub(crate) fn check_get(
+        &self,
+        shadow: &Shadow,
+        client: usize,
+        key: usize,
+        version: u64,
+        started_ns: u64,
+    ) -> Checked {
+        let answers = self.gets.get(&(client, version)).map_or(&[][..], Vec::as_slice);
+        let least = answers.iter().filter(|(at_ns, _)| *at_ns >= started_ns).map(|(_, epoch)| *epoch).min();
+        let Some(least) = least else {
+            return Err(broken(Rule::Bytes, format!("version {version} of key {key} came without a shard's answer")));
+        };
+        let forbids = |removal: &&Removal| {
+            removal.acked_ns < started_ns && least >= removal.epoch && shadow.acked_before(version, removal.started_ns)
+        };
+        match self.done[key].iter().find(forbids) {
+            None => Ok(()),
+            Some(removal) => Err(broken(
+                Rule::Removed,
+                format!(
+                    "a get of key {key} at {started_ns} ns returned version {version} ({:?}), answered at epoch {least}, \
+                     after a remove at epoch {} that was done from {} to {} ns",
+                    shadow.commit_of(version),
+                    removal.epoch,
+                    removal.started_ns,
+                    removal.acked_ns
+                ),
+            )),
+        }
+    }
+}

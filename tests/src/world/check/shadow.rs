@@ -1,0 +1,169 @@
+//! The shadow model: every write that was ever asked for, and every version that ever became visible, with its bytes.
+//!
+//! A *write* is one put request of a client; its bytes are a pattern of its own. A *commit* is a version that a shard gave.
+//! The checker looks into the pool at the moment of the commit and finds the write whose bytes are there, so it need not
+//! trust what requests say. From then on a version means those bytes: a get that names it must return them all, an
+//! acknowledged put must name a commit of its own bytes.
+//!
+//! A write that was not acknowledged may have been applied, or may be applied later while pieces of it are still under way; a
+//! write may be committed once for each time that its client sent it, not more. Versions are unique in the world, because
+//! each life of a shard starts at a number of its own.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::Digest;
+
+use super::{Checked, Rule, broken};
+use crate::world::pattern;
+
+/// Below this length the bytes of two writes may be equal by chance.
+const CERTAIN_BYTES: u64 = 16;
+
+struct Write {
+    key: usize,
+    bytes: u64,
+    sends: u32,
+    commits: u32,
+}
+
+/// A version that became visible.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Commit {
+    pub(crate) key: usize,
+    pub(crate) write: usize,
+    pub(crate) bytes: u64,
+    /// Which life of which shard holds it.
+    pub(crate) life: usize,
+    /// When its put was acknowledged to a client.
+    pub(crate) acked_ns: Option<u64>,
+    /// Whether its shard was told to remove it.
+    pub(crate) removed: bool,
+}
+
+/// All writes and commits.
+pub(crate) struct Shadow {
+    digests: Vec<Digest>,
+    by_digest: BTreeMap<Digest, usize>,
+    writes: Vec<Write>,
+    by_key: Vec<Vec<usize>>,
+    commits: BTreeMap<u64, Commit>,
+}
+
+impl Shadow {
+    pub(crate) fn new(keys: usize) -> Self {
+        let digests: Vec<Digest> = (0..keys).map(|key| Digest::of(b"", format!("block-{key}").as_bytes())).collect();
+        let by_digest = digests.iter().enumerate().map(|(key, &digest)| (digest, key)).collect();
+        Self { by_key: vec![Vec::new(); keys], digests, by_digest, writes: Vec::new(), commits: BTreeMap::new() }
+    }
+
+    pub(crate) fn digest(&self, key: usize) -> Digest {
+        self.digests[key]
+    }
+
+    pub(crate) fn key(&self, digest: Digest) -> Option<usize> {
+        self.by_digest.get(&digest).copied()
+    }
+
+    pub(crate) fn commit_of(&self, version: u64) -> Option<&Commit> {
+        self.commits.get(&version)
+    }
+
+    /// A client's user asks for a put.
+    pub(crate) fn write(&mut self, key: usize, bytes: u64) -> usize {
+        self.writes.push(Write { key, bytes, sends: 0, commits: 0 });
+        let write = self.writes.len() - 1;
+        self.by_key[key].push(write);
+        write
+    }
+
+    /// A client sends its bytes.
+    pub(crate) fn sent(&mut self, write: usize) {
+        self.writes[write].sends += 1;
+    }
+
+    /// A shard made these bytes visible.
+    pub(crate) fn commit(&mut self, version: u64, digest: Digest, life: usize, bytes: &[u8]) -> Checked {
+        let Some(key) = self.key(digest) else {
+            return Err(broken(Rule::Commit, format!("version {version} is of {digest}, which nobody put")));
+        };
+        let length = bytes.len() as u64;
+        let fits = |&write: &usize| {
+            self.writes[write].bytes == length && pattern::first_difference(digest, write, bytes).is_none()
+        };
+        let candidates: Vec<usize> = self.by_key[key].iter().copied().filter(fits).collect();
+        let Some(&any) = candidates.first() else {
+            let what = format!("version {version} of key {key}: its {length} bytes are of no put of that key");
+            return Err(broken(Rule::Commit, what));
+        };
+        let open = |write: &usize| self.writes[*write].commits < self.writes[*write].sends;
+        let write = candidates.into_iter().find(open).unwrap_or(any);
+        self.writes[write].commits += 1;
+        let Write { commits, sends, .. } = self.writes[write];
+        if commits > sends && length >= CERTAIN_BYTES {
+            let what = format!("write {write} of key {key} was sent {sends} times and committed {commits} times");
+            return Err(broken(Rule::Commit, what));
+        }
+        let commit = Commit { key, write, bytes: length, life, acked_ns: None, removed: false };
+        if let Some(former) = self.commits.insert(version, commit) {
+            return Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}, {commit:?}")));
+        }
+        Ok(())
+    }
+
+    /// A put was acknowledged with a version.
+    pub(crate) fn acked(&mut self, write: usize, version: u64, now_ns: u64) -> Checked {
+        let Write { key, bytes, .. } = self.writes[write];
+        let digest = self.digests[key];
+        let Some(commit) = self.commits.get_mut(&version) else {
+            return Err(broken(Rule::Commit, format!("write {write} was acked as version {version}, which is not there")));
+        };
+        let mut expected = vec![0; bytes as usize];
+        pattern::fill(digest, write, &mut expected);
+        let same = commit.key == key
+            && commit.bytes == bytes
+            && pattern::first_difference(digest, commit.write, &expected).is_none();
+        if !same {
+            let what = format!("write {write} of key {key} was acked as version {version}, which is {commit:?}");
+            return Err(broken(Rule::Commit, what));
+        }
+        commit.acked_ns.get_or_insert(now_ns);
+        Ok(())
+    }
+
+    /// A get returned these bytes as this version.
+    pub(crate) fn check_read(&self, key: usize, version: u64, bytes: &[u8]) -> Checked {
+        let Some(commit) = self.commits.get(&version) else {
+            return Err(broken(Rule::Bytes, format!("a get of key {key} returned version {version}, which is not there")));
+        };
+        if commit.key != key || commit.bytes != bytes.len() as u64 {
+            let what = format!("a get of key {key} returned {} bytes as version {version}: {commit:?}", bytes.len());
+            return Err(broken(Rule::Bytes, what));
+        }
+        if let Some(at) = pattern::first_difference(self.digests[key], commit.write, bytes) {
+            let what = format!("version {version} of key {key}: byte {at} of {} is wrong ({commit:?})", bytes.len());
+            return Err(broken(Rule::Bytes, what));
+        }
+        Ok(())
+    }
+
+    /// Whether any put of a key had this length.
+    pub(crate) fn has_length(&self, key: usize, bytes: u64) -> bool {
+        self.by_key[key].iter().any(|&write| self.writes[write].bytes == bytes)
+    }
+
+    /// A shard's life was told to remove a key: its versions so far are gone.
+    pub(crate) fn removed(&mut self, key: usize, life: usize) {
+        for commit in self.commits.values_mut().filter(|commit| commit.key == key && commit.life == life) {
+            commit.removed = true;
+        }
+    }
+
+    /// Acknowledged before this time.
+    pub(crate) fn acked_before(&self, version: u64, at_ns: u64) -> bool {
+        self.commits.get(&version).and_then(|commit| commit.acked_ns).is_some_and(|acked_ns| acked_ns < at_ns)
+    }
+
+    pub(crate) fn commits(&self) -> usize {
+        self.commits.len()
+    }
+}

@@ -1,0 +1,159 @@
+//! What a seed decides before the first event: how large the world is, what goes wrong in it and how often.
+//!
+//! Each seed switches a random part of the faults off (swarm testing): a run in which everything fails all the time explores
+//! less than many runs in which a few things fail often.
+
+use kvplane_proto::rng::Rng;
+
+/// A millisecond of virtual time.
+pub(crate) const MS: u64 = 1_000_000;
+/// A microsecond of virtual time.
+pub(crate) const US: u64 = 1_000;
+
+/// A bug of a host, put in on purpose to see whether a checker finds it. The pure code stays as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mischief {
+    /// The shard's host says that a payload has left when it was only queued.
+    ReleasePinEarly,
+    /// The shard's host never says that a payload has left.
+    KeepPins,
+    /// The shard's host reports the checksum that it was told instead of the one of the bytes.
+    TrustPutChecksum,
+    /// The client's host does the same.
+    TrustGetChecksum,
+    /// The shard's host takes each put twice.
+    DuplicatePut,
+    /// The client's host writes payload bytes that arrive after it said that the lane is gone.
+    KeepLateBytes,
+    /// A copy into shared memory goes on after the client's process is dead.
+    LateWriter,
+    /// A remove is answered but not done.
+    SwallowRemove,
+    /// An answer to a get carries another version.
+    WrongVersion,
+    /// The control plane publishes what it has not made durable.
+    PublishBeforePersist,
+    /// A shard that missed maps keeps its objects as if it had seen them all.
+    SkipEpochs,
+    /// The client's host never calls the client's timer.
+    ForgetTimer,
+    /// The client's host reports the completion of a batch twice.
+    DoneTwice,
+}
+
+/// Everything that a run follows from.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The seed of all streams.
+    pub seed: u64,
+    /// A host's bug, for the tests of the checkers.
+    pub mischief: Option<Mischief>,
+    pub(crate) nodes: usize,
+    pub(crate) shards: u16,
+    pub(crate) clients: usize,
+    pub(crate) hosts: usize,
+    pub(crate) keys: usize,
+    pub(crate) pool_bytes: u64,
+    pub(crate) max_pins: u32,
+    pub(crate) max_reservations: u32,
+    pub(crate) object_bytes: u64,
+    pub(crate) lanes: u16,
+    pub(crate) lane_window_bytes: u64,
+    pub(crate) shared_memory: bool,
+    pub(crate) batches: u64,
+    pub(crate) batch_requests: u64,
+    pub(crate) think_ns: u64,
+    pub(crate) remove_weight: u64,
+    pub(crate) chunk_bytes: u64,
+    pub(crate) latency_ns: u64,
+    pub(crate) faults_until_ns: u64,
+    pub(crate) chances: Chances,
+}
+
+/// How often what goes wrong.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Chances {
+    pub(crate) corrupt_chunk: f64,
+    pub(crate) corrupt_head: f64,
+    pub(crate) duplicate_reply: f64,
+    pub(crate) spike: f64,
+    pub(crate) control_loss: f64,
+    pub(crate) control_duplicate: f64,
+    pub(crate) control_crash_in_publish: f64,
+    pub(crate) cancel: f64,
+    /// Mean time between faults of the list below.
+    pub(crate) fault_interval_ns: u64,
+    /// Weights, in the order of [`super::faults::Fault`].
+    pub(crate) weights: [u64; super::faults::FAULTS],
+}
+
+impl Scenario {
+    /// The scenario of a seed.
+    #[must_use]
+    pub fn of_seed(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "scenario");
+        let pick = |rng: &mut Rng, from: &[u64]| from[rng.below(from.len() as u64) as usize];
+        let object_bytes = pick(rng, &[64, 1 << 10, 8 << 10, 64 << 10]);
+        let handles = pick(rng, &[4, 64, 4096]) as u32;
+        Self {
+            seed,
+            mischief: None,
+            nodes: 1 + rng.below(4) as usize,
+            shards: 1 + rng.below(2) as u16,
+            clients: 1 + rng.below(4) as usize,
+            hosts: 1 + rng.below(2) as usize,
+            keys: pick(rng, &[1, 4, 16, 64]) as usize,
+            pool_bytes: (object_bytes * pick(rng, &[4, 6, 16, 40])).max(4 << 10),
+            max_pins: handles.max(8),
+            max_reservations: handles,
+            object_bytes,
+            lanes: 1 + rng.below(3) as u16,
+            lane_window_bytes: pick(rng, &[1, 16 << 10, 64 << 20]),
+            shared_memory: rng.chance(0.6),
+            batches: 40 + rng.below(60),
+            batch_requests: pick(rng, &[1, 4, 12]),
+            think_ns: pick(rng, &[MS, 5 * MS, 20 * MS]),
+            remove_weight: pick(rng, &[0, 5, 20]),
+            chunk_bytes: pick(rng, &[256, 4 << 10, 64 << 10]).min(object_bytes),
+            latency_ns: pick(rng, &[10 * US, 200 * US, 2 * MS]),
+            faults_until_ns: 2500 * MS,
+            chances: Chances::draw(rng),
+        }
+    }
+
+    /// The scenario of a seed with a host's bug in it.
+    #[must_use]
+    pub fn with_mischief(seed: u64, mischief: Mischief) -> Self {
+        Self { mischief: Some(mischief), ..Self::of_seed(seed) }
+    }
+
+    pub(crate) fn has(&self, mischief: Mischief) -> bool {
+        self.mischief == Some(mischief)
+    }
+}
+
+impl Chances {
+    fn draw(rng: &mut Rng) -> Self {
+        let quiet = rng.chance(0.1);
+        let mut maybe = |chance: f64| {
+            let drawn = chance * rng.unit();
+            if quiet || rng.chance(0.5) { 0.0 } else { drawn }
+        };
+        let mut chances = Self {
+            corrupt_chunk: maybe(0.03),
+            corrupt_head: maybe(0.002),
+            duplicate_reply: maybe(0.03),
+            spike: maybe(0.02),
+            control_loss: maybe(0.4),
+            control_duplicate: maybe(0.2),
+            control_crash_in_publish: maybe(0.2),
+            cancel: maybe(0.2),
+            ..Self::default()
+        };
+        chances.fault_interval_ns = (20 + rng.below(200)) * MS;
+        for weight in &mut chances.weights {
+            *weight = if quiet || rng.chance(0.4) { 0 } else { 1 + rng.below(4) };
+        }
+        chances
+    }
+}
