@@ -92,6 +92,14 @@ impl Drop for Thread {
 }
 
 impl ControlLink {
+    /// The line to this control plane, in this role.
+    ///
+    /// # Errors
+    /// When it is not found, or cannot be reached, or refuses us.
+    pub fn to(control: &Control, role: Role) -> Result<Self, Error> {
+        Self::connect(control.resolve(role)?)
+    }
+
     /// Connects, says hello, and waits for the first map.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use kvplane_engine::{
 };
 use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId, Slot, Version};
 use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
-use kvplane_rpc::message::{Heartbeat, Join, Leave, Load};
+use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
 use kvplane_rpc::{RefusalCode, Role, RuntimeDirectory};
 use kvplane_store::service::Identity;
 use kvplane_topology::{Sysfs, plan};
@@ -122,6 +122,7 @@ impl Node {
         };
         membership.join()?;
         membership.wait_until_mapped()?;
+        membership.list_pool()?;
         let thread = std::thread::Builder::new().name("kvplane-member".to_owned()).spawn(move || membership.live())?;
         Ok(Self { shards, node, stop, membership: Some(thread), trouble, notes })
     }
@@ -150,6 +151,17 @@ impl Node {
     /// When a shard does not answer.
     pub fn snapshots(&self) -> Result<Vec<ShardSnapshot>, Error> {
         self.shards.iter().map(|shard| Ok(shard.snapshot()?)).collect()
+    }
+
+    /// Fails when a shard has ended: the node cannot go on.
+    ///
+    /// # Errors
+    /// Says which shard and why.
+    pub fn check(&self) -> Result<(), Error> {
+        match self.shards.iter().find_map(ShardHandle::ended) {
+            Some(error) => Err(Error::Shard(error)),
+            None => Ok(()),
+        }
     }
 
     /// Why the control plane does not hear from this node, if so.
@@ -311,6 +323,23 @@ impl Membership {
         }
     }
 
+    /// Puts the pool into the catalog, where tools that look for storage find it.
+    fn list_pool(&self) -> Result<(), Error> {
+        let Some(address) = self.shards.first().map(ShardHandle::address) else { return Ok(()) };
+        let owner = Owner::Node { node: self.member.node.0, incarnation: self.member.incarnation.0 };
+        self.link.call(RegisterSegment {
+            segment: Segment {
+                name: address.to_string(),
+                owner,
+                kind: Kind::Dram,
+                bytes: self.capacity_bytes,
+                address,
+                ttl_ns: 0,
+            },
+        })?;
+        Ok(())
+    }
+
     /// Tells the shards what they own by the newest map.
     fn follow_map(&mut self) {
         let epoch = self.link.epoch();
@@ -348,7 +377,10 @@ impl Membership {
     fn recover(&mut self, error: Error) -> Result<(), Error> {
         let Error::Call(call) = &error else { return Err(error) };
         match call.refusal() {
-            Some(RefusalCode::UnknownMember) => self.join(),
+            Some(RefusalCode::UnknownMember) => {
+                self.join()?;
+                self.list_pool()
+            }
             Some(RefusalCode::LifeEnded) => {
                 // Our slots are others' by now. What we hold may be older than what they were given.
                 let incarnation = Incarnation(unix_ns().max(self.member.incarnation.0 + 1));
@@ -356,7 +388,8 @@ impl Membership {
                     shard.begin_life(incarnation)?;
                 }
                 self.member.incarnation = incarnation;
-                self.join()
+                self.join()?;
+                self.list_pool()
             }
             _ => Err(error),
         }

@@ -253,6 +253,15 @@ impl ShardHandle {
         })
     }
 
+    /// Why the shard has ended by itself, if it has.
+    pub fn ended(&self) -> Option<ShardError> {
+        let finished = {
+            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+            thread.as_ref().is_none_or(JoinHandle::is_finished)
+        };
+        finished.then(|| ShardError::Ended(self.end()))
+    }
+
     fn end(&self) -> String {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         match thread.map(JoinHandle::join) {

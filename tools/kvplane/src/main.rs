@@ -1,2 +1,36 @@
-//! The `kvplane` binary.
-fn main() {}
+//! The `kvplane` binary: every process and tool of the system, one subcommand each.
+//!
+//! An error is one line on stderr that says what, which number or file, and what to do; the exit status is then 1, and 2 for a
+//! command line that makes no sense.
+
+mod command;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use command::Command;
+
+/// The KV-cache dataplane for LLM serving.
+#[derive(Parser)]
+#[command(name = "kvplane", version, about, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+fn main() -> ExitCode {
+    // As `tebench`, the binary is that tool: scripts written for Mooncake's need no change.
+    let mut words: Vec<std::ffi::OsString> = std::env::args_os().collect();
+    let called_tebench =
+        words.first().is_some_and(|name| std::path::Path::new(name).file_stem().is_some_and(|stem| stem == "tebench"));
+    if called_tebench {
+        words.insert(1, "tebench".into());
+    }
+    match Arguments::parse_from(words).command.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kvplane: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! `kvplane ctl`: look at and operate a cluster.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use kvplane::rpc::Role;
+use kvplane::rpc::message::{Leave, ListSegments, Status};
+use kvplane::{Client, ClientConfig, Control, ControlLink, Put};
+
+use super::{Failure, size};
+
+/// Look at and operate a cluster.
+#[derive(Args)]
+pub(crate) struct Ctl {
+    /// Name of the cluster; its control plane is found in the user's runtime directory.
+    #[arg(long, default_value = "dev", global = true)]
+    cluster: String,
+    /// Directory of local identities, instead of the user's runtime directory.
+    #[arg(long, global = true)]
+    runtime_directory: Option<PathBuf>,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Members, their states and loads.
+    Status,
+    /// Segments in the catalog.
+    Segments,
+    /// Take a node out of the map.
+    Remove {
+        /// Its number.
+        node: u64,
+    },
+    /// Store a file's content, or standard input, under a key.
+    Put {
+        /// The key.
+        key: String,
+        /// The file; `-` is standard input.
+        file: String,
+    },
+    /// Write the object under a key to standard output.
+    Get {
+        /// The key.
+        key: String,
+    },
+    /// Whether there is an object under a key, and how long it is.
+    Size {
+        /// The key.
+        key: String,
+    },
+    /// Remove the object under a key.
+    Delete {
+        /// The key.
+        key: String,
+    },
+}
+
+/// Segments asked for at once.
+const PAGE: u32 = 512;
+
+impl Ctl {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        match &self.action {
+            Action::Status => self.status(),
+            Action::Segments => self.segments(),
+            Action::Remove { node } => {
+                let link = self.link()?;
+                link.call(Leave { node: *node, incarnation: None })?;
+                println!("node {node} is out of the map");
+                Ok(())
+            }
+            Action::Put { key, file } => self.put(key, file),
+            Action::Get { key } => {
+                let value = self.client()?.get(key.as_bytes())?.ok_or_else(|| format!("no object under {key:?}"))?;
+                Ok(std::io::Write::write_all(&mut std::io::stdout(), &value)?)
+            }
+            Action::Size { key } => {
+                let bytes = self.client()?.size(key.as_bytes())?.ok_or_else(|| format!("no object under {key:?}"))?;
+                println!("{bytes}");
+                Ok(())
+            }
+            Action::Delete { key } => match self.client()?.remove(key.as_bytes())? {
+                true => Ok(()),
+                false => Err(format!("no object under {key:?}").into()),
+            },
+        }
+    }
+
+    fn control(&self) -> Control {
+        Control::Local { cluster: self.cluster.clone(), runtime_directory: self.runtime_directory.clone() }
+    }
+
+    fn link(&self) -> Result<ControlLink, Failure> {
+        Ok(ControlLink::to(&self.control(), Role::Admin)?)
+    }
+
+    fn client(&self) -> Result<Client, Failure> {
+        Ok(Client::connect(&ClientConfig { control: self.control(), ..ClientConfig::local(&self.cluster) })?)
+    }
+
+    fn put(&self, key: &str, file: &str) -> Result<(), Failure> {
+        let value = if file == "-" {
+            let mut value = Vec::new();
+            std::io::Read::read_to_end(&mut std::io::stdin(), &mut value)?;
+            value
+        } else {
+            std::fs::read(file).map_err(|error| format!("{file}: {error}"))?
+        };
+        match self.client()?.put(key.as_bytes(), &value)? {
+            Put::Stored(version) => println!("stored {} bytes, version {version}", value.len()),
+            Put::Exists => println!("there is an object under {key:?} already; it was left as it is"),
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> Result<(), Failure> {
+        let status = self.link()?.call(Status)?;
+        println!("cluster {:?}, epoch {}, {}", self.cluster, status.epoch, status.software);
+        println!("{:>20}  {:8}  {:>6}  {:>10}  {:>24}  domain", "node", "state", "shards", "objects", "used / capacity");
+        for member in &status.members {
+            let load = member.load.unwrap_or_default();
+            let used = format!("{} / {}", size::show(load.used_bytes), size::show(member.capacity_bytes));
+            println!(
+                "{:>20}  {:8}  {:>6}  {:>10}  {used:>24}  {}",
+                member.node, member.state, member.shards, load.objects, member.failure_domain
+            );
+        }
+        Ok(())
+    }
+
+    fn segments(&self) -> Result<(), Failure> {
+        let link = self.link()?;
+        let mut after = None;
+        loop {
+            let page = link.call(ListSegments { after: after.clone(), limit: PAGE })?;
+            for segment in &page.segments {
+                println!("{:40}  {:>12}  {}", segment.name, size::show(segment.bytes), segment.address);
+            }
+            match page.segments.last() {
+                Some(last) if page.more => after = Some(last.name.clone()),
+                _ => return Ok(()),
+            }
+        }
+    }
+}

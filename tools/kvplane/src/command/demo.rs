@@ -1,0 +1,160 @@
+//! `kvplane demo`: the main job on real input with one command.
+//!
+//! Starts `kvplane dev` as a process of its own, replays the whole conversation trace over shared memory, then over TCP against a
+//! fresh node, with a pool far smaller than the working set, and leaves a table, a JSON file and a page with plots.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use clap::Args;
+use kvplane_tools::report::ReplayReport;
+use kvplane_tools::trace::{self, Shape, Trace};
+
+use super::replay::{self, Plan, Way};
+use super::{Failure, size};
+
+/// How long `kvplane dev` may take to be ready: it touches every page of its pool first.
+const READY: Duration = Duration::from_secs(60);
+/// Name of the conversation trace in its collection.
+const TRACE_FILE: &str = "conversation_trace.jsonl";
+
+/// Start a node, replay the conversation trace, leave a report.
+#[derive(Args)]
+pub(crate) struct Demo {
+    /// Trace in Mooncake's format; without it, looked for in $KVPLANE_TRACES and ../shared/data/traces.
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// Where the report goes.
+    #[arg(long, default_value = "target/demo")]
+    out: PathBuf,
+    /// Memory of the node.
+    #[arg(long, value_parser = size::parse, default_value = "2G")]
+    pool: u64,
+    /// Bytes of a block of 512 tokens.
+    #[arg(long, value_parser = size::parse, default_value = "64K")]
+    block_bytes: u64,
+    /// Clients that take requests in turn.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    clients: u32,
+    /// Only the first so many requests.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    requests: Option<u64>,
+}
+
+impl Demo {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let trace = self.find_trace()?;
+        println!("trace: {}, {} requests", trace.label, trace.requests.len());
+        std::fs::create_dir_all(&self.out).map_err(|error| format!("{}: {error}", self.out.display()))?;
+        let mut reports = Vec::new();
+        for way in [Way::Shm, Way::Tcp] {
+            reports.push(self.replay(&trace, way)?);
+        }
+        let (json, html) = (self.out.join("report.json"), self.out.join("report.html"));
+        replay::deliver(&reports, json.to_str(), Some(&html))?;
+        println!("\nreport: {}", html.display());
+        replay::judge(&reports)
+    }
+
+    fn replay(&self, trace: &Trace, way: Way) -> Result<ReplayReport, Failure> {
+        let mut dev = Dev::start(self.pool)?;
+        let plan = Plan {
+            title: "kvplane demo".to_owned(),
+            cluster: dev.cluster.clone(),
+            runtime_directory: Some(dev.directory.clone()),
+            way,
+            block_bytes: self.block_bytes,
+            clients: self.clients,
+            speed: None,
+            server_pid: Some(dev.child.id()),
+        };
+        let report = replay::run(&plan, trace)?;
+        dev.stop()?;
+        Ok(report)
+    }
+
+    fn find_trace(&self) -> Result<Trace, Failure> {
+        let named = std::env::var_os("KVPLANE_TRACES").map(PathBuf::from);
+        let mut found = match (&self.trace, named) {
+            (Some(path), _) => trace::load(path)?,
+            (None, Some(path)) if path.is_dir() => trace::load(&path.join(TRACE_FILE))?,
+            (None, Some(path)) => trace::load(&path)?,
+            (None, None) => {
+                let near = Path::new("../shared/data/traces").join(TRACE_FILE);
+                if near.exists() {
+                    trace::load(&near)?
+                } else {
+                    println!(
+                        "no trace found: Mooncake publishes it as FAST25-release/traces/{TRACE_FILE} in the repository \
+                         kvcache-ai/Mooncake (Apache-2.0); give it with --trace FILE or $KVPLANE_TRACES.\n\
+                         Using a generated trace of the same published shape instead."
+                    );
+                    let shape = Shape::Conversation;
+                    trace::generate(shape, shape.published_requests(), 1)?
+                }
+            }
+        };
+        if let Some(requests) = self.requests {
+            found.requests.truncate(usize::try_from(requests)?);
+        }
+        Ok(found)
+    }
+}
+
+/// A `kvplane dev` of our own. Dropping it ends it.
+struct Dev {
+    child: Child,
+    cluster: String,
+    directory: PathBuf,
+}
+
+impl Dev {
+    fn start(pool: u64) -> Result<Self, Failure> {
+        let cluster = "demo".to_owned();
+        let directory = std::env::temp_dir().join(format!("kvplane-demo-{}", std::process::id()));
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["dev", "--cluster", &cluster, "--pool", &pool.to_string(), "--runtime-directory"])
+            .arg(&directory)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().ok_or("the node's output was to be a pipe")?;
+        let dev = Self { child, cluster, directory };
+        let (ready, wait) = mpsc::channel();
+        // Lives as long as the node's output; reading on keeps the node from blocking on a full pipe.
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if line.starts_with("ready") {
+                    let _ = ready.send(());
+                } else {
+                    println!("dev | {line}");
+                }
+            }
+        });
+        wait.recv_timeout(READY).map_err(|_| format!("kvplane dev was not ready within {} s", READY.as_secs()))?;
+        Ok(dev)
+    }
+
+    /// Ends the node and looks at how it ended.
+    fn stop(&mut self) -> Result<(), Failure> {
+        let pid = self.child.id().to_string();
+        let told = Command::new("kill").args(["-TERM", &pid]).status()?;
+        if !told.success() {
+            return Err("kvplane dev had ended before it was told to".into());
+        }
+        let status = self.child.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("kvplane dev ended with {status}").into()) }
+    }
+}
+
+impl Drop for Dev {
+    fn drop(&mut self) {
+        // Both are harmless when it has ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}

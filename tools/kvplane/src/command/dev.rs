@@ -1,0 +1,48 @@
+//! `kvplane dev`: control plane and one node in one process, on loopback, with state that lives as long as the process.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::node::Shape;
+use super::{Failure, control, stop};
+
+/// Control plane and one storage node in one process.
+#[derive(Args)]
+pub(crate) struct Dev {
+    /// Name of the cluster: what local clients ask for.
+    #[arg(long, default_value = "dev")]
+    cluster: String,
+    /// Loopback address for /health, /metrics and /get_all_segments.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    http: SocketAddr,
+    /// Address for QUIC.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    control: SocketAddr,
+    /// Directory of the control plane's state; without it, the state ends with the process.
+    #[arg(long)]
+    state: Option<PathBuf>,
+    #[command(flatten)]
+    shape: Shape,
+}
+
+impl Dev {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let runtime = self.shape.runtime_directory.as_ref();
+        let mut plane = control::start(&self.cluster, self.control, self.http, self.state.clone(), 1, runtime)?;
+        let node = self.shape.start(&self.cluster)?;
+        println!("control plane of {:?} on {} (QUIC)", self.cluster, plane.address());
+        if let Some(http) = plane.http_address() {
+            println!("health and metrics on http://{http}/health and /metrics");
+        }
+        println!("ready: clients of this user find it by --cluster {}; Ctrl-C stops it", self.cluster);
+        stop::wait(|| {
+            node.check()?;
+            control::watch(&mut plane)
+        })?;
+        // The node leaves first, while there is somebody to tell.
+        drop(node);
+        Ok(())
+    }
+}

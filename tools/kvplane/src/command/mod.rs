@@ -1,0 +1,52 @@
+//! The subcommands: each turns its arguments into calls of the public crate.
+
+mod demo;
+mod dev;
+mod node;
+mod replay;
+mod size;
+mod stop;
+mod tebench;
+mod topology;
+mod control;
+mod ctl;
+
+use clap::Subcommand;
+
+/// Why a command failed, as a sentence for people.
+pub(crate) type Failure = Box<dyn std::error::Error>;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Control plane and one storage node in one process, on loopback: the way to try kvplane.
+    Dev(dev::Dev),
+    /// The control plane: membership, the cluster map, the segment catalog.
+    Control(control::Control),
+    /// A storage node: pinned shards with memory for objects.
+    Node(node::Node),
+    /// Look at and operate a cluster.
+    Ctl(ctl::Ctl),
+    /// Measure the transfer engine: Mooncake's tebench, flag by flag.
+    Tebench(Box<tebench::Tebench>),
+    /// Replay a trace of requests against live nodes, and check every byte.
+    Replay(replay::Replay),
+    /// What this machine is, and where shards would sit.
+    Topology(topology::Topology),
+    /// Start a node, replay the conversation trace over shared memory and TCP, and leave a report.
+    Demo(demo::Demo),
+}
+
+impl Command {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        match self {
+            Self::Dev(command) => command.run(),
+            Self::Control(command) => command.run(),
+            Self::Node(command) => command.run(),
+            Self::Ctl(command) => command.run(),
+            Self::Tebench(command) => command.run(),
+            Self::Replay(command) => command.run(),
+            Self::Topology(command) => command.run(),
+            Self::Demo(command) => command.run(),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! `kvplane replay`: drives the store with a trace as inference engines do, and checks every byte.
+//!
+//! For each request, in arrival order: one batched exists over its blocks, one batched get of the prefix that is there, one
+//! batched put of the rest. Every byte read is compared with a pattern that follows from (key, offset), so a block that is stale,
+//! misplaced or torn is noticed.
+
+mod run;
+mod worker;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use kvplane_tools::report::{self, ReplayReport};
+use kvplane_tools::trace::{self, Shape, Trace};
+
+use super::{Failure, size};
+pub(crate) use run::{Plan, run};
+
+/// Which way blocks travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Way {
+    /// Shared memory where the node is on this host, else TCP.
+    Auto,
+    /// Shared memory only.
+    Shm,
+    /// TCP only.
+    Tcp,
+}
+
+/// A trace of ours instead of a recorded one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Generated {
+    /// Shaped like Mooncake's conversation trace.
+    Conversation,
+    /// Shaped like Mooncake's toolagent trace.
+    Toolagent,
+}
+
+/// Replay a trace.
+#[derive(Args)]
+pub(crate) struct Replay {
+    /// Trace in Mooncake's format: one JSON object a line.
+    #[arg(long, conflicts_with = "generate", required_unless_present = "generate")]
+    trace: Option<PathBuf>,
+    /// Generate a trace of this shape instead.
+    #[arg(long, value_enum)]
+    generate: Option<Generated>,
+    /// Only the first so many requests; for a generated trace, its length.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    requests: Option<u64>,
+    /// Seed of a generated trace.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Bytes of a block of 512 tokens.
+    #[arg(long, value_parser = size::parse, default_value = "64K")]
+    block_bytes: u64,
+    /// Clients that take requests in turn.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    clients: u32,
+    /// How many times faster than recorded; `max` does not wait at all.
+    #[arg(long, default_value = "max", value_parser = speed)]
+    speed: Speed,
+    /// Name of the cluster.
+    #[arg(long, default_value = "dev")]
+    cluster: String,
+    /// Directory of local identities, instead of the user's runtime directory.
+    #[arg(long)]
+    runtime_directory: Option<PathBuf>,
+    /// Which way blocks travel.
+    #[arg(long, value_enum, default_value = "auto")]
+    transport: Way,
+    /// Process of the node, whose CPU time is then reported too.
+    #[arg(long)]
+    server_pid: Option<u32>,
+    /// Write the figures as JSON to this file; `-` is standard output.
+    #[arg(long)]
+    json: Option<String>,
+    /// Write a page with plots to this file.
+    #[arg(long)]
+    html: Option<PathBuf>,
+}
+
+/// How fast to replay: a factor, or as fast as it goes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Speed(pub(crate) Option<f64>);
+
+fn speed(text: &str) -> Result<Speed, String> {
+    if text == "max" {
+        return Ok(Speed(None));
+    }
+    match text.parse::<f64>() {
+        Ok(factor) if factor > 0.0 && factor.is_finite() => Ok(Speed(Some(factor))),
+        _ => Err(format!("{text:?} is no speed: give a factor above 0, or max")),
+    }
+}
+
+impl Replay {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let trace = self.load()?;
+        let plan = Plan {
+            title: "kvplane replay".to_owned(),
+            cluster: self.cluster.clone(),
+            runtime_directory: self.runtime_directory.clone(),
+            way: self.transport,
+            block_bytes: self.block_bytes,
+            clients: self.clients,
+            speed: self.speed.0,
+            server_pid: self.server_pid,
+        };
+        let reports = [run(&plan, &trace)?];
+        deliver(&reports, self.json.as_deref(), self.html.as_deref())?;
+        judge(&reports)
+    }
+
+    fn load(&self) -> Result<Trace, Failure> {
+        if let Some(shape) = self.generate {
+            let shape = match shape {
+                Generated::Conversation => Shape::Conversation,
+                Generated::Toolagent => Shape::ToolAgent,
+            };
+            let requests = self.requests.unwrap_or(shape.published_requests() as u64);
+            return Ok(trace::generate(shape, usize::try_from(requests)?, self.seed)?);
+        }
+        let path = self.trace.as_deref().ok_or("--trace or --generate is needed")?;
+        let mut trace = trace::load(path)?;
+        if let Some(requests) = self.requests {
+            trace.requests.truncate(usize::try_from(requests)?);
+        }
+        Ok(trace)
+    }
+}
+
+/// Prints and writes what a run gave.
+pub(crate) fn deliver(reports: &[ReplayReport], json: Option<&str>, html: Option<&Path>) -> Result<(), Failure> {
+    let text = format!("{:#}", report::to_json(reports));
+    match json {
+        Some("-") => println!("{text}"),
+        Some(path) => {
+            std::fs::write(path, text + "\n").map_err(|error| format!("{path}: {error}"))?;
+            print!("{}", report::to_text(reports));
+        }
+        None => print!("{}", report::to_text(reports)),
+    }
+    if let Some(path) = html {
+        report::write_html(reports, path).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// A wrong byte is a failure, whatever else went well.
+pub(crate) fn judge(reports: &[ReplayReport]) -> Result<(), Failure> {
+    let wrong: u64 = reports.iter().map(|report| report.bytes_wrong).sum();
+    if wrong > 0 { Err(format!("{wrong} bytes read were wrong").into()) } else { Ok(()) }
+}

@@ -1,0 +1,21 @@
+//! Waiting for SIGINT or SIGTERM, and the end of the parent where that was asked for.
+
+use std::time::Duration;
+
+use super::Failure;
+
+/// Waits until the process is told to stop, looking at `watch` now and then: an error from it ends the wait.
+pub(crate) fn wait(mut watch: impl FnMut() -> Result<(), Failure>) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => return Ok(()),
+                () = tokio::time::sleep(Duration::from_millis(500)) => watch()?,
+            }
+        }
+    })
+}
