@@ -118,7 +118,7 @@ pub enum Put {
 pub struct Client {
     initiator: Initiator,
     link: ControlLink,
-    seen_epoch: u64,
+    seen_map: u64,
     tenant: Vec<u8>,
     deadline: Duration,
     bounce: Option<Buffer>,
@@ -142,6 +142,7 @@ impl Client {
         if !config.shared_memory && !config.tcp {
             return Err(Error::Argument("neither shared memory nor TCP is allowed: no way to any node".to_owned()));
         }
+        let seen_map = link.map_generation();
         let map = link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
         let cluster = match &config.control {
             Control::Local { cluster, .. } => cluster.clone(),
@@ -159,10 +160,9 @@ impl Client {
         };
         let host = HostConfig { verify_shared: config.verify_shared, ..HostConfig::default() };
         let mut initiator = Initiator::new(client, &host, config.pacing)?;
-        let seen_epoch = map.epoch.0;
         initiator.set_map((*map).clone());
         let tenant = config.tenant.clone().into_bytes();
-        Ok(Self { initiator, link, seen_epoch, tenant, deadline: config.deadline, bounce: None })
+        Ok(Self { initiator, link, seen_map, tenant, deadline: config.deadline, bounce: None })
     }
 
     /// The line to the control plane, to share.
@@ -235,11 +235,11 @@ impl Client {
     }
 
     pub(crate) fn follow_map(&mut self) {
-        let epoch = self.link.epoch();
-        if epoch != self.seen_epoch
+        let generation = self.link.map_generation();
+        if generation != self.seen_map
             && let Some(map) = self.link.map()
         {
-            self.seen_epoch = epoch;
+            self.seen_map = generation;
             self.initiator.set_map((*map).clone());
         }
     }

@@ -1,6 +1,6 @@
 //! The line to the control plane: a thread of its own that watches the map and makes calls, parked when nothing changes.
 //!
-//! The data path never waits for it. Whoever routes by the map looks at one atomic epoch and takes the new map when it changed;
+//! The data path never waits for it. Whoever routes by the map looks at one atomic counter and takes the new map when it changed;
 //! with the control plane away, the last map goes on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,7 +60,8 @@ pub(crate) const fn software() -> &'static str {
 }
 
 struct Shared {
-    epoch: AtomicU64,
+    /// Grows with every map that came; 0 before the first.
+    generation: AtomicU64,
     map: Mutex<Option<Arc<ClusterMap>>>,
 }
 
@@ -105,7 +106,7 @@ impl ControlLink {
     /// # Errors
     /// When the control plane cannot be reached or refuses us.
     pub fn connect(config: ClientConfig) -> Result<Self, Error> {
-        let shared = Arc::new(Shared { epoch: AtomicU64::new(0), map: Mutex::new(None) });
+        let shared = Arc::new(Shared { generation: AtomicU64::new(0), map: Mutex::new(None) });
         let (jobs, receiver) = mpsc::channel(CALLS);
         let (stop, stopped) = oneshot::channel();
         let (ready, wait) = sync_channel(1);
@@ -130,7 +131,7 @@ impl ControlLink {
 
     fn first_map(&self) -> Result<(), Error> {
         let start = std::time::Instant::now();
-        while self.epoch() == 0 {
+        while self.map_generation() == 0 {
             if start.elapsed() > FIRST_MAP {
                 return Err(Error::Argument(format!("no cluster map came within {} s", FIRST_MAP.as_secs())));
             }
@@ -141,8 +142,8 @@ impl ControlLink {
 
     /// Changes when there is another map. Never 0 once connected.
     #[must_use]
-    pub fn epoch(&self) -> u64 {
-        self.shared.epoch.load(Ordering::Acquire)
+    pub fn map_generation(&self) -> u64 {
+        self.shared.generation.load(Ordering::Acquire)
     }
 
     /// The latest map.
@@ -210,9 +211,8 @@ async fn live(
         tokio::select! {
             map = watch.newer(known) => {
                 known = Some(map.epoch);
-                let epoch = map.epoch.0;
                 *shared.map.lock().unwrap_or_else(PoisonError::into_inner) = Some(map);
-                shared.epoch.store(epoch, Ordering::Release);
+                shared.generation.fetch_add(1, Ordering::Release);
             }
             Some(job) = jobs.recv() => {
                 tokio::task::spawn_local(job(client.clone()));

@@ -117,7 +117,7 @@ impl Node {
             shards: Arc::clone(&shards),
             stop: Arc::clone(&stop),
             trouble: Arc::clone(&trouble),
-            seen_epoch: 0,
+            seen_map: 0,
             capacity_bytes: config.pool_bytes,
         };
         membership.join()?;
@@ -278,7 +278,7 @@ struct Membership {
     shards: Arc<Vec<ShardHandle>>,
     stop: Arc<AtomicBool>,
     trouble: Arc<Mutex<Option<String>>>,
-    seen_epoch: u64,
+    seen_map: u64,
     capacity_bytes: u64,
 }
 
@@ -342,8 +342,8 @@ impl Membership {
 
     /// Tells the shards what they own by the newest map.
     fn follow_map(&mut self) {
-        let epoch = self.link.epoch();
-        if epoch == self.seen_epoch {
+        let generation = self.link.map_generation();
+        if generation == self.seen_map {
             return;
         }
         let Some(map) = self.link.map() else { return };
@@ -351,7 +351,7 @@ impl Membership {
         let told = self.shards.iter().zip(slots).all(|(shard, slots)| shard.own(map.epoch, slots).is_ok());
         // A full mailbox is tried again at the next look.
         if told {
-            self.seen_epoch = epoch;
+            self.seen_map = generation;
         }
     }
 

@@ -1,7 +1,7 @@
 //! Checksums: CRC-64/NVME for payloads, CRC-32C for headers and bodies.
 //!
-//! A CRC of two parts can be combined into the CRC of the whole, so slices that travel on different lanes are checked once.
-//! The implementation picks the widest carry-less multiply the processor has at run time.
+//! A CRC of two parts can be combined into the CRC of the whole, so slices that travel on different lanes are checked
+//! once. The implementation picks the widest carry-less multiply the processor has at run time.
 
 use crc_fast::{CrcAlgorithm, Digest as Crc};
 

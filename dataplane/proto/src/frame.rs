@@ -8,8 +8,9 @@
 //! 56 body checksum u32                  60 header checksum u32 (of bytes 0..60)
 //! ```
 //!
-//! Little-endian, fixed layout. The header's own checksum means that a length is believed only when the header is whole; the
-//! payload's checksum travels with it and is checked by whoever keeps the bytes. A decoder allocates nothing.
+//! Little-endian, fixed layout. The header's own checksum means that a length is believed only when the header is
+//! whole; the payload's checksum travels with it and is checked by whoever keeps the bytes. A decoder allocates
+//! nothing.
 
 use core::fmt;
 

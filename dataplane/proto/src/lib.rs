@@ -1,8 +1,8 @@
-//! The protocol core: identities, digests, wire frames, the cluster map, and the state machines of batches, requests and
-//! endpoints.
+//! The protocol core: identities, digests, wire frames, the cluster map, and the state machines of batches, requests
+//! and endpoints.
 //!
-//! Pure: nothing here opens a socket or a file, reads a clock or draws its own randomness. The same code runs on a shard,
-//! in a client and in the simulator.
+//! Pure: nothing here opens a socket or a file, reads a clock or draws its own randomness. The same code runs on a
+//! shard, in a client and in the simulator.
 
 pub mod checksum;
 pub mod client;

@@ -1,8 +1,8 @@
 //! State machines as declared tables.
 //!
-//! A machine lists its states, its events and every legal transition. An event that a state does not list is either *stale*
-//! (declared as ignored: a late message, counted by the caller) or *illegal* (a bug in the caller, reported as an error). The
-//! whole table can be printed, and a snapshot test holds it.
+//! A machine lists its states, its events and every legal transition. An event that a state does not list is either
+//! *stale* (declared as ignored: a late message, counted by the caller) or *illegal* (a bug in the caller, reported
+//! as an error). The whole table can be printed, and a snapshot test holds it.
 
 /// What an event did to a machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,7 +1,8 @@
 //! Payload bytes that say what they are: a function of the object's digest, the write that made them and their offset.
 //!
-//! A byte of another object, of another write, or of another place in the same object differs with probability 255/256, so
-//! that a few hundred bytes leave no doubt. Objects of a few bytes can be equal by chance; who compares must allow for it.
+//! A byte of another object, of another write, or of another place in the same object differs with probability 255/256,
+//! so that a few hundred bytes leave no doubt. Objects of a few bytes can be equal by chance; who compares must allow
+//! for it.
 
 use kvplane_proto::Digest;
 use kvplane_proto::rng::mix64;

@@ -131,3 +131,58 @@ impl Queue {
         Some((entry.at_ns, entry.event))
     }
 }
+
+impl Event {
+    /// Whether it is the everyday talk with the control plane, which would drown the rest of a trace.
+    pub(crate) fn is_chatter(&self) -> bool {
+        match self {
+            Self::ControlTimer(_) | Self::Agent(..) | Self::PollMap(..) => true,
+            Self::ToControl(message) | Self::FromControl(_, message) => match &**message {
+                Message::Node(_, _, input) => matches!(input, Input::Heartbeat { .. }),
+                Message::Answer(_, answer) => matches!(answer, Ok(Reply::Alive { .. })),
+                Message::Fetch(_) | Message::Map(_) => true,
+            },
+            _ => false,
+        }
+    }
+
+    /// The event as numbers, for the trace's hash.
+    pub(crate) fn words(&self) -> (u64, u64, u64) {
+        match self {
+            Self::ClientTimer(client, life) => (1, *client as u64, u64::from(*life)),
+            Self::ServiceTimer(life) => (2, *life as u64, 0),
+            Self::Pump(connection, way) => (3, u64::from(*connection), *way as u64),
+            Self::Deliver(connection, way) => (4, u64::from(*connection), *way as u64),
+            Self::Accept(connection) => (5, u64::from(*connection), 0),
+            Self::Connected(connection) => (6, u64::from(*connection), 0),
+            Self::Refused(client, life, lane) => (7, *client as u64, u64::from(*life) << 16 ^ u64::from(lane.index)),
+            Self::ResetDone(connection) => (8, u64::from(*connection), 0),
+            Self::CopyChunk(client, life) => (9, *client as u64, u64::from(*life)),
+            Self::GhostChunk(client) => (10, *client as u64, 0),
+            Self::Act(client, life) => (11, *client as u64, u64::from(*life)),
+            Self::Cancel(client, _, batch) => (12, *client as u64, u64::from(batch.index)),
+            Self::PollMap(client, life) => (13, *client as u64, u64::from(*life)),
+            Self::Agent(node, incarnation) => (14, *node as u64, *incarnation),
+            Self::ControlTimer(life) => (15, u64::from(*life), 0),
+            Self::ToControl(message) => (16, message.word(), 0),
+            Self::FromControl(party, message) => (17, message.word(), party.word()),
+            Self::Fault => (18, 0, 0),
+            Self::StartNode(node) => (19, *node as u64, 0),
+            Self::StartClient(client) => (20, *client as u64, 0),
+            Self::StartControl => (21, 0, 0),
+            Self::Recover(node) => (22, *node as u64, 0),
+            Self::Depart(node, incarnation) => (23, *node as u64, *incarnation),
+        }
+    }
+}
+
+impl Message {
+    fn word(&self) -> u64 {
+        match self {
+            Self::Node(node, incarnation, _) => 1 ^ (*node as u64) << 8 ^ incarnation << 16,
+            Self::Fetch(party) => 2 ^ party.word() << 8,
+            Self::Answer(incarnation, answer) => 3 ^ incarnation << 8 ^ u64::from(answer.is_ok()) << 20,
+            Self::Map(map) => 4 ^ map.epoch.0 << 8,
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! What a seed decides before the first event: how large the world is, what goes wrong in it and how often.
 //!
-//! Each seed switches a random part of the faults off (swarm testing): a run in which everything fails all the time explores
-//! less than many runs in which a few things fail often.
+//! Each seed switches a random part of the faults off (swarm testing): a run in which everything fails all the time
+//! explores less than many runs in which a few things fail often.
 
 use kvplane_proto::rng::Rng;
 
@@ -112,7 +112,7 @@ impl Scenario {
             shared_memory: rng.chance(0.6),
             batches: 40 + rng.below(60),
             batch_requests: pick(rng, &[1, 4, 12]),
-            think_ns: pick(rng, &[MS, 5 * MS, 20 * MS]),
+            think_ns: pick(rng, &[10 * US, MS, 5 * MS]),
             remove_weight: pick(rng, &[0, 5, 20]),
             chunk_bytes: pick(rng, &[256, 4 << 10, 64 << 10]).min(object_bytes),
             latency_ns: pick(rng, &[10 * US, 200 * US, 2 * MS]),
@@ -124,7 +124,34 @@ impl Scenario {
     /// The scenario of a seed with a host's bug in it.
     #[must_use]
     pub fn with_mischief(seed: u64, mischief: Mischief) -> Self {
-        Self { mischief: Some(mischief), ..Self::of_seed(seed) }
+        let scenario =
+            if mischief == Mischief::SkipEpochs { Self::of_missed_epochs(seed) } else { Self::of_seed(seed) };
+        Self { mischief: Some(mischief), ..scenario }
+    }
+
+    /// A scenario in which shards miss maps. Few seeds have what a missed epoch needs to do harm: a slot that goes away
+    /// and comes back while its former owner hears nothing, and a remove in between. So here nodes come and go fast,
+    /// the control plane is often not heard, and users remove a lot.
+    #[must_use]
+    pub fn of_missed_epochs(seed: u64) -> Self {
+        let mut weights = [0; super::faults::FAULTS];
+        weights[super::faults::Fault::LeaveNode as usize] = 1;
+        weights[super::faults::Fault::PartitionControl as usize] = 2;
+        Self {
+            nodes: 4,
+            clients: 4,
+            keys: 32,
+            batches: 800,
+            batch_requests: 4,
+            remove_weight: 40,
+            think_ns: MS,
+            latency_ns: 10 * US,
+            object_bytes: 1 << 10,
+            pool_bytes: 64 << 10,
+            chunk_bytes: 1 << 10,
+            chances: Chances { control_loss: 0.3, fault_interval_ns: 40 * MS, weights, ..Chances::default() },
+            ..Self::of_seed(seed)
+        }
     }
 
     pub(crate) fn has(&self, mischief: Mischief) -> bool {

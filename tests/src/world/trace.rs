@@ -14,10 +14,14 @@ pub(crate) struct Trace {
     pub(crate) events: u64,
     last: VecDeque<(u64, String)>,
     /// Lines are made only where somebody will read them: a run is repeated for its lines when it failed.
-    pub(crate) keep_lines: bool,
+    keep_lines: bool,
 }
 
 impl Trace {
+    pub(crate) fn new(keep_lines: bool) -> Self {
+        Self { keep_lines, ..Self::default() }
+    }
+
     pub(crate) fn fold(&mut self, word: u64) {
         self.hash = mix64(self.hash ^ word);
     }

@@ -194,7 +194,8 @@ impl Client {
         while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
             let asked = self.slices.at(next.index).request;
-            if !matches!((operation, asked), (Operation::Get, Request::Get(..)) | (Operation::Read, Request::Read(..))) {
+            if !matches!((operation, asked), (Operation::Get, Request::Get(..)) | (Operation::Read, Request::Read(..)))
+            {
                 break;
             }
             let request = self.open_wire(id, operation);

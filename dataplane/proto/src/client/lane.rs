@@ -55,7 +55,8 @@ const BACKOFF_LAST_NS: u64 = 1_000_000_000;
 /// Why we end a connection ourselves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Cause {
-    /// The peer broke the protocol, refused us, or did not answer a greeting: the connection and its slices are charged.
+    /// The peer broke the protocol, refused us, or did not answer a greeting: the connection and its slices are
+    /// charged.
     Peer,
     /// A deadline passed: the connection may be at fault, the other slices on it are not.
     Deadline,
@@ -150,8 +151,8 @@ impl Lane {
         self.failures = 0;
     }
 
-    /// The connection ended: forget what was on it, except its slices, and wait before the next. Doubles up to a second;
-    /// no wait where nobody is at fault.
+    /// The connection ended: forget what was on it, except its slices, and wait before the next. Doubles up to a
+    /// second; no wait where nobody is at fault.
     pub(super) fn lost(&mut self, now_ns: u64) {
         if self.cause.take() != Some(Cause::Withdrawn) {
             let wait_ns = (BACKOFF_FIRST_NS << self.failures.min(16)).min(BACKOFF_LAST_NS);

@@ -1,17 +1,18 @@
 //! The asking side of the data path, without I/O: batches of requests go in, frames and copies come out.
 //!
-//! A [`Batch`](BatchId) is validated as a whole, split into *tasks* (one for each request) and *slices* (one for each object, several
-//! for a large range of a segment). A slice is routed to the owner of its key, sent on the least loaded *lane* (connection)
-//! to that shard, retried on another within its budget, and completed once. A batch completes when its last task does.
+//! A [`Batch`](BatchId) is validated as a whole, split into *tasks* (one for each request) and *slices* (one for each
+//! object, several for a large range of a segment). A slice is routed to the owner of its key, sent on the least
+//! loaded *lane* (connection) to that shard, retried on another within its budget, and completed once. A batch
+//! completes when its last task does.
 //!
 //! The host feeds [`Client`] frames, connection events, finished copies and time, and drains [`Client::poll_output`].
 //!
-//! Quiescence: a task is complete only when nothing can touch its memory any more. A reply to a put comes after the whole
-//! payload was taken; a slice whose deadline passes while it is on the wire completes only after its lane was reset and the
-//! host has said that all I/O of the lane has ended ([`Client::lane_gone`]).
+//! Quiescence: a task is complete only when nothing can touch its memory any more. A reply to a put comes after the
+//! whole payload was taken; a slice whose deadline passes while it is on the wire completes only after its lane was
+//! reset and the host has said that all I/O of the lane has ended ([`Client::lane_gone`]).
 //!
-//! Not here: sockets, memory (only [`Local`] names it), clocks (`now_ns` is an argument), and the choice of transport, which
-//! the host reports when a lane is connected.
+//! Not here: sockets, memory (only [`Local`] names it), clocks (`now_ns` is an argument), and the choice of
+//! transport, which the host reports when a lane is connected.
 
 mod flush;
 mod lane;
@@ -147,7 +148,8 @@ impl Client {
         &self.bytes[range]
     }
 
-    /// When [`Self::handle_timeout`] wants to be called, in the host's nanoseconds.
+    /// When [`Self::handle_timeout`] wants to be called, in the host's nanoseconds; to be asked when `poll_output` has
+    /// returned `None`.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let deadline = self.deadlines.peek().map(|entry| entry.0.0);
@@ -183,8 +185,8 @@ impl Client {
         }
     }
 
-    /// The encoded [`SegmentDescriptor`](crate::message::SegmentDescriptor) that answered a [`Request::OpenSegment`] of this
-    /// batch; the last one's, where there were several. To be taken before the batch is released.
+    /// The encoded [`SegmentDescriptor`](crate::message::SegmentDescriptor) that answered a [`Request::OpenSegment`]
+    /// of this batch; the last one's, where there were several. To be taken before the batch is released.
     pub fn take_description(&mut self, batch: BatchId) -> Option<Vec<u8>> {
         self.descriptions.remove(&batch)
     }

@@ -1,7 +1,7 @@
 //! The shards that requests go to: found by address, opened on first use, left when the map drops them.
 //!
-//! A peer that the caller opened keeps its id for good. One that only the map named gives its place back when it has departed
-//! and its last lane is gone, so that restarts of nodes do not add up.
+//! A peer that the caller opened keeps its id for good. One that only the map named gives its place back when it has
+//! departed and its last lane is gone, so that restarts of nodes do not add up.
 
 use super::lane::{Cause, Endpoint, Lane};
 use super::table::NOWHERE;
@@ -89,9 +89,9 @@ impl Client {
 
     fn names(&self, map: &ClusterMap, peer: &Peer) -> bool {
         let member = map.members.binary_search_by_key(&peer.address.node, |member| member.node);
-        let named = member.ok().and_then(|member| {
-            address_of(map, member, usize::from(peer.address.shard.0), &self.config.host)
-        });
+        let named = member
+            .ok()
+            .and_then(|member| address_of(map, member, usize::from(peer.address.shard.0), &self.config.host));
         named.as_ref() == Some(&peer.address)
     }
 

@@ -1,6 +1,7 @@
 //! What happens when things go wrong or take too long: retries, parked slices, lost lanes, deadlines.
 //!
-//! Every retry is bounded: by the budget of attempts where the peer is at fault, by the batch's deadline where it is not.
+//! Every retry is bounded: by the budget of attempts where the peer is at fault, by the batch's deadline where it is
+//! not.
 
 use super::Client;
 use super::lane::{Cause, Endpoint, EndpointEvent};

@@ -37,8 +37,9 @@ impl Client {
         self.mark_dirty(lane);
     }
 
-    /// The shared lane where it serves; else the stream lane with the least to do, the first among equals, so that a quiet
-    /// client keeps one warm connection. None where only shared memory may be used and the segment cannot be mapped.
+    /// The shared lane where it serves; else the stream lane with the least to do, the first among equals, so that a
+    /// quiet client keeps one warm connection. None where only shared memory may be used and the segment cannot be
+    /// mapped.
     fn pick_lane(&self, peer: PeerId, request: &Request) -> Option<u32> {
         let shareable = match request {
             Request::Read(target, _) | Request::Write(target, _) => target.shareable,

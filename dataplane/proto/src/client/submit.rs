@@ -47,14 +47,15 @@ impl Client {
         Ok(id)
     }
 
-    /// Withdraws a batch. It completes, with `Cancelled` for what was not done, when nothing touches its memory any more.
+    /// Withdraws a batch. It completes, with `Cancelled` for what was not done, when nothing touches its memory any
+    /// more.
     pub fn cancel(&mut self, batch: BatchId, now_ns: u64) {
         self.now_ns = now_ns;
         self.end_batch(batch, Status::Cancelled, Cause::Withdrawn);
     }
 
-    /// Entries of completed batches are dropped when they are the greater part, so that the memory is bounded by the batches
-    /// that are open, at a constant cost for each.
+    /// Entries of completed batches are dropped when they are the greater part, so that the memory is bounded by the
+    /// batches that are open, at a constant cost for each.
     fn remember_deadline(&mut self, deadline_ns: u64, batch: BatchId) {
         if self.deadlines.len() >= 64 + 2 * self.batches.len() {
             let batches = &self.batches;
@@ -175,6 +176,8 @@ impl Client {
         }
         if matches!(status, Status::Ok | Status::BufferTooSmall) {
             result.bytes += slice.bytes;
+        }
+        if status == Status::Ok {
             result.version = Version(slice.version);
         }
         let open = &mut batch.open_slices[slice.task as usize];

@@ -74,7 +74,6 @@ impl<T> Table<T> {
     pub(super) const fn len(&self) -> usize {
         self.live
     }
-
 }
 
 /// A group of tasks that complete together.

@@ -1,1 +1,9 @@
-//! Tests of the asking side.
+//! Tests of the asking side: a scripted peer drives it, without sockets, memory or clocks.
+
+mod failures;
+mod machines;
+mod maps;
+mod paths;
+mod random;
+mod rig;
+mod validation;

@@ -26,8 +26,8 @@ pub struct Config {
     pub stream: bool,
     /// Ranges of segments are cut into slices of this many bytes, at least [`crate::Limits::SLICE_BYTES_LEAST`].
     pub slice_bytes: u64,
-    /// Payload bytes that one lane may have asked for, sent, pinned or reserved without being done with them. A slice that
-    /// is larger goes alone.
+    /// Payload bytes that one lane may have asked for, sent, pinned or reserved without being done with them. A slice
+    /// that is larger goes alone.
     pub lane_window_bytes: u64,
     /// Whether payloads of segment reads and writes carry a checksum; objects always do.
     pub checksum_segments: bool,
@@ -339,7 +339,8 @@ pub struct Counters {
     pub stale_frames: u64,
     /// Slices sent again: after a lost lane, a wrong or busy owner, or a wrong checksum.
     pub retries: u64,
-    /// Lanes reset from our side: a deadline passed, a batch was withdrawn, the map dropped the peer, or the peer misbehaved.
+    /// Lanes reset from our side: a deadline passed, a batch was withdrawn, the map dropped the peer, or the peer
+    /// misbehaved.
     pub resets: u64,
     /// Lanes that were lost or could not be connected.
     pub lanes_lost: u64,

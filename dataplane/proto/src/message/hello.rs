@@ -1,7 +1,7 @@
 //! The handshake: who speaks, to whom, and which protocol version.
 //!
-//! A client says [`Hello`] with the cluster, node and shard it believes to reach; the shard answers [`Welcome`] or refuses, so
-//! that a reused port of another cluster or another life of the node is noticed before any object moves.
+//! A client says [`Hello`] with the cluster, node and shard it believes to reach; the shard answers [`Welcome`] or
+//! refuses, so that a reused port of another cluster or another life of the node is noticed before any object moves.
 
 use core::fmt;
 

@@ -1,7 +1,7 @@
 //! What frames say: kinds, and the fixed-size items their bodies hold.
 //!
-//! A body is `items` records of one type, packed; so decoding is a length check and an iterator, and nothing is allocated for
-//! a peer. `docs/wire.md` lists which kind carries which item.
+//! A body is `items` records of one type, packed; so decoding is a length check and an iterator, and nothing is
+//! allocated for a peer. `docs/wire.md` lists which kind carries which item.
 
 mod hello;
 mod items;
@@ -49,8 +49,8 @@ kinds! {
     Size = 3;
     /// Remove these objects. [`DigestItem`]s / [`Bitmap`] of those that were there.
     Remove = 4;
-    /// Send these objects. [`GetItem`]s / one reply for each item, under the item's own request id, the object as payload,
-    /// argument = version.
+    /// Send these objects. [`GetItem`]s / one reply for each item, under the item's own request id, the object as
+    /// payload, argument = version.
     Get = 5;
     /// Keep this object: one [`DigestItem`], the object as payload / argument = version.
     Put = 6;

@@ -1,7 +1,7 @@
 //! What a segment is: named, registered memory of a process, which peers read and write by offset.
 //!
-//! A segment is one or more regions; a peer addresses `(segment, offset)` of one region. The descriptor is what a peer learns
-//! when it opens the segment by name.
+//! A segment is one or more regions; a peer addresses `(segment, offset)` of one region. The descriptor is what a
+//! peer learns when it opens the segment by name.
 
 use core::fmt;
 

@@ -23,11 +23,11 @@ mod tests;
 
 use std::collections::VecDeque;
 
+use held::{Deadlines, Handles};
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{Digest, Limits, Status};
-use held::{Deadlines, Handles};
 use segments::SegmentTable;
 use session::{Pending, Session};
 pub use types::{

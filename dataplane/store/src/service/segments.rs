@@ -121,6 +121,15 @@ const fn last_address(info: &SegmentInfo) -> u64 {
     info.address.saturating_add(info.bytes - 1)
 }
 
+#[cfg(test)]
+impl SegmentTable {
+    /// Users of all segments.
+    pub(super) fn users(&self) -> u32 {
+        assert_eq!(self.reads.len() - self.free_reads.len(), self.reads.iter().flatten().count());
+        self.live().map(|(_, entry)| entry.users).sum()
+    }
+}
+
 impl Service {
     /// Lets peers use this memory.
     ///

@@ -1,1 +1,11 @@
-//! Tests of the answering side.
+//! Tests of the answering side: a host that is played by hand, then one that plays at random.
+
+mod differential;
+mod handshake;
+mod held;
+mod objects;
+mod ownership;
+mod random;
+mod rig;
+mod segments;
+mod shared;

@@ -1,4 +1,5 @@
-//! Epochs never go back at any observer, and one epoch has one map, also when the control plane is killed and starts again.
+//! Epochs never go back at any observer, and one epoch has one map, also when the control plane is killed and starts
+//! again.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;

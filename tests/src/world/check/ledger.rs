@@ -1,7 +1,9 @@
-//! Which ranges of a shard's pool are in use by whom, as seen from outside the store: written for a put, or read for a get.
+//! Which ranges of a shard's pool are in use by whom, as seen from outside the store: written for a put, or read for a
+//! get.
 //!
-//! The store keeps its own accounts; this ledger knows only what the shard told its peers and what the hosts really did with
-//! the memory. A range that is written must overlap no other; a range that is read may overlap ranges that are read.
+//! The store keeps its own accounts; this ledger knows only what the shard told its peers and what the hosts really did
+//! with the memory. A range that is written must overlap no other; a range that is read may overlap ranges that are
+//! read.
 
 use super::{Checked, Rule, Violation, broken};
 

@@ -1,8 +1,9 @@
 //! A client's registered memory: slots of equal size, each free or lent to one request of an open batch.
 //!
-//! A free slot holds a poison that must still be there when it is lent again and when the run ends; what a request did not
-//! ask for of its slot stays poisoned too. So a byte that arrives after a batch has completed, or past the end of a buffer,
-//! is seen; and bytes that are sent from a buffer after completion are poison, which no checksum of a payload fits.
+//! A free slot holds a poison that must still be there when it is lent again and when the run ends; what a request did
+//! not ask for of its slot stays poisoned too. So a byte that arrives after a batch has completed, or past the end of a
+//! buffer, is seen; and bytes that are sent from a buffer after completion are poison, which no checksum of a payload
+//! fits.
 
 use kvplane_proto::Digest;
 
@@ -97,9 +98,9 @@ impl Memory {
 
     /// Nothing free was touched.
     pub(crate) fn check(&self) -> Checked {
-        (0..self.slots.len()).filter(|&slot| self.slots[slot].loan.is_none()).try_for_each(|slot| {
-            self.check_poison(slot, 0)
-        })
+        (0..self.slots.len())
+            .filter(|&slot| self.slots[slot].loan.is_none())
+            .try_for_each(|slot| self.check_poison(slot, 0))
     }
 
     pub(crate) fn lent(&self) -> usize {

@@ -1,14 +1,15 @@
 //! No read after remove, as far as it is promised.
 //!
-//! *At one shard*, strictly: once a life of a shard has processed a remove of a key, none of its answers names a version that it
-//! had before.
+//! *At one shard*, strictly: once a life of a shard has processed a remove of a key, none of its answers names a
+//! version that it had before.
 //!
-//! *Across shards*: a remove that was answered by a shard at epoch `e` and acknowledged, and a get of the same key that was
-//! submitted after that acknowledgement and answered by shards at epochs of at least `e` only, returns no version whose put
-//! was acknowledged before the remove was submitted.
+//! *Across shards*: a remove that was answered by a shard at epoch `e` and acknowledged, and a get of the same key that
+//! was submitted after that acknowledgement and answered by shards at epochs of at least `e` only, returns no version
+//! that was made at an epoch up to `e` and whose put was acknowledged before the remove was submitted.
 //!
-//! Not promised: a shard that has not heard of epoch `e` yet believes that it owns the key and answers from what it has,
-//! to clients whose maps are as old; and a put that was sent more than once (its first lane was lost) may come into being
+//! Not promised: a shard that has not heard of epoch `e` yet believes that it owns the key and answers from what it
+//! has, to clients whose maps are as old; for the same reason a remove that such a shard answers does not reach what
+//! was put at the newer owner; and a put that was sent more than once (its first lane was lost) may come into being
 //! again, as a new version, when the copy of it that was under way arrives after the remove.
 
 use std::collections::BTreeMap;
@@ -48,9 +49,10 @@ impl Removals {
     ) -> Checked {
         self.gets.entry((client, version)).or_default().push((now_ns, epoch));
         match shadow.commit_of(version) {
-            Some(commit) if commit.removed => {
-                Err(broken(Rule::Removed, format!("version {version} was removed from the shard that answers it: {commit:?}")))
-            }
+            Some(commit) if commit.removed => Err(broken(
+                Rule::Removed,
+                format!("version {version} was removed from the shard that answers it: {commit:?}"),
+            )),
             _ => Ok(()),
         }
     }
@@ -84,15 +86,17 @@ impl Removals {
             return Err(broken(Rule::Bytes, format!("version {version} of key {key} came without a shard's answer")));
         };
         let forbids = |removal: &&Removal| {
-            removal.acked_ns < started_ns && least >= removal.epoch && shadow.acked_before(version, removal.started_ns)
+            removal.acked_ns < started_ns
+                && least >= removal.epoch
+                && shadow.settled_before(version, removal.epoch, removal.started_ns)
         };
         match self.done[key].iter().find(forbids) {
             None => Ok(()),
             Some(removal) => Err(broken(
                 Rule::Removed,
                 format!(
-                    "a get of key {key} at {started_ns} ns returned version {version} ({:?}), answered at epoch {least}, \
-                     after a remove at epoch {} that was done from {} to {} ns",
+                    "a get of key {key} at {started_ns} ns returned version {version} ({:?}), answered at epoch \
+                     {least}, after a remove at epoch {} that was done from {} to {} ns",
                     shadow.commit_of(version),
                     removal.epoch,
                     removal.started_ns,

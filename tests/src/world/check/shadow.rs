@@ -1,13 +1,13 @@
 //! The shadow model: every write that was ever asked for, and every version that ever became visible, with its bytes.
 //!
-//! A *write* is one put request of a client; its bytes are a pattern of its own. A *commit* is a version that a shard gave.
-//! The checker looks into the pool at the moment of the commit and finds the write whose bytes are there, so it need not
-//! trust what requests say. From then on a version means those bytes: a get that names it must return them all, an
-//! acknowledged put must name a commit of its own bytes.
+//! A *write* is one put request of a client; its bytes are a pattern of its own. A *commit* is a version that a shard
+//! gave. The checker looks into the pool at the moment of the commit and finds the write whose bytes are there, so it
+//! need not trust what requests say. From then on a version means those bytes: a get that names it must return them
+//! all, an acknowledged put must name a commit of its own bytes.
 //!
-//! A write that was not acknowledged may have been applied, or may be applied later while pieces of it are still under way; a
-//! write may be committed once for each time that its client sent it, not more. Versions are unique in the world, because
-//! each life of a shard starts at a number of its own.
+//! A write that was not acknowledged may have been applied, or may be applied later while pieces of it are still under
+//! way; a write may be committed once for each time that its client sent it, not more. Versions are unique in the
+//! world, because each life of a shard starts at a number of its own.
 
 use std::collections::BTreeMap;
 
@@ -34,9 +34,11 @@ pub(crate) struct Commit {
     pub(crate) bytes: u64,
     /// Which life of which shard holds it.
     pub(crate) life: usize,
+    /// By which epoch its shard served then.
+    pub(crate) epoch: u64,
     /// When its put was acknowledged to a client.
     pub(crate) acked_ns: Option<u64>,
-    /// Whether its shard was told to remove it.
+    /// Whether its shard was told to remove it, or lost its slot.
     pub(crate) removed: bool,
 }
 
@@ -81,8 +83,8 @@ impl Shadow {
         self.writes[write].sends += 1;
     }
 
-    /// A shard made these bytes visible.
-    pub(crate) fn commit(&mut self, version: u64, digest: Digest, life: usize, bytes: &[u8]) -> Checked {
+    /// A shard, in a life and at an epoch, made these bytes visible.
+    pub(crate) fn commit(&mut self, version: u64, digest: Digest, place: (usize, u64), bytes: &[u8]) -> Checked {
         let Some(key) = self.key(digest) else {
             return Err(broken(Rule::Commit, format!("version {version} is of {digest}, which nobody put")));
         };
@@ -103,7 +105,8 @@ impl Shadow {
             let what = format!("write {write} of key {key} was sent {sends} times and committed {commits} times");
             return Err(broken(Rule::Commit, what));
         }
-        let commit = Commit { key, write, bytes: length, life, acked_ns: None, removed: false };
+        let commit =
+            Commit { key, write, bytes: length, life: place.0, epoch: place.1, acked_ns: None, removed: false };
         if let Some(former) = self.commits.insert(version, commit) {
             return Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}, {commit:?}")));
         }
@@ -115,7 +118,10 @@ impl Shadow {
         let Write { key, bytes, .. } = self.writes[write];
         let digest = self.digests[key];
         let Some(commit) = self.commits.get_mut(&version) else {
-            return Err(broken(Rule::Commit, format!("write {write} was acked as version {version}, which is not there")));
+            return Err(broken(
+                Rule::Commit,
+                format!("write {write} was acked as version {version}, which is not there"),
+            ));
         };
         let mut expected = vec![0; bytes as usize];
         pattern::fill(digest, write, &mut expected);
@@ -133,7 +139,10 @@ impl Shadow {
     /// A get returned these bytes as this version.
     pub(crate) fn check_read(&self, key: usize, version: u64, bytes: &[u8]) -> Checked {
         let Some(commit) = self.commits.get(&version) else {
-            return Err(broken(Rule::Bytes, format!("a get of key {key} returned version {version}, which is not there")));
+            return Err(broken(
+                Rule::Bytes,
+                format!("a get of key {key} returned version {version}, which is not there"),
+            ));
         };
         if commit.key != key || commit.bytes != bytes.len() as u64 {
             let what = format!("a get of key {key} returned {} bytes as version {version}: {commit:?}", bytes.len());
@@ -158,12 +167,19 @@ impl Shadow {
         }
     }
 
-    /// Acknowledged before this time.
-    pub(crate) fn acked_before(&self, version: u64, at_ns: u64) -> bool {
-        self.commits.get(&version).and_then(|commit| commit.acked_ns).is_some_and(|acked_ns| acked_ns < at_ns)
+    /// A shard's life dropped the objects of these digests: they may be older than what was written elsewhere
+    /// meanwhile.
+    pub(crate) fn dropped(&mut self, life: usize, dropped: impl Fn(Digest) -> bool) {
+        let digests = &self.digests;
+        for commit in self.commits.values_mut().filter(|commit| commit.life == life && dropped(digests[commit.key])) {
+            commit.removed = true;
+        }
     }
 
-    pub(crate) fn commits(&self) -> usize {
-        self.commits.len()
+    /// Made visible at this epoch or before, and acknowledged before this time.
+    pub(crate) fn settled_before(&self, version: u64, epoch: u64, at_ns: u64) -> bool {
+        let settled =
+            |commit: &Commit| commit.epoch <= epoch && commit.acked_ns.is_some_and(|acked_ns| acked_ns < at_ns);
+        self.commits.get(&version).is_some_and(settled)
     }
 }

@@ -1,0 +1,77 @@
+//! `docs/wire.md` and the code say the same: operations and their numbers, statuses, sizes, limits.
+
+use kvplane_proto::frame::{HEADER_BYTES, VERSION};
+use kvplane_proto::message::{
+    CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, LookupReply, Operation, ReadItem, ReserveItem,
+    ReserveReply, SizeReply, WriteItem,
+};
+use kvplane_proto::{Limits, Status};
+
+const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/wire.md"));
+
+fn has_row(cells: &[&str]) -> bool {
+    DOCUMENT.lines().any(|line| {
+        let row: Vec<&str> = line.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        row.len() >= cells.len() && row.iter().zip(cells).all(|(found, wanted)| found == wanted)
+    })
+}
+
+#[test]
+fn every_operation_is_described_under_its_number() {
+    for &operation in Operation::ALL {
+        let (number, name) = ((operation as u8).to_string(), format!("`{operation:?}`"));
+        assert!(has_row(&[&number, &name]), "docs/wire.md has no row for {number} {name}");
+    }
+}
+
+#[test]
+fn every_status_is_described_under_its_number() {
+    for &status in Status::ALL {
+        let (number, name) = ((status as u16).to_string(), format!("`{status:?}`"));
+        assert!(has_row(&[&number, &name]), "docs/wire.md has no row for {number} {name}");
+    }
+}
+
+#[test]
+fn every_record_is_described_with_its_size() {
+    let records = [
+        ("DigestItem", DigestItem::BYTES),
+        ("GetItem", GetItem::BYTES),
+        ("SizeReply", SizeReply::BYTES),
+        ("ReadItem", ReadItem::BYTES),
+        ("WriteItem", WriteItem::BYTES),
+        ("LookupReply", LookupReply::BYTES),
+        ("ReserveItem", ReserveItem::BYTES),
+        ("ReserveReply", ReserveReply::BYTES),
+        ("CommitItem", CommitItem::BYTES),
+        ("CommitReply", CommitReply::BYTES),
+        ("IdItem", IdItem::BYTES),
+    ];
+    for (name, bytes) in records {
+        assert!(
+            has_row(&[&format!("`{name}`"), &bytes.to_string()]),
+            "docs/wire.md has no row for {name}, {bytes} bytes"
+        );
+    }
+}
+
+#[test]
+fn the_limits_are_those_of_the_code() {
+    let limits: [(&str, u64); 8] = [
+        ("items of a frame", Limits::ITEMS_PER_FRAME as u64),
+        ("bytes of a body", Limits::BODY_BYTES as u64),
+        ("bytes of a payload", Limits::PAYLOAD_BYTES),
+        ("bytes of a name", Limits::NAME_BYTES as u64),
+        ("regions of a segment", Limits::REGIONS_PER_SEGMENT as u64),
+        ("requests open on one connection", Limits::REQUESTS_PER_CONNECTION as u64),
+        ("milliseconds from connecting to the greeting", Limits::HELLO_NS / 1_000_000),
+        ("milliseconds that a reservation lasts", Limits::RESERVATION_NS / 1_000_000),
+    ];
+    for (name, value) in limits {
+        assert!(has_row(&[name, &value.to_string()]), "docs/wire.md has no row for {name}, {value}");
+    }
+    let text = DOCUMENT.split_whitespace().collect::<Vec<_>>().join(" ");
+    for said in [format!("This is version {VERSION}"), format!("a header of {HEADER_BYTES} bytes")] {
+        assert!(text.contains(&said), "docs/wire.md does not say: {said}");
+    }
+}

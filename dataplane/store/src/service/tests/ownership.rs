@@ -1,0 +1,85 @@
+//! Slots that are ours, and slots that leave.
+
+use kvplane_proto::Status;
+use kvplane_proto::ids::Epoch;
+use kvplane_proto::message::Operation;
+
+use super::rig::{POOL_BYTES, Rig, digest, digests, pool_place};
+use crate::service::{Path, PayloadTo};
+
+const fn all_but_slot_of(key: u8) -> impl Fn(u16) -> bool {
+    move |slot| slot != key as u16
+}
+
+#[test]
+fn the_test_objects_have_slots_of_their_own() {
+    assert_eq!(digest(3).slot().0, 3);
+}
+
+#[test]
+fn keys_of_others_are_answered_with_our_epoch() {
+    let mut rig = Rig::new();
+    let (stream, shared) = (rig.join(Path::Stream), rig.join(Path::Shared));
+    rig.service.set_owned(Epoch(6), all_but_slot_of(2));
+    for operation in [Operation::Exists, Operation::Size, Operation::Remove] {
+        rig.ask(stream, operation, &digests([1, 2]), 2);
+        let answer = rig.answer();
+        assert_eq!((answer.status(), answer.header.argument, answer.header.items), (Status::WrongOwner, 6, 0));
+    }
+    let get = rig.get(stream, 2);
+    assert_eq!((get.status(), get.header.argument), (Status::WrongOwner, 6));
+    assert_eq!(rig.begin_put(stream, 2, 100), PayloadTo::Discard);
+    rig.done(stream);
+    let put = rig.answer();
+    assert_eq!((put.status(), put.header.argument), (Status::WrongOwner, 6));
+    assert_eq!(rig.lookup(shared, 2).status, Status::WrongOwner);
+    assert_eq!(rig.reserve(shared, 2, 100).status, Status::WrongOwner);
+    assert_eq!(rig.service.counters().wrong_owner, 7);
+    assert_eq!(rig.put(stream, 1, 100).status(), Status::Ok);
+    rig.assert_idle();
+}
+
+#[test]
+fn a_slot_that_leaves_takes_its_objects_along_and_only_those() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    rig.put(peer, 1, 100);
+    rig.put(peer, 2, 100);
+    let hold = rig.get(peer, 2).payload.expect("the object's bytes").1;
+    rig.service.set_owned(Epoch(6), all_but_slot_of(2));
+    rig.service.set_owned(Epoch(7), |_| true);
+    assert!(rig.exists(peer, 1));
+    assert!(!rig.exists(peer, 2), "what was put elsewhere meanwhile may be newer");
+    assert_eq!(rig.store().stats().pins, 1, "the answer under way keeps its bytes");
+    rig.service.sent(hold);
+    rig.assert_idle();
+}
+
+#[test]
+fn an_older_map_changes_nothing() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    rig.put(peer, 1, 100);
+    rig.service.set_owned(Epoch(4), |_| false);
+    assert!(rig.exists(peer, 1));
+    rig.service.set_owned(Epoch(5), |_| false);
+    rig.ask(peer, Operation::Exists, &digests([1]), 1);
+    assert_eq!(rig.answer().status(), Status::WrongOwner);
+}
+
+#[test]
+fn a_put_under_way_does_not_outlive_the_slot() {
+    let mut rig = Rig::new();
+    let (stream, shared) = (rig.join(Path::Stream), rig.join(Path::Shared));
+    pool_place(rig.begin_put(stream, 1, 100));
+    let reserved = rig.reserve(shared, 1, 100);
+    rig.service.set_owned(Epoch(6), all_but_slot_of(1));
+    rig.done(stream);
+    let put = rig.answer();
+    assert_eq!((put.status(), put.header.argument), (Status::WrongOwner, 6));
+    assert_eq!(rig.commit(shared, reserved.reservation).status, Status::WrongOwner);
+    assert_eq!(rig.store().stats().free_bytes, POOL_BYTES);
+    rig.service.set_owned(Epoch(7), |_| true);
+    assert!(!rig.exists(stream, 1));
+    rig.assert_idle();
+}

@@ -1,0 +1,318 @@
+//! The random host: what it knows of its peers, and what must hold.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::Status;
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{Epoch, PinId, RequestId, ReservationId, SegmentId};
+use kvplane_proto::message::{
+    CommitItem, GetItem, IdItem, Kind, LookupReply, Operation, ReadItem, ReserveItem, ReserveReply, WriteItem,
+};
+
+use super::super::rig::{Answer, CHECKSUM, Rig, Said, body_of, config, digest, digests, hello, segment_info};
+use super::Step;
+use crate::StoreConfig;
+use crate::service::{Hold, Memory, Path, PayloadTo, PeerKey, Place};
+
+const PEERS: usize = 5;
+const SEGMENT_BYTES: u64 = 4096;
+
+/// A peer as the host sees it.
+struct Peer {
+    key: PeerKey,
+    path: Path,
+    closed: bool,
+    /// A payload is arriving: where to.
+    arriving: Option<PayloadTo>,
+    /// Puts without an answer.
+    puts: Vec<RequestId>,
+    /// What was asked in each request for reservations.
+    reserves: BTreeMap<RequestId, Vec<ReserveItem>>,
+    pins: Vec<(PinId, Place)>,
+    reservations: Vec<(ReservationId, Place)>,
+}
+
+pub(super) struct World {
+    rig: Rig,
+    peers: [Option<Peer>; PEERS],
+    generation: u32,
+    epoch: u64,
+    holds: Vec<(Place, Hold)>,
+    segments: Vec<SegmentId>,
+    leaving: Vec<SegmentId>,
+}
+
+impl World {
+    pub(super) fn new() -> Self {
+        let config = StoreConfig { max_pins: 6, max_reservations: 4, max_objects: 8, ..config(4096) };
+        Self {
+            rig: Rig::with(config),
+            peers: [const { None }; PEERS],
+            generation: 0,
+            epoch: 5,
+            holds: Vec::new(),
+            segments: Vec::new(),
+            leaving: Vec::new(),
+        }
+    }
+
+    pub(super) fn play(&mut self, step: &Step) {
+        match *step {
+            Step::Join { shared, hello } => self.join(shared, hello),
+            Step::Ask { peer, operation, key, bytes, pick } => self.ask(peer, operation, key, bytes, pick),
+            Step::Garbage { peer, operation, reply, items, ref body, payload_bytes, sum } => {
+                let operation = Operation::ALL[operation];
+                let kind = if reply { Kind::Reply(operation) } else { Kind::Request(operation) };
+                let mut header = Header::request(kind, self.rig.next_request()).with_body(body, items as usize);
+                if payload_bytes > 0 {
+                    header = header.with_payload(payload_bytes, sum.then_some(CHECKSUM));
+                }
+                self.send(peer, &header, body);
+            }
+            Step::PayloadDone { peer, good } => self.payload_done(peer, good),
+            Step::Sent(pick) => {
+                if !self.holds.is_empty() {
+                    let (_, hold) = self.holds.swap_remove(pick % self.holds.len());
+                    self.rig.service.sent(hold);
+                }
+            }
+            Step::Gone(peer) => self.gone(peer),
+            Step::Pass { ms } => self.rig.pass(ms * 1_000_000),
+            Step::Own { epoch_back, without } => {
+                self.epoch = if epoch_back { self.epoch - 1 } else { self.epoch + 1 };
+                self.rig.service.set_owned(Epoch(self.epoch), |slot| slot != u16::from(without));
+            }
+            Step::Register { at, writable } => {
+                let mut info = segment_info(at * SEGMENT_BYTES, SEGMENT_BYTES);
+                info.writable = writable;
+                self.segments.extend(self.rig.service.register(info));
+            }
+            Step::Unregister { pick, evict } => self.unregister(pick, evict),
+        }
+        self.listen();
+    }
+
+    fn join(&mut self, shared: bool, says_hello: bool) {
+        let Some(index) = self.peers.iter().position(Option::is_none) else { return };
+        self.generation += 1;
+        let key = PeerKey { index: index as u32, generation: self.generation };
+        let path = if shared { Path::Shared } else { Path::Stream };
+        self.rig.service.peer_joined(key, path, self.rig.now_ns);
+        self.peers[index] = Some(Peer {
+            key,
+            path,
+            closed: false,
+            arriving: None,
+            puts: Vec::new(),
+            reserves: BTreeMap::new(),
+            pins: Vec::new(),
+            reservations: Vec::new(),
+        });
+        if says_hello {
+            self.rig.ask(key, Operation::Hello, &hello().encode(), 1);
+        }
+    }
+
+    fn ask(&mut self, peer: usize, operation: usize, key: u8, bytes: u64, pick: usize) {
+        let operation = Operation::ALL[operation];
+        let request = self.rig.next_request();
+        let segment = self.segments.get(pick % 4).copied().unwrap_or_default();
+        let (body, items, payload_bytes) = match operation {
+            Operation::Hello => (hello().encode(), 1, 0),
+            Operation::OpenSegment => (Vec::new(), 0, 0),
+            Operation::Put => (digests([key]), 1, bytes),
+            Operation::Write => (body_of([WriteItem { segment, offset: pick as u64 }]), 1, bytes),
+            Operation::Read => (body_of([ReadItem { request, segment, offset: pick as u64, bytes }]), 1, 0),
+            Operation::Get => (body_of([GetItem { digest: digest(key), request, capacity_bytes: bytes * 8 }]), 1, 0),
+            Operation::Reserve => {
+                let items: Vec<ReserveItem> =
+                    (0..pick as u8 % 3).map(|n| ReserveItem { digest: digest(key + n), bytes }).collect();
+                if let Some(peer) = &mut self.peers[peer] {
+                    peer.reserves.insert(request, items.clone());
+                }
+                (body_of(items.iter().copied()), items.len(), 0)
+            }
+            Operation::Commit | Operation::Abort => match self.take_reservation(peer, pick) {
+                None => return,
+                Some(reservation) if operation == Operation::Commit => {
+                    (body_of([CommitItem { reservation, checksum: CHECKSUM }]), 1, 0)
+                }
+                Some(reservation) => (body_of([IdItem { id: reservation.to_bits() }]), 1, 0),
+            },
+            Operation::Release => match self.take_pin(peer, pick) {
+                None => return,
+                Some(pin) => (body_of([IdItem { id: pin.to_bits() }]), 1, 0),
+            },
+            _ => (digests((0..pick as u8 % 4).map(|n| key + n)), pick % 4, 0),
+        };
+        let mut header = Header::request(Kind::Request(operation), request).with_body(&body, items);
+        if payload_bytes > 0 {
+            header = header.with_payload(payload_bytes, Some(CHECKSUM));
+        }
+        self.send(peer, &header, &body);
+    }
+
+    /// One of this peer's, which it then no longer writes; or, rarely, somebody else's.
+    fn take_reservation(&mut self, peer: usize, pick: usize) -> Option<ReservationId> {
+        if pick == 63 {
+            let others = self.peers.iter().flatten().flat_map(|other| &other.reservations);
+            return others.map(|held| held.0).next();
+        }
+        let reservations = &mut self.peers[peer].as_mut().filter(|peer| !peer.closed)?.reservations;
+        (!reservations.is_empty()).then(|| reservations.swap_remove(pick % reservations.len()).0)
+    }
+
+    fn take_pin(&mut self, peer: usize, pick: usize) -> Option<PinId> {
+        if pick == 63 {
+            return self.peers.iter().flatten().flat_map(|other| &other.pins).map(|held| held.0).next();
+        }
+        let pins = &mut self.peers[peer].as_mut().filter(|peer| !peer.closed)?.pins;
+        (!pins.is_empty()).then(|| pins.swap_remove(pick % pins.len()).0)
+    }
+
+    /// Brings a frame in, unless a payload is arriving on its connection.
+    fn send(&mut self, peer: usize, header: &Header, body: &[u8]) {
+        let Some(peer) = self.peers[peer].as_mut().filter(|peer| peer.arriving.is_none()) else { return };
+        let to = self.rig.service.request(peer.key, header, body, self.rig.now_ns);
+        if header.kind == Kind::Request(Operation::Put) && !peer.closed {
+            peer.puts.push(header.request);
+        }
+        if header.payload_bytes > 0 && peer.path == Path::Stream {
+            peer.arriving = Some(to);
+        } else {
+            assert_eq!(to, PayloadTo::Discard, "nothing arrives");
+        }
+        if let PayloadTo::Place(place) = to {
+            assert_eq!(place.bytes, header.payload_bytes);
+        }
+    }
+
+    fn payload_done(&mut self, peer: usize, good: bool) {
+        let Some(peer) = self.peers[peer].as_mut() else { return };
+        if peer.arriving.take().is_some() {
+            let sum = if good { CHECKSUM } else { 1 };
+            self.rig.service.payload_done(peer.key, Some(sum), self.rig.now_ns);
+        }
+    }
+
+    fn gone(&mut self, peer: usize) {
+        if let Some(peer) = self.peers[peer].take() {
+            self.rig.gone(peer.key);
+        }
+    }
+
+    fn unregister(&mut self, pick: usize, evict: bool) {
+        if let Some(&segment) = self.leaving.get(pick).filter(|_| evict) {
+            self.rig.service.evict_users(segment);
+        } else if !self.segments.is_empty() {
+            let segment = self.segments.swap_remove(pick % self.segments.len());
+            self.leaving.push(segment);
+            self.rig.service.unregister(segment);
+        }
+    }
+
+    /// Takes what the service says to heart.
+    fn listen(&mut self) {
+        for said in self.rig.drain() {
+            match said {
+                Said::Answer(answer) => self.hear(&answer),
+                Said::Close(key, reason) => {
+                    let peer = self.peers[key.index as usize].as_mut().filter(|peer| peer.key == key);
+                    let peer = peer.expect("only who is there is closed");
+                    assert!(!peer.closed, "closed twice: {reason}");
+                    peer.closed = true;
+                    peer.puts.clear();
+                }
+                Said::Unregistered(segment) => {
+                    let at = self.leaving.iter().position(|&leaving| leaving == segment);
+                    self.leaving.swap_remove(at.expect("it was unregistered, once"));
+                    let used = |place: &Place| place.memory == Memory::Segment(segment);
+                    assert!(!self.holds.iter().any(|(place, _)| used(place)), "read while its memory goes");
+                    assert!(!self.writes().any(|place| used(&place)), "written while its memory goes");
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, answer: &Answer) {
+        self.holds.extend(answer.payload);
+        let Some(peer) = self.peers[answer.peer.index as usize].as_mut().filter(|peer| peer.key == answer.peer) else {
+            return;
+        };
+        assert!(!peer.closed, "an answer after the end");
+        if answer.header.kind == Kind::Reply(Operation::Put) {
+            let at = peer.puts.iter().position(|&request| request == answer.header.request);
+            peer.puts.swap_remove(at.expect("each put is answered once"));
+            assert_eq!(peer.arriving, None, "a put is answered after its payload");
+        }
+        if answer.status() != Status::Ok {
+            return;
+        }
+        let pool = |offset, bytes| Place { memory: Memory::Pool, offset, bytes };
+        match answer.header.kind {
+            Kind::Reply(Operation::Lookup) => {
+                let found = answer.items::<LookupReply>().into_iter().filter(|reply| reply.status == Status::Ok);
+                peer.pins.extend(found.map(|reply| (reply.pin, pool(reply.offset, reply.bytes))));
+            }
+            Kind::Reply(Operation::Reserve) => {
+                let replies: Vec<ReserveReply> = answer.items();
+                let asked = peer.reserves.remove(&answer.header.request).unwrap_or_default();
+                for (reply, item) in replies.iter().zip(asked).filter(|(reply, _)| reply.status == Status::Ok) {
+                    peer.reservations.push((reply.reservation, pool(reply.offset, item.bytes)));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Ranges that a peer's bytes may be on their way into, ours to receive or theirs to write.
+    fn writes(&self) -> impl Iterator<Item = Place> {
+        self.peers.iter().flatten().flat_map(|peer| {
+            let arriving = match peer.arriving {
+                Some(PayloadTo::Place(place)) => Some(place),
+                _ => None,
+            };
+            arriving.into_iter().chain(peer.reservations.iter().map(|held| held.1))
+        })
+    }
+
+    pub(super) fn check(&self) {
+        self.rig.store().check();
+        let in_pool = |place: &Place| place.memory == Memory::Pool;
+        let overlap =
+            |one: &Place, two: &Place| one.offset < two.offset + two.bytes && two.offset < one.offset + one.bytes;
+        let writes: Vec<Place> = self.writes().filter(in_pool).collect();
+        let lent = self.peers.iter().flatten().flat_map(|peer| peer.pins.iter().map(|held| held.1));
+        let leaving = self.holds.iter().map(|held| held.0).filter(in_pool);
+        let reads: Vec<Place> = lent.chain(leaving).collect();
+        for (at, write) in writes.iter().enumerate() {
+            let others = writes[..at].iter().chain(&reads);
+            for other in others {
+                assert!(!overlap(write, other), "{write:?} is written while {other:?} is in use");
+            }
+        }
+    }
+
+    /// Everything under way ends: payloads arrive, answers leave, connections end.
+    pub(super) fn finish(&mut self) {
+        for peer in 0..PEERS {
+            self.payload_done(peer, true);
+            self.listen();
+            if let Some(peer) = &self.peers[peer] {
+                assert_eq!(peer.puts, [], "every put is answered");
+            }
+            self.gone(peer);
+        }
+        for (_, hold) in core::mem::take(&mut self.holds) {
+            self.rig.service.sent(hold);
+        }
+        while let Some(segment) = self.segments.pop() {
+            self.leaving.push(segment);
+            self.rig.service.unregister(segment);
+        }
+        self.listen();
+        assert_eq!(self.leaving, [], "every segment's memory is back");
+        assert_eq!(self.rig.service.poll_timeout(), None);
+        self.rig.assert_idle();
+    }
+}

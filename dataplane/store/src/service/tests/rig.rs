@@ -1,0 +1,297 @@
+//! A host for tests: makes frames as a peer would, and reads what the service says.
+
+use kvplane_proto::frame::{HEADER_BYTES, Header};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ReservationId, SegmentId, ShardId, Version};
+use kvplane_proto::message::{
+    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, Kind, LookupReply, Operation,
+    ReserveItem, ReserveReply, decode_items, encode_items,
+};
+use kvplane_proto::{Digest, PinId, Status};
+
+use crate::service::{
+    CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, SegmentInfo, Service,
+};
+use crate::{Store, StoreConfig};
+
+/// What peers say an object sums up to.
+pub(super) const CHECKSUM: u64 = 0x1234_5678_9abc_def0;
+/// The pool of [`Rig::new`].
+pub(super) const POOL_BYTES: u64 = 8192;
+
+/// An answer, with its body taken out of the service.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    pub(super) peer: PeerKey,
+    pub(super) header: Header,
+    pub(super) body: Vec<u8>,
+    pub(super) payload: Option<(Place, Hold)>,
+}
+
+/// What the service said.
+#[derive(Clone, Debug)]
+pub(super) enum Said {
+    Answer(Answer),
+    Close(PeerKey, CloseReason),
+    Unregistered(SegmentId),
+}
+
+pub(super) struct Rig {
+    pub(super) service: Service,
+    pub(super) now_ns: u64,
+    pub(super) last_request: u32,
+    joined: u32,
+}
+
+pub(super) fn config(pool_bytes: u64) -> StoreConfig {
+    StoreConfig { max_objects: 64, max_object_bytes: pool_bytes, ..StoreConfig::for_pool(pool_bytes) }
+}
+
+pub(super) fn identity() -> Identity {
+    Identity {
+        cluster: "test".to_owned(),
+        node: NodeId(7),
+        incarnation: Incarnation(3),
+        shard: ShardId(2),
+        segment_name: "here".to_owned(),
+    }
+}
+
+pub(super) fn hello() -> Hello {
+    Hello {
+        version_min: 1,
+        version_max: 1,
+        client: 99,
+        node: NodeId(7),
+        incarnation: Incarnation(3),
+        shard: ShardId(2),
+        lane: 0,
+        cluster: "test".to_owned(),
+    }
+}
+
+/// One of the test's objects; each is in a slot of its own.
+pub(super) fn digest(key: u8) -> Digest {
+    Digest(u128::from(key) << 114 | 5)
+}
+
+pub(super) fn segment_info(address: u64, bytes: u64) -> SegmentInfo {
+    SegmentInfo { address, bytes, writable: true, shareable: false }
+}
+
+pub(super) fn body_of<T: Item>(items: impl IntoIterator<Item = T>) -> Vec<u8> {
+    let mut body = Vec::new();
+    encode_items(items, &mut body);
+    body
+}
+
+pub(super) fn digests(keys: impl IntoIterator<Item = u8>) -> Vec<u8> {
+    body_of(keys.into_iter().map(|key| DigestItem { digest: digest(key) }))
+}
+
+impl Answer {
+    pub(super) fn status(&self) -> Status {
+        self.header.status
+    }
+
+    pub(super) fn items<T: Item>(&self) -> Vec<T> {
+        decode_items(&self.body, self.header.items).expect("the answer's body is what its header says").collect()
+    }
+
+    pub(super) fn bits(&self) -> Vec<bool> {
+        let bitmap = Bitmap::decode(&self.body, self.header.items).expect("the answer's body is a bitmap");
+        (0..bitmap.len()).map(|index| bitmap.get(index)).collect()
+    }
+}
+
+impl Rig {
+    /// A service with a small store that owns every slot.
+    pub(super) fn new() -> Self {
+        Self::with(config(POOL_BYTES))
+    }
+
+    pub(super) fn with(config: StoreConfig) -> Self {
+        let store = Store::new(config, Version(1)).expect("the test's limits are valid");
+        let mut service = Service::new(identity(), Some(store));
+        service.set_owned(Epoch(5), |_| true);
+        Self { service, now_ns: 1_000, last_request: 0, joined: 0 }
+    }
+
+    /// A connection that has not said hello.
+    pub(super) fn connect(&mut self, path: Path) -> PeerKey {
+        let peer = PeerKey { index: self.joined, generation: self.joined * 3 + 1 };
+        self.joined += 1;
+        self.service.peer_joined(peer, path, self.now_ns);
+        peer
+    }
+
+    /// A connection that was welcomed.
+    pub(super) fn join(&mut self, path: Path) -> PeerKey {
+        let peer = self.connect(path);
+        self.ask(peer, Operation::Hello, &hello().encode(), 1);
+        assert_eq!(self.answer().status(), Status::Ok);
+        peer
+    }
+
+    pub(super) fn next_request(&mut self) -> RequestId {
+        self.last_request += 1;
+        RequestId { index: self.last_request, generation: 1 }
+    }
+
+    /// A request without payload.
+    pub(super) fn ask(&mut self, peer: PeerKey, operation: Operation, body: &[u8], items: usize) {
+        let header = Header::request(Kind::Request(operation), self.next_request()).with_body(body, items);
+        let to = self.service.request(peer, &header, body, self.now_ns);
+        assert_eq!(to, PayloadTo::Discard, "there is no payload");
+    }
+
+    /// A request with a payload of which nothing has arrived.
+    pub(super) fn offer(&mut self, peer: PeerKey, operation: Operation, body: &[u8], bytes: u64) -> PayloadTo {
+        let header = Header::request(Kind::Request(operation), self.next_request())
+            .with_body(body, 1)
+            .with_payload(bytes, Some(CHECKSUM));
+        self.service.request(peer, &header, body, self.now_ns)
+    }
+
+    pub(super) fn begin_put(&mut self, peer: PeerKey, key: u8, bytes: u64) -> PayloadTo {
+        self.offer(peer, Operation::Put, &digests([key]), bytes)
+    }
+
+    /// The payload has arrived whole.
+    pub(super) fn done(&mut self, peer: PeerKey) {
+        self.service.payload_done(peer, Some(CHECKSUM), self.now_ns);
+    }
+
+    /// A whole put over a stream.
+    pub(super) fn put(&mut self, peer: PeerKey, key: u8, bytes: u64) -> Answer {
+        self.begin_put(peer, key, bytes);
+        assert!(self.drain().is_empty(), "a put is answered after its payload");
+        self.done(peer);
+        self.answer()
+    }
+
+    pub(super) fn get(&mut self, peer: PeerKey, key: u8) -> Answer {
+        let request = self.next_request();
+        let item = GetItem { digest: digest(key), request, capacity_bytes: u64::MAX };
+        self.ask(peer, Operation::Get, &body_of([item]), 1);
+        let answer = self.answer();
+        assert_eq!(answer.header.request, request);
+        answer
+    }
+
+    pub(super) fn exists(&mut self, peer: PeerKey, key: u8) -> bool {
+        self.ask(peer, Operation::Exists, &digests([key]), 1);
+        self.answer().bits()[0]
+    }
+
+    pub(super) fn lookup(&mut self, peer: PeerKey, key: u8) -> LookupReply {
+        self.ask(peer, Operation::Lookup, &digests([key]), 1);
+        self.answer().items()[0]
+    }
+
+    pub(super) fn reserve(&mut self, peer: PeerKey, key: u8, bytes: u64) -> ReserveReply {
+        self.ask(peer, Operation::Reserve, &body_of([ReserveItem { digest: digest(key), bytes }]), 1);
+        self.answer().items()[0]
+    }
+
+    /// Sends a commit; its answer is still to be taken.
+    pub(super) fn send_commit(&mut self, peer: PeerKey, reservation: ReservationId) {
+        self.ask(peer, Operation::Commit, &body_of([CommitItem { reservation, checksum: CHECKSUM }]), 1);
+    }
+
+    pub(super) fn commit(&mut self, peer: PeerKey, reservation: ReservationId) -> CommitReply {
+        self.send_commit(peer, reservation);
+        self.answer().items()[0]
+    }
+
+    pub(super) fn abort(&mut self, peer: PeerKey, reservation: ReservationId) {
+        self.ask(peer, Operation::Abort, &body_of([IdItem { id: reservation.to_bits() }]), 1);
+    }
+
+    pub(super) fn release(&mut self, peer: PeerKey, pin: PinId) {
+        self.ask(peer, Operation::Release, &body_of([IdItem { id: pin.to_bits() }]), 1);
+    }
+
+    pub(super) fn gone(&mut self, peer: PeerKey) {
+        self.service.peer_gone(peer, self.now_ns);
+    }
+
+    /// Lets time pass and deadlines with it.
+    pub(super) fn pass(&mut self, ns: u64) {
+        self.now_ns += ns;
+        self.service.handle_timeout(self.now_ns);
+        assert!(self.service.poll_timeout().is_none_or(|at_ns| at_ns > self.now_ns), "what is due was done");
+    }
+
+    /// Everything that the service has to say.
+    pub(super) fn drain(&mut self) -> Vec<Said> {
+        let mut all = Vec::new();
+        while let Some(output) = self.service.poll_output() {
+            all.push(match output {
+                Output::Frame { peer, header, body, payload } => {
+                    let body = self.service.body(body).to_vec();
+                    let wire: [u8; HEADER_BYTES] = header.encode();
+                    assert_eq!(Header::decode(&wire), Ok(header), "the peer can read the header");
+                    assert_eq!(body.len(), header.body_bytes as usize);
+                    assert_eq!(header.check_body(&body), Ok(()));
+                    assert_eq!(payload.map_or(0, |(place, _)| place.bytes), header.payload_bytes);
+                    Said::Answer(Answer { peer, header, body, payload })
+                }
+                Output::Close { peer, reason } => Said::Close(peer, reason),
+                Output::Unregistered { segment } => Said::Unregistered(segment),
+            });
+        }
+        all
+    }
+
+    /// The only thing that the service has to say, which is an answer.
+    pub(super) fn answer(&mut self) -> Answer {
+        match <[Said; 1]>::try_from(self.drain()) {
+            Ok([Said::Answer(answer)]) => answer,
+            other => panic!("one answer was due, not {other:?}"),
+        }
+    }
+
+    /// The only thing that the service has to say, which is the end of this connection.
+    pub(super) fn closed(&mut self, peer: PeerKey) -> CloseReason {
+        match <[Said; 1]>::try_from(self.drain()) {
+            Ok([Said::Close(closed, reason)]) if closed == peer => reason,
+            other => panic!("the end of {peer:?} was due, not {other:?}"),
+        }
+    }
+
+    pub(super) fn assert_malformed(&mut self, peer: PeerKey) {
+        let reason = self.closed(peer);
+        assert!(matches!(reason, CloseReason::Malformed(_)), "{reason}");
+    }
+
+    pub(super) fn assert_quiet(&mut self) {
+        let said = self.drain();
+        assert!(said.is_empty(), "nothing was due, not {said:?}");
+    }
+
+    pub(super) fn store(&self) -> &Store {
+        self.service.store().expect("the test's service has a store")
+    }
+
+    /// How many of each are held.
+    pub(super) fn pins_and_reservations(&self) -> (u64, u64) {
+        let stats = self.store().stats();
+        (stats.pins, stats.reservations)
+    }
+
+    /// Nobody holds anything.
+    pub(super) fn assert_idle(&self) {
+        self.store().check();
+        assert_eq!(self.pins_and_reservations(), (0, 0), "pins and reservations");
+        assert_eq!(self.service.segments.users(), 0, "users of segments");
+        assert_eq!(self.service.put_deadlines.next_ns(), None, "a put's deadline");
+    }
+}
+
+/// The pool's range that a payload goes to.
+pub(super) fn pool_place(to: PayloadTo) -> Place {
+    match to {
+        PayloadTo::Place(place) if place.memory == Memory::Pool => place,
+        other => panic!("a place in the pool was due, not {other:?}"),
+    }
+}

@@ -1,0 +1,303 @@
+//! Segments.
+
+use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
+use kvplane_proto::ids::{RequestId, SegmentId};
+use kvplane_proto::message::{Kind, Operation, ReadItem, SegmentDescriptor, WriteItem};
+use kvplane_proto::{Limits, Status};
+
+use super::rig::{Answer, CHECKSUM, Rig, Said, body_of, segment_info};
+use crate::service::{CloseReason, Hold, Memory, Path, PayloadTo, PeerKey, Place, RegisterError, SegmentInfo};
+
+const BYTES: u64 = 4096;
+
+fn segment(rig: &mut Rig) -> SegmentId {
+    rig.service.register(segment_info(0x10000, BYTES)).expect("there is room")
+}
+
+fn read(rig: &mut Rig, peer: PeerKey, segment: SegmentId, offset: u64, bytes: u64) -> Answer {
+    let item = ReadItem { request: rig.next_request(), segment, offset, bytes };
+    rig.ask(peer, Operation::Read, &body_of([item]), 1);
+    let answer = rig.answer();
+    assert_eq!(answer.header.request, item.request);
+    answer
+}
+
+fn begin_write(rig: &mut Rig, peer: PeerKey, segment: SegmentId, offset: u64, bytes: u64) -> PayloadTo {
+    rig.offer(peer, Operation::Write, &body_of([WriteItem { segment, offset }]), bytes)
+}
+
+fn write(rig: &mut Rig, peer: PeerKey, segment: SegmentId, offset: u64, bytes: u64) -> Status {
+    begin_write(rig, peer, segment, offset, bytes);
+    rig.assert_quiet();
+    rig.done(peer);
+    rig.answer().status()
+}
+
+fn hold_of(answer: &Answer) -> Hold {
+    answer.payload.expect("the answer has a payload").1
+}
+
+/// The segments that the service says are unused now.
+fn unregistered(rig: &mut Rig) -> Vec<SegmentId> {
+    let id = |said| match said {
+        Said::Unregistered(segment) => segment,
+        other => panic!("{other:?}"),
+    };
+    rig.drain().into_iter().map(id).collect()
+}
+
+#[test]
+fn ranges_are_read_and_written_in_place() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let segment = segment(&mut rig);
+    let place = Place { memory: Memory::Segment(segment), offset: 96, bytes: 4000 };
+    assert_eq!(begin_write(&mut rig, peer, segment, 96, 4000), PayloadTo::Place(place));
+    rig.assert_quiet();
+    rig.done(peer);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    let answer = read(&mut rig, peer, segment, 96, 4000);
+    assert_eq!((answer.status(), answer.payload.unwrap().0), (Status::Ok, place));
+    assert_eq!(answer.header.checksum(), None, "nobody asked for it");
+    rig.service.sent(hold_of(&answer));
+    assert_eq!((rig.service.counters().read_bytes, rig.service.counters().write_bytes), (4000, 4000));
+    rig.assert_idle();
+}
+
+#[test]
+fn a_read_carries_a_sum_for_the_host_to_fill_in_when_asked() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let segment = segment(&mut rig);
+    let body = body_of([ReadItem { request: RequestId::default(), segment, offset: 0, bytes: 1 }]);
+    let mut header = Header::request(Kind::Request(Operation::Read), RequestId::default()).with_body(&body, 1);
+    header.flags |= FLAG_CHECKSUM;
+    rig.service.request(peer, &header, &body, rig.now_ns);
+    assert_eq!(rig.answer().header.checksum(), Some(0));
+}
+
+#[test]
+fn a_write_is_checked_where_its_sum_is_stated() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let segment = segment(&mut rig);
+    for computed in [Some(CHECKSUM + 1), None] {
+        begin_write(&mut rig, peer, segment, 0, 10);
+        rig.service.payload_done(peer, computed, rig.now_ns);
+        assert_eq!(rig.answer().status(), Status::Corrupt);
+    }
+    let body = body_of([WriteItem { segment, offset: 0 }]);
+    let header = Header::request(Kind::Request(Operation::Write), RequestId::default())
+        .with_body(&body, 1)
+        .with_payload(10, None);
+    rig.service.request(peer, &header, &body, rig.now_ns);
+    rig.service.payload_done(peer, None, rig.now_ns);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    assert_eq!(rig.service.counters().corrupt, 2);
+    rig.assert_idle();
+}
+
+#[test]
+fn ranges_outside_the_segment_are_refused() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let segment = segment(&mut rig);
+    for (offset, bytes) in [(0, BYTES + 1), (1, BYTES), (BYTES, 1), (u64::MAX, 1), (u64::MAX - 9, 10), (u64::MAX, 4)] {
+        assert_eq!(write(&mut rig, peer, segment, offset, bytes), Status::OutOfRange, "{bytes} at {offset}");
+        assert_eq!(read(&mut rig, peer, segment, offset, bytes).status(), Status::OutOfRange, "{bytes} at {offset}");
+    }
+    assert_eq!(read(&mut rig, peer, segment, 1, u64::MAX).status(), Status::OutOfRange);
+    assert_eq!(read(&mut rig, peer, segment, 0, 0).status(), Status::OutOfRange);
+    rig.ask(peer, Operation::Write, &body_of([WriteItem { segment, offset: 0 }]), 1);
+    assert_eq!(rig.answer().status(), Status::Empty);
+    rig.assert_idle();
+    assert_eq!(write(&mut rig, peer, segment, BYTES - 1, 1), Status::Ok);
+}
+
+#[test]
+fn no_read_is_longer_than_a_payload() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let limit = Limits::PAYLOAD_BYTES;
+    let segment = rig.service.register(segment_info(0, limit * 2)).unwrap();
+    assert_eq!(read(&mut rig, peer, segment, 0, limit + 1).status(), Status::BadRequest);
+    assert_eq!(read(&mut rig, peer, segment, 1, limit).status(), Status::Ok);
+}
+
+#[test]
+fn read_only_memory_is_not_written() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let info = SegmentInfo { writable: false, ..segment_info(0, BYTES) };
+    let segment = rig.service.register(info).unwrap();
+    assert_eq!(write(&mut rig, peer, segment, 0, 10), Status::Unauthorized);
+    assert_eq!(read(&mut rig, peer, segment, 0, 10).status(), Status::Ok);
+}
+
+#[test]
+fn a_write_of_not_one_range_ends_the_connection() {
+    let mut rig = Rig::new();
+    let segment = segment(&mut rig);
+    for items in [0, 2] {
+        let peer = rig.join(Path::Stream);
+        let body = body_of((0..items).map(|_| WriteItem { segment, offset: 0 }));
+        let header = Header::request(Kind::Request(Operation::Write), RequestId::default())
+            .with_body(&body, items)
+            .with_payload(10, None);
+        assert_eq!(rig.service.request(peer, &header, &body, rig.now_ns), PayloadTo::Discard);
+        rig.assert_malformed(peer);
+    }
+    rig.assert_idle();
+}
+
+#[test]
+fn registered_ranges_do_not_overlap() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.service.register(segment_info(1000, 0)), Err(RegisterError::Empty));
+    rig.service.register(segment_info(1000, 100)).unwrap();
+    for (address, bytes) in [(1000, 100), (1099, 1), (999, 2), (0, 5000), (1050, 10), (0, u64::MAX)] {
+        let overlap = RegisterError::Overlap { address: 1000, bytes: 100 };
+        assert_eq!(rig.service.register(segment_info(address, bytes)), Err(overlap), "{bytes} at {address}");
+    }
+    rig.service.register(segment_info(900, 100)).unwrap();
+    rig.service.register(segment_info(1100, 100)).unwrap();
+    // At the end of the address space, and beyond it.
+    rig.service.register(segment_info(u64::MAX - 9, 100)).unwrap();
+    assert!(rig.service.register(segment_info(u64::MAX, 1)).is_err());
+    assert!(rig.service.register(segment_info(5000, u64::MAX)).is_err());
+    rig.service.register(segment_info(u64::MAX - 10, 1)).unwrap();
+}
+
+#[test]
+fn registrations_have_a_limit() {
+    let mut rig = Rig::new();
+    let limit = Limits::REGIONS_PER_SEGMENT;
+    let all: Vec<SegmentId> =
+        (0..limit as u64).map(|at| rig.service.register(segment_info(at * BYTES, BYTES)).unwrap()).collect();
+    let one_more = segment_info(limit as u64 * BYTES, BYTES);
+    assert_eq!(rig.service.register(one_more), Err(RegisterError::TooMany { limit }));
+    // Every one of them can be described to a peer.
+    let peer = rig.join(Path::Stream);
+    rig.ask(peer, Operation::OpenSegment, b"", 0);
+    assert_eq!(SegmentDescriptor::decode(&rig.answer().body).unwrap().regions.len(), limit);
+    rig.service.unregister(all[7]);
+    assert_eq!(unregistered(&mut rig), [all[7]]);
+    rig.service.register(one_more).unwrap();
+}
+
+#[test]
+fn a_segment_is_opened_by_its_name_or_by_none() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let id = segment(&mut rig);
+    for name in ["here", ""] {
+        rig.ask(peer, Operation::OpenSegment, name.as_bytes(), 1);
+        let descriptor = SegmentDescriptor::decode(&rig.answer().body).unwrap();
+        assert_eq!((descriptor.name.as_str(), descriptor.regions.len()), ("here", 1));
+        let region = descriptor.regions[0];
+        assert_eq!((region.segment, region.address, region.bytes), (id, 0x10000, BYTES));
+    }
+    rig.ask(peer, Operation::OpenSegment, b"there", 1);
+    assert_eq!(rig.answer().status(), Status::NotFound);
+}
+
+#[test]
+fn a_segment_in_use_leaves_with_its_last_user() {
+    let mut rig = Rig::new();
+    let (one, two) = (rig.join(Path::Stream), rig.join(Path::Stream));
+    let segment = segment(&mut rig);
+    begin_write(&mut rig, one, segment, 0, 10);
+    let reads = [read(&mut rig, two, segment, 0, 10), read(&mut rig, two, segment, 5, 10)];
+    rig.service.unregister(segment);
+    rig.assert_quiet();
+    assert!(!rig.service.has_segment(segment));
+    assert!(rig.service.segment_descriptor().regions.is_empty());
+    assert_eq!(read(&mut rig, two, segment, 0, 10).status(), Status::Stale, "it takes no new users");
+    assert!(rig.service.register(segment_info(0x10000, 1)).is_err(), "its memory is still in use");
+    rig.service.sent(hold_of(&reads[1]));
+    rig.done(one);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    rig.service.sent(hold_of(&reads[0]));
+    assert_eq!(unregistered(&mut rig), [segment]);
+    rig.assert_idle();
+}
+
+#[test]
+fn a_writer_that_is_gone_uses_its_segment_no_more() {
+    let mut rig = Rig::new();
+    let segment = segment(&mut rig);
+    let honest = rig.join(Path::Stream);
+    begin_write(&mut rig, honest, segment, 0, 10);
+    rig.gone(honest);
+    rig.assert_idle();
+    let closed = rig.join(Path::Stream);
+    begin_write(&mut rig, closed, segment, 0, 10);
+    rig.service.unregister(segment);
+    rig.ask(closed, Operation::Exists, &[], 0);
+    rig.assert_malformed(closed);
+    rig.done(closed);
+    rig.assert_quiet();
+    rig.gone(closed);
+    assert_eq!(unregistered(&mut rig), [segment]);
+    rig.assert_idle();
+}
+
+#[test]
+fn an_old_id_does_not_reach_the_successor() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let old = segment(&mut rig);
+    rig.service.unregister(old);
+    let new = segment(&mut rig);
+    assert_eq!((old.index, unregistered(&mut rig)), (new.index, vec![old]));
+    assert_eq!(write(&mut rig, peer, old, 0, 10), Status::Stale);
+    assert_eq!(read(&mut rig, peer, old, 0, 10).status(), Status::Stale);
+    let unknown = SegmentId { index: 77, generation: new.generation };
+    assert_eq!(read(&mut rig, peer, unknown, 0, 10).status(), Status::Stale);
+    rig.service.unregister(old);
+    assert_eq!(unregistered(&mut rig), [old], "who waits for it is told at once");
+    assert!(rig.service.has_segment(new) && !rig.service.has_segment(old));
+    assert_eq!(write(&mut rig, peer, new, 0, 10), Status::Ok);
+}
+
+#[test]
+fn those_who_keep_a_segment_busy_are_closed_and_no_others() {
+    let mut rig = Rig::new();
+    let [writer, reader, elsewhere, idle] = [(); 4].map(|()| rig.join(Path::Stream));
+    let leaving = segment(&mut rig);
+    let staying = rig.service.register(segment_info(0x20000, BYTES)).unwrap();
+    begin_write(&mut rig, writer, leaving, 0, 10);
+    let stuck = [read(&mut rig, reader, leaving, 0, 10), read(&mut rig, reader, leaving, 0, 10)];
+    begin_write(&mut rig, elsewhere, staying, 0, 10);
+    let over = read(&mut rig, idle, leaving, 0, 10);
+    rig.service.sent(hold_of(&over));
+    rig.service.unregister(leaving);
+    rig.service.evict_users(leaving);
+    let closed: Vec<(PeerKey, CloseReason)> = rig
+        .drain()
+        .into_iter()
+        .map(|said| match said {
+            Said::Close(peer, reason) => (peer, reason),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(closed, [(writer, CloseReason::SegmentGone), (reader, CloseReason::SegmentGone)]);
+    rig.gone(writer);
+    stuck.iter().for_each(|answer| rig.service.sent(hold_of(answer)));
+    rig.gone(reader);
+    assert_eq!(unregistered(&mut rig), [leaving]);
+    rig.done(elsewhere);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    rig.assert_idle();
+}
+
+#[test]
+#[should_panic(expected = "let go twice")]
+fn a_read_does_not_end_twice() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let segment = segment(&mut rig);
+    let holds = [hold_of(&read(&mut rig, peer, segment, 0, 1)), hold_of(&read(&mut rig, peer, segment, 0, 1))];
+    rig.service.sent(holds[0]);
+    rig.service.sent(holds[0]);
+}

@@ -1,0 +1,133 @@
+//! A node's agent: what speaks for the node to the control plane, and hands its shards the maps that it hears of.
+
+use std::rc::Rc;
+
+use kvplane_cluster::{Input, Load, Rejection, Reply};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, Slot};
+use kvplane_proto::map::{ClusterMap, OwnerTable};
+
+use super::World;
+use super::check::epochs::Epochs;
+use super::check::{Rule, broken};
+use super::faults::Party;
+use super::queue::{Event, Message};
+use super::scenario::{MS, Mischief};
+
+/// How often a node says that it is alive, or asks to join.
+const AGENT_NS: u64 = 100 * MS;
+
+impl World {
+    /// The agent's turn: join, or say that the node is alive.
+    pub(crate) fn agent(&mut self, index: usize, incarnation: u64) {
+        if !self.is_node(index, incarnation) || self.nodes[index].leaving {
+            return;
+        }
+        self.speak(index);
+        let jitter_ns = self.streams.schedule.below(10 * MS);
+        self.after(AGENT_NS + jitter_ns, Event::Agent(index, incarnation));
+    }
+
+    fn speak(&mut self, index: usize) {
+        let node = &self.nodes[index];
+        let (id, life) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
+        let input = if node.joined {
+            Input::Heartbeat { node: id, incarnation: life, load: Load::default() }
+        } else {
+            let member = node.member(index, self.scenario.shards);
+            Input::Join { member, capacity_bytes: self.scenario.pool_bytes, version: "world".to_owned() }
+        };
+        self.tell_control(Party::Node(index), Message::Node(index, life.0, input));
+    }
+
+    pub(crate) fn is_node(&self, index: usize, incarnation: u64) -> bool {
+        self.nodes[index].up && self.nodes[index].incarnation == incarnation
+    }
+
+    /// The control plane's answer reaches the agent.
+    pub(crate) fn agent_hears(&mut self, index: usize, incarnation: u64, answer: &Result<Reply, Rejection>) {
+        if !self.is_node(index, incarnation) || self.nodes[index].leaving {
+            return;
+        }
+        match answer {
+            Ok(Reply::Joined { .. }) if !self.nodes[index].joined => {
+                self.nodes[index].joined = true;
+                self.speak(index);
+            }
+            Ok(Reply::Alive { epoch }) if *epoch > self.nodes[index].epoch => {
+                self.tell_control(Party::Node(index), Message::Fetch(Party::Node(index)));
+            }
+            Ok(_) | Err(Rejection::NodeIdInUse { .. }) => {}
+            Err(Rejection::Unknown { .. }) => self.nodes[index].joined = false,
+            // Its slots are elsewhere: it drops what it holds and comes back as a new life. A late answer to a message
+            // that was sent before a rejoin does not get here: it carries the former incarnation.
+            Err(Rejection::Ended { .. } | Rejection::StaleIncarnation { .. }) => {
+                if self.streams.faults.chance(0.5) {
+                    self.crash_node(index);
+                    self.start_node(index);
+                } else {
+                    self.begin_again(index);
+                }
+            }
+            Err(rejection) => {
+                self.violate(broken(Rule::Protocol, format!("node {index} was refused: {rejection}")));
+            }
+        }
+    }
+
+    /// The process goes on under a new incarnation: its shards drop what they have and close their connections.
+    fn begin_again(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        node.incarnation += 1;
+        node.joined = false;
+        node.epoch = Epoch(0);
+        let incarnation = node.incarnation;
+        for life in node.shards.clone() {
+            self.lives[life].epoch = 0;
+            self.lives[life].service.begin_life(Incarnation(incarnation));
+            self.shadow.dropped(life, |_| true);
+            self.drain_service(life, None);
+        }
+        self.after(MS, Event::Agent(index, incarnation));
+    }
+
+    /// A map reaches the node: each shard learns which slots are its own.
+    pub(crate) fn node_sees_map(&mut self, index: usize, map: &Rc<ClusterMap>) {
+        let node = &self.nodes[index];
+        let (before, epoch) = (node.epoch, map.epoch);
+        if !node.up || epoch <= before {
+            return;
+        }
+        self.nodes[index].epoch = epoch;
+        self.detail(epoch.0, || format!("node {index} goes from epoch {before} to {epoch}"));
+        let owners = self.owners_of(map);
+        let node = &self.nodes[index];
+        let member = map
+            .members
+            .iter()
+            .position(|member| member.node.0 == index as u64 + 1 && member.incarnation.0 == node.incarnation);
+        // A slot may have been somewhere else in an epoch that was missed, and come back: what is here may be old.
+        let missed = before.0 > 0 && epoch.0 > before.0 + 1 && !self.scenario.has(Mischief::SkipEpochs);
+        for (shard, index) in node.shards.clone().into_iter().enumerate() {
+            let owns = |slot: u16| {
+                let owner = owners.owners(Slot(slot)).first();
+                owner.is_some_and(|owner| {
+                    Some(usize::from(owner.member)) == member && usize::from(owner.shard.0) == shard
+                })
+            };
+            self.shadow.dropped(index, |digest| missed || !owns(digest.slot().0));
+            let life = &mut self.lives[index];
+            if missed {
+                life.service.set_owned(before, |_| false);
+            }
+            life.service.set_owned(epoch, owns);
+            let observed = Epochs::observe("a shard", Epoch(life.epoch), epoch);
+            life.epoch = epoch.0;
+            self.require(observed);
+        }
+    }
+
+    fn owners_of(&mut self, map: &Rc<ClusterMap>) -> Rc<OwnerTable> {
+        let owners = self.owners.entry(map.epoch.0).or_insert_with(|| Rc::new(OwnerTable::compute(map)));
+        Rc::clone(owners)
+    }
+}

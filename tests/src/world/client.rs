@@ -1,0 +1,240 @@
+//! A client's process: its state machine, its memory, its lanes; one thread that does one thing at a time.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::checksum::payload_checksum;
+use kvplane_proto::client::{Client, Config, LaneId, Output};
+use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
+use kvplane_proto::ids::BatchId;
+use kvplane_proto::rng::Rng;
+
+use super::check::memory::{Loan, Memory};
+use super::check::{Rule, broken};
+use super::copy::Copy;
+use super::network::{End, Way};
+use super::pipe::{Outgoing, Source};
+use super::queue::Event;
+use super::results::OpenBatch;
+use super::scenario::{MS, Mischief, Scenario};
+use super::{World, slot_count};
+
+/// A client's process. Its life changes when it is killed and started again.
+pub(crate) struct ClientHost {
+    pub(crate) client: Client,
+    pub(crate) life: u32,
+    pub(crate) alive: bool,
+    pub(crate) memory: Memory,
+    pub(crate) lanes: BTreeMap<LaneId, u32>,
+    pub(crate) batches: BTreeMap<BatchId, OpenBatch>,
+    pub(crate) copying: Option<Copy>,
+    pub(crate) batches_left: u64,
+    /// It will be killed in the middle of its next copy.
+    pub(crate) doomed: bool,
+    /// The earliest timer that is scheduled.
+    armed_ns: u64,
+}
+
+impl ClientHost {
+    pub(crate) fn new(index: usize, life: u32, scenario: &Scenario, rng: &mut Rng) -> Self {
+        let shared = scenario.shared_memory && rng.chance(0.7);
+        let config = Config {
+            cluster: "world".to_owned(),
+            client: (index as u64) << 32 | u64::from(life),
+            host: format!("host-{}", index % scenario.hosts),
+            lanes: scenario.lanes,
+            shared,
+            stream: !shared || rng.chance(0.7),
+            lane_window_bytes: scenario.lane_window_bytes,
+            ..Config::default()
+        };
+        Self {
+            client: Client::new(config),
+            life,
+            alive: true,
+            memory: Memory::new(slot_count(scenario), scenario.object_bytes),
+            lanes: BTreeMap::new(),
+            batches: BTreeMap::new(),
+            copying: None,
+            batches_left: scenario.batches,
+            doomed: false,
+            armed_ns: u64::MAX,
+        }
+    }
+}
+
+impl World {
+    /// Does what the client asks for, until it has no more or its thread is busy with a copy.
+    pub(crate) fn drain_client(&mut self, index: usize) {
+        while self.violation.is_none() && self.clients[index].copying.is_none() {
+            let Some(output) = self.clients[index].client.poll_output() else { break };
+            match output {
+                Output::Connect { lane, address, path } => self.connect(index, lane, &address, path),
+                Output::Send { lane, header, body, payload } => {
+                    let body = self.clients[index].client.body(body).to_vec();
+                    self.send_request(index, lane, header, &body, payload);
+                }
+                Output::CopyIn { .. } | Output::CopyOut { .. } => self.start_copy(index, &output),
+                Output::CopySegment { .. } => {
+                    self.violate(broken(Rule::Protocol, "a segment is copied, but none was asked for".to_owned()));
+                }
+                Output::Reset { lane } => self.reset_lane(index, lane),
+                Output::Done { batch } => {
+                    self.batch_done(index, batch);
+                    if self.scenario.has(Mischief::DoneTwice) {
+                        self.batch_done(index, batch);
+                    }
+                }
+                Output::WantMap => self.fetch_map(index),
+            }
+        }
+        self.arm_client(index);
+    }
+
+    fn arm_client(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        let Some(at_ns) = client.client.poll_timeout().filter(|&at_ns| client.alive && at_ns < client.armed_ns) else {
+            return;
+        };
+        client.armed_ns = at_ns;
+        let life = client.life;
+        self.at(at_ns, Event::ClientTimer(index, life));
+    }
+
+    pub(crate) fn client_timer(&mut self, index: usize, life: u32) {
+        if !self.is_client(index, life) || self.scenario.has(Mischief::ForgetTimer) {
+            return;
+        }
+        let now_ns = self.now_ns;
+        let client = &mut self.clients[index];
+        client.armed_ns = u64::MAX;
+        if client.client.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            client.client.handle_timeout(now_ns);
+            self.count_timer("a client");
+        }
+        self.drain_client(index);
+    }
+
+    pub(crate) fn is_client(&self, index: usize, life: u32) -> bool {
+        self.clients[index].alive && self.clients[index].life == life
+    }
+
+    fn send_request(
+        &mut self,
+        index: usize,
+        lane: LaneId,
+        mut header: Header,
+        body: &[u8],
+        payload: Option<kvplane_proto::client::Local>,
+    ) {
+        let Some(&connection) = self.clients[index].lanes.get(&lane) else {
+            self.violate(broken(Rule::Protocol, format!("client {index} sends on {lane:?}, which is not connected")));
+            return;
+        };
+        if let Some(local) = payload {
+            match self.clients[index].memory.loan(local.offset) {
+                Some(Loan::Put { write, .. }) => self.shadow.sent(write),
+                loan => self.violate(broken(Rule::Memory, format!("a put is sent from memory that is {loan:?}"))),
+            }
+            if header.flags & FLAG_CHECKSUM != 0 {
+                let bytes = self.clients[index].memory.peek(local.offset, local.bytes);
+                header.payload_checksum = payload_checksum(bytes);
+            }
+        }
+        self.detail(u64::from(header.kind.code()), || {
+            format!("client {index} asks {:?} x{}", header.kind, header.items)
+        });
+        self.send(connection, Way::ToServer, Outgoing::new(&header, body, payload.map(Source::Local)));
+    }
+
+    /// The host ends the lane's I/O, which takes a moment: until then bytes may still arrive in the caller's memory.
+    fn reset_lane(&mut self, index: usize, lane: LaneId) {
+        let delay_ns = self.streams.network.below(2 * MS);
+        let Some(&connection) = self.clients[index].lanes.get(&lane) else {
+            let life = self.clients[index].life;
+            self.after(delay_ns, Event::Refused(index, life, lane));
+            return;
+        };
+        if let Some(connection) = self.connections.get_mut(&connection) {
+            connection.client_end = End::Closing;
+        }
+        self.after(delay_ns, Event::ResetDone(connection));
+    }
+
+    pub(crate) fn reset_done(&mut self, index: u32) {
+        let closing = |connection: &super::Connection| connection.client_end == End::Closing;
+        if self.connections.get(&index).is_some_and(closing) {
+            self.client_end_gone(index);
+        }
+    }
+
+    pub(crate) fn refused(&mut self, index: usize, life: u32, lane: LaneId) {
+        if self.is_client(index, life) {
+            self.clients[index].client.lane_gone(lane, self.now_ns);
+            self.drain_client(index);
+        }
+    }
+
+    pub(crate) fn connected(&mut self, index: u32) {
+        let Some(connection) = self.connections.get_mut(&index) else { return };
+        if connection.client_end != End::Opening {
+            return;
+        }
+        connection.client_end = End::Open;
+        let (client, lane) = (connection.client, connection.lane);
+        self.clients[client].client.connected(lane, self.now_ns);
+        self.drain_client(client);
+    }
+
+    /// The client's end is gone and none of its I/O is left.
+    pub(crate) fn client_end_gone(&mut self, index: u32) {
+        let Some(connection) = self.connections.get_mut(&index) else { return };
+        let (client, lane) = (connection.client, connection.lane);
+        connection.client_end = End::Gone;
+        if !self.scenario.has(Mischief::KeepLateBytes) {
+            connection.to_client.drop_flight();
+        }
+        self.end_flight(index, Way::ToServer);
+        self.clients[client].lanes.remove(&lane);
+        self.clients[client].client.lane_gone(lane, self.now_ns);
+        self.forget_if_gone(index);
+        self.drain_client(client);
+    }
+
+    /// `kill -9` of a client: its memory is gone and the kernel closes its connections.
+    pub(crate) fn crash_client(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        client.alive = false;
+        client.batches.clear();
+        let copying = client.copying.take();
+        let lanes = std::mem::take(&mut client.lanes);
+        for connection in lanes.into_values() {
+            if let Some(open) = self.connections.get_mut(&connection) {
+                open.client_end = End::Gone;
+                open.to_client.drop_flight();
+                self.end_flight(connection, Way::ToServer);
+                self.forget_if_gone(connection);
+            }
+        }
+        if let Some(copy) = copying.filter(|_| self.scenario.has(Mischief::LateWriter)) {
+            self.clients[index].copying = Some(copy);
+            self.after(20 * MS, Event::GhostChunk(index));
+        }
+    }
+
+    pub(crate) fn start_client(&mut self, index: usize) {
+        if self.clients[index].alive {
+            return;
+        }
+        let (life, left) = (self.clients[index].life + 1, self.clients[index].batches_left);
+        self.clients[index] = ClientHost::new(index, life, &self.scenario, &mut self.streams.faults);
+        self.clients[index].batches_left = left;
+        self.begin_client(index);
+    }
+
+    pub(crate) fn begin_client(&mut self, index: usize) {
+        let life = self.clients[index].life;
+        let first_ns = self.streams.workload.below(20 * MS);
+        self.after(0, Event::PollMap(index, life));
+        self.after(first_ns, Event::Act(index, life));
+    }
+}

@@ -1,0 +1,214 @@
+//! What goes wrong, when, and that it ends.
+
+use super::World;
+use super::network::{End, Way};
+use super::queue::{Event, Message};
+use super::scenario::MS;
+use kvplane_cluster::Input;
+use kvplane_proto::client::Path;
+use kvplane_proto::ids::{Incarnation, NodeId};
+
+/// Somebody on the network.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Party {
+    Control,
+    Node(usize),
+    Client(usize),
+}
+
+impl Party {
+    pub(crate) const fn word(self) -> u64 {
+        match self {
+            Self::Control => 0,
+            Self::Node(node) => 1 + 2 * node as u64,
+            Self::Client(client) => 2 + 2 * client as u64,
+        }
+    }
+}
+
+/// Kinds of faults.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fault {
+    ResetConnection,
+    CrashNode,
+    LeaveNode,
+    CrashClient,
+    CrashControl,
+    PartitionData,
+    PartitionControl,
+    SlowNode,
+}
+
+/// How many kinds there are.
+pub(crate) const FAULTS: usize = 8;
+
+const ALL: [Fault; FAULTS] = [
+    Fault::ResetConnection,
+    Fault::CrashNode,
+    Fault::LeaveNode,
+    Fault::CrashClient,
+    Fault::CrashControl,
+    Fault::PartitionData,
+    Fault::PartitionControl,
+    Fault::SlowNode,
+];
+
+/// Two parties that cannot hear each other.
+#[derive(Clone, Copy, Debug)]
+struct Partition {
+    one: Party,
+    other: Party,
+    heals_ns: u64,
+}
+
+/// What is wrong now.
+#[derive(Default)]
+pub(crate) struct Trouble {
+    partitions: Vec<Partition>,
+    /// Faults have stopped.
+    pub(crate) calm: bool,
+}
+
+impl World {
+    /// When two parties will hear each other again, if they do not now.
+    pub(crate) fn cut(&self, one: Party, other: Party) -> Option<u64> {
+        let apart = |partition: &&Partition| {
+            partition.heals_ns > self.now_ns
+                && (partition.one == one && partition.other == other
+                    || partition.one == other && partition.other == one)
+        };
+        self.trouble.partitions.iter().filter(apart).map(|partition| partition.heals_ns).max()
+    }
+
+    pub(crate) fn schedule_fault(&mut self) {
+        let mean_ns = self.scenario.chances.fault_interval_ns;
+        let wait_ns = 1 + self.streams.faults.below(2 * mean_ns);
+        if self.now_ns + wait_ns < self.scenario.faults_until_ns {
+            self.after(wait_ns, Event::Fault);
+        }
+    }
+
+    /// Something goes wrong.
+    pub(crate) fn fault(&mut self) {
+        self.schedule_fault();
+        let weights = self.scenario.chances.weights;
+        let total: u64 = weights.iter().sum();
+        if total == 0 {
+            return;
+        }
+        let mut drawn = self.streams.faults.below(total);
+        let position = weights.iter().position(|&weight| {
+            let here = drawn < weight;
+            drawn = drawn.saturating_sub(weight);
+            here
+        });
+        let Some(fault) = position.map(|position| ALL[position]) else { return };
+        self.statistics.faults += 1;
+        self.detail(fault as u64, || format!("FAULT {fault:?}"));
+        self.inject(fault);
+    }
+
+    fn inject(&mut self, fault: Fault) {
+        let rng = &mut self.streams.faults;
+        let node = rng.below(self.nodes.len() as u64) as usize;
+        let client = rng.below(self.clients.len() as u64) as usize;
+        let longest_ns = if rng.chance(0.5) { 100 * MS } else { 1500 * MS };
+        let down_ns = 1 + rng.below(longest_ns);
+        match fault {
+            Fault::ResetConnection => self.reset_connection(),
+            Fault::CrashNode if self.nodes[node].up => {
+                self.crash_node(node);
+                self.after(down_ns, Event::StartNode(node));
+            }
+            Fault::LeaveNode if self.nodes[node].up && !self.nodes[node].leaving => {
+                self.nodes[node].leaving = true;
+                let incarnation = self.nodes[node].incarnation;
+                let (id, life) = (NodeId(node as u64 + 1), Incarnation(incarnation));
+                let input = Input::Leave { node: id, incarnation: life };
+                self.tell_control(Party::Node(node), Message::Node(node, incarnation, input));
+                self.after(50 * MS, Event::Depart(node, incarnation));
+            }
+            Fault::CrashClient if self.clients[client].alive => {
+                if self.scenario.shared_memory && self.streams.faults.chance(0.7) {
+                    self.clients[client].doomed = true;
+                } else {
+                    self.kill_client(client);
+                }
+            }
+            Fault::CrashControl if self.control.cluster.is_some() => {
+                self.crash_control();
+                self.after(down_ns, Event::StartControl);
+            }
+            Fault::PartitionData => self.partition(Party::Client(client), Party::Node(node), down_ns),
+            Fault::PartitionControl => {
+                let party = if self.streams.faults.chance(0.7) { Party::Node(node) } else { Party::Client(client) };
+                self.partition(Party::Control, party, down_ns);
+            }
+            Fault::SlowNode => {
+                self.nodes[node].slowness = 10;
+                self.after(down_ns, Event::Recover(node));
+            }
+            _ => {}
+        }
+    }
+
+    /// Kills a client, which comes back later.
+    pub(crate) fn kill_client(&mut self, client: usize) {
+        self.detail(client as u64, || format!("KILL client {client}"));
+        self.crash_client(client);
+        let down_ns = 50 * MS + self.streams.faults.below(500 * MS);
+        self.after(down_ns, Event::StartClient(client));
+    }
+
+    fn partition(&mut self, one: Party, other: Party, for_ns: u64) {
+        let now_ns = self.now_ns;
+        self.trouble.partitions.retain(|partition| partition.heals_ns > now_ns);
+        let heals_ns = (now_ns + for_ns).min(self.scenario.faults_until_ns);
+        self.trouble.partitions.push(Partition { one, other, heals_ns });
+    }
+
+    /// Cuts a stream: each side sees the end, after what still comes through.
+    fn reset_connection(&mut self) {
+        let streams: Vec<u32> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| {
+                connection.path == Path::Stream
+                    && connection.client_end == End::Open
+                    && connection.server_end == End::Open
+            })
+            .map(|(&index, _)| index)
+            .collect();
+        if streams.is_empty() {
+            return;
+        }
+        let index = streams[self.streams.faults.below(streams.len() as u64) as usize];
+        for way in [Way::ToServer, Way::ToClient] {
+            self.cut_flight(index, way);
+        }
+    }
+
+    /// A node that has left goes, and comes back later.
+    pub(crate) fn depart(&mut self, index: usize, incarnation: u64) {
+        if self.is_node(index, incarnation) {
+            self.crash_node(index);
+            let longest_ns = if self.streams.faults.chance(0.5) { 50 * MS } else { 1000 * MS };
+            let down_ns = self.streams.faults.below(longest_ns);
+            self.after(down_ns, Event::StartNode(index));
+        }
+    }
+
+    /// Faults stop; whoever is down comes back.
+    pub(crate) fn calm(&mut self) {
+        self.trouble.calm = true;
+        self.trouble.partitions.clear();
+        self.start_control();
+        for node in 0..self.nodes.len() {
+            self.nodes[node].slowness = 1;
+            self.start_node(node);
+        }
+        for client in 0..self.clients.len() {
+            self.start_client(client);
+        }
+    }
+}

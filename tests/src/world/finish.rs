@@ -1,0 +1,104 @@
+//! How a run ends: faults stop, everything open completes, everything works again, and nothing is held.
+
+use super::World;
+use super::check::{Rule, broken};
+use super::results::What;
+use super::scenario::MS;
+use super::workload::LONGEST_NS;
+use kvplane_proto::Status;
+
+/// Time for members to join again, maps to arrive and lanes to come back: the control plane's grace, heartbeat
+/// deadlines and the longest backoff of a lane, with room.
+const HEAL_NS: u64 = 8_000 * MS;
+/// Deadline of a last put or get.
+const PROBE_NS: u64 = 3_000 * MS;
+
+impl World {
+    /// The whole run.
+    pub(crate) fn live(&mut self) {
+        let faults_until_ns = self.scenario.faults_until_ns;
+        self.run_until(faults_until_ns, |_| false);
+        self.calm();
+        let until_ns = self.now_ns + HEAL_NS.max(LONGEST_NS + 1000 * MS);
+        self.run_until(until_ns, |_| false);
+        self.check_batches();
+        self.probe_everything();
+        let until_ns = self.now_ns + 1000 * MS;
+        self.run_until(until_ns, |_| false);
+        self.check_rest();
+        self.collect();
+    }
+
+    fn check_batches(&mut self) {
+        for client in 0..self.clients.len() {
+            let open = self.clients[client].batches.len();
+            if open > 0 || self.clients[client].client.open_batches() > 0 {
+                self.violate(broken(Rule::Liveness, format!("client {client} has {open} batches that never complete")));
+            }
+        }
+    }
+
+    /// Every key can be put and read back; every client reaches what it needs.
+    fn probe_everything(&mut self) {
+        let turns = self.scenario.keys.max(self.clients.len() * 2);
+        for turn in 0..turns {
+            let (key, client) = (turn % self.scenario.keys, turn % self.clients.len());
+            let bytes = 1 + (self.scenario.object_bytes - 1) * (turn as u64 + 1) / turns as u64;
+            let write = self.shadow.write(key, bytes);
+            self.probe(client, key, What::Put { write, bytes }, &[Status::Ok, Status::Exists]);
+            self.probe(client, key, What::Get { capacity: self.scenario.object_bytes }, &[Status::Ok]);
+            if self.violation.is_some() {
+                return;
+            }
+        }
+    }
+
+    fn probe(&mut self, client: usize, key: usize, what: What, good: &[Status]) {
+        let Some(asked) = self.ask(client, key, what) else {
+            self.violate(broken(Rule::Liveness, format!("client {client} has no free buffer left")));
+            return;
+        };
+        let count = |world: &Self| good.iter().map(|&status| world.statistics.with_status(status)).sum::<u64>();
+        let before = count(self);
+        let Some(batch) = self.submit(client, vec![asked], self.now_ns + PROBE_NS) else { return };
+        let until_ns = self.now_ns + 2 * PROBE_NS;
+        self.run_until(until_ns, |world| !world.clients[client].batches.contains_key(&batch));
+        if count(self) != before + 1 {
+            let what = format!("client {client}, key {key}: {what:?} did not end with {good:?} although all is well");
+            self.violate(broken(Rule::Liveness, what));
+        }
+    }
+
+    /// Nothing is pinned, reserved, lent or scribbled on.
+    fn check_rest(&mut self) {
+        for index in 0..self.lives.len() {
+            let life = &self.lives[index];
+            let Some(store) = life.service.store().filter(|_| life.alive) else { continue };
+            store.check();
+            let (stats, lent) = (store.stats(), life.ledger.len());
+            if stats.pins != 0 || stats.reservations != 0 || lent != 0 {
+                let what = format!("life {index}: {lent} ranges lent, {stats:?}");
+                self.violate(broken(Rule::Leak, what));
+            }
+        }
+        for client in 0..self.clients.len() {
+            let memory = &self.clients[client].memory;
+            let (lent, checked) = (memory.lent(), memory.check());
+            self.require(checked);
+            if lent > 0 {
+                self.violate(broken(Rule::Leak, format!("client {client} has {lent} buffers lent for no batch")));
+            }
+        }
+    }
+
+    fn collect(&mut self) {
+        for client in &self.clients {
+            let counters = client.client.counters();
+            self.statistics.corrupt += counters.corrupt;
+            self.statistics.stale_frames += counters.stale_frames;
+        }
+        for life in self.lives.iter().filter(|life| life.alive) {
+            self.statistics.evictions += life.service.store().map_or(0, |store| store.stats().evictions);
+        }
+    }
+}

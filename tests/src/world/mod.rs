@@ -1,0 +1,248 @@
+//! The world: nodes, a control plane and clients in one thread, with virtual time, one seed and no I/O.
+//!
+//! It hosts the very code that runs in production ([`kvplane_proto::client::Client`],
+//! [`kvplane_store::service::Service`], [`kvplane_cluster::Cluster`]) and plays everything around it: hosts,
+//! connections, memory, disks and clocks. One seed decides all; its streams (schedule, network, workload, faults) are
+//! salted, so that a change of one does not reshuffle the others. The same seed gives the same history, event by event,
+//! which the trace's hash shows.
+//!
+//! A run has three parts: work under faults; a time without faults in which everything open must end; and a last round
+//! in which a fresh put and get of every key must work. `docs/testing.md` says what is modelled and what is not.
+
+mod agent;
+mod arrivals;
+mod check;
+mod client;
+mod control;
+mod copy;
+mod faults;
+mod finish;
+mod network;
+mod node;
+mod observe;
+mod pattern;
+mod pipe;
+mod queue;
+mod results;
+mod runner;
+mod scenario;
+mod server;
+mod statistics;
+mod trace;
+mod workload;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use check::{Checked, removal::Removals, shadow::Shadow};
+pub use check::{Rule, Violation};
+use client::ClientHost;
+use control::Control;
+use faults::Trouble;
+use kvplane_proto::map::OwnerTable;
+use kvplane_proto::rng::Rng;
+use network::Connection;
+use node::{Life, Node};
+use queue::{Event, Queue};
+pub use runner::{Failure, Outcome, run, run_with_lines};
+use scenario::MS;
+pub use scenario::{Mischief, Scenario};
+pub use statistics::Statistics;
+use trace::Trace;
+
+/// The streams of one seed.
+struct Streams {
+    schedule: Rng,
+    network: Rng,
+    workload: Rng,
+    faults: Rng,
+}
+
+/// The whole world.
+pub(crate) struct World {
+    scenario: Scenario,
+    now_ns: u64,
+    queue: Queue,
+    streams: Streams,
+    trace: Trace,
+    nodes: Vec<Node>,
+    /// Every life of every shard, ended ones included.
+    lives: Vec<Life>,
+    clients: Vec<ClientHost>,
+    control: Control,
+    connections: BTreeMap<u32, Connection>,
+    next_connection: u32,
+    trouble: Trouble,
+    shadow: Shadow,
+    removals: Removals,
+    /// Owners by epoch: computed once for all nodes.
+    owners: BTreeMap<u64, Rc<OwnerTable>>,
+    statistics: Statistics,
+    violation: Option<Violation>,
+    /// Calls of timers at the current instant, to see one that never rests.
+    timers_now: u32,
+}
+
+impl World {
+    pub(crate) fn new(scenario: Scenario, keep_lines: bool) -> Self {
+        let seed = scenario.seed;
+        let streams = Streams {
+            schedule: Rng::new(seed, "schedule"),
+            network: Rng::new(seed, "network"),
+            workload: Rng::new(seed, "workload"),
+            faults: Rng::new(seed, "faults"),
+        };
+        let mut world = Self {
+            now_ns: MS,
+            queue: Queue::default(),
+            streams,
+            trace: Trace::new(keep_lines),
+            nodes: Vec::new(),
+            lives: Vec::new(),
+            clients: Vec::new(),
+            control: Control::new(),
+            connections: BTreeMap::new(),
+            next_connection: 0,
+            trouble: Trouble::default(),
+            shadow: Shadow::new(scenario.keys),
+            removals: Removals::new(scenario.keys),
+            owners: BTreeMap::new(),
+            statistics: Statistics::default(),
+            violation: None,
+            timers_now: 0,
+            scenario,
+        };
+        world.populate();
+        world
+    }
+
+    fn populate(&mut self) {
+        self.start_control();
+        for node in 0..self.scenario.nodes {
+            let node = Node::new(node, &self.scenario, &mut self.streams.faults);
+            self.nodes.push(node);
+            self.start_node(self.nodes.len() - 1);
+        }
+        for client in 0..self.scenario.clients {
+            let client = ClientHost::new(client, 1, &self.scenario, &mut self.streams.faults);
+            self.clients.push(client);
+            self.begin_client(self.clients.len() - 1);
+        }
+        self.schedule_fault();
+    }
+
+    /// Lets events happen until there are none up to `until_ns`, a rule is broken, or `done` says so.
+    pub(crate) fn run_until(&mut self, until_ns: u64, mut done: impl FnMut(&Self) -> bool) {
+        while self.violation.is_none() && !done(self) {
+            let Some((at_ns, event)) = self.queue.pop(until_ns) else {
+                self.now_ns = self.now_ns.max(until_ns);
+                return;
+            };
+            if at_ns > self.now_ns {
+                self.timers_now = 0;
+            }
+            self.now_ns = at_ns;
+            self.trace.events += 1;
+            self.step(event);
+            if self.trace.events.is_multiple_of(512) {
+                let life = self.streams.schedule.below(self.lives.len() as u64) as usize;
+                self.lives[life].check_store();
+            }
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        if let Some(until_ns) = self.busy_until(&event) {
+            self.at(until_ns, event);
+            return;
+        }
+        self.note(&event);
+        match event {
+            Event::ClientTimer(client, life) => self.client_timer(client, life),
+            Event::ServiceTimer(life) => self.service_timer(life),
+            Event::Pump(connection, way) => self.pump(connection, way),
+            Event::Deliver(connection, way) => self.deliver(connection, way),
+            Event::Accept(connection) => self.accept(connection),
+            Event::Connected(connection) => self.connected(connection),
+            Event::Refused(client, life, lane) => self.refused(client, life, lane),
+            Event::ResetDone(connection) => self.reset_done(connection),
+            Event::CopyChunk(client, life) => self.copy_chunk(client, life),
+            Event::GhostChunk(client) => self.ghost_chunk(client),
+            Event::Act(client, life) => self.act(client, life),
+            Event::Cancel(client, life, batch) => self.cancel(client, life, batch),
+            Event::PollMap(client, life) => self.poll_map(client, life),
+            Event::Agent(node, incarnation) => self.agent(node, incarnation),
+            Event::ControlTimer(life) => self.control_timer(life),
+            Event::ToControl(message) => self.control_hears(&message),
+            Event::FromControl(party, message) => self.party_hears(party, &message),
+            Event::Fault => self.fault(),
+            Event::StartNode(node) => self.start_node(node),
+            Event::StartClient(client) => self.start_client(client),
+            Event::StartControl => self.start_control(),
+            Event::Recover(node) => self.nodes[node].slowness = 1,
+            Event::Depart(node, incarnation) => self.depart(node, incarnation),
+        }
+    }
+
+    /// When the thread that the event needs is free; `None` when it is free now. Copies of shared memory keep a
+    /// client's only thread: until they are done it sees no frame, timer or request.
+    fn busy_until(&self, event: &Event) -> Option<u64> {
+        let client = match event {
+            Event::ClientTimer(client, _) | Event::Act(client, _) | Event::Cancel(client, ..) => *client,
+            Event::Refused(client, ..) | Event::FromControl(faults::Party::Client(client), _) => *client,
+            Event::Deliver(index, network::Way::ToClient) | Event::Connected(index) | Event::ResetDone(index) => {
+                self.connections.get(index)?.client
+            }
+            _ => return None,
+        };
+        let client = self.clients.get(client).filter(|client| client.alive)?;
+        client.copying.as_ref().map(|copy| copy.until_ns)
+    }
+
+    fn note(&mut self, event: &Event) {
+        let (kind, one, two) = event.words();
+        self.trace.fold(self.now_ns);
+        self.trace.fold(kind << 56 ^ one << 28 ^ two);
+        if !event.is_chatter() {
+            self.trace.line(self.now_ns, || format!("{event:?}"));
+        }
+    }
+
+    /// Adds a line of detail to the trace, and a number that stands for it to the hash.
+    fn detail(&mut self, word: u64, line: impl FnOnce() -> String) {
+        self.trace.fold(word);
+        self.trace.line(self.now_ns, || format!("  {}", line()));
+    }
+
+    fn at(&mut self, at_ns: u64, event: Event) {
+        let tie = self.streams.schedule.next_u64();
+        self.queue.push(at_ns.max(self.now_ns), tie, event);
+    }
+
+    fn after(&mut self, ns: u64, event: Event) {
+        self.at(self.now_ns + ns, event);
+    }
+
+    /// Keeps the first broken rule.
+    fn require(&mut self, checked: Checked) {
+        if let Err(violation) = checked {
+            self.violate(violation);
+        }
+    }
+
+    fn violate(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+    }
+
+    /// A timer was called. One that asks for the same instant again and again would keep a core busy for nothing.
+    fn count_timer(&mut self, who: &str) {
+        self.timers_now += 1;
+        if self.timers_now > 10_000 {
+            self.violate(check::broken(Rule::Liveness, format!("the timer of {who} never rests")));
+        }
+    }
+}
+
+const fn slot_count(scenario: &Scenario) -> usize {
+    (scenario.batch_requests as usize) * 4 + 4
+}

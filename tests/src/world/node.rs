@@ -1,0 +1,215 @@
+//! A node and the lives of its shards: how they start and how they end.
+
+use std::net::SocketAddr;
+
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
+use kvplane_proto::map::{Member, ShardAddress};
+use kvplane_proto::rng::Rng;
+use kvplane_store::service::{Identity, PeerKey, Service};
+use kvplane_store::{Store, StoreConfig};
+
+use super::World;
+use super::check::ledger::Ledger;
+use super::check::{Checked, Rule, broken};
+use super::network::{End, Way};
+use super::queue::Event;
+use super::scenario::{MS, Scenario};
+
+/// A node.
+pub(crate) struct Node {
+    pub(crate) up: bool,
+    pub(crate) incarnation: u64,
+    /// Its shards' lives of this incarnation.
+    pub(crate) shards: Vec<usize>,
+    pub(crate) slowness: u64,
+    pub(crate) leaving: bool,
+    pub(crate) joined: bool,
+    pub(crate) epoch: Epoch,
+    weight: u32,
+    host: String,
+    shared_memory: bool,
+    /// Grows when the node comes back on other ports.
+    ports: u16,
+}
+
+/// One life of one shard.
+pub(crate) struct Life {
+    pub(crate) node: usize,
+    pub(crate) alive: bool,
+    pub(crate) address: SocketAddr,
+    pub(crate) service: Service,
+    pub(crate) pool: Vec<u8>,
+    pub(crate) ledger: Ledger,
+    pub(crate) epoch: u64,
+    pub(crate) armed_ns: u64,
+    newest_version: Version,
+    peers: Vec<(u32, Option<u32>)>,
+}
+
+impl Life {
+    pub(crate) fn bytes(&self, offset: u64, bytes: u64) -> &[u8] {
+        &self.pool[offset as usize..(offset + bytes) as usize]
+    }
+
+    pub(crate) fn add_peer(&mut self, connection: u32) -> PeerKey {
+        let free = self.peers.iter().position(|(_, connection)| connection.is_none());
+        let position = free.unwrap_or(self.peers.len());
+        if position == self.peers.len() {
+            self.peers.push((0, None));
+        }
+        let entry = &mut self.peers[position];
+        *entry = (entry.0 + 1, Some(connection));
+        PeerKey { index: position as u32, generation: entry.0 }
+    }
+
+    pub(crate) fn drop_peer(&mut self, peer: PeerKey) {
+        if let Some(entry) = self.peers.get_mut(peer.index as usize).filter(|entry| entry.0 == peer.generation) {
+            entry.1 = None;
+        }
+    }
+
+    pub(crate) fn connection_of(&self, peer: PeerKey) -> Option<u32> {
+        self.peers.get(peer.index as usize).filter(|entry| entry.0 == peer.generation)?.1
+    }
+
+    /// Versions of a life grow.
+    pub(crate) fn see_version(&mut self, version: Version) -> Checked {
+        if version <= self.newest_version {
+            let what = format!("version {version} came after {}", self.newest_version);
+            return Err(broken(Rule::Version, what));
+        }
+        self.newest_version = version;
+        Ok(())
+    }
+
+    pub(crate) fn check_store(&self) {
+        if let Some(store) = self.service.store().filter(|_| self.alive) {
+            store.check();
+        }
+    }
+}
+
+impl Node {
+    pub(crate) fn new(index: usize, scenario: &Scenario, rng: &mut Rng) -> Self {
+        Self {
+            up: false,
+            incarnation: 0,
+            shards: Vec::new(),
+            slowness: 1,
+            leaving: false,
+            joined: false,
+            epoch: Epoch(0),
+            weight: 1 + rng.below(4) as u32,
+            host: format!("host-{}", index % scenario.hosts),
+            shared_memory: scenario.shared_memory,
+            ports: 0,
+        }
+    }
+
+    pub(crate) fn member(&self, node: usize, shards: u16) -> Member {
+        let address = |shard: u16| ShardAddress {
+            tcp: self.address(node, shard),
+            shm: self.shared_memory.then(|| format!("/run/node-{node}-{}-{shard}", self.ports)),
+        };
+        Member {
+            node: NodeId(node as u64 + 1),
+            incarnation: Incarnation(self.incarnation),
+            weight: self.weight,
+            failure_domain: format!("rack-{}", node % 2),
+            host: self.host.clone(),
+            shards: (0..shards).map(address).collect(),
+        }
+    }
+
+    fn address(&self, node: usize, shard: u16) -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, node as u8 + 1], 7000 + shard + 16 * self.ports))
+    }
+}
+
+impl World {
+    /// Starts a node: a new incarnation, empty.
+    pub(crate) fn start_node(&mut self, index: usize) {
+        if self.nodes[index].up {
+            return;
+        }
+        let moved = self.streams.faults.chance(0.3);
+        let node = &mut self.nodes[index];
+        node.up = true;
+        node.incarnation += 1;
+        node.joined = false;
+        node.leaving = false;
+        node.epoch = Epoch(0);
+        node.slowness = 1;
+        node.ports += u16::from(moved);
+        node.shards.clear();
+        for shard in 0..self.scenario.shards {
+            self.begin_life(index, shard);
+        }
+        let incarnation = self.nodes[index].incarnation;
+        self.after(MS, Event::Agent(index, incarnation));
+    }
+
+    fn begin_life(&mut self, index: usize, shard: u16) {
+        let node = &mut self.nodes[index];
+        // Greater than any version of an earlier life, and unique in the world, so that a version says where it is
+        // from.
+        let first = (self.lives.len() as u64 + 1) << 32;
+        let config = StoreConfig {
+            max_object_bytes: self.scenario.object_bytes,
+            max_pins: self.scenario.max_pins,
+            max_reservations: self.scenario.max_reservations,
+            hash_seed: self.scenario.seed,
+            ..StoreConfig::for_pool(self.scenario.pool_bytes)
+        };
+        let store = Store::new(config, Version(first)).expect("the scenario's store is valid");
+        let identity = Identity {
+            cluster: "world".to_owned(),
+            node: NodeId(index as u64 + 1),
+            incarnation: Incarnation(node.incarnation),
+            shard: ShardId(shard),
+            segment_name: String::new(),
+        };
+        node.shards.push(self.lives.len());
+        self.lives.push(Life {
+            node: index,
+            alive: true,
+            address: node.address(index, shard),
+            service: Service::new(identity, Some(store)),
+            pool: vec![0; self.scenario.pool_bytes as usize],
+            ledger: Ledger::default(),
+            epoch: 0,
+            armed_ns: u64::MAX,
+            newest_version: Version(0),
+            peers: Vec::new(),
+        });
+    }
+
+    /// `kill -9` of a node: its memory is gone; connections end, shared mappings live on in those who have them.
+    pub(crate) fn crash_node(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        node.up = false;
+        let shards = std::mem::take(&mut node.shards);
+        for &life in &shards {
+            self.lives[life].alive = false;
+            if let Some(store) = self.lives[life].service.store() {
+                self.statistics.evictions += store.stats().evictions;
+            }
+        }
+        let hit: Vec<u32> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| shards.contains(&connection.life) && connection.server_end != End::Gone)
+            .map(|(&index, _)| index)
+            .collect();
+        for index in hit {
+            let Some(connection) = self.connections.get_mut(&index) else { continue };
+            if connection.server_end == End::Opening {
+                continue;
+            }
+            connection.server_end = End::Gone;
+            connection.to_server.drop_flight();
+            self.end_flight(index, Way::ToClient);
+            self.forget_if_gone(index);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What a shard promises its peers, read off its frames: which ranges are lent, which versions became visible, which
+//! were answered. It feeds the checkers and changes nothing.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{PinId, ReservationId, Version};
+use kvplane_proto::message::{
+    CommitItem, CommitReply, DigestItem, IdItem, Kind, LookupReply, Operation, ReserveItem, ReserveReply, decode_items,
+};
+use kvplane_proto::rng::mix64;
+use kvplane_proto::{Digest, RequestId, Status};
+use kvplane_store::service::Place;
+
+use super::World;
+use super::check::ledger::Use;
+use super::network::Way;
+use super::pipe::{Destination, Outgoing};
+use super::server::Asked;
+
+/// A range in which an object is being written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    digest: Digest,
+    offset: u64,
+    bytes: u64,
+}
+
+/// What a connection has of a shard's pool.
+#[derive(Default)]
+pub(crate) struct Held {
+    /// A put over a stream.
+    put: Option<Room>,
+    reservations: BTreeMap<ReservationId, Room>,
+    pins: BTreeMap<PinId, u64>,
+    /// Whether the client was told that the shard wants to close.
+    pub(crate) end_told: bool,
+}
+
+impl Held {
+    /// The object that a put over a stream is bringing.
+    pub(crate) fn put_digest(&self) -> Option<Digest> {
+        self.put.map(|room| room.digest)
+    }
+}
+
+impl World {
+    /// A request was handed to the service.
+    pub(crate) fn observe_request(&mut self, index: u32, header: &Header, body: &[u8], to: Destination) {
+        let Some(connection) = self.connections.get_mut(&index) else { return };
+        let life = connection.life;
+        match (header.kind, to) {
+            (Kind::Request(Operation::Put), Destination::Pool { offset }) => {
+                let Some(item) = decode_items::<DigestItem>(body, header.items).and_then(|mut items| items.next())
+                else {
+                    return;
+                };
+                let bytes = header.payload_bytes;
+                connection.held.put = Some(Room { digest: item.digest, offset, bytes });
+                let lent = self.lives[life].ledger.lend(index, Use::Write, offset, bytes);
+                self.require(lent);
+            }
+            (Kind::Request(Operation::Release), _) => {
+                for item in decode_items::<IdItem>(body, header.items).into_iter().flatten() {
+                    if let Some(offset) = connection.held.pins.remove(&PinId::from_bits(item.id)) {
+                        self.lives[life].ledger.end(index, Use::Read, offset);
+                    }
+                }
+            }
+            (Kind::Request(Operation::Abort), _) => {
+                for item in decode_items::<IdItem>(body, header.items).into_iter().flatten() {
+                    if let Some(room) = connection.held.reservations.remove(&ReservationId::from_bits(item.id)) {
+                        self.lives[life].ledger.end(index, Use::Write, room.offset);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A put over a stream was taken or refused: nobody writes its range any more.
+    pub(crate) fn observe_put_end(&mut self, index: u32) {
+        let Some(connection) = self.connections.get_mut(&index) else { return };
+        if let Some(room) = connection.held.put.take() {
+            self.lives[connection.life].ledger.end(index, Use::Write, room.offset);
+        }
+    }
+
+    /// The service answers.
+    pub(crate) fn observe_answer(
+        &mut self,
+        index: u32,
+        header: &Header,
+        body: &[u8],
+        payload: Option<Place>,
+        asked: Option<Asked<'_>>,
+    ) {
+        let Kind::Reply(operation) = header.kind else { return };
+        if operation == Operation::Get {
+            if let Some(place) = payload {
+                self.observe_read(index, header.argument, place.offset, place.bytes);
+            }
+            return;
+        }
+        let Some(asked) = asked.filter(|asked| asked.connection == index && header.status == Status::Ok) else {
+            return;
+        };
+        match operation {
+            Operation::Put => {
+                let room = self.connections.get_mut(&index).and_then(|connection| connection.held.put.take());
+                if let Some(room) = room {
+                    self.observe_commit(index, room, header.argument);
+                }
+            }
+            Operation::Lookup => self.observe_lookup(index, header, body),
+            Operation::Reserve => self.observe_reserve(index, header, body, asked),
+            Operation::Commit => self.observe_commits(index, header, body, asked),
+            Operation::Remove => self.observe_remove(index, asked),
+            _ => {}
+        }
+    }
+
+    /// A version is answered, and its bytes are lent for reading.
+    fn observe_read(&mut self, index: u32, version: u64, offset: u64, bytes: u64) {
+        let Some(connection) = self.connections.get(&index) else { return };
+        let (client, life) = (connection.client, connection.life);
+        let epoch = self.lives[life].epoch;
+        let answered = self.removals.get_answered(&self.shadow, client, version, epoch, self.now_ns);
+        self.require(answered);
+        let lent = self.lives[life].ledger.lend(index, Use::Read, offset, bytes);
+        self.require(lent);
+        let Some(commit) = self.shadow.commit_of(version).copied() else { return };
+        let kept = self.shadow.check_read(commit.key, version, self.lives[life].bytes(offset, bytes));
+        self.require(kept);
+    }
+
+    fn observe_lookup(&mut self, index: u32, header: &Header, body: &[u8]) {
+        for item in decode_items::<LookupReply>(body, header.items).into_iter().flatten() {
+            if item.status != Status::Ok {
+                continue;
+            }
+            self.observe_read(index, item.version.0, item.offset, item.bytes);
+            if let Some(connection) = self.connections.get_mut(&index) {
+                connection.held.pins.insert(item.pin, item.offset);
+            }
+        }
+    }
+
+    fn observe_reserve(&mut self, index: u32, header: &Header, body: &[u8], asked: Asked<'_>) {
+        let items = decode_items::<ReserveItem>(asked.body, asked.header.items).into_iter().flatten();
+        for (item, reply) in items.zip(decode_items::<ReserveReply>(body, header.items).into_iter().flatten()) {
+            if reply.status != Status::Ok {
+                continue;
+            }
+            let room = Room { digest: item.digest, offset: reply.offset, bytes: item.bytes };
+            let Some(connection) = self.connections.get_mut(&index) else { return };
+            connection.held.reservations.insert(reply.reservation, room);
+            let lent = self.lives[connection.life].ledger.lend(index, Use::Write, room.offset, room.bytes);
+            self.require(lent);
+        }
+    }
+
+    fn observe_commits(&mut self, index: u32, header: &Header, body: &[u8], asked: Asked<'_>) {
+        let items = decode_items::<CommitItem>(asked.body, asked.header.items).into_iter().flatten();
+        for (item, reply) in items.zip(decode_items::<CommitReply>(body, header.items).into_iter().flatten()) {
+            let Some(connection) = self.connections.get_mut(&index) else { return };
+            let Some(room) = connection.held.reservations.remove(&item.reservation) else { continue };
+            if reply.status == Status::Ok {
+                self.observe_commit(index, room, reply.version.0);
+            } else {
+                let life = connection.life;
+                self.lives[life].ledger.end(index, Use::Write, room.offset);
+            }
+        }
+    }
+
+    /// A version became visible: nobody writes it any more, and its bytes are those of a put.
+    fn observe_commit(&mut self, index: u32, room: Room, version: u64) {
+        let Some(connection) = self.connections.get(&index) else { return };
+        let index_of_life = connection.life;
+        let life = &mut self.lives[index_of_life];
+        life.ledger.end(index, Use::Write, room.offset);
+        let grown = life.see_version(Version(version));
+        let bytes = life.bytes(room.offset, room.bytes);
+        let committed = self.shadow.commit(version, room.digest, (index_of_life, life.epoch), bytes);
+        self.statistics.commits += 1;
+        self.trace.fold(mix64(version) ^ room.digest.low());
+        self.require(grown);
+        self.require(committed);
+    }
+
+    fn observe_remove(&mut self, index: u32, asked: Asked<'_>) {
+        let Some(connection) = self.connections.get(&index) else { return };
+        let (client, life) = (connection.client, connection.life);
+        let epoch = self.lives[life].epoch;
+        for item in decode_items::<DigestItem>(asked.body, asked.header.items).into_iter().flatten() {
+            if let Some(key) = self.shadow.key(item.digest) {
+                self.shadow.removed(key, life);
+                self.removals.remove_answered(client, key, epoch, self.now_ns);
+            }
+        }
+    }
+
+    /// [`super::scenario::Mischief::SwallowRemove`]: the host answers for the service, which hears nothing.
+    pub(crate) fn forge_remove(&mut self, index: u32, header: &Header, body: &[u8]) {
+        let asked = Asked { connection: index, header, body };
+        self.observe_remove(index, asked);
+        let bitmap = vec![0xff; (header.items as usize).div_ceil(8)];
+        let reply = Header::reply(Kind::Reply(Operation::Remove), header.request, Status::Ok)
+            .with_body(&bitmap, header.items as usize);
+        self.send(index, Way::ToClient, Outgoing::new(&reply, &bitmap, None));
+    }
+
+    /// [`super::scenario::Mischief::DuplicatePut`]: the host removes what a put made and hands in the same bytes once
+    /// more.
+    pub(crate) fn put_again(&mut self, index: u32, header: &Header, destination: Destination, digest: Option<Digest>) {
+        let (Destination::Pool { offset }, Some(digest)) = (destination, digest) else { return };
+        let Some(connection) = self.connections.get(&index) else { return };
+        let (life, peer) = (connection.life, connection.peer);
+        let bytes = self.lives[life].bytes(offset, header.payload_bytes).to_vec();
+        let body = digest.to_bytes();
+        let mut remove = Header::request(Kind::Request(Operation::Remove), RequestId::default());
+        remove = remove.with_body(&body, 1);
+        let _ = self.lives[life].service.request(peer, &remove, &body, self.now_ns);
+        self.drain_service(life, Some(Asked { connection: index, header: &remove, body: &body }));
+        let put = header.with_body(&body, 1);
+        if let kvplane_store::service::PayloadTo::Place(place) =
+            self.lives[life].service.request(peer, &put, &body, self.now_ns)
+        {
+            let to = Destination::Pool { offset: place.offset };
+            self.observe_request(index, &put, &body, to);
+            self.lives[life].pool[place.offset as usize..(place.offset + place.bytes) as usize].copy_from_slice(&bytes);
+        }
+        self.lives[life].service.payload_done(peer, put.checksum(), self.now_ns);
+        self.drain_service(life, Some(Asked { connection: index, header: &put, body: &body }));
+        self.observe_put_end(index);
+    }
+}

@@ -1,0 +1,97 @@
+//! One direction of a connection: what waits to be sent, what is in flight, and what is being received.
+//!
+//! Bytes leave their memory when their piece is sent, not before, and reach their destination when the piece arrives.
+//! So memory that is reused too early, on either side, really shows other bytes.
+
+use std::collections::VecDeque;
+
+use kvplane_proto::checksum::PayloadChecksum;
+use kvplane_proto::client::{Local, SliceId};
+use kvplane_proto::frame::Header;
+use kvplane_store::service::Hold;
+
+/// Where a payload's bytes come from.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// The caller's memory.
+    Local(Local),
+    /// The shard's pool, and what holds them there.
+    Pool { offset: u64, bytes: u64, hold: Option<Hold> },
+    /// A copy, for frames that the network repeats.
+    Copy(Vec<u8>),
+}
+
+impl Source {
+    pub(crate) const fn bytes(&self) -> u64 {
+        match self {
+            Self::Local(local) => local.bytes,
+            Self::Pool { bytes, .. } => *bytes,
+            Self::Copy(bytes) => bytes.len() as u64,
+        }
+    }
+}
+
+/// A frame that waits to be sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Outgoing {
+    /// Header and body, encoded.
+    pub(crate) head: Vec<u8>,
+    pub(crate) payload: Option<Source>,
+    pub(crate) head_sent: bool,
+    /// Payload bytes that have left.
+    pub(crate) sent: u64,
+}
+
+impl Outgoing {
+    pub(crate) fn new(header: &Header, body: &[u8], payload: Option<Source>) -> Self {
+        let mut head = header.encode().to_vec();
+        head.extend_from_slice(body);
+        Self { head, payload, head_sent: false, sent: 0 }
+    }
+}
+
+/// A piece in flight.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    Head(Vec<u8>),
+    Chunk(Vec<u8>),
+    /// The sender's end is closed.
+    End,
+}
+
+/// Where a payload that is arriving goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Destination {
+    Discard,
+    Local { local: Local, slice: SliceId },
+    Pool { offset: u64 },
+}
+
+/// A payload that is arriving.
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    pub(crate) header: Header,
+    pub(crate) destination: Destination,
+    pub(crate) done: u64,
+    pub(crate) checksum: PayloadChecksum,
+}
+
+/// One direction.
+#[derive(Default, Debug)]
+pub(crate) struct Pipe {
+    pub(crate) queue: VecDeque<Outgoing>,
+    pub(crate) flight: VecDeque<Piece>,
+    pub(crate) flight_bytes: u64,
+    pub(crate) last_arrival_ns: u64,
+    pub(crate) pumping: bool,
+    pub(crate) receiving: Option<Receiving>,
+}
+
+impl Pipe {
+    /// The receiver is gone: what is in flight reaches nobody. What waits is the sender's business.
+    pub(crate) fn drop_flight(&mut self) {
+        self.flight.clear();
+        self.flight_bytes = 0;
+        self.receiving = None;
+    }
+}

@@ -1,0 +1,132 @@
+//! A batch is complete: is each result one that may be, and are its bytes right?
+
+use kvplane_proto::Status;
+use kvplane_proto::client::TaskResult;
+use kvplane_proto::ids::BatchId;
+use kvplane_proto::rng::mix64;
+
+use super::World;
+use super::check::{Checked, Rule, broken};
+use super::scenario::MS;
+
+/// How long after its deadline a batch may take: resets end I/O, and copies are not interrupted.
+const GRACE_NS: u64 = 50 * MS;
+
+/// What a request is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum What {
+    Get { capacity: u64 },
+    Put { write: usize, bytes: u64 },
+    Exists,
+    Size,
+    Remove,
+}
+
+/// One request of a batch, with its memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) key: usize,
+    pub(crate) what: What,
+    pub(crate) offset: Option<u64>,
+}
+
+/// A batch that was submitted and is not complete.
+pub(crate) struct OpenBatch {
+    pub(crate) asked: Vec<Asked>,
+    pub(crate) started_ns: u64,
+    pub(crate) deadline_ns: u64,
+    pub(crate) cancelled: bool,
+}
+
+impl World {
+    /// The client says that a batch is complete.
+    pub(crate) fn batch_done(&mut self, client: usize, batch: BatchId) {
+        let Some(open) = self.clients[client].batches.remove(&batch) else {
+            self.violate(broken(Rule::Batch, format!("client {client}: {batch:?} completed, which is not open")));
+            return;
+        };
+        let host = &mut self.clients[client];
+        let complete = host.client.is_complete(batch);
+        let results = host.client.results(batch).to_vec();
+        if !complete || results.len() != open.asked.len() {
+            let what = format!("{batch:?} of {} requests completed with {} results", open.asked.len(), results.len());
+            self.violate(broken(Rule::Batch, what));
+            return;
+        }
+        host.client.release(batch);
+        let late_ns = self.now_ns.saturating_sub(open.deadline_ns);
+        if late_ns > GRACE_NS {
+            self.violate(broken(Rule::Deadline, format!("{batch:?} completed {} ms too late", late_ns / MS)));
+        }
+        self.statistics.batches += 1;
+        for (asked, result) in open.asked.iter().zip(&results) {
+            let word = result.status as u64 ^ mix64(result.bytes) ^ mix64(!result.version.0);
+            self.detail(word, || format!("client {client} {asked:?} -> {result:?}"));
+            self.statistics.outcome(result.status);
+            let checked = self.check_result(client, &open, asked, result);
+            self.require(checked);
+            if let Some(offset) = asked.offset {
+                let taken = self.clients[client].memory.take_back(offset);
+                self.require(taken);
+            }
+        }
+    }
+
+    fn check_result(&mut self, client: usize, open: &OpenBatch, asked: &Asked, result: &TaskResult) -> Checked {
+        let (key, now_ns) = (asked.key, self.now_ns);
+        match (asked.what, result.status) {
+            (What::Get { capacity }, Status::Ok) => {
+                self.statistics.hits += 1;
+                if result.bytes > capacity {
+                    return Err(broken(Rule::Bytes, format!("{} bytes came into {capacity}", result.bytes)));
+                }
+                let bytes = self.clients[client].memory.peek(asked.offset.unwrap_or(0), result.bytes);
+                let version = result.version.0;
+                self.shadow.check_read(key, version, bytes)?;
+                self.removals.check_get(&self.shadow, client, key, version, open.started_ns)
+            }
+            (What::Get { capacity }, Status::BufferTooSmall) => {
+                let right = result.bytes > capacity && self.shadow.has_length(key, result.bytes);
+                if right { Ok(()) } else { Err(unfit(asked, result)) }
+            }
+            (What::Put { write, bytes }, Status::Ok) => {
+                self.statistics.puts += 1;
+                if result.bytes != bytes {
+                    return Err(unfit(asked, result));
+                }
+                self.shadow.acked(write, result.version.0, now_ns)
+            }
+            (What::Size, Status::Ok) => {
+                if self.shadow.has_length(key, result.bytes) {
+                    Ok(())
+                } else {
+                    Err(unfit(asked, result))
+                }
+            }
+            (What::Remove, Status::Ok | Status::NotFound) => {
+                self.removals.remove_done(client, key, open.started_ns, now_ns);
+                Ok(())
+            }
+            (_, Status::DeadlineExceeded) if now_ns < open.deadline_ns => Err(unfit(asked, result)),
+            (_, Status::Cancelled) if !open.cancelled => Err(unfit(asked, result)),
+            (What::Put { .. }, Status::Exists | Status::NoSpace)
+            | (What::Get { .. } | What::Size | What::Exists, Status::NotFound)
+            | (What::Exists, Status::Ok)
+            | (
+                _,
+                Status::DeadlineExceeded
+                | Status::Cancelled
+                | Status::Busy
+                | Status::Corrupt
+                | Status::Unreachable
+                | Status::NoOwner
+                | Status::WrongOwner,
+            ) => Ok(()),
+            _ => Err(unfit(asked, result)),
+        }
+    }
+}
+
+fn unfit(asked: &Asked, result: &TaskResult) -> super::Violation {
+    broken(Rule::Batch, format!("{asked:?} ended with {result:?}"))
+}

@@ -1,0 +1,73 @@
+//! Runs one scenario and says how it went; a run that failed is repeated to get its last events as text.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::check::{Rule, Violation, broken};
+use super::{Scenario, Statistics, World};
+
+/// A run that ended well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// The folded history: equal for equal seeds.
+    pub hash: u64,
+    /// Events that happened.
+    pub events: u64,
+    /// What happened.
+    pub statistics: Statistics,
+}
+
+/// A run in which a rule was broken.
+#[derive(Debug)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// Which rule, and how.
+    pub violation: Violation,
+    /// The last events, oldest first; empty unless asked for.
+    pub lines: Vec<String>,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for line in &self.lines {
+            writeln!(f, "{line}")?;
+        }
+        writeln!(f, "seed {} broke {:?}: {}", self.seed, self.violation.rule, self.violation.what)?;
+        write!(
+            f,
+            "again: KVPLANE_SEED={} KVPLANE_SEEDS=1 cargo test -p kvplane-tests --test world -- --nocapture",
+            self.seed
+        )
+    }
+}
+
+/// Runs a scenario.
+///
+/// # Errors
+/// The first rule that was broken; an assertion in the code under test counts as one.
+pub fn run(scenario: Scenario) -> Result<Outcome, Failure> {
+    start(scenario, false)
+}
+
+/// Runs a scenario and keeps its last events as text, which takes longer.
+///
+/// # Errors
+/// As [`run`], with lines.
+pub fn run_with_lines(scenario: Scenario) -> Result<Outcome, Failure> {
+    start(scenario, true)
+}
+
+fn start(scenario: Scenario, keep_lines: bool) -> Result<Outcome, Failure> {
+    let seed = scenario.seed;
+    let mut world = World::new(scenario, keep_lines);
+    // The world is looked at after a panic only for its trace.
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.live())) {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        world.violate(broken(Rule::Panic, text.unwrap_or_else(|| "a panic without text".to_owned())));
+    }
+    match world.violation.take() {
+        Some(violation) => Err(Failure { seed, violation, lines: world.trace.lines() }),
+        None => Ok(Outcome { hash: world.trace.hash(), events: world.trace.events, statistics: world.statistics }),
+    }
+}

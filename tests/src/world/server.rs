@@ -1,0 +1,234 @@
+//! A shard's host: connections in, frames to the service, answers out, memory on both ways.
+
+use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
+use kvplane_proto::client::Path;
+use kvplane_proto::frame::{FLAG_CHECKSUM, HEADER_BYTES, Header};
+use kvplane_proto::message::{Kind, Operation};
+use kvplane_store::service::{self, CloseReason, Hold, Output, PayloadTo, PeerKey, Place};
+
+use super::World;
+use super::arrivals::decode;
+use super::check::{Rule, broken};
+use super::network::{End, Way};
+use super::pipe::{Destination, Outgoing, Piece, Receiving, Source};
+use super::queue::Event;
+use super::scenario::Mischief;
+
+/// What the service was just given, for whoever looks at its answers.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    pub(crate) connection: u32,
+    pub(crate) header: &'a Header,
+    pub(crate) body: &'a [u8],
+}
+
+impl World {
+    /// A connection reaches the shard.
+    pub(crate) fn accept(&mut self, index: u32) {
+        let Some(connection) = self.connections.get_mut(&index) else { return };
+        let life = connection.life;
+        if !self.lives[life].alive || connection.client_end == End::Gone {
+            connection.server_end = End::Gone;
+            self.end_flight(index, Way::ToClient);
+            self.forget_if_gone(index);
+            return;
+        }
+        let peer = self.lives[life].add_peer(index);
+        connection.peer = peer;
+        connection.server_end = End::Open;
+        let path = match connection.path {
+            Path::Stream => service::Path::Stream,
+            Path::Shared => service::Path::Shared,
+        };
+        self.lives[life].service.peer_joined(peer, path, self.now_ns);
+        let delay_ns = self.latency();
+        self.after(delay_ns, Event::Connected(index));
+        self.drain_service(life, None);
+    }
+
+    /// A piece arrives at the shard.
+    pub(crate) fn arrive_at_server(&mut self, index: u32, piece: Piece) {
+        let Some(connection) = self.connections.get(&index) else { return };
+        match (piece, connection.server_end) {
+            (Piece::End, End::Open | End::Closing) => self.close_server_end(index),
+            (Piece::Head(bytes), End::Open) => self.request_arrives(index, &bytes),
+            (Piece::Chunk(bytes), End::Open | End::Closing) => self.put_arrives(index, &bytes),
+            _ => {}
+        }
+    }
+
+    fn request_arrives(&mut self, index: u32, bytes: &[u8]) {
+        let Some(header) = decode(bytes) else {
+            self.close_server_end(index);
+            return;
+        };
+        let body = &bytes[HEADER_BYTES..];
+        let Some(connection) = self.connections.get(&index) else { return };
+        let (life, peer) = (connection.life, connection.peer);
+        if self.scenario.has(Mischief::SwallowRemove) && header.kind == Kind::Request(Operation::Remove) {
+            self.forge_remove(index, &header, body);
+            return;
+        }
+        let to = self.lives[life].service.request(peer, &header, body, self.now_ns);
+        self.detail(u64::from(header.kind.code()), || format!("life {life} is asked {:?}: {to:?}", header.kind));
+        let destination = match to {
+            PayloadTo::Discard => Destination::Discard,
+            PayloadTo::Place(place) => Destination::Pool { offset: place.offset },
+        };
+        self.observe_request(index, &header, body, destination);
+        if header.payload_bytes > 0
+            && let Some(connection) = self.connections.get_mut(&index)
+        {
+            let receiving = Receiving { header, destination, done: 0, checksum: PayloadChecksum::new() };
+            connection.to_server.receiving = Some(receiving);
+        }
+        self.drain_service(life, Some(Asked { connection: index, header: &header, body }));
+    }
+
+    /// Payload bytes arrive in place.
+    fn put_arrives(&mut self, index: u32, bytes: &[u8]) {
+        let Some(connection) = self.connections.get_mut(&index) else { return };
+        let (life, peer) = (connection.life, connection.peer);
+        let Some(receiving) = &mut connection.to_server.receiving else { return };
+        let from = receiving.done;
+        receiving.done += bytes.len() as u64;
+        receiving.checksum.update(bytes);
+        let (header, sum) = (receiving.header, receiving.checksum.finish());
+        let destination = receiving.destination;
+        let done = receiving.done == header.payload_bytes;
+        if done {
+            connection.to_server.receiving = None;
+        }
+        if let Destination::Pool { offset } = destination {
+            let at = offset + from;
+            let lent = self.lives[life].ledger.check(index, super::check::ledger::Use::Write, at, bytes.len() as u64);
+            self.require(lent);
+            self.lives[life].pool[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+        }
+        if done {
+            let digest = self.connections.get(&index).and_then(|connection| connection.held.put_digest());
+            let sum = if self.scenario.has(Mischief::TrustPutChecksum) { header.payload_checksum } else { sum };
+            self.lives[life].service.payload_done(peer, Some(sum), self.now_ns);
+            self.drain_service(life, Some(Asked { connection: index, header: &header, body: &[] }));
+            self.observe_put_end(index);
+            if self.scenario.has(Mischief::DuplicatePut) {
+                self.put_again(index, &header, destination, digest);
+            }
+        }
+    }
+
+    /// Does what the service asks for.
+    pub(crate) fn drain_service(&mut self, life: usize, asked: Option<Asked<'_>>) {
+        while let Some(output) = self.lives[life].service.poll_output() {
+            match output {
+                Output::Frame { peer, header, body, payload } => {
+                    let body = self.lives[life].service.body(body).to_vec();
+                    self.answer(life, peer, header, &body, payload, asked);
+                }
+                Output::Close { peer, reason } => self.close_peer(life, peer, reason),
+                Output::Unregistered { .. } => {}
+            }
+        }
+        self.arm_service(life);
+    }
+
+    fn answer(
+        &mut self,
+        life: usize,
+        peer: PeerKey,
+        mut header: Header,
+        body: &[u8],
+        payload: Option<(Place, Hold)>,
+        asked: Option<Asked<'_>>,
+    ) {
+        let Some(index) = self.lives[life].connection_of(peer) else {
+            if let Some((_, hold)) = payload {
+                self.lives[life].service.sent(hold);
+            }
+            return;
+        };
+        if let Some((place, _)) = payload
+            && header.flags & FLAG_CHECKSUM != 0
+            && header.payload_checksum == 0
+        {
+            header.payload_checksum = payload_checksum(self.lives[life].bytes(place.offset, place.bytes));
+        }
+        self.observe_answer(index, &header, body, payload.map(|(place, _)| place), asked);
+        if self.scenario.has(Mischief::WrongVersion) && header.kind == Kind::Reply(Operation::Get) {
+            header.argument = header.argument.saturating_sub(1);
+        }
+        self.detail(header.argument, || format!("life {life} answers {:?} {:?}", header.kind, header.status));
+        let source = payload.map(|(place, hold)| {
+            let early = self.scenario.has(Mischief::ReleasePinEarly);
+            if early {
+                self.lives[life].service.sent(hold);
+            }
+            Source::Pool { offset: place.offset, bytes: place.bytes, hold: (!early).then_some(hold) }
+        });
+        let again = !self.trouble.calm && self.streams.network.chance(self.scenario.chances.duplicate_reply);
+        let stream = self.connections.get(&index).is_some_and(|connection| connection.path == Path::Stream);
+        let copy = (again && stream).then(|| {
+            let bytes = payload.map(|(place, _)| self.lives[life].bytes(place.offset, place.bytes).to_vec());
+            Outgoing::new(&header, body, bytes.map(Source::Copy))
+        });
+        self.send(index, Way::ToClient, Outgoing::new(&header, body, source));
+        if let Some(copy) = copy {
+            self.send(index, Way::ToClient, copy);
+        }
+    }
+
+    fn close_peer(&mut self, life: usize, peer: PeerKey, reason: CloseReason) {
+        let Some(index) = self.lives[life].connection_of(peer) else { return };
+        self.detail(u64::from(peer.index), || format!("life {life} closes connection {index}: {reason}"));
+        if let CloseReason::Malformed(_) = reason {
+            self.violate(broken(Rule::Protocol, format!("an honest client was cut off: {reason}")));
+        }
+        if let Some(connection) = self.connections.get_mut(&index) {
+            connection.server_end = End::Closing;
+        }
+        self.wake_sender(index, Way::ToClient);
+    }
+
+    /// The shard's end is gone and none of its I/O is left: what the peer held comes back.
+    pub(crate) fn close_server_end(&mut self, index: u32) {
+        let Some(connection) = self.connections.get_mut(&index) else { return };
+        let (life, peer) = (connection.life, connection.peer);
+        connection.server_end = End::Gone;
+        connection.to_server.drop_flight();
+        let unsent: Vec<Outgoing> = connection.to_client.queue.drain(..).collect();
+        for frame in unsent {
+            if let Some(Source::Pool { hold: Some(hold), .. }) = frame.payload {
+                self.lives[life].service.sent(hold);
+            }
+        }
+        self.lives[life].ledger.end_all(index);
+        self.lives[life].drop_peer(peer);
+        self.lives[life].service.peer_gone(peer, self.now_ns);
+        self.end_flight(index, Way::ToClient);
+        self.forget_if_gone(index);
+        self.drain_service(life, None);
+    }
+
+    fn arm_service(&mut self, index: usize) {
+        let life = &mut self.lives[index];
+        let Some(at_ns) = life.service.poll_timeout().filter(|&at_ns| life.alive && at_ns < life.armed_ns) else {
+            return;
+        };
+        life.armed_ns = at_ns;
+        self.at(at_ns, Event::ServiceTimer(index));
+    }
+
+    pub(crate) fn service_timer(&mut self, index: usize) {
+        let now_ns = self.now_ns;
+        let life = &mut self.lives[index];
+        if !life.alive {
+            return;
+        }
+        life.armed_ns = u64::MAX;
+        if life.service.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            life.service.handle_timeout(now_ns);
+            self.count_timer("a shard");
+        }
+        self.drain_service(index, None);
+    }
+}

@@ -1,0 +1,79 @@
+//! What happened in a run, or in many, for people.
+
+use std::fmt;
+
+use kvplane_proto::Status;
+
+/// Statuses that are counted, by number.
+const STATUSES: usize = 32;
+const _: () = assert!(Status::ALL.len() <= STATUSES);
+
+/// Counts of what happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Statistics {
+    /// Batches that completed.
+    pub batches: u64,
+    /// Gets that returned an object.
+    pub hits: u64,
+    /// Puts that were acknowledged.
+    pub puts: u64,
+    /// Faults that were injected, besides lost, late, doubled and damaged messages.
+    pub faults: u64,
+    /// Payloads that did not match their checksum, at the last lives of clients.
+    pub corrupt: u64,
+    /// Frames that no request wanted any more, at the last lives of clients.
+    pub stale_frames: u64,
+    /// Versions that became visible.
+    pub commits: u64,
+    /// Objects evicted.
+    pub evictions: u64,
+    /// Maps published.
+    pub epochs: u64,
+    /// Requests by their outcome.
+    statuses: [u64; STATUSES],
+}
+
+impl Statistics {
+    /// Counts the outcome of a request.
+    pub(crate) fn outcome(&mut self, status: Status) {
+        self.statuses[status as usize] += 1;
+    }
+
+    /// Requests with this outcome.
+    #[must_use]
+    pub fn with_status(&self, status: Status) -> u64 {
+        self.statuses[status as usize]
+    }
+
+    /// Adds another run.
+    pub fn add(&mut self, other: &Self) {
+        self.batches += other.batches;
+        self.hits += other.hits;
+        self.puts += other.puts;
+        self.faults += other.faults;
+        self.corrupt += other.corrupt;
+        self.stale_frames += other.stale_frames;
+        self.commits += other.commits;
+        self.evictions += other.evictions;
+        self.epochs += other.epochs;
+        for (mine, theirs) in self.statuses.iter_mut().zip(other.statuses) {
+            *mine += theirs;
+        }
+    }
+}
+
+impl fmt::Display for Statistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { batches, hits, puts, faults, corrupt, stale_frames, commits, evictions, epochs, .. } = self;
+        write!(f, "{batches} batches, {hits} objects read, {puts} puts acknowledged, {commits} versions, ")?;
+        write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;
+        writeln!(f, "{stale_frames} stale frames")?;
+        f.write_str("requests by outcome:")?;
+        for &status in Status::ALL {
+            if self.with_status(status) > 0 {
+                write!(f, " {status:?} {}", self.with_status(status))?;
+            }
+        }
+        Ok(())
+    }
+}

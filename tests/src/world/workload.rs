@@ -1,0 +1,142 @@
+//! What the users of the clients do: batches of everything, on few keys or many, with deadlines short and long, some
+//! withdrawn.
+
+use kvplane_proto::client::{Local, Request};
+use kvplane_proto::ids::BatchId;
+
+use super::World;
+use super::check::memory::Loan;
+use super::check::{Rule, broken};
+use super::queue::Event;
+use super::results::{Asked, OpenBatch, What};
+use super::scenario::MS;
+
+/// The longest deadline of a batch.
+pub(crate) const LONGEST_NS: u64 = 2000 * MS;
+
+impl World {
+    /// A user submits a batch and will come back.
+    pub(crate) fn act(&mut self, client: usize, life: u32) {
+        if !self.is_client(client, life) || self.clients[client].batches_left == 0 || self.trouble.calm {
+            return;
+        }
+        // A user waits for the first map, as the real client does when it connects.
+        if self.clients[client].client.epoch().0 == 0 {
+            self.after(5 * MS, Event::Act(client, life));
+            return;
+        }
+        self.clients[client].batches_left -= 1;
+        let rng = &mut self.streams.workload;
+        let count = 1 + rng.below(self.scenario.batch_requests);
+        let twice = rng.chance(0.1);
+        let deadline_ns = self.now_ns
+            + if rng.chance(0.2) { MS + rng.below(20 * MS) } else { 100 * MS + rng.below(LONGEST_NS - 100 * MS) };
+        // Bursts, with pauses that stretch the work over the time of the faults.
+        let pause_ns = self.scenario.faults_until_ns / self.scenario.batches;
+        let think_ns = if rng.chance(0.7) { rng.below(self.scenario.think_ns) } else { rng.below(6 * pause_ns) };
+        let mut asked = Vec::new();
+        let mut last_key = 0;
+        for position in 0..count {
+            let key = if twice && position > 0 { last_key } else { self.draw_key() };
+            last_key = key;
+            if let Some(request) = self.draw_request(client, key) {
+                asked.push(request);
+            }
+        }
+        if !asked.is_empty() {
+            self.submit(client, asked, deadline_ns);
+        }
+        self.after(think_ns, Event::Act(client, life));
+    }
+
+    /// Some keys are asked for more often than others.
+    fn draw_key(&mut self) -> usize {
+        let keys = self.scenario.keys as u64;
+        let rng = &mut self.streams.workload;
+        rng.below(keys).min(rng.below(keys)) as usize
+    }
+
+    fn draw_request(&mut self, client: usize, key: usize) -> Option<Asked> {
+        let limit = self.scenario.object_bytes;
+        let remove = self.scenario.remove_weight;
+        let rng = &mut self.streams.workload;
+        let drawn = rng.below(90 + remove);
+        let bytes = if rng.chance(0.3) { 1 + rng.below(limit.min(600)) } else { limit / 2 + 1 + rng.below(limit / 2) };
+        let small = rng.chance(0.05);
+        let what = match drawn {
+            0..40 => What::Get { capacity: if small { 1 + rng.below(limit) } else { limit } },
+            40..75 => What::Put { write: self.shadow.write(key, bytes), bytes },
+            75..83 => What::Exists,
+            83..90 => What::Size,
+            _ => What::Remove,
+        };
+        self.ask(client, key, what)
+    }
+
+    /// Finds memory for a request; `None` when there is none.
+    pub(crate) fn ask(&mut self, client: usize, key: usize, what: What) -> Option<Asked> {
+        let loan = match what {
+            What::Get { capacity } => Loan::Get(capacity),
+            What::Put { write, bytes } => Loan::Put { write, bytes },
+            What::Exists | What::Size | What::Remove => return Some(Asked { key, what, offset: None }),
+        };
+        match self.clients[client].memory.lend(loan, self.shadow.digest(key)) {
+            Ok(offset) => Some(Asked { key, what, offset: Some(offset?) }),
+            Err(violation) => {
+                self.violate(violation);
+                None
+            }
+        }
+    }
+
+    pub(crate) fn submit(&mut self, client: usize, asked: Vec<Asked>, deadline_ns: u64) -> Option<BatchId> {
+        let requests: Vec<Request> = asked.iter().map(|asked| self.request_of(asked)).collect();
+        let now_ns = self.now_ns;
+        match self.clients[client].client.submit(&requests, deadline_ns, now_ns) {
+            Ok(batch) => {
+                let size = asked.len();
+                self.detail(u64::from(batch.index), || format!("client {client} submits {batch:?} x{size}: {asked:?}"));
+                let open = OpenBatch { asked, started_ns: now_ns, deadline_ns, cancelled: false };
+                let former = self.clients[client].batches.insert(batch, open);
+                if former.is_some() {
+                    self.violate(broken(Rule::Batch, format!("{batch:?} was given while it was open")));
+                }
+                if !self.trouble.calm && self.streams.workload.chance(self.scenario.chances.cancel) {
+                    let wait_ns = self.streams.workload.below(30 * MS);
+                    let life = self.clients[client].life;
+                    self.after(wait_ns, Event::Cancel(client, life, batch));
+                }
+                self.drain_client(client);
+                Some(batch)
+            }
+            Err(error) => {
+                self.violate(broken(Rule::Protocol, format!("a good batch was refused: {error}")));
+                None
+            }
+        }
+    }
+
+    fn request_of(&self, asked: &Asked) -> Request {
+        let digest = self.shadow.digest(asked.key);
+        let offset = asked.offset.unwrap_or(0);
+        match asked.what {
+            What::Get { capacity } => Request::Get(digest, Local { buffer: 0, offset, bytes: capacity }),
+            What::Put { bytes, .. } => Request::Put(digest, Local { buffer: 0, offset, bytes }),
+            What::Exists => Request::Exists(digest),
+            What::Size => Request::Size(digest),
+            What::Remove => Request::Remove(digest),
+        }
+    }
+
+    /// A user withdraws a batch.
+    pub(crate) fn cancel(&mut self, client: usize, life: u32, batch: BatchId) {
+        if !self.is_client(client, life) {
+            return;
+        }
+        if let Some(open) = self.clients[client].batches.get_mut(&batch) {
+            open.cancelled = true;
+        }
+        self.clients[client].client.cancel(batch, self.now_ns);
+        self.drain_client(client);
+    }
+}
