@@ -202,6 +202,14 @@ fn start_shards(
             layout.shards.len()
         )));
     }
+    if config.port != 0 && usize::from(u16::MAX - config.port) < layout.shards.len() - 1 {
+        return Err(Error::Argument(format!(
+            "{} shards from port {} on would need ports above {}: choose a lower port",
+            layout.shards.len(),
+            config.port,
+            u16::MAX
+        )));
+    }
     let pacing = config.pacing.unwrap_or(if layout.must_park_at_once() { Pacing::Park } else { Pacing::default() });
     let directory = match &config.runtime_directory {
         Some(path) => RuntimeDirectory::at(path),

@@ -57,7 +57,7 @@ impl Default for TransferEngineConfig {
             tcp: true,
             lanes: 2,
             checksum: true,
-            slice_bytes: 1 << 20,
+            slice_bytes: 256 << 10,
             pacing: Pacing::default(),
             runtime_directory: None,
             core: None,
@@ -153,7 +153,16 @@ impl TransferEngine {
     /// # Errors
     /// When the kernel gives no ring.
     pub fn session(&self) -> Result<Session, Error> {
-        Session::new(&self.config, self.directory.clone())
+        self.session_with(self.config.pacing)
+    }
+
+    /// The same, waiting for answers in another way than the serving thread waits for requests.
+    ///
+    /// # Errors
+    /// When the kernel gives no ring.
+    pub fn session_with(&self, pacing: Pacing) -> Result<Session, Error> {
+        let config = TransferEngineConfig { pacing, ..self.config.clone() };
+        Session::new(&config, self.directory.clone())
     }
 
     /// What the serving thread tells about itself.

@@ -29,6 +29,9 @@ use crate::message::{Hello, Request, Welcome};
 use crate::role::{ClusterName, Role};
 use crate::tls::{TlsError, client_config};
 
+/// How long the end of a connection may take to be told.
+const GOODBYE: Duration = Duration::from_millis(5);
+
 /// How to reach a control plane.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
@@ -179,9 +182,11 @@ impl Client {
 
     /// Ends the connection; later calls make a new one.
     pub async fn close(&self) {
-        if let Some(connection) = self.shared.link.lock().await.connection.take() {
-            connection.close(CloseCode::Done.wire(), b"done");
-        }
+        let Some(connection) = self.shared.link.lock().await.connection.take() else { return };
+        connection.close(CloseCode::Done.wire(), b"done");
+        // The caller's runtime may end right after this; a server that is not told keeps the connection until it has been
+        // idle for too long, and short-lived clients would fill its table. Being idle takes longer than telling does.
+        let _ = timeout(GOODBYE, self.shared.endpoint.wait_idle()).await;
     }
 
     /// The connection, made anew if need be, until `until` at most.

@@ -153,6 +153,12 @@ impl Initiator {
         *self.client().counters()
     }
 
+    /// Faults made by plan so far.
+    #[must_use]
+    pub fn faults(&self) -> kvplane_transport::FaultCounters {
+        self.host.faults()
+    }
+
     /// The last connection's end that was not of our asking, in words.
     #[must_use]
     pub fn last_problem(&self) -> Option<&str> {

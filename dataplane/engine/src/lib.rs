@@ -16,3 +16,4 @@ pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};
 
 pub use kvplane_sys::{Doorbell, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu};
+pub use kvplane_transport::{FaultCounters, FaultPlan};

@@ -17,6 +17,7 @@ use kvplane_proto::{SegmentId, Version};
 use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters};
 use kvplane_store::{Store, StoreConfig, StoreStats};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
+use kvplane_transport::FaultCounters;
 
 use crate::host::{Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
@@ -96,6 +97,8 @@ pub struct ShardSnapshot {
     pub service: ServiceCounters,
     /// Its rounds.
     pub host: HostCounters,
+    /// Faults that it made by plan.
+    pub faults: FaultCounters,
     /// Connections open.
     pub connections: u64,
     /// CPU time of its thread in nanoseconds.
@@ -403,12 +406,13 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<(SegmentId, u64, Sy
         }
         Command::Snapshot { answer } => {
             let counters = *host.counters();
-            let connections = host.connections() as u64;
+            let (faults, connections) = (host.faults(), host.connections() as u64);
             let Some(service) = host.service() else { return };
             let snapshot = ShardSnapshot {
                 store: service.store().map(Store::stats),
                 service: *service.counters(),
                 host: counters,
+                faults,
                 connections,
                 cpu_ns: cpu::thread_cpu_ns(),
             };

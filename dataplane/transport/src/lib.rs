@@ -4,13 +4,16 @@
 //! io_uring and run on its thread.
 //!
 //! * [`tcp`]: frames over TCP, several connections to a peer.
+//! * [`fault`]: the same, with faults by a seeded plan.
 //! * [`shm`]: the same host: frames over rings in shared memory, payloads copied by whoever wants them.
 
+pub mod fault;
 pub mod shm;
 pub mod tcp;
 pub mod token;
 pub mod types;
 
+pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use shm::Shm;
 pub use tcp::Tcp;
 pub use token::{Source, Token};

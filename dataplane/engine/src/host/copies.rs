@@ -32,7 +32,10 @@ impl Host {
         checksum: u64,
         now_ns: u64,
     ) {
-        let Some(pool) = self.pool_of(lane) else { return };
+        let Some(pool) = self.pool_of(lane) else {
+            self.copied(lane, slice, Err(Status::Unsupported), now_ns);
+            return;
+        };
         let (to, verify) = (self.local(local), self.verify_shared);
         let result = match range(&pool, offset, local.bytes) {
             // The peer named bytes outside its own pool.
@@ -50,7 +53,10 @@ impl Host {
     }
 
     pub(super) fn copy_in(&mut self, lane: LaneId, slice: SliceId, offset: u64, local: Local, now_ns: u64) {
-        let Some(pool) = self.pool_of(lane) else { return };
+        let Some(pool) = self.pool_of(lane) else {
+            self.copied(lane, slice, Err(Status::Unsupported), now_ns);
+            return;
+        };
         let from = self.local(local);
         let result = range(&pool, offset, local.bytes).map(|to| copy_summed(&to, &from)).ok_or(Status::OutOfRange);
         self.copied(lane, slice, result, now_ns);
@@ -100,7 +106,8 @@ impl Host {
         }
     }
 
-    /// The mapped pool of a lane's shard; `None` when the lane is gone, and with it whoever waits for the copy.
+    /// The mapped pool of a lane's shard; `None` when the shard has shared none, or the lane is gone and whoever waited for the
+    /// copy knows it.
     fn pool_of(&self, lane: LaneId) -> Option<Arc<Region>> {
         let Some(Link::Shm(id)) = self.link_of(lane) else { return None };
         self.shm.pool(id).cloned()

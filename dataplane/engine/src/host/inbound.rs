@@ -2,11 +2,12 @@
 
 use kvplane_proto::client::PayloadTo as ClientPayload;
 use kvplane_proto::frame::Header;
+use kvplane_proto::message::{Kind, Operation};
 use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};
 use kvplane_sys::IoBuf;
 use kvplane_transport::{ConnectionId, Gone, Input, Target};
 
-use super::roles::{Link, Role};
+use super::roles::{Lent, Link, Role};
 use super::{FRAMES_PER_ROUND, Host};
 
 impl Host {
@@ -28,9 +29,13 @@ impl Host {
     }
 
     pub(super) fn sent(&mut self, hold: u64) {
-        let hold = self.holds.remove(hold as usize);
-        if let Some(service) = &mut self.service {
-            service.sent(hold);
+        match self.lent.remove(hold as usize) {
+            Lent::Answer(hold) => {
+                if let Some(service) = &mut self.service {
+                    service.sent(hold);
+                }
+            }
+            Lent::Upload(request) => self.uploads.finish(request),
         }
     }
 
@@ -77,7 +82,7 @@ impl Host {
         let mut progress = false;
         // Those that use up their share come again in the next round.
         let mut again = Vec::new();
-        while let Some(id) = self.tcp.next_ready() {
+        while let Some(id) = self.tcp.next_ready(now_ns) {
             let mut frames = 0;
             loop {
                 if frames == FRAMES_PER_ROUND {
@@ -85,7 +90,7 @@ impl Host {
                     break;
                 }
                 let mut scratch = core::mem::take(&mut self.scratch);
-                let input = self.tcp.input(&mut self.ring, id, &mut scratch);
+                let input = self.tcp.input(&mut self.ring, id, &mut scratch, now_ns);
                 let more = self.take_tcp_input(id, input, &scratch, now_ns);
                 self.scratch = scratch;
                 if !more {
@@ -163,6 +168,14 @@ impl Host {
                 }
             }
             Role::Lane(lane, _) => {
+                let takes_payload = matches!(header.kind, Kind::Reply(Operation::Put | Operation::Write));
+                if takes_payload && self.uploads.is_unfinished(header.request) {
+                    // Taken as the answer, it would end a request whose memory is still being sent.
+                    self.counters.broken += 1;
+                    self.last_problem = Some("the peer answered before it was sent the payload".to_owned());
+                    self.close(link, Gone::Closed);
+                    return Target::Discard;
+                }
                 let Some(client) = &mut self.client else { return Target::Discard };
                 match client.frame(lane, header, body, now_ns) {
                     ClientPayload::Discard => {

@@ -22,10 +22,10 @@ use std::time::Duration;
 
 use kvplane_proto::client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
-use kvplane_store::service::{Hold, Service};
+use kvplane_store::service::Service;
 use kvplane_sys::{Completion, Doorbell, Region, Ring, cpu};
-use kvplane_transport::{ConnectionId, Event, Shm, Source, Tcp, Token};
-use roles::{Link, Roles};
+use kvplane_transport::{ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token};
+use roles::{Lent, Link, Roles, Uploads};
 
 /// Frames taken from one connection in one round, so that none starves the others.
 const FRAMES_PER_ROUND: usize = 128;
@@ -39,11 +39,13 @@ pub struct HostConfig {
     pub ring_entries: u32,
     /// Whether copies over shared memory are summed up and checked.
     pub verify_shared: bool,
+    /// Faults to make on TCP connections, for drills and tests.
+    pub fault: Option<FaultPlan>,
 }
 
 impl Default for HostConfig {
     fn default() -> Self {
-        Self { ring_entries: 1024, verify_shared: true }
+        Self { ring_entries: 1024, verify_shared: true, fault: None }
     }
 }
 
@@ -63,7 +65,7 @@ pub struct HostCounters {
 /// One thread's part of the dataplane.
 pub struct Host {
     ring: Ring,
-    tcp: Tcp,
+    tcp: Fault,
     shm: Shm,
     service: Option<Service>,
     client: Option<Client>,
@@ -74,7 +76,8 @@ pub struct Host {
     mapped: BTreeMap<(ConnectionId, SegmentId), Arc<Region>>,
     roles: Roles,
     lanes: Vec<Option<(LaneId, Link)>>,
-    holds: slab::Slab<Hold>,
+    lent: slab::Slab<Lent>,
+    uploads: Uploads,
     completions: Vec<Completion>,
     scratch: Vec<u8>,
     mailbox: Option<Doorbell>,
@@ -98,7 +101,7 @@ impl Host {
     ) -> io::Result<Self> {
         Ok(Self {
             ring: Ring::new(config.ring_entries)?,
-            tcp: Tcp::new(),
+            tcp: Fault::new(config.fault.as_ref()),
             shm: Shm::new(pool.clone()),
             service,
             client,
@@ -109,7 +112,8 @@ impl Host {
             mapped: BTreeMap::new(),
             roles: Roles::default(),
             lanes: Vec::new(),
-            holds: slab::Slab::new(),
+            lent: slab::Slab::new(),
+            uploads: Uploads::default(),
             completions: Vec::with_capacity(256),
             scratch: Vec::new(),
             mailbox: None,
@@ -262,7 +266,7 @@ impl Host {
     fn until_timer(&self) -> Duration {
         let service = self.service.as_ref().and_then(Service::poll_timeout);
         let client = self.client.as_ref().and_then(Client::poll_timeout);
-        match [service, client].into_iter().flatten().min() {
+        match [service, client, self.tcp.poll_timeout()].into_iter().flatten().min() {
             Some(at_ns) => Duration::from_nanos(at_ns.saturating_sub(cpu::monotonic_ns())),
             None => PARK_LONGEST,
         }
@@ -329,6 +333,12 @@ impl Host {
     #[must_use]
     pub const fn counters(&self) -> &HostCounters {
         &self.counters
+    }
+
+    /// Faults made by plan so far.
+    #[must_use]
+    pub fn faults(&self) -> FaultCounters {
+        self.tcp.counters()
     }
 
     /// Connections open, by either driver.

@@ -1,14 +1,11 @@
 //! What goes out: answers, requests, connections to make and to end.
 
 use kvplane_proto::client::{LaneId, Output as ClientOutput, Path, PeerAddress};
-use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
 use kvplane_store::service::{Output as ServiceOutput, PeerKey};
-use kvplane_sys::IoBuf;
 use kvplane_transport::{Gone, Outgoing};
 
 use super::Host;
-use super::roles::{Link, Role};
+use super::roles::{Lent, Link, Role};
 
 impl Host {
     pub(super) fn drain_outputs(&mut self, now_ns: u64) -> bool {
@@ -26,11 +23,10 @@ impl Host {
 
     fn service_output(&mut self, output: ServiceOutput) {
         match output {
-            ServiceOutput::Frame { peer, mut header, body, payload } => {
+            ServiceOutput::Frame { peer, header, body, payload } => {
                 let payload = payload.map(|(place, hold)| {
                     let buffer = self.memory(place);
-                    sum_up(&mut header, &buffer);
-                    Outgoing { buffer, hold: Some(self.holds.insert(hold) as u64) }
+                    Outgoing { buffer, hold: Some(self.lent.insert(Lent::Answer(hold)) as u64) }
                 });
                 let Some(service) = &self.service else { return };
                 match Link::of_peer(peer) {
@@ -66,12 +62,12 @@ impl Host {
     fn client_output(&mut self, output: ClientOutput, now_ns: u64) {
         match output {
             ClientOutput::Connect { lane, address, path } => self.connect(lane, &address, path, now_ns),
-            ClientOutput::Send { lane, mut header, body, payload } => {
+            ClientOutput::Send { lane, header, body, payload } => {
                 let Some(link) = self.link_of(lane) else { return };
                 let payload = payload.map(|local| {
                     let buffer = self.local(local);
-                    sum_up(&mut header, &buffer);
-                    Outgoing { buffer, hold: None }
+                    self.uploads.start(header.request);
+                    Outgoing { buffer, hold: Some(self.lent.insert(Lent::Upload(header.request)) as u64) }
                 });
                 let Some(client) = &self.client else { return };
                 match link {
@@ -129,14 +125,4 @@ impl Host {
         let (held, link) = (*self.lanes.get(lane.index as usize)?)?;
         (held == lane).then_some(link)
     }
-}
-
-/// Fills in the checksum of a payload where one is announced and not known yet.
-fn sum_up(header: &mut Header, buffer: &IoBuf) {
-    if header.flags & FLAG_CHECKSUM == 0 || header.payload_checksum != 0 {
-        return;
-    }
-    let mut checksum = PayloadChecksum::new();
-    buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| checksum.update(part));
-    header.payload_checksum = checksum.finish();
 }

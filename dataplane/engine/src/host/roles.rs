@@ -1,7 +1,8 @@
-//! Who is at the other end of each connection.
+//! Who is at the other end of each connection, and what is lent for payloads that leave.
 
+use kvplane_proto::RequestId;
 use kvplane_proto::client::{LaneId, SliceId};
-use kvplane_store::service::{Path, PeerKey};
+use kvplane_store::service::{Hold, Path, PeerKey};
 use kvplane_transport::ConnectionId;
 
 /// A connection of one of the drivers.
@@ -72,5 +73,42 @@ impl Roles {
             Some(&(held, role)) if held == generation => role,
             _ => Role::None,
         }
+    }
+}
+
+/// What waits for a payload to have left.
+#[derive(Debug)]
+pub(super) enum Lent {
+    /// What the service holds for an answer.
+    Answer(Hold),
+    /// The caller's memory, for this request.
+    Upload(RequestId),
+}
+
+/// Requests whose payloads have not left yet, by the position of their ids; as long as the client's own table of them.
+///
+/// An id is not reused before its payload has left: it is free again by its answer, which is not taken before, or by the end of
+/// its connection, which is reported after.
+#[derive(Default)]
+pub(super) struct Uploads {
+    generations: Vec<Option<u32>>,
+}
+
+impl Uploads {
+    pub(super) fn start(&mut self, request: RequestId) {
+        let index = request.index as usize;
+        if self.generations.len() <= index {
+            self.generations.resize(index + 1, None);
+        }
+        self.generations[index] = Some(request.generation);
+    }
+
+    pub(super) fn finish(&mut self, request: RequestId) {
+        assert!(self.is_unfinished(request), "the payload of {request:?} left twice");
+        self.generations[request.index as usize] = None;
+    }
+
+    pub(super) fn is_unfinished(&self, request: RequestId) -> bool {
+        self.generations.get(request.index as usize) == Some(&Some(request.generation))
     }
 }

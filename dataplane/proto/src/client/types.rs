@@ -42,7 +42,7 @@ impl Default for Config {
             lanes: 2,
             shared: true,
             stream: true,
-            slice_bytes: 1 << 20,
+            slice_bytes: 256 << 10,
             lane_window_bytes: 64 << 20,
             checksum_segments: true,
         }

@@ -71,8 +71,8 @@ impl Links {
     }
 }
 
-/// Deadlines by position, at most one each, which pass in the order in which they were set: all are equally far away when
-/// they are set.
+/// Deadlines by position, at most one each, which pass in the order in which they were set: all are equally far away
+/// when they are set.
 pub(super) struct Deadlines {
     links: Links,
     list: List,

@@ -1,15 +1,15 @@
 //! The answering side of the data path, without I/O: frames come in from peers, answers and places for payloads go out.
 //!
-//! One [`Service`] belongs to one shard. It serves two things: objects of the shard's [`Store`], and *segments*, registered
-//! memory that peers read and write by offset. A storage node has both, an embedded client only segments.
+//! One [`Service`] belongs to one shard. It serves two things: objects of the shard's [`Store`], and *segments*,
+//! registered memory that peers read and write by offset. A storage node has both, an embedded client only segments.
 //!
 //! The host owns connections and memory. It reports each connection ([`Service::peer_joined`]), each frame
 //! ([`Service::request`]), each payload that has arrived ([`Service::payload_done`]) and each payload that has left
 //! ([`Service::sent`]), and drains [`Service::poll_output`].
 //!
-//! Invariants: whatever a peer holds (pins, reservations, a payload under way) comes back when the host says that the peer is
-//! gone and its I/O has ended. A put is answered only after its whole payload was taken, also when it fails. Bytes arrive in
-//! fresh extents only, so a late writer reaches nothing that anybody reads.
+//! Invariants: whatever a peer holds (pins, reservations, a payload under way) comes back when the host says that the
+//! peer is gone and its I/O has ended. A put is answered only after its whole payload was taken, also when it fails.
+//! Bytes arrive in fresh extents only, so a late writer reaches nothing that anybody reads.
 
 mod held;
 mod objects;
@@ -41,6 +41,8 @@ use crate::store::Store;
 pub struct Service {
     identity: Identity,
     epoch: Epoch,
+    /// The epoch of the map that the request at hand was routed by.
+    asker_epoch: Epoch,
     /// One bit for each slot that this shard owns.
     owned: Box<[u64; SLOTS / 64]>,
     store: Option<Store>,
@@ -76,6 +78,7 @@ impl Service {
         Self {
             identity,
             epoch: Epoch(0),
+            asker_epoch: Epoch(0),
             owned: Box::new([0; SLOTS / 64]),
             store,
             segments: SegmentTable::new(),
@@ -91,13 +94,19 @@ impl Service {
         }
     }
 
-    /// Serves these slots from now on. Objects of slots that left are removed: if the slot comes back later, what was here may
-    /// be older than what was written elsewhere meanwhile.
+    /// Serves these slots from now on. Objects of slots that left are removed: if the slot comes back later, what was
+    /// here may be older than what was written elsewhere meanwhile.
     pub fn set_owned(&mut self, epoch: Epoch, owned: impl Fn(u16) -> bool) {
         if epoch < self.epoch {
             return;
         }
+        // In an epoch that was missed, a slot may have been another's and come back: nothing from before it is to be
+        // trusted.
+        let missed = self.epoch != Epoch(0) && epoch.0 > self.epoch.0 + 1;
         self.epoch = epoch;
+        if let (true, Some(store)) = (missed, &mut self.store) {
+            self.counters.dropped_objects += store.remove_all();
+        }
         let mut lost = false;
         for slot in 0..SLOTS {
             let (word, bit) = (slot / 64, 1u64 << (slot % 64));
@@ -108,12 +117,13 @@ impl Service {
         }
         if let (true, Some(store)) = (lost, &mut self.store) {
             let owned = &self.owned;
-            store.retain(|digest| owns(owned, digest));
+            self.counters.dropped_objects += store.retain(|digest| owns(owned, digest));
         }
     }
 
-    /// Starts a new life of the shard: its former one was declared over, so its objects may be older than what others were given
-    /// meanwhile. They are dropped, every connection is closed, and nothing is owned until the next [`Self::set_owned`].
+    /// Starts a new life of the shard: its former one was declared over, so its objects may be older than what others
+    /// were given meanwhile. They are dropped, every connection is closed, and nothing is owned until the next
+    /// [`Self::set_owned`].
     pub fn begin_life(&mut self, incarnation: Incarnation) {
         self.identity.incarnation = incarnation;
         self.set_owned(self.epoch, |_| false);
@@ -164,7 +174,8 @@ impl Service {
         self.store.as_ref()
     }
 
-    /// A request arrived. Says where its payload goes; call [`Self::payload_done`] when it is there, also for `Discard`.
+    /// A request arrived. Says where its payload goes; call [`Self::payload_done`] when it is there, also for
+    /// `Discard`.
     pub fn request(&mut self, peer: PeerKey, header: &Header, body: &[u8], now_ns: u64) -> PayloadTo {
         self.now_ns = now_ns;
         if self.session(peer).is_none() {
@@ -182,6 +193,7 @@ impl Service {
 
     fn dispatch(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
+        self.asker_epoch = Epoch(header.argument);
         let session = self.session(peer).expect("a session that was just looked up");
         if session.pending.is_some() {
             return Err(CloseReason::Malformed("a request within a payload"));
@@ -223,7 +235,8 @@ impl Service {
         }
     }
 
-    /// The payload of the last request has arrived where it was sent; `checksum` is what its bytes sum to, where computed.
+    /// The payload of the last request has arrived where it was sent; `checksum` is what its bytes sum to, where
+    /// computed.
     pub fn payload_done(&mut self, peer: PeerKey, checksum: Option<u64>, now_ns: u64) {
         self.now_ns = now_ns;
         let Some(session) = self.session(peer) else { return };
@@ -303,8 +316,9 @@ impl Service {
         self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
     }
 
+    /// Whether this shard owns the key, by the asker's map too: an asker with a newer one knows more than we do.
     fn owns(&self, digest: Digest) -> bool {
-        self.store.is_some() && owns(&self.owned, digest)
+        self.store.is_some() && self.asker_epoch <= self.epoch && owns(&self.owned, digest)
     }
 }
 

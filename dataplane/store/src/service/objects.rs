@@ -166,7 +166,8 @@ impl Service {
         }
     }
 
-    /// Makes an object visible whose bytes are in place. Takes the reservation, whatever comes of it: its writer has finished.
+    /// Makes an object visible whose bytes are in place. Takes the reservation, whatever comes of it: its writer has
+    /// finished.
     pub(super) fn commit_one(&mut self, reservation: ReservationId, checksum: u64) -> Result<Version, Status> {
         let store = self.store.as_mut().expect("a reservation is of a store");
         let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");

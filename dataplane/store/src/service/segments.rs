@@ -1,7 +1,7 @@
 //! Segments: registered memory that peers read and write by offset.
 //!
-//! A region that is being unregistered takes no new requests, and its memory is given back only when those under way have
-//! ended: until then a peer's bytes may still be on their way into it.
+//! A region that is being unregistered takes no new requests, and its memory is given back only when those under way
+//! have ended: until then a peer's bytes may still be on their way into it.
 
 use std::collections::VecDeque;
 
@@ -145,7 +145,8 @@ impl Service {
         self.segments.find(segment).is_some_and(|entry| !entry.leaving)
     }
 
-    /// Takes memory from peers; [`Output::Unregistered`] says when nothing uses it any more. A stale id is answered at once.
+    /// Takes memory from peers; [`Output::Unregistered`] says when nothing uses it any more. A stale id is answered at
+    /// once.
     pub fn unregister(&mut self, segment: SegmentId) {
         match self.segments.get(segment) {
             Some(entry) if entry.users > 0 => entry.leaving = true,

@@ -63,8 +63,8 @@ impl Service {
 
     /// A connection is gone and its I/O has ended: everything that it held comes back.
     ///
-    /// For shared memory this means that the peer's process is dead or has unmapped the pool; the socket's end says so, because
-    /// the kernel closes it after the process's memory is gone.
+    /// For shared memory this means that the peer's process is dead or has unmapped the pool; the socket's end says so,
+    /// because the kernel closes it after the process's memory is gone.
     pub fn peer_gone(&mut self, peer: PeerKey, now_ns: u64) {
         self.now_ns = now_ns;
         // Also when it is being closed from our side, which is when `session` no longer finds it.

@@ -197,6 +197,8 @@ pub struct ServiceCounters {
     pub closed: u64,
     /// Requests for keys that this shard does not own.
     pub wrong_owner: u64,
+    /// Objects dropped because their slot went to another owner, or may have been another's meanwhile.
+    pub dropped_objects: u64,
     /// Payloads that did not match their checksum.
     pub corrupt: u64,
     /// Puts whose reservation passed its deadline.

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Bytes handed to a callback at a time; on the stack.
 const CHUNK_BYTES: usize = 16 << 10;
+/// The same for small ranges.
+const SMALL_CHUNK_BYTES: usize = 4 << 10;
 
 impl Region {
     /// Copies `bytes` into the region at `offset`. Panics outside the region or when it is read-only.
@@ -56,13 +58,22 @@ impl Region {
         }
     }
 
-    /// Shows the bytes of a range to `f`, in order, 16 KiB at a time, copied first so that a peer's writes
+    /// Shows the bytes of a range to `f`, in order, at most 16 KiB at a time, copied first so that a peer's writes
     /// cannot change them while `f` looks. `f` gets the offset within the range. Panics outside the region.
     pub fn read_with(&self, offset: usize, bytes: usize, f: &mut dyn FnMut(u64, &[u8])) {
+        // A large buffer costs more to clear than a small range costs to read.
+        if bytes <= SMALL_CHUNK_BYTES {
+            self.read_chunks::<SMALL_CHUNK_BYTES>(offset, bytes, f);
+        } else {
+            self.read_chunks::<CHUNK_BYTES>(offset, bytes, f);
+        }
+    }
+
+    fn read_chunks<const CHUNK: usize>(&self, offset: usize, bytes: usize, f: &mut dyn FnMut(u64, &[u8])) {
         self.check(offset, bytes);
-        let mut chunk = [0u8; CHUNK_BYTES];
-        for start in (0..bytes).step_by(CHUNK_BYTES) {
-            let part = &mut chunk[..CHUNK_BYTES.min(bytes - start)];
+        let mut chunk = [0u8; CHUNK];
+        for start in (0..bytes).step_by(CHUNK) {
+            let part = &mut chunk[..CHUNK.min(bytes - start)];
             self.copy_out(offset + start, part);
             f(start as u64, part);
         }

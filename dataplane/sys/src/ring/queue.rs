@@ -12,6 +12,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// The longest single transfer: results are 32-bit signed, and the kernel moves no more than 2 GiB at once.
 const MAX_TRANSFER_BYTES: usize = 1 << 30;
 
+/// `IORING_RECVSEND_POLL_FIRST` of the kernel's interface.
+const POLL_FIRST: u16 = 1;
+
 fn length(buffer: &IoBuf) -> u32 {
     buffer.bytes().min(MAX_TRANSFER_BYTES) as u32
 }
@@ -28,6 +31,13 @@ impl Ring {
         let flags = if wait_all { libc::MSG_WAITALL } else { 0 };
         let entry = opcode::Recv::new(Fd(fd.as_raw_fd()), buffer.pointer(), length(&buffer));
         self.start(token, Holds::Buffer(buffer), entry.flags(flags).build())
+    }
+
+    /// As [`Ring::recv`] of whatever comes, where nothing is likely to be there yet: waits for the descriptor to become
+    /// readable without trying first, which spares the kernel a futile attempt.
+    pub fn recv_when_readable(&mut self, fd: BorrowedFd<'_>, buffer: IoBuf, token: u64) -> Result<(), RingFull> {
+        let entry = opcode::Recv::new(Fd(fd.as_raw_fd()), buffer.pointer(), length(&buffer));
+        self.start(token, Holds::Buffer(buffer), entry.ioprio(POLL_FIRST).build())
     }
 
     /// Sends the buffers, in order, as one operation; at least one and at most [`MAX_VECTORS`]. The result is the

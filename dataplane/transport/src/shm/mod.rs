@@ -112,6 +112,7 @@ impl Shm {
         let id = ConnectionId { index, generation };
         if let Err(error) = armed {
             self.remove(ring, id);
+            self.free.push(index);
             return Err(io::Error::other(error));
         }
         Ok(id)
@@ -197,9 +198,13 @@ impl Shm {
         if self.generations[id.index as usize] == id.generation { channel.pool.as_ref() } else { None }
     }
 
-    /// The next thing that happened.
+    /// The next thing that happened. A connection's position may be another's once its end was taken here.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if let Some(Event::Gone(id, _)) = &event {
+            self.free.push(id.index);
+        }
+        event
     }
 
     /// A connection with input, at or after position `from`. One load for each connection.
@@ -285,7 +290,6 @@ impl Shm {
         // The polls must reach the kernel, as must their end, before the descriptors' numbers are free for others.
         let _ = ring.submit();
         channel.close();
-        self.free.push(id.index);
         self.open -= 1;
     }
 

@@ -44,7 +44,7 @@ pub(super) struct Payload {
 
 /// A frame that waits to be sent.
 pub(super) struct Frame {
-    pub(super) header: [u8; HEADER_BYTES],
+    pub(super) header: Header,
     pub(super) body: Vec<u8>,
     pub(super) payload: Option<Outgoing>,
 }
@@ -72,6 +72,8 @@ pub(super) struct Connection {
     pub(super) start: usize,
     pub(super) end: usize,
     pub(super) expect: Expect,
+    /// Whether the last receive of frames filled all that was asked for, so that more is likely to be there.
+    pub(super) last_receive_full: bool,
     /// How much to ask for at once while frames are expected.
     pub(super) ask_bytes: usize,
     // Sending.
@@ -106,6 +108,7 @@ impl Connection {
             start: 0,
             end: 0,
             expect: Expect::Frame,
+            last_receive_full: false,
             ask_bytes: super::receive::ASK_LEAST_BYTES,
             frames: VecDeque::new(),
             pieces: VecDeque::new(),
@@ -120,7 +123,7 @@ impl Connection {
     pub(super) fn queue_frame(&mut self, header: &Header, body: &[u8], payload: Option<Outgoing>) {
         let mut kept = self.spare_bodies.pop().unwrap_or_default();
         kept.extend_from_slice(body);
-        self.frames.push_back(Frame { header: header.encode(), body: kept, payload });
+        self.frames.push_back(Frame { header: *header, body: kept, payload });
     }
 
     /// Everything that a dying connection still holds.

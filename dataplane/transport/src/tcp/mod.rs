@@ -39,6 +39,10 @@ pub struct Tcp {
     ready: VecDeque<u32>,
     /// Connections with output to send.
     dirty: VecDeque<u32>,
+    /// Connections that wait for frames: their receives are queued after the round's sends, which are what peers wait for.
+    waiting: Vec<ConnectionId>,
+    /// Kept for its memory.
+    released: Vec<u64>,
     open: usize,
 }
 
@@ -54,6 +58,8 @@ impl Tcp {
             events: VecDeque::new(),
             ready: VecDeque::new(),
             dirty: VecDeque::new(),
+            waiting: Vec::new(),
+            released: Vec::new(),
             open: 0,
         }
     }
@@ -159,9 +165,19 @@ impl Tcp {
         self.start_receive(ring, id);
     }
 
-    /// The next thing that happened.
+    /// The next thing that happened. A connection's position may be another's once its end was taken here.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if let Some(Event::Gone(id, _)) = &event {
+            self.free.push(id.index);
+        }
+        event
+    }
+
+    /// Whether [`Self::poll_event`] has something.
+    #[must_use]
+    pub fn has_event(&self) -> bool {
+        !self.events.is_empty()
     }
 
     /// A connection that may have input; each is named once until new bytes arrive.
@@ -192,16 +208,23 @@ impl Tcp {
         true
     }
 
-    /// Starts sending what is queued.
+    /// Starts sending what is queued, then receiving where nothing was left to take.
     pub fn flush(&mut self, ring: &mut Ring) {
         for _ in 0..self.dirty.len() {
-            let Some(index) = self.dirty.pop_front() else { return };
+            let Some(index) = self.dirty.pop_front() else { break };
             let generation = self.generations[index as usize];
             if let Some(connection) = self.connections[index as usize].as_mut() {
                 connection.dirty = false;
                 self.start_send(ring, ConnectionId { index, generation });
             }
         }
+        let mut waiting = core::mem::take(&mut self.waiting);
+        for id in waiting.drain(..) {
+            // The last receive brought less than was asked for, so the socket is empty, or it was just opened.
+            let likely = self.get(id).is_some_and(|connection| connection.last_receive_full);
+            self.start_receive_if(ring, id, likely);
+        }
+        self.waiting = waiting;
     }
 
     /// Ends a connection: its operations are cut short, and [`Event::Gone`] follows when the last has completed.
@@ -266,7 +289,6 @@ impl Tcp {
             self.events.push_back(Event::Sent(hold));
         }
         self.events.push_back(Event::Gone(id, connection.gone.unwrap_or(Gone::Closed)));
-        self.free.push(id.index);
         self.open -= 1;
     }
 

@@ -18,10 +18,15 @@ pub(super) const ASK_LEAST_BYTES: usize = 16 * 1024;
 const ASK_MOST_BYTES: usize = 128 * 1024;
 /// Most bytes of a payload received at once: what has arrived is summed up while it is in the cache and the next part is
 /// on its way.
-const PAYLOAD_ASK_BYTES: usize = 512 * 1024;
+const PAYLOAD_ASK_BYTES: usize = 256 * 1024;
 
 impl Tcp {
     pub(super) fn start_receive(&mut self, ring: &mut Ring, id: ConnectionId) {
+        self.start_receive_if(ring, id, true);
+    }
+
+    /// `likely`: whether bytes are likely to be there already.
+    pub(super) fn start_receive_if(&mut self, ring: &mut Ring, id: ConnectionId, likely: bool) {
         let Some(connection) = self.get(id) else { return };
         if connection.receive_in_flight || connection.state != State::Open || connection.paused {
             return;
@@ -39,7 +44,12 @@ impl Tcp {
             },
         };
         let token = Token { source: Source::TcpReceive, index: id.index, generation: id.generation };
-        match ring.recv(connection.stream.as_fd(), buffer, false, token.to_bits()) {
+        let queued = if likely {
+            ring.recv(connection.stream.as_fd(), buffer, false, token.to_bits())
+        } else {
+            ring.recv_when_readable(connection.stream.as_fd(), buffer, token.to_bits())
+        };
+        match queued {
             Ok(()) => connection.receive_in_flight = true,
             // The ring is full: the host's next round comes by again.
             Err(_) => self.mark_ready(id.index),
@@ -98,7 +108,7 @@ impl Tcp {
         match connection.take_frame(scratch) {
             Ok(Some(header)) => Input::Frame(header),
             Ok(None) => {
-                self.start_receive(ring, id);
+                self.waiting.push(id);
                 Input::Wait
             }
             Err(error) => {
@@ -196,6 +206,7 @@ impl Connection {
 
     /// Asks for more when receives come back full, for less when they do not.
     fn adapt(&mut self, bytes: usize) {
+        self.last_receive_full = bytes >= self.ask_bytes;
         if bytes >= self.ask_bytes {
             self.ask_bytes = (self.ask_bytes * 2).min(ASK_MOST_BYTES);
         } else if bytes < self.ask_bytes / 4 {

@@ -18,6 +18,14 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more bytes than there are"))
 }
 
+/// As [`parse`], but at least one byte.
+pub(crate) fn parse_some(text: &str) -> Result<u64, String> {
+    match parse(text)? {
+        0 => Err("at least one byte is needed".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
 /// Bytes for people: the largest unit that divides them.
 pub(crate) fn show(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];

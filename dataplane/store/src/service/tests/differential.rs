@@ -20,8 +20,10 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let keys = || prop::collection::vec(0..8u8, 0..20);
+    let put =
+        (0..8u8, 1..2000u64, prop::bool::weighted(0.8)).prop_map(|(key, bytes, whole)| Op::Put { key, bytes, whole });
     let op = prop_oneof![
-        3 => (0..8u8, 1..2000u64, prop::bool::weighted(0.8)).prop_map(|(key, bytes, whole)| Op::Put { key, bytes, whole }),
+        3 => put,
         2 => (0..8u8).prop_map(Op::Get),
         2 => keys().prop_map(Op::Exists),
         1 => keys().prop_map(Op::Size),

@@ -58,6 +58,7 @@ fn a_hello_to_somebody_else_is_answered_and_closed() {
             }
             other => panic!("{hello:?}: {other:?}"),
         }
+        assert_eq!(rig.service.poll_timeout(), None, "nobody waits for its hello");
         rig.ask(peer, Operation::Exists, &digests([1]), 1);
         rig.assert_quiet();
     }

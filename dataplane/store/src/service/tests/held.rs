@@ -32,7 +32,7 @@ proptest! {
                 }
             }
             for index in 0..9 {
-                let expected = model.iter().find(|entry| entry.1 == index).map(|&(session, _, generation)| (session, generation));
+                let expected = model.iter().find(|entry| entry.1 == index).map(|entry| (entry.0, entry.2));
                 prop_assert_eq!(handles.holder(index), expected);
             }
         }

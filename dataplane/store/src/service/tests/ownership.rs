@@ -1,11 +1,12 @@
 //! Slots that are ours, and slots that leave.
 
 use kvplane_proto::Status;
-use kvplane_proto::ids::Epoch;
-use kvplane_proto::message::Operation;
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{Epoch, Incarnation};
+use kvplane_proto::message::{Hello, Kind, Operation};
 
-use super::rig::{POOL_BYTES, Rig, digest, digests, pool_place};
-use crate::service::{Path, PayloadTo};
+use super::rig::{POOL_BYTES, Rig, Said, digest, digests, hello, pool_place};
+use crate::service::{CloseReason, Path, PayloadTo, PeerKey};
 
 const fn all_but_slot_of(key: u8) -> impl Fn(u16) -> bool {
     move |slot| slot != key as u16
@@ -82,4 +83,73 @@ fn a_put_under_way_does_not_outlive_the_slot() {
     rig.service.set_owned(Epoch(7), |_| true);
     assert!(!rig.exists(stream, 1));
     rig.assert_idle();
+}
+
+#[test]
+fn a_new_life_starts_empty_and_greets_nobody_of_the_old() {
+    let mut rig = Rig::new();
+    let (stream, shared, silent) = (rig.join(Path::Stream), rig.join(Path::Shared), rig.connect(Path::Stream));
+    rig.put(stream, 1, 100);
+    rig.lookup(shared, 1);
+    let reserved = rig.reserve(shared, 2, 100);
+    pool_place(rig.begin_put(stream, 3, 100));
+    rig.service.begin_life(Incarnation(4));
+    let closed: Vec<PeerKey> = rig
+        .drain()
+        .into_iter()
+        .map(|said| match said {
+            Said::Close(peer, CloseReason::Refused(Status::WrongOwner)) => peer,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(closed, [stream, shared, silent]);
+    // What still arrives of the old life changes nothing.
+    rig.done(stream);
+    rig.send_commit(shared, reserved.reservation);
+    rig.assert_quiet();
+    closed.into_iter().for_each(|peer| rig.gone(peer));
+    rig.assert_idle();
+    assert_eq!(rig.store().stats().free_bytes, POOL_BYTES);
+
+    // The new life's first map may be older than the old life's last.
+    rig.service.set_owned(Epoch(2), |_| true);
+    let peer = rig.connect(Path::Stream);
+    rig.ask(peer, Operation::Hello, &hello().encode(), 1);
+    assert_eq!(rig.drain().len(), 2, "a hello to the old life is refused");
+    rig.gone(peer);
+    let peer = rig.connect(Path::Stream);
+    rig.ask(peer, Operation::Hello, &Hello { incarnation: Incarnation(4), ..hello() }.encode(), 1);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    assert_eq!(rig.put(peer, 1, 100).status(), Status::Ok);
+}
+
+#[test]
+fn an_asker_with_a_newer_map_is_told_how_old_ours_is() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    rig.put(peer, 1, 100);
+    let body = digests([1]);
+    for (epoch, status) in [(4, Status::Ok), (5, Status::Ok), (6, Status::WrongOwner), (5, Status::Ok)] {
+        let header = Header::request(Kind::Request(Operation::Exists), rig.next_request());
+        let header = header.with_body(&body, 1).with_argument(epoch);
+        rig.service.request(peer, &header, &body, rig.now_ns);
+        let answer = rig.answer();
+        assert_eq!(answer.status(), status, "asked by epoch {epoch}");
+        assert_eq!(answer.header.argument, if status == Status::Ok { 0 } else { 5 });
+    }
+}
+
+#[test]
+fn nothing_from_before_a_missed_map_is_trusted() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    rig.put(peer, 1, 100);
+    rig.service.set_owned(Epoch(6), |_| true);
+    assert!(rig.exists(peer, 1), "no map was missed");
+    rig.service.set_owned(Epoch(8), |_| true);
+    assert!(!rig.exists(peer, 1), "in epoch 7 it may have been another's");
+    assert_eq!(rig.service.counters().dropped_objects, 1);
+    assert_eq!(rig.put(peer, 1, 100).status(), Status::Ok);
+    rig.service.set_owned(Epoch(9), all_but_slot_of(1));
+    assert_eq!(rig.service.counters().dropped_objects, 2);
 }

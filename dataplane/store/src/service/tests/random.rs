@@ -1,7 +1,7 @@
 //! A host that plays at random: peers that ask, lie, stall, break off and come back, in any order.
 //!
-//! Checked after every step: the store's invariants, and that no range is written while anybody else may read or write it.
-//! Checked at the end: every put was answered once or its connection closed, and everything that was held is back.
+//! Checked after every step: the store's invariants, and that no range is written while anybody else may read or write
+//! it. Checked at the end: every put was answered once or its connection closed, and everything that was held is back.
 
 mod world;
 
@@ -52,6 +52,8 @@ pub(super) enum Step {
         epoch_back: bool,
         without: u8,
     },
+    /// The shard's former life was declared over.
+    NewLife,
     Register {
         at: u64,
         writable: bool,
@@ -69,7 +71,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         (0..5usize, prop::sample::select(vec![8usize, 16, 24, 32, 48]))
             .prop_map(|(count, bytes)| vec![0; count * bytes]),
     ];
-    let ask = (0..5usize, operation.clone(), 0..6u8, prop_oneof![1..600u64, 1..6000u64], 0..64usize)
+    let ask = (0..5usize, 0..13usize, 0..6u8, prop_oneof![1..600u64, 1..6000u64], 0..64usize)
         .prop_map(|(peer, operation, key, bytes, pick)| Step::Ask { peer, operation, key, bytes, pick });
     let garbage = (
         0..5usize,
@@ -95,17 +97,18 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => garbage,
         12 => (0..5usize, prop::bool::weighted(0.8)).prop_map(|(peer, good)| Step::PayloadDone { peer, good }),
         8 => (0..64usize).prop_map(Step::Sent),
-        3 => (0..5usize).prop_map(Step::Gone),
+        2 => (0..5usize).prop_map(Step::Gone),
         2 => (0..20_000u64).prop_map(|ms| Step::Pass { ms }),
         1 => (prop::bool::weighted(0.2), 0..12u8).prop_map(|(epoch_back, without)| Step::Own { epoch_back, without }),
-        3 => (0..4u64, prop::bool::weighted(0.8)).prop_map(|(at, writable)| Step::Register { at, writable }),
-        2 => (0..8usize, any::<bool>()).prop_map(|(pick, evict)| Step::Unregister { pick, evict }),
+        1 => Just(Step::NewLife),
+        6 => (0..3u64, prop::bool::weighted(0.8)).prop_map(|(at, writable)| Step::Register { at, writable }),
+        4 => (0..8usize, prop::bool::weighted(0.2)).prop_map(|(pick, evict)| Step::Unregister { pick, evict }),
     ];
     prop::collection::vec(step, 0..150)
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(1024))]
 
     #[test]
     fn nothing_is_lost_and_nothing_is_lent_twice(steps in steps()) {

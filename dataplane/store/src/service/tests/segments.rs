@@ -1,4 +1,4 @@
-//! Segments.
+//! Segments: who may read and write which range, and when memory goes back.
 
 use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
 use kvplane_proto::ids::{RequestId, SegmentId};

@@ -52,7 +52,7 @@ pub(crate) struct Replay {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Bytes of a block of 512 tokens.
-    #[arg(long, value_parser = size::parse, default_value = "64K")]
+    #[arg(long, value_parser = size::parse_some, default_value = "64K")]
     block_bytes: u64,
     /// Clients that take requests in turn.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]

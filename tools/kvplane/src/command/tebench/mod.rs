@@ -80,7 +80,7 @@ pub(crate) struct Tebench {
           default_missing_value = "true")]
     check_consistency: bool,
     /// Bytes of registered memory on each side.
-    #[arg(long = "total_buffer_size", value_parser = size::parse, default_value = "1G")]
+    #[arg(long = "total_buffer_size", value_parser = size::parse_some, default_value = "1G")]
     total_buffer_size: u64,
     /// Smallest block.
     #[arg(long = "start_block_size", value_parser = size::parse, default_value = "4096")]
@@ -101,7 +101,7 @@ pub(crate) struct Tebench {
     #[arg(long = "max_num_threads", default_value_t = 1)]
     max_num_threads: u64,
     /// Seconds for each case, after a second of warm-up.
-    #[arg(long = "duration", default_value_t = 5)]
+    #[arg(long = "duration", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     duration: u64,
     /// Where in the target's memory to begin.
     #[arg(long = "target_offset", value_parser = size::parse, default_value = "0")]

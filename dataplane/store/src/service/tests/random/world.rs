@@ -9,13 +9,48 @@ use kvplane_proto::message::{
     CommitItem, GetItem, IdItem, Kind, LookupReply, Operation, ReadItem, ReserveItem, ReserveReply, WriteItem,
 };
 
-use super::super::rig::{Answer, CHECKSUM, Rig, Said, body_of, config, digest, digests, hello, segment_info};
+use super::super::rig::{Answer, CHECKSUM, Rig, Said, body_of, config, digest, digests, hello, identity, segment_info};
 use super::Step;
 use crate::StoreConfig;
 use crate::service::{Hold, Memory, Path, PayloadTo, PeerKey, Place};
 
 const PEERS: usize = 5;
 const SEGMENT_BYTES: u64 = 4096;
+
+/// What a sane peer asks for on each path, and now and then on the wrong one.
+const ASKED_OF_STREAMS: [Operation; 13] = [
+    Operation::Put,
+    Operation::Put,
+    Operation::Get,
+    Operation::Get,
+    Operation::Exists,
+    Operation::Size,
+    Operation::Remove,
+    Operation::Read,
+    Operation::Read,
+    Operation::Write,
+    Operation::Write,
+    Operation::OpenSegment,
+    Operation::Lookup,
+];
+const ASKED_OF_SHARED: [Operation; 13] = [
+    Operation::Reserve,
+    Operation::Reserve,
+    Operation::Reserve,
+    Operation::Commit,
+    Operation::Commit,
+    Operation::Abort,
+    Operation::Lookup,
+    Operation::Lookup,
+    Operation::Release,
+    Operation::Release,
+    Operation::Remove,
+    Operation::Exists,
+    Operation::Put,
+];
+
+/// From this pick on, a peer names what another holds.
+const STOLEN: usize = 61;
 
 /// A peer as the host sees it.
 struct Peer {
@@ -82,6 +117,10 @@ impl World {
                 self.epoch = if epoch_back { self.epoch - 1 } else { self.epoch + 1 };
                 self.rig.service.set_owned(Epoch(self.epoch), |slot| slot != u16::from(without));
             }
+            Step::NewLife => {
+                self.rig.service.begin_life(identity().incarnation);
+                self.rig.service.set_owned(Epoch(self.epoch), |_| true);
+            }
             Step::Register { at, writable } => {
                 let mut info = segment_info(at * SEGMENT_BYTES, SEGMENT_BYTES);
                 info.writable = writable;
@@ -114,11 +153,12 @@ impl World {
     }
 
     fn ask(&mut self, peer: usize, operation: usize, key: u8, bytes: u64, pick: usize) {
-        let operation = Operation::ALL[operation];
+        let path = self.peers[peer].as_ref().map_or(Path::Stream, |peer| peer.path);
+        let asked = if path == Path::Stream { &ASKED_OF_STREAMS } else { &ASKED_OF_SHARED };
+        let operation = asked[operation % asked.len()];
         let request = self.rig.next_request();
-        let segment = self.segments.get(pick % 4).copied().unwrap_or_default();
+        let segment = self.segments.iter().chain(&self.leaving).nth(pick % 4).copied().unwrap_or_default();
         let (body, items, payload_bytes) = match operation {
-            Operation::Hello => (hello().encode(), 1, 0),
             Operation::OpenSegment => (Vec::new(), 0, 0),
             Operation::Put => (digests([key]), 1, bytes),
             Operation::Write => (body_of([WriteItem { segment, offset: pick as u64 }]), 1, bytes),
@@ -154,20 +194,23 @@ impl World {
 
     /// One of this peer's, which it then no longer writes; or, rarely, somebody else's.
     fn take_reservation(&mut self, peer: usize, pick: usize) -> Option<ReservationId> {
-        if pick == 63 {
-            let others = self.peers.iter().flatten().flat_map(|other| &other.reservations);
-            return others.map(|held| held.0).next();
+        if pick >= STOLEN {
+            return self.others(peer).flat_map(|other| &other.reservations).map(|held| held.0).next();
         }
         let reservations = &mut self.peers[peer].as_mut().filter(|peer| !peer.closed)?.reservations;
         (!reservations.is_empty()).then(|| reservations.swap_remove(pick % reservations.len()).0)
     }
 
     fn take_pin(&mut self, peer: usize, pick: usize) -> Option<PinId> {
-        if pick == 63 {
-            return self.peers.iter().flatten().flat_map(|other| &other.pins).map(|held| held.0).next();
+        if pick >= STOLEN {
+            return self.others(peer).flat_map(|other| &other.pins).map(|held| held.0).next();
         }
         let pins = &mut self.peers[peer].as_mut().filter(|peer| !peer.closed)?.pins;
         (!pins.is_empty()).then(|| pins.swap_remove(pick % pins.len()).0)
+    }
+
+    fn others(&self, peer: usize) -> impl Iterator<Item = &Peer> {
+        self.peers.iter().enumerate().filter(move |&(index, _)| index != peer).filter_map(|(_, other)| other.as_ref())
     }
 
     /// Brings a frame in, unless a payload is arriving on its connection.
@@ -184,6 +227,7 @@ impl World {
         }
         if let PayloadTo::Place(place) = to {
             assert_eq!(place.bytes, header.payload_bytes);
+            assert!(!self.leaving.iter().any(|&left| place.memory == Memory::Segment(left)), "written after its end");
         }
     }
 
@@ -236,6 +280,8 @@ impl World {
 
     fn hear(&mut self, answer: &Answer) {
         self.holds.extend(answer.payload);
+        let from = answer.payload.map(|(place, _)| place.memory);
+        assert!(!self.leaving.iter().any(|&left| from == Some(Memory::Segment(left))), "read after its end");
         let Some(peer) = self.peers[answer.peer.index as usize].as_mut().filter(|peer| peer.key == answer.peer) else {
             return;
         };

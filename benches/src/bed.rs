@@ -1,0 +1,88 @@
+//! What benchmarks run against: a control plane and a node in this process, and engines.
+
+use std::path::{Path, PathBuf};
+
+use kvplane::rpc::RuntimeDirectory;
+use kvplane::{ClientConfig, Control, Node, NodeConfig, Pacing, TransferEngineConfig};
+use kvplane_server::{ControlConfig, ControlHandle, ControlServer};
+
+use crate::Failure;
+
+const CLUSTER: &str = "bench";
+
+/// A directory that goes with this value.
+pub(crate) struct Directory(pub(crate) PathBuf);
+
+impl Directory {
+    pub(crate) fn new() -> Result<Self, Failure> {
+        let path = std::env::temp_dir().join(format!("kvplane-bench-{}", std::process::id()));
+        Ok(Self(path))
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        self.0.to_str().unwrap_or_default()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A control plane and a node. The node leaves first.
+pub(crate) struct Bed {
+    pub(crate) node: Node,
+    _control: ControlHandle,
+    pub(crate) directory: Directory,
+}
+
+impl Bed {
+    pub(crate) fn start(pool_bytes: u64, pacing: &str) -> Result<Self, Failure> {
+        let directory = Directory::new()?;
+        let mut config = ControlConfig::new(CLUSTER);
+        config.publish = Some(RuntimeDirectory::at(&directory.0));
+        let control = ControlServer::start(config)?;
+        let node = Node::start(&NodeConfig {
+            control: control_of(&directory.0),
+            runtime_directory: Some(directory.0.clone()),
+            pacing: Some(pacing_of(pacing)?),
+            ..NodeConfig::local(CLUSTER, pool_bytes)
+        })?;
+        Ok(Self { node, _control: control, directory })
+    }
+}
+
+fn control_of(directory: &Path) -> Control {
+    Control::Local { cluster: CLUSTER.to_owned(), runtime_directory: Some(directory.to_owned()) }
+}
+
+pub(crate) fn pacing_of(word: &str) -> Result<Pacing, Failure> {
+    match word {
+        "spin" => Ok(Pacing::Spin),
+        "adaptive" => Ok(Pacing::default()),
+        "park" => Ok(Pacing::Park),
+        _ => Err(format!("unknown pacing {word:?}").into()),
+    }
+}
+
+pub(crate) fn client_config(way: &str, pacing: &str, directory: &str) -> Result<ClientConfig, Failure> {
+    Ok(ClientConfig {
+        control: control_of(Path::new(directory)),
+        shared_memory: way == "shm",
+        tcp: way == "tcp",
+        pacing: pacing_of(pacing)?,
+        ..ClientConfig::local(CLUSTER)
+    })
+}
+
+pub(crate) fn engine_config(way: &str, pacing: &str, directory: &str) -> Result<TransferEngineConfig, Failure> {
+    Ok(TransferEngineConfig {
+        shared_memory: way == "shm",
+        tcp: way != "shm",
+        checksum: way != "tcp-unchecked",
+        pacing: pacing_of(pacing)?,
+        runtime_directory: Some(PathBuf::from(directory)),
+        ..TransferEngineConfig::default()
+    })
+}

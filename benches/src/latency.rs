@@ -1,0 +1,126 @@
+//! Small messages: TCP against a raw socket ping-pong, shared memory against TCP.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use kvplane::{Buffer, Client, Pacing, Region, RegionOptions, Segment, Session, Transfer, TransferEngine};
+
+use crate::Failure;
+use crate::bed::{Bed, Directory, client_config, engine_config, pacing_of};
+use crate::peer::{Peer, receive, send};
+use crate::rounds::{Series, median};
+
+const BYTES: usize = 4096;
+/// What a read of 4 KiB sends and gets on our wire: header and item, header and payload.
+const QUESTION_BYTES: usize = 64 + 32;
+const ANSWER_BYTES: usize = 64 + BYTES;
+const CALLS: usize = 20_000;
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// 4 KiB by TCP against a raw ping-pong of as many bytes, spinning against spinning and parked against parked.
+pub(crate) fn tcp(rounds: usize) -> Result<(), Failure> {
+    println!("tcp-latency: 4 KiB, p50, against a raw socket ping-pong of as many bytes between two processes");
+    for (pacing, calls) in [("spin", CALLS), ("park", CALLS / 4)] {
+        let directory = Directory::new()?;
+        let mut ours = Ours::start(pacing, &directory)?;
+        let mut raw = Raw::start(pacing)?;
+        let mut series = [
+            Series::new(format!("raw, {pacing}"), "us"),
+            Series::new(format!("read, {pacing}"), "us"),
+            Series::new(format!("write, {pacing}"), "us"),
+        ];
+        for _ in 0..rounds {
+            series[0].push(raw.measure(calls)?);
+            series[1].push(ours.measure(calls, false)?);
+            series[2].push(ours.measure(calls, true)?);
+        }
+        series.iter().for_each(Series::show);
+        series[1].show_ratio(&series[0], "at most 1.5");
+        series[2].show_ratio(&series[0], "at most 1.5");
+    }
+    Ok(())
+}
+
+/// A get of 4 KiB from the store, by shared memory and by TCP.
+pub(crate) fn shm(rounds: usize) -> Result<(), Failure> {
+    println!("shm-latency: get of 4 KiB from the store, p50, shared memory against TCP, spinning");
+    let bed = Bed::start(64 << 20, "spin")?;
+    let mut series = [Series::new("get by shared memory", "us"), Series::new("get by TCP", "us")];
+    for _ in 0..rounds {
+        for (way, series) in ["shm", "tcp"].into_iter().zip(&mut series) {
+            let mut client = Client::connect(&client_config(way, "spin", bed.directory.text())?)?;
+            let memory = client.register(Region::allocate(&RegionOptions::new("latency", BYTES))?);
+            let slice = memory.slice(0, BYTES);
+            client.put_from(b"small", slice)?;
+            series.push(p50_us(CALLS, || {
+                client.get_into(b"small", slice)?.ok_or("the object is gone")?;
+                Ok(())
+            })?);
+        }
+    }
+    series.iter().for_each(Series::show);
+    series[0].show_ratio(&series[1], "under 0.333");
+    Ok(())
+}
+
+fn p50_us(calls: usize, mut call: impl FnMut() -> Result<(), Failure>) -> Result<f64, Failure> {
+    for _ in 0..calls / 10 {
+        call()?;
+    }
+    let mut samples = Vec::with_capacity(calls);
+    for _ in 0..calls {
+        let start = Instant::now();
+        call()?;
+        samples.push(start.elapsed().as_nanos() as f64 / 1000.0);
+    }
+    Ok(median(&mut samples))
+}
+
+struct Raw {
+    stream: TcpStream,
+    _peer: Peer,
+}
+
+impl Raw {
+    fn start(pacing: &str) -> Result<Self, Failure> {
+        let peer = Peer::start(&["echo", pacing, &QUESTION_BYTES.to_string(), &ANSWER_BYTES.to_string()])?;
+        let stream = TcpStream::connect(&peer.said)?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(pacing == "spin")?;
+        Ok(Self { stream, _peer: peer })
+    }
+
+    fn measure(&mut self, calls: usize) -> Result<f64, Failure> {
+        let (question, mut answer) = ([1; QUESTION_BYTES], [0; ANSWER_BYTES]);
+        p50_us(calls, || {
+            send(&mut self.stream, &question)?;
+            receive(&mut self.stream, &mut answer)?;
+            Ok(())
+        })
+    }
+}
+
+struct Ours {
+    session: Session,
+    segment: Segment,
+    buffer: Buffer,
+    _engine: TransferEngine,
+    _target: Peer,
+}
+
+impl Ours {
+    fn start(pacing: &str, directory: &Directory) -> Result<Self, Failure> {
+        let target = Peer::start(&["target", "tcp", pacing, directory.text()])?;
+        let config = engine_config("tcp", pacing, directory.text())?;
+        let engine = TransferEngine::start(kvplane::TransferEngineConfig { pacing: Pacing::Park, ..config })?;
+        let mut session = engine.session_with(pacing_of(pacing)?)?;
+        let segment = session.open_segment(&target.said, DEADLINE)?;
+        let buffer = session.register(Region::allocate(&RegionOptions::new("latency", BYTES))?);
+        Ok(Self { session, segment, buffer, _engine: engine, _target: target })
+    }
+
+    fn measure(&mut self, calls: usize, write: bool) -> Result<f64, Failure> {
+        let transfer = Transfer { local: self.buffer.slice(0, BYTES), region: 0, offset: 0, write };
+        p50_us(calls, || Ok(self.session.run(&self.segment, &[transfer], DEADLINE)?))
+    }
+}

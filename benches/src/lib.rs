@@ -1,1 +1,0 @@
-//! Benchmarks whose figures stand in docs/performance.md.

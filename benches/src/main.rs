@@ -1,0 +1,79 @@
+//! Benchmarks whose figures stand in docs/performance.md.
+//!
+//! Each compares us with a yardstick in the same run, in turns: ours, theirs, ours, theirs. What counts is the median of the
+//! rounds' ratios; machines here are shared and noisy, so absolute figures are for orientation. Spinning is compared with
+//! spinning, parked with parked.
+
+mod bed;
+mod idle;
+mod killed;
+mod latency;
+mod peer;
+mod rounds;
+mod shm;
+mod tcp;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | idle | killed-client | all] \
+                     [--rounds N]";
+
+/// What a benchmark says when it cannot go on.
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().map(String::as_str) == Some(peer::ROLE) {
+        return finish(peer::run(&words[1..]));
+    }
+    let mut rounds = 7;
+    let mut names = Vec::new();
+    let mut rest = words.iter();
+    while let Some(word) = rest.next() {
+        match (word.as_str(), word.starts_with("--")) {
+            ("--rounds", _) => match rest.next().and_then(|count| count.parse().ok()) {
+                Some(count) if count > 0 => rounds = count,
+                _ => return usage("--rounds takes a number above 0"),
+            },
+            (_, true) => return usage(&format!("unknown flag {word}")),
+            (name, false) => names.push(name.to_owned()),
+        }
+    }
+    if names.is_empty() || names == ["all"] {
+        names = ["tcp-stream", "tcp-latency", "shm-stream", "shm-latency", "idle", "killed-client"]
+            .map(String::from)
+            .into();
+    }
+    for name in &names {
+        let outcome = match name.as_str() {
+            "tcp-stream" => tcp::run(rounds),
+            "tcp-latency" => latency::tcp(rounds),
+            "shm-stream" => shm::run(rounds),
+            "shm-latency" => latency::shm(rounds),
+            "idle" => idle::run(),
+            "killed-client" => killed::run(rounds),
+            _ => return usage(&format!("unknown benchmark {name}")),
+        };
+        if let Err(error) = outcome {
+            eprintln!("kvplane-bench {name}: {error}");
+            return ExitCode::FAILURE;
+        }
+        println!();
+    }
+    ExitCode::SUCCESS
+}
+
+fn usage(why: &str) -> ExitCode {
+    eprintln!("kvplane-bench: {why}\n{USAGE}");
+    ExitCode::from(2)
+}
+
+fn finish(outcome: Result<(), Failure>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kvplane-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

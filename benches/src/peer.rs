@@ -1,0 +1,143 @@
+//! The other process: this program again, in another role.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use kvplane::{Client, HugePages, Region, RegionOptions, TransferEngine};
+
+use crate::Failure;
+use crate::bed;
+
+/// First argument of a process in another role.
+pub(crate) const ROLE: &str = "--role";
+/// Bytes of the segment that a target serves.
+pub(crate) const SEGMENT_BYTES: usize = 64 << 20;
+
+/// A running peer. Dropping it ends it.
+pub(crate) struct Peer {
+    child: Child,
+    /// What it said first: where it listens.
+    pub(crate) said: String,
+    _stdin: Option<ChildStdin>,
+}
+
+impl Peer {
+    pub(crate) fn start(words: &[&str]) -> Result<Self, Failure> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg(ROLE)
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut said = String::new();
+        let stdout = child.stdout.take().ok_or("the peer's output was to be a pipe")?;
+        BufReader::new(stdout).read_line(&mut said)?;
+        let stdin = child.stdin.take();
+        Ok(Self { child, said: said.trim().to_owned(), _stdin: stdin })
+    }
+
+    pub(crate) fn kill(&mut self) {
+        // Harmless when it has ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Runs a role until the parent goes.
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["target", way, pacing, directory] => target(way, pacing, directory),
+        ["echo", pacing, sent, answered] => echo(pacing == &"spin", sent.parse()?, answered.parse()?),
+        ["victim", way, directory] => victim(way, directory),
+        _ => Err(format!("unknown role {words:?}").into()),
+    }
+}
+
+fn say(line: &str) -> Result<(), Failure> {
+    println!("{line}");
+    Ok(std::io::stdout().flush()?)
+}
+
+/// The parent's end of our input closes with the parent.
+fn wait_for_parent() {
+    let mut rest = Vec::new();
+    let _ = std::io::stdin().read_to_end(&mut rest);
+}
+
+fn target(way: &str, pacing: &str, directory: &str) -> Result<(), Failure> {
+    let engine = TransferEngine::start(bed::engine_config(way, pacing, directory)?)?;
+    let options = RegionOptions {
+        shared: true,
+        huge: HugePages::Try,
+        prefault: true,
+        ..RegionOptions::new("bench-target", SEGMENT_BYTES)
+    };
+    let _registered = engine.register(&Region::allocate(&options)?)?;
+    say(&engine.segment_name())?;
+    wait_for_parent();
+    Ok(())
+}
+
+/// Answers each `sent` bytes with `answered` bytes.
+fn echo(spin: bool, sent: usize, answered: usize) -> Result<(), Failure> {
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    say(&listener.local_addr()?.to_string())?;
+    let (mut stream, _) = listener.accept()?;
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(spin)?;
+    let (mut question, answer) = (vec![0; sent], vec![7; answered]);
+    while receive(&mut stream, &mut question)? {
+        send(&mut stream, &answer)?;
+    }
+    Ok(())
+}
+
+/// Fills `bytes` from a socket that may be nonblocking: then it spins. False at the end.
+pub(crate) fn receive(stream: &mut TcpStream, bytes: &mut [u8]) -> std::io::Result<bool> {
+    let mut at = 0;
+    while at < bytes.len() {
+        match stream.read(&mut bytes[at..]) {
+            Ok(0) => return Ok(false),
+            Ok(count) => at += count,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+pub(crate) fn send(stream: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
+    let mut at = 0;
+    while at < bytes.len() {
+        match stream.write(&bytes[at..]) {
+            Ok(count) => at += count,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Puts and gets large objects in batches until it is killed in the middle of one.
+fn victim(way: &str, directory: &str) -> Result<(), Failure> {
+    let mut client = Client::connect(&bed::client_config(way, "spin", directory)?)?;
+    let (count, bytes) = (8usize, 4usize << 20);
+    let memory = client.register(Region::allocate(&RegionOptions::new("victim", count * bytes))?);
+    say("ready")?;
+    for round in 0u64.. {
+        let keys: Vec<String> = (0..count).map(|n| format!("victim-{}-{round}-{n}", std::process::id())).collect();
+        let items: Vec<_> = keys.iter().enumerate().map(|(n, key)| (key, memory.slice(n * bytes, bytes))).collect();
+        // The pool is smaller than what is put in time, so outcomes vary; only the traffic matters.
+        drop(client.batch_put_from(&items)?);
+        drop(client.batch_get_into(&items)?);
+    }
+    Ok(())
+}

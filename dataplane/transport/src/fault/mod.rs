@@ -1,0 +1,320 @@
+//! TCP that fails on purpose: refuses, cuts, holds back and corrupts by a seeded plan.
+//!
+//! For drills on a live node as well as for tests: what a host makes of a bad network can be seen without one. Without a plan each
+//! call is passed on to [`Tcp`] after one branch.
+//!
+//! * A refused connection ends as the kernel's refusals do, by [`Event::Gone`].
+//! * A cut connection ends as by a reset, when a frame arrives, before a queued frame leaves, or after.
+//! * A frame that is held back holds back everything behind it on its connection, at most one frame being out of the kernel. Time
+//!   is an argument: the host calls [`Fault::next_ready`] again at [`Fault::poll_timeout`].
+//! * A corrupted payload has one bit changed in its final memory before the host is told of it, and the checksum reported is that
+//!   of what lies there then.
+//!
+//! Invariant: to the host a fault looks like one that the network, the peer or the memory could have made; in particular a
+//! connection is still reported as gone only when none of its I/O is left. Thread affinity: the thread of the ring.
+
+mod plan;
+
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpListener};
+
+use kvplane_proto::checksum::PayloadChecksum;
+use kvplane_proto::frame::Header;
+use kvplane_sys::{Completion, IoBuf, Ring};
+pub use plan::FaultPlan;
+use plan::{Arrival, Departure, Injector};
+
+use crate::tcp::Tcp;
+use crate::token::Token;
+use crate::types::{ConnectionId, Event, Gone, Input, Outgoing, Target};
+
+/// The errnos of what is imitated.
+const CONNECTION_RESET: i32 = 104;
+const CONNECTION_REFUSED: i32 = 111;
+
+/// Faults made so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FaultCounters {
+    /// Connections that we asked for and that were refused.
+    pub refused: u64,
+    /// Connections cut when a frame arrived.
+    pub cut_arriving: u64,
+    /// Connections cut when a frame was queued.
+    pub cut_leaving: u64,
+    /// Frames held back.
+    pub delayed: u64,
+    /// Payloads corrupted.
+    pub corrupted: u64,
+}
+
+/// [`Tcp`], with faults where a plan asks for them.
+pub struct Fault {
+    tcp: Tcp,
+    faults: Option<Box<Faults>>,
+}
+
+struct Faults {
+    injector: Injector,
+    counters: FaultCounters,
+    /// What is kept of each connection, by its index.
+    slots: Vec<Slot>,
+    /// When held frames are to be given out: one entry for each.
+    due: BTreeSet<(u64, ConnectionId)>,
+    /// Connections to cut at the next flush.
+    cuts: Vec<(ConnectionId, Departure)>,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    held: Option<Held>,
+    /// Where the payload that is arriving goes.
+    target: Option<IoBuf>,
+}
+
+struct Held {
+    until_ns: u64,
+    header: Header,
+    body: Vec<u8>,
+}
+
+impl Fault {
+    /// A driver without connections that fails by this plan, or not at all.
+    #[must_use]
+    pub fn new(plan: Option<&FaultPlan>) -> Self {
+        Self { tcp: Tcp::new(), faults: plan.map(|plan| Box::new(Faults::new(plan))) }
+    }
+
+    /// Faults made so far; none without a plan.
+    #[must_use]
+    pub fn counters(&self) -> FaultCounters {
+        self.faults.as_ref().map_or_else(FaultCounters::default, |faults| faults.counters)
+    }
+
+    /// See [`Tcp::listen`].
+    ///
+    /// # Errors
+    /// When the ring has no room.
+    pub fn listen(&mut self, ring: &mut Ring, listener: TcpListener) -> std::io::Result<()> {
+        self.tcp.listen(ring, listener)
+    }
+
+    /// See [`Tcp::connect`].
+    ///
+    /// # Errors
+    /// When no socket can be had or the table is full.
+    pub fn connect(&mut self, ring: &mut Ring, address: SocketAddr) -> std::io::Result<ConnectionId> {
+        let id = self.tcp.connect(ring, address)?;
+        if let Some(faults) = &mut self.faults
+            && faults.injector.refuses()
+        {
+            faults.counters.refused += 1;
+            self.tcp.close(ring, id, Gone::Kernel(CONNECTION_REFUSED));
+        }
+        Ok(id)
+    }
+
+    /// See [`Tcp::complete`].
+    pub fn complete(&mut self, ring: &mut Ring, token: Token, completion: &Completion) {
+        self.tcp.complete(ring, token, completion);
+    }
+
+    /// See [`Tcp::poll_event`].
+    pub fn poll_event(&mut self) -> Option<Event> {
+        let event = self.tcp.poll_event();
+        if let (Some(faults), Some(Event::Gone(id, _))) = (&mut self.faults, &event) {
+            faults.forget(*id);
+        }
+        event
+    }
+
+    /// A connection that may have input, see [`Tcp::next_ready`]; also one whose held frame is due.
+    pub fn next_ready(&mut self, now_ns: u64) -> Option<ConnectionId> {
+        match self.faults.as_mut().and_then(|faults| faults.next_due(now_ns)) {
+            Some(id) => Some(id),
+            None => self.tcp.next_ready(),
+        }
+    }
+
+    /// See [`Tcp::ready_again`].
+    pub fn ready_again(&mut self, id: ConnectionId) {
+        self.tcp.ready_again(id);
+    }
+
+    /// When the host should come by again though nothing may arrive until then, in its nanoseconds.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        // A connection may have been ended after the events were taken, and have left nothing that would complete.
+        if self.tcp.has_event() {
+            return Some(0);
+        }
+        self.faults.as_ref()?.due.first().map(|entry| entry.0)
+    }
+
+    /// The next input of a connection, see [`Tcp::input`].
+    pub fn input(&mut self, ring: &mut Ring, id: ConnectionId, scratch: &mut Vec<u8>, now_ns: u64) -> Input {
+        let Some(faults) = &mut self.faults else { return self.tcp.input(ring, id, scratch) };
+        if let Some(held) = &faults.slot(id).held {
+            return if held.until_ns <= now_ns { faults.release(id, scratch) } else { Input::Wait };
+        }
+        match self.tcp.input(ring, id, scratch) {
+            Input::Frame(header) => match faults.injector.arrival() {
+                Arrival::Pass => Input::Frame(header),
+                Arrival::Cut => {
+                    faults.counters.cut_arriving += 1;
+                    self.tcp.close(ring, id, Gone::Kernel(CONNECTION_RESET));
+                    Input::Wait
+                }
+                Arrival::Hold { delay_ns } => {
+                    faults.hold(id, now_ns.saturating_add(delay_ns), header, scratch);
+                    Input::Wait
+                }
+            },
+            Input::Payload(checksum) => Input::Payload(faults.payload(id, checksum)),
+            Input::Wait => Input::Wait,
+        }
+    }
+
+    /// See [`Tcp::receive_payload`].
+    ///
+    /// # Panics
+    /// When no payload is awaited or the memory is not of its length.
+    pub fn receive_payload(&mut self, ring: &mut Ring, id: ConnectionId, target: Target) {
+        if let (Some(faults), Target::Memory { buffer, checksum: true }) = (&mut self.faults, &target) {
+            faults.slot(id).target = Some(buffer.clone());
+        }
+        self.tcp.receive_payload(ring, id, target);
+    }
+
+    /// See [`Tcp::send`].
+    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<Outgoing>) -> bool {
+        let queued = self.tcp.send(id, header, body, payload);
+        if let (Some(faults), true) = (&mut self.faults, queued) {
+            let departure = faults.injector.departure();
+            if departure != Departure::Pass && faults.cuts.iter().all(|&(other, _)| other != id) {
+                faults.cuts.push((id, departure));
+            }
+        }
+        queued
+    }
+
+    /// See [`Tcp::flush`].
+    pub fn flush(&mut self, ring: &mut Ring) {
+        self.cut(ring, Departure::CutBefore);
+        self.tcp.flush(ring);
+        self.cut(ring, Departure::CutAfter);
+    }
+
+    fn cut(&mut self, ring: &mut Ring, which: Departure) {
+        let Some(faults) = self.faults.as_deref_mut() else { return };
+        faults.cuts.retain(|&(id, departure)| {
+            if departure == which {
+                faults.counters.cut_leaving += 1;
+                self.tcp.close(ring, id, Gone::Kernel(CONNECTION_RESET));
+            }
+            departure != which
+        });
+    }
+
+    /// See [`Tcp::close`].
+    pub fn close(&mut self, ring: &mut Ring, id: ConnectionId, why: Gone) {
+        if let Some(faults) = &mut self.faults {
+            faults.forget(id);
+        }
+        self.tcp.close(ring, id, why);
+    }
+
+    /// See [`Tcp::close_after_sending`].
+    pub fn close_after_sending(&mut self, ring: &mut Ring, id: ConnectionId, why: Gone) {
+        if let Some(faults) = &mut self.faults {
+            faults.forget(id);
+        }
+        self.tcp.close_after_sending(ring, id, why);
+    }
+
+    /// See [`Tcp::queued`].
+    #[must_use]
+    pub fn queued(&self, id: ConnectionId) -> usize {
+        self.tcp.queued(id)
+    }
+
+    /// See [`Tcp::open`].
+    #[must_use]
+    pub const fn open(&self) -> usize {
+        self.tcp.open()
+    }
+}
+
+impl Faults {
+    fn new(plan: &FaultPlan) -> Self {
+        Self {
+            injector: Injector::new(plan),
+            counters: FaultCounters::default(),
+            slots: Vec::new(),
+            due: BTreeSet::new(),
+            cuts: Vec::new(),
+        }
+    }
+
+    fn slot(&mut self, id: ConnectionId) -> &mut Slot {
+        let index = id.index as usize;
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, Slot::default);
+        }
+        let slot = &mut self.slots[index];
+        if slot.generation != id.generation {
+            *slot = Slot { generation: id.generation, ..Slot::default() };
+        }
+        slot
+    }
+
+    /// A connection has ended or is about to: nothing more of it is given out.
+    fn forget(&mut self, id: ConnectionId) {
+        // Its position may be another connection's by now.
+        let Some(slot) = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation) else {
+            return;
+        };
+        slot.target = None;
+        if let Some(held) = slot.held.take() {
+            self.due.remove(&(held.until_ns, id));
+        }
+    }
+
+    fn hold(&mut self, id: ConnectionId, until_ns: u64, header: Header, scratch: &mut Vec<u8>) {
+        self.counters.delayed += 1;
+        self.slot(id).held = Some(Held { until_ns, header, body: core::mem::take(scratch) });
+        self.due.insert((until_ns, id));
+    }
+
+    /// Gives out the held frame of a connection.
+    fn release(&mut self, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
+        let Some(held) = self.slot(id).held.take() else { return Input::Wait };
+        self.due.remove(&(held.until_ns, id));
+        *scratch = held.body;
+        Input::Frame(held.header)
+    }
+
+    /// A connection whose held frame is due. Named once: the frame stays until it is asked for.
+    fn next_due(&mut self, now_ns: u64) -> Option<ConnectionId> {
+        let &(until_ns, id) = self.due.first()?;
+        if until_ns > now_ns {
+            return None;
+        }
+        self.due.pop_first();
+        Some(id)
+    }
+
+    /// The payload of a connection has arrived: its checksum, after what the plan has done to it.
+    fn payload(&mut self, id: ConnectionId, checksum: Option<u64>) -> Option<u64> {
+        let (Some(buffer), Some(_)) = (self.slot(id).target.take(), checksum) else { return checksum };
+        let Some(corruption) = self.injector.corruption(buffer.bytes()) else { return checksum };
+        self.counters.corrupted += 1;
+        let place = buffer.slice(corruption.offset, 1);
+        let mut byte = [0];
+        place.copy_out(&mut byte);
+        place.copy_in(&[byte[0] ^ corruption.mask]);
+        let mut sum = PayloadChecksum::new();
+        buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| sum.update(part));
+        Some(sum.finish())
+    }
+}

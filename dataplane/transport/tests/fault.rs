@@ -1,0 +1,243 @@
+//! The fault decorator over real sockets: order under delays, corruption that checksums see, and ends without leftovers.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_proto::RequestId;
+use kvplane_proto::checksum::payload_checksum;
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{Kind, Operation};
+use kvplane_sys::{Completion, HugePages, IoBuf, Region, RegionOptions, Ring, net};
+use kvplane_transport::{ConnectionId, Event, Fault, FaultPlan, Gone, Input, Outgoing, Target, Token};
+
+const PAYLOAD_BYTES: usize = 100_000;
+
+/// What an end saw, in order.
+#[derive(PartialEq, Debug)]
+enum Seen {
+    Frame(u32, Vec<u8>),
+    Payload(Option<u64>),
+}
+
+/// A driver, its ring, and memory for payloads.
+struct End {
+    ring: Ring,
+    tcp: Fault,
+    completions: Vec<Completion>,
+    memory: Arc<Region>,
+    now_ns: u64,
+    connected: Option<ConnectionId>,
+    gone: Option<Gone>,
+    holds: u64,
+    seen: Vec<Seen>,
+}
+
+impl End {
+    fn new(plan: Option<&FaultPlan>) -> Self {
+        let options = RegionOptions {
+            huge: HugePages::Never,
+            prefault: false,
+            ..RegionOptions::new("fault-test", PAYLOAD_BYTES)
+        };
+        Self {
+            ring: Ring::new(64).expect("a ring"),
+            tcp: Fault::new(plan),
+            completions: Vec::new(),
+            memory: Region::allocate(&options).expect("memory"),
+            now_ns: 1,
+            connected: None,
+            gone: None,
+            holds: 0,
+            seen: Vec::new(),
+        }
+    }
+
+    fn round(&mut self) {
+        self.ring.wait(Duration::from_millis(1), &mut self.completions).expect("a working ring");
+        for completion in core::mem::take(&mut self.completions) {
+            let token = Token::from_bits(completion.token).expect("a token of the driver");
+            self.tcp.complete(&mut self.ring, token, &completion);
+        }
+        while let Some(event) = self.tcp.poll_event() {
+            match event {
+                Event::Accepted(id) | Event::Connected(id) => self.connected = Some(id),
+                Event::Sent(_) => self.holds -= 1,
+                Event::Gone(_, why) => self.gone = Some(why),
+            }
+        }
+        while let Some(id) = self.tcp.next_ready(self.now_ns) {
+            let mut scratch = Vec::new();
+            loop {
+                match self.tcp.input(&mut self.ring, id, &mut scratch, self.now_ns) {
+                    Input::Wait => break,
+                    Input::Frame(header) => {
+                        self.seen.push(Seen::Frame(header.request.index, scratch.clone()));
+                        if header.payload_bytes > 0 {
+                            let target = Target::Memory { buffer: self.buffer(), checksum: true };
+                            self.tcp.receive_payload(&mut self.ring, id, target);
+                        }
+                    }
+                    Input::Payload(checksum) => self.seen.push(Seen::Payload(checksum)),
+                }
+            }
+        }
+        self.tcp.flush(&mut self.ring);
+    }
+
+    fn buffer(&self) -> IoBuf {
+        IoBuf::whole(Arc::clone(&self.memory)).slice(0, PAYLOAD_BYTES)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; PAYLOAD_BYTES];
+        self.buffer().copy_out(&mut bytes);
+        bytes
+    }
+
+    fn send(&mut self, number: u32, body: &[u8], payload: bool) -> bool {
+        let id = self.connected.expect("a connection");
+        let request = RequestId { index: number, generation: 1 };
+        let mut header = Header::request(Kind::Request(Operation::Put), request).with_body(body, 1);
+        let payload = payload.then(|| {
+            header = header.with_payload(PAYLOAD_BYTES as u64, Some(payload_checksum(&self.bytes())));
+            self.holds += 1;
+            Outgoing { buffer: self.buffer(), hold: Some(1) }
+        });
+        self.tcp.send(id, &header, body, payload)
+    }
+}
+
+fn until(ends: &mut [&mut End], mut done: impl FnMut(&[&mut End]) -> bool) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while !done(ends) {
+        assert!(Instant::now() < limit, "nothing comes any more");
+        ends.iter_mut().for_each(|end| end.round());
+    }
+}
+
+/// A sender and a receiver that are connected, each with its plan.
+fn pair(sender: Option<&FaultPlan>, receiver: Option<&FaultPlan>) -> (End, End) {
+    let (mut sender, mut receiver) = (End::new(sender), End::new(receiver));
+    let listener = net::tcp_listener(([127, 0, 0, 1], 0).into(), 8).expect("a port");
+    let address = listener.local_addr().expect("an address");
+    receiver.tcp.listen(&mut receiver.ring, listener).expect("room in the ring");
+    sender.tcp.connect(&mut sender.ring, address).expect("a socket");
+    until(&mut [&mut sender, &mut receiver], |ends| {
+        ends[0].gone.is_some() || ends.iter().all(|end| end.connected.is_some())
+    });
+    (sender, receiver)
+}
+
+#[test]
+fn a_frame_is_held_back_until_its_time_and_what_follows_stays_behind_it() {
+    const FRAMES: u32 = 20;
+    let plan = FaultPlan { seed: 3, delay_per_frame: 0.5, delay_max_ns: 1_000_000, ..FaultPlan::default() };
+    let (mut sender, mut receiver) = pair(None, Some(&plan));
+    for number in 0..FRAMES {
+        sender.send(number, &number.to_le_bytes(), number % 3 == 0);
+    }
+    let mut steps = 0;
+    loop {
+        // With time standing still, the next held frame stays where it is.
+        let all = |end: &End| end.seen.iter().filter(|seen| matches!(seen, Seen::Frame(..))).count() == FRAMES as usize;
+        until(&mut [&mut sender, &mut receiver], |ends| ends[1].tcp.poll_timeout().is_some() || all(ends[1]));
+        let Some(due_ns) = receiver.tcp.poll_timeout() else { break };
+        assert!((receiver.now_ns..=receiver.now_ns + 1_000_000).contains(&due_ns));
+        if due_ns > receiver.now_ns {
+            let before = receiver.seen.len();
+            (0..3).for_each(|_| receiver.round());
+            assert_eq!(receiver.seen.len(), before);
+            receiver.now_ns = due_ns;
+        }
+        receiver.round();
+        steps += 1;
+    }
+    until(&mut [&mut sender, &mut receiver], |ends| ends[0].holds == 0 && ends[1].seen.len() == 27);
+    let numbers: Vec<u32> =
+        receiver.seen.iter().filter_map(|seen| if let Seen::Frame(n, _) = seen { Some(*n) } else { None }).collect();
+    assert_eq!(numbers, (0..FRAMES).collect::<Vec<_>>());
+    for seen in &receiver.seen {
+        if let Seen::Frame(number, body) = seen {
+            assert_eq!(body, &number.to_le_bytes(), "a held frame keeps its body");
+        }
+    }
+    assert_eq!(receiver.tcp.counters().delayed, steps);
+    assert!(steps > 5, "{steps}");
+}
+
+#[test]
+fn a_corrupted_payload_is_wrong_in_memory_and_in_its_checksum() {
+    let plan = FaultPlan { seed: 5, corrupt_per_payload: 1.0, ..FaultPlan::default() };
+    let (mut sender, mut receiver) = pair(None, Some(&plan));
+    let sent: Vec<u8> = (0..PAYLOAD_BYTES).map(|i| (i * 31 / 7) as u8).collect();
+    sender.buffer().copy_in(&sent);
+    sender.send(1, b"", true);
+    until(&mut [&mut sender, &mut receiver], |ends| ends[1].seen.len() == 2);
+    let found = receiver.bytes();
+    let bits: u32 = sent.iter().zip(&found).map(|(a, b)| (a ^ b).count_ones()).sum();
+    assert_eq!(bits, 1, "exactly one bit is wrong");
+    assert_eq!(receiver.seen[1], Seen::Payload(Some(payload_checksum(&found))));
+    assert_ne!(payload_checksum(&found), payload_checksum(&sent));
+    assert_eq!(receiver.tcp.counters().corrupted, 1);
+}
+
+#[test]
+fn a_cut_on_arrival_ends_both_sides() {
+    let plan = FaultPlan { cut_per_frame: 1.0, ..FaultPlan::default() };
+    let (mut sender, mut receiver) = pair(None, Some(&plan));
+    sender.send(1, b"body", true);
+    until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| end.gone.is_some()));
+    assert_eq!(receiver.gone, Some(Gone::Kernel(104)));
+    assert_eq!((receiver.seen.len(), receiver.tcp.counters().cut_arriving), (0, 1));
+    // What was lent for the send came back before the end was reported.
+    assert_eq!((sender.holds, sender.tcp.open(), receiver.tcp.open()), (0, 0, 0));
+}
+
+#[test]
+fn a_cut_on_departure_loses_the_frame_or_what_would_have_followed() {
+    let (mut before, mut after) = (0, 0);
+    for seed in 0..12 {
+        let plan = FaultPlan { seed, cut_per_frame: 1.0, ..FaultPlan::default() };
+        let (mut sender, mut receiver) = pair(Some(&plan), None);
+        assert!(sender.send(1, b"body", true));
+        until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| end.gone.is_some()));
+        assert_eq!(sender.gone, Some(Gone::Kernel(104)));
+        assert_eq!((sender.holds, sender.tcp.counters().cut_leaving), (0, 1));
+        match receiver.seen.len() {
+            0 => before += 1,
+            _ => after += 1,
+        }
+    }
+    assert!(before > 0 && after > 0, "{before} frames never left, {after} did");
+}
+
+#[test]
+fn a_refused_connection_is_gone_as_by_the_kernel() {
+    let plan = FaultPlan { refuse_connect: 1.0, ..FaultPlan::default() };
+    let (sender, _receiver) = pair(Some(&plan), None);
+    assert_eq!((sender.gone, sender.tcp.open()), (Some(Gone::Kernel(111)), 0));
+    assert_eq!((sender.connected, sender.tcp.counters().refused), (None, 1));
+}
+
+#[test]
+fn a_position_is_not_given_out_again_before_its_end_was_taken() {
+    let (mut sender, _receiver) = pair(None, None);
+    let first = sender.connected.expect("a connection");
+    sender.tcp.close(&mut sender.ring, first, Gone::Closed);
+    let limit = Instant::now() + Duration::from_secs(20);
+    while sender.tcp.open() > 0 {
+        assert!(Instant::now() < limit, "a closed connection stays");
+        sender.ring.wait(Duration::from_millis(1), &mut sender.completions).expect("a working ring");
+        for completion in core::mem::take(&mut sender.completions) {
+            let token = Token::from_bits(completion.token).expect("a token of the driver");
+            sender.tcp.complete(&mut sender.ring, token, &completion);
+        }
+    }
+    // Its end waits to be taken: whoever looks up the position then must find what it was.
+    let address = net::tcp_listener(([127, 0, 0, 1], 0).into(), 8).and_then(|l| l.local_addr()).expect("a port");
+    let second = sender.tcp.connect(&mut sender.ring, address).expect("a socket");
+    assert_ne!(second.index, first.index);
+    assert!(matches!(sender.tcp.poll_event(), Some(Event::Gone(id, Gone::Closed)) if id == first));
+    let third = sender.tcp.connect(&mut sender.ring, address).expect("a socket");
+    assert_eq!((third.index, third.generation), (first.index, first.generation + 1));
+}

@@ -1,0 +1,83 @@
+//! `kvplane dev` and `kvplane ctl`: the commands that people try first.
+
+use std::net::TcpListener;
+
+use crate::support::{Workplace, finish, health, http_get, text};
+
+#[test]
+fn dev_serves_ctl_and_http_and_leaves_nothing_behind() {
+    let place = Workplace::new("try");
+    let mut dev = place.dev("32M", &[]);
+    let run = |arguments: &[&str]| place.run(arguments);
+
+    let value: Vec<u8> = (0..3_000_000u32).map(|at| (at ^ (at >> 8)) as u8).collect();
+    let file = place.file("value", &value);
+    assert!(run(&["ctl", "put", "key", text(&file)]).text().starts_with("stored 3000000 bytes"));
+    assert_eq!(run(&["ctl", "get", "key"]).well(), value);
+    assert_eq!(run(&["ctl", "size", "key"]).text(), "3000000\n");
+    let again = finish(place.command(&["ctl", "put", "key", "-"]), b"other");
+    assert!(again.text().contains("left as it is"));
+    assert_eq!(run(&["ctl", "get", "key"]).well(), value);
+    run(&["ctl", "delete", "key"]).well();
+    for action in ["get", "size", "delete"] {
+        run(&["ctl", action, "key"]).failed(1, &["no object under \"key\""]);
+    }
+    finish(place.command(&["ctl", "put", "piped", "-"]), b"from a pipe").well();
+    assert_eq!(run(&["ctl", "get", "piped"]).well(), b"from a pipe");
+
+    let status = run(&["ctl", "status"]).text();
+    assert!(status.starts_with("cluster \"try\", epoch ") && status.contains("32 MiB"), "{status}");
+    let data = dev.data().to_string();
+    assert!(run(&["ctl", "segments"]).text().contains(&data));
+
+    let health = health(dev.http());
+    assert_eq!((&health["status"], &health["members"], &health["cluster"]), (&"ok".into(), &1.into(), &"try".into()));
+    let (code, metrics) = http_get(dev.http(), "/metrics");
+    assert_eq!(code, 200);
+    for name in ["kvplane_cluster_epoch", "kvplane_members", "kvplane_node_capacity_bytes"] {
+        assert!(metrics.lines().any(|line| line.starts_with(name)), "no {name} in {metrics}");
+    }
+    assert_eq!(http_get(dev.http(), "/get_all_segments"), (200, format!("{data}\n")));
+    assert_eq!(http_get(dev.http(), "/nothing").0, 404);
+
+    assert!(!place.left_over(".shm").is_empty());
+    assert!(dev.stop().success());
+    assert_eq!((place.left_over(".shm"), place.left_over(".local")), (Vec::new(), Vec::new()));
+    run(&["ctl", "get", "piped"]).failed(1, &["no control plane of cluster try", "try.local"]);
+}
+
+#[test]
+fn an_interrupt_ends_dev_well_too() {
+    let place = Workplace::new("interrupt");
+    let mut dev = place.dev("8M", &[]);
+    dev.signal("INT");
+    assert!(dev.ended().success());
+}
+
+#[test]
+fn a_second_dev_of_the_same_name_is_refused_and_the_first_goes_on() {
+    let place = Workplace::new("twice");
+    let mut dev = place.dev("8M", &[]);
+    place.run(&["dev", "--pool", "8M"]).failed(1, &["cluster twice already runs", "twice.lock"]);
+    finish(place.command(&["ctl", "put", "key", "-"]), b"value").well();
+    assert_eq!(place.run(&["ctl", "get", "key"]).well(), b"value");
+    dev.assert_alive();
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let place = Workplace::new("ports");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (tcp_port, udp_port) = (taken.local_addr().unwrap().port(), udp.local_addr().unwrap().port());
+    let (tcp, quic) = (format!("127.0.0.1:{tcp_port}"), format!("127.0.0.1:{udp_port}"));
+    let (tcp_port, udp_port) = (tcp_port.to_string(), udp_port.to_string());
+    place.run(&["dev", "--pool", "8M", "--shards", "1", "--port", &tcp_port]).failed(1, &[&tcp_port, "in use"]);
+    place.run(&["dev", "--pool", "8M", "--http", &tcp]).failed(1, &[&tcp_port, "in use"]);
+    place.run(&["dev", "--pool", "8M", "--control", &quic]).failed(1, &[&udp_port, "in use"]);
+    finish(place.bare(&["tebench", "--total_buffer_size=1M", "--rpc_server_port", &tcp_port]), &[])
+        .failed(1, &[&tcp_port, "in use"]);
+    // A start that failed leaves nothing in the way of the next.
+    let mut dev = place.dev("8M", &[]);
+    dev.assert_alive();
+}

@@ -1,0 +1,14 @@
+//! The whole system as its users meet it: real processes of the `kvplane` binary, killed and fed with nonsense, and the
+//! public crate beside them.
+//!
+//! Each test has a directory, a cluster name and free loopback ports of its own, so all run side by side; children are
+//! killed when their handles are dropped. One binary, because linking it is what takes long.
+
+mod arguments;
+mod commands;
+mod kills;
+mod peers;
+mod replays;
+mod restarts;
+mod support;
+mod transfers;

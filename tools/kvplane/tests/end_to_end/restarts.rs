@@ -1,0 +1,130 @@
+//! The control plane dies and comes back: the data path does not notice, and the cluster is the same afterwards.
+
+use std::time::Duration;
+
+use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
+
+fn control(place: &Workplace, listen: &str) -> Process {
+    let state = place.path("state");
+    let control = Process::start(place.command(&["control", "--state", text(&state), "--listen", listen]));
+    control.wait_for("metrics on");
+    control
+}
+
+/// Waits until a node said something to this very control plane: its load is in memory only, unlike its membership.
+fn heard_of(control: &Process, node: u64) -> Option<()> {
+    let name = format!("kvplane_node_objects{{node=\"{node}\"}} ");
+    wait_until(|| {
+        let metrics = http_get(control.http(), "/metrics").1;
+        let objects: f64 = metrics.lines().find_map(|line| line.strip_prefix(&name))?.parse().unwrap();
+        (objects > 0.0).then_some(())
+    })
+}
+
+fn put_and_get(client: &mut kvplane::Client, round: &str) {
+    for at in 0..50 {
+        let (key, value) = (format!("{round}-{at}"), vec![at as u8; 1000 + at]);
+        client.put(key.as_bytes(), &value).unwrap();
+        assert_eq!(client.get(key.as_bytes()).unwrap().as_deref(), Some(&value[..]), "{key}");
+    }
+}
+
+#[test]
+fn puts_and_gets_go_on_without_a_control_plane_and_the_cluster_comes_back() {
+    let place = Workplace::new("stable");
+    let mut first = control(&place, "127.0.0.1:0");
+    let address = first.quic().to_string();
+    let mut node = Process::start(place.command(&["node", "--pool", "32M", "--node-id", "7"]));
+    let member = |control: &Process| wait_until(|| (health(control.http())["members"] == 1).then_some(()));
+    assert_eq!(member(&first), Some(()));
+    let mut clients = Way::BOTH.map(|way| place.client(way));
+    for (client, way) in clients.iter_mut().zip(Way::BOTH) {
+        put_and_get(client, &format!("before-{way:?}"));
+    }
+    let epoch = health(first.http())["epoch"].as_u64().unwrap();
+
+    first.kill();
+    for (client, way) in clients.iter_mut().zip(Way::BOTH) {
+        put_and_get(client, &format!("without-{way:?}"));
+        // Another connection than before: nothing of it asks the control plane either.
+        assert_eq!(client.get(b"before-Shm-7").unwrap().as_deref(), Some(&[7u8; 1007][..]));
+    }
+    // A new client is told what is the matter, and which file says so.
+    place.run(&["ctl", "get", "before-Shm-7"]).failed(1, &["stable.local", "gone"]);
+
+    let mut second = control(&place, &address);
+    assert_eq!(member(&second), Some(()), "the node is a member again: {:?}", node.said());
+    let after = health(second.http())["epoch"].as_u64().unwrap();
+    assert!(after >= epoch, "epoch {after} after {epoch}");
+    assert_eq!(heard_of(&second, 7), Some(()), "{:?}", node.said());
+    let status = place.run(&["ctl", "status"]).text();
+    assert!(status.lines().any(|line| line.contains(" 7  active ")), "{status}");
+    for (client, way) in clients.iter_mut().zip(Way::BOTH) {
+        assert_eq!(client.get(b"without-Tcp-9").unwrap().as_deref(), Some(&[9u8; 1009][..]), "nothing was dropped");
+        put_and_get(client, &format!("after-{way:?}"));
+    }
+    assert_eq!(place.run(&["ctl", "size", "before-Tcp-11"]).text(), "1011\n");
+
+    // The node leaves: it owns nothing any more, and the epoch goes on growing.
+    assert!(node.stop().success());
+    assert!(place.left_over(".shm").is_empty());
+    let gone = wait_until(|| (health(second.http())["members"] == 0).then_some(()));
+    assert_eq!(gone, Some(()));
+    assert!(health(second.http())["epoch"].as_u64().unwrap() > after);
+    place.run(&["ctl", "get", "before-Shm-7"]).failed(1, &["no member owns the key"]);
+    assert!(second.stop().success());
+}
+
+#[test]
+fn a_control_plane_that_comes_back_elsewhere_is_found() {
+    let place = Workplace::new("moved");
+    let mut first = control(&place, "127.0.0.1:0");
+    let node = Process::start(place.command(&["node", "--pool", "8M", "--node-id", "9"]));
+    let member = |control: &Process| wait_until(|| (health(control.http())["members"] == 1).then_some(()));
+    assert_eq!(member(&first), Some(()));
+    let mut client = place.client(Way::Tcp);
+    put_and_get(&mut client, "before");
+    let taken = first.quic();
+    first.kill();
+    // Its port is somebody else's by now.
+    let _port = std::net::UdpSocket::bind(taken).unwrap();
+    let second = control(&place, "127.0.0.1:0");
+    assert_ne!(second.quic(), taken);
+    assert_eq!(heard_of(&second, 9), Some(()), "{:?}", node.said());
+    put_and_get(&mut client, "after");
+}
+
+#[test]
+fn a_node_killed_and_started_again_serves_the_same_clients() {
+    let place = Workplace::new("node-again");
+    let control = control(&place, "127.0.0.1:0");
+    // As a supervisor would: the number of a node that died is free only when the control plane knows that it did.
+    let start = || loop {
+        let mut node = Process::start(place.command(&["node", "--pool", "8M", "--node-id", "5"]));
+        let line = node.wait_for("node");
+        if line.starts_with("node 5 with") {
+            node.wait_for("shard 0");
+            return node;
+        }
+        assert!(line.contains("node id 5 is in use"), "{line}");
+        assert!(!node.ended().success());
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let members = || wait_until(|| (health(control.http())["members"] == 1).then_some(()));
+    let mut node = start();
+    assert_eq!(members(), Some(()));
+    let mut clients = Way::BOTH.map(|way| place.client(way));
+    clients.iter_mut().for_each(|client| put_and_get(client, "before"));
+    node.kill();
+    let mut node = start();
+    // Its memory went with it; what is stored now is found again.
+    for client in &mut clients {
+        let stored = wait_until(|| {
+            let put = client.put(b"again", b"value").is_ok();
+            (put && client.get(b"again").is_ok_and(|value| value.is_some())).then_some(())
+        });
+        assert_eq!(stored, Some(()));
+        assert_eq!(client.get(b"before-3").unwrap(), None);
+    }
+    assert!(node.stop().success());
+}

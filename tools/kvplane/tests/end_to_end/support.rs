@@ -1,0 +1,343 @@
+//! A place for one test's processes, and the processes.
+//!
+//! Waits have a deadline far above what they take, so that a hang becomes a message; nothing here measures speed.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvplane::{Client, ClientConfig, Control};
+
+/// How long anything may take before it is taken to hang.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A directory and a cluster name of one test's own; the directory goes with it.
+pub(crate) struct Workplace {
+    pub(crate) directory: PathBuf,
+    pub(crate) cluster: String,
+}
+
+impl Workplace {
+    pub(crate) fn new(name: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        // Short: the paths of sockets may have 107 bytes.
+        let unique = format!("kvp-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let directory = std::env::temp_dir().join(unique);
+        std::fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
+        Self { directory, cluster: name.to_owned() }
+    }
+
+    /// Where local identities and sockets go.
+    pub(crate) fn runtime(&self) -> PathBuf {
+        self.directory.join("run")
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// A file with this content.
+    pub(crate) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// The binary with these arguments, and nothing else.
+    pub(crate) fn bare(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvplane"));
+        // Whoever forgets the flag must still not meet another test, or the user's own processes.
+        command.args(arguments).env("XDG_RUNTIME_DIR", &self.directory).stdin(Stdio::null());
+        command
+    }
+
+    /// The binary with these arguments, this cluster and this runtime directory.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.bare(arguments);
+        command.args(["--cluster", &self.cluster, "--runtime-directory"]).arg(self.runtime());
+        command
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Outcome {
+        finish(self.command(arguments), &[])
+    }
+
+    /// A running `kvplane dev`.
+    pub(crate) fn dev(&self, pool: &str, more: &[&str]) -> Process {
+        let mut arguments = vec!["dev", "--pool", pool];
+        arguments.extend(more);
+        let dev = Process::start(self.command(&arguments));
+        dev.wait_for("ready:");
+        dev
+    }
+
+    pub(crate) fn control(&self) -> Control {
+        Control::Local { cluster: self.cluster.clone(), runtime_directory: Some(self.runtime()) }
+    }
+
+    /// Settings of a client over one way.
+    pub(crate) fn client_config(&self, way: Way) -> ClientConfig {
+        ClientConfig {
+            control: self.control(),
+            shared_memory: way == Way::Shm,
+            tcp: way == Way::Tcp,
+            ..ClientConfig::local(&self.cluster)
+        }
+    }
+
+    pub(crate) fn client(&self, way: Way) -> Client {
+        Client::connect(&self.client_config(way)).unwrap()
+    }
+
+    /// Names in the runtime directory that end so.
+    pub(crate) fn left_over(&self, ending: &str) -> Vec<String> {
+        let names = |directory: PathBuf| -> Vec<String> {
+            let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+            entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+        };
+        let all = [names(self.runtime()), names(self.path("kvplane"))].concat();
+        all.into_iter().filter(|name| name.ends_with(ending)).collect()
+    }
+}
+
+impl Drop for Workplace {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Which way bytes travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    Shm,
+    Tcp,
+}
+
+impl Way {
+    pub(crate) const BOTH: [Self; 2] = [Self::Shm, Self::Tcp];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// How a process ended.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+impl Outcome {
+    /// Its output, after it ended well.
+    #[track_caller]
+    pub(crate) fn well(self) -> Vec<u8> {
+        assert!(self.status.success(), "{} with {}", self.status, self.stderr);
+        self.stdout
+    }
+
+    #[track_caller]
+    pub(crate) fn text(self) -> String {
+        String::from_utf8(self.well()).unwrap()
+    }
+
+    /// Checks that it failed with this status and said all of these words, in one line and without a panic.
+    #[track_caller]
+    pub(crate) fn failed(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.status.code(), Some(code), "status with: {}", self.stderr);
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+        for word in words {
+            assert!(self.stderr.contains(word), "no {word:?} in: {}", self.stderr);
+        }
+        // A usage error has clap's help behind it.
+        let lines = self.stderr.trim_end().lines().count();
+        assert!(code == 2 || lines == 1, "{lines} lines: {}", self.stderr);
+    }
+}
+
+/// Runs a process to its end with this input, and kills it when it takes too long.
+pub(crate) fn finish(mut command: Command, input: &[u8]) -> Outcome {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // It may have ended without reading; that shows in its status.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    let (stdout, stderr) = (collect(child.stdout.take().unwrap()), collect(child.stderr.take().unwrap()));
+    let start = Instant::now();
+    let (status, hung) = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break (status, false);
+        }
+        if start.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            break (child.wait().unwrap(), true);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let (stdout, stderr) = (stdout.join().unwrap(), String::from_utf8_lossy(&stderr.join().unwrap()).into_owned());
+    assert!(!hung, "{command:?} did not end: {stderr}");
+    Outcome { status, stdout, stderr }
+}
+
+fn collect(mut source: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut all = Vec::new();
+        let _ = source.read_to_end(&mut all);
+        all
+    })
+}
+
+/// A process that goes on until it is ended; dropping it kills it.
+pub(crate) struct Process {
+    child: Child,
+    lines: Arc<Mutex<Vec<String>>>,
+    label: String,
+}
+
+impl Process {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let label = format!("{command:?}");
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        follow(child.stdout.take().unwrap(), Arc::clone(&lines));
+        follow(child.stderr.take().unwrap(), Arc::clone(&lines));
+        Self { child, lines, label }
+    }
+
+    /// What it said, so far.
+    pub(crate) fn said(&self) -> Vec<String> {
+        self.lines.lock().unwrap().clone()
+    }
+
+    /// The first line that contains `part`.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, part: &str) -> String {
+        let found = wait_until(|| self.said().into_iter().find(|line| line.contains(part)));
+        found.unwrap_or_else(|| panic!("{} did not say {part:?} but {:?}", self.label, self.said()))
+    }
+
+    /// The address behind `before` in the line that contains it.
+    #[track_caller]
+    pub(crate) fn address(&self, before: &str) -> SocketAddr {
+        let line = self.wait_for(before);
+        let rest = &line[line.find(before).unwrap() + before.len()..];
+        let end = rest.find(|c: char| !(c.is_ascii_digit() || ".:".contains(c))).unwrap_or(rest.len());
+        rest[..end].trim_end_matches(':').parse().unwrap_or_else(|_| panic!("no address in {line:?}"))
+    }
+
+    /// Its HTTP address.
+    pub(crate) fn http(&self) -> SocketAddr {
+        self.address("metrics on http://")
+    }
+
+    /// Its first data port.
+    pub(crate) fn data(&self) -> SocketAddr {
+        self.address("shard 0: ")
+    }
+
+    /// Its control port.
+    pub(crate) fn quic(&self) -> SocketAddr {
+        let line = self.wait_for("(QUIC)");
+        let words: Vec<&str> = line.split(' ').collect();
+        words[words.len() - 2].parse().unwrap()
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        signal(self.child.id(), name);
+    }
+
+    /// `kill -9`; returns when it is dead.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Tells it to stop, and waits until it did.
+    #[track_caller]
+    pub(crate) fn stop(&mut self) -> ExitStatus {
+        self.signal("TERM");
+        self.ended()
+    }
+
+    /// Its status, once it has ended.
+    #[track_caller]
+    pub(crate) fn ended(&mut self) -> ExitStatus {
+        let status = wait_until(|| self.child.try_wait().unwrap());
+        status.unwrap_or_else(|| panic!("{} did not stop: {:?}", self.label, self.said()))
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_alive(&mut self) {
+        let ended = self.child.try_wait().unwrap();
+        assert!(ended.is_none(), "{} ended with {ended:?}: {:?}", self.label, self.said());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both are harmless when it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn follow(source: impl Read + Send + 'static, lines: Arc<Mutex<Vec<String>>>) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(source).lines().map_while(Result::ok) {
+            lines.lock().unwrap().push(line);
+        }
+    });
+}
+
+/// Sends a signal by its short name. The shell's own `kill` is everywhere.
+fn signal(pid: u32, name: &str) {
+    let status = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().unwrap();
+    assert!(status.success(), "kill -{name} {pid}: {status}");
+}
+
+/// What `look` finds, once it does; `None` when it takes too long.
+pub(crate) fn wait_until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        if start.elapsed() > PATIENCE {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Status and body of a GET.
+pub(crate) fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// The health of a control plane.
+pub(crate) fn health(address: SocketAddr) -> serde_json::Value {
+    let (status, body) = http_get(address, "/health");
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).unwrap()
+}
+
+/// A path as an argument.
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
