@@ -29,7 +29,8 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
         bystander?;
         series.show();
         println!(
-            "  {way}: {} kills, {caught} of them with pins or space held; the other client made {} calls without an error",
+            "  {way}: {} kills, {caught} of them with pins or space held; the other client made {} calls without an \
+             error",
             rounds * 5,
             calls.load(Ordering::Relaxed)
         );

@@ -1,8 +1,8 @@
 //! Benchmarks whose figures stand in docs/performance.md.
 //!
-//! Each compares us with a yardstick in the same run, in turns: ours, theirs, ours, theirs. What counts is the median of the
-//! rounds' ratios; machines here are shared and noisy, so absolute figures are for orientation. Spinning is compared with
-//! spinning, parked with parked.
+//! Each compares us with a yardstick in the same run, in turns: ours, theirs, ours, theirs. What counts is the median
+//! of the rounds' ratios; machines here are shared and noisy, so absolute figures are for orientation. Spinning is
+//! compared with spinning, parked with parked.
 
 mod bed;
 mod idle;
@@ -15,7 +15,8 @@ mod tcp;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | idle | killed-client | all] \
+const USAGE: &str = "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | idle | \
+    killed-client | all] \
                      [--rounds N]";
 
 /// What a benchmark says when it cannot go on.

@@ -1,8 +1,8 @@
 //! The client for futures: a thread drives a blocking client's machinery and completes batches as they are done.
 //!
-//! Works with any executor. Many batches are in flight at once; each future completes when nothing touches its memory any more.
-//! Dropping a future does not withdraw its batch: its memory stays in use until the deadline at the latest, which is why requests
-//! name registered memory that the client keeps alive.
+//! Works with any executor. Many batches are in flight at once; each future completes when nothing touches its memory
+//! any more. Dropping a future does not withdraw its batch: its memory stays in use until the deadline at the latest,
+//! which is why requests name registered memory that the client keeps alive.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -104,7 +104,8 @@ impl AsyncClient {
     /// Runs requests as one batch; their results come in order.
     ///
     /// # Errors
-    /// When a request is malformed, too many batches wait, or the thread has ended; never for the requests' own outcomes.
+    /// When a request is malformed, too many batches wait, or the thread has ended; never for the requests' own
+    /// outcomes.
     pub async fn run(&self, requests: Vec<Request>) -> Result<Vec<TaskResult>, Error> {
         let (answer, wait) = oneshot::channel();
         self.send(Command::Run { requests, answer })?;

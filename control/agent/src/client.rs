@@ -1,10 +1,11 @@
 //! The blocking client of the store. Requests are sent and answers taken on the calling thread.
 //!
-//! Registered memory ([`Client::register`]) is sent from and received into without a copy of ours; the plain forms copy through a
-//! buffer of the client's own. Every form returns only when nothing touches the caller's memory any more.
+//! Registered memory ([`Client::register`]) is sent from and received into without a copy of ours; the plain forms
+//! copy through a buffer of the client's own. Every form returns only when nothing touches the caller's memory any
+//! more.
 //!
-//! Thread affinity: a client belongs to one thread at a time. Threads that ask in parallel have a client each; they may share the
-//! line to the control plane ([`Client::connect_with`]).
+//! Thread affinity: a client belongs to one thread at a time. Threads that ask in parallel have a client each; they
+//! may share the line to the control plane ([`Client::connect_with`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -347,10 +348,7 @@ impl Client {
     ///
     /// # Errors
     /// When the batch as a whole is malformed.
-    pub fn batch_put_from(
-        &mut self,
-        items: &[(impl AsRef<[u8]>, Slice)],
-    ) -> Result<Vec<Result<Put, Error>>, Error> {
+    pub fn batch_put_from(&mut self, items: &[(impl AsRef<[u8]>, Slice)]) -> Result<Vec<Result<Put, Error>>, Error> {
         let requests: Result<Vec<Request>, Error> =
             items.iter().map(|(key, slice)| Ok(Request::Put(self.digest(key.as_ref())?, slice.local))).collect();
         let results = self.run(&requests?)?;

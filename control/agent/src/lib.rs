@@ -33,9 +33,7 @@ pub use link::{Control, ControlLink};
 pub use node::{Node, NodeConfig};
 pub use transfer::{Registration, Segment, Session, Transfer, TransferEngine, TransferEngineConfig};
 
-pub use kvplane_engine::{
-    HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, cpu,
-};
+pub use kvplane_engine::{HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, cpu};
 pub use kvplane_proto::client::TaskResult;
 pub use kvplane_proto::map::ClusterMap;
 pub use kvplane_proto::{Digest, NodeId, Status, Version};

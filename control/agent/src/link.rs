@@ -1,7 +1,8 @@
-//! The line to the control plane: a thread of its own that watches the map and makes calls, parked when nothing changes.
+//! The line to the control plane: a thread of its own that watches the map and makes calls, parked when nothing
+//! changes.
 //!
-//! The data path never waits for it. Whoever routes by the map looks at one atomic counter and takes the new map when it changed;
-//! with the control plane away, the last map goes on.
+//! The data path never waits for it. Whoever routes by the map looks at one atomic counter and takes the new map when
+//! it changed; with the control plane away, the last map goes on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -11,8 +12,8 @@ use std::time::Duration;
 
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::rng::Rng;
-use kvplane_rpc::{CallError, Client, ClientConfig, ClusterName, IdentityError, Role, RuntimeDirectory, random_u64};
 use kvplane_rpc::message::{Request, Welcome};
+use kvplane_rpc::{CallError, Client, ClientConfig, ClusterName, IdentityError, Role, RuntimeDirectory, random_u64};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;

@@ -1,8 +1,9 @@
 //! A storage node: its shards, its membership, its heartbeats.
 //!
-//! A node joins, says once a heartbeat interval that it lives, and owns the slots that the newest map gives it. When the control
-//! plane is away it goes on serving by its last map, and keeps trying. When it is told that its life has ended (it was silent for
-//! too long and its slots are others' now), it drops what it holds and joins with a new life.
+//! A node joins, says once a heartbeat interval that it lives, and owns the slots that the newest map gives it. When
+//! the control plane is away it goes on serving by its last map, and keeps trying. When it is told that its life has
+//! ended (it was silent for too long and its slots are others' now), it drops what it holds and joins with a new
+//! life.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -105,7 +106,8 @@ impl Node {
             Some(node) => node,
             None => NodeId(seed()?.max(1)),
         };
-        // Versions and lives only ever grow, over restarts too, as long as the clock is not set back behind a former life.
+        // Versions and lives only ever grow, over restarts too, as long as the clock is not set back behind a former
+        // life.
         let born_ns = unix_ns();
         let (shards, notes) = start_shards(config, &cluster, node, Incarnation(born_ns))?;
         let shards = Arc::new(shards);
@@ -272,10 +274,7 @@ fn member_of(
         host,
         shards: shards
             .iter()
-            .map(|shard| ShardAddress {
-                tcp: shard.address(),
-                shm: shard.shm().map(|path| path.display().to_string()),
-            })
+            .map(|shard| ShardAddress { tcp: shard.address(), shm: shard.shm().map(|path| path.display().to_string()) })
             .collect(),
     })
 }

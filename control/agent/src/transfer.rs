@@ -1,8 +1,8 @@
 //! The transfer engine: memory registered here is read and written by peers, and theirs by us.
 //!
-//! [`TransferEngine`] serves: a shard thread of its own, parked when idle, answers peers. [`Session`] asks: on the calling thread.
-//! A segment is named by the address of its engine (`127.0.0.1:15000`): peer to peer, without a control plane. Peers on the same
-//! host map each other's shareable memory and copy by themselves.
+//! [`TransferEngine`] serves: a shard thread of its own, parked when idle, answers peers. [`Session`] asks: on the
+//! calling thread. A segment is named by the address of its engine (`127.0.0.1:15000`): peer to peer, without a
+//! control plane. Peers on the same host map each other's shareable memory and copy by themselves.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -86,7 +86,8 @@ impl TransferEngine {
     pub fn start(config: TransferEngineConfig) -> Result<Self, Error> {
         if !config.listen.ip().is_loopback() {
             return Err(Error::Argument(format!(
-                "a data port on {} would be open without authentication: use a loopback address until tickets are there",
+                "a data port on {} would be open without authentication: use a loopback address until tickets are \
+                 there",
                 config.listen
             )));
         }
@@ -247,8 +248,8 @@ impl Session {
             Error::Argument(format!("{name:?} is no segment: the name of one is its engine's address, IP:PORT"))
         })?;
         let socket = socket_path(&self.directory, tcp);
-        let shm = (self.shared_memory && tcp.ip().is_loopback() && socket.exists())
-            .then(|| socket.display().to_string());
+        let shm =
+            (self.shared_memory && tcp.ip().is_loopback() && socket.exists()).then(|| socket.display().to_string());
         let peer = self.initiator.open_peer(PeerAddress {
             node: NodeId(0),
             incarnation: Incarnation(0),
@@ -274,12 +275,7 @@ impl Session {
     ///
     /// # Errors
     /// When one is malformed or names a region that the segment does not have.
-    pub fn submit(
-        &mut self,
-        segment: &Segment,
-        transfers: &[Transfer],
-        deadline: Duration,
-    ) -> Result<BatchId, Error> {
+    pub fn submit(&mut self, segment: &Segment, transfers: &[Transfer], deadline: Duration) -> Result<BatchId, Error> {
         let requests: Result<Vec<Request>, Error> = transfers.iter().map(|one| request(segment, one)).collect();
         Ok(self.initiator.submit(&requests?, deadline)?)
     }

@@ -1,7 +1,8 @@
 //! Which segments exist, under which names, and who serves them.
 //!
-//! A segment of a member lives as long as that life of the member. A client that is no member gives its segments a time to
-//! live and renews all of them with one heartbeat. The catalog says where to ask; the owner says what is in a segment.
+//! A segment of a member lives as long as that life of the member. A client that is no member gives its segments a
+//! time to live and renews all of them with one heartbeat. The catalog says where to ask; the owner says what is in a
+//! segment.
 //!
 //! Invariants: every entry is in its owner's set and the reverse; counts stay within [`Limits`].
 

@@ -1,14 +1,15 @@
 //! The state machine as a whole: its state, time, and publishing.
 //!
-//! Each call first lets time pass, then applies its input, then publishes: however many members a call loses or gains, it
-//! makes at most one epoch. Starting from what is durable is in `start.rs`, what inputs do to members in `membership.rs`.
+//! Each call first lets time pass, then applies its input, then publishes: however many members a call loses or
+//! gains, it makes at most one epoch. Starting from what is durable is in `start.rs`, what inputs do to members in
+//! `membership.rs`.
 //!
 //! **A late call is nobody's silence.** If the driver comes later than [`Cluster::poll_timeout`] asked by more than a
 //! heartbeat interval (the process was stopped, the machine slept), heartbeats may be waiting unread; everyone gets the
 //! missed time back before deadlines are looked at. So a driver that skips ticks delays deaths but causes none.
 //!
-//! Timers are one number, `due_ns`: no later than the first deadline. Heartbeats only push deadlines back and leave it alone;
-//! when it passes, one scan finds what is due and the next number.
+//! Timers are one number, `due_ns`: no later than the first deadline. Heartbeats only push deadlines back and leave
+//! it alone; when it passes, one scan finds what is due and the next number.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -11,7 +11,8 @@ use crate::record::MAX_CLUSTER_NAME_BYTES;
 pub struct Limits {
     /// Members that are joining, active or suspect.
     pub members: usize,
-    /// Ended lives that are remembered, so that what they still say is recognised as stale. The longest ended goes first.
+    /// Ended lives that are remembered, so that what they still say is recognised as stale. The longest ended goes
+    /// first.
     pub ended_lives: usize,
     /// Segments of all owners.
     pub segments: usize,
@@ -63,8 +64,8 @@ const _: () = assert!(DEFAULT_LIMITS.members <= MAX_MEMBERS);
 const _: () = assert!(DEFAULT_LIMITS.segments_per_owner <= DEFAULT_LIMITS.segments);
 
 impl ClusterConfig {
-    /// The defaults for a cluster of this name: one copy per slot, a heartbeat every second, suspect after 3 s of silence,
-    /// dead after 6 s, 10 s of grace after a restart.
+    /// The defaults for a cluster of this name: one copy per slot, a heartbeat every second, suspect after 3 s of
+    /// silence, dead after 6 s, 10 s of grace after a restart.
     #[must_use]
     pub fn new(cluster: &str) -> Self {
         Self {

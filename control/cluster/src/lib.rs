@@ -1,15 +1,15 @@
 //! The control plane's pure core: who is a member of the cluster, what map follows from that, and which segments exist.
 //!
-//! [`Cluster`] is told what happened ([`Input`]) and when, answers ([`Reply`] or [`Rejection`]), and says what must be done
-//! ([`Output`]): persist records, publish a map, tell others that a member is lost. It opens no file, reads no clock and sends
-//! nothing; the control process and the simulator host the same code.
+//! [`Cluster`] is told what happened ([`Input`]) and when, answers ([`Reply`] or [`Rejection`]), and says what must
+//! be done ([`Output`]): persist records, publish a map, tell others that a member is lost. It opens no file, reads
+//! no clock and sends nothing; the control process and the simulator host the same code.
 //!
-//! Two rules carry the rest. **Records before maps**: a change is durable before anyone hears of it, so that a control plane
-//! that was killed comes back with an epoch no lower and members no fewer than it ever told. **Lives, not names**: a node is
-//! known by id and incarnation; whatever an older life says is a counted no-op.
+//! Two rules carry the rest. **Records before maps**: a change is durable before anyone hears of it, so that a
+//! control plane that was killed comes back with an epoch no lower and members no fewer than it ever told. **Lives,
+//! not names**: a node is known by id and incarnation; whatever an older life says is a counted no-op.
 //!
-//! What it does not do: elect a leader, place objects (owners follow from the map), or decide what a member that is alive
-//! but ill should do.
+//! What it does not do: elect a leader, place objects (owners follow from the map), or decide what a member that is
+//! alive but ill should do.
 
 mod catalog;
 mod cluster;

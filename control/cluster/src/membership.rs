@@ -1,10 +1,11 @@
 //! What inputs do to members and to their segments.
 //!
-//! **Two lives of one id.** A greater incarnation is a restart, unless the former life is still heard of from another place:
-//! then two nodes were given one id, and the newcomer is refused for as long as the other one sends heartbeats. A restart
-//! that comes from another place (a new port, a reboot) is therefore refused at most `suspect_after_ns` and tries again. From
-//! the same host and ports it is taken at once: the former life cannot hold them any more. So it is after a restart of the
-//! control plane, which has not heard of the former life yet; should that one still speak, it is told that it is stale.
+//! **Two lives of one id.** A greater incarnation is a restart, unless the former life is still heard of from another
+//! place: then two nodes were given one id, and the newcomer is refused for as long as the other one sends
+//! heartbeats. A restart that comes from another place (a new port, a reboot) is therefore refused at most
+//! `suspect_after_ns` and tries again. From the same host and ports it is taken at once: the former life cannot hold
+//! them any more. So it is after a restart of the control plane, which has not heard of the former life yet; should
+//! that one still speak, it is told that it is stale.
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{MAX_MAP_SHARDS, Member};
@@ -227,7 +228,8 @@ impl Cluster {
     }
 }
 
-/// Whether both listen on the same ports of the same host. A member without shards listens nowhere, so nothing is known.
+/// Whether both listen on the same ports of the same host. A member without shards listens nowhere, so nothing is
+/// known.
 fn same_place(one: &Member, other: &Member) -> bool {
     one.host == other.host
         && !one.shards.is_empty()

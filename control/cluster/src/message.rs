@@ -121,10 +121,10 @@ pub enum Reply {
 
 /// What the driver must do, in this order.
 ///
-/// **The contract.** After [`crate::Cluster::new`] and after every [`crate::Cluster::handle`] the driver takes all outputs in
-/// order and carries each out before the next, and only then sends the reply: in particular a `Persist` is durable before a
-/// `MapChanged` after it is published. If persisting fails, nothing after it may be published and the process must end: what
-/// it holds in memory is ahead of what it would remember.
+/// **The contract.** After [`crate::Cluster::new`] and after every [`crate::Cluster::handle`] the driver takes all
+/// outputs in order and carries each out before the next, and only then sends the reply: in particular a `Persist` is
+/// durable before a `MapChanged` after it is published. If persisting fails, nothing after it may be published and
+/// the process must end: what it holds in memory is ahead of what it would remember.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Make these changes durable, in order and in one transaction.
@@ -136,8 +136,8 @@ pub enum Output {
         /// Which life.
         incarnation: Incarnation,
     },
-    /// Publish this map. The first comes from [`crate::Cluster::new`] and repeats what was last published; each later one has
-    /// a greater epoch.
+    /// Publish this map. The first comes from [`crate::Cluster::new`] and repeats what was last published; each later
+    /// one has a greater epoch.
     MapChanged(ClusterMap),
 }
 
@@ -163,8 +163,8 @@ pub struct MemberView<'a> {
     pub version: &'a str,
     /// Its last heartbeat's load; none yet in this life or since the control plane started.
     pub load: Option<Load>,
-    /// From when its silence counts, on the driver's clock: its last sign of life, later if a late call gave time back. None
-    /// if it was not heard of since the control plane started.
+    /// From when its silence counts, on the driver's clock: its last sign of life, later if a late call gave time
+    /// back. None if it was not heard of since the control plane started.
     pub heard_ns: Option<u64>,
 }
 

@@ -1,13 +1,13 @@
 //! What the control plane remembers over a restart, record by record.
 //!
-//! The durable state is a set of records, at most one per [`RecordKey`]; storing one replaces its predecessor. So replaying a
-//! change twice, or reading the records in any order, gives the same state. A record is sealed like a cluster map
-//! ([`kvplane_proto::map::codec`]): magic "KVCR", format 1, contents, checksum.
+//! The durable state is a set of records, at most one per [`RecordKey`]; storing one replaces its predecessor. So
+//! replaying a change twice, or reading the records in any order, gives the same state. A record is sealed like a
+//! cluster map ([`kvplane_proto::map::codec`]): magic "KVCR", format 1, contents, checksum.
 //!
 //! ```text
-//! header:  0 u8 | epoch u64 | replicas u8 | cluster text
-//! member:  1 u8 | state u8 | ended u64 | capacity u64 | version text | member
-//! segment: 2 u8 | 0 u8, node u64, incarnation u64 or 1 u8, client u64 | kind u8 | bytes u64 | ttl u64 | address | name text
+//! header:  0 u8 | epoch u64 | replicas u8 | cluster text member:  1 u8 | state u8 | ended u64 | capacity u64 |
+//! version text | member segment: 2 u8 | 0 u8, node u64, incarnation u64 or 1 u8, client u64 | kind u8 | bytes u64 |
+//! ttl u64 | address | name text
 //! ```
 //!
 //! Suspicion is not durable: it is about the recent past, of which a restarted control plane knows nothing.

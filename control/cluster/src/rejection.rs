@@ -111,11 +111,13 @@ impl fmt::Display for Rejection {
         match self {
             Self::StaleIncarnation { node, given, known } => write!(
                 f,
-                "node {node}: incarnation {given} was replaced by {known}; this one should stop, or join with a greater one"
+                "node {node}: incarnation {given} was replaced by {known}; this one should stop, or join with a \
+                 greater one"
             ),
             Self::Ended { node, incarnation, state } => write!(
                 f,
-                "node {node}: incarnation {incarnation} is over ({state:?}); drop its objects and join with a greater one"
+                "node {node}: incarnation {incarnation} is over ({state:?}); drop its objects and join with a \
+                 greater one"
             ),
             Self::Unknown { node, incarnation } => {
                 write!(f, "node {node} has not joined with incarnation {incarnation}: join first")

@@ -1,8 +1,8 @@
 //! Starting from what is durable.
 //!
-//! Whatever was published before is what the control plane begins with: the same epoch, the same members. It knows nothing
-//! of the recent past, so everyone gets a grace before silence counts, and nobody is suspect. Segments whose owner's life is
-//! over are dropped; ended lives beyond the limit are forgotten.
+//! Whatever was published before is what the control plane begins with: the same epoch, the same members. It knows
+//! nothing of the recent past, so everyone gets a grace before silence counts, and nobody is suspect. Segments whose
+//! owner's life is over are dropped; ended lives beyond the limit are forgotten.
 
 use core::fmt;
 use std::collections::{BTreeMap, VecDeque};
@@ -61,7 +61,8 @@ impl fmt::Display for StartError {
             Self::Config(error) => write!(f, "settings: {error}"),
             Self::OtherCluster { stored, configured } => write!(
                 f,
-                "the stored state is of cluster {stored:?}, not {configured:?}: use another state file or the stored name"
+                "the stored state is of cluster {stored:?}, not {configured:?}: use another state file or the \
+                 stored name"
             ),
             Self::NoHeader { records } => {
                 write!(f, "{records} records are stored but no header: the state is incomplete, restore a copy of it")
@@ -82,8 +83,8 @@ impl std::error::Error for StartError {}
 impl Cluster {
     /// Starts from the settings and all stored records, in any order (none for a new cluster).
     ///
-    /// Members are kept where they stood, and silence counts only after `restart_grace_ns`. The first outputs are ready:
-    /// the current map, and before it what became durable by starting.
+    /// Members are kept where they stood, and silence counts only after `restart_grace_ns`. The first outputs are
+    /// ready: the current map, and before it what became durable by starting.
     ///
     /// # Errors
     /// When settings contradict each other or the records do not fit them.

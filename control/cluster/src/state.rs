@@ -1,7 +1,7 @@
 //! The life of a member, as a declared table.
 //!
-//! A member is in the map while it is active or suspect. A suspect keeps its slots: a short silence must not move data. Only
-//! a first heartbeat makes a newcomer active, so that a join whose answer was lost never takes slots.
+//! A member is in the map while it is active or suspect. A suspect keeps its slots: a short silence must not move
+//! data. Only a first heartbeat makes a newcomer active, so that a join whose answer was lost never takes slots.
 
 use kvplane_proto::state_machine;
 

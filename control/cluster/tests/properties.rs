@@ -1,6 +1,6 @@
-//! Random histories. The driver of `support` checks on every call that epochs grow by one, that a call makes at most one,
-//! that what is published is durable before, and that the store alone gives the same state; here are the histories, and
-//! what must hold over a restart at any point.
+//! Random histories. The driver of `support` checks on every call that epochs grow by one, that a call makes at most
+//! one, that what is published is durable before, and that the store alone gives the same state; here are the
+//! histories, and what must hold over a restart at any point.
 
 mod support;
 

@@ -1,4 +1,5 @@
-//! Single stories: joining, restarting, falling silent, leaving, sharing an id by mistake, and a control plane that was away.
+//! Single stories: joining, restarting, falling silent, leaving, sharing an id by mistake, and a control plane that
+//! was away.
 
 mod support;
 
@@ -25,9 +26,7 @@ fn leave(driver: &mut Driver, node: u64, incarnation: u64) -> Result<Reply, Reje
 fn the_first_heartbeat_brings_a_member_into_the_map() {
     let mut driver = Driver::new(config());
     let joined = driver.join(member(1, 5, 7000)).unwrap();
-    assert!(
-        matches!(joined, Reply::Joined { epoch: Epoch(0), heartbeat_interval_ns, .. } if heartbeat_interval_ns == 100 * MS)
-    );
+    assert!(matches!(joined, Reply::Joined { epoch: Epoch(0), heartbeat_interval_ns: ns, .. } if ns == 100 * MS));
     assert_eq!((driver.in_map(), driver.state(1)), (vec![], Some(MemberState::Joining)));
     assert_eq!(driver.beat(1, 5), Ok(Reply::Alive { epoch: Epoch(1) }));
     assert_eq!(driver.in_map(), [(1, 5)]);
@@ -306,7 +305,8 @@ fn contradictions_at_the_start_are_named() {
     let hasty = ClusterConfig { heartbeat_deadline_ns: 299 * MS, suspect_after_ns: 200 * MS, ..config() };
     assert_eq!(
         refuse(hasty, vec![]).to_string(),
-        "settings: heartbeat_deadline_ns is 299000000; with the other settings it must be 300000000 to 9223372036854775807"
+        "settings: heartbeat_deadline_ns is 299000000; with the other settings it must be 300000000 to \
+         9223372036854775807"
     );
     let mut driver = Driver::new(config());
     driver.admit(1, 5);

@@ -1,8 +1,8 @@
 //! A cluster's certificate authority: made once, kept beside the state, asked for identities.
 //!
 //! The key signs identities and nothing else; whoever can read its file is the cluster. Certificates do not expire: a
-//! cluster whose nodes refuse each other on some day years from now is worse than a key that lives as long as its file. To
-//! revoke, make a new authority and reissue.
+//! cluster whose nodes refuse each other on some day years from now is worse than a key that lives as long as its
+//! file. To revoke, make a new authority and reissue.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! One call on the server: read, check, ask the service, answer; or send maps for as long as the caller watches.
 //!
-//! A frame that is not a message costs the caller its connection. Everything else that is wrong is a refusal, which costs
-//! nothing. Reading and writing have deadlines; a stream that misses one is reset.
+//! A frame that is not a message costs the caller its connection. Everything else that is wrong is a refusal, which
+//! costs nothing. Reading and writing have deadlines; a stream that misses one is reset.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! The caller's side: one connection to the control plane, remade when it breaks.
 //!
-//! Every call has a deadline that includes connecting. A connection that fails is tried again at the earliest after a wait
-//! that doubles from failure to failure, with jitter, so that a restarted control plane is not met by all its clients at
-//! once. A call that was sent is never repeated by itself: its caller learns that the outcome is unknown.
+//! Every call has a deadline that includes connecting. A connection that fails is tried again at the earliest after a
+//! wait that doubles from failure to failure, with jitter, so that a restarted control plane is not met by all its
+//! clients at once. A call that was sent is never repeated by itself: its caller learns that the outcome is unknown.
 //!
 //! A connection on which an answer is overdue is closed and remade: a control plane that was killed and started again
 //! cannot say that it forgot the old connection, and waiting for the idle timeout would cost seconds.
@@ -184,8 +184,9 @@ impl Client {
     pub async fn close(&self) {
         let Some(connection) = self.shared.link.lock().await.connection.take() else { return };
         connection.close(CloseCode::Done.wire(), b"done");
-        // The caller's runtime may end right after this; a server that is not told keeps the connection until it has been
-        // idle for too long, and short-lived clients would fill its table. Being idle takes longer than telling does.
+        // The caller's runtime may end right after this; a server that is not told keeps the connection until it has
+        // been idle for too long, and short-lived clients would fill its table. Being idle takes longer than telling
+        // does.
         let _ = timeout(GOODBYE, self.shared.endpoint.wait_idle()).await;
     }
 

@@ -8,9 +8,9 @@
 //! | 8..12 | bytes of the body |
 //!
 //! The header is decoded by hand before anything is allocated, and a body is decoded under a limit that bounds every
-//! allocation. Trailing bytes are an error, as bincode alone would ignore them. There is no checksum: TLS authenticates
-//! every byte. Kinds and enum tags are append-only, and golden bytes in the tests hold the layout fast; another crate that
-//! writes the same layout can replace bincode without a change on the wire.
+//! allocation. Trailing bytes are an error, as bincode alone would ignore them. There is no checksum: TLS
+//! authenticates every byte. Kinds and enum tags are append-only, and golden bytes in the tests hold the layout fast;
+//! another crate that writes the same layout can replace bincode without a change on the wire.
 
 use std::fmt;
 

@@ -1,6 +1,7 @@
 //! Between the messages and the types of the control plane's pure core.
 //!
-//! Everything a peer says converts without failing: what the core allows is for the core to refuse, with its own numbers.
+//! Everything a peer says converts without failing: what the core allows is for the core to refuse, with its own
+//! numbers.
 
 use kvplane_cluster as core;
 use kvplane_proto::ids::{Incarnation, NodeId};

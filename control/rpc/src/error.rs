@@ -1,7 +1,7 @@
 //! Errors of the control protocol: what a peer refuses, and what a call can end with.
 //!
-//! A refusal travels as a stable number and a text. A caller's own failures (no answer, connection lost) have numbers from
-//! 100 on that never travel. Numbers are append-only: operators and other languages match on them.
+//! A refusal travels as a stable number and a text. A caller's own failures (no answer, connection lost) have numbers
+//! from 100 on that never travel. Numbers are append-only: operators and other languages match on them.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,8 +1,8 @@
 //! Private files: written whole or not at all, readable by their owner alone.
 //!
-//! Keys and the files that name them are secrets, so a file is created with mode 0600 under a temporary name in the same
-//! directory, synced, and renamed over its name. A reader refuses a secret that others may read, and reads at most a
-//! stated number of bytes.
+//! Keys and the files that name them are secrets, so a file is created with mode 0600 under a temporary name in the
+//! same directory, synced, and renamed over its name. A reader refuses a secret that others may read, and reads at
+//! most a stated number of bytes.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -99,7 +99,8 @@ pub fn private_directory(path: &Path) -> Result<(), FileError> {
     Ok(())
 }
 
-/// Writes `content` to `path` atomically with mode 0600: a reader sees the old file or the new one, a crash leaves either.
+/// Writes `content` to `path` atomically with mode 0600: a reader sees the old file or the new one, a crash leaves
+/// either.
 ///
 /// # Errors
 /// Whatever the file system says.

@@ -1,7 +1,7 @@
 //! Identities: a certificate with its key, and the authority's certificate that others check it against.
 //!
-//! Both travel and are stored as PEM text. Keys never reach a log: `Debug` shows sizes only, and key files that others may
-//! read are refused.
+//! Both travel and are stored as PEM text. Keys never reach a log: `Debug` shows sizes only, and key files that
+//! others may read are refused.
 
 use std::fmt;
 use std::path::Path;
@@ -41,7 +41,8 @@ impl fmt::Display for IdentityError {
         match self {
             Self::ClusterName(name) => write!(
                 f,
-                "{name:?} cannot name a cluster: use 1 to {CLUSTER_NAME_BYTES} of a-z, 0-9 and -, and no - at either end"
+                "{name:?} cannot name a cluster: use 1 to {CLUSTER_NAME_BYTES} of a-z, 0-9 and -, and no - at \
+                 either end"
             ),
             Self::File(error) => error.fmt(f),
             Self::Malformed { what, reason } => write!(f, "{what} is unusable: {reason}"),

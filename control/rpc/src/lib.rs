@@ -1,5 +1,5 @@
-//! The control protocol: QUIC with certificates on both sides, one call per stream. quinn, TLS identities and the message
-//! codec live here and nowhere else.
+//! The control protocol: QUIC with certificates on both sides, one call per stream. quinn, TLS identities and the
+//! message codec live here and nowhere else.
 //!
 //! * [`Authority`], [`identity`], [`Role`]: who may speak; a certificate names its role and its cluster.
 //! * [`local`]: how processes of one user on one machine find their control plane without configuration.

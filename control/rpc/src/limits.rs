@@ -1,8 +1,8 @@
 //! Every limit of the control protocol, and how they relate.
 //!
-//! Both ends take a [`Limits`]; the defaults are what a control plane of a few hundred nodes needs. The relations between
-//! limits that must hold for the protocol to work are asserted at compile time for the defaults and by [`Limits::check`]
-//! for what an operator sets.
+//! Both ends take a [`Limits`]; the defaults are what a control plane of a few hundred nodes needs. The relations
+//! between limits that must hold for the protocol to work are asserted at compile time for the defaults and by
+//! [`Limits::check`] for what an operator sets.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use kvplane_proto::map::codec::MAX_MAP_BYTES;
 /// Largest body of an ordinary message, in bytes.
 pub const SMALL_BODY_BYTES: usize = 64 << 10;
 
-/// Largest body of a message that carries the cluster map, the segment list or the status, in bytes. Only a control plane
-/// sends such messages, and every valid map fits.
+/// Largest body of a message that carries the cluster map, the segment list or the status, in bytes. Only a control
+/// plane sends such messages, and every valid map fits.
 pub const LARGE_BODY_BYTES: usize = 16 << 20;
 
 /// Longest text of an error that travels, in bytes.

@@ -1,8 +1,8 @@
 //! How a client on the same machine finds its control plane without configuration.
 //!
-//! A control plane publishes one file, `CLUSTER.local`, in a directory that only its user may enter: where it listens, the
-//! certificate of its authority, and an identity for each role a local process may take. Whoever can read it could read
-//! the authority's key too, so nothing is given away.
+//! A control plane publishes one file, `CLUSTER.local`, in a directory that only its user may enter: where it
+//! listens, the certificate of its authority, and an identity for each role a local process may take. Whoever can
+//! read it could read the authority's key too, so nothing is given away.
 //!
 //! The publisher holds a lock on `CLUSTER.lock` while it lives, which the kernel drops when it dies in any way: a file
 //! without a locked lock is stale, and a reader says so instead of waiting for an address where nobody listens.
@@ -105,12 +105,14 @@ impl fmt::Display for LocalError {
             }
             Self::AlreadyPublished { cluster, lock } => write!(
                 f,
-                "a control plane of cluster {cluster} already runs for this user (it holds {}); stop it or choose another cluster name",
+                "a control plane of cluster {cluster} already runs for this user (it holds {}); stop it or choose \
+                 another cluster name",
                 lock.display()
             ),
             Self::NotPublished { cluster, path } => write!(
                 f,
-                "no control plane of cluster {cluster} runs for this user: {} does not exist; start `kvplane dev` or name the control plane's address and identity",
+                "no control plane of cluster {cluster} runs for this user: {} does not exist; start `kvplane dev` \
+                 or name the control plane's address and identity",
                 path.display()
             ),
             Self::Stale { cluster, path } => write!(

@@ -1,7 +1,8 @@
 //! Roles, cluster names, and how a certificate carries both.
 //!
-//! A certificate names its role and its cluster in one DNS name, `ROLE.CLUSTER.kvplane`. A server learns a caller's role by
-//! asking which of the four names the caller's certificate is valid for, so that no certificate parser of ours is needed.
+//! A certificate names its role and its cluster in one DNS name, `ROLE.CLUSTER.kvplane`. A server learns a caller's
+//! role by asking which of the four names the caller's certificate is valid for, so that no certificate parser of
+//! ours is needed.
 
 use std::fmt;
 

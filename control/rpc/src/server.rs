@@ -1,8 +1,8 @@
 //! The server's side: accepts connections and checks who speaks.
 //!
-//! One task per connection and one per call, all bounded: a permit per connection, QUIC's stream limit per call. Nothing a
-//! peer sends reaches the service before its size, kind and the caller's role were checked. A peer that breaks the protocol
-//! loses its connection and nobody else's; every such event is reported to [`Service::observe`].
+//! One task per connection and one per call, all bounded: a permit per connection, QUIC's stream limit per call.
+//! Nothing a peer sends reaches the service before its size, kind and the caller's role were checked. A peer that
+//! breaks the protocol loses its connection and nobody else's; every such event is reported to [`Service::observe`].
 
 use std::fmt;
 use std::io;

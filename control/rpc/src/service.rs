@@ -1,7 +1,7 @@
 //! What a server needs behind it: the calls, the maps to watch, and someone to count.
 //!
-//! A service is called on the endpoint's runtime and must not block for long; it answers at once or refuses. What reaches it
-//! has passed the checks of size, form and role.
+//! A service is called on the endpoint's runtime and must not block for long; it answers at once or refuses. What
+//! reaches it has passed the checks of size, form and role.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! TLS and transport parameters of both ends.
 //!
-//! TLS 1.3 with certificates on both sides, always. ALPN carries the protocol version: a peer of another version fails the
-//! handshake with an alert of its own. No 0-RTT: its data could be replayed.
+//! TLS 1.3 with certificates on both sides, always. ALPN carries the protocol version: a peer of another version
+//! fails the handshake with an alert of its own. No 0-RTT: its data could be replayed.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Watching the cluster map: the latest one, kept current over reconnections.
 //!
-//! A watch holds one map, never a queue: who is slow skips maps, which is right, as only the latest counts. It goes on
-//! with the last map while the control plane is away. A map with an older epoch is ignored, except after the control plane
-//! said that its state is another one ([`Welcome::state_id`]): then its epochs start anew.
+//! A watch holds one map, never a queue: who is slow skips maps, which is right, as only the latest counts. It goes
+//! on with the last map while the control plane is away. A map with an older epoch is ignored, except after the
+//! control plane said that its state is another one ([`Welcome::state_id`]): then its epochs start anew.
 //!
 //! [`Welcome::state_id`]: crate::message::Welcome::state_id
 

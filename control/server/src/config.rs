@@ -84,12 +84,14 @@ impl fmt::Display for StartError {
             Self::Serve(error) => error.fmt(f),
             Self::HttpNotLoopback(address) => write!(
                 f,
-                "HTTP on {address} would be open to others without authentication: use a loopback address, or allow it explicitly"
+                "HTTP on {address} would be open to others without authentication: use a loopback address, or allow \
+                 it explicitly"
             ),
             Self::HttpListen { address, source } if source.kind() == io::ErrorKind::AddrInUse => {
                 write!(
                     f,
-                    "TCP port {} of {} is in use: stop what listens there, or choose another HTTP port (0 takes a free one)",
+                    "TCP port {} of {} is in use: stop what listens there, or choose another HTTP port (0 takes a \
+                     free one)",
                     address.port(),
                     address.ip()
                 )

@@ -1,8 +1,8 @@
 //! The control plane's driver: gives the pure [`Cluster`] its inputs and the time, and carries out what it asks for.
 //!
-//! Records before maps: an output is carried out before the next, so a map is published only when the records behind it are
-//! durable. When they cannot be made durable, nothing more is published and the control plane stops; what it holds in
-//! memory is ahead of what it would remember.
+//! Records before maps: an output is carried out before the next, so a map is published only when the records behind
+//! it are durable. When they cannot be made durable, nothing more is published and the control plane stops; what it
+//! holds in memory is ahead of what it would remember.
 //!
 //! Everything runs on one thread; the lock is there for the compiler and is never waited for.
 

@@ -1,7 +1,7 @@
 //! What is counted at the rim, and how it becomes Prometheus text.
 //!
-//! Counting is an addition to a plain number. A scrape copies all numbers into a recorder of its own and renders that, so
-//! nothing is global and a node that is gone leaves no series behind.
+//! Counting is an addition to a plain number. A scrape copies all numbers into a recorder of its own and renders
+//! that, so nothing is global and a node that is gone leaves no series behind.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -6,8 +6,8 @@
 //! | `/metrics` | Prometheus text |
 //! | `/get_all_segments` | names of segments, one a line |
 //!
-//! One request per connection, all of it within a deadline; heads are limited, and a request with a body is refused unread.
-//! At most a fixed number of connections are served at a time; further ones wait in the listen queue.
+//! One request per connection, all of it within a deadline; heads are limited, and a request with a body is refused
+//! unread. At most a fixed number of connections are served at a time; further ones wait in the listen queue.
 
 use std::convert::Infallible;
 use std::io;

@@ -1,7 +1,8 @@
-//! A running control plane: one thread, one single-threaded runtime, never on a shard's core unless the system puts it there.
+//! A running control plane: one thread, one single-threaded runtime, never on a shard's core unless the system puts
+//! it there.
 //!
-//! Starting is synchronous and complete: when [`ControlServer::start`] returns, the state is read, the ports are open and
-//! local processes can find it. Nothing is polled: the thread sleeps until a packet, a request or a deadline.
+//! Starting is synchronous and complete: when [`ControlServer::start`] returns, the state is read, the ports are open
+//! and local processes can find it. Nothing is polled: the thread sleeps until a packet, a request or a deadline.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

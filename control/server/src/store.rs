@@ -1,8 +1,9 @@
 //! What the control plane remembers: records by key in one embedded redb file, or nothing.
 //!
-//! A commit is one transaction, synced before it returns, so a process killed at any point comes back with all it ever
-//! published. The file is locked while open: a second control plane on the same state is refused. Besides the records the
-//! file holds the identity of this state, drawn when it was made, by which watchers tell that epochs began anew.
+//! A commit is one transaction, synced before it returns, so a process killed at any point comes back with all it
+//! ever published. The file is locked while open: a second control plane on the same state is refused. Besides the
+//! records the file holds the identity of this state, drawn when it was made, by which watchers tell that epochs
+//! began anew.
 //!
 //! A commit blocks its thread for one sync of the disk. Commits happen when members or segments come and go, not with
 //! heartbeats.
@@ -59,7 +60,8 @@ impl fmt::Display for StoreError {
             ),
             Self::Format { path, found } => write!(
                 f,
-                "the state file {} has format {found}, this program reads format {FORMAT}: use the program that wrote it",
+                "the state file {} has format {found}, this program reads format {FORMAT}: use the program that \
+                 wrote it",
                 path.display()
             ),
             Self::Record { path, reason } => write!(

@@ -1,7 +1,7 @@
 //! A host that its caller's thread drives: requests are sent, and their answers taken, on the thread that asks.
 //!
-//! No thread is between the caller and the socket, so a small request costs no wake-up but the caller's own. Several threads that
-//! ask have an initiator each.
+//! No thread is between the caller and the socket, so a small request costs no wake-up but the caller's own. Several
+//! threads that ask have an initiator each.
 //!
 //! Quiescence: [`Initiator::wait`] returns when nothing touches the batch's memory any more, whatever the outcome.
 
@@ -81,8 +81,8 @@ impl Initiator {
         self.client().submit(requests, deadline_ns, now_ns)
     }
 
-    /// Does what there is to do, and waits for more to do if there was nothing: at most `longest`, and not when `pending` says
-    /// that the caller has something.
+    /// Does what there is to do, and waits for more to do if there was nothing: at most `longest`, and not when
+    /// `pending` says that the caller has something.
     ///
     /// # Errors
     /// When the ring fails.

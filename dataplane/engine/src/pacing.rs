@@ -1,8 +1,8 @@
 //! When to spin and when to park.
 //!
-//! A parked core takes tens of microseconds to wake, a spinning one burns its power and, where threads outnumber cores, the
-//! time of others. So a host spins for as long as the next event is likely to come soon: the window follows the gaps between
-//! past events, up to a limit. Time comes as an argument.
+//! A parked core takes tens of microseconds to wake, a spinning one burns its power and, where threads outnumber
+//! cores, the time of others. So a host spins for as long as the next event is likely to come soon: the window
+//! follows the gaps between past events, up to a limit. Time comes as an argument.
 
 /// How a host waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -75,10 +75,7 @@ fn member(shard: &ShardHandle) -> Member {
         weight: 1,
         failure_domain: "a".to_owned(),
         host: "here".to_owned(),
-        shards: vec![ShardAddress {
-            tcp: shard.address(),
-            shm: shard.shm().map(|path| path.display().to_string()),
-        }],
+        shards: vec![ShardAddress { tcp: shard.address(), shm: shard.shm().map(|path| path.display().to_string()) }],
     }
 }
 

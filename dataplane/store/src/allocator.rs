@@ -7,13 +7,13 @@
 //! systems" (ECRTS 2004); unlike it, the request's own bin is looked at first. Without that the last block of exactly
 //! the wanted size is missed, and a pool of N equal objects would hold N - 1.
 //!
-//! Sizes are counted in granules of [`GRANULE_BYTES`]. Up to 63 granules (16 KiB) every size has its own bin; above, a
-//! bin spans 1/32 of its size, so that a fit deeper than [`PROBES`] in a crowded bin may be missed; `run_anywhere` does not
-//! miss it.
+//! Sizes are counted in granules of [`GRANULE_BYTES`]. Up to 63 granules (16 KiB) every size has its own bin; above,
+//! a bin spans 1/32 of its size, so that a fit deeper than [`PROBES`] in a crowded bin may be missed; `run_anywhere`
+//! does not miss it.
 //!
-//! Invariants ([`Allocator::check`]): blocks tile the pool, no two free blocks touch, bins and bitmaps agree with the blocks.
-//! The descriptors (24 bytes) lie in a vector reserved at start. Not here: what the bytes are for, beyond a word per
-//! block that names its owner.
+//! Invariants ([`Allocator::check`]): blocks tile the pool, no two free blocks touch, bins and bitmaps agree with the
+//! blocks. The descriptors (24 bytes) lie in a vector reserved at start. Not here: what the bytes are for, beyond a
+//! word per block that names its owner.
 
 mod bins;
 mod runs;

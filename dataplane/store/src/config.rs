@@ -68,8 +68,8 @@ impl fmt::Display for ConfigError {
 impl core::error::Error for ConfigError {}
 
 impl StoreConfig {
-    /// Limits that suit a pool of `pool_bytes`, which is rounded down to whole granules: an object for every 4 KiB, objects
-    /// up to a quarter of the pool.
+    /// Limits that suit a pool of `pool_bytes`, which is rounded down to whole granules: an object for every 4 KiB,
+    /// objects up to a quarter of the pool.
     #[must_use]
     pub fn for_pool(pool_bytes: u64) -> Self {
         let pool_bytes = pool_bytes - pool_bytes % GRANULE_BYTES;

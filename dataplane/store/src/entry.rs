@@ -7,8 +7,8 @@
 //! * `Live`: in the index and in the eviction order; the bytes never change again.
 //! * `Doomed`: removed while pinned; invisible; its bytes stay until the last pin goes.
 //!
-//! Not here: the way from a digest to an entry ([`crate::index`]) and the order of eviction ([`crate::eviction`]), whose
-//! links are kept in the entries.
+//! Not here: the way from a digest to an entry ([`crate::index`]) and the order of eviction ([`crate::eviction`]),
+//! whose links are kept in the entries.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;

@@ -1,8 +1,8 @@
 //! The order in which objects go: the contract of an eviction policy, and the one policy there is.
 //!
-//! A policy sees every live entry and is told of accesses; asked for a victim it names one and changes nothing else. Pins
-//! are not its business except that it never names a pinned entry. It keeps its links in the entries, so that it allocates
-//! nothing. Its arithmetic is in granules, the space that entries really take.
+//! A policy sees every live entry and is told of accesses; asked for a victim it names one and changes nothing else.
+//! Pins are not its business except that it never names a pinned entry. It keeps its links in the entries, so that it
+//! allocates nothing. Its arithmetic is in granules, the space that entries really take.
 //!
 //! `tests/` has the naive twin of each policy: a second implementation of the trait whose correctness is plain to see,
 //! against which the fast one is compared decision by decision.
@@ -14,8 +14,8 @@ pub use segmented_lru::SegmentedLru;
 
 use crate::entry::{Entries, EntryId};
 
-/// Decides which object goes next. The store calls; a policy never calls back. The store pins an entry only just after it
-/// reported an access of it.
+/// Decides which object goes next. The store calls; a policy never calls back. The store pins an entry only just
+/// after it reported an access of it.
 pub trait EvictionPolicy {
     /// An object became live. The policy MUST from now on consider it; the entry is in no order yet and not pinned.
     fn insert(&mut self, entries: &mut Entries, id: EntryId);
@@ -31,9 +31,9 @@ pub trait EvictionPolicy {
     /// accesses gave it: holding a pin for long is not a use.
     fn unpinned(&mut self, entries: &mut Entries, id: EntryId);
 
-    /// The entry that should go next. It MUST be one without pins, and MUST be found whenever there is one. Asking twice
-    /// without another call between MUST give the same answer. The cost MUST be O(1) amortised over the other calls,
-    /// however many entries are pinned.
+    /// The entry that should go next. It MUST be one without pins, and MUST be found whenever there is one. Asking
+    /// twice without another call between MUST give the same answer. The cost MUST be O(1) amortised over the other
+    /// calls, however many entries are pinned.
     fn victim(&mut self, entries: &mut Entries) -> Option<EntryId>;
 
     /// How many entries the policy considers, pinned ones included; asserts its own invariants on the way. For tests

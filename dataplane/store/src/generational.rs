@@ -1,8 +1,8 @@
 //! A bounded table whose places are named by (index, generation), so that a late message about a former holder of a
 //! place is recognised.
 //!
-//! Vacant places are reused in the order in which they fell vacant: a place's generation then wraps only after 2^32 times
-//! the limit of holders, and a stale name cannot come true by accident within any transfer's life.
+//! Vacant places are reused in the order in which they fell vacant: a place's generation then wraps only after 2^32
+//! times the limit of holders, and a stale name cannot come true by accident within any transfer's life.
 
 const NONE: u32 = u32::MAX;
 
@@ -109,7 +109,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn names_are_never_confused(limit in 1..6u32, ops in prop::collection::vec((any::<bool>(), any::<usize>()), 0..100)) {
+        fn names_are_never_confused(
+            limit in 1..6u32,
+            ops in prop::collection::vec((any::<bool>(), any::<usize>()), 0..100),
+        ) {
             let mut table = GenerationalTable::new(limit);
             let mut held = BTreeMap::new();
             let mut stale = Vec::new();

@@ -1,10 +1,10 @@
 //! From a digest to its entry: an open-addressing hash table of fixed size.
 //!
 //! A slot is (fingerprint, entry). The fingerprint is 32 bits of a seeded mix of the whole digest, and it alone says
-//! where a search begins, so inserting and deleting never touch other entries. Collisions probe linearly with Robin Hood
-//! ordering (Celis, 1986: whoever is further from its home keeps the slot), so that a search for what is absent, the
-//! commonest one, ends as early as one for what is present; deletion shifts the followers back and leaves no tombstones.
-//! At most three quarters of the slots are in use.
+//! where a search begins, so inserting and deleting never touch other entries. Collisions probe linearly with Robin
+//! Hood ordering (Celis, 1986: whoever is further from its home keeps the slot), so that a search for what is absent,
+//! the commonest one, ends as early as one for what is present; deletion shifts the followers back and leaves no
+//! tombstones. At most three quarters of the slots are in use.
 //!
 //! Memory per object: 64 B of entry and 4/3 of an 8 B slot, under 75 B; with the allocator's descriptor under 100 B.
 //! Not here: what is in an entry, or when it may go.

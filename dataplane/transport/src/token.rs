@@ -1,7 +1,7 @@
 //! Completion tokens: which driver, which of its connections, and what.
 //!
-//! All drivers of a shard share one ring, so its completions carry a token that finds their way back. A generation makes the
-//! completion of a former connection recognisable.
+//! All drivers of a shard share one ring, so its completions carry a token that finds their way back. A generation
+//! makes the completion of a former connection recognisable.
 
 /// What a completion belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -82,8 +82,8 @@ pub enum Target {
     },
 }
 
-/// A payload to send, and what to say when it has left. Where its frame's header announces a checksum of value 0, the driver
-/// computes it.
+/// A payload to send, and what to say when it has left. Where its frame's header announces a checksum of value 0, the
+/// driver computes it.
 #[derive(Debug)]
 pub struct Outgoing {
     /// The memory.

@@ -1,4 +1,5 @@
-//! The fault decorator over real sockets: order under delays, corruption that checksums see, and ends without leftovers.
+//! The fault decorator over real sockets: order under delays, corruption that checksums see, and ends without
+//! leftovers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -225,7 +226,7 @@ fn a_position_is_not_given_out_again_before_its_end_was_taken() {
     let first = sender.connected.expect("a connection");
     sender.tcp.close(&mut sender.ring, first, Gone::Closed);
     let limit = Instant::now() + Duration::from_secs(20);
-    while sender.tcp.open() > 0 {
+    while sender.tcp.poll_timeout() != Some(0) {
         assert!(Instant::now() < limit, "a closed connection stays");
         sender.ring.wait(Duration::from_millis(1), &mut sender.completions).expect("a working ring");
         for completion in core::mem::take(&mut sender.completions) {
@@ -233,6 +234,7 @@ fn a_position_is_not_given_out_again_before_its_end_was_taken() {
             sender.tcp.complete(&mut sender.ring, token, &completion);
         }
     }
+    assert_eq!(sender.tcp.open(), 1);
     // Its end waits to be taken: whoever looks up the position then must find what it was.
     let address = net::tcp_listener(([127, 0, 0, 1], 0).into(), 8).and_then(|l| l.local_addr()).expect("a port");
     let second = sender.tcp.connect(&mut sender.ring, address).expect("a socket");

@@ -1,8 +1,9 @@
 //! A latency histogram of fixed size: log-linear buckets as in Gil Tene's HdrHistogram.
 //!
-//! Values below 128 ns are exact; above, each power of two is cut in 128 equal buckets, so a reported value is within 0.4 %
-//! of a recorded one. Values above 2^40 ns (18 minutes) share the last bucket; the maximum is kept exactly. Recording is a
-//! few instructions and never allocates; one histogram belongs to one thread, and threads' histograms are merged at the end.
+//! Values below 128 ns are exact; above, each power of two is cut in 128 equal buckets, so a reported value is within
+//! 0.4 % of a recorded one. Values above 2^40 ns (18 minutes) share the last bucket; the maximum is kept exactly.
+//! Recording is a few instructions and never allocates; one histogram belongs to one thread, and threads' histograms
+//! are merged at the end.
 
 use serde::Serialize;
 
@@ -108,8 +109,8 @@ impl Histogram {
         self.max_ns
     }
 
-    /// The duration in nanoseconds that the share `quantile` (0 to 1, clamped) of all does not exceed, within 0.4 %; 0 when
-    /// empty.
+    /// The duration in nanoseconds that the share `quantile` (0 to 1, clamped) of all does not exceed, within 0.4 %;
+    /// 0 when empty.
     #[must_use]
     pub fn percentile_ns(&self, quantile: f64) -> u64 {
         if self.count == 0 {
@@ -187,7 +188,8 @@ mod tests {
             let rank = ((quantile * values.len() as f64).ceil() as usize).max(1) - 1;
             let (found, exact) = (histogram.percentile_ns(quantile) as f64, values[rank] as f64);
             prop_assert!((found - exact).abs() <= exact * 0.01, "{found} for {exact}");
-            prop_assert_eq!(histogram.percentile_ns(1.0).abs_diff(*values.last().unwrap()) * 200 / values.last().unwrap().max(&1), 0);
+            let most = *values.last().unwrap();
+            prop_assert_eq!(histogram.percentile_ns(1.0).abs_diff(most) * 200 / most.max(1), 0);
         }
 
         #[test]

@@ -1,7 +1,7 @@
 //! Self-contained HTML: one file, styles inline, plots drawn by us as SVG; nothing is fetched, nothing runs.
 //!
-//! [`page::Page`] is the document, [`chart::Chart`] a plot. Whatever comes from outside (file names, labels) goes through
-//! [`escape`]. Colours follow the reader's light or dark setting; series differ in dash as well as in colour.
+//! [`page::Page`] is the document, [`chart::Chart`] a plot. Whatever comes from outside (file names, labels) goes
+//! through [`escape`]. Colours follow the reader's light or dark setting; series differ in dash as well as in colour.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,8 @@ pub mod chart;
 pub mod page;
 pub mod scale;
 
-/// `text` as it may stand in an element or a quoted attribute. Control characters, which XML does not allow, become spaces.
+/// `text` as it may stand in an element or a quoted attribute. Control characters, which XML does not allow, become
+/// spaces.
 #[must_use]
 pub fn escape(text: &str) -> Cow<'_, str> {
     let special = |c: char| matches!(c, '&' | '<' | '>' | '"' | '\'') || c.is_control();

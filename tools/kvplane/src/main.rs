@@ -1,7 +1,7 @@
 //! The `kvplane` binary: every process and tool of the system, one subcommand each.
 //!
-//! An error is one line on stderr that says what, which number or file, and what to do; the exit status is then 1, and 2 for a
-//! command line that makes no sense.
+//! An error is one line on stderr that says what, which number or file, and what to do; the exit status is then 1,
+//! and 2 for a command line that makes no sense.
 
 mod command;
 

@@ -1,19 +1,19 @@
 //! What a cache of a given size should have found: LRU and segmented LRU over a trace, written to be obviously right.
 //!
-//! This is the judge of the store, so it shares no code with it: recency is a `BTreeMap` from a rising stamp to the block,
-//! nothing cleverer. It replays what one client of `kvplane replay` does for each request in arrival order:
+//! This is the judge of the store, so it shares no code with it: recency is a `BTreeMap` from a rising stamp to the
+//! block, nothing cleverer. It replays what one client of `kvplane replay` does for each request in arrival order:
 //!
 //! 1. ask which of its blocks exist (no access);
-//! 2. get the longest prefix that does (each get is an access);
-//! 3. put the rest in order: a block that exists is accessed and stays as it is, one that does not is inserted, evicting
-//!    until it fits.
+//! 2. get the longest prefix that does (each get is an access); 3. put the rest in order: a block that exists is
+//! accessed and stays as it is, one that does not is inserted, evicting until it fits.
 //!
-//! The segmented LRU: a block enters at the most recent end of *probation*; an access there moves it to the most recent end
-//! of *protected*, which holds at most a fifth of the capacity and pushes its least recent blocks back to the most recent
-//! end of probation. Victims are the least recent of probation, then of protected. A block that alone exceeds the protected
-//! fifth only moves to the most recent end of probation.
+//! The segmented LRU: a block enters at the most recent end of *probation*; an access there moves it to the most
+//! recent end of *protected*, which holds at most a fifth of the capacity and pushes its least recent blocks back to
+//! the most recent end of probation. Victims are the least recent of probation, then of protected. A block that alone
+//! exceeds the protected fifth only moves to the most recent end of probation.
 //!
-//! One pool, one client, no pins: a sharded store or several clients differ a little, and the difference is worth seeing.
+//! One pool, one client, no pins: a sharded store or several clients differ a little, and the difference is worth
+//! seeing.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -45,8 +45,8 @@ pub struct ModelRun {
 }
 
 impl ModelRun {
-    /// The counts after the first `requests` requests: what a replay that has come so far is compared with. All of them when
-    /// the trace is shorter.
+    /// The counts after the first `requests` requests: what a replay that has come so far is compared with. All of
+    /// them when the trace is shorter.
     #[must_use]
     pub fn after(&self, requests: u64) -> HitCounts {
         match requests.min(self.progress.len() as u64) {
@@ -56,8 +56,8 @@ impl ModelRun {
     }
 }
 
-/// Replays `requests` against a pool of `capacity_bytes`, each block charged `charge_bytes` (the block's size rounded up as
-/// the store does).
+/// Replays `requests` against a pool of `capacity_bytes`, each block charged `charge_bytes` (the block's size rounded
+/// up as the store does).
 ///
 /// # Panics
 /// When `charge_bytes` is 0.

@@ -1,11 +1,12 @@
 //! Bytes that say where they belong: every 8-byte word is a function of a seed and of its own absolute offset.
 //!
-//! A constant fill cannot tell a block from its neighbour; with this pattern a slice that is stale, misplaced, shifted or
-//! from another object is a mismatch at its first word. A word is a Weyl sequence over the word's index, started at the
-//! mixed seed, through one bijective round; so within one seed no two words of a 2^64-word stream are equal.
+//! A constant fill cannot tell a block from its neighbour; with this pattern a slice that is stale, misplaced,
+//! shifted or from another object is a mismatch at its first word. A word is a Weyl sequence over the word's index,
+//! started at the mixed seed, through one bijective round; so within one seed no two words of a 2^64-word stream are
+//! equal.
 //!
-//! The round uses only a 32 by 32 to 64 bit product, shifts and exclusive-or, because those vectorise on every x86-64 and
-//! arm64 without choosing instructions at run time. Not a checksum and not a secret.
+//! The round uses only a 32 by 32 to 64 bit product, shifts and exclusive-or, because those vectorise on every x86-64
+//! and arm64 without choosing instructions at run time. Not a checksum and not a secret.
 
 use std::fmt;
 

@@ -1,7 +1,8 @@
 //! What a replay measured, and its three forms: a table on the terminal, JSON, and an HTML page.
 //!
-//! The structs hold what was counted; every rate is computed from them in one place, here, so that the three forms cannot
-//! disagree. A report says what was run, whether the trace was generated, and how far the store is from its model.
+//! The structs hold what was counted; every rate is computed from them in one place, here, so that the three forms
+//! cannot disagree. A report says what was run, whether the trace was generated, and how far the store is from its
+//! model.
 
 use serde::Serialize;
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
 //! The pieces of `tebench` that measure nothing themselves: the sweep, the statistics of a case, the table, the plots.
 //!
-//! Flags, sweep order and the first eight columns are those of Mooncake's tebench, so that its scripts and readers' habits
-//! carry over; the median and the CPU time per gigabyte are ours and stand behind them. What drives transfers is in the
-//! binary.
+//! Flags, sweep order and the first eight columns are those of Mooncake's tebench, so that its scripts and readers'
+//! habits carry over; the median and the CPU time per gigabyte are ours and stand behind them. What drives transfers
+//! is in the binary.
 
 pub mod plot;
 pub mod stats;

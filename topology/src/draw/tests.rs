@@ -105,7 +105,10 @@ fn json_names_every_field() {
         r#""numa_nodes":[{"id":0,"memory_bytes":68719476736,"distances":[10,21]}]"#,
         r#""cores":[{"id":0,"numa_node":0,"package":0,"core_id":0,"smt_siblings":[0,4]}]"#,
         r#""caches":[{"level":1,"kind":"data","shared_cpus":[0,4],"size_bytes":49152}]"#,
-        r#""nics":[{"name":"ib0","numa_node":1,"speed_mbps":400000,"up":true,"loopback":false,"rdma_device":"mlx5_0"}]"#,
+        concat!(
+            r#""nics":[{"name":"ib0","numa_node":1,"speed_mbps":400000,"#,
+            r#""up":true,"loopback":false,"rdma_device":"mlx5_0"}]"#
+        ),
         r#""block_devices":[{"name":"nvme0n1","numa_node":0,"nvme":true,"bytes":3840755982336,"rotational":false}]"#,
         r#""allowed_cpus":[0]"#,
     ] {

@@ -1,5 +1,5 @@
-//! A driver as the contract wants it: it stores records as bytes, publishes maps after them, and can be killed and started
-//! again from the bytes. It checks the contract on every call.
+//! A driver as the contract wants it: it stores records as bytes, publishes maps after them, and can be killed and
+//! started again from the bytes. It checks the contract on every call.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 

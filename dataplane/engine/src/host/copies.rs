@@ -1,6 +1,7 @@
 //! Copies over shared memory, done by this thread: between the caller's memory and a peer's pool or segment.
 //!
-//! A copy is summed up piece by piece while its source is in the cache. The pieces are long enough to be copied past the cache.
+//! A copy is summed up piece by piece while its source is in the cache. The pieces are long enough to be copied past
+//! the cache.
 
 use std::sync::Arc;
 
@@ -106,8 +107,8 @@ impl Host {
         }
     }
 
-    /// The mapped pool of a lane's shard; `None` when the shard has shared none, or the lane is gone and whoever waited for the
-    /// copy knows it.
+    /// The mapped pool of a lane's shard; `None` when the shard has shared none, or the lane is gone and whoever
+    /// waited for the copy knows it.
     fn pool_of(&self, lane: LaneId) -> Option<Arc<Region>> {
         let Some(Link::Shm(id)) = self.link_of(lane) else { return None };
         self.shm.pool(id).cloned()
@@ -124,8 +125,8 @@ fn copy(to: &IoBuf, from: &IoBuf) {
     Region::copy_between(to.region(), to.offset(), from.region(), from.offset(), from.bytes());
 }
 
-/// Copies and returns the checksum of what was read. The sum is made from the destination, so that it covers the bytes that
-/// arrived, where the piece went through the cache; else from the source, which is in the cache.
+/// Copies and returns the checksum of what was read. The sum is made from the destination, so that it covers the
+/// bytes that arrived, where the piece went through the cache; else from the source, which is in the cache.
 fn copy_summed(to: &IoBuf, from: &IoBuf) -> u64 {
     let mut checksum = PayloadChecksum::new();
     let mut at = 0;

@@ -98,6 +98,8 @@ impl Host {
                 }
                 progress = true;
                 frames += 1;
+                // At once, so that the limit on waiting answers holds between two frames.
+                self.drain_service();
             }
         }
         for id in again {
@@ -199,7 +201,7 @@ impl Host {
     pub(super) fn memory(&self, place: Place) -> IoBuf {
         let region = match place.memory {
             Memory::Pool => self.pool.as_ref(),
-            Memory::Segment(segment) => self.segments.get(segment.index as usize).and_then(Option::as_ref),
+            Memory::Segment(segment) => self.segment(segment),
         };
         let region = region.expect("the service names only memory that the host gave it");
         IoBuf::new(std::sync::Arc::clone(region), place.offset as usize, place.bytes as usize)

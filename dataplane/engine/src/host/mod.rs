@@ -1,10 +1,11 @@
 //! One thread's part of the dataplane: its ring and drivers, the service that answers peers, the client that asks them.
 //!
-//! A storage node's shard has a service with a store; an embedded client has a client, and a service when it registers memory. The
-//! host owns all real memory and gives the pure cores only names for it: a pool, segments by id, buffers by index.
+//! A storage node's shard has a service with a store; an embedded client has a client, and a service when it
+//! registers memory. The host owns all real memory and gives the pure cores only names for it: a pool, segments by
+//! id, buffers by index.
 //!
-//! One [`Host::poll`] is a round: completions, frames, outputs, timers, sends. Nothing in it blocks, except setting up a
-//! shared-memory connection as a client. [`Host::park`] waits for the next event.
+//! One [`Host::poll`] is a round: completions, frames, outputs, timers, sends. Nothing in it blocks, except setting
+//! up a shared-memory connection as a client. [`Host::park`] waits for the next event.
 //!
 //! Thread affinity: made and used on one thread.
 
@@ -71,7 +72,8 @@ pub struct Host {
     client: Option<Client>,
     verify_shared: bool,
     pool: Option<Arc<Region>>,
-    segments: Vec<Option<Arc<Region>>>,
+    /// Memory of registered segments by position, each with its id's generation.
+    segments: Vec<Option<(u32, Arc<Region>)>>,
     buffers: Vec<Option<Arc<Region>>>,
     mapped: BTreeMap<(ConnectionId, SegmentId), Arc<Region>>,
     roles: Roles,
@@ -208,10 +210,10 @@ impl Host {
             self.event(event, Link::Shm, now_ns);
         }
         while let Some((id, segment)) = self.shm.poll_wanted() {
-            let region = self.segments.get(segment.index as usize).and_then(Option::as_ref);
-            // A stale id of a reused position must not open its successor.
+            // A segment that is being unregistered is not given out any more.
             let live = self.service.as_ref().is_some_and(|service| service.has_segment(segment));
-            self.shm.offer_segment(&mut self.ring, id, region.filter(|_| live));
+            let region = self.segment(segment).filter(|_| live).cloned();
+            self.shm.offer_segment(&mut self.ring, id, region.as_ref());
         }
     }
 
@@ -305,7 +307,13 @@ impl Host {
         if self.segments.len() <= index {
             self.segments.resize(index + 1, None);
         }
-        self.segments[index] = Some(region);
+        self.segments[index] = Some((segment.generation, region));
+    }
+
+    /// The memory of a segment; `None` for a stale id.
+    fn segment(&self, segment: SegmentId) -> Option<&Arc<Region>> {
+        let (generation, region) = self.segments.get(segment.index as usize)?.as_ref()?;
+        (*generation == segment.generation).then_some(region)
     }
 
     /// A batch that has completed since the last call.

@@ -1,7 +1,7 @@
 //! What goes out: answers, requests, connections to make and to end.
 
 use kvplane_proto::client::{LaneId, Output as ClientOutput, Path, PeerAddress};
-use kvplane_store::service::{Output as ServiceOutput, PeerKey};
+use kvplane_store::service::{CloseReason, Output as ServiceOutput, PeerKey};
 use kvplane_transport::{Gone, Outgoing};
 
 use super::Host;
@@ -9,14 +9,19 @@ use super::roles::{Lent, Link, Role};
 
 impl Host {
     pub(super) fn drain_outputs(&mut self, now_ns: u64) -> bool {
+        let mut progress = self.drain_service();
+        while let Some(output) = self.client.as_mut().and_then(kvplane_proto::client::Client::poll_output) {
+            progress = true;
+            self.client_output(output, now_ns);
+        }
+        progress
+    }
+
+    pub(super) fn drain_service(&mut self) -> bool {
         let mut progress = false;
         while let Some(output) = self.service.as_mut().and_then(kvplane_store::service::Service::poll_output) {
             progress = true;
             self.service_output(output);
-        }
-        while let Some(output) = self.client.as_mut().and_then(kvplane_proto::client::Client::poll_output) {
-            progress = true;
-            self.client_output(output, now_ns);
         }
         progress
     }
@@ -37,20 +42,24 @@ impl Host {
             ServiceOutput::Close { peer, reason } => {
                 self.counters.broken += 1;
                 self.last_problem = Some(reason.to_string());
-                self.close_served(peer);
+                self.close_served(peer, reason);
             }
             ServiceOutput::Unregistered { segment } => {
                 if let Some(entry) = self.segments.get_mut(segment.index as usize) {
-                    *entry = None;
+                    // The position may be a successor's by now.
+                    entry.take_if(|(generation, _)| *generation == segment.generation);
                 }
                 self.unregistered.push(segment);
             }
         }
     }
 
-    /// Ends a peer's connection, after the answers that say why.
-    fn close_served(&mut self, peer: PeerKey) {
+    /// Ends a peer's connection: after the answers that say why, unless it is the peer's not reading that it is ended
+    /// for.
+    fn close_served(&mut self, peer: PeerKey, reason: CloseReason) {
+        let heard = matches!(reason, CloseReason::Refused(_) | CloseReason::Malformed(_));
         match Link::of_peer(peer) {
+            Link::Tcp(id) if !heard => self.tcp.close(&mut self.ring, id, Gone::Closed),
             Link::Tcp(id) => self.tcp.close_after_sending(&mut self.ring, id, Gone::Closed),
             Link::Shm(id) => {
                 self.shm.flush();
@@ -98,9 +107,7 @@ impl Host {
     fn connect(&mut self, lane: LaneId, address: &PeerAddress, path: Path, now_ns: u64) {
         let link = match path {
             Path::Stream => self.tcp.connect(&mut self.ring, address.tcp).map(Link::Tcp),
-            Path::Shared => {
-                self.shm.connect(&mut self.ring, address.shm.as_deref().unwrap_or_default()).map(Link::Shm)
-            }
+            Path::Shared => self.shm.connect(&mut self.ring, address.shm.as_deref().unwrap_or_default()).map(Link::Shm),
         };
         match link {
             Ok(link) => {

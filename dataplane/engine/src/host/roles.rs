@@ -87,8 +87,8 @@ pub(super) enum Lent {
 
 /// Requests whose payloads have not left yet, by the position of their ids; as long as the client's own table of them.
 ///
-/// An id is not reused before its payload has left: it is free again by its answer, which is not taken before, or by the end of
-/// its connection, which is reported after.
+/// An id is not reused before its payload has left: it is free again by its answer, which is not taken before, or by
+/// the end of its connection, which is reported after.
 #[derive(Default)]
 pub(super) struct Uploads {
     generations: Vec<Option<u32>>,

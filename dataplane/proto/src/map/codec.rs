@@ -1,4 +1,5 @@
-//! The parts that encodings of maps, and of other durable records, are made of: numbers, texts, addresses, and the seal.
+//! The parts that encodings of maps, and of other durable records, are made of: numbers, texts, addresses, and the
+//! seal.
 //!
 //! All numbers are little-endian and of fixed width; a text is its length in one byte and its UTF-8 bytes. A sealed
 //! encoding is: magic (4 bytes), format version (2), contents, CRC-64/NVME of all before it (8).
@@ -7,8 +8,8 @@
 //! address: 4 u8 | 4 bytes | port u16, or 6 u8 | 16 bytes | port u16 | flow u32 | scope u32
 //! ```
 //!
-//! Invariants: one value has one encoding; decoding never panics, and never reserves memory for more items than the bytes
-//! at hand can hold. The checksum finds accidents, not forgers: connections are authenticated elsewhere.
+//! Invariants: one value has one encoding; decoding never panics, and never reserves memory for more items than the
+//! bytes at hand can hold. The checksum finds accidents, not forgers: connections are authenticated elsewhere.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -67,8 +68,8 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads the contents of a sealed encoding: checks magic, format and checksum first, in this order, so that a peer of
-    /// another version is told so.
+    /// Reads the contents of a sealed encoding: checks magic, format and checksum first, in this order, so that a
+    /// peer of another version is told so.
     ///
     /// # Errors
     /// When any of the three does not fit, or the bytes cannot hold them.

@@ -1,10 +1,12 @@
 //! The cluster map: who is a member, and who owns which slot.
 //!
-//! Owners follow from the members alone (weighted rendezvous hashing per slot, distinct failure domains), so the map on the
-//! wire is only `{epoch, replicas, members}` and every reader computes, and can check, the same owners: see [`OwnerTable`].
+//! Owners follow from the members alone (weighted rendezvous hashing per slot, distinct failure domains), so the map
+//! on the wire is only `{epoch, replicas, members}` and every reader computes, and can check, the same owners: see
+//! [`OwnerTable`].
 //!
-//! Invariants of a valid map ([`ClusterMap::validate`]): members are ordered by node id without repetition, every count and
-//! every text is within the limits below, and whoever has a weight has a shard. A map that was decoded is valid.
+//! Invariants of a valid map ([`ClusterMap::validate`]): members are ordered by node id without repetition, every
+//! count and every text is within the limits below, and whoever has a weight has a shard. A map that was decoded is
+//! valid.
 //!
 //! The map does not say who is healthy: whoever publishes it decides that, and leaves the dead out.
 

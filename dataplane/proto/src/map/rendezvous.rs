@@ -1,16 +1,18 @@
 //! Who owns a slot: weighted rendezvous hashing, the same on every machine.
 //!
-//! For a slot, every member draws a number `h` in (0, 1) from (slot, node id) and scores `weight / -ln(h)`; the highest
-//! score owns the slot, the next ones hold its copies (highest random weight: Thaler and Ravishankar, 1998; the logarithmic
-//! form that makes shares proportional to weights: Schindelhauer and Schomaker, 2005). A member that comes or goes moves
-//! only the slots it wins or held. The incarnation does not enter, so that a restart moves nothing. Shares are those of a
-//! random draw: among `n` equal members they differ from the mean by about `sqrt(n / 16384)` (one standard deviation).
+//! For a slot, every member draws a number `h` in (0, 1) from (slot, node id) and scores `weight / -ln(h)`; the
+//! highest score owns the slot, the next ones hold its copies (highest random weight: Thaler and Ravishankar, 1998;
+//! the logarithmic form that makes shares proportional to weights: Schindelhauer and Schomaker, 2005). A member that
+//! comes or goes moves only the slots it wins or held. The incarnation does not enter, so that a restart moves
+//! nothing. Shares are those of a random draw: among `n` equal members they differ from the mean by about `sqrt(n /
+//! 16384)` (one standard deviation).
 //!
-//! **No floating point**: libm may differ between machines, and two readers that disagree about one owner disagree about
-//! where an object is. `L = -log2(h)` is an integer with 57 fraction bits, and two scores are compared without division,
-//! `w_a * L_b > w_b * L_a`, in 128 bits. `L` is found by repeated squaring, one bit per square, always rounded up: it is at
-//! least the true value and less than 2^-56 above it. A winner among `n` equal members has `L` near `1/n`, so that even
-//! at the member limit its relative error is below 2^-43; equal scores go to the lower node id.
+//! **No floating point**: libm may differ between machines, and two readers that disagree about one owner disagree
+//! about where an object is. `L = -log2(h)` is an integer with 57 fraction bits, and two scores are compared without
+//! division, `w_a * L_b > w_b * L_a`, in 128 bits. `L` is found by repeated squaring, one bit per square, always
+//! rounded up: it is at least the true value and less than 2^-56 above it. A winner among `n` equal members has `L`
+//! near `1/n`, so that even at the member limit its relative error is below 2^-43; equal scores go to the lower node
+//! id.
 //!
 //! Most members are rejected without a logarithm: `-log2(h) >= (1 - h) / ln 2`, so a member whose score would lose even
 //! with 23/16 `(1 - h)` for its `L` loses. As `L` is rounded up, this never changes who wins.
@@ -69,8 +71,8 @@ impl OwnerTable {
     /// Draws the owners of all slots. Costs one hash per slot, member and replica.
     ///
     /// Owners of one slot are distinct members, and in distinct failure domains while there is a member in an unused
-    /// domain left; after that every domain may be used a second time, and so on. Without a member of positive weight the
-    /// table is empty.
+    /// domain left; after that every domain may be used a second time, and so on. Without a member of positive weight
+    /// the table is empty.
     ///
     /// # Panics
     /// When the map has more members than a valid one.
@@ -189,8 +191,9 @@ pub(super) fn least_log2(hash: u64) -> u64 {
 
 /// `-log2(hash / 2^64)` with [`FRACTION_BITS`] fraction bits, rounded up; `hash` is not 0.
 ///
-/// With `m` in [1, 2): squaring doubles the logarithm, so whether `m * m` reaches 2 is the next bit of `log2(m)`. Products
-/// are cut at 2^-63, an error that later bits halve again and again: in sum below 2^-61, and only ever downwards.
+/// With `m` in [1, 2): squaring doubles the logarithm, so whether `m * m` reaches 2 is the next bit of `log2(m)`.
+/// Products are cut at 2^-63, an error that later bits halve again and again: in sum below 2^-61, and only ever
+/// downwards.
 pub(super) fn negative_log2(hash: u64) -> u64 {
     let zeros = hash.leading_zeros();
     let mut mantissa = hash << zeros;

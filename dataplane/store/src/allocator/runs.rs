@@ -6,8 +6,8 @@
 use super::{Allocator, Block, NONE, Node};
 
 impl Allocator {
-    /// The first block of a run of at least `granules` that includes `block`, made of free blocks and blocks whose owner
-    /// `may_go`. Costs the number of blocks in the run.
+    /// The first block of a run of at least `granules` that includes `block`, made of free blocks and blocks whose
+    /// owner `may_go`. Costs the number of blocks in the run.
     pub fn run_around(&self, block: Block, granules: u64, may_go: impl Fn(u32) -> bool) -> Option<Block> {
         let usable = |index: u32| index != NONE && self.usable(index, &may_go);
         if !usable(block.0) {

@@ -1,16 +1,16 @@
 //! Segmented LRU by bytes: what was asked for once cannot push out what was asked for twice.
 //!
 //! After Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (IEEE Computer, 1994). New
-//! objects enter *probation* at its recent end. An access moves an object to the recent end of *protected*. When protected
-//! outgrows its share of the pool, its least recent objects go back to the recent end of probation. Victims are taken from
-//! the old end of probation, then of protected.
+//! objects enter *probation* at its recent end. An access moves an object to the recent end of *protected*. When
+//! protected outgrows its share of the pool, its least recent objects go back to the recent end of probation. Victims
+//! are taken from the old end of probation, then of protected.
 //!
 //! **Pins do not change the order.** A pinned object keeps the place that its accesses gave it; it is only passed over.
-//! Passing over must not cost a walk each time, so a pinned object found at the old end is *parked*: moved to a side list of
-//! its segment. All parked objects are older than all listed ones were when they were parked, so both lists are sorted by
-//! stamp (the time they came to the segment's recent end), parking appends, and the segment's oldest is the older of the
-//! two heads. Each pin causes at most one parking. When the last pin goes the object returns to the old end of
-//! the list by stamp, past at most those that were parked before it and returned sooner.
+//! Passing over must not cost a walk each time, so a pinned object found at the old end is *parked*: moved to a side
+//! list of its segment. All parked objects are older than all listed ones were when they were parked, so both lists
+//! are sorted by stamp (the time they came to the segment's recent end), parking appends, and the segment's oldest is
+//! the older of the two heads. Each pin causes at most one parking. When the last pin goes the object returns to the
+//! old end of the list by stamp, past at most those that were parked before it and returned sooner.
 //!
 //! Not here: whether an object is admitted at all, and frequency beyond "more than once".
 

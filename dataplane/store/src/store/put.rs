@@ -9,13 +9,13 @@ use crate::errors::{CommitError, ReserveError, StaleReservation};
 use crate::eviction::EvictionPolicy;
 
 impl<P: EvictionPolicy> Store<P> {
-    /// Takes space for an object of `bytes`, evicting what nobody uses if need be. Its writer may write the extent until the
-    /// reservation is committed or aborted, and nobody else reads or writes it until then.
+    /// Takes space for an object of `bytes`, evicting what nobody uses if need be. Its writer may write the extent
+    /// until the reservation is committed or aborted, and nobody else reads or writes it until then.
     ///
     /// # Errors
-    /// See [`ReserveError`]. A refusal for what cannot succeed evicts nothing, except that where pinned or reserved extents
-    /// cut the pool into pieces that are all too small, some objects (at most about twice `bytes`) may have gone before
-    /// that is known.
+    /// See [`ReserveError`]. A refusal for what cannot succeed evicts nothing, except that where pinned or reserved
+    /// extents cut the pool into pieces that are all too small, some objects (at most about twice `bytes`) may have
+    /// gone before that is known.
     pub fn reserve(&mut self, digest: Digest, bytes: u64) -> Result<(ReservationId, Extent), ReserveError> {
         if bytes == 0 {
             return Err(ReserveError::Empty);

@@ -1,9 +1,10 @@
 //! Making room: eviction until a request fits, and no further.
 //!
-//! Objects go in the policy's order. Where all are of one size the first victim's place fits. Where they are not, victims
-//! free bytes all over the pool, and waiting for enough of them to be neighbours could empty it. So after
-//! [`SCATTERED`] times the request the order yields: the neighbours of the next victim go with it; and if pinned or reserved
-//! extents hem those in, the first stretch of the pool that can be cleared. A request is refused only when there is none.
+//! Objects go in the policy's order. Where all are of one size the first victim's place fits. Where they are not,
+//! victims free bytes all over the pool, and waiting for enough of them to be neighbours could empty it. So after
+//! [`SCATTERED`] times the request the order yields: the neighbours of the next victim go with it; and if pinned or
+//! reserved extents hem those in, the first stretch of the pool that can be cleared. A request is refused only when
+//! there is none.
 
 use super::Store;
 use crate::allocator::{Block, GRANULE_BYTES, granules_of};

@@ -100,8 +100,8 @@ impl Ring {
         self.start(token, Holds::Buffer(buffer), entry.offset(file_offset).build())
     }
 
-    /// Cancels all operations of a token. Each still completes, with `-ECANCELED` unless it was faster; the cancellation
-    /// itself reports nothing. On [`RingFull`] some may be cancelled already; asking again is harmless.
+    /// Cancels all operations of a token. Each still completes, with `-ECANCELED` unless it was faster; the
+    /// cancellation itself reports nothing. On [`RingFull`] some may be cancelled already; asking again is harmless.
     /// Looks at every operation in flight.
     pub fn cancel(&mut self, token: u64) -> Result<(), RingFull> {
         let targets: Vec<u64> = self.operations.of_token(token).collect();

@@ -120,7 +120,8 @@ impl Channel {
         !self.overflow.is_empty()
     }
 
-    /// Whether the socket's end is what made it readable. For the client's side, which reads the socket only when it asked.
+    /// Whether the socket's end is what made it readable. For the client's side, which reads the socket only when it
+    /// asked.
     pub(super) fn peer_hung_up(&self) -> bool {
         let mut byte = [0];
         // A peek would do, and std has none for Unix sockets that is stable: nothing but the end is ever sent unasked.

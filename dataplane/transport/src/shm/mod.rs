@@ -1,15 +1,15 @@
 //! Shared memory for peers on one host: frames over two rings, payloads copied by whoever wants them.
 //!
-//! A client connects to the shard's Unix socket and gets, over it, the *channel* (a region with two record rings and two
-//! doorbell flags), an eventfd for each side, and the shard's pool. From then on the socket carries only requests to map
-//! segments, and its end: the kernel closes the socket of a killed process after that process's last instruction, so its end
-//! means that nobody writes through the former mapping any more.
+//! A client connects to the shard's Unix socket and gets, over it, the *channel* (a region with two record rings and
+//! two doorbell flags), an eventfd for each side, and the shard's pool. From then on the socket carries only requests
+//! to map segments, and its end: the kernel closes the socket of a killed process after that process's last
+//! instruction, so its end means that nobody writes through the former mapping any more.
 //!
-//! Trust: only a process of the same user (or root) gets in. It may write the pool, as it could through `ptrace` anyway; checksums,
-//! made by the writer and checked by each reader, show when it wrote where it should not.
+//! Trust: only a process of the same user (or root) gets in. It may write the pool, as it could through `ptrace`
+//! anyway; checksums, made by the writer and checked by each reader, show when it wrote where it should not.
 //!
-//! Thread affinity: the thread of the ring. [`Shm::connect`] and [`Shm::map_segment`] block, at most for [`SETUP_DEADLINE`]; a
-//! shard never calls them.
+//! Thread affinity: the thread of the ring. [`Shm::connect`] and [`Shm::map_segment`] block, at most for
+//! [`SETUP_DEADLINE`]; a shard never calls them.
 
 mod channel;
 mod setup;
@@ -113,6 +113,7 @@ impl Shm {
         if let Err(error) = armed {
             self.remove(ring, id);
             self.free.push(index);
+            self.open -= 1;
             return Err(io::Error::other(error));
         }
         Ok(id)
@@ -198,11 +199,13 @@ impl Shm {
         if self.generations[id.index as usize] == id.generation { channel.pool.as_ref() } else { None }
     }
 
-    /// The next thing that happened. A connection's position may be another's once its end was taken here.
+    /// The next thing that happened. A connection counts, and its position is not another's, until its end was taken
+    /// here.
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front();
         if let Some(Event::Gone(id, _)) = &event {
             self.free.push(id.index);
+            self.open -= 1;
         }
         event
     }
@@ -232,7 +235,8 @@ impl Shm {
         }
     }
 
-    /// Queues a frame. It is there for the peer at once; the peer is woken by [`Self::flush`]. False when the connection is gone.
+    /// Queues a frame. It is there for the peer at once; the peer is woken by [`Self::flush`]. False when the
+    /// connection is gone.
     pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8]) -> bool {
         let Some(channel) = self.get(id) else { return false };
         channel.push(header, body);
@@ -290,10 +294,9 @@ impl Shm {
         // The polls must reach the kernel, as must their end, before the descriptors' numbers are free for others.
         let _ = ring.submit();
         channel.close();
-        self.open -= 1;
     }
 
-    /// Connections that are open.
+    /// Connections whose end was not taken yet.
     #[must_use]
     pub const fn open(&self) -> usize {
         self.open

@@ -1,14 +1,14 @@
 //! TCP over io_uring: frames both ways, payloads straight into their final memory.
 //!
 //! Each connection has at most one receive and one send in flight. Small frames are gathered: one send carries up to
-//! [`MAX_VECTORS`] pieces of headers, bodies and payloads, and one receive may bring many frames. A payload that does not fit
-//! the staging buffer is received in place; only what arrived together with its header is copied.
+//! [`MAX_VECTORS`] pieces of headers, bodies and payloads, and one receive may bring many frames. A payload that does
+//! not fit the staging buffer is received in place; only what arrived together with its header is copied.
 //!
-//! The host calls [`Tcp::complete`] for each completion of the ring, then takes [`Tcp::poll_event`], then for each connection of
-//! [`Tcp::next_ready`] takes [`Tcp::input`] until it says `Wait`, and at last [`Tcp::flush`].
+//! The host calls [`Tcp::complete`] for each completion of the ring, then takes [`Tcp::poll_event`], then for each
+//! connection of [`Tcp::next_ready`] takes [`Tcp::input`] until it says `Wait`, and at last [`Tcp::flush`].
 //!
-//! Invariant: a connection is reported as gone only when the ring holds no operation of it, so memory lent for its payloads is
-//! free to use then. Thread affinity: the thread of the ring.
+//! Invariant: a connection is reported as gone only when the ring holds no operation of it, so memory lent for its
+//! payloads is free to use then. Thread affinity: the thread of the ring.
 
 mod connection;
 mod receive;
@@ -39,7 +39,8 @@ pub struct Tcp {
     ready: VecDeque<u32>,
     /// Connections with output to send.
     dirty: VecDeque<u32>,
-    /// Connections that wait for frames: their receives are queued after the round's sends, which are what peers wait for.
+    /// Connections that wait for frames: their receives are queued after the round's sends, which are what peers wait
+    /// for.
     waiting: Vec<ConnectionId>,
     /// Kept for its memory.
     released: Vec<u64>,
@@ -165,11 +166,13 @@ impl Tcp {
         self.start_receive(ring, id);
     }
 
-    /// The next thing that happened. A connection's position may be another's once its end was taken here.
+    /// The next thing that happened. A connection counts, and its position is not another's, until its end was taken
+    /// here.
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front();
         if let Some(Event::Gone(id, _)) = &event {
             self.free.push(id.index);
+            self.open -= 1;
         }
         event
     }
@@ -191,8 +194,8 @@ impl Tcp {
         None
     }
 
-    /// Queues a frame. It leaves with the next [`Self::flush`]. False when the connection is gone; the payload's hold is then
-    /// reported as sent.
+    /// Queues a frame. It leaves with the next [`Self::flush`]. False when the connection is gone; the payload's hold
+    /// is then reported as sent.
     pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<Outgoing>) -> bool {
         let Some(connection) = self.get(id).filter(|connection| connection.state != State::Closing) else {
             if let Some(hold) = payload.and_then(|payload| payload.hold) {
@@ -265,7 +268,7 @@ impl Tcp {
         }
     }
 
-    /// Connections that are open or closing.
+    /// Connections whose end was not taken yet.
     #[must_use]
     pub const fn open(&self) -> usize {
         self.open
@@ -289,7 +292,6 @@ impl Tcp {
             self.events.push_back(Event::Sent(hold));
         }
         self.events.push_back(Event::Gone(id, connection.gone.unwrap_or(Gone::Closed)));
-        self.open -= 1;
     }
 
     /// Names a connection again in the next round: it has more input than its share of this one.

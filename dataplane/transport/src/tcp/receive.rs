@@ -12,12 +12,12 @@ use super::connection::{Connection, Expect, Payload, RECEIVE_STAGING_BYTES, Stat
 use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Gone, Input, Target};
 
-/// Least and most bytes asked for while frames are expected. Few, so that little of a large payload lands in the staging; more
-/// when small frames come in crowds.
+/// Least and most bytes asked for while frames are expected. Few, so that little of a large payload lands in the
+/// staging; more when small frames come in crowds.
 pub(super) const ASK_LEAST_BYTES: usize = 16 * 1024;
 const ASK_MOST_BYTES: usize = 128 * 1024;
-/// Most bytes of a payload received at once: what has arrived is summed up while it is in the cache and the next part is
-/// on its way.
+/// Most bytes of a payload received at once: what has arrived is summed up while it is in the cache and the next part
+/// is on its way.
 const PAYLOAD_ASK_BYTES: usize = 256 * 1024;
 
 impl Tcp {

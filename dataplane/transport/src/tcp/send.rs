@@ -12,8 +12,8 @@ use super::connection::{Connection, Frame, Piece, SEND_STAGING_BYTES, State};
 use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Event, Gone};
 
-/// Payload bytes of one send, about. Bounds how long one connection keeps the shard's thread in the kernel, and lets what was
-/// just summed up still be in the cache when the kernel copies it.
+/// Payload bytes of one send, about. Bounds how long one connection keeps the shard's thread in the kernel, and lets
+/// what was just summed up still be in the cache when the kernel copies it.
 const SEND_BYTES: usize = 512 << 10;
 /// Payloads up to this length are copied to where their header is: cheaper than another piece for the kernel.
 const COPIED_BYTES: usize = 8 << 10;
@@ -104,8 +104,8 @@ impl Connection {
         !self.send_in_flight && self.state == State::Open && self.pieces.is_empty()
     }
 
-    /// Turns waiting frames into pieces: headers, bodies and small payloads side by side in the staging, large payloads where
-    /// they are. Holds of payloads that were copied go to `released`.
+    /// Turns waiting frames into pieces: headers, bodies and small payloads side by side in the staging, large
+    /// payloads where they are. Holds of payloads that were copied go to `released`.
     fn gather(&mut self, released: &mut Vec<u64>) {
         let (mut used, mut payload_bytes) = (0, 0);
         let mut run_start = 0;
@@ -149,8 +149,8 @@ impl Connection {
 }
 
 impl Frame {
-    /// Fills in the checksum of a payload where one is announced and not known yet. Done as late as this, so that the kernel
-    /// finds the bytes in the cache.
+    /// Fills in the checksum of a payload where one is announced and not known yet. Done as late as this, so that the
+    /// kernel finds the bytes in the cache.
     fn sum_up(&mut self) {
         let Some(payload) = &self.payload else { return };
         if self.header.flags & FLAG_CHECKSUM == 0 || self.header.payload_checksum != 0 {

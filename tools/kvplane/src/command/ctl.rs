@@ -118,7 +118,10 @@ impl Ctl {
     fn status(&self) -> Result<(), Failure> {
         let status = self.link()?.call(Status)?;
         println!("cluster {:?}, epoch {}, {}", self.cluster, status.epoch, status.software);
-        println!("{:>20}  {:8}  {:>6}  {:>10}  {:>24}  domain", "node", "state", "shards", "objects", "used / capacity");
+        println!(
+            "{:>20}  {:8}  {:>6}  {:>10}  {:>24}  domain",
+            "node", "state", "shards", "objects", "used / capacity"
+        );
         for member in &status.members {
             let load = member.load.unwrap_or_default();
             let used = format!("{} / {}", size::show(load.used_bytes), size::show(member.capacity_bytes));

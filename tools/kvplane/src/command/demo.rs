@@ -1,7 +1,8 @@
 //! `kvplane demo`: the main job on real input with one command.
 //!
-//! Starts `kvplane dev` as a process of its own, replays the whole conversation trace over shared memory, then over TCP against a
-//! fresh node, with a pool far smaller than the working set, and leaves a table, a JSON file and a page with plots.
+//! Starts `kvplane dev` as a process of its own, replays the whole conversation trace over shared memory, then over
+//! TCP against a fresh node, with a pool far smaller than the working set, and leaves a table, a JSON file and a page
+//! with plots.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

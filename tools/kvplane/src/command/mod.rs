@@ -1,5 +1,7 @@
 //! The subcommands: each turns its arguments into calls of the public crate.
 
+mod control;
+mod ctl;
 mod demo;
 mod dev;
 mod node;
@@ -8,8 +10,6 @@ mod size;
 mod stop;
 mod tebench;
 mod topology;
-mod control;
-mod ctl;
 
 use clap::Subcommand;
 

@@ -39,7 +39,9 @@ mod tests {
 
     #[test]
     fn sizes_are_read_and_shown() {
-        for (text, bytes) in [("0", 0), ("4096", 4096), ("64K", 65_536), ("1MiB", 1 << 20), ("2g", 2 << 30), ("3tb", 3 << 40)] {
+        for (text, bytes) in
+            [("0", 0), ("4096", 4096), ("64K", 65_536), ("1MiB", 1 << 20), ("2g", 2 << 30), ("3tb", 3 << 40)]
+        {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
         for text in ["", "K", "-1", "1.5G", "9x", "99999999999T"] {

@@ -1,8 +1,8 @@
 //! A line chart as one `<figure>`: title, legend, and an SVG that scales with the page.
 //!
-//! The drawing is 480 by 300 units and the style sheet enlarges its text where the page is narrow, so that it is legible at
-//! the width of a phone as well as in half a desktop window. Points closer together than the eye can tell are dropped, so a chart's size is bounded by its width, not
-//! by the data.
+//! The drawing is 480 by 300 units and the style sheet enlarges its text where the page is narrow, so that it is
+//! legible at the width of a phone as well as in half a desktop window. Points closer together than the eye can tell
+//! are dropped, so a chart's size is bounded by its width, not by the data.
 
 use std::fmt::Write as _;
 

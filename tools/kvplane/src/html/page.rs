@@ -62,7 +62,8 @@ impl Page {
     pub fn table(&mut self, table: &Table) {
         let _ = write!(
             self.body,
-            "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table><caption>{0}</caption><thead><tr>",
+            "<div class=\"scroll\" tabindex=\"0\" role=\"region\" \
+             aria-label=\"{0}\"><table><caption>{0}</caption><thead><tr>",
             escape(&table.caption)
         );
         for name in &table.head {
@@ -104,14 +105,17 @@ impl Page {
     }
 }
 
-/// The colours are Okabe and Ito's, which the colour-blind can tell apart, darkened or lightened to stand out from the ground.
+/// The colours are Okabe and Ito's, which the colour-blind can tell apart, darkened or lightened to stand out from
+/// the ground.
 const STYLE: &str = "\
 :root{--ground:#fff;--panel:#f6f7f9;--ink:#1b1f24;--soft:#59636e;--rule:#d8dde3;--alarm:#b3261e;\
 --c0:#0072b2;--c1:#c75300;--c2:#00805f;--c3:#9a4f7f;--c4:#7a6a00;--c5:#2c7da0;--c6:#7a3b00;--c7:#444}\
 @media(prefers-color-scheme:dark){:root{--ground:#14171a;--panel:#1d2125;--ink:#e6e9ec;--soft:#a3acb5;--rule:#363c43;\
---alarm:#ff8a80;--c0:#56b4e9;--c1:#f0955a;--c2:#3cc99a;--c3:#e29ac8;--c4:#e5d24a;--c5:#8fd0f0;--c6:#d9a066;--c7:#c8c8c8}}\
+--alarm:#ff8a80;--c0:#56b4e9;--c1:#f0955a;--c2:#3cc99a;--c3:#e29ac8;--c4:#e5d24a;--c5:#8fd0f0;\
+--c6:#d9a066;--c7:#c8c8c8}}\
 *{box-sizing:border-box}\
-body{margin:0;background:var(--ground);color:var(--ink);font:16px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}\
+body{margin:0;background:var(--ground);color:var(--ink);font:16px/1.5 \
+system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}\
 main{max-width:1160px;margin:0 auto;padding:24px 16px 48px}\
 h1{font-size:1.6rem;line-height:1.25;margin:0 0 4px}\
 h2{font-size:1.15rem;margin:32px 0 12px}\
@@ -136,7 +140,8 @@ svg text{font-size:14px;fill:var(--soft)}svg .name{fill:var(--ink)}\
 .s4{stroke:var(--c4)}.s5{stroke:var(--c5)}.s6{stroke:var(--c6)}.s7{stroke:var(--c7)}\
 .f0{fill:var(--c0)}.f1{fill:var(--c1)}.f2{fill:var(--c2)}.f3{fill:var(--c3)}\
 .f4{fill:var(--c4)}.f5{fill:var(--c5)}.f6{fill:var(--c6)}.f7{fill:var(--c7)}\
-.legend{list-style:none;display:flex;flex-wrap:wrap;gap:2px 14px;margin:4px 0 8px;padding:0;font-size:.85rem;color:var(--soft)}\
+.legend{list-style:none;display:flex;\
+flex-wrap:wrap;gap:2px 14px;margin:4px 0 8px;padding:0;font-size:.85rem;color:var(--soft)}\
 .legend li{display:flex;align-items:center;gap:6px}\
 .key{width:18px;border-top:3px solid}.key.dashed{border-top-style:dashed}\
 .c0{border-color:var(--c0)}.c1{border-color:var(--c1)}.c2{border-color:var(--c2)}.c3{border-color:var(--c3)}\

@@ -13,8 +13,10 @@ use crate::html::scale::{Axis, Spacing, Unit, show};
 /// Points of the timeline that are drawn at most; a longer one is thinned.
 const TIMELINE_POINTS: usize = 600;
 
-const HOW_TO_READ: &str = "How to read the curves: the share on the left took longer than the time below. A curve crosses \
-    50 % at its p50, 1 % at its p99 and 0.1 % at its p99.9. One call is about all blocks of a request that it concerns.";
+const HOW_TO_READ: &str = "How to read the curves: the share on the left took longer than the time below. A curve \
+    crosses \
+    50 % at its p50, 1 % at its p99 and 0.1 % at its p99.9. One call is about all blocks of a \
+    request that it concerns.";
 
 /// Colour of the model where all runs share one: the neutral one.
 const MODEL_COLOR: usize = 7;
@@ -120,7 +122,8 @@ fn hit_rate_series(reports: &[ReplayReport]) -> Vec<Series> {
         dashed: true,
     };
     let mut series: Vec<Series> = reports.iter().enumerate().map(line).collect();
-    // Runs of one trace in pools of one size have one model: one line then says so better than two on top of each other.
+    // Runs of one trace in pools of one size have one model: one line then says so better than two on top of each
+    // other.
     if reports.windows(2).all(|pair| pair[0].model_segmented_lru == pair[1].model_segmented_lru) {
         let one = |run| Series { name: "segmented LRU model".into(), ..model((MODEL_COLOR, run)) };
         series.extend(reports.first().map(one));

@@ -135,8 +135,8 @@ impl Ranked {
         Self(values)
     }
 
-    /// The percentile, interpolated linearly between ranks: of n values of weight 1 the rank is `quantile * (n - 1)`, and
-    /// each value covers the ranks from its own to the next's.
+    /// The percentile, interpolated linearly between ranks: of n values of weight 1 the rank is `quantile * (n - 1)`,
+    /// and each value covers the ranks from its own to the next's.
     fn percentile_ns(&self, quantile: f64) -> f64 {
         let total: f64 = self.0.iter().map(|value| value.1).sum();
         let rank = quantile * (total - 1.0).max(0.0);

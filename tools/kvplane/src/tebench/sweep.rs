@@ -1,7 +1,7 @@
 //! The cases of a run: threads outermost, then block size, then batch size, each doubling from its start to its end.
 //!
-//! A case whose buffers do not fit is skipped, and the caller logs it: `block * batch * threads` may not exceed the total
-//! buffer size.
+//! A case whose buffers do not fit is skipped, and the caller logs it: `block * batch * threads` may not exceed the
+//! total buffer size.
 
 use std::fmt;
 
@@ -185,7 +185,8 @@ mod tests {
         let sweep = Sweep::new(range(2, 2), range(1 << 20, 1 << 21), range(4, 4), 8 << 20).unwrap();
         let steps: Vec<_> = sweep.steps().collect();
         assert!(matches!(steps[0], Step::Run(_)), "exactly full still runs");
-        let words = "block 2097152 B, batch 4, threads 2: skipped, block * batch * threads is more than total_buffer_size 8388608";
+        let words = "block 2097152 B, batch 4, threads 2: skipped, block * batch * threads is more than \
+            total_buffer_size 8388608";
         assert_eq!(steps[1].to_string(), words);
         // A product beyond 64 bits does not fit either.
         let huge = Sweep::new(range(2, 2), range(1 << 40, 1 << 40), range(1 << 40, 1 << 40), u64::MAX).unwrap();

@@ -1,15 +1,18 @@
 //! A seeded generator of traces with the published shapes, for where the published traces are not at hand.
 //!
-//! *Conversation*: requests arrive in quanta of 3 s with bursts; all begin with one shared head block; a request opens a
-//! session with a fresh prompt or is a later turn of one: its prompt extends the previous prompt, or takes it up from a point
-//! in the middle, or repeats it. The tables below are quantiles of Mooncake's published conversation trace (FAST'25), and the
-//! probabilities are set so that the statistics that matter to a cache agree: lengths, sharing, reuse gaps, blocks used once.
+//! *Conversation*: requests arrive in quanta of 3 s with bursts; all begin with one shared head block; a request
+//! opens a session with a fresh prompt or is a later turn of one: its prompt extends the previous prompt, or takes it
+//! up from a point in the middle, or repeats it. The tables below are quantiles of Mooncake's published conversation
+//! trace (FAST'25), and the probabilities are set so that the statistics that matter to a cache agree: lengths,
+//! sharing, reuse gaps, blocks used once.
 //!
-//! *Tool and agent*: two more kinds of request that share a long head and nothing else, in the published proportions of heads.
+//! *Tool and agent*: two more kinds of request that share a long head and nothing else, in the published proportions
+//! of heads.
 //!
-//! A trace shorter than the published one is the same trace in a shrunk world: the arrival rate stays and the time between
-//! turns shrinks with the number of requests, so that hit rates, and pools in proportion to the working set, carry over.
-//! Everything here is generated, and the label says so; it is no substitute for the published trace in a published figure.
+//! A trace shorter than the published one is the same trace in a shrunk world: the arrival rate stays and the time
+//! between turns shrinks with the number of requests, so that hit rates, and pools in proportion to the working set,
+//! carry over. Everything here is generated, and the label says so; it is no substitute for the published trace in a
+//! published figure.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -164,7 +167,8 @@ pub fn generate(shape: Shape, requests: usize, seed: u64) -> Result<Trace, Gener
     Ok(Trace { label, requests: generated, unordered: 0 })
 }
 
-/// How many requests arrive in each quantum: Poisson with one large burst, no quantum empty while there are requests enough.
+/// How many requests arrive in each quantum: Poisson with one large burst, no quantum empty while there are requests
+/// enough.
 fn arrivals(shape: Shape, requests: usize, seed: u64) -> Vec<u64> {
     let mut rng = Rng::new(seed, "trace arrivals");
     let mean = shape.published_requests() as f64 / PUBLISHED_QUANTA;

@@ -1,8 +1,8 @@
 //! Reading a trace: Mooncake's JSON lines, one request a line.
 //!
-//! The reader streams and trusts nothing: a line has a length limit, a request a limit of ids, and every complaint names
-//! the file and the line. Timestamps need not ascend (the file's order is the arrival order); steps back are counted.
-//! Fields that are not known are skipped, since published traces carry extra ones.
+//! The reader streams and trusts nothing: a line has a length limit, a request a limit of ids, and every complaint
+//! names the file and the line. Timestamps need not ascend (the file's order is the arrival order); steps back are
+//! counted. Fields that are not known are skipped, since published traces carry extra ones.
 
 use std::fmt;
 use std::fs::File;

@@ -3,8 +3,7 @@
 
 use crate::support::{Workplace, finish, text};
 
-const LINE: &str =
-    "{\"timestamp\": 0, \"input_length\": 1024, \"output_length\": 10, \"hash_ids\": [1, 2]}\n";
+const LINE: &str = "{\"timestamp\": 0, \"input_length\": 1024, \"output_length\": 10, \"hash_ids\": [1, 2]}\n";
 
 #[test]
 fn wrong_command_lines_are_usage_errors() {

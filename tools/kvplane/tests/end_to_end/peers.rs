@@ -107,7 +107,10 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_others_are_served() {
     let over_items = (Limits::ITEMS_PER_FRAME as u32 + 1).to_le_bytes();
     let silent: Vec<(&str, Vec<u8>)> = vec![
         ("garbage", (0..4096u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect()),
-        ("HTTP", b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: somebody who is lost and talks a lot\r\n\r\n".to_vec()),
+        (
+            "HTTP",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: somebody who is lost and talks a lot\r\n\r\n".to_vec(),
+        ),
         ("a wrong frame version", forged(&exists, 4, &[99])),
         ("a wrong header checksum", torn.to_vec()),
         ("a wrong body checksum", spoiled),

@@ -6,8 +6,19 @@ use crate::support::{Way, Workplace};
 
 fn replay(place: &Workplace, way: Way, clients: &str, shape: &str) -> Value {
     let arguments = [
-        "replay", "--generate", shape, "--requests", "300", "--block-bytes", "4K", "--clients", clients, "--transport",
-        way.name(), "--json", "-",
+        "replay",
+        "--generate",
+        shape,
+        "--requests",
+        "300",
+        "--block-bytes",
+        "4K",
+        "--clients",
+        clients,
+        "--transport",
+        way.name(),
+        "--json",
+        "-",
     ];
     let report: Value = serde_json::from_str(&place.run(&arguments).text()).unwrap();
     assert_eq!(report["runs"].as_array().unwrap().len(), 1);
@@ -15,7 +26,10 @@ fn replay(place: &Workplace, way: Way, clients: &str, shape: &str) -> Value {
 }
 
 fn check(run: &Value, way: Way) {
-    assert_eq!((&run["bytes_wrong"], &run["requests"], &run["transport"]), (&0.into(), &300.into(), &way.name().into()));
+    assert_eq!(
+        (&run["bytes_wrong"], &run["requests"], &run["transport"]),
+        (&0.into(), &300.into(), &way.name().into())
+    );
     let got = run["operations"].as_array().unwrap().iter().find(|operation| operation["operation"] == "get").unwrap();
     assert!(got["bytes"].as_u64().unwrap() > 0, "nothing was read, so nothing was checked: {run}");
 }

@@ -26,8 +26,15 @@ fn a_small_sweep_is_consistent_over_both_ways() {
     let (mut target, address) = target(&place);
     for way in Way::BOTH {
         let sweep = [
-            "--check_consistency", "--start_block_size=64K", "--max_block_size=128K", "--max_batch_size=2",
-            "--start_num_threads=2", "--max_num_threads=2", "--start_batch_size=2", "--json", "-",
+            "--check_consistency",
+            "--start_block_size=64K",
+            "--max_block_size=128K",
+            "--max_batch_size=2",
+            "--start_num_threads=2",
+            "--max_num_threads=2",
+            "--start_batch_size=2",
+            "--json",
+            "-",
         ];
         let rows: Value = serde_json::from_str(&initiate(&place, &address, way, &sweep).text()).unwrap();
         let cases = rows["cases"].as_array().unwrap();
@@ -62,8 +69,13 @@ fn an_initiator_that_dies_or_asks_for_too_much_harms_nobody() {
     initiate(&place, &address, Way::Tcp, &beyond).failed(1, &["4096 bytes", "has 0"]);
     for way in Way::BOTH {
         let arguments = [
-            "tebench", &format!("--target_seg_name={address}"), &format!("--xport_type={}", way.name()),
-            "--total_buffer_size=4M", "--start_block_size=2M", "--max_block_size=2M", "--op_type=mix",
+            "tebench",
+            &format!("--target_seg_name={address}"),
+            &format!("--xport_type={}", way.name()),
+            "--total_buffer_size=4M",
+            "--start_block_size=2M",
+            "--max_block_size=2M",
+            "--op_type=mix",
         ];
         let mut initiator = Process::start(place.bare(&arguments));
         initiator.wait_for("BlkSize");

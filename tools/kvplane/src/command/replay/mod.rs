@@ -1,8 +1,8 @@
 //! `kvplane replay`: drives the store with a trace as inference engines do, and checks every byte.
 //!
-//! For each request, in arrival order: one batched exists over its blocks, one batched get of the prefix that is there, one
-//! batched put of the rest. Every byte read is compared with a pattern that follows from (key, offset), so a block that is stale,
-//! misplaced or torn is noticed.
+//! For each request, in arrival order: one batched exists over its blocks, one batched get of the prefix that is
+//! there, one batched put of the rest. Every byte read is compared with a pattern that follows from (key, offset), so
+//! a block that is stale, misplaced or torn is noticed.
 
 mod run;
 mod worker;

@@ -59,8 +59,7 @@ impl Shared<'_> {
 /// Replays a trace against a live cluster.
 pub(crate) fn run(plan: &Plan, trace: &Trace) -> Result<ReplayReport, Failure> {
     let longest = trace.requests.iter().map(|request| request.blocks.len()).max().ok_or("the trace has no requests")?;
-    let control =
-        Control::Local { cluster: plan.cluster.clone(), runtime_directory: plan.runtime_directory.clone() };
+    let control = Control::Local { cluster: plan.cluster.clone(), runtime_directory: plan.runtime_directory.clone() };
     let config = ClientConfig {
         control: control.clone(),
         shared_memory: plan.way != Way::Tcp,

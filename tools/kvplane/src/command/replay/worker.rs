@@ -167,8 +167,7 @@ impl Worker {
             });
         }
         let slices: Vec<Slice> = (from..self.keys.len()).map(|at| self.slice(at)).collect();
-        let items: Vec<(&str, Slice)> =
-            self.keys[from..].iter().map(String::as_str).zip(slices).collect();
+        let items: Vec<(&str, Slice)> = self.keys[from..].iter().map(String::as_str).zip(slices).collect();
         let start = Instant::now();
         let outcomes = self.client.batch_put_from(&items)?;
         self.tally.put.record(start.elapsed().as_nanos() as u64);

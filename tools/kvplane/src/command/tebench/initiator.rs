@@ -81,7 +81,10 @@ fn run_case(
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".to_owned())))
+            .collect()
     });
     let threads: Vec<(Samples, u64)> = outcome.into_iter().collect::<Result<_, String>>()?;
     // CPU time covers the warm-up too; its share is the warm-up's share of the time.

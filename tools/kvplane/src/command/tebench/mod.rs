@@ -1,5 +1,5 @@
-//! `kvplane tebench`: Mooncake's tebench over our engine: the same flags, roles, sweep order and columns, and a check that
-//! finds misplaced bytes.
+//! `kvplane tebench`: Mooncake's tebench over our engine: the same flags, roles, sweep order and columns, and a check
+//! that finds misplaced bytes.
 //!
 //! Without `--target_seg_name` it is a target: it registers memory and waits. With it, it is an initiator.
 
