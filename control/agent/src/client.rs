@@ -131,7 +131,7 @@ impl Client {
     /// # Errors
     /// When there is no control plane, or it refuses us.
     pub fn connect(config: &ClientConfig) -> Result<Self, Error> {
-        let link = ControlLink::connect(config.control.resolve(Role::Client)?)?;
+        let link = ControlLink::to(&config.control, Role::Client)?;
         Self::connect_with(config, link)
     }
 
@@ -145,12 +145,8 @@ impl Client {
         }
         let seen_map = link.map_generation();
         let map = link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
-        let cluster = match &config.control {
-            Control::Local { cluster, .. } => cluster.clone(),
-            Control::Explicit(explicit) => explicit.cluster.as_str().to_owned(),
-        };
         let client = Config {
-            cluster,
+            cluster: config.control.cluster().to_owned(),
             client: seed()?,
             // Without a boot id, nobody is taken to be on this host.
             host: cpu::boot_id().unwrap_or_default(),

@@ -20,6 +20,8 @@ use crate::error::Error;
 
 /// Calls that may wait for the thread.
 const CALLS: usize = 64;
+/// How often a control plane that went away is looked for in the runtime directory.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How long the first map may take to arrive.
 const FIRST_MAP: Duration = Duration::from_secs(10);
 
@@ -38,6 +40,14 @@ pub enum Control {
 }
 
 impl Control {
+    /// The cluster's name.
+    pub(crate) fn cluster(&self) -> &str {
+        match self {
+            Self::Local { cluster, .. } => cluster,
+            Self::Explicit(config) => config.cluster.as_str(),
+        }
+    }
+
     pub(crate) fn resolve(&self, role: Role) -> Result<ClientConfig, Error> {
         match self {
             Self::Explicit(config) => Ok((**config).clone()),
@@ -99,14 +109,12 @@ impl ControlLink {
     /// # Errors
     /// When it is not found, or cannot be reached, or refuses us.
     pub fn to(control: &Control, role: Role) -> Result<Self, Error> {
-        Self::connect(control.resolve(role)?)
+        let config = control.resolve(role)?;
+        Self::start(Line { config, control: control.clone(), role })
     }
 
     /// Connects, says hello, and waits for the first map.
-    ///
-    /// # Errors
-    /// When the control plane cannot be reached or refuses us.
-    pub fn connect(config: ClientConfig) -> Result<Self, Error> {
+    fn start(line: Line) -> Result<Self, Error> {
         let shared = Arc::new(Shared { generation: AtomicU64::new(0), map: Mutex::new(None) });
         let (jobs, receiver) = mpsc::channel(CALLS);
         let (stop, stopped) = oneshot::channel();
@@ -121,7 +129,7 @@ impl ControlLink {
                 }
             };
             let tasks = tokio::task::LocalSet::new();
-            tasks.block_on(&runtime, live(config, inner, receiver, stopped, ready));
+            tasks.block_on(&runtime, live(line, inner, receiver, stopped, ready));
         })?;
         let thread = Arc::new(Thread { stop: Some(stop), handle: Some(handle) });
         let welcome = wait.recv().map_err(|_| Error::Argument("the control thread ended".to_owned()))??;
@@ -187,18 +195,39 @@ pub(crate) fn seed() -> Result<u64, Error> {
     random_u64().map_err(|error: IdentityError| Error::Argument(error.to_string()))
 }
 
-async fn live(
+/// Where a line leads, and how it was found.
+struct Line {
     config: ClientConfig,
+    control: Control,
+    role: Role,
+}
+
+impl Line {
+    /// Whether the control plane is elsewhere, or another, by now; then the configuration is the new one's.
+    fn moved(&mut self) -> bool {
+        // While none is published, the old one may still come back where it was.
+        let Ok(found) = self.control.resolve(self.role) else { return false };
+        let moved = found.address != self.config.address || found.trust.pem() != self.config.trust.pem();
+        if moved {
+            self.config = found;
+        }
+        moved
+    }
+}
+
+fn reconnections() -> Result<Rng, Error> {
+    Ok(Rng::new(seed()?, "reconnect"))
+}
+
+async fn live(
+    mut line: Line,
     shared: Arc<Shared>,
     mut jobs: mpsc::Receiver<Job>,
     mut stopped: oneshot::Receiver<()>,
     ready: std::sync::mpsc::SyncSender<Result<Welcome, Error>>,
 ) {
-    let connected = async {
-        let rng = Rng::new(seed()?, "reconnect");
-        Client::connect(&config, rng).await.map_err(Error::from)
-    };
-    let (client, welcome) = match connected.await {
+    let connected = async { Client::connect(&line.config, reconnections()?).await.map_err(Error::from) };
+    let (mut client, welcome) = match connected.await {
         Ok(connected) => connected,
         Err(error) => {
             let _ = ready.send(Err(error));
@@ -208,15 +237,32 @@ async fn live(
     let mut watch = client.watch_map();
     let _ = ready.send(Ok(welcome));
     let mut known = None;
+    let mut look = tokio::time::interval(LOOK_AGAIN);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
+        let state = watch.state();
+        if let Some(map) = state.map
+            && known != Some(map.epoch)
+        {
+            known = Some(map.epoch);
+            *shared.map.lock().unwrap_or_else(PoisonError::into_inner) = Some(map);
+            shared.generation.fetch_add(1, Ordering::Release);
+        }
         tokio::select! {
-            map = watch.newer(known) => {
-                known = Some(map.epoch);
-                *shared.map.lock().unwrap_or_else(PoisonError::into_inner) = Some(map);
-                shared.generation.fetch_add(1, Ordering::Release);
-            }
+            _ = watch.changed() => {}
             Some(job) = jobs.recv() => {
                 tokio::task::spawn_local(job(client.clone()));
+            }
+            _ = look.tick(), if state.trouble.is_some() => {
+                if line.moved()
+                    && let Ok(rng) = reconnections()
+                    && let Ok(other) = Client::new(&line.config, rng)
+                {
+                    // Calls under way keep the old one until they end. Epochs of another state say nothing about ours.
+                    client = other;
+                    watch = client.watch_map();
+                    known = None;
+                }
             }
             _ = &mut stopped => break,
         }

@@ -99,9 +99,8 @@ impl Node {
                 config.listen
             )));
         }
-        let resolved = config.control.resolve(Role::Node)?;
-        let cluster = resolved.cluster.as_str().to_owned();
-        let link = ControlLink::connect(resolved)?;
+        let link = ControlLink::to(&config.control, Role::Node)?;
+        let cluster = config.control.cluster().to_owned();
         let node = match config.node {
             Some(node) => node,
             None => NodeId(seed()?.max(1)),
@@ -404,6 +403,7 @@ impl Membership {
 }
 
 /// For each shard, the slots that the map gives it.
+#[allow(clippy::vec_box, reason = "each box goes to its shard as it is, through a mailbox of small messages")]
 fn owned_slots(map: &ClusterMap, me: &Member, shards: usize) -> Vec<Box<[u64; SLOTS / 64]>> {
     let mut slots = vec![Box::new([0u64; SLOTS / 64]); shards];
     let Some(index) = map.members.iter().position(|m| m.node == me.node && m.incarnation == me.incarnation) else {

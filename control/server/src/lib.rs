@@ -3,7 +3,7 @@
 //! * [`ControlServer`], [`ControlHandle`]: start and stop one on a thread of its own.
 //! * [`ControlConfig`], [`StartError`]: settings, and what can be wrong with them.
 //! * `control`: drives the pure `kvplane-cluster` and answers calls; `store`: its memory; `http`, `counts`: what it
-//! shows.
+//!   shows.
 //!
 //! It decides nothing itself and is on nobody's data path: with it down, puts and gets go on with the last map.
 

@@ -3,8 +3,8 @@
 //! * Objects are immutable. A version is given at commit, greater than any given before.
 //! * A pin keeps an object's bytes where they are; a removed object's bytes go with its last pin.
 //! * A put reserves an extent, its writer fills it, and it becomes visible at commit. Several puts of one digest may
-//! be under way; the first commit wins. An extent whose put failed stays in quarantine until the host knows that its
-//! writer has stopped ([`Store::abort`]).
+//!   be under way; the first commit wins. An extent whose put failed stays in quarantine until the host knows that its
+//!   writer has stopped ([`Store::abort`]).
 //! * Room is made inside `reserve`, by evicting what nobody uses.
 //!
 //! Invariant ([`Store::check`]): every granule of the pool is free or belongs to exactly one entry.

@@ -5,7 +5,7 @@
 //!
 //! 1. ask which of its blocks exist (no access);
 //! 2. get the longest prefix that does (each get is an access); 3. put the rest in order: a block that exists is
-//! accessed and stays as it is, one that does not is inserted, evicting until it fits.
+//!    accessed and stays as it is, one that does not is inserted, evicting until it fits.
 //!
 //! The segmented LRU: a block enters at the most recent end of *probation*; an access there moves it to the most
 //! recent end of *protected*, which holds at most a fifth of the capacity and pushes its least recent blocks back to

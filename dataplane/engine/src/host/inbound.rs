@@ -91,7 +91,7 @@ impl Host {
                 }
                 let mut scratch = core::mem::take(&mut self.scratch);
                 let input = self.tcp.input(&mut self.ring, id, &mut scratch, now_ns);
-                let more = self.take_tcp_input(id, input, &scratch, now_ns);
+                let more = self.take_tcp_input(id, &input, &scratch, now_ns);
                 self.scratch = scratch;
                 if !more {
                     break;
@@ -108,12 +108,12 @@ impl Host {
         progress
     }
 
-    fn take_tcp_input(&mut self, id: ConnectionId, input: Input, body: &[u8], now_ns: u64) -> bool {
+    fn take_tcp_input(&mut self, id: ConnectionId, input: &Input, body: &[u8], now_ns: u64) -> bool {
         let link = Link::Tcp(id);
         match input {
             Input::Wait => return false,
             Input::Frame(header) => {
-                let target = self.take_frame(link, &header, body, now_ns);
+                let target = self.take_frame(link, header, body, now_ns);
                 if header.payload_bytes > 0 {
                     self.tcp.receive_payload(&mut self.ring, id, target);
                 }
@@ -121,13 +121,13 @@ impl Host {
             Input::Payload(checksum) => match self.roles.get(link) {
                 Role::Served => {
                     if let Some(service) = &mut self.service {
-                        service.payload_done(link.peer(), checksum, now_ns);
+                        service.payload_done(link.peer(), *checksum, now_ns);
                     }
                 }
                 Role::Lane(lane, Some(slice)) => {
                     self.roles.set(link, Role::Lane(lane, None));
                     if let Some(client) = &mut self.client {
-                        client.payload_done(slice, checksum, now_ns);
+                        client.payload_done(slice, *checksum, now_ns);
                     }
                 }
                 Role::Lane(_, None) | Role::None => {}

@@ -26,6 +26,10 @@ pub(super) enum State {
 }
 
 /// What the bytes that arrive next are.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one for each connection, changed with every payload: a box would cost more"
+)]
 pub(super) enum Expect {
     /// Headers and bodies, into the staging.
     Frame,

@@ -54,7 +54,8 @@ fn settings_that_cannot_be_are_named() {
         place.run(arguments).failed(1, words);
     }
     let long = "x".repeat(300);
-    finish(place.bare(&["dev", "--pool", "8M", "--cluster", &long]), &[]).failed(1, &["cluster", "300"]);
+    finish(place.bare(&["dev", "--pool", "8M", "--cluster", &long]), &[])
+        .failed(1, &["cannot name a cluster", "1 to 40"]);
     let sweep = ["tebench", "--target_seg_name=127.0.0.1:1", "--total_buffer_size=1M", "--start_block_size=0"];
     finish(place.bare(&sweep), &[]).failed(1, &["block", "0"]);
     let nobody = ["tebench", "--target_seg_name=127.0.0.1:1", "--total_buffer_size=1M", "--max_block_size=4K"];
