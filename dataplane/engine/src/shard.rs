@@ -27,6 +27,10 @@ use crate::pacing::{Pacer, Pacing};
 const MAILBOX_ENTRIES: usize = 256;
 /// How long a command may take to be answered.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// How often a port or path that is taken is tried again, and after what wait. The kernel takes the rings of a process that was
+/// killed down only after it is gone, and they hold its listeners until then: whoever starts it again at once must not fail.
+const LISTEN_ATTEMPTS: u32 = 50;
+const LISTEN_RETRY: Duration = Duration::from_millis(20);
 /// How long the segment's users have before their connections are closed.
 const QUIET_DEADLINE_NS: u64 = 2_000_000_000;
 
@@ -207,7 +211,7 @@ impl ShardHandle {
     /// # Errors
     /// When another process listens there, or the shard's mailbox is full.
     pub fn listen_shm(&self, path: PathBuf) -> Result<(), ShardError> {
-        let listener = listen_unix(&path).map_err(ShardError::Start)?;
+        let listener = when_free(|| listen_unix(&path)).map_err(|error| ShardError::Start(error.to_string()))?;
         *self.shm.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
         self.send(Command::ListenShm { listener })
     }
@@ -338,9 +342,10 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, Started), St
         // A refusal (a changed cpuset, say) costs speed, not correctness.
         let _ = cpu::pin_current_thread(core);
     }
-    let tcp = net::tcp_listener(config.listen.tcp, 1024).map_err(|error| error.to_string())?;
+    let tcp = when_free(|| net::tcp_listener(config.listen.tcp, 1024)).map_err(|error| error.to_string())?;
     let address = tcp.local_addr().map_err(|error| error.to_string())?;
-    let shm = config.listen.shm.as_deref().map(listen_unix).transpose()?;
+    let shm = config.listen.shm.as_deref().map(|path| when_free(|| listen_unix(path))).transpose();
+    let shm = shm.map_err(|error| error.to_string())?;
     let pool = config.pool.map(|options| Region::allocate(&options)).transpose().map_err(|error| error.to_string())?;
     let store = pool
         .as_ref()
@@ -359,16 +364,29 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, Started), St
     Ok((host, Started { address, page_kind }))
 }
 
-/// A Unix listener at a path; what a dead process left there is replaced, a living one is not.
-fn listen_unix(path: &std::path::Path) -> Result<UnixListener, String> {
-    if path.exists() {
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            return Err(format!("{} is in use by another process", path.display()));
+/// What `listen` gives, tried again for a while as long as the address is in use.
+fn when_free<T>(mut listen: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for _ in 1..LISTEN_ATTEMPTS {
+        match listen() {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(LISTEN_RETRY),
+            result => return result,
         }
-        std::fs::remove_file(path).map_err(|error| format!("{}: {error}", path.display()))?;
     }
-    let listener = UnixListener::bind(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    listener.set_nonblocking(true).map_err(|error| format!("{}: {error}", path.display()))?;
+    listen()
+}
+
+/// A Unix listener at a path; what a dead process left there is replaced, a living one is not.
+fn listen_unix(path: &std::path::Path) -> io::Result<UnixListener> {
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        let text = format!("{} is in use by another process", path.display());
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+    }
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    if path.exists() {
+        std::fs::remove_file(path).map_err(named)?;
+    }
+    let listener = UnixListener::bind(path).map_err(named)?;
+    listener.set_nonblocking(true).map_err(named)?;
     Ok(listener)
 }
 

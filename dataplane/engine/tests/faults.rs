@@ -1,5 +1,5 @@
-//! A real shard and a real initiator over connections that fail by seeded plans: whatever is reported as done is right, whatever is
-//! not ends with an error, and nothing stays behind.
+//! A real shard and a real initiator over connections that fail by seeded plans: whatever is reported as done is
+//! right, whatever is not ends with an error, and nothing stays behind.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -258,8 +258,8 @@ fn drill(seeds: core::ops::Range<u64>, plan: impl Fn(u64) -> Drill) -> Tally {
         let drill = plan(seed);
         let mut bed = Bed::new(&drill);
         bed.objects(&mut tally);
-        // A write that its sender has given up may still be arriving when the same range is written again. It brings the same
-        // bytes, unless the shard's own memory spoils them on the way, after the checked second write.
+        // A write that its sender has given up may still be arriving when the same range is written again. It brings
+        // the same bytes, unless the shard's own memory spoils them on the way, after the checked second write.
         if drill.shard.corrupt_per_payload == 0.0 {
             bed.ranges(&mut tally);
         }

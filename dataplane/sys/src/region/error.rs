@@ -49,6 +49,15 @@ pub enum RegionError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// Faulting all of it in would drive the machine out of memory.
+    NotAvailable {
+        /// The region's name.
+        name: String,
+        /// The length asked for.
+        bytes: usize,
+        /// What the machine has left, reserved huge pages included.
+        available_bytes: u64,
+    },
     /// The pages could not be faulted in.
     Prefault {
         /// The region's name.
@@ -90,6 +99,11 @@ impl fmt::Display for RegionError {
             Self::Bind { name, node, source } => {
                 write!(f, "cannot bind region {name:?} to NUMA node {node}: {source}")
             }
+            Self::NotAvailable { name, bytes, available_bytes } => write!(
+                f,
+                "region {name:?} of {bytes} bytes does not fit in the {available_bytes} bytes of memory that are available: \
+                 give it less"
+            ),
             Self::Prefault { name, bytes, source } => {
                 write!(f, "cannot fault in the {bytes} bytes of region {name:?}: {source}; give it less memory")
             }

@@ -202,6 +202,29 @@ pub(super) fn keep_from_children(mapping: &Mapping) {
     advise(mapping, libc::MADV_DONTFORK).ok();
 }
 
+/// Refuses what the machine cannot have: the kernel would promise it, and kill somebody once it is faulted in.
+pub(super) fn check_available(name: &str, bytes: usize) -> Result<(), RegionError> {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    match available_bytes(&meminfo) {
+        Some(available_bytes) if bytes as u64 > available_bytes => {
+            Err(RegionError::NotAvailable { name: name.to_owned(), bytes, available_bytes })
+        }
+        // A machine that does not say has to be trusted.
+        _ => Ok(()),
+    }
+}
+
+/// What can be faulted in without taking from anybody, reserved huge pages included.
+pub(super) fn available_bytes(meminfo: &str) -> Option<u64> {
+    let field = |name: &str| {
+        let value = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        value.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    };
+    let reserved = field("HugePages_Free").zip(field("Hugepagesize"));
+    let reserved_kib = reserved.map_or(0, |(pages, page_kib)| pages.saturating_mul(page_kib));
+    Some(field("MemAvailable")?.saturating_add(reserved_kib).saturating_mul(1024))
+}
+
 /// Faults every page of a fresh mapping in.
 pub(super) fn prefault(mapping: &Mapping) -> io::Result<()> {
     match advise(mapping, MADV_POPULATE_WRITE) {

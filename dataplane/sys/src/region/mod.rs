@@ -99,6 +99,9 @@ impl Region {
         if options.bytes == 0 {
             return Err(RegionError::Empty { name: options.name.clone() });
         }
+        if options.prefault {
+            map::check_available(&options.name, options.bytes)?;
+        }
         let (mapping, kind, file) = map::create(&Request {
             name: &options.name,
             bytes: options.bytes,

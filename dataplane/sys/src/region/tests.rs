@@ -27,6 +27,20 @@ fn panics(f: impl FnOnce()) -> bool {
 }
 
 #[test]
+fn more_than_the_machine_has_is_refused_before_it_is_touched() {
+    let meminfo = "MemTotal: 900 kB\nMemAvailable:  100 kB\nHugePages_Free:  3\nHugepagesize:  2048 kB\n";
+    assert_eq!(map::available_bytes(meminfo), Some((100 + 3 * 2048) << 10));
+    assert_eq!(map::available_bytes("MemAvailable:  7 kB\n"), Some(7 << 10));
+    assert_eq!(map::available_bytes("MemTotal: 900 kB\n"), None);
+    // More than can be mapped, too: without the check, this fails in another way and harms nobody.
+    let options = RegionOptions { prefault: true, ..options("beyond", 1 << 50) };
+    let Err(RegionError::NotAvailable { bytes, available_bytes, .. }) = Region::allocate(&options) else {
+        panic!("a petabyte is not refused for want of memory")
+    };
+    assert!(bytes as u64 > available_bytes && available_bytes > 0);
+}
+
+#[test]
 fn fresh_memory_is_zero_and_writable_to_its_last_byte() {
     for huge in [HugePages::Never, HugePages::Try] {
         for (shared, prefault) in [(false, false), (true, false), (false, true), (true, true)] {

@@ -1,7 +1,8 @@
 //! Which faults happen: a plan of probabilities, and the seeded decisions that follow from it.
 //!
-//! Each kind of decision has a stream of its own and draws the same number of words whatever it decides, so the n-th decision of
-//! a kind depends on the seed, its own probabilities and n only. Nothing here does anything: see [`Fault`](super::Fault).
+//! Each kind of decision has a stream of its own and draws the same number of words whatever it decides, so the n-th
+//! decision of a kind depends on the seed, its own probabilities and n only. Nothing here does anything: see
+//! [`Fault`](super::Fault).
 
 use kvplane_proto::rng::Rng;
 
@@ -20,8 +21,8 @@ pub struct FaultPlan {
     pub delay_per_frame: f64,
     /// The longest that a frame is held back, in nanoseconds; each time is drawn evenly from 0 to this.
     pub delay_max_ns: u64,
-    /// Probability that one byte of an arrived payload is changed in memory. Only payloads that are summed up: of others nobody
-    /// could tell, so their consumers are promised nothing.
+    /// Probability that one byte of an arrived payload is changed in memory. Only payloads that are summed up: of
+    /// others nobody could tell, so their consumers are promised nothing.
     pub corrupt_per_payload: f64,
 }
 

@@ -45,7 +45,7 @@ fn settings_that_cannot_be_are_named() {
         (&["dev", "--pool", "8M", "--shards", "4", "--port", "65534"], &["65534", "4 shards"]),
         (&["dev", "--pool", "8M", "--listen", "0.0.0.0"], &["0.0.0.0", "loopback"]),
         (&["dev", "--pool", "8M", "--http", "0.0.0.0:0"], &["0.0.0.0:0", "loopback"]),
-        (&["dev", "--pool", "900T"], &["989560464998400"]),
+        (&["dev", "--pool", "900T"], &["bytes of memory that are available"]),
         (&["control", "--state", "/proc/nowhere/state"], &["/proc/nowhere/state"]),
         (&["node"], &["no control plane of cluster settings", "settings.local"]),
         (&["replay", "--generate", "conversation"], &["no control plane of cluster settings"]),

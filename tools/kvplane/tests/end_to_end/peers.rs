@@ -181,29 +181,37 @@ fn whoever_says_nothing_is_cut_off_in_time() {
     assert!(say(dev.data(), &[]).is_empty());
 }
 
+/// A connection that asked for an object and does not take it: it is far more than sockets buffer, so it stays pinned.
+fn not_taken(data: SocketAddr, cluster: &str, key: &str, bytes: u64) -> TcpStream {
+    let mut stream = greeted(data, &hello_of(cluster, (1, 1), 0));
+    let mut body = Vec::new();
+    let digest = Digest::of(b"", key.as_bytes());
+    encode_items([GetItem { digest, request: request_id(), capacity_bytes: u64::MAX }], &mut body);
+    let get = Header::request(Kind::Request(Operation::Get), request_id()).with_body(&body, 1);
+    stream.write_all(&[&get.encode()[..], &body].concat()).unwrap();
+    let mut header = [0; HEADER_BYTES];
+    stream.read_exact(&mut header).unwrap();
+    let header = Header::decode(&header).unwrap();
+    assert_eq!((header.status, header.payload_bytes), (Status::Ok, bytes));
+    stream
+}
+
 #[test]
 fn a_pool_that_is_full_of_pinned_bytes_says_so_until_they_come_back() {
     let place = Workplace::new("pinned");
-    let mut dev = place.dev("32M", &["--shards", "1"]);
-    let large = place.file("large", &vec![1; 30 << 20]);
-    place.run(&["ctl", "put", "large", text(&large)]).well();
-    // Asks for the object and does not take it: far more than sockets buffer, so it stays pinned.
-    let mut reader = greeted(dev.data(), &hello_of("pinned", (1, 1), 0));
-    let mut body = Vec::new();
-    let digest = Digest::of(b"", b"large");
-    encode_items([GetItem { request: request_id(), digest, capacity: u64::MAX }], &mut body);
-    let get = Header::request(Kind::Request(Operation::Get), request_id()).with_body(&body, 1);
-    reader.write_all(&[&get.encode()[..], &body].concat()).unwrap();
-    let mut header = [0; HEADER_BYTES];
-    reader.read_exact(&mut header).unwrap();
-    let header = Header::decode(&header).unwrap();
-    assert_eq!((header.status, header.payload_bytes), (Status::Ok, 30 << 20));
-
+    let mut dev = place.dev("64M", &["--shards", "1"]);
+    // An object may take a quarter of the pool; together they leave a MiB.
+    let readers = [(0, 16usize), (1, 16), (2, 16), (3, 15)].map(|(at, mib)| {
+        let key = format!("large-{at}");
+        let large = place.file("large", &vec![1; mib << 20]);
+        place.run(&["ctl", "put", &key, text(&large)]).well();
+        not_taken(dev.data(), "pinned", &key, (mib as u64) << 20)
+    });
     let other = place.file("other", &vec![2; 4 << 20]);
     let put = || place.run(&["ctl", "put", "other", text(&other)]);
     put().failed(1, &["put of 4194304 bytes", "full", "pinned"]);
     finish(place.command(&["ctl", "put", "small", "-"]), b"what fits is served").well();
-    drop(reader);
+    drop(readers);
     assert!(wait_until(|| put().status.success().then_some(())).is_some());
     assert_eq!(place.run(&["ctl", "get", "other"]).well(), vec![2; 4 << 20]);
     dev.assert_alive();
