@@ -27,8 +27,9 @@ use crate::pacing::{Pacer, Pacing};
 const MAILBOX_ENTRIES: usize = 256;
 /// How long a command may take to be answered.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-/// How often a port or path that is taken is tried again, and after what wait. The kernel takes the rings of a process that was
-/// killed down only after it is gone, and they hold its listeners until then: whoever starts it again at once must not fail.
+/// How often a port or path that is taken is tried again, and after what wait. The kernel takes the rings of a
+/// process that was killed down only after it is gone, and they hold its listeners until then: whoever starts it
+/// again at once must not fail.
 const LISTEN_ATTEMPTS: u32 = 50;
 const LISTEN_RETRY: Duration = Duration::from_millis(20);
 /// How long the segment's users have before their connections are closed.

@@ -101,8 +101,8 @@ impl fmt::Display for RegionError {
             }
             Self::NotAvailable { name, bytes, available_bytes } => write!(
                 f,
-                "region {name:?} of {bytes} bytes does not fit in the {available_bytes} bytes of memory that are available: \
-                 give it less"
+                "region {name:?} of {bytes} bytes does not fit in the {available_bytes} bytes of memory that are \
+                 available: give it less"
             ),
             Self::Prefault { name, bytes, source } => {
                 write!(f, "cannot fault in the {bytes} bytes of region {name:?}: {source}; give it less memory")

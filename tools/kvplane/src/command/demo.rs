@@ -63,7 +63,6 @@ impl Demo {
     fn replay(&self, trace: &Trace, way: Way) -> Result<ReplayReport, Failure> {
         let mut dev = Dev::start(self.pool)?;
         let plan = Plan {
-            title: "kvplane demo".to_owned(),
             cluster: dev.cluster.clone(),
             runtime_directory: Some(dev.directory.clone()),
             way,

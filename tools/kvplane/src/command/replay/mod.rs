@@ -27,6 +27,16 @@ pub(crate) enum Way {
     Tcp,
 }
 
+impl Way {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "best way",
+            Self::Shm => "shared memory",
+            Self::Tcp => "TCP",
+        }
+    }
+}
+
 /// A trace of ours instead of a recorded one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Generated {
@@ -98,7 +108,6 @@ impl Replay {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let trace = self.load()?;
         let plan = Plan {
-            title: "kvplane replay".to_owned(),
             cluster: self.cluster.clone(),
             runtime_directory: self.runtime_directory.clone(),
             way: self.transport,

@@ -26,7 +26,6 @@ const SAMPLE: Duration = Duration::from_millis(100);
 
 /// What to run.
 pub(crate) struct Plan {
-    pub(crate) title: String,
     pub(crate) cluster: String,
     pub(crate) runtime_directory: Option<PathBuf>,
     pub(crate) way: Way,
@@ -95,7 +94,7 @@ pub(crate) fn run(plan: &Plan, trace: &Trace) -> Result<ReplayReport, Failure> {
     let cpu_s_client = (cpu::process_cpu_ns() - client_before_ns) as f64 / 1e9;
     let cpu_s_server = plan.server_pid.and_then(server_cpu_s).zip(server_before).map(|(after, before)| after - before);
     Ok(ReplayReport {
-        title: plan.title.clone(),
+        title: plan.way.name().to_owned(),
         trace: trace.label.clone(),
         transport: format!("{:?}", plan.way).to_lowercase(),
         block_bytes: plan.block_bytes,
@@ -148,6 +147,7 @@ fn drive(
             scope.spawn(move || {
                 let worker = make().map_err(|error| error.to_string());
                 ready.wait();
+                shared.elapsed();
                 let outcome = worker.and_then(|worker| worker.run(shared));
                 if outcome.is_err() {
                     shared.failed.store(true, Ordering::Relaxed);
