@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use kvplane::{Client, HugePages, Region, RegionOptions, TransferEngine};
+use kvplane::{Client, HugePages, Region, RegionOptions, TransferEngine, cpu};
 
 use crate::Failure;
 use crate::bed;
@@ -52,7 +52,11 @@ impl Drop for Peer {
 
 /// Runs a role until the parent goes.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+    if let ["on-core", core, ..] = words.as_slice() {
+        cpu::pin_current_thread(core.parse()?)?;
+        words.drain(..2);
+    }
     match words.as_slice() {
         ["target", way, pacing, directory] => target(way, pacing, directory),
         ["echo", pacing, sent, answered] => echo(pacing == &"spin", sent.parse()?, answered.parse()?),

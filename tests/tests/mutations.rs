@@ -88,11 +88,14 @@ fn a_batch_that_completes_twice() {
 
 /// Not a host's bug at one instant but a rule that hosts owe: a shard that missed a map must not keep what it has.
 #[test]
-fn a_missed_epoch_that_is_not_noticed() {
-    caught(Mischief::SkipEpochs, &[Rule::Removed]);
+fn an_epoch_that_the_host_skips_is_noticed_by_the_shard() {
+    // Found by the seeds 4 and later before `Service::set_owned` looked for gaps: a slot left and came back unseen.
+    for seed in 0..30 {
+        run(Scenario::with_mischief(seed, Mischief::SkipEpochs)).unwrap_or_else(|failure| panic!("{failure}"));
+    }
 }
 
-/// What the test before found is the bug's doing, not the scenario's.
+/// The same scenario without the bug.
 #[test]
 fn missed_epochs_do_no_harm_where_they_are_noticed() {
     for seed in 0..20 {

@@ -88,9 +88,8 @@ impl Initiator {
     /// When the ring fails.
     pub fn round(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
         if self.host.poll()? {
-            // The clock is read once for each busy round, which is what the pacer's gaps need.
-            self.pacer.busy(cpu::monotonic_ns());
-        } else if self.pacer.idle(cpu::monotonic_ns()) {
+            self.pacer.busy(self.host.now_ns());
+        } else if self.pacer.idle(self.host.now_ns()) {
             self.host.park(longest, pending)?;
         } else {
             cpu::pause();

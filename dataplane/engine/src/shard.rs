@@ -324,7 +324,7 @@ fn run(
             return Ok(());
         }
         progress |= host.poll()?;
-        let now_ns = cpu::monotonic_ns();
+        let now_ns = host.now_ns();
         if !leaving.is_empty() {
             see_off(&mut host, &mut leaving, now_ns);
         }
