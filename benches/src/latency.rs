@@ -30,24 +30,29 @@ pub(crate) fn tcp(rounds: usize) -> Result<(), Failure> {
     std::thread::scope(|scope| {
         let pinned = scope.spawn(move || {
             cpu::pin_current_thread(ours).map_err(|error| error.to_string())?;
-            compare(rounds, "spin", "two cores", theirs, CALLS).map_err(|error| error.to_string())?;
-            compare(rounds, "park", "two cores", theirs, CALLS / 4).map_err(|error| error.to_string())?;
-            compare(rounds, "park", "one core", ours, CALLS / 4).map_err(|error| error.to_string())
+            let cases = [
+                ("tcp", "spin", "two cores", theirs, CALLS),
+                ("tcp-unchecked", "spin", "two cores", theirs, CALLS),
+                ("tcp", "park", "two cores", theirs, CALLS / 4),
+                ("tcp", "park", "one core", ours, CALLS / 4),
+            ];
+            for (way, pacing, place, core, calls) in cases {
+                compare(rounds, way, pacing, (place, core), calls).map_err(|error| error.to_string())?;
+            }
+            Ok(())
         });
         pinned.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
     })?;
     Ok(())
 }
 
-fn compare(rounds: usize, pacing: &str, place: &str, core: usize, calls: usize) -> Result<(), Failure> {
+fn compare(rounds: usize, way: &str, pacing: &str, (place, core): (&str, usize), calls: usize) -> Result<(), Failure> {
     let directory = Directory::new()?;
-    let mut ours = Ours::start(pacing, core, &directory)?;
+    let sums = if way == "tcp" { "with checksums" } else { "without" };
+    println!("  {pacing}, {place}, {sums}:");
+    let mut ours = Ours::start(way, pacing, core, &directory)?;
     let mut raw = Raw::start(pacing, core)?;
-    let mut series = [
-        Series::new(format!("raw, {pacing}, {place}"), "us"),
-        Series::new(format!("read, {pacing}, {place}"), "us"),
-        Series::new(format!("write, {pacing}, {place}"), "us"),
-    ];
+    let mut series = [Series::new("raw", "us"), Series::new("read", "us"), Series::new("write", "us")];
     for _ in 0..rounds {
         series[0].push(raw.measure(calls)?);
         series[1].push(ours.measure(calls, false)?);
@@ -129,10 +134,10 @@ struct Ours {
 }
 
 impl Ours {
-    fn start(pacing: &str, core: usize, directory: &Directory) -> Result<Self, Failure> {
+    fn start(way: &str, pacing: &str, core: usize, directory: &Directory) -> Result<Self, Failure> {
         // The shard's thread inherits the place of the thread that starts it.
-        let target = Peer::start(&["on-core", &core.to_string(), "target", "tcp", pacing, directory.text()])?;
-        let config = engine_config("tcp", pacing, directory.text())?;
+        let target = Peer::start(&["on-core", &core.to_string(), "target", way, pacing, directory.text()])?;
+        let config = engine_config(way, pacing, directory.text())?;
         let engine = TransferEngine::start(kvplane::TransferEngineConfig { pacing: Pacing::Park, ..config })?;
         let mut session = engine.session_with(pacing_of(pacing)?)?;
         let segment = session.open_segment(&target.said, DEADLINE)?;
