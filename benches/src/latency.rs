@@ -19,9 +19,9 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// 4 KiB by TCP against a raw ping-pong of as many bytes, spinning against spinning and parked against parked.
 ///
-/// Left alone, the kernel sometimes puts both ends of a parked ping-pong on one core, where no core has to be woken, and
-/// sometimes not: the figures then differ twentyfold by its choice. So every thread has its place here: on two cores, as
-/// a client and a shard have, and parked ones on one core too.
+/// Left alone, the kernel sometimes puts both ends of a parked ping-pong on one core, where no core has to be woken,
+/// and sometimes not: the figures then differ twentyfold by its choice. So every thread has its place here: on two
+/// cores, as a client and a shard have, and parked ones on one core too.
 pub(crate) fn tcp(rounds: usize) -> Result<(), Failure> {
     println!("tcp-latency: 4 KiB, p50, against a raw socket ping-pong of as many bytes between two processes");
     let cores = cpu::allowed_cores();

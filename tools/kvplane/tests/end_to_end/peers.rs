@@ -92,6 +92,33 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
+/// What a peer may say first that is no hello: each with its name.
+fn broken_before_hello(exists: &Header, good: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
+    let mut torn = exists.encode();
+    torn[20] ^= 1;
+    let mut spoiled = good.to_vec();
+    *spoiled.last_mut().unwrap() ^= 1;
+    let over_body = (Limits::BODY_BYTES as u32 + 1).to_le_bytes();
+    let over_payload = (Limits::PAYLOAD_BYTES + 1).to_le_bytes();
+    let over_items = (Limits::ITEMS_PER_FRAME as u32 + 1).to_le_bytes();
+    vec![
+        ("garbage", (0..4096u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect()),
+        (
+            "HTTP",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: somebody who is lost and talks a lot\r\n\r\n".to_vec(),
+        ),
+        ("a wrong frame version", forged(exists, 4, &[99])),
+        ("a wrong header checksum", torn.to_vec()),
+        ("a wrong body checksum", spoiled),
+        ("an unknown kind", forged(exists, 5, &[0x7f])),
+        ("an unknown flag", forged(exists, 52, &[0x80])),
+        ("a body over the limit", forged(exists, 16, &over_body)),
+        ("items over the limit", forged(exists, 20, &over_items)),
+        ("a payload over the limit", forged(exists, 24, &over_payload)),
+        ("a request before hello", exists.encode().to_vec()),
+    ]
+}
+
 #[test]
 fn a_peer_that_breaks_the_protocol_is_cut_off_and_others_are_served() {
     let place = Workplace::new("peers");
@@ -99,29 +126,8 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_others_are_served() {
     let data = dev.data();
     let good = hello_of("peers", (1, 1), 0);
     let exists = Header::request(Kind::Request(Operation::Exists), request_id());
-    let mut torn = exists.encode();
-    torn[20] ^= 1;
-    let mut spoiled = good.clone();
-    *spoiled.last_mut().unwrap() ^= 1;
     let over_body = (Limits::BODY_BYTES as u32 + 1).to_le_bytes();
-    let over_payload = (Limits::PAYLOAD_BYTES + 1).to_le_bytes();
-    let over_items = (Limits::ITEMS_PER_FRAME as u32 + 1).to_le_bytes();
-    let silent: Vec<(&str, Vec<u8>)> = vec![
-        ("garbage", (0..4096u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect()),
-        (
-            "HTTP",
-            b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: somebody who is lost and talks a lot\r\n\r\n".to_vec(),
-        ),
-        ("a wrong frame version", forged(&exists, 4, &[99])),
-        ("a wrong header checksum", torn.to_vec()),
-        ("a wrong body checksum", spoiled),
-        ("an unknown kind", forged(&exists, 5, &[0x7f])),
-        ("an unknown flag", forged(&exists, 52, &[0x80])),
-        ("a body over the limit", forged(&exists, 16, &over_body)),
-        ("items over the limit", forged(&exists, 20, &over_items)),
-        ("a payload over the limit", forged(&exists, 24, &over_payload)),
-        ("a request before hello", exists.encode().to_vec()),
-    ];
+    let silent = broken_before_hello(&exists, &good);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let parallel = Way::BOTH.map(|way| {
