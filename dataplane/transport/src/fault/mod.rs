@@ -6,9 +6,9 @@
 //! * A refused connection ends as the kernel's refusals do, by [`Event::Gone`].
 //! * A cut connection ends as by a reset, when a frame arrives, before a queued frame leaves, or after.
 //! * A frame that is held back holds back everything behind it on its connection, at most one frame being out of the
-//! kernel. Time is an argument: the host calls [`Fault::next_ready`] again at [`Fault::poll_timeout`].
+//!   kernel. Time is an argument: the host calls [`Fault::next_ready`] again at [`Fault::poll_timeout`].
 //! * A corrupted payload has one bit changed in its final memory before the host is told of it, and the checksum
-//! reported is that of what lies there then.
+//!   reported is that of what lies there then.
 //!
 //! Invariant: to the host a fault looks like one that the network, the peer or the memory could have made; in
 //! particular a connection is still reported as gone only when none of its I/O is left. Thread affinity: the thread
