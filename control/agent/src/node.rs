@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
-    HostConfig, HugePages, Listen, Pacing, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu,
+    HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu,
 };
 use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId, Slot, Version};
 use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
@@ -254,6 +254,13 @@ fn start_shards(
         let pages = shard.page_kind().map_or_else(String::new, |kind| format!(", {kind:?} pages"));
         format!("shard {}: {}, {core}, {} MiB{pages}", seat.shard, shard.address(), pool_bytes >> 20)
     }));
+    if shards.iter().any(|shard| shard.page_kind() == Some(PageKind::Plain)) {
+        notes.push(
+            "huge pages would serve the pool better: set /sys/kernel/mm/transparent_hugepage/shmem_enabled to advise, \
+             or reserve some with vm.nr_hugepages"
+                .to_owned(),
+        );
+    }
     Ok((shards, notes))
 }
 
