@@ -20,7 +20,7 @@ use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
 use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
 use kvplane_rpc::{RefusalCode, Role, RuntimeDirectory};
 use kvplane_store::service::Identity;
-use kvplane_topology::{Sysfs, plan};
+use kvplane_topology::{ShardPlan, Sysfs, plan};
 
 use crate::error::Error;
 use crate::link::{Control, ControlLink, seed, software};
@@ -248,8 +248,14 @@ fn start_shards(
             host: HostConfig::default(),
         })?);
     }
-    let mut notes = layout.notes;
-    notes.extend(layout.shards.iter().zip(&shards).map(|(seat, shard)| {
+    let notes = notes_of(&layout, &shards, pool_bytes);
+    Ok((shards, notes))
+}
+
+/// How the shards were laid out, for logs.
+fn notes_of(layout: &ShardPlan, shards: &[ShardHandle], pool_bytes: u64) -> Vec<String> {
+    let mut notes = layout.notes.clone();
+    notes.extend(layout.shards.iter().zip(shards).map(|(seat, shard)| {
         let core = seat.core.map_or_else(|| "no fixed core".to_owned(), |core| format!("core {core}"));
         let pages = shard.page_kind().map_or_else(String::new, |kind| format!(", {kind:?} pages"));
         format!("shard {}: {}, {core}, {} MiB{pages}", seat.shard, shard.address(), pool_bytes >> 20)
@@ -261,7 +267,7 @@ fn start_shards(
                 .to_owned(),
         );
     }
-    Ok((shards, notes))
+    notes
 }
 
 fn member_of(
