@@ -82,7 +82,7 @@ pub(crate) mod tests {
     fn the_header_is_the_known_one_and_ours_behind_it() {
         let header = header();
         let (names, rule) = header.split_once('\n').unwrap();
-        let known = "BlkSize (B)   Batch   BW (GB/s)     Avg Inst GB/s     Avg Lat (us)  Avg Tx (us)   P99 Tx (us)  \
+        let known = "BlkSize (B)   Batch   BW (GB/s)     Avg Inst GB/s     Avg Lat (us)  Avg Tx (us)   P99 Tx (us)   \
              P999 Tx (us)";
         assert_eq!(names.split_at(known.len()), (known, "  P50 Tx (us)   CPU s/GB"));
         assert_eq!(rule, "-".repeat(160));

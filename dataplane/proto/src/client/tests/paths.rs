@@ -174,7 +174,7 @@ fn target(rig: &mut Rig, shm: bool, offset: u64) -> SegmentTarget {
 
 #[test]
 fn large_ranges_are_sliced_and_spread_over_the_lanes() {
-    let mut rig = Rig::new(stream_config(), 1);
+    let mut rig = Rig::new(Config { slice_bytes: 1 << 20, ..stream_config() }, 1);
     let from = target(&mut rig, false, 10);
     let bytes = (8 << 20) + 1;
     let batch = rig.submit(&[Request::Read(from, local(0, 7, bytes)), Request::Write(from, local(1, 0, bytes))]);
@@ -200,7 +200,7 @@ fn large_ranges_are_sliced_and_spread_over_the_lanes() {
 
 #[test]
 fn segments_are_copied_where_they_can_be_mapped() {
-    let mut rig = Rig::new(shared_config(), 1);
+    let mut rig = Rig::new(Config { slice_bytes: 1 << 20, ..shared_config() }, 1);
     let to = target(&mut rig, true, 0);
     let batch = rig.submit(&[Request::Write(to, local(0, 0, 3 << 20))]);
     assert!(rig.frames().is_empty(), "no frame is needed");
