@@ -158,6 +158,15 @@ fn futures_run_many_at_once() {
             for task in running {
                 task.await.expect("a task without a panic");
             }
+            let items = [("a", memory.slice(0, 1000)), ("b", memory.slice(1000, 1000))];
+            let puts = client.batch_put_from(&items).await.expect("a batch");
+            assert!(puts.iter().all(|put| matches!(put, Ok(Put::Stored(_)))));
+            let items = [("a", memory.slice(9000, 1000)), ("missing", memory.slice(8000, 1000))];
+            let gets = client.batch_get_into(&items).await.expect("a batch");
+            assert!(matches!((&gets[0], &gets[1]), (Ok(Some(_)), Ok(None))));
+            for key in ["a", "b"] {
+                assert!(client.remove(key.as_bytes()).await.expect("a remove"));
+            }
             assert_eq!(client.batch_exists(&["future-true-0"]).await.expect("an answer"), [false]);
         });
     }

@@ -106,7 +106,7 @@ impl AsyncClient {
     /// # Errors
     /// When a request is malformed, too many batches wait, or the thread has ended; never for the requests' own
     /// outcomes.
-    pub async fn run(&self, requests: Vec<Request>) -> Result<Vec<TaskResult>, Error> {
+    async fn run(&self, requests: Vec<Request>) -> Result<Vec<TaskResult>, Error> {
         let (answer, wait) = oneshot::channel();
         self.send(Command::Run { requests, answer })?;
         wait.await.map_err(|_| ended())?
@@ -157,6 +157,41 @@ impl AsyncClient {
             Status::NotFound => Ok(None),
             status => Err(refused("get", status)),
         }
+    }
+
+    /// Stores many; one outcome for each.
+    ///
+    /// # Errors
+    /// When the batch as a whole is malformed.
+    pub async fn batch_put_from(&self, items: &[(impl AsRef<[u8]>, Slice)]) -> Result<Vec<Result<Put, Error>>, Error> {
+        let requests: Result<Vec<Request>, Error> =
+            items.iter().map(|(key, slice)| Ok(Request::Put(self.digest(key.as_ref())?, slice.local))).collect();
+        let results = self.run(requests?).await?;
+        let outcome = |result: TaskResult| match result.status {
+            Status::Ok => Ok(Put::Stored(result.version)),
+            Status::Exists => Ok(Put::Exists),
+            status => Err(refused("put", status)),
+        };
+        Ok(results.into_iter().map(outcome).collect())
+    }
+
+    /// Brings many; one outcome for each.
+    ///
+    /// # Errors
+    /// When the batch as a whole is malformed.
+    pub async fn batch_get_into(
+        &self,
+        items: &[(impl AsRef<[u8]>, Slice)],
+    ) -> Result<Vec<Result<Option<Got>, Error>>, Error> {
+        let requests: Result<Vec<Request>, Error> =
+            items.iter().map(|(key, slice)| Ok(Request::Get(self.digest(key.as_ref())?, slice.local))).collect();
+        let results = self.run(requests?).await?;
+        let outcome = |result: TaskResult| match result.status {
+            Status::Ok => Ok(Some(Got { bytes: result.bytes, version: result.version })),
+            Status::NotFound => Ok(None),
+            status => Err(refused("get", status)),
+        };
+        Ok(results.into_iter().map(outcome).collect())
     }
 
     /// Which of these keys have an object.

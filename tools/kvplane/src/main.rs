@@ -19,7 +19,8 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    // As `tebench`, the binary is that tool: scripts written for Mooncake's need no change.
+    end_quietly_on_closed_pipe();
+    // As `tebench`, the binary is that tool.
     let mut words: Vec<std::ffi::OsString> = std::env::args_os().collect();
     let called_tebench =
         words.first().is_some_and(|name| std::path::Path::new(name).file_stem().is_some_and(|stem| stem == "tebench"));
@@ -33,4 +34,16 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// `kvplane ctl status | head` is no bug of anybody's: when nobody reads on, the process ends as if by SIGPIPE.
+fn end_quietly_on_closed_pipe() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let text = panic.payload_as_str().unwrap_or_default();
+        if text.starts_with("failed printing to std") && text.contains("Broken pipe") {
+            std::process::exit(141);
+        }
+        report(panic);
+    }));
 }

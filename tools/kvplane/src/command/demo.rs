@@ -116,9 +116,17 @@ impl Dev {
         let cluster = "demo".to_owned();
         let directory = std::env::temp_dir().join(format!("kvplane-demo-{}", std::process::id()));
         let mut child = Command::new(std::env::current_exe()?)
-            .args(["dev", "--cluster", &cluster, "--pool", &pool.to_string(), "--runtime-directory"])
+            .args([
+                "dev",
+                "--cluster",
+                &cluster,
+                "--pool",
+                &pool.to_string(),
+                "--end-with-stdin",
+                "--runtime-directory",
+            ])
             .arg(&directory)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         let stdout = child.stdout.take().ok_or("the node's output was to be a pipe")?;

@@ -23,6 +23,9 @@ pub(crate) struct Dev {
     /// Directory of the control plane's state; without it, the state ends with the process.
     #[arg(long)]
     state: Option<PathBuf>,
+    /// End when standard input ends: for whoever starts this as a part of something and may be killed.
+    #[arg(long)]
+    end_with_stdin: bool,
     #[command(flatten)]
     shape: Shape,
 }
@@ -37,7 +40,11 @@ impl Dev {
             println!("health and metrics on http://{http}/health and /metrics");
         }
         println!("ready: clients of this user find it by --cluster {}; Ctrl-C stops it", self.cluster);
+        let orphaned = self.end_with_stdin.then(stop::parent_gone);
         stop::wait(|| {
+            if orphaned.as_ref().is_some_and(|gone| gone.load(std::sync::atomic::Ordering::Relaxed)) {
+                return Err("standard input has ended, and with it this process's purpose".into());
+            }
             node.check()?;
             control::watch(&mut plane)
         })?;

@@ -26,7 +26,7 @@ pub(crate) enum Command {
     Node(node::Node),
     /// Look at and operate a cluster.
     Ctl(ctl::Ctl),
-    /// Measure the transfer engine: Mooncake's tebench, flag by flag.
+    /// Measure the transfer engine, in the manner of Mooncake's tebench.
     Tebench(Box<tebench::Tebench>),
     /// Replay a trace of requests against live nodes, and check every byte.
     Replay(replay::Replay),

@@ -1,5 +1,7 @@
-//! Waiting for SIGINT or SIGTERM, and the end of the parent where that was asked for.
+//! Waiting for SIGINT or SIGTERM, or for the end of the parent where that was asked for.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Failure;
@@ -18,4 +20,16 @@ pub(crate) fn wait(mut watch: impl FnMut() -> Result<(), Failure>) -> Result<(),
             }
         }
     })
+}
+
+/// Watches standard input, which a parent holds open: true once the parent is gone.
+pub(crate) fn parent_gone() -> Arc<AtomicBool> {
+    let gone = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&gone);
+    // Ends with standard input, or with the process.
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        seen.store(true, Ordering::Relaxed);
+    });
+    gone
 }

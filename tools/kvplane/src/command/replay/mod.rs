@@ -141,12 +141,13 @@ impl Replay {
 
 /// Prints and writes what a run gave.
 pub(crate) fn deliver(reports: &[ReplayReport], json: Option<&str>, html: Option<&Path>) -> Result<(), Failure> {
-    let text = format!("{:#}", report::to_json(reports));
+    // What is on the screen is not lost when a file cannot be written.
     match json {
-        Some("-") => println!("{text}"),
+        Some("-") => println!("{:#}", report::to_json(reports)),
         Some(path) => {
-            std::fs::write(path, text + "\n").map_err(|error| format!("{path}: {error}"))?;
             print!("{}", report::to_text(reports));
+            std::fs::write(path, format!("{:#}\n", report::to_json(reports)))
+                .map_err(|error| format!("{path}: {error}"))?;
         }
         None => print!("{}", report::to_text(reports)),
     }

@@ -97,7 +97,9 @@ impl Worker {
     /// One request. The length of the prefix that was there and whole, and the bytes moved.
     fn serve(&mut self, request: &Request) -> Result<(usize, u64), Failure> {
         self.keys.clear();
-        self.keys.extend(request.blocks.iter().map(|block| format!("block-{block}")));
+        // Runs with blocks of different sizes share a store without meeting.
+        let bytes = self.block_bytes;
+        self.keys.extend(request.blocks.iter().map(|block| format!("block-{bytes}-{block}")));
         let start = Instant::now();
         let there = self.client.batch_exists(&self.keys)?;
         self.tally.exists.record(start.elapsed().as_nanos() as u64);

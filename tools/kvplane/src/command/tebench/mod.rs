@@ -1,5 +1,5 @@
-//! `kvplane tebench`: Mooncake's tebench over our engine: the same flags, roles, sweep order and columns, and a check
-//! that finds misplaced bytes.
+//! `kvplane tebench`: Mooncake's tebench over our engine: the flags of what we have, roles, sweep order and columns,
+//! and a check that finds misplaced bytes.
 //!
 //! Without `--target_seg_name` it is a target: it registers memory and waits. With it, it is an initiator.
 
@@ -124,9 +124,21 @@ pub(crate) struct Tebench {
     /// Transport to use; without it, the best of those that both sides have.
     #[arg(long = "xport_type", value_enum)]
     xport_type: Option<Transport>,
-    /// Engine: kvplane.
-    #[arg(long = "backend", default_value = "kvplane", value_parser = ["kvplane"])]
+    /// Engine: always kvplane; the names of Mooncake's engines are taken as it.
+    #[arg(long = "backend", default_value = "kvplane", value_parser = ["kvplane", "classic", "tent"])]
     backend: String,
+    /// Accelerator of this side: there is none yet.
+    #[arg(long = "local_gpu_id", default_value = "0", value_parser = ["0"])]
+    local_gpu_id: String,
+    /// Accelerator of the target: there is none yet.
+    #[arg(long = "target_gpu_id", default_value = "0", value_parser = ["0"])]
+    target_gpu_id: String,
+    /// A notification with each batch: not yet.
+    #[arg(long = "notifi", default_value = "false", value_parser = ["false"])]
+    notifi: String,
+    /// Metadata servers: none are needed.
+    #[arg(long = "metadata_url_list", default_value = "", value_parser = [""])]
+    metadata_url_list: String,
     /// How to wait for completions.
     #[arg(long = "pacing", value_enum, default_value = "adaptive")]
     pacing: PacingChoice,
