@@ -17,6 +17,7 @@ mod send;
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use connection::{Connection, State};
 use kvplane_proto::Limits;
@@ -27,6 +28,9 @@ use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Event, Gone, Outgoing};
 
 const _: () = assert!(MAX_VECTORS >= 2);
+
+/// How long no connection is accepted after the kernel refused to. A parked host comes by twice a second at least.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// All TCP connections of one shard or client.
 pub struct Tcp {
@@ -44,6 +48,8 @@ pub struct Tcp {
     waiting: Vec<ConnectionId>,
     /// Kept for its memory.
     released: Vec<u64>,
+    /// When to accept again, after the kernel refused to.
+    accept_after: Option<Instant>,
     open: usize,
 }
 
@@ -61,6 +67,7 @@ impl Tcp {
             dirty: VecDeque::new(),
             waiting: Vec::new(),
             released: Vec::new(),
+            accept_after: None,
             open: 0,
         }
     }
@@ -145,9 +152,12 @@ impl Tcp {
                 self.start_receive(ring, id);
             }
         }
-        if !completion.more {
-            // A full ring is tried again by the next connection's completion; there is always one while it is full.
-            let _ = self.arm_accept(ring);
+        if completion.more {
+            return;
+        }
+        // Out of descriptors, the next attempt fails like this one: not before some may have been closed.
+        if completion.result < 0 || self.arm_accept(ring).is_err() {
+            self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
         }
     }
 
@@ -220,6 +230,10 @@ impl Tcp {
                 connection.dirty = false;
                 self.start_send(ring, ConnectionId { index, generation });
             }
+        }
+        if self.accept_after.is_some_and(|at| at <= Instant::now()) {
+            let armed = self.arm_accept(ring).is_ok();
+            self.accept_after = (!armed).then(|| Instant::now() + ACCEPT_PAUSE);
         }
         let mut waiting = core::mem::take(&mut self.waiting);
         for id in waiting.drain(..) {
