@@ -27,12 +27,25 @@ fn main() -> ExitCode {
     if called_tebench {
         words.insert(1, "tebench".into());
     }
+    if words.get(1).is_some_and(|word| word == "tebench") {
+        words.iter_mut().for_each(double_dash);
+    }
     match Arguments::parse_from(words).command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kvplane: {error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Mooncake's tools take `-flag` for `--flag`.
+fn double_dash(word: &mut std::ffi::OsString) {
+    let Some(text) = word.to_str() else { return };
+    let single =
+        text.strip_prefix('-').filter(|rest| rest.len() > 1 && rest.starts_with(|c: char| c.is_ascii_lowercase()));
+    if let Some(rest) = single {
+        *word = format!("--{rest}").into();
     }
 }
 

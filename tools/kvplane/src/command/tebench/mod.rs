@@ -4,6 +4,7 @@
 //! Without `--target_seg_name` it is a target: it registers memory and waits. With it, it is an initiator.
 
 mod initiator;
+mod later;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -127,18 +128,8 @@ pub(crate) struct Tebench {
     /// Engine: always kvplane; the names of Mooncake's engines are taken as it.
     #[arg(long = "backend", default_value = "kvplane", value_parser = ["kvplane", "classic", "tent"])]
     backend: String,
-    /// Accelerator of this side: there is none yet.
-    #[arg(long = "local_gpu_id", default_value = "0", value_parser = ["0"])]
-    local_gpu_id: String,
-    /// Accelerator of the target: there is none yet.
-    #[arg(long = "target_gpu_id", default_value = "0", value_parser = ["0"])]
-    target_gpu_id: String,
-    /// A notification with each batch: not yet.
-    #[arg(long = "notifi", default_value = "false", value_parser = ["false"])]
-    notifi: String,
-    /// Metadata servers: none are needed.
-    #[arg(long = "metadata_url_list", default_value = "", value_parser = [""])]
-    metadata_url_list: String,
+    #[command(flatten)]
+    later: later::Later,
     /// How to wait for completions.
     #[arg(long = "pacing", value_enum, default_value = "adaptive")]
     pacing: PacingChoice,
