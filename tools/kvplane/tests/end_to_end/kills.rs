@@ -218,9 +218,17 @@ fn a_killed_client_leaves_nothing(way: Way) {
         for round in 0..8 {
             let mut victim = cluster.victim(deed, way);
             if round < 4 {
-                cluster.catch(&mut victim, deed);
-                others.go_on();
-                assert!(cluster.in_the_middle(deed), "a stopped client holds what it holds");
+                // On a loaded machine the kernel may still take in for a stopped client what was under way: then again.
+                let held = (0..10).any(|_| {
+                    cluster.catch(&mut victim, deed);
+                    others.go_on();
+                    let held = cluster.in_the_middle(deed);
+                    if !held {
+                        victim.signal("CONT");
+                    }
+                    held
+                });
+                assert!(held, "no stopped client held what it held");
             } else {
                 std::thread::sleep(Duration::from_micros(rng.below(40_000)));
             }
