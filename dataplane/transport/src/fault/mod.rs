@@ -233,12 +233,6 @@ impl Fault {
         self.tcp.close_after_sending(ring, id, why);
     }
 
-    /// See [`Tcp::queued`].
-    #[must_use]
-    pub fn queued(&self, id: ConnectionId) -> usize {
-        self.tcp.queued(id)
-    }
-
     /// See [`Tcp::open`].
     #[must_use]
     pub const fn open(&self) -> usize {

@@ -273,15 +273,6 @@ impl Tcp {
         }
     }
 
-    /// Frames that wait to be sent on a connection.
-    #[must_use]
-    pub fn queued(&self, id: ConnectionId) -> usize {
-        match self.connections.get(id.index as usize) {
-            Some(Some(connection)) if self.generations[id.index as usize] == id.generation => connection.frames.len(),
-            _ => 0,
-        }
-    }
-
     /// Connections whose end was not taken yet.
     #[must_use]
     pub const fn open(&self) -> usize {
