@@ -15,6 +15,7 @@
 //!
 //! It does not retry, time out or order operations.
 
+mod fixed;
 mod operations;
 mod queue;
 mod setup;
@@ -31,7 +32,7 @@ use std::fmt;
 use std::io;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Accepted sockets that may wait to be fetched; more are closed and reported as `-EMFILE`.
@@ -76,6 +77,7 @@ pub struct Ring {
     /// Entries ever pushed to the submission queue.
     pushed: u64,
     setup: &'static str,
+    fixed: fixed::Fixed,
     one_thread: PhantomData<*const ()>,
 }
 
@@ -101,8 +103,15 @@ impl Ring {
             closing: Vec::new(),
             pushed: 0,
             setup,
+            fixed: fixed::Fixed::default(),
             one_thread: PhantomData,
         })
+    }
+
+    /// The ring's descriptor: readable when there are completions, for a `Poller`.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is the ring's own and lives as long as it.
+        unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) }
     }
 
     /// How the ring was set up, for logs.
