@@ -81,6 +81,11 @@ impl Initiator {
         self.host.remove_segment(segment);
     }
 
+    /// The host, for what only it knows: files, counters.
+    pub const fn host(&mut self) -> &mut Host {
+        &mut self.host
+    }
+
     /// Starts a batch.
     ///
     /// # Errors

@@ -20,4 +20,4 @@ pub use file::{FileTransfer, Files};
 pub use shm::Shm;
 pub use tcp::Tcp;
 pub use token::{Source, Token};
-pub use types::{ConnectionId, Event, Gone, Input, Outgoing, Target};
+pub use types::{ConnectionId, Event, Gone, Input, Outgoing, Pieces, Target};

@@ -51,6 +51,8 @@ sources! {
     ShmSocket = 7,
     /// The doorbell of a shared-memory connection.
     ShmDoorbell = 8,
+    /// The queue of file transfers.
+    Files = 9,
 }
 
 const INDEX_BITS: u32 = 24;

@@ -10,6 +10,7 @@
 //! Thread affinity: made and used on one thread.
 
 mod copies;
+mod files;
 mod inbound;
 mod outbound;
 mod roles;
@@ -80,6 +81,7 @@ pub struct Host {
     mapped: BTreeMap<(ConnectionId, SegmentId), Arc<Region>>,
     roles: Roles,
     lanes: Vec<Option<(LaneId, Link)>>,
+    file_work: files::FileWork,
     lent: slab::Slab<Lent>,
     uploads: Uploads,
     completions: Vec<Completion>,
@@ -118,6 +120,7 @@ impl Host {
             mapped: BTreeMap::new(),
             roles: Roles::default(),
             lanes: Vec::new(),
+            file_work: files::FileWork::default(),
             lent: slab::Slab::new(),
             uploads: Uploads::default(),
             completions: Vec::with_capacity(256),
@@ -186,10 +189,12 @@ impl Host {
         self.take_events(now_ns);
         progress |= self.take_tcp(now_ns);
         progress |= self.take_shm(now_ns);
+        progress |= self.take_files(now_ns)?;
         self.run_timers(now_ns);
         progress |= self.drain_outputs(now_ns);
         self.tcp.flush(&mut self.ring);
         self.shm.flush();
+        self.flush_files()?;
         self.counters.busy_rounds += u64::from(progress);
         Ok(progress)
     }
@@ -208,6 +213,8 @@ impl Host {
             Source::TcpListener | Source::TcpConnect | Source::TcpReceive | Source::TcpSend => {
                 self.tcp.complete(&mut self.ring, token, completion);
             }
+            // What has ended is taken in this round.
+            Source::Files => self.rewatch_files(completion.more),
             Source::ShmListener | Source::ShmSocket | Source::ShmDoorbell => {
                 self.shm.complete(&mut self.ring, token, completion);
             }
@@ -315,8 +322,8 @@ impl Host {
 
     /// Forgets caller's memory. No open batch may use it.
     pub fn remove_buffer(&mut self, buffer: u32) {
-        if let Some(entry) = self.buffers.get_mut(buffer as usize) {
-            *entry = None;
+        if let Some(region) = self.buffers.get_mut(buffer as usize).and_then(Option::take) {
+            self.file_work.forget(&region);
         }
     }
 

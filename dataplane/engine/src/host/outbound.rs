@@ -2,7 +2,6 @@
 
 use std::io;
 
-use kvplane_proto::Status;
 use kvplane_proto::client::{LaneId, Output as ClientOutput, Path, PeerAddress};
 use kvplane_store::service::{CloseReason, Output as ServiceOutput, PeerKey};
 use kvplane_transport::{Gone, Outgoing};
@@ -34,8 +33,8 @@ impl Host {
         match output {
             ServiceOutput::Frame { peer, header, body, payload } => {
                 let payload = payload.map(|(place, hold)| {
-                    let buffer = self.memory(place);
-                    Outgoing { buffer, hold: Some(self.lent.insert(Lent::Answer(hold)) as u64) }
+                    let buffers = self.memory(place).into();
+                    Outgoing { buffers, hold: Some(self.lent.insert(Lent::Answer(hold)) as u64) }
                 });
                 let Some(service) = &self.service else { return };
                 match Link::of_peer(peer) {
@@ -78,9 +77,9 @@ impl Host {
             ClientOutput::Send { lane, header, body, payload } => {
                 let Some(link) = self.link_of(lane) else { return };
                 let payload = payload.map(|local| {
-                    let buffer = self.local(local);
+                    let buffers = self.local(local).into();
                     self.uploads.start(header.request);
-                    Outgoing { buffer, hold: Some(self.lent.insert(Lent::Upload(header.request)) as u64) }
+                    Outgoing { buffers, hold: Some(self.lent.insert(Lent::Upload(header.request)) as u64) }
                 });
                 let Some(client) = &self.client else { return };
                 match link {
@@ -96,10 +95,10 @@ impl Host {
                 let copy = SegmentCopy { via, segment, offset, local, write };
                 self.copy_segment(lane, slice, &copy, now_ns);
             }
-            ClientOutput::FileTransfer { lane, slice, .. } => {
-                // No lane to files is ever connected here.
-                self.copied(lane, slice, Err(Status::Unsupported), now_ns);
+            ClientOutput::FileTransfer { lane, slice, file, offset, local, write } => {
+                self.start_file((lane, slice), (file, offset), local, write);
             }
+            ClientOutput::Reset { lane } if self.file_work.has(lane) => self.reset_files(lane),
             ClientOutput::Reset { lane } => match self.link_of(lane) {
                 Some(link) => self.close(link, Gone::Closed),
                 None => {
@@ -122,7 +121,11 @@ impl Host {
                 }
                 return;
             }
-            Path::Mooncake | Path::File => {
+            Path::File => {
+                self.connect_files(lane, now_ns);
+                return;
+            }
+            Path::Mooncake => {
                 Err(io::Error::new(io::ErrorKind::Unsupported, format!("this host has no driver for {}", path.name())))
             }
             Path::Shared => self.shm.connect(&mut self.ring, address.shm.as_deref().unwrap_or_default()).map(Link::Shm),

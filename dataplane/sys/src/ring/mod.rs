@@ -30,9 +30,8 @@ use io_uring::{EnterFlags, IoUring, cqueue};
 use operations::{Holds, INTERNAL, Operations};
 use std::fmt;
 use std::io;
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Accepted sockets that may wait to be fetched; more are closed and reported as `-EMFILE`.
@@ -66,7 +65,8 @@ impl fmt::Display for RingFull {
 
 impl std::error::Error for RingFull {}
 
-/// An io_uring with everything in flight on it. It stays on the thread that made it.
+/// An io_uring with everything in flight on it. It belongs on the thread that made it, unless it was made
+/// [shared](Ring::shared): the kernel refuses others.
 pub struct Ring {
     uring: ManuallyDrop<IoUring>,
     operations: ManuallyDrop<Operations>,
@@ -78,14 +78,24 @@ pub struct Ring {
     pushed: u64,
     setup: &'static str,
     fixed: fixed::Fixed,
-    one_thread: PhantomData<*const ()>,
 }
+
+// SAFETY: whoever has the ring has it alone: nothing in it is shared with its former thread, and the addresses in its
+// table are those of allocations that it owns. The kernel answers with an error to a thread that may not submit, and
+// then the ring keeps what it holds.
+unsafe impl Send for Ring {}
 
 impl Ring {
     /// Makes a ring with at least `entries` submission entries. At most four times as many operations can be in flight.
     /// The error says what to do where io_uring is forbidden or memory may not be locked.
     pub fn new(entries: u32) -> io::Result<Self> {
-        let (uring, setup) = setup::build(entries)?;
+        let (uring, setup) = setup::build(entries, &setup::SETUPS)?;
+        Self::with(uring, setup)
+    }
+
+    /// As [`Ring::new`], for several threads in turn: each submits and takes completions of all.
+    pub fn shared(entries: u32) -> io::Result<Self> {
+        let (uring, setup) = setup::build(entries, &setup::SHARED_SETUPS)?;
         Self::with(uring, setup)
     }
 
@@ -104,14 +114,7 @@ impl Ring {
             pushed: 0,
             setup,
             fixed: fixed::Fixed::default(),
-            one_thread: PhantomData,
         })
-    }
-
-    /// The ring's descriptor: readable when there are completions, for a `Poller`.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is the ring's own and lives as long as it.
-        unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) }
     }
 
     /// How the ring was set up, for logs.
@@ -248,6 +251,15 @@ fn tolerate(entered: io::Result<usize>) -> io::Result<()> {
             Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
             _ => Err(error),
         },
+    }
+}
+
+/// Readable while there are completions to take: for a [`Poller`](crate::Poller). Of a shared ring only; one that defers
+/// its completions has none before it is asked.
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the ring is.
+        unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) }
     }
 }
 

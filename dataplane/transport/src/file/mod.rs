@@ -8,7 +8,7 @@
 //! end of the range is an error, never a success. A completed write has reached the device or the page cache; making
 //! it durable is [`Files::sync`].
 //!
-//! Thread affinity: one thread at a time.
+//! Thread affinity: one thread at a time; it may be another each time.
 
 mod job;
 mod table;
@@ -17,7 +17,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -80,7 +80,7 @@ impl Files {
     /// When it cannot be opened or no ring can be had: says which and why.
     pub fn open(&mut self, path: &Path, options: FileOptions) -> io::Result<SegmentId> {
         if self.ring.is_none() {
-            self.ring = Some(Ring::new(RING_ENTRIES)?);
+            self.ring = Some(Ring::shared(RING_ENTRIES)?);
         }
         self.table.add(DirectFile::open(path, options)?)
     }
@@ -98,10 +98,8 @@ impl Files {
 
     /// Pins memory that is used again and again. Where the kernel refuses, transfers are merely a little slower.
     pub fn register(&mut self, region: &Arc<Region>) {
-        if let Some(ring) = &mut self.ring
-            && let Err(error) = ring.register_region(region)
-        {
-            self.last_problem = Some(format!("memory is not pinned for file I/O: {error}"));
+        if let Some(ring) = &mut self.ring {
+            let _ = ring.register_region(region);
         }
     }
 
@@ -188,7 +186,7 @@ impl Files {
     /// Becomes readable when transfers have ended; `None` before the first file.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.ring.as_ref().map(Ring::fd)
+        self.ring.as_ref().map(AsFd::as_fd)
     }
 
     /// Makes what was written to a file durable. Blocks as long as the device takes.
