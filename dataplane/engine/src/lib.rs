@@ -15,5 +15,7 @@ pub use initiator::Initiator;
 pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};
 
-pub use kvplane_sys::{Doorbell, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu};
+pub use kvplane_sys::{
+    DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
+};
 pub use kvplane_transport::{FaultCounters, FaultPlan};

@@ -13,6 +13,7 @@ compile_error!("kvplane-sys needs Linux on x86-64");
 mod copy;
 pub mod cpu;
 pub mod doorbell;
+pub mod file;
 pub mod net;
 pub mod poller;
 pub mod region;
@@ -24,6 +25,7 @@ pub mod unix;
 
 pub use copy::STREAMING_BYTES;
 pub use doorbell::{Doorbell, SharedDoorbell};
+pub use file::{BLOCK_BYTES, DirectFile, FileOptions};
 pub use poller::{Interest, Poller, Readiness};
 pub use region::{HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions};
 pub use ring::{Completion, MAX_VECTORS, Ring, RingFull};

@@ -5,15 +5,18 @@
 //!
 //! * [`tcp`]: frames over TCP, several connections to a peer.
 //! * [`fault`]: the same, with faults by a seeded plan.
+//! * [`file`]: files as segments, over io_uring.
 //! * [`shm`]: the same host: frames over rings in shared memory, payloads copied by whoever wants them.
 
 pub mod fault;
+pub mod file;
 pub mod shm;
 pub mod tcp;
 pub mod token;
 pub mod types;
 
 pub use fault::{Fault, FaultCounters, FaultPlan};
+pub use file::{FileTransfer, Files};
 pub use shm::Shm;
 pub use tcp::Tcp;
 pub use token::{Source, Token};

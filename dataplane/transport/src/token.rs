@@ -47,6 +47,8 @@ sources! {
     ShmSocket = 5,
     /// The doorbell of a shared-memory connection.
     ShmDoorbell = 6,
+    /// The queue of file transfers.
+    Files = 7,
 }
 
 const INDEX_BITS: u32 = 24;

@@ -12,6 +12,7 @@
 //! Thread affinity: none; one thread at a time, whichever waits.
 
 mod copies;
+mod files;
 mod inbound;
 mod outbound;
 mod roles;
@@ -86,6 +87,7 @@ pub struct Host {
     mapped: BTreeMap<(ConnectionId, SegmentId), Arc<Region>>,
     roles: Roles,
     lanes: Vec<Option<(LaneId, Link)>>,
+    file_work: files::FileWork,
     lent: slab::Slab<Lent>,
     uploads: Uploads,
     readiness: Vec<Readiness>,
@@ -130,6 +132,7 @@ impl Host {
             mapped: BTreeMap::new(),
             roles: Roles::default(),
             lanes: Vec::new(),
+            file_work: files::FileWork::default(),
             lent: slab::Slab::new(),
             uploads: Uploads::default(),
             readiness: Vec::new(),
@@ -203,10 +206,12 @@ impl Host {
         let mut progress = self.take_events(now_ns);
         progress |= self.take_tcp(now_ns);
         progress |= self.take_shm(now_ns);
+        progress |= self.take_files(now_ns)?;
         self.run_timers(now_ns);
         progress |= self.drain_outputs(now_ns);
         self.tcp.flush(&self.poller);
         self.shm.flush(&self.poller);
+        self.flush_files()?;
         let moved_bytes = self.tcp.take_moved_bytes();
         progress |= moved_bytes > 0;
         self.long_round = moved_bytes >= LONG_ROUND_BYTES;
@@ -238,6 +243,8 @@ impl Host {
             // It has done its work: the host is awake.
             Source::Mailbox => {}
             Source::TcpListener | Source::TcpConnection => self.tcp.ready(&self.poller, token, readiness),
+            // What has ended is taken in this round.
+            Source::Files => {}
             Source::ShmListener | Source::ShmSocket | Source::ShmDoorbell => {
                 self.shm.ready(&self.poller, token, readiness);
             }
@@ -350,8 +357,8 @@ impl Host {
 
     /// Forgets caller's memory. No open batch may use it.
     pub fn remove_buffer(&mut self, buffer: u32) {
-        if let Some(entry) = self.buffers.get_mut(buffer as usize) {
-            *entry = None;
+        if let Some(region) = self.buffers.get_mut(buffer as usize).and_then(Option::take) {
+            self.file_work.forget(&region);
         }
     }
 
@@ -362,6 +369,13 @@ impl Host {
             self.segments.resize(index + 1, None);
         }
         self.segments[index] = Some((segment.generation, region));
+    }
+
+    /// Forgets memory that was only for this process's own requests. A stale id is ignored.
+    pub fn remove_segment(&mut self, segment: SegmentId) {
+        if let Some(entry) = self.segments.get_mut(segment.index as usize) {
+            entry.take_if(|(generation, _)| *generation == segment.generation);
+        }
     }
 
     /// The memory of a segment; `None` for a stale id.

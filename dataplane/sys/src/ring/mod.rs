@@ -15,6 +15,7 @@
 //!
 //! It does not retry, time out or order operations.
 
+mod fixed;
 mod operations;
 mod queue;
 mod setup;
@@ -76,6 +77,7 @@ pub struct Ring {
     /// Entries ever pushed to the submission queue.
     pushed: u64,
     setup: &'static str,
+    fixed: fixed::Fixed,
 }
 
 // SAFETY: whoever has the ring has it alone: nothing in it is shared with its former thread, and the addresses in its
@@ -111,6 +113,7 @@ impl Ring {
             closing: Vec::new(),
             pushed: 0,
             setup,
+            fixed: fixed::Fixed::default(),
         })
     }
 

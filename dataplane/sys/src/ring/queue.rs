@@ -83,8 +83,12 @@ impl Ring {
     /// Reads from a file at an offset; the result is the bytes read, short at the end of the file.
     pub fn read_at(&mut self, fd: BorrowedFd<'_>, buffer: IoBuf, file_offset: u64, token: u64) -> Result<(), RingFull> {
         offset_limit(file_offset);
-        let entry = opcode::Read::new(Fd(fd.as_raw_fd()), buffer.pointer(), length(&buffer));
-        self.start(token, Holds::Buffer(buffer), entry.offset(file_offset).build())
+        let (fd, address, bytes) = (Fd(fd.as_raw_fd()), buffer.pointer(), length(&buffer));
+        let entry = match self.fixed.place_of(&buffer) {
+            Some(place) => opcode::ReadFixed::new(fd, address, bytes, place).offset(file_offset).build(),
+            None => opcode::Read::new(fd, address, bytes).offset(file_offset).build(),
+        };
+        self.start(token, Holds::Buffer(buffer), entry)
     }
 
     /// Writes to a file at an offset; the result is the bytes written.
@@ -96,8 +100,12 @@ impl Ring {
         token: u64,
     ) -> Result<(), RingFull> {
         offset_limit(file_offset);
-        let entry = opcode::Write::new(Fd(fd.as_raw_fd()), buffer.pointer(), length(&buffer));
-        self.start(token, Holds::Buffer(buffer), entry.offset(file_offset).build())
+        let (fd, address, bytes) = (Fd(fd.as_raw_fd()), buffer.pointer(), length(&buffer));
+        let entry = match self.fixed.place_of(&buffer) {
+            Some(place) => opcode::WriteFixed::new(fd, address, bytes, place).offset(file_offset).build(),
+            None => opcode::Write::new(fd, address, bytes).offset(file_offset).build(),
+        };
+        self.start(token, Holds::Buffer(buffer), entry)
     }
 
     /// Cancels all operations of a token. Each still completes, with `-ECANCELED` unless it was faster; the

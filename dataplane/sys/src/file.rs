@@ -1,0 +1,147 @@
+//! Files for direct I/O: opened past the page cache where the file system and the file's length allow it.
+//!
+//! Direct I/O moves whole blocks between the device and aligned memory. Where it is refused, or the length is no whole
+//! number of blocks, the file is opened through the page cache instead, and [`DirectFile::direct`] says why.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::region::IoBuf;
+
+/// Block of direct I/O: memory, offset and length are multiples of it. Larger than what most devices ask for, so it fits
+/// all of them.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Whether it will be written.
+    pub writable: bool,
+    /// Make it, with this length, where there is none. An existing file keeps its length.
+    pub create_bytes: Option<u64>,
+    /// Whether direct I/O is wanted.
+    pub direct: bool,
+}
+
+/// An open file of fixed length.
+#[derive(Debug)]
+pub struct DirectFile {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+    writable: bool,
+    buffered_because: Option<String>,
+}
+
+impl DirectFile {
+    /// Opens it, direct where possible.
+    ///
+    /// # Errors
+    /// When it cannot be opened or made, is no regular file or block device, or is empty: names the path.
+    pub fn open(path: &Path, options: FileOptions) -> io::Result<Self> {
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let mut how = OpenOptions::new();
+        how.read(true).write(options.writable);
+        if let (Some(bytes), false) = (options.create_bytes, path.exists()) {
+            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(named)?;
+            made.set_len(bytes).map_err(named)?;
+        }
+        let file = how.open(path).map_err(named)?;
+        let bytes = length(&file).map_err(named)?;
+        if bytes == 0 {
+            let text = format!("{}: an empty file holds no segment; give it a length", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let (file, buffered_because) = match direct(path, &how, options.direct, bytes) {
+            Ok(direct) => (direct, None),
+            Err(why) => (file, Some(why)),
+        };
+        Ok(Self { file, path: path.to_owned(), bytes, writable: options.writable, buffered_because })
+    }
+
+    /// Its length when it was opened, in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it may be written.
+    #[must_use]
+    pub const fn writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Its path as given.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether I/O goes past the page cache; the error says why not.
+    ///
+    /// # Errors
+    /// The reason, in words.
+    pub fn direct(&self) -> Result<(), &str> {
+        self.buffered_because.as_deref().map_or(Ok(()), Err)
+    }
+
+    /// The descriptor for a ring.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// When the device says that it could not.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+/// Whether a buffer at this file offset can be moved directly: address, offset and length in whole blocks.
+#[must_use]
+pub fn is_aligned(buffer: &IoBuf, offset: u64) -> bool {
+    let block = BLOCK_BYTES as u64;
+    let address = buffer.pointer().addr();
+    address.is_multiple_of(BLOCK_BYTES) && buffer.bytes().is_multiple_of(BLOCK_BYTES) && offset.is_multiple_of(block)
+}
+
+fn length(file: &File) -> io::Result<u64> {
+    use std::io::{Seek, SeekFrom};
+    use std::os::unix::fs::FileTypeExt;
+    let metadata = file.metadata()?;
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        return Ok(metadata.len());
+    }
+    if kind.is_block_device() {
+        // A device's length is where its end is.
+        let mut file = file;
+        return file.seek(SeekFrom::End(0));
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device"))
+}
+
+fn direct(path: &Path, how: &OpenOptions, wanted: bool, bytes: u64) -> Result<File, String> {
+    if !wanted {
+        return Err("direct I/O was not asked for".to_owned());
+    }
+    if !bytes.is_multiple_of(BLOCK_BYTES as u64) {
+        return Err(format!("its length of {bytes} bytes is no multiple of {BLOCK_BYTES}"));
+    }
+    let mut how = how.clone();
+    let opened = how.custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(path);
+    let file = opened.map_err(|error| format!("the file system refuses direct I/O: {error}"))?;
+    // Some file systems accept the flag and refuse the I/O: one aligned read tells.
+    let mut probe = vec![0u8; 2 * BLOCK_BYTES];
+    let skip = probe.as_ptr().align_offset(BLOCK_BYTES);
+    match file.read_at(&mut probe[skip..skip + BLOCK_BYTES], 0) {
+        Ok(_) => Ok(file),
+        Err(error) => Err(format!("direct reads fail: {error}")),
+    }
+}

@@ -1,0 +1,239 @@
+//! One transfer on its way: which part of it moves next, and how.
+
+use std::sync::Arc;
+
+use kvplane_proto::{SegmentId, Status};
+use kvplane_sys::{BLOCK_BYTES, DirectFile, IoBuf, Region, file};
+
+use super::{FileTransfer, STAGING_BYTES};
+
+/// What a job wants to do next.
+pub(super) enum Next {
+    /// Nothing: it has ended.
+    Done(Result<(), Status>),
+    /// Move a part between the file and its own memory.
+    Direct {
+        /// Into the file.
+        write: bool,
+        /// The part's memory.
+        buffer: IoBuf,
+        /// Where in the file.
+        offset: u64,
+    },
+    /// Move a window of whole blocks through staging.
+    Staging {
+        /// Where the window starts.
+        offset: u64,
+        /// Its length.
+        bytes: usize,
+        /// Whether the job writes, so that the window's blocks must be its alone.
+        write: bool,
+    },
+}
+
+/// What staging is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// No window is open.
+    Between,
+    /// The window's blocks are being read; so many bytes are there.
+    Reading(usize),
+    /// The window's blocks are being written; so many bytes are gone.
+    Writing(usize),
+}
+
+/// A transfer and how far it is.
+pub(super) struct Job {
+    transfer: FileTransfer,
+    file: Arc<DirectFile>,
+    /// Bytes moved for good.
+    done_bytes: usize,
+    step: Step,
+    staging: Option<IoBuf>,
+    failed: Option<Status>,
+    /// Operations that moved nothing since the last that did.
+    idle_operations: u32,
+}
+
+/// Operations in a row that may move nothing before a transfer is given up.
+const IDLE_OPERATIONS_MOST: u32 = 64;
+
+impl Job {
+    pub(super) const fn new(transfer: FileTransfer, file: Arc<DirectFile>) -> Self {
+        Self { transfer, file, done_bytes: 0, step: Step::Between, staging: None, failed: None, idle_operations: 0 }
+    }
+
+    pub(super) const fn token(&self) -> u64 {
+        self.transfer.token
+    }
+
+    pub(super) const fn file_id(&self) -> SegmentId {
+        self.transfer.file
+    }
+
+    pub(super) fn file(&self) -> &DirectFile {
+        &self.file
+    }
+
+    pub(super) const fn has_staging(&self) -> bool {
+        self.staging.is_some()
+    }
+
+    pub(super) fn take_staging(&mut self, staging: IoBuf) {
+        self.staging = Some(staging);
+    }
+
+    pub(super) const fn give_staging(&mut self) -> Option<IoBuf> {
+        self.staging.take()
+    }
+
+    /// Ends it with this as soon as nothing of it is in flight; the first reason stays.
+    pub(super) fn fail(&mut self, status: Status) {
+        self.failed.get_or_insert(status);
+    }
+
+    /// Whether its blocks may be somebody else's now.
+    pub(super) fn is_between_windows(&self) -> bool {
+        self.step == Step::Between
+    }
+
+    const fn position(&self) -> u64 {
+        self.transfer.offset + self.done_bytes as u64
+    }
+
+    fn left(&self) -> usize {
+        self.transfer.buffer.bytes() - self.done_bytes
+    }
+
+    /// The next operation. Asked only while none of the job's is in flight.
+    pub(super) fn next(&self) -> Next {
+        if let Some(status) = self.failed {
+            return Next::Done(Err(status));
+        }
+        if self.left() == 0 {
+            return Next::Done(Ok(()));
+        }
+        let (buffer, offset) = (self.transfer.buffer.slice(self.done_bytes, self.left()), self.position());
+        // A short count may leave an aligned transfer at an odd place: staging takes it from there.
+        if self.step == Step::Between && (self.file.direct().is_err() || file::is_aligned(&buffer, offset)) {
+            return Next::Direct { write: self.transfer.write, buffer, offset };
+        }
+        let (offset, bytes, _) = self.window();
+        Next::Staging { offset, bytes, write: self.transfer.write }
+    }
+
+    /// The window of whole blocks around what moves next: its offset, its length, and how much of the transfer is in it.
+    fn window(&self) -> (u64, usize, usize) {
+        let block = BLOCK_BYTES as u64;
+        let start = self.position() / block * block;
+        let lead = (self.position() - start) as usize;
+        let payload = self.left().min(STAGING_BYTES);
+        (start, (lead + payload).next_multiple_of(BLOCK_BYTES), payload)
+    }
+
+    /// The operation on staging that [`Next::Staging`] announced.
+    pub(super) fn staged_operation(&mut self) -> (bool, IoBuf, u64) {
+        let (start, bytes, payload) = self.window();
+        let whole = (self.position() - start) == 0 && payload == bytes;
+        let staging = self.staging.as_ref().expect("staging was lent before");
+        if self.step == Step::Between {
+            // A write of whole blocks needs nothing of what is there.
+            self.step = if self.transfer.write && whole { Step::Writing(0) } else { Step::Reading(0) };
+            if self.step == Step::Writing(0) {
+                self.copy_into_staging();
+            }
+        }
+        match self.step {
+            Step::Reading(at) => (false, staging.slice(at, bytes - at), start + at as u64),
+            Step::Writing(at) => (true, staging.slice(at, bytes - at), start + at as u64),
+            Step::Between => unreachable!("a window was just opened"),
+        }
+    }
+
+    fn copy_into_staging(&self) {
+        let (start, _, payload) = self.window();
+        let lead = (self.position() - start) as usize;
+        let staging = self.staging.as_ref().expect("staging was lent before");
+        copy(&staging.slice(lead, payload), &self.transfer.buffer.slice(self.done_bytes, payload));
+    }
+
+    /// Takes an operation's result: bytes, or a negative errno.
+    ///
+    /// # Errors
+    /// What went wrong, in words; the job then ends with a status.
+    pub(super) fn moved(&mut self, result: i32) -> Result<(), String> {
+        let moved = match result {
+            bytes @ 1.. => bytes as usize,
+            0 => {
+                self.fail(Status::OutOfRange);
+                self.step = Step::Between;
+                let (path, at) = (self.file.path().display(), self.position());
+                return Err(format!("{path} ended at {at} although it had {} bytes when opened", self.file.bytes()));
+            }
+            errno => return self.refused(-errno),
+        };
+        let (_, bytes, payload) = self.window();
+        match self.step {
+            Step::Between => {
+                self.done_bytes += moved;
+                self.idle_operations = 0;
+            }
+            // Direct I/O goes on at a whole block.
+            Step::Reading(at) if at + moved < bytes => return self.resume(Step::Reading, at, moved),
+            Step::Writing(at) if at + moved < bytes => return self.resume(Step::Writing, at, moved),
+            Step::Reading(_) if self.transfer.write => {
+                self.copy_into_staging();
+                self.step = Step::Writing(0);
+            }
+            Step::Reading(_) => {
+                let lead = (self.position() % BLOCK_BYTES as u64) as usize;
+                let staging = self.staging.as_ref().expect("staging was lent before");
+                copy(&self.transfer.buffer.slice(self.done_bytes, payload), &staging.slice(lead, payload));
+                self.done_bytes += payload;
+                self.step = Step::Between;
+            }
+            Step::Writing(_) => {
+                self.done_bytes += payload;
+                self.step = Step::Between;
+            }
+        }
+        Ok(())
+    }
+
+    /// A window moved in part: the next operation starts at the last whole block.
+    fn resume(&mut self, step: fn(usize) -> Step, at: usize, moved: usize) -> Result<(), String> {
+        let to = (at + moved) / BLOCK_BYTES * BLOCK_BYTES;
+        if to > at || self.may_retry() {
+            self.step = step(to.max(at));
+            return Ok(());
+        }
+        self.fail(Status::OutOfRange);
+        self.step = Step::Between;
+        Err(format!("{} moves only {moved} bytes at {}", self.file.path().display(), self.position()))
+    }
+
+    const fn may_retry(&mut self) -> bool {
+        self.idle_operations += 1;
+        self.idle_operations <= IDLE_OPERATIONS_MOST
+    }
+
+    fn refused(&mut self, errno: i32) -> Result<(), String> {
+        let error = std::io::Error::from_raw_os_error(errno);
+        let passing = matches!(error.kind(), std::io::ErrorKind::Interrupted | std::io::ErrorKind::WouldBlock);
+        if passing && self.may_retry() {
+            return Ok(());
+        }
+        self.fail(match error.kind() {
+            std::io::ErrorKind::StorageFull => Status::NoSpace,
+            std::io::ErrorKind::PermissionDenied => Status::Unauthorized,
+            _ => Status::Corrupt,
+        });
+        self.step = Step::Between;
+        let (path, at) = (self.file.path().display(), self.position());
+        Err(format!("{path} at {at}: {error}"))
+    }
+}
+
+fn copy(to: &IoBuf, from: &IoBuf) {
+    Region::copy_between(to.region(), to.offset(), from.region(), from.offset(), from.bytes());
+}

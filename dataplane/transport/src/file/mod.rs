@@ -1,0 +1,289 @@
+//! File segments: ranges of files moved to and from registered memory by io_uring, past the page cache.
+//!
+//! A transfer whose memory, offset and length are whole blocks goes straight between the device and its memory. Any other
+//! one passes through aligned staging, at most [`STAGING_BYTES`] at a time; where it writes a part of a block, the rest
+//! of that block is read first, and no other write of ours may touch the block meanwhile.
+//!
+//! A transfer completes when every byte of it was moved: a short count is continued, and the end of the file before the
+//! end of the range is an error, never a success. A completed write has reached the device or the page cache; making
+//! it durable is [`Files::sync`].
+//!
+//! Thread affinity: one thread at a time; it may be another each time.
+
+mod job;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use kvplane_proto::{SegmentId, Status};
+use kvplane_sys::{BLOCK_BYTES, Completion, DirectFile, FileOptions, HugePages, IoBuf, Region, RegionOptions, Ring};
+
+use job::{Job, Next};
+use table::Table;
+
+/// Operations in flight at once; more transfers wait.
+const DEPTH: usize = 64;
+/// Aligned memory that one transfer may borrow.
+pub const STAGING_BYTES: usize = 256 << 10;
+/// Transfers that pass through staging at once.
+const STAGINGS: usize = 8;
+/// Entries of the ring.
+const RING_ENTRIES: u32 = 128;
+
+/// A transfer between a file and memory.
+#[derive(Clone, Debug)]
+pub struct FileTransfer {
+    /// The caller's name for it, given back when it is done.
+    pub token: u64,
+    /// Which file.
+    pub file: SegmentId,
+    /// Where in it.
+    pub offset: u64,
+    /// The memory.
+    pub buffer: IoBuf,
+    /// Into the file, or out of it.
+    pub write: bool,
+}
+
+/// The files of one host and what is in flight on them.
+#[derive(Default)]
+pub struct Files {
+    ring: Option<Ring>,
+    table: Table,
+    jobs: slab::Slab<Job>,
+    /// Jobs that wait for depth, staging or a block, oldest first.
+    waiting: VecDeque<usize>,
+    stagings: Vec<IoBuf>,
+    stagings_made: usize,
+    in_flight: usize,
+    done: VecDeque<(u64, Result<(), Status>)>,
+    completions: Vec<Completion>,
+    last_problem: Option<String>,
+}
+
+impl Files {
+    /// No files yet; the ring is made with the first.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Opens a file as a segment.
+    ///
+    /// # Errors
+    /// When it cannot be opened or no ring can be had: says which and why.
+    pub fn open(&mut self, path: &Path, options: FileOptions) -> io::Result<SegmentId> {
+        if self.ring.is_none() {
+            self.ring = Some(Ring::shared(RING_ENTRIES)?);
+        }
+        self.table.add(DirectFile::open(path, options)?)
+    }
+
+    /// Forgets a file. Transfers under way end first; new ones are stale.
+    pub fn close(&mut self, file: SegmentId) {
+        self.table.remove(file);
+    }
+
+    /// An open file.
+    #[must_use]
+    pub fn get(&self, file: SegmentId) -> Option<&DirectFile> {
+        self.table.get(file).map(Arc::as_ref)
+    }
+
+    /// Pins memory that is used again and again. Where the kernel refuses, transfers are merely a little slower.
+    pub fn register(&mut self, region: &Arc<Region>) {
+        if let Some(ring) = &mut self.ring {
+            let _ = ring.register_region(region);
+        }
+    }
+
+    /// Lets pinned memory go.
+    pub fn unregister(&mut self, region: &Arc<Region>) {
+        if let Some(ring) = &mut self.ring {
+            ring.unregister_region(region);
+        }
+    }
+
+    /// Starts a transfer. Its end comes from [`Self::poll_done`], also when it is refused.
+    pub fn start(&mut self, transfer: FileTransfer) {
+        let refusal = match self.table.get(transfer.file) {
+            None => Some(Status::Stale),
+            Some(file) if transfer.write && !file.writable() => Some(Status::Unauthorized),
+            Some(file) => {
+                let end = transfer.offset.checked_add(transfer.buffer.bytes() as u64);
+                end.is_none_or(|end| end > file.bytes()).then_some(Status::OutOfRange)
+            }
+        };
+        match (refusal, self.table.get(transfer.file)) {
+            (None, Some(file)) => {
+                let job = self.jobs.insert(Job::new(transfer, Arc::clone(file)));
+                self.waiting.push_back(job);
+                self.advance_waiting();
+            }
+            (refusal, _) => self.done.push_back((transfer.token, Err(refusal.unwrap_or(Status::Stale)))),
+        }
+    }
+
+    /// Withdraws the transfers for which `which` says so: those that have not begun end now, the others as soon as the
+    /// kernel lets their memory go. All of them end with [`Status::Cancelled`] unless they were done before.
+    pub fn cancel(&mut self, mut which: impl FnMut(u64) -> bool) {
+        for (_, job) in &mut self.jobs {
+            if which(job.token()) {
+                job.fail(Status::Cancelled);
+            }
+        }
+        self.advance_waiting();
+    }
+
+    /// Submits what is queued and takes what has ended. Never blocks. Whether anything ended.
+    ///
+    /// # Errors
+    /// When the ring fails.
+    pub fn poll(&mut self) -> io::Result<bool> {
+        let Some(ring) = self.ring.as_mut().filter(|_| self.in_flight > 0) else { return Ok(false) };
+        let mut completions = core::mem::take(&mut self.completions);
+        ring.poll(&mut completions)?;
+        let progress = !completions.is_empty();
+        for completion in completions.drain(..) {
+            self.in_flight -= 1;
+            self.completed(completion);
+        }
+        self.completions = completions;
+        if progress {
+            self.advance_waiting();
+        }
+        Ok(progress)
+    }
+
+    /// Hands to the kernel what was started since the last round.
+    ///
+    /// # Errors
+    /// When the ring fails.
+    pub fn flush(&mut self) -> io::Result<()> {
+        match &mut self.ring {
+            Some(ring) if self.in_flight > 0 => ring.submit(),
+            _ => Ok(()),
+        }
+    }
+
+    /// The next transfer that has ended, by its token.
+    pub fn poll_done(&mut self) -> Option<(u64, Result<(), Status>)> {
+        self.done.pop_front()
+    }
+
+    /// Whether transfers are under way: a host does not forget about them when it parks.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.jobs.is_empty() && self.done.is_empty()
+    }
+
+    /// Becomes readable when transfers have ended; `None` before the first file.
+    #[must_use]
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.ring.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Makes what was written to a file durable. Blocks as long as the device takes.
+    ///
+    /// # Errors
+    /// When the file is gone or the device could not.
+    pub fn sync(&self, file: SegmentId) -> io::Result<()> {
+        self.get(file).ok_or_else(|| io::Error::other("the file segment was closed"))?.sync()
+    }
+
+    /// The last thing that went wrong, in words.
+    pub fn take_problem(&mut self) -> Option<String> {
+        self.last_problem.take()
+    }
+
+    /// Starts the next operation of every waiting job that can have one, oldest first.
+    fn advance_waiting(&mut self) {
+        for _ in 0..self.waiting.len() {
+            let Some(index) = self.waiting.pop_front() else { return };
+            self.advance(index);
+        }
+    }
+
+    fn advance(&mut self, index: usize) {
+        let Some(job) = self.jobs.get_mut(index) else { return };
+        match job.next() {
+            Next::Done(result) => self.finish(index, result),
+            Next::Direct { write, buffer, offset } => {
+                let free = !write || self.table.lock(job.file_id(), index, offset, buffer.bytes() as u64);
+                if self.in_flight >= DEPTH || !free {
+                    self.waiting.push_back(index);
+                    return;
+                }
+                self.operate(index, write, buffer, offset);
+            }
+            Next::Staging { offset, bytes, write } => {
+                // Blocks are taken only with staging in hand, or two jobs could wait for each other.
+                let staged = job.has_staging() || self.lend_staging(index);
+                let file = self.jobs[index].file_id();
+                let free = staged && (!write || self.table.lock(file, index, offset, bytes as u64));
+                if !free || self.in_flight >= DEPTH {
+                    self.waiting.push_back(index);
+                    return;
+                }
+                let (write, buffer, offset) = self.jobs[index].staged_operation();
+                self.operate(index, write, buffer, offset);
+            }
+        }
+    }
+
+    fn operate(&mut self, index: usize, write: bool, buffer: IoBuf, offset: u64) {
+        let (Some(ring), Some(job)) = (&mut self.ring, self.jobs.get(index)) else { return };
+        let fd = job.file().fd();
+        let queued = match write {
+            true => ring.write_at(fd, buffer, offset, index as u64),
+            false => ring.read_at(fd, buffer, offset, index as u64),
+        };
+        match queued {
+            Ok(()) => self.in_flight += 1,
+            Err(_) => self.waiting.push_back(index),
+        }
+    }
+
+    fn completed(&mut self, completion: Completion) {
+        let index = completion.token as usize;
+        let Some(job) = self.jobs.get_mut(index) else { return };
+        if let Err(problem) = job.moved(completion.result) {
+            self.last_problem = Some(problem);
+        }
+        if job.is_between_windows() {
+            self.table.unlock(job.file_id(), index);
+        }
+        self.advance(index);
+    }
+
+    fn lend_staging(&mut self, index: usize) -> bool {
+        let staging = self.stagings.pop().or_else(|| {
+            if self.stagings_made >= STAGINGS {
+                return None;
+            }
+            let bytes = STAGING_BYTES + 2 * BLOCK_BYTES;
+            let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("kvplane-file", bytes) };
+            let region = Region::allocate(&options).inspect_err(|error| self.last_problem = Some(error.to_string()));
+            self.stagings_made += usize::from(region.is_ok());
+            region.ok().map(IoBuf::whole)
+        });
+        let lent = staging.is_some();
+        if let Some(staging) = staging {
+            self.jobs[index].take_staging(staging);
+        }
+        lent
+    }
+
+    fn finish(&mut self, index: usize, result: Result<(), Status>) {
+        let mut job = self.jobs.remove(index);
+        self.table.unlock(job.file_id(), index);
+        self.stagings.extend(job.give_staging());
+        self.done.push_back((job.token(), result));
+    }
+}
