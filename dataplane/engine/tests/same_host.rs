@@ -295,8 +295,9 @@ fn nothing_is_written_after_unregister_returned() {
             fill(&theirs, 2);
             // Long enough for some more of its writes, which must all fail.
             std::thread::sleep(Duration::from_millis(20));
-            assert_eq!(wrong(&theirs, 2, 0, BYTES, 0), None, "written after unregister returned");
+            let found = wrong(&theirs, 2, 0, BYTES, 0);
             stop.store(true, Ordering::Release);
+            assert_eq!(found, None, "written after unregister returned");
             assert_eq!(writer.join().expect("a writer"), Status::Stale);
         });
     }
