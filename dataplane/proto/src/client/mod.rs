@@ -139,6 +139,9 @@ impl Client {
     pub fn poll_output(&mut self) -> Option<Output> {
         if self.outputs.is_empty() {
             self.bytes.clear();
+        }
+        // A flush may send a slice to another lane, which is then flushed in its turn.
+        while self.outputs.is_empty() && !self.dirty.is_empty() {
             self.flush_dirty();
         }
         self.outputs.pop_front()
