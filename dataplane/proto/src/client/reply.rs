@@ -83,6 +83,9 @@ impl Client {
         }
         entry.step(EndpointEvent::Welcome);
         entry.welcomed();
+        let rail = entry.rail;
+        self.rails[rail as usize].rail.connected();
+        self.mark_group_of(lane.index);
         self.set_alarm(lane.index, None);
         self.mark_dirty(lane.index);
         Ok(())
