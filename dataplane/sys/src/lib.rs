@@ -14,6 +14,7 @@ mod copy;
 pub mod cpu;
 pub mod doorbell;
 pub mod net;
+pub mod process_memory;
 pub mod region;
 pub mod ring;
 pub mod shm_ring;
@@ -22,6 +23,7 @@ pub mod unix;
 
 pub use copy::STREAMING_BYTES;
 pub use doorbell::{Doorbell, SharedDoorbell};
+pub use process_memory::{CrossError, Crossing};
 pub use region::{HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions};
 pub use ring::{Completion, MAX_VECTORS, Ring, RingFull};
 pub use shm_ring::{CorruptRing, Full, ShmConsumer, ShmProducer};

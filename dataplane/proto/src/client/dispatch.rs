@@ -8,8 +8,9 @@
 use super::lane::{Cause, Endpoint};
 use super::metrics::RailCounts;
 use super::options::RailAddress;
+use super::path::Path;
 use super::table::{NOWHERE, slice_id};
-use super::types::{Path, PeerId, SliceId};
+use super::types::{PeerId, SliceId};
 use super::{Client, Config};
 use crate::limits::Limits;
 use crate::sched::{Candidate, Choice, ClassQueue, Kinds, Priority, Rail, Ticket, pick};
@@ -211,7 +212,7 @@ impl Client {
             let lane = &self.lanes[lane as usize];
             lane.state == Endpoint::Ready
                 && (lane.load_bytes == 0 || lane.load_bytes < self.config.lane_window_bytes)
-                && (lane.outstanding as usize) < Limits::REQUESTS_PER_CONNECTION
+                && (lane.outstanding.max(lane.flying) as usize + lane.queue.len()) < lane.depth(&self.config)
         };
         let least = |lanes: &[u32]| {
             let open = lanes.iter().copied().filter(|&lane| open(lane));
@@ -265,6 +266,14 @@ impl Client {
             self.slices.at(index).place = NOWHERE;
         }
         waiting
+    }
+
+    /// A lane is ready for use.
+    pub(super) fn lane_up(&mut self, lane: u32) {
+        self.rails[self.lanes[lane as usize].rail as usize].rail.connected();
+        self.set_alarm(lane, None);
+        self.mark_group_of(lane);
+        self.mark_dirty(lane);
     }
 
     /// A lane was lost: its rail is paused if it was the last, and somebody was at fault.

@@ -5,8 +5,9 @@
 use std::collections::VecDeque;
 
 use super::Client;
+use super::path::Path;
 use super::table::NOWHERE;
-use super::types::{Path, PeerId, Request};
+use super::types::{PeerId, Request};
 use crate::sched::{Health, Histogram};
 use crate::status::Status;
 

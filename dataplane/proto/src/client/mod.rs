@@ -19,6 +19,7 @@ mod flush;
 mod lane;
 mod metrics;
 mod options;
+mod path;
 mod peers;
 mod recover;
 mod reply;
@@ -37,10 +38,11 @@ use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
 pub use metrics::{Failovers, RailCounts, RailMetrics, SlowOperation};
 pub use options::{Intent, RailAddress, SubmitOptions};
+pub use path::{Path, PeerKind, Via};
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
-    Config, Counters, LaneId, Local, Output, Path, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget, SliceId,
+    Config, Counters, LaneId, Local, Output, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget, SliceId,
     SubmitError, TaskResult,
 };
 
@@ -154,7 +156,10 @@ impl Client {
     pub fn poll_output(&mut self) -> Option<Output> {
         if self.outputs.is_empty() {
             self.bytes.clear();
-            self.flush_dirty();
+            // A slice that finds its way closed as it is sent goes elsewhere, perhaps before anything is put out.
+            while self.outputs.is_empty() && !(self.dirty.is_empty() && self.dirty_groups.is_empty()) {
+                self.flush_dirty();
+            }
         }
         self.outputs.pop_front()
     }

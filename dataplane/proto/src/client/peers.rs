@@ -7,8 +7,9 @@ use super::dispatch::{Group, RailEntry};
 use super::lane::{Cause, Endpoint, Lane};
 use super::metrics::RailCounts;
 use super::options::RailAddress;
+use super::path::{Path, PeerKind};
 use super::table::NOWHERE;
-use super::types::{LaneId, Path, PeerAddress, PeerId};
+use super::types::{LaneId, PeerAddress, PeerId};
 use super::{Client, Peer};
 use crate::digest::Digest;
 use crate::ids::ShardId;
@@ -16,7 +17,7 @@ use crate::limits::Limits;
 use crate::map::ClusterMap;
 use crate::sched::{Rail, RetryBudget};
 
-/// What a rail is taken to serve before it was measured: memory, and a 25 Gb/s port.
+/// What a rail is taken to serve before it was measured: memory, and a 25 Gb/s port or a fast disk.
 const SAME_HOST_BYTES_PER_SECOND: u64 = 8_000_000_000;
 const NETWORK_BYTES_PER_SECOND: u64 = 3_125_000_000;
 
@@ -44,12 +45,20 @@ impl Client {
             next
         });
         self.peers[peer.0 as usize] = Peer::new(address.clone());
-        if self.config.shared && address.shm.is_some() {
-            self.add_group(peer, Path::Shared, &[], 1);
-        }
-        // A peer that offers no shared memory is reached by streams even where only shared memory was asked for.
-        if self.config.stream || self.peers[peer.0 as usize].groups.is_empty() {
-            self.add_group(peer, Path::Stream, rails, self.config.lanes.max(1));
+        let several = self.config.lanes.max(1);
+        match address.kind {
+            PeerKind::Native => {
+                if (self.config.shared || self.config.cma) && address.shm.is_some() {
+                    self.add_group(peer, Path::Shared, &[], 1);
+                }
+                // A peer that offers no shared memory is reached by streams even where only that was asked for.
+                if self.config.stream || self.peers[peer.0 as usize].groups.is_empty() {
+                    self.add_group(peer, Path::Stream, rails, several);
+                }
+            }
+            PeerKind::Local => self.add_group(peer, Path::Local, &[], 1),
+            PeerKind::Mooncake { .. } => self.add_group(peer, Path::Mooncake, rails, several),
+            PeerKind::File { .. } => self.add_group(peer, Path::File, &[], 1),
         }
         self.peer_index.insert(address, peer);
         peer
@@ -59,8 +68,8 @@ impl Client {
     fn add_group(&mut self, peer: PeerId, path: Path, addresses: &[RailAddress], lanes: u16) {
         let number = self.peers[peer.0 as usize].groups.len() as u8;
         let stated = match path {
-            Path::Shared => SAME_HOST_BYTES_PER_SECOND,
-            Path::Stream => NETWORK_BYTES_PER_SECOND,
+            Path::Shared | Path::Local => SAME_HOST_BYTES_PER_SECOND,
+            Path::Stream | Path::Mooncake | Path::File => NETWORK_BYTES_PER_SECOND,
         };
         let mut rails = Vec::new();
         for position in 0..addresses.len().max(1) {
@@ -190,6 +199,7 @@ fn address_of(map: &ClusterMap, member: usize, shard: usize, host: &str) -> Opti
     let member = map.members.get(member)?;
     let address = member.shards.get(shard)?;
     Some(PeerAddress {
+        kind: PeerKind::Native,
         node: member.node,
         incarnation: member.incarnation,
         shard: ShardId(shard as u16),

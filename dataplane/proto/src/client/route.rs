@@ -1,8 +1,10 @@
 //! Which path a slice takes, and the book of what is on each lane.
 
 use super::Client;
+use super::dispatch::Group;
+use super::path::Path;
 use super::table::{NOWHERE, SliceState};
-use super::types::{LaneId, Path, PeerId, Request, SliceId};
+use super::types::{LaneId, PeerId, Request, SliceId};
 use crate::client::lane::Lane;
 use crate::sched::Rail;
 use crate::status::Status;
@@ -36,14 +38,11 @@ impl Client {
 
     /// The paths of a peer are in the order of preference: the first that serves the request and is not paused; where
     /// all are, the one that may be tried first. A slice that failed twice prefers another path to the one that
-    /// failed it. None where only shared memory may be used and the segment cannot be mapped.
+    /// failed it. None where the peer cannot be asked this, or only the shared lane may be used and no way over it is
+    /// left.
     fn pick_group(&self, peer: PeerId, request: &Request, last: Option<u8>) -> Option<u8> {
-        let shareable = match request {
-            Request::Read(target, _) | Request::Write(target, _) => target.shareable,
-            _ => true,
-        };
         let groups = self.peers[peer.0 as usize].groups.iter().enumerate();
-        let serving = groups.filter(|(_, group)| group.path != Path::Shared || shareable);
+        let serving = groups.filter(|(_, group)| self.serves(peer, group, request));
         let best = serving.min_by_key(|(number, group)| {
             let rails = group.rails.iter().map(|&rail| &self.rails[rail as usize].rail);
             let hopeful = rails.clone().any(|rail| rail.is_hopeful(self.now_ns));
@@ -51,6 +50,22 @@ impl Client {
             (!hopeful, last == Some(*number as u8), wait_ns)
         });
         best.map(|(number, _)| number as u8)
+    }
+
+    /// Whether a path of a peer can do what is asked.
+    fn serves(&self, peer: PeerId, group: &Group, request: &Request) -> bool {
+        let range = matches!(request, Request::Read(..) | Request::Write(..));
+        if group.path != Path::Shared {
+            return range || group.path.is_greeted();
+        }
+        match request {
+            Request::Read(target, _) | Request::Write(target, _) => {
+                let lane = self.rails[group.rails[0] as usize].lanes[0];
+                self.lanes[lane as usize].way(&self.config, target.segment, target.shareable).is_some()
+            }
+            Request::OpenSegment(_) => self.config.shared || self.peers[peer.0 as usize].groups.len() == 1,
+            _ => self.config.shared,
+        }
     }
 
     pub(super) fn mark_dirty(&mut self, lane: u32) {
@@ -103,6 +118,7 @@ impl Client {
         let entry = &mut self.lanes[lane as usize];
         entry.load_bytes -= load_bytes;
         entry.sent_bytes -= sent_bytes;
+        entry.flying -= u32::from(sent_bytes > 0);
         match before {
             NOWHERE => entry.first = after,
             before => self.slices.at(before).after = after,
