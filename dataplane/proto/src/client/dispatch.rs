@@ -176,7 +176,7 @@ impl Client {
         let candidates = usable.clone().map(|&rail| {
             let entry = &self.rails[rail as usize].rail;
             Candidate {
-                predicted_ns: entry.predict_ns(ask.bytes, self.now_ns),
+                predicted_ns: entry.predict_ns(ask.bytes, ask.small, self.now_ns),
                 rate: entry.rate().bytes_per_ns(),
                 room: self.lane_of(rail, ask, express).is_some(),
                 avoid: rail == ask.avoid,
