@@ -281,11 +281,14 @@ impl World {
     }
 
     fn answered(&mut self, id: LaneId, answer: Answer) {
-        if let Some(local) = self.writes.remove(&(id, answer.header.request.to_bits())) {
+        let stale = self.client.counters().stale_frames;
+        let to = self.client.frame(id, &answer.header, &answer.body, self.now_ns);
+        let accepted = self.client.counters().stale_frames == stale;
+        let written = self.writes.remove(&(id, answer.header.request.to_bits())).filter(|_| accepted);
+        if let Some(local) = written {
             let range = local.offset as usize..(local.offset + local.bytes) as usize;
             self.accepted[local.buffer as usize][range].iter_mut().for_each(|times| *times += 1);
         }
-        let to = self.client.frame(id, &answer.header, &answer.body, self.now_ns);
         if let PayloadTo::Local { local, slice } = to {
             assert!(!self.done.contains(&local.buffer), "memory of a batch that is done is written");
             self.lanes.get_mut(&id).expect("a lane").arriving = Some((slice, local, answer.payload));

@@ -4,6 +4,7 @@
 //! that runs it, so they are asserted too.
 
 mod network;
+mod steady;
 
 use kvplane_proto::client::{Intent, SubmitOptions};
 use kvplane_proto::rng::Rng;
