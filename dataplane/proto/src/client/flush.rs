@@ -26,8 +26,7 @@ impl Client {
         if !entry.path.is_greeted() {
             entry.step(EndpointEvent::Welcome);
             entry.welcomed();
-            self.set_alarm(lane.index, None);
-            self.mark_dirty(lane.index);
+            self.lane_up(lane.index);
             return;
         }
         let (number, peer) = (entry.number, entry.peer);
@@ -56,6 +55,7 @@ impl Client {
     }
 
     pub(super) fn flush_dirty(&mut self) {
+        self.dispatch_dirty();
         // Each lane once: what stays over the window is marked again by the next answer.
         for _ in 0..self.dirty.len() {
             let Some(lane) = self.dirty.pop_front() else { return };
@@ -67,31 +67,34 @@ impl Client {
     fn flush(&mut self, lane: u32) {
         let entry = &mut self.lanes[lane as usize];
         match entry.state {
-            Endpoint::Idle => {
-                if self.next_queued(lane).is_some() {
-                    self.connect(lane);
-                }
-            }
             Endpoint::Ready => {
                 self.flush_held(lane);
                 while self.flush_one(lane) {}
             }
-            Endpoint::Connecting | Endpoint::Greeting | Endpoint::Resetting => {}
+            Endpoint::Idle | Endpoint::Connecting | Endpoint::Greeting | Endpoint::Resetting => {}
         }
     }
 
-    fn connect(&mut self, lane: u32) {
+    /// Asks the host for a connection, now or when its last failure is long enough ago. False in the latter case.
+    pub(super) fn connect(&mut self, lane: u32) -> bool {
         let entry = &mut self.lanes[lane as usize];
         if let Some(at_ns) = entry.waits_until(self.now_ns) {
-            self.set_alarm(lane, Some(at_ns));
-            return;
+            if entry.alarm_ns != Some(at_ns) {
+                self.set_alarm(lane, Some(at_ns));
+            }
+            return false;
         }
         entry.step(EndpointEvent::Connect);
         let (id, path, peer) = (entry.id(lane), entry.path, entry.peer);
-        let address = self.peers[peer.0 as usize].address.clone();
+        let rail = &self.rails[entry.rail as usize];
+        let mut address = self.peers[peer.0 as usize].address.clone();
+        if let Some(own) = &rail.address {
+            address.tcp = own.tcp;
+        }
         // By then it must be connected and welcomed; a peer that says nothing does not hold the lane for good.
         self.set_alarm(lane, Some(self.now_ns.saturating_add(Limits::HELLO_NS)));
         self.outputs.push_back(Output::Connect { lane: id, address, path });
+        true
     }
 
     /// Releases, aborts and commits: they free the peer's memory and go first.

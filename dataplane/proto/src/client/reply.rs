@@ -84,8 +84,7 @@ impl Client {
         }
         entry.step(EndpointEvent::Welcome);
         entry.welcomed();
-        self.set_alarm(lane.index, None);
-        self.mark_dirty(lane.index);
+        self.lane_up(lane.index);
         Ok(())
     }
 

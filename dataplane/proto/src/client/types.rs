@@ -32,6 +32,17 @@ pub struct Config {
     /// Payload bytes that one lane may have asked for, sent, pinned or reserved without being done with them. A slice
     /// that is larger goes alone.
     pub lane_window_bytes: u64,
+    /// Work that a rail may have posted beyond its latency, by its measured rate. More keeps a rail busy while the
+    /// host does other things; less lets what is urgent overtake sooner.
+    pub post_ahead_ns: u64,
+    /// Slices up to this size do not wait for larger ones.
+    pub small_bytes: u64,
+    /// Slices of a range end where the target's offset is a multiple of this, if they can.
+    pub align_bytes: u64,
+    /// Whether requests of a batch that touch each other on both sides share slices.
+    pub merge: bool,
+    /// Slices that take longer are remembered with where they spent their time.
+    pub slow_ns: u64,
     /// Whether payloads of segment reads and writes carry a checksum; objects always do.
     pub checksum_segments: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
@@ -50,6 +61,11 @@ impl Default for Config {
             stream: true,
             slice_bytes: 256 << 10,
             lane_window_bytes: 64 << 20,
+            post_ahead_ns: 2_000_000,
+            small_bytes: 64 << 10,
+            align_bytes: 4_096,
+            merge: true,
+            slow_ns: 100_000_000,
             checksum_segments: true,
             foreign_depth: 1,
         }
