@@ -29,6 +29,9 @@ pub struct Config {
     /// Payload bytes that one lane may have asked for, sent, pinned or reserved without being done with them. A slice
     /// that is larger goes alone.
     pub lane_window_bytes: u64,
+    /// Reads and writes of segments of at most this many bytes travel with their neighbours, as many as a frame takes
+    /// up to `slice_bytes`. 0: each travels alone.
+    pub gather_range_bytes: u64,
     /// Whether payloads of segment reads and writes carry a checksum; objects always do.
     pub checksum_segments: bool,
 }
@@ -44,6 +47,7 @@ impl Default for Config {
             stream: true,
             slice_bytes: 256 << 10,
             lane_window_bytes: 64 << 20,
+            gather_range_bytes: 64 << 10,
             checksum_segments: true,
         }
     }
@@ -182,8 +186,8 @@ pub enum Output {
         header: Header,
         /// Its body: see [`super::Client::body`].
         body: Range<usize>,
-        /// Its payload.
-        payload: Option<Local>,
+        /// Its payload, in one piece or several: see [`super::Client::payload`].
+        payload: Range<usize>,
     },
     /// Shared path: copy an object from the pool, check it, then [`super::Client::copied`].
     CopyOut {
@@ -248,6 +252,12 @@ pub enum PayloadTo {
         /// Where.
         local: Local,
         /// For whom.
+        slice: SliceId,
+    },
+    /// Into several ranges of the caller's memory: see [`super::Client::scatter`]; then
+    /// [`super::Client::payload_done`], once.
+    Scatter {
+        /// For whom: stands for all that it is for.
         slice: SliceId,
     },
 }
