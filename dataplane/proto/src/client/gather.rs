@@ -43,6 +43,7 @@ impl Client {
         let request = self.open_wire(id, many);
         let (start, mut runs, mut bytes, mut deadline_us) = (self.bytes.len(), RunPacker::new(), 0, 0);
         let mut pieces = core::mem::take(&mut self.pieces);
+        pieces.clear();
         while runs.ranges() < Limits::RANGES_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane).filter(|next| self.may_gather(next.index)) else { break };
             let Some((target, local)) = range_of(&self.slices.peek(next.index).request, write) else { break };
@@ -73,7 +74,6 @@ impl Client {
         }
         let body = start..self.bytes.len();
         self.send(id, header, body, items, &pieces);
-        pieces.clear();
         self.pieces = pieces;
     }
 

@@ -58,7 +58,8 @@ impl RunItem {
         match self.ranges {
             1 => offset > self.offset,
             ranges => {
-                let next = self.stride_bytes.checked_mul(u64::from(ranges)).and_then(|far| self.offset.checked_add(far));
+                let next =
+                    self.stride_bytes.checked_mul(u64::from(ranges)).and_then(|far| self.offset.checked_add(far));
                 next == Some(offset)
             }
         }
