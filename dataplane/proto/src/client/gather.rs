@@ -94,8 +94,8 @@ impl Client {
         1
     }
 
-    /// Where the payload of gathered reads goes, in order: ranges of the caller's memory, neighbours as one. To be asked
-    /// for at once after the [`PayloadTo::Scatter`] that named the slice.
+    /// Where the payload of gathered reads goes, in order: ranges of the caller's memory, neighbours as one. To be
+    /// asked for at once after the [`PayloadTo::Scatter`] that named the slice.
     pub fn scatter(&mut self, slice: SliceId) -> &[Local] {
         self.pieces.clear();
         let wire = self.slices.get(slice.index, slice.generation).map(|slice| slice.wire);

@@ -168,7 +168,10 @@ mod tests {
                 far + u128::from(offset) + u128::from(bytes) <= u128::from(segment_bytes)
             };
             match run.first_outside(segment_bytes) {
-                Some(first) => prop_assert!(first < ranges && !inside(first.into()) && (first == 0 || inside(first as u64 - 1))),
+                Some(first) => {
+                    prop_assert!(first < ranges && !inside(first.into()));
+                    prop_assert!(first == 0 || inside(u64::from(first) - 1));
+                }
                 None => prop_assert!(ranges == 0 || inside(u64::from(ranges) - 1)),
             }
         }
