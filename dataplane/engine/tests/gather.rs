@@ -74,7 +74,7 @@ fn bed(config: Config, fault: Option<FaultPlan>) -> Bed {
         shard: ShardId(0),
         segment_name: "segment".to_owned(),
     };
-    let host = HostConfig { ring_entries: 256, fault, ..HostConfig::default() };
+    let host = HostConfig { fault, ..HostConfig::default() };
     let shard = Shard::start(ShardConfig {
         identity,
         core: None,
