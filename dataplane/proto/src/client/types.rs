@@ -47,7 +47,7 @@ impl Default for Config {
             stream: true,
             slice_bytes: 256 << 10,
             lane_window_bytes: 64 << 20,
-            gather_range_bytes: 64 << 10,
+            gather_range_bytes: 32 << 10,
             checksum_segments: true,
         }
     }
