@@ -8,6 +8,10 @@ pub struct Limits;
 impl Limits {
     /// Items in one batched request.
     pub const ITEMS_PER_FRAME: usize = 4_096;
+    /// Ranges that one gathered read or write names, in as many runs or fewer.
+    pub const RANGES_PER_FRAME: usize = 4_096;
+    /// Bytes of all ranges of one gathered read or write.
+    pub const GATHER_BYTES: u64 = 4 << 20;
     /// Bytes of the body of one frame.
     pub const BODY_BYTES: usize = 192 * 1024;
     /// Bytes of the payload of one frame.
@@ -48,6 +52,9 @@ impl Limits {
 
 // The largest item of any batched body is 48 bytes (a lookup's answer).
 const _: () = assert!(Limits::ITEMS_PER_FRAME * 48 <= Limits::BODY_BYTES);
+// Any gathered ranges can be named as runs of 1, and their sum is a payload.
+const _: () = assert!(Limits::RANGES_PER_FRAME <= Limits::ITEMS_PER_FRAME);
+const _: () = assert!(Limits::GATHER_BYTES <= Limits::PAYLOAD_BYTES && Limits::GATHER_BYTES <= u32::MAX as u64);
 // One whole batched get can be answered before reading stops.
 const _: () = assert!(Limits::ITEMS_PER_FRAME <= Limits::REPLIES_QUEUED);
 const _: () = assert!(Limits::ITEMS_PER_FRAME <= Limits::REQUESTS_PER_CONNECTION);

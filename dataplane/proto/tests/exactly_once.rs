@@ -84,6 +84,7 @@ impl World {
             small_bytes: 1024,
             align_bytes: 1024,
             lane_window_bytes: 20_000,
+            gather_range_bytes: 0,
             ..Config::default()
         };
         let mut client = Client::new(config);
@@ -153,7 +154,8 @@ impl World {
                     self.lanes.insert(lane, entry);
                 }
                 Output::Send { lane, header, body, payload } => {
-                    let body = self.client.body(body).to_vec();
+                    let (body, payload) =
+                        (self.client.body(body).to_vec(), self.client.payload(payload).first().copied());
                     self.sent(lane, &header, &body, payload);
                 }
                 Output::Reset { lane } => self.resets.push(lane),

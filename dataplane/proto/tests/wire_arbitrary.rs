@@ -5,7 +5,7 @@
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::message::{
     Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, LookupReply, ReadItem, RegionDescriptor,
-    ReserveItem, ReserveReply, SegmentDescriptor, SizeReply, Welcome, WriteItem, decode_items, encode_items,
+    ReserveItem, ReserveReply, RunItem, SegmentDescriptor, SizeReply, Welcome, WriteItem, decode_items, encode_items,
 };
 use kvplane_proto::{Epoch, Limits, SegmentId, ShardId};
 use proptest::prelude::*;
@@ -26,6 +26,7 @@ fn check_every_item(body: &[u8], items: u32) {
     check_items::<SizeReply>(body, items);
     check_items::<ReadItem>(body, items);
     check_items::<WriteItem>(body, items);
+    check_items::<RunItem>(body, items);
     check_items::<LookupReply>(body, items);
     check_items::<ReserveItem>(body, items);
     check_items::<ReserveReply>(body, items);

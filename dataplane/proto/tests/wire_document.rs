@@ -3,7 +3,7 @@
 use kvplane_proto::frame::{HEADER_BYTES, VERSION};
 use kvplane_proto::message::{
     CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, LookupReply, Operation, ReadItem, ReserveItem,
-    ReserveReply, SizeReply, WriteItem,
+    ReserveReply, RunItem, SizeReply, WriteItem,
 };
 use kvplane_proto::{Limits, Status};
 
@@ -40,6 +40,7 @@ fn every_record_is_described_with_its_size() {
         ("SizeReply", SizeReply::BYTES),
         ("ReadItem", ReadItem::BYTES),
         ("WriteItem", WriteItem::BYTES),
+        ("RunItem", RunItem::BYTES),
         ("LookupReply", LookupReply::BYTES),
         ("ReserveItem", ReserveItem::BYTES),
         ("ReserveReply", ReserveReply::BYTES),
@@ -57,8 +58,10 @@ fn every_record_is_described_with_its_size() {
 
 #[test]
 fn the_limits_are_those_of_the_code() {
-    let limits: [(&str, u64); 8] = [
+    let limits: [(&str, u64); 10] = [
         ("items of a frame", Limits::ITEMS_PER_FRAME as u64),
+        ("ranges of a gathered request", Limits::RANGES_PER_FRAME as u64),
+        ("bytes of all ranges of a gathered request", Limits::GATHER_BYTES),
         ("bytes of a body", Limits::BODY_BYTES as u64),
         ("bytes of a payload", Limits::PAYLOAD_BYTES),
         ("bytes of a name", Limits::NAME_BYTES as u64),

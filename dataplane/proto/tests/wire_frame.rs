@@ -90,7 +90,7 @@ fn other_protocols_and_versions_are_told_apart_from_damage() {
 fn unknown_numbers_are_refused() {
     assert_eq!(Header::decode(&altered(5, &[0])), Err(FrameError::Kind(0)));
     assert_eq!(Header::decode(&altered(5, &[0x80])), Err(FrameError::Kind(0x80)));
-    assert_eq!(Header::decode(&altered(5, &[10])), Err(FrameError::Kind(10)));
+    assert_eq!(Header::decode(&altered(5, &[12])), Err(FrameError::Kind(12)));
     assert_eq!(Header::decode(&altered(5, &[0x95])), Err(FrameError::Kind(0x95)));
     let beyond = Status::ALL.len() as u16;
     assert_eq!(Header::decode(&altered(6, &beyond.to_le_bytes())), Err(FrameError::Status(beyond)));
@@ -148,6 +148,8 @@ fn kinds_are_stable_and_invertible() {
         (7, "Read"),
         (8, "Write"),
         (9, "OpenSegment"),
+        (10, "ReadMany"),
+        (11, "WriteMany"),
         (16, "Lookup"),
         (17, "Reserve"),
         (18, "Commit"),

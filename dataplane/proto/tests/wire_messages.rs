@@ -3,8 +3,8 @@
 use kvplane_proto::ids::{Incarnation, NodeId, PinId, ReservationId};
 use kvplane_proto::message::{
     Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, HelloError, IdItem, Item, LookupReply, ReadItem,
-    RegionDescriptor, ReserveItem, ReserveReply, SegmentDescriptor, SegmentError, SizeReply, Welcome, WriteItem,
-    decode_items, encode_items,
+    RegionDescriptor, ReserveItem, ReserveReply, RunItem, SegmentDescriptor, SegmentError, SizeReply, Welcome,
+    WriteItem, decode_items, encode_items,
 };
 use kvplane_proto::{Digest, Epoch, Limits, RequestId, SegmentId, ShardId, Status, Version};
 
@@ -44,6 +44,10 @@ fn requests_items_have_these_bytes() {
         &["0d0c0b0a04030201", "1d1c1b1a14131211", words[0], words[1]],
     );
     check(WriteItem { segment: SEGMENT, offset: first }, &["1d1c1b1a14131211", words[0]]);
+    check(
+        RunItem { segment: SEGMENT, offset: first, stride_bytes: second, bytes: 0x0102_0304, ranges: 0x0a0b_0c0d },
+        &["1d1c1b1a14131211", words[0], words[1], "04030201", "0d0c0b0a"],
+    );
     check(ReserveItem { digest: DIGEST, bytes: first }, &[DIGEST_HEX, words[0]]);
     check(CommitItem { reservation: RESERVATION, checksum: first }, &["3d3c3b3a34333231", words[0]]);
     check(IdItem { id: PIN.to_bits() }, &["2d2c2b2a24232221"]);

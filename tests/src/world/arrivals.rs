@@ -5,6 +5,7 @@ use kvplane_proto::client::PayloadTo;
 use kvplane_proto::frame::{HEADER_BYTES, Header};
 
 use super::World;
+use super::check::{Rule, broken};
 use super::network::End;
 use super::pipe::{Destination, Piece, Receiving};
 use super::scenario::Mischief;
@@ -40,6 +41,10 @@ impl World {
             let destination = match to {
                 PayloadTo::Discard => Destination::Discard,
                 PayloadTo::Local { local, slice } => Destination::Local { local, slice },
+                PayloadTo::Scatter { .. } => {
+                    self.violate(broken(Rule::Protocol, "ranges are read, but none were asked for".to_owned()));
+                    return;
+                }
             };
             let receiving = Receiving { header, destination, done: 0, checksum: PayloadChecksum::new() };
             if let Some(connection) = self.connections.get_mut(&index) {

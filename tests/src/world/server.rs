@@ -4,7 +4,7 @@ use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
 use kvplane_proto::client::Path;
 use kvplane_proto::frame::{FLAG_CHECKSUM, HEADER_BYTES, Header};
 use kvplane_proto::message::{Kind, Operation};
-use kvplane_store::service::{self, CloseReason, Hold, Output, PayloadTo, PeerKey, Place};
+use kvplane_store::service::{self, CloseReason, Hold, Output, PayloadTo, PeerKey, Place, Places};
 
 use super::World;
 use super::arrivals::decode;
@@ -74,6 +74,10 @@ impl World {
         let destination = match to {
             PayloadTo::Discard => Destination::Discard,
             PayloadTo::Place(place) => Destination::Pool { offset: place.offset },
+            PayloadTo::Places(_) => {
+                self.violate(broken(Rule::Protocol, "ranges are written, but no segment is registered".to_owned()));
+                return;
+            }
         };
         self.observe_request(index, &header, body, destination);
         if header.payload_bytes > 0
@@ -123,6 +127,10 @@ impl World {
             match output {
                 Output::Frame { peer, header, body, payload } => {
                     let body = self.lives[life].service.body(body).to_vec();
+                    let payload = payload.map(|(places, hold)| match places {
+                        Places::One(place) => (place, hold),
+                        Places::Many(range) => (self.lives[life].service.places(range)[0], hold),
+                    });
                     self.answer(life, peer, header, &body, payload, asked);
                 }
                 Output::Close { peer, reason } => self.close_peer(life, peer, reason),

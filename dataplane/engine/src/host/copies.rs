@@ -19,9 +19,15 @@ impl Host {
     /// # Panics
     /// When the buffer was removed while a batch used it, or the range is not inside.
     pub(super) fn local(&self, local: Local) -> IoBuf {
-        let region = self.buffers.get(local.buffer as usize).and_then(Option::as_ref);
-        let region = region.expect("memory stays registered while a batch uses it");
-        IoBuf::new(Arc::clone(region), local.offset as usize, local.bytes as usize)
+        local_buffer(&self.buffers, local)
+    }
+
+    /// The same for the ranges of a gathered payload.
+    ///
+    /// # Panics
+    /// As [`Self::local`].
+    pub(super) fn locals(&self, locals: &[Local]) -> Vec<IoBuf> {
+        local_buffers(&self.buffers, locals)
     }
 
     pub(super) fn copy_out(
@@ -75,6 +81,16 @@ impl Host {
         let Some(Link::Shm(id)) = self.link_of(lane) else { return None };
         self.shm.pool(id).cloned()
     }
+}
+
+fn local_buffer(buffers: &[Option<Arc<Region>>], local: Local) -> IoBuf {
+    let region = buffers.get(local.buffer as usize).and_then(Option::as_ref);
+    let region = region.expect("memory stays registered while a batch uses it");
+    IoBuf::new(Arc::clone(region), local.offset as usize, local.bytes as usize)
+}
+
+pub(super) fn local_buffers(buffers: &[Option<Arc<Region>>], locals: &[Local]) -> Vec<IoBuf> {
+    locals.iter().map(|&local| local_buffer(buffers, local)).collect()
 }
 
 /// A range that a peer named, if it is inside.

@@ -7,6 +7,7 @@ use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};
 use kvplane_sys::IoBuf;
 use kvplane_transport::{ConnectionId, Gone, Input, Target};
 
+use super::copies::local_buffers;
 use super::roles::{Lent, Link, Role};
 use super::{FRAMES_PER_ROUND, Host};
 
@@ -170,10 +171,12 @@ impl Host {
                 match service.request(link.peer(), header, body, now_ns) {
                     ServicePayload::Discard => Target::Discard,
                     ServicePayload::Place(place) => Target::Memory { buffer: self.memory(place), checksum },
+                    ServicePayload::Places(range) => Target::Scatter { buffers: self.memories(range), checksum },
                 }
             }
             Role::Lane(lane, _) => {
-                let takes_payload = matches!(header.kind, Kind::Reply(Operation::Put | Operation::Write));
+                let takes_payload =
+                    matches!(header.kind, Kind::Reply(Operation::Put | Operation::Write | Operation::WriteMany));
                 if takes_payload && self.uploads.is_unfinished(header.request) {
                     // Taken as the answer, it would end a request whose memory is still being sent.
                     self.counters.broken += 1;
@@ -191,10 +194,24 @@ impl Host {
                         self.roles.set(link, Role::Lane(lane, Some(slice)));
                         Target::Memory { buffer: self.local(local), checksum }
                     }
+                    ClientPayload::Scatter { slice } => {
+                        self.roles.set(link, Role::Lane(lane, Some(slice)));
+                        let locals = client.scatter(slice);
+                        Target::Scatter { buffers: local_buffers(&self.buffers, locals), checksum }
+                    }
                 }
             }
             Role::None => Target::Discard,
         }
+    }
+
+    /// The memory behind the places of a gathered payload.
+    ///
+    /// # Panics
+    /// As [`Self::memory`].
+    pub(super) fn memories(&self, range: core::ops::Range<usize>) -> Vec<IoBuf> {
+        let Some(service) = &self.service else { return Vec::new() };
+        service.places(range).iter().map(|&place| self.memory(place)).collect()
     }
 
     /// The memory behind a place that the service named.

@@ -3,8 +3,8 @@
 use std::io;
 
 use kvplane_proto::client::{LaneId, Output as ClientOutput, Path, PeerAddress, Via};
-use kvplane_store::service::{CloseReason, Output as ServiceOutput, PeerKey};
-use kvplane_transport::{Gone, Outgoing};
+use kvplane_store::service::{CloseReason, Output as ServiceOutput, PeerKey, Places};
+use kvplane_transport::{Gone, Outgoing, Pieces};
 
 use super::Host;
 use super::roles::{Lent, Link, Role};
@@ -39,8 +39,11 @@ impl Host {
     fn service_output(&mut self, output: ServiceOutput) {
         match output {
             ServiceOutput::Frame { peer, header, body, payload } => {
-                let payload = payload.map(|(place, hold)| {
-                    let buffers = self.memory(place).into();
+                let payload = payload.map(|(places, hold)| {
+                    let buffers = match places {
+                        Places::One(place) => self.memory(place).into(),
+                        Places::Many(range) => self.memories(range).into(),
+                    };
                     Outgoing { buffers, hold: Some(self.lent.insert(Lent::Answer(hold)) as u64) }
                 });
                 let Some(service) = &self.service else { return };
@@ -79,12 +82,16 @@ impl Host {
             ClientOutput::Connect { lane, address, path } => self.connect(lane, &address, path, now_ns),
             ClientOutput::Send { lane, header, body, payload } => {
                 let Some(link) = self.link_of(lane) else { return };
-                let payload = payload.map(|local| {
-                    let buffers = self.local(local).into();
+                let Some(client) = &self.client else { return };
+                let buffers: Option<Pieces> = match client.payload(payload) {
+                    [] => None,
+                    &[local] => Some(self.local(local).into()),
+                    locals => Some(self.locals(locals).into()),
+                };
+                let payload = buffers.map(|buffers| {
                     self.uploads.start(header.request);
                     Outgoing { buffers, hold: Some(self.lent.insert(Lent::Upload(header.request)) as u64) }
                 });
-                let Some(client) = &self.client else { return };
                 match link {
                     Link::Tcp(id) => self.tcp.send(id, &header, client.body(body), payload),
                     Link::Shm(id) => self.shm.send(id, &header, client.body(body)),

@@ -43,7 +43,7 @@ impl Client {
         };
         let body = self.append(|out| out.extend_from_slice(&hello.encode()));
         let header = Header::request(Kind::Request(Operation::Hello), RequestId::default());
-        self.send(lane, header, body, 1, None);
+        self.send(lane, header, body, 1, &[]);
     }
 
     /// The host knows whether the kernel copies between us and the peer of this connection; until it says so, it does
@@ -114,7 +114,7 @@ impl Client {
             };
             let count = ids.len();
             let body = self.append(|out| encode_items(ids.into_iter().map(|id| IdItem { id }), out));
-            self.send(id, Header::request(Kind::Request(operation), RequestId::default()), body, count, None);
+            self.send(id, Header::request(Kind::Request(operation), RequestId::default()), body, count, &[]);
         }
         while !self.lanes[lane as usize].commits.is_empty() {
             let entry = &mut self.lanes[lane as usize];
@@ -126,7 +126,7 @@ impl Client {
                 self.join_wire(request, slice);
             }
             let header = Header::request(Kind::Request(Operation::Commit), request);
-            self.send(id, header, body, commits.len(), None);
+            self.send(id, header, body, commits.len(), &[]);
         }
     }
 
@@ -139,6 +139,9 @@ impl Client {
         let path = self.lanes[lane as usize].path;
         let request = self.slices.at(first.index).request;
         match (path, request) {
+            (Path::Stream, Request::Read(..) | Request::Write(..)) if self.may_gather(first.index) => {
+                self.send_many(lane, matches!(request, Request::Write(..)));
+            }
             (_, Request::Exists(_)) => self.send_digests(lane, Operation::Exists),
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
             (_, Request::Remove(_)) => self.send_digests(lane, Operation::Remove),
@@ -166,7 +169,7 @@ impl Client {
     }
 
     /// The slice at the head of the queue; stale entries before it are dropped.
-    fn next_queued(&mut self, lane: u32) -> Option<SliceId> {
+    pub(super) fn next_queued(&mut self, lane: u32) -> Option<SliceId> {
         while let Some(&id) = self.lanes[lane as usize].queue.front() {
             match self.slices.get(id.index, id.generation) {
                 Some(slice) if slice.lane == lane && slice.state == SliceState::Queued => return Some(id),
@@ -176,7 +179,7 @@ impl Client {
         None
     }
 
-    fn window_open(&self, lane: u32) -> bool {
+    pub(super) fn window_open(&self, lane: u32) -> bool {
         self.lanes[lane as usize].has_room(&self.config)
     }
 
@@ -209,7 +212,7 @@ impl Client {
             count += 1;
         }
         let body = start..self.bytes.len();
-        self.send(id, header, body, count, None);
+        self.send(id, header, body, count, &[]);
     }
 
     /// One frame, one answer for each slice, under its own id, with its payload.
@@ -218,11 +221,13 @@ impl Client {
         let start = self.bytes.len();
         let (mut count, mut deadline_us) = (0, 0);
         // A foreign protocol knows one range for each request.
-        let most = if self.lanes[lane as usize].path == Path::Mooncake { 1 } else { Limits::ITEMS_PER_FRAME };
+        let foreign = self.lanes[lane as usize].path == Path::Mooncake;
+        let most = if foreign { 1 } else { Limits::ITEMS_PER_FRAME };
         while count < most && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
             let asked = self.slices.at(next.index).request;
             if !matches!((operation, asked), (Operation::Get, Request::Get(..)) | (Operation::Read, Request::Read(..)))
+                || !foreign && self.may_gather(next.index)
             {
                 break;
             }
@@ -250,7 +255,7 @@ impl Client {
             header.flags |= crate::frame::FLAG_CHECKSUM;
         }
         let body = start..self.bytes.len();
-        self.send(id, header, body, count, None);
+        self.send(id, header, body, count, &[]);
     }
 
     fn send_open(&mut self, lane: u32, slice: u32) {
@@ -261,7 +266,7 @@ impl Client {
         self.take_queued(lane, slice);
         self.join_wire(request, slice);
         let none = self.bytes.len()..self.bytes.len();
-        self.send(id, header, none, 0, None);
+        self.send(id, header, none, 0, &[]);
     }
 
     fn send_payload(
@@ -281,7 +286,7 @@ impl Client {
         header.deadline_us = self.deadline_us(slice);
         self.take_queued(lane, slice);
         self.join_wire(request, slice);
-        self.send(id, header, body, 1, Some(local));
+        self.send(id, header, body, 1, &[local]);
     }
 
     /// Lets the host move a range, in the way that is open; where none is any more, the slice finds another lane.
@@ -321,17 +326,17 @@ impl Client {
         entry.flying += u32::from(slice.sent_bytes > 0);
     }
 
-    fn take_queued(&mut self, lane: u32, slice: u32) {
+    pub(super) fn take_queued(&mut self, lane: u32, slice: u32) {
         self.leave_queue(lane, slice);
         self.slices.at(slice).step(SliceEvent::Send);
     }
 
-    fn join_wire(&mut self, request: RequestId, slice: u32) {
+    pub(super) fn join_wire(&mut self, request: RequestId, slice: u32) {
         self.wires.at(request.index).slices.push(slice);
         self.slices.at(slice).wire = request;
     }
 
-    fn open_wire(&mut self, lane: LaneId, operation: Operation) -> RequestId {
+    pub(super) fn open_wire(&mut self, lane: LaneId, operation: Operation) -> RequestId {
         let mut wire = self.wires.recycled().unwrap_or_else(|| Wire { lane, operation, slices: Vec::new() });
         wire.lane = lane;
         wire.operation = operation;
@@ -340,7 +345,7 @@ impl Client {
         request_id(self.wires.insert(wire))
     }
 
-    fn deadline_us(&mut self, slice: u32) -> u32 {
+    pub(super) fn deadline_us(&mut self, slice: u32) -> u32 {
         let batch = self.slices.at(slice).batch;
         let left_ns = self.batches.at(batch.index).deadline_ns.saturating_sub(self.now_ns);
         u32::try_from(left_ns / 1000).unwrap_or(u32::MAX).max(1)
@@ -352,14 +357,17 @@ impl Client {
         start..self.bytes.len()
     }
 
-    fn send(
+    pub(super) fn send(
         &mut self,
         lane: LaneId,
         header: Header,
         body: core::ops::Range<usize>,
         items: usize,
-        payload: Option<Local>,
+        payload: &[Local],
     ) {
+        let start = self.locals.len();
+        self.locals.extend_from_slice(payload);
+        let payload = start..self.locals.len();
         let header = header.with_body(&self.bytes[body.clone()], items).with_argument(self.epoch().0);
         self.outputs.push_back(Output::Send { lane, header, body, payload });
     }

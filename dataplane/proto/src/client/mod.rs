@@ -16,6 +16,7 @@
 
 mod dispatch;
 mod flush;
+mod gather;
 mod lane;
 mod metrics;
 mod options;
@@ -70,6 +71,10 @@ pub struct Client {
     deadlines: BinaryHeap<core::cmp::Reverse<(u64, BatchId)>>,
     outputs: VecDeque<Output>,
     bytes: Vec<u8>,
+    /// Payloads of the frames in `outputs`.
+    locals: Vec<Local>,
+    /// The ranges of one gathered payload, for the moment.
+    pieces: Vec<Local>,
     /// Lanes with something to send.
     dirty: VecDeque<u32>,
     /// Groups with something that waits and may have room now: peer, and number.
@@ -120,6 +125,8 @@ impl Client {
             deadlines: BinaryHeap::new(),
             outputs: VecDeque::new(),
             bytes: Vec::new(),
+            locals: Vec::new(),
+            pieces: Vec::new(),
             dirty: VecDeque::new(),
             dirty_groups: VecDeque::new(),
             parked: BTreeSet::new(),
@@ -152,10 +159,12 @@ impl Client {
         self.map.as_ref().map_or(Epoch(0), |(map, _)| map.epoch)
     }
 
-    /// The next thing for the host to do. Call [`Self::body`] for a frame's body before draining further.
+    /// The next thing for the host to do. Ask for a frame's [`Self::body`] and [`Self::payload`] before
+    /// draining further.
     pub fn poll_output(&mut self) -> Option<Output> {
         if self.outputs.is_empty() {
             self.bytes.clear();
+            self.locals.clear();
             // A slice that finds its way closed as it is sent goes elsewhere, perhaps before anything is put out.
             while self.outputs.is_empty() && !(self.dirty.is_empty() && self.dirty_groups.is_empty()) {
                 self.flush_dirty();
@@ -168,6 +177,12 @@ impl Client {
     #[must_use]
     pub fn body(&self, range: core::ops::Range<usize>) -> &[u8] {
         &self.bytes[range]
+    }
+
+    /// The memory of an [`Output::Send`]'s payload, in order; valid as long as its body.
+    #[must_use]
+    pub fn payload(&self, range: core::ops::Range<usize>) -> &[Local] {
+        &self.locals[range]
     }
 
     /// When [`Self::handle_timeout`] wants to be called, in the host's nanoseconds; to be asked when `poll_output` has

@@ -49,7 +49,7 @@ impl Client {
     }
 
     /// Puts a slice back to the start, on another lane or, `later`, among the parked.
-    fn send_again(&mut self, index: u32, later: bool) {
+    pub(super) fn send_again(&mut self, index: u32, later: bool) {
         self.leave_lane(index);
         if let Some(ended) = self.ended(index) {
             self.complete(index, ended);

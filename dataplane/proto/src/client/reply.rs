@@ -3,10 +3,10 @@
 use super::Client;
 use super::lane::{Cause, Endpoint, EndpointEvent};
 use super::path::Path;
-use super::table::{Held, SliceEvent, SliceState, slice_id};
+use super::table::{Held, SliceEvent, SliceState, Wire, slice_id};
 use super::types::{LaneId, Local, Output, PayloadTo, Request, SliceId};
 use crate::frame::{Header, VERSION};
-use crate::ids::{Incarnation, NodeId};
+use crate::ids::{Incarnation, NodeId, RequestId};
 use crate::message::{
     Bitmap, CommitItem, CommitReply, Kind, LookupReply, Operation, ReserveReply, SegmentDescriptor, SizeReply, Welcome,
     decode_items,
@@ -48,9 +48,10 @@ impl Client {
         if wire.operation != operation {
             return Err(Broken);
         }
-        let wire = self.wires.remove(header.request.index);
-        self.lanes[lane.index as usize].outstanding -= 1;
-        self.mark_dirty(lane.index);
+        if operation == Operation::ReadMany && header.status == Status::Ok {
+            return self.on_many_payload(header).ok_or(Broken);
+        }
+        let wire = self.close_wire(header.request);
         // A slice may only have left its wire by the loss of its lane, which removes the wire too.
         let outcome = match operation {
             Operation::Get | Operation::Read => self.on_payload(wire.slices[0], header),
@@ -58,11 +59,22 @@ impl Client {
                 self.on_single(wire.slices[0], header);
                 Ok(PayloadTo::Discard)
             }
+            Operation::ReadMany | Operation::WriteMany => {
+                self.on_many_settled(&wire.slices, header).map(|()| PayloadTo::Discard).ok_or(Broken)
+            }
             _ => self.on_group(operation, &wire.slices, header, body).map(|()| PayloadTo::Discard),
         };
         // After an error the wire is gone, and the slices are found by their lane when it is.
         self.wires.recycle(wire);
         outcome
+    }
+
+    /// The request has its answer: its slices are the caller's to move on.
+    pub(super) fn close_wire(&mut self, request: RequestId) -> Wire {
+        let wire = self.wires.remove(request.index);
+        self.lanes[wire.lane.index as usize].outstanding -= 1;
+        self.mark_dirty(wire.lane.index);
+        wire
     }
 
     fn welcome(&mut self, lane: LaneId, header: &Header, body: &[u8]) -> Result<(), Broken> {
@@ -126,6 +138,11 @@ impl Client {
             return;
         }
         let good = entry.expected_checksum.is_none() || entry.expected_checksum == checksum;
+        let wire = entry.wire;
+        if self.wires.get(wire.index, wire.generation).is_some() {
+            self.many_done(wire, good);
+            return;
+        }
         self.finish_copy(slice.index, good);
     }
 

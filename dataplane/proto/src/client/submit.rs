@@ -213,6 +213,7 @@ impl Client {
             attempts: 0,
             parkings: 0,
             via: super::path::Via::Map,
+            alone: false,
             bytes: 0,
             version: 0,
             expected_checksum: None,

@@ -48,6 +48,11 @@ impl<T> Table<T> {
         self.entries[index as usize].1.as_mut().expect("a live table entry")
     }
 
+    /// The same, to look at only.
+    pub(super) fn peek(&self, index: u32) -> &T {
+        self.entries[index as usize].1.as_ref().expect("a live table entry")
+    }
+
     pub(super) fn generation(&self, index: u32) -> u32 {
         self.entries[index as usize].0
     }
@@ -198,6 +203,8 @@ pub(super) struct Slice {
     pub(super) parkings: u8,
     /// How the host copies it, while it does.
     pub(super) via: Via,
+    /// It was refused together with others: from now on it is sent by itself.
+    pub(super) alone: bool,
     /// Length of the object, from the answer.
     pub(super) bytes: u64,
     pub(super) version: u64,

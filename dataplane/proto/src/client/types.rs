@@ -43,6 +43,9 @@ pub struct Config {
     pub merge: bool,
     /// Slices that take longer are remembered with where they spent their time.
     pub slow_ns: u64,
+    /// Reads and writes of segments of at most this many bytes travel with their neighbours, as many as a frame takes
+    /// up to `slice_bytes`. 0: each travels alone.
+    pub gather_range_bytes: u64,
     /// Whether payloads of segment reads and writes carry a checksum; objects always do.
     pub checksum_segments: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
@@ -66,6 +69,7 @@ impl Default for Config {
             align_bytes: 4_096,
             merge: true,
             slow_ns: 100_000_000,
+            gather_range_bytes: 32 << 10,
             checksum_segments: true,
             foreign_depth: 1,
         }
@@ -198,8 +202,8 @@ pub enum Output {
         header: Header,
         /// Its body: see [`super::Client::body`].
         body: Range<usize>,
-        /// Its payload.
-        payload: Option<Local>,
+        /// Its payload, in one piece or several: see [`super::Client::payload`].
+        payload: Range<usize>,
     },
     /// Shared path: copy an object from the pool, check it, then [`super::Client::copied`].
     CopyOut {
@@ -283,6 +287,12 @@ pub enum PayloadTo {
         /// Where.
         local: Local,
         /// For whom.
+        slice: SliceId,
+    },
+    /// Into several ranges of the caller's memory: see [`super::Client::scatter`]; then
+    /// [`super::Client::payload_done`], once.
+    Scatter {
+        /// For whom: stands for all that it is for.
         slice: SliceId,
     },
 }

@@ -84,6 +84,7 @@ macro_rules! fields {
 }
 
 fields! {
+    u32: 4, |value| value, |raw: u32| Some(raw);
     u64: 8, |value| value, |raw: u64| Some(raw);
     Digest: 16, |value| value.0, |raw: u128| Some(Digest(raw));
     RequestId: 8, |value| value.to_bits(), |raw: u64| Some(Self::from_bits(raw));
@@ -158,6 +159,20 @@ records! {
         segment: SegmentId,
         /// Where in it.
         offset: u64,
+    }
+    /// Names evenly spaced ranges of a segment: range `i` starts at `offset + i * stride_bytes`. One range alone is a
+    /// run of 1.
+    RunItem {
+        /// The segment.
+        segment: SegmentId,
+        /// Where the first range starts.
+        offset: u64,
+        /// From the start of one range to the start of the next.
+        stride_bytes: u64,
+        /// How much each range holds.
+        bytes: u32,
+        /// How many there are.
+        ranges: u32,
     }
     /// Tells where an object lies in the shared pool; the pin holds it there.
     LookupReply {

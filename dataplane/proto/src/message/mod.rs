@@ -5,13 +5,15 @@
 
 mod hello;
 mod items;
+mod runs;
 mod segment;
 
 pub use hello::{Hello, HelloError, Welcome};
 pub use items::{
     Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Items, LookupReply, ReadItem, ReserveItem,
-    ReserveReply, SizeReply, WriteItem, decode_items, encode_items,
+    ReserveReply, RunItem, SizeReply, WriteItem, decode_items, encode_items,
 };
+pub use runs::RunPacker;
 pub use segment::{RegionDescriptor, SegmentDescriptor, SegmentError};
 
 /// Bit that tells a reply from its request.
@@ -60,6 +62,12 @@ kinds! {
     Write = 8;
     /// What is in this segment? Body: its name / [`SegmentDescriptor`].
     OpenSegment = 9;
+    /// Send these many ranges of segments: [`RunItem`]s / one reply, the ranges as one payload, in order. A refusal
+    /// names the first bad range in the argument.
+    ReadMany = 10;
+    /// Write these many ranges of segments: [`RunItem`]s, the ranges as one payload, in order / one reply. A refusal
+    /// names the first bad range in the argument, and nothing was written.
+    WriteMany = 11;
     /// Shared memory: where are these objects? Pins them. [`DigestItem`]s / [`LookupReply`]s.
     Lookup = 16;
     /// Shared memory: give room for these objects. [`ReserveItem`]s / [`ReserveReply`]s.

@@ -13,6 +13,7 @@
 
 mod held;
 mod objects;
+mod ranges;
 mod segments;
 mod session;
 mod shared;
@@ -31,7 +32,7 @@ use kvplane_proto::{Digest, Limits, Status};
 use segments::SegmentTable;
 use session::{Pending, Session};
 pub use types::{
-    CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, RegisterError, SegmentInfo,
+    CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo,
     ServiceCounters,
 };
 
@@ -50,6 +51,8 @@ pub struct Service {
     sessions: Vec<Option<Session>>,
     outputs: VecDeque<Output>,
     bytes: Vec<u8>,
+    /// Places of payloads that lie in several.
+    places: Vec<Place>,
     /// When connections must have said hello, by their index.
     greeting: Deadlines,
     /// When puts must have completed, by their reservation's index.
@@ -85,6 +88,7 @@ impl Service {
             sessions: Vec::new(),
             outputs: VecDeque::new(),
             bytes: Vec::new(),
+            places: Vec::new(),
             greeting: Deadlines::new(0),
             put_deadlines: Deadlines::new(reservations),
             pins: Handles::new(pins),
@@ -141,11 +145,12 @@ impl Service {
         }
     }
 
-    /// The next thing for the host to do. Read a frame's body with [`Self::body`] before asking again.
+    /// The next thing for the host to do. Read a frame's [`Self::body`] and [`Self::places`] before asking again.
     pub fn poll_output(&mut self) -> Option<Output> {
         let output = self.outputs.pop_front();
         if output.is_none() {
             self.bytes.clear();
+            self.places.clear();
         }
         output
     }
@@ -154,6 +159,12 @@ impl Service {
     #[must_use]
     pub fn body(&self, range: core::ops::Range<usize>) -> &[u8] {
         &self.bytes[range]
+    }
+
+    /// Where a payload lies, or goes, that is in several places; valid until `poll_output` has returned `None`.
+    #[must_use]
+    pub fn places(&self, range: core::ops::Range<usize>) -> &[Place] {
+        &self.places[range]
     }
 
     /// When [`Self::handle_timeout`] wants to be called.
@@ -198,7 +209,7 @@ impl Service {
         if session.pending.is_some() {
             return Err(CloseReason::Malformed("a request within a payload"));
         }
-        let takes_payload = matches!(operation, Operation::Put | Operation::Write);
+        let takes_payload = matches!(operation, Operation::Put | Operation::Write | Operation::WriteMany);
         if header.payload_bytes > 0 && !takes_payload {
             return Err(CloseReason::Malformed("a payload where none belongs"));
         }
@@ -223,6 +234,8 @@ impl Service {
             (Operation::Put, Path::Stream) => self.put(peer, header, body),
             (Operation::Read, Path::Stream) => self.read(peer, header, body),
             (Operation::Write, Path::Stream) => self.write(peer, header, body),
+            (Operation::ReadMany, Path::Stream) => self.read_many(peer, header, body),
+            (Operation::WriteMany, Path::Stream) => self.write_many(peer, header, body),
             (Operation::Lookup, Path::Shared) => self.lookup(peer, header, body),
             (Operation::Reserve, Path::Shared) => self.reserve(peer, header, body),
             (Operation::Commit, Path::Shared) => self.commit(peer, header, body),
@@ -242,18 +255,30 @@ impl Service {
         let Some(session) = self.session(peer) else { return };
         let Some(pending) = session.pending.take() else { return };
         match pending {
-            Pending::Refused { request, operation, status } => self.refuse(peer, operation, request, status),
+            Pending::Refused { request, operation, status: Status::WrongOwner, .. } => {
+                self.refuse(peer, operation, request, Status::WrongOwner);
+            }
+            Pending::Refused { request, operation, status, argument } => {
+                self.answer_id(peer, operation, request, status, argument);
+            }
             Pending::Put { request, reservation, expected } => {
                 self.finish_put(peer, request, reservation, expected, checksum);
             }
             Pending::Write { request, segment, expected } => {
                 self.segments.release(segment, &mut self.outputs);
-                let good = expected.is_none() || expected == checksum;
-                let status = if good { Status::Ok } else { Status::Corrupt };
-                self.counters.corrupt += u64::from(!good);
-                self.answer_id(peer, Operation::Write, request, status, 0);
+                self.finish_write(peer, Operation::Write, request, expected.is_none() || expected == checksum);
+            }
+            Pending::WriteMany { request, segments, expected } => {
+                self.release_many(segments);
+                self.finish_write(peer, Operation::WriteMany, request, expected.is_none() || expected == checksum);
             }
         }
+    }
+
+    fn finish_write(&mut self, peer: PeerKey, operation: Operation, request: kvplane_proto::RequestId, good: bool) {
+        let status = if good { Status::Ok } else { Status::Corrupt };
+        self.counters.corrupt += u64::from(!good);
+        self.answer_id(peer, operation, request, status, 0);
     }
 
     /// The payload of an answer has left, or never will: what held its memory is let go.
@@ -264,6 +289,7 @@ impl Service {
                 assert_eq!(released, Some(Ok(())), "an answer's pin was let go twice");
             }
             Hold::Segment { segment, read } => self.segments.finish_read(segment, read, &mut self.outputs),
+            Hold::Segments { read } => self.finish_read_many(read),
         }
     }
 

@@ -6,7 +6,7 @@ use kvplane_proto::message::{Bitmap, DigestItem, GetItem, Item, Kind, Operation,
 use kvplane_proto::{Digest, Limits, Status};
 
 use super::session::Pending;
-use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place};
+use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place, Places};
 use super::{Service, owns};
 use crate::{CommitError, GetError, ReserveError};
 
@@ -94,7 +94,8 @@ impl Service {
         let header = Header::reply(Kind::Reply(Operation::Get), item.request, Status::Ok)
             .with_payload(place.bytes, Some(object.checksum))
             .with_argument(object.version.0);
-        self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload: Some((place, Hold::Pin(pin))) });
+        let payload = Some((Places::One(place), Hold::Pin(pin)));
+        self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
         Ok(())
     }
 
@@ -114,7 +115,7 @@ impl Service {
                 Ok(PayloadTo::Place(place))
             }
             Err(status) => {
-                let pending = Pending::Refused { request, operation: Operation::Put, status };
+                let pending = Pending::Refused { request, operation: Operation::Put, status, argument: 0 };
                 self.session(peer).expect("a session that was just looked up").pending = Some(pending);
                 Ok(PayloadTo::Discard)
             }

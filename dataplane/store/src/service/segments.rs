@@ -11,8 +11,9 @@ use kvplane_proto::message::{Kind, Operation, ReadItem, RegionDescriptor, Segmen
 use kvplane_proto::{Limits, Status};
 
 use super::Service;
+use super::ranges::ManyReads;
 use super::session::Pending;
-use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place, RegisterError, SegmentInfo};
+use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo};
 
 struct Entry {
     info: SegmentInfo,
@@ -27,11 +28,12 @@ pub(super) struct SegmentTable {
     /// Answers that are leaving from a segment: to whom, from which.
     reads: Vec<Option<(PeerKey, SegmentId)>>,
     free_reads: Vec<u32>,
+    pub(super) many: ManyReads,
 }
 
 impl SegmentTable {
     pub(super) const fn new() -> Self {
-        Self { entries: Vec::new(), generation: 0, reads: Vec::new(), free_reads: Vec::new() }
+        Self { entries: Vec::new(), generation: 0, reads: Vec::new(), free_reads: Vec::new(), many: ManyReads::new() }
     }
 
     fn live(&self) -> impl Iterator<Item = (usize, &Entry)> {
@@ -74,18 +76,31 @@ impl SegmentTable {
 
     /// Checks a range and counts a user of it.
     fn acquire(&mut self, id: SegmentId, offset: u64, bytes: u64, write: bool) -> Result<Place, Status> {
-        let entry = self.get(id).filter(|entry| !entry.leaving).ok_or(Status::Stale)?;
-        if !entry.info.remote_accessible || write && !entry.info.writable {
-            return Err(Status::Unauthorized);
-        }
+        let segment_bytes = self.usable_bytes(id, write)?;
         match offset.checked_add(bytes) {
             // What is longer than a frame's payload may be cannot be answered.
-            Some(end) if end <= entry.info.bytes && bytes > Limits::PAYLOAD_BYTES => Err(Status::BadRequest),
-            Some(end) if end <= entry.info.bytes && bytes > 0 => {
-                entry.users += 1;
+            Some(end) if end <= segment_bytes && bytes > Limits::PAYLOAD_BYTES => Err(Status::BadRequest),
+            Some(end) if end <= segment_bytes && bytes > 0 => {
+                self.count_users(&[id]);
                 Ok(Place { memory: Memory::Segment(id), offset, bytes })
             }
             _ => Err(Status::OutOfRange),
+        }
+    }
+
+    /// The length of a segment that peers may use in this way.
+    pub(super) fn usable_bytes(&self, id: SegmentId, write: bool) -> Result<u64, Status> {
+        let entry = self.find(id).filter(|entry| !entry.leaving).ok_or(Status::Stale)?;
+        if !entry.info.remote_accessible || write && !entry.info.writable {
+            return Err(Status::Unauthorized);
+        }
+        Ok(entry.info.bytes)
+    }
+
+    /// Counts one user more for each of these segments, which were just looked up.
+    pub(super) fn count_users(&mut self, segments: &[SegmentId]) {
+        for &id in segments {
+            self.get(id).expect("a segment that was just looked up").users += 1;
         }
     }
 
@@ -126,7 +141,9 @@ impl SegmentTable {
     /// Users of all segments.
     pub(super) fn users(&self) -> u32 {
         assert_eq!(self.reads.len() - self.free_reads.len(), self.reads.iter().flatten().count());
-        self.live().map(|(_, entry)| entry.users).sum()
+        let users = self.live().map(|(_, entry)| entry.users).sum();
+        assert!(users > 0 || self.many.under_way() == 0);
+        users
     }
 }
 
@@ -168,12 +185,16 @@ impl Service {
     pub fn evict_users(&mut self, segment: SegmentId) {
         let writers = self.sessions.iter().enumerate().filter_map(|(index, session)| {
             let session = session.as_ref()?;
-            matches!(session.pending, Some(Pending::Write { segment: used, .. }) if used == segment)
-                .then_some(PeerKey { index: index as u32, generation: session.generation })
+            let uses = match &session.pending {
+                Some(Pending::Write { segment: used, .. }) => *used == segment,
+                Some(Pending::WriteMany { segments, .. }) => segments.contains(&segment),
+                _ => false,
+            };
+            uses.then_some(PeerKey { index: index as u32, generation: session.generation })
         });
         let reads = self.segments.reads.iter().flatten();
         let readers = reads.filter(|(_, used)| *used == segment).map(|&(peer, _)| peer);
-        let users: Vec<PeerKey> = writers.chain(readers).collect();
+        let users: Vec<PeerKey> = writers.chain(readers).chain(self.segments.many.readers(segment)).collect();
         for peer in users {
             self.close(peer, CloseReason::SegmentGone);
         }
@@ -223,7 +244,7 @@ impl Service {
                     self.counters.read_bytes += place.bytes;
                     let header = Header::reply(Kind::Reply(Operation::Read), item.request, Status::Ok)
                         .with_payload(place.bytes, checksum);
-                    let payload = Some((place, self.segments.start_read(peer, item.segment)));
+                    let payload = Some((Places::One(place), self.segments.start_read(peer, item.segment)));
                     self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
                 }
                 Err(status) => self.answer_id(peer, Operation::Read, item.request, status, 0),
@@ -247,7 +268,7 @@ impl Service {
                 Ok(PayloadTo::Place(place))
             }
             Err(status) => {
-                session.pending = Some(Pending::Refused { request, operation: Operation::Write, status });
+                session.pending = Some(Pending::Refused { request, operation: Operation::Write, status, argument: 0 });
                 Ok(PayloadTo::Discard)
             }
         }

@@ -12,11 +12,13 @@ use super::types::{CloseReason, Output, Path, PayloadTo, PeerKey};
 /// A payload under way.
 pub(super) enum Pending {
     /// It is read and forgotten; then this is answered.
-    Refused { request: RequestId, operation: Operation, status: Status },
+    Refused { request: RequestId, operation: Operation, status: Status, argument: u64 },
     /// It goes into this reservation.
     Put { request: RequestId, reservation: ReservationId, expected: u64 },
     /// It goes into this segment.
     Write { request: RequestId, segment: SegmentId, expected: Option<u64> },
+    /// It goes into these segments.
+    WriteMany { request: RequestId, segments: Vec<SegmentId>, expected: Option<u64> },
 }
 
 pub(super) struct Session {
@@ -71,8 +73,10 @@ impl Service {
         let Some(entry) = self.sessions.get_mut(peer.index as usize) else { return };
         let Some(mut session) = entry.take_if(|session| session.generation == peer.generation) else { return };
         self.greeting.cancel(peer.index);
-        if let Some(Pending::Write { segment, .. }) = session.pending {
-            self.segments.release(segment, &mut self.outputs);
+        match session.pending.take() {
+            Some(Pending::Write { segment, .. }) => self.segments.release(segment, &mut self.outputs),
+            Some(Pending::WriteMany { segments, .. }) => self.release_many(segments),
+            Some(Pending::Refused { .. } | Pending::Put { .. }) | None => {}
         }
         let Some(store) = &mut self.store else { return };
         while let Some((index, generation)) = self.pins.take_first(&mut session.pins) {

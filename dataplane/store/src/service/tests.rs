@@ -6,6 +6,7 @@ mod held;
 mod objects;
 mod ownership;
 mod random;
+mod ranges;
 mod rig;
 mod segments;
 mod shared;

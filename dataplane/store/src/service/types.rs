@@ -60,6 +60,15 @@ pub struct Place {
     pub bytes: u64,
 }
 
+/// The memory of an answer's payload, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Places {
+    /// In one piece.
+    One(Place),
+    /// In several: see [`super::Service::places`].
+    Many(Range<usize>),
+}
+
 /// What keeps the memory of an answer's payload in place; given back through [`super::Service::sent`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hold {
@@ -72,15 +81,22 @@ pub enum Hold {
         /// Which of the reads under way, by the service's count.
         read: u32,
     },
+    /// Several segments.
+    Segments {
+        /// Which of the gathered reads under way, by the service's count.
+        read: u32,
+    },
 }
 
 /// Where a request's payload goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PayloadTo {
     /// Read it and forget it; also when there is none.
     Discard,
     /// To here.
     Place(Place),
+    /// To these, in order: see [`super::Service::places`], at once.
+    Places(Range<usize>),
 }
 
 /// Why a connection is closed from our side.
@@ -124,7 +140,7 @@ pub enum Output {
         /// Its body: see [`super::Service::body`].
         body: Range<usize>,
         /// Its payload, and what to give back once it has left.
-        payload: Option<(Place, Hold)>,
+        payload: Option<(Places, Hold)>,
     },
     /// End this connection's I/O, then [`super::Service::peer_gone`]. Answers before it are sent if that is possible.
     Close {

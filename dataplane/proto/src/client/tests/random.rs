@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::rig::{Object, Reply, Rig, SECOND_NS, Seen, digest, map, shared_config, stream_config};
-use crate::client::{Config, LaneId, Local, PayloadTo, Request, SegmentTarget, SliceId};
+use super::rig::{Object, Reply, Rig, SECOND_NS, SEGMENT_BYTES, Seen, digest, map, shared_config, stream_config};
+use crate::client::{Config, LaneId, Local, Request, SegmentTarget, SliceId};
 use crate::frame::Header;
 use crate::ids::{BatchId, RequestId, SegmentId};
 use crate::message::{Kind, Operation};
@@ -20,7 +20,7 @@ const LASTING: u64 = 12;
 enum Pending {
     Seen(Seen),
     Reply(Reply),
-    Payload { lane: LaneId, slice: SliceId, local: Local, sum: u64 },
+    Payload { lane: LaneId, slice: SliceId, locals: Vec<Local>, sum: u64 },
 }
 
 impl Pending {
@@ -35,11 +35,12 @@ impl Pending {
     }
 
     /// The caller's memory that the host may be reading or writing for it.
-    fn memory(&self) -> Option<Local> {
+    fn memory(&self) -> &[Local] {
         match self {
-            Self::Seen(Seen::Copy { local, .. }) | Self::Payload { local, .. } => Some(*local),
-            Self::Seen(Seen::Frame(sent)) => sent.payload,
-            _ => None,
+            Self::Seen(Seen::Copy { local, .. }) => core::slice::from_ref(local),
+            Self::Payload { locals, .. } => locals,
+            Self::Seen(Seen::Frame(sent)) => &sent.payload,
+            _ => &[],
         }
     }
 }
@@ -130,14 +131,20 @@ impl World {
                     2 => Request::Remove(digest(number.max(LASTING))),
                     3 | 4 => Request::Get(digest(number), local),
                     5 => Request::Put(digest(number), local),
-                    6 => Request::Read(self.segment, Local { bytes: 10_000, ..local }),
-                    _ => Request::Write(self.segment, Local { bytes: 10_000, ..local }),
+                    6 => Request::Read(self.part(which), Local { bytes: 10_000, ..local }),
+                    _ => Request::Write(self.part(which), Local { bytes: 10_000, ..local }),
                 }
             })
             .collect();
         let deadline_ns = self.rig.now_ns + which * which * which % (3 * SECOND_NS);
         let batch = self.rig.client.submit(&requests, deadline_ns, self.rig.now_ns).expect("a valid batch");
         self.open.insert(batch, requests);
+    }
+
+    /// A range of the segment; now and then one that ends, or lies, outside.
+    const fn part(&self, which: u64) -> SegmentTarget {
+        let offset = if which.is_multiple_of(11) { SEGMENT_BYTES - which / 11 % 3 * 5_000 } else { which * 8 };
+        SegmentTarget { offset, ..self.segment }
     }
 
     /// Takes everything that the client puts out, and checks it.
@@ -148,7 +155,7 @@ impl World {
                 Seen::WantMap => {}
                 seen => self.pending.push(Pending::Seen(seen)),
             }
-            if let Some(local) = self.pending.last().and_then(Pending::memory) {
+            for local in self.pending.last().map_or(&[][..], Pending::memory) {
                 assert!(!self.returned.contains(&local.buffer), "memory that was given back is used");
             }
         }
@@ -164,7 +171,7 @@ impl World {
         }
         let Some(buffer) = requests.iter().find_map(Request::local).map(|local| local.buffer) else { return };
         for pending in self.pending.iter().filter(|pending| pending.lane().is_some_and(|l| !self.dead.contains(&l))) {
-            let used = pending.memory().is_some_and(|local| local.buffer == buffer);
+            let used = pending.memory().iter().any(|local| local.buffer == buffer);
             assert!(!used, "{pending:?} is under way for a batch that is done");
         }
         self.returned.insert(buffer);
@@ -209,11 +216,12 @@ impl World {
     }
 
     fn arrive(&mut self, reply: &Reply) {
-        if let PayloadTo::Local { local, slice } = self.rig.place(reply) {
-            assert!(!self.returned.contains(&local.buffer), "memory that was given back is written");
-            assert_eq!(local.bytes, reply.header.payload_bytes);
+        if let Some((slice, locals)) = self.rig.receive(reply) {
+            let returned = locals.iter().any(|local| self.returned.contains(&local.buffer));
+            assert!(!returned, "memory that was given back is written");
+            assert_eq!(locals.iter().map(|local| local.bytes).sum::<u64>(), reply.header.payload_bytes);
             // On one connection nothing else arrives before the payload's end; other lanes go on meanwhile.
-            self.pending.push(Pending::Payload { lane: reply.lane, slice, local, sum: reply.sum });
+            self.pending.push(Pending::Payload { lane: reply.lane, slice, locals, sum: reply.sum });
         }
     }
 

@@ -14,11 +14,15 @@ use crate::ids::{BatchId, Epoch, Incarnation, NodeId, PinId, RequestId, Reservat
 use crate::map::{ClusterMap, Member, ShardAddress};
 use crate::message::{
     Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Kind, LookupReply, Operation, ReadItem,
-    RegionDescriptor, ReserveItem, ReserveReply, SegmentDescriptor, SizeReply, Welcome, decode_items,
+    RegionDescriptor, ReserveItem, ReserveReply, RunItem, SegmentDescriptor, SizeReply, Welcome, WriteItem,
+    decode_items,
 };
 use crate::status::Status;
 
 pub(super) const SECOND_NS: u64 = 1_000_000_000;
+
+/// The one region of [`descriptor`].
+pub(super) const SEGMENT_BYTES: u64 = 1 << 30;
 
 /// A frame that the client sent.
 #[derive(Clone, Debug)]
@@ -26,7 +30,7 @@ pub(super) struct Sent {
     pub(super) lane: LaneId,
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
-    pub(super) payload: Option<Local>,
+    pub(super) payload: Vec<Local>,
 }
 
 impl Sent {
@@ -177,6 +181,8 @@ impl Rig {
                 }
                 Output::Send { lane, header, body, payload } => {
                     let body = self.client.body(body).to_vec();
+                    let payload = self.client.payload(payload).to_vec();
+                    assert_eq!(payload.iter().map(|local| local.bytes).sum::<u64>(), header.payload_bytes);
                     header.check_body(&body).expect("the checksum of its own body");
                     assert_eq!(Header::decode(&header.encode()), Ok(header));
                     Seen::Frame(Sent { lane, header, body, payload })
@@ -267,8 +273,8 @@ impl Rig {
 
     /// Hands the client a frame and its payload.
     pub(super) fn deliver(&mut self, reply: &Reply) {
-        if let PayloadTo::Local { slice, local } = self.place(reply) {
-            assert_eq!(local.bytes, reply.header.payload_bytes);
+        if let Some((slice, locals)) = self.receive(reply) {
+            assert_eq!(locals.iter().map(|local| local.bytes).sum::<u64>(), reply.header.payload_bytes);
             self.client.payload_done(slice, Some(reply.sum), self.now_ns);
         }
     }
@@ -276,6 +282,15 @@ impl Rig {
     /// Hands the client a frame only.
     pub(super) fn place(&mut self, reply: &Reply) -> PayloadTo {
         self.client.frame(reply.lane, &reply.header, &reply.body, self.now_ns)
+    }
+
+    /// Hands the client a frame only: for whom its payload is, and where it goes.
+    pub(super) fn receive(&mut self, reply: &Reply) -> Option<(SliceId, Vec<Local>)> {
+        match self.place(reply) {
+            PayloadTo::Discard => None,
+            PayloadTo::Local { slice, local } => Some((slice, vec![local])),
+            PayloadTo::Scatter { slice } => Some((slice, self.client.scatter(slice).to_vec())),
+        }
     }
 
     fn id(&mut self) -> u32 {
@@ -317,7 +332,8 @@ impl Rig {
             Operation::Get => return sent.items().iter().map(|item| self.get(sent.lane, item)).collect(),
             Operation::Read => return sent.items().iter().map(|item| read(sent.lane, item)).collect(),
             Operation::Put => return vec![self.put(sent)],
-            Operation::Write => return vec![single(sent, Status::Ok, 0)],
+            Operation::Write => return vec![single(sent, check_range(&sent.items::<WriteItem>()[0], sent), 0)],
+            Operation::ReadMany | Operation::WriteMany => return vec![many(sent)],
         }
         let items = sent.header.items.max(1) as usize;
         let header = Header::reply(Kind::Reply(operation), sent.header.request, Status::Ok).with_body(&body, items);
@@ -437,7 +453,40 @@ pub(super) fn bare(lane: LaneId, operation: Operation, request: RequestId, statu
     Reply { lane, header: Header::reply(Kind::Reply(operation), request, status), body: Vec::new(), sum: 0 }
 }
 
+/// The answer to gathered reads or writes.
+fn many(sent: &Sent) -> Reply {
+    let kind = Kind::Reply(sent.operation());
+    let (mut before, mut bytes) = (0, 0);
+    for run in sent.items::<RunItem>() {
+        if let Some(bad) = bad_range(&run) {
+            let header = Header::reply(kind, sent.header.request, Status::OutOfRange).with_argument(before + bad);
+            return Reply { lane: sent.lane, header, body: Vec::new(), sum: 0 };
+        }
+        before += u64::from(run.ranges);
+        bytes += u64::from(run.ranges) * u64::from(run.bytes);
+    }
+    let mut header = Header::reply(kind, sent.header.request, Status::Ok);
+    if sent.operation() == Operation::ReadMany {
+        header = header.with_payload(bytes, Some(9));
+    } else {
+        assert_eq!(bytes, sent.header.payload_bytes);
+    }
+    Reply { lane: sent.lane, header, body: Vec::new(), sum: 9 }
+}
+
+fn bad_range(run: &RunItem) -> Option<u64> {
+    run.first_outside(SEGMENT_BYTES).map(u64::from)
+}
+
+fn check_range(item: &WriteItem, sent: &Sent) -> Status {
+    let inside = item.offset + sent.header.payload_bytes <= SEGMENT_BYTES;
+    if inside { Status::Ok } else { Status::OutOfRange }
+}
+
 fn read(lane: LaneId, item: &ReadItem) -> Reply {
+    if item.offset + item.bytes > SEGMENT_BYTES {
+        return bare(lane, Operation::Read, item.request, Status::OutOfRange);
+    }
     let header =
         Header::reply(Kind::Reply(Operation::Read), item.request, Status::Ok).with_payload(item.bytes, Some(9));
     Reply { lane, header, body: Vec::new(), sum: 9 }
@@ -445,6 +494,6 @@ fn read(lane: LaneId, item: &ReadItem) -> Reply {
 
 pub(super) fn descriptor() -> SegmentDescriptor {
     let segment = SegmentId { index: 1, generation: 1 };
-    let region = RegionDescriptor { segment, address: 1 << 40, bytes: 1 << 30, shareable: true, writable: true };
+    let region = RegionDescriptor { segment, address: 1 << 40, bytes: SEGMENT_BYTES, shareable: true, writable: true };
     SegmentDescriptor { name: "there".into(), regions: vec![region] }
 }

@@ -120,7 +120,7 @@ fn a_new_connection_finds_out_again() {
     let batch = rig.submit(&[write]);
     run_without(&mut rig, &[Via::Map, Via::Cma]);
     rig.finish(batch);
-    let shared = rig.client.peers[peer.0 as usize].lanes[0];
+    let shared = rig.client.rails[rig.client.peers[peer.0 as usize].groups[0].rails[0] as usize].lanes[0];
     let lane = rig.client.lanes[shared as usize].id(shared);
     rig.lose(lane);
     rig.now_ns += 10 * SECOND_NS;

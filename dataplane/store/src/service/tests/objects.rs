@@ -173,7 +173,8 @@ fn a_request_within_a_payload_or_a_payload_where_none_belongs_ends_the_connectio
     rig.assert_idle();
     assert_eq!(rig.store().stats().objects, 0);
 
-    for operation in Operation::ALL.iter().filter(|o| !matches!(o, Operation::Put | Operation::Write)) {
+    let takes_payload = |o: &Operation| matches!(o, Operation::Put | Operation::Write | Operation::WriteMany);
+    for operation in Operation::ALL.iter().filter(|operation| !takes_payload(operation)) {
         for path in [Path::Stream, Path::Shared] {
             let peer = rig.join(path);
             assert_eq!(rig.offer(peer, *operation, &[], 10), PayloadTo::Discard);
@@ -186,7 +187,7 @@ fn a_request_within_a_payload_or_a_payload_where_none_belongs_ends_the_connectio
 fn batch(operation: Operation) -> (usize, Path) {
     let path = if matches!(operation as u8, 16..) { Path::Shared } else { Path::Stream };
     let bytes = match operation {
-        Operation::Get | Operation::Read => 32,
+        Operation::Get | Operation::Read | Operation::ReadMany | Operation::WriteMany => 32,
         Operation::Reserve | Operation::Commit => 24,
         Operation::Abort | Operation::Release => IdItem::BYTES,
         _ => DigestItem::BYTES,
@@ -212,7 +213,7 @@ fn bodies_that_are_not_what_they_say_end_the_connection() {
             rig.gone(peer);
         }
     }
-    assert_eq!(rig.service.counters().closed, 10 * 7);
+    assert_eq!(rig.service.counters().closed, 12 * 7);
     rig.assert_idle();
 }
 
@@ -225,7 +226,9 @@ fn requests_of_the_other_path_are_unsupported() {
         rig.ask(stream, operation, &[], 0);
         assert_eq!(rig.answer().status(), Status::Unsupported);
     }
-    for operation in [Operation::Get, Operation::Put, Operation::Read, Operation::Write] {
+    for operation in
+        [Operation::Get, Operation::Put, Operation::Read, Operation::Write, Operation::ReadMany, Operation::WriteMany]
+    {
         rig.ask(shared, operation, &[], 0);
         assert_eq!(rig.answer().status(), Status::Unsupported);
     }

@@ -9,7 +9,7 @@ use kvplane_proto::message::{
 use kvplane_proto::{Digest, PinId, Status};
 
 use crate::service::{
-    CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, SegmentInfo, Service,
+    CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, SegmentInfo, Service,
 };
 use crate::{Store, StoreConfig};
 
@@ -24,7 +24,9 @@ pub(super) struct Answer {
     pub(super) peer: PeerKey,
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
+    /// The first place of its payload, which is all of it but for gathered reads.
     pub(super) payload: Option<(Place, Hold)>,
+    pub(super) places: Vec<Place>,
 }
 
 /// What the service said.
@@ -146,8 +148,20 @@ impl Rig {
 
     /// A request with a payload of which nothing has arrived.
     pub(super) fn offer(&mut self, peer: PeerKey, operation: Operation, body: &[u8], bytes: u64) -> PayloadTo {
+        self.offer_many(peer, operation, body, 1, bytes)
+    }
+
+    /// The same with a body of several items.
+    pub(super) fn offer_many(
+        &mut self,
+        peer: PeerKey,
+        operation: Operation,
+        body: &[u8],
+        items: usize,
+        bytes: u64,
+    ) -> PayloadTo {
         let header = Header::request(Kind::Request(operation), self.next_request())
-            .with_body(body, 1)
+            .with_body(body, items)
             .with_payload(bytes, Some(CHECKSUM));
         self.service.request(peer, &header, body, self.now_ns)
     }
@@ -233,8 +247,14 @@ impl Rig {
                     assert_eq!(Header::decode(&wire), Ok(header), "the peer can read the header");
                     assert_eq!(body.len(), header.body_bytes as usize);
                     assert_eq!(header.check_body(&body), Ok(()));
-                    assert_eq!(payload.map_or(0, |(place, _)| place.bytes), header.payload_bytes);
-                    Said::Answer(Answer { peer, header, body, payload })
+                    let places = match &payload {
+                        None => Vec::new(),
+                        Some((Places::One(place), _)) => vec![*place],
+                        Some((Places::Many(range), _)) => self.service.places(range.clone()).to_vec(),
+                    };
+                    assert_eq!(places.iter().map(|place| place.bytes).sum::<u64>(), header.payload_bytes);
+                    let payload = payload.map(|(_, hold)| (places[0], hold));
+                    Said::Answer(Answer { peer, header, body, payload, places })
                 }
                 Output::Close { peer, reason } => Said::Close(peer, reason),
                 Output::Unregistered { segment } => Said::Unregistered(segment),

@@ -6,7 +6,7 @@ use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, PinId, RequestId, ReservationId, SegmentId};
 use kvplane_proto::message::{
-    CommitItem, GetItem, IdItem, Kind, LookupReply, Operation, ReadItem, ReserveItem, ReserveReply, WriteItem,
+    CommitItem, GetItem, IdItem, Kind, LookupReply, Operation, ReadItem, ReserveItem, ReserveReply, RunItem, WriteItem,
 };
 
 use super::super::rig::{Answer, CHECKSUM, Rig, Said, body_of, config, digest, digests, hello, identity, segment_info};
@@ -18,7 +18,7 @@ const PEERS: usize = 5;
 const SEGMENT_BYTES: u64 = 4096;
 
 /// What a sane peer asks for on each path, and now and then on the wrong one.
-const ASKED_OF_STREAMS: [Operation; 13] = [
+const ASKED_OF_STREAMS: [Operation; 17] = [
     Operation::Put,
     Operation::Put,
     Operation::Get,
@@ -30,6 +30,10 @@ const ASKED_OF_STREAMS: [Operation; 13] = [
     Operation::Read,
     Operation::Write,
     Operation::Write,
+    Operation::ReadMany,
+    Operation::ReadMany,
+    Operation::WriteMany,
+    Operation::WriteMany,
     Operation::OpenSegment,
     Operation::Lookup,
 ];
@@ -58,7 +62,7 @@ struct Peer {
     path: Path,
     closed: bool,
     /// A payload is arriving: where to.
-    arriving: Option<PayloadTo>,
+    arriving: Option<Vec<Place>>,
     /// Puts without an answer.
     puts: Vec<RequestId>,
     /// What was asked in each request for reservations.
@@ -72,7 +76,7 @@ pub(super) struct World {
     peers: [Option<Peer>; PEERS],
     generation: u32,
     epoch: u64,
-    holds: Vec<(Place, Hold)>,
+    holds: Vec<(Vec<Place>, Hold)>,
     segments: Vec<SegmentId>,
     leaving: Vec<SegmentId>,
 }
@@ -154,7 +158,7 @@ impl World {
 
     fn ask(&mut self, peer: usize, operation: usize, key: u8, bytes: u64, pick: usize) {
         let path = self.peers[peer].as_ref().map_or(Path::Stream, |peer| peer.path);
-        let asked = if path == Path::Stream { &ASKED_OF_STREAMS } else { &ASKED_OF_SHARED };
+        let asked: &[Operation] = if path == Path::Stream { &ASKED_OF_STREAMS } else { &ASKED_OF_SHARED };
         let operation = asked[operation % asked.len()];
         let request = self.rig.next_request();
         let segment = self.segments.iter().chain(&self.leaving).nth(pick % 4).copied().unwrap_or_default();
@@ -163,6 +167,12 @@ impl World {
             Operation::Put => (digests([key]), 1, bytes),
             Operation::Write => (body_of([WriteItem { segment, offset: pick as u64 }]), 1, bytes),
             Operation::Read => (body_of([ReadItem { request, segment, offset: pick as u64, bytes }]), 1, 0),
+            Operation::ReadMany | Operation::WriteMany => {
+                let runs = self.runs(bytes as u32, pick);
+                let whole: u64 = runs.iter().map(|run| u64::from(run.ranges) * u64::from(run.bytes)).sum();
+                let payload_bytes = if operation == Operation::WriteMany { whole } else { 0 };
+                (body_of(runs.iter().copied()), runs.len(), payload_bytes)
+            }
             Operation::Get => (body_of([GetItem { digest: digest(key), request, capacity_bytes: bytes * 8 }]), 1, 0),
             Operation::Reserve => {
                 let items: Vec<ReserveItem> =
@@ -192,6 +202,16 @@ impl World {
         self.send(peer, &header, &body);
     }
 
+    /// Runs over several segments, most of them inside.
+    fn runs(&self, bytes: u32, pick: usize) -> Vec<RunItem> {
+        let segments = self.segments.iter().chain(&self.leaving).copied();
+        let run = |(at, segment)| {
+            let (ranges, stride_bytes) = (1 + (pick + at) as u32 % 4, pick as u64 * 16);
+            RunItem { segment, offset: pick as u64, stride_bytes, bytes: bytes.max(1), ranges }
+        };
+        segments.enumerate().skip(pick % 2).take(1 + pick % 3).map(run).collect()
+    }
+
     /// One of this peer's, which it then no longer writes; or, rarely, somebody else's.
     fn take_reservation(&mut self, peer: usize, pick: usize) -> Option<ReservationId> {
         if pick >= STOLEN {
@@ -217,18 +237,24 @@ impl World {
     fn send(&mut self, peer: usize, header: &Header, body: &[u8]) {
         let Some(peer) = self.peers[peer].as_mut().filter(|peer| peer.arriving.is_none()) else { return };
         let to = self.rig.service.request(peer.key, header, body, self.rig.now_ns);
+        let places = match &to {
+            PayloadTo::Discard => Vec::new(),
+            PayloadTo::Place(place) => vec![*place],
+            PayloadTo::Places(range) => self.rig.service.places(range.clone()).to_vec(),
+        };
         if header.kind == Kind::Request(Operation::Put) && !peer.closed {
             peer.puts.push(header.request);
         }
         if header.payload_bytes > 0 && peer.path == Path::Stream {
-            peer.arriving = Some(to);
+            peer.arriving = Some(places.clone());
         } else {
             assert_eq!(to, PayloadTo::Discard, "nothing arrives");
         }
-        if let PayloadTo::Place(place) = to {
-            assert_eq!(place.bytes, header.payload_bytes);
-            assert!(!self.leaving.iter().any(|&left| place.memory == Memory::Segment(left)), "written after its end");
+        if to != PayloadTo::Discard {
+            assert_eq!(places.iter().map(|place| place.bytes).sum::<u64>(), header.payload_bytes);
         }
+        let left = |place: &Place| self.leaving.iter().any(|&left| place.memory == Memory::Segment(left));
+        assert!(!places.iter().any(left), "written after its end");
     }
 
     fn payload_done(&mut self, peer: usize, good: bool) {
@@ -271,7 +297,10 @@ impl World {
                     let at = self.leaving.iter().position(|&leaving| leaving == segment);
                     self.leaving.swap_remove(at.expect("it was unregistered, once"));
                     let used = |place: &Place| place.memory == Memory::Segment(segment);
-                    assert!(!self.holds.iter().any(|(place, _)| used(place)), "read while its memory goes");
+                    assert!(
+                        !self.holds.iter().any(|(places, _)| places.iter().any(used)),
+                        "read while its memory goes"
+                    );
                     assert!(!self.writes().any(|place| used(&place)), "written while its memory goes");
                 }
             }
@@ -279,9 +308,9 @@ impl World {
     }
 
     fn hear(&mut self, answer: &Answer) {
-        self.holds.extend(answer.payload);
-        let from = answer.payload.map(|(place, _)| place.memory);
-        assert!(!self.leaving.iter().any(|&left| from == Some(Memory::Segment(left))), "read after its end");
+        self.holds.extend(answer.payload.map(|(_, hold)| (answer.places.clone(), hold)));
+        let left = |place: &Place| self.leaving.iter().any(|&left| place.memory == Memory::Segment(left));
+        assert!(!answer.places.iter().any(left), "read after its end");
         let Some(peer) = self.peers[answer.peer.index as usize].as_mut().filter(|peer| peer.key == answer.peer) else {
             return;
         };
@@ -313,13 +342,10 @@ impl World {
 
     /// Ranges that a peer's bytes may be on their way into, ours to receive or theirs to write.
     fn writes(&self) -> impl Iterator<Item = Place> {
-        self.peers.iter().flatten().flat_map(|peer| {
-            let arriving = match peer.arriving {
-                Some(PayloadTo::Place(place)) => Some(place),
-                _ => None,
-            };
-            arriving.into_iter().chain(peer.reservations.iter().map(|held| held.1))
-        })
+        self.peers
+            .iter()
+            .flatten()
+            .flat_map(|peer| peer.arriving.iter().flatten().copied().chain(peer.reservations.iter().map(|held| held.1)))
     }
 
     pub(super) fn check(&self) {
@@ -329,7 +355,7 @@ impl World {
             |one: &Place, two: &Place| one.offset < two.offset + two.bytes && two.offset < one.offset + one.bytes;
         let writes: Vec<Place> = self.writes().filter(in_pool).collect();
         let lent = self.peers.iter().flatten().flat_map(|peer| peer.pins.iter().map(|held| held.1));
-        let leaving = self.holds.iter().map(|held| held.0).filter(in_pool);
+        let leaving = self.holds.iter().flat_map(|held| held.0.iter().copied()).filter(in_pool);
         let reads: Vec<Place> = lent.chain(leaving).collect();
         for (at, write) in writes.iter().enumerate() {
             let others = writes[..at].iter().chain(&reads);
