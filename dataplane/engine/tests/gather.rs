@@ -1,6 +1,8 @@
 //! Many small ranges over real TCP: thousands of any size and place, in one batch, with and without checksums, over
 //! connections that fail, and among ranges that are refused.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,9 +10,11 @@ use kvplane_engine::{
     FaultPlan, HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
 };
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget, TaskResult};
+use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+use kvplane_proto::message::{Hello, Item, Kind, Operation, RunItem};
 use kvplane_proto::rng::{Rng, mix64};
-use kvplane_proto::{SegmentId, Status, Version};
+use kvplane_proto::{RequestId, SegmentId, Status, Version};
 use kvplane_store::service::{Identity, SegmentInfo};
 
 /// Nothing in these tests may take so long: a hang is better reported than suffered.
@@ -50,19 +54,23 @@ fn pattern(seed: u64, at: u64) -> u8 {
     mix64(seed << 48 ^ (at / 8)).to_le_bytes()[(at % 8) as usize]
 }
 
+/// The same from `at` on, eight bytes of it computed at once.
+fn patterns(seed: u64, at: u64) -> impl Iterator<Item = u8> {
+    let words = (at / 8..).flat_map(move |word| mix64(seed << 48 ^ word).to_le_bytes());
+    words.skip((at % 8) as usize)
+}
+
 fn fill(region: &Region, seed: u64) {
     region.fill_with(0, BYTES, &mut |at, part| {
-        part.iter_mut().enumerate().for_each(|(i, byte)| *byte = pattern(seed, at + i as u64));
+        part.iter_mut().zip(patterns(seed, at)).for_each(|(byte, wanted)| *byte = wanted);
     });
 }
 
 /// The bytes from `offset` are those that `seed` gives from `from`.
 fn check(region: &Region, offset: u64, bytes: u64, (seed, from): (u64, u64)) {
     region.read_with(offset as usize, bytes as usize, &mut |at, part| {
-        for (i, &byte) in part.iter().enumerate() {
-            let at = at + i as u64;
-            assert_eq!(byte, pattern(seed, from + at), "byte {at} of {bytes} at {offset}");
-        }
+        let wrong = part.iter().zip(patterns(seed, from + at)).position(|(&byte, wanted)| byte != wanted);
+        assert_eq!(wrong, None, "of {bytes} bytes at {offset}, after {at}");
     });
 }
 
@@ -296,4 +304,66 @@ fn over_failing_connections_what_is_reported_as_done_is_right() {
         bed.shard.unregister(bed.segment).expect("a segment that falls quiet");
     }
     assert!(done > 3000 && faults > 0, "{done} done, {failed} failed, {faults} faults");
+}
+
+fn ask(stream: &mut TcpStream, operation: Operation, number: u32, body: &[u8]) {
+    let request = RequestId { index: number, generation: 1 };
+    let header = Header::request(Kind::Request(operation), request).with_body(body, 1);
+    stream.write_all(&header.encode()).expect("an open connection");
+    stream.write_all(body).expect("an open connection");
+}
+
+/// The next answer and what comes with it.
+fn hear(stream: &mut TcpStream) -> (Header, Vec<u8>) {
+    let mut bytes = [0; HEADER_BYTES];
+    stream.read_exact(&mut bytes).expect("an answer");
+    let header = Header::decode(&bytes).expect("a frame");
+    let mut rest = vec![0; header.body_bytes as usize + header.payload_bytes as usize];
+    stream.read_exact(&mut rest).expect("a whole answer");
+    (header, rest)
+}
+
+#[test]
+fn a_peer_that_asks_for_much_and_reads_nothing_waits() {
+    const REQUESTS: u32 = 2000;
+    let bed = bed(Config::default(), None);
+    let mut stream = TcpStream::connect(bed.shard.address()).expect("a listening shard");
+    stream.set_read_timeout(Some(HANG)).expect("a timeout");
+    let hello = Hello {
+        version_min: VERSION,
+        version_max: VERSION,
+        client: 1,
+        node: NodeId(0),
+        incarnation: Incarnation(0),
+        shard: ShardId(0),
+        lane: 0,
+        cluster: "test".to_owned(),
+    };
+    ask(&mut stream, Operation::Hello, 0, &hello.encode());
+    assert_eq!(hear(&mut stream).0.status, Status::Ok);
+    // A hundred bytes that ask for 4096 pieces of memory.
+    let run = RunItem { segment: bed.segment, offset: 0, stride_bytes: 8192, bytes: 16, ranges: 4096 };
+    let mut body = Vec::new();
+    run.encode(&mut body);
+    (0..REQUESTS).for_each(|number| ask(&mut stream, Operation::ReadMany, number, &body));
+    let limit = Instant::now() + HANG;
+    let mut taken = 0;
+    loop {
+        std::thread::sleep(Duration::from_millis(50));
+        let now = bed.shard.snapshot().expect("a living shard").service.requests;
+        if now == taken {
+            break;
+        }
+        assert!(Instant::now() < limit, "requests are taken without end");
+        taken = now;
+    }
+    assert!(taken < u64::from(REQUESTS) / 2, "{taken} requests were taken though no answer was read");
+    for number in 0..REQUESTS {
+        let (header, payload) = hear(&mut stream);
+        assert_eq!((header.status, header.request.index, payload.len()), (Status::Ok, number, 65_536));
+        if number % 500 == 0 {
+            let wanted = (0..4096).flat_map(|range| (0..16).map(move |at| pattern(TARGET, range * 8192 + at)));
+            assert!(payload.iter().copied().eq(wanted), "answer {number}");
+        }
+    }
 }

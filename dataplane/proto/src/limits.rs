@@ -26,7 +26,8 @@ impl Limits {
     pub const SEGMENTS: usize = 4_096;
     /// Requests that one connection may have open.
     pub const REQUESTS_PER_CONNECTION: usize = 8_192;
-    /// Replies that one connection may have waiting to be sent before its requests are no longer read.
+    /// Replies, or pieces of memory of replies, that one connection may have waiting to be sent before its requests are
+    /// no longer read.
     pub const REPLIES_QUEUED: usize = 8_192;
     /// Connections of one shard.
     pub const CONNECTIONS: usize = 8_192;

@@ -112,6 +112,12 @@ pub(super) struct Frame {
     pub(super) payload: Option<Outgoing>,
 }
 
+impl Frame {
+    pub(super) fn extra_pieces(&self) -> usize {
+        self.payload.as_ref().map_or(0, |payload| payload.buffers.as_slice().len().saturating_sub(1))
+    }
+}
+
 /// A part of what is being sent.
 pub(super) enum Piece {
     /// Headers, bodies and small payloads: a range of the staging they are in.
@@ -148,6 +154,8 @@ pub(super) struct Connection {
     pub(super) ask_bytes: usize,
     // Sending.
     pub(super) frames: VecDeque<Frame>,
+    /// Pieces of memory of the queued frames beyond the first of each.
+    pub(super) extra_pieces: usize,
     pub(super) pieces: VecDeque<Piece>,
     /// What the pieces in staging refer to once a send was cut short.
     pub(super) left: Vec<u8>,
@@ -172,6 +180,7 @@ impl Connection {
             kept: Vec::new(),
             ask_bytes: super::receive::ASK_LEAST_BYTES,
             frames: VecDeque::new(),
+            extra_pieces: 0,
             pieces: VecDeque::new(),
             left: Vec::new(),
         }
@@ -180,6 +189,12 @@ impl Connection {
     /// Whether bytes may come at any moment.
     pub(super) const fn expects(&self) -> bool {
         matches!(self.state, State::Open) && !self.paused && (!self.asks || self.awaited > 0)
+    }
+
+    /// What waits to be sent, where it is an answer: so many frames, or pieces of memory. A few bytes of a peer can ask
+    /// for thousands of pieces. Who asks goes on reading whatever it wants to send, or two could wait for each other.
+    pub(super) fn backlog(&self) -> usize {
+        self.frames.len() + if self.asks { 0 } else { self.extra_pieces }
     }
 
     /// Whether nothing waits to be sent.

@@ -254,7 +254,9 @@ impl Tcp {
             return false;
         };
         kept.extend_from_slice(body);
-        connection.frames.push_back(Frame { header: *header, body: kept, payload });
+        let frame = Frame { header: *header, body: kept, payload };
+        connection.extra_pieces += frame.extra_pieces();
+        connection.frames.push_back(frame);
         let (asks, writable) = (connection.asks, connection.writable);
         if asks {
             connection.awaited += u64::from(header.replies());

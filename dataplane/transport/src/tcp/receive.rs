@@ -110,7 +110,7 @@ impl Tcp {
                     return Input::Payload(checksum);
                 }
                 Expect::Payload(_) => {}
-                Expect::Frame if connection.frames.len() >= Limits::REPLIES_QUEUED => {
+                Expect::Frame if connection.backlog() >= Limits::REPLIES_QUEUED => {
                     connection.paused = true;
                     return Input::Wait;
                 }

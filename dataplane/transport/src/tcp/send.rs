@@ -138,7 +138,7 @@ impl Tcp {
     pub(super) fn resume(&mut self, index: u32) {
         if let Some(connection) = self.connections[index as usize].as_mut()
             && connection.paused
-            && connection.frames.len() < Limits::REPLIES_QUEUED / 2
+            && connection.backlog() < Limits::REPLIES_QUEUED / 2
         {
             connection.paused = false;
             self.mark_ready(index);
@@ -185,6 +185,7 @@ impl Connection {
                 staging.bytes = vec![0; STAGING_BYTES];
             }
             let Some(mut frame) = self.frames.pop_front() else { break };
+            self.extra_pieces -= frame.extra_pieces();
             staging.put(&mut frame, copied > 0);
             if let Some(payload) = frame.payload.take() {
                 if copied > 0 || payload.buffers.bytes() == 0 {

@@ -112,7 +112,7 @@ fn large_and_lone_ranges_travel_as_such() {
 
     let mut rig = Rig::new(Config { gather_range_bytes: 0, ..one_lane() }, 1);
     let there = target(&mut rig);
-    let batch = rig.submit(&[1, 2, 3].map(|n| Request::Write(at(there, n), local(0, n, 1))));
+    let batch = rig.submit(&[1, 2, 3].map(|n| Request::Write(at(there, n * 5), local(0, n, 1))));
     let frames = rig.frames();
     assert_eq!(operations(&frames), [Operation::Write; 3]);
     serve(&mut rig, frames);
