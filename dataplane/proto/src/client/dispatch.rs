@@ -88,11 +88,11 @@ impl Client {
         }
         let group = &self.peers[peer.0 as usize].groups[usize::from(number)];
         // Where nothing of its size waits, its turn is now.
-        if group.queue.is_empty() || ticket.small && !group.queue.has(true) {
-            if let Some(lane) = self.choose(group, ask) {
-                self.bind(id, lane);
-                return;
-            }
+        let next = group.queue.is_empty() || ticket.small && !group.queue.has(true);
+        let lane = if next { self.choose(group, ask) } else { None };
+        if let Some(lane) = lane {
+            self.bind(id, lane);
+            return;
         }
         let group = &mut self.peers[peer.0 as usize].groups[usize::from(number)];
         let place = group.queue.push(id.index, &ticket, now_ns);
@@ -252,7 +252,7 @@ impl Client {
             let lane = &self.lanes[lane as usize];
             lane.state == Endpoint::Ready
                 && (lane.load_bytes == 0 || lane.load_bytes < self.config.lane_window_bytes)
-                && (lane.outstanding.max(lane.flying) as usize + lane.queue.len()) < lane.depth(&self.config)
+                && lane.may_take_more(&self.config)
         };
         let least = |lanes: &[u32]| {
             let open = lanes.iter().copied().filter(|&lane| open(lane));

@@ -161,6 +161,14 @@ impl Lane {
         (open as usize) < self.depth(config) && (self.sent_bytes == 0 || self.sent_bytes < config.lane_window_bytes)
     }
 
+    /// Whether another slice may be bound to it. Where few requests may be under way, the rest waits for its turn with
+    /// its group instead.
+    pub(super) fn may_take_more(&self, config: &Config) -> bool {
+        let open =
+            if self.path.is_greeted() { self.outstanding as usize } else { self.flying as usize + self.queue.len() };
+        open < self.depth(config)
+    }
+
     /// The way in which this shared lane moves a segment. Before the host knows about cma, it is taken to work.
     pub(super) fn way(&self, config: &Config, segment: SegmentId, mappable: bool) -> Option<Via> {
         let open = |via| !self.closed.contains(&(segment, via));

@@ -6,4 +6,5 @@ mod maps;
 mod paths;
 mod random;
 mod rig;
+mod schedule;
 mod validation;
