@@ -100,6 +100,8 @@ pub(super) struct Lane {
     pub(super) cause: Option<Cause>,
     /// Its entry among the client's alarms.
     pub(super) alarm_ns: Option<u64>,
+    /// When it was last seen to move something.
+    pub(super) progress_ns: u64,
     /// Whether this connection was welcomed.
     pub(super) greeted: bool,
     /// The host says that the kernel copies between us and this peer.
@@ -135,6 +137,7 @@ impl Lane {
             dirty: false,
             cause: None,
             alarm_ns: None,
+            progress_ns: 0,
             greeted: false,
             cma: false,
             closed: BTreeSet::new(),
@@ -156,6 +159,14 @@ impl Lane {
     pub(super) fn has_room(&self, config: &Config) -> bool {
         let open = if self.path.is_greeted() { self.outstanding } else { self.flying };
         (open as usize) < self.depth(config) && (self.sent_bytes == 0 || self.sent_bytes < config.lane_window_bytes)
+    }
+
+    /// Whether another slice may be bound to it. Where few requests may be under way, the rest waits for its turn with
+    /// its group instead.
+    pub(super) fn may_take_more(&self, config: &Config) -> bool {
+        let open =
+            if self.path.is_greeted() { self.outstanding as usize } else { self.flying as usize + self.queue.len() };
+        open < self.depth(config)
     }
 
     /// The way in which this shared lane moves a segment. Before the host knows about cma, it is taken to work.

@@ -129,7 +129,7 @@ impl Client {
                 return Err(SubmitError::OutOfRange { index });
             }
             if let Request::Read(target, _) | Request::Write(target, _) = request {
-                slices += self.cuts(target.offset, local.bytes, target.peer).count() as usize - 1;
+                slices += self.cuts(target.offset, local.bytes, target.peer).slices() as usize - 1;
             }
         }
         let open = self.slices.len();

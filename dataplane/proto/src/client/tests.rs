@@ -7,5 +7,6 @@ mod maps;
 mod paths;
 mod random;
 mod rig;
+mod schedule;
 mod validation;
 mod ways;

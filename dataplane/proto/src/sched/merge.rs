@@ -55,7 +55,7 @@ impl Cuts {
 
     /// How many slices there are.
     #[must_use]
-    pub const fn count(&self) -> u64 {
+    pub const fn slices(&self) -> u64 {
         let most = self.slice_bytes.saturating_add(self.slice_bytes / 4);
         let left = self.end - self.offset;
         if left <= most {

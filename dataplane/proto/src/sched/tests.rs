@@ -1,1 +1,303 @@
 //! Tests of the decisions alone; the client's tests run them against a network.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::classes::PROMOTE_NS;
+use super::merge::LEAST_BYTES;
+use super::{
+    Candidate, Choice, ClassQueue, Cuts, Health, HealthEvent, Histogram, Kinds, Priority, Rail, Rate, RetryBudget,
+    Ticket, cut_bytes, merge_runs, pick,
+};
+use crate::states::render;
+
+const ANY: Kinds = Kinds { small: true, large: true };
+
+fn ticket(priority: Priority, tenant: u32, weight: u16, bytes: u64) -> Ticket {
+    Ticket { priority, tenant, weight, due_ns: u64::MAX, bytes, small: bytes <= 65_536 }
+}
+
+fn pop(queue: &mut ClassQueue, now_ns: u64) -> Option<u32> {
+    let next = queue.next(ANY, now_ns)?;
+    queue.take(next.place, now_ns);
+    Some(next.item)
+}
+
+#[test]
+fn the_health_machine_is_as_declared() {
+    let expected = "\
+Healthy + Failed -> Paused
+Healthy + Connected -> (stale)
+Healthy + Served -> (stale)
+Paused + Failed -> Paused
+Paused + Connected -> Probing
+Paused + Served -> (stale)
+Probing + Failed -> Paused
+Probing + Connected -> (stale)
+Probing + Served -> Healthy
+";
+    assert_eq!(render(Health::ALL, HealthEvent::ALL, Health::on), expected);
+}
+
+#[test]
+fn classes_are_strict_and_do_not_starve() {
+    let mut queue = ClassQueue::new();
+    for item in 0..300 {
+        queue.push(item, &ticket(Priority::ALL[item as usize / 100], 0, 1, 4096), 0);
+    }
+    let mut now_ns = 0;
+    let mut order = Vec::new();
+    while let Some(item) = pop(&mut queue, now_ns) {
+        order.push((item, now_ns));
+        now_ns += 1_000_000;
+    }
+    assert_eq!(order.len(), 300);
+    let lows: Vec<u64> = order.iter().filter(|(item, _)| *item >= 200).map(|(_, at_ns)| *at_ns).collect();
+    assert!(lows.windows(2).all(|pair| pair[1] - pair[0] <= PROMOTE_NS + 2_000_000), "{lows:?}");
+    let early = order[..60].iter().filter(|(item, _)| *item < 100).count();
+    assert!(early >= 45, "{early} of the first 60 are of the highest class");
+}
+
+#[test]
+fn tenants_share_by_weight() {
+    let mut queue = ClassQueue::new();
+    for item in 0..3000 {
+        let tenant = item % 3;
+        queue.push(item, &ticket(Priority::Medium, tenant, [1, 2, 4][tenant as usize], 4096), 0);
+    }
+    let mut counts = [0u32; 3];
+    for _ in 0..700 {
+        counts[pop(&mut queue, 0).expect("an entry") as usize % 3] += 1;
+    }
+    assert!(counts.iter().zip([100, 200, 400]).all(|(&got, fair)| got.abs_diff(fair) <= 2), "{counts:?}");
+}
+
+#[test]
+fn a_tenant_that_was_away_gets_no_credit_for_it() {
+    let mut queue = ClassQueue::new();
+    for item in 0..1000 {
+        queue.push(item, &ticket(Priority::Medium, 1, 1, 4096), 0);
+    }
+    (0..500).for_each(|_| assert!(pop(&mut queue, 0).is_some()));
+    for item in 1000..1500 {
+        queue.push(item, &ticket(Priority::Medium, 2, 1, 4096), 0);
+    }
+    let late = (0..100).filter(|_| pop(&mut queue, 0).expect("an entry") >= 1000).count();
+    assert!((49..=51).contains(&late), "{late} of 100");
+}
+
+#[test]
+fn what_is_due_first_goes_first_and_the_rest_is_not_forgotten() {
+    let mut queue = ClassQueue::new();
+    for item in 0..10 {
+        queue.push(item, &ticket(Priority::Medium, 0, 1, 10), 0);
+    }
+    for item in 10..40 {
+        let due_ns = 1_000_000_000 - u64::from(item);
+        queue.push(item, &Ticket { due_ns, ..ticket(Priority::Medium, 0, 1, 10) }, 0);
+    }
+    let order: Vec<u32> = (0..40).map(|step| pop(&mut queue, step * 1_000_000).expect("an entry")).collect();
+    let due: Vec<u32> = order.iter().copied().filter(|item| *item >= 10).collect();
+    assert!(due.windows(2).all(|pair| pair[0] > pair[1]), "{due:?}");
+    assert!(order[..15].contains(&0), "the oldest without a due time is served within its bound");
+}
+
+#[test]
+fn small_ones_pass_large_ones_but_do_not_shut_them_out() {
+    let mut queue = ClassQueue::new();
+    for item in 0..100 {
+        queue.push(item, &ticket(Priority::Medium, 0, 1, 256 << 10), 0);
+    }
+    assert_eq!(pop(&mut queue, 0), Some(0));
+    for item in 100..10_000 {
+        queue.push(item, &ticket(Priority::Medium, 0, 1, 4096), 0);
+    }
+    assert_eq!(pop(&mut queue, 0), Some(100), "a small one is next");
+    let large = (0..6000).filter(|_| pop(&mut queue, 0).expect("an entry") < 100).count();
+    assert!(large >= 5, "{large} large ones");
+    assert!(queue.next(Kinds { small: false, large: true }, 0).is_some_and(|next| !next.small));
+}
+
+proptest! {
+    #[test]
+    fn every_entry_comes_once_in_its_tenants_order(
+        steps in prop::collection::vec((0u8..10, 0u32..4, 0u8..3, 1u64..200_000, any::<bool>()), 1..400),
+    ) {
+        let mut queue = ClassQueue::new();
+        let mut places: BTreeMap<u32, (u32, Ticket)> = BTreeMap::new();
+        let mut last: BTreeMap<(Priority, bool, u32), u32> = BTreeMap::new();
+        let mut gone = BTreeSet::new();
+        let mut now_ns = 0;
+        for (number, &(what, tenant, class, bytes, due)) in steps.iter().enumerate() {
+            let item = number as u32;
+            now_ns += bytes;
+            match what {
+                0..=5 => {
+                    let due_ns = if due { now_ns + bytes * 7 % 10_000 } else { u64::MAX };
+                    let ticket = Ticket { due_ns, ..ticket(Priority::ALL[usize::from(class)], tenant, 1, bytes) };
+                    places.insert(item, (queue.push(item, &ticket, now_ns), ticket));
+                }
+                6 => {
+                    if let Some((&item, &(place, _))) = places.iter().nth(tenant as usize) {
+                        queue.remove(place);
+                        places.remove(&item);
+                    }
+                }
+                _ => {
+                    let next = queue.next(ANY, now_ns);
+                    prop_assert_eq!(next.is_some(), !places.is_empty());
+                    let Some(next) = next else { continue };
+                    queue.take(next.place, now_ns);
+                    let (_, ticket) = places.remove(&next.item).expect("an entry that is there");
+                    prop_assert!(gone.insert(next.item), "twice");
+                    prop_assert_eq!((next.bytes, next.priority, next.small), (ticket.bytes, ticket.priority, ticket.small));
+                    if ticket.due_ns == u64::MAX {
+                        let before = last.insert((ticket.priority, ticket.small, ticket.tenant), next.item);
+                        prop_assert!(before.is_none_or(|before| before < next.item), "out of order");
+                    }
+                }
+            }
+            prop_assert_eq!(queue.len(), places.len());
+            prop_assert_eq!(queue.bytes(), places.values().map(|(_, ticket)| ticket.bytes).sum::<u64>());
+        }
+        let mut drained = queue.drain();
+        drained.sort_unstable();
+        prop_assert_eq!(drained, places.keys().copied().collect::<Vec<_>>());
+        prop_assert!(queue.is_empty() && queue.next(ANY, now_ns).is_none());
+    }
+
+    #[test]
+    fn cuts_cover_the_range_and_fall_on_alignments(
+        offset in 0u64..100_000, bytes in 1u64..5_000_000, slice in 4096u64..400_000, shift in 0u32..14, rails in 1usize..9,
+    ) {
+        let align = 1 << shift;
+        let slice = cut_bytes(bytes, slice, rails);
+        let cuts = Cuts::new(offset, bytes, slice, align);
+        let found: Vec<(u64, u64)> = cuts.clone().collect();
+        prop_assert_eq!(found.len() as u64, cuts.slices());
+        let mut at = offset;
+        for (position, &(start, bytes)) in found.iter().enumerate() {
+            prop_assert_eq!(start, at);
+            prop_assert!(bytes > 0 && bytes <= slice + slice / 4);
+            at += bytes;
+            if position + 1 < found.len() && slice >= 2 * align {
+                prop_assert_eq!(at % align, 0);
+            }
+        }
+        prop_assert_eq!(at, offset + bytes);
+        if bytes <= LEAST_BYTES.min(slice) {
+            prop_assert_eq!(found.len(), 1, "small ones are not cut");
+        }
+    }
+}
+
+#[test]
+fn runs_end_where_requests_do_not_touch() {
+    let touches = [false, true, true, false, true, false];
+    let runs: Vec<_> = merge_runs(touches.len(), |next| touches[next]).collect();
+    assert_eq!(runs, [0..3, 3..5, 5..6]);
+    assert_eq!(merge_runs(0, |_| true).count(), 0);
+}
+
+#[test]
+fn a_rate_is_bytes_by_time_and_small_ones_do_not_spoil_it() {
+    let mut rate = Rate::new(10_000_000_000);
+    let mut now_ns = 0;
+    rate.begin(now_ns);
+    for _ in 0..200 {
+        // Two slices end together after the time of both: the second takes no time of its own.
+        now_ns += 524_288;
+        rate.served(262_144, now_ns);
+        rate.served(262_144, now_ns);
+    }
+    assert!((0.95..1.05).contains(&rate.bytes_per_ns()), "{}", rate.bytes_per_ns());
+    for _ in 0..1000 {
+        rate.served_small(64, now_ns, true, now_ns + 50_000);
+        now_ns += 100_000;
+    }
+    assert!((0.95..1.05).contains(&rate.bytes_per_ns()), "{}", rate.bytes_per_ns());
+    assert!((45_000.0..51_000.0).contains(&rate.latency_ns()), "{}", rate.latency_ns());
+    // Not used for long, it is given another chance.
+    now_ns += 60_000_000_000;
+    assert!(rate.hopeful(true, now_ns) > 9.0 && rate.hopeful(false, now_ns) < 1.1);
+    rate.begin(now_ns);
+    assert!(rate.bytes_per_ns() > 9.0);
+}
+
+#[test]
+fn a_rail_that_failed_earns_its_window_back() {
+    let mut rail = Rail::new(1_000_000_000, 0);
+    let slice = 256 << 10;
+    let fill = |rail: &mut Rail, now_ns: u64| {
+        let mut count = 0;
+        while rail.has_room(false, rail.window_bytes(2_000_000, 512 << 10), false) {
+            rail.book(slice, false, now_ns);
+            count += 1;
+        }
+        (0..count).for_each(|_| {
+            rail.unbook(slice, false);
+            rail.done(slice, false, now_ns, now_ns + 300_000);
+        });
+        count
+    };
+    assert_eq!(fill(&mut rail, 0), 8);
+    rail.failed(5_000_000, 1_000_000);
+    assert!(!rail.is_hopeful(1_000_000) && rail.is_hopeful(5_000_000));
+    assert_eq!(fill(&mut rail, 5_000_000), 0, "nothing before a lane is back");
+    rail.connected();
+    let bites: Vec<u32> = (0..5).map(|round| fill(&mut rail, 6_000_000 + round * 300_000)).collect();
+    assert_eq!(bites[0], 1, "one slice proves it");
+    assert!(bites.windows(2).all(|pair| pair[0] <= pair[1]) && bites[4] >= 8, "{bites:?}");
+}
+
+#[test]
+fn a_far_rail_is_taken_only_when_the_near_one_is_much_busier() {
+    let predict = |tier, bulk: u64| {
+        let mut rail = Rail::new(1_000_000_000, tier);
+        rail.book(bulk, false, 0);
+        rail.predict_ns(100_000, false, 0)
+    };
+    assert!(predict(0, 300_000) < predict(1, 0) && predict(0, 500_000) > predict(1, 0));
+    assert!(predict(1, 0) < predict(2, 0));
+}
+
+#[test]
+fn a_slow_rail_helps_but_does_not_end_a_request() {
+    let rail = |predicted_ns: f64, rate: f64, room| Candidate { predicted_ns, rate, room, avoid: false };
+    let full_and_slow = [rail(2_200_000.0, 1.25, false), rail(1_700_000.0, 0.15, true)];
+    assert_eq!(pick(full_and_slow.into_iter(), 1), Choice::Rail(1), "it would be done first");
+    let slower = [rail(200_000.0, 1.25, false), rail(1_700_000.0, 0.15, true)];
+    assert_eq!(pick(slower.into_iter(), 262_144), Choice::Wait, "the last slice waits for the fast one");
+    assert_eq!(pick(slower.into_iter(), 64 << 20), Choice::Rail(1), "in the midst it helps");
+    let avoided = [Candidate { avoid: true, ..rail(1.0, 1.0, true) }, rail(10.0, 1.0, true)];
+    assert_eq!(pick(avoided.into_iter(), 1), Choice::Rail(1), "another than the one that failed it");
+    assert_eq!(pick([].into_iter(), 1), Choice::Nowhere);
+}
+
+#[test]
+fn retries_are_a_share_of_what_succeeds() {
+    let mut budget = RetryBudget::new(10);
+    assert_eq!((0..20).filter(|_| budget.spend(1)).count(), 10, "a burst");
+    (0..50).for_each(|_| budget.earn());
+    assert_eq!((0..20).filter(|_| budget.spend(1)).count(), 5, "a tenth");
+    assert!(budget.spend(1_000_000_000), "time brings some back");
+}
+
+#[test]
+fn a_histogram_keeps_times_within_a_quarter() {
+    let mut times = Histogram::new();
+    assert_eq!((times.count(), times.quantile_ns(0.5)), (0, 0));
+    for ns in [1, 300, 1_000, 43_000, 1_000_000, 20_000_000_000, u64::MAX] {
+        let mut one = Histogram::new();
+        one.add(ns);
+        let bound_ns = one.quantile_ns(1.0);
+        assert!(
+            ns > 1 << 35 || bound_ns >= ns && (bound_ns as f64) <= (ns as f64 * 1.26).max(320.0),
+            "{ns}: {bound_ns}"
+        );
+        times.add(ns);
+    }
+    assert_eq!((times.count(), times.buckets().count()), (7, 6));
+    assert!(times.quantile_ns(0.5) >= 43_000 && times.quantile_ns(0.5) < 54_000);
+}

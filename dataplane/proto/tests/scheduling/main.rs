@@ -124,6 +124,22 @@ fn a_port_that_comes_back_is_in_use_within_50_ms() {
 }
 
 #[test]
+fn a_port_that_falls_silent_is_given_up_and_costs_little() {
+    let span_ns = 2 * SECOND_NS;
+    let mut ports = vec![Port::sound(PORT); 4];
+    ports[1] = Port { up_ns: 500_000_000, down_ns: 500_000_000, silent: true, ..ports[1] };
+    let mut network = Network::new(ports, 20_000);
+    while network.now_ns < span_ns {
+        keep_bulk(&mut network, 3);
+        network.step();
+    }
+    let share = network.delivered_bytes() as f64 / network.ideal_bytes(span_ns);
+    println!("4 rails, one silently gone half of the time: {:.1} % of what is possible", share * 100.0);
+    assert_eq!(network.failed, 0, "no request fails for it");
+    assert!(share >= 0.9, "{share}");
+}
+
+#[test]
 fn one_large_read_uses_every_rail_and_ends_on_all_at_once() {
     let mut network = Network::new(vec![Port::sound(PORT); 8], 20_000);
     let options = SubmitOptions::until(u64::MAX / 2);

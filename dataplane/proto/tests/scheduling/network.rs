@@ -26,11 +26,13 @@ pub(crate) struct Port {
     pub(crate) bytes_per_second: u64,
     pub(crate) up_ns: u64,
     pub(crate) down_ns: u64,
+    /// Nobody is told when it goes down: what is on its way is gone, and what is asked meanwhile too.
+    pub(crate) silent: bool,
 }
 
 impl Port {
     pub(crate) const fn sound(bytes_per_second: u64) -> Self {
-        Self { bytes_per_second, up_ns: u64::MAX / 4, down_ns: 0 }
+        Self { bytes_per_second, up_ns: u64::MAX / 4, down_ns: 0, silent: false }
     }
 
     const fn is_up(&self, now_ns: u64) -> bool {
@@ -195,7 +197,7 @@ impl Network {
                     self.lanes.insert(lane, Lane { port, transfers: VecDeque::new(), in_turn: false });
                     if up {
                         self.after(CONNECT_NS, Event::Connected(lane));
-                    } else {
+                    } else if !self.ports[port].silent {
                         self.after(NOTICE_NS, Event::Gone(lane));
                     }
                 }
@@ -241,6 +243,9 @@ impl Network {
             Event::Greeted(lane) => self.greet(lane),
             Event::Asked(lane, items) => {
                 let Some(entry) = self.lanes.get_mut(&lane) else { return };
+                if !self.ports[entry.port].is_up(self.now_ns) {
+                    return;
+                }
                 entry.transfers.extend(items.into_iter().map(|(request, bytes)| Transfer {
                     request: RequestId::from_bits(request),
                     left_bytes: bytes,
@@ -259,8 +264,12 @@ impl Network {
                     self.lanes.iter().filter(|(_, lane)| lane.port == port).map(|(id, _)| *id).collect();
                 self.turns[port].clear();
                 for lane in lanes {
-                    self.lanes.get_mut(&lane).expect("a lane").transfers.clear();
-                    self.after(NOTICE_NS, Event::Gone(lane));
+                    let entry = self.lanes.get_mut(&lane).expect("a lane");
+                    entry.transfers.clear();
+                    entry.in_turn = false;
+                    if !self.ports[port].silent {
+                        self.after(NOTICE_NS, Event::Gone(lane));
+                    }
                 }
                 let entry = self.ports[port];
                 self.after(entry.up_ns + entry.down_ns, Event::Down(port));

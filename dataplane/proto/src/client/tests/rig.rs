@@ -436,6 +436,12 @@ impl Rig {
             assert!(lane.first == NOWHERE && lane.last == NOWHERE);
             assert!(lane.releases.is_empty() && lane.aborts.is_empty() && lane.commits.is_empty());
         }
+        for peer in &self.client.peers {
+            assert!(peer.groups.iter().all(|group| group.queue.is_empty()));
+        }
+        for rail in &self.client.rails {
+            assert_eq!(rail.rail.inflight_bytes(), (0, 0));
+        }
         assert!(self.pins.is_empty(), "pins: {:?}", self.pins);
         assert!(self.reservations.is_empty(), "reservations: {:?}", self.reservations);
         assert!(self.client.descriptions.is_empty());
