@@ -18,9 +18,6 @@ use super::roles::Link;
 
 /// Copies of one call to the kernel.
 const GATHERED: usize = 512;
-/// How old the knowledge may be that a process id means our peer. An id is given to another process only after all
-/// others had their turn, which takes longer.
-const PROCESS_KNOWN_NS: u64 = 10_000_000;
 /// How often mappings of segments that are gone are looked for.
 const SWEEP_NS: u64 = 1_000_000_000;
 
@@ -57,8 +54,6 @@ pub(super) struct SameHost {
     /// Segments that they name, one slot each.
     claimed: Vec<(SegmentId, Option<Extent>)>,
     outcomes: Vec<Result<u64, Status>>,
-    /// When the peer's process id was last found to be right.
-    known: Option<(ConnectionId, u64)>,
     /// Our own segments that were unregistered, and that peers were using then.
     leaving: Vec<(SegmentId, Option<Arc<Region>>)>,
     sweep_at_ns: u64,
@@ -212,11 +207,8 @@ impl Host {
     /// One outcome for each copy, or why there is none for any.
     fn cross_to(&self, id: ConnectionId, state: &mut SameHost, now_ns: u64) -> Result<(), CrossError> {
         let Some(pid) = self.shm.process(id) else { return Err(CrossError::Denied) };
-        if state.known.is_none_or(|(whose, at_ns)| whose != id || now_ns >= at_ns + PROCESS_KNOWN_NS) {
-            if !self.shm.is_same_process(id) {
-                return Err(CrossError::Gone);
-            }
-            state.known = Some((id, now_ns));
+        if !self.shm.is_same_process(id, now_ns) {
+            return Err(CrossError::Gone);
         }
         for (slot, (segment, extent)) in state.claimed.iter_mut().enumerate() {
             *extent = self.shm.claim(id, slot, *segment);

@@ -10,6 +10,7 @@
 //! it named, and waits. (Hazard pointers, after Maged Michael, PODC 2002.) A client holds a name for at most about
 //! [`CHUNK_BYTES`] of copying before it looks again; a killed one is forgotten with its socket.
 
+use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,6 +30,9 @@ const SLOTS_AT: usize = 1024;
 const ENTRY_BYTES: usize = 32;
 pub(super) const TABLE_BYTES: usize = Limits::SEGMENTS * ENTRY_BYTES;
 const WRITABLE: u64 = 1;
+/// How old the knowledge may be that a process id means our peer. An id is given to another process only after all
+/// others had their turn, which takes longer.
+const PROCESS_KNOWN_NS: u64 = 10_000_000;
 
 /// Where a segment lies in its owner's process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,6 +118,8 @@ pub(super) struct View {
     /// The owner's process, if the kernel lets us copy from it and to it.
     pid: Option<i32>,
     cookie: (u64, u64),
+    /// When the cookie was last found.
+    known_ns: Cell<Option<u64>>,
 }
 
 impl View {
@@ -121,8 +127,8 @@ impl View {
     /// `pid` is what the kernel says of the socket, not what the peer says.
     pub(super) fn new(channel: Arc<Region>, table: OwnedFd, pid: i32, cookie: (u64, u64)) -> io::Result<Self> {
         let table = Region::map_shared(table, TABLE_BYTES, false).map_err(io::Error::other)?;
-        let mut view = Self { channel, table, pid: Some(pid), cookie };
-        view.pid = (pid > 0 && view.is_same_process()).then_some(pid);
+        let mut view = Self { channel, table, pid: Some(pid), cookie, known_ns: Cell::new(None) };
+        view.pid = (pid > 0 && view.finds_cookie()).then_some(pid);
         Ok(view)
     }
 
@@ -130,8 +136,17 @@ impl View {
         self.pid
     }
 
-    /// Whether the process behind the id is the one that we connected to.
-    pub(super) fn is_same_process(&self) -> bool {
+    /// Whether the process behind the id is the one that we connected to, as known by `now_ns`.
+    pub(super) fn is_same_process(&self, now_ns: u64) -> bool {
+        if self.known_ns.get().is_some_and(|at_ns| now_ns < at_ns.saturating_add(PROCESS_KNOWN_NS)) {
+            return true;
+        }
+        let found = self.finds_cookie();
+        self.known_ns.set(found.then_some(now_ns));
+        found
+    }
+
+    fn finds_cookie(&self) -> bool {
         let (address, value) = self.cookie;
         self.pid.is_some_and(|pid| process_memory::word(pid, address).is_ok_and(|found| found == value))
     }
@@ -164,3 +179,6 @@ impl View {
         self.channel.atomic_u64(SLOTS_AT + slot * 8)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -96,14 +96,35 @@ impl Shm {
         self.view(id)?.pid()
     }
 
-    /// Whether that process is still the one that we connected to. Ids of dead processes are given to others.
+    /// Whether that process is still the one that we connected to, looked at again now and then. Ids of dead processes
+    /// are given to others.
     #[must_use]
-    pub fn is_same_process(&self, id: ConnectionId) -> bool {
-        self.view(id).is_some_and(View::is_same_process)
+    pub fn is_same_process(&self, id: ConnectionId, now_ns: u64) -> bool {
+        self.view(id).is_some_and(|view| view.is_same_process(now_ns))
     }
 
     fn view(&self, id: ConnectionId) -> Option<&View> {
         let channel = self.channels.get(id.index as usize)?.as_ref()?;
         if self.generations[id.index as usize] == id.generation { channel.view.as_ref() } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvplane_sys::{HugePages, RegionOptions};
+
+    #[test]
+    fn a_connection_lingers_until_its_client_has_hung_up() {
+        let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("channel", 4096) };
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let lingering = Lingering::new(ours, Region::allocate(&options).expect("memory"));
+        assert_eq!((&theirs).read(&mut [0; 8]).expect("an end"), 0, "the client is told");
+        std::io::Write::write_all(&mut &theirs, &[1; 300]).expect("a socket that is half open");
+        for _ in 0..10 {
+            assert!(!lingering.is_over());
+        }
+        drop(theirs);
+        assert!(lingering.is_over());
     }
 }
