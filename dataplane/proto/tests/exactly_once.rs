@@ -12,7 +12,7 @@ use kvplane_proto::client::{
     SliceId, SubmitOptions,
 };
 use kvplane_proto::frame::{Header, VERSION};
-use kvplane_proto::message::{Kind, Operation, ReadItem, Welcome, WriteItem, decode_items};
+use kvplane_proto::message::{Kind, Operation, ReadItem, RunItem, Welcome, WriteItem, decode_items};
 use kvplane_proto::sched::Priority;
 use kvplane_proto::{BatchId, Epoch, Incarnation, NodeId, RequestId, SegmentId, ShardId, Status};
 use proptest::prelude::*;
@@ -27,8 +27,9 @@ const MILLISECOND_NS: u64 = 1_000_000;
 #[derive(Clone)]
 enum Flight {
     Hello,
-    Read(ReadItem),
-    Write(RequestId, WriteItem, Local),
+    /// Ranges as one payload, by the operation that asked.
+    Read(RequestId, Operation, Vec<(u64, u64)>),
+    Write(RequestId, Operation, Vec<(u64, u64)>, Vec<Local>),
     Answer(Answer),
 }
 
@@ -43,7 +44,7 @@ struct Lane {
     up: bool,
     flights: VecDeque<Flight>,
     /// A payload on its way into the caller's memory.
-    arriving: Option<(SliceId, Local, Vec<u8>)>,
+    arriving: Option<(SliceId, Vec<Local>, Vec<u8>)>,
 }
 
 struct Open {
@@ -65,12 +66,18 @@ struct World {
     /// How often each byte of each buffer was in an accepted answer.
     accepted: Vec<Vec<u8>>,
     /// Which write an answer is awaited for.
-    writes: BTreeMap<(LaneId, u64), Local>,
+    writes: BTreeMap<(LaneId, u64), Vec<Local>>,
     succeeded: usize,
 }
 
 fn pattern(seed: u64, address: u64) -> u8 {
     kvplane_proto::rng::mix64(seed << 32 ^ address) as u8
+}
+
+/// The ranges that a gathered request names.
+fn ranges(body: &[u8], items: u32) -> Vec<(u64, u64)> {
+    let runs = decode_items::<RunItem>(body, items).expect("runs");
+    runs.flat_map(|run| run.offsets().map(move |offset| (offset, u64::from(run.bytes)))).collect()
 }
 
 impl World {
@@ -84,7 +91,6 @@ impl World {
             small_bytes: 1024,
             align_bytes: 1024,
             lane_window_bytes: 20_000,
-            gather_range_bytes: 0,
             ..Config::default()
         };
         let mut client = Client::new(config);
@@ -154,8 +160,8 @@ impl World {
                     self.lanes.insert(lane, entry);
                 }
                 Output::Send { lane, header, body, payload } => {
-                    let (body, payload) =
-                        (self.client.body(body).to_vec(), self.client.payload(payload).first().copied());
+                    let body = self.client.body(body).to_vec();
+                    let payload = self.client.payload(payload).to_vec();
                     self.sent(lane, &header, &body, payload);
                 }
                 Output::Reset { lane } => self.resets.push(lane),
@@ -166,20 +172,29 @@ impl World {
         }
     }
 
-    fn sent(&mut self, lane: LaneId, header: &Header, body: &[u8], payload: Option<Local>) {
-        if let Some(local) = payload {
+    fn sent(&mut self, lane: LaneId, header: &Header, body: &[u8], payload: Vec<Local>) {
+        for local in &payload {
             assert!(!self.done.contains(&local.buffer), "memory of a batch that is done is sent");
         }
         let flights: Vec<Flight> = match header.kind {
             Kind::Request(Operation::Hello) => vec![Flight::Hello],
             Kind::Request(Operation::Read) => {
-                decode_items::<ReadItem>(body, header.items).expect("reads").map(Flight::Read).collect()
+                let items = decode_items::<ReadItem>(body, header.items).expect("reads");
+                items.map(|item| Flight::Read(item.request, Operation::Read, vec![(item.offset, item.bytes)])).collect()
+            }
+            Kind::Request(Operation::ReadMany) => {
+                vec![Flight::Read(header.request, Operation::ReadMany, ranges(body, header.items))]
             }
             Kind::Request(Operation::Write) => {
                 let item = decode_items::<WriteItem>(body, 1).expect("a write").next().expect("one item");
-                let local = payload.expect("a payload");
-                self.writes.insert((lane, header.request.to_bits()), local);
-                vec![Flight::Write(header.request, item, local)]
+                self.writes.insert((lane, header.request.to_bits()), payload.clone());
+                let ranges = vec![(item.offset, header.payload_bytes)];
+                vec![Flight::Write(header.request, Operation::Write, ranges, payload)]
+            }
+            Kind::Request(Operation::WriteMany) => {
+                self.writes.insert((lane, header.request.to_bits()), payload.clone());
+                let ranges = ranges(body, header.items);
+                vec![Flight::Write(header.request, Operation::WriteMany, ranges, payload)]
             }
             other => panic!("{other:?} is not expected"),
         };
@@ -209,12 +224,10 @@ impl World {
                 assert!(later || ours == &self.remote[there], "what was written is there");
             }
         }
+        let uses = |locals: &[Local]| locals.iter().any(|local| local.buffer == open.buffer);
         for lane in self.lanes.values() {
-            let arriving = lane.arriving.as_ref().is_some_and(|(_, local, _)| local.buffer == open.buffer);
-            let sending = lane
-                .flights
-                .iter()
-                .any(|flight| matches!(flight, Flight::Write(_, _, local) if local.buffer == open.buffer));
+            let arriving = lane.arriving.as_ref().is_some_and(|(_, locals, _)| uses(locals));
+            let sending = lane.flights.iter().any(|flight| matches!(flight, Flight::Write(.., locals) if uses(locals)));
             assert!(!arriving && !sending, "memory of a batch that is done is in use");
         }
         self.done.insert(open.buffer);
@@ -237,21 +250,26 @@ impl World {
         if !lane.up {
             lane.up = true;
             self.client.connected(id, self.now_ns);
-        } else if let Some((slice, local, bytes)) = lane.arriving.take() {
-            self.arrived(slice, local, &bytes, damaged);
+        } else if let Some((slice, locals, bytes)) = lane.arriving.take() {
+            self.arrived(slice, &locals, &bytes, damaged);
         } else if let Some(flight) = lane.flights.pop_front() {
             self.happen(id, flight);
         }
     }
 
-    fn arrived(&mut self, slice: SliceId, local: Local, bytes: &[u8], damaged: bool) {
-        let range = local.offset as usize..(local.offset + local.bytes) as usize;
-        self.buffers[local.buffer as usize][range.clone()].copy_from_slice(bytes);
-        if damaged {
-            self.buffers[local.buffer as usize][range.start] ^= 1;
-        } else {
-            self.accepted[local.buffer as usize][range].iter_mut().for_each(|times| *times += 1);
+    fn arrived(&mut self, slice: SliceId, locals: &[Local], mut bytes: &[u8], damaged: bool) {
+        for local in locals {
+            let range = local.offset as usize..(local.offset + local.bytes) as usize;
+            let (part, rest) = bytes.split_at(range.len());
+            bytes = rest;
+            self.buffers[local.buffer as usize][range.clone()].copy_from_slice(part);
+            if damaged {
+                self.buffers[local.buffer as usize][range.start] ^= 1;
+            } else {
+                self.accepted[local.buffer as usize][range].iter_mut().for_each(|times| *times += 1);
+            }
         }
+        assert!(bytes.is_empty());
         self.client.payload_done(slice, Some(u64::from(damaged)), self.now_ns);
     }
 
@@ -264,17 +282,26 @@ impl World {
                 let header = Header::reply(Kind::Reply(Operation::Hello), RequestId::default(), Status::Ok);
                 Answer { header: header.with_body(&body, 1), body, payload: Vec::new() }
             }
-            Flight::Read(item) => {
-                let range = item.offset as usize..(item.offset + item.bytes) as usize;
-                let header = Header::reply(Kind::Reply(Operation::Read), item.request, Status::Ok)
-                    .with_payload(item.bytes, Some(0));
-                Answer { header, body: Vec::new(), payload: self.remote[range].to_vec() }
+            Flight::Read(request, operation, ranges) => {
+                let parts = ranges.iter().map(|&(at, bytes)| &self.remote[at as usize..(at + bytes) as usize]);
+                let payload = parts.collect::<Vec<_>>().concat();
+                let header = Header::reply(Kind::Reply(operation), request, Status::Ok)
+                    .with_payload(payload.len() as u64, Some(0));
+                Answer { header, body: Vec::new(), payload }
             }
-            Flight::Write(request, item, local) => {
-                let from = local.offset as usize..(local.offset + local.bytes) as usize;
-                let to = item.offset as usize..(item.offset + local.bytes) as usize;
-                self.remote[to].copy_from_slice(&self.buffers[local.buffer as usize][from]);
-                let header = Header::reply(Kind::Reply(Operation::Write), request, Status::Ok);
+            Flight::Write(request, operation, ranges, locals) => {
+                let parts = locals.iter().map(|local| {
+                    &self.buffers[local.buffer as usize][local.offset as usize..(local.offset + local.bytes) as usize]
+                });
+                let payload = parts.collect::<Vec<_>>().concat();
+                let mut from = 0;
+                for (at, bytes) in ranges {
+                    let (at, bytes) = (at as usize, bytes as usize);
+                    self.remote[at..at + bytes].copy_from_slice(&payload[from..from + bytes]);
+                    from += bytes;
+                }
+                assert_eq!(from, payload.len());
+                let header = Header::reply(Kind::Reply(operation), request, Status::Ok);
                 Answer { header, body: Vec::new(), payload: Vec::new() }
             }
             Flight::Answer(answer) => return self.answered(id, answer),
@@ -287,14 +314,18 @@ impl World {
         let to = self.client.frame(id, &answer.header, &answer.body, self.now_ns);
         let accepted = self.client.counters().stale_frames == stale;
         let written = self.writes.remove(&(id, answer.header.request.to_bits())).filter(|_| accepted);
-        if let Some(local) = written {
+        for local in written.into_iter().flatten() {
             let range = local.offset as usize..(local.offset + local.bytes) as usize;
             self.accepted[local.buffer as usize][range].iter_mut().for_each(|times| *times += 1);
         }
-        if let PayloadTo::Local { local, slice } = to {
-            assert!(!self.done.contains(&local.buffer), "memory of a batch that is done is written");
-            self.lanes.get_mut(&id).expect("a lane").arriving = Some((slice, local, answer.payload));
-        }
+        let (slice, locals) = match to {
+            PayloadTo::Discard => return,
+            PayloadTo::Local { local, slice } => (slice, vec![local]),
+            PayloadTo::Scatter { slice } => (slice, self.client.scatter(slice).to_vec()),
+        };
+        let done = locals.iter().any(|local| self.done.contains(&local.buffer));
+        assert!(!done, "memory of a batch that is done is written");
+        self.lanes.get_mut(&id).expect("a lane").arriving = Some((slice, locals, answer.payload));
     }
 
     fn lose(&mut self, id: LaneId) {

@@ -97,7 +97,8 @@ pub(crate) struct Network {
 
 impl Network {
     pub(crate) fn new(ports: Vec<Port>, latency_ns: u64) -> Self {
-        let config = Config { cluster: "sim".into(), client: 1, shared: false, ..Config::default() };
+        let config =
+            Config { cluster: "sim".into(), client: 1, shared: false, gather_range_bytes: 0, ..Config::default() };
         let mut client = Client::new(config);
         let tcp = |port: usize| SocketAddr::from(([10, 0, 0, 1 + port as u8], 7000));
         let rails: Vec<RailAddress> = (0..ports.len())

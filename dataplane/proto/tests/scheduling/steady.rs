@@ -42,7 +42,7 @@ fn serve(client: &mut Client, asked: &mut Vec<(LaneId, RequestId, u64)>, now_ns:
 
 #[test]
 fn the_cost_of_a_small_read_in_the_client() {
-    let config = Config { shared: false, checksum_segments: false, ..Config::default() };
+    let config = Config { shared: false, checksum_segments: false, gather_range_bytes: 0, ..Config::default() };
     let mut client = Client::new(config);
     let peer = client.open_peer(PeerAddress::native(SocketAddr::from(([127, 0, 0, 1], 1)), None));
     let segment = SegmentId { index: 1, generation: 1 };

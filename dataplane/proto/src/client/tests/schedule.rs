@@ -28,7 +28,7 @@ fn touching(rig: &mut Rig) -> Vec<Request> {
 
 #[test]
 fn requests_that_touch_share_slices_and_have_results_of_their_own() {
-    let mut rig = Rig::new(Config { lanes: 1, ..stream_config() }, 1);
+    let mut rig = Rig::new(Config { lanes: 1, gather_range_bytes: 0, ..stream_config() }, 1);
     let requests = touching(&mut rig);
     let batch = rig.submit(&requests);
     let frames = rig.frames();
@@ -38,7 +38,7 @@ fn requests_that_touch_share_slices_and_have_results_of_their_own() {
     assert_eq!(rig.finish(batch), [(Status::Ok, 50, 0); 5]);
     rig.assert_empty();
 
-    let mut rig = Rig::new(Config { lanes: 1, merge: false, ..stream_config() }, 1);
+    let mut rig = Rig::new(Config { lanes: 1, merge: false, gather_range_bytes: 0, ..stream_config() }, 1);
     let requests = touching(&mut rig);
     let batch = rig.submit(&requests);
     assert_eq!(rig.frames().iter().flat_map(Sent::items::<ReadItem>).count(), 5, "not where it is not wanted");
@@ -50,7 +50,7 @@ fn requests_that_touch_share_slices_and_have_results_of_their_own() {
 
 #[test]
 fn a_slice_may_span_requests_and_a_request_slices() {
-    let config = Config { lanes: 1, slice_bytes: 4096, align_bytes: 1024, ..stream_config() };
+    let config = Config { lanes: 1, slice_bytes: 4096, align_bytes: 1024, gather_range_bytes: 0, ..stream_config() };
     let mut rig = Rig::new(config, 1);
     let sizes = [3000, 9000, 100, 20];
     let mut at = 0;
@@ -74,7 +74,7 @@ fn a_slice_may_span_requests_and_a_request_slices() {
 
 #[test]
 fn one_bad_request_does_not_fail_those_that_share_its_slice() {
-    let mut rig = Rig::new(Config { lanes: 1, ..stream_config() }, 1);
+    let mut rig = Rig::new(Config { lanes: 1, gather_range_bytes: 0, ..stream_config() }, 1);
     let requests = touching(&mut rig);
     let batch = rig.submit(&requests[..4]);
     let frames = rig.frames();
@@ -104,7 +104,7 @@ fn submit(rig: &mut Rig, requests: &[Request], options: SubmitOptions) -> BatchI
 #[test]
 fn the_urgent_overtake_what_waits() {
     // One slice is under way at a time.
-    let config = Config { lanes: 1, lane_window_bytes: 1, merge: false, ..stream_config() };
+    let config = Config { lanes: 1, lane_window_bytes: 1, merge: false, gather_range_bytes: 0, ..stream_config() };
     let mut rig = Rig::new(config, 1);
     let until = SubmitOptions::until(rig.now_ns + SECOND_NS);
     let mut batches = Vec::new();
@@ -136,7 +136,7 @@ fn the_urgent_overtake_what_waits() {
 
 #[test]
 fn small_requests_have_a_lane_that_bulk_keeps_off() {
-    let config = Config { lanes: 2, post_ahead_ns: 500_000, ..stream_config() };
+    let config = Config { lanes: 2, post_ahead_ns: 500_000, gather_range_bytes: 0, ..stream_config() };
     let mut rig = Rig::new(config, 1);
     let bulk = Request::Read(target(&mut rig, 0), local(0, 0, 64 << 20));
     let bulk = rig.submit(&[bulk]);
@@ -192,7 +192,7 @@ fn another_path_takes_over_and_is_counted() {
 
 #[test]
 fn retries_beyond_the_budget_wait_instead_of_storming() {
-    let mut rig = Rig::new(Config { lanes: 1, ..stream_config() }, 1);
+    let mut rig = Rig::new(Config { lanes: 1, gather_range_bytes: 0, ..stream_config() }, 1);
     let count = u64::from(Limits::RETRY_BURST) + 1000;
     let requests: Vec<Request> = (0..count).map(|number| Request::Exists(digest(number))).collect();
     let batch = rig.submit(&requests);
