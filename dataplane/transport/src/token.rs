@@ -51,6 +51,12 @@ sources! {
     ShmSocket = 7,
     /// The doorbell of a shared-memory connection.
     ShmDoorbell = 8,
+    /// The listener for stock Mooncake engines.
+    MooncakeListener = 16,
+    /// A connection of a stock engine.
+    MooncakeServed = 17,
+    /// A connection to a stock engine.
+    MooncakeLane = 18,
 }
 
 const INDEX_BITS: u32 = 24;

@@ -134,8 +134,7 @@ mod tests {
     /// Bytes as a stock engine of version 0.3.13 sends them.
     #[test]
     fn golden_bytes() {
-        let request =
-            Request { address: 0x7f00_0000_1000, bytes: 0x0012_3456, write: true, dialect: Dialect::V2 };
+        let request = Request { address: 0x7f00_0000_1000, bytes: 0x0012_3456, write: true, dialect: Dialect::V2 };
         let wire = [
             0x56, 0x34, 0x12, 0, 0, 0, 0, 0, //
             0, 0x10, 0, 0, 0, 0x7f, 0, 0, //
