@@ -12,7 +12,7 @@ use std::time::Duration;
 use kvplane_engine::{
     HostConfig, Initiator, Listen, Pacing, Region, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu,
 };
-use kvplane_proto::client::{Config, PeerAddress, PeerId, Request, SegmentTarget, TaskResult};
+use kvplane_proto::client::{Config, PeerAddress, PeerId, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 use kvplane_proto::{BatchId, SegmentId, Status, Version};
@@ -136,6 +136,7 @@ impl TransferEngine {
             bytes: region.bytes() as u64,
             writable: region.writable(),
             shareable: self.config.shared_memory && region.fd().is_some(),
+            remote_accessible: true,
         };
         Ok(Registration { segment: self.shard.register(info, Arc::clone(region))? })
     }
@@ -224,6 +225,7 @@ impl Session {
             host: cpu::boot_id().unwrap_or_default(),
             lanes: config.lanes,
             shared: config.shared_memory,
+            cma: config.shared_memory,
             stream: config.tcp,
             slice_bytes: config.slice_bytes,
             checksum_segments: config.checksum,
@@ -251,6 +253,7 @@ impl Session {
         let shm =
             (self.shared_memory && tcp.ip().is_loopback() && socket.exists()).then(|| socket.display().to_string());
         let peer = self.initiator.open_peer(PeerAddress {
+            kind: PeerKind::Native,
             node: NodeId(0),
             incarnation: Incarnation(0),
             shard: ShardId(0),

@@ -1,10 +1,12 @@
 //! A lane: one connection to a shard, its handshake and what waits on it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
+use crate::client::path::{Path, Via};
 use crate::client::table::NOWHERE;
-use crate::client::types::{LaneId, Path, PeerId, SliceId};
-use crate::ids::{PinId, ReservationId};
+use crate::client::types::{Config, LaneId, PeerId, SliceId};
+use crate::ids::{PinId, ReservationId, SegmentId};
+use crate::limits::Limits;
 use crate::message::CommitItem;
 use crate::states::Step;
 use crate::status::Status;
@@ -74,6 +76,8 @@ pub(super) struct Lane {
     pub(super) queue: VecDeque<SliceId>,
     /// Requests without an answer.
     pub(super) outstanding: u32,
+    /// Slices with a payload that left the queue and are not done.
+    pub(super) flying: u32,
     /// Payload bytes queued and outstanding.
     pub(super) load_bytes: u64,
     /// Payload bytes outstanding: what the window limits.
@@ -91,6 +95,10 @@ pub(super) struct Lane {
     pub(super) cause: Option<Cause>,
     /// Its entry among the client's alarms.
     pub(super) alarm_ns: Option<u64>,
+    /// The host says that the kernel copies between us and this peer.
+    pub(super) cma: bool,
+    /// Segments that cannot be moved in this way, as found out on this connection.
+    closed: BTreeSet<(SegmentId, Via)>,
     failures: u32,
     not_before_ns: u64,
 }
@@ -105,6 +113,7 @@ impl Lane {
             state: Endpoint::Idle,
             queue: VecDeque::new(),
             outstanding: 0,
+            flying: 0,
             load_bytes: 0,
             sent_bytes: 0,
             first: NOWHERE,
@@ -116,9 +125,40 @@ impl Lane {
             dirty: false,
             cause: None,
             alarm_ns: None,
+            cma: false,
+            closed: BTreeSet::new(),
             failures: 0,
             not_before_ns: 0,
         }
+    }
+
+    /// Whether another request may be under way.
+    pub(super) fn has_room(&self, config: &Config) -> bool {
+        let depth = match self.path {
+            Path::Mooncake => config.foreign_depth.max(1),
+            Path::Stream | Path::Shared | Path::Local | Path::File => Limits::REQUESTS_PER_CONNECTION as u32,
+        };
+        let open = if self.path.is_greeted() { self.outstanding } else { self.flying };
+        open < depth && (self.sent_bytes == 0 || self.sent_bytes < config.lane_window_bytes)
+    }
+
+    /// The way in which this shared lane moves a segment. Before the host knows about cma, it is taken to work.
+    pub(super) fn way(&self, config: &Config, segment: SegmentId, mappable: bool) -> Option<Via> {
+        let open = |via| !self.closed.contains(&(segment, via));
+        if config.shared && mappable && open(Via::Map) {
+            return Some(Via::Map);
+        }
+        let cma = self.cma || self.state != Endpoint::Ready;
+        (config.cma && cma && open(Via::Cma)).then_some(Via::Cma)
+    }
+
+    /// Remembers that a segment cannot be moved in this way.
+    pub(super) fn close_way(&mut self, segment: SegmentId, via: Via) {
+        if self.closed.len() >= Limits::SEGMENTS {
+            // Ids of segments that are long gone: what is still true is found out again.
+            self.closed.clear();
+        }
+        self.closed.insert((segment, via));
     }
 
     pub(super) const fn id(&self, index: u32) -> LaneId {
@@ -165,6 +205,8 @@ impl Lane {
         self.releases.clear();
         self.aborts.clear();
         self.commits.clear();
+        self.cma = false;
+        self.closed.clear();
     }
 
     /// Serves another peer from now on. Only for a lane that is idle and empty.

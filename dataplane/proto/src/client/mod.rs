@@ -16,6 +16,7 @@
 
 mod flush;
 mod lane;
+mod path;
 mod peers;
 mod recover;
 mod reply;
@@ -31,10 +32,11 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
+pub use path::{Path, PeerKind, Via};
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
-    Config, Counters, LaneId, Local, Output, Path, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget, SliceId,
+    Config, Counters, LaneId, Local, Output, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget, SliceId,
     SubmitError, TaskResult,
 };
 

@@ -4,8 +4,9 @@
 //! departed and its last lane is gone, so that restarts of nodes do not add up.
 
 use super::lane::{Cause, Endpoint, Lane};
+use super::path::{Path, PeerKind};
 use super::table::NOWHERE;
-use super::types::{Path, PeerAddress, PeerId};
+use super::types::{PeerAddress, PeerId};
 use super::{Client, Peer};
 use crate::digest::Digest;
 use crate::ids::ShardId;
@@ -28,17 +29,30 @@ impl Client {
             self.peers.push(Peer { address: address.clone(), lanes: Vec::new(), pinned: false, departed: false });
             next
         });
-        let mut lanes = Vec::new();
-        if self.config.shared && address.shm.is_some() {
-            lanes.push(self.add_lane(peer, Path::Shared, 0));
-        }
-        // A peer that offers no shared memory is reached by streams even where only shared memory was asked for.
-        if self.config.stream || lanes.is_empty() {
-            lanes.extend((0..self.config.lanes.max(1)).map(|number| self.add_lane(peer, Path::Stream, number)));
-        }
+        let lanes = self.lanes_for(peer, &address);
         self.peer_index.insert(address.clone(), peer);
         self.peers[peer.0 as usize] = Peer { address, lanes, pinned: false, departed: false };
         peer
+    }
+
+    fn lanes_for(&mut self, peer: PeerId, address: &PeerAddress) -> Vec<u32> {
+        let several = 0..self.config.lanes.max(1);
+        match address.kind {
+            PeerKind::Native => {
+                let mut lanes = Vec::new();
+                if (self.config.shared || self.config.cma) && address.shm.is_some() {
+                    lanes.push(self.add_lane(peer, Path::Shared, 0));
+                }
+                // A peer that offers no shared memory is reached by streams even where only that was asked for.
+                if self.config.stream || lanes.is_empty() {
+                    lanes.extend(several.map(|number| self.add_lane(peer, Path::Stream, number)));
+                }
+                lanes
+            }
+            PeerKind::Local => vec![self.add_lane(peer, Path::Local, 0)],
+            PeerKind::Mooncake { .. } => several.map(|number| self.add_lane(peer, Path::Mooncake, number)).collect(),
+            PeerKind::File { .. } => vec![self.add_lane(peer, Path::File, 0)],
+        }
     }
 
     fn add_lane(&mut self, peer: PeerId, path: Path, number: u16) -> u32 {
@@ -118,6 +132,7 @@ fn address_of(map: &ClusterMap, member: usize, shard: usize, host: &str) -> Opti
     let member = map.members.get(member)?;
     let address = member.shards.get(shard)?;
     Some(PeerAddress {
+        kind: PeerKind::Native,
         node: member.node,
         incarnation: member.incarnation,
         shard: ShardId(shard as u16),

@@ -1,8 +1,9 @@
 //! Which lane a slice goes on, and the book of what is on each lane.
 
 use super::Client;
+use super::path::Path;
 use super::table::{NOWHERE, SliceState};
-use super::types::{LaneId, Path, PeerId, Request, SliceId};
+use super::types::{LaneId, PeerId, Request, SliceId};
 use crate::client::lane::Lane;
 use crate::status::Status;
 
@@ -37,20 +38,26 @@ impl Client {
         self.mark_dirty(lane);
     }
 
-    /// The shared lane where it serves; else the stream lane with the least to do, the first among equals, so that a
-    /// quiet client keeps one warm connection. None where only shared memory may be used and the segment cannot be
-    /// mapped.
+    /// The shared lane where it serves; else the other lane with the least to do, the first among equals, so that a
+    /// quiet client keeps one warm connection. None where the peer cannot be asked this, or only the shared lane may be
+    /// used and no way over it is left.
     fn pick_lane(&self, peer: PeerId, request: &Request) -> Option<u32> {
-        let shareable = match request {
-            Request::Read(target, _) | Request::Write(target, _) => target.shareable,
-            _ => true,
-        };
+        let range = matches!(request, Request::Read(..) | Request::Write(..));
         let lanes = &self.peers[peer.0 as usize].lanes;
-        let on = |path| lanes.iter().copied().filter(move |&lane: &u32| self.lanes[lane as usize].path == path);
+        let path = |lane: u32| self.lanes[lane as usize].path;
         let suspect = |lane: u32| self.lanes[lane as usize].is_suspect(self.now_ns);
-        let shared = on(Path::Shared).next().filter(|_| shareable);
-        let stream = on(Path::Stream).min_by_key(|&lane| (suspect(lane), self.lanes[lane as usize].load_bytes));
-        match (shared, stream) {
+        let shared = lanes.first().copied().filter(|&lane| path(lane) == Path::Shared);
+        let asked =
+            lanes.iter().copied().filter(|&lane| path(lane) != Path::Shared && (range || path(lane).is_greeted()));
+        let other = asked.min_by_key(|&lane| (suspect(lane), self.lanes[lane as usize].load_bytes));
+        let shared = shared.filter(|&lane| match request {
+            Request::Read(target, _) | Request::Write(target, _) => {
+                self.lanes[lane as usize].way(&self.config, target.segment, target.shareable).is_some()
+            }
+            Request::OpenSegment(_) => self.config.shared || other.is_none(),
+            _ => self.config.shared,
+        });
+        match (shared, other) {
             (Some(lane), Some(other)) => Some(if suspect(lane) { other } else { lane }),
             (lane, other) => lane.or(other),
         }
@@ -91,6 +98,7 @@ impl Client {
         let entry = &mut self.lanes[lane as usize];
         entry.load_bytes -= load_bytes;
         entry.sent_bytes -= sent_bytes;
+        entry.flying -= u32::from(sent_bytes > 0);
         match before {
             NOWHERE => entry.first = after,
             before => self.slices.at(before).after = after,

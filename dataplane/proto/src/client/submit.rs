@@ -155,6 +155,7 @@ impl Client {
             sent_bytes: 0,
             attempts: 0,
             parkings: 0,
+            via: super::path::Via::Map,
             bytes: 0,
             version: 0,
             expected_checksum: None,

@@ -1,5 +1,6 @@
 //! Generational tables, and what the client keeps in them.
 
+use crate::client::path::Via;
 use crate::client::types::{LaneId, Local, Request, SliceId, TaskResult};
 use crate::ids::{BatchId, PinId, RequestId, ReservationId};
 use crate::limits::Limits;
@@ -158,6 +159,8 @@ pub(super) struct Slice {
     pub(super) attempts: u8,
     /// Times that it was parked.
     pub(super) parkings: u8,
+    /// How the host copies it, while it does.
+    pub(super) via: Via,
     /// Length of the object, from the answer.
     pub(super) bytes: u64,
     pub(super) version: u64,

@@ -98,7 +98,7 @@ impl SegmentTable {
         if !inside || entry.leaving {
             return Err(Status::OutOfRange);
         }
-        if write && !entry.info.writable {
+        if !entry.info.remote_accessible || (write && !entry.info.writable) {
             return Err(Status::Unauthorized);
         }
         entry.users += 1;
@@ -109,7 +109,7 @@ impl SegmentTable {
     /// Checks a range and counts a user of it.
     fn acquire(&mut self, id: SegmentId, offset: u64, bytes: u64, write: bool) -> Result<Place, Status> {
         let entry = self.get(id).filter(|entry| !entry.leaving).ok_or(Status::Stale)?;
-        if write && !entry.info.writable {
+        if !entry.info.remote_accessible || write && !entry.info.writable {
             return Err(Status::Unauthorized);
         }
         match offset.checked_add(bytes) {
@@ -173,10 +173,16 @@ impl Service {
         self.segments.register(info)
     }
 
+    /// What was registered under this id, unless it is being unregistered.
+    #[must_use]
+    pub fn segment_info(&self, segment: SegmentId) -> Option<SegmentInfo> {
+        self.segments.find(segment).filter(|entry| !entry.leaving).map(|entry| entry.info)
+    }
+
     /// Whether peers may use this segment.
     #[must_use]
     pub fn has_segment(&self, segment: SegmentId) -> bool {
-        self.segments.find(segment).is_some_and(|entry| !entry.leaving)
+        self.segment_info(segment).is_some_and(|info| info.remote_accessible)
     }
 
     /// Checks a range that a peer of a foreign protocol named by address, and holds it until
@@ -186,8 +192,8 @@ impl Service {
     /// registered, unregistered and protected by itself, and the foreign engine checks against one at a time too.
     ///
     /// # Errors
-    /// `OutOfRange` for a range that is empty, not registered or about to be unregistered; `Unauthorized` for a write
-    /// to memory that peers may only read.
+    /// `OutOfRange` for a range that is empty, not registered or about to be unregistered; `Unauthorized` for one that
+    /// peers may not use, or may only read.
     pub fn acquire_by_address(&mut self, address: u64, bytes: u64, write: bool) -> Result<(SegmentId, Place), Status> {
         let acquired = self.segments.acquire_by_address(address, bytes, write)?;
         let counter = if write { &mut self.counters.write_bytes } else { &mut self.counters.read_bytes };
@@ -237,12 +243,13 @@ impl Service {
         let regions = self
             .segments
             .live()
-            .filter(|(_, entry)| !entry.leaving)
+            .filter(|(_, entry)| !entry.leaving && entry.info.remote_accessible)
             .map(|(index, entry)| RegionDescriptor {
                 segment: SegmentId { index: index as u32, generation: entry.generation },
                 address: entry.info.address,
                 bytes: entry.info.bytes,
                 shareable: entry.info.shareable,
+                writable: entry.info.writable,
             })
             .collect();
         SegmentDescriptor { name: self.identity.segment_name.clone(), regions }

@@ -357,6 +357,9 @@ fn a_use_by_address_is_waited_for() {
     let read_only = SegmentInfo { writable: false, ..segment_info(0x10000, BYTES) };
     let segment = rig.service.register(read_only).unwrap();
     assert_eq!(rig.service.acquire_by_address(0x10000, 1, true), Err(Status::Unauthorized));
+    let own = SegmentInfo { remote_accessible: false, ..segment_info(0x20000, BYTES) };
+    rig.service.register(own).unwrap();
+    assert_eq!(rig.service.acquire_by_address(0x20000, 1, false), Err(Status::Unauthorized));
     let (found, _) = rig.service.acquire_by_address(0x10000, 1, false).unwrap();
     rig.service.unregister(segment);
     assert_eq!(unregistered(&mut rig), []);
