@@ -12,7 +12,6 @@ use kvplane_sys::{Gather, Interest, IoBuf, Poller, Scatter, net, stream};
 use crate::mooncake::wire::{Dialect, REQUEST_BYTES, Request, STATUS_BYTES};
 use crate::mooncake::{TURN_BYTES, is_later};
 use crate::token::Token;
-use crate::types::Outgoing;
 
 /// Requests sent ahead of the answers, where the peer answers each with a status.
 const AHEAD: usize = 16;
@@ -37,7 +36,9 @@ pub(super) struct Entry {
     pub(super) address: u64,
     pub(super) bytes: u64,
     /// What a write sends. Kept until the answer, in case the request must be sent again.
-    pub(super) payload: Option<Outgoing>,
+    pub(super) payload: Option<IoBuf>,
+    /// What to say when the payload is not used any more.
+    pub(super) hold: Option<u64>,
     /// How often the peer closed the connection over it without a word.
     pub(super) closed: u8,
 }
@@ -111,7 +112,7 @@ pub(super) struct Connection {
     pub(super) send_broken: bool,
     pub(super) expect: Expect,
     /// Answers that came without the peer.
-    pub(super) replies: VecDeque<(Header, Vec<u8>)>,
+    pub(super) replies: VecDeque<Header>,
 }
 
 /// How sending went.
@@ -192,7 +193,15 @@ impl Connection {
         {
             let (address, bytes) = (first.address, first.bytes.min(PROBE_BYTES));
             let request = RequestId::default();
-            self.queue.push_front(Entry { kind: Kind::Probe, request, address, bytes, payload: None, closed: 0 });
+            self.queue.push_front(Entry {
+                kind: Kind::Probe,
+                request,
+                address,
+                bytes,
+                payload: None,
+                hold: None,
+                closed: 0,
+            });
         }
         let mut share = TURN_BYTES as u64;
         while !self.send_broken {
@@ -234,7 +243,7 @@ impl Connection {
             if let Some(payload) = &entry.payload {
                 let from = at - head_bytes;
                 if from < entry.bytes {
-                    let rest = payload.buffer.slice(from as usize, (entry.bytes - from) as usize);
+                    let rest = payload.slice(from as usize, (entry.bytes - from) as usize);
                     let bytes = rest.bytes().min(share as usize);
                     return (Some(rest), bytes);
                 }
@@ -264,10 +273,6 @@ impl Connection {
                 return;
             }
         }
-    }
-
-    pub(super) fn receive(&self, scatter: &mut Scatter<'_>) -> Received {
-        receive(&self.stream, scatter)
     }
 }
 

@@ -45,9 +45,8 @@ impl Lanes {
         loop {
             let now_ns = self.now_ns;
             let Some(connection) = self.connections.get(id) else { return Input::Wait };
-            if let Some((header, body)) = connection.replies.pop_front() {
-                scratch.clear();
-                scratch.extend_from_slice(&body);
+            scratch.clear();
+            if let Some(header) = connection.replies.pop_front() {
                 return Input::Frame(header);
             }
             if connection.state != State::Open {
@@ -57,7 +56,6 @@ impl Lanes {
                 self.ready_again(id);
                 return Input::Wait;
             }
-            scratch.clear();
             match connection.step(&mut share, now_ns) {
                 Step::On => {}
                 Step::Wait => return Input::Wait,
@@ -117,7 +115,7 @@ impl Lanes {
         // Those behind it may go.
         self.connections.mark_due(id);
         let header = (entry.kind == Kind::Write).then(|| reply(&entry, Status::Ok));
-        self.give_back(entry);
+        self.give_back(&entry);
         header
     }
 
@@ -132,7 +130,7 @@ impl Lanes {
             entry = connection.pop()?;
         }
         let header = reply(&entry, status);
-        self.give_back(entry);
+        self.give_back(&entry);
         self.reconnect(poller, id);
         Some(header)
     }
@@ -164,8 +162,8 @@ impl Lanes {
         }
     }
 
-    fn give_back(&mut self, entry: Entry) {
-        self.events.extend(entry.payload.and_then(|payload| payload.hold).map(Event::Sent));
+    fn give_back(&mut self, entry: &Entry) {
+        self.events.extend(entry.hold.map(Event::Sent));
     }
 }
 

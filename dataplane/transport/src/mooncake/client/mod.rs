@@ -1,7 +1,6 @@
 //! The asking side: the client's frames become requests of a stock engine's protocol, and its answers become frames.
 //!
-//! A connection is a lane of the client. It is greeted by this driver itself, since the protocol has no greeting. A read
-//! or write of a segment names the peer's absolute address in its `offset`; the segment's id is ignored. Everything
+//! A connection is a lane of the client; the protocol has no greeting. A read or write of a segment names the peer's absolute address in its `offset`; the segment's id is ignored. Everything
 //! else is answered `Unsupported`. Requests are answered in the order in which they were sent.
 //!
 //! What the protocol leaves open is closed here:
@@ -27,16 +26,15 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
 use connection::{Connection, Entry, Expect, Kind, Sent, State};
-use kvplane_proto::frame::{Header, VERSION};
-use kvplane_proto::ids::Epoch;
-use kvplane_proto::message::{Hello, Kind as FrameKind, Operation, ReadItem, Welcome, WriteItem, decode_items};
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{Kind as FrameKind, Operation, ReadItem, WriteItem, decode_items};
 use kvplane_proto::{Limits, Status};
 use kvplane_sys::{Poller, net};
 
 use super::table::Table;
 use super::wire::Dialect;
 use crate::token::{Source, Token};
-use crate::types::{ConnectionId, Event, Gone, Outgoing, Target};
+use crate::types::{ConnectionId, Event, Gone, Outgoing, Pieces, Target};
 
 /// How long a connection may take to be there.
 const CONNECT_NS: u64 = 5_000_000_000;
@@ -134,7 +132,6 @@ impl Lanes {
         };
         let FrameKind::Request(operation) = header.kind else { return true };
         match operation {
-            Operation::Hello => connection.welcome(body),
             Operation::Read => connection.read(header, body),
             Operation::Write => {
                 if let Some(unused) = connection.write(header, body, payload) {
@@ -231,6 +228,7 @@ impl Lanes {
             Target::Discard => None,
             // The protocol states no sums to compare with.
             Target::Memory { buffer, .. } => Some(buffer),
+            Target::Scatter { .. } => panic!("the answer to a read of one range goes to one place"),
         };
         if let Some(buffer) = &buffer {
             assert_eq!(buffer.bytes() as u64, bytes, "memory of another length than the payload's");
@@ -242,8 +240,7 @@ impl Lanes {
     pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: Gone) {
         let Some(connection) = self.connections.take(id) else { return };
         let _ = poller.remove(connection.stream.as_fd());
-        let payloads = connection.queue.into_iter().filter_map(|entry| entry.payload);
-        self.events.extend(payloads.filter_map(|payload| payload.hold).map(Event::Sent));
+        self.events.extend(connection.queue.into_iter().filter_map(|entry| entry.hold).map(Event::Sent));
         self.events.push_back(Event::Gone(id, why));
     }
 
@@ -303,18 +300,8 @@ impl Default for Lanes {
 }
 
 impl Connection {
-    /// Greets the client in the peer's name: it is whoever the client wanted.
-    fn welcome(&mut self, body: &[u8]) {
-        let Ok(hello) = Hello::decode(body) else { return };
-        let (node, incarnation, shard) = (hello.node, hello.incarnation, hello.shard);
-        let welcome = Welcome { version: VERSION, node, incarnation, shard, epoch: Epoch(0), pool_bytes: 0 };
-        let body = welcome.encode().to_vec();
-        let header = Header::reply(FrameKind::Reply(Operation::Hello), kvplane_proto::RequestId::default(), Status::Ok);
-        self.replies.push_back((header.with_body(&body, 1), body));
-    }
-
     fn answer(&mut self, operation: Operation, header: &Header, status: Status) {
-        self.replies.push_back((Header::reply(FrameKind::Reply(operation), header.request, status), Vec::new()));
+        self.replies.push_back(Header::reply(FrameKind::Reply(operation), header.request, status));
     }
 
     /// A connection takes as many requests as the client may have open on one.
@@ -332,19 +319,37 @@ impl Connection {
                 self.answer(Operation::Read, &Header { request, ..*header }, status);
                 continue;
             }
-            self.queue.push_back(Entry { kind: Kind::Read, request, address, bytes, payload: None, closed: 0 });
+            self.queue.push_back(Entry {
+                kind: Kind::Read,
+                request,
+                address,
+                bytes,
+                payload: None,
+                hold: None,
+                closed: 0,
+            });
         }
     }
 
     /// A payload that is not used comes back.
     fn write(&mut self, header: &Header, body: &[u8], payload: Option<Outgoing>) -> Option<Outgoing> {
         let mut items = decode_items::<WriteItem>(body, header.items).into_iter().flatten();
-        let (Some(item), None, Some(payload), false) = (items.next(), items.next(), payload, self.is_full()) else {
+        let (Some(item), None) = (items.next(), items.next()) else {
             self.answer(Operation::Write, header, Status::BadRequest);
-            return None;
+            return payload;
         };
-        let (request, address, bytes) = (header.request, item.offset, payload.buffer.bytes() as u64);
-        self.queue.push_back(Entry { kind: Kind::Write, request, address, bytes, payload: Some(payload), closed: 0 });
+        let payload = payload?;
+        let Pieces::One(buffer) = payload.buffers else {
+            self.answer(Operation::Write, header, Status::Unsupported);
+            return Some(payload);
+        };
+        let (request, address, bytes) = (header.request, item.offset, buffer.bytes() as u64);
+        if self.is_full() || bytes == 0 {
+            self.answer(Operation::Write, header, if bytes == 0 { Status::BadRequest } else { Status::Busy });
+            return Some(Outgoing { buffers: Pieces::One(buffer), ..payload });
+        }
+        let (payload, hold) = (Some(buffer), payload.hold);
+        self.queue.push_back(Entry { kind: Kind::Write, request, address, bytes, payload, hold, closed: 0 });
         None
     }
 }

@@ -1,0 +1,1 @@
+//! Our lanes against a raw peer.
