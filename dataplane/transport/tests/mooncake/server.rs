@@ -319,8 +319,8 @@ fn bad_company_delays_nobody() {
                 peer.ask(true, Dialect::V2, BASE + 4096, 1 << 20);
                 peer.send(&[0; 5000]);
             }
-            // An answer that nobody reads.
-            3 => peer.ask(false, Dialect::V2, BASE, BYTES),
+            // Answers that nobody reads, more than sockets hold.
+            3 => (0..16).for_each(|_| peer.ask(false, Dialect::V2, BASE, BYTES)),
             // Another protocol.
             _ => peer.send(b"GET /metadata?key=mooncake HTTP/1.1\r\nHost: here\r\n\r\n"),
         }
@@ -329,11 +329,15 @@ fn bad_company_delays_nobody() {
         assert!(good.read(address, bytes) == bytes_at(6, address, bytes));
     }
     bed.until("a look at the garbage", |counters, _| counters.garbage == 8);
-    // Past the time of a stall, all are gone but the silent ones and the good one.
-    bed.ahead_ns.store(31_000_000_000, Ordering::SeqCst);
+    // Past the time of a stall, all are gone but the silent ones and the good one. In steps: the kernel may find room
+    // for some more bytes of an answer.
+    for seconds in [31, 62, 93, 124, 160] {
+        bed.ahead_ns.store(seconds * 1_000_000_000, Ordering::SeqCst);
+        assert_eq!(good.read(BASE, 9), bytes_at(6, BASE, 9));
+    }
     bed.until("the end of those that stalled", |counters, open| open == 9 && counters.expired == 24);
     assert_eq!(good.read(BASE, 9), bytes_at(6, BASE, 9));
-    bed.ahead_ns.store(700_000_000_000, Ordering::SeqCst);
+    bed.ahead_ns.store(900_000_000_000, Ordering::SeqCst);
     bed.until("the end of those that idled", |_, open| open == 0);
     bed.unused();
 }
