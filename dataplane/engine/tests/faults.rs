@@ -59,7 +59,7 @@ fn plain(name: &str, bytes: usize) -> RegionOptions {
 }
 
 fn host(fault: FaultPlan) -> HostConfig {
-    HostConfig { ring_entries: 256, fault: Some(fault), ..HostConfig::default() }
+    HostConfig { fault: Some(fault), ..HostConfig::default() }
 }
 
 fn start_shard(fault: FaultPlan) -> ShardHandle {
@@ -74,7 +74,7 @@ fn start_shard(fault: FaultPlan) -> ShardHandle {
         identity,
         core: None,
         pacing: Pacing::Park,
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None },
+        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: None },
         pool: Some(plain("pool", 16 << 20)),
         store: None,
         first_version: Version(1),

@@ -113,6 +113,8 @@ pub(super) struct Connection {
     pub(super) expect: Expect,
     /// Answers that came without the peer.
     pub(super) replies: VecDeque<Header>,
+    /// Whether it is in the queue of those that may have input.
+    pub(super) ready: bool,
 }
 
 /// How sending went.
@@ -145,6 +147,7 @@ impl Connection {
             send_broken: false,
             expect: Expect::Answer,
             replies: VecDeque::new(),
+            ready: false,
         }
     }
 

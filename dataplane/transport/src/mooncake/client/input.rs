@@ -58,7 +58,12 @@ impl Lanes {
             }
             match connection.step(&mut share, now_ns) {
                 Step::On => {}
-                Step::Wait => return Input::Wait,
+                Step::Wait => {
+                    if let Some(at_ns) = connection.deadline_ns() {
+                        self.alarm(at_ns);
+                    }
+                    return Input::Wait;
+                }
                 Step::Give(input) => {
                     if matches!(input, Input::Payload(_)) {
                         // Its answer was given with the frame before.
@@ -156,6 +161,7 @@ impl Lanes {
     fn reconnect(&mut self, poller: &Poller, id: ConnectionId) {
         self.counters.reconnects += 1;
         let until_ns = self.now_ns.saturating_add(CONNECT_NS);
+        self.alarm(until_ns);
         let Some(connection) = self.connections.get(id) else { return };
         if let Err(error) = connection.restart(poller, token(id), until_ns) {
             self.close(poller, id, Gone::Setup(error.to_string()));

@@ -61,6 +61,8 @@ pub struct Lanes {
     /// What peers were seen to speak.
     known: BTreeMap<SocketAddr, Dialect>,
     counters: LaneCounters,
+    /// No deadline of a connection is before this.
+    deadline_ns: Option<u64>,
     now_ns: u64,
 }
 
@@ -74,6 +76,7 @@ impl Lanes {
             ready: VecDeque::new(),
             known: BTreeMap::new(),
             counters: LaneCounters { rejected: 0, reconnects: 0, downgrades: 0 },
+            deadline_ns: None,
             now_ns: 0,
         }
     }
@@ -109,14 +112,15 @@ impl Lanes {
             self.connections.free(id);
             return Err(error);
         }
+        self.alarm(until_ns);
         Ok(id)
     }
 
     /// The poller says that the socket of this token is ready.
     pub fn ready(&mut self, token: Token, readable: bool, writable: bool) {
         let id = ConnectionId { index: token.index, generation: token.generation };
-        if readable && self.connections.get(id).is_some() && !self.ready.contains(&id) {
-            self.ready.push_back(id);
+        if readable {
+            self.mark_ready(id);
         }
         if writable {
             self.connections.mark_due(id);
@@ -143,11 +147,19 @@ impl Lanes {
                 connection.answer(operation, header, Status::Unsupported);
             }
         }
-        if !connection.replies.is_empty() && !self.ready.contains(&id) {
-            self.ready.push_back(id);
+        if !connection.replies.is_empty() {
+            self.mark_ready(id);
         }
         self.connections.mark_due(id);
         true
+    }
+
+    fn mark_ready(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.connections.get(id)
+            && !core::mem::replace(&mut connection.ready, true)
+        {
+            self.ready.push_back(id);
+        }
     }
 
     /// Sends what is queued and may be sent. Whether anything was done.
@@ -195,12 +207,24 @@ impl Lanes {
 
     /// A connection that may have input; each is named once until new bytes arrive.
     pub fn next_ready(&mut self) -> Option<ConnectionId> {
-        self.ready.pop_front()
+        while let Some(id) = self.ready.pop_front() {
+            if let Some(connection) = self.connections.get(id) {
+                connection.ready = false;
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// How many connections may have input.
+    #[must_use]
+    pub fn ready_len(&self) -> usize {
+        self.ready.len()
     }
 
     /// Names a connection again: it has more input than its share of this round.
     pub fn ready_again(&mut self, id: ConnectionId) {
-        self.ready(Token { source: Source::MooncakeLane, ..token(id) }, true, false);
+        self.mark_ready(id);
     }
 
     /// Whether there is something to do without waiting for the poller.
@@ -211,8 +235,13 @@ impl Lanes {
 
     /// When [`Self::flush`] wants to be called at the latest.
     #[must_use]
-    pub fn poll_timeout(&self) -> Option<u64> {
-        self.connections.iter().filter_map(|(_, connection)| connection.deadline_ns()).min()
+    pub const fn poll_timeout(&self) -> Option<u64> {
+        self.deadline_ns
+    }
+
+    /// Something must have happened by then.
+    fn alarm(&mut self, at_ns: u64) {
+        self.deadline_ns = Some(self.deadline_ns.map_or(at_ns, |deadline_ns| deadline_ns.min(at_ns)));
     }
 
     /// Says where the payload of the last frame goes. Then [`Self::input`] brings it.
@@ -272,6 +301,7 @@ impl Lanes {
                 None => {}
             }
         }
+        self.deadline_ns = self.connections.iter().filter_map(|(_, connection)| connection.deadline_ns()).min();
     }
 
     /// The peer speaks version 1, whatever was said of it.
