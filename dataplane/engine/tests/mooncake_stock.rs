@@ -92,8 +92,8 @@ fn a_stock_engine_uses_our_memory() {
         let scattered: Vec<u8> = (0..100).map(|i| content(&region, i * 1000, 1)[0]).collect();
         assert_eq!(scattered, pattern(99, 100));
         let counters = shard.snapshot().expect("alive").mooncake;
-        // Eight are outside, four of them reads. After some rejections a stock engine has no lane left for a second, and
-        // gives requests up by itself.
+        // Eight are outside, four of them reads. After some rejections a stock engine has no lane left for a second,
+        // and gives requests up by itself.
         assert!((1..=8).contains(&counters.rejected) && counters.torn == 0, "{counters:?}");
     }
 }

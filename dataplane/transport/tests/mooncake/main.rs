@@ -4,9 +4,9 @@
 //!
 //! | situation | scenario |
 //! |---|---|
-//! | a completed write is visible to the next read | `server::a_completed_write_is_read_by_everybody`, `client::a_write_*` |
+//! | a completed write is visible to the next read | `server::a_completed_write_*`, `client::a_write_*` |
 //! | a rejected write fails | `server::a_rejected_write_*`, `client::a_rejected_write_*` |
-//! | a large rejected write quiesces its source first | `server::a_large_rejected_write_*`, `client::a_large_rejected_*` |
+//! | a large rejected write quiesces its source first | `server::a_large_*`, `client::a_large_*` |
 //! | version 2 reads: round trip, rejected | `server::reads_*`, `client::reads_*` |
 //! | a version 1 initiator and the present server, pooled | `server::version_1_*` |
 //! | a stale version 2 descriptor and a version 1 server | `client::a_version_1_server_said_to_speak_version_2_*` |
@@ -16,6 +16,7 @@
 //!
 //! Queue bounds, deadlines and shutdown are the client's machinery, tested with it and in the engine's tests.
 
+mod bed;
 mod client;
 mod raw;
 mod server;

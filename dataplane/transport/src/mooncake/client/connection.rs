@@ -17,7 +17,7 @@ use crate::token::Token;
 const AHEAD: usize = 16;
 /// Heads of requests gathered into one send.
 const HEADS_BYTES: usize = 64 * REQUEST_BYTES;
-/// Bytes read before the first write to a peer, to see that it speaks version 2.
+/// Bytes read before the first write over a connection, to see that it speaks version 2.
 pub(super) const PROBE_BYTES: u64 = STATUS_BYTES as u64;
 
 /// What a request is for.
@@ -75,7 +75,7 @@ impl Entry {
 pub(super) enum Expect {
     /// The first bytes of an answer.
     Answer,
-    /// A status, `have` bytes of which are here since `since_ns`.
+    /// A status, `have` bytes of which are here, the last since `since_ns`.
     Status { bytes: [u8; STATUS_BYTES], have: usize, since_ns: u64 },
     /// The host has a frame and will say where its payload goes.
     Decision { bytes: u64 },
@@ -101,7 +101,7 @@ pub(super) struct Connection {
     pub(super) stream: TcpStream,
     pub(super) state: State,
     pub(super) dialect: Dialect,
-    /// Whether the peer has shown that it speaks it.
+    /// Whether the peer has shown over this connection that it speaks version 2. Over the next it may be another.
     pub(super) verified: bool,
     /// Unanswered requests, oldest first.
     pub(super) queue: VecDeque<Entry>,
@@ -134,13 +134,13 @@ pub(super) enum Received {
 }
 
 impl Connection {
-    pub(super) fn new(address: SocketAddr, stream: TcpStream, dialect: Dialect, verified: bool, until_ns: u64) -> Self {
+    pub(super) fn new(address: SocketAddr, stream: TcpStream, dialect: Dialect, until_ns: u64) -> Self {
         Self {
             address,
             stream,
             state: State::Connecting { until_ns, again: false },
             dialect,
-            verified,
+            verified: false,
             queue: VecDeque::new(),
             sent: 0,
             sent_bytes: 0,
@@ -156,7 +156,7 @@ impl Connection {
         let _ = poller.remove(self.stream.as_fd());
         self.stream = open(poller, self.address, token)?;
         self.state = State::Connecting { until_ns, again: true };
-        (self.sent, self.sent_bytes, self.send_broken) = (0, 0, false);
+        (self.sent, self.sent_bytes, self.send_broken, self.verified) = (0, 0, false, false);
         self.expect = Expect::Answer;
         if self.queue.front().is_some_and(|entry| entry.kind == Kind::Probe) {
             self.queue.pop_front();

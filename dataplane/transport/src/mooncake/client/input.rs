@@ -105,8 +105,7 @@ impl Lanes {
         let Some(connection) = self.connections.get(id) else { return };
         if connection.dialect == Dialect::V2 && !connection.verified {
             connection.verified = true;
-            let address = connection.address;
-            self.remember(address, Dialect::V2);
+            // More may be sent ahead now.
             self.connections.mark_due(id);
         }
     }
@@ -182,16 +181,23 @@ impl Connection {
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         match (self.state, &self.expect) {
             (State::Connecting { until_ns, .. }, _) => Some(until_ns),
-            (State::Open, Expect::Status { since_ns, .. }) => Some(since_ns.saturating_add(STATUS_NS)),
+            (State::Open, Expect::Status { since_ns, have, .. }) if self.may_be_short_answer(*have) => {
+                Some(since_ns.saturating_add(STATUS_NS))
+            }
             (State::Open, _) => None,
         }
+    }
+
+    /// Whether what is here of a status may be all that a version 1 server sends.
+    fn may_be_short_answer(&self, have: usize) -> bool {
+        !self.verified && self.queue.front().is_some_and(|entry| entry.bytes == have as u64)
     }
 
     /// One look at the socket.
     fn step(&mut self, share: &mut usize, now_ns: u64) -> Step {
         match self.expect {
             Expect::Answer => self.answer_begins(now_ns),
-            Expect::Status { .. } => self.take_status(),
+            Expect::Status { .. } => self.take_status(now_ns),
             Expect::Decision { .. } => Step::Wait,
             Expect::Payload { left_bytes: 0, .. } => Step::Give(Input::Payload(None)),
             Expect::Skip { left_bytes: 0 } => Step::Done,
@@ -220,19 +226,13 @@ impl Connection {
                 }
             }
             Some(_) if asked => {
-                self.expect = Expect::Status { bytes: [0; STATUS_BYTES], have: 0, since_ns: u64::MAX };
-                match self.take_status() {
-                    Step::Wait => {
-                        // Nothing of it is here: no time runs.
-                        if let Expect::Status { have: 0, .. } = self.expect {
-                            self.expect = Expect::Answer;
-                        } else if let Expect::Status { since_ns, .. } = &mut self.expect {
-                            *since_ns = now_ns;
-                        }
-                        Step::Wait
-                    }
-                    step => step,
+                self.expect = Expect::Status { bytes: [0; STATUS_BYTES], have: 0, since_ns: now_ns };
+                let step = self.take_status(now_ns);
+                // Nothing of it is here.
+                if let Expect::Status { have: 0, .. } = self.expect {
+                    self.expect = Expect::Answer;
                 }
+                step
             }
             _ => self.expect_nothing(),
         }
@@ -257,8 +257,8 @@ impl Connection {
         }
     }
 
-    fn take_status(&mut self) -> Step {
-        let Expect::Status { bytes, have, .. } = &mut self.expect else { return Step::On };
+    fn take_status(&mut self, now_ns: u64) -> Step {
+        let Expect::Status { bytes, have, since_ns } = &mut self.expect else { return Step::On };
         let mut scatter = Scatter::new();
         scatter.push_bytes(&mut bytes[*have..]);
         match receive(&self.stream, &mut scatter) {
@@ -266,12 +266,13 @@ impl Connection {
             Received::Ended(errno) => return Step::Ended(errno),
             Received::Bytes(received) => *have += received,
         }
+        *since_ns = now_ns;
         let (bytes, have) = (*bytes, *have);
         if have < STATUS_BYTES {
             // A short answer of version 1 is told at once where it does not begin like a status.
-            let short = self.queue.front().is_some_and(|entry| entry.bytes == have as u64);
-            let alike = bytes[0] <= 1 && bytes[1..4] == [0; 3];
-            return if short && !alike && !self.verified { Step::Older } else { Step::Wait };
+            let alike = bytes[0] <= 1 && bytes[1..4.min(have)].iter().all(|&byte| byte == 0);
+            // Looked at again: the poller tells of what arrives after the socket was found empty.
+            return if self.may_be_short_answer(have) && !alike { Step::Older } else { Step::On };
         }
         match decode_status(bytes) {
             Verdict::Done => self.announce_done(),

@@ -1,7 +1,7 @@
 //! The asking side: the client's frames become requests of a stock engine's protocol, and its answers become frames.
 //!
-//! A connection is a lane of the client; the protocol has no greeting. A read or write of a segment names the peer's absolute address in its `offset`; the segment's id is ignored. Everything
-//! else is answered `Unsupported`. Requests are answered in the order in which they were sent.
+//! A connection is a lane of the client; the protocol has no greeting. A read or write of a segment names the peer's
+//! absolute address in its `offset`; the segment's id is ignored. Everything else is answered `Unsupported`. Requests are answered in the order in which they were sent.
 //!
 //! What the protocol leaves open is closed here:
 //!
@@ -13,15 +13,15 @@
 //! * *A server of version 1 closes without a word.* The oldest request is sent once more over another connection; if
 //!   that ends the same way, the address is what the peer does not like.
 //! * *A peer may say version 2 and speak version 1.* Such a server takes a write for a read, and the payload for
-//!   requests, so the first write to a peer is preceded by a small read. What comes back shows the version; the peer's
-//!   real one is remembered, the lane ends saying so, and the client's next one speaks it.
+//!   requests, so the first write over a connection is preceded by a small read, unless another has shown the version.
+//!   Where it is the older one, that is remembered, the lane ends saying so, and the client's next one speaks it.
 //!
 //! Deadlines of requests are the client's: it resets the lane, and nothing of the caller's memory is used from then on.
 
 mod connection;
 mod input;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
@@ -38,7 +38,7 @@ use crate::types::{ConnectionId, Event, Gone, Outgoing, Pieces, Target};
 
 /// How long a connection may take to be there.
 const CONNECT_NS: u64 = 5_000_000_000;
-/// Peers whose version is remembered.
+/// Peers of version 1 that are remembered.
 const PEERS_KNOWN: usize = 4_096;
 
 /// What the lanes counted.
@@ -58,8 +58,8 @@ pub struct Lanes {
     events: VecDeque<Event>,
     /// Connections that may have input to take.
     ready: VecDeque<ConnectionId>,
-    /// What peers were seen to speak.
-    known: BTreeMap<SocketAddr, Dialect>,
+    /// Peers that speak version 1, whatever is said of them. A server of version 2 understands it too.
+    older: BTreeSet<SocketAddr>,
     counters: LaneCounters,
     /// No deadline of a connection is before this.
     deadline_ns: Option<u64>,
@@ -74,7 +74,7 @@ impl Lanes {
             connections: Table::new(),
             events: VecDeque::new(),
             ready: VecDeque::new(),
-            known: BTreeMap::new(),
+            older: BTreeSet::new(),
             counters: LaneCounters { rejected: 0, reconnects: 0, downgrades: 0 },
             deadline_ns: None,
             now_ns: 0,
@@ -97,14 +97,12 @@ impl Lanes {
             let text = format!("{} connections are open, which is the limit", Limits::CONNECTIONS);
             return Err(std::io::Error::other(text));
         }
-        let known = self.known.get(&address).copied();
-        let dialect = known.map_or(dialect, |known| known.min(dialect));
-        let verified = known == Some(Dialect::V2);
+        let dialect = if self.older.contains(&address) { Dialect::V1 } else { dialect };
         let until_ns = now_ns.saturating_add(CONNECT_NS);
         // The token needs the position, so the socket is watched when it has one.
         let socket = net::tcp_socket(address)?;
         kvplane_sys::stream::start_connect(socket.as_fd(), address)?;
-        let id = self.connections.insert(Connection::new(address, socket.into(), dialect, verified, until_ns));
+        let id = self.connections.insert(Connection::new(address, socket.into(), dialect, until_ns));
         let Some(connection) = self.connections.get(id) else { return Ok(id) };
         let interest = kvplane_sys::Interest::BothEdges;
         if let Err(error) = poller.add(connection.stream.as_fd(), token(id).to_bits(), interest) {
@@ -175,6 +173,8 @@ impl Lanes {
                     Ok(None) if net::peer_address(connection.stream.as_fd()).is_ok() => {
                         connection.state = State::Open;
                         self.events.extend((!again).then_some(Event::Connected(id)));
+                        // What arrived before was not looked at.
+                        self.mark_ready(id);
                     }
                     // Not decided yet.
                     Ok(None) => continue,
@@ -307,19 +307,15 @@ impl Lanes {
     /// The peer speaks version 1, whatever was said of it.
     fn downgrade(&mut self, poller: &Poller, id: ConnectionId, address: SocketAddr) {
         self.counters.downgrades += 1;
-        self.remember(address, Dialect::V1);
+        if self.older.len() >= PEERS_KNOWN {
+            self.older.pop_first();
+        }
+        self.older.insert(address);
         let text = format!(
             "{address} answers in version 1 of Mooncake's data protocol though it is said to speak version 2: \
              version 1 is used from now on"
         );
         self.close(poller, id, Gone::Setup(text));
-    }
-
-    fn remember(&mut self, address: SocketAddr, dialect: Dialect) {
-        if self.known.len() >= PEERS_KNOWN && !self.known.contains_key(&address) {
-            self.known.pop_first();
-        }
-        self.known.insert(address, dialect);
     }
 }
 

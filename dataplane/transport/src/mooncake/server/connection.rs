@@ -63,12 +63,13 @@ pub(super) struct Connection {
     message_bytes: u64,
 }
 
-/// What is counted of requests.
+/// What is counted of one turn.
 #[derive(Default)]
 pub(super) struct Tally {
     pub(super) reads: u64,
     pub(super) writes: u64,
     pub(super) rejected: u64,
+    pub(super) moved_bytes: usize,
 }
 
 const FRESH: Phase = Phase::Request { bytes: [0; REQUEST_BYTES], have: 0 };
@@ -116,8 +117,8 @@ impl Connection {
         scratch: &mut [u8],
         now_ns: u64,
     ) -> Turn {
-        let (mut bytes, mut requests) = (0, 0);
-        while bytes < TURN_BYTES && requests < TURN_REQUESTS {
+        let mut requests = 0;
+        while tally.moved_bytes < TURN_BYTES && requests < TURN_REQUESTS {
             let step = match &mut self.phase {
                 Phase::Request { .. } => self.take_request(ranges, options, tally, now_ns),
                 Phase::Receiving { .. } => self.receive(ranges, now_ns),
@@ -126,7 +127,7 @@ impl Connection {
                 Phase::Draining { .. } => self.drain(scratch),
             };
             match step {
-                Ok(moved) => bytes += moved,
+                Ok(moved) => tally.moved_bytes += moved,
                 Err(Turn::Wait) => return Turn::Wait,
                 Err(turn) => return turn,
             }

@@ -23,6 +23,8 @@ use crate::types::ConnectionId;
 
 /// Connections accepted in one round.
 const ACCEPTS_PER_ROUND: usize = 64;
+/// Bytes moved in one round: those whose turn did not come are first in the next.
+const ROUND_BYTES: usize = 4 << 20;
 /// How long no connection is accepted after the kernel refused to.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 
@@ -153,10 +155,14 @@ impl Server {
         if core::mem::take(&mut self.may_accept) {
             self.accept(poller, ranges, now_ns);
         }
+        let mut moved_bytes = 0;
         for _ in 0..self.connections.due() {
             let Some(id) = self.connections.next_due() else { break };
             progress = true;
-            self.turn(poller, ranges, id, now_ns);
+            moved_bytes += self.turn(poller, ranges, id, now_ns);
+            if moved_bytes >= ROUND_BYTES {
+                break;
+            }
         }
         if self.accept_after_ns.is_some_and(|at_ns| at_ns <= now_ns) {
             let watched = self.listener.as_ref().map(|listener| watch(poller, listener));
@@ -250,14 +256,15 @@ impl Server {
         true
     }
 
-    fn turn(&mut self, poller: &Poller, ranges: &mut impl Ranges, id: ConnectionId, now_ns: u64) {
+    fn turn(&mut self, poller: &Poller, ranges: &mut impl Ranges, id: ConnectionId, now_ns: u64) -> usize {
         self.scratch.resize(DRAIN_BYTES, 0);
-        let Some(connection) = self.connections.get(id) else { return };
+        let Some(connection) = self.connections.get(id) else { return 0 };
         let mut tally = Tally::default();
         let turn = connection.turn(ranges, &self.options, &mut tally, &mut self.scratch, now_ns);
         self.counters.reads += tally.reads;
         self.counters.writes += tally.writes;
         self.counters.rejected += tally.rejected;
+        let moved_bytes = tally.moved_bytes;
         match turn {
             Turn::Wait => {}
             Turn::Again => self.connections.mark_due(id),
@@ -267,6 +274,7 @@ impl Server {
                 self.close(poller, ranges, id);
             }
         }
+        moved_bytes
     }
 
     fn close(&mut self, poller: &Poller, ranges: &mut impl Ranges, id: ConnectionId) {
