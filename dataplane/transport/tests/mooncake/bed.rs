@@ -36,6 +36,8 @@ pub(crate) struct Bed {
     pub(crate) lent: BTreeMap<u64, u32>,
     pub(crate) connected: usize,
     pub(crate) gone: Vec<Gone>,
+    /// What the lanes' clock is ahead of the real one.
+    pub(crate) ahead_ns: u64,
 }
 
 impl Bed {
@@ -51,6 +53,7 @@ impl Bed {
             lent: BTreeMap::new(),
             connected: 0,
             gone: Vec::new(),
+            ahead_ns: 0,
         }
     }
 
@@ -101,7 +104,7 @@ impl Bed {
             let token = Token::from_bits(readiness.token).expect("a token of the lanes'");
             self.lanes.ready(token, readiness.readable, readiness.writable);
         }
-        self.lanes.flush(&self.poller, cpu::monotonic_ns());
+        self.lanes.flush(&self.poller, cpu::monotonic_ns() + self.ahead_ns);
         self.take_events();
         let mut scratch = Vec::new();
         for id in core::iter::from_fn(|| self.lanes.next_ready()).collect::<Vec<_>>() {

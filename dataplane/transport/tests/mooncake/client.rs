@@ -246,6 +246,28 @@ fn a_version_1_server_said_to_speak_version_2_is_found_out_before_anything_is_wr
     script.join().expect("the script was followed");
 }
 
+/// What a version 1 server sends may begin like a status, and be too short to be told from one: time tells.
+#[test]
+fn a_version_1_servers_zeros_are_found_out_too() {
+    let (address, script) = peer(|listening| {
+        let mut peer = listening.accept();
+        assert_eq!(peer.take_request(), v2(false, 0, 3));
+        peer.send(&[0; 3]);
+        assert!(peer.ends());
+    });
+    let mut bed = Bed::new();
+    let lane = bed.connect(address, Dialect::V2);
+    bed.write(lane, 0, 3);
+    // Past its time only when the three bytes are here, which nobody else can see: so again and again.
+    while bed.gone.is_empty() {
+        bed.round();
+        bed.ahead_ns += 100_000_000;
+        assert!(bed.ahead_ns < 1 << 50, "never");
+    }
+    assert!(bed.gone[0].to_string().contains("version 1") && bed.lent.is_empty(), "{:?}", bed.gone);
+    script.join().expect("the script was followed");
+}
+
 /// What a broken or hostile peer may do. Each ends the lane, and nothing else.
 #[test]
 fn nonsense_ends_the_lane() {

@@ -1,7 +1,8 @@
 //! The asking side: the client's frames become requests of a stock engine's protocol, and its answers become frames.
 //!
 //! A connection is a lane of the client; the protocol has no greeting. A read or write of a segment names the peer's
-//! absolute address in its `offset`; the segment's id is ignored. Everything else is answered `Unsupported`. Requests are answered in the order in which they were sent.
+//! absolute address in its `offset`; the segment's id is ignored. Everything else is answered `Unsupported`. Requests
+//! are answered in the order in which they were sent.
 //!
 //! What the protocol leaves open is closed here:
 //!
