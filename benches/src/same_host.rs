@@ -46,7 +46,7 @@ pub(crate) fn owner(directory: &str) -> Result<ShardHandle, Failure> {
         identity,
         core: None,
         pacing: Pacing::Park,
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(shm) },
+        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(shm), mooncake: None },
         pool: None,
         store: None,
         first_version: Version(1),

@@ -106,7 +106,7 @@ impl TransferEngine {
             },
             core: config.core,
             pacing: config.pacing,
-            listen: Listen { tcp: config.listen, shm: None },
+            listen: Listen { tcp: config.listen, shm: None, mooncake: None },
             pool: None,
             store: None,
             first_version: Version(1),

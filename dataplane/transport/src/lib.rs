@@ -6,10 +6,12 @@
 //! * [`tcp`]: frames over TCP, several connections to a peer.
 //! * [`fault`]: the same, with faults by a seeded plan.
 //! * [`file`]: files as segments, over io_uring.
+//! * [`mooncake`]: the protocol of stock Mooncake engines, both sides.
 //! * [`shm`]: the same host: frames over rings in shared memory, payloads copied by whoever wants them.
 
 pub mod fault;
 pub mod file;
+pub mod mooncake;
 pub mod shm;
 pub mod tcp;
 pub mod token;

@@ -49,6 +49,12 @@ sources! {
     ShmDoorbell = 6,
     /// The queue of file transfers.
     Files = 7,
+    /// The listener for stock Mooncake engines.
+    MooncakeListener = 16,
+    /// A connection of a stock engine.
+    MooncakeServed = 17,
+    /// A connection to a stock engine.
+    MooncakeLane = 18,
 }
 
 const INDEX_BITS: u32 = 24;
