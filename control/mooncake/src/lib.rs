@@ -1,0 +1,3 @@
+//! x
+pub mod descriptor;
+pub use descriptor::{Buffer, Descriptor, DescriptorError, Native, Protocol};
