@@ -17,4 +17,4 @@ pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use shm::Shm;
 pub use tcp::Tcp;
 pub use token::{Source, Token};
-pub use types::{ConnectionId, Event, Gone, Input, Outgoing, Target};
+pub use types::{ConnectionId, Event, Gone, Input, Outgoing, Pieces, Target};

@@ -102,7 +102,7 @@ impl End {
         let payload = payload.then(|| {
             header = header.with_payload(PAYLOAD_BYTES as u64, Some(payload_checksum(&self.bytes())));
             self.holds += 1;
-            Outgoing { buffer: self.buffer(), hold: Some(1) }
+            Outgoing { buffers: self.buffer().into(), hold: Some(1) }
         });
         self.tcp.send(id, &header, body, payload)
     }

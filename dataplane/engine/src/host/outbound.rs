@@ -30,8 +30,8 @@ impl Host {
         match output {
             ServiceOutput::Frame { peer, header, body, payload } => {
                 let payload = payload.map(|(place, hold)| {
-                    let buffer = self.memory(place);
-                    Outgoing { buffer, hold: Some(self.lent.insert(Lent::Answer(hold)) as u64) }
+                    let buffers = self.memory(place).into();
+                    Outgoing { buffers, hold: Some(self.lent.insert(Lent::Answer(hold)) as u64) }
                 });
                 let Some(service) = &self.service else { return };
                 match Link::of_peer(peer) {
@@ -74,9 +74,9 @@ impl Host {
             ClientOutput::Send { lane, header, body, payload } => {
                 let Some(link) = self.link_of(lane) else { return };
                 let payload = payload.map(|local| {
-                    let buffer = self.local(local);
+                    let buffers = self.local(local).into();
                     self.uploads.start(header.request);
-                    Outgoing { buffer, hold: Some(self.lent.insert(Lent::Upload(header.request)) as u64) }
+                    Outgoing { buffers, hold: Some(self.lent.insert(Lent::Upload(header.request)) as u64) }
                 });
                 let Some(client) = &self.client else { return };
                 match link {

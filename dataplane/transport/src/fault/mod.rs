@@ -21,13 +21,13 @@ use std::net::{SocketAddr, TcpListener};
 
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::frame::Header;
-use kvplane_sys::{Completion, IoBuf, Ring};
+use kvplane_sys::{Completion, Ring};
 pub use plan::FaultPlan;
 use plan::{Arrival, Departure, Injector};
 
 use crate::tcp::Tcp;
 use crate::token::Token;
-use crate::types::{ConnectionId, Event, Gone, Input, Outgoing, Target};
+use crate::types::{ConnectionId, Event, Gone, Input, Outgoing, Pieces, Target};
 
 /// The errnos of what is imitated.
 const CONNECTION_RESET: i32 = 104;
@@ -70,7 +70,7 @@ struct Slot {
     generation: u32,
     held: Option<Held>,
     /// Where the payload that is arriving goes.
-    target: Option<IoBuf>,
+    target: Option<Pieces>,
 }
 
 struct Held {
@@ -181,8 +181,12 @@ impl Fault {
     /// # Panics
     /// When no payload is awaited or the memory is not of its length.
     pub fn receive_payload(&mut self, ring: &mut Ring, id: ConnectionId, target: Target) {
-        if let (Some(faults), Target::Memory { buffer, checksum: true }) = (&mut self.faults, &target) {
-            faults.slot(id).target = Some(buffer.clone());
+        if let Some(faults) = &mut self.faults {
+            faults.slot(id).target = match &target {
+                Target::Memory { buffer, checksum: true } => Some(buffer.clone().into()),
+                Target::Scatter { buffers, checksum: true } => Some(buffers.clone().into()),
+                Target::Discard | Target::Memory { .. } | Target::Scatter { .. } => None,
+            };
         }
         self.tcp.receive_payload(ring, id, target);
     }
@@ -301,15 +305,20 @@ impl Faults {
 
     /// The payload of a connection has arrived: its checksum, after what the plan has done to it.
     fn payload(&mut self, id: ConnectionId, checksum: Option<u64>) -> Option<u64> {
-        let (Some(buffer), Some(_)) = (self.slot(id).target.take(), checksum) else { return checksum };
-        let Some(corruption) = self.injector.corruption(buffer.bytes()) else { return checksum };
+        let (Some(pieces), Some(_)) = (self.slot(id).target.take(), checksum) else { return checksum };
+        let Some(corruption) = self.injector.corruption(pieces.bytes()) else { return checksum };
         self.counters.corrupted += 1;
-        let place = buffer.slice(corruption.offset, 1);
-        let mut byte = [0];
-        place.copy_out(&mut byte);
-        place.copy_in(&[byte[0] ^ corruption.mask]);
-        let mut sum = PayloadChecksum::new();
-        buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| sum.update(part));
+        let (mut sum, mut at) = (PayloadChecksum::new(), 0);
+        for buffer in pieces.as_slice() {
+            if (at..at + buffer.bytes()).contains(&corruption.offset) {
+                let place = buffer.slice(corruption.offset - at, 1);
+                let mut byte = [0];
+                place.copy_out(&mut byte);
+                place.copy_in(&[byte[0] ^ corruption.mask]);
+            }
+            at += buffer.bytes();
+            buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| sum.update(part));
+        }
         Some(sum.finish())
     }
 }

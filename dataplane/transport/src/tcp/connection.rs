@@ -41,7 +41,7 @@ pub(super) enum Expect {
 
 pub(super) struct Payload {
     /// What is left of the memory; `None` when the bytes are thrown away.
-    pub(super) buffer: Option<IoBuf>,
+    pub(super) buffers: Option<VecDeque<IoBuf>>,
     pub(super) left_bytes: u64,
     pub(super) checksum: Option<PayloadChecksum>,
 }

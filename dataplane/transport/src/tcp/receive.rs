@@ -1,11 +1,12 @@
 //! Bytes arrive: into the staging while frames are expected, in place while a payload is.
 
+use std::collections::VecDeque;
 use std::os::fd::AsFd;
 
 use kvplane_proto::Limits;
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::frame::{HEADER_BYTES, Header};
-use kvplane_sys::Ring;
+use kvplane_sys::{IoBuf, Ring};
 
 use super::Tcp;
 use super::connection::{Connection, Expect, Payload, RECEIVE_STAGING_BYTES, State};
@@ -37,7 +38,7 @@ impl Tcp {
                 let room = connection.make_room();
                 connection.staging.slice(connection.end, room)
             }
-            Expect::Payload(payload) => match &payload.buffer {
+            Expect::Payload(payload) => match payload.buffers.as_ref().and_then(VecDeque::front) {
                 Some(buffer) => buffer.slice(0, buffer.bytes().min(PAYLOAD_ASK_BYTES)),
                 // Thrown away: the staging is empty now and serves as the bin.
                 None => connection.staging.slice(0, (payload.left_bytes as usize).min(RECEIVE_STAGING_BYTES)),
@@ -130,29 +131,36 @@ impl Tcp {
         let Expect::Decision { payload_bytes } = connection.expect else {
             panic!("a payload's place was given where none is awaited");
         };
-        let (buffer, checksum) = match target {
+        let (buffers, checksum) = match target {
             Target::Discard => (None, false),
-            Target::Memory { buffer, checksum } => (Some(buffer), checksum),
+            Target::Memory { buffer, checksum } => (Some(VecDeque::from([buffer])), checksum),
+            Target::Scatter { buffers, checksum } => (Some(VecDeque::from(buffers)), checksum),
         };
-        if let Some(buffer) = &buffer {
-            assert_eq!(buffer.bytes() as u64, payload_bytes, "memory of another length than the payload's");
+        if let Some(buffers) = &buffers {
+            let bytes: usize = buffers.iter().map(IoBuf::bytes).sum();
+            assert_eq!(bytes as u64, payload_bytes, "memory of another length than the payload's");
         }
         let checksum = checksum.then(PayloadChecksum::new);
-        let mut payload = Payload { buffer, left_bytes: payload_bytes, checksum };
+        let mut payload = Payload { buffers, left_bytes: payload_bytes, checksum };
         // What came along with the header is copied; the rest arrives in place.
-        let here = ((connection.end - connection.start) as u64).min(payload_bytes) as usize;
-        if let (Some(buffer), true) = (&payload.buffer, here > 0) {
-            let staging = &connection.staging;
-            kvplane_sys::Region::copy_between(
-                buffer.region(),
-                buffer.offset(),
-                staging.region(),
-                staging.offset() + connection.start,
-                here,
-            );
+        let mut here = ((connection.end - connection.start) as u64).min(payload_bytes) as usize;
+        while here > 0 {
+            let mut part = here;
+            if let Some(buffer) = payload.buffers.as_ref().and_then(VecDeque::front) {
+                part = part.min(buffer.bytes());
+                let staging = &connection.staging;
+                kvplane_sys::Region::copy_between(
+                    buffer.region(),
+                    buffer.offset(),
+                    staging.region(),
+                    staging.offset() + connection.start,
+                    part,
+                );
+            }
+            payload.took(part);
+            connection.start += part;
+            here -= part;
         }
-        payload.took(here);
-        connection.start += here;
         let complete = payload.left_bytes == 0;
         connection.expect = Expect::Payload(payload);
         if !complete {
@@ -162,14 +170,17 @@ impl Tcp {
 }
 
 impl Payload {
-    /// Bytes of the payload are in place.
+    /// Bytes of the payload are in place, all of them in its first piece.
     fn took(&mut self, bytes: usize) {
         self.left_bytes -= bytes as u64;
-        let Some(buffer) = &mut self.buffer else { return };
+        let Some(buffer) = self.buffers.as_mut().and_then(VecDeque::front_mut) else { return };
         if let (Some(checksum), true) = (&mut self.checksum, bytes > 0) {
             buffer.region().read_with(buffer.offset(), bytes, &mut |_, part| checksum.update(part));
         }
         buffer.advance(bytes);
+        if buffer.is_empty() {
+            self.buffers.as_mut().and_then(VecDeque::pop_front);
+        }
     }
 }
 

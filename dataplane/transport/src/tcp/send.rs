@@ -110,7 +110,7 @@ impl Connection {
         let (mut used, mut payload_bytes) = (0, 0);
         let mut run_start = 0;
         while let Some(frame) = self.frames.front() {
-            let copied = frame.payload.as_ref().map_or(0, |payload| payload.buffer.bytes());
+            let copied = frame.payload.as_ref().map_or(0, |payload| payload.buffers.bytes());
             let copied = if copied <= COPIED_BYTES { copied } else { 0 };
             let bytes = HEADER_BYTES + frame.body.len() + copied;
             let full = used + bytes > SEND_STAGING_BYTES || self.pieces.len() + 2 > MAX_VECTORS;
@@ -124,14 +124,22 @@ impl Connection {
             if let Some(payload) = frame.payload.take() {
                 let at = used + HEADER_BYTES + frame.body.len();
                 used += bytes;
-                payload_bytes += payload.buffer.bytes();
+                payload_bytes += payload.buffers.bytes();
                 if copied > 0 {
-                    copy(&self.send_staging.slice(at, copied), &payload.buffer);
+                    let mut at = at;
+                    for buffer in payload.buffers.as_slice() {
+                        copy(&self.send_staging.slice(at, buffer.bytes()), buffer);
+                        at += buffer.bytes();
+                    }
                     released.extend(payload.hold);
                 } else {
                     let run = self.send_staging.slice(run_start, used - run_start);
                     self.pieces.push_back(Piece { buffer: run, hold: None });
-                    self.pieces.push_back(Piece { buffer: payload.buffer, hold: payload.hold });
+                    let pieces = payload.buffers.as_slice().iter();
+                    self.pieces.extend(pieces.map(|buffer| Piece { buffer: buffer.clone(), hold: None }));
+                    if let Some(last) = self.pieces.back_mut() {
+                        last.hold = payload.hold;
+                    }
                     run_start = used;
                 }
             } else {
@@ -157,8 +165,9 @@ impl Frame {
             return;
         }
         let mut checksum = PayloadChecksum::new();
-        let buffer = &payload.buffer;
-        buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| checksum.update(part));
+        for buffer in payload.buffers.as_slice() {
+            buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| checksum.update(part));
+        }
         self.header.payload_checksum = checksum.finish();
     }
 }
