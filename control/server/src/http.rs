@@ -8,7 +8,8 @@
 //! | `/metadata` | Mooncake's metadata server, where it is switched on: the only path that can be written |
 //!
 //! One request per connection, all of it within a deadline; heads are limited, and so are bodies, which other paths
-//! than `/metadata` refuse unread. At most a fixed number of connections are served at a time; further ones wait in the listen queue.
+//! than `/metadata` refuse unread. At most a fixed number of connections are served at a time; further ones wait in the
+//! listen queue.
 
 use std::convert::Infallible;
 use std::io;

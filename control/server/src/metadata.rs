@@ -3,19 +3,29 @@
 //! | request | answer |
 //! |---|---|
 //! | `GET /metadata?key=` | 200 and the value, or 404 |
-//! | `PUT /metadata?key=` | 200; 400 for another value of an `rpc_meta` key that exists; 413 or 507 at a limit |
+//! | `PUT /metadata?key=` | 200; 400 for another value of a living engine's `rpc_meta` key; 413 or 507 at a limit |
 //! | `DELETE /metadata?key=` | 200, or 404 |
 //!
 //! An empty key is 400. Nothing is durable, as with Mooncake's own server: engines publish at their start. Whoever
 //! reaches the port may read and write every key, for the protocol has no authentication.
+//!
+//! An `rpc_meta` key says where an engine's daemon listens. A second engine of that name is refused as long as the
+//! first one's port takes connections, or may do so; when it is closed, the engine was killed and left its key behind.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
 use percent_encoding::percent_decode_str;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// How long it may take to learn that an engine is gone.
+const LIFE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// How much the metadata server keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +59,12 @@ struct Kept {
 }
 
 /// What a put came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Put {
     Updated,
     Unchanged,
-    Duplicate,
+    /// Refused for this value's sake.
+    Duplicate(Bytes),
     Full,
 }
 
@@ -82,7 +93,7 @@ impl Metadata {
                 None => say(StatusCode::NOT_FOUND, "metadata not found"),
             },
             Method::PUT => match Limited::new(request.into_body(), self.limits.value_bytes).collect().await {
-                Ok(body) => self.answer_put(key, body.to_bytes()),
+                Ok(body) => self.answer_put(key, body.to_bytes()).await,
                 Err(error) if error.is::<LengthLimitError>() => {
                     say(StatusCode::PAYLOAD_TOO_LARGE, "the value is too long\n")
                 }
@@ -94,11 +105,18 @@ impl Metadata {
         }
     }
 
-    fn answer_put(&self, key: String, value: Bytes) -> Answer {
-        match self.put(key, value) {
+    async fn answer_put(&self, key: String, value: Bytes) -> Answer {
+        let mut put = self.put(&key, &value, None);
+        if let Put::Duplicate(old) = &put
+            && is_gone(old).await
+        {
+            let old = old.clone();
+            put = self.put(&key, &value, Some(&old));
+        }
+        match put {
             Put::Updated => say(StatusCode::OK, "metadata updated"),
             Put::Unchanged => say(StatusCode::OK, "metadata unchanged"),
-            Put::Duplicate => say(StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed"),
+            Put::Duplicate(_) => say(StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed"),
             Put::Full => say(StatusCode::INSUFFICIENT_STORAGE, "there is no room for more keys or values\n"),
         }
     }
@@ -112,15 +130,19 @@ impl Metadata {
         self.with(|kept| kept.values.get(key).cloned())
     }
 
-    fn put(&self, key: String, value: Bytes) -> Put {
+    /// Sets a value. `gone` is the value of an engine that is known to be gone.
+    fn put(&self, key: &str, value: &Bytes, gone: Option<&Bytes>) -> Put {
         self.with(|kept| {
-            let old = kept.values.get(&key);
-            if old == Some(&value) {
+            let old = kept.values.get(key);
+            if old == Some(value) {
                 return Put::Unchanged;
             }
-            // Two engines of one name would take each other's transfers: the second is refused.
-            if old.is_some() && key.contains("rpc_meta") {
-                return Put::Duplicate;
+            // Two engines of one name would take each other's transfers.
+            if let Some(old) = old
+                && key.contains("rpc_meta")
+                && Some(old) != gone
+            {
+                return Put::Duplicate(old.clone());
             }
             let freed = old.map_or(0, |old| key.len() + old.len());
             let bytes = kept.bytes - freed + key.len() + value.len();
@@ -128,7 +150,7 @@ impl Metadata {
                 return Put::Full;
             }
             kept.bytes = bytes;
-            kept.values.insert(key, value);
+            kept.values.insert(key.to_owned(), value.clone());
             Put::Updated
         })
     }
@@ -139,6 +161,19 @@ impl Metadata {
             kept.bytes -= key.len() + old.len();
             true
         })
+    }
+}
+
+/// Whether nobody listens any more where `meta` says. Only a refusal of the system there says so: what cannot be read,
+/// looked up or reached in time may live.
+async fn is_gone(meta: &Bytes) -> bool {
+    let Ok(meta) = serde_json::from_slice::<serde_json::Value>(meta) else { return false };
+    let host = meta.get("ip_or_host_name").and_then(serde_json::Value::as_str);
+    let port = meta.get("rpc_port").and_then(serde_json::Value::as_u64).and_then(|port| u16::try_from(port).ok());
+    let (Some(host), Some(port)) = (host, port) else { return false };
+    match timeout(LIFE_DEADLINE, TcpStream::connect((host, port))).await {
+        Ok(Err(error)) => error.kind() == io::ErrorKind::ConnectionRefused,
+        _ => false,
     }
 }
 
@@ -168,7 +203,7 @@ mod tests {
     fn numbers_and_bytes_are_limited() {
         let limits = MetadataLimits { keys: 2, key_bytes: 10, value_bytes: 10, bytes: 12 };
         let metadata = Metadata::new(limits);
-        let put = |key: &str, value: &'static str| metadata.put(key.to_owned(), Bytes::from_static(value.as_bytes()));
+        let put = |key: &str, value: &'static str| metadata.put(key, &Bytes::from_static(value.as_bytes()), None);
         assert_eq!(put("a", "12345"), Put::Updated);
         assert_eq!(put("b", "123456"), Put::Full);
         assert_eq!(put("b", "12345"), Put::Updated);
@@ -185,10 +220,14 @@ mod tests {
     #[test]
     fn an_engine_is_not_replaced_by_another_of_its_name() {
         let metadata = Metadata::new(MetadataLimits::default());
-        let put = |key: &str, value: &'static str| metadata.put(key.to_owned(), Bytes::from_static(value.as_bytes()));
+        let put = |key: &str, value: &'static str| metadata.put(key, &Bytes::from_static(value.as_bytes()), None);
         assert_eq!(put("mooncake/rpc_meta/a", "1"), Put::Updated);
         assert_eq!(put("mooncake/rpc_meta/a", "1"), Put::Unchanged);
-        assert_eq!(put("mooncake/rpc_meta/a", "2"), Put::Duplicate);
+        let old = Bytes::from_static(b"1");
+        assert_eq!(put("mooncake/rpc_meta/a", "2"), Put::Duplicate(old.clone()));
+        let (new, other) = (Bytes::from_static(b"2"), Bytes::from_static(b"3"));
+        assert_eq!(metadata.put("mooncake/rpc_meta/a", &new, Some(&other)), Put::Duplicate(old.clone()));
+        assert_eq!(metadata.put("mooncake/rpc_meta/a", &new, Some(&old)), Put::Updated);
         assert!(metadata.remove("mooncake/rpc_meta/a"));
         assert_eq!(put("mooncake/rpc_meta/a", "2"), Put::Updated);
         assert_eq!(put("mooncake/ram/a", "1"), Put::Updated);

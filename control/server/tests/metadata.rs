@@ -27,13 +27,20 @@ fn engines_find_each_other() {
     let (_control, http) = start(Some(MetadataLimits::default()));
     let store = store(http);
     let (meta, segment) = (keys::rpc_meta("", "node a:1+é"), keys::segment("blue", "node"));
-    let value = keys::RpcMeta { host: "127.0.0.1".to_owned(), port: 7 }.encode();
+    // An engine's daemon, as far as this server can see it.
+    let daemon = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = daemon.local_addr().expect("bound").port();
+    let value = keys::RpcMeta { host: "127.0.0.1".to_owned(), port }.encode();
     assert_eq!(store.get(&meta), Ok(None));
     store.put(&meta, &value).expect("put");
     store.put(&meta, &value).expect("the same again");
     let error = store.put(&meta, "{}").expect_err("another engine of that name").to_string();
     assert!(error.contains("400: Duplicate rpc_meta key not allowed"), "{error}");
     assert_eq!(store.get(&meta), Ok(Some(value)));
+    drop(daemon);
+    let next = keys::RpcMeta { host: "localhost".to_owned(), port: 1 }.encode();
+    store.put(&meta, &next).expect("its predecessor is gone");
+    assert_eq!(store.get(&meta), Ok(Some(next)));
     for text in ["{}", "{\"name\":\"node\"}"] {
         store.put(&segment, text).expect("a segment is replaced");
         assert_eq!(store.get(&segment), Ok(Some(text.to_owned())));
@@ -52,7 +59,8 @@ fn requests_and_answers_are_as_stock_servers_have_them() {
         let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
         (head.split(' ').nth(1).expect("a status").to_owned(), body.to_owned())
     };
-    let put = "PUT /metadata?key=%20a%2Fb HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+    let put = "PUT /metadata?key=%20a%2Fb HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
+               Content-Length: 2\r\n\r\n{}";
     let cases = [
         ("GET /metadata?key=a%2Fb HTTP/1.1\r\nHost: a\r\n\r\n", "404", "metadata not found"),
         (put, "200", "metadata updated"),
