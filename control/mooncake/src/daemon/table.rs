@@ -111,7 +111,8 @@ impl Table {
         progress_ns.saturating_add(idle_ns).min(started_ns.saturating_add(total_ns))
     }
 
-    /// Makes room: whoever has been silent longest goes, if that is since `before_ns` or earlier. Whether there was one.
+    /// Makes room: whoever has been silent longest goes, if that is since `before_ns` or earlier. Whether there was
+    /// one.
     pub(super) fn evict(&mut self, before_ns: u64) -> bool {
         let silent = self.entries.iter().min_by_key(|(token, entry)| (entry.progress_ns, **token));
         let Some((&token, _)) = silent.filter(|(_, entry)| entry.progress_ns <= before_ns) else { return false };
