@@ -34,6 +34,16 @@ pub(crate) struct Usage {
     pub(crate) steal_cores: f64,
 }
 
+/// Foreign load from which figures say little: noise moves them both ways.
+const NOISY_CORES: f64 = 0.25;
+
+impl Usage {
+    /// Whether others left the machine alone meanwhile.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.foreign_cores + self.steal_cores <= NOISY_CORES
+    }
+}
+
 /// A running meter.
 pub(crate) struct Meter {
     stop: Arc<AtomicBool>,

@@ -22,6 +22,8 @@ pub(crate) struct Options {
     pub(crate) rounds: usize,
     /// For each side, cell and round.
     pub(crate) seconds: f64,
+    /// How often a figure with foreign load beside it is taken again; the quietest is kept.
+    pub(crate) retries: usize,
     pub(crate) markdown: Option<PathBuf>,
 }
 
@@ -45,6 +47,7 @@ pub(crate) fn parse(words: &[String]) -> Result<Options, Failure> {
         batches: vec![1, 16, 128],
         rounds: 0,
         seconds: 0.0,
+        retries: 0,
         markdown: None,
     };
     let mut words = words.iter().map(String::as_str);
@@ -68,6 +71,7 @@ pub(crate) fn parse(words: &[String]) -> Result<Options, Failure> {
             "--batches" => {
                 options.batches = value.split(',').map(parse_size).collect::<Option<_>>().ok_or_else(wrong)?;
             }
+            "--retries" => options.retries = value.parse().ok().filter(|count| *count <= 100).ok_or_else(wrong)?,
             "--rounds" => options.rounds = value.parse().ok().filter(|count| *count > 0).ok_or_else(wrong)?,
             "--seconds" => {
                 options.seconds =

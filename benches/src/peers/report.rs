@@ -5,9 +5,6 @@ use super::row::Row;
 use super::targets::{self, Metric, plain};
 use crate::rounds::median;
 
-/// Foreign load from which a line is marked: figures then say little.
-const NOISY_CORES: f64 = 0.25;
-
 /// Takes a figure from a row.
 type Take = fn(&Row) -> Option<f64>;
 
@@ -39,24 +36,31 @@ impl Results {
         super::NAMES.iter().filter(present).copied().collect()
     }
 
-    fn of<'a>(&'a self, cell: &'a Cell, side: &'a str) -> impl Iterator<Item = &'a Row> {
-        self.rows.iter().filter(move |row| row.cell == *cell && row.side == side)
+    /// A side's rows of a cell: those taken while the machine was quiet, all where there are none such.
+    fn of(&self, cell: &Cell, side: &str) -> Vec<&Row> {
+        let rows: Vec<&Row> = self.rows.iter().filter(|row| row.cell == *cell && row.side == side).collect();
+        let quiet: Vec<&Row> = rows.iter().copied().filter(|row| row.usage.is_quiet()).collect();
+        if quiet.is_empty() { rows } else { quiet }
     }
 
     /// The median over rounds of what `value` takes from the rows.
     fn median(&self, cell: &Cell, side: &str, value: impl Fn(&Row) -> Option<f64>) -> Option<f64> {
-        let mut values: Vec<f64> = self.of(cell, side).filter_map(value).collect();
+        let mut values: Vec<f64> = self.of(cell, side).into_iter().filter_map(value).collect();
         if values.is_empty() { None } else { Some(median(&mut values)) }
     }
 
-    /// The median over rounds of ours by theirs in the same round.
+    /// The median over rounds of ours by theirs in the same round; over the quiet rounds where there are any.
     pub(crate) fn ratio(&self, cell: &Cell, ours: &str, peer: &str, metric: Metric) -> Option<f64> {
-        let mut ratios: Vec<f64> = Vec::new();
-        for row in self.of(cell, ours) {
-            let theirs = self.of(cell, peer).find(|theirs| theirs.round == row.round);
-            let pair = theirs.and_then(|theirs| Some((value(row, metric)?, value(theirs, metric)?)));
-            ratios.extend(pair.filter(|(_, theirs)| *theirs > 0.0).map(|(ours, theirs)| ours / theirs));
+        let all = |side| self.rows.iter().filter(move |row| row.cell == *cell && row.side == side);
+        let mut pairs: Vec<(bool, f64)> = Vec::new();
+        for row in all(ours) {
+            let Some(theirs) = all(peer).find(|theirs| theirs.round == row.round) else { continue };
+            let values = value(row, metric).zip(value(theirs, metric)).filter(|(_, theirs)| *theirs > 0.0);
+            let quiet = row.usage.is_quiet() && theirs.usage.is_quiet();
+            pairs.extend(values.map(|(ours, theirs)| (quiet, ours / theirs)));
         }
+        let any_quiet = pairs.iter().any(|(quiet, _)| *quiet);
+        let mut ratios: Vec<f64> = pairs.iter().filter(|pair| pair.0 == any_quiet).map(|pair| pair.1).collect();
         if ratios.is_empty() { None } else { Some(median(&mut ratios)) }
     }
 
@@ -74,8 +78,9 @@ impl Results {
         for side in self.sides() {
             let Some(gb_s) = self.median(cell, side, |row| Some(row.figures.gb_s)) else { continue };
             let number = |value: Option<f64>| value.map_or_else(|| String::from("-"), plain);
+            let quiet = self.of(cell, side).iter().all(|row| row.usage.is_quiet());
             let foreign = self.median(cell, side, |row| Some(row.usage.foreign_cores)).unwrap_or(0.0);
-            let pacing = self.of(cell, side).next().map_or("", |row| row.pacing);
+            let pacing = self.of(cell, side).first().map_or("", |row| row.pacing);
             text += &format!(
                 "  {side:<16} {pacing:<16} {:>8} {:>10} {:>10} {:>10} {:>9} {foreign:>7.2}{}",
                 plain(gb_s),
@@ -83,7 +88,7 @@ impl Results {
                 number(self.median(cell, side, |row| row.figures.p50_us)),
                 number(self.median(cell, side, |row| row.figures.p99_us)),
                 number(self.median(cell, side, |row| Some(row.cpu_s_per_gb()))),
-                if foreign > NOISY_CORES { '*' } else { ' ' },
+                if quiet { ' ' } else { '*' },
             );
             if let Some(ours) = targets::counterpart(side) {
                 let ratio = |metric| number(self.ratio(cell, ours, side, metric));
@@ -122,7 +127,7 @@ impl Results {
 pub(crate) fn header() -> String {
     format!(
         "  {:<16} {:<16} {:>8} {:>10} {:>10} {:>10} {:>9} {:>7}   {:>8} {:>7} {:>7}  of",
-        "", "waits by", "GB/s", "blocks/s", "p50 us", "p99 us", "CPU s/GB", "foreign", "GB/s x", "p50 x", "CPU x"
+        "", "waits by", "GB/s", "blocks/s", "p50 us", "p99 us", "CPU s/GB", "foreign", "GB/s /", "p50 /", "CPU /"
     )
 }
 
