@@ -77,8 +77,8 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     if request.install_only {
         return Ok(());
     }
-    process::run(&mut workspace.cargo(&["build", "--release", "--package", "kvplane-tools"]))?;
-    process::run(&mut workspace.cargo(&["build", "--release", "--package", "kvplane-benches"]))?;
+    let build = ["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-benches"];
+    process::run(&mut workspace.cargo(&build))?;
     let Some(mut command) = in_own_network() else { return Ok(()) };
     command.arg(workspace.release_binary("kvplane-bench")).arg("peers").arg("--folder").arg(&folder);
     command.arg("--scripts").arg(scripts(workspace)).args(&request.rest);
