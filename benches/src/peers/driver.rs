@@ -55,6 +55,10 @@ impl Side for Driver {
         Ok(Some((figures, meter.finish(end, figures.seconds))))
     }
 
+    fn buffers(&self) -> u64 {
+        2
+    }
+
     fn stop(&mut self) {
         self.running = None;
     }

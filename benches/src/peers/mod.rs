@@ -58,7 +58,8 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let mut results = Results::default();
     println!("{}", report::header());
     for &block_bytes in &options.sizes {
-        let buffer_bytes = cells::BUFFER_BYTES.min(affordable_bytes(entries.len() as u64));
+        let buffer_bytes =
+            cells::BUFFER_BYTES.min(affordable_bytes(entries.iter().map(|entry| entry.side.buffers()).sum()));
         let (cells, skipped) = cells::of_size(block_bytes, &options.batches_of(block_bytes), buffer_bytes);
         skipped.iter().for_each(|line| println!("{line}"));
         let Some(needed) = cells.iter().map(Cell::bytes).max() else { continue };
@@ -135,11 +136,11 @@ fn finish(options: &Options, results: &Results) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Bytes of buffer that every side can have twice without the machine running out of memory.
-fn affordable_bytes(sides: u64) -> u64 {
+/// Bytes of buffer, in whole MiB, of which the sides keep so many without the machine running out of memory.
+fn affordable_bytes(buffers: u64) -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0);
-    // Programs of their own bring none, and our initiators come and go: one and a half per side and some room.
-    (kib << 10) / 10 * 9 / (sides * 3 / 2 + 2)
+    // Two more come and go with whoever is being measured; a tenth stays free.
+    ((kib << 10) / 10 * 9 / (buffers + 2)) >> 20 << 20
 }

@@ -72,6 +72,10 @@ impl Side for Ours {
         Ok(Some((figures(&text, seconds)?, usage)))
     }
 
+    fn buffers(&self) -> u64 {
+        1
+    }
+
     fn stop(&mut self) {
         self.target = None;
     }

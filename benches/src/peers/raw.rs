@@ -111,6 +111,10 @@ impl Side for Memcpy {
         Ok(Some((figures, meter.finish(end, figures.seconds))))
     }
 
+    fn buffers(&self) -> u64 {
+        2
+    }
+
     fn stop(&mut self) {
         *self = Self::default();
     }

@@ -14,6 +14,11 @@ pub(crate) trait Side {
     /// may be measured once in a `round`.
     fn measure(&mut self, cell: Cell, seconds: f64, round: usize) -> Result<Option<(Figures, Usage)>, Failure>;
 
+    /// How many buffers it keeps while others are measured.
+    fn buffers(&self) -> u64 {
+        0
+    }
+
     /// Lets everything go.
     fn stop(&mut self);
 }
