@@ -9,6 +9,7 @@ mod idle;
 mod killed;
 mod latency;
 mod peer;
+mod peers;
 mod rounds;
 mod same_host;
 mod shm;
@@ -18,7 +19,8 @@ use std::process::ExitCode;
 
 const USAGE: &str = "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | idle | \
     killed-client | all] \
-                     [--rounds N]";
+                     [--rounds N]
+       kvplane-bench peers [...]: see `cargo x help`";
 
 /// What a benchmark says when it cannot go on.
 type Failure = Box<dyn std::error::Error>;
@@ -27,6 +29,9 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if words.first().map(String::as_str) == Some(peer::ROLE) {
         return finish(peer::run(&words[1..]));
+    }
+    if words.first().map(String::as_str) == Some("peers") {
+        return finish(peers::run(&words[1..]));
     }
     let mut rounds = 7;
     let mut names = Vec::new();

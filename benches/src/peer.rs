@@ -37,6 +37,10 @@ impl Peer {
         Ok(Self { child, said: said.trim().to_owned(), _stdin: stdin })
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn kill(&mut self) {
         // Harmless when it has ended by itself.
         let _ = self.child.kill();

@@ -1,7 +1,7 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
-//! `demo`, `test` and `bench` pass what follows them on untouched, so their flags are checked by the program that gets
-//! them. For the others an unknown word is an error with the usage text and exit status 2.
+//! `demo`, `test`, `bench`, `peers` and `interop` pass what follows them on untouched, so their flags are checked by
+//! whoever gets them. For the others an unknown word is an error with the usage text and exit status 2.
 
 use crate::ci::Step;
 use crate::setup::packages::Group;
@@ -22,6 +22,11 @@ usage: cargo x COMMAND [...]
   ci [STEP...]         everything a change must pass, or the steps named:
                        fmt, tidy, clippy, test, seeds, release, linkage
   bench [...]          build release and run the benchmarks; arguments are passed to `kvplane-bench`
+  peers [...]          install other transfer engines into a folder and measure ours beside them, in a network
+                       namespace of its own: [--folder DIR] [--install-only] [--only mooncake,nixl,ucx,gloo,iperf3,raw]
+                       [--ours tcp,tcp-parked,shm,...] [--quick] [--sizes 4K,1M,...] [--batches 1,16,...]
+                       [--rounds N] [--seconds S] [--retries N] [--markdown FILE]
+  interop [SEED]       a stock Mooncake wheel and ours read and write each other's segments, every byte compared
   help                 this text";
 
 /// One parsed command.
@@ -44,6 +49,10 @@ pub enum Task {
     Ci(Vec<Step>),
     /// Run the benchmarks with these arguments.
     Bench(Vec<String>),
+    /// Measure beside other transfer engines with these arguments.
+    Peers(Vec<String>),
+    /// Exchange bytes with a stock Mooncake with these arguments.
+    Interop(Vec<String>),
 }
 
 /// Parses the arguments after `cargo x`. The error is a sentence that names the word not understood.
@@ -56,7 +65,9 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "demo" => Ok(Task::Demo(rest.to_vec())),
         "test" => Ok(Task::Test(rest.to_vec())),
         "bench" => Ok(Task::Bench(rest.to_vec())),
-        "setup" | "tidy" | "ci" if asks_help => Ok(Task::Help),
+        "setup" | "tidy" | "ci" | "peers" | "interop" if asks_help => Ok(Task::Help),
+        "peers" => Ok(Task::Peers(rest.to_vec())),
+        "interop" => Ok(Task::Interop(rest.to_vec())),
         "setup" => Ok(Task::Setup(each(rest, "setup", Group::parse)?)),
         "ci" => Ok(Task::Ci(each(rest, "ci", Step::parse)?)),
         "tidy" => {
@@ -76,6 +87,7 @@ fn each<T>(words: &[String], command: &str, parse: impl Fn(&str) -> Option<T>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::install::Peer;
 
     fn parsed(line: &str) -> Result<Task, String> {
         let words: Vec<String> = line.split_whitespace().map(str::to_string).collect();
@@ -92,6 +104,9 @@ mod tests {
         assert_eq!(parsed("demo --trace x.jsonl"), Ok(Task::Demo(passed_on)));
         assert_eq!(parsed("test --help"), Ok(Task::Test(vec!["--help".to_string()])));
         assert_eq!(parsed("ci --help"), Ok(Task::Help));
+        assert_eq!(parsed("peers --help"), Ok(Task::Help));
+        assert_eq!(parsed("peers --quick"), Ok(Task::Peers(vec!["--quick".to_string()])));
+        assert_eq!(parsed("interop 7"), Ok(Task::Interop(vec!["7".to_string()])));
     }
 
     #[test]
@@ -105,7 +120,10 @@ mod tests {
     }
 
     #[test]
-    fn the_usage_names_every_step_and_group() {
+    fn the_usage_names_every_step_group_and_peer() {
+        for peer in Peer::ALL {
+            assert!(USAGE.contains(peer.name()), "{}", peer.name());
+        }
         for step in Step::ALL {
             assert!(USAGE.contains(step.name()), "{}", step.name());
         }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use xtask::cli::{self, Task};
 use xtask::process::Failure;
 use xtask::workspace::Workspace;
-use xtask::{bench, ci, demo, setup, testing, tidy};
+use xtask::{bench, ci, demo, peers, setup, testing, tidy};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -39,5 +39,7 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Tidy { write_map: true } => tidy::write_map(&workspace),
         Task::Ci(steps) => ci::run(&workspace, &steps),
         Task::Bench(arguments) => bench::run(&workspace, &arguments),
+        Task::Peers(arguments) => peers::run(&workspace, &arguments),
+        Task::Interop(arguments) => peers::interop(&workspace, &arguments),
     }
 }

@@ -34,6 +34,21 @@ pub fn run(groups: &[Group]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Installs Debian packages by name, for what no group needs and only Debian has under that name.
+pub fn install_named(names: &[&str]) -> Result<(), Failure> {
+    let missing: Vec<&str> = names.iter().copied().filter(|name| !packages::is_in_database(name)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let privilege = Privilege::find();
+    if process::find_program("apt-get").is_none() || privilege == Privilege::None {
+        return Err(Failure::new(format!("needs {}; may not install by itself", missing.join(", "))));
+    }
+    eprintln!("setup: installing {} with apt-get", missing.join(", "));
+    let arguments: Vec<&str> = ["install", "-y", "--no-install-recommends"].into_iter().chain(missing).collect();
+    install_with_lists(privilege, &arguments)
+}
+
 fn listed(packages: &[&Package]) -> String {
     packages
         .iter()
@@ -69,7 +84,11 @@ fn install(missing: &[&Package]) -> Result<(), Failure> {
         return Err(Failure::new(advice(missing)));
     }
     eprintln!("setup: installing them with apt-get");
-    let install = || process::run(&mut apt_get(privilege, &install_arguments(missing)));
+    install_with_lists(privilege, &install_arguments(missing))
+}
+
+fn install_with_lists(privilege: Privilege, arguments: &[&str]) -> Result<(), Failure> {
+    let install = || process::run(&mut apt_get(privilege, arguments));
     let update = || process::run(&mut apt_get(privilege, &["update"]));
     if !has_package_lists() {
         update()?;

@@ -112,6 +112,12 @@ fn ask_database(names: &[&str]) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// Whether dpkg has a package of that name; false where there is no dpkg.
+#[must_use]
+pub fn is_in_database(name: &str) -> bool {
+    ask_database(&[name]).is_some_and(|answer| is_installed(&answer, name))
+}
+
 fn is_installed(answer: &str, name: &str) -> bool {
     answer.lines().any(|line| line.split_once(' ') == Some((name, "installed")))
 }

@@ -10,7 +10,7 @@ use kvplane_tools::tebench::{Case, CaseStats, Range, Samples, Step, Sweep, plot,
 use super::{OpType, TARGET_SEED, Tebench};
 use crate::command::Failure;
 
-const WARM_UP: Duration = Duration::from_secs(1);
+const LONGEST_WARM_UP: Duration = Duration::from_secs(1);
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 
 pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
@@ -69,14 +69,14 @@ fn run_case(
                 scope.spawn(move || {
                     // Everyone reaches the barrier, also whoever fails, or the others would wait for ever.
                     let worker = Worker::new(options, engine, region, case, thread).and_then(|mut worker| {
-                        worker.run_for(WARM_UP, None)?;
+                        worker.run_for(options.duration.min(LONGEST_WARM_UP), None)?;
                         Ok(worker)
                     });
                     barrier.wait();
                     let mut worker = worker.map_err(|error| error.to_string())?;
                     let mut samples = Samples::new(stats::DEFAULT_SAMPLES, 1, thread);
-                    let duration = Duration::from_secs(options.duration);
-                    let total = worker.run_for(duration, Some(&mut samples)).map_err(|error| error.to_string())?;
+                    let total =
+                        worker.run_for(options.duration, Some(&mut samples)).map_err(|error| error.to_string())?;
                     Ok((samples, total))
                 })
             })
@@ -88,7 +88,7 @@ fn run_case(
     });
     let threads: Vec<(Samples, u64)> = outcome.into_iter().collect::<Result<_, String>>()?;
     // CPU time covers the warm-up too; its share is the warm-up's share of the time.
-    let share = options.duration as f64 / start.elapsed().as_secs_f64().max(1e-9);
+    let share = options.duration.as_secs_f64() / start.elapsed().as_secs_f64().max(1e-9);
     let cpu_s = (cpu::process_cpu_ns() - before_ns) as f64 / 1e9 * share.min(1.0);
     Ok(CaseStats::new(case, &threads, Some(cpu_s)))
 }

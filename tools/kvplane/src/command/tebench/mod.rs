@@ -101,9 +101,9 @@ pub(crate) struct Tebench {
     /// Most threads.
     #[arg(long = "max_num_threads", default_value_t = 1)]
     max_num_threads: u64,
-    /// Seconds for each case, after a second of warm-up.
-    #[arg(long = "duration", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
-    duration: u64,
+    /// Seconds for each case, fractions too, after a warm-up of as long but of at most one second.
+    #[arg(long = "duration", default_value = "5", value_parser = parse_duration)]
+    duration: Duration,
     /// Where in the target's memory to begin.
     #[arg(long = "target_offset", value_parser = size::parse, default_value = "0")]
     target_offset: u64,
@@ -199,6 +199,14 @@ impl Tebench {
 
     fn deadline(&self) -> Duration {
         if self.deadline_us == 0 { Duration::from_secs(10) } else { Duration::from_micros(self.deadline_us) }
+    }
+}
+
+/// Seconds, with or without a fraction, from a hundredth of a second to a day.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("{text:?} is no number of seconds from 0.01 to 86400")),
     }
 }
 

@@ -1,0 +1,248 @@
+//! What the transfer engine must show, each target with the cells for which it counts, and what a run says of it.
+
+use super::cells::{Cell, Op, SCATTER};
+use super::report::Results;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// Misses that are named one by one.
+const MOST_NAMED: usize = 6;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Metric {
+    /// GB/s.
+    Throughput,
+    /// Median of a call.
+    P50,
+    /// CPU seconds per GB, both processes.
+    Cpu,
+}
+
+impl Metric {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Throughput => "GB/s",
+            Self::P50 => "p50",
+            Self::Cpu => "CPU per GB",
+        }
+    }
+}
+
+/// The bound on a value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Wanted {
+    /// Not less.
+    AtLeast(f64),
+    /// Not more.
+    AtMost(f64),
+}
+
+impl Wanted {
+    /// Whether a value is within the bound.
+    pub(crate) fn holds(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(bound) => value >= bound,
+            Self::AtMost(bound) => value <= bound,
+        }
+    }
+
+    /// How far a value is on the good side: above 1 is met.
+    fn margin(self, value: f64) -> f64 {
+        match self {
+            Self::AtLeast(bound) => value / bound,
+            Self::AtMost(bound) => bound / value.max(1e-12),
+        }
+    }
+}
+
+impl std::fmt::Display for Wanted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::AtLeast(bound) => write!(f, "at least {bound}"),
+            Self::AtMost(bound) => write!(f, "at most {bound}"),
+        }
+    }
+}
+
+/// One target: ours against a peer, as a ratio ours by theirs, or ours alone.
+pub(crate) struct Target {
+    pub(crate) ours: &'static [&'static str],
+    /// Nothing where an absolute value of ours counts: blocks per second for throughput, µs for latency.
+    pub(crate) peer: Option<&'static str>,
+    pub(crate) metric: Metric,
+    pub(crate) wanted: Wanted,
+    /// For which cells, in words and as a condition.
+    pub(crate) cells: &'static str,
+    pub(crate) applies: fn(&Cell) -> bool,
+}
+
+const TCP: &[&str] = &["ours tcp"];
+const TCP_PARKED: &[&str] = &["ours tcp parked"];
+const TCP_BOTH: &[&str] = &["ours tcp", "ours tcp parked"];
+const SAME_HOST: &[&str] = &["ours shm", "ours cma"];
+const MAPPED: &[&str] = &["ours shm"];
+
+const fn everywhere(_: &Cell) -> bool {
+    true
+}
+
+const fn scatter(cell: &Cell) -> bool {
+    cell.block_bytes == SCATTER.0 && cell.batch == SCATTER.1
+}
+
+/// Every target.
+pub(crate) const ALL: [Target; 15] = [
+    ratio(TCP_BOTH, "mooncake tcp", Metric::Throughput, Wanted::AtLeast(2.0), "all", everywhere),
+    ratio(TCP_BOTH, "mooncake tcp", Metric::P50, Wanted::AtMost(0.333), "4 KiB and 64 KiB", |cell| {
+        cell.block_bytes <= 64 * KIB
+    }),
+    ratio(TCP_BOTH, "mooncake tcp", Metric::Cpu, Wanted::AtMost(0.5), "all", everywhere),
+    ratio(TCP_BOTH, "mooncake tcp", Metric::Throughput, Wanted::AtLeast(10.0), "4 KiB x 1024", scatter),
+    ratio(TCP, "nixl tcp", Metric::Throughput, Wanted::AtLeast(1.0), "all", everywhere),
+    ratio(TCP, "ucx tcp", Metric::Throughput, Wanted::AtLeast(1.0), "reads x 1; writes from x 16", like_perftest),
+    ratio(TCP_BOTH, "gloo", Metric::Throughput, Wanted::AtLeast(1.0), "all", everywhere),
+    ratio(TCP, "iperf3", Metric::Throughput, Wanted::AtLeast(0.95), "from 64 KiB x 16", |cell| {
+        cell.block_bytes >= 64 * KIB && cell.batch >= 16
+    }),
+    alone(TCP, Metric::Throughput, Wanted::AtLeast(250_000.0), "4 KiB x 128, blocks/s", |cell| {
+        cell.block_bytes == 4 * KIB && cell.batch == 128
+    }),
+    ratio(TCP, "raw spinning", Metric::P50, Wanted::AtMost(1.3), "4 KiB x 1", small_single),
+    ratio(TCP_PARKED, "raw blocking", Metric::P50, Wanted::AtMost(1.0), "4 KiB x 1", small_single),
+    ratio(SAME_HOST, "nixl auto", Metric::Throughput, Wanted::AtLeast(1.0), "all", everywhere),
+    ratio(SAME_HOST, "ucx shm", Metric::Throughput, Wanted::AtLeast(1.0), "reads x 1; writes from x 16", like_perftest),
+    ratio(MAPPED, "memcpy", Metric::Throughput, Wanted::AtLeast(0.9), "from 1 MiB", |cell| cell.block_bytes >= MIB),
+    alone(MAPPED, Metric::P50, Wanted::AtMost(2.5), "4 KiB x 1, µs", small_single),
+];
+
+const fn small_single(cell: &Cell) -> bool {
+    cell.block_bytes == 4 * KIB && cell.batch == 1
+}
+
+/// Perftest's puts are a stream and its gets come one by one; only such cells of ours are alike.
+fn like_perftest(cell: &Cell) -> bool {
+    match cell.op {
+        Op::Read => cell.batch == 1,
+        Op::Write => cell.batch > 1,
+    }
+}
+
+const fn ratio(
+    ours: &'static [&'static str],
+    peer: &'static str,
+    metric: Metric,
+    wanted: Wanted,
+    cells: &'static str,
+    applies: fn(&Cell) -> bool,
+) -> Target {
+    Target { ours, peer: Some(peer), metric, wanted, cells, applies }
+}
+
+const fn alone(
+    ours: &'static [&'static str],
+    metric: Metric,
+    wanted: Wanted,
+    cells: &'static str,
+    applies: fn(&Cell) -> bool,
+) -> Target {
+    Target { ours, peer: None, metric, wanted, cells, applies }
+}
+
+/// What a run says of a target with one side of ours.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Verdict {
+    pub(crate) title: String,
+    pub(crate) met: usize,
+    pub(crate) of: usize,
+    /// Each cell that missed, with its value; the worst first.
+    pub(crate) missed: Vec<String>,
+    /// The cell closest to the bound, or farthest beyond it.
+    pub(crate) worst: String,
+}
+
+impl Verdict {
+    /// The verdict on a line, and the misses below it.
+    pub(crate) fn text(&self) -> String {
+        let word = if self.met == self.of { "met   " } else { "MISSED" };
+        let mut text = format!("  {word} {:>2} of {:>2}  {}; worst {}\n", self.met, self.of, self.title, self.worst);
+        if self.missed.len() > 1 {
+            let named = self.missed.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join(", ");
+            let more = self.missed.len().saturating_sub(MOST_NAMED);
+            text += &format!("           {named}{}\n", if more > 0 { format!(", {more} more") } else { String::new() });
+        }
+        text
+    }
+}
+
+/// The verdicts on all targets for which the run has figures.
+pub(crate) fn verdicts(results: &Results) -> Vec<Verdict> {
+    let pairs = ALL.iter().flat_map(|target| target.ours.iter().map(move |ours| (target, *ours)));
+    pairs.filter_map(|(target, ours)| verdict(results, target, ours)).collect()
+}
+
+fn verdict(results: &Results, target: &Target, ours: &str) -> Option<Verdict> {
+    let cells = results.cells().into_iter().filter(|cell| (target.applies)(cell));
+    let value = |cell: &Cell| match target.peer {
+        Some(peer) => results.ratio(cell, ours, peer, target.metric),
+        None => results.alone(cell, ours, target.metric),
+    };
+    let mut values: Vec<(Cell, f64)> = cells.filter_map(|cell| Some((cell, value(&cell)?))).collect();
+    values.sort_by(|a, b| target.wanted.margin(a.1).total_cmp(&target.wanted.margin(b.1)));
+    let shown = |(cell, value): &(Cell, f64)| format!("{cell}: {}", plain(*value));
+    let worst = shown(values.first()?);
+    let missed: Vec<String> = values.iter().filter(|(_, value)| !target.wanted.holds(*value)).map(shown).collect();
+    let against = target.peer.map_or_else(String::new, |peer| format!(" / {peer}"));
+    let title = format!("{ours}{against}, {}, {}, {}", target.metric.name(), target.cells, target.wanted);
+    Some(Verdict { title, met: values.len() - missed.len(), of: values.len(), missed, worst })
+}
+
+/// A value with three digits that mean something.
+pub(crate) fn plain(value: f64) -> String {
+    match value {
+        value if value >= 1000.0 => format!("{value:.0}"),
+        value if value >= 100.0 => format!("{value:.1}"),
+        value if value >= 10.0 => format!("{value:.2}"),
+        value => format!("{value:.3}"),
+    }
+}
+
+/// The side of ours that a peer's line in the table is held against.
+pub(crate) fn counterpart(peer: &str) -> Option<&'static str> {
+    match peer {
+        "gloo" | "raw blocking" => Some("ours tcp parked"),
+        "nixl auto" | "ucx shm" | "memcpy" => Some("ours shm"),
+        _ if peer.starts_with("ours") => None,
+        _ => Some("ours tcp"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::tests::row;
+    use super::*;
+
+    #[test]
+    fn a_miss_is_named_with_its_value() {
+        let mut results = Results::default();
+        for (batch, ours, theirs) in [(1, 4.0, 1.0), (16, 3.0, 2.0)] {
+            results.push(row("ours tcp", batch, 0, ours, 5.0));
+            results.push(row("mooncake tcp", batch, 0, theirs, 50.0));
+        }
+        let verdicts = verdicts(&results);
+        let throughput = &verdicts[0];
+        assert_eq!((throughput.met, throughput.of), (1, 2));
+        assert_eq!(throughput.missed, ["4 KiB x 16 read: 1.500"]);
+        assert!(throughput.text().starts_with("  MISSED  1 of  2  ours tcp / mooncake tcp, GB/s, all, at least 2"));
+        let p50 = verdicts.iter().find(|verdict| verdict.title.contains("p50")).unwrap();
+        assert_eq!((p50.met, p50.of), (2, 2));
+    }
+
+    #[test]
+    fn every_target_names_sides_that_exist() {
+        for target in &ALL {
+            assert!(target.ours.iter().chain(&target.peer).all(|name| super::super::NAMES.contains(name)));
+            assert!(!target.cells.is_empty() && target.wanted.margin(1.0) > 0.0);
+        }
+    }
+}
