@@ -59,8 +59,9 @@ fn compare(rounds: usize, way: &str, pacing: &str, (place, core): (&str, usize),
         series[2].push(ours.measure(calls, true)?);
     }
     series.iter().for_each(Series::show);
-    series[1].show_ratio(&series[0], "at most 1.5");
-    series[2].show_ratio(&series[0], "at most 1.5");
+    let wanted = if pacing == "spin" { "at most 1.3" } else { "at most 1.0" };
+    series[1].show_ratio(&series[0], wanted);
+    series[2].show_ratio(&series[0], wanted);
     Ok(())
 }
 

@@ -43,7 +43,7 @@ const ROUNDS_PER_CLOCK: u32 = 16;
 /// Rounds after which the poller is asked although there is something better to look at, and although there is
 /// enough to do without asking.
 const ROUNDS_PER_LOOK: u32 = 16;
-const BUSY_ROUNDS_PER_LOOK: u32 = 4;
+const BUSY_ROUNDS_PER_LOOK: u32 = 12;
 /// Bytes moved in a round from which on asking the poller costs nothing in comparison.
 const LONG_ROUND_BYTES: usize = 64 << 10;
 /// The longest park; bounds what a lost doorbell could cost.
