@@ -4,7 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use crate::sched::Priority;
 
-/// What a batch is for. It decides the priority where none is given, and is counted by it.
+/// What a batch is for. It decides the priority where none is given.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
 pub enum Intent {
     /// Not said.

@@ -111,10 +111,4 @@ impl Rate {
     pub const fn interrupted(&mut self, now_ns: u64) {
         self.mark_ns = now_ns;
     }
-
-    /// When bytes were last done; 0 for never.
-    #[must_use]
-    pub const fn last_done_ns(&self) -> u64 {
-        self.last_done_ns
-    }
 }

@@ -1,4 +1,6 @@
 //! What a small request costs in the client alone: printed, not asserted, because it depends on the machine.
+//!
+//! `cargo test --release -p kvplane-tests --test client_cost -- --nocapture` prints it.
 
 use std::net::SocketAddr;
 use std::time::Instant;
