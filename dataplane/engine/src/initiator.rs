@@ -66,6 +66,11 @@ impl Initiator {
         self.host.add_buffer(region)
     }
 
+    /// Gives memory this name for requests, in place of what had it. No open batch may use that.
+    pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>) {
+        self.host.set_buffer(buffer, region);
+    }
+
     /// Forgets memory. No open batch may use it.
     pub fn remove_buffer(&mut self, buffer: u32) {
         self.host.remove_buffer(buffer);
@@ -79,6 +84,19 @@ impl Initiator {
         let now_ns = cpu::monotonic_ns();
         let deadline_ns = now_ns.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
         self.client().submit(requests, deadline_ns, now_ns)
+    }
+
+    /// Starts a batch that is to be complete at this time of [`cpu::monotonic_ns`].
+    ///
+    /// # Errors
+    /// When a request is malformed; then nothing was done.
+    pub fn submit_by(&mut self, requests: &[Request], deadline_ns: u64) -> Result<BatchId, SubmitError> {
+        self.client().submit(requests, deadline_ns, cpu::monotonic_ns())
+    }
+
+    /// A task that has ended since the last call: see [`Client::poll_finished`].
+    pub fn poll_finished(&mut self) -> Option<(BatchId, u32, TaskResult)> {
+        self.client().poll_finished()
     }
 
     /// Does what there is to do, and waits for more to do if there was nothing: at most `longest`, and not when
