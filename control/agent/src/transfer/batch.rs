@@ -159,7 +159,7 @@ impl State {
             parts: several,
             open_tasks: AtomicUsize::new(parts.tasks),
             bytes: AtomicU64::new(0),
-            worst: AtomicU8::new(TaskState::Completed as u8),
+            worst: AtomicU8::new(severity(TaskState::Completed)),
             started: AtomicBool::new(false),
             place: OnceLock::new(),
             slices: parts.slices,
@@ -207,10 +207,7 @@ impl State {
     /// A part has ended. Only by the thread that drives it, or before it has started.
     pub(super) fn part_ended(&self, part: u32, status: Status, bytes: u64) {
         let task = self.parts.as_ref().map_or(part, |(owners, _)| owners[part as usize]);
-        let last = self
-            .parts
-            .as_ref()
-            .is_none_or(|(_, open)| open[task as usize].fetch_sub(1, Ordering::Relaxed) == 1);
+        let last = self.parts.as_ref().is_none_or(|(_, open)| open[task as usize].fetch_sub(1, Ordering::Relaxed) == 1);
         self.task_moved(task, status, bytes, last);
     }
 

@@ -257,18 +257,11 @@ impl Driver {
     }
 
     /// Runs rounds until `enough`, or until the lock is wanted by somebody who has precedence.
-    fn lead(
-        &self,
-        mut core: MutexGuard<'_, Core>,
-        progress: bool,
-        until: Option<Instant>,
-        enough: impl Fn() -> bool,
-    ) {
+    fn lead(&self, mut core: MutexGuard<'_, Core>, progress: bool, until: Option<Instant>, enough: impl Fn() -> bool) {
         self.led.store(true, Ordering::SeqCst);
         self.led_by_progress.store(progress, Ordering::SeqCst);
-        let give_way = || {
-            self.wanted.load(Ordering::SeqCst) > 0 || progress && self.foreground.load(Ordering::SeqCst) > 0
-        };
+        let give_way =
+            || self.wanted.load(Ordering::SeqCst) > 0 || progress && self.foreground.load(Ordering::SeqCst) > 0;
         loop {
             self.drain(&mut core);
             let left = until.map_or(SLEEP_LONGEST, |until| until.saturating_duration_since(Instant::now()));

@@ -127,13 +127,8 @@ impl TransferEngine {
         let asked = Remote::unknown(name, peer, address.clone());
         let driver = self.driver();
         driver.admit(1)?;
-        let parts = Parts {
-            tasks: 1,
-            slices: 1,
-            remotes: vec![Arc::new(asked)],
-            wants_description: true,
-            ..Parts::default()
-        };
+        let parts =
+            Parts { tasks: 1, slices: 1, remotes: vec![Arc::new(asked)], wants_description: true, ..Parts::default() };
         let state = Arc::new(State::new(self.next_batch(), parts));
         let deadline_ns = cpu::monotonic_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         driver.submit(&state, Work { requests: vec![Request::OpenSegment(PeerId(peer))], deadline_ns });

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use kvplane_proto::NodeId;
 use kvplane_proto::client::PeerAddress;
 use kvplane_proto::ids::{Incarnation, ShardId};
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
-use kvplane_proto::NodeId;
 
 use super::config::socket_path;
 use crate::error::Error;

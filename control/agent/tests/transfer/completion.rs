@@ -1,8 +1,8 @@
 //! How the end of a batch is learned: by waiting, polling, a descriptor or a future, and each only once.
 
-use core::task::{Context, Poll, Waker};
-use core::pin::pin;
 use core::future::Future;
+use core::pin::pin;
+use core::task::{Context, Poll, Waker};
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -36,8 +36,9 @@ fn a_large_batch_tells_of_each_task() {
     const TASKS: usize = 100_000;
     let (a, b, peer) = pair(Way::Shm, 1 << 20);
     fill(&b.region, 0, 1 << 20, 12);
-    let requests: Vec<TransferRequest> =
-        (0..TASKS).map(|task| a.request(Opcode::Read, task * 8, (peer, b.region.address() + task as u64 * 8), 8)).collect();
+    let requests: Vec<TransferRequest> = (0..TASKS)
+        .map(|task| a.request(Opcode::Read, task * 8, (peer, b.region.address() + task as u64 * 8), 8))
+        .collect();
     let batch = a.engine.submit(&requests, &SubmitOptions::default()).unwrap();
     let mut ended = 0;
     while !batch.is_done() {

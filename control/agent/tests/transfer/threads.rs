@@ -23,9 +23,7 @@ fn hammer(a: &Side, b: &Side, threads: usize, rounds: usize) {
                     for (opcode, local) in [(Opcode::Write, slot), (Opcode::Read, slot + 4 * BLOCK)] {
                         let there = b.region.address() + slot as u64;
                         let requests: Vec<_> = (0..4)
-                            .map(|n| {
-                                a.request(opcode, local + n * BLOCK, (peer, there + (n * BLOCK) as u64), BLOCK)
-                            })
+                            .map(|n| a.request(opcode, local + n * BLOCK, (peer, there + (n * BLOCK) as u64), BLOCK))
                             .collect();
                         let batch = a.engine.submit(&requests, &SubmitOptions::default()).unwrap();
                         let status = match (thread + round) % 4 {

@@ -81,8 +81,7 @@ fn unregistered_memory_is_left_alone() {
 fn an_engine_that_is_dropped_ends_its_batches() {
     let (a, b, peer) = pair(Way::Tcp, BYTES);
     let read = a.request(Opcode::Read, 0, (peer, b.region.address()), BYTES);
-    let batches: Vec<_> =
-        (0..2).map(|_| a.engine.submit(&[read], &SubmitOptions::default()).unwrap()).collect();
+    let batches: Vec<_> = (0..2).map(|_| a.engine.submit(&[read], &SubmitOptions::default()).unwrap()).collect();
     let Side { engine, region } = a;
     std::thread::scope(|scope| {
         for batch in &batches {

@@ -29,6 +29,7 @@ use io_uring::{EnterFlags, IoUring, cqueue};
 use operations::{Holds, INTERNAL, Operations};
 use std::fmt;
 use std::io;
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -64,7 +65,7 @@ impl fmt::Display for RingFull {
 
 impl std::error::Error for RingFull {}
 
-/// An io_uring with everything in flight on it. It may move between threads: one uses it at a time.
+/// An io_uring with everything in flight on it. It stays on the thread that made it.
 pub struct Ring {
     uring: ManuallyDrop<IoUring>,
     operations: ManuallyDrop<Operations>,
@@ -75,11 +76,8 @@ pub struct Ring {
     /// Entries ever pushed to the submission queue.
     pushed: u64,
     setup: &'static str,
+    one_thread: PhantomData<*const ()>,
 }
-
-// SAFETY: the pointers inside name memory that the ring owns alone, and nothing in it is tied to a thread: it is set up
-// without a single issuer.
-unsafe impl Send for Ring {}
 
 impl Ring {
     /// Makes a ring with at least `entries` submission entries. At most four times as many operations can be in flight.
@@ -103,6 +101,7 @@ impl Ring {
             closing: Vec::new(),
             pushed: 0,
             setup,
+            one_thread: PhantomData,
         })
     }
 

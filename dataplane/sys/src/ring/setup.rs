@@ -9,9 +9,13 @@ const COMPLETIONS_PER_SUBMISSION: u32 = 4;
 /// A setup's name for logs, and how to ask for it.
 pub(super) type Setup = (&'static str, fn(&mut Builder));
 
-/// How to set a ring up, best first: completions run when a thread enters the kernel anyway, else whenever the kernel
-/// likes. Not with a single issuer: a ring moves between the threads that wait.
-pub(super) const SETUPS: [Setup; 2] = [
+/// How to set a ring up, best first: completions run when this thread asks for them, else when it enters the
+/// kernel anyway, else whenever the kernel likes.
+pub(super) const SETUPS: [Setup; 3] = [
+    ("SINGLE_ISSUER|DEFER_TASKRUN|TASKRUN_FLAG|SUBMIT_ALL", |builder| {
+        builder.setup_single_issuer().setup_defer_taskrun();
+        builder.setup_taskrun_flag().setup_submit_all();
+    }),
     ("COOP_TASKRUN|TASKRUN_FLAG|SUBMIT_ALL", |builder| {
         builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
     }),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_engine::{Initiator, Region};
-use kvplane_proto::client::{PeerId, Request, SegmentTarget as Target};
 use kvplane_proto::Status;
+use kvplane_proto::client::{PeerId, Request, SegmentTarget as Target};
 
 use super::{Driver, Work};
 use crate::transfer::batch::State;
