@@ -27,7 +27,7 @@ impl Initiator {
     /// An initiator that knows nobody yet.
     ///
     /// # Errors
-    /// When no ring can be had.
+    /// When the kernel gives no poller.
     pub fn new(client: Config, host: &HostConfig, pacing: Pacing) -> io::Result<Self> {
         let host = Host::new(host, None, Some(Client::new(client)), None)?;
         Ok(Self { host, pacer: Pacer::new(pacing) })
@@ -36,7 +36,7 @@ impl Initiator {
     /// Wakes a parked [`Self::round`] when this doorbell rings.
     ///
     /// # Errors
-    /// When the ring has no room.
+    /// When the kernel does not let it be watched.
     pub fn watch(&mut self, doorbell: Doorbell) -> io::Result<()> {
         self.host.watch_mailbox(doorbell)
     }
@@ -103,7 +103,7 @@ impl Initiator {
     /// `pending` says that the caller has something.
     ///
     /// # Errors
-    /// When the ring fails.
+    /// When the poller fails.
     pub fn round(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
         if self.host.poll()? {
             self.pacer.busy(self.host.now_ns());
@@ -118,7 +118,7 @@ impl Initiator {
     /// One round that never waits: for callers with a loop of their own.
     ///
     /// # Errors
-    /// When the ring fails.
+    /// When the poller fails.
     pub fn poll(&mut self) -> io::Result<bool> {
         self.host.poll()
     }
@@ -131,7 +131,7 @@ impl Initiator {
     /// Waits for a batch to complete. Its deadline bounds the wait.
     ///
     /// # Errors
-    /// When the ring fails.
+    /// When the poller fails.
     pub fn wait(&mut self, batch: BatchId) -> io::Result<()> {
         while !self.is_complete(batch) {
             self.round(Duration::from_secs(1), || false)?;
