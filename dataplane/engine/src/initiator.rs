@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kvplane_proto::client::{Client, Config, PeerAddress, PeerId, Request, SubmitError, TaskResult};
 use kvplane_proto::map::ClusterMap;
-use kvplane_proto::{BatchId, Epoch};
+use kvplane_proto::{BatchId, Epoch, SegmentId};
 use kvplane_sys::{Doorbell, Region, cpu};
 
 use crate::host::{Host, HostConfig};
@@ -74,6 +74,16 @@ impl Initiator {
     /// Forgets memory. No open batch may use it.
     pub fn remove_buffer(&mut self, buffer: u32) {
         self.host.remove_buffer(buffer);
+    }
+
+    /// Lets requests to [`PeerAddress::local`] use this memory under this id.
+    pub fn add_segment(&mut self, segment: SegmentId, region: Arc<Region>) {
+        self.host.add_segment(segment, region);
+    }
+
+    /// Forgets it; later requests for it are answered `Stale`.
+    pub fn remove_segment(&mut self, segment: SegmentId) {
+        self.host.remove_segment(segment);
     }
 
     /// Starts a batch.

@@ -11,7 +11,7 @@ use kvplane_engine::{
     FaultCounters, FaultPlan, HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard,
     ShardConfig, ShardHandle,
 };
-use kvplane_proto::client::{Config, Local, PeerAddress, Request, SegmentTarget, TaskResult};
+use kvplane_proto::client::{Config, Local, PeerAddress, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
@@ -197,9 +197,11 @@ impl Bed {
     fn ranges(&mut self, tally: &mut Tally) {
         let bytes = WRITES * WRITE_BYTES;
         let region = Region::allocate(&plain("target", bytes as usize)).expect("memory");
-        let info = SegmentInfo { address: region.address(), bytes, writable: true, shareable: false };
+        let info =
+            SegmentInfo { address: region.address(), bytes, writable: true, shareable: false, remote_accessible: true };
         let segment = self.shard.register(info, region).expect("a free range");
         let peer = self.initiator.open_peer(PeerAddress {
+            kind: PeerKind::Native,
             node: NodeId(0),
             incarnation: Incarnation(0),
             shard: ShardId(0),

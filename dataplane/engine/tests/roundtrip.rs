@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvplane_engine::{
     HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
 };
-use kvplane_proto::client::{Config, Local, PeerAddress, Request, SegmentTarget, TaskResult};
+use kvplane_proto::client::{Config, Local, PeerAddress, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
 use kvplane_proto::message::SegmentDescriptor;
@@ -199,9 +199,11 @@ fn large_batches_over_shm() {
 
 fn segments(mut bed: Bed, shareable: bool) {
     let target = Region::allocate(&plain("target", 8 << 20)).expect("memory");
-    let info = SegmentInfo { address: target.address(), bytes: 8 << 20, writable: true, shareable };
+    let info =
+        SegmentInfo { address: target.address(), bytes: 8 << 20, writable: true, shareable, remote_accessible: true };
     let segment = bed.shard.register(info, Arc::clone(&target)).expect("a free range");
     let address = PeerAddress {
+        kind: PeerKind::Native,
         node: NodeId(0),
         incarnation: Incarnation(0),
         shard: ShardId(0),

@@ -13,6 +13,7 @@ pub mod limits;
 pub mod map;
 pub mod message;
 pub mod rng;
+pub mod sched;
 pub mod states;
 pub mod status;
 

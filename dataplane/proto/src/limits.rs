@@ -40,6 +40,10 @@ impl Limits {
     pub const DEFAULT_DEADLINE_NS: u64 = 10_000_000_000;
     /// Attempts of one slice, the first included.
     pub const ATTEMPTS: u8 = 4;
+    /// Retries to one peer that may follow each other at once: what one lost connection may have had open, twice.
+    pub const RETRY_BURST: u32 = 2 * Self::REQUESTS_PER_CONNECTION as u32;
+    /// Rails of one path to one peer.
+    pub const RAILS: usize = 64;
 }
 
 // The largest item of any batched body is 48 bytes (a lookup's answer).

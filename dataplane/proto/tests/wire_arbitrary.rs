@@ -83,11 +83,12 @@ fn hello() -> impl Strategy<Value = Hello> {
 }
 
 fn descriptor() -> impl Strategy<Value = SegmentDescriptor> {
-    let region = (any::<[u64; 3]>(), any::<bool>()).prop_map(|(words, shareable)| RegionDescriptor {
+    let region = (any::<[u64; 3]>(), any::<[bool; 2]>()).prop_map(|(words, [shareable, writable])| RegionDescriptor {
         segment: SegmentId::from_bits(words[0]),
         address: words[1],
         bytes: words[2],
         shareable,
+        writable,
     });
     (name(), prop::collection::vec(region, 0..20)).prop_map(|(name, regions)| SegmentDescriptor { name, regions })
 }

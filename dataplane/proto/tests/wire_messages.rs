@@ -180,6 +180,7 @@ fn descriptor() -> SegmentDescriptor {
         address: 0x7f00_0000_0000,
         bytes: 0x1122_3344_5566_7788,
         shareable,
+        writable: !shareable,
     };
     SegmentDescriptor { name: "seg".into(), regions: vec![region(true), region(false)] }
 }
@@ -187,7 +188,7 @@ fn descriptor() -> SegmentDescriptor {
 #[test]
 fn a_segment_descriptor_has_these_bytes() {
     let region = "1d1c1b1a1413121100000000007f00008877665544332211";
-    let expected = ["03000200", "736567", region, "0100000000000000", region, "0000000000000000"].concat();
+    let expected = ["03000200", "736567", region, "0100000000000000", region, "0200000000000000"].concat();
     let bytes = descriptor().encode();
     assert_eq!(hex(&bytes), expected);
     assert_eq!(SegmentDescriptor::decode(&bytes), Ok(descriptor()));

@@ -74,7 +74,7 @@ impl World {
                     self.send_request(index, lane, header, &body, payload);
                 }
                 Output::CopyIn { .. } | Output::CopyOut { .. } => self.start_copy(index, &output),
-                Output::CopySegment { .. } => {
+                Output::CopySegment { .. } | Output::FileTransfer { .. } => {
                     self.violate(broken(Rule::Protocol, "a segment is copied, but none was asked for".to_owned()));
                 }
                 Output::Reset { lane } => self.reset_lane(index, lane),

@@ -37,8 +37,8 @@ impl World {
         connection.peer = peer;
         connection.server_end = End::Open;
         let path = match connection.path {
-            Path::Stream => service::Path::Stream,
             Path::Shared => service::Path::Shared,
+            _ => service::Path::Stream,
         };
         self.lives[life].service.peer_joined(peer, path, self.now_ns);
         let delay_ns = self.latency();

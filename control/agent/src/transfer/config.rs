@@ -98,6 +98,7 @@ pub(super) fn client(config: &TransferEngineConfig, tasks: bool) -> Result<Confi
         host: cpu::boot_id().unwrap_or_default(),
         lanes: config.lanes,
         shared: config.shared_memory,
+        cma: config.shared_memory,
         stream: config.tcp,
         slice_bytes: config.slice_bytes,
         checksum_segments: config.checksum,

@@ -49,6 +49,7 @@ impl TransferEngine {
             bytes,
             writable: options.writable && region.writable(),
             shareable: self.config.shared_memory && region.fd().is_some(),
+            remote_accessible: true,
         };
         let segment = match options.remote_accessible {
             true => match self.shard.register(info, Arc::clone(region)) {

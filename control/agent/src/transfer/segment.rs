@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kvplane_proto::NodeId;
-use kvplane_proto::client::PeerAddress;
+use kvplane_proto::client::{PeerAddress, PeerKind};
 use kvplane_proto::ids::{Incarnation, ShardId};
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 
@@ -229,5 +229,12 @@ pub(super) fn address_of(name: &str, directory: &Path, shared_memory: bool) -> R
     })?;
     let socket = socket_path(directory, tcp);
     let shm = (shared_memory && tcp.ip().is_loopback() && socket.exists()).then(|| socket.display().to_string());
-    Ok(PeerAddress { node: NodeId(0), incarnation: Incarnation(0), shard: ShardId(0), tcp, shm })
+    Ok(PeerAddress {
+        kind: PeerKind::Native,
+        node: NodeId(0),
+        incarnation: Incarnation(0),
+        shard: ShardId(0),
+        tcp,
+        shm,
+    })
 }

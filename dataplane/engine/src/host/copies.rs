@@ -6,12 +6,21 @@
 use std::sync::Arc;
 
 use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::client::{LaneId, Local, SliceId};
+use kvplane_proto::client::{LaneId, Local, SliceId, Via};
 use kvplane_proto::{SegmentId, Status};
 use kvplane_sys::{IoBuf, Region, STREAMING_BYTES};
 
 use super::Host;
 use super::roles::Link;
+
+/// A copy between the caller's memory and a segment.
+pub(super) struct SegmentCopy {
+    pub(super) via: Via,
+    pub(super) segment: SegmentId,
+    pub(super) offset: u64,
+    pub(super) local: Local,
+    pub(super) write: bool,
+}
 
 impl Host {
     /// The caller's memory behind a name.
@@ -63,15 +72,16 @@ impl Host {
         self.copied(lane, slice, result, now_ns);
     }
 
-    pub(super) fn copy_segment(
-        &mut self,
-        lane: LaneId,
-        slice: SliceId,
-        (segment, offset): (SegmentId, u64),
-        local: Local,
-        write: bool,
-        now_ns: u64,
-    ) {
+    pub(super) fn copy_segment(&mut self, lane: LaneId, slice: SliceId, copy: &SegmentCopy, now_ns: u64) {
+        let &SegmentCopy { via, segment, local, .. } = copy;
+        if via == Via::Own {
+            let result = match self.segment(segment) {
+                Some(region) => copy_range(region, copy, &self.local(local)),
+                None => Err(Status::Stale),
+            };
+            self.copied(lane, slice, result, now_ns);
+            return;
+        }
         let Some(Link::Shm(id)) = self.link_of(lane) else { return };
         let mapped = match self.mapped.get(&(id, segment)) {
             Some(region) => Ok(Arc::clone(region)),
@@ -81,18 +91,7 @@ impl Host {
         };
         let buffer = self.local(local);
         let result = match mapped {
-            Ok(region) if write && !region.writable() => Err(Status::Unauthorized),
-            Ok(region) => match range(&region, offset, local.bytes) {
-                Some(remote) if write => {
-                    copy(&remote, &buffer);
-                    Ok(0)
-                }
-                Some(remote) => {
-                    copy(&buffer, &remote);
-                    Ok(0)
-                }
-                None => Err(Status::OutOfRange),
-            },
+            Ok(region) => copy_range(&region, copy, &buffer),
             Err(error) => {
                 self.last_problem = Some(error.to_string());
                 Err(Status::Stale)
@@ -101,7 +100,7 @@ impl Host {
         self.copied(lane, slice, result, now_ns);
     }
 
-    fn copied(&mut self, lane: LaneId, slice: SliceId, result: Result<u64, Status>, now_ns: u64) {
+    pub(super) fn copied(&mut self, lane: LaneId, slice: SliceId, result: Result<u64, Status>, now_ns: u64) {
         if let Some(client) = &mut self.client {
             client.copied(lane, slice, result, now_ns);
         }
@@ -119,6 +118,20 @@ impl Host {
 fn range(region: &Arc<Region>, offset: u64, bytes: u64) -> Option<IoBuf> {
     let end = offset.checked_add(bytes)?;
     (end <= region.bytes() as u64).then(|| IoBuf::new(Arc::clone(region), offset as usize, bytes as usize))
+}
+
+/// Copies between a segment's memory and the caller's.
+fn copy_range(region: &Arc<Region>, copied: &SegmentCopy, local: &IoBuf) -> Result<u64, Status> {
+    if copied.write && !region.writable() {
+        return Err(Status::Unauthorized);
+    }
+    let remote = range(region, copied.offset, copied.local.bytes).ok_or(Status::OutOfRange)?;
+    if copied.write {
+        copy(&remote, local);
+    } else {
+        copy(local, &remote);
+    }
+    Ok(0)
 }
 
 fn copy(to: &IoBuf, from: &IoBuf) {

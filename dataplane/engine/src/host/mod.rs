@@ -373,6 +373,13 @@ impl Host {
         self.segments[index] = Some((segment.generation, region));
     }
 
+    /// Forgets memory that was only for this process's own requests. A stale id is ignored.
+    pub fn remove_segment(&mut self, segment: SegmentId) {
+        if let Some(entry) = self.segments.get_mut(segment.index as usize) {
+            entry.take_if(|(generation, _)| *generation == segment.generation);
+        }
+    }
+
     /// The memory of a segment; `None` for a stale id.
     fn segment(&self, segment: SegmentId) -> Option<&Arc<Region>> {
         let (generation, region) = self.segments.get(segment.index as usize)?.as_ref()?;

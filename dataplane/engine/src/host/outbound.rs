@@ -1,10 +1,14 @@
 //! What goes out: answers, requests, connections to make and to end.
 
+use std::io;
+
+use kvplane_proto::Status;
 use kvplane_proto::client::{LaneId, Output as ClientOutput, Path, PeerAddress};
 use kvplane_store::service::{CloseReason, Output as ServiceOutput, PeerKey};
 use kvplane_transport::{Gone, Outgoing};
 
 use super::Host;
+use super::copies::SegmentCopy;
 use super::roles::{Lent, Link, Role};
 
 impl Host {
@@ -88,8 +92,13 @@ impl Host {
                 self.copy_out(lane, slice, offset, local, checksum, now_ns);
             }
             ClientOutput::CopyIn { lane, slice, offset, local } => self.copy_in(lane, slice, offset, local, now_ns),
-            ClientOutput::CopySegment { lane, slice, segment, offset, local, write } => {
-                self.copy_segment(lane, slice, (segment, offset), local, write, now_ns);
+            ClientOutput::CopySegment { lane, slice, via, segment, offset, local, write } => {
+                let copy = SegmentCopy { via, segment, offset, local, write };
+                self.copy_segment(lane, slice, &copy, now_ns);
+            }
+            ClientOutput::FileTransfer { lane, slice, .. } => {
+                // No lane to files is ever connected here.
+                self.copied(lane, slice, Err(Status::Unsupported), now_ns);
             }
             ClientOutput::Reset { lane } => match self.link_of(lane) {
                 Some(link) => self.close(link, Gone::Closed),
@@ -107,6 +116,15 @@ impl Host {
     fn connect(&mut self, lane: LaneId, address: &PeerAddress, path: Path, now_ns: u64) {
         let link = match path {
             Path::Stream => self.tcp.connect(&self.poller, address.tcp).map(Link::Tcp),
+            Path::Local => {
+                if let Some(client) = &mut self.client {
+                    client.connected(lane, now_ns);
+                }
+                return;
+            }
+            Path::Mooncake | Path::File => {
+                Err(io::Error::new(io::ErrorKind::Unsupported, format!("this host has no driver for {}", path.name())))
+            }
             Path::Shared => self.shm.connect(&self.poller, address.shm.as_deref().unwrap_or_default()).map(Link::Shm),
         };
         match link {

@@ -2,8 +2,9 @@
 
 use super::Client;
 use super::lane::{Endpoint, EndpointEvent};
+use super::path::{Path, Via};
 use super::table::{SliceEvent, SliceState, Wire, request_id};
-use super::types::{LaneId, Local, Output, Path, Request, SliceId};
+use super::types::{LaneId, Local, Output, Request, SliceId};
 use crate::digest::Digest;
 use crate::frame::{Header, VERSION};
 use crate::ids::RequestId;
@@ -20,6 +21,12 @@ impl Client {
         let (cluster, client) = (self.config.cluster.clone(), self.config.client);
         let Some(entry) = self.current(lane) else { return };
         if !entry.step(EndpointEvent::Connected) {
+            return;
+        }
+        if !entry.path.is_greeted() {
+            entry.step(EndpointEvent::Welcome);
+            entry.welcomed();
+            self.lane_up(lane.index);
             return;
         }
         let (number, peer) = (entry.number, entry.peer);
@@ -39,7 +46,16 @@ impl Client {
         self.send(lane, header, body, 1, None);
     }
 
+    /// The host knows whether the kernel copies between us and the peer of this connection; until it says so, it does
+    /// not.
+    pub fn cma_allowed(&mut self, lane: LaneId, allowed: bool) {
+        if let Some(entry) = self.current(lane) {
+            entry.cma = allowed;
+        }
+    }
+
     pub(super) fn flush_dirty(&mut self) {
+        self.dispatch_dirty();
         // Each lane once: what stays over the window is marked again by the next answer.
         for _ in 0..self.dirty.len() {
             let Some(lane) = self.dirty.pop_front() else { return };
@@ -51,31 +67,34 @@ impl Client {
     fn flush(&mut self, lane: u32) {
         let entry = &mut self.lanes[lane as usize];
         match entry.state {
-            Endpoint::Idle => {
-                if self.next_queued(lane).is_some() {
-                    self.connect(lane);
-                }
-            }
             Endpoint::Ready => {
                 self.flush_held(lane);
                 while self.flush_one(lane) {}
             }
-            Endpoint::Connecting | Endpoint::Greeting | Endpoint::Resetting => {}
+            Endpoint::Idle | Endpoint::Connecting | Endpoint::Greeting | Endpoint::Resetting => {}
         }
     }
 
-    fn connect(&mut self, lane: u32) {
+    /// Asks the host for a connection, now or when its last failure is long enough ago. False in the latter case.
+    pub(super) fn connect(&mut self, lane: u32) -> bool {
         let entry = &mut self.lanes[lane as usize];
         if let Some(at_ns) = entry.waits_until(self.now_ns) {
-            self.set_alarm(lane, Some(at_ns));
-            return;
+            if entry.alarm_ns != Some(at_ns) {
+                self.set_alarm(lane, Some(at_ns));
+            }
+            return false;
         }
         entry.step(EndpointEvent::Connect);
         let (id, path, peer) = (entry.id(lane), entry.path, entry.peer);
-        let address = self.peers[peer.0 as usize].address.clone();
+        let rail = &self.rails[entry.rail as usize];
+        let mut address = self.peers[peer.0 as usize].address.clone();
+        if let Some(own) = &rail.address {
+            address.tcp = own.tcp;
+        }
         // By then it must be connected and welcomed; a peer that says nothing does not hold the lane for good.
         self.set_alarm(lane, Some(self.now_ns.saturating_add(Limits::HELLO_NS)));
         self.outputs.push_back(Output::Connect { lane: id, address, path });
+        true
     }
 
     /// Releases, aborts and commits: they free the peer's memory and go first.
@@ -126,18 +145,22 @@ impl Client {
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
             (Path::Shared, Request::Get(..)) => self.send_digests(lane, Operation::Lookup),
             (Path::Shared, Request::Put(..)) => self.send_digests(lane, Operation::Reserve),
-            (Path::Stream, Request::Get(..)) => self.send_each(lane, Operation::Get),
-            (Path::Stream, Request::Read(..)) => self.send_each(lane, Operation::Read),
-            (Path::Stream, Request::Put(digest, local)) => {
+            (_, Request::Get(..)) => self.send_each(lane, Operation::Get),
+            (_, Request::Put(digest, local)) => {
                 self.send_payload(lane, first.index, Operation::Put, local, true, &DigestItem { digest });
             }
-            (Path::Stream, Request::Write(target, local)) => {
+            (Path::Stream | Path::Mooncake, Request::Read(..)) => self.send_each(lane, Operation::Read),
+            (Path::Stream | Path::Mooncake, Request::Write(target, local)) => {
                 let item = WriteItem { segment: target.segment, offset: target.offset };
-                let checksum = self.config.checksum_segments;
+                let checksum = self.sums_segments(lane);
                 self.send_payload(lane, first.index, Operation::Write, local, checksum, &item);
             }
-            (Path::Shared, Request::Read(target, local)) => self.copy_segment(lane, first, target, local, false),
-            (Path::Shared, Request::Write(target, local)) => self.copy_segment(lane, first, target, local, true),
+            (Path::Shared | Path::Local | Path::File, Request::Read(target, local)) => {
+                self.copy_segment(lane, first, target, local, false);
+            }
+            (Path::Shared | Path::Local | Path::File, Request::Write(target, local)) => {
+                self.copy_segment(lane, first, target, local, true);
+            }
         }
         true
     }
@@ -154,9 +177,12 @@ impl Client {
     }
 
     fn window_open(&self, lane: u32) -> bool {
-        let entry = &self.lanes[lane as usize];
-        (entry.outstanding as usize) < Limits::REQUESTS_PER_CONNECTION
-            && (entry.sent_bytes == 0 || entry.sent_bytes < self.config.lane_window_bytes)
+        self.lanes[lane as usize].has_room(&self.config)
+    }
+
+    /// Whether payloads of segments carry a checksum on this lane.
+    pub(super) fn sums_segments(&self, lane: u32) -> bool {
+        self.config.checksum_segments && self.lanes[lane as usize].path != Path::Mooncake
     }
 
     /// One frame, one answer, many slices.
@@ -191,7 +217,9 @@ impl Client {
         let id = self.lanes[lane as usize].id(lane);
         let start = self.bytes.len();
         let (mut count, mut deadline_us) = (0, 0);
-        while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
+        // A foreign protocol knows one range for each request.
+        let most = if self.lanes[lane as usize].path == Path::Mooncake { 1 } else { Limits::ITEMS_PER_FRAME };
+        while count < most && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
             let asked = self.slices.at(next.index).request;
             if !matches!((operation, asked), (Operation::Get, Request::Get(..)) | (Operation::Read, Request::Read(..)))
@@ -218,7 +246,7 @@ impl Client {
         }
         let mut header = Header::request(Kind::Request(operation), RequestId::default());
         header.deadline_us = deadline_us;
-        if operation == Operation::Read && self.config.checksum_segments {
+        if operation == Operation::Read && self.sums_segments(lane) {
             header.flags |= crate::frame::FLAG_CHECKSUM;
         }
         let body = start..self.bytes.len();
@@ -256,14 +284,31 @@ impl Client {
         self.send(id, header, body, 1, Some(local));
     }
 
+    /// Lets the host move a range, in the way that is open; where none is any more, the slice finds another lane.
     fn copy_segment(&mut self, lane: u32, id: SliceId, target: super::SegmentTarget, local: Local, write: bool) {
+        let entry = &mut self.lanes[lane as usize];
+        let via = match entry.path {
+            Path::Shared => entry.way(&self.config, target.segment, target.shareable),
+            _ => Some(Via::Own),
+        };
+        let Some(via) = via else {
+            entry.queue.pop_front();
+            self.leave_lane(id.index);
+            self.route(id);
+            return;
+        };
         self.leave_queue(lane, id.index);
         let slice = self.slices.at(id.index);
         slice.step(SliceEvent::Place);
         slice.bytes = local.bytes;
+        slice.via = via;
+        let path = self.lanes[lane as usize].path;
         let lane = self.lanes[lane as usize].id(lane);
         let (segment, offset) = (target.segment, target.offset);
-        self.outputs.push_back(Output::CopySegment { lane, slice: id, segment, offset, local, write });
+        self.outputs.push_back(match path {
+            Path::File => Output::FileTransfer { lane, slice: id, file: segment, offset, local, write },
+            _ => Output::CopySegment { lane, slice: id, via, segment, offset, local, write },
+        });
     }
 
     /// The slice at the head of the queue takes its part of the window.
@@ -273,6 +318,7 @@ impl Client {
         let entry = &mut self.lanes[lane as usize];
         entry.queue.pop_front();
         entry.sent_bytes += slice.sent_bytes;
+        entry.flying += u32::from(slice.sent_bytes > 0);
     }
 
     fn take_queued(&mut self, lane: u32, slice: u32) {

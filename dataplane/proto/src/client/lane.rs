@@ -1,10 +1,12 @@
 //! A lane: one connection to a shard, its handshake and what waits on it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
+use crate::client::path::{Path, Via};
 use crate::client::table::NOWHERE;
-use crate::client::types::{LaneId, Path, PeerId, SliceId};
-use crate::ids::{PinId, ReservationId};
+use crate::client::types::{Config, LaneId, PeerId, SliceId};
+use crate::ids::{PinId, ReservationId, SegmentId};
+use crate::limits::Limits;
 use crate::message::CommitItem;
 use crate::states::Step;
 use crate::status::Status;
@@ -50,6 +52,9 @@ crate::state_machine! {
 }
 
 const BACKOFF_FIRST_NS: u64 = 5_000_000;
+/// Waits double up to this, or up to a part of the outage, whichever is longer.
+const BACKOFF_LONG_NS: u64 = 32_000_000;
+const OUTAGE_PARTS: u64 = 16;
 const BACKOFF_LAST_NS: u64 = 1_000_000_000;
 
 /// Why we end a connection ourselves.
@@ -66,15 +71,19 @@ pub(super) enum Cause {
 
 pub(super) struct Lane {
     pub(super) peer: PeerId,
+    /// Its rail, in the client's table.
+    pub(super) rail: u32,
     pub(super) path: Path,
     pub(super) generation: u32,
     pub(super) number: u16,
     pub(super) state: Endpoint,
-    /// Slices to send, oldest first.
+    /// Slices bound to it that the next flush sends, oldest first.
     pub(super) queue: VecDeque<SliceId>,
     /// Requests without an answer.
     pub(super) outstanding: u32,
-    /// Payload bytes queued and outstanding.
+    /// Slices with a payload that left the queue and are not done.
+    pub(super) flying: u32,
+    /// Payload bytes bound and outstanding.
     pub(super) load_bytes: u64,
     /// Payload bytes outstanding: what the window limits.
     pub(super) sent_bytes: u64,
@@ -91,20 +100,30 @@ pub(super) struct Lane {
     pub(super) cause: Option<Cause>,
     /// Its entry among the client's alarms.
     pub(super) alarm_ns: Option<u64>,
+    /// Whether this connection was welcomed.
+    pub(super) greeted: bool,
+    /// The host says that the kernel copies between us and this peer.
+    pub(super) cma: bool,
+    /// Segments that cannot be moved in this way, as found out on this connection.
+    closed: BTreeSet<(SegmentId, Via)>,
     failures: u32,
+    /// When the first of the failures since the last welcome was.
+    failing_since_ns: u64,
     not_before_ns: u64,
 }
 
 impl Lane {
-    pub(super) const fn new(peer: PeerId, path: Path, number: u16) -> Self {
+    pub(super) const fn new(peer: PeerId, rail: u32, path: Path, number: u16) -> Self {
         Self {
             peer,
+            rail,
             path,
             generation: 1,
             number,
             state: Endpoint::Idle,
             queue: VecDeque::new(),
             outstanding: 0,
+            flying: 0,
             load_bytes: 0,
             sent_bytes: 0,
             first: NOWHERE,
@@ -116,9 +135,46 @@ impl Lane {
             dirty: false,
             cause: None,
             alarm_ns: None,
+            greeted: false,
+            cma: false,
+            closed: BTreeSet::new(),
             failures: 0,
+            failing_since_ns: 0,
             not_before_ns: 0,
         }
+    }
+
+    /// Requests that may be under way at once.
+    pub(super) fn depth(&self, config: &Config) -> usize {
+        match self.path {
+            Path::Mooncake => config.foreign_depth.max(1) as usize,
+            Path::Stream | Path::Shared | Path::Local | Path::File => Limits::REQUESTS_PER_CONNECTION,
+        }
+    }
+
+    /// Whether another request may be under way.
+    pub(super) fn has_room(&self, config: &Config) -> bool {
+        let open = if self.path.is_greeted() { self.outstanding } else { self.flying };
+        (open as usize) < self.depth(config) && (self.sent_bytes == 0 || self.sent_bytes < config.lane_window_bytes)
+    }
+
+    /// The way in which this shared lane moves a segment. Before the host knows about cma, it is taken to work.
+    pub(super) fn way(&self, config: &Config, segment: SegmentId, mappable: bool) -> Option<Via> {
+        let open = |via| !self.closed.contains(&(segment, via));
+        if config.shared && mappable && open(Via::Map) {
+            return Some(Via::Map);
+        }
+        let cma = self.cma || self.state != Endpoint::Ready;
+        (config.cma && cma && open(Via::Cma)).then_some(Via::Cma)
+    }
+
+    /// Remembers that a segment cannot be moved in this way.
+    pub(super) fn close_way(&mut self, segment: SegmentId, via: Via) {
+        if self.closed.len() >= Limits::SEGMENTS {
+            // Ids of segments that are long gone: what is still true is found out again.
+            self.closed.clear();
+        }
+        self.closed.insert((segment, via));
     }
 
     pub(super) const fn id(&self, index: u32) -> LaneId {
@@ -142,37 +198,54 @@ impl Lane {
         if now_ns < self.not_before_ns { Some(self.not_before_ns) } else { None }
     }
 
-    /// Whether another way is better: its last connection failed just now, or it is being reset.
-    pub(super) fn is_suspect(&self, now_ns: u64) -> bool {
-        self.state == Endpoint::Resetting || (self.failures > 0 && now_ns < self.not_before_ns)
-    }
-
     pub(super) const fn welcomed(&mut self) {
+        self.greeted = true;
         self.failures = 0;
     }
 
-    /// The connection ended: forget what was on it, except its slices, and wait before the next. Doubles up to a
-    /// second; no wait where nobody is at fault.
+    /// Whether it is on its way to be used.
+    pub(super) const fn is_coming(&self) -> bool {
+        matches!(self.state, Endpoint::Connecting | Endpoint::Greeting)
+    }
+
+    /// When the next connection may be tried.
+    pub(super) const fn not_before_ns(&self) -> u64 {
+        self.not_before_ns
+    }
+
+    /// The connection ended: forget what was on it, except its slices, and wait before the next. No wait where nobody
+    /// is at fault.
+    ///
+    /// The wait doubles up to a small part of the outage: what was gone for a second is missed for a few hundredths
+    /// more, and what was gone for long is not asked all the time.
     pub(super) fn lost(&mut self, now_ns: u64) {
         if self.cause.take() != Some(Cause::Withdrawn) {
-            let wait_ns = (BACKOFF_FIRST_NS << self.failures.min(16)).min(BACKOFF_LAST_NS);
+            if self.failures == 0 {
+                self.failing_since_ns = now_ns;
+            }
+            let outage_ns = now_ns.saturating_sub(self.failing_since_ns);
+            let most_ns = (outage_ns / OUTAGE_PARTS).clamp(BACKOFF_LONG_NS, BACKOFF_LAST_NS);
+            let wait_ns = (BACKOFF_FIRST_NS << self.failures.min(16)).min(most_ns);
             self.failures = self.failures.saturating_add(1);
             self.not_before_ns = now_ns.saturating_add(wait_ns);
         }
         self.generation = self.generation.wrapping_add(1);
         self.outstanding = 0;
+        self.greeted = false;
         self.queue.clear();
         self.releases.clear();
         self.aborts.clear();
         self.commits.clear();
+        self.cma = false;
+        self.closed.clear();
     }
 
     /// Serves another peer from now on. Only for a lane that is idle and empty.
-    pub(super) fn renew(&mut self, peer: PeerId, path: Path, number: u16) {
+    pub(super) fn renew(&mut self, peer: PeerId, rail: u32, path: Path, number: u16) {
         assert!(self.state == Endpoint::Idle && self.first == NOWHERE, "a lane in use was given to another peer");
         let generation = self.generation.wrapping_add(1);
         let dirty = self.dirty;
-        *self = Self::new(peer, path, number);
+        *self = Self::new(peer, rail, path, number);
         // What the lists of the client say about this position stays true.
         (self.generation, self.dirty) = (generation, dirty);
     }

@@ -1,9 +1,9 @@
 //! The asking side of the data path, without I/O: batches of requests go in, frames and copies come out.
 //!
 //! A [`Batch`](BatchId) is validated as a whole, split into *tasks* (one for each request) and *slices* (one for each
-//! object, several for a large range of a segment). A slice is routed to the owner of its key, sent on the least
-//! loaded *lane* (connection) to that shard, retried on another within its budget, and completed once. A batch
-//! completes when its last task does.
+//! object, several for a large range of a segment; requests that touch each other share slices). A slice is routed to
+//! the owner of its key, waits there for its turn, is bound to a *lane* (connection) of the *rail* that will have it
+//! done first, retried on another within its budget, and completed once. A batch completes when its last task does.
 //!
 //! The host feeds [`Client`] frames, connection events, finished copies and time, and drains [`Client::poll_output`].
 //!
@@ -14,8 +14,12 @@
 //! Not here: sockets, memory (only [`Local`] names it), clocks (`now_ns` is an argument), and the choice of
 //! transport, which the host reports when a lane is connected.
 
+mod dispatch;
 mod flush;
 mod lane;
+mod metrics;
+mod options;
+mod path;
 mod peers;
 mod recover;
 mod reply;
@@ -29,17 +33,22 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
+use dispatch::{Group, RailEntry};
 use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
+pub use metrics::{Failovers, RailCounts, RailMetrics, SlowOperation};
+pub use options::{Intent, RailAddress, SubmitOptions};
+pub use path::{Path, PeerKind, Via};
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
-    Config, Counters, LaneId, Local, Output, Path, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget, SliceId,
+    Config, Counters, LaneId, Local, Output, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget, SliceId,
     SubmitError, TaskResult,
 };
 
 use crate::ids::{BatchId, Epoch};
 use crate::map::{ClusterMap, OwnerTable};
+use crate::sched::RetryBudget;
 
 /// The asking side of the data path. Single-threaded; owned by one host loop.
 pub struct Client {
@@ -50,6 +59,8 @@ pub struct Client {
     free_peers: Vec<PeerId>,
     lanes: Vec<Lane>,
     free_lanes: Vec<u32>,
+    rails: Vec<RailEntry>,
+    free_rails: Vec<u32>,
     /// When lanes may connect again or must have been welcomed: at most one entry for each.
     alarms: BTreeSet<(u64, u32)>,
     batches: Table<Batch>,
@@ -63,6 +74,8 @@ pub struct Client {
     bytes: Vec<u8>,
     /// Lanes with something to send.
     dirty: VecDeque<u32>,
+    /// Groups with something that waits and may have room now: peer, and number.
+    dirty_groups: VecDeque<(u32, u8)>,
     /// Slices that wait for a newer map, or for the shard to learn of ours: `(not before, slice)`.
     parked: BTreeSet<(u64, SliceId)>,
     /// Peers of the map's owners, found on first use: one row for each member.
@@ -70,16 +83,18 @@ pub struct Client {
     /// Segments' descriptions that nobody has taken yet.
     descriptions: BTreeMap<BatchId, Vec<u8>>,
     counters: Counters,
+    books: metrics::Books,
     /// When a newer map was last asked for, since the last one came.
     map_wanted_ns: Option<u64>,
     /// The latest time that an input brought.
     now_ns: u64,
 }
 
-/// A shard that requests go to, and its lanes: the shared-memory one, if any, first.
+/// A shard that requests go to, and its paths in the order of preference: shared memory, if any, first.
 struct Peer {
     address: PeerAddress,
-    lanes: Vec<u32>,
+    groups: Vec<Group>,
+    retries: RetryBudget,
     /// The caller knows its id: it stays for good. Others come and go with the maps.
     pinned: bool,
     /// Not in the map any more: its place is free when its last lane is gone.
@@ -98,6 +113,8 @@ impl Client {
             free_peers: Vec::new(),
             lanes: Vec::new(),
             free_lanes: Vec::new(),
+            rails: Vec::new(),
+            free_rails: Vec::new(),
             alarms: BTreeSet::new(),
             batches: Table::new(),
             slices: Table::new(),
@@ -107,10 +124,12 @@ impl Client {
             finished: VecDeque::new(),
             bytes: Vec::new(),
             dirty: VecDeque::new(),
+            dirty_groups: VecDeque::new(),
             parked: BTreeSet::new(),
             owner_peers: Vec::new(),
             descriptions: BTreeMap::new(),
             counters: Counters::default(),
+            books: metrics::Books::default(),
             map_wanted_ns: None,
             now_ns: 0,
         }
@@ -140,7 +159,10 @@ impl Client {
     pub fn poll_output(&mut self) -> Option<Output> {
         if self.outputs.is_empty() {
             self.bytes.clear();
-            self.flush_dirty();
+            // A slice that finds its way closed as it is sent goes elsewhere, perhaps before anything is put out.
+            while self.outputs.is_empty() && !(self.dirty.is_empty() && self.dirty_groups.is_empty()) {
+                self.flush_dirty();
+            }
         }
         self.outputs.pop_front()
     }

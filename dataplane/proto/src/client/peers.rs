@@ -3,51 +3,124 @@
 //! A peer that the caller opened keeps its id for good. One that only the map named gives its place back when it has
 //! departed and its last lane is gone, so that restarts of nodes do not add up.
 
+use super::dispatch::{Group, RailEntry};
 use super::lane::{Cause, Endpoint, Lane};
+use super::metrics::RailCounts;
+use super::options::RailAddress;
+use super::path::{Path, PeerKind};
 use super::table::NOWHERE;
-use super::types::{Path, PeerAddress, PeerId};
+use super::types::{LaneId, PeerAddress, PeerId};
 use super::{Client, Peer};
 use crate::digest::Digest;
 use crate::ids::ShardId;
+use crate::limits::Limits;
 use crate::map::ClusterMap;
+use crate::sched::{Rail, RetryBudget};
+
+/// What a rail is taken to serve before it was measured: memory, and a 25 Gb/s port or a fast disk.
+const SAME_HOST_BYTES_PER_SECOND: u64 = 8_000_000_000;
+const NETWORK_BYTES_PER_SECOND: u64 = 3_125_000_000;
 
 impl Client {
     /// The peer at this address; the same one when it is known already.
     pub fn open_peer(&mut self, address: PeerAddress) -> PeerId {
-        let peer = self.peer_at(address);
+        self.open_peer_over(address, &[])
+    }
+
+    /// The peer at this address, reached over these rails (at most [`Limits::RAILS`]; further ones are not used); its
+    /// own address names it and is not used beside them. A peer that is known already keeps the rails that it has.
+    pub fn open_peer_over(&mut self, address: PeerAddress, rails: &[RailAddress]) -> PeerId {
+        let peer = self.peer_at(address, &rails[..rails.len().min(Limits::RAILS)]);
         self.peers[peer.0 as usize].pinned = true;
         peer
     }
 
-    fn peer_at(&mut self, address: PeerAddress) -> PeerId {
+    fn peer_at(&mut self, address: PeerAddress, rails: &[RailAddress]) -> PeerId {
         if let Some(&peer) = self.peer_index.get(&address) {
             return peer;
         }
         let peer = self.free_peers.pop().unwrap_or_else(|| {
             let next = PeerId(u32::try_from(self.peers.len()).expect("2^32 peers"));
-            self.peers.push(Peer { address: address.clone(), lanes: Vec::new(), pinned: false, departed: false });
+            self.peers.push(Peer::new(address.clone()));
             next
         });
-        let mut lanes = Vec::new();
-        if self.config.shared && address.shm.is_some() {
-            lanes.push(self.add_lane(peer, Path::Shared, 0));
+        self.peers[peer.0 as usize] = Peer::new(address.clone());
+        let several = self.config.lanes.max(1);
+        match address.kind {
+            PeerKind::Native => {
+                if (self.config.shared || self.config.cma) && address.shm.is_some() {
+                    self.add_group(peer, Path::Shared, &[], 1);
+                }
+                // A peer that offers no shared memory is reached by streams even where only that was asked for.
+                if self.config.stream || self.peers[peer.0 as usize].groups.is_empty() {
+                    self.add_group(peer, Path::Stream, rails, several);
+                }
+            }
+            PeerKind::Local => self.add_group(peer, Path::Local, &[], 1),
+            PeerKind::Mooncake { .. } => self.add_group(peer, Path::Mooncake, rails, several),
+            PeerKind::File { .. } => self.add_group(peer, Path::File, &[], 1),
         }
-        // A peer that offers no shared memory is reached by streams even where only shared memory was asked for.
-        if self.config.stream || lanes.is_empty() {
-            lanes.extend((0..self.config.lanes.max(1)).map(|number| self.add_lane(peer, Path::Stream, number)));
-        }
-        self.peer_index.insert(address.clone(), peer);
-        self.peers[peer.0 as usize] = Peer { address, lanes, pinned: false, departed: false };
+        self.peer_index.insert(address, peer);
         peer
     }
 
-    fn add_lane(&mut self, peer: PeerId, path: Path, number: u16) -> u32 {
+    /// Opens the rails of a path, with `lanes` lanes each; without `addresses` there is one, to the peer's own.
+    fn add_group(&mut self, peer: PeerId, path: Path, addresses: &[RailAddress], lanes: u16) {
+        let number = self.peers[peer.0 as usize].groups.len() as u8;
+        let stated = match path {
+            Path::Shared | Path::Local => SAME_HOST_BYTES_PER_SECOND,
+            Path::Stream | Path::Mooncake | Path::File => NETWORK_BYTES_PER_SECOND,
+        };
+        let mut rails = Vec::new();
+        for position in 0..addresses.len().max(1) {
+            let address = addresses.get(position).copied();
+            let (speed, tier) = address.map_or((stated, 0), |address| (address.bytes_per_second, address.tier));
+            let entry = RailEntry {
+                rail: Rail::new(speed, tier),
+                peer: peer.0,
+                group: number,
+                lanes: Vec::new(),
+                address,
+                counts: RailCounts::default(),
+            };
+            let rail = match self.free_rails.pop() {
+                Some(rail) => {
+                    self.rails[rail as usize] = entry;
+                    rail
+                }
+                None => {
+                    self.rails.push(entry);
+                    self.rails.len() as u32 - 1
+                }
+            };
+            let first = position as u16 * lanes;
+            let lanes = (0..lanes).map(|lane| self.add_lane(peer, rail, path, first + lane)).collect();
+            self.rails[rail as usize].lanes = lanes;
+            rails.push(rail);
+        }
+        self.peers[peer.0 as usize].groups.push(Group::new(path, rails));
+    }
+
+    fn add_lane(&mut self, peer: PeerId, rail: u32, path: Path, number: u16) -> u32 {
         if let Some(lane) = self.free_lanes.pop() {
-            self.lanes[lane as usize].renew(peer, path, number);
+            self.lanes[lane as usize].renew(peer, rail, path, number);
             return lane;
         }
-        self.lanes.push(Lane::new(peer, path, number));
+        self.lanes.push(Lane::new(peer, rail, path, number));
         self.lanes.len() as u32 - 1
+    }
+
+    /// Every lane of a peer.
+    fn lanes_of(&self, peer: usize) -> Vec<u32> {
+        let rails = self.peers[peer].groups.iter().flat_map(|group| &group.rails);
+        rails.flat_map(|&rail| self.rails[rail as usize].lanes.iter().copied()).collect()
+    }
+
+    /// The way that a lane takes, where its peer was opened with several: the host connects from that address.
+    #[must_use]
+    pub fn rail_of(&self, lane: LaneId) -> Option<&RailAddress> {
+        let entry = self.lanes.get(lane.index as usize).filter(|entry| entry.generation == lane.generation)?;
+        self.rails[entry.rail as usize].address.as_ref()
     }
 
     pub(super) fn owner_peer(&mut self, digest: Digest) -> Option<PeerId> {
@@ -58,7 +131,7 @@ impl Client {
             return Some(peer);
         }
         let address = address_of(map, member, shard, &self.config.host)?;
-        let peer = self.peer_at(address);
+        let peer = self.peer_at(address, &[]);
         self.owner_peers[member][shard] = Some(peer);
         Some(peer)
     }
@@ -72,15 +145,12 @@ impl Client {
             }
             self.peers[index].departed = true;
             self.peer_index.remove(&self.peers[index].address);
-            for position in 0..self.peers[index].lanes.len() {
-                let lane = self.peers[index].lanes[position];
+            for lane in self.lanes_of(index) {
                 self.reset_lane(lane, Cause::Withdrawn);
-                if self.lanes[lane as usize].state == Endpoint::Idle {
-                    self.lanes[lane as usize].queue.clear();
-                    for slice in self.slices_on(lane) {
-                        self.leave_lane(slice);
-                        self.route(super::table::slice_id(slice, self.slices.generation(slice)));
-                    }
+            }
+            for number in 0..self.peers[index].groups.len() {
+                for slice in self.drain_group(index, number) {
+                    self.route(super::table::slice_id(slice, self.slices.generation(slice)));
                 }
             }
             self.reclaim(PeerId(index as u32));
@@ -97,15 +167,19 @@ impl Client {
 
     /// Frees the place of a departed peer once nothing is left on its lanes.
     pub(super) fn reclaim(&mut self, peer: PeerId) {
-        let entry = &mut self.peers[peer.0 as usize];
-        let quiet = entry.lanes.iter().all(|&lane| {
+        let lanes = self.lanes_of(peer.0 as usize);
+        let quiet = lanes.iter().all(|&lane| {
             let lane = &self.lanes[lane as usize];
             lane.state == Endpoint::Idle && lane.first == NOWHERE
         });
-        if !entry.departed || entry.lanes.is_empty() || !quiet {
+        let entry = &mut self.peers[peer.0 as usize];
+        let waits = entry.groups.iter().any(|group| !group.queue.is_empty());
+        if !entry.departed || entry.groups.is_empty() || !quiet || waits {
             return;
         }
-        let lanes = core::mem::take(&mut entry.lanes);
+        for group in core::mem::take(&mut entry.groups) {
+            self.free_rails.extend(group.rails);
+        }
         for &lane in &lanes {
             self.set_alarm(lane, None);
         }
@@ -114,10 +188,18 @@ impl Client {
     }
 }
 
+impl Peer {
+    fn new(address: PeerAddress) -> Self {
+        let retries = RetryBudget::new(Limits::RETRY_BURST);
+        Self { address, groups: Vec::new(), retries, pinned: false, departed: false }
+    }
+}
+
 fn address_of(map: &ClusterMap, member: usize, shard: usize, host: &str) -> Option<PeerAddress> {
     let member = map.members.get(member)?;
     let address = member.shards.get(shard)?;
     Some(PeerAddress {
+        kind: PeerKind::Native,
         node: member.node,
         incarnation: member.incarnation,
         shard: ShardId(shard as u16),

@@ -38,7 +38,10 @@ impl Client {
             let ended = self.ended(index);
             self.complete(index, ended.unwrap_or(status));
         } else {
-            self.send_again(index, matches!(status, Status::WrongOwner | Status::Busy));
+            let peer = slice.peer as usize;
+            // Beyond the peer's budget of retries it waits, as it does for a busy peer.
+            let within = self.peers.get_mut(peer).is_none_or(|peer| peer.retries.spend(self.now_ns));
+            self.send_again(index, matches!(status, Status::WrongOwner | Status::Busy) || !within);
         }
         if matches!(status, Status::WrongOwner | Status::Unreachable) {
             self.want_map();
@@ -53,6 +56,7 @@ impl Client {
             return;
         }
         self.counters.retries += 1;
+        self.count_retry(index);
         let id = slice_id(index, self.slices.generation(index));
         let slice = self.slices.at(index);
         slice.step(SliceEvent::Requeue);
@@ -110,7 +114,7 @@ impl Client {
             self.set_alarm(lane, None);
             match self.lanes[lane as usize].state {
                 Endpoint::Connecting | Endpoint::Greeting => self.reset_lane(lane, Cause::Peer),
-                Endpoint::Idle => self.mark_dirty(lane),
+                Endpoint::Idle => self.mark_group_of(lane),
                 Endpoint::Ready | Endpoint::Resetting => {}
             }
         }
@@ -151,19 +155,51 @@ impl Client {
         let slices = self.slices_on(lane.index);
         let entry = &mut self.lanes[lane.index as usize];
         let (peer, refusal, cause) = (entry.peer, entry.refusal.take(), entry.cause);
+        let greeted = entry.greeted;
         entry.lost(now_ns);
+        self.rail_lost(lane.index, cause);
+        let waiting = self.stranded(lane.index);
         for index in slices {
             let wire = self.slices.at(index).wire;
             if self.wires.get(wire.index, wire.generation).is_some() {
                 let freed = self.wires.remove(wire.index);
                 self.wires.recycle(freed);
             }
-            match (refusal, cause) {
-                (Some(status), _) => self.settle(index, status),
-                (None, None | Some(Cause::Peer)) => self.retry(index, Status::Unreachable),
-                (None, Some(Cause::Deadline | Cause::Withdrawn)) => self.send_again(index, false),
+            self.slice_lost(index, refusal, cause);
+        }
+        for index in waiting {
+            if greeted || matches!(cause, Some(Cause::Deadline | Cause::Withdrawn)) {
+                self.route(slice_id(index, self.slices.generation(index)));
+            } else {
+                self.slice_lost(index, refusal, cause);
             }
         }
         self.reclaim(peer);
+    }
+
+    /// Its connection is gone: it fails, is charged, or goes elsewhere for free.
+    fn slice_lost(&mut self, index: u32, refusal: Option<Status>, cause: Option<Cause>) {
+        match (refusal, cause) {
+            (Some(status), _) => self.settle(index, status),
+            (None, None | Some(Cause::Peer)) => self.retry(index, Status::Unreachable),
+            (None, Some(Cause::Deadline | Cause::Withdrawn)) => self.send_again(index, false),
+        }
+    }
+
+    /// What waits for a group of which no lane is left nor on its way has to know that one was lost: another path may
+    /// serve, and an attempt to connect that failed is charged.
+    fn stranded(&mut self, lane: u32) -> Vec<u32> {
+        let rail = &self.rails[self.lanes[lane as usize].rail as usize];
+        let (peer, number) = (rail.peer, rail.group);
+        let group = &self.peers[peer as usize].groups[usize::from(number)];
+        let alive = group.rails.iter().flat_map(|&rail| &self.rails[rail as usize].lanes).any(|&lane| {
+            let lane = &self.lanes[lane as usize];
+            lane.state == Endpoint::Ready || lane.is_coming()
+        });
+        if alive {
+            self.mark_group(peer, number);
+            return Vec::new();
+        }
+        self.drain_group(peer as usize, usize::from(number))
     }
 }

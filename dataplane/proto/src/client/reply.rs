@@ -2,6 +2,7 @@
 
 use super::Client;
 use super::lane::{Cause, Endpoint, EndpointEvent};
+use super::path::Path;
 use super::table::{Held, SliceEvent, SliceState, slice_id};
 use super::types::{LaneId, Local, Output, PayloadTo, Request, SliceId};
 use crate::frame::{Header, VERSION};
@@ -83,8 +84,7 @@ impl Client {
         }
         entry.step(EndpointEvent::Welcome);
         entry.welcomed();
-        self.set_alarm(lane.index, None);
-        self.mark_dirty(lane.index);
+        self.lane_up(lane.index);
         Ok(())
     }
 
@@ -105,7 +105,9 @@ impl Client {
         if bytes == 0 || bytes > local.bytes || (whole_range && bytes != local.bytes) {
             return Err(Broken);
         }
-        let unchecked = whole_range && !self.config.checksum_segments;
+        let lane = slice.lane;
+        let unchecked = whole_range && !self.sums_segments(lane);
+        let slice = self.slices.at(index);
         if header.checksum().is_none() && !unchecked {
             return Err(Broken);
         }
@@ -262,7 +264,8 @@ impl Client {
         self.outputs.push_back(Output::CopyIn { lane, slice: id, offset: item.offset, local });
     }
 
-    /// The host finished a copy of the shared path: `Ok` and the checksum of the bytes, or why it could not be done.
+    /// The host finished a copy or a transfer of a file: `Ok` and the checksum of the bytes where the slice was a put,
+    /// or why it could not be done. `Unsupported` for a segment of the shared path says that this way is closed.
     pub fn copied(&mut self, lane: LaneId, slice: SliceId, result: Result<u64, Status>, now_ns: u64) {
         self.now_ns = now_ns;
         let live = self.current(lane).is_some();
@@ -288,7 +291,25 @@ impl Client {
                 self.lanes[lane.index as usize].releases.push(pin);
                 self.copy_outcome(slice.index, result.map(|_| ()));
             }
+            (Held::Nothing, Err(Status::Unsupported)) => self.way_closed(lane.index, slice.index),
             (Held::Nothing, result) => self.copy_outcome(slice.index, result.map(|_| ())),
+        }
+    }
+
+    /// A segment cannot be moved in the way that was tried: the next is, as another attempt.
+    fn way_closed(&mut self, lane: u32, index: u32) {
+        let slice = self.slices.at(index);
+        let via = slice.via;
+        let (Request::Read(target, _) | Request::Write(target, _)) = slice.request else {
+            self.settle(index, Status::Unsupported);
+            return;
+        };
+        let entry = &mut self.lanes[lane as usize];
+        if entry.path == Path::Shared {
+            entry.close_way(target.segment, via);
+            self.retry(index, Status::Unsupported);
+        } else {
+            self.settle(index, Status::Unsupported);
         }
     }
 

@@ -1,20 +1,21 @@
-//! Which lane a slice goes on, and the book of what is on each lane.
+//! Which path a slice takes, and the book of what is on each lane.
 
 use super::Client;
+use super::dispatch::Group;
+use super::path::Path;
 use super::table::{NOWHERE, SliceState};
-use super::types::{LaneId, Path, PeerId, Request, SliceId};
+use super::types::{LaneId, PeerId, Request, SliceId};
 use crate::client::lane::Lane;
+use crate::sched::Rail;
 use crate::status::Status;
 
-/// Load that a slice without payload adds to its lane.
-const SMALL_LOAD_BYTES: u64 = 512;
-
 impl Client {
-    /// Puts a slice on a lane's queue, or completes it when there is nowhere to send it.
+    /// Sends a slice on its way to a path of its peer, or completes it when there is nowhere to send it.
     pub(super) fn route(&mut self, id: SliceId) {
         let Some(slice) = self.slices.get(id.index, id.generation) else { return };
         debug_assert!(slice.lane == NOWHERE && slice.state == SliceState::Queued, "a slice was routed twice");
         let request = slice.request;
+        let failed_twice = (slice.attempts >= 2).then_some(slice.group);
         let peer = match request {
             Request::Exists(digest)
             | Request::Size(digest)
@@ -28,31 +29,42 @@ impl Client {
             self.complete(id.index, Status::NoOwner);
             return;
         };
-        let Some(lane) = self.pick_lane(peer, &request) else {
+        let Some(group) = self.pick_group(peer, &request, failed_twice) else {
             self.complete(id.index, Status::Unsupported);
             return;
         };
-        self.lanes[lane as usize].queue.push_back(id);
-        self.enter_lane(id.index, lane);
-        self.mark_dirty(lane);
+        self.enter_group(id, peer, group);
     }
 
-    /// The shared lane where it serves; else the stream lane with the least to do, the first among equals, so that a
-    /// quiet client keeps one warm connection. None where only shared memory may be used and the segment cannot be
-    /// mapped.
-    fn pick_lane(&self, peer: PeerId, request: &Request) -> Option<u32> {
-        let shareable = match request {
-            Request::Read(target, _) | Request::Write(target, _) => target.shareable,
-            _ => true,
-        };
-        let lanes = &self.peers[peer.0 as usize].lanes;
-        let on = |path| lanes.iter().copied().filter(move |&lane: &u32| self.lanes[lane as usize].path == path);
-        let suspect = |lane: u32| self.lanes[lane as usize].is_suspect(self.now_ns);
-        let shared = on(Path::Shared).next().filter(|_| shareable);
-        let stream = on(Path::Stream).min_by_key(|&lane| (suspect(lane), self.lanes[lane as usize].load_bytes));
-        match (shared, stream) {
-            (Some(lane), Some(other)) => Some(if suspect(lane) { other } else { lane }),
-            (lane, other) => lane.or(other),
+    /// The paths of a peer are in the order of preference: the first that serves the request and is not paused; where
+    /// all are, the one that may be tried first. A slice that failed twice prefers another path to the one that
+    /// failed it. None where the peer cannot be asked this, or only the shared lane may be used and no way over it is
+    /// left.
+    fn pick_group(&self, peer: PeerId, request: &Request, last: Option<u8>) -> Option<u8> {
+        let groups = self.peers[peer.0 as usize].groups.iter().enumerate();
+        let serving = groups.filter(|(_, group)| self.serves(peer, group, request));
+        let best = serving.min_by_key(|(number, group)| {
+            let rails = group.rails.iter().map(|&rail| &self.rails[rail as usize].rail);
+            let hopeful = rails.clone().any(|rail| rail.is_hopeful(self.now_ns));
+            let wait_ns = if hopeful { 0 } else { rails.map(Rail::paused_until_ns).min().unwrap_or(0) };
+            (!hopeful, last == Some(*number as u8), wait_ns)
+        });
+        best.map(|(number, _)| number as u8)
+    }
+
+    /// Whether a path of a peer can do what is asked.
+    fn serves(&self, peer: PeerId, group: &Group, request: &Request) -> bool {
+        let range = matches!(request, Request::Read(..) | Request::Write(..));
+        if group.path != Path::Shared {
+            return range || group.path.is_greeted();
+        }
+        match request {
+            Request::Read(target, _) | Request::Write(target, _) => {
+                let lane = self.rails[group.rails[0] as usize].lanes[0];
+                self.lanes[lane as usize].way(&self.config, target.segment, target.shareable).is_some()
+            }
+            Request::OpenSegment(_) => self.config.shared || self.peers[peer.0 as usize].groups.len() == 1,
+            _ => self.config.shared,
         }
     }
 
@@ -65,7 +77,7 @@ impl Client {
     }
 
     /// Puts a slice at the end of its lane's list and its load on the lane.
-    fn enter_lane(&mut self, index: u32, lane: u32) {
+    pub(super) fn enter_lane(&mut self, index: u32, lane: u32) {
         let entry = &mut self.lanes[lane as usize];
         let before = core::mem::replace(&mut entry.last, index);
         if before == NOWHERE {
@@ -73,24 +85,40 @@ impl Client {
         } else {
             self.slices.at(before).after = index;
         }
+        let rail = entry.rail;
         let slice = self.slices.at(index);
         (slice.lane, slice.before, slice.after) = (lane, before, NOWHERE);
-        entry.load_bytes += slice.weight_bytes().max(SMALL_LOAD_BYTES);
+        slice.posted_ns = self.now_ns;
+        let last = core::mem::replace(&mut slice.rail, rail);
+        let bytes = slice.load_bytes();
+        entry.load_bytes += bytes;
+        self.rails[rail as usize].rail.book(bytes, self.config.is_small(bytes), self.now_ns);
+        if last != rail && last != NOWHERE {
+            self.count_failover(last, rail);
+        }
     }
 
-    /// Takes a slice and its load off its lane. A queued slice's queue entry goes stale and is skipped.
+    /// Takes a slice out of its group's queue, or it and its load off its lane. What the lane has not sent of it yet
+    /// goes stale and is skipped.
     pub(super) fn leave_lane(&mut self, index: u32) {
         let slice = self.slices.at(index);
+        let place = core::mem::replace(&mut slice.place, NOWHERE);
+        if place != NOWHERE {
+            let (peer, group) = (slice.peer as usize, usize::from(slice.group));
+            self.peers[peer].groups[group].queue.remove(place);
+            return;
+        }
         if slice.lane == NOWHERE {
             return;
         }
         let lane = core::mem::replace(&mut slice.lane, NOWHERE);
         let (before, after) = (slice.before, slice.after);
-        let (load_bytes, sent_bytes) = (slice.weight_bytes().max(SMALL_LOAD_BYTES), slice.sent_bytes);
+        let (load_bytes, sent_bytes) = (slice.load_bytes(), slice.sent_bytes);
         slice.sent_bytes = 0;
         let entry = &mut self.lanes[lane as usize];
         entry.load_bytes -= load_bytes;
         entry.sent_bytes -= sent_bytes;
+        entry.flying -= u32::from(sent_bytes > 0);
         match before {
             NOWHERE => entry.first = after,
             before => self.slices.at(before).after = after,
@@ -99,7 +127,11 @@ impl Client {
             NOWHERE => entry.last = before,
             after => self.slices.at(after).before = before,
         }
+        let rail = &mut self.rails[entry.rail as usize];
+        rail.rail.unbook(load_bytes, self.config.is_small(load_bytes));
         // Its part of the window is free: what waits may go.
+        let (peer, group) = (rail.peer, rail.group);
+        self.mark_group(peer, group);
         self.mark_dirty(lane);
     }
 

@@ -1,11 +1,15 @@
 //! Batches come in: validated as a whole, split into slices, routed.
 
+use core::ops::Range;
+
 use super::lane::Cause;
-use super::table::{Held, NOWHERE, Slice, SliceState, slice_id};
+use super::options::SubmitOptions;
+use super::table::{Batch, Held, NOWHERE, Slice, SliceState, slice_id};
 use super::types::{Local, Request, SliceId, SubmitError, TaskResult};
 use super::{Client, Output};
 use crate::ids::{BatchId, RequestId, Version};
 use crate::limits::Limits;
+use crate::sched::{Cuts, Ticket, cut_bytes, merge_runs};
 use crate::status::Status;
 
 impl Client {
@@ -16,9 +20,32 @@ impl Client {
     /// # Errors
     /// When any request is malformed; then none has any effect.
     pub fn submit(&mut self, requests: &[Request], deadline_ns: u64, now_ns: u64) -> Result<BatchId, SubmitError> {
+        self.submit_with(requests, &SubmitOptions::until(deadline_ns), now_ns)
+    }
+
+    /// As [`Self::submit`], with more to say about it.
+    ///
+    /// # Errors
+    /// When any request is malformed; then none has any effect.
+    pub fn submit_with(
+        &mut self,
+        requests: &[Request],
+        options: &SubmitOptions,
+        now_ns: u64,
+    ) -> Result<BatchId, SubmitError> {
+        let deadline_ns = options.deadline_ns;
         self.now_ns = now_ns;
         self.validate(requests)?;
-        let mut batch = self.batches.recycled().unwrap_or_default();
+        let mut batch = self.batches.recycled().unwrap_or_else(Batch::new);
+        batch.ranges.clear();
+        batch.ticket = Ticket {
+            priority: options.priority.unwrap_or(options.intent.priority()),
+            tenant: options.tenant,
+            weight: options.weight,
+            due_ns: options.due_ns.unwrap_or(u64::MAX),
+            bytes: 0,
+            small: true,
+        };
         batch.results.clear();
         batch.open_slices.clear();
         batch.slices.clear();
@@ -30,8 +57,9 @@ impl Client {
         batch.open_slices.resize(requests.len(), 0);
         let (index, generation) = self.batches.insert(batch);
         let id = BatchId { index, generation };
-        for (task, request) in requests.iter().enumerate() {
-            self.cut(id, task as u32, request);
+        let merge = self.config.merge;
+        for run in merge_runs(requests.len(), |next| merge && touches(&requests[next - 1], &requests[next])) {
+            self.cut(id, run, requests);
         }
         if deadline_ns <= now_ns {
             // Nothing is sent for it: ending it later would cost others their lane.
@@ -93,13 +121,15 @@ impl Client {
             if local.bytes > Limits::PAYLOAD_BYTES {
                 return Err(SubmitError::TooLarge { index, bytes: local.bytes, limit: Limits::PAYLOAD_BYTES });
             }
-            let mut starts = local.offset;
-            if let Request::Read(target, _) | Request::Write(target, _) = request {
-                starts = starts.max(target.offset);
-                slices += ((local.bytes - 1) / self.slice_bytes()) as usize;
-            }
+            let starts = match request {
+                Request::Read(target, _) | Request::Write(target, _) => local.offset.max(target.offset),
+                _ => local.offset,
+            };
             if starts.checked_add(local.bytes).is_none() {
                 return Err(SubmitError::OutOfRange { index });
+            }
+            if let Request::Read(target, _) | Request::Write(target, _) = request {
+                slices += self.cuts(target.offset, local.bytes, target.peer).count() as usize - 1;
             }
         }
         let open = self.slices.len();
@@ -113,41 +143,68 @@ impl Client {
         self.config.slice_bytes.max(Limits::SLICE_BYTES_LEAST)
     }
 
-    fn cut(&mut self, batch: BatchId, task: u32, request: &Request) {
-        match *request {
-            Request::Read(target, local) => self.cut_range(batch, task, target.offset, local, |offset, local| {
-                Request::Read(super::SegmentTarget { offset, ..target }, local)
-            }),
-            Request::Write(target, local) => self.cut_range(batch, task, target.offset, local, |offset, local| {
-                Request::Write(super::SegmentTarget { offset, ..target }, local)
-            }),
-            whole => self.add_slice(batch, task, whole),
+    /// The slices of a range: every rail of the peer gets a piece of a large one.
+    fn cuts(&self, offset: u64, bytes: u64, peer: super::PeerId) -> Cuts {
+        let rails = self.peers[peer.0 as usize].groups.iter().map(|group| group.rails.len()).max();
+        let slice_bytes = cut_bytes(bytes, self.slice_bytes(), rails.unwrap_or(1));
+        Cuts::new(offset, bytes, slice_bytes, self.config.align_bytes)
+    }
+
+    /// Cuts requests that touch each other, or a single one, into slices.
+    fn cut(&mut self, batch: BatchId, run: Range<usize>, requests: &[Request]) {
+        let (first, last) = (&requests[run.start], &requests[run.end - 1]);
+        let (Request::Read(target, local) | Request::Write(target, local)) = *first else {
+            self.add_slice(batch, run.start as u32, 1, *first);
+            return;
+        };
+        let end = last.local().map_or(0, |local| local.offset + local.bytes);
+        let bytes = end - local.offset;
+        let several = run.len() > 1;
+        if several {
+            let ranges = &mut self.batches.at(batch.index).ranges;
+            ranges.resize(requests.len(), (0, 0));
+            for task in run.clone() {
+                ranges[task] = requests[task].local().map_or((0, 0), |local| (local.offset, local.bytes));
+            }
+        }
+        let mut task = run.start;
+        let task_end = |task: usize| requests[task].local().map_or(0, |local| local.offset + local.bytes);
+        for (offset, bytes) in self.cuts(target.offset, bytes, target.peer) {
+            let part = Local { buffer: local.buffer, offset: local.offset + (offset - target.offset), bytes };
+            let target = super::SegmentTarget { offset, ..target };
+            let request = if matches!(first, Request::Read(..)) {
+                Request::Read(target, part)
+            } else {
+                Request::Write(target, part)
+            };
+            if !several {
+                self.add_slice(batch, task as u32, 1, request);
+                continue;
+            }
+            while task_end(task) <= part.offset {
+                task += 1;
+            }
+            let from = task;
+            while task_end(task) < part.offset + bytes {
+                task += 1;
+            }
+            self.add_slice(batch, from as u32, (task - from + 1) as u32, request);
         }
     }
 
-    fn cut_range(
-        &mut self,
-        batch: BatchId,
-        task: u32,
-        offset: u64,
-        local: Local,
-        request: impl Fn(u64, Local) -> Request,
-    ) {
-        let mut done = 0;
-        while done < local.bytes {
-            let bytes = self.slice_bytes().min(local.bytes - done);
-            let part = Local { buffer: local.buffer, offset: local.offset + done, bytes };
-            self.add_slice(batch, task, request(offset + done, part));
-            done += bytes;
-        }
-    }
-
-    fn add_slice(&mut self, batch: BatchId, task: u32, request: Request) {
+    fn add_slice(&mut self, batch: BatchId, task: u32, tasks: u32, request: Request) -> SliceId {
         let (index, generation) = self.slices.insert(Slice {
             batch,
             task,
+            tasks,
             request,
             state: SliceState::Queued,
+            peer: 0,
+            group: 0,
+            place: NOWHERE,
+            rail: NOWHERE,
+            queued_ns: self.now_ns,
+            posted_ns: self.now_ns,
             lane: NOWHERE,
             before: NOWHERE,
             after: NOWHERE,
@@ -155,40 +212,75 @@ impl Client {
             sent_bytes: 0,
             attempts: 0,
             parkings: 0,
+            via: super::path::Via::Map,
             bytes: 0,
             version: 0,
             expected_checksum: None,
             held: Held::Nothing,
         });
+        let id = slice_id(index, generation);
         let entry = self.batches.at(batch.index);
-        entry.slices.push(slice_id(index, generation));
-        entry.open_slices[task as usize] += 1;
+        entry.slices.push(id);
+        for task in task..task + tasks {
+            entry.open_slices[task as usize] += 1;
+        }
+        id
+    }
+
+    /// One of several requests that share a slice may have failed it: each is asked on its own.
+    fn split(&mut self, slice: &Slice) {
+        let (Request::Read(target, local) | Request::Write(target, local)) = slice.request else { return };
+        let first = self.batches.at(slice.batch.index).slices.len();
+        for task in slice.task..slice.task + slice.tasks {
+            let (offset, bytes) = self.batches.at(slice.batch.index).overlap(task, local);
+            let target = super::SegmentTarget { offset: target.offset + (offset - local.offset), ..target };
+            let part = Local { buffer: local.buffer, offset, bytes };
+            let request = match slice.request {
+                Request::Read(..) => Request::Read(target, part),
+                _ => Request::Write(target, part),
+            };
+            self.add_slice(slice.batch, task, 1, request);
+            self.batches.at(slice.batch.index).open_slices[task as usize] -= 1;
+        }
+        for position in first..first + slice.tasks as usize {
+            let id = self.batches.at(slice.batch.index).slices[position];
+            self.route(id);
+        }
     }
 
     /// Gives a slice its outcome.
     pub(super) fn complete(&mut self, index: u32, status: Status) {
         let mut slice = self.slices.remove(index);
         slice.step(super::table::SliceEvent::Finish);
+        self.count_end(&slice, status);
         let batch = self.batches.at(slice.batch.index);
-        let result = &mut batch.results[slice.task as usize];
-        if result.status == Status::Ok {
-            result.status = status;
+        if slice.tasks > 1 && batch.ended.is_none() && is_of_one(status) {
+            self.split(&slice);
+            return;
         }
-        if matches!(status, Status::Ok | Status::BufferTooSmall) {
-            result.bytes += slice.bytes;
-        }
-        if status == Status::Ok {
-            result.version = Version(slice.version);
-        }
-        let open = &mut batch.open_slices[slice.task as usize];
-        *open -= 1;
-        if *open == 0 {
-            batch.remaining -= 1;
-            if self.config.report_tasks {
-                self.finished.push_back((slice.batch, slice.task));
+        for task in slice.task..slice.task + slice.tasks {
+            let shared = slice.request.local().filter(|_| slice.tasks > 1);
+            let bytes = shared.map_or(slice.bytes, |local| batch.overlap(task, local).1);
+            let result = &mut batch.results[task as usize];
+            if result.status == Status::Ok {
+                result.status = status;
             }
-            if batch.remaining == 0 {
-                self.outputs.push_back(Output::Done { batch: slice.batch });
+            if matches!(status, Status::Ok | Status::BufferTooSmall) {
+                result.bytes += bytes;
+            }
+            if status == Status::Ok {
+                result.version = Version(slice.version);
+            }
+            let open = &mut batch.open_slices[task as usize];
+            *open -= 1;
+            if *open == 0 {
+                batch.remaining -= 1;
+                if self.config.report_tasks {
+                    self.finished.push_back((slice.batch, task));
+                }
+                if batch.remaining == 0 {
+                    self.outputs.push_back(Output::Done { batch: slice.batch });
+                }
             }
         }
     }
@@ -212,6 +304,39 @@ impl Client {
             }
         }
     }
+}
+
+impl Batch {
+    /// The part of a slice's memory that is a task's: offset and bytes. For tasks that share slices.
+    fn overlap(&self, task: u32, slice: Local) -> (u64, u64) {
+        let (offset, bytes) = self.ranges[task as usize];
+        let start = offset.max(slice.offset);
+        (start, (offset + bytes).min(slice.offset + slice.bytes) - start)
+    }
+}
+
+/// Whether this outcome of a slice may be the fault of one of the requests that share it, and of no other.
+const fn is_of_one(status: Status) -> bool {
+    matches!(
+        status,
+        Status::NotFound
+            | Status::TooLarge
+            | Status::BadRequest
+            | Status::Unauthorized
+            | Status::Stale
+            | Status::OutOfRange
+    )
+}
+
+/// Whether a request continues the one before it, in the caller's memory and in the peer's.
+fn touches(before: &Request, next: &Request) -> bool {
+    let ((Request::Read(target, local), Request::Read(next, to))
+    | (Request::Write(target, local), Request::Write(next, to))) = (before, next)
+    else {
+        return false;
+    };
+    let follows = super::SegmentTarget { offset: target.offset + local.bytes, ..*target };
+    follows == *next && local.buffer == to.buffer && local.offset + local.bytes == to.offset
 }
 
 /// No two requests of a batch may write to the same memory: the outcome would depend on the network.

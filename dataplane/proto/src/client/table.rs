@@ -1,9 +1,11 @@
 //! Generational tables, and what the client keeps in them.
 
+use crate::client::path::Via;
 use crate::client::types::{LaneId, Local, Request, SliceId, TaskResult};
 use crate::ids::{BatchId, PinId, RequestId, ReservationId};
 use crate::limits::Limits;
 use crate::message::Operation;
+use crate::sched::{Priority, Ticket};
 use crate::status::Status;
 
 /// A table of reused positions with a generation each. Grows to the largest number ever open; never shrinks.
@@ -77,7 +79,6 @@ impl<T> Table<T> {
 }
 
 /// A group of tasks that complete together.
-#[derive(Default)]
 pub(super) struct Batch {
     pub(super) results: Vec<TaskResult>,
     /// Slices that each task still waits for.
@@ -89,9 +90,34 @@ pub(super) struct Batch {
     pub(super) deadline_ns: u64,
     /// Set when the deadline passed or the caller cancelled: no slice is sent or retried any more.
     pub(super) ended: Option<Status>,
+    /// The memory of each task, where slices serve several tasks: `(offset, bytes)`.
+    pub(super) ranges: Vec<(u64, u64)>,
+    /// Its place in the order of things; bytes and size are each slice's own.
+    pub(super) ticket: Ticket,
 }
 
 impl Batch {
+    /// One without tasks.
+    pub(super) const fn new() -> Self {
+        Self {
+            results: Vec::new(),
+            open_slices: Vec::new(),
+            slices: Vec::new(),
+            remaining: 0,
+            deadline_ns: 0,
+            ended: None,
+            ranges: Vec::new(),
+            ticket: Ticket {
+                priority: Priority::Medium,
+                tenant: 0,
+                weight: 1,
+                due_ns: u64::MAX,
+                bytes: 0,
+                small: true,
+            },
+        }
+    }
+
     /// Whether its allocations are small enough to be kept for the next batch.
     pub(super) const fn is_worth_keeping(&self) -> bool {
         self.results.capacity() <= Limits::ITEMS_PER_FRAME && self.slices.capacity() <= Limits::ITEMS_PER_FRAME
@@ -101,7 +127,7 @@ impl Batch {
 crate::state_machine! {
     /// Where a slice is on its way.
     states SliceState {
-        /// Waits on a lane to be sent.
+        /// Waits to be sent.
         Queued,
         /// Asked for; the answer is awaited.
         Asked,
@@ -142,10 +168,22 @@ crate::state_machine! {
 /// A piece of a task that one lane moves.
 pub(super) struct Slice {
     pub(super) batch: BatchId,
+    /// The first of the tasks that it serves, and how many they are: contiguous ones share slices.
     pub(super) task: u32,
+    pub(super) tasks: u32,
     pub(super) request: Request,
     pub(super) state: SliceState,
-    /// Lane that it is queued or in flight on; `NOWHERE` while it is parked.
+    /// The peer and the group of its rails that it waits for or is in flight to.
+    pub(super) peer: u32,
+    pub(super) group: u8,
+    /// Its place in that group's queue; `NOWHERE` while it is not in it.
+    pub(super) place: u32,
+    /// The rail that carries it, or carried it last.
+    pub(super) rail: u32,
+    /// Since when it waits, and when it was bound to a lane.
+    pub(super) queued_ns: u64,
+    pub(super) posted_ns: u64,
+    /// Lane that it is bound to or in flight on; `NOWHERE` while it waits.
     pub(super) lane: u32,
     /// Its neighbours among the slices of that lane.
     pub(super) before: u32,
@@ -158,6 +196,8 @@ pub(super) struct Slice {
     pub(super) attempts: u8,
     /// Times that it was parked.
     pub(super) parkings: u8,
+    /// How the host copies it, while it does.
+    pub(super) via: Via,
     /// Length of the object, from the answer.
     pub(super) bytes: u64,
     pub(super) version: u64,
@@ -165,6 +205,9 @@ pub(super) struct Slice {
     /// Held on the peer while we copy over the shared path.
     pub(super) held: Held,
 }
+
+/// Load of a slice without payload.
+const LEAST_LOAD_BYTES: u64 = 64;
 
 /// No position in a table.
 pub(super) const NOWHERE: u32 = u32::MAX;
@@ -188,6 +231,13 @@ impl Slice {
     /// Payload bytes that this slice moves at most.
     pub(super) fn weight_bytes(&self) -> u64 {
         self.request.local().map_or(0, |local: Local| local.bytes)
+    }
+}
+
+impl Slice {
+    /// What it counts for where loads are compared: something, even without a payload.
+    pub(super) fn load_bytes(&self) -> u64 {
+        self.weight_bytes().max(LEAST_LOAD_BYTES)
     }
 }
 

@@ -4,6 +4,7 @@ use core::fmt;
 use core::ops::Range;
 use std::net::SocketAddr;
 
+use super::path::{Path, PeerKind, Via};
 use crate::digest::Digest;
 use crate::frame::Header;
 use crate::ids::{BatchId, Incarnation, NodeId, SegmentId, ShardId, Version};
@@ -22,6 +23,8 @@ pub struct Config {
     pub lanes: u16,
     /// Whether shared memory is used where the peer is on the same host.
     pub shared: bool,
+    /// Whether the kernel is asked to copy between the processes where the peer is on the same host.
+    pub cma: bool,
     /// Whether streams are used.
     pub stream: bool,
     /// Ranges of segments are cut into slices of this many bytes, at least [`crate::Limits::SLICE_BYTES_LEAST`].
@@ -29,10 +32,23 @@ pub struct Config {
     /// Payload bytes that one lane may have asked for, sent, pinned or reserved without being done with them. A slice
     /// that is larger goes alone.
     pub lane_window_bytes: u64,
+    /// Work that a rail may have posted beyond its latency, by its measured rate. More keeps a rail busy while the
+    /// host does other things; less lets what is urgent overtake sooner.
+    pub post_ahead_ns: u64,
+    /// Slices up to this size do not wait for larger ones.
+    pub small_bytes: u64,
+    /// Slices of a range end where the target's offset is a multiple of this, if they can.
+    pub align_bytes: u64,
+    /// Whether requests of a batch that touch each other on both sides share slices.
+    pub merge: bool,
+    /// Slices that take longer are remembered with where they spent their time.
+    pub slow_ns: u64,
     /// Whether payloads of segment reads and writes carry a checksum; objects always do.
     pub checksum_segments: bool,
     /// Whether the end of each task is told by [`super::Client::poll_finished`], and not only that of its batch.
     pub report_tasks: bool,
+    /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
+    pub foreign_depth: u32,
 }
 
 impl Default for Config {
@@ -43,11 +59,18 @@ impl Default for Config {
             host: String::new(),
             lanes: 2,
             shared: true,
+            cma: true,
             stream: true,
             slice_bytes: 256 << 10,
             lane_window_bytes: 64 << 20,
+            post_ahead_ns: 2_000_000,
+            small_bytes: 64 << 10,
+            align_bytes: 4_096,
+            merge: true,
+            slow_ns: 100_000_000,
             checksum_segments: true,
             report_tasks: false,
+            foreign_depth: 1,
         }
     }
 }
@@ -77,6 +100,8 @@ pub struct SliceId {
 /// Where a shard is reached, and as whom it must answer.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct PeerAddress {
+    /// What it is.
+    pub kind: PeerKind,
     /// Its node; 0 for whoever answers.
     pub node: NodeId,
     /// The node's life; 0 for any.
@@ -87,15 +112,6 @@ pub struct PeerAddress {
     pub tcp: SocketAddr,
     /// Unix socket for shared memory, when the peer is on this host.
     pub shm: Option<String>,
-}
-
-/// How a connected lane moves payloads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Path {
-    /// Payloads follow their frames.
-    Stream,
-    /// Both sides map the same memory; only control frames travel.
-    Shared,
 }
 
 /// A range of the caller's registered memory; `buffer` is the host's name for it.
@@ -116,7 +132,7 @@ pub struct SegmentTarget {
     pub peer: PeerId,
     /// The region.
     pub segment: SegmentId,
-    /// Where in it.
+    /// Where in it; for a Mooncake peer an absolute address of its process.
     pub offset: u64,
     /// Whether it can be mapped over the shared path.
     pub shareable: bool,
@@ -212,12 +228,15 @@ pub enum Output {
         /// From where.
         local: Local,
     },
-    /// Shared path: copy between the caller's memory and a mapped segment, then [`super::Client::copied`].
+    /// Shared and local paths: copy between the caller's memory and a segment, then [`super::Client::copied`] before
+    /// the lane may be reported gone. `Unsupported` says that this way is closed for the segment: another is taken.
     CopySegment {
         /// The lane whose peer it belongs to.
         lane: LaneId,
         /// For whom.
         slice: SliceId,
+        /// In which way.
+        via: Via,
         /// The segment's region.
         segment: SegmentId,
         /// Where in it.
@@ -225,6 +244,22 @@ pub enum Output {
         /// The caller's memory.
         local: Local,
         /// Into the segment, or out of it.
+        write: bool,
+    },
+    /// File path: move bytes between the caller's memory and a file, then [`super::Client::copied`]. Unlike the copies
+    /// it takes its time: a lane is gone only when the kernel holds nothing of it any more.
+    FileTransfer {
+        /// The lane.
+        lane: LaneId,
+        /// For whom.
+        slice: SliceId,
+        /// The file, by the host's name.
+        file: SegmentId,
+        /// Where in it.
+        offset: u64,
+        /// The caller's memory.
+        local: Local,
+        /// Into the file, or out of it.
         write: bool,
     },
     /// End all I/O of the lane, close it, then [`super::Client::lane_gone`].

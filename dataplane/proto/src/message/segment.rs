@@ -19,6 +19,8 @@ pub struct RegionDescriptor {
     pub bytes: u64,
     /// Whether a peer on the same host can map it.
     pub shareable: bool,
+    /// Whether peers may write it.
+    pub writable: bool,
 }
 
 /// Everything a peer needs to use a segment.
@@ -56,6 +58,13 @@ impl fmt::Display for SegmentError {
 impl std::error::Error for SegmentError {}
 
 const REGION_BYTES: usize = 32;
+/// Bits of a region's fourth word; others are zero and mean nothing yet.
+const SHAREABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+
+const fn flags(region: &RegionDescriptor) -> u64 {
+    region.shareable as u64 * SHAREABLE + region.writable as u64 * WRITABLE
+}
 
 impl SegmentDescriptor {
     /// Wire form.
@@ -71,7 +80,7 @@ impl SegmentDescriptor {
         out.extend_from_slice(&(self.regions.len() as u16).to_le_bytes());
         out.extend_from_slice(self.name.as_bytes());
         for region in &self.regions {
-            for word in [region.segment.to_bits(), region.address, region.bytes, u64::from(region.shareable)] {
+            for word in [region.segment.to_bits(), region.address, region.bytes, flags(region)] {
                 out.extend_from_slice(&word.to_le_bytes());
             }
         }
@@ -108,7 +117,8 @@ impl SegmentDescriptor {
                     segment: SegmentId::from_bits(word(0)),
                     address: word(1),
                     bytes: word(2),
-                    shareable: word(3) != 0,
+                    shareable: word(3) & SHAREABLE != 0,
+                    writable: word(3) & WRITABLE != 0,
                 }
             })
             .collect();

@@ -77,7 +77,7 @@ impl SegmentTable {
     /// Checks a range and counts a user of it.
     fn acquire(&mut self, id: SegmentId, offset: u64, bytes: u64, write: bool) -> Result<Place, Status> {
         let entry = self.get(id).filter(|entry| !entry.leaving).ok_or(Status::Stale)?;
-        if write && !entry.info.writable {
+        if !entry.info.remote_accessible || write && !entry.info.writable {
             return Err(Status::Unauthorized);
         }
         match offset.checked_add(bytes) {
@@ -141,10 +141,16 @@ impl Service {
         self.segments.register(info)
     }
 
+    /// What was registered under this id, unless it is being unregistered.
+    #[must_use]
+    pub fn segment_info(&self, segment: SegmentId) -> Option<SegmentInfo> {
+        self.segments.find(segment).filter(|entry| !entry.leaving).map(|entry| entry.info)
+    }
+
     /// Whether peers may use this segment.
     #[must_use]
     pub fn has_segment(&self, segment: SegmentId) -> bool {
-        self.segments.find(segment).is_some_and(|entry| !entry.leaving)
+        self.segment_info(segment).is_some_and(|info| info.remote_accessible)
     }
 
     /// Takes memory from peers; [`Output::Unregistered`] says when nothing uses it any more. A stale id is answered at
@@ -181,12 +187,13 @@ impl Service {
         let regions = self
             .segments
             .live()
-            .filter(|(_, entry)| !entry.leaving)
+            .filter(|(_, entry)| !entry.leaving && entry.info.remote_accessible)
             .map(|(index, entry)| RegionDescriptor {
                 segment: SegmentId { index: index as u32, generation: entry.generation },
                 address: entry.info.address,
                 bytes: entry.info.bytes,
                 shareable: entry.info.shareable,
+                writable: entry.info.writable,
             })
             .collect();
         SegmentDescriptor { name: self.identity.segment_name.clone(), regions }

@@ -151,6 +151,8 @@ pub struct SegmentInfo {
     pub writable: bool,
     /// Whether peers on this host can map it.
     pub shareable: bool,
+    /// Whether peers may use it at all; else it is not listed, and only this process does.
+    pub remote_accessible: bool,
 }
 
 /// Why memory was not registered.

@@ -92,7 +92,7 @@ pub(super) fn local(buffer: u32, offset: u64, bytes: u64) -> Local {
 }
 
 pub(super) fn stream_config() -> Config {
-    Config { cluster: "test".into(), client: 7, shared: false, ..Config::default() }
+    Config { cluster: "test".into(), client: 7, shared: false, cma: false, ..Config::default() }
 }
 
 pub(super) fn shared_config() -> Config {
@@ -145,6 +145,7 @@ impl Rig {
     /// A peer outside the map that serves a segment.
     pub(super) fn segment_peer(&mut self, shm: bool) -> PeerId {
         self.client.open_peer(PeerAddress {
+            kind: crate::client::PeerKind::Native,
             node: NodeId(50),
             incarnation: Incarnation(5),
             shard: ShardId(0),
@@ -175,9 +176,9 @@ impl Rig {
                 Output::CopyOut { lane, slice, local, checksum, .. } => {
                     Seen::Copy { lane, slice, local, sum: checksum }
                 }
-                Output::CopyIn { lane, slice, local, .. } | Output::CopySegment { lane, slice, local, .. } => {
-                    Seen::Copy { lane, slice, local, sum: 1 }
-                }
+                Output::CopyIn { lane, slice, local, .. }
+                | Output::CopySegment { lane, slice, local, .. }
+                | Output::FileTransfer { lane, slice, local, .. } => Seen::Copy { lane, slice, local, sum: 1 },
                 Output::Reset { lane } => Seen::Reset(lane),
                 Output::Done { batch } => Seen::Done(batch),
                 Output::WantMap => Seen::WantMap,
@@ -396,7 +397,7 @@ impl Rig {
         assert_eq!(self.client.slices.len(), 0, "slices");
         assert_eq!(self.client.wires.len(), 0, "wires");
         for lane in &self.client.lanes {
-            assert_eq!((lane.load_bytes, lane.sent_bytes, lane.outstanding), (0, 0, 0));
+            assert_eq!((lane.load_bytes, lane.sent_bytes, lane.outstanding, lane.flying), (0, 0, 0, 0));
             assert!(lane.first == NOWHERE && lane.last == NOWHERE);
             assert!(lane.releases.is_empty() && lane.aborts.is_empty() && lane.commits.is_empty());
         }
@@ -425,6 +426,6 @@ fn read(lane: LaneId, item: &ReadItem) -> Reply {
 
 pub(super) fn descriptor() -> SegmentDescriptor {
     let segment = SegmentId { index: 1, generation: 1 };
-    let region = RegionDescriptor { segment, address: 1 << 40, bytes: 1 << 30, shareable: true };
+    let region = RegionDescriptor { segment, address: 1 << 40, bytes: 1 << 30, shareable: true, writable: true };
     SegmentDescriptor { name: "there".into(), regions: vec![region] }
 }

@@ -75,7 +75,7 @@ pub(super) fn digest(key: u8) -> Digest {
 }
 
 pub(super) fn segment_info(address: u64, bytes: u64) -> SegmentInfo {
-    SegmentInfo { address, bytes, writable: true, shareable: false }
+    SegmentInfo { address, bytes, writable: true, shareable: false, remote_accessible: true }
 }
 
 pub(super) fn body_of<T: Item>(items: impl IntoIterator<Item = T>) -> Vec<u8> {

@@ -1,0 +1,289 @@
+//! Late binding: slices wait with the peer, by class, and are given to a lane when its rail has room.
+//!
+//! A *group* is all rails of one path to one peer; its lanes are equal within a rail. What is posted is bounded by a
+//! few milliseconds of the rail's measured rate, so that what comes later and matters more is not behind much. Small
+//! slices have room of their own, and while they share a group with bulk, the first lane of each rail is theirs alone:
+//! a small request is never behind a large one on a connection.
+
+use super::lane::{Cause, Endpoint};
+use super::metrics::RailCounts;
+use super::options::RailAddress;
+use super::path::Path;
+use super::table::{NOWHERE, slice_id};
+use super::types::{PeerId, SliceId};
+use super::{Client, Config};
+use crate::limits::Limits;
+use crate::sched::{Candidate, Choice, ClassQueue, Kinds, Priority, Rail, Ticket, pick};
+
+/// Bytes of small slices that a rail may have posted beside bulk; those of the highest class may have twice as many.
+const SMALL_WINDOW_BYTES: u64 = 1 << 20;
+/// The first lanes stay free of bulk for this long after a small slice met bulk.
+const EXPRESS_NS: u64 = 100_000_000;
+
+/// The rails of one path to a peer, and what waits for them.
+pub(super) struct Group {
+    pub(super) path: Path,
+    pub(super) rails: Vec<u32>,
+    pub(super) queue: ClassQueue,
+    dirty: bool,
+    /// Until when bulk keeps off the first lane of each rail.
+    express_until_ns: u64,
+}
+
+/// A rail, its lanes and its books.
+pub(super) struct RailEntry {
+    pub(super) rail: Rail,
+    pub(super) peer: u32,
+    pub(super) group: u8,
+    pub(super) lanes: Vec<u32>,
+    /// Where it leads, where that is not the peer's own address.
+    pub(super) address: Option<RailAddress>,
+    pub(super) counts: RailCounts,
+}
+
+/// What a lane is wanted for.
+#[derive(Clone, Copy)]
+struct Ask {
+    bytes: u64,
+    small: bool,
+    high: bool,
+    /// Whether there is one rail only.
+    only: bool,
+    /// The rail that failed it last.
+    avoid: u32,
+    /// Bytes of its request that are not done.
+    open_bytes: u64,
+}
+
+impl Group {
+    pub(super) fn new(path: Path, rails: Vec<u32>) -> Self {
+        Self { path, rails, queue: ClassQueue::new(), dirty: false, express_until_ns: 0 }
+    }
+}
+
+impl Config {
+    /// Whether a slice of so many bytes counts as small.
+    pub(super) const fn is_small(&self, bytes: u64) -> bool {
+        bytes <= self.small_bytes
+    }
+}
+
+impl Client {
+    /// Gives a slice to a lane if one has room and nothing waits, else to the group's queue.
+    pub(super) fn enter_group(&mut self, id: SliceId, peer: PeerId, number: u8) {
+        let now_ns = self.now_ns;
+        let slice = self.slices.at(id.index);
+        (slice.peer, slice.group, slice.queued_ns) = (peer.0, number, now_ns);
+        let bytes = slice.load_bytes();
+        let batch = slice.batch.index;
+        let ticket = Ticket { bytes, small: self.config.is_small(bytes), ..self.batches.at(batch).ticket };
+        let ask = self.ask(id.index, ticket.small, ticket.priority);
+        let group = &mut self.peers[peer.0 as usize].groups[usize::from(number)];
+        if ticket.small && (group.queue.has(false) || self.has_bulk(peer.0, number)) {
+            self.peers[peer.0 as usize].groups[usize::from(number)].express_until_ns =
+                now_ns.saturating_add(EXPRESS_NS);
+        }
+        let group = &self.peers[peer.0 as usize].groups[usize::from(number)];
+        // Where nothing of its size waits, its turn is now.
+        if group.queue.is_empty() || ticket.small && !group.queue.has(true) {
+            if let Some(lane) = self.choose(group, ask) {
+                self.bind(id, lane);
+                return;
+            }
+        }
+        let group = &mut self.peers[peer.0 as usize].groups[usize::from(number)];
+        let place = group.queue.push(id.index, &ticket, now_ns);
+        self.slices.at(id.index).place = place;
+        self.mark_group(peer.0, number);
+    }
+
+    fn has_bulk(&self, peer: u32, number: u8) -> bool {
+        let group = &self.peers[peer as usize].groups[usize::from(number)];
+        group.rails.iter().any(|&rail| self.rails[rail as usize].rail.inflight_bytes().0 > 0)
+    }
+
+    fn ask(&mut self, index: u32, small: bool, priority: Priority) -> Ask {
+        let slice = self.slices.at(index);
+        let (bytes, task, batch) = (slice.load_bytes(), slice.task, slice.batch.index);
+        let avoid = if slice.attempts > 0 { slice.rail } else { NOWHERE };
+        let open = u64::from(self.batches.at(batch).open_slices[task as usize]);
+        Ask { bytes, small, high: priority == Priority::High, only: false, avoid, open_bytes: open * bytes }
+    }
+
+    fn bind(&mut self, id: SliceId, lane: u32) {
+        self.lanes[lane as usize].queue.push_back(id);
+        self.enter_lane(id.index, lane);
+        self.mark_dirty(lane);
+    }
+
+    pub(super) fn mark_group(&mut self, peer: u32, number: u8) {
+        let group = &mut self.peers[peer as usize].groups[usize::from(number)];
+        if !group.dirty && !group.queue.is_empty() {
+            group.dirty = true;
+            self.dirty_groups.push_back((peer, number));
+        }
+    }
+
+    pub(super) fn mark_group_of(&mut self, lane: u32) {
+        let rail = &self.rails[self.lanes[lane as usize].rail as usize];
+        self.mark_group(rail.peer, rail.group);
+    }
+
+    pub(super) fn dispatch_dirty(&mut self) {
+        for _ in 0..self.dirty_groups.len() {
+            let Some((peer, number)) = self.dirty_groups.pop_front() else { return };
+            // A peer that left since may have taken its groups along.
+            if let Some(group) = self.peers[peer as usize].groups.get_mut(usize::from(number)) {
+                group.dirty = false;
+                self.dispatch(peer, number);
+            }
+        }
+    }
+
+    /// Binds what waits for a group to lanes while there is room; connects more lanes for the rest.
+    fn dispatch(&mut self, peer: u32, number: u8) {
+        let now_ns = self.now_ns;
+        let mut kinds = Kinds { small: true, large: true };
+        loop {
+            let group = &mut self.peers[peer as usize].groups[usize::from(number)];
+            let Some(next) = group.queue.next(kinds, now_ns) else { break };
+            let ask = self.ask(next.item, next.small, next.priority);
+            let group = &self.peers[peer as usize].groups[usize::from(number)];
+            let Some(lane) = self.choose(group, ask) else {
+                if next.small {
+                    // One of a higher class may have room where this one has none, but those come first anyway.
+                    kinds.small = false;
+                } else {
+                    kinds.large = false;
+                }
+                continue;
+            };
+            self.peers[peer as usize].groups[usize::from(number)].queue.take(next.place, now_ns);
+            self.slices.at(next.item).place = NOWHERE;
+            let id = slice_id(next.item, self.slices.generation(next.item));
+            self.bind(id, lane);
+        }
+        self.connect_more(peer, number);
+    }
+
+    /// The lane for a slice now, or none: then it waits.
+    fn choose(&self, group: &Group, ask: Ask) -> Option<u32> {
+        let express = !ask.small && self.now_ns < group.express_until_ns;
+        if let [rail] = group.rails[..] {
+            return self.lane_of(rail, Ask { only: true, ..ask }, express);
+        }
+        let usable = group.rails.iter().filter(|&&rail| self.is_up(rail));
+        let candidates = usable.clone().map(|&rail| {
+            let entry = &self.rails[rail as usize].rail;
+            Candidate {
+                predicted_ns: entry.predict_ns(ask.bytes, self.now_ns),
+                rate: entry.rate().bytes_per_ns(),
+                room: self.lane_of(rail, ask, express).is_some(),
+                avoid: rail == ask.avoid,
+            }
+        });
+        match pick(candidates, ask.open_bytes) {
+            Choice::Rail(position) => {
+                let rail = *usable.clone().nth(position).expect("a rail that was offered");
+                self.lane_of(rail, ask, express)
+            }
+            Choice::Wait | Choice::Nowhere => None,
+        }
+    }
+
+    fn is_up(&self, rail: u32) -> bool {
+        self.rails[rail as usize].lanes.iter().any(|&lane| self.lanes[lane as usize].state == Endpoint::Ready)
+    }
+
+    /// The lane of a rail with the least to do, the first among equals, if the rail has room for the slice.
+    fn lane_of(&self, rail: u32, ask: Ask, express: bool) -> Option<u32> {
+        let entry = &self.rails[rail as usize];
+        let window = self.window_of(rail);
+        let window = match (ask.small, entry.rail.inflight_bytes().0) {
+            (false, _) => window,
+            // Nothing to keep off: small slices have all of it.
+            (true, 0) => window.max(SMALL_WINDOW_BYTES),
+            (true, _) => SMALL_WINDOW_BYTES << u32::from(ask.high),
+        };
+        if !entry.rail.has_room(ask.small, window, ask.only) {
+            return None;
+        }
+        let open = |lane: u32| {
+            let lane = &self.lanes[lane as usize];
+            lane.state == Endpoint::Ready
+                && (lane.load_bytes == 0 || lane.load_bytes < self.config.lane_window_bytes)
+                && (lane.outstanding.max(lane.flying) as usize + lane.queue.len()) < lane.depth(&self.config)
+        };
+        let least = |lanes: &[u32]| {
+            let open = lanes.iter().copied().filter(|&lane| open(lane));
+            open.min_by_key(|&lane| self.lanes[lane as usize].load_bytes)
+        };
+        if express && entry.lanes[1..].iter().any(|&lane| self.lanes[lane as usize].state == Endpoint::Ready) {
+            return least(&entry.lanes[1..]);
+        }
+        least(&entry.lanes)
+    }
+
+    fn window_of(&self, rail: u32) -> u64 {
+        let least = self.config.slice_bytes.saturating_mul(2);
+        self.rails[rail as usize].rail.window_bytes(self.config.post_ahead_ns, least)
+    }
+
+    /// What still waits has found no room: as many more lanes are connected as it would fill, one of each rail first.
+    fn connect_more(&mut self, peer: u32, number: u8) {
+        let group = &self.peers[peer as usize].groups[usize::from(number)];
+        if group.queue.is_empty() {
+            return;
+        }
+        let mut wanted = group.queue.bytes().div_ceil(self.config.slice_bytes.max(Limits::SLICE_BYTES_LEAST)).max(1);
+        for position in 0..usize::from(self.config.lanes.max(1)) {
+            for number_of_rail in 0..self.peers[peer as usize].groups[usize::from(number)].rails.len() {
+                let rail = self.peers[peer as usize].groups[usize::from(number)].rails[number_of_rail];
+                let entry = &self.rails[rail as usize];
+                let Some(&lane) = entry.lanes.get(position) else { continue };
+                // A rail that is paused is tried by its first lane only, and others are connected regardless.
+                let paused = entry.rail.health() == crate::sched::Health::Paused;
+                if paused && position > 0 {
+                    continue;
+                }
+                let coming = match self.lanes[lane as usize].state {
+                    Endpoint::Idle => self.connect(lane),
+                    Endpoint::Connecting | Endpoint::Greeting => true,
+                    Endpoint::Ready | Endpoint::Resetting => false,
+                };
+                wanted -= u64::from(coming && !paused);
+                if wanted == 0 {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes all that waits for a group out of its queue.
+    pub(super) fn drain_group(&mut self, peer: usize, number: usize) -> Vec<u32> {
+        let waiting = self.peers[peer].groups[number].queue.drain();
+        for &index in &waiting {
+            self.slices.at(index).place = NOWHERE;
+        }
+        waiting
+    }
+
+    /// A lane is ready for use.
+    pub(super) fn lane_up(&mut self, lane: u32) {
+        self.rails[self.lanes[lane as usize].rail as usize].rail.connected();
+        self.set_alarm(lane, None);
+        self.mark_group_of(lane);
+        self.mark_dirty(lane);
+    }
+
+    /// A lane was lost: its rail is paused if it was the last, and somebody was at fault.
+    pub(super) fn rail_lost(&mut self, lane: u32, cause: Option<Cause>) {
+        let (rail, retry_ns) = (self.lanes[lane as usize].rail, self.lanes[lane as usize].not_before_ns());
+        if cause != Some(Cause::Withdrawn) && !self.is_up(rail) {
+            let now_ns = self.now_ns;
+            let entry = &mut self.rails[rail as usize];
+            entry.rail.failed(retry_ns, now_ns);
+            entry.counts.pauses += 1;
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! A small histogram of times: buckets of a quarter octave, from a quarter microsecond to half a minute.
+
+/// Octaves counted, and parts of each.
+const OCTAVES: u32 = 28;
+const PARTS: u32 = 4;
+/// Times below this share the first bucket: 2^8 ns.
+const FIRST_SHIFT: u32 = 8;
+const BUCKETS: usize = (OCTAVES * PARTS) as usize;
+
+/// Counts of times, with a relative error of at most 25 %.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Histogram {
+    counts: Vec<u32>,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Histogram {
+    /// An empty one. Its counts take memory with the first time only.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { counts: Vec::new() }
+    }
+
+    const fn bucket(ns: u64) -> usize {
+        if ns < 1 << FIRST_SHIFT {
+            return 0;
+        }
+        let octave = ns.ilog2();
+        let part = (ns >> (octave - 2)) & 3;
+        let bucket = (octave - FIRST_SHIFT) as usize * PARTS as usize + part as usize;
+        if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
+    }
+
+    /// Counts one time.
+    pub fn add(&mut self, ns: u64) {
+        if self.counts.is_empty() {
+            self.counts.resize(BUCKETS, 0);
+        }
+        let count = &mut self.counts[Self::bucket(ns)];
+        *count = count.saturating_add(1);
+    }
+
+    /// How many times were counted.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().map(|&count| u64::from(count)).sum()
+    }
+
+    /// The buckets that are not empty, shortest first: `(upper bound in nanoseconds, count)`.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(bucket, &count)| {
+            let (octave, part) = (bucket as u32 / PARTS + FIRST_SHIFT, bucket as u64 % u64::from(PARTS));
+            ((u64::from(PARTS) + part + 1) << (octave - 2), count)
+        })
+    }
+
+    /// An upper bound of the time that this share of all (0 to 1) stayed within; 0 when there were none.
+    #[must_use]
+    pub fn quantile_ns(&self, share: f64) -> u64 {
+        let wanted = (self.count() as f64 * share).ceil() as u64;
+        let mut seen = 0;
+        for (bound_ns, count) in self.buckets() {
+            seen += u64::from(count);
+            if seen >= wanted {
+                return bound_ns;
+            }
+        }
+        0
+    }
+}

@@ -1,0 +1,192 @@
+//! A rail: one way from a port of ours to a port of the peer, with its rate, its load and its health.
+//!
+//! Its connections (lanes) are equal. A rail that failed is paused until one of its lanes is connected again, then
+//! proves itself with one slice, and then earns its window back as a new connection does: what it may carry grows by
+//! what it has carried. So a rail that keeps failing never holds much, and one that is sound again is back in a few
+//! round trips.
+
+use super::rate::Rate;
+use crate::states::Step;
+
+crate::state_machine! {
+    /// Whether a rail is to be trusted.
+    states Health {
+        /// In use.
+        Healthy,
+        /// Its last lane was lost: nothing is sent until one is back.
+        Paused,
+        /// A lane is back: one slice at a time until one is done.
+        Probing,
+    }
+    /// What says something about a rail.
+    events HealthEvent {
+        /// Its last lane was lost, or could not be had.
+        Failed,
+        /// A lane was welcomed.
+        Connected,
+        /// Something that it carried is done.
+        Served,
+    }
+    transitions {
+        Healthy | Probing, Failed => Paused;
+        Paused, Failed => Paused;
+        Paused, Connected => Probing;
+        Healthy, Connected => ignored;
+        Probing, Connected => ignored;
+        Probing, Served => Healthy;
+        Healthy, Served => ignored;
+        Paused, Served => ignored;
+    }
+}
+
+/// How much a predicted time counts, by the NUMA distance of the port: same node, other node, unknown or far.
+const TIER_PENALTY: [f64; 3] = [1.0, 5.0, 10.0];
+/// What a rail may carry at once when it has just proved itself.
+const BITE_BYTES: u64 = 256 << 10;
+
+/// One way to a peer.
+#[derive(Clone, Debug)]
+pub struct Rail {
+    rate: Rate,
+    penalty: f64,
+    health: Health,
+    bulk_bytes: u64,
+    small_bytes: u64,
+    /// What it may carry after a failure, growing; `u64::MAX` where it never failed.
+    bite_bytes: u64,
+    paused_until_ns: u64,
+}
+
+impl Rail {
+    /// A rail over a port of this speed, at this NUMA distance from the memory (0 near, 1 other node, 2 far).
+    #[must_use]
+    pub fn new(bytes_per_second: u64, tier: u8) -> Self {
+        Self {
+            rate: Rate::new(bytes_per_second),
+            penalty: TIER_PENALTY[usize::from(tier).min(TIER_PENALTY.len() - 1)],
+            health: Health::Healthy,
+            bulk_bytes: 0,
+            small_bytes: 0,
+            bite_bytes: u64::MAX,
+            paused_until_ns: 0,
+        }
+    }
+
+    /// Whether it is trusted.
+    #[must_use]
+    pub const fn health(&self) -> Health {
+        self.health
+    }
+
+    /// Its rate and latency.
+    #[must_use]
+    pub const fn rate(&self) -> &Rate {
+        &self.rate
+    }
+
+    /// Bytes posted and not done: of large slices, of small ones.
+    #[must_use]
+    pub const fn inflight_bytes(&self) -> (u64, u64) {
+        (self.bulk_bytes, self.small_bytes)
+    }
+
+    /// Whether slices may be promised to it: it is not paused, or its pause is over and it may be tried.
+    #[must_use]
+    pub fn is_hopeful(&self, now_ns: u64) -> bool {
+        self.health != Health::Paused || now_ns >= self.paused_until_ns
+    }
+
+    /// When its pause is over.
+    #[must_use]
+    pub const fn paused_until_ns(&self) -> u64 {
+        self.paused_until_ns
+    }
+
+    /// When `bytes` posted now would be done, from now, with the penalty of distance.
+    #[must_use]
+    pub fn predict_ns(&self, bytes: u64, now_ns: u64) -> f64 {
+        let ahead = self.bulk_bytes + self.small_bytes;
+        let rate = self.rate.hopeful(ahead == 0, now_ns);
+        (self.rate.latency_ns() + (ahead + bytes) as f64 / rate) * self.penalty
+    }
+
+    /// Bytes of large slices that it may have posted, for `ahead_ns` of work beyond the latency; never less than
+    /// `least_bytes`.
+    #[must_use]
+    pub fn window_bytes(&self, ahead_ns: u64, least_bytes: u64) -> u64 {
+        let window = self.rate.bytes_per_ns() * (ahead_ns as f64 + self.rate.latency_ns());
+        (window as u64).max(least_bytes)
+    }
+
+    /// Whether it may carry one more slice of this kind. One larger than the whole window goes alone. It has to prove
+    /// itself after a failure unless it is the `only` rail: then nothing is won by holding back.
+    #[must_use]
+    pub fn has_room(&self, small: bool, window_bytes: u64, only: bool) -> bool {
+        let used = if small { self.small_bytes } else { self.bulk_bytes };
+        let window_bytes = if only { window_bytes } else { window_bytes.min(self.bite_bytes) };
+        match self.health {
+            Health::Paused => false,
+            Health::Probing if !only => self.bulk_bytes + self.small_bytes == 0,
+            Health::Healthy | Health::Probing => used == 0 || used < window_bytes,
+        }
+    }
+
+    /// A slice is posted.
+    pub fn book(&mut self, bytes: u64, small: bool, now_ns: u64) {
+        if small {
+            self.small_bytes += bytes;
+        } else {
+            if self.bulk_bytes == 0 {
+                self.rate.begin(now_ns);
+            }
+            self.bulk_bytes += bytes;
+        }
+    }
+
+    /// A slice is not posted any more, whatever became of it.
+    pub const fn unbook(&mut self, bytes: u64, small: bool) {
+        if small {
+            self.small_bytes -= bytes;
+        } else {
+            self.bulk_bytes -= bytes;
+        }
+    }
+
+    /// A slice that was unbooked just now had moved `bytes`.
+    pub fn done(&mut self, bytes: u64, small: bool, posted_ns: u64, now_ns: u64) {
+        if !small || self.bulk_bytes > 0 {
+            self.rate.served(bytes, now_ns);
+        } else {
+            self.rate.served_small(bytes, posted_ns, self.small_bytes == 0, now_ns);
+        }
+        if self.bite_bytes != u64::MAX {
+            self.bite_bytes = self.bite_bytes.saturating_add(bytes);
+            // Beyond any window: it has earned its trust back.
+            if self.bite_bytes > 1 << 30 {
+                self.bite_bytes = u64::MAX;
+            }
+        }
+        self.step(HealthEvent::Served);
+    }
+
+    /// Its last lane is lost, or could not be had; it may be tried again at `retry_ns`.
+    pub fn failed(&mut self, retry_ns: u64, now_ns: u64) {
+        self.step(HealthEvent::Failed);
+        self.paused_until_ns = retry_ns;
+        self.bite_bytes = BITE_BYTES;
+        self.rate.interrupted(now_ns);
+    }
+
+    /// A lane of it is connected and welcomed.
+    pub fn connected(&mut self) {
+        self.step(HealthEvent::Connected);
+    }
+
+    fn step(&mut self, event: HealthEvent) {
+        match self.health.on(event) {
+            Step::Moved(to) => self.health = to,
+            Step::Stale => {}
+            Step::Illegal => unreachable!("the machine is total"),
+        }
+    }
+}

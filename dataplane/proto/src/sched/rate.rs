@@ -1,0 +1,120 @@
+//! How fast a rail serves: bytes by time, measured from posted to completed only, and its fixed latency apart.
+//!
+//! A rail carries several slices at once, so the time of one of them says little. What counts is the bytes that were
+//! done while bulk was under way, over the time that this took: the time between completions, from the moment that
+//! the rail became busy. Waiting in queues of ours is not in it, and a single odd sample weighs no more than the time
+//! that it took. Small transfers cannot spoil the rate: alone on a rail they teach its latency instead.
+
+/// Time after which an observation has lost most of its weight.
+const MEMORY_NS: f64 = 20_000_000.0;
+/// What the port's stated speed weighs against observations.
+const SEED_NS: f64 = 1_000_000.0;
+/// An unused rail's rate is forgotten: it doubles in every such interval, up to the seed.
+const FORGET_NS: u64 = 100_000_000;
+/// Bytes in a nanosecond below which no estimate falls: 1 MB/s.
+const LEAST: f64 = 0.001;
+
+/// A running estimate of service rate and latency. Times are in nanoseconds, rates in bytes per nanosecond.
+#[derive(Clone, Debug)]
+pub struct Rate {
+    seed: f64,
+    bytes: f64,
+    span_ns: f64,
+    latency_ns: f64,
+    /// From when the time until the next completion counts.
+    mark_ns: u64,
+    /// The interval that began at the mark has the latency of a first slice in it.
+    first: bool,
+    last_done_ns: u64,
+}
+
+impl Rate {
+    /// A rail whose port claims this speed.
+    #[must_use]
+    pub fn new(bytes_per_second: u64) -> Self {
+        let seed = (bytes_per_second as f64 / 1e9).max(LEAST);
+        Self {
+            seed,
+            bytes: seed * SEED_NS,
+            span_ns: SEED_NS,
+            latency_ns: 0.0,
+            mark_ns: 0,
+            first: false,
+            last_done_ns: 0,
+        }
+    }
+
+    /// Bytes in a nanosecond.
+    #[must_use]
+    pub fn bytes_per_ns(&self) -> f64 {
+        (self.bytes / self.span_ns).max(LEAST)
+    }
+
+    /// Time that a transfer takes beside its bytes.
+    #[must_use]
+    pub const fn latency_ns(&self) -> f64 {
+        self.latency_ns
+    }
+
+    /// Bulk begins to move on a rail that moved none.
+    pub fn begin(&mut self, now_ns: u64) {
+        let idle_ns = now_ns.saturating_sub(self.last_done_ns.max(self.mark_ns));
+        let doublings = (idle_ns / FORGET_NS).min(30) as i32;
+        if doublings > 0 && self.bytes_per_ns() < self.seed {
+            let rate = (self.bytes_per_ns() * 2f64.powi(doublings)).min(self.seed);
+            (self.bytes, self.span_ns) = (rate * SEED_NS, SEED_NS);
+        }
+        self.mark_ns = now_ns;
+        self.first = true;
+    }
+
+    /// The estimate as it is to be used now: what has not been used for long is given the benefit of the doubt.
+    #[must_use]
+    pub fn hopeful(&self, idle: bool, now_ns: u64) -> f64 {
+        let rate = self.bytes_per_ns();
+        let unused_ns = now_ns.saturating_sub(self.last_done_ns.max(self.mark_ns));
+        if !idle || rate >= self.seed || unused_ns < FORGET_NS {
+            return rate;
+        }
+        (rate * 2f64.powi((unused_ns / FORGET_NS).min(30) as i32)).min(self.seed)
+    }
+
+    /// `bytes` are done while bulk is or was under way.
+    pub fn served(&mut self, bytes: u64, now_ns: u64) {
+        let mut span_ns = now_ns.saturating_sub(self.mark_ns) as f64;
+        if core::mem::take(&mut self.first) {
+            // Never all of it: a latency that was learned too high must not make a rail look infinitely fast.
+            span_ns -= self.latency_ns.min(span_ns * 0.5);
+        }
+        let keep = MEMORY_NS / (MEMORY_NS + span_ns);
+        self.bytes = self.bytes * keep + bytes as f64;
+        self.span_ns = self.span_ns * keep + span_ns;
+        self.mark_ns = now_ns;
+        self.last_done_ns = now_ns;
+    }
+
+    /// A small transfer is done; `alone` if nothing else was under way.
+    pub fn served_small(&mut self, bytes: u64, posted_ns: u64, alone: bool, now_ns: u64) {
+        if alone && posted_ns >= self.last_done_ns {
+            let sample_ns = now_ns.saturating_sub(posted_ns) as f64 - bytes as f64 / self.bytes_per_ns();
+            let sample_ns = sample_ns.max(0.0);
+            if self.latency_ns == 0.0 {
+                self.latency_ns = sample_ns;
+            } else {
+                self.latency_ns += (sample_ns - self.latency_ns) / 8.0;
+            }
+        }
+        self.last_done_ns = now_ns;
+    }
+
+    /// What was under way is gone without being done: the time until now says nothing.
+    pub const fn interrupted(&mut self, now_ns: u64) {
+        self.mark_ns = now_ns;
+    }
+
+    /// When bytes were last done; 0 for never.
+    #[must_use]
+    pub const fn last_done_ns(&self) -> u64 {
+        self.last_done_ns
+    }
+}
