@@ -19,7 +19,7 @@ enum Uses {
 }
 
 /// Each package of ours and what it may name, from the inner ring outwards.
-const EDGES: [(&str, Uses); 14] = [
+const EDGES: [(&str, Uses); 15] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-proto", Uses::Only(&[])),
@@ -32,6 +32,7 @@ const EDGES: [(&str, Uses); 14] = [
         Uses::Only(&["kvplane-proto", "kvplane-store", "kvplane-sys", "kvplane-transport", "kvplane-topology"]),
     ),
     ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster"])),
+    ("kvplane-mooncake", Uses::Only(&["kvplane-proto", "kvplane-sys"])),
     ("kvplane-server", Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-rpc"])),
     (
         "kvplane",
@@ -43,6 +44,7 @@ const EDGES: [(&str, Uses); 14] = [
             "kvplane-engine",
             "kvplane-topology",
             "kvplane-cluster",
+            "kvplane-mooncake",
             "kvplane-rpc",
         ]),
     ),
@@ -52,7 +54,7 @@ const EDGES: [(&str, Uses); 14] = [
 ];
 
 /// External crates that only these packages of ours may name.
-const HOMES: [(&str, &[&str]); 18] = [
+const HOMES: [(&str, &[&str]); 19] = [
     ("bincode", &["kvplane-rpc"]),
     ("clap", &["kvplane-tools"]),
     ("core_affinity", &["kvplane-sys"]),
@@ -70,6 +72,7 @@ const HOMES: [(&str, &[&str]); 18] = [
     ("redb", &["kvplane-server"]),
     ("rustls", &["kvplane-rpc"]),
     ("tokio", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
+    ("ureq", &["kvplane-mooncake"]),
     ("xxhash-rust", &["kvplane-proto"]),
 ];
 

@@ -1,0 +1,147 @@
+//! Asks the handshake daemons of other engines: for a descriptor, for a sign of life, or to take a notice.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
+
+use crate::descriptor::Descriptor;
+use crate::environment::{DEFAULT_CALL_TIMEOUT, DEFAULT_MESSAGE_BYTES, Environment};
+use crate::frame::{self, HEAD_BYTES, Head, Kind};
+use crate::names::{DEFAULT_PORT, Peer};
+use crate::notice::{Notice, TAKEN};
+use crate::timed::{Stage, Timed};
+
+/// Read at a time; a reply's memory grows with what arrives, not with what its length says.
+const PIECE_BYTES: u64 = 64 << 10;
+
+/// How daemons are asked. Calls block their thread for no longer than `timeout`; any thread may make them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// How long one call may take in all, from the name to the last byte.
+    pub timeout: Duration,
+    /// Longest reply.
+    pub max_message_bytes: usize,
+}
+
+/// Why a call failed.
+#[derive(Debug)]
+pub struct CallError {
+    /// The peer, as the caller named it.
+    pub peer: String,
+    /// How far the call came.
+    pub stage: Stage,
+    /// The operating system's error; none when the peer's reply is at fault.
+    pub source: Option<io::Error>,
+    /// What happened.
+    pub reason: String,
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the engine at {} failed while {}: {}", self.peer, self.stage, self.reason)
+    }
+}
+
+impl std::error::Error for CallError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|error| error as _)
+    }
+}
+
+impl Default for Caller {
+    fn default() -> Self {
+        Self { timeout: DEFAULT_CALL_TIMEOUT, max_message_bytes: DEFAULT_MESSAGE_BYTES }
+    }
+}
+
+impl Caller {
+    /// With the limits that the environment sets.
+    #[must_use]
+    pub fn new(environment: &Environment) -> Self {
+        Self { timeout: environment.call_timeout, max_message_bytes: environment.max_message_bytes }
+    }
+
+    /// The descriptor of the segment that `peer` serves. `own` is our descriptor in JSON, which stock engines send
+    /// along and ignore; `{}` will do.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn descriptor(&self, peer: &str, own: &str) -> Result<Descriptor, CallError> {
+        let reply = self.call(peer, Kind::Metadata, own)?;
+        Descriptor::decode(&reply, self.max_message_bytes)
+            .map_err(|error| failed(peer, Stage::Decode, error.to_string()))
+    }
+
+    /// Whether `peer` lives.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub fn probe(&self, peer: &str) -> Result<(), CallError> {
+        let reply = self.call(peer, Kind::Probe, "{}")?;
+        let status = serde_json::from_slice::<serde_json::Value>(&reply).ok();
+        let status = status.as_ref().and_then(|reply| reply.get("status")?.as_str());
+        if status == Some("success") {
+            return Ok(());
+        }
+        Err(failed(peer, Stage::Decode, format!("its status is {status:?}, not \"success\"")))
+    }
+
+    /// Leaves a notice with the user of `peer`.
+    ///
+    /// # Errors
+    /// See [`CallError`]; also when the peer refuses it. After an error at [`Stage::Receive`] it may have been taken.
+    pub fn notify(&self, peer: &str, notice: &Notice) -> Result<(), CallError> {
+        let reply = self.call(peer, Kind::Notify, &notice.encode())?;
+        let reply = Notice::decode(&reply).map_err(|error| failed(peer, Stage::Decode, error.to_string()))?;
+        if reply.message == TAKEN {
+            return Ok(());
+        }
+        let shown: String = reply.message.chars().take(200).collect();
+        Err(failed(peer, Stage::Decode, format!("it did not take the notice and says {shown:?}")))
+    }
+
+    fn call(&self, name: &str, kind: Kind, body: &str) -> Result<Vec<u8>, CallError> {
+        let deadline = Instant::now() + self.timeout;
+        let peer = Peer::parse(name, DEFAULT_PORT).map_err(|error| failed(name, Stage::Resolve, error.to_string()))?;
+        let lost = |(stage, source): (Stage, io::Error)| CallError {
+            peer: name.to_owned(),
+            stage,
+            reason: source.to_string(),
+            source: Some(source),
+        };
+        let mut stream = Timed::connect(&peer, deadline).map_err(lost)?;
+        stream.write_all(&frame::typed(kind, body)).map_err(|error| lost((Stage::Send, error)))?;
+        let mut head = [0; HEAD_BYTES];
+        stream.read_exact(&mut head).map_err(|error| lost((Stage::Receive, closed(error))))?;
+        let bytes = match Head::decode(head, self.max_message_bytes) {
+            Ok(Head::Typed { kind: found, body_bytes }) if found == kind => body_bytes,
+            Ok(found) => {
+                return Err(failed(name, Stage::Decode, format!("it answers a {kind} request with {found:?}")));
+            }
+            Err(error) => return Err(failed(name, Stage::Decode, error.to_string())),
+        };
+        let mut reply = Vec::new();
+        while reply.len() < bytes {
+            let piece = PIECE_BYTES.min((bytes - reply.len()) as u64);
+            let got = (&mut stream).take(piece).read_to_end(&mut reply);
+            let got = got.map_err(|error| lost((Stage::Receive, error)))?;
+            if (got as u64) < piece {
+                let reason = format!("it closed the connection after {} of {bytes} bytes", reply.len());
+                return Err(failed(name, Stage::Receive, reason));
+            }
+        }
+        Ok(reply)
+    }
+}
+
+fn failed(peer: &str, stage: Stage, reason: String) -> CallError {
+    CallError { peer: peer.chars().take(300).collect(), stage, source: None, reason }
+}
+
+/// "Failed to fill whole buffer" says nothing to people.
+fn closed(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "it closed the connection without a reply"),
+        _ => error,
+    }
+}

@@ -1,0 +1,235 @@
+//! One connection of the handshake daemon: a request, its reply, the peer's end. No clock and no waiting: it is moved
+//! on when its socket is ready, and does a limited amount each time.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+
+use crate::frame::{self, HEAD_BYTES, Head, Kind};
+use crate::notice::{self, Notice};
+use crate::published::Local;
+
+/// Read at a time.
+const READ_BYTES: usize = 16 << 10;
+/// Bytes moved before others have their turn.
+const TURN_BYTES: usize = 256 << 10;
+
+/// A stream whose writing half can be closed.
+pub(crate) trait Duplex: Read + Write {
+    /// Says that nothing more comes.
+    fn end_writing(&mut self);
+}
+
+impl Duplex for TcpStream {
+    fn end_writing(&mut self) {
+        // An error means that the peer is gone, which reading tells.
+        let _ = self.shutdown(Shutdown::Write);
+    }
+}
+
+/// What a connection came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// The reply that belongs to the request.
+    Typed(Kind),
+    /// A notice for which there is no room, or that is none.
+    RefusedNotice,
+    /// A frame without a type, told that there is no RDMA.
+    Untyped,
+}
+
+/// What is next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing until the socket is ready again.
+    Wait,
+    /// More at once, after others had their turn.
+    Again,
+    /// The peer is done or gone.
+    Close,
+    /// The peer does not speak the protocol.
+    Malformed,
+}
+
+/// A connection.
+pub(crate) struct Connection<S> {
+    stream: S,
+    stage: Stage,
+    /// The answer, once it has been sent whole; taken by the daemon, which counts.
+    answered: Option<Answered>,
+}
+
+enum Stage {
+    Head {
+        bytes: [u8; HEAD_BYTES],
+        filled: usize,
+    },
+    Body {
+        request: Option<Kind>,
+        left: usize,
+        kept: Vec<u8>,
+    },
+    Reply {
+        reply: Reply,
+        sent: usize,
+    },
+    /// Replied; what else the peer sends is thrown away up to a limit, for closing on unread bytes would reset the
+    /// connection and could take the reply with it.
+    Drain {
+        left: usize,
+    },
+}
+
+struct Reply {
+    head: [u8; HEAD_BYTES],
+    head_bytes: usize,
+    body: Arc<str>,
+    answered: Answered,
+}
+
+impl Reply {
+    fn rest(&self, sent: usize) -> &[u8] {
+        match self.head[..self.head_bytes].get(sent..) {
+            Some(rest) if !rest.is_empty() => rest,
+            _ => &self.body.as_bytes()[sent - self.head_bytes..],
+        }
+    }
+}
+
+impl<S: Duplex> Connection<S> {
+    pub(crate) fn new(stream: S) -> Self {
+        Self { stream, stage: Stage::Head { bytes: [0; HEAD_BYTES], filled: 0 }, answered: None }
+    }
+
+    /// Bytes of memory held for the request.
+    pub(crate) fn held_bytes(&self) -> usize {
+        match &self.stage {
+            Stage::Body { kept, .. } => kept.capacity(),
+            _ => 0,
+        }
+    }
+
+    /// Whether the request has been answered.
+    pub(crate) fn take_answered(&mut self) -> Option<Answered> {
+        self.answered.take()
+    }
+
+    /// Goes on. Returns what is next and whether any byte moved.
+    pub(crate) fn advance(&mut self, local: &dyn Local, max_bytes: usize) -> (Step, bool) {
+        let mut moved = 0;
+        while moved < TURN_BYTES {
+            let done = match &self.stage {
+                Stage::Reply { .. } => self.write(max_bytes),
+                _ => self.read(local, max_bytes),
+            };
+            match done {
+                Ok(bytes) => moved += bytes,
+                Err(step) => return (step, moved > 0),
+            }
+        }
+        (Step::Again, true)
+    }
+
+    fn write(&mut self, max_bytes: usize) -> Result<usize, Step> {
+        let Stage::Reply { reply, sent } = &mut self.stage else { return Err(Step::Close) };
+        let rest = reply.rest(*sent);
+        let bytes = if rest.is_empty() { 0 } else { outcome(self.stream.write(rest))? };
+        *sent += bytes;
+        if reply.rest(*sent).is_empty() {
+            self.answered = Some(reply.answered);
+            self.stream.end_writing();
+            self.stage = Stage::Drain { left: max_bytes };
+        }
+        Ok(bytes)
+    }
+
+    fn read(&mut self, local: &dyn Local, max_bytes: usize) -> Result<usize, Step> {
+        let mut room = [0; READ_BYTES];
+        let wanted = match &self.stage {
+            Stage::Head { filled, .. } => HEAD_BYTES - filled,
+            Stage::Body { left, .. } | Stage::Drain { left } => *left,
+            Stage::Reply { .. } => 0,
+        };
+        let wanted = wanted.min(READ_BYTES);
+        if wanted == 0 {
+            return Err(Step::Close);
+        }
+        let bytes = outcome(self.stream.read(&mut room[..wanted]))?;
+        let got = &room[..bytes];
+        match &mut self.stage {
+            Stage::Head { bytes: head, filled } => {
+                head[*filled..*filled + bytes].copy_from_slice(got);
+                *filled += bytes;
+                if *filled == HEAD_BYTES {
+                    self.stage = begin(*head, max_bytes)?;
+                }
+            }
+            Stage::Body { request, left, kept } => {
+                *left -= bytes;
+                // Of the other requests only the type matters, so that they cost no memory.
+                if *request == Some(Kind::Notify) {
+                    kept.extend_from_slice(got);
+                }
+            }
+            Stage::Drain { left } => *left -= bytes,
+            Stage::Reply { .. } => {}
+        }
+        if let Stage::Body { request, left: 0, kept } = &self.stage {
+            self.stage = Stage::Reply { reply: answer(*request, kept, local), sent: 0 };
+        }
+        Ok(bytes)
+    }
+}
+
+/// Bytes moved, or how to go on without.
+fn outcome(result: io::Result<usize>) -> Result<usize, Step> {
+    match result {
+        Ok(0) => Err(Step::Close),
+        Ok(bytes) => Ok(bytes),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Step::Wait),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(Step::Again),
+        Err(_) => Err(Step::Close),
+    }
+}
+
+fn begin(head: [u8; HEAD_BYTES], max_bytes: usize) -> Result<Stage, Step> {
+    let (request, left) = match Head::decode(head, max_bytes) {
+        Ok(Head::Typed { kind, body_bytes }) => (Some(kind), body_bytes),
+        Ok(Head::Untyped { body_bytes }) => (None, body_bytes),
+        Err(_) => return Err(Step::Malformed),
+    };
+    Ok(Stage::Body { request, left, kept: Vec::new() })
+}
+
+fn answer(request: Option<Kind>, kept: &[u8], local: &dyn Local) -> Reply {
+    let (answered, body): (_, Arc<str>) = match request {
+        None => (Answered::Untyped, notice::reject_connection().into()),
+        Some(kind @ Kind::Connection) => (Answered::Typed(kind), notice::reject_connection().into()),
+        Some(kind @ Kind::Metadata) => (Answered::Typed(kind), local.descriptor()),
+        Some(kind @ Kind::Probe) => (Answered::Typed(kind), notice::ALIVE.into()),
+        Some(kind @ Kind::Notify) => {
+            let refusal = match Notice::decode(kept) {
+                Err(error) => Some(error.to_string()),
+                Ok(notice) => local.notified(notice).err().map(|error| error.to_string()),
+            };
+            let answered = if refusal.is_some() { Answered::RefusedNotice } else { Answered::Typed(kind) };
+            (answered, notice::reply_to_notice(refusal.as_deref()).into())
+        }
+    };
+    let mut head = [0; HEAD_BYTES];
+    let head_bytes = match request {
+        Some(kind) => {
+            head = frame::head(kind, body.len());
+            HEAD_BYTES
+        }
+        None => {
+            let length = (body.len() as u64).to_le_bytes();
+            head[..length.len()].copy_from_slice(&length);
+            length.len()
+        }
+    };
+    Reply { head, head_bytes, body, answered }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+//! What a handshake daemon counts. One thread writes, anybody reads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::connection::Answered;
+use crate::frame::Kind;
+
+/// What a daemon has done since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Descriptors given.
+    pub descriptors: u64,
+    /// Notices taken.
+    pub notices: u64,
+    /// Notices refused for want of room, or as malformed.
+    pub refused_notices: u64,
+    /// Probes answered.
+    pub probes: u64,
+    /// RDMA connections turned down, typed or not.
+    pub refused_connections: u64,
+    /// Connections closed because the peer speaks something else.
+    pub malformed: u64,
+    /// Connections closed at a deadline.
+    pub expired: u64,
+    /// Connections closed to make room for new ones or for requests.
+    pub evicted: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) accepted: AtomicU64,
+    descriptors: AtomicU64,
+    notices: AtomicU64,
+    refused_notices: AtomicU64,
+    probes: AtomicU64,
+    refused_connections: AtomicU64,
+    pub(super) malformed: AtomicU64,
+    pub(super) expired: AtomicU64,
+    pub(super) evicted: AtomicU64,
+}
+
+/// Counts one.
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Tally {
+    pub(super) fn answered(&self, answered: Answered) {
+        count(match answered {
+            Answered::Typed(Kind::Metadata) => &self.descriptors,
+            Answered::Typed(Kind::Notify) => &self.notices,
+            Answered::Typed(Kind::Probe) => &self.probes,
+            Answered::Typed(Kind::Connection) | Answered::Untyped => &self.refused_connections,
+            Answered::RefusedNotice => &self.refused_notices,
+        });
+    }
+
+    pub(super) fn read(&self) -> Counts {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            accepted: read(&self.accepted),
+            descriptors: read(&self.descriptors),
+            notices: read(&self.notices),
+            refused_notices: read(&self.refused_notices),
+            probes: read(&self.probes),
+            refused_connections: read(&self.refused_connections),
+            malformed: read(&self.malformed),
+            expired: read(&self.expired),
+            evicted: read(&self.evicted),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The connections of a handshake daemon with their deadlines. Tokens are never used twice, so a late event of a
+//! closed connection finds nothing.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use kvplane_sys::{Interest, Poller};
+
+use super::DaemonConfig;
+use super::counts::{Tally, count};
+use crate::connection::{Connection, Step};
+use crate::published::Local;
+
+pub(super) struct Table {
+    config: DaemonConfig,
+    local: Arc<dyn Local>,
+    tally: Arc<Tally>,
+    entries: HashMap<u64, Entry>,
+    /// When to look at which connection: one entry for each. Progress does not move it; a look that finds progress
+    /// does.
+    due: BTreeSet<(u64, u64)>,
+    next_token: u64,
+    held_bytes: usize,
+}
+
+struct Entry {
+    connection: Connection<TcpStream>,
+    started_ns: u64,
+    progress_ns: u64,
+    look_ns: u64,
+    held_bytes: usize,
+}
+
+impl Table {
+    pub(super) fn new(config: DaemonConfig, local: Arc<dyn Local>, tally: Arc<Tally>) -> Self {
+        let (entries, due) = (HashMap::new(), BTreeSet::new());
+        Self { config, local, tally, entries, due, next_token: 0, held_bytes: 0 }
+    }
+
+    /// Takes a connection in; none when the system does not let it be watched.
+    pub(super) fn insert(&mut self, stream: TcpStream, poller: &Poller, now_ns: u64) -> Option<u64> {
+        count(&self.tally.accepted);
+        if self.entries.len() >= self.config.max_connections {
+            self.evict();
+        }
+        let token = self.next_token;
+        stream.set_nonblocking(true).ok()?;
+        poller.add(stream.as_fd(), token, Interest::BothEdges).ok()?;
+        self.next_token += 1;
+        let connection = Connection::new(stream);
+        let look_ns = self.due_ns(now_ns, now_ns);
+        self.due.insert((look_ns, token));
+        let entry = Entry { connection, started_ns: now_ns, progress_ns: now_ns, look_ns, held_bytes: 0 };
+        self.entries.insert(token, entry);
+        Some(token)
+    }
+
+    /// Moves a connection on. None when it is gone, now or before.
+    pub(super) fn advance(&mut self, token: u64, now_ns: u64) -> Option<Step> {
+        let entry = self.entries.get_mut(&token)?;
+        let (step, progress) = entry.connection.advance(&*self.local, self.config.max_message_bytes);
+        if progress {
+            entry.progress_ns = now_ns;
+        }
+        if let Some(answered) = entry.connection.take_answered() {
+            self.tally.answered(answered);
+        }
+        let held_bytes = entry.connection.held_bytes();
+        self.held_bytes = self.held_bytes - entry.held_bytes + held_bytes;
+        entry.held_bytes = held_bytes;
+        let counter = match step {
+            Step::Wait | Step::Again if self.held_bytes <= self.config.max_held_bytes => return Some(step),
+            Step::Wait | Step::Again => Some(&self.tally.evicted),
+            Step::Close => None,
+            Step::Malformed => Some(&self.tally.malformed),
+        };
+        counter.map(count);
+        self.remove(token);
+        None
+    }
+
+    /// When to look at deadlines next.
+    pub(super) fn next_due_ns(&self) -> Option<u64> {
+        self.due.first().map(|&(due_ns, _)| due_ns)
+    }
+
+    /// Closes what has reached a deadline.
+    pub(super) fn expire(&mut self, now_ns: u64) {
+        while let Some(&(look_ns, token)) = self.due.first()
+            && look_ns <= now_ns
+        {
+            let due_ns = self.entries.get(&token).map_or(0, |entry| self.due_ns(entry.started_ns, entry.progress_ns));
+            if due_ns <= now_ns {
+                count(&self.tally.expired);
+                self.remove(token);
+                continue;
+            }
+            self.due.remove(&(look_ns, token));
+            self.due.insert((due_ns, token));
+            if let Some(entry) = self.entries.get_mut(&token) {
+                entry.look_ns = due_ns;
+            }
+        }
+    }
+
+    fn due_ns(&self, started_ns: u64, progress_ns: u64) -> u64 {
+        let idle_ns = u64::try_from(self.config.idle.as_nanos()).unwrap_or(u64::MAX);
+        let total_ns = u64::try_from(self.config.total.as_nanos()).unwrap_or(u64::MAX);
+        progress_ns.saturating_add(idle_ns).min(started_ns.saturating_add(total_ns))
+    }
+
+    /// Makes room: whoever has been silent longest goes.
+    fn evict(&mut self) {
+        let silent = self.entries.iter().min_by_key(|(token, entry)| (entry.progress_ns, **token));
+        if let Some(token) = silent.map(|(token, _)| *token) {
+            count(&self.tally.evicted);
+            self.remove(token);
+        }
+    }
+
+    /// Closes a connection, which also takes it from the poller: the descriptor has no duplicates.
+    fn remove(&mut self, token: u64) {
+        if let Some(entry) = self.entries.remove(&token) {
+            self.due.remove(&(entry.look_ns, token));
+            self.held_bytes -= entry.held_bytes;
+        }
+    }
+}

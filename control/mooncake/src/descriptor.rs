@@ -1,0 +1,228 @@
+//! Segment descriptors: the JSON in which an engine says what memory it serves and how to reach it.
+//!
+//! Decoding takes what a stock engine writes and ignores keys it does not know; encoding writes what a stock engine
+//! reads. The key `kvplane` is ours: stock engines ignore it, and engines of ours find in it how to speak our own
+//! protocol. Keys of other transports (`devices`, `rkey`, `priority_matrix`) are kept as they came.
+//!
+//! ```
+//! use kvplane_mooncake::Descriptor;
+//!
+//! let text = r#"{"buffers":[{"addr":4096,"length":64,"name":"cpu:0"}],"name":"127.0.0.1:15000","protocol":"tcp",
+//!     "tcp_data_port":15001}"#;
+//! let descriptor = Descriptor::decode(text.as_bytes(), 1 << 20)?;
+//! assert_eq!(descriptor.buffers[0].address, 4096);
+//! assert_eq!(descriptor.tcp_proto_version, 1, "what is not said is version 1");
+//! # Ok::<(), kvplane_mooncake::DescriptorError>(())
+//! ```
+
+mod error;
+mod native;
+mod wire;
+
+use serde_json::{Map, Value};
+
+pub use error::DescriptorError;
+pub use native::{NATIVE_VERSION, Native};
+
+use error::invalid;
+
+/// Most buffers in a descriptor.
+pub const MAX_BUFFERS: usize = 1 << 16;
+/// Longest name, location, host or path in a descriptor.
+pub const MAX_NAME_BYTES: usize = 4096;
+/// The name of the transport over TCP.
+pub const TCP: &str = "tcp";
+
+/// What a segment is and how it is reached.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Descriptor {
+    /// The segment's name: with peer-to-peer handshakes, where its daemon listens.
+    pub name: String,
+    /// The transports by which it is reached.
+    pub protocol: Protocol,
+    /// Registered memory.
+    pub buffers: Vec<Buffer>,
+    /// Port of the TCP data server; 0 when there is none.
+    pub tcp_data_port: u16,
+    /// Its host; empty means the host of the segment's name.
+    pub tcp_data_host: String,
+    /// Version of the TCP data protocol: 1, or 2 for writes that are answered.
+    pub tcp_proto_version: u32,
+    /// When it was written, for people.
+    pub timestamp: String,
+    /// The RDMA server's name; empty for TCP.
+    pub rdma_server_name: String,
+    /// How to speak our own protocol with this peer; none for a stock peer, or when its version is not ours.
+    pub native: Option<Native>,
+    /// Keys not known here, as they came.
+    pub other: Map<String, Value>,
+}
+
+/// The transports of a segment: a stock engine writes one name, or a list when it serves several.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(untagged)]
+pub enum Protocol {
+    /// One transport.
+    One(String),
+    /// Several; then each buffer names its own.
+    Many(Vec<String>),
+}
+
+impl Protocol {
+    /// Whether `name` is among them.
+    #[must_use]
+    pub fn includes(&self, name: &str) -> bool {
+        self.names().iter().any(|found| found == name)
+    }
+
+    fn names(&self) -> &[String] {
+        match self {
+            Self::One(name) => std::slice::from_ref(name),
+            Self::Many(names) => names,
+        }
+    }
+}
+
+/// A range of registered memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buffer {
+    /// Where the memory is, or what the engine calls it: not empty.
+    pub name: String,
+    /// First byte, as the serving process numbers its memory: not 0.
+    pub address: u64,
+    /// Bytes: not 0, and none beyond the last address.
+    pub length: u64,
+    /// Its transport, where the segment has several.
+    pub protocol: Option<String>,
+    /// Keys not known here, such as `rkey`, as they came.
+    pub other: Map<String, Value>,
+}
+
+impl Buffer {
+    /// A buffer of the segment's only transport.
+    #[must_use]
+    pub fn new(name: &str, address: u64, length: u64) -> Self {
+        Self { name: name.to_owned(), address, length, protocol: None, other: Map::new() }
+    }
+}
+
+impl Descriptor {
+    /// A descriptor of a TCP segment that is reached at `data_host` and `data_port`, without buffers.
+    #[must_use]
+    pub fn tcp(name: &str, data_host: &str, data_port: u16) -> Self {
+        Self {
+            name: name.to_owned(),
+            protocol: Protocol::One(TCP.to_owned()),
+            buffers: Vec::new(),
+            tcp_data_port: data_port,
+            tcp_data_host: data_host.to_owned(),
+            tcp_proto_version: 2,
+            timestamp: String::new(),
+            rdma_server_name: String::new(),
+            native: None,
+            other: Map::new(),
+        }
+    }
+
+    /// Reads a descriptor of at most `max_bytes`.
+    ///
+    /// # Errors
+    /// When it is longer, is not JSON of the expected shape, or says something that cannot be: as a stock engine does,
+    /// one bad buffer refuses the whole descriptor.
+    pub fn decode(bytes: &[u8], max_bytes: usize) -> Result<Self, DescriptorError> {
+        if bytes.len() > max_bytes {
+            return Err(DescriptorError::TooLong { bytes: bytes.len(), limit: max_bytes });
+        }
+        let wire: wire::Descriptor = serde_json::from_slice(bytes)?;
+        let descriptor = wire.into_descriptor()?;
+        descriptor.check()?;
+        Ok(descriptor)
+    }
+
+    /// Writes the descriptor as one line of JSON of at most `max_bytes`.
+    ///
+    /// # Errors
+    /// When it is longer, or says something that [`Self::decode`] would refuse.
+    pub fn encode(&self, max_bytes: usize) -> Result<String, DescriptorError> {
+        self.check()?;
+        let text = serde_json::to_string(&wire::Borrowed::new(self))?;
+        if text.len() > max_bytes {
+            return Err(DescriptorError::TooLong { bytes: text.len(), limit: max_bytes });
+        }
+        Ok(text)
+    }
+
+    fn check(&self) -> Result<(), DescriptorError> {
+        for (what, text) in [
+            ("name", &self.name),
+            ("tcp_data_host", &self.tcp_data_host),
+            ("timestamp", &self.timestamp),
+            ("rdma_server_name", &self.rdma_server_name),
+        ] {
+            short(what, text)?;
+        }
+        let names = self.protocol.names();
+        if names.is_empty() || names.iter().any(|name| name.is_empty() || name.len() > MAX_NAME_BYTES) {
+            return Err(invalid("protocol", "names no transport".to_owned()));
+        }
+        if self.buffers.len() > MAX_BUFFERS {
+            let reason = format!("has {} entries, more than {MAX_BUFFERS}", self.buffers.len());
+            return Err(invalid("buffers", reason));
+        }
+        for (index, buffer) in self.buffers.iter().enumerate() {
+            buffer.check().map_err(|(key, reason)| invalid(format!("buffers[{index}].{key}"), reason))?;
+        }
+        match &self.native {
+            Some(native) => native.check(self.buffers.len()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Buffer {
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.name.is_empty() || self.name.len() > MAX_NAME_BYTES {
+            return Err(("name", format!("has {} bytes, not 1 to {MAX_NAME_BYTES}", self.name.len())));
+        }
+        if self.address == 0 {
+            return Err(("addr", "is 0".to_owned()));
+        }
+        if self.length == 0 {
+            return Err(("length", "is 0".to_owned()));
+        }
+        if self.address.checked_add(self.length).is_none() {
+            let reason = format!("{} from {:#x} reaches beyond the last address", self.length, self.address);
+            return Err(("length", reason));
+        }
+        Ok(())
+    }
+}
+
+fn short(what: &str, text: &str) -> Result<(), DescriptorError> {
+    if text.len() <= MAX_NAME_BYTES {
+        return Ok(());
+    }
+    Err(invalid(what, format!("has {} bytes, more than {MAX_NAME_BYTES}", text.len())))
+}
+
+/// A moment as stock engines write it, in UTC: `2026-11-20 18:03:30.794847`. The calendar is Howard Hinnant's
+/// `civil_from_days`.
+#[must_use]
+pub fn timestamp(since_epoch: std::time::Duration) -> String {
+    let seconds = since_epoch.as_secs();
+    // Days since 1 March of year 0; an era has 400 years, 146,097 days.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    let micros = since_epoch.subsec_micros();
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{micros:06}")
+}
+
+#[cfg(test)]
+mod tests;

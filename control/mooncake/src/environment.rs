@@ -1,0 +1,211 @@
+//! The variables that Mooncake's users set, as far as this crate heeds them.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `MC_MIN_RPC_PORT`, `MC_MAX_RPC_PORT` | where a handshake port is looked for; also misspelt `PRC` |
+//! | `MC_HANDSHAKE_MAX_LENGTH` | longest handshake message in bytes, 1 MiB to 128 MiB |
+//! | `MC_HANDSHAKE_CONNECT_TIMEOUT` | how long a call to a peer may take in all, in seconds |
+//! | `MC_TCP_BIND_ADDRESS` | the IP address to listen on and to announce |
+//! | `MC_METADATA_CLUSTER_ID` | a prefix of all keys in central metadata |
+//! | `MC_REDIS_USERNAME`, `MC_REDIS_PASSWORD`, `MC_REDIS_DB_INDEX` | for `redis://` |
+//!
+//! A value that cannot be is an error, where a stock engine goes on with its default.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// Longest handshake message unless said otherwise, and the least that may be said.
+pub(crate) const DEFAULT_MESSAGE_BYTES: usize = 1 << 20;
+/// The most that may be said.
+pub(crate) const MAX_MESSAGE_BYTES: usize = 128 << 20;
+/// Where a handshake port is looked for unless said otherwise.
+pub(crate) const DEFAULT_PORTS: RangeInclusive<u16> = 15_000..=17_000;
+/// How long a call to a peer may take unless said otherwise.
+pub(crate) const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Settings from the environment.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Environment {
+    /// Where a handshake port is looked for.
+    pub ports: RangeInclusive<u16>,
+    /// Longest handshake message.
+    pub max_message_bytes: usize,
+    /// How long a call to a peer may take in all.
+    pub call_timeout: Duration,
+    /// The address to listen on and to announce, if one is given.
+    pub bind: Option<IpAddr>,
+    /// Prefix of all keys in central metadata; empty for none.
+    pub cluster: String,
+    /// User for redis; empty for none.
+    pub redis_username: String,
+    /// Password for redis; empty for none.
+    pub redis_password: String,
+    /// Database of redis.
+    pub redis_database: u8,
+}
+
+/// A variable whose value cannot be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VariableError {
+    variable: &'static str,
+    value: String,
+    expected: String,
+}
+
+impl fmt::Display for VariableError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { variable, value, expected } = self;
+        write!(f, "the environment variable {variable} is {value:?}, not {expected}")
+    }
+}
+
+impl std::error::Error for VariableError {}
+
+impl Default for Environment {
+    fn default() -> Self {
+        Self {
+            ports: DEFAULT_PORTS,
+            max_message_bytes: DEFAULT_MESSAGE_BYTES,
+            call_timeout: DEFAULT_CALL_TIMEOUT,
+            bind: None,
+            cluster: String::new(),
+            redis_username: String::new(),
+            redis_password: String::new(),
+            redis_database: 0,
+        }
+    }
+}
+
+impl Environment {
+    /// The settings of this process.
+    ///
+    /// # Errors
+    /// See [`VariableError`].
+    pub fn of_process() -> Result<Self, VariableError> {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// The settings that `lookup` gives; an empty value counts as none.
+    ///
+    /// # Errors
+    /// See [`VariableError`].
+    pub fn from_variables(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, VariableError> {
+        let find = |name: &str| lookup(name).filter(|value| !value.is_empty());
+        let mut settings = Self::default();
+        let port = |name: &'static str, misspelt: &'static str, default: u16| {
+            let found = find(name).map(|value| (name, value)).or_else(|| find(misspelt).map(|value| (misspelt, value)));
+            match found {
+                None => Ok(default),
+                Some((name, value)) => number(name, &value, 1..=u64::from(u16::MAX)).map(|port| port as u16),
+            }
+        };
+        let first = port("MC_MIN_RPC_PORT", "MC_MIN_PRC_PORT", *DEFAULT_PORTS.start())?;
+        let last = port("MC_MAX_RPC_PORT", "MC_MAX_PRC_PORT", *DEFAULT_PORTS.end())?;
+        if first > last {
+            let expected = format!("{first} or more, the first port");
+            return Err(VariableError { variable: "MC_MAX_RPC_PORT", value: last.to_string(), expected });
+        }
+        settings.ports = first..=last;
+        if let Some(value) = find("MC_HANDSHAKE_MAX_LENGTH") {
+            let range = DEFAULT_MESSAGE_BYTES as u64..=MAX_MESSAGE_BYTES as u64;
+            settings.max_message_bytes = number("MC_HANDSHAKE_MAX_LENGTH", &value, range)? as usize;
+        }
+        if let Some(value) = find("MC_HANDSHAKE_CONNECT_TIMEOUT") {
+            let seconds = number("MC_HANDSHAKE_CONNECT_TIMEOUT", &value, 1..=3600)?;
+            settings.call_timeout = Duration::from_secs(seconds);
+        }
+        if let Some(value) = find("MC_TCP_BIND_ADDRESS") {
+            let ip = value.parse().map_err(|_| VariableError {
+                variable: "MC_TCP_BIND_ADDRESS",
+                value: value.clone(),
+                expected: "an IP address".to_owned(),
+            })?;
+            settings.bind = Some(ip);
+        }
+        settings.cluster = find("MC_METADATA_CLUSTER_ID").unwrap_or_default();
+        settings.redis_username = find("MC_REDIS_USERNAME").unwrap_or_default();
+        settings.redis_password = find("MC_REDIS_PASSWORD").unwrap_or_default();
+        if let Some(value) = find("MC_REDIS_DB_INDEX") {
+            settings.redis_database = number("MC_REDIS_DB_INDEX", &value, 0..=255)? as u8;
+        }
+        Ok(settings)
+    }
+}
+
+fn number(variable: &'static str, value: &str, range: RangeInclusive<u64>) -> Result<u64, VariableError> {
+    value.trim().parse().ok().filter(|number| range.contains(number)).ok_or_else(|| VariableError {
+        variable,
+        value: value.to_owned(),
+        expected: format!("a number from {} to {}", range.start(), range.end()),
+    })
+}
+
+impl fmt::Debug for Environment {
+    // Not derived: the password must not reach logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Environment")
+            .field("ports", &self.ports)
+            .field("max_message_bytes", &self.max_message_bytes)
+            .field("call_timeout", &self.call_timeout)
+            .field("bind", &self.bind)
+            .field("cluster", &self.cluster)
+            .field("redis_database", &self.redis_database)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Environment, VariableError> {
+        Environment::from_variables(|name| {
+            variables.iter().find(|(found, _)| *found == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn nothing_set_means_the_defaults() {
+        assert_eq!(read(&[]).expect("defaults"), Environment::default());
+        assert_eq!(read(&[("MC_TCP_BIND_ADDRESS", "")]).expect("defaults"), Environment::default());
+    }
+
+    #[test]
+    fn what_is_set_is_heeded() {
+        let settings = read(&[
+            ("MC_MIN_PRC_PORT", "20000"),
+            ("MC_MAX_RPC_PORT", "20001"),
+            ("MC_HANDSHAKE_MAX_LENGTH", "2097152"),
+            ("MC_HANDSHAKE_CONNECT_TIMEOUT", "2"),
+            ("MC_TCP_BIND_ADDRESS", "::1"),
+            ("MC_METADATA_CLUSTER_ID", "blue"),
+            ("MC_REDIS_PASSWORD", "hush"),
+            ("MC_REDIS_DB_INDEX", "3"),
+        ])
+        .expect("good values");
+        assert_eq!(settings.ports, 20_000..=20_001);
+        assert_eq!((settings.max_message_bytes, settings.call_timeout), (2 << 20, Duration::from_secs(2)));
+        assert_eq!(settings.bind, Some("::1".parse().expect("an address")));
+        assert_eq!((settings.cluster.as_str(), settings.redis_database), ("blue", 3));
+        assert!(!format!("{settings:?}").contains("hush"));
+    }
+
+    #[test]
+    fn what_cannot_be_is_named() {
+        for (name, value) in [
+            ("MC_MIN_RPC_PORT", "0"),
+            ("MC_MIN_RPC_PORT", "17001"),
+            ("MC_MAX_RPC_PORT", "many"),
+            ("MC_HANDSHAKE_MAX_LENGTH", "1000"),
+            ("MC_HANDSHAKE_CONNECT_TIMEOUT", "-1"),
+            ("MC_TCP_BIND_ADDRESS", "eth0"),
+            ("MC_REDIS_DB_INDEX", "256"),
+        ] {
+            let error = read(&[(name, value)]).expect_err(name).to_string();
+            assert!(error.contains("RPC_PORT") || error.contains(name), "{error}");
+            assert!(error.contains(value), "{error}");
+        }
+    }
+}

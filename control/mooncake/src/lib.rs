@@ -1,0 +1,36 @@
+//! The control half of speaking with Mooncake engines: segment descriptors, the handshake daemon and its callers, and
+//! the stores where engines publish what they serve.
+//!
+//! * [`descriptor`]: the JSON that describes a segment, with a key of ours for peers that speak our own protocol.
+//! * [`Daemon`], [`Local`], [`Published`]: answer peers that ask for our descriptor, probe us or notify us.
+//! * [`Caller`]: asks the daemons of others.
+//! * [`Metadata`], [`MetadataStore`], [`keys`]: central metadata in HTTP servers, redis and etcd.
+//! * [`names`], [`Environment`]: names of peers and the variables that Mooncake's users set.
+//!
+//! The formats are Mooncake's and have no authentication: what listens here listens on loopback unless the operator
+//! says otherwise. Nothing here moves data or decides where it goes.
+
+mod caller;
+mod connection;
+mod daemon;
+pub mod descriptor;
+mod environment;
+mod etcd;
+pub mod frame;
+mod http;
+pub mod keys;
+mod metadata;
+pub mod names;
+mod notice;
+mod published;
+mod redis;
+mod timed;
+
+pub use caller::{CallError, Caller};
+pub use daemon::{Counts, Daemon, DaemonConfig, Listening, StartError, StopError};
+pub use descriptor::{Buffer, Descriptor, DescriptorError, Native, Protocol};
+pub use environment::{Environment, VariableError};
+pub use metadata::{ConnectionError, Metadata, MetadataStore, StoreError};
+pub use notice::{MalformedNotice, Notice};
+pub use published::{Local, NoticeLimits, NoticesFull, Published};
+pub use timed::Stage;

@@ -1,0 +1,96 @@
+//! Notices: short messages that one engine leaves with another, and the JSON of all replies.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What a notice's reply says when it was taken.
+pub(crate) const TAKEN: &str = "success";
+/// The reply to a probe.
+pub(crate) const ALIVE: &str = r#"{"status":"success"}"#;
+
+/// A message to the user of an engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notice {
+    /// Who sends it, or what it is about: the users' business.
+    pub name: String,
+    /// The message.
+    #[serde(rename = "notify_msg")]
+    pub message: String,
+}
+
+/// Bytes that are not a notice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MalformedNotice(String);
+
+impl fmt::Display for MalformedNotice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the notice cannot be read: {}", self.0)
+    }
+}
+
+impl std::error::Error for MalformedNotice {}
+
+impl Notice {
+    /// From JSON.
+    ///
+    /// # Errors
+    /// When it is not an object with the two texts.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedNotice> {
+        serde_json::from_slice(bytes).map_err(|error| MalformedNotice(error.to_string()))
+    }
+
+    /// As JSON.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        serde_json::json!({ "name": self.name, "notify_msg": self.message }).to_string()
+    }
+}
+
+/// The reply to a notice: taken, or why not.
+pub(crate) fn reply_to_notice(refusal: Option<&str>) -> String {
+    let message = refusal.map_or_else(|| TAKEN.to_owned(), |reason| format!("refused: {reason}"));
+    Notice { name: String::new(), message }.encode()
+}
+
+/// The reply to a connection: its own shape, with the reason why there is none.
+pub(crate) fn reject_connection() -> String {
+    let reason = "this engine has no RDMA transport: reach its segment over the TCP that its descriptor names";
+    serde_json::json!({
+        "payload": "",
+        "local_nic_path": "",
+        "local_lid": 0,
+        "local_gid": "",
+        "peer_nic_path": "",
+        "qp_num": [],
+        "ready_ack": false,
+        "reply_msg": reason,
+    })
+    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn notices_are_as_stock_engines_have_them() {
+        let notice = Notice { name: "a".to_owned(), message: "b\n\"c\"".to_owned() };
+        assert_eq!(notice.encode(), r#"{"name":"a","notify_msg":"b\n\"c\""}"#);
+        assert_eq!(Notice::decode(notice.encode().as_bytes()), Ok(notice));
+        assert_eq!(reply_to_notice(None), r#"{"name":"","notify_msg":"success"}"#);
+        assert_eq!(reply_to_notice(Some("full")), r#"{"name":"","notify_msg":"refused: full"}"#);
+        for bad in ["", "{}", "[]", r#"{"name":1,"notify_msg":""}"#, r#"{"name":"a"}"#, "{\"name\":\"\x01\"}"] {
+            assert!(Notice::decode(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_travels(name in "\\PC*", message in any::<String>()) {
+            let notice = Notice { name, message };
+            prop_assert_eq!(Notice::decode(notice.encode().as_bytes()), Ok(notice));
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What a handshake daemon shows of its engine, and the notices that peers left for it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::descriptor::{Descriptor, DescriptorError};
+use crate::notice::Notice;
+
+/// What a daemon asks of its engine. Called on the daemon's thread, which serves nobody else meanwhile: answer from
+/// memory, at once.
+pub trait Local: Send + Sync {
+    /// The segment's descriptor as it is now, in JSON.
+    fn descriptor(&self) -> Arc<str>;
+
+    /// A peer left a notice.
+    ///
+    /// # Errors
+    /// When there is no room for it; the peer is told.
+    fn notified(&self, notice: Notice) -> Result<(), NoticesFull>;
+}
+
+/// How many notices wait at most until the engine's user takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoticeLimits {
+    /// In number.
+    pub notices: usize,
+    /// In bytes of their texts.
+    pub bytes: usize,
+}
+
+impl Default for NoticeLimits {
+    fn default() -> Self {
+        Self { notices: 4096, bytes: 16 << 20 }
+    }
+}
+
+/// A notice was refused: the user of the engine does not take them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoticesFull {
+    /// Notices that wait.
+    pub notices: usize,
+    /// Bytes that they hold.
+    pub bytes: usize,
+}
+
+impl fmt::Display for NoticesFull {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { notices, bytes } = self;
+        write!(f, "{notices} notices of {bytes} bytes wait to be taken, and there is no room for more")
+    }
+}
+
+impl std::error::Error for NoticesFull {}
+
+#[derive(Default)]
+struct Waiting {
+    notices: VecDeque<Notice>,
+    bytes: usize,
+}
+
+/// A [`Local`] whose descriptor is replaced whole and whose notices wait in a bounded queue.
+///
+/// A full queue refuses the new notice and the sender is told: one that was answered with success is never dropped. (A
+/// stock engine does not look at what it is told.)
+/// Any thread may use it.
+pub struct Published {
+    descriptor: Mutex<Arc<str>>,
+    waiting: Mutex<Waiting>,
+    limits: NoticeLimits,
+    max_message_bytes: usize,
+}
+
+impl Published {
+    /// Shows `descriptor`, of at most `max_message_bytes` in JSON.
+    ///
+    /// # Errors
+    /// When it cannot be encoded.
+    pub fn new(
+        descriptor: &Descriptor,
+        max_message_bytes: usize,
+        limits: NoticeLimits,
+    ) -> Result<Self, DescriptorError> {
+        let text = encode(descriptor, max_message_bytes)?;
+        let waiting = Mutex::default();
+        Ok(Self { descriptor: Mutex::new(text), waiting, limits, max_message_bytes })
+    }
+
+    /// Replaces the descriptor. Peers that ask from now on see the new one, whole. Returns its JSON, for central
+    /// metadata.
+    ///
+    /// # Errors
+    /// When it cannot be encoded; the old one stays.
+    pub fn replace(&self, descriptor: &Descriptor) -> Result<Arc<str>, DescriptorError> {
+        let text = encode(descriptor, self.max_message_bytes)?;
+        *lock(&self.descriptor) = Arc::clone(&text);
+        Ok(text)
+    }
+
+    /// Takes the notices that wait, oldest first.
+    pub fn take_notices(&self) -> Vec<Notice> {
+        let mut waiting = lock(&self.waiting);
+        waiting.bytes = 0;
+        std::mem::take(&mut waiting.notices).into()
+    }
+}
+
+/// The type byte counts towards the frame's limit.
+fn encode(descriptor: &Descriptor, max_message_bytes: usize) -> Result<Arc<str>, DescriptorError> {
+    Ok(descriptor.encode(max_message_bytes.saturating_sub(1))?.into())
+}
+
+// What the locks guard is whole at every point, so a panic elsewhere does not spoil it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Local for Published {
+    fn descriptor(&self) -> Arc<str> {
+        Arc::clone(&lock(&self.descriptor))
+    }
+
+    fn notified(&self, notice: Notice) -> Result<(), NoticesFull> {
+        let bytes = notice.name.len() + notice.message.len();
+        let mut waiting = lock(&self.waiting);
+        if waiting.notices.len() >= self.limits.notices || waiting.bytes + bytes > self.limits.bytes {
+            return Err(NoticesFull { notices: waiting.notices.len(), bytes: waiting.bytes });
+        }
+        waiting.bytes += bytes;
+        waiting.notices.push_back(notice);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Published {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let waiting = lock(&self.waiting).notices.len();
+        f.debug_struct("Published").field("waiting", &waiting).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notice(number: usize) -> Notice {
+        Notice { name: format!("n{number}"), message: "abc".to_owned() }
+    }
+
+    fn published(limits: NoticeLimits) -> Published {
+        let descriptor = Descriptor::tcp("127.0.0.1:1", "127.0.0.1", 2);
+        Published::new(&descriptor, 1 << 20, limits).expect("a good descriptor")
+    }
+
+    #[test]
+    fn notices_wait_in_order_up_to_a_limit_and_none_is_dropped() {
+        let published = published(NoticeLimits { notices: 3, bytes: 1 << 10 });
+        for number in 0..3 {
+            published.notified(notice(number)).expect("room");
+        }
+        let full = published.notified(notice(3)).expect_err("no room");
+        assert_eq!(full, NoticesFull { notices: 3, bytes: 15 });
+        assert_eq!(published.take_notices(), [notice(0), notice(1), notice(2)]);
+        assert_eq!(published.take_notices(), []);
+        published.notified(notice(4)).expect("room again");
+    }
+
+    #[test]
+    fn bytes_are_limited_too() {
+        let published = published(NoticeLimits { notices: 100, bytes: 12 });
+        published.notified(notice(0)).expect("room");
+        published.notified(notice(1)).expect("room");
+        assert!(published.notified(notice(2)).is_err());
+        published.take_notices();
+        published.notified(notice(3)).expect("room again");
+    }
+
+    #[test]
+    fn a_descriptor_that_cannot_be_leaves_the_old_one() {
+        let published = published(NoticeLimits::default());
+        let before = published.descriptor();
+        let mut descriptor = Descriptor::tcp("127.0.0.1:1", "127.0.0.1", 2);
+        descriptor.buffers.push(crate::Buffer::new("cpu:0", 0, 1));
+        assert!(published.replace(&descriptor).is_err());
+        assert_eq!(published.descriptor(), before);
+        descriptor.buffers[0].address = 4096;
+        let text = published.replace(&descriptor).expect("a good one");
+        assert!(text.contains("4096") && published.descriptor() == text);
+    }
+}
