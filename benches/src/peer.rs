@@ -85,7 +85,7 @@ fn target(way: &str, pacing: &str, directory: &str) -> Result<(), Failure> {
         ..RegionOptions::new("bench-target", SEGMENT_BYTES)
     };
     engine.register(Region::allocate(&options)?, &kvplane::RegisterOptions::default())?;
-    say(&engine.name())?;
+    say(engine.name())?;
     wait_for_parent();
     Ok(())
 }

@@ -38,6 +38,7 @@ pub use transfer::{
 };
 
 pub use kvplane_engine::{HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, cpu};
+pub use kvplane_mooncake::{Environment, Notice};
 pub use kvplane_proto::client::TaskResult;
 pub use kvplane_proto::map::ClusterMap;
 pub use kvplane_proto::{Digest, NodeId, Status, Version};

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use kvplane_proto::{BatchId, Status};
 use kvplane_sys::doorbell::event_fd;
 
+use super::courier::{Courier, Letter};
 use super::driver::Driver;
 use super::memory::Buffer;
 use super::segment::Remote;
@@ -117,6 +118,7 @@ pub(super) struct State {
     problem: OnceLock<String>,
     /// What it uses until it is done.
     buffers: Mutex<Vec<Arc<Buffer>>>,
+    letter: Mutex<Option<(Arc<Courier>, Letter)>>,
     remotes: Vec<Arc<Remote>>,
     done: AtomicBool,
     watched: AtomicBool,
@@ -142,6 +144,8 @@ pub(super) struct Parts {
     pub(super) remotes: Vec<Arc<Remote>>,
     pub(super) background: bool,
     pub(super) wants_description: bool,
+    /// What a peer is told when all went well.
+    pub(super) letter: Option<(Arc<Courier>, Letter)>,
 }
 
 impl State {
@@ -169,6 +173,7 @@ impl State {
             description: OnceLock::new(),
             problem: OnceLock::new(),
             buffers: Mutex::new(parts.buffers),
+            letter: Mutex::new(parts.letter),
             remotes: parts.remotes,
             done: AtomicBool::new(false),
             watched: AtomicBool::new(false),
@@ -233,7 +238,7 @@ impl State {
         let ended = if last { ENDED } else { 0 };
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         word.store(ended | outcome << BYTES_BITS | moved, Ordering::Release);
-        if matches!(status, Status::Stale | Status::WrongOwner | Status::OutOfRange) {
+        if matches!(status, Status::Stale | Status::WrongOwner | Status::OutOfRange | Status::Unreachable) {
             self.remotes.iter().for_each(|remote| remote.set_stale());
         }
         if last {
@@ -259,10 +264,12 @@ impl State {
     /// Nothing touches its memory any more: lets go of it and tells everybody. Once.
     pub(super) fn finish(&self, problem: Option<&str>) {
         debug_assert!(self.all_ended(), "a batch was done before its tasks");
-        if let Some(problem) = problem
-            && self.worst.load(Ordering::Relaxed) != severity(TaskState::Completed)
-        {
+        let good = self.worst.load(Ordering::Relaxed) == severity(TaskState::Completed);
+        if let (Some(problem), false) = (problem, good) {
             let _ = self.problem.set(problem.to_owned());
+        }
+        if let (Some((courier, letter)), true) = (lock(&self.letter).take(), good) {
+            courier.send(letter);
         }
         let buffers = core::mem::take(&mut *lock(&self.buffers));
         buffers.iter().for_each(|buffer| buffer.leave());

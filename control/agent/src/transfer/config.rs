@@ -1,10 +1,11 @@
 //! Settings of a transfer engine, and what follows from them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvplane_engine::{Pacing, cpu};
+use kvplane_mooncake::Environment;
 use kvplane_proto::client::Config;
 use kvplane_rpc::RuntimeDirectory;
 
@@ -19,8 +20,24 @@ const INITIATORS: usize = 64;
 pub struct TransferEngineConfig {
     /// Group of engines that belong together; others are refused.
     pub cluster: String,
-    /// Where peers reach it. Only loopback: data connections carry no credentials yet.
+    /// Where peers ask for it: the address of its handshake daemon. Port 0 takes a free one of the environment's range.
+    /// The data ports are others of the same address. Only loopback, unless [`Self::open_to_network`] says otherwise.
     pub listen: SocketAddr,
+    /// Data port of our own protocol; 0 takes a free one.
+    pub data_port: u16,
+    /// Whether [`Self::listen`] may be another address than a loopback one. Whoever reaches the ports may read and write
+    /// all accessible memory: handshakes and data have no authentication.
+    pub open_to_network: bool,
+    /// The address that peers are told, where it is not [`Self::listen`]'s own.
+    pub announce: Option<IpAddr>,
+    /// Where engines find each other: `P2PHANDSHAKE`, or the address of a store of metadata as Mooncake has it
+    /// (`http://host:port/metadata`, `etcd://host:port`, `redis://host:port`).
+    pub metadata: String,
+    /// The segment's name in the store of metadata; without one, and without a store, it is the address of the
+    /// handshake daemon.
+    pub name: Option<String>,
+    /// Limits and passwords of handshakes and stores, as the variables of Mooncake's users have them.
+    pub environment: Environment,
     /// Whether shared memory is offered and used.
     pub shared_memory: bool,
     /// Whether TCP is used.
@@ -51,6 +68,12 @@ impl Default for TransferEngineConfig {
         Self {
             cluster: "p2p".to_owned(),
             listen: ([127, 0, 0, 1], 0).into(),
+            data_port: 0,
+            open_to_network: false,
+            announce: None,
+            metadata: "P2PHANDSHAKE".to_owned(),
+            name: None,
+            environment: Environment::default(),
             shared_memory: true,
             tcp: true,
             lanes: 2,
@@ -70,12 +93,15 @@ impl TransferEngineConfig {
     /// # Errors
     /// When the settings cannot be: says which and why.
     pub(super) fn check(&self) -> Result<(), Error> {
-        if !self.listen.ip().is_loopback() {
+        if !self.listen.ip().is_loopback() && !self.open_to_network {
             return Err(Error::Argument(format!(
-                "a data port on {} would be open without authentication: use a loopback address until tickets are \
-                 there",
+                "a data port on {} would be open without authentication: use a loopback address, or say that the \
+                 network may reach it",
                 self.listen
             )));
+        }
+        if self.announced().is_unspecified() {
+            return Err(Error::Argument(format!("peers cannot be told {}: say which address to tell", self.listen)));
         }
         if !self.shared_memory && !self.tcp {
             return Err(Error::Argument("neither shared memory nor TCP is allowed: no way to any peer".to_owned()));

@@ -31,6 +31,8 @@
 
 mod batch;
 mod config;
+mod courier;
+mod directory;
 mod driver;
 mod memory;
 mod open;
@@ -40,12 +42,13 @@ mod segment;
 mod session;
 mod submit;
 
-use std::path::PathBuf;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, Shard, ShardConfig, ShardHandle, ShardSnapshot};
+use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu};
+use kvplane_mooncake::Native;
 use kvplane_proto::Version;
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_store::service::Identity;
@@ -60,6 +63,8 @@ pub use session::{Segment, Session, Transfer};
 use crate::error::Error;
 use crate::link::seed;
 use config::{directory_of, socket_path};
+use courier::Courier;
+use directory::Directory;
 use driver::Driver;
 use memory::Memory;
 use segment::Segments;
@@ -70,7 +75,8 @@ use segment::Segments;
 pub struct TransferEngine {
     config: TransferEngineConfig,
     shard: ShardHandle,
-    directory: PathBuf,
+    directory: Arc<Directory>,
+    courier: Arc<Courier>,
     memory: Memory,
     /// Held while the set of buffers changes, which takes several steps.
     registering: Mutex<()>,
@@ -93,19 +99,20 @@ impl TransferEngine {
     /// When the port is taken or the kernel refuses: says which and what to do.
     pub fn start(config: TransferEngineConfig) -> Result<Self, Error> {
         config.check()?;
-        let directory = directory_of(&config)?;
-        let unique = seed()?;
+        let listening = directory::listen(&config)?;
+        let sockets = directory_of(&config)?;
+        let unique = seed()?.max(1);
         let shard = Shard::start(ShardConfig {
             identity: Identity {
                 cluster: config.cluster.clone(),
-                node: NodeId(unique.max(1)),
+                node: NodeId(unique),
                 incarnation: Incarnation(1),
                 shard: ShardId(0),
                 segment_name: String::new(),
             },
             core: config.core,
             pacing: config.pacing,
-            listen: Listen { tcp: config.listen, shm: None },
+            listen: Listen { tcp: SocketAddr::new(config.listen.ip(), config.data_port), shm: None },
             pool: None,
             store: None,
             first_version: Version(1),
@@ -113,13 +120,26 @@ impl TransferEngine {
         });
         // The socket is named by the port, which only the bound listener knows.
         let shard = shard?;
-        if config.shared_memory {
-            shard.listen_shm(socket_path(&directory, shard.address()))?;
+        let socket = config.shared_memory.then(|| socket_path(&sockets, shard.address()));
+        if let Some(socket) = &socket {
+            shard.listen_shm(socket.clone())?;
         }
+        let native = Native {
+            tcp: Some(SocketAddr::new(config.announced(), shard.address().port())),
+            shm: socket.map(|socket| socket.display().to_string()).unwrap_or_default(),
+            host: cpu::boot_id().unwrap_or_default(),
+            pid: std::process::id(),
+            incarnation: unique,
+            regions: Vec::new(),
+            other: serde_json::Map::new(),
+        };
+        let directory = Arc::new(Directory::start(&config, listening, native)?);
+        let courier = Arc::new(Courier::new(Arc::clone(&directory)));
         let mut engine = Self {
             config,
             shard,
             directory,
+            courier,
             memory: Memory::default(),
             registering: Mutex::new(()),
             segments: Segments::default(),
@@ -137,10 +157,16 @@ impl TransferEngine {
         Ok(engine)
     }
 
-    /// The name by which peers open its segment.
+    /// The name by which peers open its segment: peer to peer the address of its handshake daemon, `ip:port`.
     #[must_use]
-    pub fn name(&self) -> String {
-        self.shard.address().to_string()
+    pub fn name(&self) -> &str {
+        self.directory.name()
+    }
+
+    /// Where its handshake daemon is reached.
+    #[must_use]
+    pub fn local_address(&self) -> SocketAddr {
+        self.directory.address()
     }
 
     /// A way to ask peers, for one thread.
@@ -157,7 +183,7 @@ impl TransferEngine {
     /// When the kernel gives no ring.
     pub fn session_with(&self, pacing: Pacing) -> Result<Session, Error> {
         let config = TransferEngineConfig { pacing, ..self.config.clone() };
-        Session::new(&config, self.directory.clone())
+        Session::new(&config, Arc::clone(&self.directory))
     }
 
     /// What the serving thread tells about itself.

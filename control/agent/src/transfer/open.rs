@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_engine::cpu;
+use kvplane_mooncake::Notice;
 use kvplane_proto::Status;
-use kvplane_proto::client::{PeerId, Request};
+use kvplane_proto::client::{PeerId, PeerKind, Request};
 
 use super::TransferEngine;
 use super::batch::{Batch, Parts, State};
 use super::driver::Work;
-use super::segment::{BufferInfo, Remote, SegmentHandle, SegmentInfo, address_of};
+use super::segment::{BufferInfo, Remote, SegmentHandle, SegmentInfo};
 use crate::error::Error;
 
 /// How long a peer has to describe its segment.
@@ -77,7 +78,7 @@ impl TransferEngine {
                 shareable: shared_memory && buffer.region.fd().is_some(),
                 location: Some(buffer.location.clone()),
             });
-            return Ok(SegmentInfo { name: self.name(), buffers: buffers.collect() });
+            return Ok(SegmentInfo { name: self.name().to_owned(), buffers: buffers.collect() });
         }
         self.segments.read().get(handle).map(|remote| remote.info()).ok_or_else(|| unknown(handle))
     }
@@ -108,22 +109,47 @@ impl TransferEngine {
         Ok(())
     }
 
-    /// Whether somebody answers under this name, and how soon.
+    /// Whether the engine of this name lives, and how soon its handshake daemon answers.
     ///
     /// # Errors
-    /// When the name is no address, or nobody answers there within `timeout`.
-    pub fn probe(&self, name: &str, timeout: Duration) -> Result<Duration, Error> {
+    /// When it does not.
+    pub fn probe(&self, name: &str) -> Result<Duration, Error> {
         let start = Instant::now();
-        let name = name.trim_start_matches('/');
-        if name != self.name() {
-            self.describe(name, timeout)?;
-        }
+        self.directory.probe(name.trim_start_matches('/'))?;
         Ok(start.elapsed())
     }
 
+    /// Leaves a notice with the owner of a segment, who finds it by [`Self::take_notices`]. Returns when it was taken.
+    ///
+    /// # Errors
+    /// When the handle is not open, or the notice was not taken.
+    pub fn notify(&self, handle: SegmentHandle, notice: &Notice) -> Result<(), Error> {
+        let name = self.name_of(handle)?;
+        self.directory.notify(&name, notice)
+    }
+
+    /// The notices that others left here, oldest first; each is given once. As many as wait at most are kept, and
+    /// their senders told of the rest.
+    #[must_use]
+    pub fn take_notices(&self) -> Vec<Notice> {
+        self.directory.take_notices()
+    }
+
+    pub(super) fn name_of(&self, handle: SegmentHandle) -> Result<String, Error> {
+        if handle == SegmentHandle::LOCAL {
+            return Ok(self.name().to_owned());
+        }
+        let table = self.segments.read();
+        table.get(handle).map(|remote| remote.name.clone()).ok_or_else(|| unknown(handle))
+    }
+
     fn describe(&self, name: &str, timeout: Duration) -> Result<Remote, Error> {
-        let address = address_of(name, &self.directory, self.config.shared_memory)?;
+        let descriptor = self.directory.find(name)?;
+        let address = self.directory.address_of(&descriptor)?;
         let peer = self.segments.write().peer(&address);
+        if address.kind != PeerKind::Native {
+            return Ok(Remote::foreign(name, peer, address, &descriptor.buffers));
+        }
         let asked = Remote::unknown(name, peer, address.clone());
         let driver = self.driver();
         driver.admit(1)?;

@@ -7,6 +7,7 @@ use kvplane_engine::Region;
 use kvplane_store::service::SegmentInfo;
 
 use super::TransferEngine;
+use super::directory::Told;
 use super::memory::{Buffer, RegisterOptions};
 use crate::error::Error;
 
@@ -38,7 +39,25 @@ impl TransferEngine {
                 return Err(error);
             }
         }
+        drop(changing);
+        if options.remote_accessible
+            && let Err(error) = self.publish()
+        {
+            let addresses: Vec<u64> = regions.iter().map(|region| region.address()).collect();
+            self.unregister_batch(&addresses)?;
+            return Err(error);
+        }
         Ok(())
+    }
+
+    /// Tells peers which buffers there are.
+    fn publish(&self) -> Result<(), Error> {
+        let told = |buffer: &Arc<Buffer>| {
+            let (address, bytes, location) = (buffer.address, buffer.bytes, buffer.location.clone());
+            buffer.segment.map(|segment| Told { address, bytes, location, region: segment.to_bits() })
+        };
+        let buffers: Vec<Told> = self.memory.read().iter().filter_map(told).collect();
+        self.directory.publish(&buffers)
     }
 
     fn register_one(&self, region: &Arc<Region>, options: &RegisterOptions) -> Result<(), Error> {
@@ -90,7 +109,10 @@ impl TransferEngine {
             addresses.iter().filter_map(|&address| map.remove(address)).collect::<Vec<_>>()
         };
         drop(changing);
-        let mut result = Ok(());
+        let mut result = match buffers.iter().any(|buffer| buffer.segment.is_some()) {
+            true => self.publish(),
+            false => Ok(()),
+        };
         for buffer in &buffers {
             let outcome = self.see_off(buffer);
             result = result.and(outcome);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use kvplane_mooncake::Notice;
+
 use super::segment::SegmentHandle;
 use crate::error::Error;
 
@@ -115,6 +117,9 @@ pub struct SubmitOptions {
     /// engine's thread only when nobody has for about a millisecond. Asking for [`super::Batch::completion_fd`] or
     /// awaiting [`super::Batch::completed`] has the same effect.
     pub background: bool,
+    /// What the owner of the first request's segment is told when all went well: soon after the batch is done, by a
+    /// thread of the engine. Nothing is sent when any request failed.
+    pub notice: Option<Notice>,
 }
 
 /// Refuses reads whose memory overlaps: the outcome would depend on the network.

@@ -4,17 +4,14 @@
 //! when a transfer found that the peer's memory is not what it was: after a restart, or after it unregistered some.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use kvplane_proto::NodeId;
+use kvplane_mooncake::Buffer;
+use kvplane_proto::SegmentId;
 use kvplane_proto::client::{PeerAddress, PeerKind};
-use kvplane_proto::ids::{Incarnation, ShardId};
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 
-use super::config::socket_path;
 use crate::error::Error;
 
 /// Segments that one engine may have open.
@@ -89,13 +86,28 @@ impl Remote {
         Self { name: name.to_owned(), peer, address, regions: Vec::new(), stale: AtomicBool::new(false) }
     }
 
-    /// The region that holds a range, and where in it the range begins.
+    /// A peer that names its memory by address alone.
+    pub(super) fn foreign(name: &str, peer: u32, address: PeerAddress, buffers: &[Buffer]) -> Self {
+        let region = |buffer: &Buffer| RegionDescriptor {
+            segment: SegmentId::from_bits(0),
+            address: buffer.address,
+            bytes: buffer.length,
+            shareable: false,
+            writable: true,
+        };
+        let mut regions: Vec<RegionDescriptor> = buffers.iter().map(region).collect();
+        regions.sort_unstable_by_key(|region| region.address);
+        Self { name: name.to_owned(), peer, address, regions, stale: AtomicBool::new(false) }
+    }
+
+    /// The region that holds a range, and how the peer's protocol says where in it the range begins.
     pub(super) fn find(&self, address: u64, bytes: u64) -> Option<(&RegionDescriptor, u64)> {
         let after = self.regions.partition_point(|region| region.address <= address);
         let region = self.regions.get(after.checked_sub(1)?)?;
         let offset = address - region.address;
         let end = offset.checked_add(bytes)?;
-        (end <= region.bytes).then_some((region, offset))
+        let absolute = matches!(self.address.kind, PeerKind::Mooncake { .. });
+        (end <= region.bytes).then_some((region, if absolute { address } else { offset }))
     }
 
     pub(super) fn info(&self) -> SegmentInfo {
@@ -217,24 +229,4 @@ impl Segments {
     pub(super) fn write(&self) -> RwLockWriteGuard<'_, Table> {
         self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Where the engine of this name is reached.
-///
-/// # Errors
-/// When it is no address.
-pub(super) fn address_of(name: &str, directory: &Path, shared_memory: bool) -> Result<PeerAddress, Error> {
-    let tcp: SocketAddr = name.parse().map_err(|_| {
-        Error::Argument(format!("{name:?} is no segment: the name of one is its engine's address, IP:PORT"))
-    })?;
-    let socket = socket_path(directory, tcp);
-    let shm = (shared_memory && tcp.ip().is_loopback() && socket.exists()).then(|| socket.display().to_string());
-    Ok(PeerAddress {
-        kind: PeerKind::Native,
-        node: NodeId(0),
-        incarnation: Incarnation(0),
-        shard: ShardId(0),
-        tcp,
-        shm,
-    })
 }

@@ -3,17 +3,16 @@
 //! What [`TransferEngine`](super::TransferEngine) does for many threads costs a lock and some counting; a thread that
 //! only ever asks for itself, such as a benchmark's, does without.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_engine::{HostConfig, Initiator, Region};
-use kvplane_proto::client::{PeerId, Request, SegmentTarget, TaskResult};
+use kvplane_proto::client::{PeerId, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 use kvplane_proto::{BatchId, Status};
 
 use super::config::{self, TransferEngineConfig};
-use super::segment;
+use super::directory::Directory;
 use crate::client::{Buffer, Slice};
 use crate::error::Error;
 
@@ -41,14 +40,13 @@ pub struct Transfer {
 /// Asks peers, from one thread.
 pub struct Session {
     initiator: Initiator,
-    directory: PathBuf,
-    shared_memory: bool,
+    directory: Arc<Directory>,
 }
 
 impl Session {
-    pub(super) fn new(config: &TransferEngineConfig, directory: PathBuf) -> Result<Self, Error> {
+    pub(super) fn new(config: &TransferEngineConfig, directory: Arc<Directory>) -> Result<Self, Error> {
         let initiator = Initiator::new(config::client(config, false)?, &HostConfig::default(), config.pacing)?;
-        Ok(Self { initiator, directory, shared_memory: config.shared_memory })
+        Ok(Self { initiator, directory })
     }
 
     /// Registers memory to transfer from and into.
@@ -62,7 +60,11 @@ impl Session {
     /// # Errors
     /// When the name is no address, or nobody answers there.
     pub fn open_segment(&mut self, name: &str, deadline: Duration) -> Result<Segment, Error> {
-        let peer = self.initiator.open_peer(segment::address_of(name, &self.directory, self.shared_memory)?);
+        let address = self.directory.address_of(&self.directory.find(name)?)?;
+        if address.kind != PeerKind::Native {
+            return Err(Error::Argument(format!("{name} speaks another protocol than ours: not from a session")));
+        }
+        let peer = self.initiator.open_peer(address);
         let batch = self.initiator.submit(&[Request::OpenSegment(peer)], deadline)?;
         self.initiator.wait(batch)?;
         let status = self.initiator.results(batch)[0].status;

@@ -128,6 +128,10 @@ impl TransferEngine {
             plan.parts.owners = (!whole).then_some(owners);
             plan.parts.tasks = tasks;
             plan.parts.background = options.background;
+            if let (Some(notice), Some(to)) = (&options.notice, requests.first()) {
+                let letter = self.courier.letter(&self.name_of(to.target)?, notice)?;
+                plan.parts.letter = Some((Arc::clone(&self.courier), letter));
+            }
             if !plan.requests.is_empty() {
                 driver.admit(plan.parts.slices)?;
             }

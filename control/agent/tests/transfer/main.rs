@@ -2,6 +2,7 @@
 
 mod completion;
 mod memory;
+mod names;
 mod rig;
 mod threads;
 mod trouble;

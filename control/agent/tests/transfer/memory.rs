@@ -69,7 +69,7 @@ fn what_is_not_accessible_is_not_there_and_what_is_read_only_is_not_written() {
     b.register(Arc::clone(&hidden), &RegisterOptions { remote_accessible: false, ..RegisterOptions::default() })
         .unwrap();
     b.register(Arc::clone(&fixed), &RegisterOptions { writable: false, ..RegisterOptions::default() }).unwrap();
-    let peer = a.engine.open_segment(&b.name()).unwrap();
+    let peer = a.engine.open_segment(b.name()).unwrap();
     let info = a.engine.segment_info(peer).unwrap();
     assert_eq!(info.buffers.iter().map(|buffer| buffer.address).collect::<Vec<_>>(), [fixed.address()]);
     let request = a.request(Opcode::Read, 0, (peer, hidden.address()), 100);

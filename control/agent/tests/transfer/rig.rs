@@ -4,7 +4,6 @@ use core::future::Future;
 use core::pin::pin;
 use core::task::{Context, Poll, Waker};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 use std::thread::Thread;
 use std::time::Duration;
@@ -27,9 +26,6 @@ impl Way {
     pub(crate) const BOTH: [Self; 2] = [Self::Tcp, Self::Shm];
 
     pub(crate) fn config(self) -> TransferEngineConfig {
-        static ENGINES: AtomicUsize = AtomicUsize::new(0);
-        let number = ENGINES.fetch_add(1, Ordering::Relaxed);
-        let _ = number;
         let directory = std::env::temp_dir().join(format!("kvplane-transfer-{}", std::process::id()));
         TransferEngineConfig {
             shared_memory: self == Self::Shm,
@@ -105,7 +101,7 @@ impl Side {
 /// Who asks, who is asked, and the handle of the latter.
 pub(crate) fn pair(way: Way, bytes: usize) -> (Side, Side, SegmentHandle) {
     let (a, b) = (Side::new(way.config(), bytes), Side::new(way.config(), bytes));
-    let handle = a.engine.open_segment(&b.engine.name()).unwrap();
+    let handle = a.engine.open_segment(b.engine.name()).unwrap();
     (a, b, handle)
 }
 

@@ -9,7 +9,7 @@ use crate::rig::{Side, Way, block_on, check, fill, pair};
 const BLOCK: usize = 3000;
 
 fn hammer(a: &Side, b: &Side, threads: usize, rounds: usize) {
-    let peer = a.engine.open_segment(&b.engine.name()).unwrap();
+    let peer = a.engine.open_segment(b.engine.name()).unwrap();
     let barrier = Barrier::new(threads);
     std::thread::scope(|scope| {
         for thread in 0..threads {
