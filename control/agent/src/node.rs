@@ -239,6 +239,7 @@ fn start_shards(
             core: seat.core,
             pacing,
             listen: Listen {
+                mooncake: None,
                 tcp: SocketAddr::new(config.listen, port),
                 shm: Some(directory.path().join(format!("{cluster}.{node}.{shard}.shm"))),
             },

@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_proto::client::{Client, Config, PeerAddress, PeerId, Request, SubmitError, TaskResult};
+use kvplane_proto::client::{Client, Config, PeerAddress, PeerId, Request, SubmitError, SubmitOptions, TaskResult};
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::{BatchId, Epoch, SegmentId};
 use kvplane_sys::{Doorbell, Region, cpu};
@@ -96,12 +96,17 @@ impl Initiator {
         self.client().submit(requests, deadline_ns, now_ns)
     }
 
-    /// Starts a batch that is to be complete at this time of [`cpu::monotonic_ns`].
+    /// Starts a batch with more to say about it; times are those of [`cpu::monotonic_ns`].
     ///
     /// # Errors
     /// When a request is malformed; then nothing was done.
-    pub fn submit_by(&mut self, requests: &[Request], deadline_ns: u64) -> Result<BatchId, SubmitError> {
-        self.client().submit(requests, deadline_ns, cpu::monotonic_ns())
+    pub fn submit_with(&mut self, requests: &[Request], options: &SubmitOptions) -> Result<BatchId, SubmitError> {
+        self.client().submit_with(requests, options, cpu::monotonic_ns())
+    }
+
+    /// What the client knows of its peers and rails.
+    pub const fn books(&mut self) -> &Client {
+        self.client()
     }
 
     /// A task that has ended since the last call: see [`Client::poll_finished`].

@@ -19,6 +19,7 @@ use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters};
 use kvplane_store::{Store, StoreConfig, StoreStats};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
 use kvplane_transport::FaultCounters;
+use kvplane_transport::mooncake::ServerCounters;
 
 use crate::host::{Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
@@ -42,6 +43,8 @@ pub struct Listen {
     pub tcp: SocketAddr,
     /// Path of its Unix socket.
     pub shm: Option<PathBuf>,
+    /// Data port for stock Mooncake engines, which bring no authentication; port 0 picks one.
+    pub mooncake: Option<SocketAddr>,
 }
 
 /// Settings of a shard.
@@ -103,6 +106,8 @@ pub struct ShardSnapshot {
     pub service: ServiceCounters,
     /// Its rounds.
     pub host: HostCounters,
+    /// What stock Mooncake engines asked of it.
+    pub mooncake: ServerCounters,
     /// Faults that it made by plan.
     pub faults: FaultCounters,
     /// Connections open.
@@ -126,6 +131,7 @@ pub struct ShardHandle {
     doorbell: Doorbell,
     thread: Mutex<Option<JoinHandle<io::Result<()>>>>,
     address: SocketAddr,
+    mooncake: Option<SocketAddr>,
     shm: Mutex<Option<PathBuf>>,
     page_kind: Option<PageKind>,
 }
@@ -135,6 +141,7 @@ pub struct Shard;
 
 struct Started {
     address: SocketAddr,
+    mooncake: Option<SocketAddr>,
     page_kind: Option<PageKind>,
 }
 
@@ -154,11 +161,12 @@ impl Shard {
             .spawn(move || run(config, consumer, bell, &started))
             .map_err(|error| ShardError::Start(error.to_string()))?;
         match wait.recv() {
-            Ok(Ok(Started { address, page_kind })) => Ok(ShardHandle {
+            Ok(Ok(Started { address, mooncake, page_kind })) => Ok(ShardHandle {
                 mailbox: Mutex::new(Some(producer)),
                 doorbell,
                 thread: Mutex::new(Some(thread)),
                 address,
+                mooncake,
                 shm: Mutex::new(shm),
                 page_kind,
             }),
@@ -173,6 +181,12 @@ impl ShardHandle {
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where it listens for stock Mooncake engines.
+    #[must_use]
+    pub const fn mooncake(&self) -> Option<SocketAddr> {
+        self.mooncake
     }
 
     /// Its Unix socket.
@@ -361,8 +375,17 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, Started), St
     let service = Service::new(config.identity, store);
     let mut host = Host::new(&config.host, Some(service), None, pool).map_err(|error| error.to_string())?;
     host.listen(tcp, shm).map_err(|error| error.to_string())?;
+    let stock = config.listen.mooncake.map(|address| when_free(|| net::tcp_listener(address, 1024))).transpose();
+    let mooncake = match stock.map_err(|error| error.to_string())? {
+        Some(listener) => {
+            let address = listener.local_addr().map_err(|error| error.to_string())?;
+            host.listen_mooncake(listener).map_err(|error| error.to_string())?;
+            Some(address)
+        }
+        None => None,
+    };
     host.watch_mailbox(doorbell).map_err(|error| error.to_string())?;
-    Ok((host, Started { address, page_kind }))
+    Ok((host, Started { address, mooncake, page_kind }))
 }
 
 /// What `listen` gives, tried again for a while as long as the address is in use.
@@ -427,11 +450,13 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<(SegmentId, u64, Sy
         Command::Snapshot { answer } => {
             let counters = *host.counters();
             let (faults, connections) = (host.faults(), host.connections() as u64);
+            let mooncake = *host.stock_served();
             let Some(service) = host.service() else { return };
             let snapshot = ShardSnapshot {
                 store: service.store().map(Store::stats),
                 service: *service.counters(),
                 host: counters,
+                mooncake,
                 faults,
                 connections,
                 cpu_ns: cpu::thread_cpu_ns(),
@@ -453,8 +478,6 @@ fn see_off(host: &mut Host, leaving: &mut Vec<(SegmentId, u64, SyncSender<()>)>,
     }
     for (segment, at_ns, _) in leaving.iter_mut().filter(|entry| entry.1 <= now_ns) {
         *at_ns = u64::MAX;
-        if let Some(service) = host.service() {
-            service.evict_users(*segment);
-        }
+        host.evict_users(*segment);
     }
 }

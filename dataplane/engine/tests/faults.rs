@@ -74,7 +74,7 @@ fn start_shard(fault: FaultPlan) -> ShardHandle {
         identity,
         core: None,
         pacing: Pacing::Park,
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None },
+        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: None },
         pool: Some(plain("pool", 16 << 20)),
         store: None,
         first_version: Version(1),

@@ -5,9 +5,11 @@
 //!
 //! * [`tcp`]: frames over TCP, several connections to a peer.
 //! * [`fault`]: the same, with faults by a seeded plan.
+//! * [`mooncake`]: the protocol of stock Mooncake engines, both sides.
 //! * [`shm`]: the same host: frames over rings in shared memory, payloads copied by whoever wants them.
 
 pub mod fault;
+pub mod mooncake;
 pub mod shm;
 pub mod tcp;
 pub mod token;

@@ -47,6 +47,12 @@ sources! {
     ShmSocket = 5,
     /// The doorbell of a shared-memory connection.
     ShmDoorbell = 6,
+    /// The listener for stock Mooncake engines.
+    MooncakeListener = 16,
+    /// A connection of a stock engine.
+    MooncakeServed = 17,
+    /// A connection to a stock engine.
+    MooncakeLane = 18,
 }
 
 const INDEX_BITS: u32 = 24;

@@ -25,6 +25,10 @@ pub struct TransferEngineConfig {
     pub listen: SocketAddr,
     /// Data port of our own protocol; 0 takes a free one.
     pub data_port: u16,
+    /// Whether stock Mooncake engines are served too.
+    pub stock_peers: bool,
+    /// Data port for those; 0 takes a free one.
+    pub stock_data_port: u16,
     /// Whether [`Self::listen`] may be another address than a loopback one. Whoever reaches the ports may read and write
     /// all accessible memory: handshakes and data have no authentication.
     pub open_to_network: bool,
@@ -69,6 +73,8 @@ impl Default for TransferEngineConfig {
             cluster: "p2p".to_owned(),
             listen: ([127, 0, 0, 1], 0).into(),
             data_port: 0,
+            stock_peers: true,
+            stock_data_port: 0,
             open_to_network: false,
             announce: None,
             metadata: "P2PHANDSHAKE".to_owned(),

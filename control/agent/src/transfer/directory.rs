@@ -67,7 +67,12 @@ impl Directory {
     ///
     /// # Errors
     /// When the system refuses a thread, or the store of metadata does not take us.
-    pub(super) fn start(config: &TransferEngineConfig, listening: Listening, native: Native) -> Result<Self, Error> {
+    pub(super) fn start(
+        config: &TransferEngineConfig,
+        listening: Listening,
+        native: Native,
+        stock: Option<SocketAddr>,
+    ) -> Result<Self, Error> {
         let metadata = Metadata::parse(&config.metadata).map_err(|error| Error::Argument(error.to_string()))?;
         let address = SocketAddr::new(config.announced(), listening.address().port());
         let name = match (&metadata, &config.name) {
@@ -75,7 +80,8 @@ impl Directory {
             (_, Some(name)) => name.clone(),
         };
         // Without a port for stock engines they see the buffers and find no way to them.
-        let mut template = Descriptor::tcp(&name, &address.ip().to_string(), 0);
+        let stock_port = stock.map_or(0, |stock| stock.port());
+        let mut template = Descriptor::tcp(&name, &address.ip().to_string(), stock_port);
         template.native = Some(native);
         let environment = &config.environment;
         let published = Published::new(&template, environment.max_message_bytes, NoticeLimits::default())?;

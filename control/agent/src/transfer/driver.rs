@@ -11,6 +11,8 @@
 mod core;
 mod progress;
 
+pub(super) use self::core::Core;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -19,9 +21,8 @@ use std::time::{Duration, Instant};
 
 use kvplane_engine::{Doorbell, Initiator, Region, cpu};
 use kvplane_proto::Limits;
-use kvplane_proto::client::Request;
+use kvplane_proto::client::{Request, SubmitOptions};
 
-use self::core::Core;
 use super::batch::State;
 use crate::error::Error;
 
@@ -34,7 +35,7 @@ const SLEEP_LONGEST: Duration = Duration::from_millis(100);
 pub(super) struct Work {
     /// Their peers are numbers of [`super::segment::Remote::peer`].
     pub(super) requests: Vec<Request>,
-    pub(super) deadline_ns: u64,
+    pub(super) options: SubmitOptions,
 }
 
 enum Command {

@@ -34,7 +34,9 @@ mod config;
 mod courier;
 mod directory;
 mod driver;
+mod explain;
 mod memory;
+mod metrics;
 mod open;
 mod register;
 mod request;
@@ -55,7 +57,9 @@ use kvplane_store::service::Identity;
 
 pub use batch::{Batch, BatchStatus, Completed, TaskState, TaskStatus};
 pub use config::TransferEngineConfig;
+pub use explain::TransportChoice;
 pub use memory::RegisterOptions;
+pub use metrics::{Metrics, PathChange, RailSnapshot, SlowTransfer};
 pub use request::{Opcode, Range, Ranges, ScatterRequest, SubmitOptions, TransferRequest};
 pub use segment::{BufferInfo, SegmentHandle, SegmentInfo};
 pub use session::{Segment, Session, Transfer};
@@ -112,7 +116,11 @@ impl TransferEngine {
             },
             core: config.core,
             pacing: config.pacing,
-            listen: Listen { tcp: SocketAddr::new(config.listen.ip(), config.data_port), shm: None },
+            listen: Listen {
+                tcp: SocketAddr::new(config.listen.ip(), config.data_port),
+                shm: None,
+                mooncake: config.stock_peers.then(|| SocketAddr::new(config.listen.ip(), config.stock_data_port)),
+            },
             pool: None,
             store: None,
             first_version: Version(1),
@@ -133,7 +141,7 @@ impl TransferEngine {
             regions: Vec::new(),
             other: serde_json::Map::new(),
         };
-        let directory = Arc::new(Directory::start(&config, listening, native)?);
+        let directory = Arc::new(Directory::start(&config, listening, native, shard.mooncake())?);
         let courier = Arc::new(Courier::new(Arc::clone(&directory)));
         let mut engine = Self {
             config,
@@ -201,6 +209,10 @@ impl TransferEngine {
             static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
         }
         &self.drivers[NUMBER.with(|&number| number) % self.drivers.len()]
+    }
+
+    fn submitted(&self) -> u64 {
+        self.batches.load(Ordering::Relaxed)
     }
 
     fn next_batch(&self) -> u64 {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvplane_engine::cpu;
 use kvplane_mooncake::Notice;
 use kvplane_proto::Status;
-use kvplane_proto::client::{PeerId, PeerKind, Request};
+use kvplane_proto::client::{Intent, PeerId, PeerKind, Request, SubmitOptions};
 
 use super::TransferEngine;
 use super::batch::{Batch, Parts, State};
@@ -146,7 +146,7 @@ impl TransferEngine {
     fn describe(&self, name: &str, timeout: Duration) -> Result<Remote, Error> {
         let descriptor = self.directory.find(name)?;
         let address = self.directory.address_of(&descriptor)?;
-        let peer = self.segments.write().peer(&address);
+        let peer = self.segments.write().peer(&address, name);
         if address.kind != PeerKind::Native {
             return Ok(Remote::foreign(name, peer, address, &descriptor.buffers));
         }
@@ -157,7 +157,8 @@ impl TransferEngine {
             Parts { tasks: 1, slices: 1, remotes: vec![Arc::new(asked)], wants_description: true, ..Parts::default() };
         let state = Arc::new(State::new(self.next_batch(), parts));
         let deadline_ns = cpu::monotonic_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
-        driver.submit(&state, Work { requests: vec![Request::OpenSegment(PeerId(peer))], deadline_ns });
+        let options = SubmitOptions { intent: Intent::ForegroundGet, ..SubmitOptions::until(deadline_ns) };
+        driver.submit(&state, Work { requests: vec![Request::OpenSegment(PeerId(peer))], options });
         let batch = Batch::new(state, Arc::clone(driver));
         batch.wait();
         let status = batch.task_status(0).outcome.unwrap_or(Status::Cancelled);

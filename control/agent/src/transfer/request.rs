@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use kvplane_mooncake::Notice;
+use kvplane_proto::client::{self, Intent};
+use kvplane_proto::sched::Priority;
 
 use super::segment::SegmentHandle;
 use crate::error::Error;
@@ -109,10 +111,21 @@ impl ScatterRequest<'_> {
 }
 
 /// How to treat a batch.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct SubmitOptions {
     /// How long it may take; `None` takes the engine's.
     pub deadline: Option<Duration>,
+    /// When it should be done, from now on. Batches with such a time go before others of their class and tenant, the
+    /// earliest first. Nothing ends when it passes.
+    pub due: Option<Duration>,
+    /// Its class; `None` takes the intent's.
+    pub priority: Option<Priority>,
+    /// What it is for.
+    pub intent: Intent,
+    /// For whom: tenants share a class by weight.
+    pub tenant: u32,
+    /// The tenant's share, relative to others'; at least 1.
+    pub weight: u16,
     /// Whether a thread of the engine moves it on from the start. Without, whoever waits for the batch does, and the
     /// engine's thread only when nobody has for about a millisecond. Asking for [`super::Batch::completion_fd`] or
     /// awaiting [`super::Batch::completed`] has the same effect.
@@ -120,6 +133,36 @@ pub struct SubmitOptions {
     /// What the owner of the first request's segment is told when all went well: soon after the batch is done, by a
     /// thread of the engine. Nothing is sent when any request failed.
     pub notice: Option<Notice>,
+}
+
+impl Default for SubmitOptions {
+    fn default() -> Self {
+        Self {
+            deadline: None,
+            due: None,
+            priority: None,
+            intent: Intent::Unspecified,
+            tenant: 0,
+            weight: 1,
+            background: false,
+            notice: None,
+        }
+    }
+}
+
+impl SubmitOptions {
+    /// What the initiator is told.
+    pub(super) fn of_client(&self, start_ns: u64, deadline_ns: u64) -> client::SubmitOptions {
+        let due_ns = self.due.map(|due| start_ns.saturating_add(u64::try_from(due.as_nanos()).unwrap_or(u64::MAX)));
+        client::SubmitOptions {
+            due_ns,
+            priority: self.priority,
+            intent: self.intent,
+            tenant: self.tenant,
+            weight: self.weight.max(1),
+            ..client::SubmitOptions::until(deadline_ns)
+        }
+    }
 }
 
 /// Refuses reads whose memory overlaps: the outcome would depend on the network.

@@ -143,6 +143,8 @@ pub(super) struct Table {
     last: u32,
     /// Numbers of peers in the initiators' tables.
     peers: HashMap<PeerAddress, u32>,
+    /// The names under which they were last opened.
+    peer_names: Vec<String>,
 }
 
 impl Table {
@@ -156,9 +158,17 @@ impl Table {
     }
 
     /// The number of the peer at this address.
-    pub(super) fn peer(&mut self, address: &PeerAddress) -> u32 {
+    pub(super) fn peer(&mut self, address: &PeerAddress, name: &str) -> u32 {
         let next = self.peers.len() as u32;
-        *self.peers.entry(address.clone()).or_insert(next)
+        let peer = *self.peers.entry(address.clone()).or_insert(next);
+        self.peer_names.resize(self.peers.len(), String::new());
+        name.clone_into(&mut self.peer_names[peer as usize]);
+        peer
+    }
+
+    /// The names of peers by their numbers.
+    pub(super) fn peer_names(&self) -> Vec<String> {
+        self.peer_names.clone()
     }
 
     /// One more user of a segment that is open.

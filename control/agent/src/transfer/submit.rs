@@ -94,7 +94,7 @@ impl TransferEngine {
         let deadline_ns = start_ns.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         let mut refreshed = Vec::new();
         loop {
-            match self.try_submit(requests, owners, tasks, (options, deadline_ns), &refreshed) {
+            match self.try_submit(requests, owners, tasks, (options, start_ns, deadline_ns), &refreshed) {
                 Ok(batch) => return Ok(batch),
                 Err(Obstacle::Error(error)) => return Err(error),
                 Err(Obstacle::Refresh(handle)) => {
@@ -110,7 +110,7 @@ impl TransferEngine {
         requests: &[TransferRequest],
         owners: Option<&[u32]>,
         tasks: usize,
-        (options, deadline_ns): (&SubmitOptions, u64),
+        (options, start_ns, deadline_ns): (&SubmitOptions, u64, u64),
         refreshed: &[SegmentHandle],
     ) -> Result<Batch, Obstacle> {
         let driver = self.driver();
@@ -136,7 +136,7 @@ impl TransferEngine {
                 driver.admit(plan.parts.slices)?;
             }
             let state = Arc::new(State::new(self.next_batch(), plan.parts));
-            (state, Work { requests: plan.requests, deadline_ns }, plan.copies)
+            (state, Work { requests: plan.requests, options: options.of_client(start_ns, deadline_ns) }, plan.copies)
         };
         state.end_empty();
         for (number, copy) in copies.iter().enumerate() {

@@ -5,7 +5,7 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};
 use kvplane_sys::IoBuf;
-use kvplane_transport::{ConnectionId, Gone, Input, Target};
+use kvplane_transport::{Gone, Input, Target};
 
 use super::roles::{Lent, Link, Role};
 use super::{FRAMES_PER_ROUND, Host};
@@ -75,6 +75,7 @@ impl Host {
         match link {
             Link::Tcp(id) => self.tcp.close(id, why),
             Link::Shm(id) => self.shm.close(&self.poller, id, why),
+            Link::Mooncake(id) => self.stock_lanes.close(&self.poller, id, why),
         }
     }
 
@@ -91,7 +92,7 @@ impl Host {
                 }
                 let mut scratch = core::mem::take(&mut self.scratch);
                 let input = self.tcp.input(id, &mut scratch, now_ns);
-                let more = self.take_tcp_input(id, &input, &scratch, now_ns);
+                let more = self.take_input(Link::Tcp(id), &input, &scratch, now_ns);
                 self.scratch = scratch;
                 if !more {
                     break;
@@ -108,14 +109,18 @@ impl Host {
         progress
     }
 
-    fn take_tcp_input(&mut self, id: ConnectionId, input: &Input, body: &[u8], now_ns: u64) -> bool {
-        let link = Link::Tcp(id);
+    /// One step of a connection whose payloads follow its frames; false when there was none.
+    pub(super) fn take_input(&mut self, link: Link, input: &Input, body: &[u8], now_ns: u64) -> bool {
         match input {
             Input::Wait => return false,
             Input::Frame(header) => {
                 let target = self.take_frame(link, header, body, now_ns);
                 if header.payload_bytes > 0 {
-                    self.tcp.receive_payload(id, target);
+                    match link {
+                        Link::Tcp(id) => self.tcp.receive_payload(id, target),
+                        Link::Mooncake(id) => self.stock_lanes.receive_payload(id, target),
+                        Link::Shm(_) => unreachable!("no payloads follow over shared memory"),
+                    }
                 }
             }
             Input::Payload(checksum) => match self.roles.get(link) {

@@ -15,6 +15,7 @@ mod copies;
 mod inbound;
 mod outbound;
 mod roles;
+mod stock;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -27,6 +28,7 @@ use kvplane_proto::client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
+use kvplane_transport::mooncake::{LaneCounters, Lanes, Server, ServerCounters, ServerOptions};
 use kvplane_transport::{ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token};
 use roles::{Lent, Link, Roles, Uploads};
 
@@ -50,11 +52,13 @@ pub struct HostConfig {
     pub verify_shared: bool,
     /// Faults to make on TCP connections, for drills and tests.
     pub fault: Option<FaultPlan>,
+    /// Limits of what stock Mooncake engines may ask.
+    pub mooncake: ServerOptions,
 }
 
 impl Default for HostConfig {
     fn default() -> Self {
-        Self { verify_shared: true, fault: None }
+        Self { verify_shared: true, fault: None, mooncake: ServerOptions::default() }
     }
 }
 
@@ -76,6 +80,10 @@ pub struct Host {
     poller: Poller,
     tcp: Fault,
     shm: Shm,
+    /// To stock engines.
+    stock_lanes: Lanes,
+    /// From stock engines.
+    stock_server: Server,
     service: Option<Service>,
     client: Option<Client>,
     verify_shared: bool,
@@ -121,6 +129,8 @@ impl Host {
             poller: Poller::new()?,
             tcp: Fault::new(config.fault.as_ref()),
             shm: Shm::new(pool.clone()),
+            stock_lanes: Lanes::new(),
+            stock_server: Server::new(config.mooncake),
             service,
             client,
             verify_shared: config.verify_shared,
@@ -168,6 +178,14 @@ impl Host {
         self.shm.listen(&self.poller, listener)
     }
 
+    /// Serves registered memory to stock Mooncake engines that connect here, without any authentication.
+    ///
+    /// # Errors
+    /// When the kernel does not let it be watched.
+    pub fn listen_mooncake(&mut self, listener: TcpListener) -> io::Result<()> {
+        self.stock_server.listen(&self.poller, listener)
+    }
+
     /// Wakes the host when this doorbell rings.
     ///
     /// # Errors
@@ -203,10 +221,13 @@ impl Host {
         let mut progress = self.take_events(now_ns);
         progress |= self.take_tcp(now_ns);
         progress |= self.take_shm(now_ns);
+        progress |= self.take_stock_lanes(now_ns);
+        progress |= self.serve_stock(now_ns);
         self.run_timers(now_ns);
         progress |= self.drain_outputs(now_ns);
         self.tcp.flush(&self.poller);
         self.shm.flush(&self.poller);
+        progress |= self.stock_lanes.flush(&self.poller, now_ns);
         let moved_bytes = self.tcp.take_moved_bytes();
         progress |= moved_bytes > 0;
         self.long_round = moved_bytes >= LONG_ROUND_BYTES;
@@ -241,6 +262,8 @@ impl Host {
             Source::ShmListener | Source::ShmSocket | Source::ShmDoorbell => {
                 self.shm.ready(&self.poller, token, readiness);
             }
+            Source::MooncakeListener | Source::MooncakeServed => self.stock_server.ready(token),
+            Source::MooncakeLane => self.stock_lanes.ready(token, readiness.readable, readiness.writable),
         }
     }
 
@@ -260,7 +283,7 @@ impl Host {
             let region = self.segment(segment).filter(|_| live).cloned();
             self.shm.offer_segment(&self.poller, id, region.as_ref());
         }
-        progress
+        progress | self.take_stock_events(now_ns)
     }
 
     fn event(&mut self, event: Event, link: fn(ConnectionId) -> Link, now_ns: u64) {
@@ -297,7 +320,7 @@ impl Host {
     /// # Errors
     /// When the poller fails.
     pub fn park(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
-        if self.shm.is_overflowing() {
+        if self.shm.is_overflowing() || self.stock_lanes.has_work() || self.stock_server.has_work() {
             cpu::pause();
             return Ok(());
         }
@@ -322,7 +345,8 @@ impl Host {
     fn until_timer(&self) -> Duration {
         let service = self.service.as_ref().and_then(Service::poll_timeout);
         let client = self.client.as_ref().and_then(Client::poll_timeout);
-        match [service, client, self.tcp.poll_timeout()].into_iter().flatten().min() {
+        let stock = [self.stock_lanes.poll_timeout(), self.stock_server.poll_timeout()];
+        match [service, client, self.tcp.poll_timeout()].into_iter().chain(stock).flatten().min() {
             Some(at_ns) => Duration::from_nanos(at_ns.saturating_sub(cpu::monotonic_ns())),
             None => PARK_LONGEST,
         }
@@ -419,10 +443,22 @@ impl Host {
         self.tcp.counters()
     }
 
-    /// Connections open, by either driver.
+    /// What stock engines asked for.
+    #[must_use]
+    pub const fn stock_served(&self) -> &ServerCounters {
+        self.stock_server.counters()
+    }
+
+    /// What stock engines were asked for.
+    #[must_use]
+    pub const fn stock_asked(&self) -> &LaneCounters {
+        self.stock_lanes.counters()
+    }
+
+    /// Connections open, by any driver.
     #[must_use]
     pub const fn connections(&self) -> usize {
-        self.tcp.open() + self.shm.open()
+        self.tcp.open() + self.shm.open() + self.stock_lanes.open() + self.stock_server.open()
     }
 }
 

@@ -3,8 +3,9 @@
 use std::io;
 
 use kvplane_proto::Status;
-use kvplane_proto::client::{LaneId, Output as ClientOutput, Path, PeerAddress};
+use kvplane_proto::client::{LaneId, Output as ClientOutput, Path, PeerAddress, PeerKind};
 use kvplane_store::service::{CloseReason, Output as ServiceOutput, PeerKey};
+use kvplane_transport::mooncake::wire::Dialect;
 use kvplane_transport::{Gone, Outgoing};
 
 use super::Host;
@@ -41,6 +42,7 @@ impl Host {
                 match Link::of_peer(peer) {
                     Link::Tcp(id) => self.tcp.send(id, &header, service.body(body), payload),
                     Link::Shm(id) => self.shm.send(id, &header, service.body(body)),
+                    Link::Mooncake(_) => unreachable!("the service answers no stock engine"),
                 };
             }
             ServiceOutput::Close { peer, reason } => {
@@ -69,6 +71,7 @@ impl Host {
                 self.shm.flush(&self.poller);
                 self.shm.close(&self.poller, id, Gone::Closed);
             }
+            Link::Mooncake(_) => unreachable!("the service answers no stock engine"),
         }
     }
 
@@ -86,6 +89,7 @@ impl Host {
                 match link {
                     Link::Tcp(id) => self.tcp.send(id, &header, client.body(body), payload),
                     Link::Shm(id) => self.shm.send(id, &header, client.body(body)),
+                    Link::Mooncake(id) => self.stock_lanes.send(id, &header, client.body(body), payload),
                 };
             }
             ClientOutput::CopyOut { lane, slice, offset, local, checksum } => {
@@ -116,16 +120,23 @@ impl Host {
     fn connect(&mut self, lane: LaneId, address: &PeerAddress, path: Path, now_ns: u64) {
         let link = match path {
             Path::Stream => self.tcp.connect(&self.poller, address.tcp).map(Link::Tcp),
+            Path::Shared => self.shm.connect(&self.poller, address.shm.as_deref().unwrap_or_default()).map(Link::Shm),
+            Path::Mooncake => {
+                let dialect = match address.kind {
+                    PeerKind::Mooncake { version: 0 | 1 } => Dialect::V1,
+                    _ => Dialect::V2,
+                };
+                self.stock_lanes.connect(&self.poller, address.tcp, dialect, now_ns).map(Link::Mooncake)
+            }
             Path::Local => {
                 if let Some(client) = &mut self.client {
                     client.connected(lane, now_ns);
                 }
                 return;
             }
-            Path::Mooncake | Path::File => {
+            Path::File => {
                 Err(io::Error::new(io::ErrorKind::Unsupported, format!("this host has no driver for {}", path.name())))
             }
-            Path::Shared => self.shm.connect(&self.poller, address.shm.as_deref().unwrap_or_default()).map(Link::Shm),
         };
         match link {
             Ok(link) => {

@@ -10,24 +10,38 @@ use kvplane_transport::ConnectionId;
 pub(super) enum Link {
     Tcp(ConnectionId),
     Shm(ConnectionId),
+    /// To a stock engine; ours are the only requests on it.
+    Mooncake(ConnectionId),
 }
 
 impl Link {
     const fn id(self) -> ConnectionId {
         match self {
-            Self::Tcp(id) | Self::Shm(id) => id,
+            Self::Tcp(id) | Self::Shm(id) | Self::Mooncake(id) => id,
+        }
+    }
+
+    const fn driver(self) -> usize {
+        match self {
+            Self::Tcp(_) => 0,
+            Self::Shm(_) => 1,
+            Self::Mooncake(_) => 2,
         }
     }
 
     pub(super) const fn path(self) -> Path {
         match self {
-            Self::Tcp(_) => Path::Stream,
+            Self::Tcp(_) | Self::Mooncake(_) => Path::Stream,
             Self::Shm(_) => Path::Shared,
         }
     }
 
     /// The service's name for the peer: even for TCP, odd for shared memory.
+    ///
+    /// # Panics
+    /// For a lane to a stock engine, which asks the service nothing.
     pub(super) const fn peer(self) -> PeerKey {
+        assert!(!matches!(self, Self::Mooncake(_)), "a stock engine is no peer of the service");
         let id = self.id();
         let odd = matches!(self, Self::Shm(_)) as u32;
         PeerKey { index: id.index * 2 + odd, generation: id.generation }
@@ -52,24 +66,25 @@ pub(super) enum Role {
     Lane(LaneId, Option<SliceId>),
 }
 
-/// The roles of all connections, by position.
+/// The roles of all connections, by driver and position.
 #[derive(Default)]
 pub(super) struct Roles {
-    entries: Vec<(u32, Role)>,
+    entries: [Vec<(u32, Role)>; 3],
 }
 
 impl Roles {
     pub(super) fn set(&mut self, link: Link, role: Role) {
-        let PeerKey { index, generation } = link.peer();
-        if self.entries.len() <= index as usize {
-            self.entries.resize(index as usize + 1, (0, Role::None));
+        let ConnectionId { index, generation } = link.id();
+        let entries = &mut self.entries[link.driver()];
+        if entries.len() <= index as usize {
+            entries.resize(index as usize + 1, (0, Role::None));
         }
-        self.entries[index as usize] = (generation, role);
+        entries[index as usize] = (generation, role);
     }
 
     pub(super) fn get(&self, link: Link) -> Role {
-        let PeerKey { index, generation } = link.peer();
-        match self.entries.get(index as usize) {
+        let ConnectionId { index, generation } = link.id();
+        match self.entries[link.driver()].get(index as usize) {
             Some(&(held, role)) if held == generation => role,
             _ => Role::None,
         }

@@ -3,7 +3,7 @@
 //! A region that is being unregistered takes no new requests, and its memory is given back only when those under way
 //! have ended: until then a peer's bytes may still be on their way into it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
 use kvplane_proto::ids::SegmentId;
@@ -23,6 +23,9 @@ struct Entry {
 
 pub(super) struct SegmentTable {
     entries: Vec<Option<Entry>>,
+    /// Positions by address: registered ranges do not overlap, so the last that starts at or before an address is the
+    /// only one that may hold it.
+    by_address: BTreeMap<u64, u32>,
     generation: u32,
     /// Answers that are leaving from a segment: to whom, from which.
     reads: Vec<Option<(PeerKey, SegmentId)>>,
@@ -33,7 +36,13 @@ impl SegmentTable {
     /// Generations go on from `life`, which differs between the lives of a process: an id that was told in a former one
     /// names nothing.
     pub(super) const fn new(life: u32) -> Self {
-        Self { entries: Vec::new(), generation: life, reads: Vec::new(), free_reads: Vec::new() }
+        Self {
+            entries: Vec::new(),
+            by_address: BTreeMap::new(),
+            generation: life,
+            reads: Vec::new(),
+            free_reads: Vec::new(),
+        }
     }
 
     fn live(&self) -> impl Iterator<Item = (usize, &Entry)> {
@@ -60,6 +69,7 @@ impl SegmentTable {
         };
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
+        self.by_address.insert(info.address, index as u32);
         self.entries[index] = Some(Entry { info, generation, users: 0, leaving: false });
         Ok(SegmentId { index: index as u32, generation })
     }
@@ -72,6 +82,30 @@ impl SegmentTable {
     fn get(&mut self, id: SegmentId) -> Option<&mut Entry> {
         let entry = self.entries.get_mut(id.index as usize)?.as_mut()?;
         (entry.generation == id.generation).then_some(entry)
+    }
+
+    fn forget(&mut self, index: u32) {
+        if let Some(entry) = self.entries[index as usize].take() {
+            self.by_address.remove(&entry.info.address);
+        }
+    }
+
+    /// Checks a range of addresses and counts a user of it.
+    fn acquire_by_address(&mut self, address: u64, bytes: u64, write: bool) -> Result<(SegmentId, Place), Status> {
+        let (_, &index) = self.by_address.range(..=address).next_back().ok_or(Status::OutOfRange)?;
+        let entry = self.entries[index as usize].as_mut().expect("an address of a registered range");
+        // Not below 0: the range starts at or before the address. No sum of two numbers that came from outside.
+        let offset = address - entry.info.address;
+        let inside = offset < entry.info.bytes && (1..=entry.info.bytes - offset).contains(&bytes);
+        if !inside || entry.leaving {
+            return Err(Status::OutOfRange);
+        }
+        if !entry.info.remote_accessible || (write && !entry.info.writable) {
+            return Err(Status::Unauthorized);
+        }
+        entry.users += 1;
+        let id = SegmentId { index, generation: entry.generation };
+        Ok((id, Place { memory: Memory::Segment(id), offset, bytes }))
     }
 
     /// Checks a range and counts a user of it.
@@ -112,7 +146,7 @@ impl SegmentTable {
         let entry = self.get(id).expect("a segment in use stays registered");
         entry.users -= 1;
         if entry.users == 0 && entry.leaving {
-            self.entries[id.index as usize] = None;
+            self.forget(id.index);
             outputs.push_back(Output::Unregistered { segment: id });
         }
     }
@@ -153,13 +187,37 @@ impl Service {
         self.segment_info(segment).is_some_and(|info| info.remote_accessible)
     }
 
+    /// Checks a range that a peer of a foreign protocol named by address, and holds it until
+    /// [`Self::release_by_address`]: unregistering waits for that as for any other use.
+    ///
+    /// The range must lie within one registered region. One that spans two adjacent regions is refused: each is
+    /// registered, unregistered and protected by itself, and the foreign engine checks against one at a time too.
+    ///
+    /// # Errors
+    /// `OutOfRange` for a range that is empty, not registered or about to be unregistered; `Unauthorized` for one that
+    /// peers may not use, or may only read.
+    pub fn acquire_by_address(&mut self, address: u64, bytes: u64, write: bool) -> Result<(SegmentId, Place), Status> {
+        let acquired = self.segments.acquire_by_address(address, bytes, write)?;
+        let counter = if write { &mut self.counters.write_bytes } else { &mut self.counters.read_bytes };
+        *counter += bytes;
+        Ok(acquired)
+    }
+
+    /// Ends a use that [`Self::acquire_by_address`] began. All I/O on the range has ended.
+    ///
+    /// # Panics
+    /// When the segment is not in use.
+    pub fn release_by_address(&mut self, segment: SegmentId) {
+        self.segments.release(segment, &mut self.outputs);
+    }
+
     /// Takes memory from peers; [`Output::Unregistered`] says when nothing uses it any more. A stale id is answered at
     /// once.
     pub fn unregister(&mut self, segment: SegmentId) {
         match self.segments.get(segment) {
             Some(entry) if entry.users > 0 => entry.leaving = true,
             Some(_) => {
-                self.segments.entries[segment.index as usize] = None;
+                self.segments.forget(segment.index);
                 self.outputs.push_back(Output::Unregistered { segment });
             }
             None => self.outputs.push_back(Output::Unregistered { segment }),

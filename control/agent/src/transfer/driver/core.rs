@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvplane_engine::{Initiator, Region};
 use kvplane_proto::Status;
-use kvplane_proto::client::{PeerId, Request, SegmentTarget as Target};
+use kvplane_proto::client::{Client, PeerId, Request, SegmentTarget as Target};
 
 use super::{Driver, Work};
 use crate::transfer::batch::State;
@@ -49,7 +49,7 @@ impl Core {
             *peer = self.peers[peer.0 as usize].expect("the peers of a batch were just opened");
         }
         state.start();
-        match initiator.submit_by(&work.requests, work.deadline_ns) {
+        match initiator.submit_with(&work.requests, &work.options) {
             Ok(batch) => {
                 let index = batch.index as usize;
                 if self.batches.len() <= index {
@@ -125,6 +125,11 @@ impl Core {
             state.fail(Status::Unreachable);
             driver.done(&state, Some(&self.failure));
         }
+    }
+
+    /// The initiator's books, and the peers by its names; none when it failed.
+    pub(in crate::transfer) fn books(&mut self) -> Option<(&Client, &[Option<PeerId>])> {
+        Some((self.initiator.as_mut()?.books(), &self.peers))
     }
 
     pub(super) fn set_buffer(&mut self, index: u32, region: &Arc<Region>) {

@@ -301,3 +301,75 @@ fn a_read_does_not_end_twice() {
     rig.service.sent(holds[0]);
     rig.service.sent(holds[0]);
 }
+
+/// The ranges that a foreign engine's address check is tested with: inside, outside, over either end, empty, beyond
+/// the end of the address space, and over two regions that touch.
+#[test]
+fn addresses_are_checked_against_one_region_each() {
+    let mut rig = Rig::new();
+    let first = rig.service.register(segment_info(0x10000, BYTES)).unwrap();
+    let second = rig.service.register(segment_info(0x10000 + BYTES, BYTES)).unwrap();
+    let last = rig.service.register(segment_info(u64::MAX - BYTES + 1, BYTES)).unwrap();
+    let (start, end) = (0x10000, 0x10000 + 2 * BYTES);
+    for (segment, address, bytes, offset) in [
+        (first, start, 1, 0),
+        (first, start, BYTES, 0),
+        (first, start + BYTES - 1, 1, BYTES - 1),
+        (second, start + BYTES, BYTES, 0),
+        (second, end - 1, 1, BYTES - 1),
+        (last, u64::MAX, 1, BYTES - 1),
+        (last, u64::MAX - BYTES + 1, BYTES, 0),
+    ] {
+        let place = Place { memory: Memory::Segment(segment), offset, bytes };
+        for write in [false, true] {
+            let found = rig.service.acquire_by_address(address, bytes, write);
+            assert_eq!(found, Ok((segment, place)), "{bytes} at {address:#x}");
+            rig.service.release_by_address(segment);
+        }
+    }
+    for (address, bytes) in [
+        (start, 0),
+        (0, 0),
+        (0, 1),
+        (start - 1, 1),
+        (start - 1, 2),
+        (start - 1, BYTES),
+        (start, BYTES + 1),
+        (start + BYTES - 1, 2),
+        (start, 2 * BYTES),
+        (end - 1, 2),
+        (end, 1),
+        (start, u64::MAX),
+        (start + 1, u64::MAX - start),
+        (u64::MAX, 2),
+        (u64::MAX, u64::MAX),
+        (u64::MAX - BYTES + 1, BYTES + 1),
+    ] {
+        let found = rig.service.acquire_by_address(address, bytes, false);
+        assert_eq!(found, Err(Status::OutOfRange), "{bytes} at {address:#x}");
+    }
+    rig.assert_idle();
+}
+
+#[test]
+fn a_use_by_address_is_waited_for() {
+    let mut rig = Rig::new();
+    let read_only = SegmentInfo { writable: false, ..segment_info(0x10000, BYTES) };
+    let segment = rig.service.register(read_only).unwrap();
+    assert_eq!(rig.service.acquire_by_address(0x10000, 1, true), Err(Status::Unauthorized));
+    let own = SegmentInfo { remote_accessible: false, ..segment_info(0x20000, BYTES) };
+    rig.service.register(own).unwrap();
+    assert_eq!(rig.service.acquire_by_address(0x20000, 1, false), Err(Status::Unauthorized));
+    let (found, _) = rig.service.acquire_by_address(0x10000, 1, false).unwrap();
+    rig.service.unregister(segment);
+    assert_eq!(unregistered(&mut rig), []);
+    assert_eq!(rig.service.acquire_by_address(0x10000, 1, false), Err(Status::OutOfRange), "it is leaving");
+    rig.service.release_by_address(found);
+    assert_eq!(unregistered(&mut rig), [segment]);
+    // The range is free for another region, and its users are found there.
+    let next = rig.service.register(segment_info(0x10000 - 1, BYTES)).unwrap();
+    assert_ne!(next, segment);
+    let place = Place { memory: Memory::Segment(next), offset: 1, bytes: 1 };
+    assert_eq!(rig.service.acquire_by_address(0x10000, 1, true), Ok((next, place)));
+    rig.service.release_by_address(next);
+}

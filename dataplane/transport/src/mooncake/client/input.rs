@@ -1,0 +1,345 @@
+//! Answers arrive: statuses are judged, payloads go to their place, and what ends a connection is told apart.
+
+use kvplane_proto::Status;
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{Kind as FrameKind, Operation};
+use kvplane_sys::{Poller, Scatter};
+
+use super::connection::{Connection, Entry, Expect, Kind, Received, State, receive};
+use super::{CONNECT_NS, Lanes, token};
+use crate::mooncake::TURN_BYTES;
+use crate::mooncake::wire::{Dialect, STATUS_BYTES, Verdict, decode_status};
+use crate::types::{ConnectionId, Event, Gone, Input};
+
+/// How long the rest of a status may be under way before the peer is held for one that speaks version 1 and has sent
+/// the few bytes it was asked for.
+const STATUS_NS: u64 = 2_000_000_000;
+/// Bytes that are read at a time to be forgotten.
+const SKIP_BYTES: usize = 16 << 10;
+
+/// What became of one look at the socket.
+enum Step {
+    /// Look again.
+    On,
+    /// Nothing more at the moment.
+    Wait,
+    /// For the client.
+    Give(Input),
+    /// The answer's end: the oldest request is done.
+    Done,
+    /// The oldest request is refused, with this.
+    Refused(Status),
+    /// The peer speaks version 1.
+    Older,
+    /// The peer closed the connection: the errno, or 0.
+    Ended(i32),
+    /// The peer sent what nobody asked for.
+    Broken(&'static str),
+}
+
+impl Lanes {
+    /// The next input of a connection. A frame's body replaces `scratch`. After a frame with a payload, the host calls
+    /// [`Self::receive_payload`] before it asks again.
+    pub fn input(&mut self, poller: &Poller, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
+        let mut share = TURN_BYTES;
+        loop {
+            let now_ns = self.now_ns;
+            let Some(connection) = self.connections.get(id) else { return Input::Wait };
+            scratch.clear();
+            if let Some(header) = connection.replies.pop_front() {
+                return Input::Frame(header);
+            }
+            if connection.state != State::Open {
+                return Input::Wait;
+            }
+            if share == 0 {
+                self.ready_again(id);
+                return Input::Wait;
+            }
+            match connection.step(&mut share, now_ns) {
+                Step::On => {}
+                Step::Wait => {
+                    if let Some(at_ns) = connection.deadline_ns() {
+                        self.alarm(at_ns);
+                    }
+                    return Input::Wait;
+                }
+                Step::Give(input) => {
+                    if matches!(input, Input::Payload(_)) {
+                        // Its answer was given with the frame before.
+                        let _ = self.done(id);
+                    } else {
+                        self.verified(id);
+                    }
+                    return input;
+                }
+                Step::Done => {
+                    if let Some(header) = self.done(id) {
+                        return Input::Frame(header);
+                    }
+                }
+                Step::Refused(status) => {
+                    if let Some(header) = self.refused(poller, id, status) {
+                        return Input::Frame(header);
+                    }
+                }
+                Step::Older => {
+                    let address = connection.address;
+                    self.downgrade(poller, id, address);
+                }
+                Step::Ended(errno) => {
+                    if let Some(header) = self.ended(poller, id, errno) {
+                        return Input::Frame(header);
+                    }
+                }
+                Step::Broken(what) => {
+                    let text = format!("{}: {what}", connection.address);
+                    self.close(poller, id, Gone::Setup(text));
+                }
+            }
+        }
+    }
+
+    /// The peer has sent a status: it speaks version 2.
+    fn verified(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get(id) else { return };
+        if connection.dialect == Dialect::V2 && !connection.verified {
+            connection.verified = true;
+            let address = connection.address;
+            self.remember(address, Dialect::V2);
+            self.connections.mark_due(id);
+        }
+    }
+
+    /// The oldest request has all of its answer. The frame that says so, where one is due.
+    fn done(&mut self, id: ConnectionId) -> Option<Header> {
+        self.verified(id);
+        let connection = self.connections.get(id)?;
+        connection.expect = Expect::Answer;
+        let entry = connection.pop()?;
+        // Those behind it may go.
+        self.connections.mark_due(id);
+        let header = (entry.kind == Kind::Write).then(|| reply(&entry, Status::Ok));
+        self.give_back(&entry);
+        header
+    }
+
+    /// The oldest request is refused and its connection is at its end: the others go over a new one.
+    fn refused(&mut self, poller: &Poller, id: ConnectionId, status: Status) -> Option<Header> {
+        self.verified(id);
+        self.counters.rejected += 1;
+        let connection = self.connections.get(id)?;
+        let mut entry = connection.pop()?;
+        if entry.kind == Kind::Probe {
+            // It asked for the start of what the next one writes to.
+            entry = connection.pop()?;
+        }
+        let header = reply(&entry, status);
+        self.give_back(&entry);
+        self.reconnect(poller, id);
+        Some(header)
+    }
+
+    fn ended(&mut self, poller: &Poller, id: ConnectionId, errno: i32) -> Option<Header> {
+        let connection = self.connections.get(id)?;
+        let silent = connection.dialect == Dialect::V1
+            && connection.has_asked()
+            && matches!(connection.expect, Expect::Answer | Expect::Skip { .. });
+        let Some(entry) = connection.queue.front_mut().filter(|_| silent) else {
+            let why = if errno == 0 { Gone::Peer } else { Gone::Kernel(errno) };
+            self.close(poller, id, why);
+            return None;
+        };
+        entry.closed += 1;
+        if entry.closed > 1 {
+            return self.refused(poller, id, Status::OutOfRange);
+        }
+        self.reconnect(poller, id);
+        None
+    }
+
+    fn reconnect(&mut self, poller: &Poller, id: ConnectionId) {
+        self.counters.reconnects += 1;
+        let until_ns = self.now_ns.saturating_add(CONNECT_NS);
+        self.alarm(until_ns);
+        let Some(connection) = self.connections.get(id) else { return };
+        if let Err(error) = connection.restart(poller, token(id), until_ns) {
+            self.close(poller, id, Gone::Setup(error.to_string()));
+        }
+    }
+
+    fn give_back(&mut self, entry: &Entry) {
+        self.events.extend(entry.hold.map(Event::Sent));
+    }
+}
+
+fn reply(entry: &Entry, status: Status) -> Header {
+    Header::reply(FrameKind::Reply(entry.operation()), entry.request, status)
+}
+
+impl Connection {
+    /// When something must have happened.
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
+        match (self.state, &self.expect) {
+            (State::Connecting { until_ns, .. }, _) => Some(until_ns),
+            (State::Open, Expect::Status { since_ns, .. }) => Some(since_ns.saturating_add(STATUS_NS)),
+            (State::Open, _) => None,
+        }
+    }
+
+    /// One look at the socket.
+    fn step(&mut self, share: &mut usize, now_ns: u64) -> Step {
+        match self.expect {
+            Expect::Answer => self.answer_begins(now_ns),
+            Expect::Status { .. } => self.take_status(),
+            Expect::Decision { .. } => Step::Wait,
+            Expect::Payload { left_bytes: 0, .. } => Step::Give(Input::Payload(None)),
+            Expect::Skip { left_bytes: 0 } => Step::Done,
+            Expect::Payload { .. } => self.take_payload(share),
+            Expect::Skip { .. } => self.skip(share),
+        }
+    }
+
+    /// The first bytes of an answer, or the connection's end.
+    fn answer_begins(&mut self, now_ns: u64) -> Step {
+        let asked = self.has_asked();
+        match self.queue.front() {
+            Some(entry) if asked && self.dialect == Dialect::V1 => {
+                if entry.kind == Kind::Write {
+                    if self.has_asked_all() {
+                        self.expect = Expect::Skip { left_bytes: 1 };
+                        return Step::On;
+                    }
+                    return self.expect_nothing();
+                }
+                // Told only when its first byte is here: until then the peer may refuse.
+                match self.peek() {
+                    Received::Later => Step::Wait,
+                    Received::Ended(errno) => Step::Ended(errno),
+                    Received::Bytes(_) => self.announce(),
+                }
+            }
+            Some(_) if asked => {
+                self.expect = Expect::Status { bytes: [0; STATUS_BYTES], have: 0, since_ns: u64::MAX };
+                match self.take_status() {
+                    Step::Wait => {
+                        // Nothing of it is here: no time runs.
+                        if let Expect::Status { have: 0, .. } = self.expect {
+                            self.expect = Expect::Answer;
+                        } else if let Expect::Status { since_ns, .. } = &mut self.expect {
+                            *since_ns = now_ns;
+                        }
+                        Step::Wait
+                    }
+                    step => step,
+                }
+            }
+            _ => self.expect_nothing(),
+        }
+    }
+
+    /// Only the connection's end can arrive now.
+    fn expect_nothing(&self) -> Step {
+        match self.peek() {
+            Received::Later => Step::Wait,
+            Received::Ended(errno) => Step::Ended(errno),
+            Received::Bytes(_) => Step::Broken("bytes arrived that nobody asked for"),
+        }
+    }
+
+    fn peek(&self) -> Received {
+        let mut byte = [0];
+        match self.stream.peek(&mut byte) {
+            Ok(0) => Received::Ended(0),
+            Ok(bytes) => Received::Bytes(bytes),
+            Err(error) if super::super::is_later(&error) => Received::Later,
+            Err(error) => Received::Ended(error.raw_os_error().unwrap_or(0)),
+        }
+    }
+
+    fn take_status(&mut self) -> Step {
+        let Expect::Status { bytes, have, .. } = &mut self.expect else { return Step::On };
+        let mut scatter = Scatter::new();
+        scatter.push_bytes(&mut bytes[*have..]);
+        match receive(&self.stream, &mut scatter) {
+            Received::Later => return Step::Wait,
+            Received::Ended(errno) => return Step::Ended(errno),
+            Received::Bytes(received) => *have += received,
+        }
+        let (bytes, have) = (*bytes, *have);
+        if have < STATUS_BYTES {
+            // A short answer of version 1 is told at once where it does not begin like a status.
+            let short = self.queue.front().is_some_and(|entry| entry.bytes == have as u64);
+            let alike = bytes[0] <= 1 && bytes[1..4] == [0; 3];
+            return if short && !alike && !self.verified { Step::Older } else { Step::Wait };
+        }
+        match decode_status(bytes) {
+            Verdict::Done => self.announce_done(),
+            Verdict::Rejected => Step::Refused(Status::OutOfRange),
+            Verdict::Failed(_) => Step::Refused(Status::Unsupported),
+            Verdict::NotAStatus if self.verified => Step::Broken("neither a status nor an answer arrived"),
+            Verdict::NotAStatus => Step::Older,
+        }
+    }
+
+    /// A status says that the oldest request was carried out.
+    fn announce_done(&mut self) -> Step {
+        let all = self.has_asked_all();
+        match self.queue.front() {
+            Some(entry) if entry.kind == Kind::Write => {
+                // Taken as the answer, it would end a request whose memory is still being sent.
+                if all { Step::Done } else { Step::Broken("it answered before it was sent the payload") }
+            }
+            Some(entry) if entry.kind == Kind::Probe => {
+                self.expect = Expect::Skip { left_bytes: entry.bytes };
+                Step::On
+            }
+            _ => self.announce(),
+        }
+    }
+
+    /// The payload of the oldest request follows.
+    fn announce(&mut self) -> Step {
+        let Some(entry) = self.queue.front() else { return Step::Wait };
+        self.expect = Expect::Decision { bytes: entry.bytes };
+        let header = Header::reply(FrameKind::Reply(Operation::Read), entry.request, Status::Ok);
+        Step::Give(Input::Frame(header.with_payload(entry.bytes, None)))
+    }
+
+    fn take_payload(&mut self, share: &mut usize) -> Step {
+        let Expect::Payload { buffer, left_bytes } = &mut self.expect else { return Step::On };
+        let Some(buffer) = buffer else { return self.skip(share) };
+        let mut scatter = Scatter::new();
+        scatter.push(buffer, buffer.bytes().min(*share));
+        match receive(&self.stream, &mut scatter) {
+            Received::Later => Step::Wait,
+            Received::Ended(errno) => Step::Ended(errno),
+            Received::Bytes(bytes) => {
+                buffer.advance(bytes);
+                *left_bytes -= bytes as u64;
+                *share -= bytes;
+                Step::On
+            }
+        }
+    }
+
+    /// Reads bytes that nobody wants.
+    fn skip(&mut self, share: &mut usize) -> Step {
+        let (Expect::Skip { left_bytes } | Expect::Payload { left_bytes, .. }) = &mut self.expect else {
+            return Step::On;
+        };
+        let mut bytes = [0; SKIP_BYTES];
+        let wanted = SKIP_BYTES.min(*share).min(usize::try_from(*left_bytes).unwrap_or(usize::MAX));
+        let mut scatter = Scatter::new();
+        scatter.push_bytes(&mut bytes[..wanted]);
+        match receive(&self.stream, &mut scatter) {
+            Received::Later => Step::Wait,
+            Received::Ended(errno) => Step::Ended(errno),
+            Received::Bytes(received) => {
+                *left_bytes -= received as u64;
+                *share -= received;
+                Step::On
+            }
+        }
+    }
+}

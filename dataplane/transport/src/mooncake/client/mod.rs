@@ -1,0 +1,389 @@
+//! The asking side: the client's frames become requests of a stock engine's protocol, and its answers become frames.
+//!
+//! A connection is a lane of the client; the protocol has no greeting. A read or write of a segment names the peer's absolute address in its `offset`; the segment's id is ignored. Everything
+//! else is answered `Unsupported`. Requests are answered in the order in which they were sent.
+//!
+//! What the protocol leaves open is closed here:
+//!
+//! * *A write of version 1 has no answer.* It is followed by a read of its first byte: the server works in order, so
+//!   that byte says that the write is in place. `Ok` means visible, with every peer.
+//! * *A refused request ends its connection.* The requests behind it are not at fault: the driver connects again and
+//!   sends them again, and the client sees only the one failure. Nothing is sent of a refused payload any more when the
+//!   client hears of it.
+//! * *A server of version 1 closes without a word.* The oldest request is sent once more over another connection; if
+//!   that ends the same way, the address is what the peer does not like.
+//! * *A peer may say version 2 and speak version 1.* Such a server takes a write for a read, and the payload for
+//!   requests, so the first write to a peer is preceded by a small read. What comes back shows the version; the peer's
+//!   real one is remembered, the lane ends saying so, and the client's next one speaks it.
+//!
+//! Deadlines of requests are the client's: it resets the lane, and nothing of the caller's memory is used from then on.
+
+mod connection;
+mod input;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use connection::{Connection, Entry, Expect, Kind, Sent, State};
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{Kind as FrameKind, Operation, ReadItem, WriteItem, decode_items};
+use kvplane_proto::{Limits, Status};
+use kvplane_sys::{Poller, net};
+
+use super::table::Table;
+use super::wire::Dialect;
+use crate::token::{Source, Token};
+use crate::types::{ConnectionId, Event, Gone, Outgoing, Pieces, Target};
+
+/// How long a connection may take to be there.
+const CONNECT_NS: u64 = 5_000_000_000;
+/// Peers whose version is remembered.
+const PEERS_KNOWN: usize = 4_096;
+
+/// What the lanes counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LaneCounters {
+    /// Requests that a peer refused.
+    pub rejected: u64,
+    /// Connections made again by the driver, after a refusal or a version 1 server's silence.
+    pub reconnects: u64,
+    /// Peers that speak an older version than they say.
+    pub downgrades: u64,
+}
+
+/// All connections to stock engines of one host. Thread affinity: one thread at a time, the one that has the poller.
+pub struct Lanes {
+    connections: Table<Connection>,
+    events: VecDeque<Event>,
+    /// Connections that may have input to take.
+    ready: VecDeque<ConnectionId>,
+    /// What peers were seen to speak.
+    known: BTreeMap<SocketAddr, Dialect>,
+    counters: LaneCounters,
+    /// No deadline of a connection is before this.
+    deadline_ns: Option<u64>,
+    now_ns: u64,
+}
+
+impl Lanes {
+    /// A driver without connections.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            connections: Table::new(),
+            events: VecDeque::new(),
+            ready: VecDeque::new(),
+            known: BTreeMap::new(),
+            counters: LaneCounters { rejected: 0, reconnects: 0, downgrades: 0 },
+            deadline_ns: None,
+            now_ns: 0,
+        }
+    }
+
+    /// Connects to a peer that says it speaks `dialect`; [`Event::Connected`] or [`Event::Gone`] follows.
+    ///
+    /// # Errors
+    /// When no socket can be had or too many connections are open.
+    pub fn connect(
+        &mut self,
+        poller: &Poller,
+        address: SocketAddr,
+        dialect: Dialect,
+        now_ns: u64,
+    ) -> std::io::Result<ConnectionId> {
+        self.now_ns = now_ns;
+        if self.connections.len() >= Limits::CONNECTIONS {
+            let text = format!("{} connections are open, which is the limit", Limits::CONNECTIONS);
+            return Err(std::io::Error::other(text));
+        }
+        let known = self.known.get(&address).copied();
+        let dialect = known.map_or(dialect, |known| known.min(dialect));
+        let verified = known == Some(Dialect::V2);
+        let until_ns = now_ns.saturating_add(CONNECT_NS);
+        // The token needs the position, so the socket is watched when it has one.
+        let socket = net::tcp_socket(address)?;
+        kvplane_sys::stream::start_connect(socket.as_fd(), address)?;
+        let id = self.connections.insert(Connection::new(address, socket.into(), dialect, verified, until_ns));
+        let Some(connection) = self.connections.get(id) else { return Ok(id) };
+        let interest = kvplane_sys::Interest::BothEdges;
+        if let Err(error) = poller.add(connection.stream.as_fd(), token(id).to_bits(), interest) {
+            self.connections.take(id);
+            self.connections.free(id);
+            return Err(error);
+        }
+        self.alarm(until_ns);
+        Ok(id)
+    }
+
+    /// The poller says that the socket of this token is ready.
+    pub fn ready(&mut self, token: Token, readable: bool, writable: bool) {
+        let id = ConnectionId { index: token.index, generation: token.generation };
+        if readable {
+            self.mark_ready(id);
+        }
+        if writable {
+            self.connections.mark_due(id);
+        }
+    }
+
+    /// Takes a frame of the client's. Its request leaves with the next [`Self::flush`]. False when the connection is
+    /// gone; the payload's hold is then reported as sent.
+    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<Outgoing>) -> bool {
+        let Some(connection) = self.connections.get(id) else {
+            self.events.extend(payload.and_then(|payload| payload.hold).map(Event::Sent));
+            return false;
+        };
+        let FrameKind::Request(operation) = header.kind else { return true };
+        match operation {
+            Operation::Read => connection.read(header, body),
+            Operation::Write => {
+                if let Some(unused) = connection.write(header, body, payload) {
+                    self.events.extend(unused.hold.map(Event::Sent));
+                }
+            }
+            _ => {
+                self.events.extend(payload.and_then(|payload| payload.hold).map(Event::Sent));
+                connection.answer(operation, header, Status::Unsupported);
+            }
+        }
+        if !connection.replies.is_empty() {
+            self.mark_ready(id);
+        }
+        self.connections.mark_due(id);
+        true
+    }
+
+    fn mark_ready(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.connections.get(id)
+            && !core::mem::replace(&mut connection.ready, true)
+        {
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Sends what is queued and may be sent. Whether anything was done.
+    pub fn flush(&mut self, poller: &Poller, now_ns: u64) -> bool {
+        self.now_ns = now_ns;
+        let mut progress = false;
+        for _ in 0..self.connections.due() {
+            let Some(id) = self.connections.next_due() else { break };
+            let Some(connection) = self.connections.get(id) else { continue };
+            progress = true;
+            if let State::Connecting { again, .. } = connection.state {
+                match net::take_socket_error(connection.stream.as_fd()) {
+                    Ok(None) if net::peer_address(connection.stream.as_fd()).is_ok() => {
+                        connection.state = State::Open;
+                        self.events.extend((!again).then_some(Event::Connected(id)));
+                    }
+                    // Not decided yet.
+                    Ok(None) => continue,
+                    Ok(Some(error)) | Err(error) => {
+                        self.close(poller, id, Gone::Kernel(error.raw_os_error().unwrap_or(0)));
+                        continue;
+                    }
+                }
+            }
+            if let Some(Sent::Again) = self.connections.get(id).map(Connection::send) {
+                self.connections.mark_due(id);
+            }
+        }
+        if self.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            self.expire(poller, now_ns);
+        }
+        progress
+    }
+
+    /// The next thing that happened. [`Event::Sent`] of a request comes before its answer: take all events after each
+    /// [`Self::input`] and before the frame it brought. A connection's position is not another's until its end was
+    /// taken here.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        let event = self.events.pop_front();
+        if let Some(Event::Gone(id, _)) = &event {
+            self.connections.free(*id);
+        }
+        event
+    }
+
+    /// A connection that may have input; each is named once until new bytes arrive.
+    pub fn next_ready(&mut self) -> Option<ConnectionId> {
+        while let Some(id) = self.ready.pop_front() {
+            if let Some(connection) = self.connections.get(id) {
+                connection.ready = false;
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// How many connections may have input.
+    #[must_use]
+    pub fn ready_len(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// Names a connection again: it has more input than its share of this round.
+    pub fn ready_again(&mut self, id: ConnectionId) {
+        self.mark_ready(id);
+    }
+
+    /// Whether there is something to do without waiting for the poller.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        !self.events.is_empty() || !self.ready.is_empty() || self.connections.due() > 0
+    }
+
+    /// When [`Self::flush`] wants to be called at the latest.
+    #[must_use]
+    pub const fn poll_timeout(&self) -> Option<u64> {
+        self.deadline_ns
+    }
+
+    /// Something must have happened by then.
+    fn alarm(&mut self, at_ns: u64) {
+        self.deadline_ns = Some(self.deadline_ns.map_or(at_ns, |deadline_ns| deadline_ns.min(at_ns)));
+    }
+
+    /// Says where the payload of the last frame goes. Then [`Self::input`] brings it.
+    ///
+    /// # Panics
+    /// When no payload is awaited or the memory is not of its length.
+    pub fn receive_payload(&mut self, id: ConnectionId, target: Target) {
+        let Some(connection) = self.connections.get(id) else { return };
+        let Expect::Decision { bytes } = connection.expect else {
+            panic!("a payload's place was given where none is awaited");
+        };
+        let buffer = match target {
+            Target::Discard => None,
+            // The protocol states no sums to compare with.
+            Target::Memory { buffer, .. } => Some(buffer),
+            Target::Scatter { .. } => panic!("the answer to a read of one range goes to one place"),
+        };
+        if let Some(buffer) = &buffer {
+            assert_eq!(buffer.bytes() as u64, bytes, "memory of another length than the payload's");
+        }
+        connection.expect = Expect::Payload { buffer, left_bytes: bytes };
+    }
+
+    /// Ends a connection. What it held is free when this returns; [`Event::Gone`] follows.
+    pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: Gone) {
+        let Some(connection) = self.connections.take(id) else { return };
+        let _ = poller.remove(connection.stream.as_fd());
+        self.events.extend(connection.queue.into_iter().filter_map(|entry| entry.hold).map(Event::Sent));
+        self.events.push_back(Event::Gone(id, why));
+    }
+
+    /// Connections whose end was not taken yet.
+    #[must_use]
+    pub const fn open(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &LaneCounters {
+        &self.counters
+    }
+
+    fn expire(&mut self, poller: &Poller, now_ns: u64) {
+        let late = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| connection.deadline_ns().is_some_and(|at_ns| at_ns <= now_ns));
+        let late: Vec<ConnectionId> = late.map(|(id, _)| id).collect();
+        for id in late {
+            match self.connections.get(id).map(|connection| (&connection.expect, connection.address)) {
+                Some((Expect::Status { .. }, address)) => self.downgrade(poller, id, address),
+                Some((_, address)) => {
+                    let seconds = CONNECT_NS / 1_000_000_000;
+                    self.close(poller, id, Gone::Setup(format!("{address} did not answer within {seconds} s")));
+                }
+                None => {}
+            }
+        }
+        self.deadline_ns = self.connections.iter().filter_map(|(_, connection)| connection.deadline_ns()).min();
+    }
+
+    /// The peer speaks version 1, whatever was said of it.
+    fn downgrade(&mut self, poller: &Poller, id: ConnectionId, address: SocketAddr) {
+        self.counters.downgrades += 1;
+        self.remember(address, Dialect::V1);
+        let text = format!(
+            "{address} answers in version 1 of Mooncake's data protocol though it is said to speak version 2: \
+             version 1 is used from now on"
+        );
+        self.close(poller, id, Gone::Setup(text));
+    }
+
+    fn remember(&mut self, address: SocketAddr, dialect: Dialect) {
+        if self.known.len() >= PEERS_KNOWN && !self.known.contains_key(&address) {
+            self.known.pop_first();
+        }
+        self.known.insert(address, dialect);
+    }
+}
+
+impl Default for Lanes {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Connection {
+    fn answer(&mut self, operation: Operation, header: &Header, status: Status) {
+        self.replies.push_back(Header::reply(FrameKind::Reply(operation), header.request, status));
+    }
+
+    /// A connection takes as many requests as the client may have open on one.
+    fn is_full(&self) -> bool {
+        self.queue.len() > Limits::REQUESTS_PER_CONNECTION
+    }
+
+    fn read(&mut self, header: &Header, body: &[u8]) {
+        let Some(items) = decode_items::<ReadItem>(body, header.items) else {
+            return self.answer(Operation::Read, header, Status::BadRequest);
+        };
+        for ReadItem { request, offset: address, bytes, .. } in items {
+            if self.is_full() || bytes == 0 {
+                let status = if bytes == 0 { Status::BadRequest } else { Status::Busy };
+                self.answer(Operation::Read, &Header { request, ..*header }, status);
+                continue;
+            }
+            self.queue.push_back(Entry {
+                kind: Kind::Read,
+                request,
+                address,
+                bytes,
+                payload: None,
+                hold: None,
+                closed: 0,
+            });
+        }
+    }
+
+    /// A payload that is not used comes back.
+    fn write(&mut self, header: &Header, body: &[u8], payload: Option<Outgoing>) -> Option<Outgoing> {
+        let mut items = decode_items::<WriteItem>(body, header.items).into_iter().flatten();
+        let (Some(item), None) = (items.next(), items.next()) else {
+            self.answer(Operation::Write, header, Status::BadRequest);
+            return payload;
+        };
+        let payload = payload?;
+        let Pieces::One(buffer) = payload.buffers else {
+            self.answer(Operation::Write, header, Status::Unsupported);
+            return Some(payload);
+        };
+        let (request, address, bytes) = (header.request, item.offset, buffer.bytes() as u64);
+        if self.is_full() || bytes == 0 {
+            self.answer(Operation::Write, header, if bytes == 0 { Status::BadRequest } else { Status::Busy });
+            return Some(Outgoing { buffers: Pieces::One(buffer), ..payload });
+        }
+        let (payload, hold) = (Some(buffer), payload.hold);
+        self.queue.push_back(Entry { kind: Kind::Write, request, address, bytes, payload, hold, closed: 0 });
+        None
+    }
+}
+
+const fn token(id: ConnectionId) -> Token {
+    Token { source: Source::MooncakeLane, index: id.index, generation: id.generation }
+}

@@ -1,0 +1,285 @@
+//! One connection of a stock engine: one request at a time, its bytes moved in place.
+
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+
+use kvplane_sys::{Gather, IoBuf, Scatter};
+
+use super::{Ranges, ServerOptions};
+use crate::mooncake::wire::{self, Dialect, REQUEST_BYTES, Request, STATUS_BYTES};
+use crate::mooncake::{TURN_BYTES, is_later};
+
+/// Bytes of a refused payload that are read at a time, to be forgotten.
+pub(super) const DRAIN_BYTES: usize = 64 << 10;
+/// Requests of one connection before the next has its turn.
+const TURN_REQUESTS: u32 = 64;
+
+/// What the connection is at.
+pub(super) enum Phase {
+    /// A request, `have` bytes of which are here.
+    Request { bytes: [u8; REQUEST_BYTES], have: usize },
+    /// A payload on its way to its place.
+    Receiving { buffer: IoBuf, hold: u64, status: bool },
+    /// A status, then perhaps a payload from its place.
+    Sending { status: [u8; STATUS_BYTES], status_sent: usize, payload: Option<IoBuf>, hold: Option<u64> },
+    /// The last status: that the request was refused.
+    Rejecting { status_sent: usize },
+    /// What the peer still sends is read and forgotten, until it has seen the status and closes: closing at once would
+    /// have the kernel reset the connection, which may destroy the status on its way.
+    Draining { left_bytes: u64 },
+}
+
+/// Why a turn ended.
+pub(super) enum Turn {
+    /// The socket has or takes no more.
+    Wait,
+    /// It used up its share.
+    Again,
+    /// The connection is over.
+    Over(Over),
+}
+
+/// How a connection came to its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Over {
+    /// Between two requests, or after a refusal: as it should be.
+    Clean,
+    /// Within a request or its payload, or by an error of the socket.
+    Torn,
+    /// Bytes that are no request.
+    Garbage,
+    /// A bad address, in the version that can say so by closing only.
+    Rejected,
+}
+
+pub(super) struct Connection {
+    pub(super) stream: TcpStream,
+    pub(super) phase: Phase,
+    /// When the phase's first byte came or went; between requests, when the last one ended.
+    since_ns: u64,
+    /// When bytes last moved.
+    moved_ns: u64,
+    /// Bytes of the message under way.
+    message_bytes: u64,
+}
+
+/// What is counted of requests.
+#[derive(Default)]
+pub(super) struct Tally {
+    pub(super) reads: u64,
+    pub(super) writes: u64,
+    pub(super) rejected: u64,
+}
+
+const FRESH: Phase = Phase::Request { bytes: [0; REQUEST_BYTES], have: 0 };
+
+impl Connection {
+    pub(super) const fn new(stream: TcpStream, now_ns: u64) -> Self {
+        Self { stream, phase: FRESH, since_ns: now_ns, moved_ns: now_ns, message_bytes: 0 }
+    }
+
+    /// The range in use.
+    pub(super) const fn hold(&self) -> Option<u64> {
+        match self.phase {
+            Phase::Receiving { hold, .. } => Some(hold),
+            Phase::Sending { hold, .. } => hold,
+            _ => None,
+        }
+    }
+
+    /// Since when it has been without a request.
+    pub(super) const fn idle_since_ns(&self) -> Option<u64> {
+        if matches!(self.phase, Phase::Request { have: 0, .. }) { Some(self.since_ns) } else { None }
+    }
+
+    /// When it is to be closed if nothing moves until then.
+    pub(super) fn deadline_ns(&self, options: &ServerOptions) -> u64 {
+        match self.phase {
+            Phase::Request { have: 0, .. } => self.since_ns.saturating_add(options.idle_ns),
+            Phase::Request { .. } => self.since_ns.saturating_add(options.stall_ns),
+            Phase::Rejecting { .. } | Phase::Draining { .. } => self.since_ns.saturating_add(options.drain_ns),
+            Phase::Receiving { .. } | Phase::Sending { .. } => {
+                let stalled = self.moved_ns.saturating_add(options.stall_ns);
+                let slow_ns = self.message_bytes.saturating_mul(options.slowest_ns_per_byte);
+                stalled.min(self.since_ns.saturating_add(options.stall_ns).saturating_add(slow_ns))
+            }
+        }
+    }
+
+    /// Does what the socket allows, up to its share. It reads, or writes, until the socket says "not now": the poller
+    /// tells of changes only.
+    pub(super) fn turn(
+        &mut self,
+        ranges: &mut impl Ranges,
+        options: &ServerOptions,
+        tally: &mut Tally,
+        scratch: &mut [u8],
+        now_ns: u64,
+    ) -> Turn {
+        let (mut bytes, mut requests) = (0, 0);
+        while bytes < TURN_BYTES && requests < TURN_REQUESTS {
+            let step = match &mut self.phase {
+                Phase::Request { .. } => self.take_request(ranges, options, tally, now_ns),
+                Phase::Receiving { .. } => self.receive(ranges, now_ns),
+                Phase::Sending { .. } => self.send(ranges, now_ns),
+                Phase::Rejecting { .. } => self.send_rejection(options, now_ns),
+                Phase::Draining { .. } => self.drain(scratch),
+            };
+            match step {
+                Ok(moved) => bytes += moved,
+                Err(Turn::Wait) => return Turn::Wait,
+                Err(turn) => return turn,
+            }
+            requests += u32::from(matches!(self.phase, Phase::Request { have: 0, .. }));
+        }
+        Turn::Again
+    }
+
+    fn take_request(
+        &mut self,
+        ranges: &mut impl Ranges,
+        options: &ServerOptions,
+        tally: &mut Tally,
+        now_ns: u64,
+    ) -> Result<usize, Turn> {
+        let Phase::Request { bytes, have } = &mut self.phase else { return Ok(0) };
+        let mut scatter = Scatter::new();
+        scatter.push_bytes(&mut bytes[*have..]);
+        let received = match scatter.receive(self.stream.as_fd()) {
+            Ok(0) if *have == 0 => return Err(Turn::Over(Over::Clean)),
+            Ok(0) => return Err(Turn::Over(Over::Torn)),
+            other => step(other)?,
+        };
+        if *have == 0 {
+            self.since_ns = now_ns;
+        }
+        *have += received;
+        if *have < REQUEST_BYTES {
+            return Ok(received);
+        }
+        let request = Request::decode(bytes).map_err(|_| Turn::Over(Over::Garbage))?;
+        self.begin(&request, ranges, options, tally, now_ns)?;
+        Ok(received)
+    }
+
+    fn begin(
+        &mut self,
+        request: &Request,
+        ranges: &mut impl Ranges,
+        options: &ServerOptions,
+        tally: &mut Tally,
+        now_ns: u64,
+    ) -> Result<(), Turn> {
+        (self.since_ns, self.moved_ns, self.message_bytes) = (now_ns, now_ns, request.bytes);
+        let status = request.dialect == Dialect::V2;
+        let Some((buffer, hold)) = ranges.acquire(request) else {
+            tally.rejected += 1;
+            if !status {
+                return Err(Turn::Over(Over::Rejected));
+            }
+            self.phase = Phase::Rejecting { status_sent: 0 };
+            // Only to see it gone at once, which it is but for a peer that reads no answers.
+            return self.send_rejection(options, now_ns).map(|_| ());
+        };
+        assert_eq!(buffer.bytes() as u64, request.bytes, "a range of another length than asked for");
+        self.phase = if request.write {
+            tally.writes += 1;
+            Phase::Receiving { buffer, hold, status }
+        } else {
+            tally.reads += 1;
+            sending(status, Some(buffer), Some(hold))
+        };
+        Ok(())
+    }
+
+    fn receive(&mut self, ranges: &mut impl Ranges, now_ns: u64) -> Result<usize, Turn> {
+        let Phase::Receiving { buffer, hold, status } = &mut self.phase else { return Ok(0) };
+        let wanted = buffer.bytes().min(TURN_BYTES);
+        let mut scatter = Scatter::new();
+        scatter.push(buffer, wanted);
+        let received = match scatter.receive(self.stream.as_fd()) {
+            Ok(0) => return Err(Turn::Over(Over::Torn)),
+            other => step(other)?,
+        };
+        self.moved_ns = now_ns;
+        buffer.advance(received);
+        if buffer.is_empty() {
+            ranges.release(*hold);
+            if *status {
+                self.phase = sending(true, None, None);
+            } else {
+                self.next(now_ns);
+            }
+        }
+        Ok(received)
+    }
+
+    fn send(&mut self, ranges: &mut impl Ranges, now_ns: u64) -> Result<usize, Turn> {
+        let Phase::Sending { status, status_sent, payload, hold } = &mut self.phase else { return Ok(0) };
+        let mut gather = Gather::new();
+        gather.push_bytes(&status[*status_sent..]);
+        if let Some(payload) = payload.as_ref() {
+            gather.push(payload, payload.bytes().min(TURN_BYTES));
+        }
+        let sent = step(gather.send(self.stream.as_fd()))?;
+        self.moved_ns = now_ns;
+        let of_status = sent.min(STATUS_BYTES - *status_sent);
+        *status_sent += of_status;
+        if let Some(payload) = payload {
+            payload.advance(sent - of_status);
+        }
+        if *status_sent == STATUS_BYTES && payload.as_ref().is_none_or(IoBuf::is_empty) {
+            if let Some(hold) = hold.take() {
+                ranges.release(hold);
+            }
+            self.next(now_ns);
+        }
+        Ok(sent)
+    }
+
+    fn send_rejection(&mut self, options: &ServerOptions, now_ns: u64) -> Result<usize, Turn> {
+        let Phase::Rejecting { status_sent } = &mut self.phase else { return Ok(0) };
+        let status = wire::encode_status(false);
+        let mut gather = Gather::new();
+        gather.push_bytes(&status[*status_sent..]);
+        let sent = step(gather.send(self.stream.as_fd()))?;
+        *status_sent += sent;
+        if *status_sent == STATUS_BYTES {
+            // The peer reads the end after the status, and closes.
+            let _ = self.stream.shutdown(std::net::Shutdown::Write);
+            self.since_ns = now_ns;
+            self.phase = Phase::Draining { left_bytes: options.drain_bytes };
+        }
+        Ok(sent)
+    }
+
+    fn drain(&mut self, scratch: &mut [u8]) -> Result<usize, Turn> {
+        let Phase::Draining { left_bytes } = &mut self.phase else { return Ok(0) };
+        let mut scatter = Scatter::new();
+        scatter.push_bytes(scratch);
+        let received = match scatter.receive(self.stream.as_fd()) {
+            Ok(0) => return Err(Turn::Over(Over::Clean)),
+            other => step(other)?,
+        };
+        *left_bytes = left_bytes.saturating_sub(received as u64);
+        if *left_bytes == 0 {
+            return Err(Turn::Over(Over::Torn));
+        }
+        Ok(received)
+    }
+
+    /// The next request.
+    fn next(&mut self, now_ns: u64) {
+        (self.phase, self.since_ns) = (FRESH, now_ns);
+    }
+}
+
+fn sending(status: bool, payload: Option<IoBuf>, hold: Option<u64>) -> Phase {
+    let status_sent = if status { 0 } else { STATUS_BYTES };
+    Phase::Sending { status: wire::encode_status(true), status_sent, payload, hold }
+}
+
+/// Bytes that moved, or why the turn ends.
+fn step(result: std::io::Result<usize>) -> Result<usize, Turn> {
+    result.map_err(|error| if is_later(&error) { Turn::Wait } else { Turn::Over(Over::Torn) })
+}

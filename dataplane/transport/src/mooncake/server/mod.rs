@@ -1,0 +1,314 @@
+//! The answering side: stock engines read and write registered memory by address.
+//!
+//! Every connection is served one request at a time, in order, as the protocol wants. A write's bytes go straight to
+//! their place, and its status leaves after the last of them: whoever reads after that, by any path, reads them. A
+//! read leaves straight from its place. No length allocates anything.
+//!
+//! A connection has its turn when its socket is ready, and then at most a share of bytes and requests, so neither a
+//! large transfer nor a broken peer delays another by more than the shares of those before it. An idle connection
+//! costs its entry here and in the kernel, and a look every few seconds at most.
+
+mod connection;
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+
+use connection::{Connection, DRAIN_BYTES, Over, Tally, Turn};
+use kvplane_sys::{Interest, IoBuf, Poller, net, stream};
+
+use super::table::Table;
+use super::wire::Request;
+use crate::token::{Source, Token};
+use crate::types::ConnectionId;
+
+/// Connections accepted in one round.
+const ACCEPTS_PER_ROUND: usize = 64;
+/// How long no connection is accepted after the kernel refused to.
+const ACCEPT_PAUSE_NS: u64 = 100_000_000;
+
+/// Who knows the registered memory.
+pub trait Ranges {
+    /// The memory of a request, of exactly its length and writable if it is a write, and a name under which it is
+    /// released. `None` when the range is not registered, or not for this use.
+    fn acquire(&mut self, request: &Request) -> Option<(IoBuf, u64)>;
+    /// The range is not used any more.
+    fn release(&mut self, hold: u64);
+}
+
+/// Limits of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerOptions {
+    /// Connections at a time. At the limit a new one takes the place of the one that has been idle the longest, or is
+    /// closed where none has been for `reclaim_ns`.
+    pub connections: usize,
+    /// A connection without a request for so long is closed.
+    pub idle_ns: u64,
+    /// At the limit of connections, one without a request for so long gives way.
+    pub reclaim_ns: u64,
+    /// A request or payload that does not move for so long ends its connection.
+    pub stall_ns: u64,
+    /// So long may a payload take for each byte, on top of `stall_ns`.
+    pub slowest_ns_per_byte: u64,
+    /// After a refusal the peer has so long to read it and close.
+    pub drain_ns: u64,
+    /// And so many bytes of what it was sending are read meanwhile.
+    pub drain_bytes: u64,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            connections: 4_096,
+            idle_ns: 600_000_000_000,
+            reclaim_ns: 10_000_000_000,
+            stall_ns: 30_000_000_000,
+            // 64 KiB/s.
+            slowest_ns_per_byte: 1_000_000_000 >> 16,
+            drain_ns: 5_000_000_000,
+            drain_bytes: 1 << 30,
+        }
+    }
+}
+
+/// What a server counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ServerCounters {
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections closed at once, because there were too many.
+    pub refused: u64,
+    /// Reads begun.
+    pub reads: u64,
+    /// Writes begun.
+    pub writes: u64,
+    /// Requests for ranges that are not registered, or not for that use.
+    pub rejected: u64,
+    /// Connections that brought what is no request.
+    pub garbage: u64,
+    /// Connections that ended within a request.
+    pub torn: u64,
+    /// Connections closed because nothing moved on them, or for a newer one.
+    pub expired: u64,
+}
+
+/// All connections of stock engines to one shard. Thread affinity: one thread at a time, the one that has the poller.
+pub struct Server {
+    options: ServerOptions,
+    listener: Option<TcpListener>,
+    connections: Table<Connection>,
+    may_accept: bool,
+    accept_after_ns: Option<u64>,
+    sweep_ns: u64,
+    scratch: Vec<u8>,
+    counters: ServerCounters,
+}
+
+impl Server {
+    /// A server without connections.
+    #[must_use]
+    pub const fn new(options: ServerOptions) -> Self {
+        Self {
+            options,
+            listener: None,
+            connections: Table::new(),
+            may_accept: false,
+            accept_after_ns: None,
+            sweep_ns: u64::MAX,
+            scratch: Vec::new(),
+            counters: ServerCounters {
+                accepted: 0,
+                refused: 0,
+                reads: 0,
+                writes: 0,
+                rejected: 0,
+                garbage: 0,
+                torn: 0,
+                expired: 0,
+            },
+        }
+    }
+
+    /// Serves those who connect here. The listener is nonblocking.
+    ///
+    /// # Errors
+    /// When the poller does not take it.
+    pub fn listen(&mut self, poller: &Poller, listener: TcpListener) -> std::io::Result<()> {
+        watch(poller, &listener)?;
+        self.listener = Some(listener);
+        Ok(())
+    }
+
+    /// The poller says that the socket of this token is ready.
+    pub fn ready(&mut self, token: Token) {
+        match token.source {
+            Source::MooncakeListener => self.may_accept = true,
+            _ => self.connections.mark_due(ConnectionId { index: token.index, generation: token.generation }),
+        }
+    }
+
+    /// Accepts who waits and gives each ready connection one turn. Whether anything was done; there is more to do
+    /// when [`Self::has_work`] says so.
+    pub fn drive(&mut self, poller: &Poller, ranges: &mut impl Ranges, now_ns: u64) -> bool {
+        let mut progress = self.may_accept;
+        if core::mem::take(&mut self.may_accept) {
+            self.accept(poller, ranges, now_ns);
+        }
+        for _ in 0..self.connections.due() {
+            let Some(id) = self.connections.next_due() else { break };
+            progress = true;
+            self.turn(poller, ranges, id, now_ns);
+        }
+        if self.accept_after_ns.is_some_and(|at_ns| at_ns <= now_ns) {
+            let watched = self.listener.as_ref().map(|listener| watch(poller, listener));
+            let failed = matches!(watched, Some(Err(_)));
+            self.accept_after_ns = failed.then_some(now_ns.saturating_add(ACCEPT_PAUSE_NS));
+        }
+        if self.sweep_ns <= now_ns {
+            self.sweep(poller, ranges, now_ns);
+        }
+        progress
+    }
+
+    /// Whether a connection used up its share and has more to do.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        self.may_accept || self.connections.due() > 0
+    }
+
+    /// When [`Self::drive`] wants to be called at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let sweep = (self.sweep_ns < u64::MAX).then_some(self.sweep_ns);
+        [sweep, self.accept_after_ns].into_iter().flatten().min()
+    }
+
+    /// Closes the connections that use a range of this name, for one that must fall quiet.
+    pub fn close_users(&mut self, poller: &Poller, ranges: &mut impl Ranges, hold: u64) {
+        let users = self.connections.iter().filter(|(_, connection)| connection.hold() == Some(hold));
+        let users: Vec<ConnectionId> = users.map(|(id, _)| id).collect();
+        for id in users {
+            self.counters.expired += 1;
+            self.close(poller, ranges, id);
+        }
+    }
+
+    /// Connections open.
+    #[must_use]
+    pub const fn open(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &ServerCounters {
+        &self.counters
+    }
+
+    fn accept(&mut self, poller: &Poller, ranges: &mut impl Ranges, now_ns: u64) {
+        for _ in 0..ACCEPTS_PER_ROUND {
+            let Some(listener) = &self.listener else { return };
+            let socket = match stream::accept(listener.as_fd()) {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return,
+                // Out of descriptors, the next attempt fails like this one: not before some may have been closed.
+                Err(_) => {
+                    let _ = poller.remove(listener.as_fd());
+                    self.accept_after_ns = Some(now_ns.saturating_add(ACCEPT_PAUSE_NS));
+                    return;
+                }
+            };
+            if self.connections.len() >= self.options.connections && !self.reclaim(poller, ranges, now_ns) {
+                self.counters.refused += 1;
+                continue;
+            }
+            if net::set_nodelay(socket.as_fd()).is_err() {
+                continue;
+            }
+            let id = self.connections.insert(Connection::new(TcpStream::from(socket), now_ns));
+            let Some(connection) = self.connections.get(id) else { return };
+            if poller.add(connection.stream.as_fd(), token(id).to_bits(), Interest::BothEdges).is_err() {
+                self.close(poller, ranges, id);
+                continue;
+            }
+            self.counters.accepted += 1;
+            self.sweep_ns = self.sweep_ns.min(now_ns.saturating_add(self.sweep_period_ns()));
+            // Who connects has something to ask, most likely.
+            self.connections.mark_due(id);
+        }
+        self.may_accept = true;
+    }
+
+    /// Makes room for a connection.
+    fn reclaim(&mut self, poller: &Poller, ranges: &mut impl Ranges, now_ns: u64) -> bool {
+        let idle = self.connections.iter().filter_map(|(id, connection)| Some((connection.idle_since_ns()?, id)));
+        let Some((since_ns, id)) = idle.min() else { return false };
+        if since_ns.saturating_add(self.options.reclaim_ns) > now_ns {
+            return false;
+        }
+        self.counters.expired += 1;
+        self.close(poller, ranges, id);
+        true
+    }
+
+    fn turn(&mut self, poller: &Poller, ranges: &mut impl Ranges, id: ConnectionId, now_ns: u64) {
+        self.scratch.resize(DRAIN_BYTES, 0);
+        let Some(connection) = self.connections.get(id) else { return };
+        let mut tally = Tally::default();
+        let turn = connection.turn(ranges, &self.options, &mut tally, &mut self.scratch, now_ns);
+        self.counters.reads += tally.reads;
+        self.counters.writes += tally.writes;
+        self.counters.rejected += tally.rejected;
+        match turn {
+            Turn::Wait => {}
+            Turn::Again => self.connections.mark_due(id),
+            Turn::Over(how) => {
+                self.counters.garbage += u64::from(how == Over::Garbage);
+                self.counters.torn += u64::from(how == Over::Torn);
+                self.close(poller, ranges, id);
+            }
+        }
+    }
+
+    fn close(&mut self, poller: &Poller, ranges: &mut impl Ranges, id: ConnectionId) {
+        let Some(connection) = self.connections.take(id) else { return };
+        let _ = poller.remove(connection.stream.as_fd());
+        if let Some(hold) = connection.hold() {
+            ranges.release(hold);
+        }
+        self.connections.free(id);
+    }
+
+    /// How often deadlines are looked at: no phase but the long wait between two requests has a nearer one.
+    fn sweep_period_ns(&self) -> u64 {
+        self.options.stall_ns.min(self.options.drain_ns).min(self.options.idle_ns)
+    }
+
+    /// Closes whose deadline has passed.
+    fn sweep(&mut self, poller: &Poller, ranges: &mut impl Ranges, now_ns: u64) {
+        let mut next_ns = now_ns.saturating_add(self.sweep_period_ns());
+        let mut expired = Vec::new();
+        for (id, connection) in self.connections.iter() {
+            let at_ns = connection.deadline_ns(&self.options);
+            if at_ns <= now_ns {
+                expired.push(id);
+            } else {
+                next_ns = next_ns.min(at_ns);
+            }
+        }
+        for id in expired {
+            self.counters.expired += 1;
+            self.close(poller, ranges, id);
+        }
+        self.sweep_ns = if self.connections.len() == 0 { u64::MAX } else { next_ns };
+    }
+}
+
+const LISTENER: Token = Token { source: Source::MooncakeListener, index: 0, generation: 0 };
+
+fn watch(poller: &Poller, listener: &TcpListener) -> std::io::Result<()> {
+    poller.add(listener.as_fd(), LISTENER.to_bits(), Interest::Readable)
+}
+
+const fn token(id: ConnectionId) -> Token {
+    Token { source: Source::MooncakeServed, index: id.index, generation: id.generation }
+}
