@@ -36,6 +36,11 @@ impl Limits {
     pub const RESERVATION_NS: u64 = 30_000_000_000;
     /// Time for a new connection to say hello.
     pub const HELLO_NS: u64 = 5_000_000_000;
+    /// Time for a new connection to say hello on a rail that has others beside it.
+    pub const RAIL_HELLO_NS: u64 = 500_000_000;
+    /// Time without progress after which a connection with work is given up, where another rail can take over. Longer
+    /// where the work that it has would take longer.
+    pub const STALL_NS: u64 = 100_000_000;
     /// Deadline of a request that names none.
     pub const DEFAULT_DEADLINE_NS: u64 = 10_000_000_000;
     /// Attempts of one slice, the first included.

@@ -20,6 +20,9 @@ const SMALL_WINDOW_BYTES: u64 = 1 << 20;
 /// The first lanes stay free of bulk for this long after a small slice met bulk.
 const EXPRESS_NS: u64 = 100_000_000;
 
+/// A lane is given up when it is silent for so many times the time that its work should take.
+const STALL_FACTOR: f64 = 8.0;
+
 /// The rails of one path to a peer, and what waits for them.
 pub(super) struct Group {
     pub(super) path: Path,
@@ -111,9 +114,46 @@ impl Client {
     }
 
     fn bind(&mut self, id: SliceId, lane: u32) {
-        self.lanes[lane as usize].queue.push_back(id);
+        let entry = &mut self.lanes[lane as usize];
+        entry.queue.push_back(id);
+        if entry.first == NOWHERE {
+            entry.progress_ns = self.now_ns;
+        }
+        let unwatched = entry.alarm_ns.is_none();
+        let (peer, number) = (entry.peer.0 as usize, usize::from(self.rails[entry.rail as usize].group));
         self.enter_lane(id.index, lane);
         self.mark_dirty(lane);
+        if unwatched && self.peers[peer].groups[number].rails.len() > 1 {
+            self.set_alarm(lane, Some(self.now_ns.saturating_add(Limits::STALL_NS)));
+        }
+    }
+
+    /// A lane beside other rails is looked at while it has work: one that has not moved anything for too long is given
+    /// up, as are the other lanes of its rail that have not. A port that is gone says nothing.
+    pub(super) fn check_stall(&mut self, lane: u32) {
+        let limit_ns = |client: &Self, lane: u32| {
+            let entry = &client.lanes[lane as usize];
+            let rate = client.rails[entry.rail as usize].rail.rate().bytes_per_ns();
+            Limits::STALL_NS.max((entry.load_bytes as f64 / rate * STALL_FACTOR) as u64)
+        };
+        let entry = &self.lanes[lane as usize];
+        if entry.first == NOWHERE {
+            return;
+        }
+        let stalled_ns = entry.progress_ns.saturating_add(limit_ns(self, lane));
+        if stalled_ns > self.now_ns {
+            self.set_alarm(lane, Some(stalled_ns));
+            return;
+        }
+        let rail = entry.rail as usize;
+        for position in 0..self.rails[rail].lanes.len() {
+            let other = self.rails[rail].lanes[position];
+            let entry = &self.lanes[other as usize];
+            let silent_ns = self.now_ns.saturating_sub(entry.progress_ns);
+            if entry.state == Endpoint::Ready && entry.first != NOWHERE && silent_ns >= limit_ns(self, other) / 2 {
+                self.reset_lane(other, Cause::Peer);
+            }
+        }
     }
 
     pub(super) fn mark_group(&mut self, peer: u32, number: u8) {
@@ -176,7 +216,7 @@ impl Client {
         let candidates = usable.clone().map(|&rail| {
             let entry = &self.rails[rail as usize].rail;
             Candidate {
-                predicted_ns: entry.predict_ns(ask.bytes, self.now_ns),
+                predicted_ns: entry.predict_ns(ask.bytes, ask.small, self.now_ns),
                 rate: entry.rate().bytes_per_ns(),
                 room: self.lane_of(rail, ask, express).is_some(),
                 avoid: rail == ask.avoid,

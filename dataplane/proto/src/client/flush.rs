@@ -91,8 +91,11 @@ impl Client {
         if let Some(own) = &rail.address {
             address.tcp = own.tcp;
         }
-        // By then it must be connected and welcomed; a peer that says nothing does not hold the lane for good.
-        self.set_alarm(lane, Some(self.now_ns.saturating_add(Limits::HELLO_NS)));
+        // By then it must be connected and welcomed; a peer that says nothing does not hold the lane for good, and a
+        // dead rail among others is not waited for as long.
+        let several = self.peers[peer.0 as usize].groups[usize::from(rail.group)].rails.len() > 1;
+        let hello_ns = if several { Limits::RAIL_HELLO_NS } else { Limits::HELLO_NS };
+        self.set_alarm(lane, Some(self.now_ns.saturating_add(hello_ns)));
         self.outputs.push_back(Output::Connect { lane: id, address, path });
         true
     }

@@ -100,6 +100,8 @@ pub(super) struct Lane {
     pub(super) cause: Option<Cause>,
     /// Its entry among the client's alarms.
     pub(super) alarm_ns: Option<u64>,
+    /// When it was last seen to move something.
+    pub(super) progress_ns: u64,
     /// Whether this connection was welcomed.
     pub(super) greeted: bool,
     /// The host says that the kernel copies between us and this peer.
@@ -135,6 +137,7 @@ impl Lane {
             dirty: false,
             cause: None,
             alarm_ns: None,
+            progress_ns: 0,
             greeted: false,
             cma: false,
             closed: BTreeSet::new(),

@@ -115,7 +115,8 @@ impl Client {
             match self.lanes[lane as usize].state {
                 Endpoint::Connecting | Endpoint::Greeting => self.reset_lane(lane, Cause::Peer),
                 Endpoint::Idle => self.mark_group_of(lane),
-                Endpoint::Ready | Endpoint::Resetting => {}
+                Endpoint::Ready => self.check_stall(lane),
+                Endpoint::Resetting => {}
             }
         }
     }

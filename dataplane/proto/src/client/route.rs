@@ -129,6 +129,7 @@ impl Client {
         }
         let rail = &mut self.rails[entry.rail as usize];
         rail.rail.unbook(load_bytes, self.config.is_small(load_bytes));
+        entry.progress_ns = self.now_ns;
         // Its part of the window is free: what waits may go.
         let (peer, group) = (rail.peer, rail.group);
         self.mark_group(peer, group);

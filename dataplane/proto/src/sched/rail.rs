@@ -102,12 +102,17 @@ impl Rail {
         self.paused_until_ns
     }
 
-    /// When `bytes` posted now would be done, from now, with the penalty of distance.
+    /// When a slice of `bytes` posted now would be done, from now, with the penalty of distance. A small one shares
+    /// the rail with bulk instead of waiting for its end.
     #[must_use]
-    pub fn predict_ns(&self, bytes: u64, now_ns: u64) -> f64 {
-        let ahead = self.bulk_bytes + self.small_bytes;
-        let rate = self.rate.hopeful(ahead == 0, now_ns);
-        (self.rate.latency_ns() + (ahead + bytes) as f64 / rate) * self.penalty
+    pub fn predict_ns(&self, bytes: u64, small: bool, now_ns: u64) -> f64 {
+        let idle = self.bulk_bytes + self.small_bytes == 0;
+        let work = match (small, self.bulk_bytes) {
+            (true, 0) => self.small_bytes + bytes,
+            (true, _) => (self.small_bytes + bytes) * 2,
+            (false, bulk) => bulk + self.small_bytes + bytes,
+        };
+        (self.rate.latency_ns() + work as f64 / self.rate.hopeful(idle, now_ns)) * self.penalty
     }
 
     /// Bytes of large slices that it may have posted, for `ahead_ns` of work beyond the latency; never less than
