@@ -235,8 +235,10 @@ impl Worker {
                 // The peer went away while it waited, or a signal came.
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {
                 }
+                // Out of descriptors, mostly. Who has been silent for a while has one to give.
+                Err(_) if self.table.evict(now_ns.saturating_sub(PAUSE_NS)) => {}
                 Err(_) => {
-                    // Out of descriptors, mostly: the listener stays ready, and looking at once again would spin.
+                    // The listener stays ready, and looking again at once would spin.
                     self.poller.remove(self.listener.as_fd())?;
                     self.resume_ns = Some(now_ns + PAUSE_NS);
                     return Ok(());

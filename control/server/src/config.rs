@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
 use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
 
+use crate::metadata::MetadataLimits;
 use crate::store::StoreError;
 
 /// Settings of a control plane.
@@ -21,6 +22,8 @@ pub struct ControlConfig {
     pub http_listen: Option<SocketAddr>,
     /// Lifts the restriction on `http_listen`, for networks that are trusted as a whole.
     pub http_without_authentication_anywhere: bool,
+    /// Serves Mooncake's engines as their metadata server, at `/metadata` of `http_listen`; none for not at all.
+    pub mooncake_metadata: Option<MetadataLimits>,
     /// Directory of the state and the authority's key, made with mode 0700 if its parent exists. Without one, nothing
     /// outlives the process and the authority is new each time.
     pub state_directory: Option<PathBuf>,
@@ -39,6 +42,7 @@ impl ControlConfig {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             http_listen: None,
             http_without_authentication_anywhere: false,
+            mooncake_metadata: None,
             state_directory: None,
             publish: None,
             limits: Limits::DEFAULT,
@@ -61,6 +65,8 @@ pub enum StartError {
     Serve(ServeError),
     /// HTTP would be open to others.
     HttpNotLoopback(SocketAddr),
+    /// A metadata server is wanted, and no HTTP for it.
+    MetadataWithoutHttp,
     /// HTTP cannot listen.
     HttpListen {
         /// Where.
@@ -87,6 +93,9 @@ impl fmt::Display for StartError {
                 "HTTP on {address} would be open to others without authentication: use a loopback address, or allow \
                  it explicitly"
             ),
+            Self::MetadataWithoutHttp => {
+                f.write_str("Mooncake's metadata is served over HTTP: give an address for HTTP, or do without it")
+            }
             Self::HttpListen { address, source } if source.kind() == io::ErrorKind::AddrInUse => {
                 write!(
                     f,

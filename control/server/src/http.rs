@@ -1,13 +1,15 @@
-//! HTTP for probes, Prometheus and tools that know Mooncake's paths: read-only, without authentication, on loopback.
+//! HTTP for probes, Prometheus and tools that know Mooncake's paths: without authentication, on loopback.
 //!
 //! | path | answer |
 //! |---|---|
 //! | `/health` | JSON; status 503 once the control plane cannot go on |
 //! | `/metrics` | Prometheus text |
 //! | `/get_all_segments` | names of segments, one a line |
+//! | `/metadata` | Mooncake's metadata server, where it is switched on: the only path that can be written |
 //!
-//! One request per connection, all of it within a deadline; heads are limited, and a request with a body is refused
-//! unread. At most a fixed number of connections are served at a time; further ones wait in the listen queue.
+//! One request per connection, all of it within a deadline; heads are limited, and so are bodies, which other paths
+//! than `/metadata` refuse unread. At most a fixed number of connections are served at a time; further ones wait in the
+//! listen queue.
 
 use std::convert::Infallible;
 use std::io;
@@ -29,6 +31,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::control::{Control, SOFTWARE};
 use crate::counts::is_live;
+use crate::metadata::{Metadata, MetadataLimits};
 
 /// Connections served at a time.
 const CONNECTIONS: usize = 64;
@@ -41,9 +44,22 @@ const HEADERS: usize = 64;
 
 const _: () = assert!(HEAD_DEADLINE.as_secs() < DEADLINE.as_secs());
 
+const METADATA: &str = "/metadata";
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What is shown, and what is kept for others.
+pub(crate) struct Pages {
+    control: Arc<Control>,
+    metadata: Option<Metadata>,
+}
+
+impl Pages {
+    pub(crate) fn new(control: Arc<Control>, metadata: Option<MetadataLimits>) -> Self {
+        Self { control, metadata: metadata.map(Metadata::new) }
+    }
+}
 
 /// Listens on `address`; needs a runtime.
 pub(crate) async fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
@@ -53,7 +69,8 @@ pub(crate) async fn listen(address: SocketAddr) -> io::Result<(TcpListener, Sock
 }
 
 /// Serves until dropped.
-pub(crate) async fn serve(listener: TcpListener, control: Arc<Control>) {
+pub(crate) async fn serve(listener: TcpListener, pages: Pages) {
+    let pages = Arc::new(pages);
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
@@ -62,7 +79,7 @@ pub(crate) async fn serve(listener: TcpListener, control: Arc<Control>) {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(connection(stream, control.clone(), permit));
+                    connections.spawn(connection(stream, pages.clone(), permit));
                 }
                 // Out of descriptors, mostly: accepting at once again would spin.
                 Err(_) => sleep(Duration::from_millis(100)).await,
@@ -72,10 +89,10 @@ pub(crate) async fn serve(listener: TcpListener, control: Arc<Control>) {
     }
 }
 
-async fn connection(stream: TcpStream, control: Arc<Control>, _permit: OwnedSemaphorePermit) {
+async fn connection(stream: TcpStream, pages: Arc<Pages>, _permit: OwnedSemaphorePermit) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let response = answer(&control, &request);
-        async move { Ok::<_, Infallible>(response) }
+        let pages = pages.clone();
+        async move { Ok::<_, Infallible>(answer(&pages, request).await) }
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -88,41 +105,49 @@ async fn connection(stream: TcpStream, control: Arc<Control>, _permit: OwnedSema
     let _ = timeout(DEADLINE, serving).await;
 }
 
-type Answer = (StatusCode, &'static str, String);
+type Answer = (StatusCode, &'static str, Bytes);
 
-fn answer(control: &Control, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-    let (path, (status, content_type, body)) = route(control, request);
-    control.counts.observe_http(path, status.as_u16());
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+async fn answer(pages: &Pages, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let (path, (status, content_type, body)) = match &pages.metadata {
+        Some(metadata) if request.uri().path() == METADATA => {
+            let (status, body) = metadata.answer(request).await;
+            (METADATA, (status, if status == StatusCode::OK { JSON } else { TEXT }, body))
+        }
+        _ => route(pages, &request),
+    };
+    pages.control.counts.observe_http(path, status.as_u16());
+    let mut response = Response::new(Full::new(body));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 
 /// The path, as metrics name it, and the answer.
-fn route(control: &Control, request: &Request<Incoming>) -> (&'static str, Answer) {
+fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
     let path = match request.uri().path() {
         "/health" => "/health",
         "/metrics" => "/metrics",
         "/get_all_segments" => "/get_all_segments",
         _ => {
-            let text = "There are /health, /metrics and /get_all_segments.\n".to_owned();
-            return ("other", (StatusCode::NOT_FOUND, TEXT, text));
+            let text = match pages.metadata {
+                None => "There are /health, /metrics and /get_all_segments.\n",
+                Some(_) => "There are /health, /metrics, /get_all_segments and /metadata.\n",
+            };
+            return ("other", (StatusCode::NOT_FOUND, TEXT, text.into()));
         }
     };
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let text = "Only GET and HEAD are served.\n".to_owned();
-        return (path, (StatusCode::METHOD_NOT_ALLOWED, TEXT, text));
+        return (path, (StatusCode::METHOD_NOT_ALLOWED, TEXT, "Only GET and HEAD are served.\n".into()));
     }
     if !request.body().is_end_stream() {
-        let text = "A request with a body is not served.\n".to_owned();
-        return (path, (StatusCode::PAYLOAD_TOO_LARGE, TEXT, text));
+        return (path, (StatusCode::PAYLOAD_TOO_LARGE, TEXT, "A request with a body is not served.\n".into()));
     }
+    let control = &pages.control;
     let view = match control.view() {
         Ok(view) => view,
         Err(refusal) => {
             let text = serde_json::json!({ "status": "failed", "reason": refusal.reason });
-            return (path, (StatusCode::SERVICE_UNAVAILABLE, JSON, format!("{text}\n")));
+            return (path, (StatusCode::SERVICE_UNAVAILABLE, JSON, format!("{text}\n").into()));
         }
     };
     let answer = match path {
@@ -136,10 +161,10 @@ fn route(control: &Control, request: &Request<Incoming>) -> (&'static str, Answe
                 "members": view.members.iter().filter(|member| is_live(member)).count(),
                 "uptime_seconds": view.uptime_ns / 1_000_000_000,
             });
-            (StatusCode::OK, JSON, format!("{health}\n"))
+            (StatusCode::OK, JSON, format!("{health}\n").into())
         }
-        "/metrics" => (StatusCode::OK, PROMETHEUS, control.counts.render(&view)),
-        _ => (StatusCode::OK, TEXT, lines(&view.segments)),
+        "/metrics" => (StatusCode::OK, PROMETHEUS, control.counts.render(&view).into()),
+        _ => (StatusCode::OK, TEXT, lines(&view.segments).into()),
     };
     (path, answer)
 }

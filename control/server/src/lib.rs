@@ -2,6 +2,7 @@
 //!
 //! * [`ControlServer`], [`ControlHandle`]: start and stop one on a thread of its own.
 //! * [`ControlConfig`], [`StartError`]: settings, and what can be wrong with them.
+//! * [`MetadataLimits`]: what it keeps as a metadata server of Mooncake's engines.
 //! * `control`: drives the pure `kvplane-cluster` and answers calls; `store`: its memory; `http`, `counts`: what it
 //!   shows.
 //!
@@ -11,9 +12,11 @@ mod config;
 mod control;
 mod counts;
 mod http;
+mod metadata;
 mod server;
 mod store;
 
 pub use config::{ControlConfig, StartError};
+pub use metadata::MetadataLimits;
 pub use server::{ControlHandle, ControlServer, EndError, STATE_FILE};
 pub use store::StoreError;

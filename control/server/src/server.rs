@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 use crate::config::{ControlConfig, StartError};
 use crate::control::Control;
 use crate::http;
+use crate::metadata::MetadataLimits;
 use crate::store::Store;
 
 /// File of the state within the state directory.
@@ -80,6 +81,7 @@ struct Running {
     control: Arc<Control>,
     server: Server,
     http: Option<(TcpListener, SocketAddr)>,
+    metadata: Option<MetadataLimits>,
     local: LocalCluster,
     _publication: Option<Publication>,
 }
@@ -138,6 +140,9 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     {
         return Err(StartError::HttpNotLoopback(address));
     }
+    if config.http_listen.is_none() && config.mooncake_metadata.is_some() {
+        return Err(StartError::MetadataWithoutHttp);
+    }
     let fresh_id = random_u64()?;
     let (store, records, authority) = match &config.state_directory {
         None => (Store::in_memory(fresh_id), Vec::new(), Authority::generate(&name)?),
@@ -177,7 +182,7 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
         None => None,
         Some(directory) => Some(directory.publish(&local).map_err(StartError::Publish)?),
     };
-    Ok(Running { control, server, http, local, _publication: publication })
+    Ok(Running { control, server, http, metadata: config.mooncake_metadata, local, _publication: publication })
 }
 
 /// An address at which a process on this machine reaches a listener on `address`.
@@ -192,10 +197,11 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 
 /// Runs until told to stop, the handle is gone, or the control plane fails.
 fn live(runtime: &Runtime, running: Running, stopping: oneshot::Receiver<()>) -> Result<(), EndError> {
-    let Running { control, server, http, local: _, _publication } = running;
+    let Running { control, server, http, metadata, local: _, _publication } = running;
     runtime.block_on(async {
         if let Some((listener, _)) = http {
-            tokio::spawn(http::serve(listener, control.clone()));
+            let pages = http::Pages::new(control.clone(), metadata);
+            tokio::spawn(http::serve(listener, pages));
         }
         let result = tokio::select! {
             // Told, or the handle is gone: both mean to stop.

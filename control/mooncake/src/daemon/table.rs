@@ -43,7 +43,7 @@ impl Table {
     pub(super) fn insert(&mut self, stream: TcpStream, poller: &Poller, now_ns: u64) -> Option<u64> {
         count(&self.tally.accepted);
         if self.entries.len() >= self.config.max_connections {
-            self.evict();
+            self.evict(u64::MAX);
         }
         let token = self.next_token;
         stream.set_nonblocking(true).ok()?;
@@ -111,13 +111,14 @@ impl Table {
         progress_ns.saturating_add(idle_ns).min(started_ns.saturating_add(total_ns))
     }
 
-    /// Makes room: whoever has been silent longest goes.
-    fn evict(&mut self) {
+    /// Makes room: whoever has been silent longest goes, if that is since `before_ns` or earlier. Whether there was
+    /// one.
+    pub(super) fn evict(&mut self, before_ns: u64) -> bool {
         let silent = self.entries.iter().min_by_key(|(token, entry)| (entry.progress_ns, **token));
-        if let Some(token) = silent.map(|(token, _)| *token) {
-            count(&self.tally.evicted);
-            self.remove(token);
-        }
+        let Some((&token, _)) = silent.filter(|(_, entry)| entry.progress_ns <= before_ns) else { return false };
+        count(&self.tally.evicted);
+        self.remove(token);
+        true
     }
 
     /// Closes a connection, which also takes it from the poller: the descriptor has no duplicates.

@@ -6,12 +6,26 @@ use std::time::Duration;
 
 use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer};
+use kvplane_server::{ControlConfig, ControlHandle, ControlServer, MetadataLimits};
 
 use super::{Failure, stop};
 
 /// How long a stopping control plane may take.
 const SHUTDOWN: Duration = Duration::from_secs(3);
+
+/// What is served over HTTP, and where.
+#[derive(Args, Clone, Copy)]
+pub(crate) struct Http {
+    /// Loopback address for /health, /metrics and /get_all_segments.
+    #[arg(long = "http", default_value = "127.0.0.1:0", value_name = "HTTP")]
+    address: SocketAddr,
+    /// Allow --http on an address that other machines reach; whoever reaches it is let in.
+    #[arg(long)]
+    http_without_authentication: bool,
+    /// Be the metadata server of Mooncake engines too: http://ADDRESS/metadata in their configuration.
+    #[arg(long)]
+    mooncake_metadata: bool,
+}
 
 /// The control plane.
 #[derive(Args)]
@@ -22,9 +36,8 @@ pub(crate) struct Control {
     /// Address for QUIC; mutual TLS is always on.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    /// Loopback address for /health, /metrics and /get_all_segments.
-    #[arg(long, default_value = "127.0.0.1:0")]
-    http: SocketAddr,
+    #[command(flatten)]
+    http: Http,
     /// Directory of the state and of the authority's key; it survives a kill.
     #[arg(long)]
     state: PathBuf,
@@ -39,7 +52,7 @@ pub(crate) struct Control {
 pub(crate) fn start(
     cluster: &str,
     listen: SocketAddr,
-    http: SocketAddr,
+    http: Http,
     state: Option<PathBuf>,
     replicas: u8,
     runtime_directory: Option<&PathBuf>,
@@ -51,7 +64,9 @@ pub(crate) fn start(
     let mut config = ControlConfig::new(cluster);
     config.cluster.replicas = replicas;
     config.listen = listen;
-    config.http_listen = Some(http);
+    config.http_listen = Some(http.address);
+    config.http_without_authentication_anywhere = http.http_without_authentication;
+    config.mooncake_metadata = http.mooncake_metadata.then(MetadataLimits::default);
     config.state_directory = state;
     config.publish = Some(publish);
     Ok(ControlServer::start(config)?)
@@ -66,15 +81,24 @@ pub(crate) fn watch(control: &mut ControlHandle) -> Result<(), Failure> {
     }
 }
 
+impl Http {
+    /// Says where it is.
+    pub(crate) fn announce(&self, control: &ControlHandle) {
+        let Some(address) = control.http_address() else { return };
+        println!("health and metrics on http://{address}/health and /metrics");
+        if self.mooncake_metadata {
+            println!("metadata server of Mooncake engines: http://{address}/metadata");
+        }
+    }
+}
+
 impl Control {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let state = Some(self.state.clone());
         let runtime = self.runtime_directory.as_ref();
         let mut control = start(&self.cluster, self.listen, self.http, state, self.replicas, runtime)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, control.address());
-        if let Some(http) = control.http_address() {
-            println!("health and metrics on http://{http}/health and /metrics");
-        }
+        self.http.announce(&control);
         stop::wait(|| watch(&mut control))?;
         Ok(control.shutdown(SHUTDOWN)?)
     }

@@ -14,9 +14,8 @@ pub(crate) struct Dev {
     /// Name of the cluster: what local clients ask for.
     #[arg(long, default_value = "dev")]
     cluster: String,
-    /// Loopback address for /health, /metrics and /get_all_segments.
-    #[arg(long, default_value = "127.0.0.1:0")]
-    http: SocketAddr,
+    #[command(flatten)]
+    http: control::Http,
     /// Address for QUIC.
     #[arg(long, default_value = "127.0.0.1:0")]
     control: SocketAddr,
@@ -36,9 +35,7 @@ impl Dev {
         let mut plane = control::start(&self.cluster, self.control, self.http, self.state.clone(), 1, runtime)?;
         let node = self.shape.start(&self.cluster)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, plane.address());
-        if let Some(http) = plane.http_address() {
-            println!("health and metrics on http://{http}/health and /metrics");
-        }
+        self.http.announce(&plane);
         println!("ready: clients of this user find it by --cluster {}; Ctrl-C stops it", self.cluster);
         let orphaned = self.end_with_stdin.then(stop::parent_gone);
         stop::wait(|| {

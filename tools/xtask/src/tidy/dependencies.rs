@@ -33,7 +33,7 @@ const EDGES: [(&str, Uses); 15] = [
     ),
     ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster"])),
     ("kvplane-mooncake", Uses::Only(&["kvplane-proto", "kvplane-sys"])),
-    ("kvplane-server", Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-rpc"])),
+    ("kvplane-server", Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-rpc", "kvplane-mooncake"])),
     (
         "kvplane",
         Uses::Only(&[

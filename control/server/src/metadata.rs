@@ -1,0 +1,236 @@
+//! Mooncake's metadata server: keys and values in memory, for engines that find each other through one.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /metadata?key=` | 200 and the value, or 404 |
+//! | `PUT /metadata?key=` | 200; 400 for another value of a living engine's `rpc_meta` key; 413 or 507 at a limit |
+//! | `DELETE /metadata?key=` | 200, or 404 |
+//!
+//! An empty key is 400. Nothing is durable, as with Mooncake's own server: engines publish at their start. Whoever
+//! reaches the port may read and write every key, for the protocol has no authentication.
+//!
+//! An `rpc_meta` key says where an engine's daemon listens. A second engine of that name is refused as long as the
+//! first one's port takes connections, or may do so; when it is closed, the engine was killed and left its key behind.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, StatusCode};
+use percent_encoding::percent_decode_str;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// How long it may take to learn that an engine is gone.
+const LIFE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How much the metadata server keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetadataLimits {
+    /// Keys.
+    pub keys: usize,
+    /// Bytes of a key.
+    pub key_bytes: usize,
+    /// Bytes of a value.
+    pub value_bytes: usize,
+    /// Bytes of all keys and values.
+    pub bytes: usize,
+}
+
+impl Default for MetadataLimits {
+    fn default() -> Self {
+        Self { keys: 65_536, key_bytes: 4096, value_bytes: 1 << 20, bytes: 256 << 20 }
+    }
+}
+
+/// The keys and values. Any thread may use it.
+pub(crate) struct Metadata {
+    limits: MetadataLimits,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    values: HashMap<String, Bytes>,
+    bytes: usize,
+}
+
+/// What a put came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Put {
+    Updated,
+    Unchanged,
+    /// Refused for this value's sake.
+    Duplicate(Bytes),
+    Full,
+}
+
+pub(crate) type Answer = (StatusCode, Bytes);
+
+fn say(status: StatusCode, text: &'static str) -> Answer {
+    (status, Bytes::from_static(text.as_bytes()))
+}
+
+impl Metadata {
+    pub(crate) fn new(limits: MetadataLimits) -> Self {
+        Self { limits, kept: Mutex::default() }
+    }
+
+    /// Answers a request; reads at most one value.
+    pub(crate) async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let Some(key) = request.uri().query().and_then(key) else {
+            return say(StatusCode::BAD_REQUEST, "the query must have a key\n");
+        };
+        if key.len() > self.limits.key_bytes {
+            return say(StatusCode::BAD_REQUEST, "the key is too long\n");
+        }
+        match *request.method() {
+            Method::GET => match self.get(&key) {
+                Some(value) => (StatusCode::OK, value),
+                None => say(StatusCode::NOT_FOUND, "metadata not found"),
+            },
+            Method::PUT => match Limited::new(request.into_body(), self.limits.value_bytes).collect().await {
+                Ok(body) => self.answer_put(key, body.to_bytes()).await,
+                Err(error) if error.is::<LengthLimitError>() => {
+                    say(StatusCode::PAYLOAD_TOO_LARGE, "the value is too long\n")
+                }
+                Err(_) => say(StatusCode::BAD_REQUEST, "the value did not arrive whole\n"),
+            },
+            Method::DELETE if self.remove(&key) => say(StatusCode::OK, "metadata deleted"),
+            Method::DELETE => say(StatusCode::NOT_FOUND, "metadata not found"),
+            _ => say(StatusCode::METHOD_NOT_ALLOWED, "there are GET, PUT and DELETE\n"),
+        }
+    }
+
+    async fn answer_put(&self, key: String, value: Bytes) -> Answer {
+        let mut put = self.put(&key, &value, None);
+        if let Put::Duplicate(old) = &put
+            && is_gone(old).await
+        {
+            let old = old.clone();
+            put = self.put(&key, &value, Some(&old));
+        }
+        match put {
+            Put::Updated => say(StatusCode::OK, "metadata updated"),
+            Put::Unchanged => say(StatusCode::OK, "metadata unchanged"),
+            Put::Duplicate(_) => say(StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed"),
+            Put::Full => say(StatusCode::INSUFFICIENT_STORAGE, "there is no room for more keys or values\n"),
+        }
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut Kept) -> T) -> T {
+        // It is whole at every point, so a panic elsewhere does not spoil it.
+        change(&mut self.kept.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn get(&self, key: &str) -> Option<Bytes> {
+        self.with(|kept| kept.values.get(key).cloned())
+    }
+
+    /// Sets a value. `gone` is the value of an engine that is known to be gone.
+    fn put(&self, key: &str, value: &Bytes, gone: Option<&Bytes>) -> Put {
+        self.with(|kept| {
+            let old = kept.values.get(key);
+            if old == Some(value) {
+                return Put::Unchanged;
+            }
+            // Two engines of one name would take each other's transfers.
+            if let Some(old) = old
+                && key.contains("rpc_meta")
+                && Some(old) != gone
+            {
+                return Put::Duplicate(old.clone());
+            }
+            let freed = old.map_or(0, |old| key.len() + old.len());
+            let bytes = kept.bytes - freed + key.len() + value.len();
+            if bytes > self.limits.bytes || (old.is_none() && kept.values.len() >= self.limits.keys) {
+                return Put::Full;
+            }
+            kept.bytes = bytes;
+            kept.values.insert(key.to_owned(), value.clone());
+            Put::Updated
+        })
+    }
+
+    fn remove(&self, key: &str) -> bool {
+        self.with(|kept| {
+            let Some(old) = kept.values.remove(key) else { return false };
+            kept.bytes -= key.len() + old.len();
+            true
+        })
+    }
+}
+
+/// Whether nobody listens any more where `meta` says. Only a refusal of the system there says so: what cannot be read,
+/// looked up or reached in time may live.
+async fn is_gone(meta: &Bytes) -> bool {
+    let Ok(meta) = serde_json::from_slice::<serde_json::Value>(meta) else { return false };
+    let host = meta.get("ip_or_host_name").and_then(serde_json::Value::as_str);
+    let port = meta.get("rpc_port").and_then(serde_json::Value::as_u64).and_then(|port| u16::try_from(port).ok());
+    let (Some(host), Some(port)) = (host, port) else { return false };
+    match timeout(LIFE_DEADLINE, TcpStream::connect((host, port))).await {
+        Ok(Err(error)) => error.kind() == io::ErrorKind::ConnectionRefused,
+        _ => false,
+    }
+}
+
+/// The key in a query; none when it is missing or blank.
+fn key(query: &str) -> Option<String> {
+    let value = query.split('&').find_map(|pair| pair.strip_prefix("key="))?;
+    let spaced = value.replace('+', " ");
+    let key = percent_decode_str(&spaced).decode_utf8().ok()?;
+    let key = key.trim();
+    (!key.is_empty()).then(|| key.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_decoded_and_blank_ones_refused() {
+        assert_eq!(key("key=mooncake%2Fram%2Fa%3A1").as_deref(), Some("mooncake/ram/a:1"));
+        assert_eq!(key("a=b&key=%20a+b%2B%C3%A9%20").as_deref(), Some("a b+é"));
+        for blank in ["", "key", "key=", "key=%20+", "keys=a", "key=%ff"] {
+            assert_eq!(key(blank), None, "{blank}");
+        }
+    }
+
+    #[test]
+    fn numbers_and_bytes_are_limited() {
+        let limits = MetadataLimits { keys: 2, key_bytes: 10, value_bytes: 10, bytes: 12 };
+        let metadata = Metadata::new(limits);
+        let put = |key: &str, value: &'static str| metadata.put(key, &Bytes::from_static(value.as_bytes()), None);
+        assert_eq!(put("a", "12345"), Put::Updated);
+        assert_eq!(put("b", "123456"), Put::Full);
+        assert_eq!(put("b", "12345"), Put::Updated);
+        assert_eq!(put("c", ""), Put::Full);
+        assert_eq!(put("a", "123456"), Put::Full);
+        assert_eq!(metadata.get("a").as_deref(), Some(&b"12345"[..]), "the old value stays");
+        assert_eq!(put("a", "1"), Put::Updated);
+        assert!(metadata.remove("a") && !metadata.remove("a"));
+        assert_eq!(put("c", "12345"), Put::Updated);
+        assert!(metadata.remove("b") && metadata.remove("c"));
+        assert_eq!(metadata.with(|kept| (kept.bytes, kept.values.len())), (0, 0));
+    }
+
+    #[test]
+    fn an_engine_is_not_replaced_by_another_of_its_name() {
+        let metadata = Metadata::new(MetadataLimits::default());
+        let put = |key: &str, value: &'static str| metadata.put(key, &Bytes::from_static(value.as_bytes()), None);
+        assert_eq!(put("mooncake/rpc_meta/a", "1"), Put::Updated);
+        assert_eq!(put("mooncake/rpc_meta/a", "1"), Put::Unchanged);
+        let old = Bytes::from_static(b"1");
+        assert_eq!(put("mooncake/rpc_meta/a", "2"), Put::Duplicate(old.clone()));
+        let (new, other) = (Bytes::from_static(b"2"), Bytes::from_static(b"3"));
+        assert_eq!(metadata.put("mooncake/rpc_meta/a", &new, Some(&other)), Put::Duplicate(old.clone()));
+        assert_eq!(metadata.put("mooncake/rpc_meta/a", &new, Some(&old)), Put::Updated);
+        assert!(metadata.remove("mooncake/rpc_meta/a"));
+        assert_eq!(put("mooncake/rpc_meta/a", "2"), Put::Updated);
+        assert_eq!(put("mooncake/ram/a", "1"), Put::Updated);
+        assert_eq!(put("mooncake/ram/a", "2"), Put::Updated);
+    }
+}
