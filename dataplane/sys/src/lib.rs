@@ -1,5 +1,6 @@
 //! What the dataplane asks of the machine: memory regions, readiness, socket calls, io_uring rings, rings between
-//! threads and processes, doorbells, descriptors, clocks and cores. The only crate of the dataplane that may say `unsafe`.
+//! threads and processes, doorbells, descriptors, clocks and cores. The only crate of the dataplane that may say
+//! `unsafe`.
 //!
 //! Invariant: whatever a caller does through the safe functions here, and whatever a peer process writes into shared
 //! memory, no memory is touched that was not given for it. The one `unsafe fn`, [`Region::adopt`], says what

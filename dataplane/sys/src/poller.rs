@@ -1,8 +1,8 @@
 //! Which descriptors are ready: an epoll that any thread may use.
 //!
 //! A descriptor is named by a token. Sockets whose owner reads and writes until the kernel says "not now" are watched
-//! edge-triggered, so that nothing has to be re-armed; what the owner leaves lying (a listener with more connections than
-//! it takes at once) is watched level-triggered.
+//! edge-triggered, so that nothing has to be re-armed; what the owner leaves lying (a listener with more connections
+//! than it takes at once) is watched level-triggered.
 //!
 //! It holds no memory of its callers and keeps no state but the kernel's. A descriptor that is closed leaves by
 //! itself, if it has no duplicates; events of it that were read before are the caller's to recognise, by its token.

@@ -1,7 +1,7 @@
 //! Bytes over nonblocking sockets by direct calls: gathered when they leave, scattered when they arrive.
 //!
-//! The kernel uses the memory during the call only, so the borrows of [`Gather`] and [`Scatter`] are all it needs: when a
-//! call has returned, nothing of the kernel's refers to it. Ranges of regions go to the kernel by address, never
+//! The kernel uses the memory during the call only, so the borrows of [`Gather`] and [`Scatter`] are all it needs: when
+//! a call has returned, nothing of the kernel's refers to it. Ranges of regions go to the kernel by address, never
 //! through references, as others may write them at the same time.
 
 use crate::net;

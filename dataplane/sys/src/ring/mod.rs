@@ -251,8 +251,8 @@ fn tolerate(entered: io::Result<usize>) -> io::Result<()> {
     }
 }
 
-/// Readable while there are completions to take: for a [`Poller`](crate::Poller). Of a shared ring only; one that defers
-/// its completions has none before it is asked.
+/// Readable while there are completions to take: for a [`Poller`](crate::Poller). Of a shared ring only; one that
+/// defers its completions has none before it is asked.
 impl AsFd for Ring {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open as long as the ring is.

@@ -18,6 +18,8 @@ mod active;
 mod connection;
 mod receive;
 mod send;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};

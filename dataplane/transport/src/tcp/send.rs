@@ -28,8 +28,12 @@ const COPIED_BYTES: usize = 8 << 10;
 /// Payloads of pieces that are shorter than this on average are copied too, as far as they fit.
 const COPIED_PIECE_BYTES: usize = 2 << 10;
 const COPIED_PIECES_BYTES: usize = STAGING_BYTES - HEADER_BYTES - Limits::BODY_BYTES;
-/// Bodies kept for their memory.
+/// Bodies kept for their memory, and the longest of them.
 const SPARE_BODIES: usize = 64;
+const SPARE_BODY_BYTES: usize = 4096;
+/// Places for frames that a connection may keep when it has none, and how many of them it is left with.
+const FRAMES_KEPT: usize = 256;
+const FRAMES_LEFT: usize = 16;
 
 /// Where headers, bodies and small payloads are put side by side.
 pub(super) struct Staging {
@@ -127,9 +131,14 @@ impl Tcp {
 
     /// Everything that was queued has left.
     fn sent_all(&mut self, id: ConnectionId) {
-        if let Some(connection) = self.get(id)
-            && let Some(why) = connection.closing_after_send.take()
-        {
+        let Some(connection) = self.get(id) else { return };
+        if connection.frames.capacity() > FRAMES_KEPT {
+            connection.frames.shrink_to(FRAMES_LEFT);
+        }
+        if connection.pieces.capacity() > FRAMES_KEPT {
+            connection.pieces.shrink_to(FRAMES_LEFT);
+        }
+        if let Some(why) = connection.closing_after_send.take() {
             self.close(id, why);
         }
     }
@@ -196,7 +205,7 @@ impl Connection {
                     self.pieces.push_back(Piece::Memory { pieces: payload.buffers, next: 0, hold: payload.hold });
                 }
             }
-            if spare.len() < SPARE_BODIES {
+            if spare.len() < SPARE_BODIES && frame.body.capacity() <= SPARE_BODY_BYTES {
                 frame.body.clear();
                 spare.push(frame.body);
             }

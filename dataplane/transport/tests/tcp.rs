@@ -1,0 +1,318 @@
+//! The TCP driver over real sockets: payloads in pieces, connections that share a staging, sockets that are full, and
+//! turns.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_proto::RequestId;
+use kvplane_proto::checksum::payload_checksum;
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{Kind, Operation};
+use kvplane_proto::rng::{Rng, mix64};
+use kvplane_sys::{HugePages, IoBuf, Poller, Readiness, Region, RegionOptions, net};
+use kvplane_transport::{ConnectionId, Event, Gone, Input, Outgoing, Target, Tcp, Token};
+
+/// Where the payload of the frame with this number goes, cut into pieces of these lengths, or nowhere.
+type Places = fn(u32, usize) -> Option<Vec<usize>>;
+
+struct End {
+    poller: Poller,
+    tcp: Tcp,
+    memory: Arc<Region>,
+    places: Places,
+    connections: Vec<ConnectionId>,
+    gone: Vec<Gone>,
+    holds: Vec<u64>,
+    /// Frames in order of arrival: connection, number, body.
+    frames: Vec<(ConnectionId, u32, Vec<u8>)>,
+    /// Checksums of payloads, and the rounds in which they were complete.
+    payloads: Vec<(u32, Option<u64>, u64)>,
+    arriving: BTreeMap<ConnectionId, u32>,
+    round: u64,
+    /// Inputs taken from one connection before the next one's turn.
+    longest_turn_bytes: usize,
+}
+
+impl End {
+    fn new(memory_bytes: usize, places: Places) -> Self {
+        let options =
+            RegionOptions { huge: HugePages::Never, prefault: false, ..RegionOptions::new("tcp-test", memory_bytes) };
+        Self {
+            poller: Poller::new().expect("a poller"),
+            tcp: Tcp::new(),
+            memory: Region::allocate(&options).expect("memory"),
+            places,
+            connections: Vec::new(),
+            gone: Vec::new(),
+            holds: Vec::new(),
+            frames: Vec::new(),
+            payloads: Vec::new(),
+            arriving: BTreeMap::new(),
+            round: 0,
+            longest_turn_bytes: 0,
+        }
+    }
+
+    fn round(&mut self) {
+        self.round += 1;
+        let longest = Duration::from_millis(u64::from(!self.tcp.has_work()));
+        let mut readiness: Vec<Readiness> = Vec::new();
+        self.poller.wait(longest, &mut readiness).expect("a working poller");
+        for one in readiness {
+            self.tcp.ready(&self.poller, Token::from_bits(one.token).expect("a token of the driver"), &one);
+        }
+        while let Some(event) = self.tcp.poll_event() {
+            match event {
+                Event::Accepted(id) | Event::Connected(id) => self.connections.push(id),
+                Event::Sent(hold) => self.holds.retain(|&other| other != hold),
+                Event::Gone(_, why) => self.gone.push(why),
+            }
+        }
+        self.tcp.take_moved_bytes();
+        while let Some(id) = self.tcp.next_ready() {
+            self.take(id);
+            self.longest_turn_bytes = self.longest_turn_bytes.max(self.tcp.take_moved_bytes());
+        }
+        self.tcp.flush(&self.poller);
+    }
+
+    fn take(&mut self, id: ConnectionId) {
+        let mut scratch = Vec::new();
+        loop {
+            match self.tcp.input(id, &mut scratch) {
+                Input::Wait => return,
+                Input::Frame(header) => {
+                    let number = header.request.index;
+                    self.frames.push((id, number, scratch.clone()));
+                    if header.payload_bytes > 0 {
+                        self.arriving.insert(id, number);
+                        let target = self.target(number, header.payload_bytes as usize);
+                        self.tcp.receive_payload(id, target);
+                    }
+                }
+                Input::Payload(checksum) => {
+                    let number = self.arriving.remove(&id).expect("a frame before its payload");
+                    self.payloads.push((number, checksum, self.round));
+                }
+            }
+        }
+    }
+
+    fn target(&self, number: u32, bytes: usize) -> Target {
+        let Some(lengths) = (self.places)(number, bytes) else { return Target::Discard };
+        let buffers = self.pieces(number, &lengths);
+        match <[IoBuf; 1]>::try_from(buffers) {
+            Ok([buffer]) => Target::Memory { buffer, checksum: true },
+            Err(buffers) => Target::Scatter { buffers, checksum: true },
+        }
+    }
+
+    /// Pieces of these lengths in the part of the memory that is this number's, last piece first in memory.
+    fn pieces(&self, number: u32, lengths: &[usize]) -> Vec<IoBuf> {
+        let mut end = (number as usize + 1) * PART_BYTES;
+        let mut pieces = Vec::new();
+        for &bytes in lengths {
+            end -= bytes;
+            pieces.push(IoBuf::new(Arc::clone(&self.memory), end, bytes));
+        }
+        pieces
+    }
+
+    fn bytes(&self, number: u32, lengths: &[usize]) -> Vec<u8> {
+        let mut out = Vec::new();
+        for piece in self.pieces(number, lengths) {
+            let mut bytes = vec![0; piece.bytes()];
+            piece.copy_out(&mut bytes);
+            out.extend(bytes);
+        }
+        out
+    }
+
+    /// Sends a payload in pieces of these lengths.
+    fn send(&mut self, id: ConnectionId, number: u32, body: &[u8], lengths: &[usize]) -> Vec<u8> {
+        let request = RequestId { index: number, generation: 1 };
+        let mut header = Header::request(Kind::Request(Operation::Put), request).with_body(body, 1);
+        let bytes: usize = lengths.iter().sum();
+        let content = pattern(number, bytes);
+        let outgoing = (bytes > 0).then(|| {
+            let pieces = self.pieces(number, lengths);
+            let mut at = 0;
+            for piece in &pieces {
+                piece.copy_in(&content[at..at + piece.bytes()]);
+                at += piece.bytes();
+            }
+            // Announced with value 0: the driver sums up.
+            header = header.with_payload(bytes as u64, Some(0));
+            self.holds.push(u64::from(number));
+            Outgoing { buffers: pieces.into(), hold: Some(u64::from(number)) }
+        });
+        assert!(self.tcp.send(id, &header, body, outgoing));
+        content
+    }
+}
+
+const PART_BYTES: usize = 4 << 20;
+
+fn pattern(number: u32, bytes: usize) -> Vec<u8> {
+    (0..bytes as u64).map(|at| mix64(u64::from(number) << 40 ^ (at / 8)).to_le_bytes()[(at % 8) as usize]).collect()
+}
+
+/// Lengths that add up to `bytes`, about `about` each; empty ones among them.
+fn cut(seed: u64, bytes: usize, about: usize) -> Vec<usize> {
+    let mut rng = Rng::new(seed, "tcp-cut");
+    let (mut left, mut lengths) = (bytes, Vec::new());
+    while left > 0 {
+        let bytes = (rng.below(2 * about as u64 + 1) as usize).min(left);
+        lengths.push(bytes);
+        left -= bytes;
+    }
+    lengths
+}
+
+fn until(ends: &mut [&mut End], mut done: impl FnMut(&[&mut End]) -> bool) {
+    let limit = Instant::now() + Duration::from_secs(30);
+    while !done(ends) {
+        assert!(Instant::now() < limit, "nothing comes any more");
+        ends.iter_mut().for_each(|end| end.round());
+    }
+}
+
+/// A sender with this many connections to a receiver.
+fn pair(connections: usize, parts: usize, places: Places) -> (End, End) {
+    let (mut sender, mut receiver) = (End::new(parts * PART_BYTES, places), End::new(parts * PART_BYTES, places));
+    let listener = net::tcp_listener(([127, 0, 0, 1], 0).into(), 1024).expect("a port");
+    let address = listener.local_addr().expect("an address");
+    receiver.tcp.listen(&receiver.poller, listener).expect("a poller with room");
+    for _ in 0..connections {
+        sender.tcp.connect(&sender.poller, address).expect("a socket");
+    }
+    until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| end.connections.len() == connections));
+    (sender, receiver)
+}
+
+fn lengths_at_the_receiver(number: u32, bytes: usize) -> Option<Vec<usize>> {
+    match number % 4 {
+        0 => Some(vec![bytes]),
+        1 => Some(cut(u64::from(number), bytes, 4096)),
+        2 => Some(cut(u64::from(number), bytes, 50_000)),
+        _ => None,
+    }
+}
+
+#[test]
+fn payloads_leave_and_arrive_in_pieces_of_any_length() {
+    let sizes = [1, 63, 5000, 8192, 8193, 16_384, 70_000, 262_144, 300_001, 1 << 20, 3_000_000];
+    let count = 4 * sizes.len() as u32;
+    let (mut sender, mut receiver) = pair(1, count as usize, lengths_at_the_receiver);
+    let id = sender.connections[0];
+    let mut sent = BTreeMap::new();
+    for number in 0..count {
+        let bytes = sizes[number as usize % sizes.len()];
+        let about = [bytes, 100, 4096, 40_000][number as usize / sizes.len()];
+        let lengths = if about == bytes { vec![bytes] } else { cut(u64::from(number) + 99, bytes, about) };
+        sent.insert(number, sender.send(id, number, &number.to_le_bytes(), &lengths));
+    }
+    until(&mut [&mut sender, &mut receiver], |ends| ends[1].payloads.len() == count as usize);
+    until(&mut [&mut sender, &mut receiver], |ends| ends[0].holds.is_empty());
+    for (at, (_, number, body)) in receiver.frames.iter().enumerate() {
+        assert_eq!((at as u32, body.as_slice()), (*number, number.to_le_bytes().as_slice()));
+    }
+    for &(number, checksum, _) in &receiver.payloads {
+        let wanted = &sent[&number];
+        let Some(lengths) = lengths_at_the_receiver(number, wanted.len()) else {
+            assert_eq!(checksum, None);
+            continue;
+        };
+        assert!(receiver.bytes(number, &lengths) == *wanted, "bytes of {number} differ");
+        assert_eq!(checksum, Some(payload_checksum(wanted)));
+    }
+}
+
+/// Long bodies are cut by the socket anywhere, and the connections take turns with the one staging.
+#[test]
+fn connections_share_a_staging_without_mixing_their_bytes() {
+    const CONNECTIONS: usize = 7;
+    const FRAMES: u32 = 60;
+    let (mut sender, mut receiver) = pair(CONNECTIONS, 1, |_, _| None);
+    let body = |connection: usize, number: u32| {
+        let bytes = mix64(u64::from(number) * 31 + connection as u64) % 190_000;
+        pattern(number * 16 + connection as u32, bytes as usize)
+    };
+    for number in 0..FRAMES {
+        for (at, id) in sender.connections.clone().into_iter().enumerate() {
+            sender.send(id, number * 16 + at as u32, &body(at, number), &[]);
+        }
+    }
+    let all = FRAMES as usize * CONNECTIONS;
+    until(&mut [&mut sender, &mut receiver], |ends| ends[1].frames.len() == all);
+    let mut next = BTreeMap::new();
+    for (id, label, found) in &receiver.frames {
+        let (at, number) = (*label as usize % 16, label / 16);
+        let expected: &mut (usize, u32) = next.entry(*id).or_insert((at, 0));
+        assert_eq!(*expected, (at, number), "frames of a connection stay in order and on it");
+        expected.1 += 1;
+        assert!(*found == body(at, number), "body {number} of connection {at} differs");
+    }
+}
+
+#[test]
+fn a_long_payload_leaves_others_their_turn() {
+    let (mut sender, mut receiver) = pair(2, 2, |_, bytes| Some(vec![bytes]));
+    let (long, short) = (sender.connections[0], sender.connections[1]);
+    sender.send(long, 0, b"", &[PART_BYTES]);
+    sender.send(short, 1, b"", &[100]);
+    until(&mut [&mut sender, &mut receiver], |ends| ends[1].payloads.len() == 2);
+    assert_eq!(receiver.payloads[0].0, 1, "the short one is not behind the long one");
+    assert!(receiver.longest_turn_bytes <= 1 << 20, "{} bytes in one turn", receiver.longest_turn_bytes);
+}
+
+#[test]
+fn a_full_socket_keeps_holds_until_the_end_and_the_end_gives_them_back() {
+    let (mut sender, mut receiver) = pair(1, 9, |_, _| None);
+    let id = sender.connections[0];
+    for number in 0..9 {
+        sender.send(id, number, b"", &[PART_BYTES]);
+    }
+    // Nobody reads: the sockets fill up, and nothing is left to do.
+    for _ in 0..200 {
+        sender.round();
+    }
+    assert!(!sender.tcp.has_work() && !sender.holds.is_empty(), "{} holds", sender.holds.len());
+    sender.tcp.close(id, Gone::Closed);
+    assert!(sender.tcp.has_work());
+    sender.round();
+    assert_eq!((sender.holds.len(), sender.gone.as_slice()), (0, [Gone::Closed].as_slice()));
+    until(&mut [&mut receiver], |ends| !ends[0].gone.is_empty());
+    assert_eq!((sender.tcp.open(), receiver.tcp.open()), (0, 0));
+}
+
+#[test]
+fn what_is_queued_leaves_before_a_closing_end() {
+    let (mut sender, mut receiver) = pair(1, 3, |_, bytes| Some(vec![bytes]));
+    let id = sender.connections[0];
+    for number in 0..3 {
+        sender.send(id, number, b"last words", &[PART_BYTES]);
+    }
+    sender.tcp.close_after_sending(id, Gone::Closed);
+    until(&mut [&mut sender, &mut receiver], |ends| ends.iter().all(|end| !end.gone.is_empty()));
+    assert_eq!((receiver.payloads.len(), sender.holds.len()), (3, 0));
+    assert_eq!((&sender.gone[0], &receiver.gone[0]), (&Gone::Closed, &Gone::Peer));
+}
+
+/// A client tries only connections that owe it an answer, a server those that asked lately.
+#[test]
+fn only_what_may_bring_something_is_tried() {
+    let (mut client, mut server) = pair(1, 1, |_, _| None);
+    let (asked, asking) = (client.connections[0], server.connections[0]);
+    assert!(!client.tcp.try_active() && !server.tcp.try_active(), "nothing was asked yet");
+    client.send(asked, 0, b"question", &[]);
+    assert!(client.tcp.try_active());
+    until(&mut [&mut client, &mut server], |ends| ends[1].frames.len() == 1);
+    assert!(server.tcp.try_active());
+    let request = RequestId { index: 0, generation: 1 };
+    let reply = Header::reply(Kind::Reply(Operation::Put), request, kvplane_proto::Status::Ok);
+    assert!(server.tcp.send(asking, &reply, b"", None));
+    until(&mut [&mut client, &mut server], |ends| ends[0].frames.len() == 1);
+    assert!(!client.tcp.try_active(), "nothing more is owed");
+}
