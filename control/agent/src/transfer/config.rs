@@ -21,7 +21,7 @@ pub struct TransferEngineConfig {
     /// Group of engines that belong together; others are refused.
     pub cluster: String,
     /// Where peers ask for it: the address of its handshake daemon. Port 0 takes a free one of the environment's range.
-    /// The data ports are others of the same address. Only loopback, unless [`Self::open_to_network`] says otherwise.
+    /// The data ports are on the same address. Only loopback, unless [`Self::open_to_network`] says otherwise.
     pub listen: SocketAddr,
     /// Data port of our own protocol; 0 takes a free one.
     pub data_port: u16,
@@ -29,8 +29,8 @@ pub struct TransferEngineConfig {
     pub stock_peers: bool,
     /// Data port for those; 0 takes a free one.
     pub stock_data_port: u16,
-    /// Whether [`Self::listen`] may be another address than a loopback one. Whoever reaches the ports may read and write
-    /// all accessible memory: handshakes and data have no authentication.
+    /// Whether [`Self::listen`] may be another address than a loopback one. Whoever reaches the ports may then read and
+    /// write all accessible memory: handshakes and data have no authentication.
     pub open_to_network: bool,
     /// The address that peers are told, where it is not [`Self::listen`]'s own.
     pub announce: Option<IpAddr>,

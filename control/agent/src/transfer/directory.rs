@@ -1,8 +1,8 @@
 //! Names: under which we are found, and what is found under the names of others.
 //!
 //! Peer to peer, a segment's name is where its engine's handshake daemon listens. With central metadata it is any
-//! name, and the store has its descriptor and the daemon's address. Either way the descriptor is one that stock Mooncake
-//! engines read, with a key of ours for engines that speak our own protocol.
+//! name, and the store has its descriptor and the daemon's address. Either way stock Mooncake engines can read the
+//! descriptor; a key of ours in it is for engines that speak our own protocol.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::Path;

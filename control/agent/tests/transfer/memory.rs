@@ -83,7 +83,7 @@ fn what_is_not_accessible_is_not_there_and_what_is_read_only_is_not_written() {
 /// Memory that was registered after the segment was opened is found, what was unregistered is not written.
 #[test]
 fn a_peers_memory_may_change() {
-    for way in [Way::Tcp] {
+    for way in Way::BOTH {
         let (a, b, peer) = pair(way, 4096);
         let late = region(4096);
         b.engine.register(Arc::clone(&late), &RegisterOptions::default()).unwrap();

@@ -1,5 +1,5 @@
-//! Batches that do not go well: cancelled, late, dropped, or without a peer. Whatever the outcome, nothing touches their
-//! memory afterwards, and each ends once.
+//! Batches that do not go well: cancelled, late, dropped, or without a peer. Whatever the outcome, nothing touches
+//! their memory afterwards, and each ends once.
 
 use std::sync::Arc;
 use std::time::Duration;
