@@ -7,3 +7,4 @@ mod paths;
 mod random;
 mod rig;
 mod validation;
+mod ways;

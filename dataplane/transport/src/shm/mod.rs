@@ -8,10 +8,15 @@
 //! Trust: only a process of the same user (or root) gets in. It may write the pool, as it could through `ptrace`
 //! anyway; checksums, made by the writer and checked by each reader, show when it wrote where it should not.
 //!
+//! Segments are used without their owner's help, through a mapping or by the kernel's copies between processes; the
+//! [`fence`] says when that has ended.
+//!
 //! Thread affinity: none; one thread at a time. [`Shm::connect`] and [`Shm::map_segment`] block, at most for
 //! [`SETUP_DEADLINE`]; a shard never calls them.
 
 mod channel;
+mod fence;
+mod one_sided;
 mod setup;
 
 use std::collections::VecDeque;
@@ -22,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use channel::{Channel, Side};
+pub use fence::{CHUNK_BYTES, Extent, SLOTS};
 use kvplane_proto::frame::Header;
 use kvplane_proto::{Limits, SegmentId};
 use kvplane_sys::{Interest, Poller, Readiness, Region, stream};
@@ -47,6 +53,9 @@ pub struct Shm {
     /// The kernel refused to accept.
     accept_again: bool,
     open: usize,
+    fence: std::cell::OnceCell<Option<fence::Fence>>,
+    /// Connections that we ended and whose clients have not hung up yet.
+    lingering: Vec<one_sided::Lingering>,
 }
 
 impl Shm {
@@ -64,6 +73,8 @@ impl Shm {
             dirty: VecDeque::new(),
             accept_again: false,
             open: 0,
+            fence: std::cell::OnceCell::new(),
+            lingering: Vec::new(),
         }
     }
 
@@ -91,7 +102,7 @@ impl Shm {
     }
 
     fn add(&mut self, poller: &Poller, channel: Channel) -> io::Result<ConnectionId> {
-        if self.open >= Limits::CONNECTIONS {
+        if self.open + self.lingering.len() >= Limits::CONNECTIONS {
             let text = format!("{} connections are open, which is the limit of a shard", Limits::CONNECTIONS);
             return Err(io::Error::other(text));
         }
@@ -106,14 +117,17 @@ impl Shm {
         let watched = poller
             .add(channel.socket.as_fd(), token(Source::ShmSocket), Interest::Readable)
             .and_then(|()| poller.add(channel.own_bell.fd(), token(Source::ShmDoorbell), Interest::ReadableEdge));
-        if let Err(error) = watched {
-            // The socket leaves the poller by being closed.
-            self.free.push(index);
-            return Err(error);
-        }
         self.channels[index as usize] = Some(channel);
         self.open += 1;
-        Ok(ConnectionId { index, generation })
+        let id = ConnectionId { index, generation };
+        if let Err(error) = watched {
+            // It may be in use already, so it is left as any other.
+            self.remove(poller, id, false);
+            self.free.push(index);
+            self.open -= 1;
+            return Err(error);
+        }
+        Ok(id)
     }
 
     /// Takes an event of one of this driver's descriptors.
@@ -133,7 +147,8 @@ impl Shm {
             match stream::accept(listener.as_fd()) {
                 // A peer that may not enter, or is gone already, is simply dropped; it sees the end of its socket.
                 Ok(Some(socket)) => {
-                    if let Ok(channel) = setup::accept(UnixStream::from(socket), self.pool.as_ref())
+                    if let Some(fence) = self.fence()
+                        && let Ok(channel) = setup::accept(UnixStream::from(socket), self.pool.as_ref(), fence)
                         && let Ok(id) = self.add(poller, channel)
                     {
                         self.events.push_back(Event::Accepted(id));
@@ -167,10 +182,10 @@ impl Shm {
         self.wanted.pop_front()
     }
 
-    /// Answers a client: the segment's region, or nothing where there is none to share.
-    pub fn offer_segment(&mut self, poller: &Poller, id: ConnectionId, region: Option<&Arc<Region>>) {
+    /// Answers a client: the segment's region, to be mapped `writable` or not, or nothing where there is none to share.
+    pub fn offer_segment(&mut self, poller: &Poller, id: ConnectionId, region: Option<&Arc<Region>>, writable: bool) {
         let Some(channel) = self.get(id) else { return };
-        if setup::offer_segment(&channel.socket, region).is_err() {
+        if setup::offer_segment(&channel.socket, region, writable).is_err() {
             self.close(poller, id, Gone::Peer);
         }
     }
@@ -276,17 +291,22 @@ impl Shm {
     /// Ends a connection. [`Event::Gone`] follows at once: no I/O of the kernel's is ever in flight on shared memory.
     pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: Gone) {
         if self.get(id).is_some() {
-            self.remove(poller, id);
+            self.remove(poller, id, matches!(why, Gone::Peer));
             self.events.push_back(Event::Gone(id, why));
         }
     }
 
-    fn remove(&mut self, poller: &Poller, id: ConnectionId) {
+    fn remove(&mut self, poller: &Poller, id: ConnectionId, hung_up: bool) {
         let Some(channel) = self.channels[id.index as usize].take() else { return };
-        // The peer has the same eventfd: closing ours would not end the watch.
+        // The peer has the same eventfd, and the socket may linger: closing ours would not end the watches.
         let _ = poller.remove(channel.own_bell.fd());
         let _ = poller.remove(channel.socket.as_fd());
-        channel.close();
+        if channel.side == Side::Server && !hung_up {
+            self.lingering.push(channel.leave());
+            self.sweep();
+        } else {
+            channel.close();
+        }
     }
 
     /// Connections whose end was not taken yet.
