@@ -43,7 +43,8 @@ impl Owner {
             shard: ShardId(0),
             segment_name: "segment".to_owned(),
         };
-        let listen = Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(directory.join("shard.sock")) };
+        let listen =
+            Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(directory.join("shard.sock")), mooncake: None };
         let shard = Shard::start(ShardConfig {
             identity,
             core: None,
