@@ -59,7 +59,7 @@ pub(super) struct Driver {
     wanted: AtomicUsize,
     led: AtomicBool,
     led_by_progress: AtomicBool,
-    /// Rounds by leaders.
+    /// Times that a thread of the caller's moved something on.
     rounds: AtomicU64,
     followers: Mutex<VecDeque<Thread>>,
     following: AtomicUsize,
@@ -127,6 +127,7 @@ impl Driver {
                 self.drain(&mut core);
                 core.begin(self, state, work);
                 core.post(self);
+                self.rounds.fetch_add(1, Ordering::Relaxed);
                 self.release(core);
             }
             None => self.leave_for_leader(Command::Submit(Arc::clone(state), work)),
@@ -182,6 +183,7 @@ impl Driver {
         if let Some(mut core) = self.try_core() {
             self.drain(&mut core);
             core.post(self);
+            self.rounds.fetch_add(1, Ordering::Relaxed);
             self.release(core);
         }
     }

@@ -3,6 +3,7 @@
 mod completion;
 mod memory;
 mod names;
+mod processes;
 mod rig;
 mod threads;
 mod trouble;
