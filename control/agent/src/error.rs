@@ -3,9 +3,10 @@
 use core::fmt;
 
 use kvplane_engine::{RegionError, ShardError};
+use kvplane_mooncake::{CallError, DescriptorError, Stage, StartError, StoreError};
 use kvplane_proto::Status;
 use kvplane_proto::client::SubmitError;
-use kvplane_rpc::{CallError, ConnectError, LocalError};
+use kvplane_rpc::{CallError as ControlError, ConnectError, LocalError};
 
 /// Why something could not be done.
 #[derive(Debug)]
@@ -22,14 +23,39 @@ pub enum Error {
     },
     /// The request is malformed; nothing was done.
     Request(SubmitError),
+    /// Another engine could not be asked, or answered wrongly.
+    Handshake(CallError),
+    /// The handshake daemon does not start.
+    Daemon(StartError),
+    /// The store of metadata failed.
+    Metadata(StoreError),
+    /// A segment's descriptor cannot be: says why.
+    Descriptor(DescriptorError),
+    /// What another engine published makes no sense: says what.
+    Malformed(String),
     /// A setting or argument cannot be: says which and why.
     Argument(String),
+    /// Memory is registered already, whole or in part.
+    AddressOverlapped {
+        /// Where the new range begins.
+        address: u64,
+        /// Its length.
+        bytes: u64,
+        /// Where the registered range begins.
+        other_address: u64,
+        /// Its length.
+        other_bytes: u64,
+    },
+    /// A range is not within one registered buffer: says which range, and whose buffers.
+    AddressNotRegistered(String),
+    /// More is open or in flight than may be: says what, and the limit.
+    TooManyRequests(String),
     /// No local control plane was found, or it may not be trusted.
     Discovery(LocalError),
     /// The control plane could not be reached.
     Connect(ConnectError),
     /// The control plane said no.
-    Call(CallError),
+    Call(ControlError),
     /// A shard could not be started, or did not answer.
     Shard(ShardError),
     /// Memory could not be had.
@@ -44,7 +70,18 @@ impl fmt::Display for Error {
             Self::Status { what, status, cause: Some(cause) } => write!(f, "{what}: {status} ({cause})"),
             Self::Status { what, status, cause: None } => write!(f, "{what}: {status}"),
             Self::Request(error) => write!(f, "{error}"),
-            Self::Argument(why) => f.write_str(why),
+            Self::Handshake(error) => write!(f, "{error}"),
+            Self::Daemon(error) => write!(f, "{error}"),
+            Self::Metadata(error) => write!(f, "{error}"),
+            Self::Descriptor(error) => write!(f, "{error}"),
+            Self::Malformed(why)
+            | Self::Argument(why)
+            | Self::AddressNotRegistered(why)
+            | Self::TooManyRequests(why) => f.write_str(why),
+            Self::AddressOverlapped { address, bytes, other_address, other_bytes } => write!(
+                f,
+                "memory of {bytes} bytes at {address:#x} overlaps {other_bytes} bytes registered at {other_address:#x}"
+            ),
             Self::Discovery(error) => write!(f, "{error}"),
             Self::Connect(error) => write!(f, "{error}"),
             Self::Call(error) => write!(f, "{error}"),
@@ -66,6 +103,41 @@ impl Error {
             _ => None,
         }
     }
+
+    /// The number that Mooncake's C interface has for errors of this kind; always negative.
+    #[must_use]
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Request(SubmitError::TooMany { .. } | SubmitError::Busy { .. }) | Self::TooManyRequests(_) => -2,
+            Self::Request(_) | Self::Argument(_) => -1,
+            Self::AddressNotRegistered(_) => -3,
+            Self::Shard(ShardError::Busy) => -4,
+            Self::AddressOverlapped { .. } => -7,
+            Self::Status { status, .. } => code_of(*status),
+            Self::Handshake(error) => match error.stage {
+                Stage::Resolve => -101,
+                Stage::Connect | Stage::Send | Stage::Receive => -102,
+                Stage::Decode => -103,
+            },
+            Self::Descriptor(_) | Self::Malformed(_) => -103,
+            Self::Discovery(_) | Self::Connect(_) | Self::Call(_) | Self::Metadata(_) => -200,
+            Self::Memory(_) => -302,
+            Self::Shard(_) | Self::System(_) | Self::Daemon(_) => -102,
+        }
+    }
+}
+
+const fn code_of(status: Status) -> i32 {
+    match status {
+        Status::Busy => -4,
+        Status::Stale | Status::OutOfRange => -3,
+        Status::Unreachable | Status::DeadlineExceeded | Status::Cancelled | Status::Corrupt => -102,
+        Status::Incompatible | Status::Unauthorized => -104,
+        Status::NotFound | Status::NoOwner | Status::WrongOwner => -200,
+        Status::NoSpace => -302,
+        Status::Unsupported => -303,
+        _ => -1,
+    }
 }
 
 macro_rules! from {
@@ -82,7 +154,11 @@ from! {
     SubmitError => Request,
     LocalError => Discovery,
     ConnectError => Connect,
-    CallError => Call,
+    ControlError => Call,
+    CallError => Handshake,
+    StartError => Daemon,
+    StoreError => Metadata,
+    DescriptorError => Descriptor,
     ShardError => Shard,
     RegionError => Memory,
     std::io::Error => System,

@@ -31,10 +31,16 @@ pub use client::{Buffer, Client, ClientConfig, Got, Put, Slice};
 pub use error::Error;
 pub use link::{Control, ControlLink};
 pub use node::{Node, NodeConfig};
-pub use transfer::{Registration, Segment, Session, Transfer, TransferEngine, TransferEngineConfig};
+pub use transfer::{
+    Batch, BatchStatus, BufferInfo, Completed, Metrics, Opcode, PathChange, RailSnapshot, Range, Ranges,
+    RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions,
+    TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest, TransportChoice,
+};
 
 pub use kvplane_engine::{HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, cpu};
-pub use kvplane_proto::client::TaskResult;
+pub use kvplane_mooncake::{Environment, Notice};
+pub use kvplane_proto::client::{Intent, Path, TaskResult};
 pub use kvplane_proto::map::ClusterMap;
+pub use kvplane_proto::sched::{Health, Histogram, Priority};
 pub use kvplane_proto::{Digest, NodeId, Status, Version};
 pub use kvplane_rpc as rpc;

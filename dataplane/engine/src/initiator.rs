@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_proto::client::{Client, Config, PeerAddress, PeerId, Request, SubmitError, TaskResult};
+use kvplane_proto::client::{Client, Config, PeerAddress, PeerId, Request, SubmitError, SubmitOptions, TaskResult};
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::{BatchId, Epoch, SegmentId};
 use kvplane_sys::{Doorbell, Region, cpu};
@@ -66,6 +66,11 @@ impl Initiator {
         self.host.add_buffer(region)
     }
 
+    /// Gives memory this name for requests, in place of what had it. No open batch may use that.
+    pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>) {
+        self.host.set_buffer(buffer, region);
+    }
+
     /// Forgets memory. No open batch may use it.
     pub fn remove_buffer(&mut self, buffer: u32) {
         self.host.remove_buffer(buffer);
@@ -94,6 +99,24 @@ impl Initiator {
         let now_ns = cpu::monotonic_ns();
         let deadline_ns = now_ns.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
         self.client().submit(requests, deadline_ns, now_ns)
+    }
+
+    /// Starts a batch with more to say about it; times are those of [`cpu::monotonic_ns`].
+    ///
+    /// # Errors
+    /// When a request is malformed; then nothing was done.
+    pub fn submit_with(&mut self, requests: &[Request], options: &SubmitOptions) -> Result<BatchId, SubmitError> {
+        self.client().submit_with(requests, options, cpu::monotonic_ns())
+    }
+
+    /// What the client knows of its peers and rails.
+    pub const fn books(&mut self) -> &Client {
+        self.client()
+    }
+
+    /// A task that has ended since the last call: see [`Client::poll_finished`].
+    pub fn poll_finished(&mut self) -> Option<(BatchId, u32, TaskResult)> {
+        self.client().poll_finished()
     }
 
     /// Does what there is to do, and waits for more to do if there was nothing: at most `longest`, and not when

@@ -87,7 +87,7 @@ fn bed(config: Config, fault: Option<FaultPlan>) -> Bed {
         identity,
         core: None,
         pacing: Pacing::Park,
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None },
+        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: None },
         pool: None,
         store: None,
         first_version: Version(1),

@@ -400,6 +400,15 @@ impl Host {
         index as u32
     }
 
+    /// Gives caller's memory this name for requests, in place of what had it. No open batch may use that.
+    pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>) {
+        let index = buffer as usize;
+        if self.buffers.len() <= index {
+            self.buffers.resize(index + 1, None);
+        }
+        self.buffers[index] = Some(region);
+    }
+
     /// Forgets caller's memory. No open batch may use it.
     pub fn remove_buffer(&mut self, buffer: u32) {
         if let Some(region) = self.buffers.get_mut(buffer as usize).and_then(Option::take) {

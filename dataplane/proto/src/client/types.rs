@@ -48,6 +48,8 @@ pub struct Config {
     pub gather_range_bytes: u64,
     /// Whether payloads of segment reads and writes carry a checksum; objects always do.
     pub checksum_segments: bool,
+    /// Whether the end of each task is told by [`super::Client::poll_finished`], and not only that of its batch.
+    pub report_tasks: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
     pub foreign_depth: u32,
 }
@@ -71,6 +73,7 @@ impl Default for Config {
             slow_ns: 100_000_000,
             gather_range_bytes: 32 << 10,
             checksum_segments: true,
+            report_tasks: false,
             foreign_depth: 1,
         }
     }

@@ -35,11 +35,13 @@ pub(super) struct SegmentTable {
 }
 
 impl SegmentTable {
-    pub(super) const fn new() -> Self {
+    /// Generations go on from `life`, which differs between the lives of a process: an id that was told in a former one
+    /// names nothing.
+    pub(super) const fn new(life: u32) -> Self {
         Self {
             entries: Vec::new(),
             by_address: BTreeMap::new(),
-            generation: 0,
+            generation: life,
             reads: Vec::new(),
             free_reads: Vec::new(),
             many: ManyReads::new(),

@@ -117,14 +117,17 @@ impl Shm {
         let watched = poller
             .add(channel.socket.as_fd(), token(Source::ShmSocket), Interest::Readable)
             .and_then(|()| poller.add(channel.own_bell.fd(), token(Source::ShmDoorbell), Interest::ReadableEdge));
-        if let Err(error) = watched {
-            // The socket leaves the poller by being closed.
-            self.free.push(index);
-            return Err(error);
-        }
         self.channels[index as usize] = Some(channel);
         self.open += 1;
-        Ok(ConnectionId { index, generation })
+        let id = ConnectionId { index, generation };
+        if let Err(error) = watched {
+            // It may be in use already, so it is left as any other.
+            self.remove(poller, id, false);
+            self.free.push(index);
+            self.open -= 1;
+            return Err(error);
+        }
+        Ok(id)
     }
 
     /// Takes an event of one of this driver's descriptors.
@@ -295,7 +298,7 @@ impl Shm {
 
     fn remove(&mut self, poller: &Poller, id: ConnectionId, hung_up: bool) {
         let Some(channel) = self.channels[id.index as usize].take() else { return };
-        // The peer has the same eventfd: closing ours would not end the watch.
+        // The peer has the same eventfd, and the socket may linger: closing ours would not end the watches.
         let _ = poller.remove(channel.own_bell.fd());
         let _ = poller.remove(channel.socket.as_fd());
         if channel.side == Side::Server && !hung_up {

@@ -1,0 +1,356 @@
+//! A batch as its driver and its owner share it.
+//!
+//! The thread that drives a batch's I/O writes its state; everybody reads it. A batch is done once, and only when
+//! nothing touches its memory any more; then its waiters are woken, in every form they asked for.
+
+use core::task::Waker;
+use std::fs::File;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::Thread;
+
+use kvplane_proto::{BatchId, Status};
+use kvplane_sys::doorbell::event_fd;
+
+use super::{BatchStatus, TaskState, TaskStatus};
+use crate::error::Error;
+use crate::transfer::courier::{Courier, Letter};
+use crate::transfer::memory::Buffer;
+use crate::transfer::segment::Remote;
+
+/// Bits of a task's word: bytes, then the outcome, then whether there is one.
+const BYTES_BITS: u32 = 48;
+const ENDED: u64 = 1 << 63;
+
+/// Whether nobody waits for a batch, by its owner's word; and that it does not matter any more.
+const PUSH_NO: u8 = 0;
+const PUSH_YES: u8 = 1;
+const PUSH_OVER: u8 = 2;
+
+/// A batch as its driver and its owner share it.
+pub(in crate::transfer) struct State {
+    id: u64,
+    /// A word for each task.
+    tasks: Box<[AtomicU64]>,
+    /// Where a task has several parts: the task of each, and each task's parts that have not ended.
+    parts: Option<Split>,
+    open_tasks: AtomicUsize,
+    bytes: AtomicU64,
+    /// The most serious outcome so far.
+    worst: AtomicU8,
+    started: AtomicBool,
+    /// What the driver's client calls it; only the driver looks.
+    pub(in crate::transfer) place: OnceLock<BatchId>,
+    /// Slices it may be cut into.
+    pub(in crate::transfer) slices: usize,
+    /// Whether the engine's own thread is to move it on from the start.
+    background: bool,
+    push: AtomicU8,
+    /// Whether a peer's description of its segment is awaited, and that.
+    pub(in crate::transfer) wants_description: bool,
+    pub(in crate::transfer) description: OnceLock<Vec<u8>>,
+    problem: OnceLock<String>,
+    /// What it uses until it is done.
+    buffers: Mutex<Vec<Arc<Buffer>>>,
+    letter: Mutex<Option<(Arc<Courier>, Letter)>>,
+    remotes: Vec<Arc<Remote>>,
+    done: AtomicBool,
+    watched: AtomicBool,
+    watchers: Mutex<Watchers>,
+    event: OnceLock<File>,
+}
+
+#[derive(Default)]
+struct Watchers {
+    threads: Vec<Thread>,
+    wakers: Vec<Waker>,
+    signalled: bool,
+}
+
+/// Tasks of several parts, or none.
+struct Split {
+    /// The task of each part.
+    owners: Box<[u32]>,
+    /// Each task's parts that have not ended.
+    open: Box<[AtomicU32]>,
+}
+
+/// What a batch is made of.
+#[derive(Default)]
+pub(in crate::transfer) struct Parts {
+    pub(in crate::transfer) tasks: usize,
+    /// The task of each part; `None` when each task is one part.
+    pub(in crate::transfer) owners: Option<Vec<u32>>,
+    pub(in crate::transfer) slices: usize,
+    pub(in crate::transfer) buffers: Vec<Arc<Buffer>>,
+    pub(in crate::transfer) remotes: Vec<Arc<Remote>>,
+    pub(in crate::transfer) background: bool,
+    pub(in crate::transfer) wants_description: bool,
+    /// What a peer is told when all went well.
+    pub(in crate::transfer) letter: Option<(Arc<Courier>, Letter)>,
+}
+
+impl State {
+    /// A batch that has not started. Its buffers count it as their user from now on.
+    pub(in crate::transfer) fn new(id: u64, parts: Parts) -> Self {
+        let several = parts.owners.map(|owners| {
+            let mut open = vec![0u32; parts.tasks];
+            owners.iter().for_each(|&task| open[task as usize] += 1);
+            Split { owners: owners.into_boxed_slice(), open: open.into_iter().map(AtomicU32::new).collect() }
+        });
+        parts.buffers.iter().for_each(|buffer| buffer.enter());
+        Self {
+            id,
+            tasks: (0..parts.tasks).map(|_| AtomicU64::new(0)).collect(),
+            parts: several,
+            open_tasks: AtomicUsize::new(parts.tasks),
+            bytes: AtomicU64::new(0),
+            worst: AtomicU8::new(severity(TaskState::Completed)),
+            started: AtomicBool::new(false),
+            place: OnceLock::new(),
+            slices: parts.slices,
+            background: parts.background,
+            push: AtomicU8::new(PUSH_NO),
+            wants_description: parts.wants_description,
+            description: OnceLock::new(),
+            problem: OnceLock::new(),
+            buffers: Mutex::new(parts.buffers),
+            letter: Mutex::new(parts.letter),
+            remotes: parts.remotes,
+            done: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
+            watchers: Mutex::new(Watchers::default()),
+            event: OnceLock::new(),
+        }
+    }
+
+    pub(in crate::transfer) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    pub(in crate::transfer) const fn is_background(&self) -> bool {
+        self.background
+    }
+
+    /// Nobody waits for it; whether that is news.
+    pub(in crate::transfer) fn begin_push(&self) -> bool {
+        self.push.compare_exchange(PUSH_NO, PUSH_YES, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// It is done; whether [`Self::begin_push`] was first.
+    pub(in crate::transfer) fn end_push(&self) -> bool {
+        self.push.swap(PUSH_OVER, Ordering::SeqCst) == PUSH_YES
+    }
+
+    pub(in crate::transfer) fn start(&self) {
+        self.started.store(true, Ordering::Relaxed);
+    }
+
+    /// The peers that it asks.
+    pub(in crate::transfer) fn remotes(&self) -> &[Arc<Remote>] {
+        &self.remotes
+    }
+
+    /// A part has ended. Only by the thread that drives it, or before it has started.
+    pub(in crate::transfer) fn part_ended(&self, part: u32, status: Status, bytes: u64) {
+        let task = self.parts.as_ref().map_or(part, |split| split.owners[part as usize]);
+        let last =
+            self.parts.as_ref().is_none_or(|split| split.open[task as usize].fetch_sub(1, Ordering::Relaxed) == 1);
+        self.task_moved(task, status, bytes, last);
+    }
+
+    /// Ends the tasks that have no part: those of 0 bytes. Before the batch has started.
+    pub(in crate::transfer) fn end_empty(&self) {
+        let Some(split) = &self.parts else { return };
+        for (task, open) in split.open.iter().enumerate() {
+            if open.load(Ordering::Relaxed) == 0 {
+                self.task_moved(task as u32, Status::Ok, 0, true);
+            }
+        }
+    }
+
+    fn task_moved(&self, task: u32, status: Status, bytes: u64, last: bool) {
+        let word = &self.tasks[task as usize];
+        let old = word.load(Ordering::Relaxed);
+        // The first outcome that is not good is the task's.
+        let outcome = match (old >> BYTES_BITS) & 0x7fff {
+            0 => status as u64,
+            earlier => earlier,
+        };
+        let moved = (old & ((1 << BYTES_BITS) - 1)) + bytes;
+        let ended = if last { ENDED } else { 0 };
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        word.store(ended | outcome << BYTES_BITS | moved, Ordering::Release);
+        if matches!(status, Status::Stale | Status::WrongOwner | Status::OutOfRange | Status::Unreachable) {
+            self.remotes.iter().for_each(|remote| remote.set_stale());
+        }
+        if last {
+            let status = Status::from_code(outcome as u16).unwrap_or(Status::BadRequest);
+            self.worst.fetch_max(severity(TaskState::of(status)), Ordering::Relaxed);
+            self.open_tasks.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Ends what has not ended, when there is nobody left to do it.
+    pub(in crate::transfer) fn fail(&self, status: Status) {
+        for task in 0..self.tasks.len() as u32 {
+            if self.tasks[task as usize].load(Ordering::Relaxed) & ENDED == 0 {
+                self.task_moved(task, status, 0, true);
+            }
+        }
+    }
+
+    pub(in crate::transfer) fn all_ended(&self) -> bool {
+        self.open_tasks.load(Ordering::Acquire) == 0
+    }
+
+    /// Nothing touches its memory any more: lets go of it and tells everybody. Once.
+    pub(in crate::transfer) fn finish(&self, problem: Option<&str>) {
+        debug_assert!(self.all_ended(), "a batch was done before its tasks");
+        let good = self.worst.load(Ordering::Relaxed) == severity(TaskState::Completed);
+        if let (Some(problem), false) = (problem, good) {
+            let _ = self.problem.set(problem.to_owned());
+        }
+        if let (Some((courier, letter)), true) = (lock(&self.letter).take(), good) {
+            courier.send(letter);
+        }
+        let buffers = core::mem::take(&mut *lock(&self.buffers));
+        buffers.iter().for_each(|buffer| buffer.leave());
+        self.done.store(true, Ordering::Release);
+        // Against `watch`: either it sees that the batch is done, or this sees that it is watched.
+        fence(Ordering::SeqCst);
+        if self.watched.load(Ordering::Relaxed) {
+            self.tell();
+        }
+    }
+
+    pub(super) const fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.problem.get().map(String::as_str)
+    }
+
+    fn tell(&self) {
+        let mut watchers = lock(&self.watchers);
+        if let (false, Some(event)) = (watchers.signalled, self.event.get()) {
+            watchers.signalled = true;
+            signal(event);
+        }
+        let (threads, wakers) = (core::mem::take(&mut watchers.threads), core::mem::take(&mut watchers.wakers));
+        drop(watchers);
+        threads.into_iter().for_each(|thread| thread.unpark());
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Adds a watcher; false when the batch is done already and nobody will be told.
+    fn watch(&self, add: impl FnOnce(&mut Watchers)) -> bool {
+        let mut watchers = lock(&self.watchers);
+        add(&mut watchers);
+        self.watched.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        !self.is_done()
+    }
+
+    /// Unparks this thread when the batch is done; false when it is already.
+    pub(in crate::transfer) fn watch_thread(&self, thread: Thread) -> bool {
+        self.watch(|watchers| watchers.threads.push(thread))
+    }
+
+    pub(in crate::transfer) fn unwatch_thread(&self, thread: &Thread) {
+        lock(&self.watchers).threads.retain(|other| other.id() != thread.id());
+    }
+
+    pub(super) fn watch_waker(&self, waker: &Waker) -> bool {
+        self.watch(|watchers| {
+            if !watchers.wakers.iter().any(|other| other.will_wake(waker)) {
+                watchers.wakers.push(waker.clone());
+            }
+        })
+    }
+
+    pub(super) fn event(&self) -> Result<&File, Error> {
+        if self.event.get().is_none() {
+            // A second thread's is dropped unused.
+            let _ = self.event.set(event_fd()?.into());
+        }
+        let event = self.event.get().expect("it was just set");
+        let mut done_before = false;
+        self.watch(|watchers| {
+            done_before = self.is_done() && !watchers.signalled;
+            watchers.signalled |= done_before;
+        });
+        if done_before {
+            signal(event);
+        } else if self.is_done() {
+            self.tell();
+        }
+        Ok(event)
+    }
+
+    pub(super) fn status(&self) -> BatchStatus {
+        let done = self.is_done();
+        let tasks = self.tasks.len();
+        let state = match done {
+            true => of_severity(self.worst.load(Ordering::Relaxed)),
+            false if self.started.load(Ordering::Relaxed) => TaskState::Pending,
+            false => TaskState::Waiting,
+        };
+        BatchStatus {
+            state,
+            tasks,
+            ended: tasks - self.open_tasks.load(Ordering::Acquire),
+            transferred_bytes: self.bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(super) fn task_status(&self, task: usize) -> TaskStatus {
+        let Some(word) = self.tasks.get(task) else {
+            return TaskStatus { state: TaskState::Invalid, transferred_bytes: 0, outcome: None };
+        };
+        let word = word.load(Ordering::Acquire);
+        let transferred_bytes = word & ((1 << BYTES_BITS) - 1);
+        if word & ENDED == 0 {
+            let started = self.started.load(Ordering::Relaxed);
+            let state = if started { TaskState::Pending } else { TaskState::Waiting };
+            return TaskStatus { state, transferred_bytes, outcome: None };
+        }
+        let outcome = Status::from_code(((word >> BYTES_BITS) & 0x7fff) as u16);
+        let state = TaskState::of(outcome.unwrap_or(Status::BadRequest));
+        TaskStatus { state, transferred_bytes, outcome }
+    }
+}
+
+/// How serious an outcome is among others of its batch.
+const fn severity(state: TaskState) -> u8 {
+    match state {
+        TaskState::Canceled => 1,
+        TaskState::Timeout => 2,
+        TaskState::Failed => 3,
+        _ => 0,
+    }
+}
+
+const fn of_severity(severity: u8) -> TaskState {
+    match severity {
+        0 => TaskState::Completed,
+        1 => TaskState::Canceled,
+        2 => TaskState::Timeout,
+        _ => TaskState::Failed,
+    }
+}
+
+fn signal(mut event: &File) {
+    // Its counter is 0 or the owner has written to it himself; either way it is readable afterwards.
+    let _ = event.write(&1u64.to_ne_bytes());
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,251 @@
+//! Names: under which we are found, and what is found under the names of others.
+//!
+//! Peer to peer, a segment's name is where its engine's handshake daemon listens. With central metadata it is any
+//! name, and the store has its descriptor and the daemon's address. Either way stock Mooncake engines can read the
+//! descriptor; a key of ours in it is for engines that speak our own protocol.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvplane_engine::cpu;
+use kvplane_mooncake::descriptor::TCP;
+use kvplane_mooncake::{
+    Buffer, Caller, Daemon, DaemonConfig, Descriptor, Listening, Metadata, MetadataStore, Native, Notice, NoticeLimits,
+    Published, keys, names,
+};
+use kvplane_proto::client::PeerAddress;
+use kvplane_proto::{NodeId, Status};
+
+use super::config::TransferEngineConfig;
+use crate::error::Error;
+
+/// An engine's place among others.
+pub(super) struct Directory {
+    caller: Caller,
+    store: Option<Box<dyn MetadataStore>>,
+    /// Prefix of the keys in the store.
+    prefix: String,
+    name: String,
+    address: SocketAddr,
+    /// What is published, but for the buffers.
+    template: Descriptor,
+    published: Arc<Published>,
+    shared_memory: bool,
+    /// One publication after the other, so that the last one stays.
+    publishing: Mutex<()>,
+    /// Answers until it is dropped.
+    _daemon: Mutex<Daemon>,
+}
+
+/// A buffer as peers are told of it.
+pub(super) struct Told {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) location: String,
+    /// Its name in our own protocol.
+    pub(super) region: u64,
+}
+
+/// Opens the port of our handshake daemon.
+pub(super) fn listen(config: &TransferEngineConfig) -> Result<Listening, Error> {
+    let environment = &config.environment;
+    let ports = match config.listen.port() {
+        0 => environment.ports.clone(),
+        port => port..=port,
+    };
+    Ok(Daemon::listen(DaemonConfig {
+        address: config.listen.ip(),
+        without_authentication_anywhere: config.open_to_network,
+        ports,
+        ..DaemonConfig::new(environment)
+    })?)
+}
+
+impl Directory {
+    /// Starts to answer, and publishes an engine without buffers.
+    ///
+    /// # Errors
+    /// When the system refuses a thread, or the store of metadata does not take us.
+    pub(super) fn start(
+        config: &TransferEngineConfig,
+        listening: Listening,
+        native: Native,
+        stock: Option<SocketAddr>,
+    ) -> Result<Self, Error> {
+        let metadata = Metadata::parse(&config.metadata).map_err(|error| Error::Argument(error.to_string()))?;
+        let address = SocketAddr::new(config.announced(), listening.address().port());
+        let name = match (&metadata, &config.name) {
+            (Metadata::PeerToPeer, _) | (_, None) => address.to_string(),
+            (_, Some(name)) => name.clone(),
+        };
+        // Without a port for stock engines they see the buffers and find no way to them.
+        let stock_port = stock.map_or(0, |stock| stock.port());
+        let mut template = Descriptor::tcp(&name, &address.ip().to_string(), stock_port);
+        template.native = Some(native);
+        let environment = &config.environment;
+        let published = Published::new(&template, environment.max_message_bytes, NoticeLimits::default())?;
+        let published = Arc::new(published);
+        let daemon = listening.serve(Arc::clone(&published) as Arc<dyn kvplane_mooncake::Local>)?;
+        let directory = Self {
+            caller: Caller::new(environment),
+            store: metadata.open(environment),
+            prefix: environment.cluster.clone(),
+            name,
+            address,
+            template,
+            published,
+            shared_memory: config.shared_memory,
+            publishing: Mutex::new(()),
+            _daemon: Mutex::new(daemon),
+        };
+        if let Some(store) = &directory.store {
+            let meta = keys::RpcMeta { host: address.ip().to_string(), port: address.port() };
+            let key = keys::rpc_meta(&directory.prefix, &directory.name);
+            // Some servers do not replace what a former life left there.
+            store.remove(&key)?;
+            store.put(&key, &meta.encode())?;
+        }
+        directory.publish(&[])?;
+        Ok(directory)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where the handshake daemon is reached.
+    pub(super) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Tells peers which buffers there are.
+    ///
+    /// # Errors
+    /// When they are more than a descriptor holds, or the store of metadata does not take them.
+    pub(super) fn publish(&self, buffers: &[Told]) -> Result<(), Error> {
+        let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut descriptor = self.template.clone();
+        descriptor.buffers = buffers.iter().map(|one| Buffer::new(&one.location, one.address, one.bytes)).collect();
+        if let Some(native) = &mut descriptor.native {
+            native.regions = buffers.iter().map(|one| one.region).collect();
+        }
+        let text = self.published.replace(&descriptor)?;
+        match &self.store {
+            Some(store) => Ok(store.put(&keys::segment(&self.prefix, &self.name), &text)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The descriptor of another's segment.
+    ///
+    /// # Errors
+    /// When there is none under the name, or it cannot be had.
+    pub(super) fn find(&self, name: &str) -> Result<Descriptor, Error> {
+        let Some(store) = &self.store else { return Ok(self.caller.descriptor(name, "{}")?) };
+        let text = store.get(&keys::segment(&self.prefix, name))?.ok_or_else(|| nobody(name))?;
+        Ok(Descriptor::decode(text.as_bytes(), self.caller.max_message_bytes)?)
+    }
+
+    /// Where the daemon of another is reached.
+    fn daemon_of(&self, name: &str) -> Result<String, Error> {
+        let Some(store) = &self.store else { return Ok(name.to_owned()) };
+        let text = store.get(&keys::rpc_meta(&self.prefix, name))?.ok_or_else(|| nobody(name))?;
+        let meta = keys::RpcMeta::decode(text.as_bytes()).map_err(|error| Error::Malformed(error.to_string()))?;
+        Ok(match meta.host.contains(':') {
+            true => format!("[{}]:{}", meta.host, meta.port),
+            false => format!("{}:{}", meta.host, meta.port),
+        })
+    }
+
+    /// Whether the daemon of another answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub(super) fn probe(&self, name: &str) -> Result<(), Error> {
+        Ok(self.caller.probe(&self.daemon_of(name)?)?)
+    }
+
+    /// Leaves a notice with another, or with ourselves.
+    ///
+    /// # Errors
+    /// When it was not taken.
+    pub(super) fn notify(&self, name: &str, notice: &Notice) -> Result<(), Error> {
+        if name == self.name {
+            let taken = kvplane_mooncake::Local::notified(&*self.published, notice.clone());
+            return taken.map_err(|error| Error::TooManyRequests(error.to_string()));
+        }
+        Ok(self.caller.notify(&self.daemon_of(name)?, notice)?)
+    }
+
+    pub(super) fn take_notices(&self) -> Vec<Notice> {
+        self.published.take_notices()
+    }
+
+    /// How to reach the engine that a descriptor describes.
+    ///
+    /// # Errors
+    /// When it offers no way that is known here.
+    pub(super) fn address_of(&self, descriptor: &Descriptor) -> Result<PeerAddress, Error> {
+        if let Some(native) = &descriptor.native {
+            let here = self.shared_memory && is_here(native) && Path::new(&native.shm).exists();
+            let shm = here.then(|| native.shm.clone());
+            let tcp = native.tcp.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
+            // The life that the descriptor is of, and no other.
+            return Ok(PeerAddress { node: NodeId(native.incarnation), ..PeerAddress::native(tcp, shm) });
+        }
+        if !descriptor.protocol.includes(TCP) || descriptor.tcp_data_port == 0 {
+            return Err(Error::Status {
+                what: format!("open segment {}: it offers {:?} and no TCP", descriptor.name, descriptor.protocol),
+                status: Status::Unsupported,
+                cause: None,
+            });
+        }
+        let host = match descriptor.tcp_data_host.as_str() {
+            "" => descriptor.name.as_str(),
+            host => host,
+        };
+        let address = resolve(host, descriptor.tcp_data_port)?;
+        let version = u8::try_from(descriptor.tcp_proto_version).unwrap_or(u8::MAX).clamp(1, 2);
+        Ok(PeerAddress::mooncake(address, version))
+    }
+}
+
+/// Whether an engine runs on this host.
+pub(super) fn is_here(native: &Native) -> bool {
+    !native.host.is_empty() && cpu::boot_id().is_ok_and(|host| host == native.host)
+}
+
+fn resolve(host: &str, port: u16) -> Result<SocketAddr, Error> {
+    let peer = names::Peer::parse(host, port).map_err(|error| Error::Malformed(error.to_string()))?;
+    let unknown =
+        |why: String| Error::Status { what: format!("resolve {host}"), status: Status::Unreachable, cause: Some(why) };
+    match &peer.host {
+        names::Host::Address(ip) => Ok(SocketAddr::new(*ip, port)),
+        names::Host::Name(name) => {
+            let mut found = (name.as_str(), port).to_socket_addrs().map_err(|error| unknown(error.to_string()))?;
+            found.next().ok_or_else(|| unknown("it has no address".to_owned()))
+        }
+    }
+}
+
+fn nobody(name: &str) -> Error {
+    Error::Status { what: format!("segment {name}"), status: Status::NotFound, cause: None }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let Some(store) = &self.store else { return };
+        for key in [keys::segment(&self.prefix, &self.name), keys::rpc_meta(&self.prefix, &self.name)] {
+            // What stays there leads to an engine that does not answer, which peers must bear anyway.
+            let _ = store.remove(&key);
+        }
+    }
+}
+
+impl TransferEngineConfig {
+    /// The address that peers are told.
+    pub(super) fn announced(&self) -> IpAddr {
+        self.announce.unwrap_or(self.listen.ip())
+    }
+}

@@ -1,0 +1,9 @@
+//! The transfer engine as its callers see it: engines of one process ask each other over both ways, from many threads.
+
+mod completion;
+mod memory;
+mod names;
+mod processes;
+mod rig;
+mod threads;
+mod trouble;

@@ -1,0 +1,98 @@
+//! Names, handshakes and notices.
+
+use std::time::{Duration, Instant};
+
+use kvplane::{Notice, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferEngine, TransferEngineConfig};
+
+use crate::rig::{PATIENCE, Side, Way, pair};
+
+fn notice(name: &str, message: &str) -> Notice {
+    Notice { name: name.to_owned(), message: message.to_owned() }
+}
+
+fn wait_for_notices(engine: &TransferEngine, count: usize) -> Vec<Notice> {
+    let start = Instant::now();
+    let mut notices = Vec::new();
+    while notices.len() < count {
+        assert!(start.elapsed() < PATIENCE, "notices do not arrive: {notices:?}");
+        notices.extend(engine.take_notices());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    notices
+}
+
+#[test]
+fn notices_arrive_once_and_in_order() {
+    let (a, b, peer) = pair(Way::Tcp, 1 << 20);
+    a.engine.notify(peer, &notice("first", "straight")).unwrap();
+    a.engine.notify(SegmentHandle::LOCAL, &notice("own", "to ourselves")).unwrap();
+    assert_eq!(a.engine.take_notices(), [notice("own", "to ourselves")]);
+    let write = a.request(Opcode::Write, 0, (peer, b.region.address()), 1 << 20);
+    for number in 0..20 {
+        let options = SubmitOptions { notice: Some(notice("done", &number.to_string())), ..SubmitOptions::default() };
+        // One of 0 bytes is a notice and nothing else.
+        let length = if number % 2 == 0 { 1 << 20 } else { 0 };
+        let request = kvplane::TransferRequest { length, ..write };
+        assert_eq!(a.engine.submit(&[request], &options).unwrap().wait().state, TaskState::Completed);
+    }
+    let notices = wait_for_notices(&b.engine, 21);
+    assert_eq!(notices[0], notice("first", "straight"));
+    for (number, found) in notices[1..].iter().enumerate() {
+        assert_eq!(*found, notice("done", &number.to_string()));
+    }
+    assert!(b.engine.take_notices().is_empty());
+}
+
+#[test]
+fn a_batch_that_failed_sends_no_notice() {
+    let (a, b, peer) = pair(Way::Tcp, 1 << 20);
+    let read = a.request(Opcode::Read, 0, (peer, b.region.address()), 1 << 20);
+    let options =
+        SubmitOptions { notice: Some(notice("never", "")), deadline: Some(Duration::ZERO), ..SubmitOptions::default() };
+    assert_eq!(a.engine.submit(&[read], &options).unwrap().wait().state, TaskState::Timeout);
+    a.engine.notify(peer, &notice("after", "")).unwrap();
+    assert_eq!(wait_for_notices(&b.engine, 1), [notice("after", "")]);
+}
+
+#[test]
+fn a_probe_finds_the_living() {
+    let (a, b, _) = pair(Way::Tcp, 4096);
+    let name = b.engine.name().to_owned();
+    assert_eq!(name, b.engine.local_address().to_string());
+    a.engine.probe(&name).unwrap();
+    drop(b);
+    assert_eq!(a.engine.probe(&name).unwrap_err().code(), -102);
+}
+
+#[test]
+fn other_ports_than_loopback_must_be_wanted() {
+    let open = TransferEngineConfig { listen: ([0, 0, 0, 0], 0).into(), ..Way::Tcp.config() };
+    assert_eq!(TransferEngine::start(open.clone()).unwrap_err().code(), -1);
+    let open = TransferEngineConfig { open_to_network: true, ..open };
+    assert_eq!(TransferEngine::start(open.clone()).unwrap_err().code(), -1);
+    let engine = TransferEngine::start(TransferEngineConfig { announce: Some([127, 0, 0, 1].into()), ..open }).unwrap();
+    let a = Side::new(Way::Tcp.config(), 4096);
+    a.engine.open_segment(engine.name()).unwrap();
+    let wrong = TransferEngineConfig { metadata: "carrier-pigeon://".to_owned(), ..Way::Tcp.config() };
+    assert_eq!(TransferEngine::start(wrong).unwrap_err().code(), -1);
+}
+
+#[test]
+fn the_ways_to_a_peer_are_explained_and_counted() {
+    for (way, name) in [(Way::Tcp, "tcp"), (Way::Shm, "shm")] {
+        let (a, b, peer) = pair(way, 1 << 20);
+        let choices = a.engine.explain(b.engine.name()).unwrap();
+        let names: Vec<&str> = choices.iter().map(|one| one.transport).collect();
+        assert_eq!(names, ["local", "shm", "cma", "tcp", "mooncake"]);
+        let preferred = choices.iter().find(|one| one.usable).unwrap();
+        assert_eq!(preferred.transport, name, "{choices:?}");
+        assert_eq!(a.engine.explain(a.engine.name()).unwrap()[0].transport, "local");
+        let write = a.request(Opcode::Write, 0, (peer, b.region.address()), 1 << 20);
+        a.engine.submit(&[write], &SubmitOptions::default()).unwrap().wait();
+        let metrics = a.engine.metrics();
+        let rails: Vec<_> = metrics.rails.iter().filter(|rail| rail.path.name() == name).collect();
+        assert_eq!(rails.iter().map(|rail| rail.bytes).sum::<u64>(), 1 << 20, "{rails:?}");
+        assert!(rails.iter().all(|rail| rail.peer == b.engine.name()), "{rails:?}");
+        assert_eq!(metrics.in_flight, 0);
+    }
+}
