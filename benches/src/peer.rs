@@ -84,8 +84,8 @@ fn target(way: &str, pacing: &str, directory: &str) -> Result<(), Failure> {
         prefault: true,
         ..RegionOptions::new("bench-target", SEGMENT_BYTES)
     };
-    let _registered = engine.register(&Region::allocate(&options)?)?;
-    say(&engine.segment_name())?;
+    engine.register(Region::allocate(&options)?, &kvplane::RegisterOptions::default())?;
+    say(&engine.name())?;
     wait_for_parent();
     Ok(())
 }

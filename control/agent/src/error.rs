@@ -24,6 +24,21 @@ pub enum Error {
     Request(SubmitError),
     /// A setting or argument cannot be: says which and why.
     Argument(String),
+    /// Memory is registered already, whole or in part.
+    AddressOverlapped {
+        /// Where the new range begins.
+        address: u64,
+        /// Its length.
+        bytes: u64,
+        /// Where the registered range begins.
+        other_address: u64,
+        /// Its length.
+        other_bytes: u64,
+    },
+    /// A range is not within one registered buffer: says which range, and whose buffers.
+    AddressNotRegistered(String),
+    /// More is open or in flight than may be: says what, and the limit.
+    TooManyRequests(String),
     /// No local control plane was found, or it may not be trusted.
     Discovery(LocalError),
     /// The control plane could not be reached.
@@ -44,7 +59,11 @@ impl fmt::Display for Error {
             Self::Status { what, status, cause: Some(cause) } => write!(f, "{what}: {status} ({cause})"),
             Self::Status { what, status, cause: None } => write!(f, "{what}: {status}"),
             Self::Request(error) => write!(f, "{error}"),
-            Self::Argument(why) => f.write_str(why),
+            Self::Argument(why) | Self::AddressNotRegistered(why) | Self::TooManyRequests(why) => f.write_str(why),
+            Self::AddressOverlapped { address, bytes, other_address, other_bytes } => write!(
+                f,
+                "memory of {bytes} bytes at {address:#x} overlaps {other_bytes} bytes registered at {other_address:#x}"
+            ),
             Self::Discovery(error) => write!(f, "{error}"),
             Self::Connect(error) => write!(f, "{error}"),
             Self::Call(error) => write!(f, "{error}"),
@@ -65,6 +84,35 @@ impl Error {
             Self::Status { status, .. } => Some(*status),
             _ => None,
         }
+    }
+
+    /// The number that Mooncake's C interface has for errors of this kind; always negative.
+    #[must_use]
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Request(SubmitError::TooMany { .. } | SubmitError::Busy { .. }) | Self::TooManyRequests(_) => -2,
+            Self::Request(_) | Self::Argument(_) => -1,
+            Self::AddressNotRegistered(_) => -3,
+            Self::Shard(ShardError::Busy) => -4,
+            Self::AddressOverlapped { .. } => -7,
+            Self::Status { status, .. } => code_of(*status),
+            Self::Discovery(_) | Self::Connect(_) | Self::Call(_) => -200,
+            Self::Memory(_) => -302,
+            Self::Shard(_) | Self::System(_) => -102,
+        }
+    }
+}
+
+const fn code_of(status: Status) -> i32 {
+    match status {
+        Status::Busy => -4,
+        Status::Stale | Status::OutOfRange => -3,
+        Status::Unreachable | Status::DeadlineExceeded | Status::Cancelled | Status::Corrupt => -102,
+        Status::Incompatible | Status::Unauthorized => -104,
+        Status::NotFound | Status::NoOwner | Status::WrongOwner => -200,
+        Status::NoSpace => -302,
+        Status::Unsupported => -303,
+        _ => -1,
     }
 }
 

@@ -31,7 +31,11 @@ pub use client::{Buffer, Client, ClientConfig, Got, Put, Slice};
 pub use error::Error;
 pub use link::{Control, ControlLink};
 pub use node::{Node, NodeConfig};
-pub use transfer::{Registration, Segment, Session, Transfer, TransferEngine, TransferEngineConfig};
+pub use transfer::{
+    Batch, BatchStatus, BufferInfo, Completed, Opcode, Range, Ranges, RegisterOptions, ScatterRequest, Segment,
+    SegmentHandle, SegmentInfo, Session, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine,
+    TransferEngineConfig, TransferRequest,
+};
 
 pub use kvplane_engine::{HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, cpu};
 pub use kvplane_proto::client::TaskResult;

@@ -27,7 +27,7 @@ impl Initiator {
     /// An initiator that knows nobody yet.
     ///
     /// # Errors
-    /// When no ring can be had.
+    /// When the kernel gives no poller.
     pub fn new(client: Config, host: &HostConfig, pacing: Pacing) -> io::Result<Self> {
         let host = Host::new(host, None, Some(Client::new(client)), None)?;
         Ok(Self { host, pacer: Pacer::new(pacing) })
@@ -36,7 +36,7 @@ impl Initiator {
     /// Wakes a parked [`Self::round`] when this doorbell rings.
     ///
     /// # Errors
-    /// When the ring has no room.
+    /// When the kernel does not let it be watched.
     pub fn watch(&mut self, doorbell: Doorbell) -> io::Result<()> {
         self.host.watch_mailbox(doorbell)
     }
@@ -66,6 +66,11 @@ impl Initiator {
         self.host.add_buffer(region)
     }
 
+    /// Gives memory this name for requests, in place of what had it. No open batch may use that.
+    pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>) {
+        self.host.set_buffer(buffer, region);
+    }
+
     /// Forgets memory. No open batch may use it.
     pub fn remove_buffer(&mut self, buffer: u32) {
         self.host.remove_buffer(buffer);
@@ -81,11 +86,24 @@ impl Initiator {
         self.client().submit(requests, deadline_ns, now_ns)
     }
 
+    /// Starts a batch that is to be complete at this time of [`cpu::monotonic_ns`].
+    ///
+    /// # Errors
+    /// When a request is malformed; then nothing was done.
+    pub fn submit_by(&mut self, requests: &[Request], deadline_ns: u64) -> Result<BatchId, SubmitError> {
+        self.client().submit(requests, deadline_ns, cpu::monotonic_ns())
+    }
+
+    /// A task that has ended since the last call: see [`Client::poll_finished`].
+    pub fn poll_finished(&mut self) -> Option<(BatchId, u32, TaskResult)> {
+        self.client().poll_finished()
+    }
+
     /// Does what there is to do, and waits for more to do if there was nothing: at most `longest`, and not when
     /// `pending` says that the caller has something.
     ///
     /// # Errors
-    /// When the ring fails.
+    /// When the poller fails.
     pub fn round(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
         if self.host.poll()? {
             self.pacer.busy(self.host.now_ns());
@@ -100,7 +118,7 @@ impl Initiator {
     /// One round that never waits: for callers with a loop of their own.
     ///
     /// # Errors
-    /// When the ring fails.
+    /// When the poller fails.
     pub fn poll(&mut self) -> io::Result<bool> {
         self.host.poll()
     }
@@ -113,7 +131,7 @@ impl Initiator {
     /// Waits for a batch to complete. Its deadline bounds the wait.
     ///
     /// # Errors
-    /// When the ring fails.
+    /// When the poller fails.
     pub fn wait(&mut self, batch: BatchId) -> io::Result<()> {
         while !self.is_complete(batch) {
             self.round(Duration::from_secs(1), || false)?;

@@ -411,7 +411,7 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<(SegmentId, u64, Sy
             }
         }
         Command::ListenShm { listener } => {
-            // A full ring at start would be a ring of no use at all.
+            // Out of memory for a watch, the kernel gives nothing else either; peers then use TCP.
             let _ = host.listen_shm(listener);
         }
         Command::BeginLife { incarnation } => {

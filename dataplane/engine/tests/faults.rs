@@ -59,7 +59,7 @@ fn plain(name: &str, bytes: usize) -> RegionOptions {
 }
 
 fn host(fault: FaultPlan) -> HostConfig {
-    HostConfig { ring_entries: 256, fault: Some(fault), ..HostConfig::default() }
+    HostConfig { fault: Some(fault), ..HostConfig::default() }
 }
 
 fn start_shard(fault: FaultPlan) -> ShardHandle {

@@ -17,7 +17,7 @@ use core::fmt;
 use crate::checksum::frame_checksum;
 use crate::ids::RequestId;
 use crate::limits::Limits;
-use crate::message::Kind;
+use crate::message::{Kind, Operation};
 use crate::status::Status;
 
 /// Bytes of a header.
@@ -183,6 +183,16 @@ impl Header {
     #[must_use]
     pub const fn checksum(&self) -> Option<u64> {
         if self.flags & FLAG_CHECKSUM != 0 { Some(self.payload_checksum) } else { None }
+    }
+
+    /// How many frames answer a request: usually one, one for each item where each is answered by its own payload.
+    #[must_use]
+    pub const fn replies(&self) -> u32 {
+        match self.kind {
+            Kind::Request(Operation::Get | Operation::Read) => self.items,
+            Kind::Request(Operation::Abort | Operation::Release) | Kind::Reply(_) => 0,
+            Kind::Request(_) => 1,
+        }
     }
 
     /// Wire form.

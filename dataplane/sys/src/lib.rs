@@ -1,5 +1,5 @@
-//! What the dataplane asks of the machine: memory regions, io_uring rings, rings between threads and processes,
-//! doorbells, descriptors, clocks and cores. The only crate of the dataplane that may say `unsafe`.
+//! What the dataplane asks of the machine: memory regions, readiness, socket calls, io_uring rings, rings between
+//! threads and processes, doorbells, descriptors, clocks and cores. The only crate of the dataplane that may say `unsafe`.
 //!
 //! Invariant: whatever a caller does through the safe functions here, and whatever a peer process writes into shared
 //! memory, no memory is touched that was not given for it. The one `unsafe fn`, [`Region::adopt`], says what
@@ -14,15 +14,19 @@ mod copy;
 pub mod cpu;
 pub mod doorbell;
 pub mod net;
+pub mod poller;
 pub mod region;
 pub mod ring;
 pub mod shm_ring;
 pub mod spsc;
+pub mod stream;
 pub mod unix;
 
 pub use copy::STREAMING_BYTES;
 pub use doorbell::{Doorbell, SharedDoorbell};
+pub use poller::{Interest, Poller, Readiness};
 pub use region::{HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions};
 pub use ring::{Completion, MAX_VECTORS, Ring, RingFull};
 pub use shm_ring::{CorruptRing, Full, ShmConsumer, ShmProducer};
 pub use spsc::{Consumer, Producer};
+pub use stream::{Gather, MAX_PIECES, Scatter};

@@ -1,7 +1,7 @@
 //! Drivers that move bytes between a host and its peers.
 //!
-//! A driver knows frames and payloads, not what they mean: the host asks the pure core. All drivers of a host share one
-//! io_uring and run on its thread.
+//! A driver knows frames and payloads, not what they mean: the host asks the pure core. All drivers of a host share its
+//! poller, and run on whichever thread has the host.
 //!
 //! * [`tcp`]: frames over TCP, several connections to a peer.
 //! * [`fault`]: the same, with faults by a seeded plan.
@@ -17,4 +17,4 @@ pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use shm::Shm;
 pub use tcp::Tcp;
 pub use token::{Source, Token};
-pub use types::{ConnectionId, Event, Gone, Input, Outgoing, Target};
+pub use types::{ConnectionId, Event, Gone, Input, Outgoing, Pieces, Target};

@@ -1,9 +1,9 @@
-//! Completion tokens: which driver, which of its connections, and what.
+//! Tokens of readiness: which driver, which of its connections, and what.
 //!
-//! All drivers of a shard share one ring, so its completions carry a token that finds their way back. A generation
-//! makes the completion of a former connection recognisable.
+//! All drivers of a host share one poller, so what it reports carries a token that finds its way back. A generation
+//! makes the event of a former connection recognisable.
 
-/// What a completion belongs to.
+/// What an event belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Token {
     /// Which driver or source.
@@ -16,7 +16,7 @@ pub struct Token {
 
 macro_rules! sources {
     ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
-        /// Who queued an operation.
+        /// Whose descriptor it is.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
         pub enum Source {
@@ -39,24 +39,20 @@ sources! {
     Mailbox = 1,
     /// A TCP listener.
     TcpListener = 2,
-    /// A TCP connection being made.
-    TcpConnect = 3,
-    /// Bytes arriving on a TCP connection.
-    TcpReceive = 4,
-    /// Bytes leaving on a TCP connection.
-    TcpSend = 5,
+    /// A TCP connection.
+    TcpConnection = 3,
     /// A Unix listener.
-    ShmListener = 6,
+    ShmListener = 4,
     /// The Unix socket of a shared-memory connection.
-    ShmSocket = 7,
+    ShmSocket = 5,
     /// The doorbell of a shared-memory connection.
-    ShmDoorbell = 8,
+    ShmDoorbell = 6,
 }
 
 const INDEX_BITS: u32 = 24;
 
 impl Token {
-    /// The token as the ring's word.
+    /// The token as the poller's word.
     ///
     /// # Panics
     /// When the index does not fit 24 bits; connection tables are far smaller.
@@ -85,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_survive_the_ring() {
+    fn tokens_survive_the_poller() {
         let token = Token { source: Source::ShmDoorbell, index: 0xff_fffe, generation: u32::MAX };
         assert_eq!(Token::from_bits(token.to_bits()), Some(token));
         assert_eq!(Token::from_bits(0), None);

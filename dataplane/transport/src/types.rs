@@ -80,6 +80,51 @@ pub enum Target {
         /// Whether to sum it up.
         checksum: bool,
     },
+    /// Into these pieces of memory, in order, together of exactly the payload's length.
+    Scatter {
+        /// The memory. Thousands of small pieces are fine.
+        buffers: Vec<IoBuf>,
+        /// Whether to sum the payload up, as a whole.
+        checksum: bool,
+    },
+}
+
+/// The memory of a payload, in order. One piece is the common case and costs no allocation.
+#[derive(Clone, Debug)]
+pub enum Pieces {
+    /// In one piece.
+    One(IoBuf),
+    /// In several.
+    Many(Vec<IoBuf>),
+}
+
+impl Pieces {
+    /// The pieces.
+    #[must_use]
+    pub const fn as_slice(&self) -> &[IoBuf] {
+        match self {
+            Self::One(buffer) => core::slice::from_ref(buffer),
+            Self::Many(buffers) => buffers.as_slice(),
+        }
+    }
+
+    /// Bytes of all pieces. Looks at each.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.as_slice().iter().map(IoBuf::bytes).sum()
+    }
+}
+
+impl From<IoBuf> for Pieces {
+    fn from(buffer: IoBuf) -> Self {
+        Self::One(buffer)
+    }
+}
+
+impl From<Vec<IoBuf>> for Pieces {
+    fn from(buffers: Vec<IoBuf>) -> Self {
+        Self::Many(buffers)
+    }
 }
 
 /// A payload to send, and what to say when it has left. Where its frame's header announces a checksum of value 0, the
@@ -87,7 +132,7 @@ pub enum Target {
 #[derive(Debug)]
 pub struct Outgoing {
     /// The memory.
-    pub buffer: IoBuf,
+    pub buffers: Pieces,
     /// For [`Event::Sent`]; `None` when nobody needs to know.
     pub hold: Option<u64>,
 }

@@ -73,8 +73,8 @@ impl Host {
 
     pub(super) fn close(&mut self, link: Link, why: Gone) {
         match link {
-            Link::Tcp(id) => self.tcp.close(&mut self.ring, id, why),
-            Link::Shm(id) => self.shm.close(&mut self.ring, id, why),
+            Link::Tcp(id) => self.tcp.close(id, why),
+            Link::Shm(id) => self.shm.close(&self.poller, id, why),
         }
     }
 
@@ -90,7 +90,7 @@ impl Host {
                     break;
                 }
                 let mut scratch = core::mem::take(&mut self.scratch);
-                let input = self.tcp.input(&mut self.ring, id, &mut scratch, now_ns);
+                let input = self.tcp.input(id, &mut scratch, now_ns);
                 let more = self.take_tcp_input(id, &input, &scratch, now_ns);
                 self.scratch = scratch;
                 if !more {
@@ -115,7 +115,7 @@ impl Host {
             Input::Frame(header) => {
                 let target = self.take_frame(link, header, body, now_ns);
                 if header.payload_bytes > 0 {
-                    self.tcp.receive_payload(&mut self.ring, id, target);
+                    self.tcp.receive_payload(id, target);
                 }
             }
             Input::Payload(checksum) => match self.roles.get(link) {
@@ -143,7 +143,7 @@ impl Host {
             from = id.index + 1;
             for _ in 0..FRAMES_PER_ROUND {
                 let mut scratch = core::mem::take(&mut self.scratch);
-                let input = self.shm.input(&mut self.ring, id, &mut scratch);
+                let input = self.shm.input(&self.poller, id, &mut scratch);
                 let frame = if let Input::Frame(header) = &input { Some(*header) } else { None };
                 if let Some(header) = frame {
                     self.take_frame(Link::Shm(id), &header, &scratch, now_ns);

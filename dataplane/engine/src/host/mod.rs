@@ -1,13 +1,15 @@
-//! One thread's part of the dataplane: its ring and drivers, the service that answers peers, the client that asks them.
+//! One part of the dataplane: its poller and drivers, the service that answers peers, the client that asks them.
 //!
 //! A storage node's shard has a service with a store; an embedded client has a client, and a service when it
 //! registers memory. The host owns all real memory and gives the pure cores only names for it: a pool, segments by
 //! id, buffers by index.
 //!
-//! One [`Host::poll`] is a round: completions, frames, outputs, timers, sends. Nothing in it blocks, except setting
-//! up a shared-memory connection as a client. [`Host::park`] waits for the next event.
+//! One [`Host::poll`] is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks, except setting
+//! up a shared-memory connection as a client. [`Host::park`] waits for the next event. A host that spins asks the
+//! poller now and then only, as long as there is something better to look at: rings in shared memory, or the one or two
+//! connections that were active last.
 //!
-//! Thread affinity: made and used on one thread.
+//! Thread affinity: none; one thread at a time, whichever waits.
 
 mod copies;
 mod inbound;
@@ -24,7 +26,7 @@ use std::time::Duration;
 use kvplane_proto::client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
-use kvplane_sys::{Completion, Doorbell, Region, Ring, cpu};
+use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
 use kvplane_transport::{ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token};
 use roles::{Lent, Link, Roles, Uploads};
 
@@ -32,14 +34,18 @@ use roles::{Lent, Link, Roles, Uploads};
 const FRAMES_PER_ROUND: usize = 128;
 /// Empty rounds after which the clock is read again.
 const ROUNDS_PER_CLOCK: u32 = 16;
+/// Rounds after which the poller is asked although there is something better to look at, and although there is
+/// enough to do without asking.
+const ROUNDS_PER_LOOK: u32 = 16;
+const BUSY_ROUNDS_PER_LOOK: u32 = 4;
+/// Bytes moved in a round from which on asking the poller costs nothing in comparison.
+const LONG_ROUND_BYTES: usize = 64 << 10;
 /// The longest park; bounds what a lost doorbell could cost.
 const PARK_LONGEST: Duration = Duration::from_millis(500);
 
 /// Settings of a host.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
-    /// Entries of the ring's submission queue.
-    pub ring_entries: u32,
     /// Whether copies over shared memory are summed up and checked.
     pub verify_shared: bool,
     /// Faults to make on TCP connections, for drills and tests.
@@ -48,7 +54,7 @@ pub struct HostConfig {
 
 impl Default for HostConfig {
     fn default() -> Self {
-        Self { ring_entries: 1024, verify_shared: true, fault: None }
+        Self { verify_shared: true, fault: None }
     }
 }
 
@@ -65,9 +71,9 @@ pub struct HostCounters {
     pub accepted: u64,
 }
 
-/// One thread's part of the dataplane.
+/// One part of the dataplane.
 pub struct Host {
-    ring: Ring,
+    poller: Poller,
     tcp: Fault,
     shm: Shm,
     service: Option<Service>,
@@ -82,7 +88,7 @@ pub struct Host {
     lanes: Vec<Option<(LaneId, Link)>>,
     lent: slab::Slab<Lent>,
     uploads: Uploads,
-    completions: Vec<Completion>,
+    readiness: Vec<Readiness>,
     scratch: Vec<u8>,
     mailbox: Option<Doorbell>,
     done: VecDeque<BatchId>,
@@ -92,13 +98,19 @@ pub struct Host {
     counters: HostCounters,
     now_ns: u64,
     rounds_since_clock: u32,
+    /// Rounds since the poller was asked.
+    rounds_since_look: u32,
+    /// Rounds in a row that did nothing, since the last park.
+    idle_rounds: u32,
+    /// Whether the last round moved a lot.
+    long_round: bool,
 }
 
 impl Host {
     /// A host with what it serves and what it asks. `pool` is the memory behind the service's store.
     ///
     /// # Errors
-    /// When no ring can be had: says why and what to do.
+    /// When the kernel gives no poller.
     pub fn new(
         config: &HostConfig,
         service: Option<Service>,
@@ -106,7 +118,7 @@ impl Host {
         pool: Option<Arc<Region>>,
     ) -> io::Result<Self> {
         Ok(Self {
-            ring: Ring::new(config.ring_entries)?,
+            poller: Poller::new()?,
             tcp: Fault::new(config.fault.as_ref()),
             shm: Shm::new(pool.clone()),
             service,
@@ -120,7 +132,7 @@ impl Host {
             lanes: Vec::new(),
             lent: slab::Slab::new(),
             uploads: Uploads::default(),
-            completions: Vec::with_capacity(256),
+            readiness: Vec::new(),
             scratch: Vec::new(),
             mailbox: None,
             done: VecDeque::new(),
@@ -130,15 +142,18 @@ impl Host {
             counters: HostCounters::default(),
             now_ns: cpu::monotonic_ns(),
             rounds_since_clock: 0,
+            rounds_since_look: 0,
+            idle_rounds: 0,
+            long_round: false,
         })
     }
 
     /// Serves peers that connect here.
     ///
     /// # Errors
-    /// When the ring has no room.
+    /// When the kernel does not let it be watched.
     pub fn listen(&mut self, tcp: TcpListener, shm: Option<UnixListener>) -> io::Result<()> {
-        self.tcp.listen(&mut self.ring, tcp)?;
+        self.tcp.listen(&self.poller, tcp)?;
         match shm {
             Some(listener) => self.listen_shm(listener),
             None => Ok(()),
@@ -148,18 +163,18 @@ impl Host {
     /// Serves peers on this host that connect here.
     ///
     /// # Errors
-    /// When the ring has no room.
+    /// When the kernel does not let it be watched.
     pub fn listen_shm(&mut self, listener: UnixListener) -> io::Result<()> {
-        self.shm.listen(&mut self.ring, listener)
+        self.shm.listen(&self.poller, listener)
     }
 
     /// Wakes the host when this doorbell rings.
     ///
     /// # Errors
-    /// When the ring has no room.
+    /// When the kernel does not let it be watched.
     pub fn watch_mailbox(&mut self, doorbell: Doorbell) -> io::Result<()> {
         let token = Token { source: Source::Mailbox, index: 0, generation: 0 };
-        self.ring.poll_readable(doorbell.fd(), token.to_bits()).map_err(io::Error::other)?;
+        self.poller.add(doorbell.fd(), token.to_bits(), Interest::ReadableEdge)?;
         self.mailbox = Some(doorbell);
         Ok(())
     }
@@ -167,66 +182,85 @@ impl Host {
     /// One round. Whether it did anything.
     ///
     /// # Errors
-    /// When the ring fails: the host cannot go on.
+    /// When the poller fails: the host cannot go on.
     pub fn poll(&mut self) -> io::Result<bool> {
-        self.ring.poll(&mut self.completions)?;
-        let mut progress = !self.completions.is_empty();
-        let mut completions = core::mem::take(&mut self.completions);
-        for completion in completions.drain(..) {
-            self.complete(&completion);
+        if self.readiness.is_empty() {
+            self.look()?;
         }
-        self.completions = completions;
+        let told = !self.readiness.is_empty();
+        let mut readiness = core::mem::take(&mut self.readiness);
+        for one in readiness.drain(..) {
+            self.ready(&one);
+        }
+        self.readiness = readiness;
         // Spinning, the clock is read now and then only: what comes is seen sooner the shorter an empty round is.
-        if progress || self.rounds_since_clock >= ROUNDS_PER_CLOCK {
+        if told || self.rounds_since_clock >= ROUNDS_PER_CLOCK {
             self.now_ns = cpu::monotonic_ns();
             self.rounds_since_clock = 0;
         }
         self.rounds_since_clock += 1;
         let now_ns = self.now_ns;
-        self.take_events(now_ns);
+        let mut progress = self.take_events(now_ns);
         progress |= self.take_tcp(now_ns);
         progress |= self.take_shm(now_ns);
         self.run_timers(now_ns);
         progress |= self.drain_outputs(now_ns);
-        self.tcp.flush(&mut self.ring);
-        self.shm.flush();
+        self.tcp.flush(&self.poller);
+        self.shm.flush(&self.poller);
+        let moved_bytes = self.tcp.take_moved_bytes();
+        progress |= moved_bytes > 0;
+        self.long_round = moved_bytes >= LONG_ROUND_BYTES;
+        self.idle_rounds = if progress { 0 } else { self.idle_rounds.saturating_add(1) };
         self.counters.busy_rounds += u64::from(progress);
         Ok(progress)
     }
 
-    fn complete(&mut self, completion: &Completion) {
-        let Some(token) = Token::from_bits(completion.token) else { return };
+    /// Finds out what there is to do: asks the poller, or names the connections that are worth trying. Neither right
+    /// after something was done: a host that parks then asks anyway, and one that spins is back at once.
+    fn look(&mut self) -> io::Result<()> {
+        self.rounds_since_look += 1;
+        let due = if self.idle_rounds == 0 {
+            self.long_round || self.rounds_since_look >= BUSY_ROUNDS_PER_LOOK
+        } else {
+            let better = self.tcp.try_active() || self.shm.open() > 0;
+            !better || self.rounds_since_look >= ROUNDS_PER_LOOK
+        };
+        if due {
+            self.poller.wait(Duration::ZERO, &mut self.readiness)?;
+            self.rounds_since_look = 0;
+        }
+        Ok(())
+    }
+
+    fn ready(&mut self, readiness: &Readiness) {
+        let Some(token) = Token::from_bits(readiness.token) else { return };
         match token.source {
-            Source::Mailbox => {
-                let Some(doorbell) = &self.mailbox else { return };
-                doorbell.drain();
-                if !completion.more {
-                    // A full ring leaves the mailbox to the longest park.
-                    let _ = self.ring.poll_readable(doorbell.fd(), completion.token);
-                }
-            }
-            Source::TcpListener | Source::TcpConnect | Source::TcpReceive | Source::TcpSend => {
-                self.tcp.complete(&mut self.ring, token, completion);
-            }
+            // It has done its work: the host is awake.
+            Source::Mailbox => {}
+            Source::TcpListener | Source::TcpConnection => self.tcp.ready(&self.poller, token, readiness),
             Source::ShmListener | Source::ShmSocket | Source::ShmDoorbell => {
-                self.shm.complete(&mut self.ring, token, completion);
+                self.shm.ready(&self.poller, token, readiness);
             }
         }
     }
 
-    fn take_events(&mut self, now_ns: u64) {
+    fn take_events(&mut self, now_ns: u64) -> bool {
+        let mut progress = false;
         while let Some(event) = self.tcp.poll_event() {
+            progress = true;
             self.event(event, Link::Tcp, now_ns);
         }
         while let Some(event) = self.shm.poll_event() {
+            progress = true;
             self.event(event, Link::Shm, now_ns);
         }
         while let Some((id, segment)) = self.shm.poll_wanted() {
             // A segment that is being unregistered is not given out any more.
             let live = self.service.as_ref().is_some_and(|service| service.has_segment(segment));
             let region = self.segment(segment).filter(|_| live).cloned();
-            self.shm.offer_segment(&mut self.ring, id, region.as_ref());
+            self.shm.offer_segment(&self.poller, id, region.as_ref());
         }
+        progress
     }
 
     fn event(&mut self, event: Event, link: fn(ConnectionId) -> Link, now_ns: u64) {
@@ -261,7 +295,7 @@ impl Host {
     /// somebody put something into the mailbox.
     ///
     /// # Errors
-    /// When the ring fails.
+    /// When the poller fails.
     pub fn park(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
         if self.shm.is_overflowing() {
             cpu::pause();
@@ -274,9 +308,10 @@ impl Host {
         if !pending() && self.shm.next_ready(0).is_none() {
             let timeout = self.until_timer().min(longest).min(PARK_LONGEST);
             self.counters.parks += 1;
-            self.ring.wait(timeout, &mut self.completions)?;
+            self.poller.wait(timeout, &mut self.readiness)?;
         }
         self.rounds_since_clock = ROUNDS_PER_CLOCK;
+        (self.rounds_since_look, self.idle_rounds) = (0, 0);
         self.shm.awake();
         if let Some(mailbox) = &self.mailbox {
             mailbox.awake();
@@ -311,6 +346,15 @@ impl Host {
         });
         self.buffers[index] = Some(region);
         index as u32
+    }
+
+    /// Gives caller's memory this name for requests, in place of what had it. No open batch may use that.
+    pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>) {
+        let index = buffer as usize;
+        if self.buffers.len() <= index {
+            self.buffers.resize(index + 1, None);
+        }
+        self.buffers[index] = Some(region);
     }
 
     /// Forgets caller's memory. No open batch may use it.
@@ -374,3 +418,9 @@ impl Host {
         self.tcp.open() + self.shm.open()
     }
 }
+
+/// Whichever thread waits may drive it.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<Host>();
+};

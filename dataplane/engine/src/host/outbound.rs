@@ -30,8 +30,8 @@ impl Host {
         match output {
             ServiceOutput::Frame { peer, header, body, payload } => {
                 let payload = payload.map(|(place, hold)| {
-                    let buffer = self.memory(place);
-                    Outgoing { buffer, hold: Some(self.lent.insert(Lent::Answer(hold)) as u64) }
+                    let buffers = self.memory(place).into();
+                    Outgoing { buffers, hold: Some(self.lent.insert(Lent::Answer(hold)) as u64) }
                 });
                 let Some(service) = &self.service else { return };
                 match Link::of_peer(peer) {
@@ -59,11 +59,11 @@ impl Host {
     fn close_served(&mut self, peer: PeerKey, reason: CloseReason) {
         let heard = matches!(reason, CloseReason::Refused(_) | CloseReason::Malformed(_));
         match Link::of_peer(peer) {
-            Link::Tcp(id) if !heard => self.tcp.close(&mut self.ring, id, Gone::Closed),
-            Link::Tcp(id) => self.tcp.close_after_sending(&mut self.ring, id, Gone::Closed),
+            Link::Tcp(id) if !heard => self.tcp.close(id, Gone::Closed),
+            Link::Tcp(id) => self.tcp.close_after_sending(id, Gone::Closed),
             Link::Shm(id) => {
-                self.shm.flush();
-                self.shm.close(&mut self.ring, id, Gone::Closed);
+                self.shm.flush(&self.poller);
+                self.shm.close(&self.poller, id, Gone::Closed);
             }
         }
     }
@@ -74,9 +74,9 @@ impl Host {
             ClientOutput::Send { lane, header, body, payload } => {
                 let Some(link) = self.link_of(lane) else { return };
                 let payload = payload.map(|local| {
-                    let buffer = self.local(local);
+                    let buffers = self.local(local).into();
                     self.uploads.start(header.request);
-                    Outgoing { buffer, hold: Some(self.lent.insert(Lent::Upload(header.request)) as u64) }
+                    Outgoing { buffers, hold: Some(self.lent.insert(Lent::Upload(header.request)) as u64) }
                 });
                 let Some(client) = &self.client else { return };
                 match link {
@@ -106,8 +106,8 @@ impl Host {
 
     fn connect(&mut self, lane: LaneId, address: &PeerAddress, path: Path, now_ns: u64) {
         let link = match path {
-            Path::Stream => self.tcp.connect(&mut self.ring, address.tcp).map(Link::Tcp),
-            Path::Shared => self.shm.connect(&mut self.ring, address.shm.as_deref().unwrap_or_default()).map(Link::Shm),
+            Path::Stream => self.tcp.connect(&self.poller, address.tcp).map(Link::Tcp),
+            Path::Shared => self.shm.connect(&self.poller, address.shm.as_deref().unwrap_or_default()).map(Link::Shm),
         };
         match link {
             Ok(link) => {

@@ -58,6 +58,8 @@ pub struct Client {
     /// Deadlines of batches; entries of completed ones are dropped as they surface, or when they are the greater part.
     deadlines: BinaryHeap<core::cmp::Reverse<(u64, BatchId)>>,
     outputs: VecDeque<Output>,
+    /// Tasks that ended and were not asked for yet, where they are reported.
+    finished: VecDeque<(BatchId, u32)>,
     bytes: Vec<u8>,
     /// Lanes with something to send.
     dirty: VecDeque<u32>,
@@ -102,6 +104,7 @@ impl Client {
             wires: Table::new(),
             deadlines: BinaryHeap::new(),
             outputs: VecDeque::new(),
+            finished: VecDeque::new(),
             bytes: Vec::new(),
             dirty: VecDeque::new(),
             parked: BTreeSet::new(),
@@ -168,6 +171,17 @@ impl Client {
     #[must_use]
     pub fn results(&self, batch: BatchId) -> &[TaskResult] {
         self.batches.get(batch.index, batch.generation).map_or(&[], |batch| &batch.results)
+    }
+
+    /// A task that has ended since the last call, by its batch and position, where [`Config::report_tasks`] asks for
+    /// it. Nothing touches its memory any more. To be drained before its batch is released.
+    pub fn poll_finished(&mut self) -> Option<(BatchId, u32, TaskResult)> {
+        while let Some((batch, task)) = self.finished.pop_front() {
+            if let Some(entry) = self.batches.get(batch.index, batch.generation) {
+                return Some((batch, task, entry.results[task as usize]));
+            }
+        }
+        None
     }
 
     /// Forgets a complete batch.

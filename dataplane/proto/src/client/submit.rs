@@ -184,6 +184,9 @@ impl Client {
         *open -= 1;
         if *open == 0 {
             batch.remaining -= 1;
+            if self.config.report_tasks {
+                self.finished.push_back((slice.batch, slice.task));
+            }
             if batch.remaining == 0 {
                 self.outputs.push_back(Output::Done { batch: slice.batch });
             }

@@ -31,6 +31,8 @@ pub struct Config {
     pub lane_window_bytes: u64,
     /// Whether payloads of segment reads and writes carry a checksum; objects always do.
     pub checksum_segments: bool,
+    /// Whether the end of each task is told by [`super::Client::poll_finished`], and not only that of its batch.
+    pub report_tasks: bool,
 }
 
 impl Default for Config {
@@ -45,6 +47,7 @@ impl Default for Config {
             slice_bytes: 256 << 10,
             lane_window_bytes: 64 << 20,
             checksum_segments: true,
+            report_tasks: false,
         }
     }
 }

@@ -75,13 +75,14 @@ impl Service {
         }
         let (pins, reservations) =
             store.as_ref().map_or((0, 0), |store| (store.config().max_pins, store.config().max_reservations));
+        let life = identity.node.0 ^ identity.incarnation.0.rotate_left(32);
         Self {
             identity,
             epoch: Epoch(0),
             asker_epoch: Epoch(0),
             owned: Box::new([0; SLOTS / 64]),
             store,
-            segments: SegmentTable::new(),
+            segments: SegmentTable::new((life ^ life >> 32) as u32),
             sessions: Vec::new(),
             outputs: VecDeque::new(),
             bytes: Vec::new(),

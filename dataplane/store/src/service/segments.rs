@@ -30,8 +30,10 @@ pub(super) struct SegmentTable {
 }
 
 impl SegmentTable {
-    pub(super) const fn new() -> Self {
-        Self { entries: Vec::new(), generation: 0, reads: Vec::new(), free_reads: Vec::new() }
+    /// Generations go on from `life`, which differs between the lives of a process: an id that was told in a former one
+    /// names nothing.
+    pub(super) const fn new(life: u32) -> Self {
+        Self { entries: Vec::new(), generation: life, reads: Vec::new(), free_reads: Vec::new() }
     }
 
     fn live(&self) -> impl Iterator<Item = (usize, &Entry)> {

@@ -29,9 +29,8 @@ use io_uring::{EnterFlags, IoUring, cqueue};
 use operations::{Holds, INTERNAL, Operations};
 use std::fmt;
 use std::io;
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Accepted sockets that may wait to be fetched; more are closed and reported as `-EMFILE`.
@@ -65,7 +64,8 @@ impl fmt::Display for RingFull {
 
 impl std::error::Error for RingFull {}
 
-/// An io_uring with everything in flight on it. It stays on the thread that made it.
+/// An io_uring with everything in flight on it. It belongs on the thread that made it, unless it was made
+/// [shared](Ring::shared): the kernel refuses others.
 pub struct Ring {
     uring: ManuallyDrop<IoUring>,
     operations: ManuallyDrop<Operations>,
@@ -76,14 +76,24 @@ pub struct Ring {
     /// Entries ever pushed to the submission queue.
     pushed: u64,
     setup: &'static str,
-    one_thread: PhantomData<*const ()>,
 }
+
+// SAFETY: whoever has the ring has it alone: nothing in it is shared with its former thread, and the addresses in its
+// table are those of allocations that it owns. The kernel answers with an error to a thread that may not submit, and
+// then the ring keeps what it holds.
+unsafe impl Send for Ring {}
 
 impl Ring {
     /// Makes a ring with at least `entries` submission entries. At most four times as many operations can be in flight.
     /// The error says what to do where io_uring is forbidden or memory may not be locked.
     pub fn new(entries: u32) -> io::Result<Self> {
-        let (uring, setup) = setup::build(entries)?;
+        let (uring, setup) = setup::build(entries, &setup::SETUPS)?;
+        Self::with(uring, setup)
+    }
+
+    /// As [`Ring::new`], for several threads in turn: each submits and takes completions of all.
+    pub fn shared(entries: u32) -> io::Result<Self> {
+        let (uring, setup) = setup::build(entries, &setup::SHARED_SETUPS)?;
         Self::with(uring, setup)
     }
 
@@ -101,7 +111,6 @@ impl Ring {
             closing: Vec::new(),
             pushed: 0,
             setup,
-            one_thread: PhantomData,
         })
     }
 
@@ -239,6 +248,15 @@ fn tolerate(entered: io::Result<usize>) -> io::Result<()> {
             Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN) => Ok(()),
             _ => Err(error),
         },
+    }
+}
+
+/// Readable while there are completions to take: for a [`Poller`](crate::Poller). Of a shared ring only; one that defers
+/// its completions has none before it is asked.
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the ring is.
+        unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) }
     }
 }
 

@@ -22,9 +22,18 @@ pub(super) const SETUPS: [Setup; 3] = [
     ("plain", |_| {}),
 ];
 
-/// Sets a ring up; says how.
-pub(super) fn build(entries: u32) -> io::Result<(IoUring, &'static str)> {
-    for (setup, apply) in SETUPS {
+/// How to set a ring up that several threads use in turn: what one submitted must complete while it does something
+/// else, and without being asked by it.
+pub(super) const SHARED_SETUPS: [Setup; 2] = [
+    ("SUBMIT_ALL", |builder| {
+        builder.setup_submit_all();
+    }),
+    ("plain", |_| {}),
+];
+
+/// Sets a ring up by the first of these setups that the kernel knows; says which.
+pub(super) fn build(entries: u32, setups: &[Setup]) -> io::Result<(IoUring, &'static str)> {
+    for &(setup, apply) in setups {
         let mut builder = IoUring::builder();
         builder.dontfork().setup_clamp();
         builder.setup_cqsize(entries.saturating_mul(COMPLETIONS_PER_SUBMISSION));

@@ -1,6 +1,6 @@
 //! The ring over loopback sockets, pairs and files; above all, that memory outlives the kernel's use of it.
 
-use super::setup::SETUPS;
+use super::setup::{SETUPS, SHARED_SETUPS};
 use super::*;
 use crate::doorbell::Doorbell;
 use crate::net;
@@ -101,7 +101,7 @@ fn echoes_over_loopback() {
 
 #[test]
 fn every_setup_works() {
-    for (setup, apply) in SETUPS {
+    for (setup, apply) in SETUPS.into_iter().chain(SHARED_SETUPS) {
         let mut builder = IoUring::builder();
         builder.setup_cqsize(64);
         apply(&mut builder);
@@ -121,6 +121,33 @@ fn every_setup_works() {
         }
         assert_eq!((out, contents(&target).as_slice()), (vec![done(1, 8)], &b"12345678"[..]));
     }
+}
+
+/// One thread submits and goes on to something else; another is told by a poller and takes the completion.
+#[test]
+fn a_shared_ring_is_used_by_threads_in_turn() {
+    let mut ring = Ring::shared(16).expect("io_uring");
+    let poller = crate::Poller::new().expect("epoll");
+    poller.add(ring.as_fd(), 1, crate::Interest::Readable).expect("added");
+    let (mut ours, theirs) = UnixStream::pair().expect("pair");
+    let target = IoBuf::whole(region(8));
+    ring.recv(theirs.as_fd(), target.clone(), true, 1).expect("room");
+    ring.submit().expect("submit");
+    let mut ready = Vec::new();
+    assert_eq!(poller.wait(Duration::ZERO, &mut ready).expect("wait"), 0);
+    let taker = std::thread::spawn(move || {
+        poller.wait(Duration::from_secs(20), &mut ready).expect("wait");
+        assert_eq!(ready.len(), 1);
+        let mut out = Vec::new();
+        ring.poll(&mut out).expect("poll");
+        ring.recv(theirs.as_fd(), IoBuf::whole(region(8)), true, 2).expect("room");
+        ring.submit().expect("submit");
+        assert_eq!(out, [done(1, 8)]);
+        drop(ring);
+    });
+    ours.write_all(b"12345678").expect("write");
+    taker.join().expect("taken");
+    assert_eq!(contents(&target), b"12345678");
 }
 
 /// The kernel writes into memory that nobody but the ring holds any more; a second mapping of it sees the bytes.

@@ -11,8 +11,8 @@
 //!   reported is that of what lies there then.
 //!
 //! Invariant: to the host a fault looks like one that the network, the peer or the memory could have made; in
-//! particular a connection is still reported as gone only when none of its I/O is left. Thread affinity: the thread
-//! of the ring.
+//! particular a connection is still reported as gone only when none of its I/O is left. Thread affinity: none; one
+//! thread at a time.
 
 mod plan;
 
@@ -21,13 +21,13 @@ use std::net::{SocketAddr, TcpListener};
 
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::frame::Header;
-use kvplane_sys::{Completion, IoBuf, Ring};
+use kvplane_sys::{Poller, Readiness};
 pub use plan::FaultPlan;
 use plan::{Arrival, Departure, Injector};
 
 use crate::tcp::Tcp;
 use crate::token::Token;
-use crate::types::{ConnectionId, Event, Gone, Input, Outgoing, Target};
+use crate::types::{ConnectionId, Event, Gone, Input, Outgoing, Pieces, Target};
 
 /// The errnos of what is imitated.
 const CONNECTION_RESET: i32 = 104;
@@ -70,7 +70,7 @@ struct Slot {
     generation: u32,
     held: Option<Held>,
     /// Where the payload that is arriving goes.
-    target: Option<IoBuf>,
+    target: Option<Pieces>,
 }
 
 struct Held {
@@ -95,29 +95,39 @@ impl Fault {
     /// See [`Tcp::listen`].
     ///
     /// # Errors
-    /// When the ring has no room.
-    pub fn listen(&mut self, ring: &mut Ring, listener: TcpListener) -> std::io::Result<()> {
-        self.tcp.listen(ring, listener)
+    /// When the poller does not take it.
+    pub fn listen(&mut self, poller: &Poller, listener: TcpListener) -> std::io::Result<()> {
+        self.tcp.listen(poller, listener)
     }
 
     /// See [`Tcp::connect`].
     ///
     /// # Errors
-    /// When no socket can be had or the table is full.
-    pub fn connect(&mut self, ring: &mut Ring, address: SocketAddr) -> std::io::Result<ConnectionId> {
-        let id = self.tcp.connect(ring, address)?;
+    /// When no socket can be had, the table is full, or the kernel knows at once that it cannot work.
+    pub fn connect(&mut self, poller: &Poller, address: SocketAddr) -> std::io::Result<ConnectionId> {
+        let id = self.tcp.connect(poller, address)?;
         if let Some(faults) = &mut self.faults
             && faults.injector.refuses()
         {
             faults.counters.refused += 1;
-            self.tcp.close(ring, id, Gone::Kernel(CONNECTION_REFUSED));
+            self.tcp.close(id, Gone::Kernel(CONNECTION_REFUSED));
         }
         Ok(id)
     }
 
-    /// See [`Tcp::complete`].
-    pub fn complete(&mut self, ring: &mut Ring, token: Token, completion: &Completion) {
-        self.tcp.complete(ring, token, completion);
+    /// See [`Tcp::ready`].
+    pub fn ready(&mut self, poller: &Poller, token: Token, readiness: &Readiness) {
+        self.tcp.ready(poller, token, readiness);
+    }
+
+    /// See [`Tcp::try_active`].
+    pub fn try_active(&mut self) -> bool {
+        self.tcp.try_active()
+    }
+
+    /// See [`Tcp::take_moved_bytes`].
+    pub const fn take_moved_bytes(&mut self) -> usize {
+        self.tcp.take_moved_bytes()
     }
 
     /// See [`Tcp::poll_event`].
@@ -145,25 +155,25 @@ impl Fault {
     /// When the host should come by again though nothing may arrive until then, in its nanoseconds.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        // A connection may have been ended after the events were taken, and have left nothing that would complete.
-        if self.tcp.has_event() {
+        // Left over from the last round: nothing will announce it.
+        if self.tcp.has_work() {
             return Some(0);
         }
         self.faults.as_ref()?.due.first().map(|entry| entry.0)
     }
 
     /// The next input of a connection, see [`Tcp::input`].
-    pub fn input(&mut self, ring: &mut Ring, id: ConnectionId, scratch: &mut Vec<u8>, now_ns: u64) -> Input {
-        let Some(faults) = &mut self.faults else { return self.tcp.input(ring, id, scratch) };
+    pub fn input(&mut self, id: ConnectionId, scratch: &mut Vec<u8>, now_ns: u64) -> Input {
+        let Some(faults) = &mut self.faults else { return self.tcp.input(id, scratch) };
         if let Some(held) = &faults.slot(id).held {
             return if held.until_ns <= now_ns { faults.release(id, scratch) } else { Input::Wait };
         }
-        match self.tcp.input(ring, id, scratch) {
+        match self.tcp.input(id, scratch) {
             Input::Frame(header) => match faults.injector.arrival() {
                 Arrival::Pass => Input::Frame(header),
                 Arrival::Cut => {
                     faults.counters.cut_arriving += 1;
-                    self.tcp.close(ring, id, Gone::Kernel(CONNECTION_RESET));
+                    self.tcp.close(id, Gone::Kernel(CONNECTION_RESET));
                     Input::Wait
                 }
                 Arrival::Hold { delay_ns } => {
@@ -180,11 +190,15 @@ impl Fault {
     ///
     /// # Panics
     /// When no payload is awaited or the memory is not of its length.
-    pub fn receive_payload(&mut self, ring: &mut Ring, id: ConnectionId, target: Target) {
-        if let (Some(faults), Target::Memory { buffer, checksum: true }) = (&mut self.faults, &target) {
-            faults.slot(id).target = Some(buffer.clone());
+    pub fn receive_payload(&mut self, id: ConnectionId, target: Target) {
+        if let Some(faults) = &mut self.faults {
+            faults.slot(id).target = match &target {
+                Target::Memory { buffer, checksum: true } => Some(buffer.clone().into()),
+                Target::Scatter { buffers, checksum: true } => Some(buffers.clone().into()),
+                Target::Discard | Target::Memory { .. } | Target::Scatter { .. } => None,
+            };
         }
-        self.tcp.receive_payload(ring, id, target);
+        self.tcp.receive_payload(id, target);
     }
 
     /// See [`Tcp::send`].
@@ -200,37 +214,37 @@ impl Fault {
     }
 
     /// See [`Tcp::flush`].
-    pub fn flush(&mut self, ring: &mut Ring) {
-        self.cut(ring, Departure::CutBefore);
-        self.tcp.flush(ring);
-        self.cut(ring, Departure::CutAfter);
+    pub fn flush(&mut self, poller: &Poller) {
+        self.cut(Departure::CutBefore);
+        self.tcp.flush(poller);
+        self.cut(Departure::CutAfter);
     }
 
-    fn cut(&mut self, ring: &mut Ring, which: Departure) {
+    fn cut(&mut self, which: Departure) {
         let Some(faults) = self.faults.as_deref_mut() else { return };
         faults.cuts.retain(|&(id, departure)| {
             if departure == which {
                 faults.counters.cut_leaving += 1;
-                self.tcp.close(ring, id, Gone::Kernel(CONNECTION_RESET));
+                self.tcp.close(id, Gone::Kernel(CONNECTION_RESET));
             }
             departure != which
         });
     }
 
     /// See [`Tcp::close`].
-    pub fn close(&mut self, ring: &mut Ring, id: ConnectionId, why: Gone) {
+    pub fn close(&mut self, id: ConnectionId, why: Gone) {
         if let Some(faults) = &mut self.faults {
             faults.forget(id);
         }
-        self.tcp.close(ring, id, why);
+        self.tcp.close(id, why);
     }
 
     /// See [`Tcp::close_after_sending`].
-    pub fn close_after_sending(&mut self, ring: &mut Ring, id: ConnectionId, why: Gone) {
+    pub fn close_after_sending(&mut self, id: ConnectionId, why: Gone) {
         if let Some(faults) = &mut self.faults {
             faults.forget(id);
         }
-        self.tcp.close_after_sending(ring, id, why);
+        self.tcp.close_after_sending(id, why);
     }
 
     /// See [`Tcp::open`].
@@ -301,15 +315,20 @@ impl Faults {
 
     /// The payload of a connection has arrived: its checksum, after what the plan has done to it.
     fn payload(&mut self, id: ConnectionId, checksum: Option<u64>) -> Option<u64> {
-        let (Some(buffer), Some(_)) = (self.slot(id).target.take(), checksum) else { return checksum };
-        let Some(corruption) = self.injector.corruption(buffer.bytes()) else { return checksum };
+        let (Some(pieces), Some(_)) = (self.slot(id).target.take(), checksum) else { return checksum };
+        let Some(corruption) = self.injector.corruption(pieces.bytes()) else { return checksum };
         self.counters.corrupted += 1;
-        let place = buffer.slice(corruption.offset, 1);
-        let mut byte = [0];
-        place.copy_out(&mut byte);
-        place.copy_in(&[byte[0] ^ corruption.mask]);
-        let mut sum = PayloadChecksum::new();
-        buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| sum.update(part));
+        let (mut sum, mut at) = (PayloadChecksum::new(), 0);
+        for buffer in pieces.as_slice() {
+            if (at..at + buffer.bytes()).contains(&corruption.offset) {
+                let place = buffer.slice(corruption.offset - at, 1);
+                let mut byte = [0];
+                place.copy_out(&mut byte);
+                place.copy_in(&[byte[0] ^ corruption.mask]);
+            }
+            at += buffer.bytes();
+            buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| sum.update(part));
+        }
         Some(sum.finish())
     }
 }

@@ -8,7 +8,7 @@
 //! Trust: only a process of the same user (or root) gets in. It may write the pool, as it could through `ptrace`
 //! anyway; checksums, made by the writer and checked by each reader, show when it wrote where it should not.
 //!
-//! Thread affinity: the thread of the ring. [`Shm::connect`] and [`Shm::map_segment`] block, at most for
+//! Thread affinity: none; one thread at a time. [`Shm::connect`] and [`Shm::map_segment`] block, at most for
 //! [`SETUP_DEADLINE`]; a shard never calls them.
 
 mod channel;
@@ -24,7 +24,7 @@ use std::time::Duration;
 use channel::{Channel, Side};
 use kvplane_proto::frame::Header;
 use kvplane_proto::{Limits, SegmentId};
-use kvplane_sys::{Completion, Region, Ring};
+use kvplane_sys::{Interest, Poller, Readiness, Region, stream};
 
 use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Event, Gone, Input};
@@ -44,6 +44,8 @@ pub struct Shm {
     /// Segments that clients want to map.
     wanted: VecDeque<(ConnectionId, SegmentId)>,
     dirty: VecDeque<u32>,
+    /// The kernel refused to accept.
+    accept_again: bool,
     open: usize,
 }
 
@@ -60,38 +62,35 @@ impl Shm {
             events: VecDeque::new(),
             wanted: VecDeque::new(),
             dirty: VecDeque::new(),
+            accept_again: false,
             open: 0,
         }
     }
 
-    /// Accepts connections from this listener.
+    /// Accepts connections from this listener, which is nonblocking.
     ///
     /// # Errors
-    /// When the ring has no room.
-    pub fn listen(&mut self, ring: &mut Ring, listener: UnixListener) -> io::Result<()> {
-        self.listener = Some(listener);
-        self.arm_accept(ring)
-    }
-
-    fn arm_accept(&mut self, ring: &mut Ring) -> io::Result<()> {
-        let Some(listener) = &self.listener else { return Ok(()) };
+    /// When the poller does not take it.
+    pub fn listen(&mut self, poller: &Poller, listener: UnixListener) -> io::Result<()> {
         let token = Token { source: Source::ShmListener, index: 0, generation: 0 };
-        ring.accept(listener.as_fd(), token.to_bits()).map_err(io::Error::other)
+        poller.add(listener.as_fd(), token.to_bits(), Interest::ReadableEdge)?;
+        self.listener = Some(listener);
+        Ok(())
     }
 
     /// Connects to a shard's Unix socket. Blocks up to [`SETUP_DEADLINE`].
     ///
     /// # Errors
     /// When the shard does not answer, refuses, or offers what cannot be mapped: says which path.
-    pub fn connect(&mut self, ring: &mut Ring, path: &str) -> io::Result<ConnectionId> {
+    pub fn connect(&mut self, poller: &Poller, path: &str) -> io::Result<ConnectionId> {
         let channel = setup::connect(path)
             .map_err(|error| io::Error::new(error.kind(), format!("shared memory at {path}: {error}")))?;
-        let id = self.add(ring, channel)?;
+        let id = self.add(poller, channel)?;
         self.events.push_back(Event::Connected(id));
         Ok(id)
     }
 
-    fn add(&mut self, ring: &mut Ring, channel: Channel) -> io::Result<ConnectionId> {
+    fn add(&mut self, poller: &Poller, channel: Channel) -> io::Result<ConnectionId> {
         if self.open >= Limits::CONNECTIONS {
             let text = format!("{} connections are open, which is the limit of a shard", Limits::CONNECTIONS);
             return Err(io::Error::other(text));
@@ -104,61 +103,54 @@ impl Shm {
         let generation = self.generations[index as usize].wrapping_add(1);
         self.generations[index as usize] = generation;
         let token = |source| Token { source, index, generation }.to_bits();
-        let armed = ring
-            .poll_readable(channel.socket.as_fd(), token(Source::ShmSocket))
-            .and_then(|()| ring.poll_readable(channel.own_bell.fd(), token(Source::ShmDoorbell)));
+        let watched = poller
+            .add(channel.socket.as_fd(), token(Source::ShmSocket), Interest::Readable)
+            .and_then(|()| poller.add(channel.own_bell.fd(), token(Source::ShmDoorbell), Interest::ReadableEdge));
+        if let Err(error) = watched {
+            // The socket leaves the poller by being closed.
+            self.free.push(index);
+            return Err(error);
+        }
         self.channels[index as usize] = Some(channel);
         self.open += 1;
-        let id = ConnectionId { index, generation };
-        if let Err(error) = armed {
-            self.remove(ring, id);
-            self.free.push(index);
-            self.open -= 1;
-            return Err(io::Error::other(error));
-        }
-        Ok(id)
+        Ok(ConnectionId { index, generation })
     }
 
-    /// Takes a completion of one of this driver's operations.
-    pub fn complete(&mut self, ring: &mut Ring, token: Token, completion: &Completion) {
-        if token.source == Source::ShmListener {
-            self.accepted(ring, completion);
-            return;
-        }
+    /// Takes an event of one of this driver's descriptors.
+    pub fn ready(&mut self, poller: &Poller, token: Token, _readiness: &Readiness) {
         let id = ConnectionId { index: token.index, generation: token.generation };
-        let Some(channel) = self.get(id) else { return };
         match token.source {
-            Source::ShmDoorbell => channel.own_bell.drain(),
-            Source::ShmSocket => self.socket_readable(ring, id),
+            Source::ShmListener => self.accept(poller),
+            Source::ShmSocket if self.get(id).is_some() => self.socket_readable(poller, id),
+            // A doorbell has rung: the host looks at every ring by itself.
             _ => {}
         }
-        let Some(channel) = self.get(id).filter(|_| !completion.more) else { return };
-        // A multishot poll that ended by itself is armed again.
-        let rearmed = match token.source {
-            Source::ShmDoorbell => ring.poll_readable(channel.own_bell.fd(), token.to_bits()),
-            _ => ring.poll_readable(channel.socket.as_fd(), token.to_bits()),
-        };
-        if rearmed.is_err() {
-            self.close(ring, id, Gone::Kernel(16));
-        }
     }
 
-    fn accepted(&mut self, ring: &mut Ring, completion: &Completion) {
-        if let Some(socket) = ring.accepted(completion) {
-            // A peer that may not enter, or is gone already, is simply dropped; it sees the end of its socket.
-            if let Ok(channel) = setup::accept(UnixStream::from(socket), self.pool.as_ref())
-                && let Ok(id) = self.add(ring, channel)
-            {
-                self.events.push_back(Event::Accepted(id));
+    fn accept(&mut self, poller: &Poller) {
+        self.accept_again = false;
+        while let Some(listener) = &self.listener {
+            match stream::accept(listener.as_fd()) {
+                // A peer that may not enter, or is gone already, is simply dropped; it sees the end of its socket.
+                Ok(Some(socket)) => {
+                    if let Ok(channel) = setup::accept(UnixStream::from(socket), self.pool.as_ref())
+                        && let Ok(id) = self.add(poller, channel)
+                    {
+                        self.events.push_back(Event::Accepted(id));
+                    }
+                }
+                Ok(None) => return,
+                Err(_) => {
+                    // Nothing announces those that wait a second time.
+                    self.accept_again = true;
+                    return;
+                }
             }
-        }
-        if !completion.more {
-            let _ = self.arm_accept(ring);
         }
     }
 
     /// The peer asks for a segment's memory, or is gone.
-    fn socket_readable(&mut self, ring: &mut Ring, id: ConnectionId) {
+    fn socket_readable(&mut self, poller: &Poller, id: ConnectionId) {
         let Some(channel) = self.get(id) else { return };
         if channel.side == Side::Client && !channel.peer_hung_up() {
             return;
@@ -166,7 +158,7 @@ impl Shm {
         match setup::take_request(&channel.socket) {
             Ok(Some(segment)) => self.wanted.push_back((id, segment)),
             Ok(None) => {}
-            Err(_) => self.close(ring, id, Gone::Peer),
+            Err(_) => self.close(poller, id, Gone::Peer),
         }
     }
 
@@ -176,10 +168,10 @@ impl Shm {
     }
 
     /// Answers a client: the segment's region, or nothing where there is none to share.
-    pub fn offer_segment(&mut self, ring: &mut Ring, id: ConnectionId, region: Option<&Arc<Region>>) {
+    pub fn offer_segment(&mut self, poller: &Poller, id: ConnectionId, region: Option<&Arc<Region>>) {
         let Some(channel) = self.get(id) else { return };
         if setup::offer_segment(&channel.socket, region).is_err() {
-            self.close(ring, id, Gone::Peer);
+            self.close(poller, id, Gone::Peer);
         }
     }
 
@@ -220,7 +212,7 @@ impl Shm {
     }
 
     /// The next frame of a connection; its body replaces `scratch`.
-    pub fn input(&mut self, ring: &mut Ring, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
+    pub fn input(&mut self, poller: &Poller, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
         let Some(channel) = self.get(id) else { return Input::Wait };
         if !channel.has_input() {
             return Input::Wait;
@@ -229,7 +221,7 @@ impl Shm {
             Ok(Some(header)) => Input::Frame(header),
             Ok(None) => Input::Wait,
             Err(why) => {
-                self.close(ring, id, why);
+                self.close(poller, id, why);
                 Input::Wait
             }
         }
@@ -248,7 +240,10 @@ impl Shm {
     }
 
     /// Wakes the peers that were sent something; moves on what did not fit a ring before.
-    pub fn flush(&mut self) {
+    pub fn flush(&mut self, poller: &Poller) {
+        if self.accept_again {
+            self.accept(poller);
+        }
         for _ in 0..self.dirty.len() {
             let Some(index) = self.dirty.pop_front() else { return };
             let Some(channel) = self.channels[index as usize].as_mut() else { continue };
@@ -279,20 +274,18 @@ impl Shm {
     }
 
     /// Ends a connection. [`Event::Gone`] follows at once: no I/O of the kernel's is ever in flight on shared memory.
-    pub fn close(&mut self, ring: &mut Ring, id: ConnectionId, why: Gone) {
+    pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: Gone) {
         if self.get(id).is_some() {
-            self.remove(ring, id);
+            self.remove(poller, id);
             self.events.push_back(Event::Gone(id, why));
         }
     }
 
-    fn remove(&mut self, ring: &mut Ring, id: ConnectionId) {
+    fn remove(&mut self, poller: &Poller, id: ConnectionId) {
         let Some(channel) = self.channels[id.index as usize].take() else { return };
-        let token = |source| Token { source, index: id.index, generation: id.generation }.to_bits();
-        let _ = ring.cancel(token(Source::ShmSocket));
-        let _ = ring.cancel(token(Source::ShmDoorbell));
-        // The polls must reach the kernel, as must their end, before the descriptors' numbers are free for others.
-        let _ = ring.submit();
+        // The peer has the same eventfd: closing ours would not end the watch.
+        let _ = poller.remove(channel.own_bell.fd());
+        let _ = poller.remove(channel.socket.as_fd());
         channel.close();
     }
 

@@ -1,28 +1,19 @@
-//! One TCP connection's buffers and what is in flight on them.
+//! One TCP connection: what is queued on it, what arrives on it, and what its socket is ready for.
 
 use std::collections::VecDeque;
-use std::net::TcpStream;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 
-use kvplane_proto::Limits;
 use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::frame::{HEADER_BYTES, Header};
-use kvplane_sys::{HugePages, IoBuf, Region, RegionOptions};
+use kvplane_proto::frame::Header;
+use kvplane_sys::IoBuf;
 
-use crate::types::{Gone, Outgoing};
-
-/// Staging for arriving headers and bodies: the largest frame without payload, and room for small payloads.
-pub(super) const RECEIVE_STAGING_BYTES: usize = 256 * 1024;
-/// Staging for leaving headers and bodies.
-pub(super) const SEND_STAGING_BYTES: usize = 256 * 1024;
-
-const _: () = assert!(RECEIVE_STAGING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES);
-const _: () = assert!(SEND_STAGING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES);
+use crate::types::{Gone, Outgoing, Pieces};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     Connecting,
     Open,
-    Closing,
 }
 
 /// What the bytes that arrive next are.
@@ -39,11 +30,79 @@ pub(super) enum Expect {
     Payload(Payload),
 }
 
+/// Where a payload goes: what is left of it.
+pub(super) enum Place {
+    Nowhere,
+    One(IoBuf),
+    Many { buffers: Vec<IoBuf>, next: usize },
+}
+
 pub(super) struct Payload {
-    /// What is left of the memory; `None` when the bytes are thrown away.
-    pub(super) buffer: Option<IoBuf>,
+    pub(super) place: Place,
     pub(super) left_bytes: u64,
     pub(super) checksum: Option<PayloadChecksum>,
+}
+
+impl Place {
+    /// What is left, piece by piece.
+    pub(super) fn rest(&self) -> &[IoBuf] {
+        match self {
+            Self::Nowhere => &[],
+            Self::One(buffer) => core::slice::from_ref(buffer),
+            Self::Many { buffers, next } => &buffers[*next..],
+        }
+    }
+
+    fn first(&mut self) -> Option<&mut IoBuf> {
+        match self {
+            Self::Nowhere => None,
+            Self::One(buffer) => Some(buffer),
+            Self::Many { buffers, next } => buffers.get_mut(*next),
+        }
+    }
+
+    /// Gives the next `bytes` bytes to `take`, piece by piece.
+    fn advance(&mut self, mut bytes: usize, mut take: impl FnMut(&IoBuf, usize)) {
+        while let Some(buffer) = self.first() {
+            let part = buffer.bytes().min(bytes);
+            if part > 0 {
+                take(buffer, part);
+                buffer.advance(part);
+                bytes -= part;
+            }
+            match (buffer.is_empty(), &mut *self) {
+                (true, Self::Many { next, .. }) => *next += 1,
+                _ => return,
+            }
+        }
+    }
+}
+
+impl Payload {
+    /// The next bytes of the payload are in place.
+    pub(super) fn took(&mut self, bytes: usize) {
+        self.left_bytes -= bytes as u64;
+        let checksum = &mut self.checksum;
+        self.place.advance(bytes, |buffer, part| {
+            if let Some(checksum) = checksum {
+                buffer.region().read_with(buffer.offset(), part, &mut |_, bytes| checksum.update(bytes));
+            }
+        });
+    }
+
+    /// The next bytes of the payload, which are elsewhere: puts them in place.
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        self.left_bytes -= bytes.len() as u64;
+        // What is ours alone is summed up where it is.
+        if let Some(checksum) = &mut self.checksum {
+            checksum.update(bytes);
+        }
+        let mut at = 0;
+        self.place.advance(bytes.len(), |buffer, part| {
+            buffer.copy_in(&bytes[at..at + part]);
+            at += part;
+        });
+    }
 }
 
 /// A frame that waits to be sent.
@@ -53,86 +112,88 @@ pub(super) struct Frame {
     pub(super) payload: Option<Outgoing>,
 }
 
-/// A piece of the send in flight.
-pub(super) struct Piece {
-    pub(super) buffer: IoBuf,
-    pub(super) hold: Option<u64>,
+/// A part of what is being sent.
+pub(super) enum Piece {
+    /// Headers, bodies and small payloads: a range of the staging they are in.
+    Staged(Range<usize>),
+    /// A payload where it is: from its piece `next` on.
+    Memory { pieces: Pieces, next: usize, hold: Option<u64> },
 }
 
 pub(super) struct Connection {
-    pub(super) stream: TcpStream,
+    pub(super) socket: OwnedFd,
     pub(super) state: State,
-    pub(super) gone: Option<Gone>,
+    /// Whether we asked for it: then nothing comes but answers.
+    pub(super) asks: bool,
+    /// Answers that are outstanding.
+    pub(super) awaited: u64,
     pub(super) closing_after_send: Option<Gone>,
-    pub(super) connect_in_flight: bool,
-    pub(super) receive_in_flight: bool,
-    pub(super) send_in_flight: bool,
+    // What the socket is ready for, as far as we know.
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    /// The peer sends nothing more: reads go on until they say so.
+    pub(super) ended: bool,
+    // In which lists of the driver it is.
     pub(super) ready: bool,
     pub(super) dirty: bool,
     /// Input is not taken because too many answers wait to be sent.
     pub(super) paused: bool,
-    // Receiving: bytes start..end of the staging are unread.
-    pub(super) staging: IoBuf,
-    pub(super) start: usize,
-    pub(super) end: usize,
+    /// What it may still receive in this round.
+    pub(super) budget_bytes: usize,
+    // Receiving.
     pub(super) expect: Expect,
-    /// Whether the last receive of frames filled all that was asked for, so that more is likely to be there.
-    pub(super) last_receive_full: bool,
+    /// Unread bytes, while another connection uses the staging.
+    pub(super) kept: Vec<u8>,
     /// How much to ask for at once while frames are expected.
     pub(super) ask_bytes: usize,
     // Sending.
-    pub(super) send_staging: IoBuf,
     pub(super) frames: VecDeque<Frame>,
     pub(super) pieces: VecDeque<Piece>,
-    pub(super) spare_bodies: Vec<Vec<u8>>,
+    /// What the pieces in staging refer to once a send was cut short.
+    pub(super) left: Vec<u8>,
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream, state: State) -> std::io::Result<Self> {
-        // Not prefaulted: an idle connection costs a few pages.
-        let options = RegionOptions {
-            huge: HugePages::Never,
-            prefault: false,
-            ..RegionOptions::new("kvplane-tcp", RECEIVE_STAGING_BYTES + SEND_STAGING_BYTES)
-        };
-        let staging = IoBuf::whole(Region::allocate(&options).map_err(std::io::Error::other)?);
-        Ok(Self {
-            stream,
+    pub(super) fn new(socket: OwnedFd, state: State) -> Self {
+        Self {
+            socket,
             state,
-            gone: None,
+            asks: state == State::Connecting,
+            awaited: 0,
             closing_after_send: None,
-            connect_in_flight: false,
-            receive_in_flight: false,
-            send_in_flight: false,
+            readable: false,
+            writable: true,
+            ended: false,
             ready: false,
             dirty: false,
             paused: false,
-            send_staging: staging.slice(RECEIVE_STAGING_BYTES, SEND_STAGING_BYTES),
-            staging: staging.slice(0, RECEIVE_STAGING_BYTES),
-            start: 0,
-            end: 0,
+            budget_bytes: 0,
             expect: Expect::Frame,
-            last_receive_full: false,
+            kept: Vec::new(),
             ask_bytes: super::receive::ASK_LEAST_BYTES,
             frames: VecDeque::new(),
             pieces: VecDeque::new(),
-            spare_bodies: Vec::new(),
-        })
+            left: Vec::new(),
+        }
     }
 
-    pub(super) const fn is_busy(&self) -> bool {
-        self.connect_in_flight || self.receive_in_flight || self.send_in_flight
+    /// Whether bytes may come at any moment.
+    pub(super) const fn expects(&self) -> bool {
+        matches!(self.state, State::Open) && !self.paused && (!self.asks || self.awaited > 0)
     }
 
-    pub(super) fn queue_frame(&mut self, header: &Header, body: &[u8], payload: Option<Outgoing>) {
-        let mut kept = self.spare_bodies.pop().unwrap_or_default();
-        kept.extend_from_slice(body);
-        self.frames.push_back(Frame { header: *header, body: kept, payload });
+    /// Whether nothing waits to be sent.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.frames.is_empty() && self.pieces.is_empty()
     }
 
     /// Everything that a dying connection still holds.
     pub(super) fn holds(&self) -> impl Iterator<Item = u64> {
         let queued = self.frames.iter().filter_map(|frame| frame.payload.as_ref()?.hold);
-        self.pieces.iter().filter_map(|piece| piece.hold).chain(queued)
+        let leaving = self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Memory { hold, .. } => *hold,
+            Piece::Staged(_) => None,
+        });
+        leaving.chain(queued)
     }
 }

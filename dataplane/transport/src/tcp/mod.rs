@@ -1,36 +1,42 @@
-//! TCP over io_uring: frames both ways, payloads straight into their final memory.
+//! TCP by direct calls: frames both ways, payloads straight into their final memory.
 //!
-//! Each connection has at most one receive and one send in flight. Small frames are gathered: one send carries up to
-//! [`MAX_VECTORS`] pieces of headers, bodies and payloads, and one receive may bring many frames. A payload that does
-//! not fit the staging buffer is received in place; only what arrived together with its header is copied.
+//! The host's poller says which sockets are ready, and says it once: a connection receives and sends until the kernel
+//! has no more for it. A host that spins asks the poller now and then only, and receives on the connections that
+//! expect something and were active last ([`Tcp::try_active`]).
 //!
-//! The host calls [`Tcp::complete`] for each completion of the ring, then takes [`Tcp::poll_event`], then for each
+//! Small frames are gathered: one call carries many pieces of headers, bodies and payloads, and one receive may bring
+//! many frames. A long payload is received in place; only what arrived together with its header is copied. What one
+//! connection moves in a round is bounded, so that no other waits for long.
+//!
+//! The host calls [`Tcp::ready`] for each event of the poller, then takes [`Tcp::poll_event`], then for each
 //! connection of [`Tcp::next_ready`] takes [`Tcp::input`] until it says `Wait`, and at last [`Tcp::flush`].
 //!
-//! Invariant: a connection is reported as gone only when the ring holds no operation of it, so memory lent for its
-//! payloads is free to use then. Thread affinity: the thread of the ring.
+//! Invariant: the kernel holds no memory of ours when a call has returned. So the end of a connection is immediate, and
+//! memory lent for its payloads is free to use then. Thread affinity: none; one thread at a time.
 
+mod active;
 mod connection;
 mod receive;
 mod send;
 
 use std::collections::VecDeque;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use connection::{Connection, State};
+use active::Active;
+use connection::{Connection, Frame, State};
 use kvplane_proto::Limits;
 use kvplane_proto::frame::Header;
-use kvplane_sys::{Completion, MAX_VECTORS, Ring, net};
+use kvplane_sys::{Interest, Poller, Readiness, net, stream};
 
 use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Event, Gone, Outgoing};
 
-const _: () = assert!(MAX_VECTORS >= 2);
-
 /// How long no connection is accepted after the kernel refused to. A parked host comes by twice a second at least.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Connections accepted at once; the others are announced again.
+const ACCEPTED_AT_ONCE: usize = 64;
 
 /// All TCP connections of one shard or client.
 pub struct Tcp {
@@ -43,11 +49,15 @@ pub struct Tcp {
     ready: VecDeque<u32>,
     /// Connections with output to send.
     dirty: VecDeque<u32>,
-    /// Connections that wait for frames: their receives are queued after the round's sends, which are what peers wait
-    /// for.
-    waiting: Vec<ConnectionId>,
-    /// Kept for its memory.
-    released: Vec<u64>,
+    /// Connections with more input than their share of this round.
+    again: Vec<u32>,
+    active: Active,
+    staging: receive::Staging,
+    send_staging: send::Staging,
+    /// Kept for their memory.
+    spare_bodies: Vec<Vec<u8>>,
+    /// Bytes moved since they were last asked for.
+    moved_bytes: usize,
     /// When to accept again, after the kernel refused to.
     accept_after: Option<Instant>,
     open: usize,
@@ -65,115 +75,124 @@ impl Tcp {
             events: VecDeque::new(),
             ready: VecDeque::new(),
             dirty: VecDeque::new(),
-            waiting: Vec::new(),
-            released: Vec::new(),
+            again: Vec::new(),
+            active: Active::new(),
+            staging: receive::Staging::new(),
+            send_staging: send::Staging::new(),
+            spare_bodies: Vec::new(),
+            moved_bytes: 0,
             accept_after: None,
             open: 0,
         }
     }
 
-    /// Accepts connections from this listener.
+    /// Accepts connections from this listener, which is nonblocking.
     ///
     /// # Errors
-    /// When the ring has no room.
-    pub fn listen(&mut self, ring: &mut Ring, listener: TcpListener) -> std::io::Result<()> {
+    /// When the poller does not take it.
+    pub fn listen(&mut self, poller: &Poller, listener: TcpListener) -> std::io::Result<()> {
+        poller.add(listener.as_fd(), LISTENER.to_bits(), Interest::Readable)?;
         self.listener = Some(listener);
-        self.arm_accept(ring)
-    }
-
-    fn arm_accept(&mut self, ring: &mut Ring) -> std::io::Result<()> {
-        let Some(listener) = &self.listener else { return Ok(()) };
-        let token = Token { source: Source::TcpListener, index: 0, generation: 0 };
-        ring.accept(listener.as_fd(), token.to_bits()).map_err(std::io::Error::other)
+        Ok(())
     }
 
     /// Connects to a peer; [`Event::Connected`] or [`Event::Gone`] follows.
     ///
     /// # Errors
-    /// When no socket can be had or the table is full.
-    pub fn connect(&mut self, ring: &mut Ring, address: SocketAddr) -> std::io::Result<ConnectionId> {
-        let stream = TcpStream::from(net::tcp_socket(address)?);
-        let id = self.add(stream, State::Connecting)?;
-        let token = Token { source: Source::TcpConnect, index: id.index, generation: id.generation };
-        let connection = self.connections[id.index as usize].as_mut().expect("a connection that was just added");
-        connection.connect_in_flight = true;
-        let queued = ring.connect(connection.stream.as_fd(), address, token.to_bits());
-        if queued.is_err() {
-            connection.connect_in_flight = false;
-            self.close(ring, id, Gone::Kernel(16));
-        }
-        Ok(id)
+    /// When no socket can be had, the table is full, or the kernel knows at once that it cannot work.
+    pub fn connect(&mut self, poller: &Poller, address: SocketAddr) -> std::io::Result<ConnectionId> {
+        let socket = net::tcp_socket(address)?;
+        stream::start_connect(socket.as_fd(), address)?;
+        self.add(poller, socket, State::Connecting)
     }
 
-    fn add(&mut self, stream: TcpStream, state: State) -> std::io::Result<ConnectionId> {
+    fn add(&mut self, poller: &Poller, socket: OwnedFd, state: State) -> std::io::Result<ConnectionId> {
         if self.open >= Limits::CONNECTIONS {
             let text = format!("{} connections are open, which is the limit of a shard", Limits::CONNECTIONS);
             return Err(std::io::Error::other(text));
         }
-        let connection = Connection::new(stream, state)?;
-        let index = self.free.pop().unwrap_or_else(|| {
+        let index = self.free.last().copied().unwrap_or(self.connections.len() as u32);
+        let generation = self.generations.get(index as usize).map_or(1, |last| last.wrapping_add(1));
+        let token = Token { source: Source::TcpConnection, index, generation };
+        poller.add(socket.as_fd(), token.to_bits(), Interest::BothEdges)?;
+        if self.free.pop().is_none() {
             self.connections.push(None);
             self.generations.push(0);
-            self.connections.len() as u32 - 1
-        });
-        let generation = &mut self.generations[index as usize];
-        *generation = generation.wrapping_add(1);
-        self.connections[index as usize] = Some(connection);
+        }
+        self.generations[index as usize] = generation;
+        self.connections[index as usize] = Some(Connection::new(socket, state));
         self.open += 1;
-        Ok(ConnectionId { index, generation: *generation })
+        Ok(ConnectionId { index, generation })
     }
 
-    /// Takes a completion of one of this driver's operations.
-    pub fn complete(&mut self, ring: &mut Ring, token: Token, completion: &Completion) {
+    /// Takes an event of one of this driver's descriptors.
+    pub fn ready(&mut self, poller: &Poller, token: Token, readiness: &Readiness) {
         if token.source == Source::TcpListener {
-            self.accepted(ring, completion);
+            self.accept(poller);
             return;
         }
         let id = ConnectionId { index: token.index, generation: token.generation };
-        if self.get(id).is_none() {
-            return;
+        let Some(connection) = self.get(id) else { return };
+        if connection.state == State::Connecting {
+            if !readiness.writable {
+                return;
+            }
+            let error = net::take_socket_error(connection.socket.as_fd()).and_then(|error| error.map_or(Ok(()), Err));
+            if let Err(error) = error {
+                self.close(id, Gone::Kernel(error.raw_os_error().unwrap_or_default()));
+                return;
+            }
+            connection.state = State::Open;
+            self.events.push_back(Event::Connected(id));
         }
-        match token.source {
-            Source::TcpConnect => self.connect_done(ring, id, completion.result),
-            Source::TcpReceive => self.receive_done(ring, id, completion.result),
-            Source::TcpSend => self.send_done(ring, id, completion.result),
-            _ => {}
+        let Some(connection) = self.get(id) else { return };
+        connection.ended |= readiness.ended;
+        if readiness.readable {
+            connection.readable = true;
+            self.mark_ready(id.index);
         }
-        self.reap(id);
-    }
-
-    fn accepted(&mut self, ring: &mut Ring, completion: &Completion) {
-        if let Some(socket) = ring.accepted(completion) {
-            // A refused connection is closed by its drop; the peer sees that and tries again later.
-            if net::set_nodelay(socket.as_fd()).is_ok()
-                && let Ok(id) = self.add(TcpStream::from(socket), State::Open)
-            {
-                self.events.push_back(Event::Accepted(id));
-                self.start_receive(ring, id);
+        if let Some(connection) = self.get(id)
+            && readiness.writable
+        {
+            connection.writable = true;
+            if !connection.is_quiet() {
+                self.mark_dirty(id.index);
             }
         }
-        if completion.more {
-            return;
+    }
+
+    fn accept(&mut self, poller: &Poller) {
+        let Some(listener) = &self.listener else { return };
+        let listener = listener.as_fd();
+        let mut accepted = Vec::new();
+        while accepted.len() < ACCEPTED_AT_ONCE {
+            match stream::accept(listener) {
+                Ok(Some(socket)) => accepted.push(socket),
+                Ok(None) => break,
+                Err(_) => {
+                    // Out of descriptors, the next attempt fails like this one: not before some may have been closed.
+                    let _ = poller.remove(listener);
+                    self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
+                    break;
+                }
+            }
         }
-        // Out of descriptors, the next attempt fails like this one: not before some may have been closed.
-        if completion.result < 0 || self.arm_accept(ring).is_err() {
-            self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
+        for socket in accepted {
+            // A refused connection is closed by its drop; the peer sees that and tries again later.
+            if net::set_nodelay(socket.as_fd()).is_ok()
+                && let Ok(id) = self.add(poller, socket, State::Open)
+            {
+                self.events.push_back(Event::Accepted(id));
+            }
         }
     }
 
-    fn connect_done(&mut self, ring: &mut Ring, id: ConnectionId, result: i32) {
-        let Some(connection) = self.get(id) else { return };
-        connection.connect_in_flight = false;
-        if connection.state != State::Connecting {
-            return;
+    fn accept_again(&mut self, poller: &Poller) {
+        let (Some(at), Some(listener)) = (self.accept_after, &self.listener) else { return };
+        if at <= Instant::now() {
+            let watched = poller.add(listener.as_fd(), LISTENER.to_bits(), Interest::Readable).is_ok();
+            self.accept_after = (!watched).then(|| Instant::now() + ACCEPT_PAUSE);
         }
-        if result < 0 {
-            self.close(ring, id, Gone::Kernel(-result));
-            return;
-        }
-        connection.state = State::Open;
-        self.events.push_back(Event::Connected(id));
-        self.start_receive(ring, id);
     }
 
     /// The next thing that happened. A connection counts, and its position is not another's, until its end was taken
@@ -187,17 +206,37 @@ impl Tcp {
         event
     }
 
-    /// Whether [`Self::poll_event`] has something.
+    /// Whether there is something to do before anything else happens.
     #[must_use]
-    pub fn has_event(&self) -> bool {
-        !self.events.is_empty()
+    pub fn has_work(&self) -> bool {
+        !self.events.is_empty() || !self.ready.is_empty() || !self.dirty.is_empty()
+    }
+
+    /// Names the connections that are worth trying by [`Self::next_ready`]: for a host that spins. Whether there are
+    /// any; if not, asking the poller is worth more.
+    pub fn try_active(&mut self) -> bool {
+        let connections = &self.connections;
+        let (tried, count) =
+            self.active.next(|index| connections[index as usize].as_ref().is_some_and(Connection::expects));
+        for &index in &tried[..count] {
+            if let Some(connection) = self.connections[index as usize].as_mut() {
+                connection.readable = true;
+                self.mark_ready(index);
+            }
+        }
+        count > 0
+    }
+
+    /// Bytes sent and received since the last call.
+    pub const fn take_moved_bytes(&mut self) -> usize {
+        core::mem::replace(&mut self.moved_bytes, 0)
     }
 
     /// A connection that may have input; each is named once until new bytes arrive.
     pub fn next_ready(&mut self) -> Option<ConnectionId> {
         while let Some(index) = self.ready.pop_front() {
             if let Some(connection) = self.connections[index as usize].as_mut() {
-                connection.ready = false;
+                connection.start_round();
                 return Some(ConnectionId { index, generation: self.generations[index as usize] });
             }
         }
@@ -207,69 +246,68 @@ impl Tcp {
     /// Queues a frame. It leaves with the next [`Self::flush`]. False when the connection is gone; the payload's hold
     /// is then reported as sent.
     pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: Option<Outgoing>) -> bool {
-        let Some(connection) = self.get(id).filter(|connection| connection.state != State::Closing) else {
+        let mut kept = self.spare_bodies.pop().unwrap_or_default();
+        let Some(connection) = self.get(id) else {
             if let Some(hold) = payload.and_then(|payload| payload.hold) {
                 self.events.push_back(Event::Sent(hold));
             }
             return false;
         };
-        connection.queue_frame(header, body, payload);
-        if !connection.dirty {
-            connection.dirty = true;
-            self.dirty.push_back(id.index);
+        kept.extend_from_slice(body);
+        connection.frames.push_back(Frame { header: *header, body: kept, payload });
+        let (asks, writable) = (connection.asks, connection.writable);
+        if asks {
+            connection.awaited += u64::from(header.replies());
+            self.active.touch(id.index);
+        }
+        if writable {
+            self.mark_dirty(id.index);
         }
         true
     }
 
-    /// Starts sending what is queued, then receiving where nothing was left to take.
-    pub fn flush(&mut self, ring: &mut Ring) {
+    /// Sends what is queued, and lets connections that used up their share have the next round.
+    pub fn flush(&mut self, poller: &Poller) {
         for _ in 0..self.dirty.len() {
             let Some(index) = self.dirty.pop_front() else { break };
-            let generation = self.generations[index as usize];
-            if let Some(connection) = self.connections[index as usize].as_mut() {
+            let id = ConnectionId { index, generation: self.generations[index as usize] };
+            if let Some(connection) = self.get(id) {
                 connection.dirty = false;
-                self.start_send(ring, ConnectionId { index, generation });
+                self.transmit(id);
+                self.resume(index);
             }
         }
-        if self.accept_after.is_some_and(|at| at <= Instant::now()) {
-            let armed = self.arm_accept(ring).is_ok();
-            self.accept_after = (!armed).then(|| Instant::now() + ACCEPT_PAUSE);
+        while let Some(index) = self.again.pop() {
+            self.mark_ready(index);
         }
-        let mut waiting = core::mem::take(&mut self.waiting);
-        for id in waiting.drain(..) {
-            // The last receive brought less than was asked for, so the socket is empty, or it was just opened.
-            let likely = self.get(id).is_some_and(|connection| connection.last_receive_full);
-            self.start_receive_if(ring, id, likely);
-        }
-        self.waiting = waiting;
+        self.accept_again(poller);
     }
 
-    /// Ends a connection: its operations are cut short, and [`Event::Gone`] follows when the last has completed.
-    pub fn close(&mut self, ring: &mut Ring, id: ConnectionId, why: Gone) {
-        let Some(connection) = self.get(id) else { return };
-        if connection.state == State::Closing {
+    /// Ends a connection; [`Event::Gone`] follows what it still held.
+    pub fn close(&mut self, id: ConnectionId, why: Gone) {
+        if self.get(id).is_none() {
             return;
         }
-        connection.state = State::Closing;
-        connection.gone = Some(why);
-        // Queued but not yet submitted operations must reach the kernel while the descriptor is ours.
-        let _ = ring.submit();
-        let _ = connection.stream.shutdown(std::net::Shutdown::Both);
-        if connection.connect_in_flight {
-            let token = Token { source: Source::TcpConnect, index: id.index, generation: id.generation };
-            let _ = ring.cancel(token.to_bits());
-        }
-        self.reap(id);
+        let Some(connection) = self.connections[id.index as usize].take() else { return };
+        self.active.forget(id.index);
+        self.staging.forget(id.index);
+        // The peer learns of it even where a forked child still has the socket.
+        let _ = net::shutdown(connection.socket.as_fd());
+        self.events.extend(connection.holds().map(Event::Sent));
+        self.events.push_back(Event::Gone(id, why));
     }
 
     /// Sends what is queued, then closes: for a refusal that the peer should read.
-    pub fn close_after_sending(&mut self, ring: &mut Ring, id: ConnectionId, why: Gone) {
-        self.start_send(ring, id);
+    pub fn close_after_sending(&mut self, id: ConnectionId, why: Gone) {
+        if self.get(id).is_none() {
+            return;
+        }
+        self.transmit(id);
         let Some(connection) = self.get(id) else { return };
-        if connection.send_in_flight && connection.closing_after_send.is_none() {
+        if connection.is_quiet() {
+            self.close(id, why);
+        } else if connection.closing_after_send.is_none() {
             connection.closing_after_send = Some(why);
-        } else {
-            self.close(ring, id, why);
         }
     }
 
@@ -286,23 +324,10 @@ impl Tcp {
         self.connections[id.index as usize].as_mut()
     }
 
-    /// Frees a closing connection whose last operation has completed.
-    fn reap(&mut self, id: ConnectionId) {
-        let Some(connection) = self.get(id) else { return };
-        if connection.state != State::Closing || connection.is_busy() {
-            return;
-        }
-        let Some(connection) = self.connections[id.index as usize].take() else { return };
-        for hold in connection.holds() {
-            self.events.push_back(Event::Sent(hold));
-        }
-        self.events.push_back(Event::Gone(id, connection.gone.unwrap_or(Gone::Closed)));
-    }
-
     /// Names a connection again in the next round: it has more input than its share of this one.
     pub fn ready_again(&mut self, id: ConnectionId) {
         if self.get(id).is_some() {
-            self.mark_ready(id.index);
+            self.again.push(id.index);
         }
     }
 
@@ -314,7 +339,18 @@ impl Tcp {
             self.ready.push_back(index);
         }
     }
+
+    fn mark_dirty(&mut self, index: u32) {
+        if let Some(connection) = self.connections[index as usize].as_mut()
+            && !connection.dirty
+        {
+            connection.dirty = true;
+            self.dirty.push_back(index);
+        }
+    }
 }
+
+const LISTENER: Token = Token { source: Source::TcpListener, index: 0, generation: 0 };
 
 impl Default for Tcp {
     fn default() -> Self {

@@ -1,168 +1,273 @@
-//! Frames leave: gathered into one send at a time.
+//! Frames leave: gathered, as many as fit one call.
+//!
+//! Headers, bodies and small payloads are put side by side into a staging that all connections of a driver share; large
+//! payloads leave from where they are. What the kernel does not take at once stays: the staged rest moves to the
+//! connection, which goes on when the socket has room.
 
+use std::collections::VecDeque;
+use std::io;
 use std::os::fd::AsFd;
 
 use kvplane_proto::Limits;
-use kvplane_proto::checksum::PayloadChecksum;
+use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
 use kvplane_proto::frame::{FLAG_CHECKSUM, HEADER_BYTES};
-use kvplane_sys::{IoBuf, MAX_VECTORS, Region, Ring};
+use kvplane_sys::{Gather, IoBuf, MAX_PIECES};
 
 use super::Tcp;
-use super::connection::{Connection, Frame, Piece, SEND_STAGING_BYTES, State};
-use crate::token::{Source, Token};
-use crate::types::{ConnectionId, Event, Gone};
+use super::connection::{Connection, Frame, Piece, State};
+use crate::types::{ConnectionId, Event, Gone, Pieces};
 
-/// Payload bytes of one send, about. Bounds how long one connection keeps the shard's thread in the kernel, and lets
-/// what was just summed up still be in the cache when the kernel copies it.
-const SEND_BYTES: usize = 512 << 10;
+/// Bytes of the staging: the largest frame without payload, and room for small payloads.
+const STAGING_BYTES: usize = 256 * 1024;
+const _: () = assert!(STAGING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES);
+/// What one connection may send in a round, about. Bounds how long others wait, and lets what was just summed up still
+/// be in the cache when the kernel copies it.
+const ROUND_BYTES: usize = 512 << 10;
 /// Payloads up to this length are copied to where their header is: cheaper than another piece for the kernel.
 const COPIED_BYTES: usize = 8 << 10;
+/// Payloads of pieces that are shorter than this on average are copied too, as far as they fit.
+const COPIED_PIECE_BYTES: usize = 2 << 10;
+const COPIED_PIECES_BYTES: usize = STAGING_BYTES - HEADER_BYTES - Limits::BODY_BYTES;
+/// Bodies kept for their memory.
+const SPARE_BODIES: usize = 64;
+
+/// Where headers, bodies and small payloads are put side by side.
+pub(super) struct Staging {
+    /// Allocated with the first frame.
+    bytes: Vec<u8>,
+    used: usize,
+}
+
+impl Staging {
+    pub(super) const fn new() -> Self {
+        Self { bytes: Vec::new(), used: 0 }
+    }
+
+    const fn room(&self) -> usize {
+        STAGING_BYTES - self.used
+    }
+
+    /// Puts a frame there, all but a long payload.
+    fn put(&mut self, frame: &mut Frame, copied: bool) {
+        let at = self.used;
+        let body_at = at + HEADER_BYTES;
+        let payload_at = body_at + frame.body.len();
+        self.bytes[body_at..payload_at].copy_from_slice(&frame.body);
+        self.used = payload_at;
+        let mut sum = None;
+        if let Some(payload) = &frame.payload {
+            let sums = frame.header.flags & FLAG_CHECKSUM != 0 && frame.header.payload_checksum == 0;
+            if copied {
+                for buffer in payload.buffers.as_slice() {
+                    buffer.copy_out(&mut self.bytes[self.used..self.used + buffer.bytes()]);
+                    self.used += buffer.bytes();
+                }
+                // Summed up where it is ours alone.
+                sum = sums.then(|| payload_checksum(&self.bytes[payload_at..self.used]));
+            } else {
+                // Done as late as this, so that the kernel finds the bytes in the cache.
+                sum = sums.then(|| summed(&payload.buffers));
+            }
+        }
+        if let Some(sum) = sum {
+            frame.header.payload_checksum = sum;
+        }
+        self.bytes[at..body_at].copy_from_slice(&frame.header.encode());
+    }
+}
+
+fn summed(pieces: &Pieces) -> u64 {
+    let mut checksum = PayloadChecksum::new();
+    for buffer in pieces.as_slice() {
+        buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| checksum.update(part));
+    }
+    checksum.finish()
+}
 
 impl Tcp {
-    pub(super) fn start_send(&mut self, ring: &mut Ring, id: ConnectionId) {
-        let mut released = core::mem::take(&mut self.released);
-        if let Some(connection) = self.get(id)
-            && connection.may_gather()
-        {
-            connection.gather(&mut released);
-        }
-        self.events.extend(released.drain(..).map(Event::Sent));
-        self.released = released;
-        let Some(connection) = self.get(id) else { return };
-        if connection.send_in_flight || connection.state != State::Open || connection.pieces.is_empty() {
-            return;
-        }
-        let token = Token { source: Source::TcpSend, index: id.index, generation: id.generation }.to_bits();
-        let (mut buffers, mut bytes) = ([const { None }; MAX_VECTORS], 0);
-        let mut count = 0;
-        for piece in connection.pieces.iter().take(MAX_VECTORS) {
-            if bytes >= SEND_BYTES {
+    /// Sends what is queued on a connection, as far as its share of the round and the kernel allow.
+    pub(super) fn transmit(&mut self, id: ConnectionId) {
+        let mut sent = 0;
+        loop {
+            let (staging, spare) = (&mut self.send_staging, &mut self.spare_bodies);
+            let Some(connection) = self.connections[id.index as usize].as_mut() else { return };
+            if connection.state != State::Open || !connection.writable {
+                return;
+            }
+            if sent >= ROUND_BYTES && !connection.is_quiet() {
+                self.mark_dirty(id.index);
+                return;
+            }
+            let staged_here = connection.pieces.is_empty();
+            if staged_here {
+                connection.gather(staging, spare, &mut self.events);
+            }
+            if connection.pieces.is_empty() {
                 break;
             }
-            let part = piece.buffer.bytes().min(SEND_BYTES - bytes);
-            buffers[count] = Some(piece.buffer.slice(0, part));
-            bytes += part;
-            count += 1;
+            let staged = if staged_here { &staging.bytes[..] } else { &connection.left[..] };
+            let result = send(&connection.socket, &connection.pieces, staged);
+            match result {
+                Ok((bytes, all)) => {
+                    connection.advance(bytes, &mut self.events);
+                    connection.writable = all;
+                    self.moved_bytes += bytes;
+                    sent += bytes;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.writable = false,
+                Err(error) => {
+                    self.close(id, Gone::Kernel(error.raw_os_error().unwrap_or_default()));
+                    return;
+                }
+            }
+            connection.keep(staged_here, staging);
         }
-        // One piece is the common case of small frames: no vector is built for it.
-        let queued = match (&buffers[0], count) {
-            (Some(only), 1) => ring.send(connection.stream.as_fd(), core::slice::from_ref(only), token),
-            _ => {
-                let list: Vec<IoBuf> = buffers.into_iter().flatten().collect();
-                ring.send(connection.stream.as_fd(), &list, token)
-            }
-        };
-        match queued {
-            Ok(()) => connection.send_in_flight = true,
-            // The ring is full: flushed again by the host's next round.
-            Err(_) if !connection.dirty => {
-                connection.dirty = true;
-                self.dirty.push_back(id.index);
-            }
-            Err(_) => {}
+        self.sent_all(id);
+    }
+
+    /// Everything that was queued has left.
+    fn sent_all(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.get(id)
+            && let Some(why) = connection.closing_after_send.take()
+        {
+            self.close(id, why);
         }
     }
 
-    pub(super) fn send_done(&mut self, ring: &mut Ring, id: ConnectionId, result: i32) {
-        let Some(connection) = self.get(id) else { return };
-        connection.send_in_flight = false;
-        if result <= 0 {
-            let why = if result == 0 { Gone::Peer } else { Gone::Kernel(-result) };
-            self.close(ring, id, why);
-            return;
-        }
-        let mut left = result as usize;
-        let mut sent = Vec::new();
-        while left > 0 {
-            let piece = connection.pieces.front_mut().expect("the kernel sent no more than it was given");
-            let part = piece.buffer.bytes().min(left);
-            piece.buffer.advance(part);
-            left -= part;
-            if piece.buffer.is_empty() {
-                sent.extend(connection.pieces.pop_front().and_then(|piece| piece.hold));
-            }
-        }
-        let resume = connection.paused && connection.frames.len() < Limits::REPLIES_QUEUED / 2;
-        let idle = connection.pieces.is_empty() && connection.frames.is_empty();
-        let closing = if idle { connection.closing_after_send.take() } else { None };
-        if resume {
+    /// Takes input again that was not taken because too many answers waited.
+    pub(super) fn resume(&mut self, index: u32) {
+        if let Some(connection) = self.connections[index as usize].as_mut()
+            && connection.paused
+            && connection.frames.len() < Limits::REPLIES_QUEUED / 2
+        {
             connection.paused = false;
-        }
-        self.events.extend(sent.into_iter().map(Event::Sent));
-        if resume {
-            self.mark_ready(id.index);
-        }
-        match closing {
-            Some(why) => self.close(ring, id, why),
-            None => self.start_send(ring, id),
+            self.mark_ready(index);
         }
     }
+}
+
+/// One call. How many bytes left, and whether that was all it was given.
+fn send(socket: &impl AsFd, pieces: &VecDeque<Piece>, staged: &[u8]) -> io::Result<(usize, bool)> {
+    let mut gather = Gather::new();
+    'all: for piece in pieces {
+        match piece {
+            Piece::Staged(range) => gather.push_bytes(&staged[range.clone()]),
+            Piece::Memory { pieces, next, .. } => {
+                for buffer in &pieces.as_slice()[*next..] {
+                    let room = ROUND_BYTES - gather.bytes();
+                    if gather.is_full() || room == 0 {
+                        break 'all;
+                    }
+                    gather.push(buffer, buffer.bytes().min(room));
+                }
+            }
+        }
+        if gather.is_full() || gather.bytes() >= ROUND_BYTES {
+            break;
+        }
+    }
+    let bytes = gather.send(socket.as_fd())?;
+    Ok((bytes, bytes == gather.bytes()))
 }
 
 impl Connection {
-    fn may_gather(&self) -> bool {
-        !self.send_in_flight && self.state == State::Open && self.pieces.is_empty()
-    }
-
-    /// Turns waiting frames into pieces: headers, bodies and small payloads side by side in the staging, large
-    /// payloads where they are. Holds of payloads that were copied go to `released`.
-    fn gather(&mut self, released: &mut Vec<u64>) {
-        let (mut used, mut payload_bytes) = (0, 0);
-        let mut run_start = 0;
+    /// Turns waiting frames into pieces. Holds of payloads that were copied are reported: nobody needs them any more.
+    fn gather(&mut self, staging: &mut Staging, spare: &mut Vec<Vec<u8>>, events: &mut VecDeque<Event>) {
+        staging.used = 0;
+        let (mut run_start, mut payload_bytes) = (0, 0);
         while let Some(frame) = self.frames.front() {
-            let copied = frame.payload.as_ref().map_or(0, |payload| payload.buffer.bytes());
-            let copied = if copied <= COPIED_BYTES { copied } else { 0 };
+            let copied = frame.payload.as_ref().map_or(0, |payload| copied_bytes(&payload.buffers));
             let bytes = HEADER_BYTES + frame.body.len() + copied;
-            let full = used + bytes > SEND_STAGING_BYTES || self.pieces.len() + 2 > MAX_VECTORS;
-            if full || payload_bytes >= SEND_BYTES {
+            if bytes > staging.room() || self.pieces.len() + 2 > MAX_PIECES || payload_bytes >= ROUND_BYTES {
                 break;
             }
-            let Some(mut frame) = self.frames.pop_front() else { break };
-            frame.sum_up();
-            self.send_staging.slice(used, HEADER_BYTES).copy_in(&frame.header.encode());
-            self.send_staging.slice(used + HEADER_BYTES, frame.body.len()).copy_in(&frame.body);
-            if let Some(payload) = frame.payload.take() {
-                let at = used + HEADER_BYTES + frame.body.len();
-                used += bytes;
-                payload_bytes += payload.buffer.bytes();
-                if copied > 0 {
-                    copy(&self.send_staging.slice(at, copied), &payload.buffer);
-                    released.extend(payload.hold);
-                } else {
-                    let run = self.send_staging.slice(run_start, used - run_start);
-                    self.pieces.push_back(Piece { buffer: run, hold: None });
-                    self.pieces.push_back(Piece { buffer: payload.buffer, hold: payload.hold });
-                    run_start = used;
-                }
-            } else {
-                used += bytes;
+            if staging.bytes.is_empty() {
+                staging.bytes = vec![0; STAGING_BYTES];
             }
-            if self.spare_bodies.len() < 64 {
+            let Some(mut frame) = self.frames.pop_front() else { break };
+            staging.put(&mut frame, copied > 0);
+            if let Some(payload) = frame.payload.take() {
+                if copied > 0 || payload.buffers.bytes() == 0 {
+                    events.extend(payload.hold.map(Event::Sent));
+                } else {
+                    payload_bytes += payload.buffers.bytes();
+                    self.pieces.push_back(Piece::Staged(run_start..staging.used));
+                    run_start = staging.used;
+                    self.pieces.push_back(Piece::Memory { pieces: payload.buffers, next: 0, hold: payload.hold });
+                }
+            }
+            if spare.len() < SPARE_BODIES {
                 frame.body.clear();
-                self.spare_bodies.push(frame.body);
+                spare.push(frame.body);
             }
         }
-        if used > run_start {
-            self.pieces.push_back(Piece { buffer: self.send_staging.slice(run_start, used - run_start), hold: None });
+        if staging.used > run_start {
+            self.pieces.push_back(Piece::Staged(run_start..staging.used));
         }
     }
-}
 
-impl Frame {
-    /// Fills in the checksum of a payload where one is announced and not known yet. Done as late as this, so that the
-    /// kernel finds the bytes in the cache.
-    fn sum_up(&mut self) {
-        let Some(payload) = &self.payload else { return };
-        if self.header.flags & FLAG_CHECKSUM == 0 || self.header.payload_checksum != 0 {
+    /// So many bytes of the pieces have left.
+    fn advance(&mut self, mut bytes: usize, events: &mut VecDeque<Event>) {
+        while let Some(piece) = self.pieces.front_mut() {
+            match piece {
+                Piece::Staged(range) => {
+                    let part = range.len().min(bytes);
+                    range.start += part;
+                    bytes -= part;
+                    if range.start < range.end {
+                        return;
+                    }
+                }
+                Piece::Memory { pieces, next, hold } => {
+                    let buffers: &mut [IoBuf] = match pieces {
+                        Pieces::One(buffer) => core::slice::from_mut(buffer),
+                        Pieces::Many(buffers) => buffers,
+                    };
+                    while let Some(buffer) = buffers.get_mut(*next) {
+                        let part = buffer.bytes().min(bytes);
+                        buffer.advance(part);
+                        bytes -= part;
+                        if !buffer.is_empty() {
+                            return;
+                        }
+                        *next += 1;
+                    }
+                    events.extend(hold.map(Event::Sent));
+                }
+            }
+            self.pieces.pop_front();
+        }
+    }
+
+    /// Moves what is left in the shared staging here; forgets what is not needed any more.
+    fn keep(&mut self, staged_here: bool, staging: &Staging) {
+        if self.pieces.is_empty() {
+            self.left = Vec::new();
             return;
         }
-        let mut checksum = PayloadChecksum::new();
-        let buffer = &payload.buffer;
-        buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| checksum.update(part));
-        self.header.payload_checksum = checksum.finish();
+        if !staged_here {
+            return;
+        }
+        let first = self.pieces.iter().find_map(|piece| match piece {
+            Piece::Staged(range) => Some(range.start),
+            Piece::Memory { .. } => None,
+        });
+        let Some(first) = first else { return };
+        self.left = staging.bytes[first..staging.used].to_vec();
+        for piece in &mut self.pieces {
+            if let Piece::Staged(range) = piece {
+                *range = range.start - first..range.end - first;
+            }
+        }
     }
 }
 
-fn copy(to: &IoBuf, from: &IoBuf) {
-    Region::copy_between(to.region(), to.offset(), from.region(), from.offset(), from.bytes());
+/// How much of a payload is copied to where its header is: all or nothing.
+fn copied_bytes(pieces: &Pieces) -> usize {
+    let bytes = pieces.bytes();
+    let short = match pieces {
+        Pieces::One(_) => false,
+        Pieces::Many(buffers) => bytes <= COPIED_PIECES_BYTES && bytes / COPIED_PIECE_BYTES < buffers.len(),
+    };
+    if bytes <= COPIED_BYTES || short { bytes } else { 0 }
 }

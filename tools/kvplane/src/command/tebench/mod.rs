@@ -185,8 +185,8 @@ impl Tebench {
     fn target(&self) -> Result<(), Failure> {
         let engine = self.engine()?;
         let region = self.region("tebench-target")?;
-        let _registered = engine.register(&region)?;
-        let name = engine.segment_name();
+        engine.register(std::sync::Arc::clone(&region), &kvplane::RegisterOptions::default())?;
+        let name = engine.name();
         // Readers that verify find the pattern there without a writer having been first.
         region.fill_with(0, region.bytes(), &mut |offset, part| pattern::fill(TARGET_SEED, offset, part));
         println!(

@@ -1,0 +1,122 @@
+//! Settings of a transfer engine, and what follows from them.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kvplane_engine::{Pacing, cpu};
+use kvplane_proto::client::Config;
+use kvplane_rpc::RuntimeDirectory;
+
+use crate::error::Error;
+use crate::link::seed;
+
+/// The most initiators that an engine may have.
+const INITIATORS: usize = 64;
+
+/// Settings of a transfer engine.
+#[derive(Clone, Debug)]
+pub struct TransferEngineConfig {
+    /// Group of engines that belong together; others are refused.
+    pub cluster: String,
+    /// Where peers reach it. Only loopback: data connections carry no credentials yet.
+    pub listen: SocketAddr,
+    /// Whether shared memory is offered and used.
+    pub shared_memory: bool,
+    /// Whether TCP is used.
+    pub tcp: bool,
+    /// TCP connections to each peer.
+    pub lanes: u16,
+    /// Whether payloads over TCP carry a checksum that their receiver checks.
+    pub checksum: bool,
+    /// Ranges are cut into slices of this many bytes.
+    pub slice_bytes: u64,
+    /// How to wait.
+    pub pacing: Pacing,
+    /// Where the Unix socket goes; `None` takes the user's runtime directory.
+    pub runtime_directory: Option<PathBuf>,
+    /// Core to pin the serving thread to.
+    pub core: Option<usize>,
+    /// Sets of connections that threads share: each thread that submits stays with one. More let more threads move
+    /// bytes at the same time, and cost each peer more connections.
+    pub initiators: usize,
+    /// Batches that may be in flight at a time; one more is refused.
+    pub batches: usize,
+    /// Deadline of a batch that names none.
+    pub deadline: Duration,
+}
+
+impl Default for TransferEngineConfig {
+    fn default() -> Self {
+        Self {
+            cluster: "p2p".to_owned(),
+            listen: ([127, 0, 0, 1], 0).into(),
+            shared_memory: true,
+            tcp: true,
+            lanes: 2,
+            checksum: true,
+            slice_bytes: 256 << 10,
+            pacing: Pacing::default(),
+            runtime_directory: None,
+            core: None,
+            initiators: 1,
+            batches: 65_536,
+            deadline: Duration::from_secs(30),
+        }
+    }
+}
+
+impl TransferEngineConfig {
+    /// # Errors
+    /// When the settings cannot be: says which and why.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        if !self.listen.ip().is_loopback() {
+            return Err(Error::Argument(format!(
+                "a data port on {} would be open without authentication: use a loopback address until tickets are \
+                 there",
+                self.listen
+            )));
+        }
+        if !self.shared_memory && !self.tcp {
+            return Err(Error::Argument("neither shared memory nor TCP is allowed: no way to any peer".to_owned()));
+        }
+        if !(1..=INITIATORS).contains(&self.initiators) {
+            return Err(Error::Argument(format!("{} initiators: give from 1 to {INITIATORS}", self.initiators)));
+        }
+        if self.batches == 0 {
+            return Err(Error::Argument("0 batches in flight: give at least 1".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// What the asking side is told; `tasks` for whether it reports the end of each task.
+pub(super) fn client(config: &TransferEngineConfig, tasks: bool) -> Result<Config, Error> {
+    Ok(Config {
+        cluster: config.cluster.clone(),
+        client: seed()?,
+        host: cpu::boot_id().unwrap_or_default(),
+        lanes: config.lanes,
+        shared: config.shared_memory,
+        stream: config.tcp,
+        slice_bytes: config.slice_bytes,
+        checksum_segments: config.checksum,
+        report_tasks: tasks,
+        ..Config::default()
+    })
+}
+
+/// The directory of Unix sockets, private to the user.
+pub(super) fn directory_of(config: &TransferEngineConfig) -> Result<PathBuf, Error> {
+    let directory = match &config.runtime_directory {
+        Some(path) => RuntimeDirectory::at(path),
+        None => RuntimeDirectory::of_user()?,
+    };
+    kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
+    Ok(directory.path().to_owned())
+}
+
+/// The Unix socket of the engine with this data port.
+pub(super) fn socket_path(directory: &Path, address: SocketAddr) -> PathBuf {
+    directory.join(format!("segment-{}.shm", address.port()))
+}

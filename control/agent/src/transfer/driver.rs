@@ -1,0 +1,340 @@
+//! Who drives an initiator: whichever thread waits, for everybody; the engine's own thread when nobody does.
+//!
+//! The initiator is behind a lock. A thread that waits for a batch and gets the lock *leads*: it runs rounds until its
+//! batch is done, and completes the batches of others on the way. Threads that wait meanwhile *follow*: they sleep
+//! until their batch is done or the leader leaves, which wakes one of them to lead. A thread that submits while
+//! another leads leaves its batch in the inbox and goes on.
+//!
+//! Invariant: no inbox entry and no batch in flight is left without somebody who looks after it. Whoever gives the lock
+//! back looks at the inbox again afterwards, and then for a follower.
+
+mod core;
+mod progress;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use kvplane_engine::{Doorbell, Initiator, Region, cpu};
+use kvplane_proto::Limits;
+use kvplane_proto::client::Request;
+
+use self::core::Core;
+use super::batch::State;
+use crate::error::Error;
+
+/// Looks at a leader that may be about to leave, before sleeping.
+const FOLLOWER_SPINS: u32 = 64;
+/// The longest sleep: bounds what a lost wake-up could cost.
+const SLEEP_LONGEST: Duration = Duration::from_millis(100);
+
+/// What a batch asks of the initiator.
+pub(super) struct Work {
+    /// Their peers are numbers of [`super::segment::Remote::peer`].
+    pub(super) requests: Vec<Request>,
+    pub(super) deadline_ns: u64,
+}
+
+enum Command {
+    Submit(Arc<State>, Work),
+    Cancel(Arc<State>),
+}
+
+/// An initiator and those who take turns in driving it.
+pub(super) struct Driver {
+    core: Mutex<Core>,
+    inbox: Mutex<Vec<Command>>,
+    inbox_filled: AtomicBool,
+    /// Wakes a parked leader.
+    doorbell: Doorbell,
+    in_flight: AtomicUsize,
+    open_slices: AtomicUsize,
+    most_in_flight: usize,
+    /// Threads that wait for a batch, leading or following.
+    foreground: AtomicUsize,
+    /// Threads that want the lock for something short that cannot be left in the inbox.
+    wanted: AtomicUsize,
+    led: AtomicBool,
+    led_by_progress: AtomicBool,
+    /// Rounds by leaders.
+    rounds: AtomicU64,
+    followers: Mutex<VecDeque<Thread>>,
+    following: AtomicUsize,
+    /// Batches in flight for which nobody waits, by their owners' word.
+    pushed: AtomicIsize,
+    progress: OnceLock<Thread>,
+    kicked: AtomicBool,
+    asleep: AtomicBool,
+    stopping: AtomicBool,
+}
+
+impl Driver {
+    /// # Errors
+    /// When the kernel gives no descriptor.
+    pub(super) fn new(mut initiator: Initiator, most_in_flight: usize) -> Result<Arc<Self>, Error> {
+        let doorbell = Doorbell::new()?;
+        initiator.watch(doorbell.clone())?;
+        Ok(Arc::new(Self {
+            core: Mutex::new(Core::new(initiator)),
+            inbox: Mutex::new(Vec::new()),
+            inbox_filled: AtomicBool::new(false),
+            doorbell,
+            in_flight: AtomicUsize::new(0),
+            open_slices: AtomicUsize::new(0),
+            most_in_flight,
+            foreground: AtomicUsize::new(0),
+            wanted: AtomicUsize::new(0),
+            led: AtomicBool::new(false),
+            led_by_progress: AtomicBool::new(false),
+            rounds: AtomicU64::new(0),
+            followers: Mutex::new(VecDeque::new()),
+            following: AtomicUsize::new(0),
+            pushed: AtomicIsize::new(0),
+            progress: OnceLock::new(),
+            kicked: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+        }))
+    }
+
+    /// Takes a place for a batch of this many slices; it is given back when the batch is done.
+    ///
+    /// # Errors
+    /// When as many are in flight as may be.
+    pub(super) fn admit(&self, slices: usize) -> Result<(), Error> {
+        let batches = self.in_flight.fetch_add(1, Ordering::SeqCst);
+        let open = self.open_slices.fetch_add(slices, Ordering::Relaxed);
+        if batches < self.most_in_flight && open.saturating_add(slices) <= Limits::OPEN_SLICES {
+            return Ok(());
+        }
+        self.in_flight.fetch_sub(1, Ordering::SeqCst);
+        self.open_slices.fetch_sub(slices, Ordering::Relaxed);
+        Err(Error::TooManyRequests(format!(
+            "{batches} batches with {open} slices are in flight, and {slices} slices more would be over the limits of \
+             {} and {}: wait for some to be done",
+            self.most_in_flight,
+            Limits::OPEN_SLICES
+        )))
+    }
+
+    /// Starts a batch that was admitted. Posts its I/O at once, unless another thread is at it.
+    pub(super) fn submit(&self, state: &Arc<State>, work: Work) {
+        match self.try_core() {
+            Some(mut core) => {
+                self.drain(&mut core);
+                core.begin(self, state, work);
+                core.post(self);
+                self.release(core);
+            }
+            None => self.leave_for_leader(Command::Submit(Arc::clone(state), work)),
+        }
+        if state.is_background() {
+            self.push(state);
+        }
+        self.hand_over();
+    }
+
+    pub(super) fn cancel(&self, state: &Arc<State>) {
+        match self.try_core() {
+            Some(mut core) => {
+                self.drain(&mut core);
+                core.cancel(state);
+                core.post(self);
+                self.release(core);
+            }
+            None => self.leave_for_leader(Command::Cancel(Arc::clone(state))),
+        }
+    }
+
+    fn leave_for_leader(&self, command: Command) {
+        let mut inbox = lock(&self.inbox);
+        inbox.push(command);
+        self.inbox_filled.store(true, Ordering::SeqCst);
+        drop(inbox);
+        self.doorbell.ring();
+        // The leader may have looked for the last time before that.
+        if let Some(core) = self.try_core() {
+            self.release(core);
+        }
+    }
+
+    fn drain(&self, core: &mut Core) {
+        while self.inbox_filled.load(Ordering::SeqCst) {
+            let commands = {
+                let mut inbox = lock(&self.inbox);
+                self.inbox_filled.store(false, Ordering::SeqCst);
+                ::core::mem::take(&mut *inbox)
+            };
+            for command in commands {
+                match command {
+                    Command::Submit(state, work) => core.begin(self, &state, work),
+                    Command::Cancel(state) => core.cancel(&state),
+                }
+            }
+        }
+    }
+
+    /// Moves I/O on without waiting, if nobody else does.
+    pub(super) fn poll(&self) {
+        if let Some(mut core) = self.try_core() {
+            self.drain(&mut core);
+            core.post(self);
+            self.release(core);
+        }
+    }
+
+    /// Does something to the initiator that is over soon; waits for the leader to make room.
+    pub(super) fn with<R>(&self, act: impl FnOnce(&mut Core) -> R) -> R {
+        self.wanted.fetch_add(1, Ordering::SeqCst);
+        self.doorbell.ring();
+        let mut core = lock(&self.core);
+        self.wanted.fetch_sub(1, Ordering::SeqCst);
+        self.drain(&mut core);
+        let result = act(&mut core);
+        self.release(core);
+        result
+    }
+
+    pub(super) fn set_buffer(&self, index: u32, region: &Arc<Region>) {
+        self.with(|core| core.set_buffer(index, region));
+    }
+
+    pub(super) fn remove_buffer(&self, index: u32) {
+        self.with(|core| core.remove_buffer(index));
+    }
+
+    fn try_core(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Gives the lock back, and leaves nothing behind in the inbox.
+    fn release(&self, core: MutexGuard<'_, Core>) {
+        drop(core);
+        fence(Ordering::SeqCst);
+        while self.inbox_filled.load(Ordering::SeqCst) {
+            // Whoever has it now looks after it in turn.
+            let Some(mut core) = self.try_core() else { return };
+            self.drain(&mut core);
+            core.post(self);
+            drop(core);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Waits until a batch is done; false when `until` was first.
+    pub(super) fn wait(&self, state: &State, until: Option<Instant>) -> bool {
+        if state.is_done() {
+            return true;
+        }
+        self.foreground.fetch_add(1, Ordering::SeqCst);
+        if self.led_by_progress.load(Ordering::SeqCst) {
+            self.doorbell.ring();
+        }
+        let done = loop {
+            if state.is_done() {
+                break true;
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                break false;
+            }
+            if self.wanted.load(Ordering::SeqCst) > 0 {
+                std::thread::yield_now();
+            } else if let Some(core) = self.try_core() {
+                self.lead(core, false, until, || state.is_done());
+            } else {
+                self.follow(state, until);
+            }
+        };
+        self.foreground.fetch_sub(1, Ordering::SeqCst);
+        self.hand_over();
+        done
+    }
+
+    /// Runs rounds until `enough`, or until the lock is wanted by somebody who has precedence.
+    fn lead(&self, mut core: MutexGuard<'_, Core>, progress: bool, until: Option<Instant>, enough: impl Fn() -> bool) {
+        self.led.store(true, Ordering::SeqCst);
+        self.led_by_progress.store(progress, Ordering::SeqCst);
+        let give_way =
+            || self.wanted.load(Ordering::SeqCst) > 0 || progress && self.foreground.load(Ordering::SeqCst) > 0;
+        loop {
+            self.drain(&mut core);
+            let left = until.map_or(SLEEP_LONGEST, |until| until.saturating_duration_since(Instant::now()));
+            if enough() || give_way() || left.is_zero() {
+                break;
+            }
+            core.round(self, left, || self.inbox_filled.load(Ordering::SeqCst) || give_way());
+            self.rounds.fetch_add(1, Ordering::Relaxed);
+        }
+        self.led_by_progress.store(false, Ordering::SeqCst);
+        self.led.store(false, Ordering::SeqCst);
+        self.release(core);
+    }
+
+    /// Sleeps until the batch is done or there may be nobody who leads.
+    fn follow(&self, state: &State, until: Option<Instant>) {
+        for _ in 0..FOLLOWER_SPINS {
+            if state.is_done() || !self.led.load(Ordering::Relaxed) {
+                break;
+            }
+            cpu::pause();
+        }
+        let me = std::thread::current();
+        lock(&self.followers).push_back(me.clone());
+        self.following.fetch_add(1, Ordering::SeqCst);
+        if state.watch_thread(me.clone()) {
+            // Whoever had the lock may have left before it could see us; whoever has it now will.
+            match self.try_core() {
+                Some(core) => self.release(core),
+                None => {
+                    let left = until.map_or(SLEEP_LONGEST, |until| until.saturating_duration_since(Instant::now()));
+                    std::thread::park_timeout(left.min(SLEEP_LONGEST));
+                }
+            }
+        }
+        self.following.fetch_sub(1, Ordering::SeqCst);
+        lock(&self.followers).retain(|other| other.id() != me.id());
+        state.unwatch_thread(&me);
+    }
+
+    /// Finds somebody to lead where nobody does and something is in flight.
+    fn hand_over(&self) {
+        fence(Ordering::SeqCst);
+        if self.in_flight.load(Ordering::SeqCst) == 0 || self.led.load(Ordering::SeqCst) {
+            return;
+        }
+        if self.following.load(Ordering::SeqCst) > 0
+            && let Some(next) = lock(&self.followers).pop_front()
+        {
+            next.unpark();
+        } else if self.pushed.load(Ordering::SeqCst) > 0 {
+            self.kick();
+        } else if self.asleep.load(Ordering::SeqCst) {
+            self.wake_progress();
+        }
+    }
+
+    /// A batch is done: nothing touches its memory any more.
+    fn done(&self, state: &State, problem: Option<&str>) {
+        self.open_slices.fetch_sub(state.slices, Ordering::Relaxed);
+        self.in_flight.fetch_sub(1, Ordering::SeqCst);
+        if state.end_push() {
+            self.pushed.fetch_sub(1, Ordering::SeqCst);
+        }
+        state.finish(problem);
+    }
+
+    /// Batches in flight.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::SeqCst)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

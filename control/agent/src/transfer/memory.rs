@@ -1,0 +1,162 @@
+//! Registered memory of this process, found by address.
+//!
+//! A batch counts as a user of each buffer it touches from before it starts until nothing touches the memory any
+//! more; unregistering waits for the users to leave.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use kvplane_engine::Region;
+use kvplane_proto::SegmentId;
+
+use crate::error::Error;
+
+/// The most buffers that one engine registers, whether peers may use them or not.
+const BUFFERS: usize = 65_536;
+
+/// How memory is registered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RegisterOptions {
+    /// Where the memory is: `*` to find out, or `cpu:N` for a NUMA node.
+    pub location: String,
+    /// Whether peers may use it. Without, it is only a source and destination of transfers of ours.
+    pub remote_accessible: bool,
+    /// Whether peers may write to it, where they may use it and the memory is writable at all.
+    pub writable: bool,
+}
+
+impl Default for RegisterOptions {
+    fn default() -> Self {
+        Self { location: "*".to_owned(), remote_accessible: true, writable: true }
+    }
+}
+
+impl RegisterOptions {
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let node = self.location.strip_prefix("cpu:");
+        if self.location == "*" || node.is_some_and(|node| node.parse::<u32>().is_ok()) {
+            return Ok(());
+        }
+        Err(Error::Argument(format!("the location {:?} is neither * nor cpu:N", self.location)))
+    }
+}
+
+/// A registered buffer.
+pub(super) struct Buffer {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) region: Arc<Region>,
+    /// Where it is, as its owner said.
+    pub(super) location: String,
+    /// Its name in every initiator.
+    pub(super) index: u32,
+    /// Its name for peers, if they may use it.
+    pub(super) segment: Option<SegmentId>,
+    /// Batches that use it.
+    users: AtomicUsize,
+}
+
+impl Buffer {
+    pub(super) fn enter(&self) {
+        self.users.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn leave(&self) {
+        // Release: what the user did to the memory is before what follows its being unregistered.
+        self.users.fetch_sub(1, Ordering::Release);
+    }
+
+    pub(super) fn is_used(&self) -> bool {
+        self.users.load(Ordering::Acquire) > 0
+    }
+}
+
+/// The buffers by address, and which names are free.
+#[derive(Default)]
+pub(super) struct Map {
+    by_address: BTreeMap<u64, Arc<Buffer>>,
+    /// Names given so far, and those that came back.
+    named: u32,
+    free: Vec<u32>,
+}
+
+impl Map {
+    /// The buffer that holds a range, and where in it the range begins.
+    pub(super) fn find(&self, address: u64, bytes: u64) -> Option<(&Arc<Buffer>, u64)> {
+        let (_, buffer) = self.by_address.range(..=address).next_back()?;
+        let offset = address - buffer.address;
+        let end = offset.checked_add(bytes)?;
+        (end <= buffer.bytes).then_some((buffer, offset))
+    }
+
+    /// A name for a range, which must be free of others.
+    ///
+    /// # Errors
+    /// When it is empty, overlaps a buffer, or is one too many.
+    pub(super) fn reserve(&mut self, address: u64, bytes: u64) -> Result<u32, Error> {
+        if bytes == 0 {
+            return Err(Error::Argument(format!("memory of 0 bytes at {address:#x} cannot be registered")));
+        }
+        let last = address.checked_add(bytes - 1).ok_or_else(|| {
+            Error::Argument(format!("memory of {bytes} bytes at {address:#x} ends beyond the address space"))
+        })?;
+        if let Some((_, other)) = self.by_address.range(..=last).next_back()
+            && other.address + (other.bytes - 1) >= address
+        {
+            return Err(Error::AddressOverlapped {
+                address,
+                bytes,
+                other_address: other.address,
+                other_bytes: other.bytes,
+            });
+        }
+        if self.by_address.len() >= BUFFERS {
+            return Err(Error::TooManyRequests(format!("{BUFFERS} buffers are registered already: the limit")));
+        }
+        Ok(self.free.pop().unwrap_or_else(|| {
+            self.named += 1;
+            self.named - 1
+        }))
+    }
+
+    /// Gives a name back that nothing uses.
+    pub(super) fn give_back(&mut self, index: u32) {
+        self.free.push(index);
+    }
+
+    pub(super) fn insert(&mut self, region: Arc<Region>, location: String, index: u32, segment: Option<SegmentId>) {
+        let (address, bytes) = (region.address(), region.bytes() as u64);
+        let buffer = Buffer { address, bytes, region, location, index, segment, users: AtomicUsize::new(0) };
+        self.by_address.insert(address, Arc::new(buffer));
+    }
+
+    /// Takes the buffer that begins at this address out: no new user finds it.
+    pub(super) fn remove(&mut self, address: u64) -> Option<Arc<Buffer>> {
+        self.by_address.remove(&address)
+    }
+
+    pub(super) fn contains(&self, address: u64) -> bool {
+        self.by_address.contains_key(&address)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Buffer>> {
+        self.by_address.values()
+    }
+}
+
+/// The map behind its lock. It is held for looking up and for changing, never while anything is waited for.
+#[derive(Default)]
+pub(super) struct Memory {
+    map: RwLock<Map>,
+}
+
+impl Memory {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, Map> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, Map> {
+        self.map.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,112 @@
+//! Registering and unregistering memory.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use kvplane_engine::Region;
+use kvplane_store::service::SegmentInfo;
+
+use super::TransferEngine;
+use super::memory::{Buffer, RegisterOptions};
+use crate::error::Error;
+
+/// How often unregistering looks whether the users have left, when it cannot wait for a certain one.
+const LOOK: Duration = Duration::from_micros(200);
+
+impl TransferEngine {
+    /// Registers memory: transfers may use it as source and destination, and peers may use it if the options say so.
+    ///
+    /// # Errors
+    /// When it overlaps registered memory, is one region too many, or the location is malformed.
+    pub fn register(&self, region: Arc<Region>, options: &RegisterOptions) -> Result<(), Error> {
+        self.register_batch(&[region], options)
+    }
+
+    /// Registers several regions, or none of them when one is refused.
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub fn register_batch(&self, regions: &[Arc<Region>], options: &RegisterOptions) -> Result<(), Error> {
+        options.check()?;
+        let changing = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
+        for (done, region) in regions.iter().enumerate() {
+            if let Err(error) = self.register_one(region, options) {
+                drop(changing);
+                for earlier in &regions[..done] {
+                    self.unregister(earlier.address())?;
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn register_one(&self, region: &Arc<Region>, options: &RegisterOptions) -> Result<(), Error> {
+        let (address, bytes) = (region.address(), region.bytes() as u64);
+        let index = self.memory.write().reserve(address, bytes)?;
+        let info = SegmentInfo {
+            address,
+            bytes,
+            writable: options.writable && region.writable(),
+            shareable: self.config.shared_memory && region.fd().is_some(),
+        };
+        let segment = match options.remote_accessible {
+            true => match self.shard.register(info, Arc::clone(region)) {
+                Ok(segment) => Some(segment),
+                Err(error) => {
+                    self.memory.write().give_back(index);
+                    return Err(error.into());
+                }
+            },
+            false => None,
+        };
+        self.drivers.iter().for_each(|driver| driver.set_buffer(index, region));
+        self.memory.write().insert(Arc::clone(region), options.location.clone(), index, segment);
+        Ok(())
+    }
+
+    /// Forgets the memory that was registered at this address. Returns when neither peers nor transfers of ours use it
+    /// any more; the deadlines of the transfers bound that.
+    ///
+    /// # Errors
+    /// When nothing is registered there, or the serving thread does not answer.
+    pub fn unregister(&self, address: u64) -> Result<(), Error> {
+        self.unregister_batch(&[address])
+    }
+
+    /// The same for several, or for none when nothing is registered at one of the addresses.
+    ///
+    /// # Errors
+    /// As [`Self::unregister`].
+    pub fn unregister_batch(&self, addresses: &[u64]) -> Result<(), Error> {
+        let changing = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
+        let buffers = {
+            let mut map = self.memory.write();
+            if let Some(address) = addresses.iter().find(|&&address| !map.contains(address)) {
+                return Err(Error::AddressNotRegistered(format!("no memory is registered at {address:#x}")));
+            }
+            // An address that is named twice is there only once.
+            addresses.iter().filter_map(|&address| map.remove(address)).collect::<Vec<_>>()
+        };
+        drop(changing);
+        let mut result = Ok(());
+        for buffer in &buffers {
+            let outcome = self.see_off(buffer);
+            result = result.and(outcome);
+        }
+        result
+    }
+
+    fn see_off(&self, buffer: &Buffer) -> Result<(), Error> {
+        let outcome = buffer.segment.map_or(Ok(()), |segment| self.shard.unregister(segment));
+        while buffer.is_used() {
+            self.drivers.iter().for_each(|driver| driver.poll());
+            if buffer.is_used() {
+                std::thread::sleep(LOOK);
+            }
+        }
+        self.drivers.iter().for_each(|driver| driver.remove_buffer(buffer.index));
+        self.memory.write().give_back(buffer.index);
+        Ok(outcome?)
+    }
+}

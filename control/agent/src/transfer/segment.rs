@@ -1,0 +1,233 @@
+//! Segments of others: opened by name, known by handle, their buffers found by address.
+//!
+//! What a peer told about its memory is kept. It is asked again when an address is not found in what it told, and
+//! when a transfer found that the peer's memory is not what it was: after a restart, or after it unregistered some.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use kvplane_proto::NodeId;
+use kvplane_proto::client::PeerAddress;
+use kvplane_proto::ids::{Incarnation, ShardId};
+use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
+
+use super::config::socket_path;
+use crate::error::Error;
+
+/// Segments that one engine may have open.
+const OPEN_SEGMENTS: usize = 65_536;
+
+/// An opened segment. Copies name the same one; a handle is never given twice by one engine.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SegmentHandle(u32);
+
+impl SegmentHandle {
+    /// Our own memory.
+    pub const LOCAL: Self = Self(0);
+
+    /// As a number: 0 for [`Self::LOCAL`], from 1 on for others.
+    #[must_use]
+    pub const fn to_bits(self) -> u32 {
+        self.0
+    }
+
+    /// The inverse of [`Self::to_bits`]. A number that was never given is refused where it is used.
+    #[must_use]
+    pub const fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+}
+
+/// One buffer of a segment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BufferInfo {
+    /// Address in its process.
+    pub address: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Whether peers on its host can map it.
+    pub shareable: bool,
+    /// Where its owner said it is, when that is known here.
+    pub location: Option<String>,
+}
+
+/// What is known of a segment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SegmentInfo {
+    /// Its name.
+    pub name: String,
+    /// Its buffers by address.
+    pub buffers: Vec<BufferInfo>,
+}
+
+/// What a peer told of its segment.
+pub(super) struct Remote {
+    pub(super) name: String,
+    /// Its number in the initiators' tables, the same for every copy of this peer's description.
+    pub(super) peer: u32,
+    pub(super) address: PeerAddress,
+    /// By address.
+    pub(super) regions: Vec<RegionDescriptor>,
+    /// Whether a transfer found this to be out of date.
+    pub(super) stale: AtomicBool,
+}
+
+impl Remote {
+    pub(super) fn new(name: &str, peer: u32, address: PeerAddress, description: &[u8]) -> Result<Self, Error> {
+        let mut regions = SegmentDescriptor::decode(description)
+            .map_err(|error| Error::Argument(format!("the segment {name} described itself wrongly: {error}")))?
+            .regions;
+        regions.sort_unstable_by_key(|region| region.address);
+        Ok(Self { name: name.to_owned(), peer, address, regions, stale: AtomicBool::new(false) })
+    }
+
+    /// A peer that has told nothing yet.
+    pub(super) fn unknown(name: &str, peer: u32, address: PeerAddress) -> Self {
+        Self { name: name.to_owned(), peer, address, regions: Vec::new(), stale: AtomicBool::new(false) }
+    }
+
+    /// The region that holds a range, and where in it the range begins.
+    pub(super) fn find(&self, address: u64, bytes: u64) -> Option<(&RegionDescriptor, u64)> {
+        let after = self.regions.partition_point(|region| region.address <= address);
+        let region = self.regions.get(after.checked_sub(1)?)?;
+        let offset = address - region.address;
+        let end = offset.checked_add(bytes)?;
+        (end <= region.bytes).then_some((region, offset))
+    }
+
+    pub(super) fn info(&self) -> SegmentInfo {
+        let buffer = |region: &RegionDescriptor| BufferInfo {
+            address: region.address,
+            bytes: region.bytes,
+            shareable: region.shareable,
+            location: None,
+        };
+        SegmentInfo { name: self.name.clone(), buffers: self.regions.iter().map(buffer).collect() }
+    }
+
+    pub(super) fn set_stale(&self) {
+        self.stale.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Relaxed)
+    }
+}
+
+struct Open {
+    remote: Arc<Remote>,
+    /// Opened as often as this and not closed.
+    times: usize,
+}
+
+/// The open segments.
+#[derive(Default)]
+pub(super) struct Table {
+    by_name: HashMap<String, SegmentHandle>,
+    by_handle: HashMap<SegmentHandle, Open>,
+    last: u32,
+    /// Numbers of peers in the initiators' tables.
+    peers: HashMap<PeerAddress, u32>,
+}
+
+impl Table {
+    pub(super) fn get(&self, handle: SegmentHandle) -> Option<&Arc<Remote>> {
+        self.by_handle.get(&handle).map(|open| &open.remote)
+    }
+
+    pub(super) fn by_name(&self, name: &str) -> Option<(SegmentHandle, &Arc<Remote>)> {
+        let handle = *self.by_name.get(name)?;
+        Some((handle, self.get(handle)?))
+    }
+
+    /// The number of the peer at this address.
+    pub(super) fn peer(&mut self, address: &PeerAddress) -> u32 {
+        let next = self.peers.len() as u32;
+        *self.peers.entry(address.clone()).or_insert(next)
+    }
+
+    /// One more user of a segment that is open.
+    pub(super) fn reopen(&mut self, handle: SegmentHandle) {
+        if let Some(open) = self.by_handle.get_mut(&handle) {
+            open.times += 1;
+        }
+    }
+
+    /// Opens a segment, or renews what is known of it and counts one more user.
+    ///
+    /// # Errors
+    /// When it is one too many.
+    pub(super) fn open(&mut self, remote: Arc<Remote>) -> Result<SegmentHandle, Error> {
+        if let Some(&handle) = self.by_name.get(&remote.name) {
+            self.renew(handle, remote);
+            self.reopen(handle);
+            return Ok(handle);
+        }
+        if self.by_handle.len() >= OPEN_SEGMENTS || self.last == i32::MAX as u32 {
+            return Err(Error::TooManyRequests(format!(
+                "{} segments are open already: close some",
+                self.by_handle.len()
+            )));
+        }
+        self.last += 1;
+        let handle = SegmentHandle(self.last);
+        self.by_name.insert(remote.name.clone(), handle);
+        self.by_handle.insert(handle, Open { remote, times: 1 });
+        Ok(handle)
+    }
+
+    /// Replaces what is known of a segment.
+    pub(super) fn renew(&mut self, handle: SegmentHandle, remote: Arc<Remote>) {
+        if let Some(open) = self.by_handle.get_mut(&handle) {
+            open.remote = remote;
+        }
+    }
+
+    /// Takes one user away; the last one's going forgets the segment. False for a handle that is not open.
+    pub(super) fn close(&mut self, handle: SegmentHandle) -> bool {
+        let Some(open) = self.by_handle.get_mut(&handle) else { return false };
+        open.times -= 1;
+        if open.times == 0 {
+            self.by_name.remove(&open.remote.name);
+            self.by_handle.remove(&handle);
+        }
+        true
+    }
+
+    /// The names of all that are open.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.by_name.keys().cloned().collect()
+    }
+}
+
+/// The table behind its lock, which is never held while anything is waited for.
+#[derive(Default)]
+pub(super) struct Segments {
+    table: RwLock<Table>,
+}
+
+impl Segments {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where the engine of this name is reached.
+///
+/// # Errors
+/// When it is no address.
+pub(super) fn address_of(name: &str, directory: &Path, shared_memory: bool) -> Result<PeerAddress, Error> {
+    let tcp: SocketAddr = name.parse().map_err(|_| {
+        Error::Argument(format!("{name:?} is no segment: the name of one is its engine's address, IP:PORT"))
+    })?;
+    let socket = socket_path(directory, tcp);
+    let shm = (shared_memory && tcp.ip().is_loopback() && socket.exists()).then(|| socket.display().to_string());
+    Ok(PeerAddress { node: NodeId(0), incarnation: Incarnation(0), shard: ShardId(0), tcp, shm })
+}

@@ -1,0 +1,274 @@
+//! Submitting: a batch is checked as a whole, its addresses are looked up, and it is handed to an initiator.
+
+use std::sync::Arc;
+
+use kvplane_engine::{Region, cpu};
+use kvplane_proto::client::{Local, PeerId, Request, SegmentTarget};
+use kvplane_proto::{Limits, Status};
+
+use super::TransferEngine;
+use super::batch::{Batch, Parts, State};
+use super::driver::Work;
+use super::memory::{Buffer, Map};
+use super::open::unknown;
+use super::request::{Opcode, ScatterRequest, SubmitOptions, TransferRequest, check_overlap};
+use super::segment::{Remote, SegmentHandle};
+use crate::error::Error;
+
+/// Why a batch cannot be planned.
+enum Obstacle {
+    /// It is malformed.
+    Error(Error),
+    /// A segment's owner must be asked again before more can be said.
+    Refresh(SegmentHandle),
+}
+
+impl From<Error> for Obstacle {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// A copy within our own memory.
+struct Copy {
+    to: (Arc<Buffer>, u64),
+    from: (Arc<Buffer>, u64),
+    bytes: u64,
+}
+
+/// A batch that was checked and found fit.
+#[derive(Default)]
+struct Plan {
+    /// What peers are asked, then what is copied here: the batch's parts, with their tasks.
+    requests: Vec<Request>,
+    copies: Vec<Copy>,
+    request_owners: Vec<u32>,
+    copy_owners: Vec<u32>,
+    parts: Parts,
+}
+
+impl TransferEngine {
+    /// Starts transfers as one batch; checked as a whole before any has an effect. Requests may name different
+    /// segments. No requests are a batch that is done.
+    ///
+    /// Transfers within our own memory are done when this returns.
+    ///
+    /// # Errors
+    /// When a request is malformed or outside of registered memory, naming it, or too much is in flight.
+    pub fn submit(&self, requests: &[TransferRequest], options: &SubmitOptions) -> Result<Batch, Error> {
+        self.submit_tasks(requests, None, requests.len(), options)
+    }
+
+    /// Starts sets of ranges as one batch, with one task and one result for each set.
+    ///
+    /// # Errors
+    /// As [`Self::submit`]; requests are counted over all sets.
+    pub fn submit_scatter(&self, requests: &[ScatterRequest<'_>], options: &SubmitOptions) -> Result<Batch, Error> {
+        let ranges = requests.iter().try_fold(0u64, |sum, one| sum.checked_add(one.count()));
+        let ranges = ranges.unwrap_or(u64::MAX);
+        if ranges > Limits::BATCH_REQUESTS as u64 {
+            return Err(too_many(ranges));
+        }
+        let (mut flat, mut owners) = (Vec::with_capacity(ranges as usize), Vec::with_capacity(ranges as usize));
+        for (task, request) in requests.iter().enumerate() {
+            if !request.expand(&mut flat) {
+                return Err(Error::Argument(format!("the ranges of request {task} end beyond 2^64 bytes")));
+            }
+            owners.resize(flat.len(), task as u32);
+        }
+        self.submit_tasks(&flat, Some(&owners), requests.len(), options)
+    }
+
+    fn submit_tasks(
+        &self,
+        requests: &[TransferRequest],
+        owners: Option<&[u32]>,
+        tasks: usize,
+        options: &SubmitOptions,
+    ) -> Result<Batch, Error> {
+        if requests.len().max(tasks) > Limits::BATCH_REQUESTS {
+            return Err(too_many(requests.len().max(tasks) as u64));
+        }
+        let start_ns = cpu::monotonic_ns();
+        let timeout = options.deadline.unwrap_or(self.config.deadline);
+        let deadline_ns = start_ns.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        let mut refreshed = Vec::new();
+        loop {
+            match self.try_submit(requests, owners, tasks, (options, deadline_ns), &refreshed) {
+                Ok(batch) => return Ok(batch),
+                Err(Obstacle::Error(error)) => return Err(error),
+                Err(Obstacle::Refresh(handle)) => {
+                    self.refresh(handle)?;
+                    refreshed.push(handle);
+                }
+            }
+        }
+    }
+
+    fn try_submit(
+        &self,
+        requests: &[TransferRequest],
+        owners: Option<&[u32]>,
+        tasks: usize,
+        (options, deadline_ns): (&SubmitOptions, u64),
+        refreshed: &[SegmentHandle],
+    ) -> Result<Batch, Obstacle> {
+        let driver = self.driver();
+        let (state, work, copies) = {
+            // Held until the batch is a user of its buffers.
+            let map = self.memory.read();
+            let mut plan = self.plan(&map, requests, owners, refreshed)?;
+            check_overlap(requests)?;
+            if plan.requests.len() > Limits::BATCH_REQUESTS {
+                return Err(too_many(plan.requests.len() as u64).into());
+            }
+            let mut owners = plan.request_owners;
+            owners.append(&mut plan.copy_owners);
+            let whole = owners.len() == tasks && owners.iter().enumerate().all(|(at, &task)| task as usize == at);
+            plan.parts.owners = (!whole).then_some(owners);
+            plan.parts.tasks = tasks;
+            plan.parts.background = options.background;
+            if !plan.requests.is_empty() {
+                driver.admit(plan.parts.slices)?;
+            }
+            let state = Arc::new(State::new(self.next_batch(), plan.parts));
+            (state, Work { requests: plan.requests, deadline_ns }, plan.copies)
+        };
+        state.end_empty();
+        for (number, copy) in copies.iter().enumerate() {
+            let ((to, to_at), (from, from_at)) = (&copy.to, &copy.from);
+            Region::copy_between(&to.region, *to_at as usize, &from.region, *from_at as usize, copy.bytes as usize);
+            state.part_ended((work.requests.len() + number) as u32, Status::Ok, copy.bytes);
+        }
+        match work.requests.is_empty() {
+            true => state.finish(None),
+            false => driver.submit(&state, work),
+        }
+        Ok(Batch::new(state, Arc::clone(driver)))
+    }
+
+    /// Looks every address up.
+    fn plan(
+        &self,
+        map: &Map,
+        requests: &[TransferRequest],
+        owners: Option<&[u32]>,
+        refreshed: &[SegmentHandle],
+    ) -> Result<Plan, Obstacle> {
+        let mut plan = Plan::default();
+        plan.requests.reserve(requests.len());
+        plan.request_owners.reserve(requests.len());
+        let mut last: Option<(SegmentHandle, Arc<Remote>)> = None;
+        for (index, request) in requests.iter().enumerate() {
+            let task = owners.map_or(index as u32, |owners| owners[index]);
+            if request.length == 0 {
+                continue;
+            }
+            let found = map.find(request.source, request.length);
+            let (buffer, offset) = found.ok_or_else(|| outside(index, request.source, request.length, "ours"))?;
+            if request.opcode == Opcode::Read && !buffer.region.writable() {
+                return Err(Error::Argument(format!("request {index} reads into memory that is read-only")).into());
+            }
+            plan.use_buffer(buffer);
+            if request.target == SegmentHandle::LOCAL {
+                plan.copy(map, index, request, (buffer, offset))?;
+                plan.copy_owners.push(task);
+                continue;
+            }
+            if last.as_ref().is_none_or(|(handle, _)| *handle != request.target) {
+                let remote = self.segments.read().get(request.target).cloned();
+                let remote = remote.ok_or_else(|| unknown(request.target))?;
+                if remote.is_stale() && !refreshed.contains(&request.target) {
+                    return Err(Obstacle::Refresh(request.target));
+                }
+                if !plan.parts.remotes.iter().any(|other| Arc::ptr_eq(other, &remote)) {
+                    plan.parts.remotes.push(Arc::clone(&remote));
+                }
+                last = Some((request.target, remote));
+            }
+            let (_, remote) = last.as_ref().expect("it was just looked up");
+            match remote.find(request.target_offset, request.length) {
+                Some((region, at)) => {
+                    let target = SegmentTarget {
+                        peer: PeerId(remote.peer),
+                        segment: region.segment,
+                        offset: at,
+                        shareable: region.shareable,
+                    };
+                    let local = Local { buffer: buffer.index, offset, bytes: request.length };
+                    plan.cut(request.opcode, target, local, task);
+                }
+                None if !refreshed.contains(&request.target) => return Err(Obstacle::Refresh(request.target)),
+                None => {
+                    let whose = format!("{}'s", remote.name);
+                    return Err(outside(index, request.target_offset, request.length, &whose).into());
+                }
+            }
+        }
+        let slice_bytes = self.config.slice_bytes.max(Limits::SLICE_BYTES_LEAST);
+        let slices = |request: &Request| request.local().map_or(1, |local| (local.bytes - 1) / slice_bytes + 1);
+        plan.parts.slices = plan.requests.iter().map(slices).sum::<u64>() as usize;
+        Ok(plan)
+    }
+}
+
+impl Plan {
+    /// Remembers a buffer once, where it was seen lately.
+    fn use_buffer(&mut self, buffer: &Arc<Buffer>) {
+        let known = &self.parts.buffers;
+        if !known.iter().rev().take(8).any(|other| Arc::ptr_eq(other, buffer)) {
+            self.parts.buffers.push(Arc::clone(buffer));
+        }
+    }
+
+    /// Requests of at most one frame's payload each.
+    fn cut(&mut self, opcode: Opcode, target: SegmentTarget, local: Local, task: u32) {
+        let mut done = 0;
+        while done < local.bytes {
+            let bytes = Limits::PAYLOAD_BYTES.min(local.bytes - done);
+            let target = SegmentTarget { offset: target.offset + done, ..target };
+            let local = Local { offset: local.offset + done, bytes, ..local };
+            self.requests.push(match opcode {
+                Opcode::Read => Request::Read(target, local),
+                Opcode::Write => Request::Write(target, local),
+            });
+            self.request_owners.push(task);
+            done += bytes;
+        }
+    }
+
+    fn copy(
+        &mut self,
+        map: &Map,
+        index: usize,
+        request: &TransferRequest,
+        (buffer, offset): (&Arc<Buffer>, u64),
+    ) -> Result<(), Error> {
+        let found = map.find(request.target_offset, request.length);
+        let (other, at) = found.ok_or_else(|| outside(index, request.target_offset, request.length, "ours"))?;
+        self.use_buffer(other);
+        let (here, there) = ((Arc::clone(buffer), offset), (Arc::clone(other), at));
+        let (to, from) = match request.opcode {
+            Opcode::Read => (here, there),
+            Opcode::Write => (there, here),
+        };
+        if !to.0.region.writable() {
+            return Err(Error::Argument(format!("request {index} writes to memory that is read-only")));
+        }
+        self.copies.push(Copy { to, from, bytes: request.length });
+        Ok(())
+    }
+}
+
+fn outside(index: usize, address: u64, bytes: u64, whose: &str) -> Error {
+    Error::AddressNotRegistered(format!(
+        "request {index}: {bytes} bytes at {address:#x} are not within one of {whose} registered buffers"
+    ))
+}
+
+fn too_many(requests: u64) -> Error {
+    Error::TooManyRequests(format!(
+        "a batch of {requests} requests is over the limit of {}: submit it in parts",
+        Limits::BATCH_REQUESTS
+    ))
+}

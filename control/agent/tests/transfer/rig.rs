@@ -1,0 +1,133 @@
+//! Engines, memory with bytes that say where they belong, and a way to wait for a future.
+
+use core::future::Future;
+use core::pin::pin;
+use core::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Wake;
+use std::thread::Thread;
+use std::time::Duration;
+
+use kvplane::{
+    HugePages, Opcode, Pacing, Region, RegionOptions, RegisterOptions, SegmentHandle, TransferEngine,
+    TransferEngineConfig, TransferRequest,
+};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A way to a peer of the same host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    Tcp,
+    Shm,
+}
+
+impl Way {
+    pub(crate) const BOTH: [Self; 2] = [Self::Tcp, Self::Shm];
+
+    pub(crate) fn config(self) -> TransferEngineConfig {
+        static ENGINES: AtomicUsize = AtomicUsize::new(0);
+        let number = ENGINES.fetch_add(1, Ordering::Relaxed);
+        let _ = number;
+        let directory = std::env::temp_dir().join(format!("kvplane-transfer-{}", std::process::id()));
+        TransferEngineConfig {
+            shared_memory: self == Self::Shm,
+            tcp: self == Self::Tcp,
+            runtime_directory: Some(directory),
+            pacing: Pacing::Adaptive { window_ns: 20_000 },
+            slice_bytes: 64 << 10,
+            ..TransferEngineConfig::default()
+        }
+    }
+}
+
+pub(crate) fn region(bytes: usize) -> Arc<Region> {
+    let options = RegionOptions { shared: true, huge: HugePages::Never, ..RegionOptions::new("test", bytes) };
+    Region::allocate(&options).unwrap()
+}
+
+/// The byte that a seed puts at a place.
+pub(crate) fn byte(seed: u64, at: u64) -> u8 {
+    let mixed = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 29)).to_le_bytes()[(at % 8) as usize]
+}
+
+pub(crate) fn fill(region: &Region, offset: usize, bytes: usize, seed: u64) {
+    region.fill_with(offset, bytes, &mut |at, part| {
+        for (index, out) in part.iter_mut().enumerate() {
+            *out = byte(seed, at + index as u64);
+        }
+    });
+}
+
+/// Panics at the first byte that is not what the seed puts there.
+pub(crate) fn check(region: &Region, offset: usize, bytes: usize, seed: u64) {
+    region.read_with(offset, bytes, &mut |at, part| {
+        for (index, &found) in part.iter().enumerate() {
+            let at = at + index as u64;
+            assert_eq!(found, byte(seed, at), "byte {at} of {bytes} at {offset}, seed {seed:#x}");
+        }
+    });
+}
+
+/// An engine with one registered region.
+pub(crate) struct Side {
+    pub(crate) engine: TransferEngine,
+    pub(crate) region: Arc<Region>,
+}
+
+impl Side {
+    pub(crate) fn new(config: TransferEngineConfig, bytes: usize) -> Self {
+        let engine = TransferEngine::start(config).unwrap();
+        let region = region(bytes);
+        engine.register(Arc::clone(&region), &RegisterOptions::default()).unwrap();
+        Self { engine, region }
+    }
+
+    pub(crate) fn request(
+        &self,
+        opcode: Opcode,
+        local: usize,
+        (target, address): (SegmentHandle, u64),
+        length: usize,
+    ) -> TransferRequest {
+        TransferRequest {
+            opcode,
+            source: self.region.address() + local as u64,
+            target,
+            target_offset: address,
+            length: length as u64,
+        }
+    }
+}
+
+/// Who asks, who is asked, and the handle of the latter.
+pub(crate) fn pair(way: Way, bytes: usize) -> (Side, Side, SegmentHandle) {
+    let (a, b) = (Side::new(way.config(), bytes), Side::new(way.config(), bytes));
+    let handle = a.engine.open_segment(&b.engine.name()).unwrap();
+    (a, b, handle)
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Waits for a future, with the time that a test may take.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    let start = std::time::Instant::now();
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        assert!(start.elapsed() < PATIENCE, "the future was never woken");
+        std::thread::park_timeout(PATIENCE);
+    }
+}

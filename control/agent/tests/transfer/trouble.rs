@@ -1,0 +1,157 @@
+//! Batches that do not go well: cancelled, late, dropped, or without a peer. Whatever the outcome, nothing touches their
+//! memory afterwards, and each ends once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane::{Opcode, RegisterOptions, SubmitOptions, TaskState, TransferEngineConfig};
+
+use crate::rig::{Side, Way, check, fill, pair, region};
+
+const BYTES: usize = 2 << 20;
+
+/// Reads that end early in every way: what is written to their memory afterwards stays.
+#[test]
+fn nothing_touches_the_memory_of_a_batch_that_ended() {
+    for way in Way::BOTH {
+        let (a, b, peer) = pair(way, BYTES);
+        fill(&b.region, 0, BYTES, 21);
+        for round in 0..40u64 {
+            let read = a.request(Opcode::Read, 0, (peer, b.region.address()), BYTES);
+            let deadline = (round % 4 == 1).then(|| Duration::from_micros(20 * round));
+            let options = SubmitOptions { deadline, background: round % 3 == 0 };
+            let batch = a.engine.submit(&[read], &options).unwrap();
+            match round % 4 {
+                0 => {
+                    std::thread::sleep(Duration::from_micros(10 * round));
+                    batch.cancel();
+                    batch.cancel();
+                    let status = batch.wait();
+                    assert!(matches!(status.state, TaskState::Canceled | TaskState::Completed), "{status:?}");
+                }
+                1 => {
+                    let status = batch.wait();
+                    assert!(matches!(status.state, TaskState::Timeout | TaskState::Completed), "{status:?}");
+                }
+                2 => drop(batch),
+                _ => {
+                    let _ = batch.wait_for(Duration::from_micros(round));
+                    drop(batch);
+                }
+            }
+            fill(&a.region, 0, BYTES, round);
+            std::thread::sleep(Duration::from_millis(1));
+            check(&a.region, 0, BYTES, round);
+        }
+        // And the way is as good as before.
+        let read = a.request(Opcode::Read, 0, (peer, b.region.address()), BYTES);
+        assert_eq!(a.engine.submit(&[read], &SubmitOptions::default()).unwrap().wait().state, TaskState::Completed);
+        check(&a.region, 0, BYTES, 21);
+    }
+}
+
+/// Unregistering waits for the batches that use the memory, and for peers.
+#[test]
+fn unregistered_memory_is_left_alone() {
+    for way in Way::BOTH {
+        let (a, b, peer) = pair(way, BYTES);
+        for round in 0..10u64 {
+            let mine = region(BYTES);
+            a.engine.register(Arc::clone(&mine), &RegisterOptions::default()).unwrap();
+            let read = kvplane::TransferRequest {
+                opcode: Opcode::Read,
+                source: mine.address(),
+                target: peer,
+                target_offset: b.region.address(),
+                length: BYTES as u64,
+            };
+            let batch = a.engine.submit(&[read], &SubmitOptions::default()).unwrap();
+            if round % 2 == 0 {
+                batch.cancel();
+            }
+            a.engine.unregister(mine.address()).unwrap();
+            assert!(batch.is_done());
+            fill(&mine, 0, BYTES, round);
+            check(&mine, 0, BYTES, round);
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_is_dropped_ends_its_batches() {
+    let (a, b, peer) = pair(Way::Tcp, BYTES);
+    let read = a.request(Opcode::Read, 0, (peer, b.region.address()), BYTES);
+    let batches: Vec<_> = (0..2).map(|_| a.engine.submit(&[read], &SubmitOptions::default()).unwrap()).collect();
+    let Side { engine, region } = a;
+    std::thread::scope(|scope| {
+        for batch in &batches {
+            scope.spawn(move || assert!(batch.wait().state.is_final()));
+        }
+        drop(engine);
+    });
+    assert!(batches.iter().all(|batch| batch.is_done()));
+    fill(&region, 0, BYTES, 22);
+    check(&region, 0, BYTES, 22);
+}
+
+/// A peer that comes again at the same address with other memory is not written to by its old description.
+#[test]
+fn a_peer_that_restarted_is_asked_again() {
+    let (a, b, peer) = pair(Way::Tcp, BYTES);
+    let (name, there) = (b.engine.name(), b.region.address());
+    fill(&a.region, 0, BYTES, 23);
+    let write = a.request(Opcode::Write, 0, (peer, there), 4096);
+    assert_eq!(a.engine.submit(&[write], &SubmitOptions::default()).unwrap().wait().state, TaskState::Completed);
+    drop(b);
+    let short = SubmitOptions { deadline: Some(Duration::from_millis(500)), ..SubmitOptions::default() };
+    let status = a.engine.submit(&[write], &short).unwrap().wait();
+    assert!(matches!(status.state, TaskState::Failed | TaskState::Timeout), "{status:?}");
+    let config = TransferEngineConfig { listen: name.parse().unwrap(), ..Way::Tcp.config() };
+    let b = Side::new(config, BYTES);
+    fill(&b.region, 0, BYTES, 24);
+    let mut failures = 0;
+    // The new life's memory may lie at the old address or elsewhere; the old description leads nowhere.
+    let state = loop {
+        match a.engine.submit(&[write], &SubmitOptions::default()).map(|batch| batch.wait().state) {
+            Ok(TaskState::Failed) if failures < 5 => failures += 1,
+            other => break other,
+        }
+    };
+    if b.region.address() == there {
+        assert_eq!(state.unwrap(), TaskState::Completed);
+        check(&b.region, 0, 4096, 23);
+    } else {
+        assert_eq!(state.unwrap_err().code(), -3);
+        check(&b.region, 0, BYTES, 24);
+    }
+    assert!(failures > 0, "an old description was followed");
+}
+
+#[test]
+fn too_much_is_refused() {
+    let (a, b, peer) = {
+        let a = Side::new(TransferEngineConfig { batches: 2, ..Way::Tcp.config() }, BYTES);
+        let b = Side::new(Way::Tcp.config(), BYTES);
+        let peer = a.engine.open_segment(&b.engine.name()).unwrap();
+        (a, b, peer)
+    };
+    let read = a.request(Opcode::Read, 0, (peer, b.region.address()), BYTES);
+    let mut open = Vec::new();
+    let error = loop {
+        match a.engine.submit(&[read], &SubmitOptions::default()) {
+            Ok(batch) => open.push(batch),
+            Err(error) => break error,
+        }
+        if open.len() > 1000 {
+            // Each was done before the next.
+            return;
+        }
+    };
+    assert_eq!(error.code(), -2, "{error}");
+    open.iter().for_each(|batch| assert_eq!(batch.wait().state, TaskState::Completed));
+    a.engine.submit(&[read], &SubmitOptions::default()).unwrap();
+    assert!(a.engine.open_segment("127.0.0.1:1").unwrap_err().code() < 0);
+    assert_eq!(a.engine.open_segment("nobody").unwrap_err().code(), -1);
+    assert_eq!(a.engine.close_segment(peer).map_err(|error| error.code()), Ok(()));
+    assert_eq!(a.engine.segment_info(peer).unwrap_err().code(), -1);
+}

@@ -1,0 +1,350 @@
+//! Bytes over nonblocking sockets by direct calls: gathered when they leave, scattered when they arrive.
+//!
+//! The kernel uses the memory during the call only, so the borrows of [`Gather`] and [`Scatter`] are all it needs: when a
+//! call has returned, nothing of the kernel's refers to it. Ranges of regions go to the kernel by address, never
+//! through references, as others may write them at the same time.
+
+use crate::net;
+use crate::region::IoBuf;
+use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Most pieces of memory in one call.
+pub const MAX_PIECES: usize = 128;
+
+/// The longest single transfer: the kernel moves no more than 2 GiB at once.
+const MAX_TRANSFER_BYTES: usize = 1 << 30;
+
+struct Vectors {
+    list: [MaybeUninit<libc::iovec>; MAX_PIECES],
+    count: usize,
+    bytes: usize,
+}
+
+impl Vectors {
+    const fn new() -> Self {
+        Self { list: [const { MaybeUninit::uninit() }; MAX_PIECES], count: 0, bytes: 0 }
+    }
+
+    fn push(&mut self, address: *mut u8, bytes: usize) {
+        assert!(self.count < MAX_PIECES, "more than {MAX_PIECES} pieces in one call");
+        let bytes = bytes.min(MAX_TRANSFER_BYTES - self.bytes);
+        if bytes > 0 {
+            self.list[self.count].write(libc::iovec { iov_base: address.cast(), iov_len: bytes });
+            self.count += 1;
+            self.bytes += bytes;
+        }
+    }
+
+    fn first(&self) -> libc::iovec {
+        assert!(self.count > 0, "nothing to send or receive");
+        // SAFETY: entries below the count were written.
+        unsafe { self.list[0].assume_init() }
+    }
+}
+
+/// Pieces of memory to send as one.
+pub struct Gather<'a> {
+    vectors: Vectors,
+    borrows: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Gather<'a> {
+    /// No pieces yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { vectors: Vectors::new(), borrows: PhantomData }
+    }
+
+    /// Adds bytes of our own. Panics when the gather [`is_full`](Self::is_full).
+    pub fn push_bytes(&mut self, bytes: &'a [u8]) {
+        self.vectors.push(bytes.as_ptr().cast_mut(), bytes.len());
+    }
+
+    /// Adds a range of a region: `bytes` of the buffer's, from its start. Panics when it has fewer, or the gather
+    /// [`is_full`](Self::is_full).
+    pub fn push(&mut self, buffer: &'a IoBuf, bytes: usize) {
+        assert!(bytes <= buffer.bytes(), "{bytes} bytes of a buffer of {}", buffer.bytes());
+        self.vectors.push(buffer.pointer(), bytes);
+    }
+
+    /// Whether no other piece can be added.
+    #[must_use]
+    pub const fn is_full(&self) -> bool {
+        self.vectors.count == MAX_PIECES
+    }
+
+    /// Bytes of all pieces.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.vectors.bytes
+    }
+
+    /// Sends what the kernel takes now; returns how many bytes that is. Never blocks, never raises a signal.
+    /// Panics when there is nothing to send.
+    ///
+    /// # Errors
+    /// The kernel's; [`io::ErrorKind::WouldBlock`] when it takes nothing now.
+    pub fn send(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        let first = self.vectors.first();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        retry(|| {
+            if self.vectors.count == 1 {
+                // SAFETY: the piece is borrowed, or in a region that the caller's buffer keeps mapped.
+                return unsafe { libc::send(fd.as_raw_fd(), first.iov_base, first.iov_len, flags) };
+            }
+            // SAFETY: all-zero is a valid msghdr: no name, no vectors, no control data.
+            let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+            header.msg_iov = self.vectors.list.as_mut_ptr().cast();
+            header.msg_iovlen = self.vectors.count;
+            // SAFETY: as above, for `count` pieces.
+            unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, flags) }
+        })
+    }
+}
+
+impl Default for Gather<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Pieces of memory to receive into, in order.
+pub struct Scatter<'a> {
+    vectors: Vectors,
+    borrows: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Scatter<'a> {
+    /// No pieces yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { vectors: Vectors::new(), borrows: PhantomData }
+    }
+
+    /// Adds bytes of our own. Panics when the scatter [`is_full`](Self::is_full).
+    pub fn push_bytes(&mut self, bytes: &'a mut [u8]) {
+        self.vectors.push(bytes.as_mut_ptr(), bytes.len());
+    }
+
+    /// Adds a range of a region: `bytes` of the buffer's, from its start. Panics when it has fewer, or the scatter
+    /// [`is_full`](Self::is_full). Where the region is read-only the kernel refuses to receive.
+    pub fn push(&mut self, buffer: &'a IoBuf, bytes: usize) {
+        assert!(bytes <= buffer.bytes(), "{bytes} bytes of a buffer of {}", buffer.bytes());
+        self.vectors.push(buffer.pointer(), bytes);
+    }
+
+    /// Whether no other piece can be added.
+    #[must_use]
+    pub const fn is_full(&self) -> bool {
+        self.vectors.count == MAX_PIECES
+    }
+
+    /// Bytes of all pieces.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.vectors.bytes
+    }
+
+    /// Receives what is there; returns how many bytes that is, 0 at the end of the stream. Never blocks.
+    /// Panics when there is nowhere to receive.
+    ///
+    /// # Errors
+    /// The kernel's; [`io::ErrorKind::WouldBlock`] when nothing is there.
+    pub fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        let first = self.vectors.first();
+        retry(|| {
+            if self.vectors.count == 1 {
+                // SAFETY: the piece is borrowed mutably, or in a region that the caller's buffer keeps mapped and
+                // that nobody refers to.
+                return unsafe { libc::recv(fd.as_raw_fd(), first.iov_base, first.iov_len, libc::MSG_DONTWAIT) };
+            }
+            // SAFETY: as in `Gather::send`.
+            let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+            header.msg_iov = self.vectors.list.as_mut_ptr().cast();
+            header.msg_iovlen = self.vectors.count;
+            // SAFETY: as above, for `count` pieces.
+            unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) }
+        })
+    }
+}
+
+impl Default for Scatter<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A connection that waits to be accepted; nonblocking and closed on exec. `None` when none does.
+///
+/// # Errors
+/// When the kernel gives no descriptor. A connection that ended while it waited is passed over.
+pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let (nobody, no_length) = (std::ptr::null_mut(), std::ptr::null_mut());
+    loop {
+        // SAFETY: makes a new descriptor; the address is not asked for.
+        let socket = unsafe { libc::accept4(listener.as_raw_fd(), nobody, no_length, flags) };
+        if socket >= 0 {
+            // SAFETY: the kernel just made it for us alone.
+            return Ok(Some(unsafe { OwnedFd::from_raw_fd(socket) }));
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock => return Ok(None),
+            io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+/// Starts to connect a nonblocking socket. It is writable when that has worked, and has an error when it has not.
+///
+/// # Errors
+/// When it fails at once.
+pub fn start_connect(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+    let (storage, bytes) = net::to_storage(address);
+    // SAFETY: the storage holds an address of that length.
+    match unsafe { libc::connect(socket.as_raw_fd(), (&raw const storage).cast(), bytes) } {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            error if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => Ok(()),
+            error => Err(error),
+        },
+    }
+}
+
+/// The result of a call, made again when a signal interrupted it.
+fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        match usize::try_from(call()) {
+            Ok(bytes) => return Ok(bytes),
+            Err(_) => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error => return Err(error),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::poller::{Interest, Poller};
+    use crate::region::{HugePages, Region, RegionOptions};
+    use std::os::fd::AsFd;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// More than the sockets hold.
+    const BYTES: usize = 12_000_000;
+
+    fn buffer() -> IoBuf {
+        let huge = HugePages::Never;
+        IoBuf::whole(Region::allocate(&RegionOptions { huge, ..RegionOptions::new("stream", BYTES) }).expect("memory"))
+    }
+
+    fn pair(poller: &Poller) -> (OwnedFd, OwnedFd) {
+        let any = "127.0.0.1:0".parse().expect("address");
+        let listener = net::tcp_listener(any, 4).expect("listener");
+        assert!(accept(listener.as_fd()).expect("nobody").is_none());
+        let address = listener.local_addr().expect("address");
+        let client = net::tcp_socket(address).expect("socket");
+        start_connect(client.as_fd(), address).expect("started");
+        poller.add(client.as_fd(), 1, Interest::BothEdges).expect("added");
+        let mut ready = Vec::new();
+        poller.wait(Duration::from_secs(20), &mut ready).expect("wait");
+        assert!(ready[0].writable && net::take_socket_error(client.as_fd()).expect("asked").is_none());
+        let server = accept(listener.as_fd()).expect("descriptor").expect("connected");
+        poller.add(server.as_fd(), 2, Interest::BothEdges).expect("added");
+        (client, server)
+    }
+
+    /// Sends what fits a call from `sent` on; whether the kernel took anything.
+    fn send_some(source: &IoBuf, sent: &mut usize, client: &OwnedFd) -> bool {
+        let rest = source.slice(*sent, BYTES - *sent);
+        let count = rest.bytes().div_ceil(9_999).min(MAX_PIECES);
+        let piece = |n: usize| rest.slice(n * 9_999, 9_999.min(rest.bytes() - n * 9_999));
+        let pieces: Vec<IoBuf> = (0..count).map(piece).collect();
+        let mut gather = Gather::new();
+        pieces.iter().for_each(|piece| gather.push(piece, piece.bytes()));
+        match gather.send(client.as_fd()) {
+            Ok(bytes) => *sent += bytes,
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+        gather.bytes() > 0 && *sent > BYTES - rest.bytes()
+    }
+
+    #[test]
+    fn pieces_arrive_in_order_and_both_sides_say_when_to_wait() {
+        let poller = Poller::new().expect("epoll");
+        let (client, server) = pair(&poller);
+        let (source, target) = (buffer(), buffer());
+        let bytes: Vec<u8> = (0..BYTES as u32).map(|i| (i * 7 + (i >> 11)) as u8).collect();
+        source.copy_in(&bytes);
+        let (mut sent, mut received, mut refused) = (0, 0, 0);
+        let mut small = [0; 1000];
+        while received < BYTES {
+            while sent < BYTES && send_some(&source, &mut sent, &client) {}
+            refused += usize::from(sent < BYTES);
+            // Into bytes of our own first, then into the region.
+            let place = target.slice(received, BYTES - received);
+            let first = place.bytes().min(small.len());
+            let rest = place.slice(first, place.bytes() - first);
+            let mut scatter = Scatter::new();
+            scatter.push_bytes(&mut small[..first]);
+            scatter.push(&rest, rest.bytes());
+            match scatter.receive(server.as_fd()) {
+                Ok(count) => {
+                    place.copy_in(&small[..count.min(first)]);
+                    received += count;
+                }
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+        let mut found = vec![0; BYTES];
+        target.copy_out(&mut found);
+        assert!(found == bytes, "bytes differ");
+        assert!(refused > 0, "the kernel took everything at once");
+        drop(client);
+        let mut scatter = Scatter::new();
+        scatter.push(&target, 10);
+        let mut ready = Vec::new();
+        while scatter.receive(server.as_fd()).is_err() {
+            poller.wait(Duration::from_secs(20), &mut ready).expect("wait");
+        }
+        assert_eq!(scatter.receive(server.as_fd()).expect("the end"), 0);
+        let mut gather = Gather::new();
+        gather.push_bytes(b"into the void");
+        while gather.send(server.as_fd()).is_ok() {}
+        assert_eq!(gather.send(server.as_fd()).expect_err("no signal").kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn a_region_that_is_read_only_refuses_bytes() {
+        let poller = Poller::new().expect("epoll");
+        let (client, server) = pair(&poller);
+        let options = RegionOptions { shared: true, huge: HugePages::Never, ..RegionOptions::new("stream", 4096) };
+        let region = Region::allocate(&options).expect("memory");
+        let view = Region::map_shared(region.read_only_fd().expect("descriptor"), 4096, false).expect("mapped");
+        let view = IoBuf::whole(Arc::clone(&view));
+        let mut gather = Gather::new();
+        gather.push_bytes(b"bytes");
+        assert_eq!(gather.send(client.as_fd()).expect("room"), 5);
+        let mut scatter = Scatter::new();
+        scatter.push(&view, 4096);
+        let mut ready = Vec::new();
+        let error = loop {
+            match scatter.receive(server.as_fd()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    poller.wait(Duration::from_secs(20), &mut ready).expect("wait");
+                }
+                result => break result.expect_err("no place to write"),
+            }
+        };
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+    }
+}

@@ -1,0 +1,96 @@
+//! Which connections are worth trying without asking the kernel first.
+//!
+//! A host that spins for the answer of one or two peers gets it soonest by receiving over and over. With more of them
+//! one question to the poller is cheaper than as many futile calls. Bounded: the few that were active last.
+
+/// Connections remembered.
+const REMEMBERED: usize = 4;
+/// Connections that are tried at most.
+const TRIED: usize = 2;
+/// Empty rounds after which a connection is not worth it any more: a millisecond or so.
+const PATIENCE_ROUNDS: u64 = 4096;
+
+/// The connections that moved bytes last, with the round of it.
+#[derive(Default)]
+pub(super) struct Active {
+    entries: Vec<(u32, u64)>,
+    round: u64,
+}
+
+impl Active {
+    pub(super) const fn new() -> Self {
+        Self { entries: Vec::new(), round: 0 }
+    }
+
+    /// A connection moved bytes.
+    pub(super) fn touch(&mut self, index: u32) {
+        let round = self.round;
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.0 == index) {
+            entry.1 = round;
+        } else if self.entries.len() < REMEMBERED {
+            self.entries.push((index, round));
+        } else if let Some(oldest) = self.entries.iter_mut().min_by_key(|entry| entry.1) {
+            *oldest = (index, round);
+        }
+    }
+
+    pub(super) fn forget(&mut self, index: u32) {
+        self.entries.retain(|entry| entry.0 != index);
+    }
+
+    /// Those to try now; none when there are too many that `expects` says something may come on.
+    pub(super) fn next(&mut self, expects: impl Fn(u32) -> bool) -> ([u32; TRIED], usize) {
+        self.round += 1;
+        let round = self.round;
+        self.entries.retain(|entry| round - entry.1 < PATIENCE_ROUNDS);
+        let (mut found, mut count) = ([0; TRIED], 0);
+        for &(index, _) in self.entries.iter().filter(|entry| expects(entry.0)) {
+            if count == TRIED {
+                return (found, 0);
+            }
+            found[count] = index;
+            count += 1;
+        }
+        (found, count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tried(active: &mut Active, expects: impl Fn(u32) -> bool) -> Vec<u32> {
+        let (found, count) = active.next(expects);
+        found[..count].to_vec()
+    }
+
+    #[test]
+    fn few_are_tried_and_many_are_not() {
+        let mut active = Active::new();
+        assert!(tried(&mut active, |_| true).is_empty());
+        active.touch(5);
+        active.touch(7);
+        active.touch(5);
+        assert_eq!(tried(&mut active, |_| true), [5, 7]);
+        assert_eq!(tried(&mut active, |index| index != 5), [7]);
+        active.touch(9);
+        assert!(tried(&mut active, |_| true).is_empty(), "one question is cheaper than three");
+        active.forget(5);
+        assert_eq!(tried(&mut active, |_| true), [7, 9]);
+    }
+
+    #[test]
+    fn what_is_quiet_for_long_is_left_alone_and_the_oldest_makes_room() {
+        let mut active = Active::new();
+        for index in 0..10 {
+            active.next(|_| false);
+            active.touch(index);
+        }
+        assert_eq!(active.entries.len(), REMEMBERED);
+        assert!(active.entries.iter().all(|entry| entry.0 > 5));
+        for _ in 0..PATIENCE_ROUNDS {
+            active.next(|_| true);
+        }
+        assert!(active.entries.is_empty());
+    }
+}
