@@ -10,12 +10,13 @@ mod killed;
 mod latency;
 mod peer;
 mod rounds;
+mod same_host;
 mod shm;
 mod tcp;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | idle | \
+const USAGE: &str = "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | idle | \
     killed-client | all] \
                      [--rounds N]";
 
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
         }
     }
     if names.is_empty() || names == ["all"] {
-        names = ["tcp-stream", "tcp-latency", "shm-stream", "shm-latency", "idle", "killed-client"]
+        names = ["tcp-stream", "tcp-latency", "shm-stream", "shm-latency", "same-host", "idle", "killed-client"]
             .map(String::from)
             .into();
     }
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
             "tcp-latency" => latency::tcp(rounds),
             "shm-stream" => shm::run(rounds),
             "shm-latency" => latency::shm(rounds),
+            "same-host" => same_host::run(rounds),
             "idle" => idle::run(),
             "killed-client" => killed::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),

@@ -59,6 +59,12 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     }
     match words.as_slice() {
         ["target", way, pacing, directory] => target(way, pacing, directory),
+        ["same-host", directory] => {
+            let shard = crate::same_host::owner(directory)?;
+            say(&shard.address().to_string())?;
+            wait_for_parent();
+            Ok(())
+        }
         ["echo", pacing, sent, answered] => echo(pacing == &"spin", sent.parse()?, answered.parse()?),
         ["victim", way, directory] => victim(way, directory),
         _ => Err(format!("unknown role {words:?}").into()),

@@ -14,7 +14,7 @@ use kvplane_proto::map::ClusterMap;
 use kvplane_proto::{BatchId, Epoch, SegmentId};
 use kvplane_sys::{Doorbell, Region, cpu};
 
-use crate::host::{Host, HostConfig};
+use crate::host::{Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
 
 /// Asks shards, from one thread.
@@ -160,6 +160,12 @@ impl Initiator {
     /// What the client counted.
     pub fn counters(&mut self) -> kvplane_proto::client::Counters {
         *self.client().counters()
+    }
+
+    /// What its host counted.
+    #[must_use]
+    pub const fn host_counters(&self) -> &HostCounters {
+        self.host.counters()
     }
 
     /// Faults made by plan so far.

@@ -1,26 +1,17 @@
-//! Copies over shared memory, done by this thread: between the caller's memory and a peer's pool or segment.
+//! Copies over shared memory, done by this thread: between the caller's memory and a peer's pool.
 //!
 //! A copy is summed up piece by piece while its source is in the cache. The pieces are long enough to be copied past
 //! the cache.
 
 use std::sync::Arc;
 
+use kvplane_proto::Status;
 use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::client::{LaneId, Local, SliceId, Via};
-use kvplane_proto::{SegmentId, Status};
+use kvplane_proto::client::{LaneId, Local, SliceId};
 use kvplane_sys::{IoBuf, Region, STREAMING_BYTES};
 
 use super::Host;
 use super::roles::Link;
-
-/// A copy between the caller's memory and a segment.
-pub(super) struct SegmentCopy {
-    pub(super) via: Via,
-    pub(super) segment: SegmentId,
-    pub(super) offset: u64,
-    pub(super) local: Local,
-    pub(super) write: bool,
-}
 
 impl Host {
     /// The caller's memory behind a name.
@@ -72,34 +63,6 @@ impl Host {
         self.copied(lane, slice, result, now_ns);
     }
 
-    pub(super) fn copy_segment(&mut self, lane: LaneId, slice: SliceId, copy: &SegmentCopy, now_ns: u64) {
-        let &SegmentCopy { via, segment, local, .. } = copy;
-        if via == Via::Own {
-            let result = match self.segment(segment) {
-                Some(region) => copy_range(region, copy, &self.local(local)),
-                None => Err(Status::Stale),
-            };
-            self.copied(lane, slice, result, now_ns);
-            return;
-        }
-        let Some(Link::Shm(id)) = self.link_of(lane) else { return };
-        let mapped = match self.mapped.get(&(id, segment)) {
-            Some(region) => Ok(Arc::clone(region)),
-            None => self.shm.map_segment(id, segment).inspect(|region| {
-                self.mapped.insert((id, segment), Arc::clone(region));
-            }),
-        };
-        let buffer = self.local(local);
-        let result = match mapped {
-            Ok(region) => copy_range(&region, copy, &buffer),
-            Err(error) => {
-                self.last_problem = Some(error.to_string());
-                Err(Status::Stale)
-            }
-        };
-        self.copied(lane, slice, result, now_ns);
-    }
-
     pub(super) fn copied(&mut self, lane: LaneId, slice: SliceId, result: Result<u64, Status>, now_ns: u64) {
         if let Some(client) = &mut self.client {
             client.copied(lane, slice, result, now_ns);
@@ -115,26 +78,12 @@ impl Host {
 }
 
 /// A range that a peer named, if it is inside.
-fn range(region: &Arc<Region>, offset: u64, bytes: u64) -> Option<IoBuf> {
+pub(super) fn range(region: &Arc<Region>, offset: u64, bytes: u64) -> Option<IoBuf> {
     let end = offset.checked_add(bytes)?;
     (end <= region.bytes() as u64).then(|| IoBuf::new(Arc::clone(region), offset as usize, bytes as usize))
 }
 
-/// Copies between a segment's memory and the caller's.
-fn copy_range(region: &Arc<Region>, copied: &SegmentCopy, local: &IoBuf) -> Result<u64, Status> {
-    if copied.write && !region.writable() {
-        return Err(Status::Unauthorized);
-    }
-    let remote = range(region, copied.offset, copied.local.bytes).ok_or(Status::OutOfRange)?;
-    if copied.write {
-        copy(&remote, local);
-    } else {
-        copy(local, &remote);
-    }
-    Ok(0)
-}
-
-fn copy(to: &IoBuf, from: &IoBuf) {
+pub(super) fn copy(to: &IoBuf, from: &IoBuf) {
     Region::copy_between(to.region(), to.offset(), from.region(), from.offset(), from.bytes());
 }
 

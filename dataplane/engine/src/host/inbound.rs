@@ -25,6 +25,9 @@ impl Host {
     pub(super) fn connected(&mut self, link: Link, now_ns: u64) {
         if let (Role::Lane(lane, _), Some(client)) = (self.roles.get(link), &mut self.client) {
             client.connected(lane, now_ns);
+            if let Link::Shm(id) = link {
+                client.cma_allowed(lane, self.shm.process(id).is_some());
+            }
         }
     }
 

@@ -13,6 +13,7 @@ mod copies;
 mod inbound;
 mod outbound;
 mod roles;
+mod same_host;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -25,8 +26,10 @@ use kvplane_proto::client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_sys::{Completion, Doorbell, Region, Ring, cpu};
+use kvplane_transport::shm::Extent;
 use kvplane_transport::{ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token};
 use roles::{Lent, Link, Roles, Uploads};
+use same_host::SameHost;
 
 /// Frames taken from one connection in one round, so that none starves the others.
 const FRAMES_PER_ROUND: usize = 128;
@@ -34,6 +37,9 @@ const FRAMES_PER_ROUND: usize = 128;
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// The longest park; bounds what a lost doorbell could cost.
 const PARK_LONGEST: Duration = Duration::from_millis(500);
+
+/// The same while peers are waited for that copy from our memory or to it: they ring no bell.
+const PARK_WAITING: Duration = Duration::from_micros(100);
 
 /// Settings of a host.
 #[derive(Clone, Debug)]
@@ -63,6 +69,12 @@ pub struct HostCounters {
     pub broken: u64,
     /// Connections accepted.
     pub accepted: u64,
+    /// Segments' bytes that this host copied through mappings of its peers' memory.
+    pub map_bytes: u64,
+    /// The same by the kernel, between processes.
+    pub cma_bytes: u64,
+    /// The same within this process.
+    pub local_bytes: u64,
 }
 
 /// One thread's part of the dataplane.
@@ -78,6 +90,7 @@ pub struct Host {
     segments: Vec<Option<(u32, Arc<Region>)>>,
     buffers: Vec<Option<Arc<Region>>>,
     mapped: BTreeMap<(ConnectionId, SegmentId), Arc<Region>>,
+    same_host: SameHost,
     roles: Roles,
     lanes: Vec<Option<(LaneId, Link)>>,
     lent: slab::Slab<Lent>,
@@ -116,6 +129,7 @@ impl Host {
             segments: Vec::new(),
             buffers: Vec::new(),
             mapped: BTreeMap::new(),
+            same_host: SameHost::default(),
             roles: Roles::default(),
             lanes: Vec::new(),
             lent: slab::Slab::new(),
@@ -187,6 +201,9 @@ impl Host {
         progress |= self.take_tcp(now_ns);
         progress |= self.take_shm(now_ns);
         self.run_timers(now_ns);
+        if self.same_host.is_waiting() {
+            self.see_off();
+        }
         progress |= self.drain_outputs(now_ns);
         self.tcp.flush(&mut self.ring);
         self.shm.flush();
@@ -223,9 +240,11 @@ impl Host {
         }
         while let Some((id, segment)) = self.shm.poll_wanted() {
             // A segment that is being unregistered is not given out any more.
-            let live = self.service.as_ref().is_some_and(|service| service.has_segment(segment));
-            let region = self.segment(segment).filter(|_| live).cloned();
-            self.shm.offer_segment(&mut self.ring, id, region.as_ref());
+            let info = self.service.as_ref().and_then(|service| service.segment_info(segment));
+            let info = info.filter(|info| info.remote_accessible && info.shareable);
+            let region = self.segment(segment).filter(|_| info.is_some()).cloned();
+            let writable = info.is_some_and(|info| info.writable);
+            self.shm.offer_segment(&mut self.ring, id, region.as_ref(), writable);
         }
     }
 
@@ -239,6 +258,7 @@ impl Host {
     }
 
     fn run_timers(&mut self, now_ns: u64) {
+        self.sweep_mapped(now_ns);
         if let Some(service) = &mut self.service
             && service.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns)
         {
@@ -272,7 +292,8 @@ impl Host {
         }
         self.shm.prepare_sleep();
         if !pending() && self.shm.next_ready(0).is_none() {
-            let timeout = self.until_timer().min(longest).min(PARK_LONGEST);
+            let most = if self.same_host.is_waiting() { PARK_WAITING } else { PARK_LONGEST };
+            let timeout = self.until_timer().min(longest).min(most);
             self.counters.parks += 1;
             self.ring.wait(timeout, &mut self.completions)?;
         }
@@ -325,6 +346,13 @@ impl Host {
         let index = segment.index as usize;
         if self.segments.len() <= index {
             self.segments.resize(index + 1, None);
+        }
+        // A host without a service has its segments to itself.
+        let info = self.service.as_ref().and_then(|service| service.segment_info(segment));
+        if let Some(info) = info.filter(|info| info.remote_accessible) {
+            let bytes = info.bytes.min(region.bytes() as u64);
+            let writable = info.writable && region.writable();
+            self.shm.publish(segment, &Extent { address: region.address(), bytes, writable });
         }
         self.segments[index] = Some((segment.generation, region));
     }

@@ -3,22 +3,29 @@
 use std::io;
 
 use kvplane_proto::Status;
-use kvplane_proto::client::{LaneId, Output as ClientOutput, Path, PeerAddress};
+use kvplane_proto::client::{LaneId, Output as ClientOutput, Path, PeerAddress, Via};
 use kvplane_store::service::{CloseReason, Output as ServiceOutput, PeerKey};
 use kvplane_transport::{Gone, Outgoing};
 
 use super::Host;
-use super::copies::SegmentCopy;
 use super::roles::{Lent, Link, Role};
+use super::same_host::SegmentCopy;
 
 impl Host {
     pub(super) fn drain_outputs(&mut self, now_ns: u64) -> bool {
         let mut progress = self.drain_service();
-        while let Some(output) = self.client.as_mut().and_then(kvplane_proto::client::Client::poll_output) {
-            progress = true;
-            self.client_output(output, now_ns);
+        loop {
+            while let Some(output) = self.client.as_mut().and_then(kvplane_proto::client::Client::poll_output) {
+                progress = true;
+                if !matches!(output, ClientOutput::CopySegment { via: Via::Cma, .. }) {
+                    self.cross(now_ns);
+                }
+                self.client_output(output, now_ns);
+            }
+            if !self.cross(now_ns) {
+                return progress;
+            }
         }
-        progress
     }
 
     pub(super) fn drain_service(&mut self) -> bool {
@@ -49,11 +56,7 @@ impl Host {
                 self.close_served(peer, reason);
             }
             ServiceOutput::Unregistered { segment } => {
-                if let Some(entry) = self.segments.get_mut(segment.index as usize) {
-                    // The position may be a successor's by now.
-                    entry.take_if(|(generation, _)| *generation == segment.generation);
-                }
-                self.unregistered.push(segment);
+                self.segment_left(segment);
             }
         }
     }
@@ -93,8 +96,8 @@ impl Host {
             }
             ClientOutput::CopyIn { lane, slice, offset, local } => self.copy_in(lane, slice, offset, local, now_ns),
             ClientOutput::CopySegment { lane, slice, via, segment, offset, local, write } => {
-                let copy = SegmentCopy { via, segment, offset, local, write };
-                self.copy_segment(lane, slice, &copy, now_ns);
+                let copy = SegmentCopy { slice, via, segment, offset, local, write };
+                self.copy_segment(lane, &copy, now_ns);
             }
             ClientOutput::FileTransfer { lane, slice, .. } => {
                 // No lane to files is ever connected here.

@@ -8,3 +8,4 @@ mod random;
 mod rig;
 mod schedule;
 mod validation;
+mod ways;

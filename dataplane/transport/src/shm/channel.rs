@@ -10,6 +10,8 @@ use kvplane_proto::Limits;
 use kvplane_proto::frame::{HEADER_BYTES, Header};
 use kvplane_sys::{Region, SharedDoorbell, ShmConsumer, ShmProducer, shm_ring};
 
+use super::fence::View;
+use super::one_sided::Lingering;
 use crate::types::Gone;
 
 /// Bytes of each ring; takes the longest frame.
@@ -33,6 +35,9 @@ pub(super) struct Channel {
     pub(super) side: Side,
     /// The peer's pool, mapped; a client's only.
     pub(super) pool: Option<Arc<Region>>,
+    /// What the peer says of its segments; a client's only.
+    pub(super) view: Option<View>,
+    pub(super) region: Arc<Region>,
     producer: ShmProducer,
     consumer: ShmConsumer,
     pub(super) own_bell: SharedDoorbell,
@@ -66,6 +71,8 @@ impl Channel {
         Self {
             side,
             pool,
+            view: None,
+            region: Arc::clone(region),
             producer: ShmProducer::new(Arc::clone(region), out_at, RING_BYTES),
             consumer: ShmConsumer::new(Arc::clone(region), in_at, RING_BYTES),
             own_bell,
@@ -130,9 +137,16 @@ impl Channel {
             && !would_block(&self.socket)
     }
 
+    /// Ends our part of it, and leaves open what tells whether the client is done with our memory.
+    pub(super) fn leave(self) -> Lingering {
+        Lingering::new(self.socket, self.region)
+    }
+
     /// Unmaps first and hangs up last: the peer takes the socket's end as the word that nothing is mapped any more.
     pub(super) fn close(self) {
         drop(self.pool);
+        drop(self.view);
+        drop(self.region);
         drop(self.producer);
         drop(self.consumer);
         let _ = self.socket.shutdown(std::net::Shutdown::Both);

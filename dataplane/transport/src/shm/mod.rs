@@ -8,10 +8,15 @@
 //! Trust: only a process of the same user (or root) gets in. It may write the pool, as it could through `ptrace`
 //! anyway; checksums, made by the writer and checked by each reader, show when it wrote where it should not.
 //!
+//! Segments are used without their owner's help, through a mapping or by the kernel's copies between processes; the
+//! [`fence`] says when that has ended.
+//!
 //! Thread affinity: the thread of the ring. [`Shm::connect`] and [`Shm::map_segment`] block, at most for
 //! [`SETUP_DEADLINE`]; a shard never calls them.
 
 mod channel;
+mod fence;
+mod one_sided;
 mod setup;
 
 use std::collections::VecDeque;
@@ -22,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use channel::{Channel, Side};
+pub use fence::{CHUNK_BYTES, Extent, SLOTS};
 use kvplane_proto::frame::Header;
 use kvplane_proto::{Limits, SegmentId};
 use kvplane_sys::{Completion, Region, Ring};
@@ -45,6 +51,9 @@ pub struct Shm {
     wanted: VecDeque<(ConnectionId, SegmentId)>,
     dirty: VecDeque<u32>,
     open: usize,
+    fence: std::cell::OnceCell<Option<fence::Fence>>,
+    /// Connections that we ended and whose clients have not hung up yet.
+    lingering: Vec<one_sided::Lingering>,
 }
 
 impl Shm {
@@ -61,6 +70,8 @@ impl Shm {
             wanted: VecDeque::new(),
             dirty: VecDeque::new(),
             open: 0,
+            fence: std::cell::OnceCell::new(),
+            lingering: Vec::new(),
         }
     }
 
@@ -92,7 +103,7 @@ impl Shm {
     }
 
     fn add(&mut self, ring: &mut Ring, channel: Channel) -> io::Result<ConnectionId> {
-        if self.open >= Limits::CONNECTIONS {
+        if self.open + self.lingering.len() >= Limits::CONNECTIONS {
             let text = format!("{} connections are open, which is the limit of a shard", Limits::CONNECTIONS);
             return Err(io::Error::other(text));
         }
@@ -111,7 +122,7 @@ impl Shm {
         self.open += 1;
         let id = ConnectionId { index, generation };
         if let Err(error) = armed {
-            self.remove(ring, id);
+            self.remove(ring, id, false);
             self.free.push(index);
             self.open -= 1;
             return Err(io::Error::other(error));
@@ -146,7 +157,8 @@ impl Shm {
     fn accepted(&mut self, ring: &mut Ring, completion: &Completion) {
         if let Some(socket) = ring.accepted(completion) {
             // A peer that may not enter, or is gone already, is simply dropped; it sees the end of its socket.
-            if let Ok(channel) = setup::accept(UnixStream::from(socket), self.pool.as_ref())
+            if let Some(fence) = self.fence()
+                && let Ok(channel) = setup::accept(UnixStream::from(socket), self.pool.as_ref(), fence)
                 && let Ok(id) = self.add(ring, channel)
             {
                 self.events.push_back(Event::Accepted(id));
@@ -175,10 +187,10 @@ impl Shm {
         self.wanted.pop_front()
     }
 
-    /// Answers a client: the segment's region, or nothing where there is none to share.
-    pub fn offer_segment(&mut self, ring: &mut Ring, id: ConnectionId, region: Option<&Arc<Region>>) {
+    /// Answers a client: the segment's region, to be mapped `writable` or not, or nothing where there is none to share.
+    pub fn offer_segment(&mut self, ring: &mut Ring, id: ConnectionId, region: Option<&Arc<Region>>, writable: bool) {
         let Some(channel) = self.get(id) else { return };
-        if setup::offer_segment(&channel.socket, region).is_err() {
+        if setup::offer_segment(&channel.socket, region, writable).is_err() {
             self.close(ring, id, Gone::Peer);
         }
     }
@@ -281,19 +293,24 @@ impl Shm {
     /// Ends a connection. [`Event::Gone`] follows at once: no I/O of the kernel's is ever in flight on shared memory.
     pub fn close(&mut self, ring: &mut Ring, id: ConnectionId, why: Gone) {
         if self.get(id).is_some() {
-            self.remove(ring, id);
+            self.remove(ring, id, matches!(why, Gone::Peer));
             self.events.push_back(Event::Gone(id, why));
         }
     }
 
-    fn remove(&mut self, ring: &mut Ring, id: ConnectionId) {
+    fn remove(&mut self, ring: &mut Ring, id: ConnectionId, hung_up: bool) {
         let Some(channel) = self.channels[id.index as usize].take() else { return };
         let token = |source| Token { source, index: id.index, generation: id.generation }.to_bits();
         let _ = ring.cancel(token(Source::ShmSocket));
         let _ = ring.cancel(token(Source::ShmDoorbell));
         // The polls must reach the kernel, as must their end, before the descriptors' numbers are free for others.
         let _ = ring.submit();
-        channel.close();
+        if channel.side == Side::Server && !hung_up {
+            self.lingering.push(channel.leave());
+            self.sweep();
+        } else {
+            channel.close();
+        }
     }
 
     /// Connections whose end was not taken yet.

@@ -10,21 +10,23 @@ use kvplane_sys::{Region, RegionOptions, cpu, doorbell, unix};
 
 use super::SETUP_DEADLINE;
 use super::channel::{CHANNEL_BYTES, Channel, Side};
+use super::fence::{Fence, TABLE_BYTES, View};
 
 /// First word of every message; the last byte is the version.
-const MAGIC: u64 = u64::from_le_bytes(*b"KVPSHM\0\x01");
-const MESSAGE_BYTES: usize = 32;
+const MAGIC: u64 = u64::from_le_bytes(*b"KVPSHM\0\x02");
+const WORDS: usize = 5;
+const MESSAGE_BYTES: usize = 8 + WORDS * 8;
 
-/// Magic, then three words.
-fn message(words: [u64; 3]) -> [u8; MESSAGE_BYTES] {
+/// Magic, then five words.
+fn message(words: [u64; WORDS]) -> [u8; MESSAGE_BYTES] {
     let mut out = [0; MESSAGE_BYTES];
-    for (at, word) in [MAGIC, words[0], words[1], words[2]].into_iter().enumerate() {
+    for (at, word) in core::iter::once(MAGIC).chain(words).enumerate() {
         out[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
     }
     out
 }
 
-fn words(bytes: &[u8; MESSAGE_BYTES]) -> io::Result<[u64; 3]> {
+fn words(bytes: &[u8; MESSAGE_BYTES]) -> io::Result<[u64; WORDS]> {
     let word = |at: usize| {
         let mut word = [0; 8];
         word.copy_from_slice(&bytes[at * 8..at * 8 + 8]);
@@ -33,11 +35,11 @@ fn words(bytes: &[u8; MESSAGE_BYTES]) -> io::Result<[u64; 3]> {
     if word(0) != MAGIC {
         return Err(io::Error::other("the peer speaks another version of the shared-memory protocol"));
     }
-    Ok([word(1), word(2), word(3)])
+    Ok(core::array::from_fn(|at| word(at + 1)))
 }
 
 /// The shard's side: checks who it is, makes the channel, and hands it over with the pool.
-pub(super) fn accept(socket: UnixStream, pool: Option<&Arc<Region>>) -> io::Result<Channel> {
+pub(super) fn accept(socket: UnixStream, pool: Option<&Arc<Region>>, fence: &Fence) -> io::Result<Channel> {
     let peer = unix::peer_credentials(&socket)?;
     if peer.uid != cpu::effective_uid() && peer.uid != 0 {
         return Err(io::Error::from(io::ErrorKind::PermissionDenied));
@@ -52,20 +54,28 @@ pub(super) fn accept(socket: UnixStream, pool: Option<&Arc<Region>>) -> io::Resu
     let region = Region::allocate(&options).map_err(io::Error::other)?;
     let (client_event, server_event) = (doorbell::event_fd()?, doorbell::event_fd()?);
     let channel_fd = region.fd().ok_or_else(|| io::Error::other("a shared region has a descriptor"))?;
-    let mut fds: Vec<BorrowedFd<'_>> = vec![channel_fd, client_event.as_fd(), server_event.as_fd()];
+    let mut fds: Vec<BorrowedFd<'_>> = vec![channel_fd, client_event.as_fd(), server_event.as_fd(), fence.fd()];
     fds.extend(pool.and_then(|pool| pool.fd()));
+    let cookie = fence.cookie();
     let pool_bytes = pool.map_or(0, |pool| pool.bytes() as u64);
-    unix::send_with_fds(&socket, &message([CHANNEL_BYTES as u64, pool_bytes, 0]), &fds)?;
+    unix::send_with_fds(
+        &socket,
+        &message([CHANNEL_BYTES as u64, pool_bytes, TABLE_BYTES as u64, cookie.0, cookie.1]),
+        &fds,
+    )?;
     Ok(Channel::new(Side::Server, socket, &region, client_event, server_event, None))
 }
 
 /// The client's side.
 pub(super) fn connect(path: &str) -> io::Result<Channel> {
     let socket = UnixStream::connect(path)?;
-    let (words, fds) = receive(&socket, 4)?;
-    let [channel_bytes, pool_bytes, _] = words;
+    let (words, fds) = receive(&socket, 5)?;
+    let [channel_bytes, pool_bytes, table_bytes, cookie_address, cookie] = words;
     if channel_bytes != CHANNEL_BYTES as u64 {
         return Err(io::Error::other(format!("a channel of {channel_bytes} bytes was offered, not {CHANNEL_BYTES}")));
+    }
+    if table_bytes != TABLE_BYTES as u64 {
+        return Err(io::Error::other(format!("a fence of {table_bytes} bytes was offered, not {TABLE_BYTES}")));
     }
     let mut fds = fds.into_iter();
     let mut next = |what: &str| -> io::Result<OwnedFd> {
@@ -73,17 +83,22 @@ pub(super) fn connect(path: &str) -> io::Result<Channel> {
     };
     let channel = Region::map_shared(next("channel")?, CHANNEL_BYTES, true).map_err(io::Error::other)?;
     let (client_event, server_event) = (next("client eventfd")?, next("server eventfd")?);
+    let table = next("fence")?;
     let pool = match usize::try_from(pool_bytes) {
         Ok(0) => None,
         Ok(bytes) => Some(Region::map_shared(next("pool")?, bytes, true).map_err(io::Error::other)?),
         Err(_) => return Err(io::Error::other(format!("a pool of {pool_bytes} bytes cannot be mapped"))),
     };
     socket.set_nonblocking(true)?;
-    Ok(Channel::new(Side::Client, socket, &channel, client_event, server_event, pool))
+    let pid = unix::peer_credentials(&socket)?.pid;
+    let view = View::new(Arc::clone(&channel), table, pid, (cookie_address, cookie))?;
+    let mut made = Channel::new(Side::Client, socket, &channel, client_event, server_event, pool);
+    made.view = Some(view);
+    Ok(made)
 }
 
 /// One whole message, within the deadline.
-fn receive(socket: &UnixStream, max_fds: usize) -> io::Result<([u64; 3], Vec<OwnedFd>)> {
+fn receive(socket: &UnixStream, max_fds: usize) -> io::Result<([u64; WORDS], Vec<OwnedFd>)> {
     socket.set_nonblocking(false)?;
     socket.set_read_timeout(Some(SETUP_DEADLINE))?;
     let mut bytes = [0; MESSAGE_BYTES];
@@ -107,21 +122,21 @@ pub(super) fn take_request(socket: &UnixStream) -> io::Result<Option<SegmentId>>
     }
 }
 
-pub(super) fn offer_segment(socket: &UnixStream, region: Option<&Arc<Region>>) -> io::Result<()> {
+pub(super) fn offer_segment(socket: &UnixStream, region: Option<&Arc<Region>>, writable: bool) -> io::Result<()> {
     match region.and_then(|region| Some((region, region.fd()?))) {
         Some((region, fd)) => {
-            let words = [1, region.bytes() as u64, u64::from(region.writable())];
+            let words = [1, region.bytes() as u64, u64::from(writable && region.writable()), 0, 0];
             unix::send_with_fds(socket, &message(words), &[fd])
         }
-        None => unix::send_with_fds(socket, &message([0, 0, 0]), &[]),
+        None => unix::send_with_fds(socket, &message([0; WORDS]), &[]),
     }
 }
 
 pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result<Arc<Region>> {
-    unix::send_with_fds(socket, &message([segment.to_bits(), 0, 0]), &[])?;
+    unix::send_with_fds(socket, &message([segment.to_bits(), 0, 0, 0, 0]), &[])?;
     let answer = receive(socket, 1);
     socket.set_nonblocking(true)?;
-    let ([shared, bytes, writable], fds) = answer?;
+    let ([shared, bytes, writable, ..], fds) = answer?;
     let (1, Some(fd)) = (shared, fds.into_iter().next()) else {
         return Err(io::Error::other("the peer does not share this segment"));
     };

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use crate::client::table::NOWHERE;
-use crate::client::{Client, Config, LaneId, Local, Output, Path, PayloadTo, PeerAddress, PeerId, Request, SliceId};
+use crate::client::{
+    Client, Config, LaneId, Local, Output, Path, PayloadTo, PeerAddress, PeerId, Request, SliceId, Via,
+};
 use crate::digest::Digest;
 use crate::frame::{Header, VERSION};
 use crate::ids::{BatchId, Epoch, Incarnation, NodeId, PinId, RequestId, ReservationId, SegmentId, ShardId, Version};
@@ -75,6 +77,10 @@ pub(super) struct Rig {
     pub(super) reservations: BTreeMap<(LaneId, u64), ReserveItem>,
     pub(super) done: Vec<BatchId>,
     pub(super) maps_wanted: usize,
+    /// Whether the kernel copies between us and the peers.
+    pub(super) cma: bool,
+    /// In which ways segments were copied, in order; None for a transfer of a file.
+    pub(super) ways: Vec<Option<Via>>,
     next: u32,
 }
 
@@ -131,6 +137,8 @@ impl Rig {
             reservations: BTreeMap::new(),
             done: Vec::new(),
             maps_wanted: 0,
+            cma: false,
+            ways: Vec::new(),
             next: 0,
         }
     }
@@ -176,9 +184,15 @@ impl Rig {
                 Output::CopyOut { lane, slice, local, checksum, .. } => {
                     Seen::Copy { lane, slice, local, sum: checksum }
                 }
-                Output::CopyIn { lane, slice, local, .. }
-                | Output::CopySegment { lane, slice, local, .. }
-                | Output::FileTransfer { lane, slice, local, .. } => Seen::Copy { lane, slice, local, sum: 1 },
+                Output::CopyIn { lane, slice, local, .. } => Seen::Copy { lane, slice, local, sum: 1 },
+                Output::CopySegment { lane, slice, local, via, .. } => {
+                    self.ways.push(Some(via));
+                    Seen::Copy { lane, slice, local, sum: 1 }
+                }
+                Output::FileTransfer { lane, slice, local, .. } => {
+                    self.ways.push(None);
+                    Seen::Copy { lane, slice, local, sum: 1 }
+                }
                 Output::Reset { lane } => Seen::Reset(lane),
                 Output::Done { batch } => Seen::Done(batch),
                 Output::WantMap => Seen::WantMap,
@@ -227,7 +241,12 @@ impl Rig {
 
     pub(super) fn act(&mut self, seen: Seen) {
         match seen {
-            Seen::Connect { lane, .. } => self.client.connected(lane, self.now_ns),
+            Seen::Connect { lane, path } => {
+                self.client.connected(lane, self.now_ns);
+                if path == Path::Shared {
+                    self.client.cma_allowed(lane, self.cma);
+                }
+            }
             Seen::Frame(sent) => {
                 for reply in self.answers(&sent) {
                     self.deliver(&reply);

@@ -135,6 +135,20 @@ fn read_only_memory_is_not_written() {
 }
 
 #[test]
+fn memory_that_is_kept_from_peers_is_neither_listed_nor_used() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let info = SegmentInfo { remote_accessible: false, ..segment_info(0, BYTES) };
+    let kept = rig.service.register(info).unwrap();
+    let open = rig.service.register(SegmentInfo { writable: false, ..segment_info(BYTES, BYTES) }).unwrap();
+    let listed = rig.service.segment_descriptor().regions;
+    assert_eq!(listed.iter().map(|region| (region.segment, region.writable)).collect::<Vec<_>>(), [(open, false)]);
+    assert_eq!(write(&mut rig, peer, kept, 0, 10), Status::Unauthorized);
+    assert_eq!(read(&mut rig, peer, kept, 0, 10).status(), Status::Unauthorized);
+    assert!(!rig.service.has_segment(kept) && rig.service.segment_info(kept).is_some());
+}
+
+#[test]
 fn a_write_of_not_one_range_ends_the_connection() {
     let mut rig = Rig::new();
     let segment = segment(&mut rig);

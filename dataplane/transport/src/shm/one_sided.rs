@@ -1,0 +1,130 @@
+//! What hosts ask of the fence: the owner's half, the client's half, and connections that we ended but whose clients
+//! may not know yet.
+
+use std::io::{self, Read};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use kvplane_proto::SegmentId;
+use kvplane_sys::Region;
+
+use super::Shm;
+use super::fence::{self, Extent, Fence, View};
+use crate::types::ConnectionId;
+
+/// A connection that we ended. Its client may still be copying, until its end of the socket is gone.
+pub(super) struct Lingering {
+    socket: UnixStream,
+    channel: Arc<Region>,
+}
+
+impl Lingering {
+    /// Tells the client; its answer is to hang up.
+    pub(super) fn new(socket: UnixStream, channel: Arc<Region>) -> Self {
+        // Where these fail, the socket is dead already.
+        let _ = socket.set_nonblocking(true);
+        let _ = socket.shutdown(Shutdown::Write);
+        Self { socket, channel }
+    }
+
+    fn is_over(&self) -> bool {
+        let mut bytes = [0; 256];
+        match (&self.socket).read(&mut bytes) {
+            Ok(0) => true,
+            Ok(_) => false,
+            Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+        }
+    }
+}
+
+impl Shm {
+    /// The owner's table, made on first use; None when it could not be made, then nobody is served.
+    pub(super) fn fence(&self) -> Option<&Fence> {
+        self.fence.get_or_init(|| Fence::new().ok()).as_ref()
+    }
+
+    /// Lets clients copy from this memory, and to it, by themselves.
+    pub fn publish(&self, segment: SegmentId, extent: &Extent) {
+        if let Some(fence) = self.fence() {
+            fence.publish(segment, extent);
+        }
+    }
+
+    /// Lets no client start to use a segment any more; ask [`Self::is_named`] until none is using it.
+    pub fn retract(&self, segment: SegmentId) {
+        if let Some(Some(fence)) = self.fence.get() {
+            fence.retract(segment);
+        }
+    }
+
+    /// Whether a client is using a segment that was retracted.
+    pub fn is_named(&mut self, segment: SegmentId) -> bool {
+        self.sweep();
+        let channels = self.channels.iter().flatten().map(|channel| &channel.region);
+        let ended = self.lingering.iter().map(|lingering| &lingering.channel);
+        channels.chain(ended).any(|channel| fence::is_named(channel, segment))
+    }
+
+    pub(super) fn sweep(&mut self) {
+        self.lingering.retain(|lingering| !lingering.is_over());
+    }
+
+    /// Names a segment of the peer in one of our slots, so that it stays while we copy; then [`Self::clear`]. None when
+    /// it is gone.
+    #[must_use]
+    pub fn claim(&self, id: ConnectionId, slot: usize, segment: SegmentId) -> Option<Extent> {
+        self.view(id)?.claim(slot, segment)
+    }
+
+    /// Whether a segment is still there: to be asked between two parts of a long copy.
+    #[must_use]
+    pub fn is_live(&self, id: ConnectionId, segment: SegmentId) -> bool {
+        self.view(id).is_some_and(|view| view.is_live(segment))
+    }
+
+    /// Clears the first `slots` slots.
+    pub fn clear(&self, id: ConnectionId, slots: usize) {
+        if let Some(view) = self.view(id) {
+            (0..slots).for_each(|slot| view.clear(slot));
+        }
+    }
+
+    /// The process at the other end, where the kernel copies between it and us.
+    #[must_use]
+    pub fn process(&self, id: ConnectionId) -> Option<i32> {
+        self.view(id)?.pid()
+    }
+
+    /// Whether that process is still the one that we connected to, looked at again now and then. Ids of dead processes
+    /// are given to others.
+    #[must_use]
+    pub fn is_same_process(&self, id: ConnectionId, now_ns: u64) -> bool {
+        self.view(id).is_some_and(|view| view.is_same_process(now_ns))
+    }
+
+    fn view(&self, id: ConnectionId) -> Option<&View> {
+        let channel = self.channels.get(id.index as usize)?.as_ref()?;
+        if self.generations[id.index as usize] == id.generation { channel.view.as_ref() } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvplane_sys::{HugePages, RegionOptions};
+
+    #[test]
+    fn a_connection_lingers_until_its_client_has_hung_up() {
+        let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("channel", 4096) };
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let lingering = Lingering::new(ours, Region::allocate(&options).expect("memory"));
+        assert_eq!((&theirs).read(&mut [0; 8]).expect("an end"), 0, "the client is told");
+        std::io::Write::write_all(&mut &theirs, &[1; 300]).expect("a socket that is half open");
+        for _ in 0..10 {
+            assert!(!lingering.is_over());
+        }
+        drop(theirs);
+        assert!(lingering.is_over());
+    }
+}
