@@ -133,8 +133,12 @@ impl Client {
     pub(super) fn check_stall(&mut self, lane: u32) {
         let limit_ns = |client: &Self, lane: u32| {
             let entry = &client.lanes[lane as usize];
-            let rate = client.rails[entry.rail as usize].rail.rate().bytes_per_ns();
-            Limits::STALL_NS.max((entry.load_bytes as f64 / rate * STALL_FACTOR) as u64)
+            let rate = client.rails[entry.rail as usize].rail.rate();
+            let usual_ns = rate.base_ns().max(rate.latency_ns());
+            // How far away the peer is, is not known before something was served.
+            let least_ns = if usual_ns > 0.0 { Limits::STALL_NS } else { Limits::RAIL_HELLO_NS };
+            let work_ns = usual_ns + entry.load_bytes as f64 / rate.bytes_per_ns();
+            least_ns.max((work_ns * STALL_FACTOR) as u64)
         };
         let entry = &self.lanes[lane as usize];
         if entry.first == NOWHERE {

@@ -168,10 +168,10 @@ impl Client {
         if self.outputs.is_empty() {
             self.bytes.clear();
             self.locals.clear();
-            // A slice that finds its way closed as it is sent goes elsewhere, perhaps before anything is put out.
-            while self.outputs.is_empty() && !(self.dirty.is_empty() && self.dirty_groups.is_empty()) {
-                self.flush_dirty();
-            }
+        }
+        // A flush may send a slice to another lane, which is then flushed in its turn.
+        while self.outputs.is_empty() && !(self.dirty.is_empty() && self.dirty_groups.is_empty()) {
+            self.flush_dirty();
         }
         self.outputs.pop_front()
     }

@@ -115,11 +115,11 @@ impl Rail {
         (self.rate.latency_ns() + work as f64 / self.rate.hopeful(idle, now_ns)) * self.penalty
     }
 
-    /// Bytes of large slices that it may have posted, for `ahead_ns` of work beyond the latency; never less than
+    /// Bytes of large slices that it may have posted, for `ahead_ns` of work beyond a slice's own time; never less than
     /// `least_bytes`.
     #[must_use]
     pub fn window_bytes(&self, ahead_ns: u64, least_bytes: u64) -> u64 {
-        let window = self.rate.bytes_per_ns() * (ahead_ns as f64 + self.rate.latency_ns());
+        let window = self.rate.bytes_per_ns() * (ahead_ns as f64 + self.rate.base_ns());
         (window as u64).max(least_bytes)
     }
 
@@ -160,7 +160,7 @@ impl Rail {
     /// A slice that was unbooked just now had moved `bytes`.
     pub fn done(&mut self, bytes: u64, small: bool, posted_ns: u64, now_ns: u64) {
         if !small || self.bulk_bytes > 0 {
-            self.rate.served(bytes, now_ns);
+            self.rate.served(bytes, posted_ns, now_ns);
         } else {
             self.rate.served_small(bytes, posted_ns, self.small_bytes == 0, now_ns);
         }

@@ -21,6 +21,8 @@ pub struct Rate {
     bytes: f64,
     span_ns: f64,
     latency_ns: f64,
+    /// Time of a large slice that nothing was before, latency and its own bytes.
+    base_ns: f64,
     /// From when the time until the next completion counts.
     mark_ns: u64,
     /// The interval that began at the mark has the latency of a first slice in it.
@@ -38,6 +40,7 @@ impl Rate {
             bytes: seed * SEED_NS,
             span_ns: SEED_NS,
             latency_ns: 0.0,
+            base_ns: 0.0,
             mark_ns: 0,
             first: false,
             last_done_ns: 0,
@@ -79,9 +82,23 @@ impl Rate {
         (rate * 2f64.powi((unused_ns / FORGET_NS).min(30) as i32)).min(self.seed)
     }
 
-    /// `bytes` are done while bulk is or was under way.
-    pub fn served(&mut self, bytes: u64, now_ns: u64) {
+    /// Time from posting a large slice on an idle rail until it is done: what has to be posted ahead at least, if the
+    /// rail is to stay busy. It is learned when bulk begins and lowered by what is faster; never raised by slices that
+    /// wait for others, or a long queue would justify itself.
+    #[must_use]
+    pub const fn base_ns(&self) -> f64 {
+        self.base_ns
+    }
+
+    /// `bytes` that were posted at `posted_ns` are done while bulk is or was under way.
+    pub fn served(&mut self, bytes: u64, posted_ns: u64, now_ns: u64) {
         let mut span_ns = now_ns.saturating_sub(self.mark_ns) as f64;
+        let took_ns = now_ns.saturating_sub(posted_ns) as f64;
+        if self.first && self.base_ns > 0.0 {
+            self.base_ns += (took_ns - self.base_ns) / 4.0;
+        } else if self.first || took_ns < self.base_ns {
+            self.base_ns = took_ns;
+        }
         if core::mem::take(&mut self.first) {
             // Never all of it: a latency that was learned too high must not make a rail look infinitely fast.
             span_ns -= self.latency_ns.min(span_ns * 0.5);

@@ -146,6 +146,24 @@ fn a_port_that_falls_silent_is_given_up_and_costs_little() {
 }
 
 #[test]
+fn a_long_way_is_kept_full() {
+    // 20 ms there and back: ten times the work that is posted ahead otherwise.
+    let mut network = Network::new(vec![Port::sound(PORT)], 10_000_000);
+    let run = |network: &mut Network, until_ns| {
+        while network.now_ns < until_ns {
+            keep_bulk(network, 3);
+            network.step();
+        }
+        network.delivered_bytes()
+    };
+    let before = run(&mut network, SECOND_NS);
+    let moved = run(&mut network, 2 * SECOND_NS) - before;
+    let share = moved as f64 / PORT as f64;
+    println!("1 rail of 20 ms: {:.1} % of its port after a second", share * 100.0);
+    assert!(share >= 0.9, "{share}");
+}
+
+#[test]
 fn one_large_read_uses_every_rail_and_ends_on_all_at_once() {
     let mut network = Network::new(vec![Port::sound(PORT); 8], 20_000);
     let options = SubmitOptions::until(u64::MAX / 2);
