@@ -1,14 +1,14 @@
 //! A peer that is driven from Python: one of the scripts in `benches/peers`, kept halted between measurements.
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use super::cells::Cell;
 use super::meter::{Meter, Usage};
-use super::process::Process;
+use super::process::{self, Process};
 use super::row::Figures;
 use super::side::Side;
 use crate::Failure;
@@ -31,7 +31,7 @@ impl Driver {
 
 impl Side for Driver {
     fn start(&mut self, buffer_bytes: u64) -> Result<String, Failure> {
-        let mut command = Command::new(&self.python);
+        let mut command = process::tied(&self.python);
         // Peers write of their internals to standard error; what counts comes as an answer.
         command.arg(&self.script).arg(buffer_bytes.to_string()).args(self.arguments).stderr(Stdio::null());
         let mut process = Process::start(&mut command)?;

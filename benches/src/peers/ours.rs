@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::cells::Cell;
 use super::meter::{Meter, Usage};
-use super::process::Process;
+use super::process::{self, Process};
 use super::row::Figures;
 use super::side::Side;
 use crate::Failure;
@@ -37,7 +37,7 @@ impl Ours {
     }
 
     fn tebench(&self, buffer_bytes: u64) -> Command {
-        let mut command = Command::new(&self.binary);
+        let mut command = process::tied(&self.binary);
         command.arg("tebench").args(["--xport_type", self.transport, "--pacing", self.pacing]);
         command.arg(format!("--total_buffer_size={buffer_bytes}")).arg(format!("--checksum={}", self.checksum));
         command

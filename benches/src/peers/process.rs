@@ -1,5 +1,6 @@
 //! Child processes with a deadline on every answer, halted while others are measured.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -7,6 +8,19 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use crate::Failure;
+
+/// A command whose process ends with ours, also when we are killed: groups of their own hear of no Ctrl-C. Where
+/// util-linux has no `setpriv`, those that do not watch their input would stay.
+pub(crate) fn tied(program: impl AsRef<OsStr>) -> Command {
+    let mut probe = Command::new("setpriv");
+    probe.args(["--pdeathsig", "KILL", "true"]).stdout(Stdio::null()).stderr(Stdio::null());
+    if !probe.status().is_ok_and(|status| status.success()) {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]).arg(program);
+    command
+}
 
 /// A process of its own group. Dropping it ends the whole group.
 pub(crate) struct Process {
@@ -117,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_halted_process_answers_when_it_goes_on() {
-        let mut process = Process::start(&mut Command::new("cat")).unwrap();
+        let mut process = Process::start(&mut tied("cat")).unwrap();
         process.halt().unwrap();
         process.say("hello").unwrap();
         process.resume().unwrap();

@@ -39,7 +39,7 @@ impl Perftest {
 
     fn command(&self, test: &str, block_bytes: u64, iterations: u64, port: &str) -> Command {
         let (lib, warm_up) = (self.root.join("lib"), (iterations / 10).clamp(1, 1000));
-        let mut command = Command::new(self.root.join("bin/ucx_perftest"));
+        let mut command = process::tied(self.root.join("bin/ucx_perftest"));
         command.env("LD_LIBRARY_PATH", format!("{0}:{0}/ucx", lib.display()));
         command.env("UCX_TLS", self.transports).env("UCX_NET_DEVICES", "lo").env("UCX_LOG_LEVEL", "error");
         command.args(["-t", test, "-f", "-p", port, "-s", &block_bytes.to_string()]);
@@ -138,7 +138,7 @@ impl Iperf {
 impl Side for Iperf {
     fn start(&mut self, _buffer_bytes: u64) -> Result<String, Failure> {
         let port = free_port()?;
-        let mut command = Command::new("iperf3");
+        let mut command = process::tied("iperf3");
         let server = Process::start(command.args(["-s", "-B", "127.0.0.1", "-p", &port]))?;
         std::thread::sleep(START);
         (self.server, self.known) = (Some((server, port)), None);
