@@ -233,13 +233,20 @@ fn nobody(name: &str) -> Error {
     Error::Status { what: format!("segment {name}"), status: Status::NotFound, cause: None }
 }
 
-impl Drop for Directory {
-    fn drop(&mut self) {
+impl Directory {
+    /// Takes this engine out of the store of metadata, if there is one: nobody new finds it.
+    pub(super) fn withdraw(&self) {
         let Some(store) = &self.store else { return };
         for key in [keys::segment(&self.prefix, &self.name), keys::rpc_meta(&self.prefix, &self.name)] {
             // What stays there leads to an engine that does not answer, which peers must bear anyway.
             let _ = store.remove(&key);
         }
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        self.withdraw();
     }
 }
 

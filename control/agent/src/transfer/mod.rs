@@ -177,6 +177,12 @@ impl TransferEngine {
         self.directory.address()
     }
 
+    /// Takes the engine out of the store of metadata, where it is in one, so that nobody new finds it. Peers that know
+    /// it already go on. Happens by itself when the engine ends.
+    pub fn withdraw(&self) {
+        self.directory.withdraw();
+    }
+
     /// A way to ask peers, for one thread.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ enum Uses {
 }
 
 /// Each package of ours and what it may name, from the inner ring outwards.
-const EDGES: [(&str, Uses); 15] = [
+const EDGES: [(&str, Uses); 16] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-proto", Uses::Only(&[])),
@@ -48,6 +48,7 @@ const EDGES: [(&str, Uses); 15] = [
             "kvplane-rpc",
         ]),
     ),
+    ("kvplane-capi", Uses::Only(&["kvplane"])),
     ("kvplane-tools", Uses::Ours),
     ("kvplane-tests", Uses::Anything),
     ("kvplane-benches", Uses::Anything),

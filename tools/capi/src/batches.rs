@@ -1,0 +1,227 @@
+//! Batches as C sees them: room for so many transfers, filled in one or several goes.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use kvplane::{Batch, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferRequest};
+
+use crate::engine::Engine;
+use crate::notifications::message;
+use crate::rim::{INVALID_ARGUMENT, array, with_engine};
+use crate::types::{NotifyMessage, TransferRequest as Entry, TransferStatus};
+
+/// What `allocateBatchID` returns when it cannot.
+const INVALID_BATCH: u64 = u64::MAX;
+/// The most batches that may be allocated at a time.
+const BATCHES: usize = 1 << 20;
+/// The most transfers of one batch.
+const BATCH_ROOM: usize = 1 << 20;
+
+/// Positive codes, as batch functions return them.
+mod code {
+    use std::ffi::c_int;
+
+    pub(super) const INVALID_ARGUMENT: c_int = 1;
+    pub(super) const TOO_MANY_REQUESTS: c_int = 2;
+    pub(super) const BATCH_BUSY: c_int = 4;
+}
+
+/// A batch of C's: the batches that were submitted for it, each with the number of its first task.
+struct Room {
+    room: usize,
+    parts: RwLock<Vec<(usize, Batch)>>,
+}
+
+/// The batches of an engine by id.
+#[derive(Default)]
+pub struct Batches {
+    entries: RwLock<(u64, HashMap<u64, Arc<Room>>)>,
+}
+
+impl Batches {
+    fn add(&self, room: usize) -> u64 {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if room == 0 || room > BATCH_ROOM || entries.1.len() >= BATCHES {
+            return INVALID_BATCH;
+        }
+        entries.0 += 1;
+        let id = entries.0;
+        entries.1.insert(id, Arc::new(Room { room, parts: RwLock::default() }));
+        id
+    }
+
+    fn get(&self, id: u64) -> Result<Arc<Room>, c_int> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries.1.get(&id).cloned().ok_or(code::INVALID_ARGUMENT)
+    }
+
+    fn remove(&self, id: u64) -> Result<c_int, c_int> {
+        let entry = self.get(id)?;
+        {
+            let parts = entry.parts.read().unwrap_or_else(PoisonError::into_inner);
+            if parts.iter().any(|(_, batch)| !batch.poll().state.is_final()) {
+                return Err(code::BATCH_BUSY);
+            }
+        }
+        self.entries.write().unwrap_or_else(PoisonError::into_inner).1.remove(&id);
+        Ok(0)
+    }
+
+    /// Forgets all; those under way are cancelled and waited for.
+    pub fn clear(&self) {
+        let entries = core::mem::take(&mut self.entries.write().unwrap_or_else(PoisonError::into_inner).1);
+        drop(entries);
+    }
+}
+
+impl Room {
+    fn submit(&self, engine: &Engine, entries: &[Entry], options: &SubmitOptions) -> Result<c_int, c_int> {
+        let requests: Result<Vec<TransferRequest>, c_int> = entries.iter().map(request).collect();
+        let requests = requests?;
+        let mut parts = self.parts.write().unwrap_or_else(PoisonError::into_inner);
+        let used = parts.last().map_or(0, |(first, batch)| first + batch.tasks());
+        if requests.len() > self.room - used {
+            return Err(code::TOO_MANY_REQUESTS);
+        }
+        if requests.is_empty() {
+            return Ok(0);
+        }
+        let batch = engine.engine.submit(&requests, options).map_err(|error| -error.code())?;
+        parts.push((used, batch));
+        Ok(0)
+    }
+
+    fn status(&self, task: usize) -> Result<TransferStatus, c_int> {
+        let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
+        let part = parts.partition_point(|(first, _)| *first <= task).checked_sub(1).ok_or(code::INVALID_ARGUMENT)?;
+        let (first, batch) = &parts[part];
+        let mut status = batch.task_status(task - first);
+        if !status.state.is_final() {
+            batch.poll();
+            status = batch.task_status(task - first);
+        }
+        if status.state == TaskState::Invalid {
+            return Err(code::INVALID_ARGUMENT);
+        }
+        Ok(TransferStatus { status: status.state as c_int, transferred_bytes: status.transferred_bytes })
+    }
+}
+
+fn request(entry: &Entry) -> Result<TransferRequest, c_int> {
+    let opcode = match entry.opcode {
+        0 => Opcode::Read,
+        1 => Opcode::Write,
+        _ => return Err(code::INVALID_ARGUMENT),
+    };
+    let target = u32::try_from(entry.target_id).map_err(|_| code::INVALID_ARGUMENT)?;
+    Ok(TransferRequest {
+        opcode,
+        source: entry.source as u64,
+        target: SegmentHandle::from_bits(target),
+        target_offset: entry.target_offset,
+        length: entry.length,
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine, or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn allocateBatchID(engine: *mut c_void, batch_size: usize) -> u64 {
+    let mut id = INVALID_BATCH;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            id = engine.batches.add(batch_size);
+            Ok(0)
+        });
+    }
+    id
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine and an array of `count` requests, whose memory stays until they have ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn submitTransfer(
+    engine: *mut c_void,
+    batch_id: u64,
+    entries: *mut Entry,
+    count: usize,
+) -> c_int {
+    // SAFETY: by the caller's promise.
+    let result = unsafe {
+        with_engine(engine, |engine| {
+            let entries = array(entries, count).ok_or(code::INVALID_ARGUMENT)?;
+            engine.batches.get(batch_id)?.submit(engine, entries, &SubmitOptions::default())
+        })
+    };
+    positive(result)
+}
+
+/// See the header.
+///
+/// # Safety
+/// As [`submitTransfer`]; the message's strings have a final zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn submitTransferWithNotify(
+    engine: *mut c_void,
+    batch_id: u64,
+    entries: *mut Entry,
+    count: usize,
+    notify_msg: NotifyMessage,
+) -> c_int {
+    // SAFETY: by the caller's promise.
+    let result = unsafe {
+        with_engine(engine, |engine| {
+            let entries = array(entries, count).ok_or(code::INVALID_ARGUMENT)?;
+            let notify = message(&notify_msg).ok_or(code::INVALID_ARGUMENT)?;
+            let options = SubmitOptions { notice: Some(notify), ..SubmitOptions::default() };
+            engine.batches.get(batch_id)?.submit(engine, entries, &options)
+        })
+    };
+    positive(result)
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine and a place for the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getTransferStatus(
+    engine: *mut c_void,
+    batch_id: u64,
+    task_id: usize,
+    status: *mut TransferStatus,
+) -> c_int {
+    if status.is_null() {
+        return code::INVALID_ARGUMENT;
+    }
+    // SAFETY: by the caller's promise.
+    let result = unsafe {
+        with_engine(engine, |engine| {
+            let found = engine.batches.get(batch_id)?.status(task_id)?;
+            status.write(found);
+            Ok(0)
+        })
+    };
+    positive(result)
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn freeBatchID(engine: *mut c_void, batch_id: u64) -> c_int {
+    // SAFETY: by the caller's promise.
+    positive(unsafe { with_engine(engine, |engine| engine.batches.remove(batch_id)) })
+}
+
+/// The functions of batches return codes without their sign.
+const fn positive(code: c_int) -> c_int {
+    if code == INVALID_ARGUMENT { code::INVALID_ARGUMENT } else { code.abs() }
+}

@@ -1,0 +1,174 @@
+//! An engine as C holds it, its start and its end.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::ptr;
+
+use kvplane::{Environment, TransferEngine, TransferEngineConfig};
+
+use crate::batches::Batches;
+use crate::rim::{INVALID_ARGUMENT, guarded, text, with_engine, write_text};
+use crate::shutdown;
+
+/// Transports by the names that programs ask for. Each engine has all of them that work here.
+const TRANSPORTS: [&str; 5] = ["tcp", "shm", "cma", "local", "file"];
+
+/// An engine and the batches that C has of it.
+pub struct Engine {
+    /// The engine.
+    pub engine: TransferEngine,
+    /// Its batches.
+    pub batches: Batches,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Before the engine: what is under way uses it.
+        self.batches.clear();
+    }
+}
+
+/// Settings from what C says. Without an address that is not a loopback one, only this host can reach the engine.
+fn config(metadata: &str, server_name: &str, host: Option<&str>, port: u64) -> Result<TransferEngineConfig, String> {
+    let port = u16::try_from(port).map_err(|_| format!("port {port} is above 65535"))?;
+    let environment = Environment::of_process().map_err(|error| error.to_string())?;
+    let p2p = metadata == "P2PHANDSHAKE";
+    // With handshakes the name is an address too, `host:port`, whose port does not count.
+    let wanted = host.filter(|host| !host.is_empty()).unwrap_or(if p2p { server_name } else { "" });
+    let host = wanted.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(wanted, |(host, _)| host);
+    let ip = address(host)?;
+    Ok(TransferEngineConfig {
+        listen: SocketAddr::new(ip, if p2p { 0 } else { port }),
+        open_to_network: !ip.is_loopback(),
+        metadata: metadata.to_owned(),
+        name: (!p2p).then(|| server_name.to_owned()),
+        environment,
+        ..TransferEngineConfig::default()
+    })
+}
+
+fn address(host: &str) -> Result<IpAddr, String> {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    if host.is_empty() || host == "localhost" {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    if let Ok(ip) = host.parse() {
+        return Ok(ip);
+    }
+    let found = (host, 0).to_socket_addrs().map_err(|error| format!("{host}: {error}"))?.next();
+    found.map(|address| address.ip()).ok_or_else(|| format!("{host} has no address"))
+}
+
+/// See the header. Why an engine does not start is said on standard error.
+///
+/// # Safety
+/// Strings with a final zero, or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn createTransferEngine(
+    metadata_conn_string: *const c_char,
+    local_server_name: *const c_char,
+    ip_or_host_name: *const c_char,
+    rpc_port: u64,
+    _auto_discover: c_int,
+) -> *mut c_void {
+    guarded(ptr::null_mut(), || {
+        // SAFETY: by the caller's promise.
+        let texts = unsafe { (text(metadata_conn_string), text(local_server_name), text(ip_or_host_name)) };
+        let (Some(metadata), Some(name), host) = texts else { return ptr::null_mut() };
+        let started = config(metadata, name, host, rpc_port)
+            .and_then(|config| TransferEngine::start(config).map_err(|error| error.to_string()));
+        match started {
+            Ok(engine) => Box::into_raw(Box::new(Engine { engine, batches: Batches::default() })).cast(),
+            Err(why) => {
+                eprintln!("kvplane: no transfer engine: {why}");
+                ptr::null_mut()
+            }
+        }
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// An engine that nobody uses any more, or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn destroyTransferEngine(engine: *mut c_void) {
+    if engine.is_null() {
+        return;
+    }
+    guarded((), || {
+        shutdown::forget(engine);
+        // SAFETY: it came from `createTransferEngine`, and this is its last use, by the caller's promise.
+        drop(unsafe { Box::from_raw(engine.cast::<Engine>()) });
+    });
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn discoverTopology(engine: *mut c_void) -> c_int {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            engine.engine.sync_segments().map_err(|error| error.code())?;
+            Ok(0)
+        })
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine and `buf_len` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getLocalIpAndPort(engine: *mut c_void, buf_out: *mut c_char, buf_len: usize) -> c_int {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            if buf_out.is_null() || buf_len == 0 {
+                return Err(INVALID_ARGUMENT);
+            }
+            write_text(buf_out, buf_len, &engine.engine.local_address().to_string());
+            Ok(0)
+        })
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine and a string with a final zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn installTransport(
+    engine: *mut c_void,
+    proto: *const c_char,
+    _args: *mut *mut c_void,
+) -> *mut c_void {
+    // SAFETY: by the caller's promise.
+    let known = unsafe { text(proto) }.is_some_and(|name| TRANSPORTS.contains(&name));
+    if known { engine } else { ptr::null_mut() }
+}
+
+/// See the header. A transport is not taken out: transfers would lose a way without need.
+///
+/// # Safety
+/// A live engine and a string with a final zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn uninstallTransport(engine: *mut c_void, proto: *const c_char) -> c_int {
+    // SAFETY: by the caller's promise.
+    let known = unsafe { text(proto) }.is_some_and(|name| TRANSPORTS.contains(&name));
+    if known && !engine.is_null() { 0 } else { INVALID_ARGUMENT }
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn enableGracefulShutdown(engine: *mut c_void) {
+    if !engine.is_null() {
+        guarded((), || shutdown::watch(engine));
+    }
+}

@@ -1,0 +1,99 @@
+//! What there is to know of the ways to peers.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use kvplane::RailSnapshot;
+use serde_json::json;
+
+use crate::engine::Engine;
+use crate::rim::{INVALID_ARGUMENT, with_engine, write_text};
+use crate::types::{DEVICE_NAME_BYTES, NicLoad};
+
+fn device(rail: &RailSnapshot) -> String {
+    format!("{}:{}/{}", rail.path.name(), rail.peer, rail.number)
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine, a count, and as many places as it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getNicLoadStats(engine: *mut c_void, stats: *mut NicLoad, count: *mut usize) -> c_int {
+    if stats.is_null() || count.is_null() {
+        return INVALID_ARGUMENT;
+    }
+    // SAFETY: by the caller's promise: the count is readable and says how many places are writable.
+    unsafe {
+        with_engine(engine, |engine| {
+            let rails = engine.engine.metrics().rails;
+            for (place, rail) in rails.iter().take(*count).enumerate() {
+                let mut load = NicLoad {
+                    device_name: [0; DEVICE_NAME_BYTES],
+                    inflight_bytes: rail.inflight_bytes,
+                    ewma_bandwidth_bps: rail.bytes_per_second as f64 * 8.0,
+                };
+                write_text(load.device_name.as_mut_ptr(), DEVICE_NAME_BYTES, &device(rail));
+                stats.add(place).write(load);
+            }
+            *count = rails.len();
+            Ok(0)
+        })
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine and `buf_len` writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn showLinks(engine: *mut c_void, buf_out: *mut c_char, buf_len: usize, json: c_int) -> c_int {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            if buf_out.is_null() || buf_len == 0 {
+                return Err(INVALID_ARGUMENT);
+            }
+            let rails = engine.engine.metrics().rails;
+            let text = if json != 0 { as_json(engine, &rails) } else { as_text(engine, &rails) };
+            write_text(buf_out, buf_len, &text);
+            Ok(0)
+        })
+    }
+}
+
+fn as_text(engine: &Engine, rails: &[RailSnapshot]) -> String {
+    let lines = rails.iter().map(|rail| {
+        format!(
+            "  {:<10} {:<24} {:?}, {} operations, {} bytes, {} retries, {} MB/s\n",
+            rail.path.name(),
+            rail.peer,
+            rail.health,
+            rail.operations,
+            rail.bytes,
+            rail.retries,
+            rail.bytes_per_second / 1_000_000
+        )
+    });
+    format!("{}\n", engine.engine.name()) + &lines.collect::<String>()
+}
+
+fn as_json(engine: &Engine, rails: &[RailSnapshot]) -> String {
+    let links: Vec<_> = rails
+        .iter()
+        .map(|rail| {
+            json!({
+                "peer": rail.peer,
+                "transport": rail.path.name(),
+                "rail": rail.number,
+                "health": format!("{:?}", rail.health),
+                "operations": rail.operations,
+                "bytes": rail.bytes,
+                "retries": rail.retries,
+                "failovers": rail.failovers,
+                "bytes_per_second": rail.bytes_per_second,
+                "inflight_bytes": rail.inflight_bytes,
+            })
+        })
+        .collect();
+    json!({ "name": engine.engine.name(), "links": links }).to_string()
+}

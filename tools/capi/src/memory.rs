@@ -1,0 +1,108 @@
+//! Registering memory of the program's own.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+
+use kvplane::{Region, RegisterOptions};
+
+use crate::engine::Engine;
+use crate::rim::{INVALID_ARGUMENT, array, text, with_engine};
+use crate::types::BufferEntry;
+
+/// A range as a region; the region is C's memory and is not unmapped when it is dropped.
+///
+/// # Safety
+/// The range is mapped readable and writable until it is unregistered, or the engine is destroyed.
+unsafe fn adopt(address: *mut c_void, bytes: usize) -> Result<Arc<Region>, c_int> {
+    let wraps = (address as usize).checked_add(bytes).is_none_or(|end| end > isize::MAX as usize);
+    if address.is_null() || bytes == 0 || wraps {
+        return Err(INVALID_ARGUMENT);
+    }
+    // SAFETY: by the caller's promise; unregistering waits until nothing uses the region.
+    Ok(unsafe { Region::adopt(address.cast(), bytes) })
+}
+
+fn register(engine: &Engine, regions: &[Arc<Region>], location: &str, remote_accessible: bool) -> Result<c_int, c_int> {
+    let location = if location.is_empty() { "*" } else { location };
+    let options = RegisterOptions { location: location.to_owned(), remote_accessible, writable: true };
+    engine.engine.register_batch(regions, &options).map_err(|error| error.code())?;
+    Ok(0)
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says: a live engine, a range that stays mapped, a string with a final zero or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn registerLocalMemory(
+    engine: *mut c_void,
+    addr: *mut c_void,
+    length: usize,
+    location: *const c_char,
+    remote_accessible: c_int,
+) -> c_int {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            let region = adopt(addr, length)?;
+            register(engine, &[region], text(location).unwrap_or("*"), remote_accessible != 0)
+        })
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unregisterLocalMemory(engine: *mut c_void, addr: *mut c_void) -> c_int {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            engine.engine.unregister(addr as u64).map_err(|error| error.code())?;
+            Ok(0)
+        })
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// As [`registerLocalMemory`], and an array of `buffer_len` entries.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn registerLocalMemoryBatch(
+    engine: *mut c_void,
+    buffer_list: *mut BufferEntry,
+    buffer_len: usize,
+    location: *const c_char,
+) -> c_int {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            let entries = array(buffer_list, buffer_len).ok_or(INVALID_ARGUMENT)?;
+            let regions: Result<Vec<_>, c_int> = entries.iter().map(|entry| adopt(entry.addr, entry.length)).collect();
+            register(engine, &regions?, text(location).unwrap_or("*"), true)
+        })
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine and an array of `addr_len` addresses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unregisterLocalMemoryBatch(
+    engine: *mut c_void,
+    addr_list: *mut *mut c_void,
+    addr_len: usize,
+) -> c_int {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            let addresses = array(addr_list, addr_len).ok_or(INVALID_ARGUMENT)?;
+            let addresses: Vec<u64> = addresses.iter().map(|address| *address as u64).collect();
+            engine.engine.unregister_batch(&addresses).map_err(|error| error.code())?;
+            Ok(0)
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! The border itself: strings, slices and engines out of C's pointers, and no panic into C.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::engine::Engine;
+
+/// `ERR_INVALID_ARGUMENT`.
+pub const INVALID_ARGUMENT: c_int = -1;
+/// What a panic of ours becomes: `ERR_CONTEXT`.
+const INTERNAL: c_int = -202;
+
+/// Runs `work` on the engine behind a pointer; a null pointer and a panic are errors.
+///
+/// # Safety
+/// `engine` is null, or came from `createTransferEngine` and was not destroyed.
+pub unsafe fn with_engine(engine: *mut c_void, work: impl FnOnce(&Engine) -> Result<c_int, c_int>) -> c_int {
+    // SAFETY: a pointer that is not null is a live engine, by the caller's promise.
+    let Some(engine) = (unsafe { engine.cast::<Engine>().as_ref() }) else { return INVALID_ARGUMENT };
+    guarded(INTERNAL, || work(engine).unwrap_or_else(|error| error))
+}
+
+/// Runs `work`; `otherwise` where it panics, which is a bug of ours that C must not suffer for.
+pub fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or(otherwise)
+}
+
+/// A string of C's; `None` when it is null or not UTF-8.
+///
+/// # Safety
+/// `text` is null or points to bytes with a final zero that nobody changes during the call.
+pub unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_str().ok()
+}
+
+/// An array of C's; empty for no elements, `None` for a null pointer with some.
+///
+/// # Safety
+/// `first` is null or points to `count` initialised elements that nobody changes during the call.
+pub unsafe fn array<'a, T>(first: *const T, count: usize) -> Option<&'a [T]> {
+    if count == 0 {
+        return Some(&[]);
+    }
+    if first.is_null() || count > isize::MAX as usize / size_of::<T>().max(1) {
+        return None;
+    }
+    // SAFETY: by the caller's promise.
+    Some(unsafe { std::slice::from_raw_parts(first, count) })
+}
+
+/// Writes a text and a final zero, cut to `bytes`.
+///
+/// # Safety
+/// `out` points to `bytes` writable bytes, at least one.
+pub unsafe fn write_text(out: *mut c_char, bytes: usize, text: &str) {
+    let kept = text.len().min(bytes - 1);
+    // SAFETY: at most `bytes` are written, the final zero included; a Rust string and C's buffer do not overlap.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), out, kept);
+        *out.add(kept) = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_stay_here() {
+        assert_eq!(guarded(7, || panic!("on purpose")), 7);
+    }
+
+    #[test]
+    fn texts_are_cut_and_ended() {
+        let mut out = [b'x' as c_char; 6];
+        // SAFETY: five writable bytes.
+        unsafe { write_text(out.as_mut_ptr(), 5, "abcdefgh") };
+        assert_eq!(out.map(|byte| byte as u8), *b"abcd\0x");
+    }
+
+    #[test]
+    fn null_is_nothing() {
+        // SAFETY: null is allowed in all of these.
+        unsafe {
+            assert!(text(std::ptr::null()).is_none());
+            assert!(array::<u64>(std::ptr::null(), 1).is_none());
+            assert_eq!(array::<u64>(std::ptr::null(), 0), Some(&[][..]));
+            assert_eq!(with_engine(std::ptr::null_mut(), |_| Ok(0)), INVALID_ARGUMENT);
+        }
+    }
+}

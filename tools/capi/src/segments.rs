@@ -1,0 +1,104 @@
+//! Opening peers' memory.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use kvplane::SegmentHandle;
+
+use crate::rim::{INVALID_ARGUMENT, text, with_engine};
+
+fn handle(id: i32) -> Result<SegmentHandle, c_int> {
+    u32::try_from(id).map(SegmentHandle::from_bits).map_err(|_| INVALID_ARGUMENT)
+}
+
+/// Handles are small numbers; one that does not fit is a bug of ours.
+fn number(handle: SegmentHandle) -> Result<c_int, c_int> {
+    i32::try_from(handle.to_bits()).map_err(|_| INVALID_ARGUMENT)
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine and a string with a final zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openSegment(engine: *mut c_void, segment_name: *const c_char) -> i32 {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            let name = text(segment_name).ok_or(INVALID_ARGUMENT)?;
+            number(engine.engine.open_segment(name.trim_start_matches('/')).map_err(|error| error.code())?)
+        })
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine and a string with a final zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openSegmentNoCache(engine: *mut c_void, segment_name: *const c_char) -> i32 {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            let name = text(segment_name).ok_or(INVALID_ARGUMENT)?;
+            let name = name.trim_start_matches('/');
+            number(engine.engine.open_segment_no_cache(name).map_err(|error| error.code())?)
+        })
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closeSegment(engine: *mut c_void, segment_id: i32) -> c_int {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            engine.engine.close_segment(handle(segment_id)?).map_err(|error| error.code())?;
+            Ok(0)
+        })
+    }
+}
+
+/// See the header. Opening connects, which is all the warming there is.
+///
+/// # Safety
+/// A live engine and a string with a final zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn warmupEfaSegment(engine: *mut c_void, segment_name: *const c_char) -> c_int {
+    // SAFETY: by the caller's promise.
+    let opened = unsafe { openSegment(engine, segment_name) };
+    opened.min(0)
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine and a string with a final zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn removeLocalSegment(engine: *mut c_void, segment_name: *const c_char) -> c_int {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            text(segment_name).ok_or(INVALID_ARGUMENT)?;
+            engine.engine.withdraw();
+            Ok(0)
+        })
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// A live engine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syncSegmentCache(engine: *mut c_void) -> c_int {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        with_engine(engine, |engine| {
+            engine.engine.sync_segments().map_err(|error| error.code())?;
+            Ok(0)
+        })
+    }
+}
