@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use crate::region::IoBuf;
 
-/// Block of direct I/O: memory, offset and length are multiples of it. Larger than what most devices ask for, so it fits
-/// all of them.
+/// Block of direct I/O: memory, offset and length are multiples of it. Larger than what most devices ask for, so it
+/// fits all of them.
 pub const BLOCK_BYTES: usize = 4096;
 
 /// How to open a file.

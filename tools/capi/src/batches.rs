@@ -35,7 +35,7 @@ struct Room {
 
 /// The batches of an engine by id.
 #[derive(Default)]
-pub struct Batches {
+pub(crate) struct Batches {
     entries: RwLock<(u64, HashMap<u64, Arc<Room>>)>,
 }
 
@@ -60,8 +60,13 @@ impl Batches {
         let entry = self.get(id)?;
         {
             let parts = entry.parts.read().unwrap_or_else(PoisonError::into_inner);
-            if parts.iter().any(|(_, batch)| !batch.poll().state.is_final()) {
-                return Err(code::BATCH_BUSY);
+            for (_, batch) in parts.iter() {
+                let status = batch.poll();
+                if status.ended < status.tasks {
+                    return Err(code::BATCH_BUSY);
+                }
+                // All its tasks have ended: whoever drives it is about to say that the batch has, too.
+                batch.wait();
             }
         }
         self.entries.write().unwrap_or_else(PoisonError::into_inner).1.remove(&id);
@@ -69,7 +74,7 @@ impl Batches {
     }
 
     /// Forgets all; those under way are cancelled and waited for.
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let entries = core::mem::take(&mut self.entries.write().unwrap_or_else(PoisonError::into_inner).1);
         drop(entries);
     }
@@ -129,7 +134,7 @@ fn request(entry: &Entry) -> Result<TransferRequest, c_int> {
 /// # Safety
 /// A live engine, or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn allocateBatchID(engine: *mut c_void, batch_size: usize) -> u64 {
+pub(crate) unsafe extern "C" fn allocateBatchID(engine: *mut c_void, batch_size: usize) -> u64 {
     let mut id = INVALID_BATCH;
     // SAFETY: by the caller's promise.
     unsafe {
@@ -146,7 +151,7 @@ pub unsafe extern "C" fn allocateBatchID(engine: *mut c_void, batch_size: usize)
 /// # Safety
 /// A live engine and an array of `count` requests, whose memory stays until they have ended.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn submitTransfer(
+pub(crate) unsafe extern "C" fn submitTransfer(
     engine: *mut c_void,
     batch_id: u64,
     entries: *mut Entry,
@@ -167,7 +172,7 @@ pub unsafe extern "C" fn submitTransfer(
 /// # Safety
 /// As [`submitTransfer`]; the message's strings have a final zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn submitTransferWithNotify(
+pub(crate) unsafe extern "C" fn submitTransferWithNotify(
     engine: *mut c_void,
     batch_id: u64,
     entries: *mut Entry,
@@ -191,7 +196,7 @@ pub unsafe extern "C" fn submitTransferWithNotify(
 /// # Safety
 /// A live engine and a place for the answer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn getTransferStatus(
+pub(crate) unsafe extern "C" fn getTransferStatus(
     engine: *mut c_void,
     batch_id: u64,
     task_id: usize,
@@ -216,7 +221,7 @@ pub unsafe extern "C" fn getTransferStatus(
 /// # Safety
 /// A live engine.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn freeBatchID(engine: *mut c_void, batch_id: u64) -> c_int {
+pub(crate) unsafe extern "C" fn freeBatchID(engine: *mut c_void, batch_id: u64) -> c_int {
     // SAFETY: by the caller's promise.
     positive(unsafe { with_engine(engine, |engine| engine.batches.remove(batch_id)) })
 }

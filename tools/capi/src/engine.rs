@@ -14,11 +14,11 @@ use crate::shutdown;
 const TRANSPORTS: [&str; 5] = ["tcp", "shm", "cma", "local", "file"];
 
 /// An engine and the batches that C has of it.
-pub struct Engine {
+pub(crate) struct Engine {
     /// The engine.
-    pub engine: TransferEngine,
+    pub(crate) engine: TransferEngine,
     /// Its batches.
-    pub batches: Batches,
+    pub(crate) batches: Batches,
 }
 
 impl Drop for Engine {
@@ -64,7 +64,7 @@ fn address(host: &str) -> Result<IpAddr, String> {
 /// # Safety
 /// Strings with a final zero, or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn createTransferEngine(
+pub(crate) unsafe extern "C" fn createTransferEngine(
     metadata_conn_string: *const c_char,
     local_server_name: *const c_char,
     ip_or_host_name: *const c_char,
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn createTransferEngine(
 /// # Safety
 /// An engine that nobody uses any more, or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn destroyTransferEngine(engine: *mut c_void) {
+pub(crate) unsafe extern "C" fn destroyTransferEngine(engine: *mut c_void) {
     if engine.is_null() {
         return;
     }
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn destroyTransferEngine(engine: *mut c_void) {
 /// # Safety
 /// A live engine.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn discoverTopology(engine: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn discoverTopology(engine: *mut c_void) -> c_int {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn discoverTopology(engine: *mut c_void) -> c_int {
 /// # Safety
 /// A live engine and `buf_len` writable bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn getLocalIpAndPort(engine: *mut c_void, buf_out: *mut c_char, buf_len: usize) -> c_int {
+pub(crate) unsafe extern "C" fn getLocalIpAndPort(engine: *mut c_void, buf_out: *mut c_char, buf_len: usize) -> c_int {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn getLocalIpAndPort(engine: *mut c_void, buf_out: *mut c_
 /// # Safety
 /// A live engine and a string with a final zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn installTransport(
+pub(crate) unsafe extern "C" fn installTransport(
     engine: *mut c_void,
     proto: *const c_char,
     _args: *mut *mut c_void,
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn installTransport(
 /// # Safety
 /// A live engine and a string with a final zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn uninstallTransport(engine: *mut c_void, proto: *const c_char) -> c_int {
+pub(crate) unsafe extern "C" fn uninstallTransport(engine: *mut c_void, proto: *const c_char) -> c_int {
     // SAFETY: by the caller's promise.
     let known = unsafe { text(proto) }.is_some_and(|name| TRANSPORTS.contains(&name));
     if known && !engine.is_null() { 0 } else { INVALID_ARGUMENT }
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn uninstallTransport(engine: *mut c_void, proto: *const c
 /// # Safety
 /// A live engine.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn enableGracefulShutdown(engine: *mut c_void) {
+pub(crate) unsafe extern "C" fn enableGracefulShutdown(engine: *mut c_void) {
     if !engine.is_null() {
         guarded((), || shutdown::watch(engine));
     }

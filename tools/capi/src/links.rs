@@ -18,7 +18,7 @@ fn device(rail: &RailSnapshot) -> String {
 /// # Safety
 /// A live engine, a count, and as many places as it says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn getNicLoadStats(engine: *mut c_void, stats: *mut NicLoad, count: *mut usize) -> c_int {
+pub(crate) unsafe extern "C" fn getNicLoadStats(engine: *mut c_void, stats: *mut NicLoad, count: *mut usize) -> c_int {
     if stats.is_null() || count.is_null() {
         return INVALID_ARGUMENT;
     }
@@ -46,7 +46,12 @@ pub unsafe extern "C" fn getNicLoadStats(engine: *mut c_void, stats: *mut NicLoa
 /// # Safety
 /// A live engine and `buf_len` writable bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn showLinks(engine: *mut c_void, buf_out: *mut c_char, buf_len: usize, json: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn showLinks(
+    engine: *mut c_void,
+    buf_out: *mut c_char,
+    buf_len: usize,
+    json: c_int,
+) -> c_int {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {

@@ -34,7 +34,7 @@ fn register(engine: &Engine, regions: &[Arc<Region>], location: &str, remote_acc
 /// # Safety
 /// As the header says: a live engine, a range that stays mapped, a string with a final zero or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn registerLocalMemory(
+pub(crate) unsafe extern "C" fn registerLocalMemory(
     engine: *mut c_void,
     addr: *mut c_void,
     length: usize,
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn registerLocalMemory(
 /// # Safety
 /// A live engine.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn unregisterLocalMemory(engine: *mut c_void, addr: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn unregisterLocalMemory(engine: *mut c_void, addr: *mut c_void) -> c_int {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn unregisterLocalMemory(engine: *mut c_void, addr: *mut c
 /// # Safety
 /// As [`registerLocalMemory`], and an array of `buffer_len` entries.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn registerLocalMemoryBatch(
+pub(crate) unsafe extern "C" fn registerLocalMemoryBatch(
     engine: *mut c_void,
     buffer_list: *mut BufferEntry,
     buffer_len: usize,
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn registerLocalMemoryBatch(
 /// # Safety
 /// A live engine and an array of `addr_len` addresses.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn unregisterLocalMemoryBatch(
+pub(crate) unsafe extern "C" fn unregisterLocalMemoryBatch(
     engine: *mut c_void,
     addr_list: *mut *mut c_void,
     addr_len: usize,

@@ -12,7 +12,7 @@ use crate::types::NotifyMessage;
 ///
 /// # Safety
 /// The strings are null or have a final zero.
-pub unsafe fn message(message: &NotifyMessage) -> Option<Notice> {
+pub(crate) unsafe fn message(message: &NotifyMessage) -> Option<Notice> {
     // SAFETY: by the caller's promise.
     let (name, text) = unsafe { (text(message.name)?, text(message.msg)?) };
     Some(Notice { name: name.to_owned(), message: text.to_owned() })
@@ -29,7 +29,7 @@ fn give(text: &str) -> *mut c_char {
 /// # Safety
 /// A live engine and a place for the count.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn getNotifsFromEngine(engine: *mut c_void, size: *mut c_int) -> *mut NotifyMessage {
+pub(crate) unsafe extern "C" fn getNotifsFromEngine(engine: *mut c_void, size: *mut c_int) -> *mut NotifyMessage {
     if size.is_null() {
         return ptr::null_mut();
     }
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn getNotifsFromEngine(engine: *mut c_void, size: *mut c_i
 /// # Safety
 /// What [`getNotifsFromEngine`] gave, with its count, once.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn freeNotifsMsgBuf(msg: *mut NotifyMessage, size: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn freeNotifsMsgBuf(msg: *mut NotifyMessage, size: c_int) -> c_int {
     let Ok(count) = usize::try_from(size) else { return INVALID_ARGUMENT };
     if msg.is_null() {
         return 0;
@@ -80,7 +80,11 @@ pub unsafe extern "C" fn freeNotifsMsgBuf(msg: *mut NotifyMessage, size: c_int) 
 /// # Safety
 /// A live engine; the message's strings have a final zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn genNotifyInEngine(engine: *mut c_void, target_id: u64, notify_msg: NotifyMessage) -> c_int {
+pub(crate) unsafe extern "C" fn genNotifyInEngine(
+    engine: *mut c_void,
+    target_id: u64,
+    notify_msg: NotifyMessage,
+) -> c_int {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {

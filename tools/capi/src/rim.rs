@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::engine::Engine;
 
 /// `ERR_INVALID_ARGUMENT`.
-pub const INVALID_ARGUMENT: c_int = -1;
+pub(crate) const INVALID_ARGUMENT: c_int = -1;
 /// What a panic of ours becomes: `ERR_CONTEXT`.
 const INTERNAL: c_int = -202;
 
@@ -14,14 +14,14 @@ const INTERNAL: c_int = -202;
 ///
 /// # Safety
 /// `engine` is null, or came from `createTransferEngine` and was not destroyed.
-pub unsafe fn with_engine(engine: *mut c_void, work: impl FnOnce(&Engine) -> Result<c_int, c_int>) -> c_int {
+pub(crate) unsafe fn with_engine(engine: *mut c_void, work: impl FnOnce(&Engine) -> Result<c_int, c_int>) -> c_int {
     // SAFETY: a pointer that is not null is a live engine, by the caller's promise.
     let Some(engine) = (unsafe { engine.cast::<Engine>().as_ref() }) else { return INVALID_ARGUMENT };
     guarded(INTERNAL, || work(engine).unwrap_or_else(|error| error))
 }
 
 /// Runs `work`; `otherwise` where it panics, which is a bug of ours that C must not suffer for.
-pub fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
+pub(crate) fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(otherwise)
 }
 
@@ -29,7 +29,7 @@ pub fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
 ///
 /// # Safety
 /// `text` is null or points to bytes with a final zero that nobody changes during the call.
-pub unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
+pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     if text.is_null() {
         return None;
     }
@@ -41,7 +41,7 @@ pub unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
 ///
 /// # Safety
 /// `first` is null or points to `count` initialised elements that nobody changes during the call.
-pub unsafe fn array<'a, T>(first: *const T, count: usize) -> Option<&'a [T]> {
+pub(crate) unsafe fn array<'a, T>(first: *const T, count: usize) -> Option<&'a [T]> {
     if count == 0 {
         return Some(&[]);
     }
@@ -56,7 +56,7 @@ pub unsafe fn array<'a, T>(first: *const T, count: usize) -> Option<&'a [T]> {
 ///
 /// # Safety
 /// `out` points to `bytes` writable bytes, at least one.
-pub unsafe fn write_text(out: *mut c_char, bytes: usize, text: &str) {
+pub(crate) unsafe fn write_text(out: *mut c_char, bytes: usize, text: &str) {
     let kept = text.len().min(bytes - 1);
     // SAFETY: at most `bytes` are written, the final zero included; a Rust string and C's buffer do not overlap.
     unsafe {

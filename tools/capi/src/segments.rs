@@ -20,7 +20,7 @@ fn number(handle: SegmentHandle) -> Result<c_int, c_int> {
 /// # Safety
 /// A live engine and a string with a final zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn openSegment(engine: *mut c_void, segment_name: *const c_char) -> i32 {
+pub(crate) unsafe extern "C" fn openSegment(engine: *mut c_void, segment_name: *const c_char) -> i32 {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn openSegment(engine: *mut c_void, segment_name: *const c
 /// # Safety
 /// A live engine and a string with a final zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn openSegmentNoCache(engine: *mut c_void, segment_name: *const c_char) -> i32 {
+pub(crate) unsafe extern "C" fn openSegmentNoCache(engine: *mut c_void, segment_name: *const c_char) -> i32 {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn openSegmentNoCache(engine: *mut c_void, segment_name: *
 /// # Safety
 /// A live engine.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn closeSegment(engine: *mut c_void, segment_id: i32) -> c_int {
+pub(crate) unsafe extern "C" fn closeSegment(engine: *mut c_void, segment_id: i32) -> c_int {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn closeSegment(engine: *mut c_void, segment_id: i32) -> c
 /// # Safety
 /// A live engine and a string with a final zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn warmupEfaSegment(engine: *mut c_void, segment_name: *const c_char) -> c_int {
+pub(crate) unsafe extern "C" fn warmupEfaSegment(engine: *mut c_void, segment_name: *const c_char) -> c_int {
     // SAFETY: by the caller's promise.
     let opened = unsafe { openSegment(engine, segment_name) };
     opened.min(0)
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn warmupEfaSegment(engine: *mut c_void, segment_name: *co
 /// # Safety
 /// A live engine and a string with a final zero.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn removeLocalSegment(engine: *mut c_void, segment_name: *const c_char) -> c_int {
+pub(crate) unsafe extern "C" fn removeLocalSegment(engine: *mut c_void, segment_name: *const c_char) -> c_int {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn removeLocalSegment(engine: *mut c_void, segment_name: *
 /// # Safety
 /// A live engine.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn syncSegmentCache(engine: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn syncSegmentCache(engine: *mut c_void) -> c_int {
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {

@@ -18,7 +18,7 @@ static WATCHED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static STARTED: OnceLock<bool> = OnceLock::new();
 
 /// Ends this engine, too, when the process is asked to end.
-pub fn watch(engine: *mut c_void) {
+pub(crate) fn watch(engine: *mut c_void) {
     let started = STARTED.get_or_init(|| match Signals::new([SIGTERM, SIGINT]) {
         Ok(signals) => thread::Builder::new().name("kvplane-signals".to_owned()).spawn(|| wait(signals)).is_ok(),
         Err(_) => false,
@@ -30,7 +30,7 @@ pub fn watch(engine: *mut c_void) {
 }
 
 /// The engine ends by itself.
-pub fn forget(engine: *mut c_void) {
+pub(crate) fn forget(engine: *mut c_void) {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner).retain(|&held| held != engine as usize);
 }
 

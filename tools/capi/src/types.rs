@@ -5,62 +5,62 @@ use std::ffi::{c_char, c_int, c_void};
 /// A transfer to make.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct TransferRequest {
+pub(crate) struct TransferRequest {
     /// 0 to read, 1 to write.
-    pub opcode: c_int,
+    pub(crate) opcode: c_int,
     /// Our memory.
-    pub source: *mut c_void,
+    pub(crate) source: *mut c_void,
     /// Whose memory.
-    pub target_id: i32,
+    pub(crate) target_id: i32,
     /// Where in it.
-    pub target_offset: u64,
+    pub(crate) target_offset: u64,
     /// Bytes.
-    pub length: u64,
+    pub(crate) length: u64,
 }
 
 /// A named message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct NotifyMessage {
+pub(crate) struct NotifyMessage {
     /// Its name.
-    pub name: *mut c_char,
+    pub(crate) name: *mut c_char,
     /// Its text.
-    pub msg: *mut c_char,
+    pub(crate) msg: *mut c_char,
 }
 
 /// The state of a transfer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct TransferStatus {
+pub(crate) struct TransferStatus {
     /// A number of `TaskState`.
-    pub status: c_int,
+    pub(crate) status: c_int,
     /// Bytes moved.
-    pub transferred_bytes: u64,
+    pub(crate) transferred_bytes: u64,
 }
 
 /// A range of memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct BufferEntry {
+pub(crate) struct BufferEntry {
     /// Where it begins.
-    pub addr: *mut c_void,
+    pub(crate) addr: *mut c_void,
     /// Its length.
-    pub length: usize,
+    pub(crate) length: usize,
 }
 
 /// Length of a device's name, the final zero included.
-pub const DEVICE_NAME_BYTES: usize = 64;
+pub(crate) const DEVICE_NAME_BYTES: usize = 64;
 
 /// The load of one way out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct NicLoad {
+pub(crate) struct NicLoad {
     /// Its name.
-    pub device_name: [c_char; DEVICE_NAME_BYTES],
+    pub(crate) device_name: [c_char; DEVICE_NAME_BYTES],
     /// Bytes under way.
-    pub inflight_bytes: u64,
+    pub(crate) inflight_bytes: u64,
     /// Its measured rate in bits per second.
-    pub ewma_bandwidth_bps: f64,
+    pub(crate) ewma_bandwidth_bps: f64,
 }
 
 // The layout that C compilers give the header on x86-64.

@@ -14,6 +14,7 @@
 mod copies;
 mod files;
 mod inbound;
+mod memory;
 mod outbound;
 mod roles;
 mod same_host;
@@ -31,7 +32,6 @@ use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
 use kvplane_transport::mooncake::{LaneCounters, Lanes, Server, ServerCounters, ServerOptions};
-use kvplane_transport::shm::Extent;
 use kvplane_transport::{ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token};
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
@@ -388,61 +388,6 @@ impl Host {
     /// The asking side.
     pub const fn client(&mut self) -> Option<&mut Client> {
         self.client.as_mut()
-    }
-
-    /// Gives caller's memory a name for requests.
-    pub fn add_buffer(&mut self, region: Arc<Region>) -> u32 {
-        let index = self.buffers.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.buffers.push(None);
-            self.buffers.len() - 1
-        });
-        self.buffers[index] = Some(region);
-        index as u32
-    }
-
-    /// Gives caller's memory this name for requests, in place of what had it. No open batch may use that.
-    pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>) {
-        let index = buffer as usize;
-        if self.buffers.len() <= index {
-            self.buffers.resize(index + 1, None);
-        }
-        self.buffers[index] = Some(region);
-    }
-
-    /// Forgets caller's memory. No open batch may use it.
-    pub fn remove_buffer(&mut self, buffer: u32) {
-        if let Some(region) = self.buffers.get_mut(buffer as usize).and_then(Option::take) {
-            self.file_work.forget(&region);
-        }
-    }
-
-    /// Memory that peers may use under this id.
-    pub fn add_segment(&mut self, segment: SegmentId, region: Arc<Region>) {
-        let index = segment.index as usize;
-        if self.segments.len() <= index {
-            self.segments.resize(index + 1, None);
-        }
-        // A host without a service has its segments to itself.
-        let info = self.service.as_ref().and_then(|service| service.segment_info(segment));
-        if let Some(info) = info.filter(|info| info.remote_accessible) {
-            let bytes = info.bytes.min(region.bytes() as u64);
-            let writable = info.writable && region.writable();
-            self.shm.publish(segment, &Extent { address: region.address(), bytes, writable });
-        }
-        self.segments[index] = Some((segment.generation, region));
-    }
-
-    /// Forgets memory that was only for this process's own requests. A stale id is ignored.
-    pub fn remove_segment(&mut self, segment: SegmentId) {
-        if let Some(entry) = self.segments.get_mut(segment.index as usize) {
-            entry.take_if(|(generation, _)| *generation == segment.generation);
-        }
-    }
-
-    /// The memory of a segment; `None` for a stale id.
-    fn segment(&self, segment: SegmentId) -> Option<&Arc<Region>> {
-        let (generation, region) = self.segments.get(segment.index as usize)?.as_ref()?;
-        (*generation == segment.generation).then_some(region)
     }
 
     /// A batch that has completed since the last call.

@@ -1,5 +1,6 @@
 //! Tests of the asking side: a scripted peer drives it, without sockets, memory or clocks.
 
+mod answers;
 mod failures;
 mod gather;
 mod machines;

@@ -122,7 +122,8 @@ impl Job {
         Next::Staging { offset, bytes, write: self.transfer.write }
     }
 
-    /// The window of whole blocks around what moves next: its offset, its length, and how much of the transfer is in it.
+    /// The window of whole blocks around what moves next: its offset, its length, and how much of the transfer is in
+    /// it.
     fn window(&self) -> (u64, usize, usize) {
         let block = BLOCK_BYTES as u64;
         let start = self.position() / block * block;

@@ -1,8 +1,8 @@
 //! File segments: ranges of files moved to and from registered memory by io_uring, past the page cache.
 //!
-//! A transfer whose memory, offset and length are whole blocks goes straight between the device and its memory. Any other
-//! one passes through aligned staging, at most [`STAGING_BYTES`] at a time; where it writes a part of a block, the rest
-//! of that block is read first, and no other write of ours may touch the block meanwhile.
+//! A transfer whose memory, offset and length are whole blocks goes straight between the device and its memory. Any
+//! other one passes through aligned staging, at most [`STAGING_BYTES`] at a time; where it writes a part of a block,
+//! the rest of that block is read first, and no other write of ours may touch the block meanwhile.
 //!
 //! A transfer completes when every byte of it was moved: a short count is continued, and the end of the file before the
 //! end of the range is an error, never a success. A completed write has reached the device or the page cache; making

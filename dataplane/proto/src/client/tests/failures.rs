@@ -1,6 +1,7 @@
 //! Peers that fail, lie or fall silent, and callers that change their minds.
 
-use super::rig::{Reply, Rig, SECOND_NS, Seen, Sent, bare, digest, local, shared_config, single, stream_config};
+use super::answers::{bare, single};
+use super::rig::{Reply, Rig, SECOND_NS, Seen, Sent, digest, local, shared_config, stream_config};
 use crate::client::{Config, LaneId, PayloadTo, Request};
 use crate::frame::Header;
 use crate::ids::{Incarnation, RequestId};

@@ -1,6 +1,7 @@
 //! Small ranges travel together: packing, one answer for all, and what one bad range or a lost lane costs the others.
 
-use super::rig::{Reply, Rig, SECOND_NS, SEGMENT_BYTES, Seen, Sent, bare, local, stream_config};
+use super::answers::bare;
+use super::rig::{Reply, Rig, SECOND_NS, SEGMENT_BYTES, Seen, Sent, local, stream_config};
 use crate::client::{Config, Local, PayloadTo, Request, SegmentTarget};
 use crate::frame::{FLAG_CHECKSUM, Header};
 use crate::ids::SegmentId;

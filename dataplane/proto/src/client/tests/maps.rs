@@ -1,6 +1,7 @@
 //! Routing by maps: wrong owners, new maps, members that come and go.
 
-use super::rig::{Rig, SECOND_NS, Seen, bare, digest, local, map, shared_config, stream_config};
+use super::answers::bare;
+use super::rig::{Rig, SECOND_NS, Seen, digest, local, map, shared_config, stream_config};
 use crate::client::{Config, Request};
 use crate::ids::NodeId;
 use crate::status::Status;

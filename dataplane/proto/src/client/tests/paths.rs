@@ -232,7 +232,7 @@ fn a_segment_is_opened() {
     let batch = rig.submit(&[Request::OpenSegment(peer)]);
     rig.run();
     let description = rig.client.take_description(batch).expect("a description");
-    assert_eq!(SegmentDescriptor::decode(&description), Ok(super::rig::descriptor()));
+    assert_eq!(SegmentDescriptor::decode(&description), Ok(super::answers::descriptor()));
     assert_eq!(rig.finish(batch), [(Status::Ok, 0, 0)]);
     rig.assert_empty();
 }

@@ -1,6 +1,7 @@
 //! Turns, shared slices, other paths, and what is counted.
 
-use super::rig::{Rig, SECOND_NS, Seen, Sent, bare, digest, local, shared_config, stream_config};
+use super::answers::bare;
+use super::rig::{Rig, SECOND_NS, Seen, Sent, digest, local, shared_config, stream_config};
 use crate::client::{Config, Intent, Path, Request, SegmentTarget, SubmitOptions};
 use crate::ids::{BatchId, SegmentId};
 use crate::limits::Limits;
