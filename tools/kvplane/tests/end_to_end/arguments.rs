@@ -61,7 +61,7 @@ fn settings_that_cannot_be_are_named() {
     let nobody = ["tebench", "--target_seg_name=127.0.0.1:1", "--total_buffer_size=1M", "--max_block_size=4K"];
     finish(place.bare(&nobody), &[]).failed(1, &["127.0.0.1:1"]);
     let name = ["tebench", "--target_seg_name=nowhere", "--total_buffer_size=1M", "--max_block_size=4K"];
-    finish(place.bare(&name), &[]).failed(1, &["nowhere", "IP:PORT"]);
+    finish(place.bare(&name), &[]).failed(1, &["nowhere", "resolving its name"]);
 }
 
 #[test]
