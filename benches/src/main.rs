@@ -5,9 +5,11 @@
 //! compared with spinning, parked with parked.
 
 mod bed;
+mod handshakes;
 mod idle;
 mod killed;
 mod latency;
+mod many_peers;
 mod peer;
 mod peers;
 mod rounds;
@@ -17,8 +19,9 @@ mod tcp;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | idle | \
-    killed-client | all] \
+const USAGE: &str =
+    "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
+    handshakes | idle | killed-client | all] \
                      [--rounds N]
        kvplane-bench peers [...]: see `cargo x help`";
 
@@ -47,9 +50,19 @@ fn main() -> ExitCode {
         }
     }
     if names.is_empty() || names == ["all"] {
-        names = ["tcp-stream", "tcp-latency", "shm-stream", "shm-latency", "same-host", "idle", "killed-client"]
-            .map(String::from)
-            .into();
+        names = [
+            "tcp-stream",
+            "tcp-latency",
+            "shm-stream",
+            "shm-latency",
+            "same-host",
+            "many-peers",
+            "handshakes",
+            "idle",
+            "killed-client",
+        ]
+        .map(String::from)
+        .into();
     }
     for name in &names {
         let outcome = match name.as_str() {
@@ -58,6 +71,8 @@ fn main() -> ExitCode {
             "shm-stream" => shm::run(rounds),
             "shm-latency" => latency::shm(rounds),
             "same-host" => same_host::run(rounds),
+            "many-peers" => many_peers::run(rounds),
+            "handshakes" => handshakes::run(rounds),
             "idle" => idle::run(),
             "killed-client" => killed::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),

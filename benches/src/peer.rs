@@ -69,6 +69,12 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
             wait_for_parent();
             Ok(())
         }
+        ["many-peers"] => {
+            let shard = crate::many_peers::owner()?;
+            say(&shard.address().to_string())?;
+            wait_for_parent();
+            Ok(())
+        }
         ["echo", pacing, sent, answered] => echo(pacing == &"spin", sent.parse()?, answered.parse()?),
         ["victim", way, directory] => victim(way, directory),
         _ => Err(format!("unknown role {words:?}").into()),

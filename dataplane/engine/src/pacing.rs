@@ -7,7 +7,7 @@
 /// How a host waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pacing {
-    /// Never parks: for latency above all.
+    /// Never parks, except a shard while nobody is connected to it: for latency above all.
     Spin,
     /// Spins while the next event is expected within the window, then parks.
     Adaptive {

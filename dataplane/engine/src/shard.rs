@@ -344,7 +344,8 @@ fn run(
         }
         if progress {
             pacer.busy(now_ns);
-        } else if pacer.idle(now_ns) {
+        // Where nobody is connected there is nothing to be quick about, whatever the pacing.
+        } else if pacer.idle(now_ns) || host.connections() == 0 {
             host.park(Duration::from_secs(1), || !mailbox.is_empty() || mailbox.peer_gone())?;
         } else {
             cpu::pause();
