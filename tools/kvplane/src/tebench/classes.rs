@@ -119,7 +119,8 @@ fn distinct<T>(items: Vec<T>, name: impl Fn(&T) -> &str) -> Result<Vec<T>, Class
 /// # Errors
 /// [`ClassError`], naming the entry and what is wrong with it.
 pub fn parse_json(text: &str) -> Result<Vec<Class>, ClassError> {
-    let classes = entries(text)?.iter().enumerate().map(|(at, value)| from_json(at, value));
+    let entries = entries(text)?;
+    let classes = entries.iter().enumerate().map(|(at, value)| from_json(at, value));
     distinct(classes.collect::<Result<Vec<_>, _>>()?, |class| &class.name)
 }
 

@@ -63,8 +63,13 @@ fn workloads_say_what_moves() {
         "intent_type": "foreground_get", "deadline_us": 300,
     });
     let workloads = parse_workloads(&json!([one]).to_string()).unwrap();
-    let expected =
-        Workload { class: class("kv", 2, 1.0), block_bytes: 4096, batch: 8, deadline_us: 300, intent: Intent::ForegroundGet };
+    let expected = Workload {
+        class: class("kv", 2, 1.0),
+        block_bytes: 4096,
+        batch: 8,
+        deadline_us: 300,
+        intent: Intent::ForegroundGet,
+    };
     assert_eq!(workloads, [expected]);
     let with = |field: &str, value: Value| {
         let mut changed = one.clone();
