@@ -1,10 +1,13 @@
 //! Names, handshakes and notices.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane::{Notice, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferEngine, TransferEngineConfig};
 
-use crate::rig::{PATIENCE, Side, Way, pair};
+use kvplane_mooncake::{Caller, Daemon, DaemonConfig, NoticeLimits, Published};
+
+use crate::rig::{PATIENCE, Side, Way, check, fill, pair};
 
 fn notice(name: &str, message: &str) -> Notice {
     Notice { name: name.to_owned(), message: message.to_owned() }
@@ -94,5 +97,32 @@ fn the_ways_to_a_peer_are_explained_and_counted() {
         assert_eq!(rails.iter().map(|rail| rail.bytes).sum::<u64>(), 1 << 20, "{rails:?}");
         assert!(rails.iter().all(|rail| rail.peer == b.engine.name()), "{rails:?}");
         assert_eq!(metrics.in_flight, 0);
+    }
+}
+
+/// What a stock engine would see of ours, and what we see of a stock one: a descriptor without our key.
+#[test]
+fn an_engine_is_reached_as_a_stock_one_where_its_descriptor_says_no_more() {
+    let (a, b, _) = pair(Way::Tcp, 1 << 20);
+    let mut descriptor = Caller::default().descriptor(b.engine.name(), "{}").unwrap();
+    assert_eq!(descriptor.buffers[0].address, b.region.address());
+    for version in [1, 2] {
+        let listening = Daemon::listen(DaemonConfig { ports: 0..=0, ..DaemonConfig::default() }).unwrap();
+        let name = listening.address().to_string();
+        (descriptor.name, descriptor.native, descriptor.tcp_proto_version) = (name.clone(), None, version);
+        let published = Published::new(&descriptor, 1 << 20, NoticeLimits::default()).unwrap();
+        let _daemon = listening.serve(Arc::new(published)).unwrap();
+        let peer = a.engine.open_segment(&name).unwrap();
+        fill(&a.region, 0, 300_000, u64::from(version));
+        let run = |opcode, local| {
+            let request = a.request(opcode, local, (peer, b.region.address() + 5), 300_000);
+            a.engine.submit(&[request], &SubmitOptions::default()).unwrap().wait().state
+        };
+        assert_eq!(run(Opcode::Write, 0), TaskState::Completed, "version {version}");
+        assert_eq!(run(Opcode::Read, 400_000), TaskState::Completed, "version {version}");
+        check(&a.region, 400_000, 300_000, u64::from(version));
+        let choices = a.engine.explain(&name).unwrap();
+        let open: Vec<&str> = choices.iter().filter(|one| one.usable).map(|one| one.transport).collect();
+        assert_eq!(open, ["mooncake"]);
     }
 }
