@@ -62,6 +62,7 @@ fn unit(text: &str) -> Result<Unit, String> {
 
 /// Measure the transfer engine with the flags of Mooncake's transfer_engine_bench.
 #[derive(Args, Clone)]
+#[command(args_override_self = true)]
 pub(crate) struct TransferEngineBench {
     /// Peer to peer the address IP[:PORT] to listen on, else any name; without it a loopback address.
     #[arg(long = "local_server_name", default_value = "")]

@@ -1,8 +1,8 @@
 //! How classes of service fared beside each other: good throughput, fairness, isolation; as lines and as a record.
 //!
 //! * goodput: throughput times the share of batches that kept the class's promise;
-//! * fairness: Jain's index of throughput by weight (Jain, Chiu and Hawe, 1984): 1 where all have their share, 1/n where
-//!   one has everything;
+//! * fairness: Jain's index of throughput by weight (Jain, Chiu and Hawe, 1984): 1 where all have their share, 1/n
+//!   where one has everything;
 //! * isolation leakage: what a class lost against a run by itself, as a share of that; 0 when it lost nothing.
 //!
 //! Records and lines have the fields of Mooncake's tebench, schema version 1. Its `gbps` are GB/s (10^9 bytes).

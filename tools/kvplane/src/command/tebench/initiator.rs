@@ -74,7 +74,7 @@ impl Run<'_> {
         let load = &self.options.load;
         match work {
             Work::Sweep(sweep, classes) => {
-                self.say(|| table::header());
+                self.say(table::header);
                 for step in sweep.steps() {
                     match step {
                         Step::Skip { .. } => eprintln!("{step}"),
@@ -196,7 +196,7 @@ impl Run<'_> {
         match options.json.as_deref() {
             Some("-") => println!("{:#}", json()),
             Some(path) => {
-                std::fs::write(path, format!("{:#}\n", json())).map_err(|error| format!("{path}: {error}"))?
+                std::fs::write(path, format!("{:#}\n", json())).map_err(|error| format!("{path}: {error}"))?;
             }
             None => {}
         }

@@ -68,6 +68,7 @@ impl From<PacingChoice> for Pacing {
 
 /// Measure the transfer engine.
 #[derive(Args, Clone)]
+#[command(args_override_self = true)]
 pub(crate) struct Tebench {
     /// Segments to transfer to and from, separated by commas: names of engines, file:///path, or local for this
     /// process; without any, this process is a target.

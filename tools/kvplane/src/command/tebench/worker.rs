@@ -38,9 +38,17 @@ pub(super) struct Ground<'a> {
 /// Who moves the bytes of a thread.
 enum Mover<'a> {
     /// A session: nobody else's business is in its way.
-    Session { session: Session, segment: Segment, buffer: Buffer, index: usize },
+    Session(Box<Own>),
     /// The engine, which others use too.
     Engine { engine: &'a TransferEngine, target: SegmentHandle, base: u64 },
+}
+
+/// A session, the target's segment and which of its buffers, and the caller's memory.
+struct Own {
+    session: Session,
+    segment: Segment,
+    index: usize,
+    buffer: Buffer,
 }
 
 pub(super) struct Worker<'a> {
@@ -67,7 +75,7 @@ impl<'a> Worker<'a> {
             let segment = session.open_segment(name, OPEN_DEADLINE)?;
             let index = turn % segment.regions.len().max(1);
             let there = segment.regions.get(index).map_or(0, |region| region.bytes);
-            (Mover::Session { session, segment, buffer, index }, there)
+            (Mover::Session(Box::new(Own { session, segment, index, buffer })), there)
         } else {
             let (target, base, there) = open(ground, name, turn)?;
             (Mover::Engine { engine, target, base }, there)
@@ -112,7 +120,7 @@ impl<'a> Worker<'a> {
     /// What its own session counted; nothing where the engine does.
     pub(super) fn metrics(&mut self) -> Option<Metrics> {
         match &mut self.mover {
-            Mover::Session { session, .. } => Some(session.metrics()),
+            Mover::Session(own) => Some(own.session.metrics()),
             Mover::Engine { .. } => None,
         }
     }
@@ -158,7 +166,8 @@ impl<'a> Worker<'a> {
         let timeout = self.ground.load.timeout();
         let start;
         match &mut self.mover {
-            Mover::Session { session, segment, buffer, index } => {
+            Mover::Session(own) => {
+                let Own { session, segment, index, buffer } = &mut **own;
                 let transfer = |block| Transfer {
                     local: buffer.slice((local_at + block * bytes) as usize, bytes as usize),
                     region: *index,
