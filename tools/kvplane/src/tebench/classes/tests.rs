@@ -1,3 +1,5 @@
+//! What the forms of classes say, what is refused and how, and weights as the engine takes them.
+
 use proptest::prelude::*;
 use serde_json::json;
 
