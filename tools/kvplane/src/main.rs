@@ -5,6 +5,8 @@
 
 mod command;
 
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -20,15 +22,14 @@ struct Arguments {
 
 fn main() -> ExitCode {
     end_quietly_on_closed_pipe();
-    // As `tebench`, the binary is that tool.
-    let mut words: Vec<std::ffi::OsString> = std::env::args_os().collect();
-    let called_tebench =
-        words.first().is_some_and(|name| std::path::Path::new(name).file_stem().is_some_and(|stem| stem == "tebench"));
-    if called_tebench {
-        words.insert(1, "tebench".into());
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    // Under the name of one of Mooncake's tools, the binary is that tool.
+    let called = words.first().and_then(|name| Path::new(name).file_stem()).map(OsStr::to_owned);
+    if let Some(tool) = called.filter(|name| TOOLS.iter().any(|tool| *name == **tool)) {
+        words.insert(1, tool);
     }
-    if words.get(1).is_some_and(|word| word == "tebench") {
-        words.iter_mut().for_each(double_dash);
+    if words.get(1).is_some_and(|word| TOOLS.iter().any(|tool| *word == **tool)) {
+        words.iter_mut().skip(2).for_each(gnu_style);
     }
     match Arguments::parse_from(words).command.run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -39,14 +40,24 @@ fn main() -> ExitCode {
     }
 }
 
-/// Mooncake's tools take `-flag` for `--flag`.
-fn double_dash(word: &mut std::ffi::OsString) {
+/// Mooncake's tools that the binary stands in for.
+const TOOLS: [&str; 2] = ["tebench", "transfer_engine_bench"];
+
+/// Their flags that `no` may stand before.
+const SWITCHES: [&str; 7] =
+    ["auto_discovery", "check_consistency", "checksum", "deadline_bw_arbitration", "init_mem", "notifi", "use_vram"];
+
+/// They take `-flag` for `--flag`, and `--noflag` for `--flag=false`.
+fn gnu_style(word: &mut OsString) {
     let Some(text) = word.to_str() else { return };
-    let single =
-        text.strip_prefix('-').filter(|rest| rest.len() > 1 && rest.starts_with(|c: char| c.is_ascii_lowercase()));
-    if let Some(rest) = single {
-        *word = format!("--{rest}").into();
+    let flag = text.strip_prefix("--").or_else(|| text.strip_prefix('-')).unwrap_or_default();
+    if flag.len() < 2 || !flag.starts_with(|c: char| c.is_ascii_lowercase()) {
+        return;
     }
+    *word = match flag.strip_prefix("no").filter(|switch| SWITCHES.contains(switch)) {
+        Some(switch) => format!("--{switch}=false").into(),
+        None => format!("--{flag}").into(),
+    };
 }
 
 /// `kvplane ctl status | head` is no bug of anybody's: when nobody reads on, the process ends as if by SIGPIPE.

@@ -42,8 +42,14 @@ pub struct TransferEngineConfig {
     pub name: Option<String>,
     /// Limits and passwords of handshakes and stores, as the variables of Mooncake's users have them.
     pub environment: Environment,
+    /// Whether our own protocol is spoken with peers that have it; without, they are asked as stock Mooncake engines.
+    pub native: bool,
     /// Whether shared memory is offered and used.
     pub shared_memory: bool,
+    /// Whether a peer's memory is mapped where shared memory is used and it can be mapped.
+    pub mapping: bool,
+    /// Whether the kernel is asked to copy between the processes where shared memory is used and there is no mapping.
+    pub cma: bool,
     /// Whether TCP is used.
     pub tcp: bool,
     /// TCP connections to each peer.
@@ -80,7 +86,10 @@ impl Default for TransferEngineConfig {
             metadata: "P2PHANDSHAKE".to_owned(),
             name: None,
             environment: Environment::default(),
+            native: true,
             shared_memory: true,
+            mapping: true,
+            cma: true,
             tcp: true,
             lanes: 2,
             checksum: true,
@@ -129,8 +138,8 @@ pub(super) fn client(config: &TransferEngineConfig, tasks: bool) -> Result<Confi
         client: seed()?,
         host: cpu::boot_id().unwrap_or_default(),
         lanes: config.lanes,
-        shared: config.shared_memory,
-        cma: config.shared_memory,
+        shared: config.shared_memory && config.mapping,
+        cma: config.shared_memory && config.cma,
         stream: config.tcp,
         slice_bytes: config.slice_bytes,
         checksum_segments: config.checksum,

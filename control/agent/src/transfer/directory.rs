@@ -32,6 +32,8 @@ pub(super) struct Directory {
     template: Descriptor,
     published: Arc<Published>,
     shared_memory: bool,
+    /// Whether our own protocol is spoken with peers that have it.
+    native: bool,
     /// One publication after the other, so that the last one stays.
     publishing: Mutex<()>,
     /// Answers until it is dropped.
@@ -96,6 +98,7 @@ impl Directory {
             template,
             published,
             shared_memory: config.shared_memory,
+            native: config.native,
             publishing: Mutex::new(()),
             _daemon: Mutex::new(daemon),
         };
@@ -182,12 +185,17 @@ impl Directory {
         self.published.take_notices()
     }
 
+    /// What a descriptor says of our own protocol, where we speak it.
+    pub(super) fn native_of<'a>(&self, descriptor: &'a Descriptor) -> Option<&'a Native> {
+        descriptor.native.as_ref().filter(|_| self.native)
+    }
+
     /// How to reach the engine that a descriptor describes.
     ///
     /// # Errors
     /// When it offers no way that is known here.
     pub(super) fn address_of(&self, descriptor: &Descriptor) -> Result<PeerAddress, Error> {
-        if let Some(native) = &descriptor.native {
+        if let Some(native) = self.native_of(descriptor) {
             let here = self.shared_memory && is_here(native) && Path::new(&native.shm).exists();
             let shm = here.then(|| native.shm.clone());
             let tcp = native.tcp.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));

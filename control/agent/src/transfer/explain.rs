@@ -44,8 +44,11 @@ impl TransferEngine {
         }
         let descriptor = self.directory.find(name)?;
         let local = TransportChoice::no("local", "it is another engine");
-        let Some(native) = &descriptor.native else {
-            let why = "it is a stock Mooncake engine, which speaks its own protocol only";
+        let Some(native) = self.directory.native_of(&descriptor) else {
+            let why = match descriptor.native {
+                None => "it is a stock Mooncake engine, which speaks its own protocol only",
+                Some(_) => "our own protocol is switched off here",
+            };
             let no = |transport| TransportChoice::no(transport, why);
             return Ok(vec![local, no("shm"), no("cma"), no("tcp"), stock(&descriptor)]);
         };

@@ -113,7 +113,7 @@ impl TransferEngine {
 }
 
 impl Metrics {
-    fn add(&mut self, initiator: usize, client: &Client, name: &dyn Fn(PeerId) -> String) {
+    pub(super) fn add(&mut self, initiator: usize, client: &Client, name: &dyn Fn(PeerId) -> String) {
         self.rails.extend(client.rail_metrics().map(|rail| snapshot(initiator, &rail, name(rail.peer))));
         for change in client.failovers() {
             match self.path_changes.iter_mut().find(|one| (one.from, one.to) == (change.from, change.to)) {

@@ -10,6 +10,7 @@ mod size;
 mod stop;
 mod tebench;
 mod topology;
+mod transfer_engine_bench;
 
 use clap::Subcommand;
 
@@ -28,6 +29,9 @@ pub(crate) enum Command {
     Ctl(ctl::Ctl),
     /// Measure the transfer engine, in the manner of Mooncake's tebench.
     Tebench(Box<tebench::Tebench>),
+    /// Measure the transfer engine with the flags of Mooncake's transfer_engine_bench.
+    #[command(name = "transfer_engine_bench")]
+    TransferEngineBench(Box<transfer_engine_bench::TransferEngineBench>),
     /// Replay a trace of requests against live nodes, and check every byte.
     Replay(replay::Replay),
     /// What this machine is, and where shards would sit.
@@ -44,6 +48,7 @@ impl Command {
             Self::Node(command) => command.run(),
             Self::Ctl(command) => command.run(),
             Self::Tebench(command) => command.run(),
+            Self::TransferEngineBench(command) => command.run(),
             Self::Replay(command) => command.run(),
             Self::Topology(command) => command.run(),
             Self::Demo(command) => command.run(),

@@ -26,6 +26,33 @@ pub struct Samples {
     /// Sum of 1 / duration, over batches that took measurable time.
     sum_inverse: f64,
     rng: Rng,
+    promises: Promises,
+    kept: Kept,
+}
+
+/// How long a batch may take, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promises {
+    /// By the promise of its class.
+    pub slo_ns: u64,
+    /// By its deadline.
+    pub deadline_ns: u64,
+}
+
+impl Default for Promises {
+    /// None: every batch keeps them.
+    fn default() -> Self {
+        Self { slo_ns: u64::MAX, deadline_ns: u64::MAX }
+    }
+}
+
+/// Batches that took no longer than promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Kept {
+    /// By the promise of their class.
+    pub slo: u64,
+    /// By their deadline.
+    pub deadline: u64,
 }
 
 impl Samples {
@@ -34,13 +61,22 @@ impl Samples {
     pub fn new(limit: usize, seed: u64, thread: u64) -> Self {
         let limit = limit.max(1);
         let rng = Rng::new(seed ^ thread, "tebench samples");
-        Self { kept_ns: Vec::with_capacity(limit), limit, count: 0, sum_ns: 0, sum_inverse: 0.0, rng }
+        let (promises, kept) = (Promises::default(), Kept::default());
+        Self { kept_ns: Vec::with_capacity(limit), limit, count: 0, sum_ns: 0, sum_inverse: 0.0, rng, promises, kept }
+    }
+
+    /// Counts batches that keep these promises.
+    #[must_use]
+    pub fn with_promises(self, promises: Promises) -> Self {
+        Self { promises, ..self }
     }
 
     /// Counts a batch that took `ns` nanoseconds.
     pub fn record(&mut self, ns: u64) {
         self.count += 1;
         self.sum_ns += u128::from(ns);
+        self.kept.slo += u64::from(ns <= self.promises.slo_ns);
+        self.kept.deadline += u64::from(ns <= self.promises.deadline_ns);
         // A clock may not have moved on: such a batch counts as one nanosecond, not as infinitely fast.
         self.sum_inverse += 1.0 / ns.max(1) as f64;
         if self.kept_ns.len() < self.limit {
@@ -57,6 +93,12 @@ impl Samples {
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
+    }
+
+    /// Those of them that took no longer than promised.
+    #[must_use]
+    pub const fn kept(&self) -> Kept {
+        self.kept
     }
 }
 
@@ -209,6 +251,15 @@ mod tests {
         assert_eq!((stats.bandwidth_gb_s, stats.p99_transfer_us, stats.average_latency_us), (0.0, 0.0, 0.0));
         assert!(CaseStats::new(CASE, &[thread(&[0], 0)], None).average_instant_gb_s.is_finite());
         assert_eq!(CaseStats::new(CASE, &[], None).batches, 0);
+    }
+
+    #[test]
+    fn promises_are_counted_exactly_beyond_the_limit_too() {
+        let mut samples = Samples::new(4, 1, 0).with_promises(Promises { slo_ns: 10, ..Promises::default() });
+        for ns in 1..=100 {
+            samples.record(ns);
+        }
+        assert_eq!(samples.kept(), Kept { slo: 10, deadline: 100 });
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::counts::{DeadlineGroup, Transport};
+use super::qos::Report;
 use super::stats::CaseStats;
 
 /// Dashes below the header.
@@ -49,10 +51,29 @@ pub fn row(stats: &CaseStats) -> String {
     ])
 }
 
+/// What is reported beside the cases.
+#[derive(Clone, Debug, Default)]
+pub struct Beside {
+    /// Records of classes of service.
+    pub qos: Vec<Report>,
+    /// Threads with deadlines and threads without.
+    pub deadlines: Vec<DeadlineGroup>,
+    /// What the transports counted.
+    pub transports: Vec<Transport>,
+}
+
 /// All cases as JSON. `label` says what was run (operation, transport, machine).
 #[must_use]
-pub fn to_json(label: &str, cases: &[CaseStats]) -> Value {
-    json!({ "schema_version": 1, "label": label, "cases": cases })
+pub fn to_json(label: &str, cases: &[CaseStats], beside: &Beside) -> Value {
+    let Beside { qos, deadlines, transports } = beside;
+    let mut all = json!({ "schema_version": 1, "label": label, "cases": cases, "transports": transports });
+    if !qos.is_empty() {
+        all["qos"] = json!(qos);
+    }
+    if !deadlines.is_empty() {
+        all["deadlines"] = json!(deadlines);
+    }
+    all
 }
 
 #[cfg(test)]
@@ -101,9 +122,10 @@ pub(crate) mod tests {
 
     #[test]
     fn json_rows_name_their_case() {
-        let json = to_json("read, tcp", &[sample(2, 4096, 8)]);
+        let json = to_json("read, tcp", &[sample(2, 4096, 8)], &Beside::default());
         let case = &json["cases"][0];
         assert_eq!((&case["threads"], &case["block_bytes"], &case["batch"]), (&json!(2), &json!(4096), &json!(8)));
         assert_eq!(case["cpu_s_per_gb"], 0.25);
+        assert_eq!((&json["transports"], json.get("qos")), (&json!([]), None));
     }
 }

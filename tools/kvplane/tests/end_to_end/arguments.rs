@@ -29,6 +29,17 @@ fn wrong_command_lines_are_usage_errors() {
         (&["tebench", "--lanes", "0"], &["--lanes", "0"]),
         (&["tebench", "--duration", "0"], &["--duration", "0"]),
         (&["tebench", "--total_buffer_size", "0"], &["--total_buffer_size", "0"]),
+        (&["tebench", "--duration=-1"], &["--duration", "-1"]),
+        (&["tebench", "--xport_type", "rdma"], &["--xport_type", "rdma is not available", "network cards"]),
+        (&["tebench", "--tent_transport_hint", "nvlink"], &["nvlink is not available", "GPU memory"]),
+        (&["tebench", "--seg_type", "VRAM"], &["VRAM is not available", "DRAM"]),
+        (&["tebench", "--seg_type_mix", "dram,vram"], &["VRAM is not available"]),
+        (&["tebench", "--local_gpu_id", "3"], &["GPU 3 is not available"]),
+        (&["tebench", "--backend", "ucx"], &["ucx", "mooncake"]),
+        (&["tebench", "--metadata_type", "zookeeper"], &["zookeeper", "etcd"]),
+        (&["tebench", "--tent_intent_type", "fun"], &["\"fun\" is none of unspec"]),
+        (&["tebench", "--qos_link_capacity_gbps=-1"], &["-1", "capacity"]),
+        (&["tebench", "--initiators", "0"], &["--initiators", "1..=64"]),
     ];
     for (arguments, words) in cases {
         finish(place.bare(arguments), &[]).failed(2, words);
@@ -62,6 +73,40 @@ fn settings_that_cannot_be_are_named() {
     finish(place.bare(&nobody), &[]).failed(1, &["127.0.0.1:1"]);
     let name = ["tebench", "--target_seg_name=nowhere", "--total_buffer_size=1M", "--max_block_size=4K"];
     finish(place.bare(&name), &[]).failed(1, &["nowhere", "resolving its name"]);
+}
+
+#[test]
+fn flags_of_tebench_that_contradict_each_other_are_named() {
+    let place = Workplace::new("contradictions");
+    let two = ["--start_num_threads=2", "--max_num_threads=2"];
+    let classes = "--qos_classes=a:1:0:1";
+    let workload = "--workload_classes_json=[{\"name\":\"a\",\"threads\":1,\"block_size\":4096,\"batch_size\":1,\
+        \"intent_type\":\"unspec\",\"slo_us\":0,\"weight\":1}]";
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["--check_consistency", "--op_type=write_seed"], &["--check_consistency", "--op_type"]),
+        (&[classes, "--qos_classes_json=[]"], &["--qos_classes and --qos_classes_json"]),
+        (&[classes, workload], &["--qos_classes and --workload_classes_json"]),
+        (&[classes, two[0], two[1]], &["--qos_classes", "1 threads", "has 2"]),
+        (&[classes, two[1]], &["--qos_classes", "start_num_threads is 1, max 2"]),
+        (&["--qos_classes=a:1:0:-1"], &["--qos_classes", "\"a\"", "weight is -1"]),
+        (&["--qos_output_jsonl=x"], &["--qos_output_jsonl", "without classes"]),
+        (&[workload, "--deadline_us=5"], &["--deadline_us", "--workload_classes_json"]),
+        (&[workload, "--tent_intent_type=migration"], &["--tent_intent_type", "--workload_classes_json"]),
+        (&["--deadline_tight_threads=2"], &["--deadline_tight_threads is 2", "1"]),
+        (&["--xport_type=shm", "--tent_transport_hint=tcp"], &["shm", "tcp", "contradict"]),
+        (&["--backend=mooncake", "--xport_type=shm"], &["--backend mooncake", "shm"]),
+        (&["--backend=mooncake", "--api=session"], &["--api session"]),
+        (&["--xport_type=iouring"], &["--xport_type iouring", "file:///path"]),
+        (&["--xport_type=local"], &["--xport_type local", "--target_seg_name local"]),
+        (&["--metadata_type=etcd"], &["--metadata_type etcd", "--metadata_url_list"]),
+        (&["--metadata_url_list=x"], &["--metadata_url_list \"x\""]),
+        (&["--seg_name=here"], &["--seg_name \"here\"", "IP:PORT"]),
+        (&["--seg_name=0.0.0.0:0"], &["0.0.0.0:0", "without authentication"]),
+    ];
+    for (flags, words) in cases {
+        let start = ["tebench", "--target_seg_name=127.0.0.1:1", "--total_buffer_size=1M"];
+        finish(place.bare(&[&start[..], flags].concat()), &[]).failed(1, words);
+    }
 }
 
 #[test]

@@ -5,10 +5,12 @@
 //! killed when their handles are dropped. One binary, because linking it is what takes long.
 
 mod arguments;
+mod classes;
 mod commands;
 mod kills;
 mod peers;
 mod replays;
 mod restarts;
 mod support;
+mod tools;
 mod transfers;

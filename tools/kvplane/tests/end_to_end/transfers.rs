@@ -7,17 +7,29 @@ use crate::support::{Outcome, Process, Way, Workplace, finish};
 const HEADER: &str = "BlkSize (B)   Batch   BW (GB/s)     Avg Inst GB/s     Avg Lat (us)  Avg Tx (us)   \
                       P99 Tx (us)   P999 Tx (us)  P50 Tx (us)   CPU s/GB";
 
-fn target(place: &Workplace) -> (Process, String) {
+pub(crate) fn target(place: &Workplace) -> (Process, String) {
     let target = Process::start(place.bare(&["tebench", "--total_buffer_size=4M"]));
     let address = target.address("--target_seg_name=").to_string();
     (target, address)
 }
 
 fn initiate(place: &Workplace, target: &str, way: Way, more: &[&str]) -> Outcome {
-    let (target, way) = (format!("--target_seg_name={target}"), format!("--xport_type={}", way.name()));
-    let mut arguments = vec!["tebench", &target, &way, "--total_buffer_size=4M", "--duration=1"];
+    let way = format!("--xport_type={}", way.name());
+    tebench(place, target, &[&[way.as_str()], more].concat())
+}
+
+/// A short run of blocks of 4 KiB where nothing else is said; what is said later counts.
+pub(crate) fn tebench(place: &Workplace, target: &str, more: &[&str]) -> Outcome {
+    let target = format!("--target_seg_name={target}");
+    let mut arguments = vec!["tebench", &target, "--total_buffer_size=4M", "--duration=0.3", "--warm_up=0.05"];
+    arguments.extend(["--start_block_size=4K", "--max_block_size=4K"]);
     arguments.extend(more);
     finish(place.bare(&arguments), &[])
+}
+
+/// The same with its JSON.
+pub(crate) fn measured(place: &Workplace, target: &str, more: &[&str]) -> Value {
+    serde_json::from_str(&tebench(place, target, &[more, &["--json=-"]].concat()).text()).unwrap()
 }
 
 #[test]
@@ -44,6 +56,9 @@ fn a_small_sweep_is_consistent_over_both_ways() {
             assert_eq!(case["batch"], 2);
             assert!(case["batches"].as_u64() > Some(0) && case["bandwidth_gb_s"].as_f64() > Some(0.0), "{case}");
         }
+        let transports = rows["transports"].as_array().unwrap();
+        assert_eq!((transports.len(), &transports[0]["transport"]), (1, &Value::from(way.name())));
+        assert!(transports[0]["bytes"].as_u64() > Some(65_536), "{transports:?}");
     }
     assert!(target.stop().success());
     assert!(place.left_over(".shm").is_empty());
@@ -56,9 +71,10 @@ fn the_table_is_the_known_one() {
     let one = ["--op_type=read_verify", "--max_block_size=4096"];
     let table = initiate(&place, &address, Way::Shm, &one).text();
     let lines: Vec<&str> = table.lines().collect();
-    assert_eq!((lines[0], lines[1], lines.len()), (HEADER, "-".repeat(160).as_str(), 3), "{table}");
+    assert_eq!((lines[0], lines[1], lines.len()), (HEADER, "-".repeat(160).as_str(), 4), "{table}");
     assert!(lines[2].starts_with("4096          1       "), "{table}");
     assert_eq!(lines[2].split_whitespace().count(), 10, "{table}");
+    assert!(lines[3].starts_with("  [transport] name=shm operations="), "{table}");
 }
 
 #[test]

@@ -1,228 +1,258 @@
-//! The initiator: a sweep of cases, each run by its threads for its duration.
+//! The initiator: the cases of a run one after the other, each run by its threads for its duration, and what is said
+//! of them.
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use kvplane::{Buffer, Segment, Session, Transfer, TransferEngine, cpu};
-use kvplane_tools::pattern;
-use kvplane_tools::tebench::{Case, CaseStats, Range, Samples, Step, Sweep, plot, stats, table};
+use kvplane::{Metrics, Region, RegisterOptions, TransferEngine, cpu};
+use kvplane_tools::tebench::counts::{DeadlineGroup, Transport as Counted};
+use kvplane_tools::tebench::qos::{Report, Sample};
+use kvplane_tools::tebench::table::Beside;
+use kvplane_tools::tebench::{Case, CaseStats, Class, Samples, Step, classes, plot, stats, table};
 
-use super::{OpType, TARGET_SEED, Tebench};
-use crate::command::Failure;
+use super::engine::LOCAL;
+use super::load::{Lot, Work};
+use super::values::Transport;
+use super::worker::{Ground, Worker};
+use super::{Api, Failure, Tebench};
 
-const LONGEST_WARM_UP: Duration = Duration::from_secs(1);
-const OPEN_DEADLINE: Duration = Duration::from_secs(5);
+/// A run under way.
+struct Run<'a> {
+    options: &'a Tebench,
+    engine: TransferEngine,
+    region: Arc<Region>,
+    own: Vec<Arc<Region>>,
+    targets: Vec<&'a str>,
+    sessions: bool,
+    quiet: bool,
+    rows: Vec<CaseStats>,
+    beside: Beside,
+}
 
 pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
-    let range = |start, max| Range { start, max };
-    let sweep = Sweep::new(
-        range(options.start_num_threads, options.max_num_threads),
-        range(options.start_block_size, options.max_block_size),
-        range(options.start_batch_size, options.max_batch_size),
-        options.total_buffer_size,
-    )?;
-    let engine = options.engine()?;
-    let region = options.region("tebench-initiator")?;
+    let work = options.load.work(options.engine.total_buffer_size)?;
+    let targets: Vec<&str> =
+        options.target_seg_name.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let sessions = sessions(options, &targets)?;
+    let engine = options.engine.start(options.initiators.unwrap_or_else(|| options.load.initiators()))?;
+    let own = match targets.contains(&LOCAL) {
+        true => options.engine.serve(&engine)?,
+        false => Vec::new(),
+    };
+    let region = options.engine.region("tebench-initiator")?;
+    // What only we use is not published.
+    let private = RegisterOptions { remote_accessible: false, ..RegisterOptions::default() };
+    engine.register(Arc::clone(&region), &private)?;
     let quiet = options.json.as_deref() == Some("-");
-    if !quiet {
-        println!("{}", table::header());
+    let (rows, beside) = (Vec::new(), Beside::default());
+    Run { options, engine, region, own, targets, sessions, quiet, rows, beside }.work(&work)
+}
+
+/// Whether each thread gets a session of its own: the default for what a session can do.
+fn sessions(options: &Tebench, targets: &[&str]) -> Result<bool, Failure> {
+    let way = options.engine.transport()?;
+    let files = targets.iter().filter(|name| name.starts_with("file:")).count();
+    let local = targets.iter().filter(|&&name| name == LOCAL).count();
+    for (transport, count, what) in [(Transport::Uring, files, "file:///path"), (Transport::Local, local, LOCAL)] {
+        if way == transport && count < targets.len() {
+            let name = way.name();
+            return Err(format!("--xport_type {name} needs --target_seg_name {what} and no other").into());
+        }
     }
-    let mut rows = Vec::new();
-    for step in sweep.steps() {
-        match step {
-            Step::Skip { .. } => eprintln!("{step}"),
-            Step::Run(case) => {
-                let row = run_case(options, &engine, &region, case)?;
-                if !quiet {
-                    println!("{}", table::row(&row));
+    let needed = options.load.needs_engine() || options.engine.is_stock() || files + local > 0;
+    match (options.api, needed) {
+        (Some(Api::Session), true) => {
+            Err("--api session does transfers between engines of ours alone: leave it away here".into())
+        }
+        (Some(api), _) => Ok(api == Api::Session),
+        (None, needed) => Ok(!needed),
+    }
+}
+
+impl Run<'_> {
+    fn work(mut self, work: &Work) -> Result<(), Failure> {
+        let load = &self.options.load;
+        match work {
+            Work::Sweep(sweep, classes) => {
+                self.say(table::header);
+                for step in sweep.steps() {
+                    match step {
+                        Step::Skip { .. } => eprintln!("{step}"),
+                        Step::Run(case) => self.case(case, load.lots(case, classes), classes)?,
+                    }
                 }
-                rows.push(row);
+            }
+            Work::Mixed(workloads) => {
+                let classes: Vec<Class> = workloads.iter().map(|workload| workload.class.clone()).collect();
+                let lots = load.mixed_lots(workloads, &classes);
+                let case = Case { threads: lots.len() as u64, block_bytes: 0, batch: 0 };
+                self.case(case, lots, &classes)?;
             }
         }
+        add_counts(&self.engine.metrics(), &mut self.beside.transports);
+        for counts in &self.beside.transports {
+            self.say(|| counts.line());
+        }
+        self.hand_out()?;
+        self.check_way()
     }
-    let label = format!("kvplane tebench {:?} to {}", options.op_type, options.target_seg_name);
-    match options.json.as_deref() {
-        Some("-") => println!("{:#}", table::to_json(&label, &rows)),
-        Some(path) => std::fs::write(path, format!("{:#}\n", table::to_json(&label, &rows)))
-            .map_err(|error| format!("{path}: {error}"))?,
-        None => {}
-    }
-    if let Some(path) = &options.plot {
-        plot::write_html(&label, &rows, path).map_err(|error| format!("{}: {error}", path.display()))?;
-    }
-    Ok(())
-}
 
-fn run_case(
-    options: &Tebench,
-    engine: &TransferEngine,
-    region: &std::sync::Arc<kvplane::Region>,
-    case: Case,
-) -> Result<CaseStats, Failure> {
-    let barrier = Barrier::new(case.threads as usize);
-    let before_ns = cpu::process_cpu_ns();
-    let start = Instant::now();
-    let outcome: Vec<Result<(Samples, u64), String>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..case.threads)
-            .map(|thread| {
-                let barrier = &barrier;
-                scope.spawn(move || {
-                    // Everyone reaches the barrier, also whoever fails, or the others would wait for ever.
-                    let worker = Worker::new(options, engine, region, case, thread).and_then(|mut worker| {
-                        worker.run_for(options.duration.min(LONGEST_WARM_UP), None)?;
-                        Ok(worker)
-                    });
-                    barrier.wait();
-                    let mut worker = worker.map_err(|error| error.to_string())?;
-                    let mut samples = Samples::new(stats::DEFAULT_SAMPLES, 1, thread);
-                    let total =
-                        worker.run_for(options.duration, Some(&mut samples)).map_err(|error| error.to_string())?;
-                    Ok((samples, total))
+    fn say(&self, line: impl FnOnce() -> String) {
+        if !self.quiet {
+            println!("{}", line());
+        }
+    }
+
+    /// Runs a case and says what came of it. Classes that move different things have a case of 0 bytes.
+    fn case(&mut self, case: Case, lots: Vec<Lot>, classes: &[Class]) -> Result<(), Failure> {
+        let bytes: Vec<u64> = lots.iter().map(|lot| lot.block_bytes * lot.batch).collect();
+        let (threads, cpu_s) = self.threads(case, lots)?;
+        if case.block_bytes > 0 {
+            let row = CaseStats::new(case, &threads, Some(cpu_s));
+            self.say(|| table::row(&row));
+            self.rows.push(row);
+        }
+        if !classes.is_empty() {
+            let report = self.report(case, &threads, &bytes, classes);
+            self.say(|| report.lines());
+            if let Some(path) = &self.options.load.qos_output_jsonl {
+                report.append(path)?;
+            }
+            self.beside.qos.push(report);
+        }
+        if let Some((deadline_us, tight)) = self.options.load.tight() {
+            let groups = DeadlineGroup::of(case, &threads, tight, deadline_us);
+            groups.iter().for_each(|group| self.say(|| group.line()));
+            self.beside.deadlines.extend(groups);
+        }
+        Ok(())
+    }
+
+    /// The samples of each thread and its duration in nanoseconds, and the CPU seconds spent meanwhile.
+    fn threads(&mut self, case: Case, lots: Vec<Lot>) -> Result<(Vec<(Samples, u64)>, f64), Failure> {
+        let load = &self.options.load;
+        let ground = Ground {
+            load,
+            engine: &self.engine,
+            region: &self.region,
+            own: &self.own,
+            targets: &self.targets,
+            sessions: self.sessions,
+            threads: case.threads,
+            slot_bytes: lots.iter().map(|lot| lot.block_bytes * lot.batch).max().unwrap_or(0),
+        };
+        let barrier = Barrier::new(lots.len());
+        let before_ns = cpu::process_cpu_ns();
+        let start = Instant::now();
+        let outcome: Vec<Result<_, String>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..)
+                .zip(lots)
+                .map(|(thread, lot)| {
+                    let (ground, barrier) = (&ground, &barrier);
+                    scope.spawn(move || thread_of(ground, barrier, lot, thread).map_err(|error| error.to_string()))
                 })
-            })
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".to_owned())))
-            .collect()
+                .collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        let mut threads = Vec::new();
+        for outcome in outcome {
+            let (samples, total_ns, metrics) = outcome?;
+            threads.push((samples, total_ns));
+            if let Some(metrics) = metrics {
+                add_counts(&metrics, &mut self.beside.transports);
+            }
+        }
+        // CPU time covers the warm-up too; its share is the warm-up's share of the time.
+        let share = load.duration / start.elapsed().as_secs_f64().max(1e-9);
+        Ok((threads, (cpu::process_cpu_ns() - before_ns) as f64 / 1e9 * share.min(1.0)))
+    }
+
+    /// How the classes fared; `bytes` of a batch of each thread.
+    fn report(&self, case: Case, threads: &[(Samples, u64)], bytes: &[u64], classes: &[Class]) -> Report {
+        let samples = classes.iter().zip(classes::ranges(classes)).map(|(class, range)| {
+            let (own, bytes) = (&threads[range.clone()], bytes[range.start]);
+            let stats = CaseStats::new(case, own, None);
+            let duration_ns: u64 = own.iter().map(|(_, total_ns)| total_ns).sum();
+            let sample = Sample {
+                operations: stats.batches,
+                transferred_bytes: stats.batches * bytes,
+                duration_s: duration_ns as f64 / own.len().max(1) as f64 / 1e9,
+                p99_us: stats.p99_transfer_us,
+                within_slo: own.iter().map(|(samples, _)| samples.kept().slo).sum(),
+            };
+            (class.clone(), sample)
+        });
+        let samples: Vec<_> = samples.collect();
+        Report::new((case.block_bytes, case.batch), &samples, self.options.load.qos_link_capacity_gbps)
+    }
+
+    fn hand_out(&self) -> Result<(), Failure> {
+        let options = self.options;
+        let label = format!("kvplane tebench {:?} to {}", options.load.op_type, options.target_seg_name);
+        let json = || table::to_json(&label, &self.rows, &self.beside);
+        match options.json.as_deref() {
+            Some("-") => println!("{:#}", json()),
+            Some(path) => {
+                std::fs::write(path, format!("{:#}\n", json())).map_err(|error| format!("{path}: {error}"))?;
+            }
+            None => {}
+        }
+        if let Some(path) = &options.plot {
+            plot::write_html(&label, &self.rows, path).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// A run over one way must not have moved bytes over another, as it would where a peer does not offer it.
+    fn check_way(&self) -> Result<(), Failure> {
+        let wanted = match self.options.engine.transport()? {
+            Transport::Tcp if !self.options.engine.is_stock() => "tcp",
+            Transport::Shm | Transport::Cma => "shm",
+            _ => return Ok(()),
+        };
+        let other = self.beside.transports.iter().find(|one| one.bytes > 0 && one.transport != wanted);
+        match other {
+            // A stock target has no other way than its own protocol's.
+            Some(other) if (wanted, other.transport) != ("tcp", "mooncake") => {
+                Err(format!("{} bytes went over {} and not over {wanted}", other.bytes, other.transport).into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A thread of a case, whole: its samples, its duration in nanoseconds, what its session counted.
+fn thread_of(
+    ground: &Ground<'_>,
+    barrier: &Barrier,
+    lot: Lot,
+    thread: u64,
+) -> Result<(Samples, u64, Option<Metrics>), Failure> {
+    let (load, promises) = (ground.load, lot.promises);
+    // Everyone reaches the barrier, also whoever fails, or the others would wait for ever.
+    let worker = Worker::new(ground, lot, thread).and_then(|mut worker| {
+        worker.run_for(Duration::from_secs_f64(load.warm_up), None)?;
+        Ok(worker)
     });
-    let threads: Vec<(Samples, u64)> = outcome.into_iter().collect::<Result<_, String>>()?;
-    // CPU time covers the warm-up too; its share is the warm-up's share of the time.
-    let share = options.duration.as_secs_f64() / start.elapsed().as_secs_f64().max(1e-9);
-    let cpu_s = (cpu::process_cpu_ns() - before_ns) as f64 / 1e9 * share.min(1.0);
-    Ok(CaseStats::new(case, &threads, Some(cpu_s)))
+    barrier.wait();
+    let mut worker = worker?;
+    let mut samples = Samples::new(stats::DEFAULT_SAMPLES, 1, thread).with_promises(promises);
+    let total_ns = worker.run_for(Duration::from_secs_f64(load.duration), Some(&mut samples))?;
+    Ok((samples, total_ns, worker.metrics()))
 }
 
-struct Worker<'a> {
-    options: &'a Tebench,
-    case: Case,
-    session: Session,
-    segment: Segment,
-    buffer: Buffer,
-    /// Where this thread's slot begins, in the caller's memory and in the target's.
-    local_at: u64,
-    target_at: u64,
-    rounds: u64,
-}
-
-impl<'a> Worker<'a> {
-    fn new(
-        options: &'a Tebench,
-        engine: &TransferEngine,
-        region: &std::sync::Arc<kvplane::Region>,
-        case: Case,
-        thread: u64,
-    ) -> Result<Self, Failure> {
-        let mut session = engine.session()?;
-        let buffer = session.register(std::sync::Arc::clone(region));
-        let targets: Vec<&str> = options.target_seg_name.split(',').collect();
-        let name = targets[(thread % targets.len() as u64) as usize].trim();
-        let segment = session.open_segment(name, OPEN_DEADLINE)?;
-        let slot = case.block_bytes * case.batch;
-        let target_at = options.target_offset + slot * thread;
-        let there = segment.regions.first().map_or(0, |region| region.bytes);
-        let room = match options.target_range_size {
-            0 => there.saturating_sub(options.target_offset),
-            bytes => bytes.min(there.saturating_sub(options.target_offset)),
+fn add_counts(metrics: &Metrics, all: &mut Vec<Counted>) {
+    for rail in metrics.rails.iter().filter(|rail| rail.operations + rail.retries + rail.failovers > 0) {
+        let counts = Counted {
+            transport: rail.path.name(),
+            operations: rail.operations,
+            bytes: rail.bytes,
+            retries: rail.retries,
+            failovers: rail.failovers,
         };
-        if slot * case.threads > room {
-            return Err(format!(
-                "{} threads with {} blocks of {} bytes need {} bytes, the target {name} has {room} for them",
-                case.threads,
-                case.batch,
-                case.block_bytes,
-                slot * case.threads
-            )
-            .into());
-        }
-        Ok(Self { options, case, session, segment, buffer, local_at: slot * thread, target_at, rounds: 0 })
-    }
-
-    /// Batches until the time is over; nanoseconds spent in them and between.
-    fn run_for(&mut self, duration: Duration, mut samples: Option<&mut Samples>) -> Result<u64, Failure> {
-        let start = Instant::now();
-        let interval = Duration::from_micros(self.options.request_interval_us);
-        while start.elapsed() < duration {
-            let began = Instant::now();
-            let ns = self.round()?;
-            if let Some(samples) = samples.as_deref_mut() {
-                ns.iter().filter(|&&ns| ns > 0).for_each(|&ns| samples.record(ns));
-            }
-            while began.elapsed() < interval {
-                std::thread::yield_now();
-            }
-        }
-        Ok(start.elapsed().as_nanos() as u64)
-    }
-
-    /// One round: the times of its batches.
-    fn round(&mut self) -> Result<[u64; 2], Failure> {
-        self.rounds += 1;
-        if self.options.check_consistency {
-            return self.consistent_round();
-        }
-        let write = match self.options.op_type {
-            OpType::Read => false,
-            OpType::Write => true,
-            OpType::Mix => self.rounds.is_multiple_of(2),
-            OpType::WriteSeed => {
-                self.fill(TARGET_SEED);
-                true
-            }
-            OpType::ReadVerify => {
-                let ns = self.batch(false)?;
-                self.check(TARGET_SEED)?;
-                return Ok([ns, 0]);
-            }
-        };
-        Ok([self.batch(write)?, 0])
-    }
-
-    /// Writes a pattern of this round, spoils the local copy, reads it back and compares.
-    fn consistent_round(&mut self) -> Result<[u64; 2], Failure> {
-        let seed = TARGET_SEED ^ self.rounds.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.fill(seed);
-        let wrote = self.batch(true)?;
-        self.fill(!seed);
-        let read = self.batch(false)?;
-        self.check(seed)?;
-        Ok([wrote, read])
-    }
-
-    fn batch(&mut self, write: bool) -> Result<u64, Failure> {
-        let bytes = self.case.block_bytes;
-        let transfers: Vec<Transfer> = (0..self.case.batch)
-            .map(|block| Transfer {
-                local: self.buffer.slice((self.local_at + block * bytes) as usize, bytes as usize),
-                region: 0,
-                offset: self.target_at + block * bytes,
-                write,
-            })
-            .collect();
-        let start = Instant::now();
-        self.session.run(&self.segment, &transfers, self.options.deadline())?;
-        Ok(start.elapsed().as_nanos() as u64)
-    }
-
-    /// The pattern follows from the target address, so that any other process can check it.
-    fn fill(&self, seed: u64) {
-        let bytes = (self.case.block_bytes * self.case.batch) as usize;
-        self.buffer.region().fill_with(self.local_at as usize, bytes, &mut |offset, part| {
-            pattern::fill(seed, self.target_at + offset, part);
-        });
-    }
-
-    fn check(&self, seed: u64) -> Result<(), Failure> {
-        let bytes = (self.case.block_bytes * self.case.batch) as usize;
-        let mut wrong = None;
-        self.buffer.region().read_with(self.local_at as usize, bytes, &mut |offset, part| {
-            if let (None, Err(mismatch)) = (&wrong, pattern::check(seed, self.target_at + offset, part)) {
-                wrong = Some(mismatch);
-            }
-        });
-        match wrong {
-            None => Ok(()),
-            Some(mismatch) => Err(format!("inconsistent data detected in round {}: {mismatch}", self.rounds).into()),
-        }
+        counts.add(all);
     }
 }

@@ -1,0 +1,253 @@
+//! What a run does: operation, sizes, threads, classes of service; and what each of its threads does in a case.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::BoolishValueParser;
+use kvplane::{Intent, SubmitOptions};
+use kvplane_tools::tebench::classes::{self, engine_weights};
+use kvplane_tools::tebench::{Case, Class, Promises, Range, Sweep, Workload};
+
+use super::{Failure, OpType, values};
+use crate::command::size;
+
+/// What a batch may take before it counts as failed, where no flag says so.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Operation, sizes, threads.
+#[derive(Args, Clone)]
+pub(super) struct LoadFlags {
+    /// What to do.
+    #[arg(long = "op_type", value_enum, default_value = "read")]
+    pub(super) op_type: OpType,
+    /// Write, read back and compare every block, by patterns that follow from the address.
+    #[arg(long = "check_consistency", num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
+    pub(super) check_consistency: bool,
+    /// Smallest block.
+    #[arg(long = "start_block_size", value_parser = size::parse, default_value = "4096")]
+    start_block_size: u64,
+    /// Largest block; doubled from the smallest.
+    #[arg(long = "max_block_size", value_parser = size::parse, default_value = "64M")]
+    max_block_size: u64,
+    /// Smallest batch.
+    #[arg(long = "start_batch_size", default_value_t = 1)]
+    start_batch_size: u64,
+    /// Largest batch.
+    #[arg(long = "max_batch_size", default_value_t = 1)]
+    max_batch_size: u64,
+    /// Fewest threads.
+    #[arg(long = "start_num_threads", default_value_t = 1)]
+    start_num_threads: u64,
+    /// Most threads.
+    #[arg(long = "max_num_threads", default_value_t = 1)]
+    max_num_threads: u64,
+    /// Seconds for each case, after the warm-up; also parts of one.
+    #[arg(long = "duration", default_value = "5", value_parser = values::seconds)]
+    pub(super) duration: f64,
+    /// Seconds of warm-up before each case.
+    #[arg(long = "warm_up", default_value = "1", value_parser = values::seconds_or_none)]
+    pub(super) warm_up: f64,
+    /// Where in each of the target's buffers to begin.
+    #[arg(long = "target_offset", value_parser = size::parse, default_value = "0")]
+    pub(super) target_offset: u64,
+    /// How much of the target's buffer to use; 0 is all.
+    #[arg(long = "target_range_size", value_parser = size::parse, default_value = "0")]
+    pub(super) target_range_size: u64,
+    /// Least time between the starts of two batches of a thread.
+    #[arg(long = "request_interval_us", default_value_t = 0)]
+    pub(super) request_interval_us: u64,
+    /// After this time a batch has failed; 0 is 10 s.
+    #[arg(long = "timeout_us", default_value_t = 0)]
+    timeout_us: u64,
+    /// Leave a notice with the target after each batch, as a part of it.
+    #[arg(long = "notifi", num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
+    pub(super) notifi: bool,
+    /// When batches of the tight threads should be done: they go before others until then. 0 for no such time.
+    #[arg(long = "deadline_us", default_value_t = 0)]
+    deadline_us: u64,
+    /// How many threads are tight, from the first on.
+    #[arg(long = "deadline_tight_threads", default_value_t = 0)]
+    deadline_tight_threads: u64,
+    /// Threads share their connections, so that a deadline of one is kept at the cost of others.
+    #[arg(long = "deadline_bw_arbitration", num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
+    deadline_bw_arbitration: bool,
+    /// What all transfers are for: their priority follows from it.
+    #[arg(long = "tent_intent_type", default_value = "unspec", value_parser = classes::intent_named)]
+    tent_intent_type: Intent,
+    /// Classes of service that share the engine by weight: name:threads:slo_us:weight[:isolated_gbps],...
+    #[arg(long = "qos_classes", default_value = "")]
+    qos_classes: String,
+    /// The same as a JSON array of objects.
+    #[arg(long = "qos_classes_json", default_value = "")]
+    qos_classes_json: String,
+    /// Classes that move different things, instead of a sweep: a JSON array of objects with name, threads, block_size,
+    /// batch_size, intent_type, slo_us, weight, and perhaps deadline_us and isolated_gbps.
+    #[arg(long = "workload_classes_json", default_value = "")]
+    workload_classes_json: String,
+    /// Capacity in GB/s to relate all classes' throughput to; 0 when it is not known.
+    #[arg(long = "qos_link_capacity_gbps", default_value = "0", value_parser = values::capacity)]
+    pub(super) qos_link_capacity_gbps: f64,
+    /// Append a record of the classes for each case to this file, as JSON lines.
+    #[arg(long = "qos_output_jsonl")]
+    pub(super) qos_output_jsonl: Option<PathBuf>,
+}
+
+/// What the threads do.
+#[derive(Clone, Debug)]
+pub(super) enum Work {
+    /// All the same, by a sweep; the classes may be none.
+    Sweep(Sweep, Vec<Class>),
+    /// Each class its own.
+    Mixed(Vec<Workload>),
+}
+
+/// What one thread does in a case.
+#[derive(Clone, Debug)]
+pub(super) struct Lot {
+    pub(super) block_bytes: u64,
+    pub(super) batch: u64,
+    /// How the engine is to treat its batches.
+    pub(super) options: SubmitOptions,
+    pub(super) promises: Promises,
+}
+
+impl LoadFlags {
+    /// What to do, once all flags are known to fit together.
+    pub(super) fn work(&self, total_buffer_bytes: u64) -> Result<Work, Failure> {
+        if self.check_consistency && matches!(self.op_type, OpType::WriteSeed | OpType::ReadVerify) {
+            return Err("--check_consistency does its own writing and reading: leave --op_type away".into());
+        }
+        let range = |start, max| Range { start, max };
+        let threads = range(self.start_num_threads, self.max_num_threads);
+        let blocks = range(self.start_block_size, self.max_block_size);
+        let batches = range(self.start_batch_size, self.max_batch_size);
+        let sweep = Sweep::new(threads, blocks, batches, total_buffer_bytes)?;
+        if self.deadline_tight_threads > self.max_num_threads {
+            let (tight, most) = (self.deadline_tight_threads, self.max_num_threads);
+            return Err(format!("--deadline_tight_threads is {tight} and max_num_threads {most}").into());
+        }
+        let given = [
+            ("--qos_classes", &self.qos_classes),
+            ("--qos_classes_json", &self.qos_classes_json),
+            ("--workload_classes_json", &self.workload_classes_json),
+        ];
+        let mut given = given.into_iter().filter(|(_, text)| !text.is_empty());
+        let Some((flag, text)) = given.next() else {
+            return match &self.qos_output_jsonl {
+                Some(_) => Err("--qos_output_jsonl has nothing to record without classes".into()),
+                None => Ok(Work::Sweep(sweep, Vec::new())),
+            };
+        };
+        if let Some((other, _)) = given.next() {
+            return Err(format!("{flag} and {other} both say what classes there are: give one").into());
+        }
+        let named = |error: classes::ClassError| format!("{flag}: {error}");
+        if self.start_num_threads != self.max_num_threads {
+            let (start, max) = (self.start_num_threads, self.max_num_threads);
+            let words = format!("{flag} needs as many threads in every case: start_num_threads is {start}, max {max}");
+            return Err(words.into());
+        }
+        if flag == "--workload_classes_json" {
+            return self.mixed(classes::parse_workloads(text).map_err(named)?, total_buffer_bytes);
+        }
+        let parse = if flag == "--qos_classes" { classes::parse } else { classes::parse_json };
+        let found = parse(text).map_err(named)?;
+        classes::check_threads(&found, self.start_num_threads).map_err(named)?;
+        Ok(Work::Sweep(sweep, found))
+    }
+
+    fn mixed(&self, found: Vec<Workload>, total_buffer_bytes: u64) -> Result<Work, Failure> {
+        let classes: Vec<Class> = found.iter().map(|workload| workload.class.clone()).collect();
+        let threads = self.start_num_threads;
+        classes::check_threads(&classes, threads).map_err(|error| format!("--workload_classes_json: {error}"))?;
+        if self.tent_intent_type != Intent::Unspecified {
+            return Err("--tent_intent_type is said by each class: not with --workload_classes_json".into());
+        }
+        if self.deadline_us != 0 || self.deadline_tight_threads != 0 {
+            return Err("--deadline_us is said by each class: not with --workload_classes_json".into());
+        }
+        let slot = found.iter().map(|workload| workload.block_bytes * workload.batch).max().unwrap_or(0);
+        if slot.checked_mul(threads).is_none_or(|bytes| bytes > total_buffer_bytes) {
+            let words = format!("{threads} threads with {slot} bytes each need more than total_buffer_size");
+            return Err(format!("{words} {total_buffer_bytes}").into());
+        }
+        Ok(Work::Mixed(found))
+    }
+
+    /// Whether the flags ask for what only the engine as a whole does.
+    pub(super) fn needs_engine(&self) -> bool {
+        let classes = [&self.qos_classes, &self.qos_classes_json, &self.workload_classes_json];
+        self.notifi
+            || self.deadline_us > 0
+            || self.deadline_bw_arbitration
+            || self.tent_intent_type != Intent::Unspecified
+            || classes.iter().any(|text| !text.is_empty())
+    }
+
+    /// Sets of connections: one where classes or deadlines are to be held against each other, else one for each
+    /// thread.
+    pub(super) fn initiators(&self) -> usize {
+        let classes = [&self.qos_classes, &self.qos_classes_json, &self.workload_classes_json];
+        match self.deadline_bw_arbitration || classes.iter().any(|text| !text.is_empty()) {
+            true => 1,
+            false => self.max_num_threads.clamp(1, 64) as usize,
+        }
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        if self.timeout_us == 0 { TIMEOUT } else { Duration::from_micros(self.timeout_us) }
+    }
+
+    /// The deadline of tight threads, and how many they are; none when there is no such deadline.
+    pub(super) fn tight(&self) -> Option<(u64, usize)> {
+        (self.deadline_us > 0).then_some((self.deadline_us, self.deadline_tight_threads as usize))
+    }
+
+    fn lot(&self, block_bytes: u64, batch: u64, deadline_us: u64, intent: Intent) -> Lot {
+        let due = (deadline_us > 0).then(|| Duration::from_micros(deadline_us));
+        let options = SubmitOptions { deadline: Some(self.timeout()), due, intent, ..SubmitOptions::default() };
+        let deadline_ns = if deadline_us > 0 { deadline_us.saturating_mul(1000) } else { u64::MAX };
+        Lot { block_bytes, batch, options, promises: Promises { deadline_ns, ..Promises::default() } }
+    }
+
+    /// What each thread of a case does.
+    pub(super) fn lots(&self, case: Case, classes: &[Class]) -> Vec<Lot> {
+        let (deadline_us, tight) = self.tight().unwrap_or_default();
+        let lot = |thread| {
+            let deadline_us = if thread < tight { deadline_us } else { 0 };
+            self.lot(case.block_bytes, case.batch, deadline_us, self.tent_intent_type)
+        };
+        let mut lots: Vec<Lot> = (0..case.threads as usize).map(lot).collect();
+        assign(&mut lots, classes);
+        lots
+    }
+
+    /// What each thread of a mixed run does.
+    pub(super) fn mixed_lots(&self, workloads: &[Workload], classes: &[Class]) -> Vec<Lot> {
+        let lots = workloads.iter().flat_map(|workload| {
+            let Workload { class, block_bytes, batch, deadline_us, intent } = workload;
+            let lot = self.lot(*block_bytes, *batch, *deadline_us, *intent);
+            std::iter::repeat_n(lot, class.threads as usize)
+        });
+        let mut lots: Vec<Lot> = lots.collect();
+        assign(&mut lots, classes);
+        lots
+    }
+}
+
+/// Each class is a tenant with the class's weight, and has its promise.
+fn assign(lots: &mut [Lot], classes: &[Class]) {
+    let weights = engine_weights(classes);
+    for (number, range) in classes::ranges(classes).into_iter().enumerate() {
+        for lot in &mut lots[range] {
+            lot.options.tenant = number as u32 + 1;
+            lot.options.weight = weights[number];
+            let slo_us = classes[number].slo_us;
+            lot.promises.slo_ns = if slo_us > 0 { slo_us.saturating_mul(1000) } else { u64::MAX };
+        }
+    }
+}

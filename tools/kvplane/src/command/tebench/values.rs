@@ -1,0 +1,174 @@
+//! Values of flags: taken where this build can do what they say, refused by name where it cannot.
+
+/// A transport, or whichever is best of those that both sides have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Transport {
+    /// The best of those that both sides have.
+    Any,
+    /// TCP only.
+    Tcp,
+    /// Shared memory only, mapped.
+    Shm,
+    /// Same host only, copied by the kernel between the processes.
+    Cma,
+    /// Files only, by io_uring.
+    Uring,
+    /// This very process only.
+    Local,
+}
+
+impl Transport {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Any => "",
+            Self::Tcp => "tcp",
+            Self::Shm => "shm",
+            Self::Cma => "cma",
+            Self::Uring => "iouring",
+            Self::Local => "local",
+        }
+    }
+}
+
+/// A transport of `--xport_type`, `--tent_transport_hint` or `-protocol`.
+pub(crate) fn transport(text: &str) -> Result<Transport, String> {
+    Ok(match text {
+        "" | "unspec" => Transport::Any,
+        "tcp" => Transport::Tcp,
+        "shm" => Transport::Shm,
+        "cma" => Transport::Cma,
+        "iouring" | "io_uring" => Transport::Uring,
+        "local" => Transport::Local,
+        _ => {
+            return Err(format!(
+                "{}: there are tcp, shm, cma, iouring and local",
+                missing_transport(text)
+                    .ok_or_else(|| format!("{text:?} is no transport: tcp, shm, cma, iouring, local"))?
+            ));
+        }
+    })
+}
+
+/// Why a transport that others have is not to be had here.
+fn missing_transport(text: &str) -> Option<String> {
+    let what = match text {
+        "rdma" | "barex" | "efa" | "hp_tcp" => "no driver of RDMA or other bypass network cards",
+        "mnnvl" | "nvlink" | "nvlink_intra" | "gds" | "musa" | "hip" | "mpcomm" => "no driver of GPU memory",
+        "ascend" | "sunrise_link" | "ub" | "cxl" | "nvmeof" => "no driver of that device",
+        _ => return None,
+    };
+    Some(format!("{text} is not available: this build has {what}"))
+}
+
+/// A kind of memory. Only system memory is there.
+pub(crate) fn memory(text: &str) -> Result<String, String> {
+    match text.to_ascii_uppercase().as_str() {
+        "DRAM" => Ok("DRAM".to_owned()),
+        "VRAM" => Err("VRAM is not available: this build has no driver of GPU memory; use DRAM".to_owned()),
+        _ => Err(format!("{text:?} is no kind of memory: use DRAM")),
+    }
+}
+
+/// Kinds of memory, separated by commas; none for an empty text.
+pub(crate) fn memories(text: &str) -> Result<Vec<String>, String> {
+    text.split(',').map(str::trim).filter(|kind| !kind.is_empty()).map(memory).collect()
+}
+
+/// The number of a GPU: only the values that mean none in particular.
+pub(crate) fn gpu(text: &str) -> Result<i32, String> {
+    match text.parse() {
+        Ok(number @ (-1 | 0)) => Ok(number),
+        Ok(number) => {
+            Err(format!("GPU {number} is not available: this build has no driver of GPU memory; use 0 or -1"))
+        }
+        Err(_) => Err(format!("{text:?} is no number of a GPU")),
+    }
+}
+
+/// Seconds, also parts of one, more than none.
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+    match seconds_or_none(text)? {
+        0.0 => Err("a case of 0 seconds measures nothing".to_owned()),
+        seconds => Ok(seconds),
+    }
+}
+
+/// Seconds, also parts of one, or none.
+pub(crate) fn seconds_or_none(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    match (0.0..=1e6).contains(&seconds) {
+        true => Ok(seconds),
+        false => Err(format!("{text} seconds: give from 0 to 1000000")),
+    }
+}
+
+/// A capacity in GB/s; 0 when it is not known.
+pub(crate) fn capacity(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate.is_finite() && rate >= 0.0 => Ok(rate),
+        _ => Err(format!("{text:?} is no capacity: give GB/s from 0 on")),
+    }
+}
+
+/// The connection string of a store of metadata, from its kind and the list of its addresses.
+pub(crate) fn metadata(kind: &str, list: &str) -> Result<String, String> {
+    let urls: Vec<&str> = list.split(',').map(str::trim).filter(|url| !url.is_empty()).collect();
+    if kind == "p2p" {
+        return match urls.is_empty() {
+            true => Ok("P2PHANDSHAKE".to_owned()),
+            false => Err(format!("--metadata_url_list {list:?} is for --metadata_type http, etcd or redis")),
+        };
+    }
+    let [first, rest @ ..] = urls.as_slice() else {
+        return Err(format!("--metadata_type {kind} needs --metadata_url_list"));
+    };
+    if kind != "etcd" && !rest.is_empty() {
+        return Err(format!("--metadata_url_list {list:?} has {} addresses, {kind} takes one", urls.len()));
+    }
+    let bare = |url: &str| url.split_once("://").map_or(url, |(_, address)| address).to_owned();
+    Ok(match kind {
+        "http" if first.contains("://") => (*first).to_owned(),
+        "http" => format!("http://{first}"),
+        // Clusters are named by all of their addresses.
+        "etcd" => format!("etcd://{}", urls.iter().map(|url| bare(url)).collect::<Vec<_>>().join(";")),
+        _ => format!("{kind}://{}", bare(first)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_refused_by_name() {
+        for (text, words) in [("rdma", "rdma is not available"), ("gds", "GPU memory"), ("pigeon", "no transport")] {
+            let error = transport(text).unwrap_err();
+            assert!(error.contains(words) && error.contains("tcp"), "{error}");
+        }
+        for name in ["tcp", "shm", "cma", "iouring", "local", ""] {
+            assert_eq!(transport(name).unwrap().name(), name);
+        }
+        assert_eq!(memories("dram, DRAM").unwrap(), ["DRAM", "DRAM"]);
+        assert!(memories("dram,vram").unwrap_err().contains("VRAM is not available"));
+        assert!(gpu("-1").is_ok() && gpu("0").is_ok() && gpu("1").unwrap_err().contains("GPU 1"));
+        assert!(seconds("0").is_err() && seconds("nan").is_err() && seconds("0.02").is_ok());
+        assert!(capacity("-1").is_err() && capacity("inf").is_err() && capacity("12.5").is_ok());
+    }
+
+    #[test]
+    fn stores_of_metadata_are_named_as_the_engine_has_it() {
+        let cases = [
+            ("p2p", "", "P2PHANDSHAKE"),
+            ("http", "http://127.0.0.1:8080/metadata", "http://127.0.0.1:8080/metadata"),
+            ("http", "127.0.0.1:8080/metadata", "http://127.0.0.1:8080/metadata"),
+            ("etcd", "10.0.0.1:2379,http://10.0.0.2:2379", "etcd://10.0.0.1:2379;10.0.0.2:2379"),
+            ("redis", "127.0.0.1:6379", "redis://127.0.0.1:6379"),
+        ];
+        for (kind, list, expected) in cases {
+            assert_eq!(metadata(kind, list).unwrap(), expected);
+        }
+        assert!(metadata("p2p", "http://x").unwrap_err().contains("--metadata_url_list"));
+        assert!(metadata("redis", "").unwrap_err().contains("needs --metadata_url_list"));
+        assert!(metadata("redis", "a:1,b:2").unwrap_err().contains("2 addresses"));
+    }
+}

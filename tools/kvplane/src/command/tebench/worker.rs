@@ -1,0 +1,257 @@
+//! One thread of a case: batch after batch, by the engine or by a session of its own, every byte checked where asked.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane::{
+    Buffer, Metrics, Notice, Opcode, Region, Segment, SegmentHandle, Session, TaskState, Transfer, TransferEngine,
+    TransferRequest,
+};
+use kvplane_tools::pattern;
+use kvplane_tools::tebench::Samples;
+
+use super::engine::LOCAL;
+use super::load::{LoadFlags, Lot};
+use super::{Failure, OpType, TARGET_SEED};
+
+const OPEN_DEADLINE: Duration = Duration::from_secs(5);
+/// How long to leave a target that has no room for another notice.
+const NOTICE_PAUSE: Duration = Duration::from_millis(1);
+
+/// What all threads of a case share.
+pub(super) struct Ground<'a> {
+    pub(super) load: &'a LoadFlags,
+    pub(super) engine: &'a TransferEngine,
+    /// The caller's memory.
+    pub(super) region: &'a Arc<Region>,
+    /// The target's buffers, where this process is the target.
+    pub(super) own: &'a [Arc<Region>],
+    /// Names of targets, at least one.
+    pub(super) targets: &'a [&'a str],
+    /// Whether each thread has a session of its own.
+    pub(super) sessions: bool,
+    /// Threads, and the bytes that each has in both memories.
+    pub(super) threads: u64,
+    pub(super) slot_bytes: u64,
+}
+
+/// Who moves the bytes of a thread.
+enum Mover<'a> {
+    /// A session: nobody else's business is in its way.
+    Session(Box<Own>),
+    /// The engine, which others use too.
+    Engine { engine: &'a TransferEngine, target: SegmentHandle, base: u64 },
+}
+
+/// A session, the target's segment and which of its buffers, and the caller's memory.
+struct Own {
+    session: Session,
+    segment: Segment,
+    index: usize,
+    buffer: Buffer,
+}
+
+pub(super) struct Worker<'a> {
+    ground: &'a Ground<'a>,
+    lot: Lot,
+    mover: Mover<'a>,
+    /// What is left with the target after each batch.
+    notice: Option<(SegmentHandle, Notice)>,
+    /// Where this thread's slot begins, in the caller's memory and in the target's buffer.
+    local_at: u64,
+    target_at: u64,
+    rounds: u64,
+}
+
+impl<'a> Worker<'a> {
+    pub(super) fn new(ground: &'a Ground<'a>, lot: Lot, thread: u64) -> Result<Self, Failure> {
+        let Ground { load, engine, region, targets, slot_bytes, threads, .. } = *ground;
+        let name = targets[(thread % targets.len() as u64) as usize];
+        // Threads of one target take its buffers in turn.
+        let turn = (thread / targets.len() as u64) as usize;
+        let (mover, there) = if ground.sessions {
+            let mut session = engine.session()?;
+            let buffer = session.register(Arc::clone(region));
+            let segment = session.open_segment(name, OPEN_DEADLINE)?;
+            let index = turn % segment.regions.len().max(1);
+            let there = segment.regions.get(index).map_or(0, |region| region.bytes);
+            (Mover::Session(Box::new(Own { session, segment, index, buffer })), there)
+        } else {
+            let (target, base, there) = open(ground, name, turn)?;
+            (Mover::Engine { engine, target, base }, there)
+        };
+        let beyond = there.saturating_sub(load.target_offset);
+        let room = match load.target_range_size {
+            0 => beyond,
+            bytes => bytes.min(beyond),
+        };
+        let needed = slot_bytes.saturating_mul(threads);
+        if needed > room {
+            let words = format!("{threads} threads with {slot_bytes} bytes each need {needed} bytes");
+            return Err(format!("{words}, the target {name} has {room} for them").into());
+        }
+        let notice = match (&mover, load.notifi) {
+            (Mover::Engine { target, .. }, true) => {
+                Some((*target, Notice { name: engine.name().to_owned(), message: format!("thread {thread}") }))
+            }
+            _ => None,
+        };
+        let (local_at, target_at) = (slot_bytes * thread, load.target_offset + slot_bytes * thread);
+        Ok(Self { ground, lot, mover, notice, local_at, target_at, rounds: 0 })
+    }
+
+    /// Batches until the time is over; nanoseconds spent in them and between.
+    pub(super) fn run_for(&mut self, duration: Duration, mut samples: Option<&mut Samples>) -> Result<u64, Failure> {
+        let start = Instant::now();
+        let interval = Duration::from_micros(self.ground.load.request_interval_us);
+        while start.elapsed() < duration {
+            let began = Instant::now();
+            let ns = self.round()?;
+            if let Some(samples) = samples.as_deref_mut() {
+                ns.iter().filter(|&&ns| ns > 0).for_each(|&ns| samples.record(ns));
+            }
+            while began.elapsed() < interval {
+                std::thread::yield_now();
+            }
+        }
+        Ok(start.elapsed().as_nanos() as u64)
+    }
+
+    /// What its own session counted; nothing where the engine does.
+    pub(super) fn metrics(&mut self) -> Option<Metrics> {
+        match &mut self.mover {
+            Mover::Session(own) => Some(own.session.metrics()),
+            Mover::Engine { .. } => None,
+        }
+    }
+
+    /// One round: the times of its batches.
+    fn round(&mut self) -> Result<[u64; 2], Failure> {
+        self.rounds += 1;
+        if self.ground.load.check_consistency {
+            return self.consistent_round();
+        }
+        let write = match self.ground.load.op_type {
+            OpType::Read => false,
+            OpType::Write => true,
+            OpType::Mix => self.rounds.is_multiple_of(2),
+            OpType::WriteSeed => {
+                self.fill(TARGET_SEED);
+                true
+            }
+            OpType::ReadVerify => {
+                let ns = self.batch(false)?;
+                self.check(TARGET_SEED)?;
+                return Ok([ns, 0]);
+            }
+        };
+        Ok([self.batch(write)?, 0])
+    }
+
+    /// Writes a pattern of this round, spoils the local copy, reads it back and compares.
+    fn consistent_round(&mut self) -> Result<[u64; 2], Failure> {
+        let seed = TARGET_SEED ^ self.rounds.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.fill(seed);
+        let wrote = self.batch(true)?;
+        self.fill(!seed);
+        let read = self.batch(false)?;
+        self.check(seed)?;
+        Ok([wrote, read])
+    }
+
+    /// One batch and its notice; how long it took.
+    fn batch(&mut self, write: bool) -> Result<u64, Failure> {
+        let (bytes, batch) = (self.lot.block_bytes, self.lot.batch);
+        let (local_at, target_at) = (self.local_at, self.target_at);
+        let timeout = self.ground.load.timeout();
+        let start;
+        match &mut self.mover {
+            Mover::Session(own) => {
+                let Own { session, segment, index, buffer } = &mut **own;
+                let transfer = |block| Transfer {
+                    local: buffer.slice((local_at + block * bytes) as usize, bytes as usize),
+                    region: *index,
+                    offset: target_at + block * bytes,
+                    write,
+                };
+                let transfers: Vec<Transfer> = (0..batch).map(transfer).collect();
+                start = Instant::now();
+                session.run(segment, &transfers, timeout)?;
+            }
+            Mover::Engine { engine, target, base } => {
+                let source = self.ground.region.address() + local_at;
+                let request = |block| TransferRequest {
+                    opcode: if write { Opcode::Write } else { Opcode::Read },
+                    source: source + block * bytes,
+                    target: *target,
+                    target_offset: *base + target_at + block * bytes,
+                    length: bytes,
+                };
+                let requests: Vec<TransferRequest> = (0..batch).map(request).collect();
+                start = Instant::now();
+                run(engine, &requests, &self.lot)?;
+                if let Some((target, notice)) = &self.notice {
+                    leave(engine, *target, notice, start + timeout)?;
+                }
+            }
+        }
+        Ok(start.elapsed().as_nanos() as u64)
+    }
+
+    /// The pattern follows from the place in the target's buffer, so that any other process can check it.
+    fn fill(&self, seed: u64) {
+        let bytes = (self.lot.block_bytes * self.lot.batch) as usize;
+        self.ground.region.fill_with(self.local_at as usize, bytes, &mut |offset, part| {
+            pattern::fill(seed, self.target_at + offset, part);
+        });
+    }
+
+    fn check(&self, seed: u64) -> Result<(), Failure> {
+        let bytes = (self.lot.block_bytes * self.lot.batch) as usize;
+        let mut wrong = None;
+        self.ground.region.read_with(self.local_at as usize, bytes, &mut |offset, part| {
+            if let (None, Err(mismatch)) = (&wrong, pattern::check(seed, self.target_at + offset, part)) {
+                wrong = Some(mismatch);
+            }
+        });
+        match wrong {
+            None => Ok(()),
+            Some(mismatch) => Err(format!("inconsistent data detected in round {}: {mismatch}", self.rounds).into()),
+        }
+    }
+}
+
+/// The target of this name, where the buffer begins whose turn it is, and its length.
+fn open(ground: &Ground<'_>, name: &str, turn: usize) -> Result<(SegmentHandle, u64, u64), Failure> {
+    if name == LOCAL {
+        let region = &ground.own[turn % ground.own.len()];
+        return Ok((SegmentHandle::LOCAL, region.address(), region.bytes() as u64));
+    }
+    let target = ground.engine.open_segment(name)?;
+    let buffers = ground.engine.segment_info(target)?.buffers;
+    let buffer = buffers.get(turn % buffers.len().max(1));
+    Ok((target, buffer.map_or(0, |buffer| buffer.address), buffer.map_or(0, |buffer| buffer.bytes)))
+}
+
+/// Runs transfers as one batch; an error when any failed.
+fn run(engine: &TransferEngine, requests: &[TransferRequest], lot: &Lot) -> Result<(), Failure> {
+    let batch = engine.submit(requests, &lot.options)?;
+    let status = batch.wait();
+    if status.state == TaskState::Completed {
+        return Ok(());
+    }
+    let cause = batch.problem().map(|cause| format!(" ({cause})")).unwrap_or_default();
+    let moved = status.transferred_bytes;
+    Err(format!("a batch of {} ended as {:?} after {moved} bytes{cause}", requests.len(), status.state).into())
+}
+
+/// Leaves a notice; where the target has no room for it, again until `until`.
+fn leave(engine: &TransferEngine, target: SegmentHandle, notice: &Notice, until: Instant) -> Result<(), Failure> {
+    loop {
+        match engine.notify(target, notice) {
+            Ok(()) => return Ok(()),
+            Err(error) if Instant::now() >= until => return Err(error.into()),
+            Err(_) => std::thread::sleep(NOTICE_PAUSE),
+        }
+    }
+}

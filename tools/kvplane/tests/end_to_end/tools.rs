@@ -1,0 +1,135 @@
+//! Mooncake's tools by their names and flags, its protocol spoken to our own engine, and the ways that one may force.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::support::{Outcome, Process, Workplace, finish, text};
+use crate::transfers::{measured, target, tebench};
+
+/// Three blocks of an odd size at an odd place.
+const ODD: [&str; 5] = [
+    "--target_offset=777",
+    "--start_block_size=12345",
+    "--max_block_size=12345",
+    "--start_batch_size=3",
+    "--max_batch_size=3",
+];
+
+#[test]
+fn either_protocol_finds_what_the_other_wrote() {
+    let place = Workplace::new("protocols");
+    let (_target, address) = target(&place);
+    let (ours, theirs) = (["--backend=tent", "--xport_type=tcp"], ["--backend=mooncake", "--xport_type=tcp"]);
+    for (writer, reader) in [(ours, theirs), (theirs, ours)] {
+        // Both protocols find what the other left there, and not what they left themselves.
+        for (backend, work) in
+            [(reader, "--check_consistency"), (writer, "--op_type=write_seed"), (reader, "--op_type=read_verify")]
+        {
+            let json = measured(&place, &address, &[&ODD[..], &backend, &[work]].concat());
+            let transport = if backend == theirs { "mooncake" } else { "tcp" };
+            assert_eq!(json["transports"][0]["transport"], transport, "{json}");
+            assert!(json["cases"][0]["batches"].as_u64() > Some(0), "{json}");
+        }
+    }
+    let spoiled = measured(&place, &address, &[&ODD[..], &theirs, &["--check_consistency"]].concat());
+    assert_eq!(spoiled["transports"].as_array().map(Vec::len), Some(1), "{spoiled}");
+    let wrong = tebench(&place, &address, &[&ODD[..], &theirs, &["--op_type=read_verify"]].concat());
+    wrong.failed(1, &["inconsistent data detected in round 1: byte 777"]);
+}
+
+#[test]
+fn a_way_that_was_asked_for_is_the_way_taken() {
+    let place = Workplace::new("ways");
+    let (_target, address) = target(&place);
+    let seed = ["--op_type=write_seed"];
+    assert_eq!(
+        measured(&place, "local", &[&seed[..], &["--xport_type=local"]].concat())["transports"],
+        Value::Array(vec![])
+    );
+    for api in ["--api=session", "--api=engine"] {
+        let json = measured(&place, &address, &[api, "--tent_transport_hint=shm", "--op_type=read_verify"]);
+        assert_eq!(json["transports"][0]["transport"], "shm", "{json}");
+    }
+    let outcome = tebench(&place, &address, &["--xport_type=cma", "--op_type=read_verify", "--json=-"]);
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    if !outcome.status.success() && !["", "0"].contains(&scope.trim()) {
+        println!("skipped: tebench over cma: ptrace_scope is {}: {}", scope.trim(), outcome.stderr);
+        return;
+    }
+    let json: Value = serde_json::from_str(&outcome.text()).unwrap();
+    assert_eq!(json["transports"][0]["transport"], "shm", "copies on one host count as one way: {json}");
+}
+
+#[test]
+fn kinds_of_memory_are_buffers_that_threads_take_in_turn() {
+    let place = Workplace::new("kinds");
+    let target = Process::start(place.bare(&["tebench", "--total_buffer_size=1M", "--seg_type_mix=dram,DRAM"]));
+    let address = target.address("--target_seg_name=").to_string();
+    let threads = ["--start_num_threads=2", "--max_num_threads=2"];
+    let seed = ["--op_type=read_verify", "--backend=mooncake"];
+    let json = measured(&place, &address, &[&threads[..], &seed].concat());
+    assert!(json["cases"][0]["batches"].as_u64() > Some(1), "{json}");
+}
+
+#[test]
+fn segments_are_found_in_a_store_of_metadata() {
+    let place = Workplace::new("metadata");
+    let dev = place.dev("8M", &["--shards", "1", "--mooncake-metadata"]);
+    let store = format!("http://{}/metadata", dev.http());
+    let store = ["--metadata_type=http", "--metadata_url_list", store.as_str()];
+    let serve = [&["tebench", "--total_buffer_size=4M", "--seg_name=kv-1"], &store[..]].concat();
+    let mut target = Process::start(place.bare(&serve));
+    target.wait_for("--target_seg_name=kv-1 ");
+    for backend in ["--backend=kvplane", "--backend=mooncake"] {
+        let json = measured(&place, "kv-1", &[&store[..], &[backend, "--op_type=read_verify"]].concat());
+        assert!(json["cases"][0]["batches"].as_u64() > Some(0), "{json}");
+    }
+    tebench(&place, "kv-2", &store).failed(1, &["kv-2"]);
+    assert!(target.stop().success());
+}
+
+/// The binary under another name.
+fn named(place: &Workplace, name: &str, arguments: &[&str]) -> Command {
+    let path = place.path(name);
+    if !path.exists() {
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kvplane"), &path).unwrap();
+    }
+    let mut command = Command::new(path);
+    command.args(arguments).env("XDG_RUNTIME_DIR", &place.directory);
+    command
+}
+
+#[test]
+fn the_binary_is_the_tool_whose_name_it_has() {
+    let place = Workplace::new("names");
+    let target = Process::start(named(&place, "transfer_engine_bench", &["-mode=target", "--buffer_size", "4M"]));
+    let address = target.address("-segment_id=").to_string();
+    let run = |arguments: &[&str]| -> Outcome {
+        let flags = ["-segment_id", &address, "-buffer_size=4M", "-duration=0.3", "-block_size=4096", "-batch_size=8"];
+        finish(named(&place, "transfer_engine_bench", &[&flags[..], arguments].concat()), &[])
+    };
+    for more in
+        [&["-operation=write", "-noinit_mem", "-backend=mooncake"][..], &["--protocol", "tcp", "-backend=classic"]]
+    {
+        let said = run(&[&["-threads=2", "-report_unit=MiB", "-report_precision", "4"], more].concat()).text();
+        let mut lines: Vec<&str> = said.lines().collect();
+        let last = lines.pop().unwrap();
+        lines.sort_unstable();
+        assert_eq!(lines, ["Worker 0 stopped!", "Worker 1 stopped!"], "{said}");
+        let (head, rate) = last.split_once(", throughput ").unwrap();
+        assert!(head.starts_with("Test completed: duration 0.") && head.contains(", batch count "), "{last}");
+        let number = rate.strip_suffix(" MiB/s").unwrap();
+        assert!(number.split_once('.').unwrap().1.len() == 4 && number.parse::<f64>().unwrap() > 0.0, "{last}");
+    }
+    run(&["-threads=2", "-block_size=1M"]).failed(1, &["2 threads with 8 blocks of 1048576 bytes", "4194304"]);
+    run(&["-use_vram"]).failed(1, &["--use_vram", "GPU memory"]);
+    run(&["-protocol=rdma"]).failed(2, &["rdma is not available"]);
+    run(&["-report_unit=TB"]).failed(2, &["\"TB\" is none of GB"]);
+    finish(named(&place, "transfer_engine_bench", &[]), &[]).failed(1, &["--segment_id is missing"]);
+
+    let arguments = [&format!("-target_seg_name={address}"), "-total_buffer_size=1M", "-duration=0.1", "-warm_up=0"];
+    let sizes = ["-start_block_size=4096", "-max_block_size=4096", "-nocheck_consistency", "-local_gpu_id=-1"];
+    let said = finish(named(&place, "tebench", &[&arguments[..], &sizes].concat()), &[]).text();
+    assert!(said.starts_with("BlkSize (B)   Batch") && text(&place.path("tebench")).ends_with("tebench"), "{said}");
+}
