@@ -61,6 +61,12 @@ impl Host {
         self.file_work.files.get(file)
     }
 
+    /// The same, for whoever waits for its device while the host goes on.
+    #[must_use]
+    pub fn share_file(&self, file: SegmentId) -> Option<Arc<DirectFile>> {
+        self.file_work.files.share(file)
+    }
+
     /// Makes what was written to a file durable. Blocks as long as the device takes.
     ///
     /// # Errors

@@ -96,6 +96,12 @@ impl Files {
         self.table.get(file).map(Arc::as_ref)
     }
 
+    /// An open file, for whoever waits for its device without holding up transfers.
+    #[must_use]
+    pub fn share(&self, file: SegmentId) -> Option<Arc<DirectFile>> {
+        self.table.get(file).map(Arc::clone)
+    }
+
     /// Pins memory that is used again and again. Where the kernel refuses, transfers are merely a little slower.
     pub fn register(&mut self, region: &Arc<Region>) {
         if let Some(ring) = &mut self.ring {
