@@ -12,6 +12,9 @@ use super::{Driver, Work};
 use crate::transfer::batch::State;
 use crate::transfer::peers::{Departures, Peer};
 
+/// Connections to peers that are left are reset in one round, and mostly gone in the next: nobody may drive after that.
+const LEAVING_ROUNDS: u32 = 2;
+
 /// A peer as the initiator knows it.
 struct Known {
     peer: Weak<Peer>,
@@ -120,12 +123,17 @@ impl Core {
     }
 
     fn after(&mut self, driver: &Driver, mut result: std::io::Result<()>) {
+        let mut rounds = 0;
         while result.is_ok() {
             self.reap(driver);
             // What ended may have been the last to hold a peer.
-            if !self.leave_departed() {
+            if self.leave_departed() {
+                rounds = LEAVING_ROUNDS;
+            }
+            if rounds == 0 {
                 return;
             }
+            rounds -= 1;
             result = self.initiator.as_mut().map_or(Ok(()), |initiator| initiator.poll().map(|_| ()));
         }
         if let Err(error) = result {
