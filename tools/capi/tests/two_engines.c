@@ -152,7 +152,7 @@ static void files(void) {
     check(installTransport(source_engine, "file", NULL) != NULL, "files are there");
     int segment = openSegment(source_engine, name);
     check(segment >= 1, "a file opens");
-    unsigned char *bytes = source_memory;
+    unsigned char *bytes = (unsigned char *)source_memory;
     for (int at = 0; at < 5000; at++) bytes[at] = (unsigned char)(at * 7 + at / 256);
     check(one(source_engine, OPCODE_WRITE, source_memory, segment, 1001, 5000) == STATUS_COMPLETED, "it is written");
     memset(source_memory, 0, 5000);
@@ -219,7 +219,6 @@ int main(void) {
     moves_bytes();
     batches();
     refusals();
-    files();
     notifications();
     shows();
     pthread_t threads[8];
@@ -234,6 +233,7 @@ int main(void) {
         wrong += lanes[i].wrong;
     }
     check(wrong == 0, "eight threads share an engine without a wrong word");
+    files();
     check(closeSegment(source_engine, target_segment) == 0, "the segment closes");
     check(unregisterLocalMemory(target_engine, target_memory) == 0, "memory is taken back");
     destroyTransferEngine(source_engine);

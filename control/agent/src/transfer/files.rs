@@ -59,14 +59,17 @@ fn info(file: &DirectFile) -> FileInfo {
     }
 }
 
+/// By what the file system calls a file, its device and its number there: how it is open.
+type ByIdentity = HashMap<(u64, u64), Vec<Weak<Remote>>>;
+
 /// The files that are segments, or were and are still being moved.
 #[derive(Default)]
 pub(super) struct Files {
     /// By what the file system calls them, as one file may have several names.
-    by_identity: Mutex<HashMap<(u64, u64), Vec<Weak<Remote>>>>,
+    by_identity: Mutex<ByIdentity>,
 }
 
-fn named(path: &Path, error: io::Error) -> Error {
+fn named(path: &Path, error: &io::Error) -> Error {
     Error::System(io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
@@ -85,7 +88,7 @@ impl TransferEngine {
             }
         }
         let file = Arc::new(DirectFile::open(path, wanted.options())?);
-        let identity = file.identity().map_err(|error| named(path, error))?;
+        let identity = file.identity().map_err(|error| named(path, &error))?;
         let opened = OpenFile::new(file, wanted.options());
         let others: Vec<Arc<Remote>> = files.get(&identity).into_iter().flatten().filter_map(Weak::upgrade).collect();
         let of = |other: &Arc<Remote>| other.file.as_ref().map(|file| file.options);
@@ -102,7 +105,7 @@ impl TransferEngine {
         let users = if opened.alone { &self.drivers[..1] } else { &self.drivers[..] };
         for driver in users {
             let added = driver.with(|core| core.add_file(&peer, Arc::clone(&opened.file)));
-            added.map_err(|error| named(path, error))?;
+            added.map_err(|error| named(path, &error))?;
         }
         let remote = Arc::new(Remote::of_file(&name, peer, opened));
         files.retain(|_, remotes| {
@@ -129,7 +132,7 @@ impl TransferEngine {
     pub fn sync_segment(&self, handle: SegmentHandle) -> Result<(), Error> {
         let remote = self.segments.read().get(handle).cloned();
         match remote.as_deref() {
-            Some(Remote { file: Some(file), .. }) => file.file.sync().map_err(|error| named(file.file.path(), error)),
+            Some(Remote { file: Some(file), .. }) => file.file.sync().map_err(|error| named(file.file.path(), &error)),
             Some(_) => Err(Error::Argument(format!("segment {} is memory, not a file", handle.to_bits()))),
             None if handle == SegmentHandle::LOCAL => {
                 Err(Error::Argument("our own segment is memory, not a file".to_owned()))
