@@ -70,6 +70,7 @@ pub(super) struct Driver {
     kicked: AtomicBool,
     asleep: AtomicBool,
     stopping: AtomicBool,
+    departures: Departures,
 }
 
 impl Driver {
@@ -83,7 +84,7 @@ impl Driver {
         let doorbell = Doorbell::new()?;
         initiator.watch(doorbell.clone())?;
         Ok(Arc::new(Self {
-            core: Mutex::new(Core::new(initiator, departures)),
+            core: Mutex::new(Core::new(initiator, departures.clone())),
             inbox: Mutex::new(Vec::new()),
             inbox_filled: AtomicBool::new(false),
             doorbell,
@@ -102,6 +103,7 @@ impl Driver {
             kicked: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
+            departures,
         }))
     }
 

@@ -1,8 +1,8 @@
 //! Those whom the initiators ask: numbered, shared by all who refer to them, and left when nobody does any more.
 //!
 //! What is known of a segment, and every batch that asks it, holds its peer. When the last of them lets go, a peer that
-//! was replaced by a newer life of itself or whose segment was closed is done with: the initiators close it the next
-//! time that they are driven.
+//! was replaced by a newer life of itself or whose segment was closed is done with: each initiator closes it the next
+//! time that it is driven, which its own thread sees to within seconds.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -252,11 +252,11 @@ fn one_file_is_one_segment_by_whatever_name() {
 
 #[test]
 fn files_are_closed_when_the_last_batch_has_ended() {
-    for initiators in [1, 3] {
+    for (initiators, options) in [(1, ""), (3, ""), (3, "?readonly")] {
         let side = Side::new(config(initiators), BYTES);
         for round in 0..20u64 {
             let scratch = Scratch::filled(BYTES, 38 + round);
-            let file = side.engine.open_segment(&scratch.name("")).unwrap();
+            let file = side.engine.open_segment(&scratch.name(options)).unwrap();
             let read = side.request(Opcode::Read, 0, (file, 0), BYTES);
             let batch = side.engine.submit(&[read], &SubmitOptions::default()).unwrap();
             side.engine.close_segment(file).unwrap();
@@ -270,6 +270,11 @@ fn files_are_closed_when_the_last_batch_has_ended() {
                 check(&side.region, 0, BYTES, 38 + round);
             }
             assert!(side.engine.segment_info(file).is_err());
+            if options == "?readonly" {
+                // The other initiators would find out by themselves, later.
+                let other = side.engine.open_segment(&Scratch::filled(1, 0).name("")).unwrap();
+                side.engine.close_segment(other).unwrap();
+            }
             // Whoever drove the batch to its end is done with that when he lets others count. The batch is kept, the
             // file is not.
             assert_eq!(side.engine.metrics().rails.len(), 0, "round {round}");
