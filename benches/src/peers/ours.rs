@@ -61,7 +61,7 @@ impl Side for Ours {
         command.arg(format!("--target_seg_name={}", target.name)).args(["--json", "-", "--op_type", cell.op.word()]);
         command.arg(format!("--start_block_size={block}")).arg(format!("--max_block_size={block}"));
         command.arg(format!("--start_batch_size={batch}")).arg(format!("--max_batch_size={batch}"));
-        command.arg(format!("--duration={seconds}"));
+        command.arg(format!("--duration={seconds}")).arg(format!("--warm_up={}", seconds.min(0.3)));
         target.process.resume()?;
         let mut initiator = Process::start(&mut command)?;
         let meter = Meter::start(&[initiator.pid(), target.process.pid()]);

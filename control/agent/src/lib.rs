@@ -32,7 +32,7 @@ pub use error::Error;
 pub use link::{Control, ControlLink};
 pub use node::{Node, NodeConfig};
 pub use transfer::{
-    Batch, BatchStatus, BufferInfo, Completed, Metrics, Opcode, PathChange, RailSnapshot, Range, Ranges,
+    Batch, BatchStatus, BufferInfo, Completed, FileInfo, Metrics, Opcode, PathChange, RailSnapshot, Range, Ranges,
     RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions,
     TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest, TransportChoice,
 };

@@ -42,11 +42,15 @@ impl Etcd {
     }
 
     fn call(&self, method: &str, key: &str, request: &Value) -> Result<Answer, StoreError> {
+        self.call_within(method, key, request, self.timeout)
+    }
+
+    fn call_within(&self, method: &str, key: &str, request: &Value, limit: Duration) -> Result<Answer, StoreError> {
         let failed = |peer: &Peer, reason| {
             let store = format!("etcd://{peer}");
             StoreError { store, key: key.to_owned(), reason }
         };
-        let deadline = Instant::now() + self.timeout;
+        let deadline = Instant::now() + limit.min(self.timeout);
         let body = request.to_string();
         let mut last = None;
         for (index, peer) in self.endpoints.iter().enumerate() {
@@ -83,8 +87,8 @@ impl Etcd {
 }
 
 impl MetadataStore for Etcd {
-    fn get(&self, key: &str) -> Result<Option<String>, StoreError> {
-        let answer = self.call("range", key, &json!({ "key": STANDARD.encode(key) }))?;
+    fn get_within(&self, key: &str, limit: Duration) -> Result<Option<String>, StoreError> {
+        let answer = self.call_within("range", key, &json!({ "key": STANDARD.encode(key) }), limit)?;
         let Some(entry) = answer.kvs.first() else { return Ok(None) };
         let value = STANDARD.decode(&entry.value).map_err(|error| format!("the value is not base64: {error}"));
         let failed = |reason| StoreError { store: self.store(), key: key.to_owned(), reason };

@@ -92,8 +92,18 @@ impl HttpStore {
     }
 
     fn call(&self, method: Method, key: &str, body: &[u8]) -> Result<(u16, Vec<u8>), StoreError> {
+        self.call_within(method, key, body, self.timeout)
+    }
+
+    fn call_within(
+        &self,
+        method: Method,
+        key: &str,
+        body: &[u8],
+        limit: Duration,
+    ) -> Result<(u16, Vec<u8>), StoreError> {
         let url = format!("{}?key={}", self.base, utf8_percent_encode(key, QUERY));
-        let answer = self.http.exchange(method, &url, body, Instant::now() + self.timeout);
+        let answer = self.http.exchange(method, &url, body, Instant::now() + limit.min(self.timeout));
         answer.map_err(|reason| self.failed(key, reason))
     }
 
@@ -107,8 +117,8 @@ impl HttpStore {
 }
 
 impl MetadataStore for HttpStore {
-    fn get(&self, key: &str) -> Result<Option<String>, StoreError> {
-        match self.call(Method::Get, key, &[])? {
+    fn get_within(&self, key: &str, limit: Duration) -> Result<Option<String>, StoreError> {
+        match self.call_within(Method::Get, key, &[], limit)? {
             (200, body) => text(body).map(Some).map_err(|reason| self.failed(key, reason)),
             (404, _) => Ok(None),
             (status, body) => Err(self.refused(key, status, &body)),

@@ -35,7 +35,15 @@ pub trait MetadataStore: Send + Sync {
     ///
     /// # Errors
     /// When the store cannot be reached in time or refuses.
-    fn get(&self, key: &str) -> Result<Option<String>, StoreError>;
+    fn get(&self, key: &str) -> Result<Option<String>, StoreError> {
+        self.get_within(key, Duration::MAX)
+    }
+
+    /// The same within this time, or that of any call if it is shorter.
+    ///
+    /// # Errors
+    /// When the store cannot be reached in time or refuses.
+    fn get_within(&self, key: &str, limit: Duration) -> Result<Option<String>, StoreError>;
 
     /// Sets the value of a key. Some HTTP servers refuse to replace an `rpc_meta` key.
     ///

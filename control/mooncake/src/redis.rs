@@ -50,7 +50,7 @@ impl Redis {
     }
 
     /// Sends everything at once and reads the answers in order; the last one is the command's.
-    fn call(&self, command: &[&str]) -> Result<Answer, String> {
+    fn call(&self, command: &[&str], limit: Duration) -> Result<Answer, String> {
         let database = self.database.to_string();
         let mut commands: Vec<Vec<&str>> = Vec::new();
         if !self.password.is_empty() {
@@ -65,7 +65,7 @@ impl Redis {
             commands.push(vec!["SELECT", &database]);
         }
         commands.push(command.to_vec());
-        let deadline = Instant::now() + self.timeout;
+        let deadline = Instant::now() + limit.min(self.timeout);
         let mut stream = Timed::connect(&self.peer, deadline).map_err(|(stage, error)| format!("{stage}: {error}"))?;
         let request: Vec<u8> = commands.iter().flat_map(|command| encode(command)).collect();
         stream.write_all(&request).map_err(|error| error.to_string())?;
@@ -77,9 +77,18 @@ impl Redis {
     }
 
     fn run<T>(&self, command: &[&str], read: impl Fn(Answer) -> Result<T, String>) -> Result<T, StoreError> {
+        self.run_within(command, self.timeout, read)
+    }
+
+    fn run_within<T>(
+        &self,
+        command: &[&str],
+        limit: Duration,
+        read: impl Fn(Answer) -> Result<T, String>,
+    ) -> Result<T, StoreError> {
         let key = command.get(1).copied().unwrap_or_default().to_owned();
         let failed = |reason| StoreError { store: format!("redis://{}", self.peer), key, reason };
-        self.call(command).and_then(read).map_err(failed)
+        self.call(command, limit).and_then(read).map_err(failed)
     }
 }
 
@@ -130,8 +139,8 @@ fn decode(from: &mut impl BufRead, max_bytes: usize) -> Result<Answer, String> {
 }
 
 impl MetadataStore for Redis {
-    fn get(&self, key: &str) -> Result<Option<String>, StoreError> {
-        self.run(&["GET", key], |answer| match answer {
+    fn get_within(&self, key: &str, limit: Duration) -> Result<Option<String>, StoreError> {
+        self.run_within(&["GET", key], limit, |answer| match answer {
             Answer::Value(None) => Ok(None),
             Answer::Value(Some(value)) => text(value).map(Some),
             other => Err(format!("it answers {other:?} to GET")),

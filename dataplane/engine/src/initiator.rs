@@ -61,6 +61,11 @@ impl Initiator {
         self.client().open_peer(address)
     }
 
+    /// Leaves a peer; see [`Client::close_peer`]. False for one that is not open.
+    pub fn close_peer(&mut self, peer: PeerId) -> bool {
+        self.client().close_peer(peer, cpu::monotonic_ns())
+    }
+
     /// Gives memory a name for requests.
     pub fn add_buffer(&mut self, region: Arc<Region>) -> u32 {
         self.host.add_buffer(region)

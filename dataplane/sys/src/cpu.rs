@@ -93,6 +93,24 @@ pub fn boot_id() -> io::Result<String> {
     }
 }
 
+/// The NUMA node of the page at this address of ours; none for a page that is not in memory yet, or where the kernel
+/// does not say.
+#[must_use]
+pub fn node_of(address: u64) -> Option<u32> {
+    const PAGE_BYTES: u64 = 4096;
+    let page = std::ptr::without_provenance::<libc::c_void>((address & !(PAGE_BYTES - 1)) as usize);
+    let mut node = libc::c_int::MIN;
+    let (pages, nowhere) = (1 as libc::c_ulong, std::ptr::null::<libc::c_int>());
+    // SAFETY: without target nodes the kernel moves nothing: it looks the one page up, at whatever address, and writes
+    // one number.
+    let result = unsafe { libc::syscall(libc::SYS_move_pages, 0, pages, &raw const page, nowhere, &raw mut node, 0) };
+    match result {
+        0 => u32::try_from(node).ok(),
+        // Containers often forbid the question; a machine of one node answers it nevertheless.
+        _ => fs::read_to_string("/sys/devices/system/node/online").ok()?.trim().parse().ok(),
+    }
+}
+
 /// Raises the limit of locked memory as far as this process may, and returns it in bytes; `u64::MAX` is unlimited.
 pub fn raise_memlock_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -142,6 +160,21 @@ mod tests {
         let passed = monotonic_ns() - start;
         assert!(spins > 0 && process_cpu_ns() - process >= 2_000_000);
         assert!(u128::from(passed) <= wall.elapsed().as_nanos());
+    }
+
+    #[test]
+    fn finds_the_node_of_a_page() {
+        let memory = vec![7u8; 1 << 20];
+        let online = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
+        match node_of(memory.as_ptr().addr() as u64 + 5000) {
+            // One node, a list, or a range of them: the last number is the largest.
+            Some(node) => {
+                let last = online.trim().rsplit([',', '-']).next().and_then(|last| last.parse::<u32>().ok());
+                assert!(last.is_none_or(|last| node <= last), "node {node} of {online}");
+            }
+            None => println!("skipped: this kernel does not say on which node memory is"),
+        }
+        assert_eq!(memory[5000], 7);
     }
 
     #[test]

@@ -3,10 +3,10 @@
 //! Direct I/O moves whole blocks between the device and aligned memory. Where it is refused, or the length is no whole
 //! number of blocks, the file is opened through the page cache instead, and [`DirectFile::direct`] says why.
 
-use std::fs::{File, OpenOptions};
-use std::io;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::region::IoBuf;
@@ -46,9 +46,10 @@ impl DirectFile {
         let mut how = OpenOptions::new();
         how.read(true).write(options.writable);
         if let (Some(bytes), false) = (options.create_bytes, path.exists()) {
-            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(named)?;
-            made.set_len(bytes).map_err(named)?;
+            make(path, bytes).map_err(named)?;
         }
+        // Before it is opened: opening a pipe waits for its other end.
+        check_kind(&path.metadata().map_err(named)?).map_err(named)?;
         let file = how.open(path).map_err(named)?;
         let bytes = length(&file).map_err(named)?;
         if bytes == 0 {
@@ -88,6 +89,19 @@ impl DirectFile {
         self.buffered_because.as_deref().map_or(Ok(()), Err)
     }
 
+    /// Which file it is, by whatever name it was opened: its device and its number there.
+    ///
+    /// # Errors
+    /// When the file system does not say.
+    pub fn identity(&self) -> io::Result<(u64, u64)> {
+        let metadata = self.file.metadata()?;
+        Ok(match metadata.file_type().is_block_device() {
+            // Several names may lead to one device.
+            true => (u64::MAX, metadata.rdev()),
+            false => (metadata.dev(), metadata.ino()),
+        })
+    }
+
     /// The descriptor for a ring.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -111,20 +125,46 @@ pub fn is_aligned(buffer: &IoBuf, offset: u64) -> bool {
     address.is_multiple_of(BLOCK_BYTES) && buffer.bytes().is_multiple_of(BLOCK_BYTES) && offset.is_multiple_of(block)
 }
 
-fn length(file: &File) -> io::Result<u64> {
-    use std::io::{Seek, SeekFrom};
-    use std::os::unix::fs::FileTypeExt;
-    let metadata = file.metadata()?;
-    let kind = metadata.file_type();
-    if kind.is_file() {
-        return Ok(metadata.len());
+/// Makes a file of this length that survives a crash as soon as this returns; somebody else's of the same name is as
+/// good.
+fn make(path: &Path, bytes: u64) -> io::Result<()> {
+    if bytes == 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a file of 0 bytes holds no segment"));
     }
-    if kind.is_block_device() {
-        // A device's length is where its end is.
-        let mut file = file;
-        return file.seek(SeekFrom::End(0));
+    let made = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(made) => made,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if let Err(error) = made.set_len(bytes).and_then(|()| made.sync_all()) {
+        // An empty file would be in the way of the next attempt.
+        let _ = std::fs::remove_file(path);
+        return Err(error);
+    }
+    if let Some(Ok(directory)) = path.parent().map(File::open) {
+        // Not every file system can do that for a directory.
+        let _ = directory.sync_all();
+    }
+    Ok(())
+}
+
+fn check_kind(metadata: &Metadata) -> io::Result<()> {
+    let kind = metadata.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(());
     }
     Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device"))
+}
+
+fn length(file: &File) -> io::Result<u64> {
+    let metadata = file.metadata()?;
+    check_kind(&metadata)?;
+    if metadata.file_type().is_file() {
+        return Ok(metadata.len());
+    }
+    // A device's length is where its end is.
+    let mut file = file;
+    file.seek(SeekFrom::End(0))
 }
 
 fn direct(path: &Path, how: &OpenOptions, wanted: bool, bytes: u64) -> Result<File, String> {

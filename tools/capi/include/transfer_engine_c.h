@@ -121,7 +121,8 @@ int discoverTopology(transfer_engine_t engine);
 int getLocalIpAndPort(transfer_engine_t engine, char *buf_out, size_t buf_len);
 
 /* Asks for a transport by name. The engine already has every transport that works here, so this only tells whether the
- * name is one of them: non-NULL, or NULL. args is accepted. */
+ * name is one of them: non-NULL, or NULL. args is accepted. Only "file" must be asked for before files are opened: names
+ * of segments often come from other machines. */
 transport_t installTransport(transfer_engine_t engine, const char *proto, void **args);
 int uninstallTransport(transfer_engine_t engine, const char *proto);
 
@@ -130,7 +131,8 @@ void enableGracefulShutdown(transfer_engine_t engine);
 
 /* ---- segments ------------------------------------------------------------------------------------------------------ */
 
-/* Opens a peer's memory by name; "file:///path" opens a file. The handle is at least 1, or negative on failure. */
+/* Opens a peer's memory by name; "file:///path" opens a file, where installTransport
+ * allowed it. The handle is at least 1, or negative on failure. */
 segment_id_t openSegment(transfer_engine_t engine, const char *segment_name);
 /* The same, asking the peer again even if the name is known. */
 segment_id_t openSegmentNoCache(transfer_engine_t engine, const char *segment_name);

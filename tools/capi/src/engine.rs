@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvplane::{Environment, TransferEngine, TransferEngineConfig};
 
@@ -11,7 +12,9 @@ use crate::rim::{INVALID_ARGUMENT, guarded, text, with_engine, write_text};
 use crate::shutdown;
 
 /// Transports by the names that programs ask for. Each engine has all of them that work here.
-const TRANSPORTS: [&str; 5] = ["tcp", "shm", "cma", "local", "file"];
+const TRANSPORTS: [&str; 5] = ["tcp", "shm", "cma", "local", FILE];
+/// The one that must be asked for.
+const FILE: &str = "file";
 
 /// An engine and the batches that C has of it.
 pub(crate) struct Engine {
@@ -19,6 +22,9 @@ pub(crate) struct Engine {
     pub(crate) engine: TransferEngine,
     /// Its batches.
     pub(crate) batches: Batches,
+    /// Whether the program asked for files. Names of segments often come from other machines, and with files allowed
+    /// they say what is read and written here.
+    pub(crate) files: AtomicBool,
 }
 
 impl Drop for Engine {
@@ -59,6 +65,22 @@ fn address(host: &str) -> Result<IpAddr, String> {
     found.map(|address| address.ip()).ok_or_else(|| format!("{host} has no address"))
 }
 
+/// Files may be opened when they were asked for. Without effect for other transports.
+///
+/// # Safety
+/// A live engine, or null.
+unsafe fn allow_files(engine: *mut c_void, transport: &str, allowed: bool) {
+    if transport == FILE {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            with_engine(engine, |engine| {
+                engine.files.store(allowed, Ordering::Relaxed);
+                Ok(0)
+            });
+        }
+    }
+}
+
 /// See the header. Why an engine does not start is said on standard error.
 ///
 /// # Safety
@@ -78,7 +100,10 @@ pub(crate) unsafe extern "C" fn createTransferEngine(
         let started = config(metadata, name, host, rpc_port)
             .and_then(|config| TransferEngine::start(config).map_err(|error| error.to_string()));
         match started {
-            Ok(engine) => Box::into_raw(Box::new(Engine { engine, batches: Batches::default() })).cast(),
+            Ok(engine) => {
+                Box::into_raw(Box::new(Engine { engine, batches: Batches::default(), files: AtomicBool::new(false) }))
+                    .cast()
+            }
             Err(why) => {
                 eprintln!("kvplane: no transfer engine: {why}");
                 ptr::null_mut()
@@ -147,8 +172,11 @@ pub(crate) unsafe extern "C" fn installTransport(
     _args: *mut *mut c_void,
 ) -> *mut c_void {
     // SAFETY: by the caller's promise.
-    let known = unsafe { text(proto) }.is_some_and(|name| TRANSPORTS.contains(&name));
-    if known { engine } else { ptr::null_mut() }
+    let known = unsafe { text(proto) }.filter(|name| TRANSPORTS.contains(name));
+    let Some(name) = known else { return ptr::null_mut() };
+    // SAFETY: by the caller's promise.
+    unsafe { allow_files(engine, name, true) };
+    engine
 }
 
 /// See the header. A transport is not taken out: transfers would lose a way without need.
@@ -158,8 +186,11 @@ pub(crate) unsafe extern "C" fn installTransport(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn uninstallTransport(engine: *mut c_void, proto: *const c_char) -> c_int {
     // SAFETY: by the caller's promise.
-    let known = unsafe { text(proto) }.is_some_and(|name| TRANSPORTS.contains(&name));
-    if known && !engine.is_null() { 0 } else { INVALID_ARGUMENT }
+    let known = unsafe { text(proto) }.filter(|name| TRANSPORTS.contains(name));
+    let Some(name) = known.filter(|_| !engine.is_null()) else { return INVALID_ARGUMENT };
+    // SAFETY: by the caller's promise.
+    unsafe { allow_files(engine, name, false) };
+    0
 }
 
 /// See the header.

@@ -1,8 +1,9 @@
 //! What there is to know of the ways to peers.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 
-use kvplane::RailSnapshot;
+use kvplane::{RailSnapshot, SegmentHandle};
 use serde_json::json;
 
 use crate::engine::Engine;
@@ -59,14 +60,25 @@ pub(crate) unsafe extern "C" fn showLinks(
                 return Err(INVALID_ARGUMENT);
             }
             let rails = engine.engine.metrics().rails;
-            let text = if json != 0 { as_json(engine, &rails) } else { as_text(engine, &rails) };
+            let memory = memory(engine)?;
+            let text = if json != 0 { as_json(engine, &rails, &memory) } else { as_text(engine, &rails, &memory) };
             write_text(buf_out, buf_len, &text);
             Ok(0)
         })
     }
 }
 
-fn as_text(engine: &Engine, rails: &[RailSnapshot]) -> String {
+/// Registered bytes by where they are.
+fn memory(engine: &Engine) -> Result<BTreeMap<String, u64>, c_int> {
+    let own = engine.engine.segment_info(SegmentHandle::LOCAL).map_err(|error| error.code())?;
+    let mut memory = BTreeMap::new();
+    for buffer in own.buffers {
+        *memory.entry(buffer.location.unwrap_or_default()).or_default() += buffer.bytes;
+    }
+    Ok(memory)
+}
+
+fn as_text(engine: &Engine, rails: &[RailSnapshot], memory: &BTreeMap<String, u64>) -> String {
     let lines = rails.iter().map(|rail| {
         format!(
             "  {:<10} {:<24} {:?}, {} operations, {} bytes, {} retries, {} MB/s\n",
@@ -79,10 +91,11 @@ fn as_text(engine: &Engine, rails: &[RailSnapshot]) -> String {
             rail.bytes_per_second / 1_000_000
         )
     });
-    format!("{}\n", engine.engine.name()) + &lines.collect::<String>()
+    let memory = memory.iter().map(|(location, bytes)| format!("  {location:<10} {bytes} bytes registered\n"));
+    format!("{}\n", engine.engine.name()) + &memory.chain(lines).collect::<String>()
 }
 
-fn as_json(engine: &Engine, rails: &[RailSnapshot]) -> String {
+fn as_json(engine: &Engine, rails: &[RailSnapshot], memory: &BTreeMap<String, u64>) -> String {
     let links: Vec<_> = rails
         .iter()
         .map(|rail| {
@@ -100,5 +113,5 @@ fn as_json(engine: &Engine, rails: &[RailSnapshot]) -> String {
             })
         })
         .collect();
-    json!({ "name": engine.engine.name(), "links": links }).to_string()
+    json!({ "name": engine.engine.name(), "memory": memory, "links": links }).to_string()
 }

@@ -2,8 +2,11 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use std::sync::atomic::Ordering;
+
 use kvplane::SegmentHandle;
 
+use crate::engine::Engine;
 use crate::rim::{INVALID_ARGUMENT, text, with_engine};
 
 fn handle(id: i32) -> Result<SegmentHandle, c_int> {
@@ -15,6 +18,17 @@ fn number(handle: SegmentHandle) -> Result<c_int, c_int> {
     i32::try_from(handle.to_bits()).map_err(|_| INVALID_ARGUMENT)
 }
 
+/// The name of a segment; that of a file only where files were asked for.
+///
+/// # Safety
+/// A string with a final zero, or null.
+unsafe fn segment(engine: &Engine, name: *const c_char) -> Result<&str, c_int> {
+    // SAFETY: by the caller's promise.
+    let name = unsafe { text(name) }.ok_or(INVALID_ARGUMENT)?.trim_start_matches('/');
+    let allowed = engine.files.load(Ordering::Relaxed) || !name.starts_with("file:");
+    if allowed { Ok(name) } else { Err(INVALID_ARGUMENT) }
+}
+
 /// See the header.
 ///
 /// # Safety
@@ -24,8 +38,8 @@ pub(crate) unsafe extern "C" fn openSegment(engine: *mut c_void, segment_name: *
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
-            let name = text(segment_name).ok_or(INVALID_ARGUMENT)?;
-            number(engine.engine.open_segment(name.trim_start_matches('/')).map_err(|error| error.code())?)
+            let name = segment(engine, segment_name)?;
+            number(engine.engine.open_segment(name).map_err(|error| error.code())?)
         })
     }
 }
@@ -39,8 +53,7 @@ pub(crate) unsafe extern "C" fn openSegmentNoCache(engine: *mut c_void, segment_
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
-            let name = text(segment_name).ok_or(INVALID_ARGUMENT)?;
-            let name = name.trim_start_matches('/');
+            let name = segment(engine, segment_name)?;
             number(engine.engine.open_segment_no_cache(name).map_err(|error| error.code())?)
         })
     }

@@ -145,6 +145,27 @@ static void refusals(void) {
     check(installTransport(source_engine, "no-such-transport", NULL) == NULL, "an unknown transport is not");
 }
 
+static void files(void) {
+    char name[128];
+    snprintf(name, sizeof name, "file:///tmp/kvplane-c-%d?create=%d", (int)getpid(), 65536);
+    check(openSegment(source_engine, name) == -1, "a file is refused before it was asked for");
+    check(installTransport(source_engine, "file", NULL) != NULL, "files are there");
+    int segment = openSegment(source_engine, name);
+    check(segment >= 1, "a file opens");
+    unsigned char *bytes = (unsigned char *)source_memory;
+    for (int at = 0; at < 5000; at++) bytes[at] = (unsigned char)(at * 7 + at / 256);
+    check(one(source_engine, OPCODE_WRITE, source_memory, segment, 1001, 5000) == STATUS_COMPLETED, "it is written");
+    memset(source_memory, 0, 5000);
+    check(one(source_engine, OPCODE_READ, source_memory, segment, 1001, 5000) == STATUS_COMPLETED, "and read");
+    int right = 1;
+    for (int at = 0; at < 5000; at++) right &= bytes[at] == (unsigned char)(at * 7 + at / 256);
+    check(right, "and holds what was written");
+    check(one(source_engine, OPCODE_READ, source_memory, segment, 65530, 10) != STATUS_COMPLETED, "it has an end");
+    check(closeSegment(source_engine, segment) == 0, "it closes");
+    *strchr(name, '?') = 0;
+    check(remove(name + strlen("file://")) == 0, "and was where its name says");
+}
+
 static void notifications(void) {
     char name[] = "request-17", text[] = "{\"done\":true}";
     notify_msg_t message = {name, text};
@@ -212,6 +233,7 @@ int main(void) {
         wrong += lanes[i].wrong;
     }
     check(wrong == 0, "eight threads share an engine without a wrong word");
+    files();
     check(closeSegment(source_engine, target_segment) == 0, "the segment closes");
     check(unregisterLocalMemory(target_engine, target_memory) == 0, "memory is taken back");
     destroyTransferEngine(source_engine);

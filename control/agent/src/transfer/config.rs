@@ -52,6 +52,9 @@ pub struct TransferEngineConfig {
     pub cma: bool,
     /// Whether TCP is used.
     pub tcp: bool,
+    /// Whether names of files (`file:///path`) open them as segments, with the rights of this process. To be switched
+    /// off where names come from others.
+    pub files: bool,
     /// TCP connections to each peer.
     pub lanes: u16,
     /// Whether payloads over TCP carry a checksum that their receiver checks.
@@ -91,6 +94,7 @@ impl Default for TransferEngineConfig {
             mapping: true,
             cma: true,
             tcp: true,
+            files: true,
             lanes: 2,
             checksum: true,
             slice_bytes: 256 << 10,

@@ -7,6 +7,7 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use kvplane_engine::cpu;
 use kvplane_mooncake::descriptor::TCP;
@@ -44,7 +45,6 @@ pub(super) struct Directory {
 pub(super) struct Told {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    pub(super) location: String,
     /// Its name in our own protocol.
     pub(super) region: u64,
 }
@@ -129,7 +129,8 @@ impl Directory {
     pub(super) fn publish(&self, buffers: &[Told]) -> Result<(), Error> {
         let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut descriptor = self.template.clone();
-        descriptor.buffers = buffers.iter().map(|one| Buffer::new(&one.location, one.address, one.bytes)).collect();
+        // Over TCP a stock engine's buffers have the segment's name, not that of a place.
+        descriptor.buffers = buffers.iter().map(|one| Buffer::new(&self.name, one.address, one.bytes)).collect();
         if let Some(native) = &mut descriptor.native {
             native.regions = buffers.iter().map(|one| one.region).collect();
         }
@@ -140,13 +141,16 @@ impl Directory {
         }
     }
 
-    /// The descriptor of another's segment.
+    /// The descriptor of another's segment, within this time or what the environment grants, whichever is shorter.
     ///
     /// # Errors
     /// When there is none under the name, or it cannot be had.
-    pub(super) fn find(&self, name: &str) -> Result<Descriptor, Error> {
-        let Some(store) = &self.store else { return Ok(self.caller.descriptor(name, "{}")?) };
-        let text = store.get(&keys::segment(&self.prefix, name))?.ok_or_else(|| nobody(name))?;
+    pub(super) fn find(&self, name: &str, limit: Duration) -> Result<Descriptor, Error> {
+        let Some(store) = &self.store else {
+            let caller = Caller { timeout: self.caller.timeout.min(limit), ..self.caller };
+            return Ok(caller.descriptor(name, "{}")?);
+        };
+        let text = store.get_within(&keys::segment(&self.prefix, name), limit)?.ok_or_else(|| nobody(name))?;
         Ok(Descriptor::decode(text.as_bytes(), self.caller.max_message_bytes)?)
     }
 

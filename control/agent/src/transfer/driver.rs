@@ -24,6 +24,7 @@ use kvplane_proto::Limits;
 use kvplane_proto::client::{Request, SubmitOptions};
 
 use super::batch::State;
+use super::peers::Departures;
 use crate::error::Error;
 
 /// Looks at a leader that may be about to leave, before sleeping.
@@ -33,7 +34,7 @@ const SLEEP_LONGEST: Duration = Duration::from_millis(100);
 
 /// What a batch asks of the initiator.
 pub(super) struct Work {
-    /// Their peers are numbers of [`super::segment::Remote::peer`].
+    /// Their peers are positions among those of the batch, [`State::remotes`].
     pub(super) requests: Vec<Request>,
     pub(super) options: SubmitOptions,
 }
@@ -69,16 +70,21 @@ pub(super) struct Driver {
     kicked: AtomicBool,
     asleep: AtomicBool,
     stopping: AtomicBool,
+    departures: Departures,
 }
 
 impl Driver {
     /// # Errors
     /// When the kernel gives no descriptor.
-    pub(super) fn new(mut initiator: Initiator, most_in_flight: usize) -> Result<Arc<Self>, Error> {
+    pub(super) fn new(
+        mut initiator: Initiator,
+        most_in_flight: usize,
+        departures: Departures,
+    ) -> Result<Arc<Self>, Error> {
         let doorbell = Doorbell::new()?;
         initiator.watch(doorbell.clone())?;
         Ok(Arc::new(Self {
-            core: Mutex::new(Core::new(initiator)),
+            core: Mutex::new(Core::new(initiator, departures.clone())),
             inbox: Mutex::new(Vec::new()),
             inbox_filled: AtomicBool::new(false),
             doorbell,
@@ -97,6 +103,7 @@ impl Driver {
             kicked: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
+            departures,
         }))
     }
 

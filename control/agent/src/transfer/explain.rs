@@ -7,6 +7,8 @@ use kvplane_mooncake::{Descriptor, Native};
 
 use super::TransferEngine;
 use super::directory::is_here;
+use super::file_name::is_file;
+use super::open::DESCRIBE;
 use super::segment::{BufferInfo, SegmentHandle};
 use crate::error::Error;
 
@@ -33,16 +35,19 @@ impl TransportChoice {
 
 impl TransferEngine {
     /// Every way to the engine of this name, the preferred one first among those that are open. Asks the peer for its
-    /// descriptor, and opens its segment.
+    /// descriptor, and opens its segment. For the name of a file it says how it would be read and written.
     ///
     /// # Errors
-    /// When nobody answers under this name.
+    /// When nobody answers under this name, or there is no such file.
     pub fn explain(&self, name: &str) -> Result<Vec<TransportChoice>, Error> {
         let name = name.trim_start_matches('/');
+        if is_file(name) {
+            return self.explain_file(name);
+        }
         if name == self.name() {
             return Ok(vec![TransportChoice::yes("local", "it is this engine: bytes are copied within the process")]);
         }
-        let descriptor = self.directory.find(name)?;
+        let descriptor = self.directory.find(name, DESCRIBE)?;
         let local = TransportChoice::no("local", "it is another engine");
         let Some(native) = self.directory.native_of(&descriptor) else {
             let why = match descriptor.native {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use kvplane_engine::Region;
+use kvplane_engine::{Region, cpu};
 use kvplane_proto::SegmentId;
 
 use crate::error::Error;
@@ -18,7 +18,8 @@ const BUFFERS: usize = 65_536;
 /// How memory is registered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegisterOptions {
-    /// Where the memory is: `*` to find out, or `cpu:N` for a NUMA node.
+    /// Where the memory is: `cpu:N` for a NUMA node, or `*` to find out on which its first page is. It stays `*` where
+    /// that page was never touched, or the kernel does not say.
     pub location: String,
     /// Whether peers may use it. Without, it is only a source and destination of transfers of ours.
     pub remote_accessible: bool,
@@ -42,12 +43,20 @@ impl RegisterOptions {
     }
 }
 
+impl RegisterOptions {
+    /// Where memory at this address is.
+    pub(super) fn location_of(&self, address: u64) -> String {
+        let found = if self.location == "*" { cpu::node_of(address) } else { None };
+        found.map_or_else(|| self.location.clone(), |node| format!("cpu:{node}"))
+    }
+}
+
 /// A registered buffer.
 pub(super) struct Buffer {
     pub(super) address: u64,
     pub(super) bytes: u64,
     pub(super) region: Arc<Region>,
-    /// Where it is, as its owner said.
+    /// Where it is, as its owner said or the kernel.
     pub(super) location: String,
     /// Its name in every initiator.
     pub(super) index: u32,

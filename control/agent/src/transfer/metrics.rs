@@ -1,5 +1,7 @@
 //! What an engine counted, by peer, path and rail.
 
+use std::collections::HashMap;
+
 use kvplane_proto::Status;
 use kvplane_proto::client::{Client, Path, PeerId, RailMetrics};
 use kvplane_proto::sched::{Health, Histogram};
@@ -94,18 +96,13 @@ impl TransferEngine {
     /// What was counted so far. Costs the initiators a moment each.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
-        let names = self.segments.read().peer_names();
         let (notices_sent, notices_failed) = self.courier.counts();
         let mut metrics = Metrics { batches: self.submitted(), notices_sent, notices_failed, ..Metrics::default() };
         for (number, driver) in self.drivers.iter().enumerate() {
             metrics.in_flight += driver.in_flight();
             driver.with(|core| {
-                let Some((client, peers)) = core.books() else { return };
-                let name = |peer: PeerId| {
-                    let index = peers.iter().position(|one| *one == Some(peer));
-                    index.and_then(|index| names.get(index)).cloned().unwrap_or_default()
-                };
-                metrics.add(number, client, &name);
+                let Some((client, names)) = core.books() else { return };
+                metrics.add(number, client, &names);
             });
         }
         metrics
@@ -113,7 +110,13 @@ impl TransferEngine {
 }
 
 impl Metrics {
+<<<<<<< HEAD
     pub(super) fn add(&mut self, initiator: usize, client: &Client, name: &dyn Fn(PeerId) -> String) {
+=======
+    fn add(&mut self, initiator: usize, client: &Client, names: &HashMap<PeerId, String>) {
+        // A peer without a name is being closed.
+        let name = |peer: PeerId| names.get(&peer).cloned().unwrap_or_default();
+>>>>>>> h-fs
         self.rails.extend(client.rail_metrics().map(|rail| snapshot(initiator, &rail, name(rail.peer))));
         for change in client.failovers() {
             match self.path_changes.iter_mut().find(|one| (one.from, one.to) == (change.from, change.to)) {

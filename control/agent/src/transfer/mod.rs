@@ -3,7 +3,8 @@
 //! [`TransferEngine`] serves by a shard thread of its own, parked when idle, and asks on the calling threads: any
 //! number of them may use it at the same time. Requests name memory by address, ours and theirs. A segment is named by
 //! the address of its engine (`127.0.0.1:15000`): peer to peer, without a control plane. Peers on the same host
-//! map each other's shareable memory and copy by themselves.
+//! map each other's shareable memory and copy by themselves. A file of this host is a segment too, named
+//! `file:///path`: its addresses are offsets in the file.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -35,9 +36,12 @@ mod courier;
 mod directory;
 mod driver;
 mod explain;
+mod file_name;
+mod files;
 mod memory;
 mod metrics;
 mod open;
+mod peers;
 mod register;
 mod request;
 mod segment;
@@ -58,6 +62,7 @@ use kvplane_store::service::Identity;
 pub use batch::{Batch, BatchStatus, Completed, TaskState, TaskStatus};
 pub use config::TransferEngineConfig;
 pub use explain::TransportChoice;
+pub use files::FileInfo;
 pub use memory::RegisterOptions;
 pub use metrics::{Metrics, PathChange, RailSnapshot, SlowTransfer};
 pub use request::{Opcode, Range, Ranges, ScatterRequest, SubmitOptions, TransferRequest};
@@ -70,6 +75,7 @@ use config::{directory_of, socket_path};
 use courier::Courier;
 use directory::Directory;
 use driver::Driver;
+use files::Files;
 use memory::Memory;
 use segment::Segments;
 
@@ -85,6 +91,7 @@ pub struct TransferEngine {
     /// Held while the set of buffers changes, which takes several steps.
     registering: Mutex<()>,
     segments: Segments,
+    files: Files,
     drivers: Vec<Arc<Driver>>,
     threads: Vec<JoinHandle<()>>,
     batches: AtomicU64,
@@ -151,14 +158,16 @@ impl TransferEngine {
             memory: Memory::default(),
             registering: Mutex::new(()),
             segments: Segments::default(),
+            files: Files::default(),
             drivers: Vec::new(),
             threads: Vec::new(),
             batches: AtomicU64::new(0),
         };
+        let departures = engine.segments.read().peers.departures().clone();
         for number in 0..engine.config.initiators {
             let client = config::client(&engine.config, true)?;
             let initiator = Initiator::new(client, &HostConfig::default(), engine.config.pacing)?;
-            let driver = Driver::new(initiator, engine.config.batches)?;
+            let driver = Driver::new(initiator, engine.config.batches, departures.clone())?;
             engine.threads.push(driver.start_progress(number)?);
             engine.drivers.push(driver);
         }

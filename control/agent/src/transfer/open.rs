@@ -11,20 +11,29 @@ use kvplane_proto::client::{Intent, PeerId, PeerKind, Request, SubmitOptions};
 use super::TransferEngine;
 use super::batch::{Batch, Parts, State};
 use super::driver::Work;
+use super::file_name::is_file;
 use super::segment::{BufferInfo, Remote, SegmentHandle, SegmentInfo};
 use crate::error::Error;
 
 /// How long a peer has to describe its segment.
-const DESCRIBE: Duration = Duration::from_secs(5);
+pub(super) const DESCRIBE: Duration = Duration::from_secs(5);
 
 impl TransferEngine {
     /// Opens the segment of the engine with this name; ours is [`SegmentHandle::LOCAL`]. One that is open already is
     /// given again, without asking its owner.
     ///
+    /// `file:///path` opens a file of this host, whose addresses are offsets in it. Options follow a `?`, with `&`
+    /// between them: `create=BYTES` makes it with this length where there is none, `readonly` refuses writes,
+    /// `buffered` goes through the page cache even where direct I/O would work. Its length stays what it is now.
+    ///
     /// # Errors
-    /// When the name is no address, or nobody answers there.
+    /// When the name is no address, or nobody answers there; when the file cannot be opened, or is open for writing
+    /// with other options.
     pub fn open_segment(&self, name: &str) -> Result<SegmentHandle, Error> {
         let name = name.trim_start_matches('/');
+        if is_file(name) {
+            return self.open_file(name, true).inspect_err(|_| self.settle());
+        }
         if name == self.name() {
             return Ok(SegmentHandle::LOCAL);
         }
@@ -46,11 +55,21 @@ impl TransferEngine {
     /// As [`Self::open_segment`].
     pub fn open_segment_no_cache(&self, name: &str) -> Result<SegmentHandle, Error> {
         let name = name.trim_start_matches('/');
+        if is_file(name) {
+            return self.open_file(name, false).inspect_err(|_| self.settle());
+        }
         if name == self.name() {
             return Ok(SegmentHandle::LOCAL);
         }
-        let remote = self.describe(name, DESCRIBE)?;
-        self.segments.write().open(Arc::new(remote))
+        let opened = self.describe(name, DESCRIBE).and_then(|remote| self.segments.write().open(Arc::new(remote)));
+        // What was known of it before may have been a former life's.
+        self.settle();
+        opened
+    }
+
+    /// Has the initiators leave the peers that nobody holds any more, as far as that is possible at once.
+    pub(super) fn settle(&self) {
+        self.drivers.iter().for_each(|driver| driver.poll());
     }
 
     /// Takes back one opening; the last one's going forgets the segment. Batches that are in flight go on.
@@ -58,10 +77,14 @@ impl TransferEngine {
     /// # Errors
     /// When the handle is not open.
     pub fn close_segment(&self, handle: SegmentHandle) -> Result<(), Error> {
-        match handle == SegmentHandle::LOCAL || self.segments.write().close(handle) {
-            true => Ok(()),
-            false => Err(unknown(handle)),
+        if handle == SegmentHandle::LOCAL {
+            return Ok(());
         }
+        if !self.segments.write().close(handle) {
+            return Err(unknown(handle));
+        }
+        self.settle();
+        Ok(())
     }
 
     /// What is known of a segment, without asking its owner.
@@ -78,7 +101,7 @@ impl TransferEngine {
                 shareable: shared_memory && buffer.region.fd().is_some(),
                 location: Some(buffer.location.clone()),
             });
-            return Ok(SegmentInfo { name: self.name().to_owned(), buffers: buffers.collect() });
+            return Ok(SegmentInfo { name: self.name().to_owned(), buffers: buffers.collect(), file: None });
         }
         self.segments.read().get(handle).map(|remote| remote.info()).ok_or_else(|| unknown(handle))
     }
@@ -91,21 +114,24 @@ impl TransferEngine {
         let names = self.segments.read().names();
         let mut result = Ok(());
         for name in names {
-            let Some((handle, _)) = self.segments.read().by_name(&name).map(|(handle, remote)| (handle, remote.peer))
-            else {
-                continue;
-            };
-            result = result.and(self.refresh(handle));
+            let handle = self.segments.read().by_name(&name).map(|(handle, _)| handle);
+            if let Some(handle) = handle {
+                result = result.and(self.refresh(handle, DESCRIBE));
+            }
         }
         result
     }
 
-    /// Asks a segment's owner again what it holds.
-    pub(super) fn refresh(&self, handle: SegmentHandle) -> Result<(), Error> {
-        let name = self.segments.read().get(handle).map(|remote| remote.name.clone());
-        let name = name.ok_or_else(|| unknown(handle))?;
-        let remote = self.describe(&name, DESCRIBE)?;
+    /// Asks a segment's owner again what it holds, within this time.
+    pub(super) fn refresh(&self, handle: SegmentHandle, timeout: Duration) -> Result<(), Error> {
+        let known = self.segments.read().get(handle).map(|remote| (remote.name.clone(), remote.file.is_some()));
+        let (name, file) = known.ok_or_else(|| unknown(handle))?;
+        if file {
+            return Ok(());
+        }
+        let remote = self.describe(&name, timeout.min(DESCRIBE))?;
         self.segments.write().renew(handle, Arc::new(remote));
+        self.settle();
         Ok(())
     }
 
@@ -135,30 +161,36 @@ impl TransferEngine {
         self.directory.take_notices()
     }
 
+    /// The name of the engine that takes notices for a segment.
     pub(super) fn name_of(&self, handle: SegmentHandle) -> Result<String, Error> {
         if handle == SegmentHandle::LOCAL {
             return Ok(self.name().to_owned());
         }
         let table = self.segments.read();
-        table.get(handle).map(|remote| remote.name.clone()).ok_or_else(|| unknown(handle))
+        let remote = table.get(handle).ok_or_else(|| unknown(handle))?;
+        match remote.file {
+            Some(_) => Err(Error::Argument(format!("{} is a file: there is nobody to take a notice", remote.name))),
+            None => Ok(remote.name.clone()),
+        }
     }
 
     fn describe(&self, name: &str, timeout: Duration) -> Result<Remote, Error> {
-        let descriptor = self.directory.find(name)?;
+        let start_ns = cpu::monotonic_ns();
+        let deadline_ns = start_ns.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        let descriptor = self.directory.find(name, timeout)?;
         let address = self.directory.address_of(&descriptor)?;
-        let peer = self.segments.write().peer(&address, name);
+        let peer = self.segments.write().peers.at(&address, name);
         if address.kind != PeerKind::Native {
-            return Ok(Remote::foreign(name, peer, address, &descriptor.buffers));
+            return Ok(Remote::foreign(name, peer, &descriptor.buffers));
         }
-        let asked = Remote::unknown(name, peer, address.clone());
+        let asked = Remote::unknown(name, Arc::clone(&peer));
         let driver = self.driver();
         driver.admit(1)?;
         let parts =
             Parts { tasks: 1, slices: 1, remotes: vec![Arc::new(asked)], wants_description: true, ..Parts::default() };
         let state = Arc::new(State::new(self.next_batch(), parts));
-        let deadline_ns = cpu::monotonic_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         let options = SubmitOptions { intent: Intent::ForegroundGet, ..SubmitOptions::until(deadline_ns) };
-        driver.submit(&state, Work { requests: vec![Request::OpenSegment(PeerId(peer))], options });
+        driver.submit(&state, Work { requests: vec![Request::OpenSegment(PeerId(0))], options });
         let batch = Batch::new(state, Arc::clone(driver));
         batch.wait();
         let status = batch.task_status(0).outcome.unwrap_or(Status::Cancelled);
@@ -166,7 +198,7 @@ impl TransferEngine {
             let cause = batch.problem().map(str::to_owned);
             return Err(Error::Status { what: format!("open segment {name}"), status, cause });
         }
-        Remote::new(name, peer, address, batch.state().description.get().map_or(&[], Vec::as_slice))
+        Remote::new(name, peer, batch.state().description.get().map_or(&[], Vec::as_slice))
     }
 }
 

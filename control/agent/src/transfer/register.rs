@@ -53,8 +53,8 @@ impl TransferEngine {
     /// Tells peers which buffers there are.
     fn publish(&self) -> Result<(), Error> {
         let told = |buffer: &Arc<Buffer>| {
-            let (address, bytes, location) = (buffer.address, buffer.bytes, buffer.location.clone());
-            buffer.segment.map(|segment| Told { address, bytes, location, region: segment.to_bits() })
+            let (address, bytes) = (buffer.address, buffer.bytes);
+            buffer.segment.map(|segment| Told { address, bytes, region: segment.to_bits() })
         };
         let buffers: Vec<Told> = self.memory.read().iter().filter_map(told).collect();
         self.directory.publish(&buffers)
@@ -81,7 +81,7 @@ impl TransferEngine {
             false => None,
         };
         self.drivers.iter().for_each(|driver| driver.set_buffer(index, region));
-        self.memory.write().insert(Arc::clone(region), options.location.clone(), index, segment);
+        self.memory.write().insert(Arc::clone(region), options.location_of(address), index, segment);
         Ok(())
     }
 

@@ -9,9 +9,11 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kvplane_mooncake::Buffer;
 use kvplane_proto::SegmentId;
-use kvplane_proto::client::{PeerAddress, PeerKind};
+use kvplane_proto::client::PeerKind;
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 
+use super::files::{FileInfo, OpenFile};
+use super::peers::{Peer, Peers};
 use crate::error::Error;
 
 /// Segments that one engine may have open.
@@ -56,16 +58,19 @@ pub struct BufferInfo {
 pub struct SegmentInfo {
     /// Its name.
     pub name: String,
-    /// Its buffers by address.
+    /// Its buffers by address. A file is one buffer that begins at 0.
     pub buffers: Vec<BufferInfo>,
+    /// What is known of the file, where it is one.
+    pub file: Option<FileInfo>,
 }
 
 /// What a peer told of its segment.
 pub(super) struct Remote {
     pub(super) name: String,
-    /// Its number in the initiators' tables, the same for every copy of this peer's description.
-    pub(super) peer: u32,
-    pub(super) address: PeerAddress,
+    /// Whom the initiators ask, the same for every copy of this peer's description.
+    pub(super) peer: Arc<Peer>,
+    /// The file, where it is one.
+    pub(super) file: Option<OpenFile>,
     /// By address.
     pub(super) regions: Vec<RegionDescriptor>,
     /// Whether a transfer found this to be out of date.
@@ -73,21 +78,38 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    pub(super) fn new(name: &str, peer: u32, address: PeerAddress, description: &[u8]) -> Result<Self, Error> {
+    pub(super) fn new(name: &str, peer: Arc<Peer>, description: &[u8]) -> Result<Self, Error> {
         let mut regions = SegmentDescriptor::decode(description)
             .map_err(|error| Error::Argument(format!("the segment {name} described itself wrongly: {error}")))?
             .regions;
         regions.sort_unstable_by_key(|region| region.address);
-        Ok(Self { name: name.to_owned(), peer, address, regions, stale: AtomicBool::new(false) })
+        Ok(Self::with(name, peer, regions))
     }
 
     /// A peer that has told nothing yet.
-    pub(super) fn unknown(name: &str, peer: u32, address: PeerAddress) -> Self {
-        Self { name: name.to_owned(), peer, address, regions: Vec::new(), stale: AtomicBool::new(false) }
+    pub(super) fn unknown(name: &str, peer: Arc<Peer>) -> Self {
+        Self::with(name, peer, Vec::new())
+    }
+
+    fn with(name: &str, peer: Arc<Peer>, regions: Vec<RegionDescriptor>) -> Self {
+        Self { name: name.to_owned(), peer, file: None, regions, stale: AtomicBool::new(false) }
+    }
+
+    /// A file: one region that begins at 0.
+    pub(super) fn of_file(name: &str, peer: Arc<Peer>, file: OpenFile) -> Self {
+        let region = RegionDescriptor {
+            // Each initiator has its own id for it.
+            segment: SegmentId::from_bits(0),
+            address: 0,
+            bytes: file.file.bytes(),
+            shareable: false,
+            writable: file.file.writable(),
+        };
+        Self { file: Some(file), ..Self::with(name, peer, vec![region]) }
     }
 
     /// A peer that names its memory by address alone.
-    pub(super) fn foreign(name: &str, peer: u32, address: PeerAddress, buffers: &[Buffer]) -> Self {
+    pub(super) fn foreign(name: &str, peer: Arc<Peer>, buffers: &[Buffer]) -> Self {
         let region = |buffer: &Buffer| RegionDescriptor {
             segment: SegmentId::from_bits(0),
             address: buffer.address,
@@ -97,7 +119,7 @@ impl Remote {
         };
         let mut regions: Vec<RegionDescriptor> = buffers.iter().map(region).collect();
         regions.sort_unstable_by_key(|region| region.address);
-        Self { name: name.to_owned(), peer, address, regions, stale: AtomicBool::new(false) }
+        Self::with(name, peer, regions)
     }
 
     /// The region that holds a range, and how the peer's protocol says where in it the range begins.
@@ -106,7 +128,7 @@ impl Remote {
         let region = self.regions.get(after.checked_sub(1)?)?;
         let offset = address - region.address;
         let end = offset.checked_add(bytes)?;
-        let absolute = matches!(self.address.kind, PeerKind::Mooncake { .. });
+        let absolute = matches!(self.peer.address.kind, PeerKind::Mooncake { .. });
         (end <= region.bytes).then_some((region, if absolute { address } else { offset }))
     }
 
@@ -117,11 +139,13 @@ impl Remote {
             shareable: region.shareable,
             location: None,
         };
-        SegmentInfo { name: self.name.clone(), buffers: self.regions.iter().map(buffer).collect() }
+        let buffers = self.regions.iter().map(buffer).collect();
+        SegmentInfo { name: self.name.clone(), buffers, file: self.file.as_ref().map(OpenFile::info) }
     }
 
     pub(super) fn set_stale(&self) {
-        self.stale.store(true, Ordering::Relaxed);
+        // A file has no owner to be asked again.
+        self.stale.store(self.file.is_none(), Ordering::Relaxed);
     }
 
     pub(super) fn is_stale(&self) -> bool {
@@ -141,10 +165,7 @@ pub(super) struct Table {
     by_name: HashMap<String, SegmentHandle>,
     by_handle: HashMap<SegmentHandle, Open>,
     last: u32,
-    /// Numbers of peers in the initiators' tables.
-    peers: HashMap<PeerAddress, u32>,
-    /// The names under which they were last opened.
-    peer_names: Vec<String>,
+    pub(super) peers: Peers,
 }
 
 impl Table {
@@ -155,20 +176,6 @@ impl Table {
     pub(super) fn by_name(&self, name: &str) -> Option<(SegmentHandle, &Arc<Remote>)> {
         let handle = *self.by_name.get(name)?;
         Some((handle, self.get(handle)?))
-    }
-
-    /// The number of the peer at this address.
-    pub(super) fn peer(&mut self, address: &PeerAddress, name: &str) -> u32 {
-        let next = self.peers.len() as u32;
-        let peer = *self.peers.entry(address.clone()).or_insert(next);
-        self.peer_names.resize(self.peers.len(), String::new());
-        name.clone_into(&mut self.peer_names[peer as usize]);
-        peer
-    }
-
-    /// The names of peers by their numbers.
-    pub(super) fn peer_names(&self) -> Vec<String> {
-        self.peer_names.clone()
     }
 
     /// One more user of a segment that is open.

@@ -13,7 +13,11 @@ use kvplane_proto::{BatchId, Status};
 
 use super::config::{self, TransferEngineConfig};
 use super::directory::Directory;
+<<<<<<< HEAD
 use super::metrics::Metrics;
+=======
+use super::file_name::is_file;
+>>>>>>> h-fs
 use crate::client::{Buffer, Slice};
 use crate::error::Error;
 
@@ -61,7 +65,10 @@ impl Session {
     /// # Errors
     /// When the name is no address, or nobody answers there.
     pub fn open_segment(&mut self, name: &str, deadline: Duration) -> Result<Segment, Error> {
-        let address = self.directory.address_of(&self.directory.find(name)?)?;
+        if is_file(name) {
+            return Err(Error::Argument(format!("{name} is a file: the engine opens it, not a session")));
+        }
+        let address = self.directory.address_of(&self.directory.find(name, deadline)?)?;
         if address.kind != PeerKind::Native {
             return Err(Error::Argument(format!("{name} speaks another protocol than ours: not from a session")));
         }

@@ -1,6 +1,7 @@
 //! Submitting: a batch is checked as a whole, its addresses are looked up, and it is handed to an initiator.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_engine::{Region, cpu};
 use kvplane_proto::client::{Local, PeerId, Request, SegmentTarget};
@@ -9,6 +10,7 @@ use kvplane_proto::{Limits, Status};
 use super::TransferEngine;
 use super::batch::{Batch, Parts, State};
 use super::driver::Work;
+use super::files::OpenFile;
 use super::memory::{Buffer, Map};
 use super::open::unknown;
 use super::request::{Opcode, ScatterRequest, SubmitOptions, TransferRequest, check_overlap};
@@ -98,7 +100,11 @@ impl TransferEngine {
                 Ok(batch) => return Ok(batch),
                 Err(Obstacle::Error(error)) => return Err(error),
                 Err(Obstacle::Refresh(handle)) => {
-                    self.refresh(handle)?;
+                    let left_ns = deadline_ns.saturating_sub(cpu::monotonic_ns());
+                    if left_ns == 0 {
+                        return Err(late(&self.name_of(handle)?));
+                    }
+                    self.refresh(handle, Duration::from_nanos(left_ns))?;
                     refreshed.push(handle);
                 }
             }
@@ -113,11 +119,12 @@ impl TransferEngine {
         (options, start_ns, deadline_ns): (&SubmitOptions, u64, u64),
         refreshed: &[SegmentHandle],
     ) -> Result<Batch, Obstacle> {
-        let driver = self.driver();
-        let (state, work, copies) = {
+        let (driver, state, work, copies) = {
             // Held until the batch is a user of its buffers.
             let map = self.memory.read();
             let mut plan = self.plan(&map, requests, owners, refreshed)?;
+            let alone = plan.parts.remotes.iter().any(|remote| remote.file.as_ref().is_some_and(|file| file.alone));
+            let driver = if alone { &self.drivers[0] } else { self.driver() };
             check_overlap(requests)?;
             if plan.requests.len() > Limits::BATCH_REQUESTS {
                 return Err(too_many(plan.requests.len() as u64).into());
@@ -136,7 +143,12 @@ impl TransferEngine {
                 driver.admit(plan.parts.slices)?;
             }
             let state = Arc::new(State::new(self.next_batch(), plan.parts));
-            (state, Work { requests: plan.requests, options: options.of_client(start_ns, deadline_ns) }, plan.copies)
+            (
+                driver,
+                state,
+                Work { requests: plan.requests, options: options.of_client(start_ns, deadline_ns) },
+                plan.copies,
+            )
         };
         state.end_empty();
         for (number, copy) in copies.iter().enumerate() {
@@ -162,7 +174,7 @@ impl TransferEngine {
         let mut plan = Plan::default();
         plan.requests.reserve(requests.len());
         plan.request_owners.reserve(requests.len());
-        let mut last: Option<(SegmentHandle, Arc<Remote>)> = None;
+        let mut last: Option<(SegmentHandle, Arc<Remote>, PeerId)> = None;
         for (index, request) in requests.iter().enumerate() {
             let task = owners.map_or(index as u32, |owners| owners[index]);
             if request.length == 0 {
@@ -179,26 +191,23 @@ impl TransferEngine {
                 plan.copy_owners.push(task);
                 continue;
             }
-            if last.as_ref().is_none_or(|(handle, _)| *handle != request.target) {
+            if last.as_ref().is_none_or(|(handle, ..)| *handle != request.target) {
                 let remote = self.segments.read().get(request.target).cloned();
                 let remote = remote.ok_or_else(|| unknown(request.target))?;
                 if remote.is_stale() && !refreshed.contains(&request.target) {
                     return Err(Obstacle::Refresh(request.target));
                 }
-                if !plan.parts.remotes.iter().any(|other| Arc::ptr_eq(other, &remote)) {
-                    plan.parts.remotes.push(Arc::clone(&remote));
-                }
-                last = Some((request.target, remote));
+                let peer = plan.use_remote(&remote);
+                last = Some((request.target, remote, peer));
             }
-            let (_, remote) = last.as_ref().expect("it was just looked up");
+            let (_, remote, peer) = last.as_ref().expect("it was just looked up");
+            if let Some(file) = &remote.file {
+                check_file(index, request, &remote.name, file)?;
+            }
             match remote.find(request.target_offset, request.length) {
                 Some((region, at)) => {
-                    let target = SegmentTarget {
-                        peer: PeerId(remote.peer),
-                        segment: region.segment,
-                        offset: at,
-                        shareable: region.shareable,
-                    };
+                    let target =
+                        SegmentTarget { peer: *peer, segment: region.segment, offset: at, shareable: region.shareable };
                     let local = Local { buffer: buffer.index, offset, bytes: request.length };
                     plan.cut(request.opcode, target, local, task);
                 }
@@ -223,6 +232,16 @@ impl Plan {
         if !known.iter().rev().take(8).any(|other| Arc::ptr_eq(other, buffer)) {
             self.parts.buffers.push(Arc::clone(buffer));
         }
+    }
+
+    /// Remembers whom it asks once; the position among those.
+    fn use_remote(&mut self, remote: &Arc<Remote>) -> PeerId {
+        let remotes = &mut self.parts.remotes;
+        let position = remotes.iter().position(|other| Arc::ptr_eq(other, remote)).unwrap_or_else(|| {
+            remotes.push(Arc::clone(remote));
+            remotes.len() - 1
+        });
+        PeerId(position as u32)
     }
 
     /// Requests of at most one frame's payload each.
@@ -262,6 +281,25 @@ impl Plan {
         self.copies.push(Copy { to, from, bytes: request.length });
         Ok(())
     }
+}
+
+/// Refuses what a file does not hold, or may not be written.
+fn check_file(index: usize, request: &TransferRequest, name: &str, file: &OpenFile) -> Result<(), Error> {
+    let bytes = file.file.bytes();
+    if request.opcode == Opcode::Write && !file.file.writable() {
+        return Err(Error::Argument(format!("request {index} writes to {name}, which was opened to be read only")));
+    }
+    if request.target_offset.checked_add(request.length).is_none_or(|end| end > bytes) {
+        let (length, offset) = (request.length, request.target_offset);
+        let range = format!("request {index}: {length} bytes at {offset}");
+        return Err(Error::AddressNotRegistered(format!("{range} are not within the {bytes} bytes of {name}")));
+    }
+    Ok(())
+}
+
+fn late(name: &str) -> Error {
+    let what = format!("ask {name} what it holds");
+    Error::Status { what, status: Status::DeadlineExceeded, cause: None }
 }
 
 fn outside(index: usize, address: u64, bytes: u64, whose: &str) -> Error {

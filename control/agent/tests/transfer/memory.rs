@@ -33,6 +33,26 @@ fn registration_is_refused_by_its_rules() {
 }
 
 #[test]
+fn where_memory_is_is_found_out_or_taken_as_said() {
+    let side = Side::new(Way::Tcp.config(), 8192);
+    fill(&side.region, 0, 8192, 1);
+    side.engine.unregister(side.region.address()).unwrap();
+    side.engine.register(Arc::clone(&side.region), &RegisterOptions::default()).unwrap();
+    let location = || side.engine.segment_info(SegmentHandle::LOCAL).unwrap().buffers[0].location.clone().unwrap();
+    match kvplane::cpu::node_of(side.region.address()) {
+        Some(node) => assert_eq!(location(), format!("cpu:{node}")),
+        None => {
+            println!("skipped: this kernel does not say on which node memory is");
+            assert_eq!(location(), "*");
+        }
+    }
+    side.engine.unregister(side.region.address()).unwrap();
+    let said = RegisterOptions { location: "cpu:7".to_owned(), ..RegisterOptions::default() };
+    side.engine.register(Arc::clone(&side.region), &said).unwrap();
+    assert_eq!(location(), "cpu:7");
+}
+
+#[test]
 fn requests_outside_of_registered_memory_are_refused_as_a_whole() {
     let (a, b, peer) = pair(Way::Tcp, 64 << 10);
     let (there, end) = (b.region.address(), (64 << 10) as u64);

@@ -126,6 +126,55 @@ fn a_peer_that_restarted_is_asked_again() {
     }
 }
 
+/// Engines that come and go at one address leave nothing in the tables of who asks them.
+#[test]
+fn restarts_of_peers_do_not_add_up() {
+    for way in Way::BOTH {
+        let a = Side::new(TransferEngineConfig { initiators: 2, ..way.config() }, BYTES);
+        let mut listen = way.config().listen;
+        let mut opened = None;
+        for life in 0..6u64 {
+            let b = Side::new(TransferEngineConfig { listen, ..way.config() }, BYTES);
+            listen = b.engine.local_address();
+            let handle = a.engine.open_segment_no_cache(b.engine.name()).unwrap();
+            assert_eq!(*opened.get_or_insert(handle), handle);
+            fill(&b.region, 0, BYTES, 40 + life);
+            std::thread::scope(|scope| {
+                for half in 0..2 {
+                    let (a, b) = (&a, &b);
+                    scope.spawn(move || {
+                        let (at, there) = (half * BYTES / 2, b.region.address() + (half * BYTES / 2) as u64);
+                        let read = a.request(Opcode::Read, at, (handle, there), BYTES / 2);
+                        let batch = a.engine.submit(&[read], &SubmitOptions::default()).unwrap();
+                        assert_eq!(batch.wait().state, TaskState::Completed, "{:?}", batch.problem());
+                    });
+                }
+            });
+            let rails = a.engine.metrics().rails;
+            // Of this life in two initiators, and of the former one where a connection is not gone yet.
+            assert!(rails.len() <= 8, "life {life}: {} rails", rails.len());
+            assert!(rails.iter().filter(|rail| rail.peer == b.engine.name()).count() <= 4);
+        }
+    }
+}
+
+/// A peer that says nothing does not hold up who submits for longer than the batch may take.
+#[test]
+fn asking_again_ends_with_the_deadline() {
+    let (a, b, peer) = pair(Way::Tcp, BYTES);
+    let address = b.engine.local_address();
+    drop(b);
+    let silent = std::net::TcpListener::bind(address).unwrap();
+    let elsewhere = a.request(Opcode::Read, 0, (peer, 1), 10);
+    let deadline = Duration::from_millis(100);
+    let start = std::time::Instant::now();
+    let options = SubmitOptions { deadline: Some(deadline), ..SubmitOptions::default() };
+    let error = a.engine.submit(&[elsewhere], &options).unwrap_err();
+    // Handshakes as such may take five seconds.
+    assert!(start.elapsed() < Duration::from_secs(4), "{error}");
+    drop(silent);
+}
+
 #[test]
 fn too_much_is_refused() {
     let (a, b, peer) = {

@@ -50,6 +50,17 @@ impl Host {
         Ok(file)
     }
 
+    /// The same for a file that is open already. One that is written with direct I/O must be in one host only: hosts do
+    /// not keep each other's writes of parts of a block apart.
+    ///
+    /// # Errors
+    /// When too many files are open, or the kernel gives no ring.
+    pub fn add_file(&mut self, file: Arc<DirectFile>) -> io::Result<SegmentId> {
+        let file = self.file_work.files.add(file)?;
+        self.watch_files()?;
+        Ok(file)
+    }
+
     /// Forgets a file. Transfers under way end first, later ones are answered `Stale`.
     pub fn close_file(&mut self, file: SegmentId) {
         self.file_work.files.close(file);

@@ -127,6 +127,11 @@ impl Client {
         self.books.slow.iter()
     }
 
+    /// A peer's id is free for another, to which these would be ascribed.
+    pub(super) fn forget_slow(&mut self, peer: PeerId) {
+        self.books.slow.retain(|slow| slow.peer != peer);
+    }
+
     /// A slice is to be sent again after its rail failed it.
     pub(super) fn count_retry(&mut self, index: u32) {
         let rail = self.slices.at(index).rail;

@@ -1,7 +1,7 @@
 //! The shards that requests go to: found by address, opened on first use, left when the map drops them.
 //!
-//! A peer that the caller opened keeps its id for good. One that only the map named gives its place back when it has
-//! departed and its last lane is gone, so that restarts of nodes do not add up.
+//! A peer that the caller opened keeps its id until the caller closes it; one that only the map named, until the map
+//! drops it. Either gives its place back when its last lane is gone, so that restarts of nodes do not add up.
 
 use super::dispatch::{Group, RailEntry};
 use super::lane::{Cause, Endpoint, Lane};
@@ -9,7 +9,7 @@ use super::metrics::RailCounts;
 use super::options::RailAddress;
 use super::path::{Path, PeerKind};
 use super::table::NOWHERE;
-use super::types::{LaneId, PeerAddress, PeerId};
+use super::types::{LaneId, PeerAddress, PeerId, Request};
 use super::{Client, Peer};
 use crate::digest::Digest;
 use crate::ids::ShardId;
@@ -33,6 +33,34 @@ impl Client {
         let peer = self.peer_at(address, &rails[..rails.len().min(Limits::RAILS)]);
         self.peers[peer.0 as usize].pinned = true;
         peer
+    }
+
+    /// Leaves a peer that the caller opened. What is still asked of its segments ends with
+    /// [`Status::Stale`](crate::status::Status::Stale), as soon as nothing touches its memory any more. The id means
+    /// nothing from now on, and another peer may get it; a peer that the map in use names as well stays for that. False
+    /// for an id that the caller has not open.
+    pub fn close_peer(&mut self, peer: PeerId, now_ns: u64) -> bool {
+        self.now_ns = now_ns;
+        let index = peer.0 as usize;
+        let Some(entry) = self.peers.get_mut(index).filter(|entry| entry.pinned) else { return false };
+        entry.pinned = false;
+        let entry = &self.peers[index];
+        if self.map.as_ref().is_some_and(|(map, _)| self.names(map, entry)) {
+            return true;
+        }
+        let (slices, mut parked) = (&self.slices, Vec::new());
+        self.parked.retain(|&(_, id)| {
+            let asks = slices.get(id.index, id.generation).is_some_and(|slice| slice.request.peer() == Some(peer));
+            if asks {
+                parked.push(id);
+            }
+            !asks
+        });
+        self.depart(index);
+        for id in parked {
+            self.route(id);
+        }
+        true
     }
 
     fn peer_at(&mut self, address: PeerAddress, rails: &[RailAddress]) -> PeerId {
@@ -143,18 +171,28 @@ impl Client {
             if peer.pinned || peer.departed || self.map.as_ref().is_some_and(|(map, _)| self.names(map, peer)) {
                 continue;
             }
-            self.peers[index].departed = true;
-            self.peer_index.remove(&self.peers[index].address);
-            for lane in self.lanes_of(index) {
-                self.reset_lane(lane, Cause::Withdrawn);
-            }
-            for number in 0..self.peers[index].groups.len() {
-                for slice in self.drain_group(index, number) {
-                    self.route(super::table::slice_id(slice, self.slices.generation(slice)));
-                }
-            }
-            self.reclaim(PeerId(index as u32));
+            self.depart(index);
         }
+    }
+
+    /// Nobody asks this peer any more: what is on its lanes and what waits for them is sent on its way again.
+    fn depart(&mut self, index: usize) {
+        self.peers[index].departed = true;
+        self.peer_index.remove(&self.peers[index].address);
+        for lane in self.lanes_of(index) {
+            self.reset_lane(lane, Cause::Withdrawn);
+        }
+        for number in 0..self.peers[index].groups.len() {
+            for slice in self.drain_group(index, number) {
+                self.route(super::table::slice_id(slice, self.slices.generation(slice)));
+            }
+        }
+        self.reclaim(PeerId(index as u32));
+    }
+
+    /// Whether a segment is asked for of a peer that was left.
+    pub(super) fn asks_departed(&self, request: &Request) -> bool {
+        request.peer().is_some_and(|peer| self.peers[peer.0 as usize].departed)
     }
 
     fn names(&self, map: &ClusterMap, peer: &Peer) -> bool {
@@ -184,6 +222,7 @@ impl Client {
             self.set_alarm(lane, None);
         }
         self.free_lanes.extend(lanes);
+        self.forget_slow(peer);
         self.free_peers.push(peer);
     }
 }

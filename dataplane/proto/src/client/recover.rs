@@ -62,7 +62,10 @@ impl Client {
         slice.step(SliceEvent::Requeue);
         slice.held = Held::Nothing;
         (slice.bytes, slice.version, slice.expected_checksum) = (0, 0, None);
-        if later {
+        // What asks a peer that was left does not wait: the id may be another's by then.
+        let request = slice.request;
+        if later && !self.asks_departed(&request) {
+            let slice = self.slices.at(index);
             let wait_ns = (PARK_FIRST_NS << slice.parkings.min(16)).min(PARK_LAST_NS);
             slice.parkings = slice.parkings.saturating_add(1);
             self.parked.insert((self.now_ns.saturating_add(wait_ns), id));

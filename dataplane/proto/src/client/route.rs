@@ -29,6 +29,10 @@ impl Client {
             self.complete(id.index, Status::NoOwner);
             return;
         };
+        if self.asks_departed(&request) {
+            self.complete(id.index, Status::Stale);
+            return;
+        }
         let Some(group) = self.pick_group(peer, &request, failed_twice) else {
             self.complete(id.index, Status::Unsupported);
             return;

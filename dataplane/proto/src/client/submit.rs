@@ -104,12 +104,7 @@ impl Client {
         }
         let mut slices = 0;
         for (index, request) in requests.iter().enumerate() {
-            let peer = match request {
-                Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
-                Request::OpenSegment(peer) => Some(*peer),
-                _ => None,
-            };
-            if peer.is_some_and(|peer| !self.peers.get(peer.0 as usize).is_some_and(|peer| peer.pinned)) {
+            if request.peer().is_some_and(|peer| !self.peers.get(peer.0 as usize).is_some_and(|peer| peer.pinned)) {
                 return Err(SubmitError::UnknownPeer { index });
             }
             slices += 1;

@@ -172,6 +172,16 @@ impl Request {
             Self::Exists(_) | Self::Size(_) | Self::Remove(_) | Self::OpenSegment(_) => None,
         }
     }
+
+    /// The peer that the request names; none where the map says who is asked.
+    #[must_use]
+    pub const fn peer(&self) -> Option<PeerId> {
+        match *self {
+            Self::Read(target, _) | Self::Write(target, _) => Some(target.peer),
+            Self::OpenSegment(peer) => Some(peer),
+            Self::Exists(_) | Self::Size(_) | Self::Remove(_) | Self::Get(..) | Self::Put(..) => None,
+        }
+    }
 }
 
 /// The outcome of one request.

@@ -79,10 +79,19 @@ impl Files {
     /// # Errors
     /// When it cannot be opened or no ring can be had: says which and why.
     pub fn open(&mut self, path: &Path, options: FileOptions) -> io::Result<SegmentId> {
+        self.add(Arc::new(DirectFile::open(path, options)?))
+    }
+
+    /// Makes an open file a segment. Writes of parts of blocks are kept apart within one `Files` only: what is written
+    /// with direct I/O is to be written by one.
+    ///
+    /// # Errors
+    /// When no ring can be had, or too many files are open.
+    pub fn add(&mut self, file: Arc<DirectFile>) -> io::Result<SegmentId> {
         if self.ring.is_none() {
             self.ring = Some(Ring::shared(RING_ENTRIES)?);
         }
-        self.table.add(DirectFile::open(path, options)?)
+        self.table.add(file)
     }
 
     /// Forgets a file. Transfers under way end first; new ones are stale.

@@ -22,7 +22,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn add(&mut self, file: DirectFile) -> io::Result<SegmentId> {
+    pub(super) fn add(&mut self, file: Arc<DirectFile>) -> io::Result<SegmentId> {
         // A place is free when its file was closed and the last write on it has ended.
         let free = self.entries.iter().position(|(_, entry)| entry.file.is_none() && entry.writing.is_empty());
         let index = match free {
@@ -37,7 +37,7 @@ impl Table {
             }
         };
         self.generation = self.generation.wrapping_add(1).max(1);
-        self.entries[index] = (self.generation, Entry { file: Some(Arc::new(file)), writing: Vec::new() });
+        self.entries[index] = (self.generation, Entry { file: Some(file), writing: Vec::new() });
         Ok(SegmentId { index: index as u32, generation: self.generation })
     }
 

@@ -7,7 +7,7 @@ use core::task::Waker;
 use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 
 use kvplane_proto::{BatchId, Status};
@@ -54,7 +54,8 @@ pub(in crate::transfer) struct State {
     /// What it uses until it is done.
     buffers: Mutex<Vec<Arc<Buffer>>>,
     letter: Mutex<Option<(Arc<Courier>, Letter)>>,
-    remotes: Vec<Arc<Remote>>,
+    /// Whom it asks, until it is done.
+    remotes: Mutex<Vec<Arc<Remote>>>,
     done: AtomicBool,
     watched: AtomicBool,
     watchers: Mutex<Watchers>,
@@ -117,7 +118,7 @@ impl State {
             problem: OnceLock::new(),
             buffers: Mutex::new(parts.buffers),
             letter: Mutex::new(parts.letter),
-            remotes: parts.remotes,
+            remotes: Mutex::new(parts.remotes),
             done: AtomicBool::new(false),
             watched: AtomicBool::new(false),
             watchers: Mutex::new(Watchers::default()),
@@ -147,9 +148,9 @@ impl State {
         self.started.store(true, Ordering::Relaxed);
     }
 
-    /// The peers that it asks.
-    pub(in crate::transfer) fn remotes(&self) -> &[Arc<Remote>] {
-        &self.remotes
+    /// The peers that it asks; none once it is done.
+    pub(in crate::transfer) fn remotes(&self) -> MutexGuard<'_, Vec<Arc<Remote>>> {
+        lock(&self.remotes)
     }
 
     /// A part has ended. Only by the thread that drives it, or before it has started.
@@ -183,7 +184,7 @@ impl State {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         word.store(ended | outcome << BYTES_BITS | moved, Ordering::Release);
         if matches!(status, Status::Stale | Status::WrongOwner | Status::OutOfRange | Status::Unreachable) {
-            self.remotes.iter().for_each(|remote| remote.set_stale());
+            lock(&self.remotes).iter().for_each(|remote| remote.set_stale());
         }
         if last {
             let status = Status::from_code(outcome as u16).unwrap_or(Status::BadRequest);
@@ -217,6 +218,8 @@ impl State {
         }
         let buffers = core::mem::take(&mut *lock(&self.buffers));
         buffers.iter().for_each(|buffer| buffer.leave());
+        // Whoever keeps the batch to look at its outcome does not keep its peers.
+        lock(&self.remotes).clear();
         self.done.store(true, Ordering::Release);
         // Against `watch`: either it sees that the batch is done, or this sees that it is watched.
         fence(Ordering::SeqCst);
@@ -351,6 +354,6 @@ fn signal(mut event: &File) {
     let _ = event.write(&1u64.to_ne_bytes());
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,14 +1,33 @@
 //! What is behind a driver's lock: the initiator, and which batch is which.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kvplane_engine::{Initiator, Region};
-use kvplane_proto::Status;
-use kvplane_proto::client::{Client, PeerId, Request, SegmentTarget as Target};
+use kvplane_engine::{DirectFile, Initiator, Region};
+use kvplane_proto::client::{Client, PeerId, Request};
+use kvplane_proto::{SegmentId, Status};
 
 use super::{Driver, Work};
 use crate::transfer::batch::State;
+use crate::transfer::peers::{Departures, Peer};
+
+/// Connections to peers that are left are reset in one round, and mostly gone in the next: nobody may drive after that.
+const LEAVING_ROUNDS: u32 = 2;
+
+/// A peer as the initiator knows it.
+struct Known {
+    peer: Weak<Peer>,
+    id: PeerId,
+    /// The initiator's id for the file, where the peer stands for one.
+    file: Option<SegmentId>,
+}
+
+impl Known {
+    fn open(initiator: &mut Initiator, peer: &Arc<Peer>) -> Self {
+        Self { peer: Arc::downgrade(peer), id: initiator.open_peer(peer.address.clone()), file: None }
+    }
+}
 
 /// The initiator and its batches; whoever has the lock drives it.
 pub(in crate::transfer) struct Core {
@@ -16,14 +35,27 @@ pub(in crate::transfer) struct Core {
     initiator: Option<Initiator>,
     /// Batches in flight by the index of their ids.
     batches: Vec<Option<Arc<State>>>,
-    /// What the initiator calls the peers, by [`crate::transfer::segment::Remote::peer`].
-    peers: Vec<Option<PeerId>>,
+    /// The peers that were asked, by their numbers.
+    peers: HashMap<u64, Known>,
+    /// Whom a batch asks, by position, while it begins.
+    asked: Vec<(PeerId, Option<SegmentId>)>,
+    departures: Departures,
+    /// Of those, how many were looked at.
+    departed: u64,
     failure: String,
 }
 
 impl Core {
-    pub(super) const fn new(initiator: Initiator) -> Self {
-        Self { initiator: Some(initiator), batches: Vec::new(), peers: Vec::new(), failure: String::new() }
+    pub(super) fn new(initiator: Initiator, departures: Departures) -> Self {
+        Self {
+            initiator: Some(initiator),
+            batches: Vec::new(),
+            peers: HashMap::new(),
+            asked: Vec::new(),
+            departures,
+            departed: 0,
+            failure: String::new(),
+        }
     }
 
     pub(super) fn begin(&mut self, driver: &Driver, state: &Arc<State>, mut work: Work) {
@@ -32,21 +64,20 @@ impl Core {
             driver.done(state, Some(&self.failure));
             return;
         };
-        for remote in state.remotes() {
-            let index = remote.peer as usize;
-            if self.peers.len() <= index {
-                self.peers.resize(index + 1, None);
-            }
-            self.peers[index].get_or_insert_with(|| initiator.open_peer(remote.address.clone()));
+        self.asked.clear();
+        for remote in &*state.remotes() {
+            let known = self.peers.entry(remote.peer.number).or_insert_with(|| Known::open(initiator, &remote.peer));
+            self.asked.push((known.id, known.file));
         }
         for request in &mut work.requests {
-            let (Request::Read(Target { peer, .. }, _)
-            | Request::Write(Target { peer, .. }, _)
-            | Request::OpenSegment(peer)) = request
-            else {
-                continue;
-            };
-            *peer = self.peers[peer.0 as usize].expect("the peers of a batch were just opened");
+            match request {
+                Request::Read(target, _) | Request::Write(target, _) => {
+                    let (peer, file) = self.asked[target.peer.0 as usize];
+                    (target.peer, target.segment) = (peer, file.unwrap_or(target.segment));
+                }
+                Request::OpenSegment(peer) => *peer = self.asked[peer.0 as usize].0,
+                _ => {}
+            }
         }
         state.start();
         match initiator.submit_with(&work.requests, &work.options) {
@@ -91,11 +122,55 @@ impl Core {
         self.after(driver, result);
     }
 
-    fn after(&mut self, driver: &Driver, result: std::io::Result<()>) {
-        match result {
-            Ok(()) => self.reap(driver),
-            Err(error) => self.fail(driver, &error),
+    fn after(&mut self, driver: &Driver, mut result: std::io::Result<()>) {
+        let mut rounds = 0;
+        while result.is_ok() {
+            self.reap(driver);
+            // What ended may have been the last to hold a peer.
+            if self.leave_departed() {
+                rounds = LEAVING_ROUNDS;
+            }
+            if rounds == 0 {
+                return;
+            }
+            rounds -= 1;
+            result = self.initiator.as_mut().map_or(Ok(()), |initiator| initiator.poll().map(|_| ()));
         }
+        if let Err(error) = result {
+            self.fail(driver, &error);
+        }
+    }
+
+    /// Closes the peers that nobody holds any more; whether it looked for some.
+    fn leave_departed(&mut self) -> bool {
+        let (departed, Some(initiator)) = (self.departures.count(), &mut self.initiator) else { return false };
+        if departed == self.departed {
+            return false;
+        }
+        self.departed = departed;
+        self.peers.retain(|_, known| {
+            let held = known.peer.strong_count() > 0;
+            if !held {
+                initiator.close_peer(known.id);
+                if let Some(file) = known.file {
+                    initiator.host().close_file(file);
+                }
+            }
+            held
+        });
+        true
+    }
+
+    /// Lets batches ask for this file.
+    ///
+    /// # Errors
+    /// When it is one too many, or nothing can be asked any more.
+    pub(in crate::transfer) fn add_file(&mut self, peer: &Arc<Peer>, file: Arc<DirectFile>) -> std::io::Result<()> {
+        let initiator = self.initiator.as_mut().ok_or_else(|| std::io::Error::other(self.failure.clone()))?;
+        let file = initiator.host().add_file(file)?;
+        let known = Known { file: Some(file), ..Known::open(initiator, peer) };
+        self.peers.insert(peer.number, known);
+        Ok(())
     }
 
     fn reap(&mut self, driver: &Driver) {
@@ -127,9 +202,10 @@ impl Core {
         }
     }
 
-    /// The initiator's books, and the peers by its names; none when it failed.
-    pub(in crate::transfer) fn books(&mut self) -> Option<(&Client, &[Option<PeerId>])> {
-        Some((self.initiator.as_mut()?.books(), &self.peers))
+    /// The initiator's books, and the names of its peers; none when it failed.
+    pub(in crate::transfer) fn books(&mut self) -> Option<(&Client, HashMap<PeerId, String>)> {
+        let name = |known: &Known| Some((known.id, known.peer.upgrade()?.name()));
+        Some((self.initiator.as_mut()?.books(), self.peers.values().filter_map(name).collect()))
     }
 
     pub(super) fn set_buffer(&mut self, index: u32, region: &Arc<Region>) {

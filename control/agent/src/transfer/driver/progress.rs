@@ -2,7 +2,7 @@
 //!
 //! Where somebody asked to be told, it is woken at once. Else it looks once a millisecond, as most batches are waited
 //! for by who submitted them, and a wake-up for each would cost them more than the transfer. Some time after the last
-//! batch it sleeps until there is another.
+//! batch it sleeps until there is another, and looks from time to time whether there are peers to be left.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -70,8 +70,14 @@ impl Driver {
     }
 
     fn progress(&self) {
-        let (mut idle, mut seen) = (0, 0);
+        let (mut idle, mut seen, mut departed) = (0, 0, 0);
         while !self.stopping.load(Ordering::SeqCst) {
+            // The last batch that held a peer may have been another driver's.
+            let departures = self.departures.count();
+            if departures != departed {
+                departed = departures;
+                self.poll();
+            }
             let kicked = self.kicked.swap(false, Ordering::SeqCst);
             let busy = self.in_flight() > 0;
             idle = if busy || kicked { 0 } else { idle + 1 };
