@@ -102,7 +102,8 @@ impl TransferEngine {
             metrics.in_flight += driver.in_flight();
             driver.with(|core| {
                 let Some((client, names)) = core.books() else { return };
-                metrics.add(number, client, &names);
+                // A peer without a name is being closed.
+                metrics.add(number, client, &|peer| names.get(&peer).cloned().unwrap_or_default());
             });
         }
         metrics
@@ -110,13 +111,7 @@ impl TransferEngine {
 }
 
 impl Metrics {
-<<<<<<< HEAD
     pub(super) fn add(&mut self, initiator: usize, client: &Client, name: &dyn Fn(PeerId) -> String) {
-=======
-    fn add(&mut self, initiator: usize, client: &Client, names: &HashMap<PeerId, String>) {
-        // A peer without a name is being closed.
-        let name = |peer: PeerId| names.get(&peer).cloned().unwrap_or_default();
->>>>>>> h-fs
         self.rails.extend(client.rail_metrics().map(|rail| snapshot(initiator, &rail, name(rail.peer))));
         for change in client.failovers() {
             match self.path_changes.iter_mut().find(|one| (one.from, one.to) == (change.from, change.to)) {

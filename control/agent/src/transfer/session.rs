@@ -13,11 +13,8 @@ use kvplane_proto::{BatchId, Status};
 
 use super::config::{self, TransferEngineConfig};
 use super::directory::Directory;
-<<<<<<< HEAD
-use super::metrics::Metrics;
-=======
 use super::file_name::is_file;
->>>>>>> h-fs
+use super::metrics::Metrics;
 use crate::client::{Buffer, Slice};
 use crate::error::Error;
 
