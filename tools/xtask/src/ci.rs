@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use crate::elf;
+use crate::peers;
 use crate::process::{self, Failure};
 use crate::setup::{self, packages::Group};
 use crate::testing;
@@ -35,12 +36,14 @@ pub enum Step {
     Release,
     /// That binary starts without any optional library.
     Linkage,
+    /// It and a stock Mooncake engine read and write each other's memory, where the stock engine can be installed.
+    Interop,
 }
 
 impl Step {
     /// Every step, in order.
-    pub const ALL: [Self; 7] =
-        [Self::Fmt, Self::Tidy, Self::Clippy, Self::Test, Self::Seeds, Self::Release, Self::Linkage];
+    pub const ALL: [Self; 8] =
+        [Self::Fmt, Self::Tidy, Self::Clippy, Self::Test, Self::Seeds, Self::Release, Self::Linkage, Self::Interop];
 
     /// The name on the command line.
     #[must_use]
@@ -53,6 +56,7 @@ impl Step {
             Self::Seeds => "seeds",
             Self::Release => "release",
             Self::Linkage => "linkage",
+            Self::Interop => "interop",
         }
     }
 
@@ -70,8 +74,9 @@ impl Step {
             Self::Clippy => cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
             Self::Test => testing::run(workspace, &[]),
             Self::Seeds => process::run(testing::package_tests(workspace, "kvplane-tests").env("KVPLANE_SEEDS", SEEDS)),
-            Self::Release => cargo(&["build", "--release", "--package", "kvplane-tools"]),
+            Self::Release => cargo(&["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-capi"]),
             Self::Linkage => check_linkage(workspace),
+            Self::Interop => peers::interop(workspace, &[]),
         }
     }
 }

@@ -20,7 +20,8 @@ usage: cargo x COMMAND [...]
   test [...]           all tests and doc tests; arguments are passed to the test runner (a filter, flags)
   tidy [--write-map]   check the source tree; --write-map regenerates the code map in docs/architecture.md
   ci [STEP...]         everything a change must pass, or the steps named:
-                       fmt, tidy, clippy, test, seeds, release, linkage
+                       fmt, tidy, clippy, test, seeds, release, linkage,
+                       interop
   bench [...]          build release and run the benchmarks; arguments are passed to `kvplane-bench`
   peers [...]          install other transfer engines into a folder and measure ours beside them, in a network
                        namespace of its own: [--folder DIR] [--install-only] [--only mooncake,nixl,ucx,gloo,iperf3,raw]

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use kvplane_engine::{Doorbell, Initiator, Region, cpu};
+use kvplane_engine::{Doorbell, Initiator, Pacing, Region, cpu};
 use kvplane_proto::Limits;
 use kvplane_proto::client::{Request, SubmitOptions};
 
@@ -27,7 +27,7 @@ use super::batch::State;
 use super::peers::Departures;
 use crate::error::Error;
 
-/// Looks at a leader that may be about to leave, before sleeping.
+/// Looks at a leader that may be about to leave, between two looks at the clock.
 const FOLLOWER_SPINS: u32 = 64;
 /// The longest sleep: bounds what a lost wake-up could cost.
 const SLEEP_LONGEST: Duration = Duration::from_millis(100);
@@ -71,6 +71,9 @@ pub(super) struct Driver {
     asleep: AtomicBool,
     stopping: AtomicBool,
     departures: Departures,
+    /// How long a follower looks on before it sleeps. A leader that comes back at once would otherwise do thousands of
+    /// batches while a follower wakes for one.
+    patience: Duration,
 }
 
 impl Driver {
@@ -79,8 +82,14 @@ impl Driver {
     pub(super) fn new(
         mut initiator: Initiator,
         most_in_flight: usize,
+        pacing: Pacing,
         departures: Departures,
     ) -> Result<Arc<Self>, Error> {
+        let patience = match pacing {
+            Pacing::Spin => Duration::MAX,
+            Pacing::Adaptive { window_ns } => Duration::from_nanos(window_ns),
+            Pacing::Park => Duration::ZERO,
+        };
         let doorbell = Doorbell::new()?;
         initiator.watch(doorbell.clone())?;
         Ok(Arc::new(Self {
@@ -104,6 +113,7 @@ impl Driver {
             asleep: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             departures,
+            patience,
         }))
     }
 
@@ -288,11 +298,8 @@ impl Driver {
 
     /// Sleeps until the batch is done or there may be nobody who leads.
     fn follow(&self, state: &State, until: Option<Instant>) {
-        for _ in 0..FOLLOWER_SPINS {
-            if state.is_done() || !self.led.load(Ordering::Relaxed) {
-                break;
-            }
-            cpu::pause();
+        if self.look_on(state, until) {
+            return;
         }
         let me = std::thread::current();
         lock(&self.followers).push_back(me.clone());
@@ -310,6 +317,31 @@ impl Driver {
         self.following.fetch_sub(1, Ordering::SeqCst);
         lock(&self.followers).retain(|other| other.id() != me.id());
         state.unwatch_thread(&me);
+    }
+
+    /// Looks on while another thread leads; whether there is no need to sleep.
+    fn look_on(&self, state: &State, until: Option<Instant>) -> bool {
+        let start = Instant::now();
+        loop {
+            for _ in 0..FOLLOWER_SPINS {
+                if state.is_done() {
+                    return true;
+                }
+                if !self.led.load(Ordering::Relaxed) {
+                    // The lock is free, or somebody has it for a moment.
+                    std::thread::yield_now();
+                    return !self.patience.is_zero();
+                }
+                cpu::pause();
+            }
+            let now = Instant::now();
+            if until.is_some_and(|until| now >= until) {
+                return true;
+            }
+            if now.duration_since(start) >= self.patience {
+                return false;
+            }
+        }
     }
 
     /// Finds somebody to lead where nobody does and something is in flight.

@@ -167,7 +167,7 @@ impl TransferEngine {
         for number in 0..engine.config.initiators {
             let client = config::client(&engine.config, true)?;
             let initiator = Initiator::new(client, &HostConfig::default(), engine.config.pacing)?;
-            let driver = Driver::new(initiator, engine.config.batches, departures.clone())?;
+            let driver = Driver::new(initiator, engine.config.batches, engine.config.pacing, departures.clone())?;
             engine.threads.push(driver.start_progress(number)?);
             engine.drivers.push(driver);
         }
