@@ -1,7 +1,5 @@
 //! What an engine counted, by peer, path and rail.
 
-use std::collections::HashMap;
-
 use kvplane_proto::Status;
 use kvplane_proto::client::{Client, Path, PeerId, RailMetrics};
 use kvplane_proto::sched::{Health, Histogram};
