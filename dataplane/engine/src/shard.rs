@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
 use kvplane_proto::{SegmentId, Version};
@@ -28,6 +28,8 @@ use crate::pacing::{Pacer, Pacing};
 const MAILBOX_ENTRIES: usize = 256;
 /// How long a command may take to be answered.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two attempts to put something into a full mailbox.
+const MAILBOX_RETRY: Duration = Duration::from_micros(100);
 /// How often a port or path that is taken is tried again, and after what wait. The kernel takes the rings of a
 /// process that was killed down only after it is gone, and they hold its listeners until then: whoever starts it
 /// again at once must not fail.
@@ -214,10 +216,18 @@ impl ShardHandle {
     /// Takes memory from peers; returns when nothing uses it any more.
     ///
     /// # Errors
-    /// When the shard does not answer.
+    /// When the shard does not answer in time: then peers may still use the memory. A process of this host that was
+    /// stopped in the middle of a copy has that effect.
     pub fn unregister(&self, segment: SegmentId) -> Result<(), ShardError> {
         let (answer, wait) = sync_channel(1);
-        self.send(Command::Unregister { segment, answer })?;
+        let until = Instant::now() + ANSWER_DEADLINE;
+        // Given up for a full mailbox, the segment would stay open to peers for good.
+        while let Err(error) = self.send(Command::Unregister { segment, answer: answer.clone() }) {
+            if !matches!(error, ShardError::Busy) || Instant::now() >= until {
+                return Err(error);
+            }
+            std::thread::sleep(MAILBOX_RETRY);
+        }
         self.wait(&wait)
     }
 

@@ -126,7 +126,8 @@ int getLocalIpAndPort(transfer_engine_t engine, char *buf_out, size_t buf_len);
 transport_t installTransport(transfer_engine_t engine, const char *proto, void **args);
 int uninstallTransport(transfer_engine_t engine, const char *proto);
 
-/* Ends the process's engines in order when SIGTERM or SIGINT arrives. */
+/* When SIGTERM or SIGINT arrives, takes the engine out of the metadata store and ends the process as the signal does by
+ * default. For programs without a handler of their own for these. */
 void enableGracefulShutdown(transfer_engine_t engine);
 
 /* ---- segments ------------------------------------------------------------------------------------------------------ */

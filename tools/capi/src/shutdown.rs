@@ -1,7 +1,8 @@
 //! Ending engines in order when the process is asked to end.
 //!
 //! A thread waits for SIGTERM and SIGINT. When one comes, the engines that asked for it leave the metadata store, so
-//! that peers do not look for them any more; then the signal does what it would have done.
+//! that peers do not look for them any more; then the signal does what it does by default. A program with a handler of
+//! its own for these signals ends its engines itself and does not ask for this.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, OnceLock, PoisonError};

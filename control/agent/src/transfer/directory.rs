@@ -109,7 +109,7 @@ impl Directory {
             store.remove(&key)?;
             store.put(&key, &meta.encode())?;
         }
-        directory.publish(&[])?;
+        directory.publish(Vec::new)?;
         Ok(directory)
     }
 
@@ -126,8 +126,10 @@ impl Directory {
     ///
     /// # Errors
     /// When they are more than a descriptor holds, or the store of metadata does not take them.
-    pub(super) fn publish(&self, buffers: &[Told]) -> Result<(), Error> {
+    pub(super) fn publish(&self, buffers: impl FnOnce() -> Vec<Told>) -> Result<(), Error> {
         let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Looked up only now: what is published last is what is there last.
+        let buffers = buffers();
         let mut descriptor = self.template.clone();
         // Over TCP a stock engine's buffers have the segment's name, not that of a place.
         descriptor.buffers = buffers.iter().map(|one| Buffer::new(&self.name, one.address, one.bytes)).collect();

@@ -33,8 +33,9 @@ impl TransferEngine {
         for (done, region) in regions.iter().enumerate() {
             if let Err(error) = self.register_one(region, options) {
                 drop(changing);
+                // What else goes wrong in taking back matters less than why.
                 for earlier in &regions[..done] {
-                    self.unregister(earlier.address())?;
+                    let _ = self.unregister(earlier.address());
                 }
                 return Err(error);
             }
@@ -44,7 +45,7 @@ impl TransferEngine {
             && let Err(error) = self.publish()
         {
             let addresses: Vec<u64> = regions.iter().map(|region| region.address()).collect();
-            self.unregister_batch(&addresses)?;
+            let _ = self.unregister_batch(&addresses);
             return Err(error);
         }
         Ok(())
@@ -56,8 +57,7 @@ impl TransferEngine {
             let (address, bytes) = (buffer.address, buffer.bytes);
             buffer.segment.map(|segment| Told { address, bytes, region: segment.to_bits() })
         };
-        let buffers: Vec<Told> = self.memory.read().iter().filter_map(told).collect();
-        self.directory.publish(&buffers)
+        self.directory.publish(|| self.memory.read().iter().filter_map(told).collect())
     }
 
     fn register_one(&self, region: &Arc<Region>, options: &RegisterOptions) -> Result<(), Error> {

@@ -269,7 +269,8 @@ impl Host {
             if at > 0 && !self.shm.is_live(id, segment) {
                 return Ok(Err(Status::Stale));
             }
-            let part = Crossing { local: crossing.local.slice(at, bytes), address: crossing.address + at as u64 };
+            let part =
+                Crossing { local: crossing.local.slice(at, bytes), address: crossing.address.wrapping_add(at as u64) };
             match call(pid, &[part]) {
                 Ok(()) => {}
                 Err(CrossError::Fault) => return Ok(Err(Status::Unsupported)),

@@ -37,6 +37,8 @@ pub(super) struct Channel {
     pub(super) pool: Option<Arc<Region>>,
     /// What the peer says of its segments; a client's only.
     pub(super) view: Option<View>,
+    /// A question for a segment's memory had no proper answer, which may still come: nothing more is asked.
+    pub(super) asked_in_vain: bool,
     pub(super) region: Arc<Region>,
     producer: ShmProducer,
     consumer: ShmConsumer,
@@ -72,6 +74,7 @@ impl Channel {
             side,
             pool,
             view: None,
+            asked_in_vain: false,
             region: Arc::clone(region),
             producer: ShmProducer::new(Arc::clone(region), out_at, RING_BYTES),
             consumer: ShmConsumer::new(Arc::clone(region), in_at, RING_BYTES),

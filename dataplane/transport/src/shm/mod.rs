@@ -183,9 +183,15 @@ impl Shm {
     }
 
     /// Answers a client: the segment's region, to be mapped `writable` or not, or nothing where there is none to share.
-    pub fn offer_segment(&mut self, poller: &Poller, id: ConnectionId, region: Option<&Arc<Region>>, writable: bool) {
+    pub fn offer_segment(
+        &mut self,
+        poller: &Poller,
+        (id, segment): (ConnectionId, SegmentId),
+        region: Option<&Arc<Region>>,
+        writable: bool,
+    ) {
         let Some(channel) = self.get(id) else { return };
-        if setup::offer_segment(&channel.socket, region, writable).is_err() {
+        if setup::offer_segment(&channel.socket, segment, region, writable).is_err() {
             self.close(poller, id, Gone::Peer);
         }
     }
@@ -196,7 +202,11 @@ impl Shm {
     /// When the peer does not share it, or does not answer.
     pub fn map_segment(&mut self, id: ConnectionId, segment: SegmentId) -> io::Result<Arc<Region>> {
         let Some(channel) = self.get(id) else { return Err(io::ErrorKind::NotConnected.into()) };
-        setup::ask_segment(&channel.socket, segment)
+        if channel.asked_in_vain {
+            return Err(io::Error::other("the peer did not answer when it was asked before"));
+        }
+        let answer = setup::ask_segment(&channel.socket, segment).inspect_err(|_| channel.asked_in_vain = true)?;
+        answer.ok_or_else(|| io::Error::other("the peer does not share this segment"))
     }
 
     /// The pool of a connection's shard, for a client.

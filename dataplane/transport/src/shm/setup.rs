@@ -69,6 +69,12 @@ pub(super) fn accept(socket: UnixStream, pool: Option<&Arc<Region>>, fence: &Fen
 /// The client's side.
 pub(super) fn connect(path: &str) -> io::Result<Channel> {
     let socket = UnixStream::connect(path)?;
+    // The path comes from outside: whoever listens there must be one whom we would let in.
+    let owner = unix::peer_credentials(&socket)?;
+    if owner.uid != cpu::effective_uid() && owner.uid != 0 {
+        let text = format!("user {} listens there: shared memory is for processes of the same user", owner.uid);
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    }
     let (words, fds) = receive(&socket, 5)?;
     let [channel_bytes, pool_bytes, table_bytes, cookie_address, cookie] = words;
     if channel_bytes != CHANNEL_BYTES as u64 {
@@ -122,24 +128,33 @@ pub(super) fn take_request(socket: &UnixStream) -> io::Result<Option<SegmentId>>
     }
 }
 
-pub(super) fn offer_segment(socket: &UnixStream, region: Option<&Arc<Region>>, writable: bool) -> io::Result<()> {
+/// Answers for this segment: its region, or that there is none to share. The answer names the segment.
+pub(super) fn offer_segment(
+    socket: &UnixStream,
+    segment: SegmentId,
+    region: Option<&Arc<Region>>,
+    writable: bool,
+) -> io::Result<()> {
     match region.and_then(|region| Some((region, region.fd()?))) {
         Some((region, fd)) => {
-            let words = [1, region.bytes() as u64, u64::from(writable && region.writable()), 0, 0];
+            let words = [1, region.bytes() as u64, u64::from(writable && region.writable()), segment.to_bits(), 0];
             unix::send_with_fds(socket, &message(words), &[fd])
         }
-        None => unix::send_with_fds(socket, &message([0; WORDS]), &[]),
+        None => unix::send_with_fds(socket, &message([0, 0, 0, segment.to_bits(), 0]), &[]),
     }
 }
 
-pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result<Arc<Region>> {
+/// Asks for a segment's memory; `None` when the peer does not share it. After an error an answer may still come: nothing
+/// may be asked on this socket again, or that answer would be taken for another segment's.
+pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result<Option<Arc<Region>>> {
     unix::send_with_fds(socket, &message([segment.to_bits(), 0, 0, 0, 0]), &[])?;
     let answer = receive(socket, 1);
     socket.set_nonblocking(true)?;
-    let ([shared, bytes, writable, ..], fds) = answer?;
-    let (1, Some(fd)) = (shared, fds.into_iter().next()) else {
-        return Err(io::Error::other("the peer does not share this segment"));
-    };
+    let ([shared, bytes, writable, named, _], fds) = answer?;
+    if named != segment.to_bits() {
+        return Err(io::Error::other("the peer answered for another segment than the one it was asked for"));
+    }
+    let (1, Some(fd)) = (shared, fds.into_iter().next()) else { return Ok(None) };
     let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
-    Region::map_shared(fd, bytes, writable != 0).map_err(io::Error::other)
+    Region::map_shared(fd, bytes, writable != 0).map(Some).map_err(io::Error::other)
 }
