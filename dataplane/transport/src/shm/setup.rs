@@ -144,8 +144,8 @@ pub(super) fn offer_segment(
     }
 }
 
-/// Asks for a segment's memory; `None` when the peer does not share it. After an error an answer may still come: nothing
-/// may be asked on this socket again, or that answer would be taken for another segment's.
+/// Asks for a segment's memory; `None` when the peer does not share it. After an error an answer may still come:
+/// nothing may be asked on this socket again, or that answer would be taken for another segment's.
 pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result<Option<Arc<Region>>> {
     unix::send_with_fds(socket, &message([segment.to_bits(), 0, 0, 0, 0]), &[])?;
     let answer = receive(socket, 1);
