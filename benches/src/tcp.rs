@@ -64,7 +64,8 @@ struct Ours {
 
 impl Ours {
     fn start(way: &str, directory: &Directory) -> Result<Self, Failure> {
-        let target = Peer::start(&["target", way, "spin", directory.text()])?;
+        // Two targets are there in turns: one that spins while the other is measured would take its core.
+        let target = Peer::start(&["target", way, "adaptive", directory.text()])?;
         // Our own serving thread has nothing to do here and would only spin.
         let engine = TransferEngine::start(engine_config(way, "park", directory.text())?)?;
         let mut session = engine.session_with(kvplane::Pacing::Spin)?;
