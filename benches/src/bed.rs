@@ -4,7 +4,11 @@ use std::path::{Path, PathBuf};
 
 use kvplane::rpc::RuntimeDirectory;
 use kvplane::{ClientConfig, Control, Node, NodeConfig, Pacing, TransferEngineConfig};
+use kvplane_engine::{HostConfig, Listen, Shard, ShardConfig, ShardHandle};
+use kvplane_proto::Version;
+use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_server::{ControlConfig, ControlHandle, ControlServer};
+use kvplane_store::service::Identity;
 
 use crate::Failure;
 
@@ -85,4 +89,25 @@ pub(crate) fn engine_config(way: &str, pacing: &str, directory: &str) -> Result<
         runtime_directory: Some(PathBuf::from(directory)),
         ..TransferEngineConfig::default()
     })
+}
+
+/// A shard without objects: for those who measure segments below the public crate.
+pub(crate) fn shard(pacing: Pacing, listen: Listen) -> Result<ShardHandle, Failure> {
+    let identity = Identity {
+        cluster: CLUSTER.to_owned(),
+        node: NodeId(0),
+        incarnation: Incarnation(1),
+        shard: ShardId(0),
+        segment_name: String::new(),
+    };
+    Ok(Shard::start(ShardConfig {
+        identity,
+        core: None,
+        pacing,
+        listen,
+        pool: None,
+        store: None,
+        first_version: Version(1),
+        host: HostConfig::default(),
+    })?)
 }

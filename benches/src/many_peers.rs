@@ -6,16 +6,15 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use kvplane_engine::{
-    HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
-};
+use kvplane_engine::{HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, ShardHandle};
+use kvplane_proto::Status;
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget};
-use kvplane_proto::ids::{Incarnation, NodeId, SegmentId, ShardId};
+use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::SegmentDescriptor;
-use kvplane_proto::{Status, Version};
-use kvplane_store::service::{Identity, SegmentInfo};
+use kvplane_store::service::SegmentInfo;
 
 use crate::Failure;
+use crate::bed;
 use crate::peer::Peer;
 use crate::rounds::{Series, median};
 
@@ -27,23 +26,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The other process: one region.
 pub(crate) fn owner() -> Result<ShardHandle, Failure> {
-    let identity = Identity {
-        cluster: "bench".to_owned(),
-        node: NodeId(0),
-        incarnation: Incarnation(1),
-        shard: ShardId(0),
-        segment_name: String::new(),
-    };
-    let shard = Shard::start(ShardConfig {
-        identity,
-        core: None,
-        pacing: Pacing::Spin,
-        listen: Listen { tcp: (Ipv4Addr::UNSPECIFIED, 0).into(), shm: None, mooncake: None },
-        pool: None,
-        store: None,
-        first_version: Version(1),
-        host: HostConfig::default(),
-    })?;
+    let shard = bed::shard(Pacing::Spin, Listen { tcp: (Ipv4Addr::UNSPECIFIED, 0).into(), shm: None, mooncake: None })?;
     let region = memory()?;
     let bytes = BYTES as u64;
     let address = region.address();

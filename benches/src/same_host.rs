@@ -4,17 +4,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_engine::{
-    HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
-};
+use kvplane_engine::{HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, ShardHandle};
+use kvplane_proto::Status;
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget};
-use kvplane_proto::ids::{Incarnation, NodeId, SegmentId, ShardId};
+use kvplane_proto::ids::SegmentId;
 use kvplane_proto::message::SegmentDescriptor;
-use kvplane_proto::{Status, Version};
-use kvplane_store::service::{Identity, SegmentInfo};
+use kvplane_store::service::SegmentInfo;
 
 use crate::Failure;
-use crate::bed::Directory;
+use crate::bed::{self, Directory};
 use crate::peer::Peer;
 use crate::rounds::{Series, median};
 
@@ -34,24 +32,9 @@ fn region(shared: bool) -> Result<Arc<Region>, Failure> {
 
 /// The other process: two regions, one that can be mapped and one that cannot.
 pub(crate) fn owner(directory: &str) -> Result<ShardHandle, Failure> {
-    let identity = Identity {
-        cluster: "bench".to_owned(),
-        node: NodeId(0),
-        incarnation: Incarnation(1),
-        shard: ShardId(0),
-        segment_name: String::new(),
-    };
     let shm = std::path::Path::new(directory).join("same-host.sock");
-    let shard = Shard::start(ShardConfig {
-        identity,
-        core: None,
-        pacing: Pacing::Park,
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(shm), mooncake: None },
-        pool: None,
-        store: None,
-        first_version: Version(1),
-        host: HostConfig::default(),
-    })?;
+    let listen = Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(shm), mooncake: None };
+    let shard = bed::shard(Pacing::Park, listen)?;
     for shared in [true, false] {
         let region = region(shared)?;
         let info = SegmentInfo {

@@ -158,3 +158,32 @@ pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result
     let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
     Region::map_shared(fd, bytes, writable != 0).map(Some).map_err(io::Error::other)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory whose first word says whose it is.
+    fn memory(word: u64) -> Arc<Region> {
+        let options = RegionOptions { shared: true, ..RegionOptions::new("setup-test", 4096) };
+        let region = Region::allocate(&options).expect("memory");
+        region.copy_in(0, &word.to_le_bytes());
+        region
+    }
+
+    #[test]
+    fn a_late_answer_is_not_taken_for_another_segments() {
+        let (asking, answering) = UnixStream::pair().expect("sockets");
+        let [first, second] = [1, 2].map(|index| SegmentId { index, generation: 7 });
+        // The owner was slow with the first: its answer is there when the second is asked for.
+        offer_segment(&answering, first, Some(&memory(1)), true).expect("sent");
+        let error = ask_segment(&asking, second).expect_err("another's memory").to_string();
+        assert!(error.contains("another segment"), "{error}");
+        // Answers in time are taken, a refusal as such.
+        offer_segment(&answering, second, Some(&memory(2)), false).expect("sent");
+        let region = ask_segment(&asking, second).expect("answered").expect("shared");
+        assert_eq!((region.load_u64(0), region.writable()), (2, false));
+        offer_segment(&answering, first, None, true).expect("sent");
+        assert!(ask_segment(&asking, first).expect("answered").is_none());
+    }
+}
