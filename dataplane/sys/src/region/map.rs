@@ -15,6 +15,8 @@ pub(super) const HUGE_BYTES: usize = 2 << 20;
 pub(super) const PAGE_BYTES: usize = 4096;
 /// `madvise`: fault pages in for writing; Linux 5.14.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
+/// `madvise`: put these pages together into huge ones, now; Linux 6.1. Heeds `deny`, but neither `never` nor `madvise`.
+const MADV_COLLAPSE: libc::c_int = 25;
 /// `mbind` policy: this node or fail.
 const MPOL_BIND: libc::c_int = 2;
 /// NUMA nodes a mask can name, one less than its bits because the kernel does not count the last.
@@ -223,6 +225,28 @@ pub(super) fn available_bytes(meminfo: &str) -> Option<u64> {
     let reserved = field("HugePages_Free").zip(field("Hugepagesize"));
     let reserved_kib = reserved.map_or(0, |(pages, page_kib)| pages.saturating_mul(page_kib));
     Some(field("MemAvailable")?.saturating_add(reserved_kib).saturating_mul(1024))
+}
+
+/// Faults a fresh shared mapping in as transparent huge pages, also where the system gives shared memory none by
+/// itself (`shmem_enabled` is `never` on most machines). `false`: not all of its huge pages; what is missing is plain.
+/// What is left of the mapping past its last whole huge page stays as it is.
+///
+/// The kernel collapses only ranges that hold a page already, so each gets its first one before it is asked.
+pub(super) fn collapse(mapping: &Mapping) -> bool {
+    let whole = mapping.mapped_bytes / HUGE_BYTES * HUGE_BYTES;
+    if whole == 0 || mapping.address.as_ptr().align_offset(HUGE_BYTES) != 0 {
+        return false;
+    }
+    for offset in (0..whole).step_by(HUGE_BYTES) {
+        // SAFETY: inside our own fresh writable mapping, which still holds zeros and is known to nobody else.
+        unsafe { mapping.address.as_ptr().add(offset).write_volatile(0) };
+        let range = mapping.address.as_ptr().wrapping_add(offset).cast();
+        // SAFETY: the range is our own mapping, and collapsing keeps its contents.
+        if unsafe { libc::madvise(range, HUGE_BYTES, MADV_COLLAPSE) } != 0 {
+            return false;
+        }
+    }
+    true
 }
 
 /// Faults every page of a fresh mapping in.

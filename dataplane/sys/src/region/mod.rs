@@ -102,11 +102,13 @@ impl Region {
         if options.prefault {
             map::check_available(&options.name, options.bytes)?;
         }
-        let (mapping, kind, file) = map::create(&Request {
+        // Memory that is shared and faulted in here can be put together into huge pages afterwards.
+        let collapsible = options.shared && options.prefault && options.huge != HugePages::Never;
+        let (mapping, mut kind, file) = map::create(&Request {
             name: &options.name,
             bytes: options.bytes,
             shared: options.shared,
-            huge: options.huge,
+            huge: if collapsible { HugePages::Try } else { options.huge },
         })?;
         if let Some(node) = options.numa_node {
             map::bind_to_node(&mapping, node).map_err(|source| RegionError::Bind {
@@ -117,6 +119,12 @@ impl Region {
         }
         map::keep_from_children(&mapping);
         if options.prefault {
+            if collapsible && kind == PageKind::Plain && map::collapse(&mapping) {
+                kind = PageKind::TransparentHuge;
+            }
+            if options.huge == HugePages::Require && kind == PageKind::Plain {
+                return Err(RegionError::NoHugePages { name: options.name.clone(), bytes: options.bytes });
+            }
             map::prefault(&mapping).map_err(|source| RegionError::Prefault {
                 name: options.name.clone(),
                 bytes: options.bytes,

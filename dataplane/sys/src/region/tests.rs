@@ -69,6 +69,31 @@ fn required_huge_pages_are_huge_or_an_error() {
     assert_eq!(private(4 << 20).page_kind(), PageKind::Plain);
 }
 
+/// Kilobytes of the mapping at `address` that huge pages of shared memory map, by the kernel's own account.
+fn huge_kib(address: u64) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let start = format!("{address:x}-");
+    let field = |line: &str| line.strip_prefix("ShmemPmdMapped:")?.split_ascii_whitespace().next()?.parse().ok();
+    let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+    lines.find_map(field).expect("a shared mapping")
+}
+
+#[test]
+fn shared_memory_faulted_in_at_once_gets_huge_pages_where_the_kernel_can() {
+    let bytes = (9 << 20) + 4096;
+    for huge in [HugePages::Try, HugePages::Never] {
+        let region = Region::allocate(&RegionOptions { shared: true, prefault: true, huge, ..options("huge", bytes) });
+        let region = region.expect("memory");
+        match (huge, region.page_kind()) {
+            (_, PageKind::HugeTlb) => println!("skipped: this machine has reserved huge pages"),
+            (HugePages::Never, kind) => assert_eq!((kind, huge_kib(region.address())), (PageKind::Plain, 0)),
+            (_, PageKind::TransparentHuge) => assert_eq!(huge_kib(region.address()), 8 << 10),
+            (_, PageKind::Plain) => println!("skipped: this kernel puts no shared pages together"),
+        }
+        region.read_with(0, bytes, &mut |_, chunk| assert!(chunk.iter().all(|&b| b == 0)));
+    }
+}
+
 #[test]
 fn impossible_requests_are_errors() {
     let failed = |bytes| Region::allocate(&options("x", bytes)).expect_err("no such memory");
