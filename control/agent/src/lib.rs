@@ -25,6 +25,7 @@ mod error;
 mod link;
 mod node;
 mod size;
+mod sockets;
 mod transfer;
 
 pub use asynchronous::AsyncClient;
