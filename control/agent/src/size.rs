@@ -1,7 +1,7 @@
 //! Sizes as people write them, on command lines and in names: `4096`, `64K`, `1MiB`, `2g`.
 
-/// Bytes named by `text`: a whole number, with K, M, G or T (powers of 1024, also as KB or KiB, in any case) behind it or
-/// not.
+/// Bytes named by `text`: a whole number, with K, M, G or T (powers of 1024, also as KB or KiB, in any case) behind it
+/// or not.
 ///
 /// # Errors
 /// When it is no such number, or more than 64 bits count: names the text and says what is accepted.

@@ -230,8 +230,8 @@ impl RuntimeDirectory {
         self.path.join(format!("{cluster}.{kind}"))
     }
 
-    /// Takes the lock of a cluster; says whether the directory was made for it. The last holder may remove the file, and
-    /// the directory, in between: then that is nobody's lock any more, and the one by that name is to be had.
+    /// Takes the lock of a cluster; says whether the directory was made for it. The last holder may remove the file,
+    /// and the directory, in between: then that is nobody's lock any more, and the one by that name is to be had.
     fn lock(&self, cluster: &ClusterName) -> Result<(File, bool), LocalError> {
         let path = self.file(cluster, "lock");
         let (mut made, mut gone) = (false, None);

@@ -171,8 +171,8 @@ impl Region {
         self.writable
     }
 
-    /// The memfd of a shared region. Whoever gets it can map the region writable, unless it is [sealed](Self::is_sealed);
-    /// see [`Region::read_only_fd`].
+    /// The memfd of a shared region. Whoever gets it can map the region writable, unless it is
+    /// [sealed](Self::is_sealed); see [`Region::read_only_fd`].
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }

@@ -182,9 +182,9 @@ impl Files {
         }
     }
 
-    /// Ends all I/O for good: withdraws what is in flight and starts nothing more. Waits for the kernel to let go of the
-    /// memory, at most `longest`; whether it has. Transfers under way are not reported any more: their memory is the
-    /// caller's again once this said yes.
+    /// Ends all I/O for good: withdraws what is in flight and starts nothing more. Waits for the kernel to let go of
+    /// the memory, at most `longest`; whether it has. Transfers under way are not reported any more: their memory is
+    /// the caller's again once this said yes.
     pub fn end(&mut self, longest: Duration) -> bool {
         self.waiting.clear();
         self.ring.as_mut().is_none_or(|ring| ring.end(longest))

@@ -99,8 +99,8 @@ impl Demo {
     }
 }
 
-/// The recorded trace: where the variable says, a file or a folder that has it, else near by. An error says why there is
-/// none.
+/// The recorded trace: where the variable says, a file or a folder that has it, else near by. An error says why there
+/// is none.
 fn recorded(named: Option<PathBuf>) -> Result<PathBuf, String> {
     let Some(place) = named else {
         let near = Path::new("../shared/data/traces").join(TRACE_FILE);

@@ -254,8 +254,8 @@ mod tests {
     const BYTES: usize = 16 << 20;
     const PART: usize = 256 << 10;
 
-    /// The kernel is reading a file into our memory when it fails us otherwise: batches are told when it has ended that,
-    /// and the memory is ours again.
+    /// The kernel is reading a file into our memory when it fails us otherwise: batches are told when it has ended
+    /// that, and the memory is ours again.
     #[test]
     fn a_failed_initiators_batches_are_done_when_their_memory_is_free() {
         let path = std::env::current_exe().unwrap().with_file_name(format!("kvplane-core-{}", std::process::id()));
