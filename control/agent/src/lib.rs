@@ -24,6 +24,8 @@ mod client;
 mod error;
 mod link;
 mod node;
+mod size;
+mod sockets;
 mod transfer;
 
 pub use asynchronous::AsyncClient;
@@ -31,6 +33,7 @@ pub use client::{Buffer, Client, ClientConfig, Got, Put, Slice};
 pub use error::Error;
 pub use link::{Control, ControlLink};
 pub use node::{Node, NodeConfig};
+pub use size::parse_bytes;
 pub use transfer::{
     Batch, BatchStatus, BufferInfo, Completed, FileInfo, Metrics, Opcode, PathChange, RailSnapshot, Range, Ranges,
     RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions,

@@ -217,6 +217,7 @@ fn start_shards(
         None => RuntimeDirectory::of_user()?,
     };
     kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
+    crate::sockets::sweep(directory.path());
     let mut shards = Vec::new();
     for seat in &layout.shards {
         let shard = ShardId(seat.shard as u16);

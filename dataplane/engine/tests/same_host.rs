@@ -253,6 +253,27 @@ fn rights_hold_on_every_way() {
     }
 }
 
+/// Peers that may only read map memory that cannot be mapped writable again. Those that may write it later use another
+/// way.
+#[test]
+fn memory_may_be_for_readers_first_and_for_writers_later() {
+    let owner = Owner::new("turns");
+    let theirs = memory(true, BYTES);
+    let segment = owner.register(&theirs, |info| info.writable = false);
+    fill(&theirs, 1);
+    let mut asker = Asker::new(owner.address(), config(|_| ()));
+    let (at, local) = (asker.at(segment, 8, true), asker.local(0, 4096));
+    assert_eq!(asker.run(&[Request::Read(at, local)]), [Status::Ok]);
+    assert_eq!((asker.moved()[0], wrong(&asker.memory, 1, 0, 4096, 8)), (4096, None));
+    assert_eq!(asker.run(&[Request::Write(at, local)]), [Status::Unauthorized]);
+    assert_eq!(wrong(&theirs, 1, 0, BYTES, 0), None);
+    owner.shard.unregister(segment).expect("nobody uses it");
+    let segment = owner.register(&theirs, |_| ());
+    let moved = exchange(&mut asker, &theirs, segment, true);
+    assert_eq!(asker.moved()[0], 4096, "through no mapping");
+    assert_eq!(moved + owner.streamed(), EXCHANGED);
+}
+
 #[test]
 fn this_process_is_a_peer_too() {
     let mut asker = Asker::new(PeerAddress::local(), config(|_| ()));

@@ -31,7 +31,7 @@ pub use file::{BLOCK_BYTES, DirectFile, FileOptions};
 pub use poller::{Interest, Poller, Readiness};
 pub use process_memory::{CrossError, Crossing};
 pub use region::{HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions};
-pub use ring::{Completion, MAX_VECTORS, Ring, RingFull};
+pub use ring::{Completion, Ring, RingFull};
 pub use shm_ring::{CorruptRing, Full, ShmConsumer, ShmProducer};
 pub use spsc::{Consumer, Producer};
 pub use stream::{Gather, MAX_PIECES, Scatter};

@@ -7,7 +7,9 @@
 use std::io::{self, Write};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 /// Most descriptors in one message.
 pub const MAX_FDS: usize = 32;
@@ -29,6 +31,31 @@ pub struct Credentials {
     pub uid: u32,
     /// Effective group id.
     pub gid: u32,
+}
+
+/// Whether a socket's file was left over by a process that is gone: connecting to it is refused. Never blocks; false
+/// where that is not certain, as for one whose owner has no time at the moment.
+pub fn is_abandoned(path: &Path) -> bool {
+    // SAFETY: all-zero is a valid sockaddr_un.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let name = path.as_os_str().as_bytes();
+    // The last byte stays 0.
+    if name.is_empty() || name.len() >= address.sun_path.len() {
+        return false;
+    }
+    address.sun_path.iter_mut().zip(name).for_each(|(to, &byte)| *to = byte.cast_signed());
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: plain call.
+    let socket = match unsafe { libc::socket(libc::AF_UNIX, kind, 0) } {
+        -1 => return false,
+        // SAFETY: a descriptor that the kernel just made for us alone.
+        fd => unsafe { OwnedFd::from_raw_fd(fd) },
+    };
+    let bytes = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: the address is a whole sockaddr_un with a final zero, which outlives the call.
+    let connected = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), bytes) };
+    connected != 0 && io::Error::last_os_error().kind() == io::ErrorKind::ConnectionRefused
 }
 
 fn invalid(text: String) -> io::Error {

@@ -159,6 +159,7 @@ pub(super) fn directory_of(config: &TransferEngineConfig) -> Result<PathBuf, Err
         None => RuntimeDirectory::of_user()?,
     };
     kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
+    crate::sockets::sweep(directory.path());
     Ok(directory.path().to_owned())
 }
 

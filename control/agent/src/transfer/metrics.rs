@@ -88,6 +88,8 @@ pub struct Metrics {
     pub notices_sent: u64,
     /// Notices of batches that could not be delivered.
     pub notices_failed: u64,
+    /// Bytes that this process, and not this engine alone, keeps for good because a device never gave them back.
+    pub leaked_bytes: u64,
 }
 
 impl TransferEngine {
@@ -95,7 +97,8 @@ impl TransferEngine {
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         let (notices_sent, notices_failed) = self.courier.counts();
-        let mut metrics = Metrics { batches: self.submitted(), notices_sent, notices_failed, ..Metrics::default() };
+        let (batches, leaked_bytes) = (self.submitted(), kvplane_sys::ring::leaked().bytes);
+        let mut metrics = Metrics { batches, notices_sent, notices_failed, leaked_bytes, ..Metrics::default() };
         for (number, driver) in self.drivers.iter().enumerate() {
             metrics.in_flight += driver.in_flight();
             driver.with(|core| {

@@ -23,7 +23,7 @@ impl TransferEngine {
     /// given again, without asking its owner.
     ///
     /// `file:///path` opens a file of this host, whose addresses are offsets in it. Options follow a `?`, with `&`
-    /// between them: `create=BYTES` makes it with this length where there is none, `readonly` refuses writes,
+    /// between them: `create=SIZE` makes it with this length where there is none, `readonly` refuses writes,
     /// `buffered` goes through the page cache even where direct I/O would work. Its length stays what it is now.
     ///
     /// # Errors

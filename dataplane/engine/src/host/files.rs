@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_proto::SegmentId;
 use kvplane_proto::client::{LaneId, Local, SliceId};
@@ -78,6 +79,12 @@ impl Host {
     /// When the file is gone or the device could not.
     pub fn sync_file(&self, file: SegmentId) -> io::Result<()> {
         self.file_work.files.sync(file)
+    }
+
+    /// Ends all I/O that the kernel does by itself, for a host that cannot go on: waits for the kernel to let go of the
+    /// memory, at most `longest`. Whether it has; until then, no batch of this host may count as done.
+    pub fn end_files(&mut self, longest: Duration) -> bool {
+        self.file_work.files.end(longest)
     }
 
     /// Wakes a parked host when a transfer has ended.

@@ -85,6 +85,8 @@ pub struct Region {
     kind: PageKind,
     writable: bool,
     file: Option<OwnedFd>,
+    /// Whether the file is another process's, who decides about its seals.
+    foreign: bool,
 }
 
 // SAFETY: a region is an address range and a descriptor. All access to the bytes goes through `copy`, whose
@@ -131,7 +133,7 @@ impl Region {
                 source,
             })?;
         }
-        Ok(Arc::new(Self { mapping, bytes: options.bytes, kind, writable: true, file }))
+        Ok(Arc::new(Self { mapping, bytes: options.bytes, kind, writable: true, file, foreign: false }))
     }
 
     /// Maps a peer's memfd. It must be at least `bytes` long and sealed against shrinking, because a peer that
@@ -139,7 +141,7 @@ impl Region {
     pub fn map_shared(fd: OwnedFd, bytes: usize, writable: bool) -> Result<Arc<Self>, RegionError> {
         let (mapping, kind) = map::peer(&fd, bytes, writable)?;
         map::keep_from_children(&mapping);
-        Ok(Arc::new(Self { mapping, bytes, kind, writable, file: Some(fd) }))
+        Ok(Arc::new(Self { mapping, bytes, kind, writable, file: Some(fd), foreign: true }))
     }
 
     /// Takes memory that the caller owns; it is not unmapped on drop.
@@ -154,7 +156,7 @@ impl Region {
         let address = address.expect("adopted memory has an address");
         assert!(bytes > 0 && bytes <= isize::MAX as usize, "adopted memory has a length: {bytes}");
         let mapping = Mapping::foreign(address, bytes);
-        Arc::new(Self { mapping, bytes, kind: PageKind::Plain, writable: true, file: None })
+        Arc::new(Self { mapping, bytes, kind: PageKind::Plain, writable: true, file: None, foreign: false })
     }
 
     /// Usable length.
@@ -177,23 +179,37 @@ impl Region {
         self.writable
     }
 
-    /// The memfd of a shared region. Whoever gets it can map the region writable; see [`Region::read_only_fd`].
+    /// The memfd of a shared region. Whoever gets it can map the region writable, unless it is
+    /// [sealed](Self::is_sealed); see [`Region::read_only_fd`].
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }
 
-    /// A descriptor that no process can map writable, for peers who only read.
+    /// Whether the region's memfd can only be mapped read-only by now. Never of a private region.
+    pub fn is_sealed(&self) -> bool {
+        self.file.as_ref().is_some_and(memfd::sealed_against_writers)
+    }
+
+    /// A descriptor that no process can map writable, for peers who only read: its mode forbids it (`EACCES`).
     ///
     /// Reopening read-only is not enough, as the receiver could reopen it for writing through its own `/proc`. So this
     /// also seals the memfd against future writers, for good: after the first call, [`Region::fd`] too can only be
     /// mapped read-only. Mappings that exist keep their rights. A region that a peer must write needs to
     /// be mapped by that peer before, or be another region.
+    ///
+    /// # Errors
+    /// When the region is private, or of another process that has not sealed it itself.
     pub fn read_only_fd(&self) -> io::Result<OwnedFd> {
+        let unsupported = |text| Err(io::Error::new(io::ErrorKind::Unsupported, text));
         let Some(file) = &self.file else {
-            let text = "a private region has no descriptor: allocate it shared";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+            return unsupported("a private region has no descriptor: allocate it shared");
         };
-        memfd::add_seals(file, libc::F_SEAL_FUTURE_WRITE)?;
+        if !memfd::sealed_against_writers(file) {
+            if self.foreign {
+                return unsupported("another process's region is not ours to seal: ask that process for it");
+            }
+            memfd::add_seals(file, libc::F_SEAL_FUTURE_WRITE)?;
+        }
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let reopened = OpenOptions::new().read(true).custom_flags(libc::O_CLOEXEC).open(path)?;
         Ok(reopened.into())

@@ -128,20 +128,29 @@ pub(super) fn take_request(socket: &UnixStream) -> io::Result<Option<SegmentId>>
     }
 }
 
-/// Answers for this segment: its region, or that there is none to share. The answer names the segment.
+/// Answers for this segment: its region, or that there is none to share. The answer names the segment. What may only be
+/// read goes as a descriptor that cannot be mapped writable; what cannot go so, or cannot be written through a new
+/// mapping any more, is not shared: the client then takes another way.
 pub(super) fn offer_segment(
     socket: &UnixStream,
     segment: SegmentId,
     region: Option<&Arc<Region>>,
     writable: bool,
 ) -> io::Result<()> {
-    match region.and_then(|region| Some((region, region.fd()?))) {
-        Some((region, fd)) => {
-            let words = [1, region.bytes() as u64, u64::from(writable && region.writable()), segment.to_bits(), 0];
-            unix::send_with_fds(socket, &message(words), &[fd])
+    let offer = |region: &Region, writable, fd: BorrowedFd<'_>| {
+        let words = [1, region.bytes() as u64, u64::from(writable), segment.to_bits(), 0];
+        unix::send_with_fds(socket, &message(words), &[fd])
+    };
+    if let Some(region) = region {
+        if writable && region.writable() {
+            if let Some(fd) = region.fd().filter(|_| !region.is_sealed()) {
+                return offer(region, true, fd);
+            }
+        } else if let Ok(fd) = region.read_only_fd() {
+            return offer(region, false, fd.as_fd());
         }
-        None => unix::send_with_fds(socket, &message([0, 0, 0, segment.to_bits(), 0]), &[]),
     }
+    unix::send_with_fds(socket, &message([0, 0, 0, segment.to_bits(), 0]), &[])
 }
 
 /// Asks for a segment's memory; `None` when the peer does not share it. After an error an answer may still come:
@@ -185,5 +194,29 @@ mod tests {
         assert_eq!((region.load_u64(0), region.writable()), (2, false));
         offer_segment(&answering, first, None, true).expect("sent");
         assert!(ask_segment(&asking, first).expect("answered").is_none());
+    }
+
+    /// Whatever the client makes of the answer's words: the descriptor itself gives no right to write.
+    #[test]
+    fn what_may_only_be_read_cannot_be_mapped_writable() {
+        const EACCES: i32 = 13;
+        let (asking, answering) = UnixStream::pair().expect("sockets");
+        let segment = SegmentId { index: 1, generation: 1 };
+        let region = memory(42);
+        offer_segment(&answering, segment, Some(&region), false).expect("sent");
+        let (words, mut fds) = receive(&asking, 1).expect("an answer");
+        assert_eq!(words, [1, 4096, 0, segment.to_bits(), 0]);
+        let fd = fds.pop().expect("a descriptor");
+        let again = fd.try_clone().expect("a descriptor");
+        let Err(kvplane_sys::RegionError::Map { source, .. }) = Region::map_shared(again, 4096, true) else {
+            panic!("mapped writable")
+        };
+        assert_eq!(source.raw_os_error(), Some(EACCES));
+        let view = Region::map_shared(fd, 4096, false).expect("mapped");
+        region.copy_in(0, &43u64.to_le_bytes());
+        assert_eq!(view.load_u64(0), 43);
+        // Registered again, for writing: what no new mapping can write is left to other ways.
+        offer_segment(&answering, segment, Some(&region), true).expect("sent");
+        assert!(ask_segment(&asking, segment).expect("answered").is_none());
     }
 }

@@ -133,3 +133,55 @@ fn the_binary_is_the_tool_whose_name_it_has() {
     let said = finish(named(&place, "tebench", &[&arguments[..], &sizes].concat()), &[]).text();
     assert!(said.starts_with("BlkSize (B)   Batch") && text(&place.path("tebench")).ends_with("tebench"), "{said}");
 }
+
+#[test]
+fn the_tool_is_known_through_any_link_and_by_its_own_file() {
+    let place = Workplace::new("links");
+    let there = |name: &str| place.path(name);
+    std::fs::create_dir(there("bin")).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kvplane"), there("bin/tebench")).unwrap();
+    std::os::unix::fs::symlink("bin/tebench", there("measure")).unwrap();
+    std::fs::hard_link(env!("CARGO_BIN_EXE_kvplane"), there("tebench"))
+        .or_else(|_| std::fs::copy(env!("CARGO_BIN_EXE_kvplane"), there("tebench")).map(|_| ()))
+        .unwrap();
+    std::os::unix::fs::symlink("tebench", there("copied")).unwrap();
+    let usage = |program: &str, path: Option<std::path::PathBuf>| {
+        let mut command = Command::new(program);
+        command.current_dir(&place.directory).args(["-op_type=erase"]);
+        path.into_iter().for_each(|path| _ = command.env("PATH", path));
+        finish(command, &[])
+    };
+    for program in ["./tebench", "./bin/tebench", "bin/tebench", "./measure", "./copied"] {
+        usage(program, None).failed(2, &["erase", "--op_type"]);
+    }
+    usage("tebench", Some(there("bin"))).failed(2, &["erase", "--op_type"]);
+    // Help is for what can be typed, whatever the name.
+    let mut help = Command::new(there("measure"));
+    help.arg("--help");
+    assert!(finish(help, &[]).text().contains("Usage: kvplane tebench [OPTIONS]"));
+}
+
+#[test]
+fn a_run_without_figures_shows_no_table_and_does_not_pass() {
+    let place = Workplace::new("figures");
+    let nobody = tebench(&place, "127.0.0.1:1", &[]);
+    nobody.failed(1, &["127.0.0.1:1"]);
+    assert_eq!(String::from_utf8(nobody.stdout).unwrap(), "");
+    let json = place.path("none.json");
+    let sizes = ["--total_buffer_size=1M", "--start_block_size=2M", "--max_block_size=4M"];
+    let (address, output) = ("--target_seg_name=127.0.0.1:1", format!("--json={}", text(&json)));
+    let skipped = finish(place.bare(&[&["tebench", address, &output], &sizes[..]].concat()), &[]);
+    assert_eq!((skipped.status.code(), skipped.stdout.len(), json.exists()), (Some(3), 0, false), "{}", skipped.stderr);
+    let lines: Vec<&str> = skipped.stderr.lines().collect();
+    assert!(lines.len() == 3 && lines[0].contains("block 2097152 B") && lines[1].contains("skipped"), "{lines:?}");
+    assert!(lines[2].contains("all 2 cases were skipped") && lines[2].contains("--total_buffer_size"), "{lines:?}");
+}
+
+#[test]
+fn a_target_whose_output_is_no_terminal_writes_no_escapes() {
+    let place = Workplace::new("escapes");
+    let target = Process::start(place.bare(&["tebench", "--total_buffer_size=1M"]));
+    target.wait_for("Press Ctrl-C to terminate");
+    let said = target.said().concat();
+    assert!(said.contains("To start initiators, run") && !said.contains('\x1b'), "{said:?}");
+}

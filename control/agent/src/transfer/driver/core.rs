@@ -15,6 +15,9 @@ use crate::transfer::peers::{Departures, Peer};
 /// Connections to peers that are left are reset in one round, and mostly gone in the next: nobody may drive after that.
 const LEAVING_ROUNDS: u32 = 2;
 
+/// The longest wait for the kernel in one round: whoever wants the lock meanwhile waits too.
+const BURY_LONGEST: Duration = Duration::from_millis(5);
+
 /// A peer as the initiator knows it.
 struct Known {
     peer: Weak<Peer>,
@@ -31,8 +34,10 @@ impl Known {
 
 /// The initiator and its batches; whoever has the lock drives it.
 pub(in crate::transfer) struct Core {
-    /// `None` when the kernel failed it: then nothing is in flight and nothing can be.
+    /// `None` when the kernel failed it: then nothing more can be asked.
     initiator: Option<Initiator>,
+    /// One that the kernel failed, until the kernel has let go of the memory of its batches.
+    ending: Option<Initiator>,
     /// Batches in flight by the index of their ids.
     batches: Vec<Option<Arc<State>>>,
     /// The peers that were asked, by their numbers.
@@ -49,6 +54,7 @@ impl Core {
     pub(super) fn new(initiator: Initiator, departures: Departures) -> Self {
         Self {
             initiator: Some(initiator),
+            ending: None,
             batches: Vec::new(),
             peers: HashMap::new(),
             asked: Vec::new(),
@@ -112,12 +118,14 @@ impl Core {
 
     /// One round that waits for nothing.
     pub(super) fn post(&mut self, driver: &Driver) {
+        self.bury(driver, Duration::ZERO);
         let result = self.initiator.as_mut().map_or(Ok(()), |initiator| initiator.poll().map(|_| ()));
         self.after(driver, result);
     }
 
     /// One round that waits when there is nothing to do, by the engine's pacing.
     pub(super) fn round(&mut self, driver: &Driver, longest: Duration, pending: impl FnOnce() -> bool) {
+        self.bury(driver, longest);
         let result = self.initiator.as_mut().map_or(Ok(()), |initiator| initiator.round(longest, pending));
         self.after(driver, result);
     }
@@ -192,10 +200,21 @@ impl Core {
         }
     }
 
-    /// The kernel failed us. Dropping the initiator ends all I/O, so that batches can be told.
+    /// The kernel failed us: nothing more is asked, and what is in flight is told as soon as its memory is free.
     fn fail(&mut self, driver: &Driver, error: &std::io::Error) {
         self.failure = format!("the engine cannot go on: {error}");
-        self.initiator = None;
+        self.ending = self.initiator.take();
+        self.bury(driver, Duration::ZERO);
+    }
+
+    /// Tells the batches of a failed initiator, once the kernel has let go of their memory; waits for it, at most
+    /// `longest`. The kernel may move files long after it took our last call.
+    fn bury(&mut self, driver: &Driver, longest: Duration) {
+        let Some(ending) = &mut self.ending else { return };
+        if !ending.host().end_files(longest.min(BURY_LONGEST)) {
+            return;
+        }
+        self.ending = None;
         for state in self.batches.drain(..).flatten() {
             state.fail(Status::Unreachable);
             driver.done(&state, Some(&self.failure));
@@ -218,5 +237,63 @@ impl Core {
         if let Some(initiator) = &mut self.initiator {
             initiator.remove_buffer(index);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use kvplane_engine::{Region, RegionOptions};
+
+    use crate::transfer::{
+        Opcode, RegisterOptions, SubmitOptions, TaskState, TransferEngine, TransferEngineConfig, TransferRequest,
+    };
+
+    const BYTES: usize = 16 << 20;
+    const PART: usize = 256 << 10;
+
+    /// The kernel is reading a file into our memory when it fails us otherwise: batches are told when it has ended
+    /// that, and the memory is ours again.
+    #[test]
+    fn a_failed_initiators_batches_are_done_when_their_memory_is_free() {
+        let path = std::env::current_exe().unwrap().with_file_name(format!("kvplane-core-{}", std::process::id()));
+        std::fs::write(&path, vec![7; BYTES]).unwrap();
+        for round in 0..8 {
+            let engine =
+                TransferEngine::start(TransferEngineConfig { initiators: 1, ..TransferEngineConfig::default() })
+                    .unwrap();
+            let region = Region::allocate(&RegionOptions::new("core-test", BYTES)).unwrap();
+            engine.register(Arc::clone(&region), &RegisterOptions::default()).unwrap();
+            let target = engine.open_segment(&format!("file://{}?readonly", path.display())).unwrap();
+            let read = |number: usize| TransferRequest {
+                opcode: Opcode::Read,
+                source: region.address() + (number * PART) as u64,
+                target,
+                target_offset: (number * PART) as u64,
+                length: PART as u64,
+            };
+            let requests: Vec<TransferRequest> = (0..BYTES / PART).map(read).collect();
+            let batch = engine.submit(&requests, &SubmitOptions::default()).unwrap();
+            let driver = &engine.drivers[0];
+            driver.with(|core| core.fail(driver, &io::Error::other("a test's")));
+            // Whoever asks now is refused at once, whether or not that is over.
+            let later = engine.submit(&requests[..1], &SubmitOptions::default()).unwrap();
+            assert_eq!(later.wait().state, TaskState::Failed);
+            assert!(later.problem().unwrap().contains("a test's"));
+            let state = batch.wait().state;
+            assert!(matches!(state, TaskState::Failed | TaskState::Completed), "{state:?}");
+            region.fill_with(0, BYTES, &mut |_, part| part.fill(9));
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            let mut wrong = 0;
+            region.read_with(0, BYTES, &mut |_, part| wrong += part.iter().filter(|&&byte| byte != 9).count());
+            assert_eq!(wrong, 0, "bytes were written after the batch was done, round {round}");
+            engine.unregister(region.address()).unwrap();
+            assert_eq!(engine.metrics().in_flight, 0);
+            drop(engine);
+            assert_eq!(Arc::strong_count(&region), 1, "still held, round {round}");
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -15,6 +15,7 @@ use super::load::{Lot, Work};
 use super::values::Transport;
 use super::worker::{Ground, Worker};
 use super::{Api, Failure, Tebench};
+use crate::command::NothingRun;
 
 /// A run under way.
 struct Run<'a> {
@@ -34,6 +35,7 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     let targets: Vec<&str> =
         options.target_seg_name.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
     let sessions = sessions(options, &targets)?;
+    check_any(&work)?;
     let engine = options.engine.start(options.initiators.unwrap_or_else(|| options.load.initiators()))?;
     let own = match targets.contains(&LOCAL) {
         true => options.engine.serve(&engine)?,
@@ -46,6 +48,22 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     let quiet = options.json.as_deref() == Some("-");
     let (rows, beside) = (Vec::new(), Beside::default());
     Run { options, engine, region, own, targets, sessions, quiet, rows, beside }.work(&work)
+}
+
+/// Something must be left to run, or the run would pass for a good one.
+fn check_any(work: &Work) -> Result<(), Failure> {
+    let Work::Sweep(sweep, _) = work else { return Ok(()) };
+    if sweep.steps().any(|step| matches!(step, Step::Run(_))) {
+        return Ok(());
+    }
+    let mut skipped = 0;
+    for step in sweep.steps() {
+        eprintln!("{step}");
+        skipped += 1;
+    }
+    let what = if skipped == 1 { "the only case was".to_owned() } else { format!("all {skipped} cases were") };
+    Err(NothingRun(format!("{what} skipped, nothing was measured: raise --total_buffer_size or lower the sizes"))
+        .into())
 }
 
 /// Whether each thread gets a session of its own: the default for what a session can do.
@@ -74,7 +92,6 @@ impl Run<'_> {
         let load = &self.options.load;
         match work {
             Work::Sweep(sweep, classes) => {
-                self.say(table::header);
                 for step in sweep.steps() {
                     match step {
                         Step::Skip { .. } => eprintln!("{step}"),
@@ -109,6 +126,10 @@ impl Run<'_> {
         let (threads, cpu_s) = self.threads(case, lots)?;
         if case.block_bytes > 0 {
             let row = CaseStats::new(case, &threads, Some(cpu_s));
+            // Above the first row and not before: a run that fails has no empty table.
+            if self.rows.is_empty() {
+                self.say(table::header);
+            }
             self.say(|| table::row(&row));
             self.rows.push(row);
         }

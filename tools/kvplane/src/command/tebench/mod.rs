@@ -9,6 +9,7 @@ mod load;
 pub(crate) mod values;
 mod worker;
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,9 +109,11 @@ impl Tebench {
             region.fill_with(0, region.bytes(), &mut |offset, part| pattern::fill(TARGET_SEED, offset, part));
         }
         let notices = take_notices(&engine);
+        // In a file, or read by a program, colours are noise.
+        let (begin, end) = if std::io::stdout().is_terminal() { ("\x1b[33m", "\x1b[0m") } else { ("", "") };
         println!(
-            "\x1b[33mTo start initiators, run\n  ./tebench --target_seg_name={} --seg_type={} --backend={}\n\
-             Press Ctrl-C to terminate\x1b[0m",
+            "{begin}To start initiators, run\n  ./tebench --target_seg_name={} --seg_type={} --backend={}\n\
+             Press Ctrl-C to terminate{end}",
             engine.name(),
             self.engine.seg_type,
             self.engine.backend.name()
