@@ -152,6 +152,9 @@ impl Client {
             host: cpu::boot_id().unwrap_or_default(),
             lanes: config.lanes,
             shared: config.shared_memory,
+            // Objects are copied through the mapped pool of their shard, or streamed: the kernel's copies between
+            // processes are for segments, which a client of the store does not ask for.
+            cma: false,
             stream: config.tcp,
             ..Config::default()
         };
