@@ -25,6 +25,7 @@ mod error;
 mod link;
 mod metrics_server;
 mod node;
+mod node_metrics;
 mod prometheus;
 mod transfer;
 

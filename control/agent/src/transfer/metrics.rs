@@ -165,7 +165,7 @@ impl TransferEngine {
 }
 
 impl Metrics {
-    pub(super) fn add(&mut self, initiator: usize, client: &Client, name: &dyn Fn(PeerId) -> String) {
+    pub(crate) fn add(&mut self, initiator: usize, client: &Client, name: &dyn Fn(PeerId) -> String) {
         self.rails.extend(client.rail_metrics().map(|rail| snapshot(initiator, &rail, name(rail.peer))));
         for (transport, counts) in client.departed_metrics() {
             match self.departed.iter_mut().find(|(other, _)| other == transport) {

@@ -18,7 +18,7 @@ use clap::{Args, ValueEnum};
 use kvplane::{Pacing, TransferEngine};
 use kvplane_tools::pattern;
 
-use super::{Failure, stop};
+use super::{Failure, metrics, stop};
 
 /// What an initiator does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -101,13 +101,17 @@ impl Tebench {
 
     fn target(&self) -> Result<(), Failure> {
         self.load.work(self.engine.total_buffer_size)?;
-        let engine = Arc::new(self.engine.start(1)?);
+        let engine = self.engine.start(1)?;
+        let server = self.engine.serve_metrics(&engine)?;
         let regions = self.engine.serve(&engine)?;
         // Readers that verify find the pattern there without a writer having been first.
         for region in &regions {
             region.fill_with(0, region.bytes(), &mut |offset, part| pattern::fill(TARGET_SEED, offset, part));
         }
         let notices = take_notices(&engine);
+        if let Some(server) = &server {
+            println!("{}", metrics::say(server, "metrics"));
+        }
         println!(
             "\x1b[33mTo start initiators, run\n  ./tebench --target_seg_name={} --seg_type={} --backend={}\n\
              Press Ctrl-C to terminate\x1b[0m",
