@@ -129,8 +129,9 @@ fn a_slow_transfer_says_by_which_transport_and_where_its_time_went() {
 fn what_is_chosen_is_what_is_taken_and_everything_else_has_a_reason() {
     let cma = kernel_copies();
     let pointers = if cma { "cma" } else { "tcp" };
-    type Change = fn(&mut TransferEngineConfig);
-    let cases: [(Change, &str, &str, &[(&str, &str)]); 6] = [
+    /// What is set, what is chosen for either kind of memory, and words of reasons against others.
+    type Case = (fn(&mut TransferEngineConfig), &'static str, &'static str, &'static [(&'static str, &'static str)]);
+    let cases: [Case; 6] = [
         (
             |_| (),
             "shm",

@@ -40,25 +40,26 @@ impl TransferEngine {
     }
 }
 
+fn labels(one: &Shown) -> [(&str, &str); 3] {
+    [("peer", &one.peer), ("transport", one.transport.name()), ("rail", &one.rail)]
+}
+
 fn series(text: &mut Text, shown: &[Shown]) {
-    let labels = |one: &Shown, write: &mut dyn FnMut(&[(&str, &str)])| {
-        write(&[("peer", &one.peer), ("transport", one.transport.name()), ("rail", &one.rail)]);
-    };
     for (name, help, value) in COUNTERS {
         text.counter(name, help);
-        shown.iter().for_each(|one| labels(one, &mut |labels| text.number(labels, value(&one.counts))));
+        shown.iter().for_each(|one| text.number(&labels(one), value(&one.counts)));
     }
     text.histogram("kvplane_transfer_queue_seconds", "Time that slices waited for the rail.");
-    shown.iter().for_each(|one| labels(one, &mut |labels| text.times(labels, &one.counts.queue)));
+    shown.iter().for_each(|one| text.times(&labels(one), &one.counts.queue));
     text.histogram("kvplane_transfer_service_seconds", "Time from being given to the rail to being done.");
-    shown.iter().for_each(|one| labels(one, &mut |labels| text.times(labels, &one.counts.service)));
-    let now: Vec<_> = shown.iter().filter_map(|one| Some((one, one.now?))).collect();
+    shown.iter().for_each(|one| text.times(&labels(one), &one.counts.service));
+    let now: Vec<_> = shown.iter().filter_map(|one| Some((labels(one), one.now?))).collect();
     text.gauge("kvplane_transfer_inflight_bytes", "Bytes given to the rail and not done.");
-    now.iter().for_each(|(one, now)| labels(one, &mut |labels| text.number(labels, now.inflight_bytes)));
+    now.iter().for_each(|(labels, now)| text.number(labels, now.inflight_bytes));
     text.gauge("kvplane_transfer_paused_rails", "Initiators for which the rail is paused after failures.");
-    now.iter().for_each(|(one, now)| labels(one, &mut |labels| text.number(labels, now.paused)));
+    now.iter().for_each(|(labels, now)| text.number(labels, now.paused));
     text.gauge("kvplane_transfer_rail_bytes_per_second", "What the rail serves, as measured, or as taken.");
-    now.iter().for_each(|(one, now)| labels(one, &mut |labels| text.number(labels, now.bytes_per_second)));
+    now.iter().for_each(|(labels, now)| text.number(labels, now.bytes_per_second));
 }
 
 fn whole(text: &mut Text, metrics: &Metrics) {
