@@ -100,7 +100,7 @@ impl core::fmt::Display for ShardError {
 impl std::error::Error for ShardError {}
 
 /// What a shard tells about itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct ShardSnapshot {
     /// Its objects.
     pub store: Option<StoreStats>,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use kvplane_engine::{
     HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
 };
-use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget};
+use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget, Transport};
 use kvplane_proto::ids::{Incarnation, NodeId, SegmentId, ShardId};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Status, Version};
@@ -126,6 +126,21 @@ impl Asker {
         results
     }
 
+    /// The same by the client's books: slices that were copied in these ways are slices whose times were taken.
+    fn counted(&mut self) -> [u64; 3] {
+        let books = self.initiator.books();
+        let by = [Transport::Shm, Transport::Cma, Transport::Local];
+        by.map(|transport| {
+            let rails = books.rail_metrics().filter(|rail| rail.transport == transport);
+            rails.fold(0, |sum, rail| {
+                let counts = rail.counts;
+                assert_eq!((counts.service.count(), counts.queue.count()), (counts.operations, counts.operations));
+                assert!(counts.bytes < 1 << 20 || counts.service.sum_ns() > 1000, "{transport:?}: copies take time");
+                sum + counts.bytes
+            })
+        })
+    }
+
     /// Map, cma and own bytes so far.
     fn moved(&self) -> [u64; 3] {
         let counters = self.initiator.host_counters();
@@ -188,6 +203,7 @@ fn shared_memory_is_mapped() {
         let mut asker = Asker::new(owner.address(), config(|config| config.slice_bytes = slice_bytes));
         assert_eq!(exchange(&mut asker, &theirs, segment, true), EXCHANGED);
         assert_eq!((asker.moved()[0], owner.streamed()), (EXCHANGED, 0));
+        assert_eq!(asker.counted(), asker.moved());
     }
 }
 
@@ -204,6 +220,7 @@ fn any_memory_is_copied_by_the_kernel() {
             return;
         }
         assert_eq!((asker.moved()[1], owner.streamed()), (EXCHANGED, 0));
+        assert_eq!(asker.counted(), asker.moved());
     }
 }
 
@@ -228,6 +245,7 @@ fn closed_ways_lead_to_the_stream() {
     let mut asker = Asker::new(owner.address(), config(|config| config.shared = false));
     exchange(&mut asker, &shared, segment, true);
     assert_eq!(asker.moved()[0], 0);
+    assert_eq!(asker.counted(), asker.moved());
 }
 
 #[test]

@@ -74,6 +74,8 @@ pub struct TransferEngineConfig {
     pub batches: usize,
     /// Deadline of a batch that names none.
     pub deadline: Duration,
+    /// Slices that take longer are counted as slow, and the latest of them kept with where they spent their time.
+    pub slow: Duration,
 }
 
 impl Default for TransferEngineConfig {
@@ -104,6 +106,7 @@ impl Default for TransferEngineConfig {
             initiators: 1,
             batches: 65_536,
             deadline: Duration::from_secs(30),
+            slow: Duration::from_millis(100),
         }
     }
 }
@@ -122,8 +125,10 @@ impl TransferEngineConfig {
         if self.announced().is_unspecified() {
             return Err(Error::Argument(format!("peers cannot be told {}: say which address to tell", self.listen)));
         }
-        if !self.shared_memory && !self.tcp {
-            return Err(Error::Argument("neither shared memory nor TCP is allowed: no way to any peer".to_owned()));
+        if !self.tcp && !(self.shared_memory && (self.mapping || self.cma)) {
+            return Err(Error::Argument(
+                "neither TCP nor a way through shared memory (mapping, cma) is allowed: no way to any peer".to_owned(),
+            ));
         }
         if !(1..=INITIATORS).contains(&self.initiators) {
             return Err(Error::Argument(format!("{} initiators: give from 1 to {INITIATORS}", self.initiators)));
@@ -132,6 +137,12 @@ impl TransferEngineConfig {
             return Err(Error::Argument("0 batches in flight: give at least 1".to_owned()));
         }
         Ok(())
+    }
+}
+
+impl TransferEngineConfig {
+    pub(super) fn slow_ns(&self) -> u64 {
+        u64::try_from(self.slow.as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
@@ -148,6 +159,7 @@ pub(super) fn client(config: &TransferEngineConfig, tasks: bool) -> Result<Confi
         slice_bytes: config.slice_bytes,
         checksum_segments: config.checksum,
         report_tasks: tasks,
+        slow_ns: config.slow_ns(),
         ..Config::default()
     })
 }

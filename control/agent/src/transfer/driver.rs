@@ -24,6 +24,8 @@ use kvplane_proto::Limits;
 use kvplane_proto::client::{Request, SubmitOptions};
 
 use super::batch::State;
+use super::config::TransferEngineConfig;
+use super::copies::Copies;
 use super::peers::Departures;
 use crate::error::Error;
 
@@ -74,6 +76,8 @@ pub(super) struct Driver {
     /// How long a follower looks on before it sleeps. A leader that comes back at once would otherwise do thousands of
     /// batches while a follower wakes for one.
     patience: Duration,
+    /// What its threads copied within this process.
+    pub(super) copies: Copies,
 }
 
 impl Driver {
@@ -81,11 +85,10 @@ impl Driver {
     /// When the kernel gives no descriptor.
     pub(super) fn new(
         mut initiator: Initiator,
-        most_in_flight: usize,
-        pacing: Pacing,
+        config: &TransferEngineConfig,
         departures: Departures,
     ) -> Result<Arc<Self>, Error> {
-        let patience = match pacing {
+        let patience = match config.pacing {
             Pacing::Spin => Duration::MAX,
             Pacing::Adaptive { window_ns } => Duration::from_nanos(window_ns),
             Pacing::Park => Duration::ZERO,
@@ -99,7 +102,7 @@ impl Driver {
             doorbell,
             in_flight: AtomicUsize::new(0),
             open_slices: AtomicUsize::new(0),
-            most_in_flight,
+            most_in_flight: config.batches,
             foreground: AtomicUsize::new(0),
             wanted: AtomicUsize::new(0),
             led: AtomicBool::new(false),
@@ -114,6 +117,7 @@ impl Driver {
             stopping: AtomicBool::new(false),
             departures,
             patience,
+            copies: Copies::new(config.slow_ns()),
         }))
     }
 

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_engine::{Region, cpu};
+use kvplane_engine::cpu;
 use kvplane_proto::client::{Local, PeerId, Request, SegmentTarget};
 use kvplane_proto::{Limits, Status};
 
 use super::TransferEngine;
 use super::batch::{Batch, Parts, State};
+use super::copies::Copy;
 use super::driver::Work;
 use super::files::OpenFile;
 use super::memory::{Buffer, Map};
@@ -29,13 +30,6 @@ impl From<Error> for Obstacle {
     fn from(error: Error) -> Self {
         Self::Error(error)
     }
-}
-
-/// A copy within our own memory.
-struct Copy {
-    to: (Arc<Buffer>, u64),
-    from: (Arc<Buffer>, u64),
-    bytes: u64,
 }
 
 /// A batch that was checked and found fit.
@@ -151,11 +145,9 @@ impl TransferEngine {
             )
         };
         state.end_empty();
-        for (number, copy) in copies.iter().enumerate() {
-            let ((to, to_at), (from, from_at)) = (&copy.to, &copy.from);
-            Region::copy_between(&to.region, *to_at as usize, &from.region, *from_at as usize, copy.bytes as usize);
-            state.part_ended((work.requests.len() + number) as u32, Status::Ok, copy.bytes);
-        }
+        driver.copies.carry_out(&copies, start_ns, |number, bytes| {
+            state.part_ended((work.requests.len() + number) as u32, Status::Ok, bytes);
+        });
         match work.requests.is_empty() {
             true => state.finish(None),
             false => driver.submit(&state, work),

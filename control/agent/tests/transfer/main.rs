@@ -1,6 +1,7 @@
 //! The transfer engine as its callers see it: engines of one process ask each other over both ways, from many threads.
 
 mod completion;
+mod counted;
 mod files;
 mod memory;
 mod names;

@@ -120,6 +120,8 @@ pub struct Host {
     last_problem: Option<String>,
     counters: HostCounters,
     now_ns: u64,
+    /// Bytes that were copied here since the clock was read.
+    copied_bytes: u64,
     rounds_since_clock: u32,
     /// Rounds since the poller was asked.
     rounds_since_look: u32,
@@ -168,6 +170,7 @@ impl Host {
             last_problem: None,
             counters: HostCounters::default(),
             now_ns: cpu::monotonic_ns(),
+            copied_bytes: 0,
             rounds_since_clock: 0,
             rounds_since_look: 0,
             idle_rounds: 0,

@@ -16,11 +16,11 @@ impl Host {
             while let Some(output) = self.client.as_mut().and_then(kvplane_proto::client::Client::poll_output) {
                 progress = true;
                 if !matches!(output, ClientOutput::CopySegment { via: Via::Cma, .. }) {
-                    self.cross(now_ns);
+                    self.cross(now_ns.max(self.now_ns));
                 }
-                self.client_output(output, now_ns);
+                self.client_output(output, now_ns.max(self.now_ns));
             }
-            if !self.cross(now_ns) {
+            if !self.cross(now_ns.max(self.now_ns)) {
                 return progress;
             }
         }

@@ -13,7 +13,7 @@ use kvplane_transport::shm::{CHUNK_BYTES, Extent, SLOTS};
 use kvplane_transport::{ConnectionId, Gone};
 
 use super::Host;
-use super::copies::{copy, range};
+use super::copies::{BYTES_PER_CLOCK, copy, range};
 use super::roles::Link;
 
 /// Copies of one call to the kernel.
@@ -91,6 +91,7 @@ impl Host {
             let count = if copy.via == Via::Map { &mut counters.map_bytes } else { &mut counters.local_bytes };
             *count += copy.local.bytes;
         }
+        let now_ns = self.copied_at(copy.local.bytes, now_ns);
         self.copied(lane, copy.slice, result, now_ns);
     }
 
@@ -177,7 +178,9 @@ impl Host {
         }
         let mut state = core::mem::take(&mut self.same_host);
         if let Some((lane, Link::Shm(id))) = state.lane.take().and_then(|lane| Some((lane, self.link_of(lane)?))) {
-            match self.cross_to(id, &mut state, now_ns) {
+            let crossed = self.cross_to(id, &mut state, now_ns);
+            let now_ns = self.copied_at(BYTES_PER_CLOCK, now_ns);
+            match crossed {
                 Ok(()) => {
                     for (copy, outcome) in state.gathered.iter().zip(&state.outcomes) {
                         self.counters.cma_bytes += if outcome.is_ok() { copy.local.bytes } else { 0 };

@@ -6,7 +6,7 @@
 //! a small request is never behind a large one on a connection.
 
 use super::lane::{Cause, Endpoint};
-use super::metrics::RailCounts;
+use super::metrics::RailBooks;
 use super::options::RailAddress;
 use super::path::Path;
 use super::table::{NOWHERE, slice_id};
@@ -41,7 +41,8 @@ pub(super) struct RailEntry {
     pub(super) lanes: Vec<u32>,
     /// Where it leads, where that is not the peer's own address.
     pub(super) address: Option<RailAddress>,
-    pub(super) counts: RailCounts,
+    pub(super) path: Path,
+    pub(super) books: RailBooks,
 }
 
 /// What a lane is wanted for.
@@ -327,7 +328,8 @@ impl Client {
             let now_ns = self.now_ns;
             let entry = &mut self.rails[rail as usize];
             entry.rail.failed(retry_ns, now_ns);
-            entry.counts.pauses += 1;
+            let transport = self.usual_transport(self.rails[rail as usize].path);
+            self.rails[rail as usize].books.of(transport).pauses += 1;
         }
     }
 }

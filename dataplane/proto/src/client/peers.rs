@@ -5,7 +5,7 @@
 
 use super::dispatch::{Group, RailEntry};
 use super::lane::{Cause, Endpoint, Lane};
-use super::metrics::RailCounts;
+use super::metrics::RailBooks;
 use super::options::RailAddress;
 use super::path::{Path, PeerKind};
 use super::table::NOWHERE;
@@ -109,7 +109,8 @@ impl Client {
                 group: number,
                 lanes: Vec::new(),
                 address,
-                counts: RailCounts::default(),
+                path,
+                books: RailBooks::default(),
             };
             let rail = match self.free_rails.pop() {
                 Some(rail) => {
@@ -216,6 +217,7 @@ impl Client {
             return;
         }
         for group in core::mem::take(&mut entry.groups) {
+            group.rails.iter().for_each(|&rail| self.keep_books(rail));
             self.free_rails.extend(group.rails);
         }
         for &lane in &lanes {

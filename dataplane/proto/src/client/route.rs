@@ -93,12 +93,12 @@ impl Client {
         let slice = self.slices.at(index);
         (slice.lane, slice.before, slice.after) = (lane, before, NOWHERE);
         slice.posted_ns = self.now_ns;
-        let last = core::mem::replace(&mut slice.rail, rail);
+        let (last, via) = (core::mem::replace(&mut slice.rail, rail), slice.via);
         let bytes = slice.load_bytes();
         entry.load_bytes += bytes;
         self.rails[rail as usize].rail.book(bytes, self.config.is_small(bytes), self.now_ns);
-        if last != rail && last != NOWHERE {
-            self.count_failover(last, rail);
+        if last != NOWHERE {
+            self.rebound(index, (last, via));
         }
     }
 

@@ -30,13 +30,36 @@ use channel::{Channel, Side};
 pub use fence::{CHUNK_BYTES, Extent, SLOTS};
 use kvplane_proto::frame::Header;
 use kvplane_proto::{Limits, SegmentId};
-use kvplane_sys::{Interest, Poller, Readiness, Region, stream};
+use kvplane_sys::{CrossError, Interest, Poller, Readiness, Region, stream, unix};
 
 use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Event, Gone, Input};
 
 /// How long setting up a connection, or mapping a segment, may take.
 pub const SETUP_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What is at a shard's Unix socket, as a client finds it.
+#[derive(Debug)]
+pub struct Probe {
+    /// The process that listens there, by the kernel's word; 0 where it is not visible from here.
+    pub pid: i32,
+    /// Whether the kernel copies between us and that process, or why not: tried, not guessed.
+    pub cma: Result<(), CrossError>,
+}
+
+/// Connects to a shard's Unix socket as a client would, finds out what there is, and hangs up. Blocks up to
+/// [`SETUP_DEADLINE`].
+///
+/// # Errors
+/// As [`Shm::connect`].
+pub fn probe(path: &str) -> io::Result<Probe> {
+    let channel = setup::connect(path)
+        .map_err(|error| io::Error::new(error.kind(), format!("shared memory at {path}: {error}")))?;
+    let pid = unix::peer_credentials(&channel.socket)?.pid;
+    let cma = channel.view.as_ref().map_or(Err(CrossError::Gone), |view| view.ask_kernel(pid));
+    channel.close();
+    Ok(Probe { pid, cma })
+}
 
 /// All shared-memory connections of one shard or client.
 pub struct Shm {

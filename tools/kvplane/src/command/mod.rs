@@ -4,6 +4,7 @@ mod control;
 mod ctl;
 mod demo;
 mod dev;
+mod metrics;
 mod node;
 mod replay;
 mod size;

@@ -1,7 +1,7 @@
 //! `kvplane topology`: what this machine is, and where shards would sit.
 
 use clap::Args;
-use kvplane::{TransferEngine, TransferEngineConfig};
+use kvplane::{Explanation, TransferEngine, TransferEngineConfig};
 use kvplane_topology::{Sysfs, draw, plan, synthetic};
 
 use super::Failure;
@@ -45,24 +45,46 @@ impl Topology {
 /// Asks as an engine of the same machine and user would.
 fn explain(peer: &str, json: bool) -> Result<(), Failure> {
     let engine = TransferEngine::start(TransferEngineConfig::default())?;
-    let choices = engine.explain(peer)?;
+    let found = engine.explain(peer)?;
     if json {
-        let choices: Vec<_> = choices
-            .iter()
-            .map(|one| serde_json::json!({ "transport": one.transport, "usable": one.usable, "reason": one.reason }))
-            .collect();
-        println!("{:#}", serde_json::json!({ "peer": peer, "transports": choices }));
-        return Ok(());
-    }
-    println!("{peer}");
-    let preferred = choices.iter().position(|one| one.usable);
-    for (index, one) in choices.iter().enumerate() {
-        let mark = match (one.usable, preferred == Some(index)) {
-            (_, true) => "preferred",
-            (true, false) => "possible",
-            (false, false) => "no",
-        };
-        println!("  {:<9} {mark:<10} {}", one.transport, one.reason);
+        println!("{:#}", as_json(peer, &found));
+    } else {
+        print!("{}", as_text(peer, &found));
     }
     Ok(())
+}
+
+fn as_json(peer: &str, found: &Explanation) -> serde_json::Value {
+    let choices: Vec<_> = found
+        .choices
+        .iter()
+        .map(|one| {
+            serde_json::json!({
+                "transport": one.transport,
+                "usable": one.usable,
+                "reason": one.reason,
+                "mapped": one.mapped.to_string(),
+                "pointers": one.pointers.to_string(),
+            })
+        })
+        .collect();
+    let chosen = serde_json::json!({ "mapped": found.for_mapped(), "pointers": found.for_pointers() });
+    serde_json::json!({ "peer": peer, "chosen": chosen, "transports": choices })
+}
+
+fn as_text(peer: &str, found: &Explanation) -> String {
+    let chosen = |transport: Option<&'static str>| transport.unwrap_or("no way");
+    let mut text = format!(
+        "{peer}\n  memory that can be mapped   {}\n  any other memory            {}\n\n",
+        chosen(found.for_mapped()),
+        chosen(found.for_pointers())
+    );
+    for one in &found.choices {
+        let mark = if one.usable { "yes" } else { "no" };
+        text.push_str(&format!("  {:<9} {mark:<4} {}\n", one.transport, one.reason));
+        if one.usable {
+            text.push_str(&format!("{:17}mapped memory: {}; any other: {}\n", "", one.mapped, one.pointers));
+        }
+    }
+    text
 }

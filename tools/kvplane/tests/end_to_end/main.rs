@@ -7,6 +7,7 @@
 mod arguments;
 mod classes;
 mod commands;
+mod counted;
 mod kills;
 mod peers;
 mod replays;

@@ -43,10 +43,10 @@ fn a_way_that_was_asked_for_is_the_way_taken() {
     let place = Workplace::new("ways");
     let (_target, address) = target(&place);
     let seed = ["--op_type=write_seed"];
-    assert_eq!(
-        measured(&place, "local", &[&seed[..], &["--xport_type=local"]].concat())["transports"],
-        Value::Array(vec![])
-    );
+    let own = measured(&place, "local", &[&seed[..], &["--xport_type=local"]].concat());
+    assert_eq!(own["transports"][0]["transport"], "local", "{own}");
+    assert_eq!(own["transports"].as_array().map(Vec::len), Some(1), "{own}");
+    assert!(own["transports"][0]["p50_us"].as_f64() > Some(0.0), "{own}");
     for api in ["--api=session", "--api=engine"] {
         let json = measured(&place, &address, &[api, "--tent_transport_hint=shm", "--op_type=read_verify"]);
         assert_eq!(json["transports"][0]["transport"], "shm", "{json}");
@@ -58,7 +58,8 @@ fn a_way_that_was_asked_for_is_the_way_taken() {
         return;
     }
     let json: Value = serde_json::from_str(&outcome.text()).unwrap();
-    assert_eq!(json["transports"][0]["transport"], "shm", "copies on one host count as one way: {json}");
+    assert_eq!(json["transports"][0]["transport"], "cma", "{json}");
+    assert_eq!(json["transports"].as_array().map(Vec::len), Some(1), "{json}");
 }
 
 #[test]

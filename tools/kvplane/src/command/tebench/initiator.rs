@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use kvplane::{Metrics, Region, RegisterOptions, TransferEngine, cpu};
-use kvplane_tools::tebench::counts::{DeadlineGroup, Transport as Counted};
+use kvplane_tools::tebench::counts::{DeadlineGroup, Slow, Transport as Counted};
 use kvplane_tools::tebench::qos::{Report, Sample};
 use kvplane_tools::tebench::table::Beside;
 use kvplane_tools::tebench::{Case, CaseStats, Class, Samples, Step, classes, plot, stats, table};
@@ -15,12 +15,12 @@ use super::load::{Lot, Work};
 use super::values::Transport;
 use super::worker::{Ground, Worker};
 use super::{Api, Failure, Tebench};
-use crate::command::NothingRun;
+use crate::command::{NothingRun, metrics};
 
 /// A run under way.
 struct Run<'a> {
     options: &'a Tebench,
-    engine: TransferEngine,
+    engine: Arc<TransferEngine>,
     region: Arc<Region>,
     own: Vec<Arc<Region>>,
     targets: Vec<&'a str>,
@@ -37,6 +37,11 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     let sessions = sessions(options, &targets)?;
     check_any(&work)?;
     let engine = options.engine.start(options.initiators.unwrap_or_else(|| options.load.initiators()))?;
+    let server = options.engine.serve_metrics(&engine)?;
+    if let Some(server) = &server {
+        // Standard output is for the table.
+        eprintln!("{}", metrics::say(server, "metrics"));
+    }
     let own = match targets.contains(&LOCAL) {
         true => options.engine.serve(&engine)?,
         false => Vec::new(),
@@ -82,8 +87,12 @@ fn sessions(options: &Tebench, targets: &[&str]) -> Result<bool, Failure> {
         (Some(Api::Session), true) => {
             Err("--api session does transfers between engines of ours alone: leave it away here".into())
         }
+        (Some(Api::Session), _) if options.engine.metrics_port.is_some() => {
+            Err("--metrics_port shows what the engine counts, and sessions count by themselves: not with --api session"
+                .into())
+        }
         (Some(api), _) => Ok(api == Api::Session),
-        (None, needed) => Ok(!needed),
+        (None, needed) => Ok(!needed && options.engine.metrics_port.is_none()),
     }
 }
 
@@ -106,7 +115,8 @@ impl Run<'_> {
                 self.case(case, lots, &classes)?;
             }
         }
-        add_counts(&self.engine.metrics(), &mut self.beside.transports);
+        let metrics = self.engine.metrics();
+        self.add_counts(&metrics);
         for counts in &self.beside.transports {
             self.say(|| counts.line());
         }
@@ -183,7 +193,7 @@ impl Run<'_> {
             let (samples, total_ns, metrics) = outcome?;
             threads.push((samples, total_ns));
             if let Some(metrics) = metrics {
-                add_counts(&metrics, &mut self.beside.transports);
+                self.add_counts(&metrics);
             }
         }
         // CPU time covers the warm-up too; its share is the warm-up's share of the time.
@@ -210,6 +220,23 @@ impl Run<'_> {
         Report::new((case.block_bytes, case.batch), &samples, self.options.load.qos_link_capacity_gbps)
     }
 
+    /// Adds what an engine or a session counted to what the transports did, and its slow transfers to the others.
+    fn add_counts(&mut self, metrics: &Metrics) {
+        for rail in metrics.rails.iter().filter(|rail| rail.operations + rail.retries + rail.failovers > 0) {
+            let counts = Counted {
+                transport: rail.transport.name(),
+                operations: rail.operations,
+                bytes: rail.bytes,
+                retries: rail.retries,
+                failovers: rail.failovers,
+                queue: rail.queue.clone(),
+                service: rail.service.clone(),
+            };
+            counts.add(&mut self.beside.transports);
+        }
+        self.beside.slow.extend(metrics.slow.iter().map(Slow::of));
+    }
+
     fn hand_out(&self) -> Result<(), Failure> {
         let options = self.options;
         let label = format!("kvplane tebench {:?} to {}", options.load.op_type, options.target_seg_name);
@@ -231,8 +258,11 @@ impl Run<'_> {
     fn check_way(&self) -> Result<(), Failure> {
         let wanted = match self.options.engine.transport()? {
             Transport::Tcp if !self.options.engine.is_stock() => "tcp",
-            Transport::Shm | Transport::Cma => "shm",
-            _ => return Ok(()),
+            Transport::Shm => "shm",
+            Transport::Cma => "cma",
+            Transport::Uring => "file",
+            Transport::Local => "local",
+            Transport::Tcp | Transport::Any => return Ok(()),
         };
         let other = self.beside.transports.iter().find(|one| one.bytes > 0 && one.transport != wanted);
         match other {
@@ -263,17 +293,4 @@ fn thread_of(
     let mut samples = Samples::new(stats::DEFAULT_SAMPLES, 1, thread).with_promises(promises);
     let total_ns = worker.run_for(Duration::from_secs_f64(load.duration), Some(&mut samples))?;
     Ok((samples, total_ns, worker.metrics()))
-}
-
-fn add_counts(metrics: &Metrics, all: &mut Vec<Counted>) {
-    for rail in metrics.rails.iter().filter(|rail| rail.operations + rail.retries + rail.failovers > 0) {
-        let counts = Counted {
-            transport: rail.path.name(),
-            operations: rail.operations,
-            bytes: rail.bytes,
-            retries: rail.retries,
-            failovers: rail.failovers,
-        };
-        counts.add(all);
-    }
 }

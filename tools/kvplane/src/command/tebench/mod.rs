@@ -19,7 +19,7 @@ use clap::{Args, ValueEnum};
 use kvplane::{Pacing, TransferEngine};
 use kvplane_tools::pattern;
 
-use super::{Failure, stop};
+use super::{Failure, metrics, stop};
 
 /// What an initiator does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -102,7 +102,8 @@ impl Tebench {
 
     fn target(&self) -> Result<(), Failure> {
         self.load.work(self.engine.total_buffer_size)?;
-        let engine = Arc::new(self.engine.start(1)?);
+        let engine = self.engine.start(1)?;
+        let server = self.engine.serve_metrics(&engine)?;
         let regions = self.engine.serve(&engine)?;
         // Readers that verify find the pattern there without a writer having been first.
         for region in &regions {
@@ -111,6 +112,9 @@ impl Tebench {
         let notices = take_notices(&engine);
         // In a file, or read by a program, colours are noise.
         let (begin, end) = if std::io::stdout().is_terminal() { ("\x1b[33m", "\x1b[0m") } else { ("", "") };
+        if let Some(server) = &server {
+            println!("{}", metrics::say(server, "metrics"));
+        }
         println!(
             "{begin}To start initiators, run\n  ./tebench --target_seg_name={} --seg_type={} --backend={}\n\
              Press Ctrl-C to terminate{end}",
