@@ -40,7 +40,7 @@ impl End {
             RegionOptions { huge: HugePages::Never, prefault: false, ..RegionOptions::new("tcp-test", memory_bytes) };
         Self {
             poller: Poller::new().expect("a poller"),
-            tcp: Tcp::new(),
+            tcp: Tcp::default(),
             memory: Region::allocate(&options).expect("memory"),
             places,
             connections: Vec::new(),

@@ -38,7 +38,7 @@ fn round(poller: &Poller, tcp: &mut Tcp) -> usize {
 fn an_idle_connection_owns_next_to_nothing() {
     const CONNECTIONS: usize = 20;
     const FRAMES: usize = 700;
-    let (poller, mut asking, mut asked) = (Poller::new().expect("a poller"), Tcp::new(), Tcp::new());
+    let (poller, mut asking, mut asked) = (Poller::new().expect("a poller"), Tcp::default(), Tcp::default());
     let other = Poller::new().expect("a poller");
     let listener = net::tcp_listener(([127, 0, 0, 1], 0).into(), 64).expect("a port");
     let address = listener.local_addr().expect("an address");
