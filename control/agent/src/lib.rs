@@ -37,7 +37,10 @@ pub use transfer::{
     TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest, TransportChoice,
 };
 
-pub use kvplane_engine::{HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, cpu};
+pub use kvplane_engine::{
+    HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, ZeroCopy, ZeroCopyCounters,
+    ZeroCopyOptions, cpu,
+};
 pub use kvplane_mooncake::{Environment, Notice};
 pub use kvplane_proto::client::{Intent, Path, TaskResult};
 pub use kvplane_proto::map::ClusterMap;

@@ -18,4 +18,4 @@ pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapsh
 pub use kvplane_sys::{
     DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
 };
-pub use kvplane_transport::{FaultCounters, FaultPlan};
+pub use kvplane_transport::{FaultCounters, FaultPlan, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};

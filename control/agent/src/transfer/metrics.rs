@@ -1,5 +1,6 @@
 //! What an engine counted, by peer, path and rail.
 
+use kvplane_engine::ZeroCopyCounters;
 use kvplane_proto::Status;
 use kvplane_proto::client::{Client, Path, PeerId, RailMetrics};
 use kvplane_proto::sched::{Health, Histogram};
@@ -80,6 +81,9 @@ pub struct Metrics {
     pub path_changes: Vec<PathChange>,
     /// The latest slow transfers of each initiator, oldest first.
     pub slow: Vec<SlowTransfer>,
+    /// Payloads of requests that left over TCP without a copy, or should have. What peers read is counted by the
+    /// serving thread: [`TransferEngine::snapshot`].
+    pub zero_copy: ZeroCopyCounters,
     /// Batches submitted.
     pub batches: u64,
     /// Batches in flight.
@@ -99,6 +103,7 @@ impl TransferEngine {
         for (number, driver) in self.drivers.iter().enumerate() {
             metrics.in_flight += driver.in_flight();
             driver.with(|core| {
+                metrics.add_zero_copy(&core.zero_copy());
                 let Some((client, names)) = core.books() else { return };
                 // A peer without a name is being closed.
                 metrics.add(number, client, &|peer| names.get(&peer).cloned().unwrap_or_default());
@@ -109,6 +114,17 @@ impl TransferEngine {
 }
 
 impl Metrics {
+    pub(super) const fn add_zero_copy(&mut self, counters: &ZeroCopyCounters) {
+        let sum = &mut self.zero_copy;
+        sum.bytes += counters.bytes;
+        sum.calls += counters.calls;
+        sum.noticed += counters.noticed;
+        sum.copied += counters.copied;
+        sum.fallbacks += counters.fallbacks;
+        sum.late += counters.late;
+        sum.abandoned += counters.abandoned;
+    }
+
     pub(super) fn add(&mut self, initiator: usize, client: &Client, name: &dyn Fn(PeerId) -> String) {
         self.rails.extend(client.rail_metrics().map(|rail| snapshot(initiator, &rail, name(rail.peer))));
         for change in client.failovers() {
