@@ -103,7 +103,7 @@ impl TransferEngine {
         for (number, driver) in self.drivers.iter().enumerate() {
             metrics.in_flight += driver.in_flight();
             driver.with(|core| {
-                metrics.add_zero_copy(&core.zero_copy());
+                metrics.zero_copy.add(&core.zero_copy());
                 let Some((client, names)) = core.books() else { return };
                 // A peer without a name is being closed.
                 metrics.add(number, client, &|peer| names.get(&peer).cloned().unwrap_or_default());
@@ -114,17 +114,6 @@ impl TransferEngine {
 }
 
 impl Metrics {
-    pub(super) const fn add_zero_copy(&mut self, counters: &ZeroCopyCounters) {
-        let sum = &mut self.zero_copy;
-        sum.bytes += counters.bytes;
-        sum.calls += counters.calls;
-        sum.noticed += counters.noticed;
-        sum.copied += counters.copied;
-        sum.fallbacks += counters.fallbacks;
-        sum.late += counters.late;
-        sum.abandoned += counters.abandoned;
-    }
-
     pub(super) fn add(&mut self, initiator: usize, client: &Client, name: &dyn Fn(PeerId) -> String) {
         self.rails.extend(client.rail_metrics().map(|rail| snapshot(initiator, &rail, name(rail.peer))));
         for change in client.failovers() {

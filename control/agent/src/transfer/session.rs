@@ -107,7 +107,7 @@ impl Session {
     /// What this session counted, its rails without the names of their peers.
     pub fn metrics(&mut self) -> Metrics {
         let mut metrics = Metrics::default();
-        metrics.add_zero_copy(&self.initiator.host_counters().zero_copy);
+        metrics.zero_copy.add(&self.initiator.host_counters().zero_copy);
         metrics.add(0, self.initiator.books(), &|_| String::new());
         metrics
     }

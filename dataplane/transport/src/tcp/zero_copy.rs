@@ -85,6 +85,19 @@ pub struct ZeroCopyCounters {
     pub abandoned: u64,
 }
 
+impl ZeroCopyCounters {
+    /// Adds what another driver counted.
+    pub const fn add(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.calls += other.calls;
+        self.noticed += other.noticed;
+        self.copied += other.copied;
+        self.fallbacks += other.fallbacks;
+        self.late += other.late;
+        self.abandoned += other.abandoned;
+    }
+}
+
 /// Whether a connection lends payloads.
 #[derive(Default)]
 pub(super) enum Lending {
@@ -106,7 +119,7 @@ pub(super) struct Lent {
     /// Answers that were kept back and may pass now. As many as were waiting.
     answers: VecDeque<(Header, Vec<u8>)>,
     /// When to look again without a notice; then the connection is in the driver's list.
-    until_ns: Option<u64>,
+    pub(super) until_ns: Option<u64>,
 }
 
 struct Waiting {

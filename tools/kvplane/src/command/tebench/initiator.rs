@@ -4,7 +4,7 @@
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use kvplane::{Metrics, Region, RegisterOptions, TransferEngine, cpu};
+use kvplane::{Metrics, Region, RegisterOptions, TransferEngine, ZeroCopyCounters, cpu};
 use kvplane_tools::tebench::counts::{DeadlineGroup, Transport as Counted};
 use kvplane_tools::tebench::qos::{Report, Sample};
 use kvplane_tools::tebench::table::Beside;
@@ -27,6 +27,7 @@ struct Run<'a> {
     quiet: bool,
     rows: Vec<CaseStats>,
     beside: Beside,
+    zero_copy: ZeroCopyCounters,
 }
 
 pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
@@ -44,8 +45,8 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     let private = RegisterOptions { remote_accessible: false, ..RegisterOptions::default() };
     engine.register(Arc::clone(&region), &private)?;
     let quiet = options.json.as_deref() == Some("-");
-    let (rows, beside) = (Vec::new(), Beside::default());
-    Run { options, engine, region, own, targets, sessions, quiet, rows, beside }.work(&work)
+    let (rows, beside, zero_copy) = (Vec::new(), Beside::default(), ZeroCopyCounters::default());
+    Run { options, engine, region, own, targets, sessions, quiet, rows, beside, zero_copy }.work(&work)
 }
 
 /// Whether each thread gets a session of its own: the default for what a session can do.
@@ -90,8 +91,18 @@ impl Run<'_> {
             }
         }
         add_counts(&self.engine.metrics(), &mut self.beside.transports);
+        self.zero_copy.add(&self.engine.metrics().zero_copy);
         for counts in &self.beside.transports {
             self.say(|| counts.line());
+        }
+        let lent = self.zero_copy;
+        if lent.calls + lent.fallbacks > 0 {
+            self.say(|| {
+                format!(
+                    "sent without a copy: {} bytes in {} calls; the kernel copied in {} of them and refused {} more",
+                    lent.bytes, lent.calls, lent.copied, lent.fallbacks
+                )
+            });
         }
         self.hand_out()?;
         self.check_way()
@@ -163,6 +174,7 @@ impl Run<'_> {
             threads.push((samples, total_ns));
             if let Some(metrics) = metrics {
                 add_counts(&metrics, &mut self.beside.transports);
+                self.zero_copy.add(&metrics.zero_copy);
             }
         }
         // CPU time covers the warm-up too; its share is the warm-up's share of the time.
