@@ -1,8 +1,8 @@
 //! Bytes over nonblocking sockets by direct calls: gathered when they leave, scattered when they arrive.
 //!
 //! The kernel uses the memory during the call only, so the borrows of [`Gather`] and [`Scatter`] are all it needs: when
-//! a call has returned, nothing of the kernel's refers to it. The one exception is [`Gather::send_zero_copy`]. Ranges of
-//! regions go to the kernel by address, never through references, as others may write them at the same time.
+//! a call has returned, nothing of the kernel's refers to it. The one exception is [`Gather::send_zero_copy`]. Ranges
+//! of regions go to the kernel by address, never through references, as others may write them at the same time.
 
 use crate::net;
 use crate::region::IoBuf;
