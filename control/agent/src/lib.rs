@@ -44,7 +44,10 @@ pub use transfer::{
     TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest, TransportChoice, Use,
 };
 
-pub use kvplane_engine::{HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, cpu};
+pub use kvplane_engine::{
+    HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, ZeroCopy, ZeroCopyCounters,
+    ZeroCopyOptions, cpu,
+};
 pub use kvplane_mooncake::{Environment, Notice};
 pub use kvplane_proto::client::{Intent, RailCounts, TaskResult, Transport};
 pub use kvplane_proto::map::ClusterMap;

@@ -19,4 +19,4 @@ pub use kvplane_sys::{
     CrossError, DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
 };
 pub use kvplane_transport::shm::{Probe, probe};
-pub use kvplane_transport::{FaultCounters, FaultPlan};
+pub use kvplane_transport::{FaultCounters, FaultPlan, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};

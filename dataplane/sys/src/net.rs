@@ -174,7 +174,12 @@ fn address_by(fd: BorrowedFd<'_>, call: NameCall) -> io::Result<SocketAddr> {
     from_storage(&storage)
 }
 
-fn set_option(fd: &impl AsRawFd, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+pub(crate) fn set_option(
+    fd: &impl AsRawFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
     let bytes = size_of::<libc::c_int>() as libc::socklen_t;
     let place = (&raw const value).cast();
     // SAFETY: the option's value is an integer that outlives the call.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvplane_engine::{Pacing, cpu};
+use kvplane_engine::{HostConfig, Pacing, ZeroCopyOptions, cpu};
 use kvplane_mooncake::Environment;
 use kvplane_proto::client::Config;
 use kvplane_rpc::RuntimeDirectory;
@@ -61,6 +61,9 @@ pub struct TransferEngineConfig {
     pub checksum: bool,
     /// Ranges are cut into slices of this many bytes.
     pub slice_bytes: u64,
+    /// Which payloads leave over TCP without being copied into the kernel. Memory that is read by peers must then stay
+    /// as it is a little longer: until they have acknowledged the bytes.
+    pub zero_copy: ZeroCopyOptions,
     /// How to wait.
     pub pacing: Pacing,
     /// Where the Unix socket goes; `None` takes the user's runtime directory.
@@ -100,6 +103,7 @@ impl Default for TransferEngineConfig {
             lanes: 2,
             checksum: true,
             slice_bytes: 256 << 10,
+            zero_copy: ZeroCopyOptions::default(),
             pacing: Pacing::default(),
             runtime_directory: None,
             core: None,
@@ -144,6 +148,11 @@ impl TransferEngineConfig {
     pub(super) fn slow_ns(&self) -> u64 {
         u64::try_from(self.slow.as_nanos()).unwrap_or(u64::MAX)
     }
+}
+
+/// What the hosts of both sides are told.
+pub(super) fn host(config: &TransferEngineConfig) -> HostConfig {
+    HostConfig { zero_copy: config.zero_copy, ..HostConfig::default() }
 }
 
 /// What the asking side is told; `tasks` for whether it reports the end of each task.

@@ -3,6 +3,7 @@
 mod exposition;
 mod text;
 
+use kvplane_engine::ZeroCopyCounters;
 use kvplane_proto::Status;
 use kvplane_proto::client::{Client, PeerId, RailCounts, RailMetrics, Transport};
 use kvplane_proto::sched::{Health, Histogram};
@@ -135,6 +136,9 @@ pub struct Metrics {
     pub path_changes: Vec<PathChange>,
     /// The latest slow transfers of each initiator, oldest first.
     pub slow: Vec<SlowTransfer>,
+    /// Payloads of requests that left over TCP without a copy, or should have. What peers read is counted by the
+    /// serving thread: [`TransferEngine::snapshot`].
+    pub zero_copy: ZeroCopyCounters,
     /// Batches submitted.
     pub batches: u64,
     /// Batches in flight.
@@ -158,6 +162,7 @@ impl TransferEngine {
             metrics.in_flight += driver.in_flight();
             driver.copies.add_to(&mut metrics, number, self.name());
             driver.with(|core| {
+                metrics.zero_copy.add(&core.zero_copy());
                 let Some((client, names)) = core.books() else { return };
                 // A peer without a name is being closed.
                 metrics.add(number, client, &|peer| names.get(&peer).cloned().unwrap_or_default());

@@ -54,7 +54,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu};
+use kvplane_engine::{Initiator, Listen, Pacing, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu};
 use kvplane_mooncake::Native;
 use kvplane_proto::Version;
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
@@ -135,7 +135,7 @@ impl TransferEngine {
             pool: None,
             store: None,
             first_version: Version(1),
-            host: HostConfig::default(),
+            host: config::host(&config),
         });
         // The socket is named by the port, which only the bound listener knows.
         let shard = shard?;
@@ -171,7 +171,7 @@ impl TransferEngine {
         let departures = engine.segments.read().peers.departures().clone();
         for number in 0..engine.config.initiators {
             let client = config::client(&engine.config, true)?;
-            let initiator = Initiator::new(client, &HostConfig::default(), engine.config.pacing)?;
+            let initiator = Initiator::new(client, &config::host(&engine.config), engine.config.pacing)?;
             let driver = Driver::new(initiator, &engine.config, departures.clone())?;
             engine.threads.push(driver.start_progress(number)?);
             engine.drivers.push(driver);

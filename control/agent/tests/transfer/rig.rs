@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kvplane::{
     HugePages, Opcode, Pacing, Region, RegionOptions, RegisterOptions, SegmentHandle, TransferEngine,
-    TransferEngineConfig, TransferRequest,
+    TransferEngineConfig, TransferRequest, ZeroCopy, ZeroCopyOptions,
 };
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -19,17 +19,23 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     Tcp,
+    /// The same without copies into the kernel.
+    Lent,
     Shm,
 }
 
 impl Way {
-    pub(crate) const BOTH: [Self; 2] = [Self::Tcp, Self::Shm];
+    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::Lent, Self::Shm];
 
     pub(crate) fn config(self) -> TransferEngineConfig {
         let directory = std::env::temp_dir().join(format!("kvplane-transfer-{}", std::process::id()));
         TransferEngineConfig {
             shared_memory: self == Self::Shm,
-            tcp: self == Self::Tcp,
+            tcp: self != Self::Shm,
+            zero_copy: ZeroCopyOptions {
+                when: if self == Self::Lent { ZeroCopy::Always } else { ZeroCopy::Auto },
+                least_bytes: 4096,
+            },
             runtime_directory: Some(directory),
             pacing: Pacing::Adaptive { window_ns: 20_000 },
             slice_bytes: 64 << 10,

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use kvplane::{Opcode, RegisterOptions, SubmitOptions, TaskState, TransferEngineConfig};
 
-use crate::rig::{Side, Way, check, fill, pair, region};
+use crate::rig::{Side, Way, byte, check, fill, pair, region};
 
 const BYTES: usize = 2 << 20;
 
 /// Reads that end early in every way: what is written to their memory afterwards stays.
 #[test]
 fn nothing_touches_the_memory_of_a_batch_that_ended() {
-    for way in Way::BOTH {
+    for way in Way::ALL {
         let (a, b, peer) = pair(way, BYTES);
         fill(&b.region, 0, BYTES, 21);
         for round in 0..40u64 {
@@ -50,10 +50,76 @@ fn nothing_touches_the_memory_of_a_batch_that_ended() {
     }
 }
 
+/// Writes that end early in every way: what their memory holds afterwards is never what the peer gets.
+#[test]
+fn a_peer_never_gets_what_came_after_the_end() {
+    for way in Way::ALL {
+        let (a, b, peer) = pair(way, BYTES);
+        fill(&b.region, 0, BYTES, 41);
+        for round in 0..60u64 {
+            fill(&a.region, 0, BYTES, 42);
+            let write = a.request(Opcode::Write, 0, (peer, b.region.address()), BYTES);
+            let deadline = (round % 3 == 1).then(|| Duration::from_micros(20 * round));
+            let options = SubmitOptions { deadline, ..SubmitOptions::default() };
+            let batch = a.engine.submit(&[write], &options).unwrap();
+            if round % 3 == 0 {
+                std::thread::sleep(Duration::from_micros(15 * round));
+                batch.cancel();
+            }
+            let state = batch.wait().state;
+            fill(&a.region, 0, BYTES, 43);
+            if state == TaskState::Completed {
+                check(&b.region, 0, BYTES, 42);
+                fill(&b.region, 0, BYTES, 41);
+                continue;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+            b.region.read_with(0, BYTES, &mut |at, part| {
+                for (at, &found) in (at..).zip(part) {
+                    assert!(found == byte(41, at) || found == byte(42, at), "byte {at} came after the end");
+                }
+            });
+        }
+        let lent = a.engine.metrics().zero_copy;
+        assert_eq!(lent.bytes > 0, way == Way::Lent, "{way:?}: {lent:?}");
+        assert_eq!((lent.abandoned, lent.late), (0, 0), "{lent:?}");
+    }
+}
+
+/// What peers read is lent too, and the segment is left alone when it is unregistered although a reader is at it.
+#[test]
+fn what_peers_read_is_given_back_before_it_is_unregistered() {
+    let (a, b, peer) = pair(Way::Lent, BYTES);
+    for round in 0..20u64 {
+        let served = region(BYTES);
+        fill(&served, 0, BYTES, 44);
+        b.engine.register(Arc::clone(&served), &RegisterOptions::default()).unwrap();
+        a.engine.sync_segments().unwrap();
+        fill(&a.region, 0, BYTES, 45);
+        let read = a.request(Opcode::Read, 0, (peer, served.address()), BYTES);
+        let batch = a.engine.submit(&[read], &SubmitOptions::default()).unwrap();
+        std::thread::sleep(Duration::from_micros(30 * round));
+        b.engine.unregister(served.address()).unwrap();
+        fill(&served, 0, BYTES, 46);
+        let state = batch.wait().state;
+        assert!(matches!(state, TaskState::Completed | TaskState::Failed), "{state:?}");
+        if state == TaskState::Completed {
+            check(&a.region, 0, BYTES, 44);
+        }
+        a.region.read_with(0, BYTES, &mut |at, part| {
+            for (at, &found) in (at..).zip(part) {
+                assert!(found == byte(44, at) || found == byte(45, at), "byte {at} came after the end");
+            }
+        });
+    }
+    let lent = b.engine.snapshot().unwrap().host.zero_copy;
+    assert!(lent.bytes > 0 && lent.abandoned == 0, "{lent:?}");
+}
+
 /// Unregistering waits for the batches that use the memory, and for peers.
 #[test]
 fn unregistered_memory_is_left_alone() {
-    for way in Way::BOTH {
+    for way in Way::ALL {
         let (a, b, peer) = pair(way, BYTES);
         for round in 0..10u64 {
             let mine = region(BYTES);
@@ -129,7 +195,7 @@ fn a_peer_that_restarted_is_asked_again() {
 /// Engines that come and go at one address leave nothing in the tables of who asks them.
 #[test]
 fn restarts_of_peers_do_not_add_up() {
-    for way in Way::BOTH {
+    for way in Way::ALL {
         let a = Side::new(TransferEngineConfig { initiators: 2, ..way.config() }, BYTES);
         let mut listen = way.config().listen;
         let mut opened = None;

@@ -32,7 +32,9 @@ use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
 use kvplane_transport::mooncake::{LaneCounters, Lanes, Server, ServerCounters, ServerOptions};
-use kvplane_transport::{ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token};
+use kvplane_transport::{
+    ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token, ZeroCopyCounters, ZeroCopyOptions,
+};
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
 
@@ -61,11 +63,18 @@ pub struct HostConfig {
     pub fault: Option<FaultPlan>,
     /// Limits of what stock Mooncake engines may ask.
     pub mooncake: ServerOptions,
+    /// Which payloads leave over TCP without a copy.
+    pub zero_copy: ZeroCopyOptions,
 }
 
 impl Default for HostConfig {
     fn default() -> Self {
-        Self { verify_shared: true, fault: None, mooncake: ServerOptions::default() }
+        Self {
+            verify_shared: true,
+            fault: None,
+            mooncake: ServerOptions::default(),
+            zero_copy: ZeroCopyOptions::default(),
+        }
     }
 }
 
@@ -86,6 +95,8 @@ pub struct HostCounters {
     pub cma_bytes: u64,
     /// The same within this process.
     pub local_bytes: u64,
+    /// Payloads that left over TCP without a copy, or should have.
+    pub zero_copy: ZeroCopyCounters,
 }
 
 /// One part of the dataplane.
@@ -144,7 +155,7 @@ impl Host {
     ) -> io::Result<Self> {
         Ok(Self {
             poller: Poller::new()?,
-            tcp: Fault::new(config.fault.as_ref()),
+            tcp: Fault::new(config.fault.as_ref(), config.zero_copy),
             shm: Shm::new(pool.clone()),
             stock_lanes: Lanes::new(),
             stock_server: Server::new(config.mooncake),
@@ -258,6 +269,9 @@ impl Host {
         self.long_round = moved_bytes >= LONG_ROUND_BYTES;
         self.idle_rounds = if progress { 0 } else { self.idle_rounds.saturating_add(1) };
         self.counters.busy_rounds += u64::from(progress);
+        if progress || told {
+            self.counters.zero_copy = *self.tcp.zero_copy();
+        }
         Ok(progress)
     }
 

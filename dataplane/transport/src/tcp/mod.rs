@@ -11,15 +11,18 @@
 //! The host calls [`Tcp::ready`] for each event of the poller, then takes [`Tcp::poll_event`], then for each
 //! connection of [`Tcp::next_ready`] takes [`Tcp::input`] until it says `Wait`, and at last [`Tcp::flush`].
 //!
-//! Invariant: the kernel holds no memory of ours when a call has returned. So the end of a connection is immediate, and
-//! memory lent for its payloads is free to use then. Thread affinity: none; one thread at a time.
+//! Invariant: the kernel refers to no memory of ours when a call has returned, but for long payloads that are sent
+//! without a copy, as [`ZeroCopyOptions`] say. Either way a payload's hold is reported as sent, and a connection as
+//! gone, when its memory is free to use. Thread affinity: none; one thread at a time.
 
 mod active;
 mod connection;
+mod outstanding;
 mod receive;
 mod send;
 #[cfg(test)]
 mod tests;
+mod zero_copy;
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
@@ -34,6 +37,7 @@ use kvplane_sys::{Interest, Poller, Readiness, net, stream};
 
 use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Event, Gone, Outgoing};
+pub use zero_copy::{ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 
 /// How long no connection is accepted after the kernel refused to. A parked host comes by twice a second at least.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -63,12 +67,16 @@ pub struct Tcp {
     /// When to accept again, after the kernel refused to.
     accept_after: Option<Instant>,
     open: usize,
+    zero_copy: ZeroCopyOptions,
+    zero_copy_counters: ZeroCopyCounters,
+    /// Connections that wait for notices, to be looked at when they wait too long.
+    waiting: Vec<u32>,
 }
 
 impl Tcp {
-    /// A driver without connections.
+    /// A driver without connections that sends without a copy as these options say.
     #[must_use]
-    pub const fn new() -> Self {
+    pub fn new(zero_copy: ZeroCopyOptions) -> Self {
         Self {
             listener: None,
             connections: Vec::new(),
@@ -85,6 +93,9 @@ impl Tcp {
             moved_bytes: 0,
             accept_after: None,
             open: 0,
+            zero_copy,
+            zero_copy_counters: ZeroCopyCounters::default(),
+            waiting: Vec::new(),
         }
     }
 
@@ -134,6 +145,9 @@ impl Tcp {
             return;
         }
         let id = ConnectionId { index: token.index, generation: token.generation };
+        if readiness.error && self.generations.get(id.index as usize) == Some(&id.generation) {
+            self.settle(id.index);
+        }
         let Some(connection) = self.get(id) else { return };
         if connection.state == State::Connecting {
             if !readiness.writable {
@@ -148,7 +162,8 @@ impl Tcp {
             self.events.push_back(Event::Connected(id));
         }
         let Some(connection) = self.get(id) else { return };
-        connection.ended |= readiness.ended;
+        // Where payloads are lent, an error without an end is a notice.
+        connection.ended |= readiness.ended || readiness.error && connection.lent().is_none();
         if readiness.readable {
             connection.readable = true;
             self.mark_ready(id.index);
@@ -157,7 +172,7 @@ impl Tcp {
             && readiness.writable
         {
             connection.writable = true;
-            if !connection.is_quiet() {
+            if !connection.is_sent() {
                 self.mark_dirty(id.index);
             }
         }
@@ -281,20 +296,25 @@ impl Tcp {
                 self.resume(index);
             }
         }
+        self.lose_patience();
         while let Some(index) = self.again.pop() {
             self.mark_ready(index);
         }
         self.accept_again(poller);
     }
 
-    /// Ends a connection; [`Event::Gone`] follows what it still held.
+    /// Ends a connection; [`Event::Gone`] follows what it still held: at once, or when the kernel no longer refers to
+    /// what was sent without a copy.
     pub fn close(&mut self, id: ConnectionId, why: Gone) {
         if self.get(id).is_none() {
             return;
         }
-        let Some(connection) = self.connections[id.index as usize].take() else { return };
         self.active.forget(id.index);
         self.staging.forget(id.index);
+        if self.end_lent(id, &why) {
+            return;
+        }
+        let Some(connection) = self.connections[id.index as usize].take() else { return };
         // The peer learns of it even where a forked child still has the socket.
         let _ = net::shutdown(connection.socket.as_fd());
         self.events.extend(connection.holds().map(Event::Sent));
@@ -312,6 +332,9 @@ impl Tcp {
             self.close(id, why);
         } else if connection.closing_after_send.is_none() {
             connection.closing_after_send = Some(why);
+            if connection.is_sent() {
+                self.end_later(id.index);
+            }
         }
     }
 
@@ -325,7 +348,7 @@ impl Tcp {
         if self.generations.get(id.index as usize) != Some(&id.generation) {
             return None;
         }
-        self.connections[id.index as usize].as_mut()
+        self.connections[id.index as usize].as_mut().filter(|connection| connection.state != State::Ending)
     }
 
     /// Names a connection again in the next round: it has more input than its share of this one.
@@ -358,6 +381,6 @@ const LISTENER: Token = Token { source: Source::TcpListener, index: 0, generatio
 
 impl Default for Tcp {
     fn default() -> Self {
-        Self::new()
+        Self::new(ZeroCopyOptions::default())
     }
 }

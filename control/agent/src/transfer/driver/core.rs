@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kvplane_engine::{DirectFile, Initiator, Region};
+use kvplane_engine::{DirectFile, Initiator, Region, ZeroCopyCounters};
 use kvplane_proto::client::{Client, PeerId, Request};
 use kvplane_proto::{SegmentId, Status};
 
@@ -225,6 +225,11 @@ impl Core {
     pub(in crate::transfer) fn books(&mut self) -> Option<(&Client, HashMap<PeerId, String>)> {
         let name = |known: &Known| Some((known.id, known.peer.upgrade()?.name()));
         Some((self.initiator.as_mut()?.books(), self.peers.values().filter_map(name).collect()))
+    }
+
+    /// What it counted of sends without a copy.
+    pub(in crate::transfer) fn zero_copy(&self) -> ZeroCopyCounters {
+        self.initiator.as_ref().map_or_else(Default::default, |initiator| initiator.host_counters().zero_copy)
     }
 
     pub(super) fn set_buffer(&mut self, index: u32, region: &Arc<Region>) {

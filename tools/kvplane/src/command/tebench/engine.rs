@@ -6,11 +6,12 @@ use std::sync::Arc;
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use kvplane::{
-    Environment, HugePages, MetricsServer, Region, RegionOptions, RegisterOptions, TransferEngine, TransferEngineConfig,
+    Environment, HugePages, MetricsServer, Region, RegionOptions, RegisterOptions, TransferEngine,
+    TransferEngineConfig, ZeroCopyOptions,
 };
 
 use super::values::{self, Transport};
-use super::{Failure, PacingChoice};
+use super::{Failure, PacingChoice, ZeroCopyChoice};
 use crate::command::{metrics, size};
 
 /// The name of our own segment, as a target.
@@ -94,6 +95,13 @@ pub(super) struct EngineFlags {
     #[arg(long = "checksum", num_args = 0..=1, require_equals = true, default_value = "true",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     checksum: bool,
+    /// When long payloads leave over TCP without being copied into the kernel: to other hosts as long as that works
+    /// (auto), never, or always.
+    #[arg(long = "zerocopy", value_enum, default_value = "auto")]
+    zerocopy: ZeroCopyChoice,
+    /// Pieces of payloads from this length on leave so.
+    #[arg(long = "zerocopy_min_bytes", default_value = "128K", value_parser = size::parse_some)]
+    zerocopy_min_bytes: u64,
 }
 
 impl EngineFlags {
@@ -144,6 +152,10 @@ impl EngineFlags {
             tcp: !matches!(way, Transport::Shm | Transport::Cma),
             lanes: self.lanes,
             checksum: self.checksum,
+            zero_copy: ZeroCopyOptions {
+                when: self.zerocopy.into(),
+                least_bytes: usize::try_from(self.zerocopy_min_bytes).unwrap_or(usize::MAX),
+            },
             pacing: self.pacing.into(),
             initiators,
             ..TransferEngineConfig::default()

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use kvplane::{Metrics, Region, RegisterOptions, TransferEngine, cpu};
+use kvplane::{Metrics, Region, RegisterOptions, TransferEngine, ZeroCopyCounters, cpu};
 use kvplane_tools::tebench::counts::{DeadlineGroup, Slow, Transport as Counted};
 use kvplane_tools::tebench::qos::{Report, Sample};
 use kvplane_tools::tebench::table::Beside;
@@ -28,6 +28,7 @@ struct Run<'a> {
     quiet: bool,
     rows: Vec<CaseStats>,
     beside: Beside,
+    zero_copy: ZeroCopyCounters,
 }
 
 pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
@@ -51,8 +52,8 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     let private = RegisterOptions { remote_accessible: false, ..RegisterOptions::default() };
     engine.register(Arc::clone(&region), &private)?;
     let quiet = options.json.as_deref() == Some("-");
-    let (rows, beside) = (Vec::new(), Beside::default());
-    Run { options, engine, region, own, targets, sessions, quiet, rows, beside }.work(&work)
+    let (rows, beside, zero_copy) = (Vec::new(), Beside::default(), ZeroCopyCounters::default());
+    Run { options, engine, region, own, targets, sessions, quiet, rows, beside, zero_copy }.work(&work)
 }
 
 /// Something must be left to run, or the run would pass for a good one.
@@ -117,8 +118,18 @@ impl Run<'_> {
         }
         let metrics = self.engine.metrics();
         self.add_counts(&metrics);
+        self.zero_copy.add(&metrics.zero_copy);
         for counts in &self.beside.transports {
             self.say(|| counts.line());
+        }
+        let lent = self.zero_copy;
+        if lent.calls + lent.fallbacks > 0 {
+            self.say(|| {
+                format!(
+                    "sent without a copy: {} bytes in {} calls; the kernel copied in {} of them and refused {} more",
+                    lent.bytes, lent.calls, lent.copied, lent.fallbacks
+                )
+            });
         }
         self.hand_out()?;
         self.check_way()
@@ -194,6 +205,7 @@ impl Run<'_> {
             threads.push((samples, total_ns));
             if let Some(metrics) = metrics {
                 self.add_counts(&metrics);
+                self.zero_copy.add(&metrics.zero_copy);
             }
         }
         // CPU time covers the warm-up too; its share is the warm-up's share of the time.

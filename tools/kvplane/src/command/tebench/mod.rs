@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use kvplane::{Pacing, TransferEngine};
+use kvplane::{Pacing, TransferEngine, ZeroCopy};
 use kvplane_tools::pattern;
 
 use super::{Failure, metrics, stop};
@@ -63,6 +63,27 @@ impl From<PacingChoice> for Pacing {
             PacingChoice::Spin => Self::Spin,
             PacingChoice::Adaptive => Self::default(),
             PacingChoice::Park => Self::Park,
+        }
+    }
+}
+
+/// When payloads leave without a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum ZeroCopyChoice {
+    /// Never.
+    Never,
+    /// Where it can pay.
+    Auto,
+    /// Always.
+    Always,
+}
+
+impl From<ZeroCopyChoice> for ZeroCopy {
+    fn from(choice: ZeroCopyChoice) -> Self {
+        match choice {
+            ZeroCopyChoice::Never => Self::Never,
+            ZeroCopyChoice::Auto => Self::Auto,
+            ZeroCopyChoice::Always => Self::Always,
         }
     }
 }
