@@ -74,6 +74,9 @@ pub struct TransferEngineConfig {
     pub batches: usize,
     /// Deadline of a batch that names none.
     pub deadline: Duration,
+    /// How long unregistering waits for peers that use the memory. Those of other hosts are cut off before; one of this
+    /// host that was stopped in the middle of a copy cannot be.
+    pub quiet_deadline: Duration,
 }
 
 impl Default for TransferEngineConfig {
@@ -104,6 +107,7 @@ impl Default for TransferEngineConfig {
             initiators: 1,
             batches: 65_536,
             deadline: Duration::from_secs(30),
+            quiet_deadline: Duration::from_secs(10),
         }
     }
 }

@@ -33,6 +33,7 @@ pub(super) struct Directory {
     template: Descriptor,
     published: Arc<Published>,
     shared_memory: bool,
+    tcp: bool,
     /// Whether our own protocol is spoken with peers that have it.
     native: bool,
     /// One publication after the other, so that the last one stays.
@@ -98,6 +99,7 @@ impl Directory {
             template,
             published,
             shared_memory: config.shared_memory,
+            tcp: config.tcp,
             native: config.native,
             publishing: Mutex::new(()),
             _daemon: Mutex::new(daemon),
@@ -202,7 +204,9 @@ impl Directory {
     /// When it offers no way that is known here.
     pub(super) fn address_of(&self, descriptor: &Descriptor) -> Result<PeerAddress, Error> {
         if let Some(native) = self.native_of(descriptor) {
-            let here = self.shared_memory && is_here(native) && Path::new(&native.shm).exists();
+            // Where its socket is not to be seen, in another container, say, that is found out and counted on the way.
+            let seen = self.tcp || Path::new(&native.shm).exists();
+            let here = self.shared_memory && is_here(native) && !native.shm.is_empty() && seen;
             let shm = here.then(|| native.shm.clone());
             let tcp = native.tcp.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
             // The life that the descriptor is of, and no other.

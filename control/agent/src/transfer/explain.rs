@@ -1,9 +1,10 @@
 //! Why a peer is reached the way it is.
 
-use std::path::Path;
+use std::path::Path as FilePath;
 
 use kvplane_mooncake::descriptor::TCP;
 use kvplane_mooncake::{Descriptor, Native};
+use kvplane_proto::client::Path;
 
 use super::TransferEngine;
 use super::directory::is_here;
@@ -62,6 +63,7 @@ impl TransferEngine {
             Ok(handle) => self.segment_info(*handle)?.buffers,
             Err(_) => Vec::new(),
         };
+        let unavailable = opened.is_ok().then(|| self.unavailable(name)).flatten();
         if let Ok(handle) = opened
             && handle != SegmentHandle::LOCAL
         {
@@ -69,7 +71,7 @@ impl TransferEngine {
         }
         let unanswered = opened.err().map(|error| error.to_string());
         let mut choices = vec![local];
-        choices.extend(self.same_host(native, &buffers));
+        choices.extend(self.same_host(native, &buffers, unavailable));
         choices.push(match (&unanswered, native.tcp) {
             _ if !self.config.tcp => TransportChoice::no("tcp", "it is switched off here"),
             (_, None) => TransportChoice::no("tcp", "the peer listens on no port"),
@@ -83,17 +85,23 @@ impl TransferEngine {
         Ok(choices)
     }
 
-    fn same_host(&self, native: &Native, buffers: &[BufferInfo]) -> Vec<TransportChoice> {
+    /// Why shared memory does not lead to a peer that was just asked.
+    fn unavailable(&self, name: &str) -> Option<String> {
+        let rails = self.metrics().rails;
+        rails.into_iter().find_map(|rail| rail.reason.filter(|_| rail.path == Path::Shared && rail.peer == name))
+    }
+
+    fn same_host(&self, native: &Native, buffers: &[BufferInfo], unavailable: Option<String>) -> Vec<TransportChoice> {
         let why = if !self.config.shared_memory {
             Some("shared memory is switched off here".to_owned())
         } else if !is_here(native) {
             Some("it runs on another host".to_owned())
         } else if native.shm.is_empty() {
             Some("shared memory is switched off there".to_owned())
-        } else if !Path::new(&native.shm).exists() {
-            Some(format!("its socket {} is not to be seen from here", native.shm))
+        } else if !FilePath::new(&native.shm).exists() {
+            Some(format!("its socket {} is not to be seen from here, as in another container", native.shm))
         } else {
-            None
+            unavailable.map(|why| format!("it does not lead to the peer from here: {why}"))
         };
         if let Some(why) = why {
             return vec![TransportChoice::no("shm", why.clone()), TransportChoice::no("cma", why)];

@@ -35,6 +35,10 @@ pub struct RailSnapshot {
     pub failovers: u64,
     /// Times that it was paused.
     pub pauses: u64,
+    /// Times that it was found not to lead to the peer from here, as shared memory does not into another container.
+    pub unavailable: u64,
+    /// Why it was not, the last time; other paths are used meanwhile.
+    pub reason: Option<String>,
     /// Time that slices waited for it.
     pub queue: Histogram,
     /// Time from being posted on it to being done.
@@ -145,6 +149,8 @@ fn snapshot(initiator: usize, rail: &RailMetrics<'_>, peer: String) -> RailSnaps
         retries: counts.retries,
         failovers: counts.failovers,
         pauses: counts.pauses,
+        unavailable: counts.unavailable,
+        reason: rail.unavailable.map(str::to_owned),
         queue: counts.queue.clone(),
         service: counts.service.clone(),
     }

@@ -86,10 +86,12 @@ impl TransferEngine {
     }
 
     /// Forgets the memory that was registered at this address. Returns when neither peers nor transfers of ours use it
-    /// any more; the deadlines of the transfers bound that.
+    /// any more; the deadlines of the transfers, and that of the settings for peers, bound it.
     ///
     /// # Errors
-    /// When nothing is registered there, or the serving thread does not answer.
+    /// When nothing is registered there. When peers still use the memory after the time that the settings give them,
+    /// or the serving thread does not answer, saying who and what to do: then the memory must stay. No new transfer
+    /// uses it and it cannot be registered again, until this was called again and has returned without an error.
     pub fn unregister(&self, address: u64) -> Result<(), Error> {
         self.unregister_batch(&[address])
     }
@@ -105,8 +107,11 @@ impl TransferEngine {
             if let Some(address) = addresses.iter().find(|&&address| !map.contains(address)) {
                 return Err(Error::AddressNotRegistered(format!("no memory is registered at {address:#x}")));
             }
+            let mut buffers: Vec<Arc<Buffer>> = addresses.iter().filter_map(|&address| map.leave(address)).collect();
             // An address that is named twice is there only once.
-            addresses.iter().filter_map(|&address| map.remove(address)).collect::<Vec<_>>()
+            buffers.sort_unstable_by_key(|buffer| buffer.address);
+            buffers.dedup_by_key(|buffer| buffer.address);
+            buffers
         };
         drop(changing);
         let mut result = match buffers.iter().any(|buffer| buffer.segment.is_some()) {
@@ -120,16 +125,24 @@ impl TransferEngine {
         result
     }
 
-    fn see_off(&self, buffer: &Buffer) -> Result<(), Error> {
-        let outcome = buffer.segment.map_or(Ok(()), |segment| self.shard.unregister(segment));
+    fn see_off(&self, buffer: &Arc<Buffer>) -> Result<(), Error> {
+        let within = self.config.quiet_deadline;
+        let outcome = buffer.segment.map_or(Ok(()), |segment| self.shard.unregister_within(segment, within));
         while buffer.is_used() {
             self.drivers.iter().for_each(|driver| driver.poll());
             if buffer.is_used() {
                 std::thread::sleep(LOOK);
             }
         }
-        self.drivers.iter().for_each(|driver| driver.remove_buffer(buffer.index));
-        self.memory.write().give_back(buffer.index);
-        Ok(outcome?)
+        if let Err(error) = outcome {
+            let (bytes, address) = (buffer.bytes, buffer.address);
+            return Err(Error::MemoryHeld { address, bytes, why: error });
+        }
+        // Another thread may have waited for the same, and the name be somebody else's by now.
+        if self.memory.write().left(buffer) {
+            self.drivers.iter().for_each(|driver| driver.remove_buffer(buffer.index));
+            self.memory.write().give_back(buffer.index);
+        }
+        Ok(())
     }
 }

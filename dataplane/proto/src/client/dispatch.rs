@@ -29,6 +29,8 @@ pub(super) struct Group {
     pub(super) rails: Vec<u32>,
     pub(super) queue: ClassQueue,
     dirty: bool,
+    /// Until when it is not used, as it does not lead to the peer from here, and why.
+    pub(super) unavailable: Option<(u64, String)>,
     /// Until when bulk keeps off the first lane of each rail.
     express_until_ns: u64,
 }
@@ -60,7 +62,7 @@ struct Ask {
 
 impl Group {
     pub(super) fn new(path: Path, rails: Vec<u32>) -> Self {
-        Self { path, rails, queue: ClassQueue::new(), dirty: false, express_until_ns: 0 }
+        Self { path, rails, queue: ClassQueue::new(), dirty: false, unavailable: None, express_until_ns: 0 }
     }
 }
 

@@ -27,6 +27,8 @@ pub struct RailCounts {
     pub failovers: u64,
     /// Times that it was paused.
     pub pauses: u64,
+    /// Times that it was found not to lead to the peer from here.
+    pub unavailable: u64,
     /// Time from waiting for a lane to being bound to one.
     pub queue: Histogram,
     /// Time from being bound to being done.
@@ -50,6 +52,8 @@ pub struct RailMetrics<'a> {
     pub latency_ns: u64,
     /// Bytes posted and not done.
     pub inflight_bytes: u64,
+    /// Why it is not used at the moment, where it does not lead to the peer from here.
+    pub unavailable: Option<&'a str>,
     /// What happened on it.
     pub counts: &'a RailCounts,
 }
@@ -109,6 +113,7 @@ impl Client {
                         bytes_per_second: (entry.rail.rate().bytes_per_ns() * 1e9) as u64,
                         latency_ns: entry.rail.rate().latency_ns() as u64,
                         inflight_bytes: bulk + small,
+                        unavailable: group.unavailable.as_ref().map(|(_, why)| why.as_str()),
                         counts: &entry.counts,
                     }
                 })
