@@ -1,6 +1,6 @@
 //! What is behind a driver's lock: the initiator, and which batch is which.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use kvplane_engine::{DirectFile, Initiator, Region};
 use kvplane_proto::client::{Client, PeerId, Request};
 use kvplane_proto::{SegmentId, Status};
 
-use super::{Driver, Work};
+use super::{Command, Driver, Work};
 use crate::transfer::batch::State;
 use crate::transfer::peers::{Departures, Peer};
 
@@ -35,6 +35,10 @@ pub(in crate::transfer) struct Core {
     initiator: Option<Initiator>,
     /// Batches in flight by the index of their ids.
     batches: Vec<Option<Arc<State>>>,
+    /// What was taken from the inbox and not done yet.
+    pub(super) todo: VecDeque<Command>,
+    /// The batch that begins or ends at the moment: it is not to be lost where that panics.
+    in_hand: Option<Arc<State>>,
     /// The peers that were asked, by their numbers.
     peers: HashMap<u64, Known>,
     /// Whom a batch asks, by position, while it begins.
@@ -50,6 +54,8 @@ impl Core {
         Self {
             initiator: Some(initiator),
             batches: Vec::new(),
+            todo: VecDeque::new(),
+            in_hand: None,
             peers: HashMap::new(),
             asked: Vec::new(),
             departures,
@@ -58,8 +64,20 @@ impl Core {
         }
     }
 
+    /// Does what was taken from the inbox.
+    pub(super) fn obey(&mut self, driver: &Driver) {
+        while let Some(command) = self.todo.pop_front() {
+            match command {
+                Command::Submit(state, work) => self.begin(driver, &state, work),
+                Command::Cancel(state) => self.cancel(&state),
+            }
+        }
+    }
+
     pub(super) fn begin(&mut self, driver: &Driver, state: &Arc<State>, mut work: Work) {
+        self.in_hand = Some(Arc::clone(state));
         let Some(initiator) = &mut self.initiator else {
+            self.in_hand = None;
             state.fail(Status::Unreachable);
             driver.done(state, Some(&self.failure));
             return;
@@ -87,9 +105,10 @@ impl Core {
                     self.batches.resize(index + 1, None);
                 }
                 let _ = state.place.set(batch);
-                self.batches[index] = Some(Arc::clone(state));
+                self.batches[index] = self.in_hand.take();
             }
             Err(error) => {
+                self.in_hand = None;
                 state.fail(Status::BadRequest);
                 driver.done(state, Some(&error.to_string()));
             }
@@ -137,7 +156,7 @@ impl Core {
             result = self.initiator.as_mut().map_or(Ok(()), |initiator| initiator.poll().map(|_| ()));
         }
         if let Err(error) = result {
-            self.fail(driver, &error);
+            self.fail(driver, &error.to_string());
         }
     }
 
@@ -182,21 +201,28 @@ impl Core {
         }
         while let Some(batch) = initiator.poll_done() {
             let Some(state) = self.batches.get_mut(batch.index as usize).and_then(Option::take) else { continue };
+            self.in_hand = Some(Arc::clone(&state));
             if state.wants_description
                 && let Some(description) = initiator.take_description(batch)
             {
                 let _ = state.description.set(description);
             }
             initiator.release(batch);
+            self.in_hand = None;
             driver.done(&state, initiator.last_problem());
         }
     }
 
-    /// The kernel failed us. Dropping the initiator ends all I/O, so that batches can be told.
-    fn fail(&mut self, driver: &Driver, error: &std::io::Error) {
-        self.failure = format!("the engine cannot go on: {error}");
-        self.initiator = None;
-        for state in self.batches.drain(..).flatten() {
+    /// The kernel failed us, or we did. Dropping the initiator ends all I/O, so that batches can be told.
+    pub(super) fn fail(&mut self, driver: &Driver, why: &str) {
+        self.failure = driver.broken.get_or_init(|| format!("the engine cannot go on: {why}")).clone();
+        // Taken first: should its end panic too, it is not there any more when this is tried again.
+        drop(self.initiator.take());
+        let todo = self.todo.drain(..).filter_map(|command| match command {
+            Command::Submit(state, _) => Some(state),
+            Command::Cancel(_) => None,
+        });
+        for state in self.batches.drain(..).flatten().chain(self.in_hand.take()).chain(todo) {
             state.fail(Status::Unreachable);
             driver.done(&state, Some(&self.failure));
         }
