@@ -268,26 +268,20 @@ mod tests {
         let address = theirs.engine.local_address();
         drop(theirs);
         let silent = TcpListener::bind(address).expect("its port");
-        let entry = |target_id, target_offset| Entry {
+        let (source, number) = (memory.address(), i32::try_from(peer.to_bits()).expect("small"));
+        let entry = move |target_id, target_offset| Entry {
             opcode: 1,
-            source: memory.address() as *mut c_void,
+            source: source as *mut c_void,
             target_id,
             target_offset,
             length: 8,
         };
         let room = ours.batches.get(ours.batches.add(10)).expect("a batch");
-        let copy = entry(0, memory.address() + 4096);
-        assert_eq!(room.submit(&ours, &[copy], &SubmitOptions::default()), Ok(0));
+        assert_eq!(room.submit(&ours, &[entry(0, source + 4096)], &SubmitOptions::default()), Ok(0));
         std::thread::scope(|scope| {
-            // It was never told of an address like this, so it is asked again.
-            let nowhere = (i32::try_from(peer.to_bits()).expect("small"), 1);
             let (room, ours) = (&room, &ours);
-            let request = move || {
-                let request =
-                    TransferRequest { target: peer, target_offset: nowhere.1, ..request(&entry(0, 0)).expect("good") };
-                room.submit_requests(ours, &[request], &SubmitOptions::default())
-            };
-            let slow = scope.spawn(request);
+            // It was never told of an address like this, so it is asked again.
+            let slow = scope.spawn(move || room.submit(ours, &[entry(number, 1)], &SubmitOptions::default()));
             let (mut call, _) = silent.accept().expect("it is asked");
             assert_eq!(room.status(0).expect("a task").status, TaskState::Completed as c_int);
             call.set_nonblocking(true).expect("a socket");

@@ -114,7 +114,9 @@ impl TransferEngine {
     /// # Errors
     /// The first owner's that does not answer; the others are asked nevertheless.
     pub fn sync_segments(&self) -> Result<(), Error> {
-        self.refresh_all(&self.segments.read().handles(), DESCRIBE)
+        // The table is not held while they are asked.
+        let handles = self.segments.read().handles();
+        self.refresh_all(&handles, DESCRIBE)
     }
 
     /// Asks the owners of several segments at the same time, so that one that is down costs the others nothing.
