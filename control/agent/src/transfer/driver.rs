@@ -5,8 +5,8 @@
 //! until their batch is done or the leader leaves, which wakes one of them to lead. A thread that submits while
 //! another leads leaves its batch in the inbox and goes on.
 //!
-//! A panic of a thread that has the lock leaves nobody waiting: whoever takes the lock next finds it poisoned, lets go of
-//! the initiator, and ends what was in flight with an error that says so. Nothing can be submitted afterwards.
+//! A panic of a thread that has the lock leaves nobody waiting: whoever takes the lock next finds it poisoned, lets go
+//! of the initiator, and ends what was in flight with an error that says so. Nothing can be submitted afterwards.
 //!
 //! Invariant: no inbox entry and no batch in flight is left without somebody who looks after it. Whoever gives the lock
 //! back looks at the inbox again afterwards, and then for a follower.
@@ -432,8 +432,8 @@ impl Drop for Foreground<'_> {
     }
 }
 
-/// Where the thread panics, wakes everybody who may find the lock poisoned and see to it. Made before the lock is taken,
-/// so that it is free again by then.
+/// Where the thread panics, wakes everybody who may find the lock poisoned and see to it. Made before the lock is
+/// taken, so that it is free again by then.
 struct Alarm<'a>(&'a Driver);
 
 impl Drop for Alarm<'_> {

@@ -1,7 +1,7 @@
 //! Registering and unregistering memory.
 
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvplane_engine::Region;
 use kvplane_store::service::SegmentInfo;
@@ -13,6 +13,8 @@ use crate::error::Error;
 
 /// How often unregistering looks whether the users have left, when it cannot wait for a certain one.
 const LOOK: Duration = Duration::from_micros(200);
+/// What peers have at least to leave one of several regions.
+const QUIET_LEAST: Duration = Duration::from_millis(100);
 
 impl TransferEngine {
     /// Registers memory: transfers may use it as source and destination, and peers may use it if the options say so.
@@ -118,15 +120,17 @@ impl TransferEngine {
             true => self.publish(),
             false => Ok(()),
         };
+        // Those who hold several of them up have the time once, not for each.
+        let until = Instant::now() + self.config.quiet_deadline;
         for buffer in &buffers {
-            let outcome = self.see_off(buffer);
+            let left = until.saturating_duration_since(Instant::now());
+            let outcome = self.see_off(buffer, left.max(QUIET_LEAST.min(self.config.quiet_deadline)));
             result = result.and(outcome);
         }
         result
     }
 
-    fn see_off(&self, buffer: &Arc<Buffer>) -> Result<(), Error> {
-        let within = self.config.quiet_deadline;
+    fn see_off(&self, buffer: &Arc<Buffer>, within: Duration) -> Result<(), Error> {
         let outcome = buffer.segment.map_or(Ok(()), |segment| self.shard.unregister_within(segment, within));
         while buffer.is_used() {
             self.drivers.iter().for_each(|driver| driver.poll());

@@ -4,9 +4,9 @@
 //! registers memory. The host owns all real memory and gives the pure cores only names for it: a pool, segments by
 //! id, buffers by index.
 //!
-//! One [`Host::poll`] is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks. [`Host::park`] waits for the next event. A host that spins asks the
-//! poller now and then only, as long as there is something better to look at: rings in shared memory, or the one or two
-//! connections that were active last.
+//! One [`Host::poll`] is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks. [`Host::park`] waits
+//! for the next event. A host that spins asks the poller now and then only, as long as there is something better to
+//! look at: rings in shared memory, or the one or two connections that were active last.
 //!
 //! Thread affinity: none; one thread at a time, whichever waits.
 

@@ -72,7 +72,8 @@ impl SameHost {
         !self.leaving.is_empty()
     }
 
-    /// Whether that is worth looking for many times a second: who is stopped in the middle of a copy may be so for days.
+    /// Whether that is worth looking for many times a second: who was stopped in the middle of a copy may stay so for
+    /// days.
     pub(super) const fn is_close(&self, now_ns: u64) -> bool {
         now_ns < self.closely_until_ns
     }

@@ -182,7 +182,7 @@ impl Client {
     }
 
     /// The host says that a lane's path does not lead to its peer from here, and that trying again soon would end the
-    /// same. As [`Self::lane_gone`]; where the peer has another path, that is used for a while, and no slice is charged.
+    /// same. As [`Self::lane_gone`]; where the peer has another path, that is used for a while and no slice is charged.
     pub fn path_unavailable(&mut self, lane: LaneId, why: &str, now_ns: u64) {
         self.now_ns = now_ns;
         if self.current(lane).is_some_and(|entry| entry.state != Endpoint::Idle) && self.close_path(lane.index, why) {
