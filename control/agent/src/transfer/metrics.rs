@@ -37,7 +37,7 @@ pub struct RailSnapshot {
     pub pauses: u64,
     /// Times that it was found not to lead to the peer from here, as shared memory does not into another container.
     pub unavailable: u64,
-    /// Why it was not, the last time; other paths are used meanwhile.
+    /// Why it does not, until it was found to again; other paths are used meanwhile.
     pub reason: Option<String>,
     /// Time that slices waited for it.
     pub queue: Histogram,

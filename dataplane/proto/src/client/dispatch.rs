@@ -316,7 +316,10 @@ impl Client {
 
     /// A lane is ready for use.
     pub(super) fn lane_up(&mut self, lane: u32) {
-        self.rails[self.lanes[lane as usize].rail as usize].rail.connected();
+        let rail = &mut self.rails[self.lanes[lane as usize].rail as usize];
+        rail.rail.connected();
+        let (peer, group) = (rail.peer as usize, usize::from(rail.group));
+        self.peers[peer].groups[group].unavailable = None;
         self.set_alarm(lane, None);
         self.mark_group_of(lane);
         self.mark_dirty(lane);

@@ -52,7 +52,7 @@ pub struct RailMetrics<'a> {
     pub latency_ns: u64,
     /// Bytes posted and not done.
     pub inflight_bytes: u64,
-    /// Why it is not used at the moment, where it does not lead to the peer from here.
+    /// Why it does not lead to the peer from here, until it was found to again.
     pub unavailable: Option<&'a str>,
     /// What happened on it.
     pub counts: &'a RailCounts,
