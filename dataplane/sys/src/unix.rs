@@ -155,6 +155,39 @@ unsafe fn take_fds(message: &libc::msghdr) -> Vec<OwnedFd> {
     fds
 }
 
+/// A nonblocking connection to who listens at this path. Never waits.
+///
+/// # Errors
+/// `NotFound` and `ConnectionRefused` when nobody listens there; `WouldBlock` when as many wait to be accepted as may;
+/// `InvalidInput` for a path that no socket can have.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let bytes = path.as_os_str().as_bytes();
+    // SAFETY: all-zero is a valid sockaddr_un.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    // The last byte stays 0.
+    if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        return Err(invalid(format!("{} is no path of a socket: 1 to 107 bytes", path.display())));
+    }
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = from.cast_signed();
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: a plain call; the descriptor, if there is one, is new and nobody's.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    let stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    retry(|| {
+        let place = (&raw const address).cast();
+        // SAFETY: the address outlives the call, and the length is its own.
+        unsafe { libc::connect(fd, place, size_of::<libc::sockaddr_un>() as libc::socklen_t) as isize }
+    })?;
+    Ok(stream)
+}
+
 /// Who is at the other end.
 pub fn peer_credentials(stream: &UnixStream) -> io::Result<Credentials> {
     let mut found = MaybeUninit::<libc::ucred>::zeroed();
@@ -246,6 +279,33 @@ mod tests {
         let sender = std::thread::spawn(move || send_with_fds(&ours, &bytes, &[]));
         assert!(ends(&theirs) == expected);
         sender.join().expect("joined").expect("sent");
+    }
+
+    #[test]
+    fn connecting_never_waits() {
+        let directory = std::env::temp_dir().join(format!("kvplane-unix-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let path = directory.join("socket");
+        let kind = |path: &Path| connect(path).expect_err("nobody is there").kind();
+        assert_eq!(kind(&path), io::ErrorKind::NotFound);
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("a listener");
+        // Nobody accepts: at last no more may wait.
+        let mut waiting = Vec::new();
+        let error = loop {
+            match connect(&path) {
+                Ok(stream) if waiting.len() < 100_000 => waiting.push(stream),
+                Ok(_) => break None,
+                Err(error) => break Some(error.kind()),
+            }
+        };
+        assert!(matches!(error, Some(io::ErrorKind::WouldBlock)) || waiting.len() > 1000, "{error:?}");
+        let mut theirs = listener.accept().expect("it waited").0;
+        theirs.write_all(b"x").expect("sent");
+        assert_eq!((&waiting[0]).read(&mut [0; 2]).expect("nonblocking, and there is something"), 1);
+        drop((listener, theirs));
+        assert_eq!(kind(&path), io::ErrorKind::ConnectionRefused);
+        assert_eq!(kind(Path::new(&"x".repeat(108))), io::ErrorKind::InvalidInput);
+        let _ = std::fs::remove_dir_all(directory);
     }
 
     #[test]

@@ -79,6 +79,9 @@ pub struct TransferEngineConfig {
     pub deadline: Duration,
     /// Slices that take longer are counted as slow, and the latest of them kept with where they spent their time.
     pub slow: Duration,
+    /// How long unregistering waits for peers that use the memory. Those of other hosts are cut off before; one of this
+    /// host that was stopped in the middle of a copy cannot be.
+    pub quiet_deadline: Duration,
 }
 
 impl Default for TransferEngineConfig {
@@ -111,6 +114,7 @@ impl Default for TransferEngineConfig {
             batches: 65_536,
             deadline: Duration::from_secs(30),
             slow: Duration::from_millis(100),
+            quiet_deadline: Duration::from_secs(10),
         }
     }
 }

@@ -4,10 +4,10 @@
 //! name, and the store has its descriptor and the daemon's address. Either way stock Mooncake engines can read the
 //! descriptor; a key of ours in it is for engines that speak our own protocol.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvplane_engine::cpu;
 use kvplane_mooncake::descriptor::TCP;
@@ -33,6 +33,7 @@ pub(super) struct Directory {
     template: Descriptor,
     published: Arc<Published>,
     shared_memory: bool,
+    tcp: bool,
     /// Whether our own protocol is spoken with peers that have it.
     native: bool,
     /// One publication after the other, so that the last one stays.
@@ -98,6 +99,7 @@ impl Directory {
             template,
             published,
             shared_memory: config.shared_memory,
+            tcp: config.tcp,
             native: config.native,
             publishing: Mutex::new(()),
             _daemon: Mutex::new(daemon),
@@ -196,13 +198,15 @@ impl Directory {
         descriptor.native.as_ref().filter(|_| self.native)
     }
 
-    /// How to reach the engine that a descriptor describes.
+    /// How to reach the engine that a descriptor describes. A name in it is resolved within this time.
     ///
     /// # Errors
     /// When it offers no way that is known here.
-    pub(super) fn address_of(&self, descriptor: &Descriptor) -> Result<PeerAddress, Error> {
+    pub(super) fn address_of(&self, descriptor: &Descriptor, limit: Duration) -> Result<PeerAddress, Error> {
         if let Some(native) = self.native_of(descriptor) {
-            let here = self.shared_memory && is_here(native) && Path::new(&native.shm).exists();
+            // Where its socket is not to be seen, in another container, say, that is found out and counted on the way.
+            let seen = self.tcp || Path::new(&native.shm).exists();
+            let here = self.shared_memory && is_here(native) && !native.shm.is_empty() && seen;
             let shm = here.then(|| native.shm.clone());
             let tcp = native.tcp.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
             // The life that the descriptor is of, and no other.
@@ -219,7 +223,7 @@ impl Directory {
             "" => descriptor.name.as_str(),
             host => host,
         };
-        let address = resolve(host, descriptor.tcp_data_port)?;
+        let address = resolve(host, descriptor.tcp_data_port, limit)?;
         let version = u8::try_from(descriptor.tcp_proto_version).unwrap_or(u8::MAX).clamp(1, 2);
         Ok(PeerAddress::mooncake(address, version))
     }
@@ -230,17 +234,14 @@ pub(super) fn is_here(native: &Native) -> bool {
     !native.host.is_empty() && cpu::boot_id().is_ok_and(|host| host == native.host)
 }
 
-fn resolve(host: &str, port: u16) -> Result<SocketAddr, Error> {
-    let peer = names::Peer::parse(host, port).map_err(|error| Error::Malformed(error.to_string()))?;
+fn resolve(host: &str, port: u16, limit: Duration) -> Result<SocketAddr, Error> {
+    let mut peer = names::Peer::parse(host, port).map_err(|error| Error::Malformed(error.to_string()))?;
+    // A port that stands beside the name is that of handshakes.
+    peer.port = port;
     let unknown =
         |why: String| Error::Status { what: format!("resolve {host}"), status: Status::Unreachable, cause: Some(why) };
-    match &peer.host {
-        names::Host::Address(ip) => Ok(SocketAddr::new(*ip, port)),
-        names::Host::Name(name) => {
-            let mut found = (name.as_str(), port).to_socket_addrs().map_err(|error| unknown(error.to_string()))?;
-            found.next().ok_or_else(|| unknown("it has no address".to_owned()))
-        }
-    }
+    let found = kvplane_mooncake::resolve(&peer, Instant::now() + limit).map_err(|error| unknown(error.to_string()))?;
+    found.into_iter().next().ok_or_else(|| unknown("it has no address".to_owned()))
 }
 
 fn nobody(name: &str) -> Error {
@@ -268,5 +269,19 @@ impl TransferEngineConfig {
     /// The address that peers are told.
     pub(super) fn announced(&self) -> IpAddr {
         self.announce.unwrap_or(self.listen.ip())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_resolved_in_time_or_not_at_all() {
+        let found = resolve("localhost:7", 5, Duration::from_secs(60)).expect("every machine has it");
+        assert_eq!((found.ip().is_loopback(), found.port()), (true, 5));
+        assert_eq!(resolve("::1", 6, Duration::ZERO).expect("an address").to_string(), "[::1]:6");
+        let error = resolve("localhost", 5, Duration::ZERO).expect_err("no time").to_string();
+        assert!(error.contains("deadline"), "{error}");
     }
 }

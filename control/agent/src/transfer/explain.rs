@@ -19,6 +19,7 @@ use kvplane_proto::client::Transport;
 use super::TransferEngine;
 use super::directory::is_here;
 use super::file_name::is_file;
+use super::metrics::RailSnapshot;
 use super::open::DESCRIBE;
 use super::segment::{BufferInfo, SegmentHandle};
 use crate::error::Error;
@@ -137,13 +138,14 @@ impl TransferEngine {
             Ok(handle) => self.segment_info(*handle)?.buffers,
             Err(_) => Vec::new(),
         };
+        let unavailable = opened.is_ok().then(|| self.unavailable(name)).flatten();
         if let Ok(handle) = opened
             && handle != SegmentHandle::LOCAL
         {
             self.close_segment(handle)?;
         }
         let refused = opened.err().map(|error| error.to_string());
-        let (shm, cma) = self.same_host(native, &buffers, refused.as_deref());
+        let (shm, cma) = self.same_host(native, &buffers, refused.as_deref().or(unavailable.as_deref()));
         let tcp = self.stream(native, refused.as_deref());
         let own = "it speaks our own protocol, which checks and retries".to_owned();
         let ways = [
@@ -156,6 +158,14 @@ impl TransferEngine {
         Ok(Explanation::new("it is an engine, and no file", &ways))
     }
 
+    /// Why shared memory does not lead to a peer that was just asked.
+    fn unavailable(&self, name: &str) -> Option<String> {
+        let shared = |rail: &RailSnapshot| matches!(rail.transport, Transport::Shm | Transport::Cma);
+        let mut rails = self.metrics().rails.into_iter().filter(|rail| shared(rail) && rail.peer == name);
+        let why = rails.find_map(|rail| rail.reason)?;
+        Some(format!("it does not lead to the peer from here: {why}"))
+    }
+
     /// Why there is no socket to connect to for shared memory.
     fn no_socket(&self, native: &Native) -> Option<String> {
         if !self.config.shared_memory {
@@ -165,7 +175,7 @@ impl TransferEngine {
         } else if native.shm.is_empty() {
             Some("shared memory is switched off there".to_owned())
         } else if !Path::new(&native.shm).exists() {
-            Some(format!("its socket {} is not to be seen from here", native.shm))
+            Some(format!("its socket {} is not to be seen from here, as in another container", native.shm))
         } else {
             None
         }
@@ -180,11 +190,10 @@ impl TransferEngine {
     ) -> (Result<String, String>, Result<String, String>) {
         let off = |on: bool, what: &str| if on { Ok(()) } else { Err(format!("it is switched off here ({what})")) };
         let (mapping, cma) = (off(self.config.mapping, "mapping"), off(self.config.cma, "cma"));
-        let found = match self.no_socket(native) {
+        let found = match self.no_socket(native).or_else(|| refused.map(str::to_owned)) {
             Some(why) => Err(why),
             None => probe(&native.shm).map_err(|error| error.to_string()),
         };
-        let found = found.and_then(|found| refused.map_or(Ok(found), |why| Err(why.to_owned())));
         let found = match found {
             Ok(found) => found,
             Err(why) => return (Err(why.clone()), Err(why)),
@@ -222,7 +231,7 @@ impl TransferEngine {
         }
         // Asked as a stock engine even where it offers more.
         let plain = Descriptor { native: None, ..descriptor.clone() };
-        let address = self.directory.address_of(&plain).map_err(|error| error.to_string())?.tcp;
+        let address = self.directory.address_of(&plain, DESCRIBE).map_err(|error| error.to_string())?.tcp;
         connect(address)?;
         Ok(format!("data protocol version {} at {address}", descriptor.tcp_proto_version))
     }

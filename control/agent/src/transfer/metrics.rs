@@ -43,6 +43,10 @@ pub struct RailSnapshot {
     pub pauses: u64,
     /// Slices that took longer than [`TransferEngineConfig::slow`](super::TransferEngineConfig::slow).
     pub slow: u64,
+    /// Times that it was found not to lead to the peer from here, as shared memory does not into another container.
+    pub unavailable: u64,
+    /// Why it does not, until it was found to again; other paths are used meanwhile.
+    pub reason: Option<String>,
     /// Time that slices waited for it.
     pub queue: Histogram,
     /// Time from being posted on it to being done.
@@ -71,6 +75,8 @@ impl RailSnapshot {
             retries: counts.retries,
             failovers: counts.failovers,
             pauses: counts.pauses,
+            unavailable: counts.unavailable,
+            reason: None,
             slow: counts.slow,
             queue: counts.queue.clone(),
             service: counts.service.clone(),
@@ -84,6 +90,7 @@ impl RailSnapshot {
             retries: self.retries,
             failovers: self.failovers,
             pauses: self.pauses,
+            unavailable: self.unavailable,
             slow: self.slow,
             queue: self.queue.clone(),
             service: self.service.clone(),
@@ -207,6 +214,7 @@ fn snapshot(initiator: usize, rail: &RailMetrics<'_>, peer: String) -> RailSnaps
         bytes_per_second: rail.bytes_per_second,
         latency_ns: rail.latency_ns,
         inflight_bytes: rail.inflight_bytes,
+        reason: rail.unavailable.map(str::to_owned),
         ..RailSnapshot::new(initiator, peer, rail.transport, rail.health, rail.counts)
     }
 }

@@ -65,7 +65,7 @@ impl Session {
         if is_file(name) {
             return Err(Error::Argument(format!("{name} is a file: the engine opens it, not a session")));
         }
-        let address = self.directory.address_of(&self.directory.find(name, deadline)?)?;
+        let address = self.directory.address_of(&self.directory.find(name, deadline)?, deadline)?;
         if address.kind != PeerKind::Native {
             return Err(Error::Argument(format!("{name} speaks another protocol than ours: not from a session")));
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvplane::{Opcode, RegisterOptions, SubmitOptions, TaskState, TransferEngineConfig};
 
-use crate::rig::{Side, Way, byte, check, fill, pair, region};
+use crate::rig::{PATIENCE, Side, Way, byte, check, fill, pair, region};
 
 const BYTES: usize = 2 << 20;
 
@@ -239,6 +239,53 @@ fn asking_again_ends_with_the_deadline() {
     // Handshakes as such may take five seconds.
     assert!(start.elapsed() < Duration::from_secs(4), "{error}");
     drop(silent);
+}
+
+/// Peers that say nothing are asked at the same time, so that many of them cost no more than one.
+#[test]
+fn those_who_are_asked_again_are_asked_at_the_same_time() {
+    let a = Side::new(Way::Tcp.config(), BYTES);
+    let (requests, silent): (Vec<_>, Vec<_>) = (0..6)
+        .map(|number| {
+            let b = Side::new(Way::Tcp.config(), 4096);
+            let peer = a.engine.open_segment(b.engine.name()).unwrap();
+            let address = b.engine.local_address();
+            drop(b);
+            // Where it says that it has nothing, so that it is asked again.
+            let request = a.request(Opcode::Read, 10 * number, (peer, 1), 10);
+            (request, std::net::TcpListener::bind(address).unwrap())
+        })
+        .unzip();
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| a.engine.submit(&requests, &SubmitOptions::default()).map(|batch| batch.wait()));
+        let mut calls: Vec<_> = silent
+            .iter()
+            .map(|listener| {
+                listener.set_nonblocking(true).unwrap();
+                let start = std::time::Instant::now();
+                loop {
+                    match listener.accept() {
+                        Ok((stream, _)) => break stream,
+                        Err(_) => assert!(start.elapsed() < PATIENCE, "one was not asked"),
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            })
+            .collect();
+        for call in &mut calls {
+            call.set_nonblocking(true).unwrap();
+            let mut bytes = [0; 4096];
+            let end = loop {
+                match std::io::Read::read(call, &mut bytes) {
+                    Ok(1..) => {}
+                    other => break other.map_err(|error| error.kind()),
+                }
+            };
+            assert_eq!(end, Err(std::io::ErrorKind::WouldBlock), "given up before the last was asked");
+        }
+        drop((calls, silent));
+        assert!(refused.join().unwrap().is_err());
+    });
 }
 
 #[test]

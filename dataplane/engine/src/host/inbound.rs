@@ -1,6 +1,6 @@
 //! What comes in: connections, frames, payloads, and their ends.
 
-use kvplane_proto::client::PayloadTo as ClientPayload;
+use kvplane_proto::client::{LaneId, PayloadTo as ClientPayload};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};
@@ -52,10 +52,11 @@ impl Host {
                 self.counters.broken += 1;
                 self.last_problem = Some(why.to_string());
             }
-            Gone::Kernel(_) | Gone::Setup(_) => self.last_problem = Some(why.to_string()),
+            Gone::Kernel(_) | Gone::Setup(_) | Gone::Unavailable(_) => self.last_problem = Some(why.to_string()),
         }
         if let Link::Shm(id) = link {
             self.mapped.retain(|&(of, _), _| of != id);
+            self.same_host.forget(id);
         }
         match role {
             Role::Served => {
@@ -67,11 +68,18 @@ impl Host {
                 if let Some(entry) = self.lanes.get_mut(lane.index as usize) {
                     entry.take_if(|(held, _)| *held == lane);
                 }
-                if let Some(client) = &mut self.client {
-                    client.lane_gone(lane, now_ns);
-                }
+                self.lane_ended(lane, why, now_ns);
             }
             Role::None => {}
+        }
+    }
+
+    /// Tells the client that a lane's connection is gone, or never was.
+    pub(super) fn lane_ended(&mut self, lane: LaneId, why: &Gone, now_ns: u64) {
+        let Some(client) = &mut self.client else { return };
+        match why {
+            Gone::Unavailable(why) => client.path_unavailable(lane, why, now_ns),
+            _ => client.lane_gone(lane, now_ns),
         }
     }
 

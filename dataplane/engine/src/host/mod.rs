@@ -4,10 +4,9 @@
 //! registers memory. The host owns all real memory and gives the pure cores only names for it: a pool, segments by
 //! id, buffers by index.
 //!
-//! One [`Host::poll`] is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks, except setting
-//! up a shared-memory connection as a client. [`Host::park`] waits for the next event. A host that spins asks the
-//! poller now and then only, as long as there is something better to look at: rings in shared memory, or the one or two
-//! connections that were active last.
+//! One [`Host::poll`] is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks. [`Host::park`] waits
+//! for the next event. A host that spins asks the poller now and then only, as long as there is something better to
+//! look at: rings in shared memory, or the one or two connections that were active last.
 //!
 //! Thread affinity: none; one thread at a time, whichever waits.
 
@@ -51,8 +50,10 @@ const LONG_ROUND_BYTES: usize = 64 << 10;
 /// The longest park; bounds what a lost doorbell could cost.
 const PARK_LONGEST: Duration = Duration::from_millis(500);
 
-/// The same while peers are waited for that copy from our memory or to it: they ring no bell.
+/// The same while peers are waited for that copy from our memory or to it: they ring no bell. And when they were waited
+/// for in vain.
 const PARK_WAITING: Duration = Duration::from_micros(100);
+const PARK_WAITING_LONG: Duration = Duration::from_millis(10);
 
 /// Settings of a host.
 #[derive(Clone, Debug)]
@@ -326,6 +327,7 @@ impl Host {
             let writable = info.is_some_and(|info| info.writable);
             self.shm.offer_segment(&self.poller, (id, segment), region.as_ref(), writable);
         }
+        progress |= self.take_mapped(now_ns);
         progress | self.take_stock_events(now_ns)
     }
 
@@ -340,6 +342,9 @@ impl Host {
 
     fn run_timers(&mut self, now_ns: u64) {
         self.sweep_mapped(now_ns);
+        if self.shm.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            self.shm.expire(&self.poller, now_ns);
+        }
         if let Some(service) = &mut self.service
             && service.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns)
         {
@@ -373,7 +378,11 @@ impl Host {
         }
         self.shm.prepare_sleep();
         if !pending() && self.shm.next_ready(0).is_none() {
-            let most = if self.same_host.is_waiting() { PARK_WAITING } else { PARK_LONGEST };
+            let most = match (self.same_host.is_waiting(), self.same_host.is_close(self.now_ns)) {
+                (true, true) => PARK_WAITING,
+                (true, false) => PARK_WAITING_LONG,
+                (false, _) => PARK_LONGEST,
+            };
             let timeout = self.until_timer().min(longest).min(most);
             self.counters.parks += 1;
             self.poller.wait(timeout, &mut self.readiness)?;
@@ -391,7 +400,12 @@ impl Host {
         let service = self.service.as_ref().and_then(Service::poll_timeout);
         let client = self.client.as_ref().and_then(Client::poll_timeout);
         let stock = [self.stock_lanes.poll_timeout(), self.stock_server.poll_timeout()];
-        match [service, client, self.tcp.poll_timeout()].into_iter().chain(stock).flatten().min() {
+        match [service, client, self.tcp.poll_timeout(), self.shm.poll_timeout()]
+            .into_iter()
+            .chain(stock)
+            .flatten()
+            .min()
+        {
             Some(at_ns) => Duration::from_nanos(at_ns.saturating_sub(cpu::monotonic_ns())),
             None => PARK_LONGEST,
         }

@@ -125,15 +125,20 @@ impl Host {
     }
 
     fn connect(&mut self, lane: LaneId, address: &PeerAddress, path: Path, now_ns: u64) {
+        let refused = |error: std::io::Error| Gone::Setup(error.to_string());
         let link = match path {
-            Path::Stream => self.tcp.connect(&self.poller, address.tcp).map(Link::Tcp),
-            Path::Shared => self.shm.connect(&self.poller, address.shm.as_deref().unwrap_or_default()).map(Link::Shm),
+            Path::Stream => self.tcp.connect(&self.poller, address.tcp).map(Link::Tcp).map_err(refused),
+            Path::Shared => {
+                let path = address.shm.as_deref().unwrap_or_default();
+                self.shm.connect(&self.poller, path, now_ns).map(Link::Shm)
+            }
             Path::Mooncake => {
                 let dialect = match address.kind {
                     PeerKind::Mooncake { version: 0 | 1 } => Dialect::V1,
                     _ => Dialect::V2,
                 };
-                self.stock_lanes.connect(&self.poller, address.tcp, dialect, now_ns).map(Link::Mooncake)
+                let link = self.stock_lanes.connect(&self.poller, address.tcp, dialect, now_ns);
+                link.map(Link::Mooncake).map_err(refused)
             }
             Path::Local => {
                 if let Some(client) = &mut self.client {
@@ -155,11 +160,9 @@ impl Host {
                 self.lanes[index] = Some((lane, link));
                 self.roles.set(link, Role::Lane(lane, None));
             }
-            Err(error) => {
-                self.last_problem = Some(error.to_string());
-                if let Some(client) = &mut self.client {
-                    client.lane_gone(lane, now_ns);
-                }
+            Err(why) => {
+                self.last_problem = Some(why.to_string());
+                self.lane_ended(lane, &why, now_ns);
             }
         }
     }

@@ -29,6 +29,8 @@ pub(super) struct Group {
     pub(super) rails: Vec<u32>,
     pub(super) queue: ClassQueue,
     dirty: bool,
+    /// Until when it is not used, as it does not lead to the peer from here, and why.
+    pub(super) unavailable: Option<(u64, String)>,
     /// Until when bulk keeps off the first lane of each rail.
     express_until_ns: u64,
 }
@@ -61,7 +63,7 @@ struct Ask {
 
 impl Group {
     pub(super) fn new(path: Path, rails: Vec<u32>) -> Self {
-        Self { path, rails, queue: ClassQueue::new(), dirty: false, express_until_ns: 0 }
+        Self { path, rails, queue: ClassQueue::new(), dirty: false, unavailable: None, express_until_ns: 0 }
     }
 }
 
@@ -315,7 +317,10 @@ impl Client {
 
     /// A lane is ready for use.
     pub(super) fn lane_up(&mut self, lane: u32) {
-        self.rails[self.lanes[lane as usize].rail as usize].rail.connected();
+        let rail = &mut self.rails[self.lanes[lane as usize].rail as usize];
+        rail.rail.connected();
+        let (peer, group) = (rail.peer as usize, usize::from(rail.group));
+        self.peers[peer].groups[group].unavailable = None;
         self.set_alarm(lane, None);
         self.mark_group_of(lane);
         self.mark_dirty(lane);

@@ -30,6 +30,8 @@ pub struct RailCounts {
     pub pauses: u64,
     /// Slices that took longer than [`Config::slow_ns`](super::Config::slow_ns), earlier attempts included.
     pub slow: u64,
+    /// Times that it was found not to lead to the peer from here.
+    pub unavailable: u64,
     /// Time from waiting for a lane to being bound to one.
     pub queue: Histogram,
     /// Time from being bound to being done.
@@ -40,7 +42,7 @@ impl RailCounts {
     /// Whether nothing was counted.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.operations + self.retries + self.failovers + self.pauses + self.slow == 0
+        self.operations + self.retries + self.failovers + self.pauses + self.slow + self.unavailable == 0
     }
 
     /// Adds what another counted.
@@ -51,6 +53,7 @@ impl RailCounts {
         self.failovers += other.failovers;
         self.pauses += other.pauses;
         self.slow += other.slow;
+        self.unavailable += other.unavailable;
         self.queue.merge(&other.queue);
         self.service.merge(&other.service);
     }
@@ -65,6 +68,7 @@ impl RailCounts {
             failovers: self.failovers.saturating_sub(base.failovers),
             pauses: self.pauses.saturating_sub(base.pauses),
             slow: self.slow.saturating_sub(base.slow),
+            unavailable: self.unavailable.saturating_sub(base.unavailable),
             queue: self.queue.beyond(&base.queue),
             service: self.service.beyond(&base.service),
         }
@@ -91,6 +95,8 @@ pub struct RailMetrics<'a> {
     pub latency_ns: u64,
     /// Bytes posted and not done: with the first transport of a rail for all of them, else 0.
     pub inflight_bytes: u64,
+    /// Why it does not lead to the peer from here, until it was found to again.
+    pub unavailable: Option<&'a str>,
     /// What happened on it.
     pub counts: &'a RailCounts,
 }
@@ -169,8 +175,9 @@ impl Client {
     pub fn rail_metrics(&self) -> impl Iterator<Item = RailMetrics<'_>> {
         let groups =
             self.peers.iter().enumerate().flat_map(|(peer, entry)| entry.groups.iter().map(move |g| (peer, g)));
-        let rails = groups.flat_map(|(peer, group)| group.rails.iter().enumerate().map(move |rail| (peer, rail)));
-        rails.flat_map(move |(peer, (number, &rail))| {
+        let rails =
+            groups.flat_map(|(peer, group)| group.rails.iter().enumerate().map(move |rail| (peer, group, rail)));
+        rails.flat_map(move |(peer, group, (number, &rail))| {
             let entry = &self.rails[rail as usize];
             let (bulk, small) = entry.rail.inflight_bytes();
             let pages = entry.books.pages(entry.path, self.usual_transport(entry.path));
@@ -183,6 +190,7 @@ impl Client {
                 bytes_per_second: (entry.rail.rate().bytes_per_ns() * 1e9) as u64,
                 latency_ns: entry.rail.rate().latency_ns() as u64,
                 inflight_bytes: if page == 0 { bulk + small } else { 0 },
+                unavailable: group.unavailable.as_ref().map(|(_, why)| why.as_str()),
                 counts,
             })
         })

@@ -59,6 +59,9 @@ impl Client {
     /// Whether a path of a peer can do what is asked.
     fn serves(&self, peer: PeerId, group: &Group, request: &Request) -> bool {
         let range = matches!(request, Request::Read(..) | Request::Write(..));
+        if group.unavailable.as_ref().is_some_and(|(until_ns, _)| self.now_ns < *until_ns) {
+            return false;
+        }
         if group.path != Path::Shared {
             return range || group.path.is_greeted();
         }

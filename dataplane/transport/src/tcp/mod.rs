@@ -41,6 +41,8 @@ pub use zero_copy::{ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 
 /// How long no connection is accepted after the kernel refused to. A parked host comes by twice a second at least.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long a peer has to read what is sent to it before its connection is closed.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Connections accepted at once; the others are announced again.
 const ACCEPTED_AT_ONCE: usize = 64;
 
@@ -66,6 +68,8 @@ pub struct Tcp {
     moved_bytes: usize,
     /// When to accept again, after the kernel refused to.
     accept_after: Option<Instant>,
+    /// Connections that are closed once their output has left, and when they are closed in any case; oldest first.
+    closing: VecDeque<(Instant, ConnectionId)>,
     open: usize,
     zero_copy: ZeroCopyOptions,
     zero_copy_counters: ZeroCopyCounters,
@@ -92,6 +96,7 @@ impl Tcp {
             spare_bodies: Vec::new(),
             moved_bytes: 0,
             accept_after: None,
+            closing: VecDeque::new(),
             open: 0,
             zero_copy,
             zero_copy_counters: ZeroCopyCounters::default(),
@@ -301,6 +306,22 @@ impl Tcp {
             self.mark_ready(index);
         }
         self.accept_again(poller);
+        if !self.closing.is_empty() {
+            self.close_late();
+        }
+    }
+
+    /// Closes the connections whose peers have not read their last words in time.
+    fn close_late(&mut self) {
+        let now = Instant::now();
+        while let Some(&(until, id)) = self.closing.front()
+            && (until <= now || self.get(id).is_none())
+        {
+            self.closing.pop_front();
+            if let Some(why) = self.get(id).and_then(|connection| connection.closing_after_send.take()) {
+                self.close(id, why);
+            }
+        }
     }
 
     /// Ends a connection; [`Event::Gone`] follows what it still held: at once, or when the kernel no longer refers to
@@ -321,7 +342,8 @@ impl Tcp {
         self.events.push_back(Event::Gone(id, why));
     }
 
-    /// Sends what is queued, then closes: for a refusal that the peer should read.
+    /// Sends what is queued, then closes: for a refusal that the peer should read. One that does not read it within two
+    /// seconds is closed then.
     pub fn close_after_sending(&mut self, id: ConnectionId, why: Gone) {
         if self.get(id).is_none() {
             return;
@@ -332,7 +354,9 @@ impl Tcp {
             self.close(id, why);
         } else if connection.closing_after_send.is_none() {
             connection.closing_after_send = Some(why);
-            if connection.is_sent() {
+            let sent = connection.is_sent();
+            self.closing.push_back((Instant::now() + LAST_WORDS, id));
+            if sent {
                 self.end_later(id.index);
             }
         }

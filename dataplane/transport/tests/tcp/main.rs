@@ -124,6 +124,19 @@ fn what_is_queued_leaves_before_a_closing_end() {
     assert_eq!((&sender.gone[0], &receiver.gone[0]), (&Gone::Closed, &Gone::Peer));
 }
 
+#[test]
+fn a_closing_end_does_not_wait_for_ever_for_a_peer_that_does_not_read() {
+    let (mut sender, receiver) = pair(1, 9, |_, bytes| Some(vec![bytes]));
+    let id = sender.connections[0];
+    for number in 0..9 {
+        sender.send(id, number, b"last words", &[PART_BYTES]);
+    }
+    sender.tcp.close_after_sending(id, Gone::Closed);
+    until(&mut [&mut sender], |ends| !ends[0].gone.is_empty());
+    assert_eq!((sender.gone.as_slice(), sender.holds.len()), ([Gone::Closed].as_slice(), 0));
+    assert_eq!((sender.tcp.open(), receiver.payloads.len()), (0, 0));
+}
+
 /// A client tries only connections that owe it an answer, a server those that asked lately.
 #[test]
 fn only_what_may_bring_something_is_tried() {

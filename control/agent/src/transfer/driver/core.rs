@@ -1,6 +1,6 @@
 //! What is behind a driver's lock: the initiator, and which batch is which.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use kvplane_engine::{DirectFile, Initiator, Region, ZeroCopyCounters};
 use kvplane_proto::client::{Client, PeerId, Request};
 use kvplane_proto::{SegmentId, Status};
 
-use super::{Driver, Work};
+use super::{Command, Driver, Work};
 use crate::transfer::batch::State;
 use crate::transfer::peers::{Departures, Peer};
 
@@ -40,6 +40,10 @@ pub(in crate::transfer) struct Core {
     ending: Option<Initiator>,
     /// Batches in flight by the index of their ids.
     batches: Vec<Option<Arc<State>>>,
+    /// What was taken from the inbox and not done yet.
+    pub(super) todo: VecDeque<Command>,
+    /// The batch that begins or ends at the moment: it is not to be lost where that panics.
+    in_hand: Option<Arc<State>>,
     /// The peers that were asked, by their numbers.
     peers: HashMap<u64, Known>,
     /// Whom a batch asks, by position, while it begins.
@@ -56,6 +60,8 @@ impl Core {
             initiator: Some(initiator),
             ending: None,
             batches: Vec::new(),
+            todo: VecDeque::new(),
+            in_hand: None,
             peers: HashMap::new(),
             asked: Vec::new(),
             departures,
@@ -64,8 +70,20 @@ impl Core {
         }
     }
 
+    /// Does what was taken from the inbox.
+    pub(super) fn obey(&mut self, driver: &Driver) {
+        while let Some(command) = self.todo.pop_front() {
+            match command {
+                Command::Submit(state, work) => self.begin(driver, &state, work),
+                Command::Cancel(state) => self.cancel(&state),
+            }
+        }
+    }
+
     pub(super) fn begin(&mut self, driver: &Driver, state: &Arc<State>, mut work: Work) {
+        self.in_hand = Some(Arc::clone(state));
         let Some(initiator) = &mut self.initiator else {
+            self.in_hand = None;
             state.fail(Status::Unreachable);
             driver.done(state, Some(&self.failure));
             return;
@@ -93,9 +111,10 @@ impl Core {
                     self.batches.resize(index + 1, None);
                 }
                 let _ = state.place.set(batch);
-                self.batches[index] = Some(Arc::clone(state));
+                self.batches[index] = self.in_hand.take();
             }
             Err(error) => {
+                self.in_hand = None;
                 state.fail(Status::BadRequest);
                 driver.done(state, Some(&error.to_string()));
             }
@@ -145,7 +164,7 @@ impl Core {
             result = self.initiator.as_mut().map_or(Ok(()), |initiator| initiator.poll().map(|_| ()));
         }
         if let Err(error) = result {
-            self.fail(driver, &error);
+            self.fail(driver, &error.to_string());
         }
     }
 
@@ -190,32 +209,46 @@ impl Core {
         }
         while let Some(batch) = initiator.poll_done() {
             let Some(state) = self.batches.get_mut(batch.index as usize).and_then(Option::take) else { continue };
+            self.in_hand = Some(Arc::clone(&state));
             if state.wants_description
                 && let Some(description) = initiator.take_description(batch)
             {
                 let _ = state.description.set(description);
             }
             initiator.release(batch);
+            self.in_hand = None;
             driver.done(&state, initiator.last_problem());
         }
     }
 
-    /// The kernel failed us: nothing more is asked, and what is in flight is told as soon as its memory is free.
-    fn fail(&mut self, driver: &Driver, error: &std::io::Error) {
-        self.failure = format!("the engine cannot go on: {error}");
-        self.ending = self.initiator.take();
+    /// The kernel failed us, or we did: nothing more is asked, and what is in flight is told as soon as its memory is
+    /// free.
+    pub(super) fn fail(&mut self, driver: &Driver, why: &str) {
+        self.failure = driver.broken.get_or_init(|| format!("the engine cannot go on: {why}")).clone();
+        if let Some(failed) = self.initiator.take() {
+            self.ending = Some(failed);
+        }
         self.bury(driver, Duration::ZERO);
     }
 
     /// Tells the batches of a failed initiator, once the kernel has let go of their memory; waits for it, at most
     /// `longest`. The kernel may move files long after it took our last call.
     fn bury(&mut self, driver: &Driver, longest: Duration) {
-        let Some(ending) = &mut self.ending else { return };
-        if !ending.host().end_files(longest.min(BURY_LONGEST)) {
+        if self.failure.is_empty() {
             return;
         }
-        self.ending = None;
-        for state in self.batches.drain(..).flatten() {
+        // Taken out: should it panic too, it is not there any more when this is tried again. Its end waits as well.
+        if let Some(mut ending) = self.ending.take()
+            && !ending.host().end_files(longest.min(BURY_LONGEST))
+        {
+            self.ending = Some(ending);
+            return;
+        }
+        let todo = self.todo.drain(..).filter_map(|command| match command {
+            Command::Submit(state, _) => Some(state),
+            Command::Cancel(_) => None,
+        });
+        for state in self.batches.drain(..).flatten().chain(self.in_hand.take()).chain(todo) {
             state.fail(Status::Unreachable);
             driver.done(&state, Some(&self.failure));
         }
@@ -247,7 +280,6 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::sync::Arc;
 
     use kvplane_engine::{Region, RegionOptions};
@@ -282,7 +314,7 @@ mod tests {
             let requests: Vec<TransferRequest> = (0..BYTES / PART).map(read).collect();
             let batch = engine.submit(&requests, &SubmitOptions::default()).unwrap();
             let driver = &engine.drivers[0];
-            driver.with(|core| core.fail(driver, &io::Error::other("a test's")));
+            driver.with(|core| core.fail(driver, "a test's"));
             // Whoever asks now is refused at once, whether or not that is over.
             let later = engine.submit(&requests[..1], &SubmitOptions::default()).unwrap();
             assert_eq!(later.wait().state, TaskState::Failed);
