@@ -56,7 +56,8 @@ pub struct ZeroCopyOptions {
 }
 
 impl ZeroCopyOptions {
-    /// See the note on this figure in docs/performance.md.
+    /// Below it, the call for the header, the pinning and the notice cost what the copy would: measured in
+    /// docs/performance.md.
     pub const LEAST_BYTES: usize = 128 << 10;
 }
 
