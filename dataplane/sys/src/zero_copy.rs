@@ -105,8 +105,8 @@ pub fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
 }
 
 /// Ends a TCP connection at once: what waits to be sent, or to be sent again, is thrown away, and the peer sees a
-/// reset. The descriptor stays, so that the last notices can be taken: those of bytes that a device is reading come when it
-/// has. Closing it without this would let the kernel go on sending from the memory.
+/// reset. The descriptor stays, so that the last notices can be taken: those of bytes that a device is reading come
+/// when it has. Closing it without this would let the kernel go on sending from the memory.
 ///
 /// # Errors
 /// The kernel's; then closing the descriptor has the same effect, without the notices.

@@ -1,8 +1,8 @@
 //! Which sends without a copy the kernel still refers to, and whether sending so is worth it. Pure.
 //!
 //! The kernel numbers such calls per socket from 0, wrapping, and gives notice of ranges of them: several calls at
-//! once, in any order (Linux: networking/msg_zerocopy). A payload is free when its last call and all before are done: TCP
-//! acknowledges in order, so little is lost by that, and one number says it.
+//! once, in any order (Linux: networking/msg_zerocopy). A payload is free when its last call and all before are done:
+//! TCP acknowledges in order, so little is lost by that, and one number says it.
 
 use super::zero_copy::ZeroCopy;
 

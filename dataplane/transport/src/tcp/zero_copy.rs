@@ -3,9 +3,9 @@
 //! A payload's hold is reported as sent with the notice of its last call, so whoever waits for the hold waits for the
 //! kernel: a pin, a segment that is being unregistered, an upload. An answer that comes sooner than the notice of its
 //! request's payload is kept back until then, others pass it. The answer comes with the acknowledgement that makes the
-//! kernel let go, so that is rare and short. Where a device's driver takes long, the kernel's count of acknowledged
-//! bytes is proof enough after a while: what is acknowledged is never sent again, and the answer says that the peer's
-//! program has read it.
+//! kernel let go, so that is rare and short. Where a device's driver takes long, or the kernel has put this payload and
+//! later ones under one notice and the network is slow, the kernel's count of acknowledged bytes is proof enough after
+//! a while: what is acknowledged is never sent again, and the answer says that the peer's program has read it.
 //!
 //! A connection that ends while payloads are lent is reset first, by [`zero_copy::abort`]: the kernel then throws away
 //! what it has not given to the device, so that no byte is sent from memory that is not ours to show any more. It is
@@ -56,7 +56,8 @@ pub struct ZeroCopyOptions {
 }
 
 impl ZeroCopyOptions {
-    /// See the note on this figure in docs/performance.md.
+    /// Below it, the call for the header, the pinning and the notice cost what the copy would: measured in
+    /// docs/performance.md.
     pub const LEAST_BYTES: usize = 128 << 10;
 }
 
