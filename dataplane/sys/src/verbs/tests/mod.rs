@@ -1,0 +1,1 @@
+//! Tests of verbs on software devices.
