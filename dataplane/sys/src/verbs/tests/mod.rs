@@ -1,1 +1,5 @@
-//! Tests of verbs on software devices.
+//! Tests of what only this crate sees of verbs.
+
+mod errors;
+mod layout;
+mod queues;
