@@ -61,7 +61,10 @@
 //!
 //! It decides nothing: no retries, no routes, no sizes.
 
+mod channel;
 mod completion;
+mod completion_queue;
+mod connection;
 mod context;
 mod device;
 mod error;
@@ -80,7 +83,10 @@ mod states;
 #[cfg(test)]
 mod tests;
 
-pub use completion::{Completion, CompletionChannel, CompletionQueue, Entry, Polled, QueueId, Status};
+pub use channel::CompletionChannel;
+pub use completion::{Completion, Entry, Polled, QueueId, Status};
+pub use completion_queue::CompletionQueue;
+pub use connection::{Connection, PeerAccess, QueuePairOptions, Route};
 pub use context::{Context, DeviceLimits};
 pub use device::{Device, Verbs};
 pub use error::{PostError, Refusal, VerbsError};
@@ -88,7 +94,7 @@ pub use events::AsyncEvent;
 pub use gid::{Gid, GidEntry, GidKind};
 pub use memory::{Access, MemoryRegion, Piece, ProtectionDomain, memlock_limit_bytes};
 pub use port::{LinkLayer, Mtu, PortAttributes, PortState};
-pub use queue_pair::{Connection, PeerAccess, QueuePair, QueuePairOptions, Route};
+pub use queue_pair::QueuePair;
 pub use receive_queue::SharedReceiveQueue;
 pub use send_queue::{Operation, Payload, Remote, Request};
 pub use slots::Retired;

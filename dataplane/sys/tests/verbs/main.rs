@@ -4,6 +4,7 @@
 //! and say so.
 
 mod bed;
+mod cable;
 mod soft;
 mod suite;
 
@@ -47,6 +48,9 @@ fn all_cases_hold_on_real_devices() {
         other => panic!("RIG is set, but there is no usable RDMA device: {other:?}"),
     };
     let last = devices.last().expect("one at least");
+    if wanted {
+        cable::pulled_and_put_back(&devices[0], last);
+    }
     for (name, case) in suite::CASES {
         eprintln!("{} to {}: {name}", devices[0].name(), last.name());
         case(&devices[0], last);
