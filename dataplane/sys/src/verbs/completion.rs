@@ -73,9 +73,9 @@ pub struct QueueId {
 /// Which kind of queue a request's id belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    Send,
-    Receive,
-    Shared,
+    Send = 0,
+    Receive = 1,
+    Shared = 2,
 }
 
 const KIND_SHIFT: u32 = 62;
@@ -83,10 +83,12 @@ const SEQUENCE_SHIFT: u32 = 32;
 
 /// A request's id on a queue pair: kind, sequence, generation and index of the queue.
 pub(crate) fn request_id(kind: Kind, sequence: u32, queue: QueueId) -> u64 {
-    (kind as u64) << KIND_SHIFT
-        | u64::from(sequence) << SEQUENCE_SHIFT
-        | u64::from(queue.generation) << 16
-        | u64::from(queue.index)
+    (kind as u64) << KIND_SHIFT | sequence_bits(sequence) | u64::from(queue.generation) << 16 | u64::from(queue.index)
+}
+
+/// A sequence number where ids have it.
+pub(crate) fn sequence_bits(sequence: u32) -> u64 {
+    u64::from(sequence) << SEQUENCE_SHIFT
 }
 
 /// One place for a completion, for [`CompletionQueue::poll`].
@@ -172,7 +174,12 @@ impl Completion<'_> {
     }
 
     pub(crate) fn kind(&self) -> Option<Kind> {
-        [Kind::Send, Kind::Receive, Kind::Shared].into_iter().find(|kind| *kind as u64 == self.raw.wr_id >> KIND_SHIFT)
+        match self.raw.wr_id >> KIND_SHIFT {
+            0 => Some(Kind::Send),
+            1 => Some(Kind::Receive),
+            2 => Some(Kind::Shared),
+            _ => None,
+        }
     }
 
     pub(crate) fn sequence(&self) -> u32 {

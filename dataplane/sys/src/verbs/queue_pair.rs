@@ -28,6 +28,9 @@ use std::sync::Arc;
 const MAX_DEPTH: u32 = 1 << 16;
 
 /// A reliable connection. One thread at a time posts and retires; it may move between threads, but is not shared.
+///
+/// Dropped with requests under way, it is gone for the device at once, but some devices leave its completions in the
+/// completion queue, where they take room until they are polled: fail and drain it first where there is time.
 pub struct QueuePair {
     raw: NonNull<ibv_qp>,
     qp_num: u32,
@@ -48,6 +51,8 @@ unsafe impl Send for QueuePair {}
 
 impl QueuePair {
     /// A queue pair in state `Reset`, whose completions go to `queue` and whose receives come from `shared`, if given.
+    /// The completion queue has room promised for as many completions as the options allow at the same time; room for
+    /// those of a shared queue's receives is for the caller to leave.
     ///
     /// # Errors
     /// When the device or the completion queue has less than the options ask for, or the parts are of several devices.
@@ -77,8 +82,8 @@ impl QueuePair {
             (raw.as_ref().qp_num, ops.post_send, ops.post_recv)
         };
         let signal_every = options.signal_every.clamp(1, (options.send_depth / 2).max(1));
-        let (depth, pieces, batch) = (options.send_depth, options.send_pieces, options.batch);
-        let send = SendQueue::new(depth, pieces, batch, options.inline_bytes, signal_every, post_send);
+        let batch = options.batch;
+        let send = SendQueue::new(options, id, signal_every, post_send);
         let receive = ReceiveQueue::new(receive_depth, options.receive_pieces, batch, post_recv);
         Ok(Self {
             raw,
@@ -193,7 +198,7 @@ impl QueuePair {
 
     /// Drops what is queued and was not handed over, newest first; the memory of it is let go.
     pub fn abandon(&mut self, mut each: impl FnMut(Retired)) {
-        self.send.slots.abandon_unsent(&mut each);
+        self.send.abandon(&mut each);
         self.receive.slots.abandon_unsent(&mut each);
     }
 
@@ -229,7 +234,7 @@ impl QueuePair {
         if !self.state.takes_sends() {
             return Err(Refusal::State(self.state));
         }
-        self.send.push(request, &self.domain, self.id)
+        self.send.push(request, &self.domain)
     }
 
     /// Hands everything that is queued to the device, with one doorbell. Returns how many requests. `signal_last` asks
@@ -335,8 +340,7 @@ impl QueuePair {
         } else {
             // The device may go on with what is posted: its memory and all it hangs on stay for good.
             mem::forget((Arc::clone(&self.domain), Arc::clone(&self.queue), self.shared.clone()));
-            let (send, receive) = (self.send.emptied(), self.receive.emptied());
-            mem::forget((mem::replace(&mut *self.send, send), mem::replace(&mut *self.receive, receive)));
+            mem::forget((self.send.emptied(), self.receive.emptied()));
         }
         gone
     }

@@ -83,9 +83,10 @@ impl ReceiveQueue {
         Self { slots: Slots::new(depth, stride, true), chain: Chain::new(batch, stride), post }
     }
 
-    /// An empty one with the same device's function.
-    pub(crate) fn emptied(&self) -> Self {
-        Self::new(0, 0, 1, self.post)
+    /// Takes everything out, for good.
+    pub(crate) fn emptied(&mut self) -> Self {
+        let empty = Self::new(0, 0, 1, self.post);
+        mem::replace(self, empty)
     }
 
     pub(crate) fn push(
@@ -104,7 +105,7 @@ impl ReceiveQueue {
         check_pieces(pieces, self.slots.stride(), true, domain)?;
         let wr_id = request_id(Kind::Receive, self.slots.next_sequence(), id);
         self.chain.put(self.slots.head(), wr_id, pieces);
-        self.slots.push(token, pieces.iter().map(|piece| piece.memory));
+        self.slots.push(token, pieces);
         Ok(())
     }
 

@@ -1,5 +1,5 @@
-//! A real device loses its link and gets it back. Only in the rig: its devices sit on interfaces `nicI`, whose cables end
-//! in `swI`.
+//! A real device loses its link and gets it back. Only in the rig: its devices sit on interfaces `nicI`, whose cables
+//! end in `swI`.
 
 use crate::bed::{DEADLINE, End, connect, pair};
 use kvplane_sys::verbs::{AsyncEvent, Device, Operation, Status};

@@ -4,7 +4,8 @@ use super::super::completion::{Kind, QueueId, Status};
 use super::super::ffi::*;
 use super::super::slots::{Retired, Slots};
 use super::super::{
-    Access, CompletionQueue, Loopback, Operation, Payload, ProtectionDomain, Remote, Request, SoftPort, Verbs,
+    Access, CompletionQueue, Loopback, Operation, Payload, ProtectionDomain, QueuePairOptions, Remote, Request,
+    SoftPort, Verbs,
 };
 use crate::{IoBuf, Region, RegionOptions};
 use libc::c_int;
@@ -40,15 +41,16 @@ fn what_a_device_refuses_stays_queued_in_order() {
     let region = Region::allocate(&RegionOptions::new("picky", 4096)).expect("memory");
     let memory = domain.register(&IoBuf::whole(region), Access::LOCAL).expect("registered");
     let _queue = CompletionQueue::new(&context, 16, None).expect("queue");
-    let mut sends = super::super::send_queue::SendQueue::new(64, 1, 8, 16, 4, picky);
     let id = QueueId { index: 1, generation: 2 };
+    let sizes = QueuePairOptions { send_depth: 64, send_pieces: 1, batch: 8, inline_bytes: 16, ..Default::default() };
+    let mut sends = super::super::send_queue::SendQueue::new(&sizes, id, 4, picky);
     let mut next = 0;
     let mut push = |sends: &mut super::super::send_queue::SendQueue, count: u64| {
         for _ in 0..count {
             let to = Remote { address: next, key: 1 };
             let piece = [memory.piece(0, 8).expect("inside")];
             let request = Request::new(next, Operation::Write { to }, Payload::Pieces(&piece));
-            sends.push(&request, domain.inner(), id).expect("room");
+            sends.push(&request, domain.inner()).expect("room");
             next += 1;
         }
     };
@@ -81,7 +83,7 @@ fn slots_survive_the_end_of_their_numbers() {
     for round in 0..10_000u64 {
         for step in 0..3 {
             sequence = slots.next_sequence();
-            slots.push(round * 3 + step, std::iter::empty());
+            slots.push(round * 3 + step, &[]);
         }
         assert_eq!((slots.room(), slots.unsent()), (0, 3));
         slots.sent(3);
