@@ -135,7 +135,7 @@ pub struct SharedReceiveQueue {
     /// Queued and not yet handed over, in order.
     unsent: u32,
     first_unsent: u32,
-    queued: Box<[u16]>,
+    batch: u32,
     chain: Chain,
     stride: usize,
     name: u32,
@@ -202,7 +202,7 @@ impl SharedReceiveQueue {
             free: (0..depth as u16).rev().collect(),
             unsent: 0,
             first_unsent: 0,
-            queued: vec![0; batch.next_power_of_two() as usize].into(),
+            batch,
             chain: Chain::new(batch, pieces),
             stride: pieces as usize,
             name,
@@ -219,7 +219,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// When it does not fit; nothing was changed.
     pub fn push(&mut self, token: u64, pieces: &[Piece<'_>]) -> Result<(), Refusal> {
-        if self.unsent as usize >= self.queued.len() {
+        if self.unsent >= self.batch {
             return Err(Refusal::BatchFull);
         }
         check_pieces(pieces, self.stride, true, &self.inner.domain)?;
@@ -236,7 +236,6 @@ impl SharedReceiveQueue {
             | u64::from(place);
         let at = self.first_unsent.wrapping_add(self.unsent);
         self.chain.put(at, wr_id, pieces);
-        self.queued[at as usize & (self.queued.len() - 1)] = place;
         self.unsent += 1;
         Ok(())
     }
