@@ -13,7 +13,7 @@ const ROLE: &str = "KVPLANE_TEST_AS_NOBODY";
 #[test]
 fn as_nobody() {
     if std::env::var_os(ROLE).is_none() {
-        return;
+        return eprintln!("skipped: the other user's part of the cases on real devices");
     }
     let outcome = Verbs::open().and_then(|verbs| verbs.devices()).and_then(|devices| {
         let context = devices[0].open()?;
