@@ -24,6 +24,7 @@ pub mod shm_ring;
 pub mod spsc;
 pub mod stream;
 pub mod unix;
+pub mod verbs;
 pub mod zero_copy;
 
 pub use copy::STREAMING_BYTES;
