@@ -12,6 +12,7 @@ mod json;
 mod tiers;
 
 use crate::model::{LinkLayer, Machine, NodeKind, PciPath, PortState, RdmaDevice, RdmaPort};
+use crate::unknown::list;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -294,16 +295,15 @@ fn notes(machine: &Machine, matrix: &RailMatrix) -> Vec<String> {
         }
     }
     if speeds.len() > 1 {
-        let list: Vec<String> =
-            speeds.iter().rev().map(|(speed, names)| format!("{} at {}", names.join(", "), gigabits(*speed))).collect();
-        notes.push(format!("Rails differ in speed ({}): shares follow the speed.", list.join("; ")));
+        let by_speed: Vec<String> =
+            speeds.iter().rev().map(|(speed, names)| format!("{} at {}", list(names), gigabits(*speed))).collect();
+        notes.push(format!("Rails differ in speed ({}): shares follow the speed.", by_speed.join("; ")));
     }
     if mtus.len() > 1 {
-        let list: Vec<String> =
-            mtus.iter().rev().map(|(mtu, names)| format!("{} has {mtu}", names.join(", "))).collect();
+        let by_mtu: Vec<String> = mtus.iter().rev().map(|(mtu, names)| format!("{mtu} for {}", list(names))).collect();
         notes.push(format!(
             "Rails differ in active MTU ({}): a connection takes the smaller of its two ends; raise the interfaces' MTU.",
-            list.join("; ")
+            by_mtu.join("; ")
         ));
     }
     for gpu in machine.gpus.iter().filter(|gpu| !gpu.usable()) {

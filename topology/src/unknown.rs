@@ -20,26 +20,26 @@ pub(crate) fn notes(machine: &Machine) -> Vec<String> {
         several_nodes(machine, &mut notes);
     }
     let silent = machine.numa_nodes.iter().filter(|node| node.memory_bytes.is_none());
-    push(&mut notes, silent.map(|node| format!("node {}", node.id)).collect(), "memory size", "it is shown as such");
+    push(&mut notes, silent.map(|node| format!("node {}", node.id)).collect(), "memory size", "the kernel hides it");
     let ports = || machine.rdma_devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
     let silent = ports().filter(|(_, port)| port.state == PortState::Unknown);
     let silent = silent.map(|(device, port)| format!("{} port {}", device.name, port.number)).collect();
-    push(&mut notes, silent, "port state", "they are not used");
+    push(&mut notes, silent, "port state", "not used as rails");
     let active = || ports().filter(|(_, port)| port.state == PortState::Active);
     let name = |(device, port): (&crate::model::RdmaDevice, &crate::model::RdmaPort)| {
         format!("{} port {}", device.name, port.number)
     };
     let silent = active().filter(|(_, port)| port.speed_mbps.is_none()).map(name).collect();
-    push(&mut notes, silent, "port speed", "their rate is measured once they are used");
+    push(&mut notes, silent, "port speed", "measured once in use");
     let silent = active().filter(|(_, port)| port.active_mtu_bytes.is_none()).map(name).collect();
-    push(&mut notes, silent, "active MTU", "verbs tell it when the device is opened");
+    push(&mut notes, silent, "active MTU", "verbs tell when the device is opened");
     notes
 }
 
 /// Gaps that only matter where there is a choice of nodes.
 fn several_nodes(machine: &Machine, notes: &mut Vec<String>) {
     let cpus = machine.cores.iter().filter(|core| core.numa_node.is_none());
-    push(notes, cpus.map(|core| format!("CPU {}", core.id)).collect(), "NUMA node", "they are planned for last");
+    push(notes, cpus.map(|core| format!("CPU {}", core.id)).collect(), "NUMA node", "planned for last");
     let mut devices: Vec<String> = Vec::new();
     let hardware = machine.nics.iter().filter(|nic| nic.pci.is_some() && nic.numa_node.is_none());
     devices.extend(hardware.map(|nic| nic.name.clone()));
@@ -49,17 +49,19 @@ fn several_nodes(machine: &Machine, notes: &mut Vec<String>) {
     devices.extend(drives.map(|disk| disk.name.clone()));
     let gpus = machine.gpus.iter().filter(|gpu| gpu.numa_node.is_none());
     devices.extend(gpus.map(|gpu| format!("GPU {}", gpu.pci.function)));
-    push(notes, devices, "NUMA node", "they count as neither near nor far");
+    push(notes, devices, "NUMA node", "counted as neither near nor far");
 }
 
 fn push(notes: &mut Vec<String>, names: Vec<String>, what: &str, consequence: &str) {
-    if names.is_empty() {
-        return;
+    if !names.is_empty() {
+        notes.push(format!("Unknown: {what} of {}; {consequence}.", list(&names)));
     }
+}
+
+/// The first names, and how many more there are.
+pub(crate) fn list<T: AsRef<str>>(names: &[T]) -> String {
+    let shown: Vec<&str> = names.iter().take(NAMES).map(AsRef::as_ref).collect();
     let more = names.len().saturating_sub(NAMES);
-    let mut list = names[..names.len().min(NAMES)].join(", ");
-    if more > 0 {
-        list.push_str(&format!(" and {more} more"));
-    }
-    notes.push(format!("The {what} of {list} is unknown: {consequence}."));
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", shown.join(", "))
 }

@@ -23,6 +23,7 @@ mod asynchronous;
 mod client;
 mod error;
 mod link;
+mod machine;
 mod node;
 mod transfer;
 
@@ -30,6 +31,7 @@ pub use asynchronous::AsyncClient;
 pub use client::{Buffer, Client, ClientConfig, Got, Put, Slice};
 pub use error::Error;
 pub use link::{Control, ControlLink};
+pub use machine::{discover_machine, scheduler_affinity};
 pub use node::{Node, NodeConfig};
 pub use transfer::{
     Batch, BatchStatus, BufferInfo, Completed, FileInfo, Metrics, Opcode, PathChange, RailSnapshot, Range, Ranges,

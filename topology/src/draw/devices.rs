@@ -2,7 +2,7 @@
 
 use super::{printable, size_text};
 use crate::model::{BlockDevice, Gpu, LinkLayer, Machine, Nic, NvmeController, RdmaDevice, RdmaPort};
-use crate::rails::{Location, RailMatrix, gigabits};
+use crate::rails::{Location, RailMatrix, gigabits, natural_key};
 
 /// One line a device of `node`.
 pub(super) fn lines(machine: &Machine, rails: &RailMatrix, node: Option<u32>) -> Vec<String> {
@@ -10,11 +10,15 @@ pub(super) fn lines(machine: &Machine, rails: &RailMatrix, node: Option<u32>) ->
     let named = gpu_names(machine);
     let gpus = machine.gpus.iter().zip(named).filter(|(gpu, _)| gpu.numa_node == node);
     lines.extend(gpus.map(|(gpu, name)| gpu_line(gpu, name)));
-    let rdma = machine.rdma_devices.iter().filter(|device| device.numa_node == node);
-    lines.extend(rdma.map(|device| rdma_line(device, rails)));
-    lines.extend(machine.nics.iter().filter(|nic| nic.numa_node == node).map(nic_line));
-    let disks = machine.block_devices.iter().filter(|disk| disk.numa_node == node);
-    lines.extend(disks.map(|disk| disk_line(disk, &machine.nvme_controllers)));
+    let mut rdma: Vec<&RdmaDevice> = machine.rdma_devices.iter().filter(|device| device.numa_node == node).collect();
+    rdma.sort_by_cached_key(|device| natural_key(&device.name));
+    lines.extend(rdma.into_iter().map(|device| rdma_line(device, rails)));
+    let mut nics: Vec<&Nic> = machine.nics.iter().filter(|nic| nic.numa_node == node).collect();
+    nics.sort_by_cached_key(|nic| natural_key(&nic.name));
+    lines.extend(nics.into_iter().map(nic_line));
+    let mut disks: Vec<&BlockDevice> = machine.block_devices.iter().filter(|disk| disk.numa_node == node).collect();
+    disks.sort_by_cached_key(|disk| natural_key(&disk.name));
+    lines.extend(disks.into_iter().map(|disk| disk_line(disk, &machine.nvme_controllers)));
     lines
 }
 

@@ -37,15 +37,18 @@ pub(super) fn add(machine: &mut Machine, root: Node<'_, '_>) {
                 driver: None,
                 ports: ports(device),
             }),
-            Some(BLOCK) => machine.block_devices.push(BlockDevice {
-                nvme: name.starts_with("nvme"),
-                name,
-                numa_node: place.numa_node,
-                pci: place.pci,
-                bytes: info(device, "Size").and_then(|size| size.parse::<u64>().ok()?.checked_mul(KIBIBYTE)),
-                block_bytes: info(device, "SectorSize").and_then(|size| size.parse().ok()),
-                ..BlockDevice::default()
-            }),
+            // Memory behind DAX is a block device to hwloc.
+            Some(BLOCK) if !name.starts_with("dax") && !name.starts_with("pmem") => {
+                machine.block_devices.push(BlockDevice {
+                    nvme: name.starts_with("nvme"),
+                    name,
+                    numa_node: place.numa_node,
+                    pci: place.pci,
+                    bytes: info(device, "Size").and_then(|size| size.parse::<u64>().ok()?.checked_mul(KIBIBYTE)),
+                    block_bytes: info(device, "SectorSize").and_then(|size| size.parse().ok()),
+                    ..BlockDevice::default()
+                })
+            }
             _ => {}
         }
     }

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 struct Place<'a> {
     location: Location,
     numa_node: Option<u32>,
+    /// The node has no CPUs, and so no device of its own.
+    bare: bool,
     pci: Option<&'a PciPath>,
 }
 
@@ -18,6 +20,8 @@ struct Place<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     slow: bool,
+    /// For a node without CPUs: a rail of an unknown node is surely on another one, so the known ones come first.
+    doubtful: bool,
     nearness: Nearness,
     distance: u32,
 }
@@ -38,17 +42,23 @@ fn places(machine: &Machine) -> Vec<Place<'_>> {
             NodeKind::Cxl => Location::Cxl(node.id),
             NodeKind::Cpus | NodeKind::MemoryOnly => Location::Cpu(node.id),
         };
-        places.push(Place { location, numa_node: Some(node.id), pci: None });
+        let bare = node.kind != NodeKind::Cpus;
+        places.push(Place { location, numa_node: Some(node.id), bare, pci: None });
     }
     if places.is_empty() {
-        places.push(Place { location: Location::Cpu(0), numa_node: None, pci: None });
+        places.push(Place { location: Location::Cpu(0), numa_node: None, bare: false, pci: None });
     }
     let mut numbers: BTreeMap<&'static str, u32> = BTreeMap::new();
     for gpu in machine.gpus.iter().filter(|gpu| gpu.usable()) {
         let number = numbers.entry(gpu.prefix()).or_default();
         let location = Location::Gpu(gpu.prefix(), *number);
         *number += 1;
-        places.push(Place { location, numa_node: machine.effective_node(gpu.numa_node), pci: Some(&gpu.pci) });
+        places.push(Place {
+            location,
+            numa_node: machine.effective_node(gpu.numa_node),
+            bare: false,
+            pci: Some(&gpu.pci),
+        });
     }
     places
 }
@@ -57,7 +67,8 @@ fn tiers(machine: &Machine, matrix: &RailMatrix, place: &Place<'_>) -> Vec<Tier>
     let mut groups: BTreeMap<Rank, Vec<&Rail>> = BTreeMap::new();
     for rail in &matrix.rails {
         let (nearness, distance) = nearness(machine, place, rail);
-        let rank = Rank { slow: matrix.is_slow(rail), nearness, distance: distance.unwrap_or(UNKNOWN) };
+        let doubtful = place.bare && nearness == Nearness::NodeUnknown;
+        let rank = Rank { slow: matrix.is_slow(rail), doubtful, nearness, distance: distance.unwrap_or(UNKNOWN) };
         groups.entry(rank).or_default().push(rail);
     }
     let tier = |(rank, rails): (Rank, Vec<&Rail>)| {
@@ -107,10 +118,11 @@ fn reason(matrix: &RailMatrix, place: &Place<'_>, rank: Rank, distance: Option<u
         },
         Nearness::SameRootComplex => format!("below the root complex of {location}, by another root port"),
         Nearness::SameNode => format!("on {node}, where {location} is"),
-        Nearness::NodeUnknown => format!("the kernel does not say on which node they and {location} are"),
+        Nearness::NodeUnknown => format!("the kernel does not say how near they are to {location}"),
         Nearness::OtherNode => {
             let mut nodes: Vec<String> =
                 rails.iter().filter_map(|rail| rail.numa_node).map(|n| n.to_string()).collect();
+            nodes.sort();
             nodes.dedup();
             format!("on node {}{at} from {location} on {node}", nodes.join(" and "))
         }

@@ -20,9 +20,9 @@ text{font-family:'Inter','Segoe UI',system-ui,'DejaVu Sans',sans-serif;fill:#1f2
 .complex{fill:#ffffff;stroke:#94a3b8}\
 .switch{fill:#eef2f7;stroke:#94a3b8;stroke-dasharray:4 3}\
 .shard{fill:#2563eb;stroke:#1d4ed8}\
-.housekeeping{fill:#f59e0b;stroke:#d97706}\
+.housekeeping{fill:#cbd5e1;stroke:#94a3b8}\
 .free{fill:#ffffff;stroke:#94a3b8}\
-.denied{fill:#e5e7eb;stroke:#d1d5db;stroke-dasharray:2 2}\
+.denied{fill:#ffffff;stroke:#cbd5e1;stroke-dasharray:2 2}\
 .gpu{fill:#dcfce7;stroke:#16a34a}\
 .nic{fill:#dbeafe;stroke:#2563eb}\
 .nicoff{fill:#f3f4f6;stroke:#9ca3af;stroke-dasharray:3 2}\

@@ -6,7 +6,7 @@ use crate::cpulist;
 use crate::draw::{cells::Cell, cells::Use, node_heading};
 use crate::model::{Machine, PciAddress, PciPath, PciRoot};
 use crate::plan::ShardPlan;
-use crate::rails::RailMatrix;
+use crate::rails::{RailMatrix, natural_key};
 use std::collections::BTreeMap;
 
 const PAD: u32 = 14;
@@ -51,12 +51,22 @@ pub(super) fn build(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix, nod
         by_root.entry(chip.pci.as_ref().map(|pci| pci.root)).or_default().push(chip);
     }
     let unplaced = by_root.remove(&None);
-    for (root, chips) in by_root {
-        let title = root.map_or(String::new(), |root| root.to_string());
-        y = complex(&mut canvas, &title, &chips, y, width);
+    let titled = by_root.into_iter().map(|(root, chips)| (root.map_or(String::new(), |root| root.to_string()), chips));
+    let titled = titled.chain(unplaced.map(|chips| ("not on a PCI bus".to_owned(), chips)));
+    // Root complexes stand side by side as far as they fit.
+    let (mut x, mut tallest) = (PAD, 0);
+    for (title, chips) in titled {
+        let drawn = complex(&title, &chips, width - 2 * PAD);
+        if x + drawn.width > width - PAD && x > PAD {
+            (x, y, tallest) = (PAD, y + tallest + GAP, 0);
+        }
+        canvas.rect((x, y), (drawn.width, drawn.height), "complex", "");
+        canvas.place(&drawn.canvas, x, y);
+        x += drawn.width + GAP;
+        tallest = tallest.max(drawn.height);
     }
-    if let Some(chips) = unplaced {
-        y = complex(&mut canvas, "not on a PCI bus", &chips, y, width);
+    if tallest > 0 {
+        y += tallest + GAP;
     }
     Panel { canvas, height: y + PAD - GAP }
 }
@@ -75,7 +85,7 @@ fn cores(canvas: &mut Canvas, cells: &[&Cell], plan: &ShardPlan, width: u32, top
                 let reason = plan.shards.get(shard).map_or("", |seat| seat.reason.as_str());
                 ("shard", "oncore", format!("s{shard}"), format!("shard {shard}: {reason}"))
             }
-            (None, Use::Housekeeping) => ("housekeeping", "oncore", "hk".to_owned(), "housekeeping".to_owned()),
+            (None, Use::Housekeeping) => ("housekeeping", "core", "hk".to_owned(), "housekeeping".to_owned()),
             (None, Use::Denied) => ("denied", "core", "–".to_owned(), "this process may not run here".to_owned()),
             (None, Use::Shard) => ("free", "core", String::new(), String::new()),
         };
@@ -136,6 +146,9 @@ fn chips(machine: &Machine, rails: &RailMatrix, node: Option<u32>) -> Vec<Chip> 
             pci: disk.pci.clone(),
         });
     }
+    // Accelerators before NICs before drives, each in the order of their names.
+    let rank = |chip: &Chip| ["gpu", "nic", "nicoff", "drive"].iter().position(|class| *class == chip.class);
+    chips.sort_by_cached_key(|chip| (rank(chip), natural_key(&chip.name)));
     chips
 }
 
@@ -144,8 +157,15 @@ fn short(address: PciAddress) -> String {
     format!("{:02x}:{:02x}.{:x}", address.bus, address.device, address.function)
 }
 
-/// One root complex: switches as boxes within, other devices directly.
-fn complex(canvas: &mut Canvas, title: &str, chips: &[Chip], top: u32, width: u32) -> u32 {
+/// A root complex that is drawn but not placed.
+struct Complex {
+    canvas: Canvas,
+    width: u32,
+    height: u32,
+}
+
+/// One root complex, at most `room` wide: switches as boxes within, other devices directly.
+fn complex(title: &str, chips: &[Chip], room: u32) -> Complex {
     let mut by_port: BTreeMap<Option<PciAddress>, Vec<&Chip>> = BTreeMap::new();
     for chip in chips {
         let pci = chip.pci.as_ref();
@@ -153,43 +173,58 @@ fn complex(canvas: &mut Canvas, title: &str, chips: &[Chip], top: u32, width: u3
         let port = pci.filter(|pci| pci.bridges.len() > 1).and_then(|pci| pci.bridges.first().copied());
         by_port.entry(port).or_default().push(chip);
     }
-    let mut inner = Canvas::new();
-    let room = width - 2 * PAD - 2 * GAP;
-    let mut y = 22;
+    let mut canvas = Canvas::new();
+    canvas.text(GAP, 15, "tiny", title);
     let direct = by_port.remove(&None).unwrap_or_default();
-    let (mut x, mut tallest) = (GAP, 0);
+    let mut flow = Flow { x: GAP, y: 22, tallest: 0, widest: 0, room };
     for (port, chips) in by_port {
         let columns = (chips.len() as u32).min(2);
         let rows = (chips.len() as u32).div_ceil(columns);
         let size = (columns * (CHIP.0 + GAP) + GAP, 20 + rows * (CHIP.1 + GAP));
-        if x + size.0 > room + GAP && x > GAP {
-            (x, y, tallest) = (GAP, y + tallest + GAP, 0);
-        }
-        inner.rect((x, y), size, "switch", "");
+        let (x, y) = flow.next(size);
+        canvas.rect((x, y), size, "switch", "");
         let name = port.map_or(String::new(), |port| format!("switch at {}", short(port)));
-        inner.text(x + GAP, y + 14, "tiny", &name);
+        canvas.text(x + GAP, y + 14, "tiny", &name);
         for (index, chip) in chips.iter().enumerate() {
             let (column, row) = (index as u32 % columns, index as u32 / columns);
-            draw_chip(&mut inner, chip, x + GAP + column * (CHIP.0 + GAP), y + 20 + row * (CHIP.1 + GAP));
+            draw_chip(&mut canvas, chip, x + GAP + column * (CHIP.0 + GAP), y + 20 + row * (CHIP.1 + GAP));
         }
-        x += size.0 + GAP;
-        tallest = tallest.max(size.1);
     }
-    if tallest > 0 {
-        (x, y) = (GAP, y + tallest + GAP);
-    }
+    flow.new_row();
     for chip in &direct {
-        if x + CHIP.0 > room + GAP && x > GAP {
-            (x, y) = (GAP, y + CHIP.1 + GAP);
-        }
-        draw_chip(&mut inner, chip, x, y);
-        x += CHIP.0 + GAP;
+        let (x, y) = flow.next(CHIP);
+        draw_chip(&mut canvas, chip, x, y);
     }
-    let height = if direct.is_empty() { y } else { y + CHIP.1 + GAP };
-    canvas.rect((PAD, top), (width - 2 * PAD, height), "complex", "");
-    canvas.text(PAD + GAP, top + 15, "tiny", title);
-    canvas.place(&inner, PAD, top);
-    top + height + GAP
+    flow.new_row();
+    Complex { canvas, width: flow.widest.max(CHIP.0 + 2 * GAP), height: flow.y }
+}
+
+/// Places boxes from left to right, and in a new row where one does not fit.
+struct Flow {
+    x: u32,
+    y: u32,
+    tallest: u32,
+    widest: u32,
+    room: u32,
+}
+
+impl Flow {
+    fn next(&mut self, size: (u32, u32)) -> (u32, u32) {
+        if self.x + size.0 + GAP > self.room && self.x > GAP {
+            self.new_row();
+        }
+        let place = (self.x, self.y);
+        self.x += size.0 + GAP;
+        self.widest = self.widest.max(self.x);
+        self.tallest = self.tallest.max(size.1);
+        place
+    }
+
+    fn new_row(&mut self) {
+        if self.tallest > 0 {
+            (self.x, self.y, self.tallest) = (GAP, self.y + self.tallest + GAP, 0);
+        }
+    }
 }
 
 fn draw_chip(canvas: &mut Canvas, chip: &Chip, x: u32, y: u32) {
