@@ -53,14 +53,20 @@ pub fn text(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix) -> String {
 fn nodes(machine: &Machine) -> Vec<Option<u32>> {
     let known = machine.numa_nodes.iter().map(|node| Some(node.id));
     let cores = machine.cores.iter().map(|core| core.numa_node);
-    let nics = machine.nics.iter().map(|nic| nic.numa_node);
-    let rdma = machine.rdma_devices.iter().map(|device| device.numa_node);
-    let disks = machine.block_devices.iter().map(|disk| disk.numa_node);
-    let gpus = machine.gpus.iter().map(|gpu| gpu.numa_node);
+    let home = |numa_node, hardware| home(machine, numa_node, hardware);
+    let nics = machine.nics.iter().map(|nic| home(nic.numa_node, nic.pci.is_some()));
+    let rdma = machine.rdma_devices.iter().map(|device| home(device.numa_node, device.pci.is_some()));
+    let disks = machine.block_devices.iter().map(|disk| home(disk.numa_node, disk.pci.is_some()));
+    let gpus = machine.gpus.iter().map(|gpu| home(gpu.numa_node, true));
     let all = known.chain(cores).chain(nics).chain(rdma).chain(disks).chain(gpus);
     let mut nodes: BTreeSet<Option<u32>> = all.collect();
     let unknown = nodes.take(&None);
     nodes.into_iter().chain(unknown).collect()
+}
+
+/// The node to draw a device on: hardware of a machine with one node is on that one.
+fn home(machine: &Machine, numa_node: Option<u32>, hardware: bool) -> Option<u32> {
+    if hardware { machine.effective_node(numa_node) } else { numa_node }
 }
 
 fn summary(machine: &Machine, plan: &ShardPlan, physical_cores: usize) -> String {

@@ -201,7 +201,9 @@ impl RailMatrix {
         self.rails.iter().filter_map(|rail| rail.speed_mbps).max().unwrap_or(0).div_ceil(2)
     }
 
-    fn is_slow(&self, rail: &Rail) -> bool {
+    /// Whether a rail is held back: slower than half the fastest.
+    #[must_use]
+    pub fn is_slow(&self, rail: &Rail) -> bool {
         rail.speed_mbps.is_some_and(|speed| speed < self.full_speed_from_mbps())
     }
 }

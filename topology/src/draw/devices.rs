@@ -1,6 +1,6 @@
 //! The lines of a node's devices in the text drawing.
 
-use super::{printable, size_text};
+use super::{home, printable, size_text};
 use crate::model::{BlockDevice, Gpu, LinkLayer, Machine, Nic, NvmeController, RdmaDevice, RdmaPort};
 use crate::rails::{Location, RailMatrix, gigabits, natural_key};
 
@@ -8,15 +8,18 @@ use crate::rails::{Location, RailMatrix, gigabits, natural_key};
 pub(super) fn lines(machine: &Machine, rails: &RailMatrix, node: Option<u32>) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let named = gpu_names(machine);
-    let gpus = machine.gpus.iter().zip(named).filter(|(gpu, _)| gpu.numa_node == node);
+    let gpus = machine.gpus.iter().zip(named).filter(|(gpu, _)| home(machine, gpu.numa_node, true) == node);
     lines.extend(gpus.map(|(gpu, name)| gpu_line(gpu, name)));
-    let mut rdma: Vec<&RdmaDevice> = machine.rdma_devices.iter().filter(|device| device.numa_node == node).collect();
+    let mut rdma: Vec<&RdmaDevice> =
+        machine.rdma_devices.iter().filter(|one| home(machine, one.numa_node, one.pci.is_some()) == node).collect();
     rdma.sort_by_cached_key(|device| natural_key(&device.name));
     lines.extend(rdma.into_iter().map(|device| rdma_line(device, rails)));
-    let mut nics: Vec<&Nic> = machine.nics.iter().filter(|nic| nic.numa_node == node).collect();
+    let mut nics: Vec<&Nic> =
+        machine.nics.iter().filter(|one| home(machine, one.numa_node, one.pci.is_some()) == node).collect();
     nics.sort_by_cached_key(|nic| natural_key(&nic.name));
     lines.extend(nics.into_iter().map(nic_line));
-    let mut disks: Vec<&BlockDevice> = machine.block_devices.iter().filter(|disk| disk.numa_node == node).collect();
+    let mut disks: Vec<&BlockDevice> =
+        machine.block_devices.iter().filter(|one| home(machine, one.numa_node, one.pci.is_some()) == node).collect();
     disks.sort_by_cached_key(|disk| natural_key(&disk.name));
     lines.extend(disks.into_iter().map(|disk| disk_line(disk, &machine.nvme_controllers)));
     lines

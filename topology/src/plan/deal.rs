@@ -7,8 +7,8 @@
 //! share.
 
 use super::{QueueShare, ShardSeat};
-use crate::model::Machine;
-use crate::rails::{RailMatrix, natural_key};
+use crate::model::{BlockDevice, Machine, Nic};
+use crate::rails::{Rail, RailMatrix, natural_key};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Something with queues.
@@ -29,7 +29,8 @@ enum Kind {
 
 /// Fills the lists of all seats, and completes their reasons.
 pub(super) fn queues(machine: &Machine, rails: &RailMatrix, seats: &mut [ShardSeat]) {
-    let (fast, slow, plain) = (fast_rails(machine, rails), slow_rails(machine, rails), plain_nics(machine, rails));
+    let (fast, slow) = (rails_where(machine, rails, false), rails_where(machine, rails, true));
+    let plain = plain_nics(machine, rails);
     let mut dealer = Dealer { machine, seats, used: BTreeMap::new() };
     let share_of_each = if fast.is_empty() { &plain } else { &fast };
     dealer.deal(Kind::Nic, share_of_each, true);
@@ -45,23 +46,22 @@ pub(super) fn queues(machine: &Machine, rails: &RailMatrix, seats: &mut [ShardSe
     }
 }
 
-/// Bandwidth of a node's rails, megabits per second; of its interfaces where the machine has no rails.
+/// Bandwidth of a node's rails, megabits per second, without those held back; of its interfaces where the machine has
+/// no rails.
 pub(super) fn bandwidth_of_node(machine: &Machine, rails: &RailMatrix, node: u32) -> u64 {
     let on_node = |numa_node| machine.effective_node(numa_node) == Some(node);
-    let of_rails = rails.rails.iter().filter(|rail| on_node(rail.numa_node)).filter_map(|rail| rail.speed_mbps);
     if !rails.rails.is_empty() {
-        return of_rails.sum();
+        let mine = rails.rails.iter().filter(|rail| on_node(rail.numa_node) && !rails.is_slow(rail));
+        return mine.filter_map(|rail| rail.speed_mbps).sum();
     }
     let nics = plain_nics(machine, rails);
-    let speeds =
-        machine.nics.iter().filter(|nic| nics.iter().any(|one| one.name == nic.name) && on_node(nic.numa_node));
-    speeds.filter_map(|nic| nic.speed_mbps).sum()
+    let counts = |nic: &&Nic| nics.iter().any(|one| one.name == nic.name) && on_node(nic.numa_node);
+    machine.nics.iter().filter(counts).filter_map(|nic| nic.speed_mbps).sum()
 }
 
 fn rails_where(machine: &Machine, rails: &RailMatrix, slow: bool) -> Vec<Device> {
-    let limit = rails.full_speed_from_mbps();
-    let wanted = rails.rails.iter().filter(|rail| rail.speed_mbps.is_some_and(|speed| speed < limit) == slow);
-    let device = |rail: &crate::rails::Rail| Device {
+    let wanted = rails.rails.iter().filter(|rail| rails.is_slow(rail) == slow);
+    let device = |rail: &Rail| Device {
         name: rail.name.clone(),
         numa_node: machine.effective_node(rail.numa_node),
         queues: None,
@@ -69,22 +69,14 @@ fn rails_where(machine: &Machine, rails: &RailMatrix, slow: bool) -> Vec<Device>
     wanted.map(device).collect()
 }
 
-fn fast_rails(machine: &Machine, rails: &RailMatrix) -> Vec<Device> {
-    rails_where(machine, rails, false)
-}
-
-fn slow_rails(machine: &Machine, rails: &RailMatrix) -> Vec<Device> {
-    rails_where(machine, rails, true)
-}
-
 /// Interfaces of hardware that are up and have no rail over them.
 fn plain_nics(machine: &Machine, rails: &RailMatrix) -> Vec<Device> {
     let rail_over = |name: &String| rails.rails.iter().any(|rail| rail.netdev.as_ref() == Some(name));
-    let has_rail = |nic: &crate::model::Nic| {
+    let has_rail = |nic: &Nic| {
         rail_over(&nic.name) || nic.rdma_device.as_deref().is_some_and(|device| rails.rail(device).is_some())
     };
     let usable = machine.nics.iter().filter(|nic| nic.up && !nic.loopback && nic.pci.is_some() && !has_rail(nic));
-    let device = |nic: &crate::model::Nic| Device {
+    let device = |nic: &Nic| Device {
         name: nic.name.clone(),
         numa_node: machine.effective_node(nic.numa_node),
         queues: nic.queues,
@@ -94,7 +86,7 @@ fn plain_nics(machine: &Machine, rails: &RailMatrix) -> Vec<Device> {
 
 /// NVMe namespaces, attached ones too.
 fn drives(machine: &Machine) -> Vec<Device> {
-    let device = |disk: &crate::model::BlockDevice| Device {
+    let device = |disk: &BlockDevice| Device {
         name: disk.name.clone(),
         numa_node: disk.numa_node.or_else(|| machine.effective_node(None).filter(|_| disk.pci.is_some())),
         queues: (!disk.hardware_queues.is_empty()).then_some(disk.hardware_queues.len() as u32),

@@ -4,6 +4,8 @@
 //! begins with the root complex (`17` is `pci0000:17`) and goes through the bridges to the function (`1a:00.0`). Files
 //! hold what hwloc needs too: masks beside lists, and the configuration space of bridges.
 
+mod devices;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A directory with `sys` and `proc/self` in it, removed when dropped.
-pub struct Tree {
+pub(crate) struct Tree {
     base: PathBuf,
 }
 
@@ -19,7 +21,7 @@ type Settings<'a> = BTreeMap<&'a str, &'a str>;
 
 impl Tree {
     /// Builds the machine that `text` describes. Panics on a line that it does not understand: it is a test's input.
-    pub fn build(text: &str) -> Self {
+    pub(crate) fn build(text: &str) -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let base = std::env::temp_dir().join(format!("kvplane-machine-{}-{number}", std::process::id()));
@@ -42,15 +44,17 @@ impl Tree {
         builder.finish()
     }
 
-    pub fn sys(&self) -> PathBuf {
+    pub(crate) fn sys(&self) -> PathBuf {
         self.base.join("sys")
     }
 
-    pub fn process(&self) -> PathBuf {
+    pub(crate) fn process(&self) -> PathBuf {
         self.base.join("proc/self")
     }
 
-    pub fn base(&self) -> &Path {
+    /// What libhwloc takes as the root of a file system.
+    #[allow(dead_code, reason = "not every test that includes this file asks libhwloc")]
+    pub(crate) fn base(&self) -> &Path {
         &self.base
     }
 
@@ -254,149 +258,6 @@ impl Builder {
             self.tree.link(&format!("{at}/driver"), &format!("sys/bus/pci/drivers/{driver}"));
         }
         at
-    }
-
-    fn gpu(&mut self, path: &str, set: &Settings<'_>) {
-        self.function(path, set.get("class").copied().unwrap_or("030200"), set["id"], set);
-    }
-
-    /// `nic PATH name=eth0 speed=25000 mtu=1500 up=yes`.
-    fn nic(&mut self, path: &str, set: &Settings<'_>) {
-        let at = self.function(path, "020000", set.get("id").copied().unwrap_or("8086:1593"), set);
-        self.netdev(set["name"], Some(&at), set);
-    }
-
-    fn netdev(&mut self, name: &str, device: Option<&str>, set: &Settings<'_>) {
-        let at = device.map_or(format!("sys/devices/virtual/net/{name}"), |device| format!("{device}/net/{name}"));
-        let up = set.get("up").is_none_or(|up| *up == "yes");
-        for (file, text) in [
-            ("flags", if up { "0x1003\n" } else { "0x1002\n" }),
-            ("operstate", if up { "up\n" } else { "down\n" }),
-            ("address", "02:00:00:00:00:01\n"),
-            ("type", "1\n"),
-        ] {
-            self.tree.file(&format!("{at}/{file}"), text);
-        }
-        for queue in 0..set.get("queues").map_or(2, |queues| queues.parse().unwrap()) {
-            self.tree.file(&format!("{at}/queues/rx-{queue}/rps_cpus"), "0\n");
-        }
-        self.tree.file(&format!("{at}/speed"), format!("{}\n", set.get("speed").unwrap_or(&"-1")));
-        self.tree.file(&format!("{at}/mtu"), format!("{}\n", set.get("mtu").unwrap_or(&"1500")));
-        self.tree.link(&format!("sys/class/net/{name}"), &at);
-        if let Some(device) = device {
-            self.tree.link(&format!("{at}/device"), device);
-        }
-    }
-
-    /// `rdma PATH name=mlx5_0 netdev=ens1 speed=400000 mtu=9000 state=4:ACTIVE phys=5:LinkUp layer=Ethernet`.
-    fn rdma(&mut self, path: &str, set: &Settings<'_>) {
-        let at = self.function(path, "020700", set.get("id").copied().unwrap_or("15b3:1021"), set);
-        if let Some(netdev) = set.get("netdev") {
-            self.netdev(netdev, Some(&at), set);
-        }
-        let device = format!("{at}/infiniband/{}", set["name"]);
-        self.tree.link(&format!("{device}/device"), &at);
-        self.rdma_files(&device, set);
-    }
-
-    fn rdma_files(&mut self, device: &str, set: &Settings<'_>) {
-        let name = set["name"];
-        let words =
-            |name: &str, other: &'static str| set.get(name).map_or(other.to_owned(), |text| text.replace(':', ": "));
-        let gigabits: u64 = set.get("speed").map_or(0, |speed| speed.parse::<u64>().unwrap() / 1_000);
-        let port = format!("{device}/ports/1");
-        for (file, text) in [
-            ("state", words("state", "4: ACTIVE")),
-            ("phys_state", words("phys", "5: LinkUp")),
-            ("link_layer", words("layer", "Ethernet")),
-            ("rate", format!("{gigabits} Gb/sec (4X NDR)")),
-            ("lid", "0x0".to_owned()),
-            ("lid_mask_count", "0".to_owned()),
-        ] {
-            self.tree.file(&format!("{port}/{file}"), text + "\n");
-        }
-        if let Some(netdev) = set.get("netdev") {
-            self.tree.file(&format!("{port}/gid_attrs/ndevs/0"), format!("{netdev}\n"));
-        }
-        self.tree.file(&format!("{device}/node_guid"), "0000:0000:0000:0001\n");
-        self.tree.file(&format!("{device}/sys_image_guid"), "0000:0000:0000:0001\n");
-        self.tree.link(&format!("sys/class/infiniband/{name}"), device);
-    }
-
-    /// `rxe rxe0 netdev=veth0 speed=10000`: a device in software over an interface that is there or virtual.
-    fn rxe(&mut self, name: &str, set: &Settings<'_>) {
-        let netdev = set["netdev"];
-        if !self.tree.base.join(format!("sys/class/net/{netdev}")).exists() {
-            self.netdev(netdev, None, set);
-        }
-        let mut set = set.clone();
-        set.insert("name", name);
-        let device = format!("sys/devices/virtual/infiniband/{name}");
-        self.tree.file(&format!("{device}/parent"), format!("{netdev}\n"));
-        self.rdma_files(&device, &set);
-    }
-
-    /// `nvme PATH name=nvme0 size=3840G`: a drive with one namespace, with as many queues as its node has CPUs.
-    fn nvme(&mut self, path: &str, set: &Settings<'_>) {
-        let at = self.function(path, "010802", "144d:a80a", set);
-        let name = set["name"];
-        let controller = format!("{at}/nvme/{name}");
-        let address = path.rsplit('/').next().unwrap();
-        let node = set.get("node").copied().unwrap_or("-1");
-        for (file, text) in [
-            ("transport", "pcie"),
-            ("address", &format!("0000:{address}")),
-            ("model", "Synthetic Drive"),
-            ("state", "live"),
-            ("queue_count", "3"),
-            ("subsysnqn", &format!("nqn.2026-01.example:{name}")),
-            ("numa_node", node),
-        ] {
-            self.tree.file(&format!("{controller}/{file}"), format!("{text}\n"));
-        }
-        self.tree.link(&format!("{controller}/device"), &at);
-        self.tree.link(&format!("sys/class/nvme/{name}"), &controller);
-        self.disk(&format!("{controller}/{name}n1"), &format!("{name}n1"), &controller, set);
-    }
-
-    /// `fabric nvme4 transport=tcp address=traddr=10.0.0.1,trsvcid=4420 size=1024G`.
-    fn fabric(&mut self, name: &str, set: &Settings<'_>) {
-        let controller = format!("sys/devices/virtual/nvme-fabrics/ctl/{name}");
-        for (file, text) in [
-            ("transport", set["transport"]),
-            ("address", set["address"]),
-            ("model", "Linux"),
-            ("state", "live"),
-            ("queue_count", "9"),
-            ("subsysnqn", "nqn.2026-01.example:pool"),
-            ("numa_node", "-1"),
-        ] {
-            self.tree.file(&format!("{controller}/{file}"), format!("{text}\n"));
-        }
-        self.tree.link(&format!("sys/class/nvme/{name}"), &controller);
-        let subsystem = "sys/devices/virtual/nvme-subsystem/nvme-subsys9";
-        self.tree.link(&format!("{subsystem}/{name}"), &controller);
-        self.disk(&format!("{subsystem}/{name}n1"), &format!("{name}n1"), subsystem, set);
-    }
-
-    fn disk(&mut self, at: &str, name: &str, device: &str, set: &Settings<'_>) {
-        for (file, text) in [
-            ("size", (kib(set["size"]) * 2).to_string()),
-            ("queue/rotational", "0".to_owned()),
-            ("queue/logical_block_size", "512".to_owned()),
-            ("dev", "259:0".to_owned()),
-        ] {
-            self.tree.file(&format!("{at}/{file}"), text + "\n");
-        }
-        let queues: usize = set.get("queues").map_or(0, |queues| queues.parse().unwrap());
-        let all: BTreeSet<usize> = self.node_cpus.values().flatten().copied().collect();
-        for queue in 0..queues {
-            let mine: BTreeSet<usize> = all.iter().copied().filter(|cpu| cpu % queues == queue).collect();
-            self.tree.file(&format!("{at}/mq/{queue}/cpu_list"), list(&mine).replace(',', ", "));
-        }
-        self.tree.link(&format!("{at}/device"), device);
-        self.tree.link(&format!("sys/block/{name}"), at);
-        self.tree.link(&format!("sys/class/block/{name}"), at);
     }
 
     fn finish(self) -> Tree {

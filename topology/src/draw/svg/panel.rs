@@ -3,7 +3,7 @@
 use super::MARGIN;
 use super::canvas::{Canvas, fit};
 use crate::cpulist;
-use crate::draw::{cells::Cell, cells::Use, node_heading};
+use crate::draw::{cells::Cell, cells::Use, home, node_heading};
 use crate::model::{Machine, PciAddress, PciPath, PciRoot};
 use crate::plan::ShardPlan;
 use crate::rails::{RailMatrix, natural_key};
@@ -51,6 +51,10 @@ pub(super) fn build(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix, nod
         by_root.entry(chip.pci.as_ref().map(|pci| pci.root)).or_default().push(chip);
     }
     let unplaced = by_root.remove(&None);
+    // Those with switches first: of one shape, they fill rows.
+    let mut by_root: Vec<(Option<PciRoot>, Vec<Chip>)> = by_root.into_iter().collect();
+    by_root
+        .sort_by_key(|(_, chips)| !chips.iter().any(|chip| chip.pci.as_ref().is_some_and(|pci| pci.bridges.len() > 1)));
     let titled = by_root.into_iter().map(|(root, chips)| (root.map_or(String::new(), |root| root.to_string()), chips));
     let titled = titled.chain(unplaced.map(|chips| ("not on a PCI bus".to_owned(), chips)));
     // Root complexes stand side by side as far as they fit.
@@ -99,7 +103,7 @@ fn cores(canvas: &mut Canvas, cells: &[&Cell], plan: &ShardPlan, width: u32, top
 fn chips(machine: &Machine, rails: &RailMatrix, node: Option<u32>) -> Vec<Chip> {
     let mut chips = Vec::new();
     let names = crate::draw::devices::gpu_names(machine);
-    for (gpu, name) in machine.gpus.iter().zip(names).filter(|(gpu, _)| gpu.numa_node == node) {
+    for (gpu, name) in machine.gpus.iter().zip(names).filter(|(gpu, _)| home(machine, gpu.numa_node, true) == node) {
         let driver = gpu.driver.as_deref().unwrap_or("driver unknown");
         chips.push(Chip {
             class: "gpu",
@@ -109,7 +113,9 @@ fn chips(machine: &Machine, rails: &RailMatrix, node: Option<u32>) -> Vec<Chip> 
             pci: Some(gpu.pci.clone()),
         });
     }
-    for device in machine.rdma_devices.iter().filter(|device| device.numa_node == node) {
+    for device in
+        machine.rdma_devices.iter().filter(|device| home(machine, device.numa_node, device.pci.is_some()) == node)
+    {
         let rail = rails.rail(&device.name);
         let excluded = rails.excluded.iter().find(|one| one.name == device.name);
         let speed = rail.and_then(|rail| rail.speed_mbps).map_or("speed unknown".to_owned(), crate::rails::gigabits);
@@ -125,7 +131,9 @@ fn chips(machine: &Machine, rails: &RailMatrix, node: Option<u32>) -> Vec<Chip> 
             pci: device.pci.clone(),
         });
     }
-    let plain = machine.nics.iter().filter(|nic| nic.numa_node == node && nic.rdma_device.is_none() && !nic.loopback);
+    let plain = machine.nics.iter().filter(|nic| {
+        home(machine, nic.numa_node, nic.pci.is_some()) == node && nic.rdma_device.is_none() && !nic.loopback
+    });
     for nic in plain {
         let speed = nic.speed_mbps.map_or("speed unknown".to_owned(), crate::rails::gigabits);
         chips.push(Chip {
@@ -136,7 +144,7 @@ fn chips(machine: &Machine, rails: &RailMatrix, node: Option<u32>) -> Vec<Chip> 
             pci: nic.pci.clone(),
         });
     }
-    for disk in machine.block_devices.iter().filter(|disk| disk.numa_node == node) {
+    for disk in machine.block_devices.iter().filter(|disk| home(machine, disk.numa_node, disk.pci.is_some()) == node) {
         let size = crate::draw::size_text(disk.bytes);
         chips.push(Chip {
             class: "drive",
