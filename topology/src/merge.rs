@@ -91,24 +91,24 @@ impl Differences {
 /// The place of one device: node and PCI function.
 fn place(
     name: &str,
-    ours: (&mut Option<u32>, &mut Option<PciPath>),
-    theirs: (Option<u32>, Option<PciPath>),
+    (node, pci): (&mut Option<u32>, &mut Option<PciPath>),
+    (their_node, their_pci): (Option<u32>, Option<PciPath>),
     differences: &mut Differences,
 ) {
-    differences.take(&format!("node of {name}"), ours.0, theirs.0);
-    let text = |path: &PciPath| path.function;
-    if let (Some(mine), Some(other)) = (&*ours.1, &theirs.1)
-        && text(mine) == text(other)
+    differences.take(&format!("node of {name}"), node, their_node);
+    if let (Some(mine), Some(other)) = (&*pci, &their_pci)
+        && mine.function == other.function
     {
         // hwloc may leave out bridges that it finds unimportant: the longer path says more.
-        if mine.bridges.len() >= other.bridges.len() {
-            return;
+        if mine.bridges.len() < other.bridges.len() {
+            *pci = their_pci;
         }
+        return;
     }
-    differences.take(&format!("PCI function of {name}"), ours.1, theirs.1);
+    differences.take(&format!("PCI function of {name}"), pci, their_pci);
 }
 
-fn merge_cores(ours: &mut Vec<Core>, theirs: Vec<Core>, differences: &mut Differences) {
+fn merge_cores(ours: &mut [Core], theirs: Vec<Core>, differences: &mut Differences) {
     for core in theirs {
         let Some(mine) = ours.iter_mut().find(|mine| mine.id == core.id) else {
             // Offline by the kernel's word: hwloc's file may be older than that.

@@ -54,6 +54,8 @@ pub struct QueueShare {
     /// Which queue. For a drive with a known map of queues, the kernel's number of the one that serves the shard's CPU;
     /// else a count from 0 over the shards that share the device.
     pub queue: u32,
+    /// Node of the device.
+    pub numa_node: Option<u32>,
     /// Device and shard are on one node.
     pub local: bool,
 }

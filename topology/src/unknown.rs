@@ -15,23 +15,23 @@ pub(crate) fn notes(machine: &Machine) -> Vec<String> {
     }
     if machine.numa_nodes.len() > 1 {
         let nodes = machine.numa_nodes.iter().filter(|node| node.distances.is_empty());
-        let nodes = nodes.map(|node| format!("node {}", node.id)).collect();
+        let nodes = nodes.map(|node| format!("node {}", node.id));
         push(&mut notes, nodes, "distances", "other nodes count as equally far");
         several_nodes(machine, &mut notes);
     }
     let silent = machine.numa_nodes.iter().filter(|node| node.memory_bytes.is_none());
-    push(&mut notes, silent.map(|node| format!("node {}", node.id)).collect(), "memory size", "the kernel hides it");
+    push(&mut notes, silent.map(|node| format!("node {}", node.id)), "memory size", "the kernel hides it");
     let ports = || machine.rdma_devices.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)));
     let silent = ports().filter(|(_, port)| port.state == PortState::Unknown);
-    let silent = silent.map(|(device, port)| format!("{} port {}", device.name, port.number)).collect();
+    let silent = silent.map(|(device, port)| format!("{} port {}", device.name, port.number));
     push(&mut notes, silent, "port state", "not used as rails");
     let active = || ports().filter(|(_, port)| port.state == PortState::Active);
     let name = |(device, port): (&crate::model::RdmaDevice, &crate::model::RdmaPort)| {
         format!("{} port {}", device.name, port.number)
     };
-    let silent = active().filter(|(_, port)| port.speed_mbps.is_none()).map(name).collect();
+    let silent = active().filter(|(_, port)| port.speed_mbps.is_none()).map(name);
     push(&mut notes, silent, "port speed", "measured once in use");
-    let silent = active().filter(|(_, port)| port.active_mtu_bytes.is_none()).map(name).collect();
+    let silent = active().filter(|(_, port)| port.active_mtu_bytes.is_none()).map(name);
     push(&mut notes, silent, "active MTU", "verbs tell when the device is opened");
     notes
 }
@@ -39,7 +39,7 @@ pub(crate) fn notes(machine: &Machine) -> Vec<String> {
 /// Gaps that only matter where there is a choice of nodes.
 fn several_nodes(machine: &Machine, notes: &mut Vec<String>) {
     let cpus = machine.cores.iter().filter(|core| core.numa_node.is_none());
-    push(notes, cpus.map(|core| format!("CPU {}", core.id)).collect(), "NUMA node", "planned for last");
+    push(notes, cpus.map(|core| format!("CPU {}", core.id)), "NUMA node", "planned for last");
     let mut devices: Vec<String> = Vec::new();
     let hardware = machine.nics.iter().filter(|nic| nic.pci.is_some() && nic.numa_node.is_none());
     devices.extend(hardware.map(|nic| nic.name.clone()));
@@ -49,10 +49,11 @@ fn several_nodes(machine: &Machine, notes: &mut Vec<String>) {
     devices.extend(drives.map(|disk| disk.name.clone()));
     let gpus = machine.gpus.iter().filter(|gpu| gpu.numa_node.is_none());
     devices.extend(gpus.map(|gpu| format!("GPU {}", gpu.pci.function)));
-    push(notes, devices, "NUMA node", "counted as neither near nor far");
+    push(notes, devices.into_iter(), "NUMA node", "counted as neither near nor far");
 }
 
-fn push(notes: &mut Vec<String>, names: Vec<String>, what: &str, consequence: &str) {
+fn push(notes: &mut Vec<String>, names: impl Iterator<Item = String>, what: &str, consequence: &str) {
+    let names: Vec<String> = names.collect();
     if !names.is_empty() {
         notes.push(format!("Unknown: {what} of {}; {consequence}.", list(&names)));
     }

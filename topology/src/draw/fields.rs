@@ -57,7 +57,7 @@ json_fields!(BlockDevice { name, numa_node, pci, nvme, controllers, bytes, block
 json_fields!(HardwareQueue { index, cpus });
 json_fields!(NvmeController { name, numa_node, pci, transport, address, model, state, queues, subsystem });
 json_fields!(ShardSeat { shard, core, numa_node, nics, drives, reason });
-json_fields!(QueueShare { device, queue, local });
+json_fields!(QueueShare { device, queue, numa_node, local });
 json_fields!(RailMatrix { rails, excluded, rows, notes });
 json_fields!(Rail { name, port, netdev, speed_mbps, active_mtu_bytes, numa_node, pci });
 json_fields!(Excluded { name, reason });

@@ -47,7 +47,7 @@ pub(super) fn add(machine: &mut Machine, root: Node<'_, '_>) {
                     bytes: info(device, "Size").and_then(|size| size.parse::<u64>().ok()?.checked_mul(KIBIBYTE)),
                     block_bytes: info(device, "SectorSize").and_then(|size| size.parse().ok()),
                     ..BlockDevice::default()
-                })
+                });
             }
             _ => {}
         }

@@ -35,11 +35,12 @@ pub(super) fn queues(machine: &Machine, rails: &RailMatrix, seats: &mut [ShardSe
     let share_of_each = if fast.is_empty() { &plain } else { &fast };
     dealer.deal(Kind::Nic, share_of_each, true);
     dealer.fill(share_of_each);
+    dealer.deal(Kind::Drive, &drives(machine), true);
+    dealer.nearest_first();
     dealer.deal(Kind::Nic, &slow, false);
     if !fast.is_empty() {
         dealer.deal(Kind::Nic, &plain, false);
     }
-    dealer.deal(Kind::Drive, &drives(machine), true);
     for seat in seats {
         let reason = reason(seat);
         seat.reason.push_str(&reason);
@@ -121,6 +122,14 @@ impl Dealer<'_> {
         }
     }
 
+    /// Puts the devices of a seat's own node before others.
+    fn nearest_first(&mut self) {
+        for seat in self.seats.iter_mut() {
+            seat.nics.sort_by_key(|share| !share.local);
+            seat.drives.sort_by_key(|share| !share.local);
+        }
+    }
+
     /// Gives each seat without a NIC one of the nearest node that has some.
     fn fill(&mut self, devices: &[Device]) {
         let mut turns: BTreeMap<Option<u32>, usize> = BTreeMap::new();
@@ -171,6 +180,7 @@ impl Dealer<'_> {
         let share = QueueShare {
             device: device.name.clone(),
             queue: mapped.unwrap_or(*count % device.queues.unwrap_or(u32::MAX).max(1)),
+            numa_node: device.numa_node,
             local: device.numa_node.is_some() && seat.numa_node == device.numa_node,
         };
         *count += 1;
@@ -192,7 +202,11 @@ impl Machine {
 fn reason(seat: &ShardSeat) -> String {
     let list = |shares: &[QueueShare]| {
         let one = |share: &QueueShare| {
-            let far = if share.local || seat.numa_node.is_none() { "" } else { " (not of this node)" };
+            let far = match (share.numa_node, seat.numa_node) {
+                (None, _) => " (on no known node)".to_owned(),
+                (Some(there), Some(here)) if here != there => format!(" (on node {there})"),
+                _ => String::new(),
+            };
             format!("{} queue {}{far}", share.device, share.queue)
         };
         shares.iter().map(one).collect::<Vec<_>>().join(", ")
