@@ -9,7 +9,7 @@ use std::process::Command;
 use kvplane_topology::{Machine, PlanRequest, Sysfs, hwloc, merge, plan, rail_matrix};
 use tree::Tree;
 
-#[path = "../../../topology/tests/saved/tree.rs"]
+#[path = "../../../topology/tests/saved/tree/mod.rs"]
 mod tree;
 
 const HGX: &str = include_str!("../../../topology/tests/saved/machines/hgx.txt");

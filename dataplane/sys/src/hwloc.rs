@@ -1,6 +1,6 @@
 //! The machine as libhwloc sees it, in the library's own XML, where the library is present.
 //!
-//! Eight functions of it are used, found at run time, so its structures stay its own and nothing here depends on their
+//! Nine functions of it are used, found at run time, so its structures stay its own and nothing here depends on their
 //! layout. Components that would open GPUs are switched off: looking at a machine is no reason to start a driver.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
@@ -53,41 +53,44 @@ impl From<LibraryError> for HwlocError {
 
 type Topology = *mut c_void;
 
-struct Functions {
-    version: unsafe extern "C" fn() -> c_uint,
-    init: unsafe extern "C" fn(*mut Topology) -> c_int,
-    set_flags: unsafe extern "C" fn(Topology, c_ulong) -> c_int,
-    set_filter: unsafe extern "C" fn(Topology, c_int) -> c_int,
-    set_components: unsafe extern "C" fn(Topology, c_ulong, *const c_char) -> c_int,
-    load: unsafe extern "C" fn(Topology) -> c_int,
-    export: unsafe extern "C" fn(Topology, *mut *mut c_char, *mut c_int, c_ulong) -> c_int,
-    free_buffer: unsafe extern "C" fn(Topology, *mut c_char),
-    destroy: unsafe extern "C" fn(Topology),
+/// Makes the table of functions, and what finds them by their names.
+macro_rules! functions {
+    ($($field:ident = $name:literal: $type:ty,)*) => {
+        struct Functions {
+            $($field: $type,)*
+        }
+
+        impl Functions {
+            fn look_up(library: Library) -> Result<Self, LibraryError> {
+                $(
+                    let address: NonNull<c_void> = library.symbol($name)?;
+                    // SAFETY: the library documents a function of this name and type since its version 2.1; a pointer
+                    // to code and one to data have one size here.
+                    let $field = unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) };
+                )*
+                Ok(Self { $($field,)* })
+            }
+        }
+    };
 }
 
-/// Takes a function's address as a pointer to a function.
-macro_rules! function {
-    ($library:ident, $name:literal) => {{
-        let address: NonNull<c_void> = $library.symbol($name)?;
-        // SAFETY: the library documents a function of this name with the type of the field, since its version 2.1; a
-        // pointer to code and one to data have one size here.
-        unsafe { std::mem::transmute(address.as_ptr()) }
-    }};
+functions! {
+    version = c"hwloc_get_api_version": unsafe extern "C" fn() -> c_uint,
+    init = c"hwloc_topology_init": unsafe extern "C" fn(*mut Topology) -> c_int,
+    set_flags = c"hwloc_topology_set_flags": unsafe extern "C" fn(Topology, c_ulong) -> c_int,
+    set_filter = c"hwloc_topology_set_all_types_filter": unsafe extern "C" fn(Topology, c_int) -> c_int,
+    set_components = c"hwloc_topology_set_components":
+        unsafe extern "C" fn(Topology, c_ulong, *const c_char) -> c_int,
+    load = c"hwloc_topology_load": unsafe extern "C" fn(Topology) -> c_int,
+    export = c"hwloc_topology_export_xmlbuffer":
+        unsafe extern "C" fn(Topology, *mut *mut c_char, *mut c_int, c_ulong) -> c_int,
+    free_buffer = c"hwloc_free_xmlbuffer": unsafe extern "C" fn(Topology, *mut c_char),
+    destroy = c"hwloc_topology_destroy": unsafe extern "C" fn(Topology),
 }
 
 impl Functions {
     fn find(library: Library) -> Result<Self, HwlocError> {
-        let found = Self {
-            version: function!(library, c"hwloc_get_api_version"),
-            init: function!(library, c"hwloc_topology_init"),
-            set_flags: function!(library, c"hwloc_topology_set_flags"),
-            set_filter: function!(library, c"hwloc_topology_set_all_types_filter"),
-            set_components: function!(library, c"hwloc_topology_set_components"),
-            load: function!(library, c"hwloc_topology_load"),
-            export: function!(library, c"hwloc_topology_export_xmlbuffer"),
-            free_buffer: function!(library, c"hwloc_free_xmlbuffer"),
-            destroy: function!(library, c"hwloc_topology_destroy"),
-        };
+        let found = Self::look_up(library)?;
         // SAFETY: takes nothing, tells a number.
         let version = unsafe { (found.version)() };
         if version >> 16 == 2 { Ok(found) } else { Err(HwlocError::Version(version)) }

@@ -13,4 +13,7 @@ mod replays;
 mod restarts;
 mod support;
 mod tools;
+mod topology;
 mod transfers;
+#[path = "../../../../topology/tests/saved/tree/mod.rs"]
+mod tree;
