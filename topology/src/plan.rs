@@ -4,8 +4,8 @@
 //!
 //! * no two shards share a physical core: two pollers on SMT siblings halve each other;
 //! * one physical core always stays free for everything else: the control plane, clients, interrupts;
-//! * shards alternate over NUMA nodes, so that each node's memory and devices have a shard near them, beginning with the
-//!   node that has most NIC bandwidth;
+//! * shards alternate over NUMA nodes, so that each node's memory and devices have a shard near them, beginning with
+//!   the node that has most NIC bandwidth;
 //! * only CPUs that this process is allowed to use are given out, and no more pollers than the control group's limit of
 //!   processor time feeds: a group over its limit stands still, pollers and all.
 //!
@@ -33,8 +33,8 @@ pub struct PlanRequest {
     /// Number of shards; without a wish, as many as can be pinned, and at least 1. 0 counts as 1, and more than
     /// [`MAX_SHARDS`] as that; a note says so.
     pub shards: Option<usize>,
-    /// CPUs that the calling thread may run on, as the scheduler says; narrows the machine's allowed ones. `None` goes by
-    /// the machine's alone.
+    /// CPUs that the calling thread may run on, as the scheduler says; narrows the machine's allowed ones. `None` goes
+    /// by the machine's alone.
     pub affinity: Option<CpuSet>,
 }
 

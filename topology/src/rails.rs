@@ -304,7 +304,7 @@ fn notes(machine: &Machine, matrix: &RailMatrix) -> Vec<String> {
     if mtus.len() > 1 {
         let by_mtu: Vec<String> = mtus.iter().rev().map(|(mtu, names)| format!("{mtu} for {}", list(names))).collect();
         notes.push(format!(
-            "Rails differ in active MTU ({}): a connection takes the smaller of its two ends; raise the interfaces' MTU.",
+            "Rails differ in active MTU ({}): a connection takes the smaller of its ends; raise the interfaces' MTU.",
             by_mtu.join("; ")
         ));
     }

@@ -181,7 +181,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn addresses_survive_the_round_trip(domain in 0_u32..0x20000, bus: u8, device in 0_u8..32, function in 0_u8..8) {
+        fn addresses_survive_the_round_trip(
+            domain in 0_u32..0x20000,
+            bus: u8,
+            device in 0_u8..32,
+            function in 0_u8..8,
+        ) {
             let address = PciAddress { domain, bus, device, function };
             prop_assert_eq!(address.to_string().parse(), Ok(address));
         }

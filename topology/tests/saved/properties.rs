@@ -1,6 +1,7 @@
 //! Rules that plan and matrix keep on machines of any shape.
 
 use kvplane_topology::model::{BlockDevice, Core, Gpu, Machine, NumaNode, PciPath, PortState, RdmaDevice, RdmaPort};
+use kvplane_topology::plan::QueueShare;
 use kvplane_topology::rails::GivenMatrix;
 use kvplane_topology::{CpuSet, PlanRequest, draw, plan, rail_matrix};
 use proptest::prelude::*;
@@ -114,11 +115,14 @@ proptest! {
     fn no_device_is_lost_and_no_shard_goes_without(machine in any_machine(), shards in prop::option::of(1_usize..12)) {
         let plan = plan(&machine, &PlanRequest { shards, affinity: None });
         let matrix = rail_matrix(&machine);
-        let dealt: BTreeSet<&str> = plan.shards.iter().flat_map(|s| &s.nics).map(|share| share.device.as_str()).collect();
+        let devices = |shares: Vec<&QueueShare>| -> BTreeSet<String> {
+            shares.into_iter().map(|share| share.device.clone()).collect()
+        };
+        let dealt = devices(plan.shards.iter().flat_map(|seat| &seat.nics).collect());
         for rail in &matrix.rails {
-            prop_assert!(dealt.contains(rail.name.as_str()), "{} is lost", rail.name);
+            prop_assert!(dealt.contains(&rail.name), "{} is lost", rail.name);
         }
-        let drives: BTreeSet<&str> = plan.shards.iter().flat_map(|s| &s.drives).map(|share| share.device.as_str()).collect();
+        let drives = devices(plan.shards.iter().flat_map(|seat| &seat.drives).collect());
         prop_assert_eq!(drives.len(), machine.block_devices.len());
         for seat in &plan.shards {
             prop_assert!(matrix.rails.is_empty() || !seat.nics.is_empty(), "shard {} has no NIC", seat.shard);
