@@ -9,12 +9,13 @@
 
 mod given;
 mod json;
+mod notes;
 mod tiers;
 
-use crate::model::{LinkLayer, Machine, NodeKind, PciPath, PortState, RdmaDevice, RdmaPort};
-use crate::unknown::list;
-use std::collections::BTreeMap;
+use crate::model::{LinkLayer, Machine, PciPath, PortState, RdmaDevice, RdmaPort};
 use std::fmt;
+
+pub(crate) use notes::gigabits;
 
 pub use given::{GivenMatrix, GivenRow, MAX_MATRIX_BYTES, MatrixError};
 
@@ -221,7 +222,7 @@ pub fn rail_matrix(machine: &Machine) -> RailMatrix {
     matrix.rails.sort_by_cached_key(|rail| natural_key(&rail.name));
     matrix.excluded.sort_by_cached_key(|excluded| natural_key(&excluded.name));
     matrix.rows = tiers::rows(machine, &matrix);
-    matrix.notes = notes(machine, &matrix);
+    matrix.notes = notes::notes(machine, &matrix);
     matrix
 }
 
@@ -275,59 +276,4 @@ pub(crate) fn natural_key(name: &str) -> Vec<(String, u128)> {
     // Names that differ in leading zeros only still need an order.
     key.push((name.to_owned(), 0));
     key
-}
-
-fn notes(machine: &Machine, matrix: &RailMatrix) -> Vec<String> {
-    let mut notes = Vec::new();
-    if matrix.rails.is_empty() {
-        notes.push(match matrix.excluded.len() {
-            0 => "This machine has no RDMA device: bytes go over TCP and shared memory.".to_owned(),
-            _ => "No RDMA device has an active port: bytes go over TCP and shared memory.".to_owned(),
-        });
-    }
-    notes.extend(matrix.excluded.iter().map(|one| format!("{} is left out: {}.", one.name, one.reason)));
-    let mut speeds: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
-    let mut mtus: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
-    for rail in &matrix.rails {
-        if let Some(speed) = rail.speed_mbps {
-            speeds.entry(speed).or_default().push(&rail.name);
-        }
-        if let Some(mtu) = rail.active_mtu_bytes {
-            mtus.entry(mtu).or_default().push(&rail.name);
-        }
-    }
-    if speeds.len() > 1 {
-        let by_speed: Vec<String> =
-            speeds.iter().rev().map(|(speed, names)| format!("{} at {}", list(names), gigabits(*speed))).collect();
-        notes.push(format!("Rails differ in speed ({}): shares follow the speed.", by_speed.join("; ")));
-    }
-    if mtus.len() > 1 {
-        let by_mtu: Vec<String> = mtus.iter().rev().map(|(mtu, names)| format!("{mtu} for {}", list(names))).collect();
-        notes.push(format!(
-            "Rails differ in active MTU ({}): a connection takes the smaller of its ends; raise the interfaces' MTU.",
-            by_mtu.join("; ")
-        ));
-    }
-    for gpu in machine.gpus.iter().filter(|gpu| !gpu.usable()) {
-        notes.push(format!(
-            "GPU {} is given to a virtual machine (vfio-pci): it is no location here.",
-            gpu.pci.function
-        ));
-    }
-    for node in machine.numa_nodes.iter().filter(|node| node.kind == NodeKind::MemoryOnly) {
-        notes.push(format!(
-            "Node {} has memory but no CPUs, and is not known as CXL: it is named cpu:{}.",
-            node.id, node.id
-        ));
-    }
-    notes
-}
-
-/// `400000` as `400 Gb/s`.
-pub(crate) fn gigabits(mbps: u64) -> String {
-    match (mbps / 1_000, mbps % 1_000 / 100) {
-        (0, _) => format!("{mbps} Mb/s"),
-        (whole, 0) => format!("{whole} Gb/s"),
-        (whole, tenths) => format!("{whole}.{tenths} Gb/s"),
-    }
 }

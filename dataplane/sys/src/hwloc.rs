@@ -1,7 +1,8 @@
 //! The machine as libhwloc sees it, in the library's own XML, where the library is present.
 //!
 //! Nine functions of it are used, found at run time, so its structures stay its own and nothing here depends on their
-//! layout. Components that would open GPUs are switched off: looking at a machine is no reason to start a driver.
+//! layout. Components that would open GPUs are switched off: looking at a machine is no reason to start a driver. So is the
+//! one that binds the calling thread to every CPU in turn: others poll there.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::fmt;
@@ -11,8 +12,8 @@ use crate::library::{Library, LibraryError};
 
 /// The library, by the name that stands for version 2 of its interface.
 const NAME: &str = "libhwloc.so.15";
-/// Components that talk to accelerators' drivers or to a display.
-const UNWANTED: [&CStr; 6] = [c"cuda", c"nvml", c"rsmi", c"levelzero", c"opencl", c"gl"];
+/// Components that talk to accelerators' drivers or to a display, and the one that visits every CPU.
+const UNWANTED: [&CStr; 7] = [c"cuda", c"nvml", c"rsmi", c"levelzero", c"opencl", c"gl", c"x86"];
 /// `HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED`: CPUs that this process may not use are part of the machine.
 const INCLUDE_DISALLOWED: c_ulong = 1;
 /// `HWLOC_TYPE_FILTER_KEEP_IMPORTANT`: all of CPUs and memory, and devices that matter.

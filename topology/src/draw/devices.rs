@@ -77,12 +77,16 @@ fn disk_line(disk: &BlockDevice, controllers: &[NvmeController]) -> String {
         (false, Some(false)) => ", solid state",
         (false, None) => "",
     };
-    let mine = |controller: &&NvmeController| disk.controllers.contains(&controller.name);
-    let attached = controllers.iter().filter(mine).find(|controller| controller.over_fabrics());
-    let attached = attached.map_or(String::new(), |controller| {
+    let attached = attached_by(disk, controllers).map_or(String::new(), |controller| {
         let transport = controller.transport.as_deref().unwrap_or_default();
         let address = controller.address.as_deref().unwrap_or("an unknown address");
         format!(" over {} from {}", printable(transport), printable(address))
     });
     format!("disk {}: {}{kind}{attached}", printable(&disk.name), size_text(disk.bytes))
+}
+
+/// The controller over which a network drive is attached.
+pub(super) fn attached_by<'a>(disk: &BlockDevice, controllers: &'a [NvmeController]) -> Option<&'a NvmeController> {
+    let mut mine = controllers.iter().filter(|controller| disk.controllers.contains(&controller.name));
+    mine.find(|controller| controller.over_fabrics())
 }

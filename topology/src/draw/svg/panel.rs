@@ -3,7 +3,7 @@
 use super::MARGIN;
 use super::canvas::{Canvas, fit};
 use crate::cpulist;
-use crate::draw::{cells::Cell, cells::Use, home, node_heading};
+use crate::draw::{cells::Cell, cells::Use, devices::attached_by, home, node_heading};
 use crate::model::{Machine, PciAddress, PciPath, PciRoot};
 use crate::plan::ShardPlan;
 use crate::rails::{RailMatrix, natural_key};
@@ -87,7 +87,7 @@ fn cores(canvas: &mut Canvas, cells: &[&Cell], plan: &ShardPlan, width: u32, top
         let (class, ink, mark, what) = match (shard, cell.usage) {
             (Some(shard), _) => {
                 let reason = plan.shards.get(shard).map_or("", |seat| seat.reason.as_str());
-                ("shard", "oncore", format!("s{shard}"), format!("shard {shard}: {reason}"))
+                ("shard", "oncore", label(shard), format!("shard {shard}: {reason}"))
             }
             (None, Use::Housekeeping) => ("housekeeping", "core", "hk".to_owned(), "housekeeping".to_owned()),
             (None, Use::Denied) => ("denied", "core", "–".to_owned(), "this process may not run here".to_owned()),
@@ -98,6 +98,11 @@ fn cores(canvas: &mut Canvas, cells: &[&Cell], plan: &ShardPlan, width: u32, top
     }
     let rows = (cells.len() as u32).div_ceil(per_row);
     top + rows * (CORE + 3) + GAP
+}
+
+/// Three digits leave no room for the letter.
+fn label(shard: usize) -> String {
+    if shard < 100 { format!("s{shard}") } else { shard.to_string() }
 }
 
 fn chips(machine: &Machine, rails: &RailMatrix, node: Option<u32>) -> Vec<Chip> {
@@ -146,11 +151,20 @@ fn chips(machine: &Machine, rails: &RailMatrix, node: Option<u32>) -> Vec<Chip> 
     }
     for disk in machine.block_devices.iter().filter(|disk| home(machine, disk.numa_node, disk.pci.is_some()) == node) {
         let size = crate::draw::size_text(disk.bytes);
+        let attached = attached_by(disk, &machine.nvme_controllers);
+        let transport = attached.and_then(|controller| controller.transport.as_deref());
+        let kind = match (transport, disk.nvme) {
+            (Some(transport), _) => format!(" over {transport}"),
+            (None, true) => " NVMe".to_owned(),
+            (None, false) => String::new(),
+        };
+        let from = attached.and_then(|controller| controller.address.as_deref());
+        let from = from.map_or(String::new(), |address| format!(" from {address}"));
         chips.push(Chip {
             class: "drive",
             name: disk.name.clone(),
-            detail: if disk.nvme { format!("{size} NVMe") } else { size.clone() },
-            title: format!("disk {}: {size}", disk.name),
+            detail: format!("{size}{kind}"),
+            title: format!("disk {}: {size}{from}", disk.name),
             pci: disk.pci.clone(),
         });
     }
