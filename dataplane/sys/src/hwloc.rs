@@ -1,8 +1,8 @@
 //! The machine as libhwloc sees it, in the library's own XML, where the library is present.
 //!
 //! Nine functions of it are used, found at run time, so its structures stay its own and nothing here depends on their
-//! layout. Components that would open GPUs are switched off: looking at a machine is no reason to start a driver. So is the
-//! one that binds the calling thread to every CPU in turn: others poll there.
+//! layout. Components that would open GPUs are switched off: looking at a machine is no reason to start a driver. So is
+//! the one that binds the calling thread to every CPU in turn: others poll there.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::fmt;
