@@ -14,4 +14,7 @@ mod replays;
 mod restarts;
 mod support;
 mod tools;
+mod topology;
 mod transfers;
+#[path = "../../../../topology/tests/saved/tree/mod.rs"]
+mod tree;
