@@ -10,7 +10,7 @@ use crate::bed::{PATIENCE, Side, alone, config, has, region};
 use crate::sysfs::{Drive, drives};
 
 /// How much of a drive is written.
-const BYTES: usize = 6 << 20;
+const BYTES: usize = 2 << 20;
 
 fn side() -> Side {
     Side::new(config(), region(BYTES, None))
@@ -56,7 +56,7 @@ fn ranges_of_every_shape_are_written_and_read_back() {
             let requests: Vec<_> = pieces(77_777).map(write).collect();
             requests.chunks(40).for_each(|some| side.done(some));
             side.engine.sync_segment(segment).unwrap();
-            for length in [4096, 65_536, 99_991, 1 << 20, BYTES] {
+            for length in [4096, 99_991, BYTES] {
                 side.fill(0, 0, BYTES, !seed);
                 let read = |(at, bytes)| side.request(Opcode::Read, at, (segment, at), bytes);
                 let requests: Vec<_> = pieces(length).map(read).collect();
