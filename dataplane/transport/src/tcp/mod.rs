@@ -295,8 +295,12 @@ impl Tcp {
         let Some(connection) = self.connections[id.index as usize].take() else { return };
         self.active.forget(id.index);
         self.staging.forget(id.index);
-        // The peer learns of it even where a forked child still has the socket.
-        let _ = net::shutdown(connection.socket.as_fd());
+        // Either way the peer learns of it even where a forked child still has the socket. What was asked and not
+        // answered may be asked again elsewhere: the kernel must not deliver it later, over what came after it.
+        let socket = connection.socket.as_fd();
+        if connection.awaited == 0 || net::abort(socket).is_err() {
+            let _ = net::shutdown(socket);
+        }
         self.events.extend(connection.holds().map(Event::Sent));
         self.events.push_back(Event::Gone(id, why));
     }
