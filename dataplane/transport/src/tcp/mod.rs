@@ -298,7 +298,8 @@ impl Tcp {
         // Either way the peer learns of it even where a forked child still has the socket. What was asked and not
         // answered may be asked again elsewhere: the kernel must not deliver it later, over what came after it.
         let socket = connection.socket.as_fd();
-        if connection.awaited == 0 || net::abort(socket).is_err() {
+        let unanswered = connection.awaited > 0 && connection.closing_after_send.is_none();
+        if !unanswered || net::abort(socket).is_err() {
             let _ = net::shutdown(socket);
         }
         self.events.extend(connection.holds().map(Event::Sent));
@@ -312,10 +313,10 @@ impl Tcp {
         }
         self.transmit(id);
         let Some(connection) = self.get(id) else { return };
-        if connection.is_quiet() {
+        let quiet = connection.is_quiet();
+        connection.closing_after_send.get_or_insert_with(|| why.clone());
+        if quiet {
             self.close(id, why);
-        } else if connection.closing_after_send.is_none() {
-            connection.closing_after_send = Some(why);
         }
     }
 

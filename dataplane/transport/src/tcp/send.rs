@@ -138,7 +138,7 @@ impl Tcp {
         if connection.pieces.capacity() > FRAMES_KEPT {
             connection.pieces.shrink_to(FRAMES_LEFT);
         }
-        if let Some(why) = connection.closing_after_send.take() {
+        if let Some(why) = connection.closing_after_send.clone() {
             self.close(id, why);
         }
     }
