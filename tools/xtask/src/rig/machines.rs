@@ -97,12 +97,3 @@ pub const ALL: [Machine; 5] = [
         short: false,
     },
 ];
-
-/// The packages whose test programs are run.
-#[must_use]
-pub fn packages() -> Vec<&'static str> {
-    let mut names: Vec<&str> = ALL.iter().flat_map(|machine| machine.jobs).map(|job| job.package).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
-}

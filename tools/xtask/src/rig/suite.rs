@@ -104,13 +104,11 @@ fn explained(failure: &Failure, machine: &Machine) -> String {
     }
 }
 
-/// Builds the test programs of every machine, and returns them.
+/// Builds the test programs, and returns them. All of the workspace, so that features unify as they do for all tests,
+/// and a run behind those builds nothing.
 fn build(workspace: &Workspace) -> Result<Vec<Binary>, Failure> {
-    let mut command = workspace.cargo(&["test", "--no-run", "--message-format", "json-render-diagnostics"]);
-    command.args(["--lib", "--bins", "--tests"]);
-    for package in machines::packages() {
-        command.args(["--package", package]);
-    }
+    let mut command = workspace.cargo(&["test", "--no-run", "--workspace", "--lib", "--bins", "--tests"]);
+    command.args(["--message-format", "json-render-diagnostics"]);
     eprintln!("+ {}", process::shown(&command));
     let output = command.stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| process::not_started(&command, &error))?;
