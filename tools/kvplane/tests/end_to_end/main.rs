@@ -12,6 +12,7 @@ mod kills;
 mod peers;
 mod replays;
 mod restarts;
+mod rig;
 mod support;
 mod tools;
 mod topology;
