@@ -292,6 +292,27 @@ fn memory_may_be_for_readers_first_and_for_writers_later() {
     assert_eq!(moved + owner.streamed(), EXCHANGED);
 }
 
+/// Copies that come up in the round that finds the connection's end are not what the owner has to say of its memory.
+/// That round is one of the first few; which one, is tried.
+#[test]
+fn the_end_of_a_connection_is_not_the_end_of_a_segment() {
+    for rounds in 0..20 {
+        let owner = Owner::new("end");
+        let theirs = memory(true, BYTES);
+        let segment = owner.register(&theirs, |_| ());
+        fill(&theirs, 1);
+        let mut asker = Asker::new(owner.address(), config(|_| ()));
+        let read = Request::Read(asker.at(segment, 8, true), asker.local(0, 4096));
+        assert_eq!(asker.run(&[read]), [Status::Ok]);
+        drop(owner);
+        for _ in 0..rounds {
+            asker.initiator.poll().expect("a working poller");
+        }
+        let status = asker.run(&[read])[0];
+        assert!(matches!(status, Status::Ok | Status::Unreachable), "{status:?} after {rounds} rounds");
+    }
+}
+
 #[test]
 fn this_process_is_a_peer_too() {
     let mut asker = Asker::new(PeerAddress::local(), config(|_| ()));
