@@ -249,6 +249,12 @@ impl Tcp {
         count > 0
     }
 
+    /// Bytes sent and received since the last call of [`Self::take_moved_bytes`].
+    #[must_use]
+    pub const fn moved_bytes(&self) -> usize {
+        self.moved_bytes
+    }
+
     /// Bytes sent and received since the last call.
     pub const fn take_moved_bytes(&mut self) -> usize {
         core::mem::replace(&mut self.moved_bytes, 0)
