@@ -119,11 +119,12 @@ impl TierConfig {
     pub fn for_device(device_bytes: u64, block_bytes: u32) -> Self {
         let usable = device_bytes.saturating_sub(FIRST_SEGMENT_OFFSET);
         let segment_bytes = (usable / 64).clamp(4 << 20, 128 << 20) / (1 << 20) * (1 << 20);
+        let segments = (usable / segment_bytes).min(1 << 20) as u32;
         let max_object_bytes = (segment_bytes / 2).min(16 << 20) as u32;
         Self {
             block_bytes,
             segment_bytes,
-            segments: (usable / segment_bytes).min(1 << 20) as u32,
+            segments,
             footer_page_bytes: 16 << 10,
             chunk_bytes: 256 << 10,
             max_object_bytes,
@@ -149,7 +150,7 @@ impl TierConfig {
             reinsert_percent: 50,
             hot_hits: 1,
             free_segments_low: 3,
-            max_bad_segments: 8,
+            max_bad_segments: (segments / 4).min(8),
         }
     }
 

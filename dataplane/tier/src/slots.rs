@@ -18,14 +18,6 @@ impl<T> Slots<T> {
         Self { places: (0..limit).map(|_| (1, None)).collect(), vacant: (0..limit).rev().collect() }
     }
 
-    pub(crate) const fn is_full(&self) -> bool {
-        self.vacant.is_empty()
-    }
-
-    pub(crate) const fn vacant(&self) -> usize {
-        self.vacant.len()
-    }
-
     pub(crate) const fn is_empty(&self) -> bool {
         self.vacant.len() == self.places.len()
     }
@@ -65,9 +57,10 @@ mod tests {
     fn a_former_holder_is_not_found() {
         let mut slots = Slots::new(1);
         let first = slots.insert('a').expect("room");
-        assert!(slots.insert('b').is_none() && slots.is_full());
+        assert!(slots.insert('b').is_none());
         assert_eq!(slots.remove(first), Some('a'));
         let second = slots.insert('c').expect("room");
-        assert_eq!((slots.get(first), slots.remove(first), slots.get(second)), (None, None, Some(&'c')));
+        assert_eq!(slots.remove(first), None);
+        assert_eq!((slots.get(first), slots.get(second)), (None, Some(&'c')));
     }
 }
