@@ -90,6 +90,8 @@ pub struct Tier {
     preparing: Option<u32>,
     /// The generation of the segment that was opened last in this life.
     last_opened: u64,
+    /// The last tombstone that was appended.
+    last_tombstone: u64,
     /// There may be records on the device that the index does not know, so a removal of anything is written.
     untracked: bool,
     spare_entries: Vec<Vec<FooterEntry>>,
@@ -140,6 +142,7 @@ impl Tier {
             prepared_oldest_live: 0,
             preparing: None,
             last_opened: 0,
+            last_tombstone: 0,
             untracked: false,
             spare_entries: (0..ENTRY_LISTS).map(|_| Vec::with_capacity(entries)).collect(),
             scratch: vec![0; scratch],

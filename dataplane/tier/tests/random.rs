@@ -191,7 +191,8 @@ fn a_failing_device_costs_objects_but_never_gives_wrong_ones() {
             world.tier.check();
             let promise = if power { Promise::Durable } else { Promise::Buffered };
             let verdict = world.verify(promise, false);
-            verdict.unwrap_or_else(|error| panic!("seed {seed}, round {round}: {error}"));
+            let report = world.reports.last();
+            verdict.unwrap_or_else(|error| panic!("seed {seed}, round {round}: {error}; {report:?}"));
         }
     }
 }

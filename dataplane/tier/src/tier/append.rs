@@ -193,6 +193,7 @@ impl Tier {
             group.tombstones.push(tombstone);
         }
         self.stats.tombstones += 1;
+        self.last_tombstone = tombstone.sequence;
         tombstone.sequence
     }
 

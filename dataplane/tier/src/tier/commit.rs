@@ -60,6 +60,10 @@ impl Flushes {
         (self.durable.sequence, if same { self.durable.tombstones } else { 0 })
     }
 
+    pub(super) const fn durable_sequence(&self) -> u64 {
+        self.durable.sequence
+    }
+
     pub(super) const fn is_idle(&self) -> bool {
         self.pending.is_empty() && !self.under_way
     }

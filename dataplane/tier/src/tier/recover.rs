@@ -306,7 +306,7 @@ impl Tier {
         let at = self.segments[segment].clone();
         let linked = at.previous >= self.oldest_live && at.previous != 0 && durable_sequence > at.previous;
         if linked && !self.segments.iter().any(|(_, other)| other.generation == at.previous) {
-            self.removal_lost(at.generation);
+            self.removal_lost(self.ceiling(at.previous));
         }
         self.recovery.known[segment as usize] = true;
         while let Some(next) = self.recovery.unshown.front().copied() {
@@ -319,11 +319,15 @@ impl Tier {
         self.recovery_work(memory);
     }
 
-    /// The least generation above this one: whatever the segment of this one holds is older.
+    /// A sequence above that of every record of the segment of this generation. A segment gets its generation when the
+    /// one before it is opened, so it is the next but one that is surely above.
     pub(super) fn ceiling(&self, generation: u64) -> u64 {
         let life = (self.life << super::SEQUENCE_BITS) + 1;
-        let newer = self.segments.iter().map(|(_, segment)| segment.generation).filter(|other| *other > generation);
-        newer.min().unwrap_or(life).min(life)
+        let above = |least: u64| {
+            let newer = self.segments.iter().map(|(_, segment)| segment.generation).filter(|other| *other > least);
+            newer.min().unwrap_or(life).min(life)
+        };
+        above(above(generation))
     }
 
     fn recovery_known(&mut self) {

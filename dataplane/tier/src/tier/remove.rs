@@ -50,11 +50,13 @@ impl Tier {
         Ok(Removal::Pending)
     }
 
-    /// Whether the device may have records, of what the index does not know, that a restart would find.
+    /// Whether the device may have records, of what the index does not know, that a restart would find: also those
+    /// whose removal is not durable yet.
     fn is_doubtful(&self) -> bool {
         self.untracked
             || !matches!(self.phase, Phase::Running)
             || self.reclaim.is_active()
+            || self.last_tombstone > self.flushes.durable_sequence()
             || self.durable_oldest_live < self.oldest_live
     }
 

@@ -265,8 +265,8 @@ impl Tier {
         let generation = scan.generation.unwrap_or(scan.newest);
         self.recovery.report.scanned_segments += 1;
         if scan.unreadable {
-            // A removal may have been there. Without a header, it may be as new as anything.
-            let floor = if generation == 0 { self.ceiling(u64::MAX) } else { self.ceiling(generation) };
+            // A removal may have been there. Without a header, what was found may be of an earlier use than what was not.
+            let floor = self.ceiling(scan.generation.unwrap_or(u64::MAX));
             self.removal_lost(floor);
         }
         let durable = |entry: &&FooterEntry| entry.kind == Kind::Tombstone && entry.sequence <= scan.durable_sequence;
