@@ -123,7 +123,7 @@ fn calls_are_served_while_recovery_runs() {
                 match rng.below(4) {
                     0 => {
                         while world.remove(digest, Ack::Durable).is_err() {
-                            assert!(world.step())
+                            assert!(world.step());
                         }
                     }
                     1 => {
