@@ -95,7 +95,7 @@ impl History {
         verdict
     }
 
-    fn judge(&self, found: Option<u64>, floor: Option<usize>, strict: bool) -> Result<(), String> {
+    pub(crate) fn judge(&self, found: Option<u64>, floor: Option<usize>, strict: bool) -> Result<(), String> {
         let told = || format!("found {found:?}, promised step {floor:?} of {self:?}");
         match found {
             Some(version) => {
