@@ -153,6 +153,9 @@ impl Tier {
     fn scan_header(&mut self, scan: &mut Scan, buffer: u64, memory: &dyn Memory) -> Step {
         let window_end = scan.window + u64::from(scan.window_bytes);
         let mut fixed = [0; RECORD_HEADER_BYTES];
+        if scan.at < scan.window {
+            return Step::More;
+        }
         if scan.at + RECORD_HEADER_BYTES as u64 > window_end {
             // What is too near to the segment's end for a header is none.
             if window_end == self.config.segment_bytes {
@@ -258,7 +261,9 @@ impl Tier {
         } else {
             self.recovery.report.torn_records += 1;
         }
-        scan.at = pending.end;
+        // Without a header, this may be a record of an earlier use, partly overwritten by those that count.
+        let whole = pending.good || scan.generation.is_some();
+        scan.at = if whole { pending.end } else { pending.start + UNIT_BYTES };
         Step::Next
     }
 
