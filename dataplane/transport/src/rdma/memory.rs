@@ -9,14 +9,13 @@ use std::sync::Arc;
 use kvplane_sys::verbs::{Access, MemoryRegion, Piece, ProtectionDomain};
 use kvplane_sys::{IoBuf, Region};
 
-/// Regions of one device. Others go through bounce buffers.
-const REGIONS: usize = 65_536;
-
 /// The registered memory of one device.
 pub(super) struct MemoryTable {
     domain: ProtectionDomain,
     /// By the region's place in memory, which the registration keeps alive; none where it was refused.
     regions: HashMap<usize, (Arc<Region>, Option<MemoryRegion>)>,
+    /// Regions that may be registered; others go through bounce buffers.
+    most: usize,
     /// Why memory was refused last.
     problem: Option<String>,
 }
@@ -32,8 +31,8 @@ pub(super) fn access(region: &Region, writable: bool) -> Access {
 }
 
 impl MemoryTable {
-    pub(super) fn new(domain: &ProtectionDomain) -> Self {
-        Self { domain: domain.clone(), regions: HashMap::new(), problem: None }
+    pub(super) fn new(domain: &ProtectionDomain, most: u32) -> Self {
+        Self { domain: domain.clone(), regions: HashMap::new(), most: most as usize, problem: None }
     }
 
     /// Registers a region, if it is not. Whether it is usable by the device.
@@ -41,7 +40,7 @@ impl MemoryTable {
         if let Some((_, memory)) = self.regions.get(&name(region)) {
             return memory.is_some();
         }
-        if self.regions.len() >= REGIONS {
+        if self.regions.len() >= self.most {
             return false;
         }
         let registered = self.domain.register(&IoBuf::whole(Arc::clone(region)), access(region, true));

@@ -78,11 +78,22 @@ pub struct RdmaOptions {
     pub send_slots: u32,
     /// Requests of one connection that may be under way.
     pub send_depth: u32,
+    /// Regions of memory that are registered with one device, beside published segments. The bytes of others are
+    /// copied through buffers.
+    pub regions: u32,
 }
 
 impl Default for RdmaOptions {
     fn default() -> Self {
-        Self { endpoints: 64, receives: 1024, grant: 16, message_bytes: 8192, send_slots: 128, send_depth: 128 }
+        Self {
+            endpoints: 64,
+            receives: 1024,
+            grant: 16,
+            message_bytes: 8192,
+            send_slots: 128,
+            send_depth: 128,
+            regions: 65_536,
+        }
     }
 }
 

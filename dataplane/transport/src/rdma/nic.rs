@@ -81,7 +81,7 @@ impl Nic {
         let endpoints = completions.saturating_sub(receives) / options.send_depth.max(1);
         let mut nic = Self {
             endpoints: Endpoints::new(endpoints.min(limits.queue_pairs) as usize),
-            memory: MemoryTable::new(&domain),
+            memory: MemoryTable::new(&domain, options.regions),
             channel,
             queue,
             shared,
