@@ -26,9 +26,9 @@ const HOP_LIMIT: u8 = 64;
 /// 0.64 ms: what a peer waits that finds no receive, which our credits make impossible.
 const NOT_READY_TIMER: u8 = 12;
 const NOT_READY_RETRIES: u8 = 6;
-/// 67 ms to the first repetition, and seven of them.
+/// 67 ms to the first repetition, and six of them: seven is for ever to soft-RoCE.
 const TIMEOUT: u8 = 14;
-const RETRIES: u8 = 7;
+const RETRIES: u8 = 6;
 const PACKET_NUMBER_BITS: u32 = 24;
 /// Partition keys are what the fabric's manager put first.
 const PKEY_INDEX: u16 = 0;

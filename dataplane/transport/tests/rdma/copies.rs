@@ -1,10 +1,11 @@
 //! One-sided copies: any range, in both directions, with the owner's rights, and without its help.
 
+use kvplane_proto::message::Operation;
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{SegmentId, Status};
 use kvplane_transport::RdmaOptions;
 
-use crate::bed::{Bed, check, fill, on_devices, part};
+use crate::bed::{Bed, answers, check, fill, on_devices, part};
 
 const BYTES: usize = 20 << 20;
 const SEGMENT: SegmentId = SegmentId { index: 3, generation: 9 };
@@ -111,9 +112,9 @@ fn a_segment_that_is_retracted_is_reached_by_nobody() {
         assert_eq!(outcome(&mut bed, 0), Ok(()));
         bed.asked.rdma.retract(SEGMENT);
         fill(&part(&theirs, 0, 1 << 20), 3);
-        // The news are under way.
-        bed.asked.round();
-        bed.asking.round();
+        // What is sent after the news comes after the news.
+        assert!(bed.asked.rdma.send(bed.serve, &answers(Operation::Exists, 1), &[], None));
+        bed.until("the news are there", |bed| bed.asking.frames.len() == 1);
         copy(&mut bed, 1, 0, (0, 64), true);
         assert_eq!(outcome(&mut bed, 1), Err(Status::Stale));
         assert!(bed.asking.gone.is_empty(), "who was told does not try");

@@ -93,6 +93,7 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
     }
     cause(bed, fabric, trouble);
     let ends = !matches!(trouble, Trouble::Retract);
+    println!("{trouble:?} after {rounds} rounds");
     let limit = std::time::Instant::now() + crate::bed::DEADLINE;
     loop {
         bed.round();
@@ -106,7 +107,12 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
         if over && (asking_over || !ends) && bed.asked.holds.len() as u64 == lent {
             break;
         }
-        assert!(std::time::Instant::now() < limit, "{trouble:?} after {rounds}: never over");
+        assert!(
+            std::time::Instant::now() < limit,
+            "{trouble:?} after {rounds}: never over: {:?} {:?}",
+            bed.asking.gone,
+            bed.asked.gone
+        );
     }
     check_outcomes(bed, COUNT);
     // From here on nothing of it is touched any more.
