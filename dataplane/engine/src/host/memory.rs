@@ -32,6 +32,7 @@ impl Host {
     pub fn remove_buffer(&mut self, buffer: u32) {
         if let Some(region) = self.buffers.get_mut(buffer as usize).and_then(Option::take) {
             self.file_work.forget(&region);
+            self.forget_rdma(&region);
         }
     }
 
@@ -47,6 +48,7 @@ impl Host {
             let bytes = info.bytes.min(region.bytes() as u64);
             let writable = info.writable && region.writable();
             self.shm.publish(segment, &Extent { address: region.address(), bytes, writable });
+            self.rdma_work.driver.publish(segment, &region, bytes, writable);
         }
         self.segments[index] = Some((segment.generation, region));
     }

@@ -16,6 +16,7 @@ mod files;
 mod inbound;
 mod memory;
 mod outbound;
+mod rdma;
 mod roles;
 mod same_host;
 mod stock;
@@ -33,6 +34,7 @@ use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
 use kvplane_transport::mooncake::{LaneCounters, Lanes, Server, ServerCounters, ServerOptions};
 use kvplane_transport::{ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token};
+pub use rdma::RdmaDevices;
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
 
@@ -61,11 +63,13 @@ pub struct HostConfig {
     pub fault: Option<FaultPlan>,
     /// Limits of what stock Mooncake engines may ask.
     pub mooncake: ServerOptions,
+    /// RDMA devices to use, if any.
+    pub rdma: Option<RdmaDevices>,
 }
 
 impl Default for HostConfig {
     fn default() -> Self {
-        Self { verify_shared: true, fault: None, mooncake: ServerOptions::default() }
+        Self { verify_shared: true, fault: None, mooncake: ServerOptions::default(), rdma: None }
     }
 }
 
@@ -86,6 +90,8 @@ pub struct HostCounters {
     pub cma_bytes: u64,
     /// The same within this process.
     pub local_bytes: u64,
+    /// Copies between this host's memory and its peers' segments that RDMA devices made.
+    pub rdma_copies: u64,
 }
 
 /// One part of the dataplane.
@@ -109,6 +115,7 @@ pub struct Host {
     roles: Roles,
     lanes: Vec<Option<(LaneId, Link)>>,
     file_work: files::FileWork,
+    rdma_work: rdma::RdmaWork,
     lent: slab::Slab<Lent>,
     uploads: Uploads,
     readiness: Vec<Readiness>,
@@ -140,8 +147,13 @@ impl Host {
         client: Option<Client>,
         pool: Option<Arc<Region>>,
     ) -> io::Result<Self> {
+        let (poller, mut client) = (Poller::new()?, client);
+        let rdma_work = rdma::RdmaWork::new(config.rdma.as_ref(), &poller);
+        if let Some(client) = &mut client {
+            client.set_rdma(rdma_work.speeds());
+        }
         Ok(Self {
-            poller: Poller::new()?,
+            poller,
             tcp: Fault::new(config.fault.as_ref()),
             shm: Shm::new(pool.clone()),
             stock_lanes: Lanes::new(),
@@ -157,6 +169,7 @@ impl Host {
             roles: Roles::default(),
             lanes: Vec::new(),
             file_work: files::FileWork::default(),
+            rdma_work,
             lent: slab::Slab::new(),
             uploads: Uploads::default(),
             readiness: Vec::new(),
@@ -235,8 +248,10 @@ impl Host {
         }
         self.rounds_since_clock += 1;
         let now_ns = self.now_ns;
-        let mut progress = self.take_events(now_ns);
+        let mut progress = self.rdma_work.driver.poll(now_ns);
+        progress |= self.take_events(now_ns);
         progress |= self.take_tcp(now_ns);
+        progress |= self.take_rdma(now_ns);
         progress |= self.take_shm(now_ns);
         progress |= self.take_files(now_ns)?;
         progress |= self.take_stock_lanes(now_ns);
@@ -248,6 +263,7 @@ impl Host {
         progress |= self.drain_outputs(now_ns);
         self.tcp.flush(&self.poller);
         self.shm.flush(&self.poller);
+        self.rdma_work.driver.flush();
         self.flush_files()?;
         progress |= self.stock_lanes.flush(&self.poller, now_ns);
         let moved_bytes = self.tcp.take_moved_bytes();
@@ -265,7 +281,7 @@ impl Host {
         let due = if self.idle_rounds == 0 {
             self.long_round || self.rounds_since_look >= BUSY_ROUNDS_PER_LOOK
         } else {
-            let better = self.tcp.try_active() || self.shm.open() > 0;
+            let better = self.tcp.try_active() || self.shm.open() > 0 || self.rdma_work.driver.open() > 0;
             !better || self.rounds_since_look >= ROUNDS_PER_LOOK
         };
         if due {
@@ -283,6 +299,7 @@ impl Host {
             Source::TcpListener | Source::TcpConnection => self.tcp.ready(&self.poller, token, readiness),
             // What has ended is taken in this round.
             Source::Files => {}
+            Source::RdmaCompletions | Source::RdmaEvents => self.rdma_work.driver.ready(token),
             Source::ShmListener | Source::ShmSocket | Source::ShmDoorbell => {
                 self.shm.ready(&self.poller, token, readiness);
             }
@@ -301,6 +318,7 @@ impl Host {
             progress = true;
             self.event(event, Link::Shm, now_ns);
         }
+        progress |= self.take_rdma_events(now_ns);
         while let Some((id, segment)) = self.shm.poll_wanted() {
             // A segment that is being unregistered is not given out any more.
             let info = self.service.as_ref().and_then(|service| service.segment_info(segment));
@@ -355,8 +373,11 @@ impl Host {
             mailbox.prepare_sleep();
         }
         self.shm.prepare_sleep();
-        if !pending() && self.shm.next_ready(0).is_none() {
-            let most = if self.same_host.is_waiting() { PARK_WAITING } else { PARK_LONGEST };
+        // A device that cannot be armed is gone, and says so by an event.
+        let rdma_sleeps = self.rdma_work.driver.prepare_sleep().unwrap_or(true);
+        if rdma_sleeps && !pending() && self.shm.next_ready(0).is_none() {
+            let waits = self.same_host.is_waiting() || self.rdma_work.driver.is_closing();
+            let most = if waits { PARK_WAITING } else { PARK_LONGEST };
             let timeout = self.until_timer().min(longest).min(most);
             self.counters.parks += 1;
             self.poller.wait(timeout, &mut self.readiness)?;
@@ -438,7 +459,11 @@ impl Host {
     /// Connections open, by any driver.
     #[must_use]
     pub const fn connections(&self) -> usize {
-        self.tcp.open() + self.shm.open() + self.stock_lanes.open() + self.stock_server.open()
+        self.tcp.open()
+            + self.shm.open()
+            + self.rdma_work.driver.open()
+            + self.stock_lanes.open()
+            + self.stock_server.open()
     }
 }
 

@@ -284,10 +284,16 @@ impl Host {
     /// waited for.
     pub(super) fn segment_left(&mut self, segment: SegmentId) {
         self.shm.retract(segment);
+        // From here on the devices let nobody in.
+        self.rdma_work.driver.retract(segment);
         let held = self.segments.get_mut(segment.index as usize);
         // The position may be a successor's by now.
         let region = held.and_then(|entry| entry.take_if(|(generation, _)| *generation == segment.generation));
-        self.same_host.leaving.push((segment, region.map(|(_, region)| region)));
+        let region = region.map(|(_, region)| region);
+        if let Some(region) = &region {
+            self.forget_rdma(region);
+        }
+        self.same_host.leaving.push((segment, region));
         self.see_off();
     }
 

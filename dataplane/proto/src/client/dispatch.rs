@@ -31,6 +31,8 @@ pub(super) struct Group {
     dirty: bool,
     /// Until when bulk keeps off the first lane of each rail.
     express_until_ns: u64,
+    /// Until when it is not used, as the peer said that it does not do this.
+    pub(super) refused_until_ns: u64,
 }
 
 /// A rail, its lanes and its books.
@@ -60,7 +62,7 @@ struct Ask {
 
 impl Group {
     pub(super) fn new(path: Path, rails: Vec<u32>) -> Self {
-        Self { path, rails, queue: ClassQueue::new(), dirty: false, express_until_ns: 0 }
+        Self { path, rails, queue: ClassQueue::new(), dirty: false, express_until_ns: 0, refused_until_ns: 0 }
     }
 }
 

@@ -58,6 +58,9 @@ impl Client {
 
     /// Whether a path of a peer can do what is asked.
     fn serves(&self, peer: PeerId, group: &Group, request: &Request) -> bool {
+        if group.refused_until_ns > self.now_ns {
+            return false;
+        }
         let range = matches!(request, Request::Read(..) | Request::Write(..));
         if group.path != Path::Shared {
             return range || group.path.is_greeted();

@@ -286,7 +286,12 @@ impl Rdma {
             || !self.ready.is_empty()
             || !self.dirty.is_empty()
             || !self.again.is_empty()
-            || !self.closing.is_empty()
+    }
+
+    /// Whether a device is waited for that rings no bell: the host must not park for long.
+    #[must_use]
+    pub const fn is_closing(&self) -> bool {
+        !self.closing.is_empty()
     }
 
     /// A connection that may have input; each is named once until something arrives.

@@ -67,6 +67,16 @@ impl Rdma {
         }
     }
 
+    /// What an answer of [`Self::accept`] says, for its frame.
+    #[must_use]
+    pub fn answer_status(answer: &[u8]) -> Status {
+        match Answer::decode(answer) {
+            Ok(Answer::Half(_)) => Status::Ok,
+            Ok(Answer::Refused(status, _)) => status,
+            Err(_) => Status::BadRequest,
+        }
+    }
+
     fn accept_half(&mut self, offer: &Half) -> Result<(ConnectionId, Half), RdmaError> {
         let nic = self.nic_for(offer).ok_or_else(|| self.no_device(offer))?;
         let id = self.add(nic, false)?;
