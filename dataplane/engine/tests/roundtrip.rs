@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_engine::{
-    HostConfig, HugePages, Initiator, Listen, Pacing, RdmaDevices, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
+    HostConfig, HugePages, Initiator, Listen, Pacing, RdmaDevices, Region, RegionOptions, Shard, ShardConfig,
+    ShardHandle,
 };
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId};
@@ -74,8 +75,7 @@ fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
     })
     .expect("a shard on loopback");
     shard.own(Epoch(1), Box::new([u64::MAX; SLOTS / 64])).expect("room in the mailbox");
-    let config =
-        Config {
+    let config = Config {
         cluster: "test".to_owned(),
         host: "here".to_owned(),
         shared,
@@ -187,6 +187,11 @@ fn every_operation_over_tcp() {
 }
 
 #[test]
+fn every_operation_over_rdma() {
+    every_operation(bed("ops-rdma", Way::Rdma, 32 << 20));
+}
+
+#[test]
 fn every_operation_over_shm() {
     every_operation(bed("ops-shm", Way::Shm, 32 << 20));
 }
@@ -212,6 +217,11 @@ fn many_small(mut bed: Bed) {
 #[test]
 fn large_batches_over_tcp() {
     many_small(bed("many-tcp", Way::Tcp, 32 << 20));
+}
+
+#[test]
+fn large_batches_over_rdma() {
+    many_small(bed("many-rdma", Way::Rdma, 32 << 20));
 }
 
 #[test]
@@ -260,6 +270,11 @@ fn segments(mut bed: Bed, shareable: bool) {
 #[test]
 fn segments_over_tcp() {
     segments(bed("seg-tcp", Way::Tcp, 1 << 20), false);
+}
+
+#[test]
+fn segments_over_rdma() {
+    segments(bed("seg-rdma", Way::Rdma, 1 << 20), false);
 }
 
 #[test]
