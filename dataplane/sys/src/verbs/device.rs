@@ -8,6 +8,7 @@ use super::soft::{self, Loopback};
 use libc::{c_char, c_int};
 use std::ffi::CStr;
 use std::fmt;
+use std::fs::OpenOptions;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -186,8 +187,13 @@ impl Device {
         let Some(raw) = NonNull::new(raw) else {
             let source = io::Error::last_os_error();
             let (device, path) = (self.name().to_owned(), self.file_path());
-            if source.kind() == io::ErrorKind::PermissionDenied || source.raw_os_error() == Some(libc::EPERM) {
-                return Err(VerbsError::NoPermission { device, path });
+            // The library tries a second way when its first is barred, and tells only how that one failed.
+            let tried = OpenOptions::new().read(true).write(true).open(&path);
+            match tried.map_err(|error| error.kind()) {
+                _ if matches!(self.provider, Provider::Soft(_)) => {}
+                Err(io::ErrorKind::PermissionDenied) => return Err(VerbsError::NoPermission { device, path }),
+                Err(io::ErrorKind::NotFound) => return Err(VerbsError::NoDeviceFile { device, path }),
+                _ => {}
             }
             return Err(VerbsError::Refused { device, what: format!("open {path}"), source });
         };

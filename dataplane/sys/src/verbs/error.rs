@@ -29,6 +29,13 @@ pub enum VerbsError {
         /// Its file.
         path: String,
     },
+    /// The kernel knows the device, but its file is not there: we run in a container that was not given it.
+    NoDeviceFile {
+        /// The device.
+        device: String,
+        /// Its file.
+        path: String,
+    },
     /// There is no device of that name.
     UnknownDevice {
         /// The name asked for.
@@ -121,6 +128,9 @@ impl fmt::Display for VerbsError {
                 "no permission for {device}: {path} cannot be opened for reading and writing; add the user to the \
                  group that owns it (often `rdma`), or give the container that device"
             ),
+            Self::NoDeviceFile { device, path } => {
+                write!(f, "{device} cannot be opened: there is no {path}; give the container that device")
+            }
             Self::UnknownDevice { name, known } if known.is_empty() => {
                 write!(f, "there is no RDMA device {name:?}; there are none at all")
             }

@@ -7,7 +7,7 @@
 //! The data path has no symbols: `ibv_post_send` and its like are inline functions of the headers that call through
 //! `ibv_context.ops`. So the software devices only have to fill the same table.
 
-#![allow(non_camel_case_types, reason = "the names of the C interface")]
+#![allow(non_camel_case_types, clippy::use_self, reason = "the names of the C interface")]
 
 use libc::{c_char, c_int, c_void, pthread_cond_t, pthread_mutex_t};
 

@@ -265,6 +265,8 @@ pub struct MemoryRegion {
     shared: Arc<Shared>,
 }
 
+/// What a handle leads to; two cache lines of its own, so that the counters of two threads' handles do not meet.
+#[repr(align(128))]
 struct Shared {
     address: u64,
     bytes: usize,

@@ -4,13 +4,13 @@
 //! one thread at a time. What it has posted holds its memory; when it is dropped the device forgets it first, and the
 //! memory is let go after that.
 
-use super::completion::{Completion, CompletionQueue, Kind, Queue, QueueId};
+use super::completion::{Completion, Kind, QueueId};
+use super::completion_queue::{CompletionQueue, Queue};
+use super::connection::{Connection, PeerAccess, QueuePairOptions};
 use super::context::Context;
 use super::error::{PostError, Refusal, VerbsError};
 use super::ffi::*;
-use super::gid::Gid;
 use super::memory::{Domain, Piece, ProtectionDomain};
-use super::port::Mtu;
 use super::receive_queue::{ReceiveQueue, SharedQueue, SharedReceiveQueue};
 use super::send_queue::{Request, SendQueue};
 use super::slots::Retired;
@@ -27,99 +27,10 @@ use std::sync::Arc;
 /// The most requests in one queue: as many as travel in a sequence number with room to tell old from new.
 const MAX_DEPTH: u32 = 1 << 16;
 
-/// How large a queue pair is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueuePairOptions {
-    /// Requests under way at the same time.
-    pub send_depth: u32,
-    /// Pieces of one request.
-    pub send_pieces: u32,
-    /// Receives posted at the same time; without effect with a shared queue.
-    pub receive_depth: u32,
-    /// Pieces of one receive.
-    pub receive_pieces: u32,
-    /// Bytes that a request may carry inline. A device may refuse large ones.
-    pub inline_bytes: u32,
-    /// Requests, or receives, of one flush.
-    pub batch: u32,
-    /// At the latest every so many requests one is signalled; at most half of `send_depth`, and made so.
-    pub signal_every: u32,
-}
-
-impl Default for QueuePairOptions {
-    fn default() -> Self {
-        Self {
-            send_depth: 128,
-            send_pieces: 4,
-            receive_depth: 64,
-            receive_pieces: 1,
-            inline_bytes: 64,
-            batch: 32,
-            signal_every: 32,
-        }
-    }
-}
-
-/// What peers may do through a queue pair, as far as the memory's keys allow it too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct PeerAccess {
-    /// Write.
-    pub write: bool,
-    /// Read.
-    pub read: bool,
-}
-
-/// The way to a peer's queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Route {
-    /// The peer's port, when it is reached by GID: always for Ethernet.
-    pub gid: Option<Gid>,
-    /// The place of our own GID in our port's table: of the same kind as the peer's.
-    pub gid_index: u8,
-    /// The peer's address in an InfiniBand subnet; 0 for Ethernet.
-    pub lid: u16,
-    /// Routers that a packet may pass.
-    pub hop_limit: u8,
-    /// The class that switches see: DSCP and ECN bits for RoCE v2.
-    pub traffic_class: u8,
-    /// The service level: the VLAN priority for RoCE.
-    pub service_level: u8,
-}
-
-/// Everything that a connection is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connection {
-    /// Our port.
-    pub port: u8,
-    /// The place of the partition key.
-    pub pkey_index: u16,
-    /// What the peer may do.
-    pub access: PeerAccess,
-    /// Payload of a packet: no more than either port has active.
-    pub path_mtu: Mtu,
-    /// The way.
-    pub route: Route,
-    /// The peer's queue pair.
-    pub peer_qp_num: u32,
-    /// The first sequence number of the peer's packets: what the peer has as its own; 24 bits.
-    pub peer_packet_number: u32,
-    /// The first sequence number of our packets; 24 bits.
-    pub packet_number: u32,
-    /// Reads of the peer that we serve at the same time: at least what the peer starts.
-    pub reads_served: u8,
-    /// Reads that we start at the same time.
-    pub reads_started: u8,
-    /// How long the peer waits when no receive is posted: a code of the specification, 12 is 0.64 ms.
-    pub not_ready_timer: u8,
-    /// How long an answer may take: 4.096 us times two to the power of this; 0 is for ever.
-    pub timeout: u8,
-    /// How often a request without an answer is sent again, at most 7.
-    pub retries: u8,
-    /// How often a request is sent again to a peer without receives; 7 is for ever.
-    pub not_ready_retries: u8,
-}
-
 /// A reliable connection. One thread at a time posts and retires; it may move between threads, but is not shared.
+///
+/// Dropped with requests under way, it is gone for the device at once, but some devices leave its completions in the
+/// completion queue, where they take room until they are polled: fail and drain it first where there is time.
 pub struct QueuePair {
     raw: NonNull<ibv_qp>,
     qp_num: u32,
@@ -140,6 +51,8 @@ unsafe impl Send for QueuePair {}
 
 impl QueuePair {
     /// A queue pair in state `Reset`, whose completions go to `queue` and whose receives come from `shared`, if given.
+    /// The completion queue has room promised for as many completions as the options allow at the same time; room for
+    /// those of a shared queue's receives is for the caller to leave.
     ///
     /// # Errors
     /// When the device or the completion queue has less than the options ask for, or the parts are of several devices.
@@ -169,8 +82,8 @@ impl QueuePair {
             (raw.as_ref().qp_num, ops.post_send, ops.post_recv)
         };
         let signal_every = options.signal_every.clamp(1, (options.send_depth / 2).max(1));
-        let (depth, pieces, batch) = (options.send_depth, options.send_pieces, options.batch);
-        let send = SendQueue::new(depth, pieces, batch, options.inline_bytes, signal_every, post_send);
+        let batch = options.batch;
+        let send = SendQueue::new(options, id, signal_every, post_send);
         let receive = ReceiveQueue::new(receive_depth, options.receive_pieces, batch, post_recv);
         Ok(Self {
             raw,
@@ -218,45 +131,18 @@ impl QueuePair {
     /// # Errors
     /// In another state, or when the device refuses.
     pub fn initialize(&mut self, port: u8, pkey_index: u16, access: PeerAccess) -> Result<(), VerbsError> {
-        let flags =
-            if access.write { ACCESS_REMOTE_WRITE } else { 0 } | if access.read { ACCESS_REMOTE_READ } else { 0 };
-        let attributes = ibv_qp_attr { port_num: port, pkey_index, qp_access_flags: flags, ..ibv_qp_attr::default() };
+        let attributes =
+            ibv_qp_attr { port_num: port, pkey_index, qp_access_flags: access.raw(), ..ibv_qp_attr::default() };
         self.modify(QueueState::Initialized, attributes)
     }
 
-    /// Tells it its peer: from `Initialized` to `ReadyToReceive`. Uses of `connection` what concerns the peer's packets.
+    /// Tells it its peer: from `Initialized` to `ReadyToReceive`. Uses of `connection` what concerns the peer's
+    /// packets.
     ///
     /// # Errors
     /// In another state, or when the device refuses, for example because it knows no way to the peer.
     pub fn accept_from(&mut self, connection: &Connection) -> Result<(), VerbsError> {
-        let Connection { route, .. } = connection;
-        let (mut dgid, mut is_global) = ([0; 2], 0);
-        if let Some(Gid(bytes)) = route.gid {
-            let (high, low) = bytes.split_at(8);
-            let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
-            (dgid, is_global) = ([word(high), word(low)], 1);
-        }
-        let ah_attr = ibv_ah_attr {
-            dgid,
-            is_global,
-            sgid_index: route.gid_index,
-            hop_limit: route.hop_limit,
-            traffic_class: route.traffic_class,
-            dlid: route.lid,
-            sl: route.service_level,
-            port_num: connection.port,
-            ..ibv_ah_attr::default()
-        };
-        let attributes = ibv_qp_attr {
-            ah_attr,
-            path_mtu: connection.path_mtu.raw(),
-            dest_qp_num: connection.peer_qp_num,
-            rq_psn: connection.peer_packet_number & PACKET_NUMBER,
-            max_dest_rd_atomic: connection.reads_served,
-            min_rnr_timer: connection.not_ready_timer,
-            ..ibv_qp_attr::default()
-        };
-        self.modify(QueueState::ReadyToReceive, attributes)
+        self.modify(QueueState::ReadyToReceive, connection.receive_attributes())
     }
 
     /// Lets it send: from `ReadyToReceive` to `ReadyToSend`. Uses of `connection` what concerns our packets.
@@ -264,15 +150,7 @@ impl QueuePair {
     /// # Errors
     /// In another state, or when the device refuses.
     pub fn start_sending(&mut self, connection: &Connection) -> Result<(), VerbsError> {
-        let attributes = ibv_qp_attr {
-            timeout: connection.timeout,
-            retry_cnt: connection.retries,
-            rnr_retry: connection.not_ready_retries,
-            sq_psn: connection.packet_number & PACKET_NUMBER,
-            max_rd_atomic: connection.reads_started,
-            ..ibv_qp_attr::default()
-        };
-        self.modify(QueueState::ReadyToSend, attributes)
+        self.modify(QueueState::ReadyToSend, connection.send_attributes())
     }
 
     /// All three steps, from `Reset` to `ReadyToSend`.
@@ -320,7 +198,7 @@ impl QueuePair {
 
     /// Drops what is queued and was not handed over, newest first; the memory of it is let go.
     pub fn abandon(&mut self, mut each: impl FnMut(Retired)) {
-        self.send.slots.abandon_unsent(&mut each);
+        self.send.abandon(&mut each);
         self.receive.slots.abandon_unsent(&mut each);
     }
 
@@ -356,7 +234,7 @@ impl QueuePair {
         if !self.state.takes_sends() {
             return Err(Refusal::State(self.state));
         }
-        self.send.push(request, &self.domain, self.id)
+        self.send.push(request, &self.domain)
     }
 
     /// Hands everything that is queued to the device, with one doorbell. Returns how many requests. `signal_last` asks
@@ -392,8 +270,8 @@ impl QueuePair {
         self.receive.flush(self.raw.as_ptr())
     }
 
-    /// Takes back the requests that a completion says are over, oldest first, and lets go of their memory. Returns false
-    /// when the completion is not of this queue pair.
+    /// Takes back the requests that a completion says are over, oldest first, and lets go of their memory. Returns
+    /// false when the completion is not of this queue pair.
     #[inline]
     pub fn retire(&mut self, completion: &Completion<'_>, mut each: impl FnMut(Retired)) -> bool {
         let ours = completion.is_from(&self.queue) && completion.id() == self.id && completion.qp_num() == self.qp_num;
@@ -442,8 +320,8 @@ impl QueuePair {
         self.receive.slots.outstanding() as usize
     }
 
-    /// Whether the last requests are unsignalled, so that nothing will say when they are over: flush with `signal_last`,
-    /// or push another request that is signalled, an empty write for example.
+    /// Whether the last requests are unsignalled, so that nothing will say when they are over: flush with
+    /// `signal_last`, or push another request that is signalled, an empty write for example.
     #[must_use]
     pub fn has_silent_tail(&self) -> bool {
         self.send.has_silent_tail()
@@ -462,15 +340,11 @@ impl QueuePair {
         } else {
             // The device may go on with what is posted: its memory and all it hangs on stay for good.
             mem::forget((Arc::clone(&self.domain), Arc::clone(&self.queue), self.shared.clone()));
-            let (send, receive) = (self.send.emptied(), self.receive.emptied());
-            mem::forget((mem::replace(&mut *self.send, send), mem::replace(&mut *self.receive, receive)));
+            mem::forget((self.send.emptied(), self.receive.emptied()));
         }
         gone
     }
 }
-
-/// Packet sequence numbers have 24 bits.
-const PACKET_NUMBER: u32 = (1 << 24) - 1;
 
 fn check_options(context: &Context, options: &QueuePairOptions, receive_depth: u32) -> Result<(), VerbsError> {
     let limits = context.limits();

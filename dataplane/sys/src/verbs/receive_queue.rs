@@ -83,9 +83,10 @@ impl ReceiveQueue {
         Self { slots: Slots::new(depth, stride, true), chain: Chain::new(batch, stride), post }
     }
 
-    /// An empty one with the same device's function.
-    pub(crate) fn emptied(&self) -> Self {
-        Self::new(0, 0, 1, self.post)
+    /// Takes everything out, for good.
+    pub(crate) fn emptied(&mut self) -> Self {
+        let empty = Self::new(0, 0, 1, self.post);
+        mem::replace(self, empty)
     }
 
     pub(crate) fn push(
@@ -104,7 +105,7 @@ impl ReceiveQueue {
         check_pieces(pieces, self.slots.stride(), true, domain)?;
         let wr_id = request_id(Kind::Receive, self.slots.next_sequence(), id);
         self.chain.put(self.slots.head(), wr_id, pieces);
-        self.slots.push(token, pieces.iter().map(|piece| piece.memory));
+        self.slots.push(token, pieces);
         Ok(())
     }
 
@@ -134,7 +135,7 @@ pub struct SharedReceiveQueue {
     /// Queued and not yet handed over, in order.
     unsent: u32,
     first_unsent: u32,
-    queued: Box<[u16]>,
+    batch: u32,
     chain: Chain,
     stride: usize,
     name: u32,
@@ -201,7 +202,7 @@ impl SharedReceiveQueue {
             free: (0..depth as u16).rev().collect(),
             unsent: 0,
             first_unsent: 0,
-            queued: vec![0; batch.next_power_of_two() as usize].into(),
+            batch,
             chain: Chain::new(batch, pieces),
             stride: pieces as usize,
             name,
@@ -218,7 +219,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// When it does not fit; nothing was changed.
     pub fn push(&mut self, token: u64, pieces: &[Piece<'_>]) -> Result<(), Refusal> {
-        if self.unsent as usize >= self.queued.len() {
+        if self.unsent >= self.batch {
             return Err(Refusal::BatchFull);
         }
         check_pieces(pieces, self.stride, true, &self.inner.domain)?;
@@ -235,7 +236,6 @@ impl SharedReceiveQueue {
             | u64::from(place);
         let at = self.first_unsent.wrapping_add(self.unsent);
         self.chain.put(at, wr_id, pieces);
-        self.queued[at as usize & (self.queued.len() - 1)] = place;
         self.unsent += 1;
         Ok(())
     }

@@ -3,11 +3,13 @@
 //! Only as many requests as one flush may take have room here, as a device copies them when it takes them; the tokens
 //! and the memory of those under way lie in `Slots`. Nothing is allocated after the queue was made.
 
-use super::completion::{Kind, QueueId, request_id};
+use super::completion::{Kind, QueueId, request_id, sequence_bits};
+use super::connection::QueuePairOptions;
 use super::error::{PostError, Refusal};
 use super::ffi::*;
 use super::memory::{Domain, Piece};
-use super::slots::Slots;
+use super::slots::{Retired, Slots};
+use libc::c_int;
 use std::io;
 use std::ptr;
 use std::sync::Arc;
@@ -39,6 +41,23 @@ pub enum Operation {
         /// The number.
         immediate: u32,
     },
+}
+
+impl Operation {
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(self, Self::Read { .. })
+    }
+
+    /// What the device is told: the number of the operation, where, and the number that travels.
+    fn raw(self) -> (u32, Remote, u32) {
+        match self {
+            Self::Write { to } => (WR_RDMA_WRITE, to, 0),
+            Self::WriteImmediate { to, immediate } => (WR_RDMA_WRITE_WITH_IMM, to, immediate),
+            Self::Read { from } => (WR_RDMA_READ, from, 0),
+            Self::Send => (WR_SEND, Remote::default(), 0),
+            Self::SendImmediate { immediate } => (WR_SEND_WITH_IMM, Remote::default(), immediate),
+        }
+    }
 }
 
 /// A place in a peer's memory.
@@ -84,17 +103,28 @@ impl<'a> Request<'a> {
     }
 }
 
+/// A request as the device reads it, with its first piece.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Prepared {
+    request: ibv_send_wr,
+    piece: ibv_sge,
+}
+
 /// Requests of one flush, chained, over the ring of those under way.
 pub(crate) struct SendQueue {
     pub(crate) slots: Slots,
     /// A ring in which each points to the next.
-    requests: Box<[ibv_send_wr]>,
+    ring: Box<[Prepared]>,
+    /// Places for requests of several pieces, `stride` for each.
     pieces: Box<[ibv_sge]>,
     inline: Box<[u8]>,
     inline_bytes: usize,
     signal_every: u32,
     /// Requests since the last signalled one.
     silent: u32,
+    /// The part of requests' ids that says whose they are.
+    id: u64,
     post: PostSend,
 }
 
@@ -102,16 +132,9 @@ pub(crate) struct SendQueue {
 unsafe impl Send for SendQueue {}
 
 impl SendQueue {
-    pub(crate) fn new(
-        depth: u32,
-        stride: u32,
-        batch: u32,
-        inline_bytes: u32,
-        signal_every: u32,
-        post: PostSend,
-    ) -> Self {
-        let places = batch.next_power_of_two() as usize;
-        let empty = ibv_send_wr {
+    pub(crate) fn new(options: &QueuePairOptions, id: QueueId, signal_every: u32, post: PostSend) -> Self {
+        let places = options.batch.next_power_of_two() as usize;
+        let request = ibv_send_wr {
             wr_id: 0,
             next: ptr::null_mut(),
             sg_list: ptr::null_mut(),
@@ -123,94 +146,107 @@ impl SendQueue {
             rkey: 0,
             rest: [0; 9],
         };
-        // One piece at least, for inline bytes.
-        let per_request = stride.max(1) as usize;
+        let mut ring: Box<[Prepared]> = vec![Prepared { request, piece: ibv_sge::default() }; places].into();
+        let base = ring.as_mut_ptr();
+        for (index, place) in ring.iter_mut().enumerate() {
+            place.request.next = base.wrapping_add((index + 1) & (places - 1)).cast();
+        }
         Self {
-            slots: Slots::new(depth, stride, false),
-            requests: vec![empty; places].into(),
-            pieces: vec![ibv_sge::default(); places * per_request].into(),
-            inline: vec![0; places * inline_bytes as usize].into(),
-            inline_bytes: inline_bytes as usize,
+            slots: Slots::new(options.send_depth, options.send_pieces, false),
+            ring,
+            pieces: vec![ibv_sge::default(); places * options.send_pieces as usize].into(),
+            inline: vec![0; places * options.inline_bytes as usize].into(),
+            inline_bytes: options.inline_bytes as usize,
             signal_every,
             silent: 0,
+            id: request_id(Kind::Send, 0, id),
             post,
         }
     }
 
-    /// An empty one with the same device's function.
-    pub(crate) fn emptied(&self) -> Self {
-        Self::new(0, 0, 1, 0, 1, self.post)
+    /// Takes everything out, for good.
+    pub(crate) fn emptied(&mut self) -> Self {
+        let nothing =
+            QueuePairOptions { send_depth: 0, send_pieces: 0, batch: 1, inline_bytes: 0, ..Default::default() };
+        let empty = Self::new(&nothing, QueueId { index: 0, generation: 0 }, 1, self.post);
+        std::mem::replace(self, empty)
     }
 
     /// Queues a request; nothing is handed over yet.
-    pub(crate) fn push(&mut self, request: &Request<'_>, domain: &Arc<Domain>, id: QueueId) -> Result<(), Refusal> {
-        self.check(request, domain)?;
+    #[inline]
+    pub(crate) fn push(&mut self, request: &Request<'_>, domain: &Arc<Domain>) -> Result<(), Refusal> {
+        if self.slots.room() == 0 {
+            return Err(Refusal::Full);
+        }
+        if self.slots.unsent() as usize >= self.ring.len() {
+            return Err(Refusal::BatchFull);
+        }
+        let index = self.slots.head() as usize & (self.ring.len() - 1);
         let sequence = self.slots.next_sequence();
-        let index = self.slots.head() as usize & (self.requests.len() - 1);
-        let (opcode, remote, immediate) = match request.operation {
-            Operation::Write { to } => (WR_RDMA_WRITE, to, 0),
-            Operation::WriteImmediate { to, immediate } => (WR_RDMA_WRITE_WITH_IMM, to, immediate),
-            Operation::Read { from } => (WR_RDMA_READ, from, 0),
-            Operation::Send => (WR_SEND, Remote::default(), 0),
-            Operation::SendImmediate { immediate } => (WR_SEND_WITH_IMM, Remote::default(), immediate),
-        };
-        let per_request = self.slots.stride().max(1);
-        let places = &mut self.pieces[index * per_request..][..per_request];
         let (count, inline) = match request.payload {
-            Payload::Pieces(pieces) => {
-                let count = fill(places, pieces);
-                self.slots.push(request.token, pieces.iter().map(|piece| piece.memory));
-                (count, 0)
+            Payload::Pieces([piece]) if piece.bytes() > 0 => {
+                check_pieces(&[*piece], self.slots.stride(), request.operation.is_read(), domain)?;
+                let place = &mut self.ring[index];
+                place.piece = piece.raw();
+                place.request.sg_list = &raw mut place.piece;
+                self.slots.push(request.token, &[*piece]);
+                (1, 0)
             }
-            Payload::Inline(bytes) => {
-                let copy = &mut self.inline[index * self.inline_bytes..][..bytes.len()];
-                copy.copy_from_slice(bytes);
-                places[0] = ibv_sge { addr: copy.as_ptr().addr() as u64, length: bytes.len() as u32, lkey: 0 };
-                self.slots.push(request.token, std::iter::empty());
-                (usize::from(!bytes.is_empty()), SEND_INLINE)
-            }
+            Payload::Pieces(pieces) => (self.prepare_pieces(index, request, pieces, domain)?, 0),
+            Payload::Inline(bytes) => (self.prepare_inline(index, request, bytes)?, SEND_INLINE),
         };
+        let (opcode, remote, immediate) = request.operation.raw();
         self.silent += 1;
-        let signalled = request.signalled || self.silent >= self.signal_every;
+        let signalled = request.signalled | (self.silent >= self.signal_every);
         if signalled {
             self.silent = 0;
         }
-        let bit = |set: bool, bits: u32| if set { bits } else { 0 };
-        let sg_list = places.as_mut_ptr();
-        let next = (index + 1) & (self.requests.len() - 1);
-        let next = &raw mut self.requests[next];
-        let place = &mut self.requests[index];
-        place.wr_id = request_id(Kind::Send, sequence, id);
-        place.next = next;
-        place.sg_list = sg_list;
-        place.num_sge = count as i32;
+        let place = &mut self.ring[index].request;
+        place.wr_id = self.id | sequence_bits(sequence);
+        place.num_sge = count;
         place.opcode = opcode;
         place.send_flags = inline
-            | bit(signalled, SEND_SIGNALED)
-            | bit(request.fenced, SEND_FENCE)
-            | bit(request.solicited, SEND_SOLICITED);
+            | (u32::from(signalled) * SEND_SIGNALED)
+            | (u32::from(request.fenced) * SEND_FENCE)
+            | (u32::from(request.solicited) * SEND_SOLICITED);
         place.imm_data = immediate.to_be();
         place.remote_addr = remote.address;
         place.rkey = remote.key;
         Ok(())
     }
 
-    fn check(&self, request: &Request<'_>, domain: &Arc<Domain>) -> Result<(), Refusal> {
-        if self.slots.room() == 0 {
-            return Err(Refusal::Full);
+    /// Several pieces, or none with bytes in it.
+    fn prepare_pieces(
+        &mut self,
+        index: usize,
+        request: &Request<'_>,
+        pieces: &[Piece<'_>],
+        domain: &Arc<Domain>,
+    ) -> Result<c_int, Refusal> {
+        let stride = self.slots.stride();
+        check_pieces(pieces, stride, request.operation.is_read(), domain)?;
+        let places = &mut self.pieces[index * stride..][..stride];
+        let count = fill(places, pieces);
+        self.ring[index].request.sg_list = places.as_mut_ptr();
+        self.slots.push(request.token, pieces);
+        Ok(count as c_int)
+    }
+
+    fn prepare_inline(&mut self, index: usize, request: &Request<'_>, bytes: &[u8]) -> Result<c_int, Refusal> {
+        if request.operation.is_read() {
+            return Err(Refusal::InlineRead);
         }
-        if self.slots.unsent() as usize >= self.requests.len() {
-            return Err(Refusal::BatchFull);
+        if bytes.len() > self.inline_bytes {
+            return Err(Refusal::TooLongInline { bytes: bytes.len(), limit: self.inline_bytes });
         }
-        let reads = matches!(request.operation, Operation::Read { .. });
-        match request.payload {
-            Payload::Inline(_) if reads => Err(Refusal::InlineRead),
-            Payload::Inline(bytes) if bytes.len() > self.inline_bytes => {
-                Err(Refusal::TooLongInline { bytes: bytes.len(), limit: self.inline_bytes })
-            }
-            Payload::Inline(_) => Ok(()),
-            Payload::Pieces(pieces) => check_pieces(pieces, self.slots.stride(), reads, domain),
-        }
+        let copy = &mut self.inline[index * self.inline_bytes..][..bytes.len()];
+        copy.copy_from_slice(bytes);
+        let place = &mut self.ring[index];
+        let addr = copy.as_ptr().expose_provenance() as u64;
+        place.piece = ibv_sge { addr, length: bytes.len() as u32, lkey: 0 };
+        place.request.sg_list = &raw mut place.piece;
+        self.slots.push(request.token, &[]);
+        Ok(c_int::from(!bytes.is_empty()))
     }
 
     /// Hands everything that is queued to the device, with one call.
@@ -219,27 +255,31 @@ impl SendQueue {
         if count == 0 {
             return Ok(0);
         }
-        let mask = self.requests.len() - 1;
+        let mask = self.ring.len() - 1;
         let first = self.slots.first_unsent() as usize & mask;
         let last = self.slots.head().wrapping_sub(1) as usize & mask;
         if signal_last {
-            self.requests[last].send_flags |= SEND_SIGNALED;
+            self.ring[last].request.send_flags |= SEND_SIGNALED;
             self.silent = 0;
         }
-        let after = std::mem::replace(&mut self.requests[last].next, ptr::null_mut());
-        let base = self.requests.as_mut_ptr();
+        let base = self.ring.as_mut_ptr();
         let mut bad = ptr::null_mut();
         // SAFETY: the chain runs from the first to the last unsent request inside our ring and ends there; the pieces
         // name registered memory that the slots hold until the requests are over; the queue pair is alive. The device
         // copies requests and inline bytes before it returns.
-        let result = unsafe { (self.post)(queue, base.add(first), &raw mut bad) };
-        self.requests[last].next = after;
+        let result = unsafe {
+            let end = &raw mut (*base.add(last)).request.next;
+            let after = end.replace(ptr::null_mut());
+            let result = (self.post)(queue, base.add(first).cast(), &raw mut bad);
+            end.write(after);
+            result
+        };
         if result == 0 {
             self.slots.sent(count);
             return Ok(count as usize);
         }
         // Which one was refused; a device that names none has taken them all and failed to tell the hardware.
-        let refused = index_of(base, bad, self.requests.len());
+        let refused = index_of(base, bad.cast(), self.ring.len());
         let posted = refused.map_or(count, |refused| (refused.wrapping_sub(first) & mask) as u32).min(count);
         self.slots.sent(posted);
         let source = io::Error::from_raw_os_error(result.saturating_abs());
@@ -249,6 +289,15 @@ impl SendQueue {
     /// Whether requests were queued since the last signalled one: nothing will announce that they are over.
     pub(crate) fn has_silent_tail(&self) -> bool {
         self.silent > 0 && self.slots.outstanding() + self.slots.unsent() > 0
+    }
+
+    /// Drops what was not handed over.
+    pub(crate) fn abandon(&mut self, each: &mut impl FnMut(Retired)) {
+        if self.slots.unsent() > 0 && self.slots.outstanding() > 0 {
+            // The signalled one may have been among them.
+            self.silent = self.silent.max(1);
+        }
+        self.slots.abandon_unsent(each);
     }
 
     /// The queue starts anew.
@@ -269,6 +318,7 @@ pub(crate) fn fill(places: &mut [ibv_sge], pieces: &[Piece<'_>]) -> usize {
 }
 
 /// Whether pieces fit a queue and its domain, and may be written if they will be.
+#[inline]
 pub(crate) fn check_pieces(
     pieces: &[Piece<'_>],
     limit: usize,

@@ -5,7 +5,8 @@
 //! to the device up to `sent`, and leave at the tail, all up to the one that a completion names.
 
 use super::completion::Status;
-use super::memory::MemoryRegion;
+use super::memory::{MemoryRegion, Piece};
+use std::mem;
 
 /// Sequence numbers travel in 30 bits of a request's id.
 pub(crate) const SEQUENCE_BITS: u32 = 30;
@@ -23,16 +24,19 @@ pub struct Retired {
     pub receive: bool,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Slot {
     token: u64,
-    pieces: u32,
+    /// The memory of the first piece: most requests have no other.
+    first: Option<MemoryRegion>,
+    /// Pieces behind the first.
+    more: u32,
 }
 
 /// The ring of one queue's requests.
 pub(crate) struct Slots {
     slots: Box<[Slot]>,
-    /// `stride` places for each slot.
+    /// `stride` less one places for each slot, for the pieces behind the first.
     held: Box<[Option<MemoryRegion>]>,
     stride: usize,
     depth: u32,
@@ -50,8 +54,8 @@ impl Slots {
         let places = depth.next_power_of_two() as usize;
         let stride = stride as usize;
         Self {
-            slots: vec![Slot { token: 0, pieces: 0 }; places].into(),
-            held: vec![None; places * stride].into(),
+            slots: vec![Slot { token: 0, first: None, more: 0 }; places].into(),
+            held: vec![None; places * stride.saturating_sub(1)].into(),
             stride,
             depth,
             head: 0,
@@ -92,13 +96,28 @@ impl Slots {
     }
 
     /// Takes a request. There is room, and the pieces are at most `stride`.
-    pub(crate) fn push<'a>(&mut self, token: u64, pieces: impl ExactSizeIterator<Item = &'a MemoryRegion>) {
+    #[inline]
+    pub(crate) fn push(&mut self, token: u64, pieces: &[Piece<'_>]) {
         let index = self.head as usize & (self.slots.len() - 1);
-        self.slots[index] = Slot { token, pieces: pieces.len() as u32 };
-        for (place, memory) in self.held[index * self.stride..][..self.stride].iter_mut().zip(pieces) {
-            *place = Some(memory.clone());
+        let slot = &mut self.slots[index];
+        slot.token = token;
+        if let [first, more @ ..] = pieces {
+            // The place is empty; forgetting that saves looking.
+            mem::forget(slot.first.replace(first.memory.clone()));
+            slot.more = more.len() as u32;
+            if !more.is_empty() {
+                self.hold_more(index, more);
+            }
         }
         self.head = self.head.wrapping_add(1);
+    }
+
+    #[cold]
+    fn hold_more(&mut self, index: usize, pieces: &[Piece<'_>]) {
+        let stride = self.stride - 1;
+        for (place, piece) in self.held[index * stride..][..stride].iter_mut().zip(pieces) {
+            *place = Some(piece.memory.clone());
+        }
     }
 
     /// The device took `count` of the unsent ones.
@@ -142,18 +161,29 @@ impl Slots {
         self.failed = false;
     }
 
+    #[inline]
     fn pop(&mut self, status: Status, each: &mut impl FnMut(Retired)) {
         let at = self.tail;
         self.tail = at.wrapping_add(1);
         self.clear(at, status, each);
     }
 
+    #[inline]
     fn clear(&mut self, at: u32, status: Status, each: &mut impl FnMut(Retired)) {
         let index = at as usize & (self.slots.len() - 1);
-        let Slot { token, pieces } = self.slots[index];
-        for place in &mut self.held[index * self.stride..][..pieces as usize] {
-            *place = None;
+        let slot = &mut self.slots[index];
+        let token = slot.token;
+        drop(slot.first.take());
+        if slot.more > 0 {
+            self.clear_more(index);
         }
         each(Retired { token, status, receive: self.receive });
+    }
+
+    #[cold]
+    fn clear_more(&mut self, index: usize) {
+        let stride = self.stride - 1;
+        self.slots[index].more = 0;
+        self.held[index * stride..][..stride].fill(None);
     }
 }

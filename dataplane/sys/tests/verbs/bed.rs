@@ -2,7 +2,7 @@
 
 use kvplane_sys::verbs::{
     Access, CompletionChannel, CompletionQueue, Connection, Context, Device, Entry, GidEntry, MemoryRegion, Operation,
-    Payload, PeerAccess, Piece, PortAttributes, ProtectionDomain, QueuePair, QueuePairOptions, Remote, Request, Route,
+    Payload, PeerAccess, PortAttributes, ProtectionDomain, QueuePair, QueuePairOptions, Remote, Request, Route,
     SharedReceiveQueue, Status,
 };
 use kvplane_sys::{IoBuf, Region, RegionOptions};
@@ -90,10 +90,6 @@ impl End {
             retries: 3,
             not_ready_retries: 7,
         }
-    }
-
-    pub(crate) fn piece(&self, offset: usize, bytes: usize) -> Piece<'_> {
-        self.memory.piece(offset, u32::try_from(bytes).expect("short")).expect("inside")
     }
 
     /// A place in this end's memory, for the other.

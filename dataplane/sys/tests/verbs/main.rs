@@ -4,6 +4,8 @@
 //! and say so.
 
 mod bed;
+mod cable;
+mod refusals;
 mod soft;
 mod suite;
 
@@ -31,10 +33,17 @@ fn all_cases_hold_on_one_software_device() {
     assert_eq!((fabric.violations(), fabric.registered(0)), (0, 0));
 }
 
-/// The devices of this machine that can be used, or why there are none.
+/// The devices of this machine that can be used; of the others it says why not.
 fn real_devices() -> Result<Vec<Device>, VerbsError> {
-    let devices = Verbs::open()?.devices()?;
-    Ok(devices.into_iter().filter(|device| device.open().and_then(|open| open.active_port()).is_ok()).collect())
+    let mut devices = Verbs::open()?.devices()?;
+    devices.retain(|device| match device.open().and_then(|open| open.active_port()) {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("{error}");
+            false
+        }
+    });
+    Ok(devices)
 }
 
 #[test]
@@ -47,6 +56,10 @@ fn all_cases_hold_on_real_devices() {
         other => panic!("RIG is set, but there is no usable RDMA device: {other:?}"),
     };
     let last = devices.last().expect("one at least");
+    if wanted {
+        refusals::are_explained();
+        cable::pulled_and_put_back(&devices[0], last);
+    }
     for (name, case) in suite::CASES {
         eprintln!("{} to {}: {name}", devices[0].name(), last.name());
         case(&devices[0], last);

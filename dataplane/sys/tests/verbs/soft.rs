@@ -2,8 +2,8 @@
 
 use crate::bed::{End, MEMORY_BYTES, connect, fill, options, pair, pattern, read};
 use kvplane_sys::verbs::{
-    Access, AsyncEvent, Device, Loopback, Mtu, Operation, PortState, QueuePairOptions, QueueState, SoftPort, Status,
-    Verbs, VerbsError,
+    Access, AsyncEvent, CompletionQueue, Device, Entry, Loopback, Mtu, Operation, PortState, QueuePair,
+    QueuePairOptions, QueueState, SoftPort, Status, Verbs, VerbsError,
 };
 use kvplane_sys::{Interest, IoBuf, Poller, Region, RegionOptions};
 use proptest::prelude::*;
@@ -174,6 +174,30 @@ fn a_message_too_long_fails_both_ends() {
     assert_eq!(a.wait_one().status, Status::RemoteInvalid);
     assert_eq!(b.wait_one().status, Status::LocalLength);
     assert_eq!(a.queue_pair.state(), QueueState::Error);
+}
+
+#[test]
+fn completions_without_room_fail_the_queue_and_hold_the_memory() {
+    let (fabric, devices) = fabric(2);
+    let (mut a, mut b) = (End::new(&devices[0], &options(), false), End::new(&devices[1], &options(), true));
+    let small = QueuePairOptions { send_depth: 4, ..options() };
+    let queue = CompletionQueue::new(&b.context, 4, None).expect("queue");
+    assert!(matches!(queue.arm(), Err(VerbsError::NotOffered { .. })), "nobody would be told");
+    b.queue_pair = QueuePair::new(&b.domain, &queue, b.shared.as_ref(), &small).expect("queue pair");
+    b.queue = queue;
+    connect(&mut a, &mut b);
+    for token in 0..6 {
+        b.receive(token, 0, 64);
+        a.push(token, Operation::Send, 0, 64);
+    }
+    a.queue_pair.flush(true).expect("posted");
+    a.wait(6);
+    let mut entries = Entry::many(8);
+    assert!(b.queue.poll(&mut entries).is_err());
+    assert_eq!(b.context.next_event().expect("asked"), Some(AsyncEvent::CompletionQueueError));
+    assert_eq!(b.shared.as_ref().expect("shared").room(), 26, "what was never retired is not used again");
+    drop((a, b));
+    assert_eq!((fabric.violations(), fabric.registered(1)), (0, 0));
 }
 
 #[test]

@@ -369,7 +369,9 @@ fn bad_requests_change_nothing(first: &Device, second: &Device) {
     let mut dropped = 0;
     a.queue_pair.abandon(|_| dropped += 1);
     assert_eq!((dropped, a.queue_pair.unsent(), a.queue_pair.room()), (2, 0, 2));
-    assert_eq!(a.wait(2).len(), 2, "what was posted goes its way");
+    assert!(a.queue_pair.has_silent_tail());
+    a.post(9, Operation::Write { to }, 0, 0);
+    assert_eq!(a.wait(3).len(), 3, "what was posted goes its way");
 }
 
 fn states_are_kept(first: &Device, second: &Device) {
@@ -416,6 +418,9 @@ fn sizes_beyond_the_device(first: &Device, _: &Device) {
     drop(second);
     let again = kvplane_sys::verbs::QueuePair::new(&end.domain, &end.queue, None, &options()).expect("room");
     assert_eq!((again.id().index, again.id().generation), (index, generation + 1));
+    let file = std::fs::File::open("/dev/null").expect("opened");
+    let no_buffer = end.domain.register_dma_buf(file.as_fd(), 0, 4096, 0, Access::LOCAL);
+    assert!(no_buffer.is_err(), "{no_buffer:?}");
     if !limits.on_demand {
         let lazy = Access { on_demand: true, ..Access::LOCAL };
         let refused = end.domain.register(&IoBuf::whole(Arc::clone(&end.region)), lazy);

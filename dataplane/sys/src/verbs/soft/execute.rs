@@ -50,8 +50,7 @@ impl State {
 
     /// Carries out a queue pair's requests, in order, as far as they go.
     pub(super) fn run(&mut self, number: u32) {
-        loop {
-            let Some(queue) = self.queue_pairs.get_mut(&number) else { break };
+        while let Some(queue) = self.queue_pairs.get_mut(&number) {
             if queue.state == QueueState::Error {
                 self.flush(number);
                 break;

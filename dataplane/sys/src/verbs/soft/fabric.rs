@@ -17,7 +17,8 @@ const MAX_EVENTS: usize = 1024;
 
 /// The devices of one fabric and what was made on them.
 pub(super) struct Fabric {
-    devices: Vec<Box<SoftDevice>>,
+    /// Never changed, as C holds their addresses.
+    devices: Vec<SoftDevice>,
     state: Mutex<State>,
     null: bool,
 }
@@ -49,7 +50,7 @@ impl Fabric {
     }
 
     pub(super) fn raw_devices(&self) -> impl Iterator<Item = NonNull<ibv_device>> {
-        self.devices.iter().map(|device| NonNull::from(&**device).cast())
+        self.devices.iter().map(|device| NonNull::from(device).cast())
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -58,7 +59,7 @@ impl Fabric {
 }
 
 impl SoftDevice {
-    fn new(prefix: &str, index: usize, fabric: &Weak<Fabric>) -> Box<Self> {
+    fn new(prefix: &str, index: usize, fabric: &Weak<Fabric>) -> Self {
         let mut name = [0; 64];
         for (place, byte) in name.iter_mut().zip(format!("{prefix}{index}").bytes()) {
             *place = byte as c_char;
@@ -72,7 +73,7 @@ impl SoftDevice {
             dev_path: [0; 256],
             ibdev_path: [0; 256],
         };
-        Box::new(Self { raw, fabric: fabric.clone(), index })
+        Self { raw, fabric: fabric.clone(), index }
     }
 }
 

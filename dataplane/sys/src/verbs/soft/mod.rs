@@ -2,9 +2,9 @@
 //!
 //! `loopback` devices move real bytes between queue pairs of one process, in order, with the checks a NIC makes: keys,
 //! bounds, access, receives that are not there, peers that are gone. A request is carried out when it is posted, or, if
-//! it must wait (for a receive, or because its device is paused), when somebody posts or polls. Completions become visible
-//! by polling only. Ports can be pulled and devices removed. There is no clock: what a NIC repeats by
-//! timers is repeated here with each poll.
+//! it must wait (for a receive, or because its device is paused), when somebody posts or polls. Completions become
+//! visible by polling only. Ports can be pulled and devices removed. There is no clock: what a NIC repeats by timers is
+//! repeated here with each poll.
 //!
 //! A `null` device completes everything at once and moves nothing: it shows what our own code costs.
 //!
@@ -14,6 +14,7 @@ mod execute;
 mod fabric;
 mod null;
 mod objects;
+mod queues;
 mod rim;
 mod work;
 
@@ -41,8 +42,8 @@ impl Default for SoftPort {
     }
 }
 
-/// Software devices `loop0`, `loop1` and so on that reach each other, and the hands on their cables. Clones are the same
-/// fabric. Any thread may use it.
+/// Software devices `loop0`, `loop1` and so on that reach each other, and the hands on their cables. Clones are the
+/// same fabric. Any thread may use it.
 #[derive(Clone)]
 pub struct Loopback {
     fabric: Arc<Fabric>,

@@ -2,7 +2,7 @@
 
 use super::super::ffi::*;
 use super::fabric::{Fabric, State};
-use super::{null, rim};
+use super::{null, queues};
 use libc::c_int;
 use std::mem;
 use std::ptr;
@@ -42,13 +42,13 @@ impl SoftContext {
         let is_null = fabric.is_null();
         let ops = ibv_context_ops {
             before_poll: [ptr::null_mut(); 11],
-            poll_cq: if is_null { null::poll } else { rim::poll },
-            req_notify_cq: rim::arm,
+            poll_cq: if is_null { null::poll } else { queues::poll },
+            req_notify_cq: queues::arm,
             before_srq: [ptr::null_mut(); 7],
-            post_srq_recv: rim::post_shared,
+            post_srq_recv: queues::post_shared,
             before_send: [ptr::null_mut(); 4],
-            post_send: if is_null { null::post_send } else { rim::post_send },
-            post_recv: if is_null { null::post_receive } else { rim::post_receive },
+            post_send: if is_null { null::post_send } else { queues::post_send },
+            post_recv: if is_null { null::post_receive } else { queues::post_receive },
             after_recv: [ptr::null_mut(); 5],
         };
         let raw = ibv_context {

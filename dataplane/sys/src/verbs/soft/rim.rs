@@ -1,14 +1,12 @@
-//! The functions of verbs over a fabric: C's pointers in, the fabric's numbers out.
+//! The functions of verbs over a fabric, all but those of queue pairs: C's pointers in, the fabric's numbers out.
 //!
 //! Callers keep the contracts of libibverbs: pointers are of living objects of a software device, and lists end.
 
 use super::super::ffi::*;
 use super::super::library::Functions;
-use super::super::states::QueueState;
-use super::fabric::{self, Channel, Completions, ContextState, Memory, QueuePair, Shared, SoftDevice, State};
-use super::null;
+use super::fabric::{self, Channel, Completions, ContextState, Memory, SoftDevice, State};
 use super::objects::{SoftChannel, SoftContext, SoftQueue, context, give, refuse, set_errno, state, take, zeroed};
-use super::work::{Receive, Send};
+use super::{null, queues};
 use libc::{c_int, c_void};
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
@@ -16,11 +14,10 @@ use std::ptr;
 use std::sync::Mutex;
 
 /// The most of anything in one queue.
-const MAX_DEPTH: c_int = 1 << 16;
+pub(super) const MAX_DEPTH: c_int = 1 << 16;
 /// The most completions of one queue.
 const MAX_COMPLETIONS: c_int = 1 << 22;
-const MAX_PIECES: c_int = 30;
-const MAX_INLINE: u32 = 1024;
+pub(super) const MAX_PIECES: c_int = 30;
 /// One GID by the device's hardware address, one by its IPv4 address.
 const GIDS: usize = 2;
 
@@ -42,11 +39,11 @@ pub(crate) static FUNCTIONS: Functions = Functions {
     destroy_cq,
     get_cq_event,
     ack_cq_events,
-    create_srq,
-    destroy_srq,
-    create_qp,
-    modify_qp,
-    destroy_qp,
+    create_srq: queues::create_srq,
+    destroy_srq: queues::destroy_srq,
+    create_qp: queues::create_qp,
+    modify_qp: queues::modify_qp,
+    destroy_qp: queues::destroy_qp,
     get_async_event,
     ack_async_event,
 };
@@ -135,7 +132,7 @@ unsafe extern "C" fn query_port(raw: *mut ibv_context, port: u8, attributes: *mu
 }
 
 /// A device's addresses: link-local, and the IPv4 address 10.88.x.y with its number in it.
-fn gids(device: usize) -> [[u8; 16]; GIDS] {
+pub(super) fn gids(device: usize) -> [[u8; 16]; GIDS] {
     let [.., high, low] = (device as u32 + 1).to_be_bytes();
     [
         [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, high, low],
@@ -143,7 +140,7 @@ fn gids(device: usize) -> [[u8; 16]; GIDS] {
     ]
 }
 
-fn words(gid: [u8; 16]) -> [u64; 2] {
+pub(super) fn words(gid: [u8; 16]) -> [u64; 2] {
     let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = gid;
     [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes([i, j, k, l, m, n, o, p])]
 }
@@ -331,123 +328,6 @@ unsafe extern "C" fn get_cq_event(
 
 unsafe extern "C" fn ack_cq_events(_queue: *mut ibv_cq, _count: u32) {}
 
-unsafe extern "C" fn create_srq(raw: *mut ibv_pd, options: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    // SAFETY: a domain of ours, the caller's options.
-    let (device, depth, mut srq) = unsafe { ((*raw).context, (*options).max_wr as usize, zeroed::<ibv_srq>()) };
-    // SAFETY: an open device of ours.
-    let mut state = unsafe { state(device) };
-    let number = state.number();
-    state.shared.insert(number, Shared { depth, receives: VecDeque::new() });
-    (srq.context, srq.pd, srq.handle) = (device, raw, number);
-    give(srq)
-}
-
-unsafe extern "C" fn destroy_srq(raw: *mut ibv_srq) -> c_int {
-    // SAFETY: a shared queue of ours.
-    let (mut state, number) = unsafe { (state((*raw).context), (*raw).handle) };
-    if state.queue_pairs.values().any(|queue| queue.shared == Some(number)) {
-        return libc::EBUSY;
-    }
-    state.shared.remove(&number);
-    // SAFETY: made by `create_srq`, not used again.
-    unsafe { take::<ibv_srq, _>(raw) };
-    0
-}
-
-unsafe extern "C" fn create_qp(raw: *mut ibv_pd, options: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: a domain of ours, the caller's options with queues of ours.
-    let (domain, options, mut qp) = unsafe { (&*raw, &*options, zeroed::<ibv_qp>()) };
-    let cap = options.cap;
-    let too_much = [cap.max_send_wr, cap.max_recv_wr].iter().any(|depth| *depth > MAX_DEPTH as u32)
-        || [cap.max_send_sge, cap.max_recv_sge].iter().any(|pieces| *pieces > MAX_PIECES as u32)
-        || cap.max_inline_data > MAX_INLINE;
-    if too_much || options.qp_type != QPT_RC {
-        return refuse(libc::EINVAL);
-    }
-    // SAFETY: as above.
-    let (context, completions, shared) = unsafe {
-        let shared = (!options.srq.is_null()).then(|| (*options.srq).handle);
-        (context(domain.context), (*options.send_cq).handle, shared)
-    };
-    let mut state = context.fabric.lock();
-    let number = state.number();
-    (qp.context, qp.pd, qp.handle, qp.qp_num) = (domain.context, raw, number, number);
-    (qp.send_cq, qp.recv_cq, qp.srq, qp.qp_type) = (options.send_cq, options.recv_cq, options.srq, QPT_RC);
-    let place: *mut ibv_qp = give(qp);
-    let new = QueuePair {
-        device: context.device,
-        context: context.number,
-        domain: domain.handle,
-        completions,
-        shared,
-        depth: (cap.max_send_wr as usize, cap.max_recv_wr as usize),
-        state: QueueState::Reset,
-        access: 0,
-        peer: 0,
-        peer_device: None,
-        not_ready_retries: 0,
-        retries_left: 0,
-        sends: VecDeque::new(),
-        receives: VecDeque::new(),
-        place: place.expose_provenance(),
-    };
-    state.queue_pairs.insert(number, new);
-    place
-}
-
-unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: a queue pair of ours, the caller's attributes.
-    let (mut state, number, attributes) = unsafe { (state((*raw).context), (*raw).qp_num, &*attributes) };
-    let devices = state.ports.len();
-    let Some(queue) = state.queue_pairs.get_mut(&number) else { return libc::EINVAL };
-    let Some(to) = QueueState::from_raw(attributes.qp_state) else { return libc::EINVAL };
-    if queue.state.to(to) != Some(mask as u32) {
-        return libc::EINVAL;
-    }
-    match to {
-        QueueState::Initialized if attributes.port_num != 1 => return libc::EINVAL,
-        QueueState::Initialized => queue.access = attributes.qp_access_flags,
-        QueueState::ReadyToReceive => {
-            let gid = attributes.ah_attr.dgid;
-            queue.peer_device = (0..devices).find(|device| gids(*device).map(words).contains(&gid));
-            queue.peer = attributes.dest_qp_num;
-        }
-        QueueState::ReadyToSend => {
-            (queue.not_ready_retries, queue.retries_left) = (attributes.rnr_retry, attributes.rnr_retry);
-        }
-        QueueState::Reset => {
-            queue.sends.clear();
-            queue.receives.clear();
-            state.waiting.remove(&number);
-        }
-        QueueState::Error => {
-            state.fail(number);
-            return 0;
-        }
-    }
-    if let Some(queue) = state.queue_pairs.get_mut(&number) {
-        queue.state = to;
-    }
-    0
-}
-
-unsafe extern "C" fn destroy_qp(raw: *mut ibv_qp) -> c_int {
-    // SAFETY: a queue pair of ours.
-    let (mut state, number) = unsafe { (state((*raw).context), (*raw).qp_num) };
-    state.waiting.remove(&number);
-    if let Some(queue) = state.queue_pairs.remove(&number) {
-        if let Some(context) = state.contexts.get_mut(&queue.context) {
-            context.events.retain(|(_, element)| *element != queue.place);
-        }
-        if let Some(completions) = state.completions.get_mut(&queue.completions) {
-            completions.ready.retain(|entry| entry.qp_num != number);
-        }
-    }
-    // SAFETY: made by `create_qp`, not used again.
-    unsafe { take::<ibv_qp, _>(raw) };
-    0
-}
-
 unsafe extern "C" fn get_async_event(raw: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
     // SAFETY: an open device of ours.
     let (mut state, number) = unsafe { (state(raw), context(raw).number) };
@@ -468,110 +348,3 @@ unsafe extern "C" fn get_async_event(raw: *mut ibv_context, event: *mut ibv_asyn
 }
 
 unsafe extern "C" fn ack_async_event(_event: *mut ibv_async_event) {}
-
-pub(super) unsafe extern "C" fn post_send(
-    queue: *mut ibv_qp,
-    mut request: *mut ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
-) -> c_int {
-    // SAFETY: a queue pair of ours.
-    let (mut state, number) = unsafe { (state((*queue).context), (*queue).qp_num) };
-    let mut result = 0;
-    while !request.is_null() {
-        let Some(queue) = state.queue_pairs.get_mut(&number) else { return libc::EINVAL };
-        result = match queue.state {
-            QueueState::ReadyToSend | QueueState::Error if queue.sends.len() < queue.depth.0 => 0,
-            QueueState::ReadyToSend | QueueState::Error => libc::ENOMEM,
-            _ => libc::EINVAL,
-        };
-        if result != 0 {
-            // SAFETY: the caller's place for it.
-            unsafe { *bad = request };
-            break;
-        }
-        // SAFETY: an element of the caller's chain, with what it points to.
-        let (send, next) = unsafe { (Send::copy(&*request), (*request).next) };
-        queue.sends.push_back(send);
-        request = next;
-    }
-    state.run(number);
-    result
-}
-
-pub(super) unsafe extern "C" fn post_receive(
-    queue: *mut ibv_qp,
-    mut receive: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: a queue pair of ours.
-    let (mut state, number) = unsafe { (state((*queue).context), (*queue).qp_num) };
-    while !receive.is_null() {
-        let Some(queue) = state.queue_pairs.get_mut(&number) else { return libc::EINVAL };
-        let fits = queue.receives.len() < queue.depth.1;
-        if !fits || queue.state == QueueState::Reset {
-            // SAFETY: the caller's place for it.
-            unsafe { *bad = receive };
-            return if fits { libc::EINVAL } else { libc::ENOMEM };
-        }
-        // SAFETY: an element of the caller's chain, with what it points to.
-        let (copy, next) = unsafe { (Receive::copy(&*receive), (*receive).next) };
-        queue.receives.push_back(copy);
-        receive = next;
-    }
-    if state.queue_pairs.get(&number).is_some_and(|queue| queue.state == QueueState::Error) {
-        state.fail(number);
-    }
-    state.progress();
-    0
-}
-
-pub(super) unsafe extern "C" fn post_shared(
-    queue: *mut ibv_srq,
-    mut receive: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
-) -> c_int {
-    // SAFETY: a shared queue of ours.
-    let (mut state, number) = unsafe { (state((*queue).context), (*queue).handle) };
-    while !receive.is_null() {
-        let Some(queue) = state.shared.get_mut(&number) else { return libc::EINVAL };
-        if queue.receives.len() >= queue.depth {
-            // SAFETY: the caller's place for it.
-            unsafe { *bad = receive };
-            return libc::ENOMEM;
-        }
-        // SAFETY: an element of the caller's chain, with what it points to.
-        let (copy, next) = unsafe { (Receive::copy(&*receive), (*receive).next) };
-        queue.receives.push_back(copy);
-        receive = next;
-    }
-    state.progress();
-    0
-}
-
-pub(super) unsafe extern "C" fn poll(queue: *mut ibv_cq, room: c_int, entries: *mut ibv_wc) -> c_int {
-    // SAFETY: a completion queue of ours.
-    let (mut state, number) = unsafe { (state((*queue).context), (*queue).handle) };
-    state.progress();
-    let Some(completions) = state.completions.get_mut(&number) else { return -libc::EINVAL };
-    if completions.overflowed {
-        return -libc::EIO;
-    }
-    let count = completions.ready.len().min(usize::try_from(room).unwrap_or(0));
-    for (index, entry) in completions.ready.drain(..count).enumerate() {
-        // SAFETY: inside the caller's room.
-        unsafe { entries.add(index).write(entry) };
-    }
-    count as c_int
-}
-
-pub(super) unsafe extern "C" fn arm(queue: *mut ibv_cq, only_solicited: c_int) -> c_int {
-    // SAFETY: a completion queue of ours.
-    let (mut state, number) = unsafe { (state((*queue).context), (*queue).handle) };
-    match state.completions.get_mut(&number) {
-        Some(completions) => {
-            completions.armed = Some(only_solicited != 0);
-            0
-        }
-        None => libc::EINVAL,
-    }
-}

@@ -4,7 +4,8 @@ use super::super::completion::{Kind, QueueId, Status};
 use super::super::ffi::*;
 use super::super::slots::{Retired, Slots};
 use super::super::{
-    Access, CompletionQueue, Loopback, Operation, Payload, ProtectionDomain, Remote, Request, SoftPort, Verbs,
+    Access, Loopback, Operation, Payload, ProtectionDomain, QueuePairOptions, Remote, Request, SharedReceiveQueue,
+    SoftPort, Verbs,
 };
 use crate::{IoBuf, Region, RegionOptions};
 use libc::c_int;
@@ -39,16 +40,16 @@ fn what_a_device_refuses_stays_queued_in_order() {
     let domain = ProtectionDomain::new(&context).expect("domain");
     let region = Region::allocate(&RegionOptions::new("picky", 4096)).expect("memory");
     let memory = domain.register(&IoBuf::whole(region), Access::LOCAL).expect("registered");
-    let _queue = CompletionQueue::new(&context, 16, None).expect("queue");
-    let mut sends = super::super::send_queue::SendQueue::new(64, 1, 8, 16, 4, picky);
     let id = QueueId { index: 1, generation: 2 };
+    let sizes = QueuePairOptions { send_depth: 64, send_pieces: 1, batch: 8, inline_bytes: 16, ..Default::default() };
+    let mut sends = super::super::send_queue::SendQueue::new(&sizes, id, 4, picky);
     let mut next = 0;
     let mut push = |sends: &mut super::super::send_queue::SendQueue, count: u64| {
         for _ in 0..count {
             let to = Remote { address: next, key: 1 };
             let piece = [memory.piece(0, 8).expect("inside")];
             let request = Request::new(next, Operation::Write { to }, Payload::Pieces(&piece));
-            sends.push(&request, domain.inner(), id).expect("room");
+            sends.push(&request, domain.inner()).expect("room");
             next += 1;
         }
     };
@@ -81,7 +82,7 @@ fn slots_survive_the_end_of_their_numbers() {
     for round in 0..10_000u64 {
         for step in 0..3 {
             sequence = slots.next_sequence();
-            slots.push(round * 3 + step, std::iter::empty());
+            slots.push(round * 3 + step, &[]);
         }
         assert_eq!((slots.room(), slots.unsent()), (0, 3));
         slots.sent(3);
@@ -97,4 +98,30 @@ fn ids_say_what_they_were_made_of() {
     let id =
         super::super::completion::request_id(Kind::Receive, 0x2bcd_ef01, QueueId { index: 0xfffe, generation: 0x8001 });
     assert_eq!(id, (1 << 62) | (0x2bcd_ef01 << 32) | (0x8001 << 16) | 0xfffe);
+}
+
+#[test]
+fn the_software_device_notices_what_must_never_happen() {
+    let fabric = Loopback::new(&[SoftPort::default()]);
+    let context = Verbs::loopback(&fabric).device("loop0").expect("device").open().expect("opened");
+    let domain = ProtectionDomain::new(&context).expect("domain");
+    let shared = SharedReceiveQueue::new(&domain, 4, 1, 4).expect("shared queue");
+    let region = Region::allocate(&RegionOptions::new("gone", 4096)).expect("memory");
+    let functions = context.functions();
+    let buffer = IoBuf::whole(region);
+    let place = buffer.pointer().cast();
+    let mut bad = std::ptr::null_mut();
+    // SAFETY: living objects of a software device, a list that ends, and memory that nothing is sent to. This goes
+    // around the safe functions, which would have held the registration.
+    unsafe {
+        let memory = (functions.reg_mr)(domain.inner().raw(), place, 4096, ACCESS_LOCAL_WRITE as c_int);
+        let mut piece = ibv_sge { addr: place.addr() as u64, length: 64, lkey: (*memory).lkey };
+        let next = std::ptr::null_mut();
+        let mut receive = ibv_recv_wr { wr_id: 1, next, sg_list: &raw mut piece, num_sge: 1 };
+        let post = (*context.raw()).ops.post_srq_recv;
+        assert_eq!(post(shared.inner().raw(), &raw mut receive, &raw mut bad), 0);
+        assert_eq!(fabric.violations(), 0);
+        (functions.dereg_mr)(memory);
+    }
+    assert_eq!(fabric.violations(), 1);
 }
