@@ -60,6 +60,8 @@ impl Rdma {
                 let status = match &error {
                     RdmaError::Full(_) => Status::Busy,
                     RdmaError::Peer(status, _) => *status,
+                    // What is down may come up.
+                    RdmaError::NoDevice(_) | RdmaError::Verbs(_) if !self.nics.is_empty() => Status::Unreachable,
                     RdmaError::NoDevice(_) | RdmaError::Verbs(_) => Status::Unsupported,
                 };
                 (None, Answer::Refused(status, error.to_string()).encode())
