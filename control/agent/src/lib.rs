@@ -33,8 +33,9 @@ pub use link::{Control, ControlLink};
 pub use node::{Node, NodeConfig};
 pub use transfer::{
     Batch, BatchStatus, BufferInfo, Completed, FileInfo, Metrics, Opcode, PathChange, RailSnapshot, Range, Ranges,
-    RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions,
-    TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest, TransportChoice,
+    RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session, SlowTransfer,
+    SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest,
+    TransportChoice,
 };
 
 pub use kvplane_engine::{HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, cpu};
@@ -44,3 +45,4 @@ pub use kvplane_proto::map::ClusterMap;
 pub use kvplane_proto::sched::{Health, Histogram, Priority};
 pub use kvplane_proto::{Digest, NodeId, Status, Version};
 pub use kvplane_rpc as rpc;
+pub use kvplane_sys::verbs;

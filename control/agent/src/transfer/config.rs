@@ -12,6 +12,8 @@ use kvplane_rpc::RuntimeDirectory;
 use crate::error::Error;
 use crate::link::seed;
 
+use super::rdma::{RdmaConfig, RdmaUse};
+
 /// The most initiators that an engine may have.
 const INITIATORS: usize = 64;
 
@@ -52,6 +54,8 @@ pub struct TransferEngineConfig {
     pub cma: bool,
     /// Whether TCP is used.
     pub tcp: bool,
+    /// Whether RDMA is used, and which devices.
+    pub rdma: RdmaConfig,
     /// Whether names of files (`file:///path`) open them as segments, with the rights of this process. To be switched
     /// off where names come from others.
     pub files: bool,
@@ -94,6 +98,7 @@ impl Default for TransferEngineConfig {
             mapping: true,
             cma: true,
             tcp: true,
+            rdma: RdmaConfig::default(),
             files: true,
             lanes: 2,
             checksum: true,
@@ -122,7 +127,7 @@ impl TransferEngineConfig {
         if self.announced().is_unspecified() {
             return Err(Error::Argument(format!("peers cannot be told {}: say which address to tell", self.listen)));
         }
-        if !self.shared_memory && !self.tcp {
+        if !self.shared_memory && !self.tcp && self.rdma.mode != RdmaUse::Require {
             return Err(Error::Argument("neither shared memory nor TCP is allowed: no way to any peer".to_owned()));
         }
         if !(1..=INITIATORS).contains(&self.initiators) {
@@ -144,7 +149,7 @@ pub(super) fn client(config: &TransferEngineConfig, tasks: bool) -> Result<Confi
         lanes: config.lanes,
         shared: config.shared_memory && config.mapping,
         cma: config.shared_memory && config.cma,
-        stream: config.tcp,
+        stream: config.tcp && config.rdma.mode != RdmaUse::Require,
         slice_bytes: config.slice_bytes,
         checksum_segments: config.checksum,
         report_tasks: tasks,

@@ -9,6 +9,7 @@ use super::TransferEngine;
 use super::directory::is_here;
 use super::file_name::is_file;
 use super::open::DESCRIBE;
+use super::rdma::RdmaUse;
 use super::segment::{BufferInfo, SegmentHandle};
 use crate::error::Error;
 
@@ -24,11 +25,11 @@ pub struct TransportChoice {
 }
 
 impl TransportChoice {
-    fn yes(transport: &'static str, reason: impl Into<String>) -> Self {
+    pub(super) fn yes(transport: &'static str, reason: impl Into<String>) -> Self {
         Self { transport, usable: true, reason: reason.into() }
     }
 
-    fn no(transport: &'static str, reason: impl Into<String>) -> Self {
+    pub(super) fn no(transport: &'static str, reason: impl Into<String>) -> Self {
         Self { transport, usable: false, reason: reason.into() }
     }
 }
@@ -55,7 +56,7 @@ impl TransferEngine {
                 Some(_) => "our own protocol is switched off here",
             };
             let no = |transport| TransportChoice::no(transport, why);
-            return Ok(vec![local, no("shm"), no("cma"), no("tcp"), stock(&descriptor)]);
+            return Ok(vec![local, no("shm"), no("cma"), no("rdma"), no("tcp"), stock(&descriptor)]);
         };
         let opened = self.open_segment_no_cache(name);
         let buffers = match &opened {
@@ -70,7 +71,9 @@ impl TransferEngine {
         let unanswered = opened.err().map(|error| error.to_string());
         let mut choices = vec![local];
         choices.extend(self.same_host(native, &buffers));
+        choices.push(self.config.rdma.explain(&self.config, native.tcp.is_some()));
         choices.push(match (&unanswered, native.tcp) {
+            _ if self.config.rdma.mode == RdmaUse::Require => TransportChoice::no("tcp", "RDMA is required here"),
             _ if !self.config.tcp => TransportChoice::no("tcp", "it is switched off here"),
             (_, None) => TransportChoice::no("tcp", "the peer listens on no port"),
             (Some(why), Some(_)) => TransportChoice::no("tcp", why.clone()),

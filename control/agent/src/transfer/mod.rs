@@ -42,6 +42,7 @@ mod memory;
 mod metrics;
 mod open;
 mod peers;
+mod rdma;
 mod register;
 mod request;
 mod segment;
@@ -53,7 +54,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu};
+use kvplane_engine::{Initiator, Listen, Pacing, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu};
 use kvplane_mooncake::Native;
 use kvplane_proto::Version;
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
@@ -65,6 +66,7 @@ pub use explain::TransportChoice;
 pub use files::FileInfo;
 pub use memory::RegisterOptions;
 pub use metrics::{Metrics, PathChange, RailSnapshot, SlowTransfer};
+pub use rdma::{RdmaConfig, RdmaUse};
 pub use request::{Opcode, Range, Ranges, ScatterRequest, SubmitOptions, TransferRequest};
 pub use segment::{BufferInfo, SegmentHandle, SegmentInfo};
 pub use session::{Segment, Session, Transfer};
@@ -113,6 +115,7 @@ impl TransferEngine {
         let listening = directory::listen(&config)?;
         let sockets = directory_of(&config)?;
         let unique = seed()?.max(1);
+        let host = config.rdma.host()?;
         let shard = Shard::start(ShardConfig {
             identity: Identity {
                 cluster: config.cluster.clone(),
@@ -131,7 +134,7 @@ impl TransferEngine {
             pool: None,
             store: None,
             first_version: Version(1),
-            host: HostConfig::default(),
+            host: host.clone(),
         });
         // The socket is named by the port, which only the bound listener knows.
         let shard = shard?;
@@ -166,7 +169,7 @@ impl TransferEngine {
         let departures = engine.segments.read().peers.departures().clone();
         for number in 0..engine.config.initiators {
             let client = config::client(&engine.config, true)?;
-            let initiator = Initiator::new(client, &HostConfig::default(), engine.config.pacing)?;
+            let initiator = Initiator::new(client, &host, engine.config.pacing)?;
             let driver = Driver::new(initiator, engine.config.batches, engine.config.pacing, departures.clone())?;
             engine.threads.push(driver.start_progress(number)?);
             engine.drivers.push(driver);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_engine::{HostConfig, Initiator, Region};
+use kvplane_engine::{Initiator, Region};
 use kvplane_proto::client::{PeerId, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 use kvplane_proto::{BatchId, Status};
@@ -47,7 +47,7 @@ pub struct Session {
 
 impl Session {
     pub(super) fn new(config: &TransferEngineConfig, directory: Arc<Directory>) -> Result<Self, Error> {
-        let initiator = Initiator::new(config::client(config, false)?, &HostConfig::default(), config.pacing)?;
+        let initiator = Initiator::new(config::client(config, false)?, &config.rdma.host()?, config.pacing)?;
         Ok(Self { initiator, directory })
     }
 

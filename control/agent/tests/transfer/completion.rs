@@ -16,7 +16,7 @@ use crate::rig::{PATIENCE, Way, block_on, check, fill, pair};
 
 #[test]
 fn writes_and_reads_by_address_over_both_ways() {
-    for way in Way::BOTH {
+    for way in Way::ALL {
         let (a, b, peer) = pair(way, 2 << 20);
         let there = b.region.address();
         fill(&a.region, 0, 1 << 20, 11);
@@ -57,7 +57,7 @@ fn a_large_batch_tells_of_each_task() {
 /// Nobody drives: the engine's own thread does.
 #[test]
 fn a_batch_that_nobody_waits_for_is_done() {
-    for (way, background) in Way::BOTH.into_iter().flat_map(|way| [(way, false), (way, true)]) {
+    for (way, background) in Way::ALL.into_iter().flat_map(|way| [(way, false), (way, true)]) {
         let (a, b, peer) = pair(way, 1 << 20);
         fill(&b.region, 0, 1 << 20, 13);
         let read = a.request(Opcode::Read, 0, (peer, b.region.address()), 1 << 20);

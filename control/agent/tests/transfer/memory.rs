@@ -103,7 +103,7 @@ fn what_is_not_accessible_is_not_there_and_what_is_read_only_is_not_written() {
 /// Memory that was registered after the segment was opened is found, what was unregistered is not written.
 #[test]
 fn a_peers_memory_may_change() {
-    for way in Way::BOTH {
+    for way in Way::ALL {
         let (a, b, peer) = pair(way, 4096);
         let late = region(4096);
         b.engine.register(Arc::clone(&late), &RegisterOptions::default()).unwrap();
@@ -146,7 +146,7 @@ fn our_own_memory_is_copied_at_once() {
 
 #[test]
 fn scattered_ranges_have_one_result_for_each_set() {
-    for way in Way::BOTH {
+    for way in Way::ALL {
         let (a, b, peer) = pair(way, 1 << 20);
         for block in 0..64 {
             fill(&b.region, block * 8192, 100, block as u64);

@@ -82,11 +82,11 @@ fn other_ports_than_loopback_must_be_wanted() {
 
 #[test]
 fn the_ways_to_a_peer_are_explained_and_counted() {
-    for (way, name) in [(Way::Tcp, "tcp"), (Way::Shm, "shm")] {
+    for (way, name) in [(Way::Tcp, "tcp"), (Way::Shm, "shm"), (Way::Rdma, "rdma")] {
         let (a, b, peer) = pair(way, 1 << 20);
         let choices = a.engine.explain(b.engine.name()).unwrap();
         let names: Vec<&str> = choices.iter().map(|one| one.transport).collect();
-        assert_eq!(names, ["local", "shm", "cma", "tcp", "mooncake"]);
+        assert_eq!(names, ["local", "shm", "cma", "rdma", "tcp", "mooncake"]);
         let preferred = choices.iter().find(|one| one.usable).unwrap();
         assert_eq!(preferred.transport, name, "{choices:?}");
         assert_eq!(a.engine.explain(a.engine.name()).unwrap()[0].transport, "local");

@@ -3,15 +3,17 @@
 use core::future::Future;
 use core::pin::pin;
 use core::task::{Context, Poll, Waker};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::task::Wake;
 use std::thread::Thread;
 use std::time::Duration;
 
 use kvplane::{
-    HugePages, Opcode, Pacing, Region, RegionOptions, RegisterOptions, SegmentHandle, TransferEngine,
-    TransferEngineConfig, TransferRequest,
+    HugePages, Opcode, Pacing, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions, SegmentHandle,
+    TransferEngine, TransferEngineConfig, TransferRequest,
 };
+
+use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -20,16 +22,27 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) enum Way {
     Tcp,
     Shm,
+    /// Over software devices.
+    Rdma,
 }
 
 impl Way {
-    pub(crate) const BOTH: [Self; 2] = [Self::Tcp, Self::Shm];
+    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::Shm, Self::Rdma];
+
+    fn rdma(self) -> RdmaConfig {
+        static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default(); 2]));
+        match self {
+            Self::Rdma => RdmaConfig { verbs: Some(Verbs::loopback(&FABRIC)), ..RdmaConfig::of(RdmaUse::Require) },
+            Self::Tcp | Self::Shm => RdmaConfig::of(RdmaUse::Never),
+        }
+    }
 
     pub(crate) fn config(self) -> TransferEngineConfig {
         let directory = std::env::temp_dir().join(format!("kvplane-transfer-{}", std::process::id()));
         TransferEngineConfig {
             shared_memory: self == Self::Shm,
             tcp: self == Self::Tcp,
+            rdma: self.rdma(),
             runtime_directory: Some(directory),
             pacing: Pacing::Adaptive { window_ns: 20_000 },
             slice_bytes: 64 << 10,

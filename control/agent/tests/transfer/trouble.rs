@@ -13,7 +13,7 @@ const BYTES: usize = 2 << 20;
 /// Reads that end early in every way: what is written to their memory afterwards stays.
 #[test]
 fn nothing_touches_the_memory_of_a_batch_that_ended() {
-    for way in Way::BOTH {
+    for way in Way::ALL {
         let (a, b, peer) = pair(way, BYTES);
         fill(&b.region, 0, BYTES, 21);
         for round in 0..40u64 {
@@ -53,7 +53,7 @@ fn nothing_touches_the_memory_of_a_batch_that_ended() {
 /// Unregistering waits for the batches that use the memory, and for peers.
 #[test]
 fn unregistered_memory_is_left_alone() {
-    for way in Way::BOTH {
+    for way in Way::ALL {
         let (a, b, peer) = pair(way, BYTES);
         for round in 0..10u64 {
             let mine = region(BYTES);
@@ -129,7 +129,7 @@ fn a_peer_that_restarted_is_asked_again() {
 /// Engines that come and go at one address leave nothing in the tables of who asks them.
 #[test]
 fn restarts_of_peers_do_not_add_up() {
-    for way in Way::BOTH {
+    for way in Way::ALL {
         let a = Side::new(TransferEngineConfig { initiators: 2, ..way.config() }, BYTES);
         let mut listen = way.config().listen;
         let mut opened = None;

@@ -24,10 +24,8 @@ pub(super) fn copy(from: &[IoBuf], mut skip: usize, to: &[IoBuf]) -> usize {
         let mut rest = source.slice(skip, source.bytes() - skip);
         skip = 0;
         while !rest.is_empty() {
-            let place = match room.take().filter(|place| !place.is_empty()).or_else(|| targets.next().cloned()) {
-                Some(place) => place,
-                None => return copied,
-            };
+            let left = room.take().filter(|place| !place.is_empty());
+            let Some(place) = left.or_else(|| targets.next().cloned()) else { return copied };
             let bytes = rest.bytes().min(place.bytes());
             Region::copy_between(place.region(), place.offset(), rest.region(), rest.offset(), bytes);
             rest.advance(bytes);

@@ -82,7 +82,11 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
     bed.asked.rdma.publish(SEGMENT, &theirs, BYTES as u64, true);
     fill(&part(&bed.asked.region, 0, BYTES), 6);
     for end in [&mut bed.asking, &mut bed.asked] {
-        (end.frames.clear(), end.payloads.clear(), end.holds.clear(), end.copied.clear(), end.gone.clear());
+        end.frames.clear();
+        end.payloads.clear();
+        end.holds.clear();
+        end.copied.clear();
+        end.gone.clear();
     }
     start(bed, COUNT);
     let (mut served, mut lent) = (0, 0);

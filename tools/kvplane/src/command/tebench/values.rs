@@ -7,6 +7,8 @@ pub(crate) enum Transport {
     Any,
     /// TCP only.
     Tcp,
+    /// RDMA only.
+    Rdma,
     /// Shared memory only, mapped.
     Shm,
     /// Same host only, copied by the kernel between the processes.
@@ -18,10 +20,20 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
+    /// Whether RDMA is used on this way.
+    pub(crate) fn rdma(self) -> kvplane::RdmaConfig {
+        kvplane::RdmaConfig::of(match self {
+            Self::Any => kvplane::RdmaUse::Auto,
+            Self::Rdma => kvplane::RdmaUse::Require,
+            Self::Tcp | Self::Shm | Self::Cma | Self::Uring | Self::Local => kvplane::RdmaUse::Never,
+        })
+    }
+
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Any => "",
             Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
             Self::Shm => "shm",
             Self::Cma => "cma",
             Self::Uring => "iouring",
@@ -35,15 +47,16 @@ pub(crate) fn transport(text: &str) -> Result<Transport, String> {
     Ok(match text {
         "" | "unspec" => Transport::Any,
         "tcp" => Transport::Tcp,
+        "rdma" => Transport::Rdma,
         "shm" => Transport::Shm,
         "cma" => Transport::Cma,
         "iouring" | "io_uring" => Transport::Uring,
         "local" => Transport::Local,
         _ => {
             return Err(format!(
-                "{}: there are tcp, shm, cma, iouring and local",
+                "{}: there are tcp, rdma, shm, cma, iouring and local",
                 missing_transport(text)
-                    .ok_or_else(|| format!("{text:?} is no transport: tcp, shm, cma, iouring, local"))?
+                    .ok_or_else(|| format!("{text:?} is no transport: tcp, rdma, shm, cma, iouring, local"))?
             ));
         }
     })
@@ -52,7 +65,7 @@ pub(crate) fn transport(text: &str) -> Result<Transport, String> {
 /// Why a transport that others have is not to be had here.
 fn missing_transport(text: &str) -> Option<String> {
     let what = match text {
-        "rdma" | "barex" | "efa" | "hp_tcp" => "no driver of RDMA or other bypass network cards",
+        "barex" | "efa" | "hp_tcp" => "no driver of network cards that bypass the kernel, other than RDMA's",
         "mnnvl" | "nvlink" | "nvlink_intra" | "gds" | "musa" | "hip" | "mpcomm" => "no driver of GPU memory",
         "ascend" | "sunrise_link" | "ub" | "cxl" | "nvmeof" => "no driver of that device",
         _ => return None,
@@ -141,11 +154,11 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_refused_by_name() {
-        for (text, words) in [("rdma", "rdma is not available"), ("gds", "GPU memory"), ("pigeon", "no transport")] {
+        for (text, words) in [("efa", "efa is not available"), ("gds", "GPU memory"), ("pigeon", "no transport")] {
             let error = transport(text).unwrap_err();
             assert!(error.contains(words) && error.contains("tcp"), "{error}");
         }
-        for name in ["tcp", "shm", "cma", "iouring", "local", ""] {
+        for name in ["tcp", "rdma", "shm", "cma", "iouring", "local", ""] {
             assert_eq!(transport(name).unwrap().name(), name);
         }
         assert_eq!(memories("dram, DRAM").unwrap(), ["DRAM", "DRAM"]);
