@@ -70,7 +70,10 @@ impl Host {
                     service.peer_gone(link.peer(), now_ns);
                 }
             }
-            Role::Carrier(id) => self.close(Link::Rdma(id), Gone::Peer),
+            Role::Carrier(id) => {
+                self.rdma_work.leave_carrier(id);
+                self.close(Link::Rdma(id), Gone::Peer);
+            }
             Role::Lane(lane, _) | Role::Asking(lane) => {
                 if let Some(entry) = self.lanes.get_mut(lane.index as usize) {
                     entry.take_if(|(held, _)| *held == lane);

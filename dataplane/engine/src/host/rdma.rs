@@ -70,6 +70,11 @@ impl RdmaWork {
         }
     }
 
+    /// The TCP connection of this one is gone.
+    pub(super) fn leave_carrier(&mut self, id: ConnectionId) {
+        self.carriers.remove(&id);
+    }
+
     /// Bytes per second of each device, 0 where that is not known.
     pub(super) fn speeds(&self) -> Vec<u64> {
         self.driver.devices().map(|(_, bits_per_second, _)| bits_per_second / 8).collect()
@@ -165,7 +170,10 @@ impl Host {
 
     /// An RDMA connection is gone: what it came from is of no use.
     pub(super) fn carried_gone(&mut self, id: ConnectionId) {
-        if let Some(carrier) = self.rdma_work.carriers.remove(&id) {
+        // Gone before, its place may be another's by now.
+        if let Some(carrier) = self.rdma_work.carriers.remove(&id)
+            && self.roles.get(Link::Tcp(carrier)) == Role::Carrier(id)
+        {
             self.roles.set(Link::Tcp(carrier), Role::None);
             self.tcp.close(carrier, Gone::Closed);
         }
