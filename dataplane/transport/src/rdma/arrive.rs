@@ -23,7 +23,7 @@ impl Rdma {
         let mut progress = false;
         let told = core::mem::take(&mut self.told);
         for nic in 0..self.nics.len() {
-            if told || self.nics[nic].failed.is_some() {
+            if told || !self.closing.is_empty() || self.nics[nic].failed.is_some() {
                 self.take_events(nic);
             }
             progress |= self.take_completions(nic);
@@ -34,6 +34,7 @@ impl Rdma {
 
     pub(super) fn take_completions(&mut self, nic: usize) -> bool {
         let mut progress = false;
+        self.nics[nic].emptied = false;
         for _ in 0..LOTS {
             let (mut retired, mut received) = (core::mem::take(&mut self.retired), core::mem::take(&mut self.received));
             let entry = &mut self.nics[nic];
@@ -68,6 +69,7 @@ impl Rdma {
             }
             (self.retired, self.received) = (retired, received);
             if !full {
+                self.nics[nic].emptied = true;
                 break;
             }
         }

@@ -56,7 +56,10 @@ impl Rdma {
             let since_ns = *link.closing_since_ns.get_or_insert(now_ns);
             let nic = &self.nics[link.nic as usize];
             let waited_ns = now_ns.saturating_sub(since_ns);
-            let drained = link.queue_pair.outstanding() == 0 && (link.last_receive || waited_ns >= LAST_RECEIVE_NS);
+            // With the queue pair go its completions, among them those of receives that others wait for.
+            let drained = link.queue_pair.outstanding() == 0
+                && nic.emptied
+                && (link.last_receive || waited_ns >= LAST_RECEIVE_NS);
             if drained || waited_ns >= DRAIN_NS || nic.failed.is_some() && link.queue_pair.outstanding() == 0 {
                 self.finish(index);
             } else {

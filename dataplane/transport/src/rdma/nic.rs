@@ -51,6 +51,8 @@ pub(super) struct Nic {
     pub(super) links: HashMap<u32, u32>,
     /// The active port, and its addresses, the best first; none while it is down.
     pub(super) port: Option<(PortAttributes, Vec<GidEntry>)>,
+    /// Whether all completions that were there were taken, when it was last asked.
+    pub(super) emptied: bool,
     /// Why nothing works on it any more.
     pub(super) failed: Option<String>,
 }
@@ -97,6 +99,7 @@ impl Nic {
             granted: 0,
             links: HashMap::new(),
             port: None,
+            emptied: false,
             failed: None,
             context,
             domain,

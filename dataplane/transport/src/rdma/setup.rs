@@ -222,14 +222,17 @@ impl Rdma {
             link.is_some_and(Link::is_idle)
         };
         let victim = self.nics[nic].endpoints.victim(idle);
-        let Some(index) = victim.and_then(|victim| by_endpoint.get(&victim.index)) else { return };
+        let Some(&index) = victim.and_then(|victim| by_endpoint.get(&victim.index)) else { return };
         self.books.counters.evictions += 1;
-        if let Some(link) = self.links[*index as usize].as_deref_mut() {
+        if let Some(link) = self.links[index as usize].as_deref_mut() {
             link.state = State::Closing;
             link.why = Some(Gone::Closed);
+            // Where the device refuses, the end of the queue pair does the same.
+            let _ = link.queue_pair.fail();
         }
-        // Nothing is under way on it: there is nothing to wait for.
-        self.finish(*index);
+        // Nothing is under way on it: what has just come is all that there is to wait for.
+        self.take_completions(nic);
+        self.finish(index);
     }
 
     /// What we tell the peer about a link.
