@@ -1,7 +1,8 @@
 //! RDMA in a host: which devices, how connections come about, and copies that the devices make.
 //!
 //! A connection is talked about on a TCP connection of its own to the peer's data port: our half of it is a request
-//! there, the peer's half the answer. After that the TCP connection says nothing more, but when it ends the peer is gone.
+//! there, the peer's half the answer. After that the TCP connection says nothing more, but when it ends the peer is
+//! gone.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -247,7 +247,8 @@ pub enum Output {
         local: Local,
     },
     /// Shared, local and RDMA paths: copy between the caller's memory and a segment, then [`super::Client::copied`]; or
-    /// report the lane gone, when nothing touches the memory any more. `Unsupported` says that this way is closed for the segment: another is taken.
+    /// report the lane gone, when nothing touches the memory any more. `Unsupported` says that this way is closed for
+    /// the segment: another is taken.
     CopySegment {
         /// The lane whose peer it belongs to.
         lane: LaneId,

@@ -229,6 +229,47 @@ pub(super) struct Link {
 }
 
 impl Link {
+    /// A link that is not connected.
+    pub(super) fn new((nic, endpoint): (u32, EndpointId), queue_pair: QueuePair, grant: u16, asks: bool) -> Self {
+        Self {
+            nic,
+            endpoint,
+            state: State::Offered,
+            queue_pair,
+            packet_number: 0,
+            credits: Credits::new(grant, 0),
+            grant,
+            send_depth: 0,
+            message_bytes: 0,
+            bits_per_second: 0,
+            asks,
+            awaited: 0,
+            ready: false,
+            dirty: false,
+            paused: false,
+            inbox: VecDeque::new(),
+            assembly: Vec::new(),
+            began: None,
+            expect: Expect::Frame,
+            wanted_at: HashMap::new(),
+            offered: HashMap::new(),
+            control: VecDeque::new(),
+            frames: VecDeque::new(),
+            extra_pieces: 0,
+            sending: None,
+            lent: slab::Slab::new(),
+            offering: Vec::new(),
+            keys: HashMap::new(),
+            told: HashSet::new(),
+            waiting: VecDeque::new(),
+            posted: slab::Slab::new(),
+            why: None,
+            closing_since_ns: None,
+            last_receive: false,
+            closing_after_send: None,
+        }
+    }
+
     /// What waits to be sent, where it is an answer.
     pub(super) fn backlog(&self) -> usize {
         self.frames.len() + if self.asks { 0 } else { self.extra_pieces }

@@ -10,8 +10,8 @@
 //! [`Rdma::accept`], [`Rdma::complete`]); it also closes the link when that channel says that the peer is gone.
 //!
 //! The host calls [`Rdma::poll`] in each round, then takes [`Rdma::poll_event`] and [`Rdma::poll_copied`], then for
-//! each connection of [`Rdma::next_ready`] takes [`Rdma::input`] until it says `Wait`, and at last [`Rdma::flush`]. Before
-//! it parks it calls [`Rdma::prepare_sleep`].
+//! each connection of [`Rdma::next_ready`] takes [`Rdma::input`] until it says `Wait`, and at last [`Rdma::flush`].
+//! Before it parks it calls [`Rdma::prepare_sleep`].
 //!
 //! Invariants: a device touches only memory that is registered with it, and registrations live as long as requests on
 //! them. What a connection was lent is given back only when the device holds nothing of it any more, and so is its end

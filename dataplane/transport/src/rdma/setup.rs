@@ -3,7 +3,7 @@
 //! The asking side makes a queue pair and an offer; the other makes its own, connects it, and answers; the asking side
 //! connects with the answer. Only then does it send, so the other side is always ready before anything comes.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
 
 use kvplane_proto::Status;
 use kvplane_proto::rng::mix64;
@@ -13,7 +13,7 @@ use kvplane_sys::verbs::{
 };
 
 use super::credits::Credits;
-use super::link::{Expect, Link, State};
+use super::link::{Link, State};
 use super::offer::{Answer, Half};
 use super::send::PIECES;
 use super::{Rdma, RdmaError};
@@ -38,7 +38,8 @@ const PEER_ACCESS: PeerAccess = PeerAccess { write: true, read: true };
 
 impl Rdma {
     /// Starts a connection from this device: the offer is to reach the peer, and its answer [`Self::complete`].
-    /// [`Event::Connected`] or [`Event::Gone`] follows that. `rail` is the peer's device that is asked for, by position.
+    /// [`Event::Connected`] or [`Event::Gone`] follows that. `rail` is the peer's device that is asked for, by
+    /// position.
     ///
     /// # Errors
     /// When the device has no active port or no place for another connection.
@@ -166,44 +167,10 @@ impl Rdma {
         nic.links.insert(made.qp_num(), index);
         self.counter += 1;
         let random = mix64(cpu::monotonic_ns() ^ mix64(self.counter));
-        let packet_number = random as u32 & ((1 << PACKET_NUMBER_BITS) - 1);
-        let link = Link {
-            nic: nic_index as u32,
-            endpoint,
-            state: State::Offered,
-            queue_pair: made,
-            packet_number,
-            credits: Credits::new(grant, 0),
-            grant,
-            send_depth: self.options.send_depth as usize,
-            message_bytes: self.options.message_bytes as usize,
-            bits_per_second: 0,
-            asks,
-            awaited: 0,
-            ready: false,
-            dirty: false,
-            paused: false,
-            inbox: VecDeque::new(),
-            assembly: Vec::new(),
-            began: None,
-            expect: Expect::Frame,
-            wanted_at: HashMap::new(),
-            offered: HashMap::new(),
-            control: VecDeque::new(),
-            frames: VecDeque::new(),
-            extra_pieces: 0,
-            sending: None,
-            lent: slab::Slab::new(),
-            offering: Vec::new(),
-            keys: HashMap::new(),
-            told: HashSet::new(),
-            waiting: VecDeque::new(),
-            posted: slab::Slab::new(),
-            why: None,
-            closing_since_ns: None,
-            last_receive: false,
-            closing_after_send: None,
-        };
+        let mut link = Link::new((nic_index as u32, endpoint), made, grant, asks);
+        link.packet_number = random as u32 & ((1 << PACKET_NUMBER_BITS) - 1);
+        link.send_depth = self.options.send_depth as usize;
+        link.message_bytes = self.options.message_bytes as usize;
         self.links[index as usize] = Some(Box::new(link));
         self.open += 1;
         Ok(ConnectionId { index, generation })

@@ -8,8 +8,8 @@
 //!
 //! Little-endian, fixed layout, 32 bytes, followed by the content. The content of a frame is a *record*: `offers` and
 //! then `sources` places of 32 bytes, the frame's header and body, and its payload when that is short. A record that is
-//! longer than a message goes on in messages of kind `More`. The link's hardware checks what it carries; the frame's own
-//! checksums are checked all the same.
+//! longer than a message goes on in messages of kind `More`. The link's hardware checks what it carries; the frame's
+//! own checksums are checked all the same.
 
 use core::fmt;
 
