@@ -17,6 +17,7 @@ use kvplane_rpc::Role;
 
 use crate::error::Error;
 use crate::link::{Control, ControlLink, seed};
+use crate::transfer::Metrics;
 
 /// Bytes of the buffer that plain puts and gets start with.
 const BOUNCE_BYTES: usize = 1 << 20;
@@ -152,6 +153,9 @@ impl Client {
             host: cpu::boot_id().unwrap_or_default(),
             lanes: config.lanes,
             shared: config.shared_memory,
+            // Objects are copied through the mapped pool of their shard, or streamed: the kernel's copies between
+            // processes are for segments, which a client of the store does not ask for.
+            cma: false,
             stream: config.tcp,
             ..Config::default()
         };
@@ -166,6 +170,13 @@ impl Client {
     #[must_use]
     pub const fn link(&self) -> &ControlLink {
         &self.link
+    }
+
+    /// What this client counted, its rails without the names of their shards.
+    pub fn metrics(&mut self) -> Metrics {
+        let mut metrics = Metrics::default();
+        metrics.add(0, self.initiator.books(), &|_| String::new());
+        metrics
     }
 
     /// Registers memory with this client.

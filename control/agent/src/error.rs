@@ -45,6 +45,18 @@ pub enum Error {
         other_address: u64,
         /// Its length.
         other_bytes: u64,
+        /// Whether that is being unregistered, and not left by its users yet.
+        leaving: bool,
+    },
+    /// Memory was unregistered and is still used, or may be: it must stay until unregistering was asked for again and
+    /// has succeeded.
+    MemoryHeld {
+        /// Where it begins.
+        address: u64,
+        /// Its length.
+        bytes: u64,
+        /// By whom it is used, where that is known, and what to do.
+        why: ShardError,
     },
     /// A range is not within one registered buffer: says which range, and whose buffers.
     AddressNotRegistered(String),
@@ -78,10 +90,14 @@ impl fmt::Display for Error {
             | Self::Argument(why)
             | Self::AddressNotRegistered(why)
             | Self::TooManyRequests(why) => f.write_str(why),
-            Self::AddressOverlapped { address, bytes, other_address, other_bytes } => write!(
+            Self::AddressOverlapped { address, bytes, other_address, other_bytes, leaving } => write!(
                 f,
-                "memory of {bytes} bytes at {address:#x} overlaps {other_bytes} bytes registered at {other_address:#x}"
+                "memory of {bytes} bytes at {address:#x} overlaps {other_bytes} bytes {} at {other_address:#x}",
+                if *leaving { "that are being unregistered and still used" } else { "registered" }
             ),
+            Self::MemoryHeld { address, bytes, why } => {
+                write!(f, "the memory of {bytes} bytes at {address:#x} cannot be given back yet: {why}")
+            }
             Self::Discovery(error) => write!(f, "{error}"),
             Self::Connect(error) => write!(f, "{error}"),
             Self::Call(error) => write!(f, "{error}"),
@@ -111,7 +127,7 @@ impl Error {
             Self::Request(SubmitError::TooMany { .. } | SubmitError::Busy { .. }) | Self::TooManyRequests(_) => -2,
             Self::Request(_) | Self::Argument(_) => -1,
             Self::AddressNotRegistered(_) => -3,
-            Self::Shard(ShardError::Busy) => -4,
+            Self::Shard(ShardError::Busy) | Self::MemoryHeld { .. } => -4,
             Self::AddressOverlapped { .. } => -7,
             Self::Status { status, .. } => code_of(*status),
             Self::Handshake(error) => match error.stage {

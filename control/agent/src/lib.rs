@@ -23,24 +23,36 @@ mod asynchronous;
 mod client;
 mod error;
 mod link;
+mod machine;
+mod metrics_server;
 mod node;
+mod node_metrics;
+mod prometheus;
+mod size;
+mod sockets;
 mod transfer;
 
 pub use asynchronous::AsyncClient;
 pub use client::{Buffer, Client, ClientConfig, Got, Put, Slice};
 pub use error::Error;
 pub use link::{Control, ControlLink};
+pub use machine::{discover_machine, scheduler_affinity};
+pub use metrics_server::MetricsServer;
 pub use node::{Node, NodeConfig};
+pub use size::parse_bytes;
 pub use transfer::{
-    Batch, BatchStatus, BufferInfo, Completed, FileInfo, Metrics, Opcode, PathChange, RailSnapshot, Range, Ranges,
-    RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session, SlowTransfer,
-    SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest,
-    TransportChoice,
+    Batch, BatchStatus, BufferInfo, Completed, Explanation, FileInfo, Metrics, Opcode, PathChange, RailSnapshot, Range,
+    Ranges, RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session,
+    SlowTransfer, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig,
+    TransferRequest, TransportChoice, Use,
 };
 
-pub use kvplane_engine::{HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, cpu};
+pub use kvplane_engine::{
+    HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, ZeroCopy, ZeroCopyCounters,
+    ZeroCopyOptions, cpu,
+};
 pub use kvplane_mooncake::{Environment, Notice};
-pub use kvplane_proto::client::{Intent, Path, TaskResult};
+pub use kvplane_proto::client::{Intent, RailCounts, TaskResult, Transport};
 pub use kvplane_proto::map::ClusterMap;
 pub use kvplane_proto::sched::{Health, Histogram, Priority};
 pub use kvplane_proto::{Digest, NodeId, Status, Version};

@@ -33,4 +33,4 @@ pub use environment::{Environment, VariableError};
 pub use metadata::{ConnectionError, Metadata, MetadataStore, StoreError};
 pub use notice::{MalformedNotice, Notice};
 pub use published::{Local, NoticeLimits, NoticesFull, Published};
-pub use timed::Stage;
+pub use timed::{Stage, resolve};

@@ -103,8 +103,12 @@ impl Write for Timed {
     }
 }
 
-/// The addresses of a peer.
-fn resolve(peer: &Peer, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
+/// The addresses of a peer, looked up within the deadline: the system's resolver itself has none, so it is asked by a
+/// thread of its own.
+///
+/// # Errors
+/// When there is none, or not in time, or the resolver has not answered many earlier questions.
+pub fn resolve(peer: &Peer, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
     let name = match &peer.host {
         Host::Address(ip) => return Ok(vec![SocketAddr::new(*ip, peer.port)]),
         Host::Name(name) => name.clone(),

@@ -78,11 +78,16 @@ pub(crate) fn effective_user() -> Result<u32, FileError> {
 /// When it cannot be created, is no directory (a symbolic link counts as none), belongs to someone else or is open to
 /// others.
 pub fn private_directory(path: &Path) -> Result<(), FileError> {
-    match DirBuilder::new().mode(0o700).create(path) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+    made_private_directory(path).map(|_| ())
+}
+
+/// As [`private_directory`]; whether it was created.
+pub(crate) fn made_private_directory(path: &Path) -> Result<bool, FileError> {
+    let made = match DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
         Err(error) => return Err(io_error("create the directory", path)(error)),
-    }
+    };
     let found = fs::symlink_metadata(path).map_err(io_error("look at", path))?;
     let user = effective_user()?;
     let not_private = |detail: String| Err(FileError::NotPrivate { path: path.to_owned(), detail });
@@ -96,7 +101,7 @@ pub fn private_directory(path: &Path) -> Result<(), FileError> {
         let mode = found.mode() & 0o777;
         return not_private(format!("its mode is {mode:03o}; run chmod 700 on it"));
     }
-    Ok(())
+    Ok(made)
 }
 
 /// Writes `content` to `path` atomically with mode 0600: a reader sees the old file or the new one, a crash leaves

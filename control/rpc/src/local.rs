@@ -12,12 +12,14 @@ use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use crate::files::{FileError, effective_user, io_error, private_directory, read_private, write_private};
+use crate::files::{
+    FileError, effective_user, io_error, made_private_directory, private_directory, read_private, write_private,
+};
 use crate::identity::{Identity, IdentityError, PEM_BYTES, Trust};
 use crate::role::{ClusterName, Role};
 
@@ -49,10 +51,14 @@ pub struct LocalCluster {
     identities: Vec<(Role, Identity)>,
 }
 
-/// A published file, for as long as this value lives; dropping it removes the file.
+/// A published file, for as long as this value lives; dropping it removes the file with its lock, and the directory if
+/// publishing made it and nothing else is in it.
 #[derive(Debug)]
 pub struct Publication {
     path: PathBuf,
+    lock_path: PathBuf,
+    /// The directory, where it is ours to remove.
+    made: Option<PathBuf>,
     _lock: File,
 }
 
@@ -224,16 +230,51 @@ impl RuntimeDirectory {
         self.path.join(format!("{cluster}.{kind}"))
     }
 
-    fn lock_file(&self, cluster: &ClusterName) -> Result<(PathBuf, File), FileError> {
+    /// Takes the lock of a cluster; says whether the directory was made for it. The last holder may remove the file,
+    /// and the directory, in between: then that is nobody's lock any more, and the one by that name is to be had.
+    fn lock(&self, cluster: &ClusterName) -> Result<(File, bool), LocalError> {
         let path = self.file(cluster, "lock");
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(io_error("open", &path))?;
-        Ok((path, file))
+        let (mut made, mut gone) = (false, None);
+        for _ in 0..LOCK_ATTEMPTS {
+            let opened = made_private_directory(&self.path).and_then(|new| {
+                made |= new;
+                let mut options = OpenOptions::new();
+                let options = options.create(true).truncate(false).write(true).mode(0o600);
+                options.open(&path).map_err(io_error("open", &path))
+            });
+            let lock = match opened {
+                Ok(lock) => lock,
+                Err(FileError::Io { action, path, source }) if source.kind() == io::ErrorKind::NotFound => {
+                    gone = Some(FileError::Io { action, path, source });
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            gone = None;
+            match lock.try_lock() {
+                Ok(()) if is_at(&lock, &path) => return Ok((lock, made)),
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => thread::sleep(LOCK_RETRY),
+                Err(TryLockError::Error(e)) => return Err(io_error("lock", &path)(e).into()),
+            }
+        }
+        let taken = || LocalError::AlreadyPublished { cluster: cluster.clone(), lock: path.clone() };
+        Err(gone.map_or_else(taken, LocalError::File))
+    }
+
+    /// Whether a publisher lives, by its lock.
+    fn is_locked(&self, cluster: &ClusterName) -> Result<bool, FileError> {
+        let path = self.file(cluster, "lock");
+        let lock = match OpenOptions::new().write(true).open(&path) {
+            Ok(lock) => lock,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(io_error("open", &path)(error)),
+        };
+        match lock.try_lock_shared() {
+            Ok(()) => Ok(false),
+            Err(TryLockError::WouldBlock) => Ok(true),
+            Err(TryLockError::Error(e)) => Err(io_error("lock", &path)(e)),
+        }
     }
 
     /// Publishes `local` until the returned value is dropped or this process dies. May wait 200 ms.
@@ -241,26 +282,11 @@ impl RuntimeDirectory {
     /// # Errors
     /// When the directory is not private, or another process publishes a cluster of that name.
     pub fn publish(&self, local: &LocalCluster) -> Result<Publication, LocalError> {
-        private_directory(&self.path)?;
-        let (lock_path, lock) = self.lock_file(&local.cluster)?;
-        let mut attempts = 1;
-        loop {
-            match lock.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) if attempts < LOCK_ATTEMPTS => {
-                    attempts += 1;
-                    thread::sleep(LOCK_RETRY);
-                }
-                Err(TryLockError::WouldBlock) => {
-                    let cluster = local.cluster.clone();
-                    return Err(LocalError::AlreadyPublished { cluster, lock: lock_path });
-                }
-                Err(TryLockError::Error(e)) => return Err(io_error("lock", &lock_path)(e).into()),
-            }
-        }
-        let path = self.file(&local.cluster, "local");
-        write_private(&path, local.to_text().as_bytes())?;
-        Ok(Publication { path, _lock: lock })
+        let (lock, made) = self.lock(&local.cluster)?;
+        let [path, lock_path] = ["local", "lock"].map(|kind| self.file(&local.cluster, kind));
+        let publication = Publication { path, lock_path, made: made.then(|| self.path.clone()), _lock: lock };
+        write_private(&publication.path, local.to_text().as_bytes())?;
+        Ok(publication)
     }
 
     /// What the control plane of `cluster` published.
@@ -277,11 +303,8 @@ impl RuntimeDirectory {
         // Another user's file must not tell us whom to trust.
         private_directory(&self.path)?;
         let text = read_private(&path, LOCAL_BYTES)?;
-        let (lock_path, lock) = self.lock_file(cluster)?;
-        match lock.try_lock_shared() {
-            Ok(()) => return Err(LocalError::Stale { cluster: cluster.clone(), path }),
-            Err(TryLockError::WouldBlock) => {}
-            Err(TryLockError::Error(e)) => return Err(io_error("lock", &lock_path)(e).into()),
+        if !self.is_locked(cluster)? {
+            return Err(LocalError::Stale { cluster: cluster.clone(), path });
         }
         LocalCluster::from_text(&text).map_err(|reason| LocalError::Malformed { path, reason })
     }
@@ -289,7 +312,19 @@ impl RuntimeDirectory {
 
 impl Drop for Publication {
     fn drop(&mut self) {
-        // We hold the lock, so the file is ours. One that cannot be removed is recognised as stale.
+        // We hold the lock, so the files are ours. Those that cannot be removed are recognised as stale.
         let _ = fs::remove_file(&self.path);
+        let _ = fs::remove_file(&self.lock_path);
+        // Refused where others have something in it.
+        if let Some(directory) = &self.made {
+            let _ = fs::remove_dir(directory);
+        }
     }
+}
+
+/// Whether this open file is the one of this name.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |found: fs::Metadata| (found.dev(), found.ino());
+    let (held, named) = (file.metadata().map(identity), fs::symlink_metadata(path).map(identity));
+    held.is_ok_and(|held| named.is_ok_and(|named| held == named))
 }

@@ -5,6 +5,7 @@ mod support;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvplane_rpc::{
     Authority, ClientConfig, ClusterName, Identity, IdentityError, LocalCluster, LocalError, Role, RuntimeDirectory,
@@ -129,12 +130,48 @@ fn what_a_dead_process_left_is_stale() {
     let file = directory.path().join("test.local");
     let text = fs::read(&file).unwrap();
     drop(publication);
+    assert!(!directory.path().exists(), "publishing made it, and nothing was in it");
+    kvplane_rpc::files::private_directory(directory.path()).unwrap();
     fs::write(&file, text).unwrap();
     chmod(&file, 0o600);
     let error = directory.discover(&cluster()).unwrap_err();
     assert!(matches!(error, LocalError::Stale { .. }), "{error}");
+    // A killed process leaves its lock, too, which nobody holds.
+    fs::write(directory.path().join("test.lock"), "").unwrap();
+    let error = directory.discover(&cluster()).unwrap_err();
+    assert!(matches!(error, LocalError::Stale { .. }), "{error}");
     assert!(error.to_string().contains("is gone"), "{error}");
     directory.publish(&published).expect("a stale file is replaced");
+    assert_eq!(fs::read_dir(directory.path()).expect("not made by publishing").count(), 0);
+}
+
+#[test]
+fn publishers_in_turn_are_never_two_at_once() {
+    let scratch = Scratch::new();
+    let directory = RuntimeDirectory::at(scratch.path().join("run"));
+    let authority = Authority::generate(&cluster()).unwrap();
+    let published = local(&authority, somewhere());
+    let (publishing, published_often) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..25 {
+                    match directory.publish(&published) {
+                        Ok(publication) => {
+                            assert_eq!(publishing.fetch_add(1, Ordering::SeqCst), 0);
+                            assert!(directory.discover(&cluster()).is_ok());
+                            publishing.fetch_sub(1, Ordering::SeqCst);
+                            published_often.fetch_add(1, Ordering::SeqCst);
+                            drop(publication);
+                        }
+                        Err(LocalError::AlreadyPublished { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+    });
+    assert!(published_often.into_inner() > 0);
 }
 
 #[test]

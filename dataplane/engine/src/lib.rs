@@ -16,6 +16,7 @@ pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};
 
 pub use kvplane_sys::{
-    DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
+    CrossError, DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
 };
-pub use kvplane_transport::{FaultCounters, FaultPlan};
+pub use kvplane_transport::shm::{Probe, probe};
+pub use kvplane_transport::{FaultCounters, FaultPlan, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};

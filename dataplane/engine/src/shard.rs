@@ -4,6 +4,9 @@
 //! a bounded ring; a full ring is `Busy`, never a wait. The thread spins or parks by its [`Pacing`] and ends when its
 //! handle is dropped.
 
+mod error;
+mod leaving;
+
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
@@ -23,6 +26,8 @@ use kvplane_transport::mooncake::ServerCounters;
 
 use crate::host::{Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
+pub use error::ShardError;
+use leaving::{Leaving, see_off};
 
 /// Commands that may wait for a shard.
 const MAILBOX_ENTRIES: usize = 256;
@@ -35,9 +40,6 @@ const MAILBOX_RETRY: Duration = Duration::from_micros(100);
 /// again at once must not fail.
 const LISTEN_ATTEMPTS: u32 = 50;
 const LISTEN_RETRY: Duration = Duration::from_millis(20);
-/// How long the segment's users have before their connections are closed.
-const QUIET_DEADLINE_NS: u64 = 2_000_000_000;
-
 /// Where a shard listens.
 #[derive(Clone, Debug)]
 pub struct Listen {
@@ -70,37 +72,8 @@ pub struct ShardConfig {
     pub host: HostConfig,
 }
 
-/// Why a shard did not start, or did not answer.
-#[derive(Debug)]
-pub enum ShardError {
-    /// It could not be set up: says what and why.
-    Start(String),
-    /// Its mailbox is full.
-    Busy,
-    /// It did not answer in time.
-    Timeout,
-    /// Its thread has ended: says why.
-    Ended(String),
-    /// It refused: says why.
-    Refused(String),
-}
-
-impl core::fmt::Display for ShardError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            Self::Start(why) => write!(f, "a shard could not be started: {why}"),
-            Self::Busy => write!(f, "{MAILBOX_ENTRIES} commands wait for the shard already: try again"),
-            Self::Timeout => write!(f, "the shard did not answer within {} s", ANSWER_DEADLINE.as_secs()),
-            Self::Ended(why) => write!(f, "the shard has ended: {why}"),
-            Self::Refused(why) => f.write_str(why),
-        }
-    }
-}
-
-impl std::error::Error for ShardError {}
-
 /// What a shard tells about itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct ShardSnapshot {
     /// Its objects.
     pub store: Option<StoreStats>,
@@ -120,7 +93,7 @@ pub struct ShardSnapshot {
 
 enum Command {
     Register { info: SegmentInfo, region: Arc<Region>, answer: SyncSender<Result<SegmentId, String>> },
-    Unregister { segment: SegmentId, answer: SyncSender<()> },
+    Unregister { segment: SegmentId, within: Duration, answer: SyncSender<Result<(), ShardError>> },
     ListenShm { listener: UnixListener },
     BeginLife { incarnation: Incarnation },
     Own { epoch: Epoch, slots: Box<[u64; SLOTS / 64]> },
@@ -213,22 +186,31 @@ impl ShardHandle {
         self.wait(&wait)?.map_err(ShardError::Refused)
     }
 
-    /// Takes memory from peers; returns when nothing uses it any more.
+    /// Takes memory from peers; returns when nothing uses it any more. See [`Self::unregister_within`].
     ///
     /// # Errors
-    /// When the shard does not answer in time: then peers may still use the memory. A process of this host that was
-    /// stopped in the middle of a copy has that effect.
+    /// As there, after ten seconds.
     pub fn unregister(&self, segment: SegmentId) -> Result<(), ShardError> {
+        self.unregister_within(segment, ANSWER_DEADLINE)
+    }
+
+    /// Takes memory from peers; returns when nothing uses it any more, or after about this time. It may be asked again
+    /// after any error, and waits again for those who still use it; no new user comes.
+    ///
+    /// # Errors
+    /// [`ShardError::Held`] when peers still use the memory: a process of this host that was stopped in the middle of a
+    /// copy has that effect. Any other when the shard does not answer; then the same is to be assumed.
+    pub fn unregister_within(&self, segment: SegmentId, within: Duration) -> Result<(), ShardError> {
         let (answer, wait) = sync_channel(1);
         let until = Instant::now() + ANSWER_DEADLINE;
         // Given up for a full mailbox, the segment would stay open to peers for good.
-        while let Err(error) = self.send(Command::Unregister { segment, answer: answer.clone() }) {
+        while let Err(error) = self.send(Command::Unregister { segment, within, answer: answer.clone() }) {
             if !matches!(error, ShardError::Busy) || Instant::now() >= until {
                 return Err(error);
             }
             std::thread::sleep(MAILBOX_RETRY);
         }
-        self.wait(&wait)
+        self.wait_for(&wait, within.saturating_add(ANSWER_DEADLINE))?
     }
 
     /// Serves peers on this host at this path too.
@@ -280,7 +262,11 @@ impl ShardHandle {
     }
 
     fn wait<T>(&self, answer: &Receiver<T>) -> Result<T, ShardError> {
-        answer.recv_timeout(ANSWER_DEADLINE).map_err(|error| match error {
+        self.wait_for(answer, ANSWER_DEADLINE)
+    }
+
+    fn wait_for<T>(&self, answer: &Receiver<T>, longest: Duration) -> Result<T, ShardError> {
+        answer.recv_timeout(longest).map_err(|error| match error {
             RecvTimeoutError::Timeout => ShardError::Timeout,
             RecvTimeoutError::Disconnected => ShardError::Ended(self.end()),
         })
@@ -337,7 +323,7 @@ fn run(
         }
     };
     let _ = started.send(Ok(ready));
-    let mut leaving: Vec<(SegmentId, u64, SyncSender<()>)> = Vec::new();
+    let mut leaving: Vec<Leaving> = Vec::new();
     loop {
         let mut progress = false;
         while let Some(command) = mailbox.try_pop() {
@@ -425,7 +411,7 @@ fn listen_unix(path: &std::path::Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-fn obey(host: &mut Host, command: Command, leaving: &mut Vec<(SegmentId, u64, SyncSender<()>)>) {
+fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
     match command {
         Command::Register { info, region, answer } => {
             let registered = match host.service() {
@@ -438,11 +424,9 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<(SegmentId, u64, Sy
             // Whoever asked may have given up; the segment is then simply unused.
             let _ = answer.send(registered);
         }
-        Command::Unregister { segment, answer } => {
-            if let Some(service) = host.service() {
-                service.unregister(segment);
-                leaving.push((segment, cpu::monotonic_ns() + QUIET_DEADLINE_NS, answer));
-            }
+        Command::Unregister { segment, within, answer } => {
+            host.unregister(segment);
+            leaving.push(Leaving::new(segment, within, answer));
         }
         Command::ListenShm { listener } => {
             // Out of memory for a watch, the kernel gives nothing else either; peers then use TCP.
@@ -474,21 +458,5 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<(SegmentId, u64, Sy
             };
             let _ = answer.send(snapshot);
         }
-    }
-}
-
-/// Answers those who wait for a segment to fall quiet; hurries its users when it takes too long.
-fn see_off(host: &mut Host, leaving: &mut Vec<(SegmentId, u64, SyncSender<()>)>, now_ns: u64) {
-    while let Some(segment) = host.poll_unregistered() {
-        leaving.retain(|(waiting, _, answer)| {
-            if *waiting == segment {
-                let _ = answer.send(());
-            }
-            *waiting != segment
-        });
-    }
-    for (segment, at_ns, _) in leaving.iter_mut().filter(|entry| entry.1 <= now_ns) {
-        *at_ns = u64::MAX;
-        host.evict_users(*segment);
     }
 }

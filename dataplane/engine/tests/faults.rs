@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_engine::{
     FaultCounters, FaultPlan, HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard,
-    ShardConfig, ShardHandle,
+    ShardConfig, ShardHandle, ZeroCopy, ZeroCopyOptions,
 };
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
@@ -58,8 +58,11 @@ fn plain(name: &str, bytes: usize) -> RegionOptions {
     RegionOptions { huge: HugePages::Never, prefault: false, ..RegionOptions::new(name, bytes) }
 }
 
+/// Every other plan sends without copies.
 fn host(fault: FaultPlan) -> HostConfig {
-    HostConfig { fault: Some(fault), ..HostConfig::default() }
+    let when = if fault.seed.is_multiple_of(2) { ZeroCopy::Never } else { ZeroCopy::Always };
+    let zero_copy = ZeroCopyOptions { when, least_bytes: 10_000 };
+    HostConfig { fault: Some(fault), zero_copy, ..HostConfig::default() }
 }
 
 fn start_shard(fault: FaultPlan) -> ShardHandle {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use kvplane_engine::{
     HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
 };
-use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget};
+use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget, Transport};
 use kvplane_proto::ids::{Incarnation, NodeId, SegmentId, ShardId};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Status, Version};
@@ -126,6 +126,21 @@ impl Asker {
         results
     }
 
+    /// The same by the client's books: slices that were copied in these ways are slices whose times were taken.
+    fn counted(&mut self) -> [u64; 3] {
+        let books = self.initiator.books();
+        let by = [Transport::Shm, Transport::Cma, Transport::Local];
+        by.map(|transport| {
+            let rails = books.rail_metrics().filter(|rail| rail.transport == transport);
+            rails.fold(0, |sum, rail| {
+                let counts = rail.counts;
+                assert_eq!((counts.service.count(), counts.queue.count()), (counts.operations, counts.operations));
+                assert!(counts.bytes < 1 << 20 || counts.service.sum_ns() > 1000, "{transport:?}: copies take time");
+                sum + counts.bytes
+            })
+        })
+    }
+
     /// Map, cma and own bytes so far.
     fn moved(&self) -> [u64; 3] {
         let counters = self.initiator.host_counters();
@@ -188,6 +203,7 @@ fn shared_memory_is_mapped() {
         let mut asker = Asker::new(owner.address(), config(|config| config.slice_bytes = slice_bytes));
         assert_eq!(exchange(&mut asker, &theirs, segment, true), EXCHANGED);
         assert_eq!((asker.moved()[0], owner.streamed()), (EXCHANGED, 0));
+        assert_eq!(asker.counted(), asker.moved());
     }
 }
 
@@ -204,6 +220,7 @@ fn any_memory_is_copied_by_the_kernel() {
             return;
         }
         assert_eq!((asker.moved()[1], owner.streamed()), (EXCHANGED, 0));
+        assert_eq!(asker.counted(), asker.moved());
     }
 }
 
@@ -228,6 +245,7 @@ fn closed_ways_lead_to_the_stream() {
     let mut asker = Asker::new(owner.address(), config(|config| config.shared = false));
     exchange(&mut asker, &shared, segment, true);
     assert_eq!(asker.moved()[0], 0);
+    assert_eq!(asker.counted(), asker.moved());
 }
 
 #[test]
@@ -250,6 +268,79 @@ fn rights_hold_on_every_way() {
             assert!(refused.iter().all(|s| matches!(s, Status::Stale | Status::Unauthorized)), "{refused:?}");
         }
         assert_eq!((wrong(&fixed, 1, 0, 8192, 0), wrong(&hidden, 2, 0, 8192, 0)), (None, None));
+    }
+}
+
+/// Peers that may only read map memory that cannot be mapped writable again. Those that may write it later use another
+/// way.
+#[test]
+fn memory_may_be_for_readers_first_and_for_writers_later() {
+    let owner = Owner::new("turns");
+    let theirs = memory(true, BYTES);
+    let segment = owner.register(&theirs, |info| info.writable = false);
+    fill(&theirs, 1);
+    let mut asker = Asker::new(owner.address(), config(|_| ()));
+    let (at, local) = (asker.at(segment, 8, true), asker.local(0, 4096));
+    assert_eq!(asker.run(&[Request::Read(at, local)]), [Status::Ok]);
+    assert_eq!((asker.moved()[0], wrong(&asker.memory, 1, 0, 4096, 8)), (4096, None));
+    assert_eq!(asker.run(&[Request::Write(at, local)]), [Status::Unauthorized]);
+    assert_eq!(wrong(&theirs, 1, 0, BYTES, 0), None);
+    owner.shard.unregister(segment).expect("nobody uses it");
+    let segment = owner.register(&theirs, |_| ());
+    let moved = exchange(&mut asker, &theirs, segment, true);
+    assert_eq!(asker.moved()[0], 4096, "through no mapping");
+    assert_eq!(moved + owner.streamed(), EXCHANGED);
+}
+
+/// A host that is kept from its rounds has not been answered sooner for that: the clock of a round before the request
+/// was sent would say so.
+#[test]
+fn the_time_of_an_answer_is_when_it_is_taken() {
+    const APART: Duration = Duration::from_millis(1);
+    let owner = Owner::new("time");
+    let theirs = memory(false, BYTES);
+    let segment = owner.register(&theirs, |_| ());
+    let mut asker = Asker::new(PeerAddress::native(owner.shard.address(), None), config(|_| ()));
+    let read = Request::Read(asker.at(segment, 0, false), asker.local(0, 4096));
+    assert_eq!(asker.run(&[read]), [Status::Ok]);
+    let served = |asker: &mut Asker| {
+        let books = asker.initiator.books();
+        let stream = books.rail_metrics().filter(|rail| rail.transport == Transport::Tcp);
+        stream.map(|rail| rail.counts.service.sum_ns()).sum::<u64>()
+    };
+    for round in 0..20 {
+        let before_ns = served(&mut asker);
+        let batch = asker.initiator.submit(&[read], DEADLINE).expect("a valid batch");
+        // What a round sends is not answered before the next.
+        while !asker.initiator.is_complete(batch) {
+            asker.initiator.poll().expect("a working poller");
+            std::thread::sleep(APART);
+        }
+        assert_eq!(asker.initiator.results(batch)[0].status, Status::Ok);
+        asker.initiator.release(batch);
+        let took_ns = u128::from(served(&mut asker) - before_ns);
+        assert!(took_ns >= APART.as_nanos(), "{took_ns} ns in round {round}");
+    }
+}
+
+/// Copies that come up in the round that finds the connection's end are not what the owner has to say of its memory.
+/// That round is one of the first few; which one, is tried.
+#[test]
+fn the_end_of_a_connection_is_not_the_end_of_a_segment() {
+    for rounds in 0..20 {
+        let owner = Owner::new("end");
+        let theirs = memory(true, BYTES);
+        let segment = owner.register(&theirs, |_| ());
+        fill(&theirs, 1);
+        let mut asker = Asker::new(owner.address(), config(|_| ()));
+        let read = Request::Read(asker.at(segment, 8, true), asker.local(0, 4096));
+        assert_eq!(asker.run(&[read]), [Status::Ok]);
+        drop(owner);
+        for _ in 0..rounds {
+            asker.initiator.poll().expect("a working poller");
+        }
+        let status = asker.run(&[read])[0];
+        assert!(matches!(status, Status::Ok | Status::Unreachable), "{status:?} after {rounds} rounds");
     }
 }
 

@@ -43,6 +43,8 @@ impl Limits {
     pub const HELLO_NS: u64 = 5_000_000_000;
     /// Time for a new connection to say hello on a rail that has others beside it.
     pub const RAIL_HELLO_NS: u64 = 500_000_000;
+    /// How long a path that does not lead to its peer is not tried again, where there is another.
+    pub const UNAVAILABLE_NS: u64 = 10_000_000_000;
     /// Time without progress after which a connection with work is given up, where another rail can take over. Longer
     /// where the work that it has would take longer.
     pub const STALL_NS: u64 = 100_000_000;

@@ -50,8 +50,10 @@ pub struct Readiness {
     pub readable: bool,
     /// There is room to write, or an error to be told when writing.
     pub writable: bool,
-    /// The peer sends nothing more, or the descriptor has an error.
+    /// The peer sends nothing more, or the descriptor has failed for good.
     pub ended: bool,
+    /// It has an error, or a message in its error queue: see [`zero_copy`](crate::zero_copy).
+    pub error: bool,
 }
 
 /// An epoll. Any thread may use it, several at the same time.
@@ -126,7 +128,8 @@ impl Poller {
                 token: event.u64,
                 readable: failed || has(libc::EPOLLIN | libc::EPOLLRDHUP),
                 writable: failed || has(libc::EPOLLOUT),
-                ended: failed || has(libc::EPOLLRDHUP),
+                ended: has(libc::EPOLLHUP | libc::EPOLLRDHUP),
+                error: has(libc::EPOLLERR),
             }
         }));
         Ok(count)
@@ -200,7 +203,7 @@ mod tests {
         level_in.write_all(b"x").expect("write");
         let mut found = look(&poller, LONG);
         found.sort_by_key(|readiness| readiness.token);
-        let ready = |token| Readiness { token, readable: true, writable: false, ended: false };
+        let ready = |token| Readiness { token, readable: true, writable: false, ended: false, error: false };
         assert_eq!(found, [ready(1), ready(u64::MAX)]);
         assert_eq!(look(&poller, LONG), [ready(u64::MAX)], "the edge is over, the level is not");
         ours.write_all(b"y").expect("write");
@@ -214,13 +217,16 @@ mod tests {
         let poller = Poller::new().expect("epoll");
         let (ours, theirs) = UnixStream::pair().expect("pair");
         poller.add(theirs.as_fd(), 1, Interest::BothEdges).expect("added");
-        let room = Readiness { token: 1, readable: false, writable: true, ended: false };
+        let room = Readiness { token: 1, readable: false, writable: true, ended: false, error: false };
         assert_eq!(look(&poller, LONG), [room]);
         assert!(look(&poller, Duration::from_micros(10)).is_empty(), "no change");
         poller.modify(theirs.as_fd(), 2, Interest::BothEdges).expect("watched");
         assert_eq!(look(&poller, LONG), [Readiness { token: 2, ..room }]);
         drop(ours);
-        assert_eq!(look(&poller, LONG), [Readiness { token: 2, readable: true, writable: true, ended: true }]);
+        assert_eq!(
+            look(&poller, LONG),
+            [Readiness { token: 2, readable: true, writable: true, ended: true, error: false }]
+        );
         poller.remove(theirs.as_fd()).expect("watched");
         assert!(
             poller.remove(theirs.as_fd()).is_err() && poller.modify(theirs.as_fd(), 3, Interest::Readable).is_err()

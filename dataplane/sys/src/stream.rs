@@ -1,8 +1,8 @@
 //! Bytes over nonblocking sockets by direct calls: gathered when they leave, scattered when they arrive.
 //!
 //! The kernel uses the memory during the call only, so the borrows of [`Gather`] and [`Scatter`] are all it needs: when
-//! a call has returned, nothing of the kernel's refers to it. Ranges of regions go to the kernel by address, never
-//! through references, as others may write them at the same time.
+//! a call has returned, nothing of the kernel's refers to it. The one exception is [`Gather::send_zero_copy`]. Ranges
+//! of regions go to the kernel by address, never through references, as others may write them at the same time.
 
 use crate::net;
 use crate::region::IoBuf;
@@ -49,6 +49,8 @@ impl Vectors {
 /// Pieces of memory to send as one.
 pub struct Gather<'a> {
     vectors: Vectors,
+    /// Whether all pieces are ranges of regions.
+    regions_only: bool,
     borrows: PhantomData<&'a [u8]>,
 }
 
@@ -56,11 +58,12 @@ impl<'a> Gather<'a> {
     /// No pieces yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { vectors: Vectors::new(), borrows: PhantomData }
+        Self { vectors: Vectors::new(), regions_only: true, borrows: PhantomData }
     }
 
     /// Adds bytes of our own. Panics when the gather [`is_full`](Self::is_full).
     pub fn push_bytes(&mut self, bytes: &'a [u8]) {
+        self.regions_only = false;
         self.vectors.push(bytes.as_ptr().cast_mut(), bytes.len());
     }
 
@@ -89,8 +92,33 @@ impl<'a> Gather<'a> {
     /// # Errors
     /// The kernel's; [`io::ErrorKind::WouldBlock`] when it takes nothing now.
     pub fn send(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        self.send_with(fd, 0)
+    }
+
+    /// The same for bytes that others will follow at once: the kernel may wait for those to fill a packet.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub fn send_more(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        self.send_with(fd, libc::MSG_MORE)
+    }
+
+    /// The same without a copy, on a socket that [`zero_copy::enable`](crate::zero_copy::enable) was called for. The
+    /// kernel refers to the memory until it has given notice of this call; it holds the pages, so unmapping them is
+    /// harmless, but what is written there until then may be what the peer gets. Panics when bytes of our own are among
+    /// the pieces.
+    ///
+    /// # Errors
+    /// As [`Self::send`]; also when the kernel has no room for the notice, or may not hold so many pages (ENOBUFS), or
+    /// cannot hold these (EFAULT). No call was counted then, and a send with a copy may work.
+    pub fn send_zero_copy(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        assert!(self.regions_only, "bytes of our own would be changed before they have left");
+        self.send_with(fd, libc::MSG_ZEROCOPY)
+    }
+
+    fn send_with(&mut self, fd: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<usize> {
         let first = self.vectors.first();
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         retry(|| {
             if self.vectors.count == 1 {
                 // SAFETY: the piece is borrowed, or in a region that the caller's buffer keeps mapped.

@@ -7,7 +7,9 @@
 use std::io::{self, Write};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 /// Most descriptors in one message.
 pub const MAX_FDS: usize = 32;
@@ -29,6 +31,31 @@ pub struct Credentials {
     pub uid: u32,
     /// Effective group id.
     pub gid: u32,
+}
+
+/// Whether a socket's file was left over by a process that is gone: connecting to it is refused. Never blocks; false
+/// where that is not certain, as for one whose owner has no time at the moment.
+pub fn is_abandoned(path: &Path) -> bool {
+    // SAFETY: all-zero is a valid sockaddr_un.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let name = path.as_os_str().as_bytes();
+    // The last byte stays 0.
+    if name.is_empty() || name.len() >= address.sun_path.len() {
+        return false;
+    }
+    address.sun_path.iter_mut().zip(name).for_each(|(to, &byte)| *to = byte.cast_signed());
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: plain call.
+    let socket = match unsafe { libc::socket(libc::AF_UNIX, kind, 0) } {
+        -1 => return false,
+        // SAFETY: a descriptor that the kernel just made for us alone.
+        fd => unsafe { OwnedFd::from_raw_fd(fd) },
+    };
+    let bytes = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: the address is a whole sockaddr_un with a final zero, which outlives the call.
+    let connected = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), bytes) };
+    connected != 0 && io::Error::last_os_error().kind() == io::ErrorKind::ConnectionRefused
 }
 
 fn invalid(text: String) -> io::Error {
@@ -128,6 +155,39 @@ unsafe fn take_fds(message: &libc::msghdr) -> Vec<OwnedFd> {
     fds
 }
 
+/// A nonblocking connection to who listens at this path. Never waits.
+///
+/// # Errors
+/// `NotFound` and `ConnectionRefused` when nobody listens there; `WouldBlock` when as many wait to be accepted as may;
+/// `InvalidInput` for a path that no socket can have.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let bytes = path.as_os_str().as_bytes();
+    // SAFETY: all-zero is a valid sockaddr_un.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    // The last byte stays 0.
+    if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        return Err(invalid(format!("{} is no path of a socket: 1 to 107 bytes", path.display())));
+    }
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = from.cast_signed();
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: a plain call; the descriptor, if there is one, is new and nobody's.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    let stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    retry(|| {
+        let place = (&raw const address).cast();
+        // SAFETY: the address outlives the call, and the length is its own.
+        unsafe { libc::connect(fd, place, size_of::<libc::sockaddr_un>() as libc::socklen_t) as isize }
+    })?;
+    Ok(stream)
+}
+
 /// Who is at the other end.
 pub fn peer_credentials(stream: &UnixStream) -> io::Result<Credentials> {
     let mut found = MaybeUninit::<libc::ucred>::zeroed();
@@ -219,6 +279,33 @@ mod tests {
         let sender = std::thread::spawn(move || send_with_fds(&ours, &bytes, &[]));
         assert!(ends(&theirs) == expected);
         sender.join().expect("joined").expect("sent");
+    }
+
+    #[test]
+    fn connecting_never_waits() {
+        let directory = std::env::temp_dir().join(format!("kvplane-unix-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let path = directory.join("socket");
+        let kind = |path: &Path| connect(path).expect_err("nobody is there").kind();
+        assert_eq!(kind(&path), io::ErrorKind::NotFound);
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("a listener");
+        // Nobody accepts: at last no more may wait.
+        let mut waiting = Vec::new();
+        let error = loop {
+            match connect(&path) {
+                Ok(stream) if waiting.len() < 100_000 => waiting.push(stream),
+                Ok(_) => break None,
+                Err(error) => break Some(error.kind()),
+            }
+        };
+        assert!(matches!(error, Some(io::ErrorKind::WouldBlock)) || waiting.len() > 1000, "{error:?}");
+        let mut theirs = listener.accept().expect("it waited").0;
+        theirs.write_all(b"x").expect("sent");
+        assert_eq!((&waiting[0]).read(&mut [0; 2]).expect("nonblocking, and there is something"), 1);
+        drop((listener, theirs));
+        assert_eq!(kind(&path), io::ErrorKind::ConnectionRefused);
+        assert_eq!(kind(Path::new(&"x".repeat(108))), io::ErrorKind::InvalidInput);
+        let _ = std::fs::remove_dir_all(directory);
     }
 
     #[test]

@@ -23,6 +23,6 @@ pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use file::{FileTransfer, Files};
 pub use rdma::{Rdma, RdmaCounters, RdmaError, RdmaOptions};
 pub use shm::Shm;
-pub use tcp::Tcp;
+pub use tcp::{Tcp, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 pub use token::{Source, Token};
 pub use types::{ConnectionId, Event, Gone, Input, Outgoing, Pieces, Target};

@@ -9,7 +9,7 @@ use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_sys::{HugePages, IoBuf, Poller, Readiness, Region, RegionOptions, net};
-use kvplane_transport::{ConnectionId, Event, Fault, FaultPlan, Gone, Input, Outgoing, Target, Token};
+use kvplane_transport::{ConnectionId, Event, Fault, FaultPlan, Gone, Input, Outgoing, Target, Token, ZeroCopyOptions};
 
 const PAYLOAD_BYTES: usize = 100_000;
 
@@ -42,7 +42,7 @@ impl End {
         };
         Self {
             poller: Poller::new().expect("a poller"),
-            tcp: Fault::new(plan),
+            tcp: Fault::new(plan, ZeroCopyOptions::default()),
             readiness: Vec::new(),
             memory: Region::allocate(&options).expect("memory"),
             now_ns: 1,

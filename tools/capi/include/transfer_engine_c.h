@@ -133,7 +133,7 @@ void enableGracefulShutdown(transfer_engine_t engine);
 /* ---- segments ------------------------------------------------------------------------------------------------------ */
 
 /* Opens a peer's memory by name; "file:///path" opens a file, where installTransport
- * allowed it. The handle is at least 1, or negative on failure. */
+ * allowed it. The handle is at least 1, LOCAL_SEGMENT for the engine's own name, or negative on failure. */
 segment_id_t openSegment(transfer_engine_t engine, const char *segment_name);
 /* The same, asking the peer again even if the name is known. */
 segment_id_t openSegmentNoCache(transfer_engine_t engine, const char *segment_name);
@@ -151,7 +151,8 @@ int warmupEfaSegment(transfer_engine_t engine, const char *segment_name);
  * until it is unregistered. Length 0 is refused, as is overlap with registered memory. */
 int registerLocalMemory(transfer_engine_t engine, void *addr, size_t length, const char *location,
                         int remote_accessible);
-/* Takes it back; when this returns no peer writes it any more. */
+/* Takes it back; when this returns 0 no peer writes it any more. -4 says that one still does, as a process of this host
+ * may that was stopped in the middle of a copy: then the memory must stay mapped, and this be called again. */
 int unregisterLocalMemory(transfer_engine_t engine, void *addr);
 /* All or none. */
 int registerLocalMemoryBatch(transfer_engine_t engine, buffer_entry_t *buffer_list, size_t buffer_len,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 
 use kvplane::{Batch, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferRequest};
 
@@ -30,6 +30,10 @@ mod code {
 /// A batch of C's: the batches that were submitted for it, each with the number of its first task.
 struct Room {
     room: usize,
+    /// Held while transfers are added, which may ask peers.
+    filling: Mutex<()>,
+    /// Held for looking and for adding what was submitted, never while anything is waited for but the end of a batch
+    /// whose tasks have ended.
     parts: RwLock<Vec<(usize, Batch)>>,
 }
 
@@ -47,7 +51,7 @@ impl Batches {
         }
         entries.0 += 1;
         let id = entries.0;
-        entries.1.insert(id, Arc::new(Room { room, parts: RwLock::default() }));
+        entries.1.insert(id, Arc::new(Room { room, filling: Mutex::default(), parts: RwLock::default() }));
         id
     }
 
@@ -58,6 +62,9 @@ impl Batches {
 
     fn remove(&self, id: u64) -> Result<c_int, c_int> {
         let entry = self.get(id)?;
+        if matches!(entry.filling.try_lock(), Err(TryLockError::WouldBlock)) {
+            return Err(code::BATCH_BUSY);
+        }
         {
             let parts = entry.parts.read().unwrap_or_else(PoisonError::into_inner);
             for (_, batch) in parts.iter() {
@@ -84,8 +91,12 @@ impl Room {
     fn submit(&self, engine: &Engine, entries: &[Entry], options: &SubmitOptions) -> Result<c_int, c_int> {
         let requests: Result<Vec<TransferRequest>, c_int> = entries.iter().map(request).collect();
         let requests = requests?;
-        let mut parts = self.parts.write().unwrap_or_else(PoisonError::into_inner);
-        let used = parts.last().map_or(0, |(first, batch)| first + batch.tasks());
+        // Who asks for the status of an earlier transfer does not wait for this one's peer.
+        let _one = self.filling.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = {
+            let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
+            parts.last().map_or(0, |(first, batch)| first + batch.tasks())
+        };
         if requests.len() > self.room - used {
             return Err(code::TOO_MANY_REQUESTS);
         }
@@ -93,7 +104,7 @@ impl Room {
             return Ok(0);
         }
         let batch = engine.engine.submit(&requests, options).map_err(|error| -error.code())?;
-        parts.push((used, batch));
+        self.parts.write().unwrap_or_else(PoisonError::into_inner).push((used, batch));
         Ok(0)
     }
 
@@ -229,4 +240,60 @@ pub(crate) unsafe extern "C" fn freeBatchID(engine: *mut c_void, batch_id: u64) 
 /// The functions of batches return codes without their sign.
 const fn positive(code: c_int) -> c_int {
     if code == INVALID_ARGUMENT { code::INVALID_ARGUMENT } else { code.abs() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read};
+    use std::net::TcpListener;
+    use std::sync::atomic::AtomicBool;
+
+    use kvplane::{Region, RegionOptions, RegisterOptions, TransferEngine, TransferEngineConfig};
+
+    use super::*;
+
+    fn engine() -> (Engine, Arc<Region>) {
+        let config = TransferEngineConfig { shared_memory: false, ..TransferEngineConfig::default() };
+        let engine = TransferEngine::start(config).expect("an engine on loopback");
+        let memory = Region::allocate(&RegionOptions::new("batches", 8192)).expect("memory");
+        engine.register(Arc::clone(&memory), &RegisterOptions::default()).expect("free memory");
+        (Engine { engine, batches: Batches::default(), files: AtomicBool::new(false) }, memory)
+    }
+
+    #[test]
+    fn a_peer_that_says_nothing_holds_up_no_status() {
+        let (ours, memory) = engine();
+        let (theirs, _) = engine();
+        let peer = ours.engine.open_segment(theirs.engine.name()).expect("it lives");
+        let address = theirs.engine.local_address();
+        drop(theirs);
+        let silent = TcpListener::bind(address).expect("its port");
+        let (source, number) = (memory.address(), i32::try_from(peer.to_bits()).expect("small"));
+        let entry = move |target_id, target_offset| Entry {
+            opcode: 1,
+            source: source as *mut c_void,
+            target_id,
+            target_offset,
+            length: 8,
+        };
+        let room = ours.batches.get(ours.batches.add(10)).expect("a batch");
+        assert_eq!(room.submit(&ours, &[entry(0, source + 4096)], &SubmitOptions::default()), Ok(0));
+        std::thread::scope(|scope| {
+            let (room, ours) = (&room, &ours);
+            // It was never told of an address like this, so it is asked again.
+            let slow = scope.spawn(move || room.submit(ours, &[entry(number, 1)], &SubmitOptions::default()));
+            let (mut call, _) = silent.accept().expect("it is asked");
+            assert_eq!(room.status(0).expect("a task").status, TaskState::Completed as c_int);
+            call.set_nonblocking(true).expect("a socket");
+            let end = loop {
+                match call.read(&mut [0; 4096]) {
+                    Ok(1..) => {}
+                    other => break other.map_err(|error| error.kind()),
+                }
+            };
+            assert_eq!(end, Err(ErrorKind::WouldBlock), "the status waited until the peer was given up");
+            drop((call, silent));
+            assert!(slow.join().expect("no panic").is_err());
+        });
+    }
 }

@@ -11,7 +11,7 @@ use crate::rim::{INVALID_ARGUMENT, with_engine, write_text};
 use crate::types::{DEVICE_NAME_BYTES, NicLoad};
 
 fn device(rail: &RailSnapshot) -> String {
-    format!("{}:{}/{}", rail.path.name(), rail.peer, rail.number)
+    format!("{}:{}/{}", rail.transport.name(), rail.peer, rail.number)
 }
 
 /// See the header.
@@ -82,7 +82,7 @@ fn as_text(engine: &Engine, rails: &[RailSnapshot], memory: &BTreeMap<String, u6
     let lines = rails.iter().map(|rail| {
         format!(
             "  {:<10} {:<24} {:?}, {} operations, {} bytes, {} retries, {} MB/s\n",
-            rail.path.name(),
+            rail.transport.name(),
             rail.peer,
             rail.health,
             rail.operations,
@@ -101,7 +101,7 @@ fn as_json(engine: &Engine, rails: &[RailSnapshot], memory: &BTreeMap<String, u6
         .map(|rail| {
             json!({
                 "peer": rail.peer,
-                "transport": rail.path.name(),
+                "transport": rail.transport.name(),
                 "rail": rail.number,
                 "health": format!("{:?}", rail.health),
                 "operations": rail.operations,

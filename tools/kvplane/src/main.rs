@@ -1,16 +1,16 @@
 //! The `kvplane` binary: every process and tool of the system, one subcommand each.
 //!
 //! An error is one line on stderr that says what, which number or file, and what to do; the exit status is then 1,
-//! and 2 for a command line that makes no sense.
+//! 2 for a command line that makes no sense, and 3 for a benchmark that had nothing to run.
 
 mod command;
 
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use command::Command;
+use command::{Command, NothingRun};
 
 /// The KV-cache dataplane for LLM serving.
 #[derive(Parser)]
@@ -24,9 +24,10 @@ fn main() -> ExitCode {
     end_quietly_on_closed_pipe();
     let mut words: Vec<OsString> = std::env::args_os().collect();
     // Under the name of one of Mooncake's tools, the binary is that tool.
-    let called = words.first().and_then(|name| Path::new(name).file_stem()).map(OsStr::to_owned);
-    if let Some(tool) = called.filter(|name| TOOLS.iter().any(|tool| *name == **tool)) {
-        words.insert(1, tool);
+    if let Some(tool) = words.first().and_then(|name| tool_called(name)) {
+        // Usage lines then say what can be typed.
+        words[0] = "kvplane".into();
+        words.insert(1, tool.into());
     }
     if words.get(1).is_some_and(|word| TOOLS.iter().any(|tool| *word == **tool)) {
         words.iter_mut().skip(2).for_each(gnu_style);
@@ -35,13 +36,43 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kvplane: {error}");
-            ExitCode::FAILURE
+            if error.is::<NothingRun>() { ExitCode::from(NOTHING_RUN) } else { ExitCode::FAILURE }
         }
     }
 }
 
+/// Exit status of a benchmark none of whose cases could run.
+const NOTHING_RUN: u8 = 3;
+
 /// Mooncake's tools that the binary stands in for.
 const TOOLS: [&str; 2] = ["tebench", "transfer_engine_bench"];
+
+/// Links that are followed from a name to the binary: as many as the kernel follows.
+const LINKS_MOST: usize = 40;
+
+/// The tool that this name means: by itself, by a link on its way to the binary, or by the binary's own file.
+fn tool_called(name: &OsStr) -> Option<&'static str> {
+    let mut path = PathBuf::from(name);
+    if !name.as_encoded_bytes().contains(&b'/') {
+        let directories = std::env::var_os("PATH").unwrap_or_default();
+        let found =
+            std::env::split_paths(&directories).map(|directory| directory.join(name)).find(|path| path.exists());
+        path = found.unwrap_or(path);
+    }
+    for _ in 0..LINKS_MOST {
+        if let Some(tool) = tool_named(&path) {
+            return Some(tool);
+        }
+        let Ok(next) = std::fs::read_link(&path) else { break };
+        path = path.parent().map_or_else(|| next.clone(), |directory| directory.join(&next));
+    }
+    std::env::current_exe().ok().and_then(|path| tool_named(&path))
+}
+
+fn tool_named(path: &Path) -> Option<&'static str> {
+    let stem = path.file_stem()?;
+    TOOLS.into_iter().find(|tool| *stem == **tool)
+}
 
 /// Their flags that `no` may stand before.
 const SWITCHES: [&str; 7] =

@@ -171,7 +171,7 @@ impl Batch {
 
     /// Its end, for executors.
     pub const fn completed(&self) -> Completed<'_> {
-        Completed { batch: self }
+        Completed { batch: self, number: None }
     }
 
     /// The last trouble with a connection, when the batch is done and not all went well.
@@ -195,17 +195,27 @@ impl Drop for Batch {
 #[derive(Debug)]
 pub struct Completed<'a> {
     batch: &'a Batch,
+    /// Its number among those whose wakers the batch has.
+    number: Option<u64>,
 }
 
 impl Future for Completed<'_> {
     type Output = BatchStatus;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<BatchStatus> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<BatchStatus> {
         let batch = self.batch;
-        if batch.is_done() || !batch.state.watch_waker(context.waker()) {
+        if batch.is_done() || !batch.state.watch_waker(&mut self.number, context.waker()) {
             return Poll::Ready(batch.status());
         }
         batch.driver.push(&batch.state);
         Poll::Pending
+    }
+}
+
+impl Drop for Completed<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.batch.state.unwatch_waker(number);
+        }
     }
 }

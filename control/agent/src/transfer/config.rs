@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvplane_engine::{Pacing, cpu};
+use kvplane_engine::{HostConfig, Pacing, ZeroCopyOptions, cpu};
 use kvplane_mooncake::Environment;
 use kvplane_proto::client::Config;
 use kvplane_rpc::RuntimeDirectory;
@@ -65,6 +65,9 @@ pub struct TransferEngineConfig {
     pub checksum: bool,
     /// Ranges are cut into slices of this many bytes.
     pub slice_bytes: u64,
+    /// Which payloads leave over TCP without being copied into the kernel. Memory that is read by peers must then stay
+    /// as it is a little longer: until they have acknowledged the bytes.
+    pub zero_copy: ZeroCopyOptions,
     /// How to wait.
     pub pacing: Pacing,
     /// Where the Unix socket goes; `None` takes the user's runtime directory.
@@ -78,6 +81,11 @@ pub struct TransferEngineConfig {
     pub batches: usize,
     /// Deadline of a batch that names none.
     pub deadline: Duration,
+    /// Slices that take longer are counted as slow, and the latest of them kept with where they spent their time.
+    pub slow: Duration,
+    /// How long unregistering waits for peers that use the memory. Those of other hosts are cut off before; one of this
+    /// host that was stopped in the middle of a copy cannot be.
+    pub quiet_deadline: Duration,
 }
 
 impl Default for TransferEngineConfig {
@@ -103,12 +111,15 @@ impl Default for TransferEngineConfig {
             lanes: 2,
             checksum: true,
             slice_bytes: 256 << 10,
+            zero_copy: ZeroCopyOptions::default(),
             pacing: Pacing::default(),
             runtime_directory: None,
             core: None,
             initiators: 1,
             batches: 65_536,
             deadline: Duration::from_secs(30),
+            slow: Duration::from_millis(100),
+            quiet_deadline: Duration::from_secs(10),
         }
     }
 }
@@ -127,8 +138,11 @@ impl TransferEngineConfig {
         if self.announced().is_unspecified() {
             return Err(Error::Argument(format!("peers cannot be told {}: say which address to tell", self.listen)));
         }
-        if !self.shared_memory && !self.tcp && self.rdma.mode != RdmaUse::Require {
-            return Err(Error::Argument("neither shared memory nor TCP is allowed: no way to any peer".to_owned()));
+        let same_host = self.shared_memory && (self.mapping || self.cma);
+        if !self.tcp && !same_host && self.rdma.mode != RdmaUse::Require {
+            return Err(Error::Argument(
+                "neither TCP nor a way through shared memory (mapping, cma) is allowed: no way to any peer".to_owned(),
+            ));
         }
         if !(1..=INITIATORS).contains(&self.initiators) {
             return Err(Error::Argument(format!("{} initiators: give from 1 to {INITIATORS}", self.initiators)));
@@ -138,6 +152,21 @@ impl TransferEngineConfig {
         }
         Ok(())
     }
+}
+
+impl TransferEngineConfig {
+    pub(super) fn slow_ns(&self) -> u64 {
+        u64::try_from(self.slow.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// What the hosts of both sides are told.
+///
+/// # Errors
+/// When RDMA is required and there is no device that can be used: says why.
+pub(super) fn host(config: &TransferEngineConfig) -> Result<HostConfig, Error> {
+    let rdma = config.rdma.devices()?;
+    Ok(HostConfig { rdma, zero_copy: config.zero_copy, ..HostConfig::default() })
 }
 
 /// What the asking side is told; `tasks` for whether it reports the end of each task.
@@ -153,6 +182,7 @@ pub(super) fn client(config: &TransferEngineConfig, tasks: bool) -> Result<Confi
         slice_bytes: config.slice_bytes,
         checksum_segments: config.checksum,
         report_tasks: tasks,
+        slow_ns: config.slow_ns(),
         ..Config::default()
     })
 }
@@ -164,6 +194,7 @@ pub(super) fn directory_of(config: &TransferEngineConfig) -> Result<PathBuf, Err
         None => RuntimeDirectory::of_user()?,
     };
     kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
+    crate::sockets::sweep(directory.path());
     Ok(directory.path().to_owned())
 }
 

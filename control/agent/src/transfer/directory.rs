@@ -4,10 +4,10 @@
 //! name, and the store has its descriptor and the daemon's address. Either way stock Mooncake engines can read the
 //! descriptor; a key of ours in it is for engines that speak our own protocol.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvplane_engine::cpu;
 use kvplane_mooncake::descriptor::TCP;
@@ -21,6 +21,9 @@ use kvplane_proto::{NodeId, Status};
 use super::config::TransferEngineConfig;
 use crate::error::Error;
 
+/// How long an engine has to say that it lives whose name another wants.
+const LIVING: Duration = Duration::from_secs(1);
+
 /// An engine's place among others.
 pub(super) struct Directory {
     caller: Caller,
@@ -33,6 +36,7 @@ pub(super) struct Directory {
     template: Descriptor,
     published: Arc<Published>,
     shared_memory: bool,
+    tcp: bool,
     /// Whether our own protocol is spoken with peers that have it.
     native: bool,
     /// One publication after the other, so that the last one stays.
@@ -98,19 +102,49 @@ impl Directory {
             template,
             published,
             shared_memory: config.shared_memory,
+            tcp: config.tcp,
             native: config.native,
             publishing: Mutex::new(()),
             _daemon: Mutex::new(daemon),
         };
         if let Some(store) = &directory.store {
-            let meta = keys::RpcMeta { host: address.ip().to_string(), port: address.port() };
+            directory.check_name(&**store)?;
             let key = keys::rpc_meta(&directory.prefix, &directory.name);
+            let meta = directory.meta();
             // Some servers do not replace what a former life left there.
             store.remove(&key)?;
             store.put(&key, &meta.encode())?;
         }
         directory.publish(Vec::new)?;
         Ok(directory)
+    }
+
+    /// Where our daemon is, as the store of metadata has it.
+    fn meta(&self) -> keys::RpcMeta {
+        keys::RpcMeta { host: self.address.ip().to_string(), port: self.address.port() }
+    }
+
+    /// Where the daemon of whoever has our name in the store is, if that is not ours.
+    fn other_holder(&self, store: &dyn MetadataStore) -> Result<Option<String>, Error> {
+        let text = store.get(&keys::rpc_meta(&self.prefix, &self.name))?;
+        // What cannot be read leads to nobody.
+        let meta = text.and_then(|text| keys::RpcMeta::decode(text.as_bytes()).ok());
+        Ok(meta.filter(|meta| *meta != self.meta()).map(|meta| daemon_at(&meta)))
+    }
+
+    /// A name that a former life left in the store is taken over, and one that a living engine has is not: its peers
+    /// would find us, and it would be taken out when we end.
+    fn check_name(&self, store: &dyn MetadataStore) -> Result<(), Error> {
+        let Some(holder) = self.other_holder(store)? else { return Ok(()) };
+        let caller = Caller { timeout: self.caller.timeout.min(LIVING), ..self.caller };
+        match caller.descriptor(&holder, "{}") {
+            Ok(found) if found.name == self.name => Err(Error::Argument(format!(
+                "the name {} is that of a living engine at {holder}: take another one, or end that engine first",
+                self.name
+            ))),
+            // Dead, or another engine that was given its port.
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -161,10 +195,7 @@ impl Directory {
         let Some(store) = &self.store else { return Ok(name.to_owned()) };
         let text = store.get(&keys::rpc_meta(&self.prefix, name))?.ok_or_else(|| nobody(name))?;
         let meta = keys::RpcMeta::decode(text.as_bytes()).map_err(|error| Error::Malformed(error.to_string()))?;
-        Ok(match meta.host.contains(':') {
-            true => format!("[{}]:{}", meta.host, meta.port),
-            false => format!("{}:{}", meta.host, meta.port),
-        })
+        Ok(daemon_at(&meta))
     }
 
     /// Whether the daemon of another answers.
@@ -196,13 +227,15 @@ impl Directory {
         descriptor.native.as_ref().filter(|_| self.native)
     }
 
-    /// How to reach the engine that a descriptor describes.
+    /// How to reach the engine that a descriptor describes. A name in it is resolved within this time.
     ///
     /// # Errors
     /// When it offers no way that is known here.
-    pub(super) fn address_of(&self, descriptor: &Descriptor) -> Result<PeerAddress, Error> {
+    pub(super) fn address_of(&self, descriptor: &Descriptor, limit: Duration) -> Result<PeerAddress, Error> {
         if let Some(native) = self.native_of(descriptor) {
-            let here = self.shared_memory && is_here(native) && Path::new(&native.shm).exists();
+            // Where its socket is not to be seen, in another container, say, that is found out and counted on the way.
+            let seen = self.tcp || Path::new(&native.shm).exists();
+            let here = self.shared_memory && is_here(native) && !native.shm.is_empty() && seen;
             let shm = here.then(|| native.shm.clone());
             let tcp = native.tcp.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
             // The life that the descriptor is of, and no other.
@@ -219,9 +252,16 @@ impl Directory {
             "" => descriptor.name.as_str(),
             host => host,
         };
-        let address = resolve(host, descriptor.tcp_data_port)?;
+        let address = resolve(host, descriptor.tcp_data_port, limit)?;
         let version = u8::try_from(descriptor.tcp_proto_version).unwrap_or(u8::MAX).clamp(1, 2);
         Ok(PeerAddress::mooncake(address, version))
+    }
+}
+
+fn daemon_at(meta: &keys::RpcMeta) -> String {
+    match meta.host.contains(':') {
+        true => format!("[{}]:{}", meta.host, meta.port),
+        false => format!("{}:{}", meta.host, meta.port),
     }
 }
 
@@ -230,17 +270,14 @@ pub(super) fn is_here(native: &Native) -> bool {
     !native.host.is_empty() && cpu::boot_id().is_ok_and(|host| host == native.host)
 }
 
-fn resolve(host: &str, port: u16) -> Result<SocketAddr, Error> {
-    let peer = names::Peer::parse(host, port).map_err(|error| Error::Malformed(error.to_string()))?;
+fn resolve(host: &str, port: u16, limit: Duration) -> Result<SocketAddr, Error> {
+    let mut peer = names::Peer::parse(host, port).map_err(|error| Error::Malformed(error.to_string()))?;
+    // A port that stands beside the name is that of handshakes.
+    peer.port = port;
     let unknown =
         |why: String| Error::Status { what: format!("resolve {host}"), status: Status::Unreachable, cause: Some(why) };
-    match &peer.host {
-        names::Host::Address(ip) => Ok(SocketAddr::new(*ip, port)),
-        names::Host::Name(name) => {
-            let mut found = (name.as_str(), port).to_socket_addrs().map_err(|error| unknown(error.to_string()))?;
-            found.next().ok_or_else(|| unknown("it has no address".to_owned()))
-        }
-    }
+    let found = kvplane_mooncake::resolve(&peer, Instant::now() + limit).map_err(|error| unknown(error.to_string()))?;
+    found.into_iter().next().ok_or_else(|| unknown("it has no address".to_owned()))
 }
 
 fn nobody(name: &str) -> Error {
@@ -248,9 +285,13 @@ fn nobody(name: &str) -> Error {
 }
 
 impl Directory {
-    /// Takes this engine out of the store of metadata, if there is one: nobody new finds it.
+    /// Takes this engine out of the store of metadata, if there is one: nobody new finds it. What another put there
+    /// under our name meanwhile stays.
     pub(super) fn withdraw(&self) {
         let Some(store) = &self.store else { return };
+        if !matches!(self.other_holder(&**store), Ok(None)) {
+            return;
+        }
         for key in [keys::segment(&self.prefix, &self.name), keys::rpc_meta(&self.prefix, &self.name)] {
             // What stays there leads to an engine that does not answer, which peers must bear anyway.
             let _ = store.remove(&key);
@@ -268,5 +309,19 @@ impl TransferEngineConfig {
     /// The address that peers are told.
     pub(super) fn announced(&self) -> IpAddr {
         self.announce.unwrap_or(self.listen.ip())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_resolved_in_time_or_not_at_all() {
+        let found = resolve("localhost:7", 5, Duration::from_secs(60)).expect("every machine has it");
+        assert_eq!((found.ip().is_loopback(), found.port()), (true, 5));
+        assert_eq!(resolve("::1", 6, Duration::ZERO).expect("an address").to_string(), "[::1]:6");
+        let error = resolve("localhost", 5, Duration::ZERO).expect_err("no time").to_string();
+        assert!(error.contains("deadline"), "{error}");
     }
 }

@@ -5,11 +5,16 @@
 //! until their batch is done or the leader leaves, which wakes one of them to lead. A thread that submits while
 //! another leads leaves its batch in the inbox and goes on.
 //!
+//! A panic of a thread that has the lock leaves nobody waiting: whoever takes the lock next finds it poisoned, lets go
+//! of the initiator, and ends what was in flight with an error that says so. Nothing can be submitted afterwards.
+//!
 //! Invariant: no inbox entry and no batch in flight is left without somebody who looks after it. Whoever gives the lock
 //! back looks at the inbox again afterwards, and then for a follower.
 
 mod core;
 mod progress;
+#[cfg(test)]
+mod tests;
 
 pub(super) use self::core::Core;
 
@@ -20,10 +25,12 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use kvplane_engine::{Doorbell, Initiator, Pacing, Region, cpu};
-use kvplane_proto::Limits;
 use kvplane_proto::client::{Request, SubmitOptions};
+use kvplane_proto::{Limits, Status};
 
 use super::batch::State;
+use super::config::TransferEngineConfig;
+use super::copies::Copies;
 use super::peers::Departures;
 use crate::error::Error;
 
@@ -71,9 +78,13 @@ pub(super) struct Driver {
     asleep: AtomicBool,
     stopping: AtomicBool,
     departures: Departures,
+    /// Why nothing can be submitted any more.
+    broken: OnceLock<String>,
     /// How long a follower looks on before it sleeps. A leader that comes back at once would otherwise do thousands of
     /// batches while a follower wakes for one.
     patience: Duration,
+    /// What its threads copied within this process.
+    pub(super) copies: Copies,
 }
 
 impl Driver {
@@ -81,11 +92,10 @@ impl Driver {
     /// When the kernel gives no descriptor.
     pub(super) fn new(
         mut initiator: Initiator,
-        most_in_flight: usize,
-        pacing: Pacing,
+        config: &TransferEngineConfig,
         departures: Departures,
     ) -> Result<Arc<Self>, Error> {
-        let patience = match pacing {
+        let patience = match config.pacing {
             Pacing::Spin => Duration::MAX,
             Pacing::Adaptive { window_ns } => Duration::from_nanos(window_ns),
             Pacing::Park => Duration::ZERO,
@@ -99,7 +109,7 @@ impl Driver {
             doorbell,
             in_flight: AtomicUsize::new(0),
             open_slices: AtomicUsize::new(0),
-            most_in_flight,
+            most_in_flight: config.batches,
             foreground: AtomicUsize::new(0),
             wanted: AtomicUsize::new(0),
             led: AtomicBool::new(false),
@@ -113,15 +123,21 @@ impl Driver {
             asleep: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             departures,
+            broken: OnceLock::new(),
             patience,
+            copies: Copies::new(config.slow_ns()),
         }))
     }
 
     /// Takes a place for a batch of this many slices; it is given back when the batch is done.
     ///
     /// # Errors
-    /// When as many are in flight as may be.
+    /// When as many are in flight as may be, or nothing can be asked any more.
     pub(super) fn admit(&self, slices: usize) -> Result<(), Error> {
+        if let Some(why) = self.broken.get() {
+            let (what, cause) = ("submit a batch".to_owned(), Some(why.clone()));
+            return Err(Error::Status { what, status: Status::Unreachable, cause });
+        }
         let batches = self.in_flight.fetch_add(1, Ordering::SeqCst);
         let open = self.open_slices.fetch_add(slices, Ordering::Relaxed);
         if batches < self.most_in_flight && open.saturating_add(slices) <= Limits::OPEN_SLICES {
@@ -139,6 +155,7 @@ impl Driver {
 
     /// Starts a batch that was admitted. Posts its I/O at once, unless another thread is at it.
     pub(super) fn submit(&self, state: &Arc<State>, work: Work) {
+        let _alarm = Alarm(self);
         match self.try_core() {
             Some(mut core) => {
                 self.drain(&mut core);
@@ -156,6 +173,7 @@ impl Driver {
     }
 
     pub(super) fn cancel(&self, state: &Arc<State>) {
+        let _alarm = Alarm(self);
         match self.try_core() {
             Some(mut core) => {
                 self.drain(&mut core);
@@ -181,22 +199,20 @@ impl Driver {
 
     fn drain(&self, core: &mut Core) {
         while self.inbox_filled.load(Ordering::SeqCst) {
-            let commands = {
-                let mut inbox = lock(&self.inbox);
-                self.inbox_filled.store(false, Ordering::SeqCst);
-                ::core::mem::take(&mut *inbox)
-            };
-            for command in commands {
-                match command {
-                    Command::Submit(state, work) => core.begin(self, &state, work),
-                    Command::Cancel(state) => core.cancel(&state),
-                }
-            }
+            self.empty_inbox(core);
+            core.obey(self);
         }
+    }
+
+    fn empty_inbox(&self, core: &mut Core) {
+        let mut inbox = lock(&self.inbox);
+        self.inbox_filled.store(false, Ordering::SeqCst);
+        core.todo.extend(inbox.drain(..));
     }
 
     /// Moves I/O on without waiting, if nobody else does.
     pub(super) fn poll(&self) {
+        let _alarm = Alarm(self);
         if let Some(mut core) = self.try_core() {
             self.drain(&mut core);
             core.post(self);
@@ -207,10 +223,12 @@ impl Driver {
 
     /// Does something to the initiator that is over soon; waits for the leader to make room.
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut Core) -> R) -> R {
+        let _alarm = Alarm(self);
         self.wanted.fetch_add(1, Ordering::SeqCst);
         self.doorbell.ring();
-        let mut core = lock(&self.core);
+        let core = self.core.lock();
         self.wanted.fetch_sub(1, Ordering::SeqCst);
+        let mut core = core.unwrap_or_else(|poisoned| self.bury(poisoned.into_inner()));
         self.drain(&mut core);
         let result = act(&mut core);
         self.release(core);
@@ -228,9 +246,17 @@ impl Driver {
     fn try_core(&self) -> Option<MutexGuard<'_, Core>> {
         match self.core.try_lock() {
             Ok(core) => Some(core),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::Poisoned(poisoned)) => Some(self.bury(poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+
+    /// A thread panicked while it had the lock: what it left half done is not looked at, all ends.
+    fn bury<'a>(&self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        self.core.clear_poison();
+        self.empty_inbox(&mut core);
+        core.fail(self, "a thread panicked while it moved transfers on: end the engine and start another");
+        core
     }
 
     /// Gives the lock back, and leaves nothing behind in the inbox.
@@ -252,7 +278,7 @@ impl Driver {
         if state.is_done() {
             return true;
         }
-        self.foreground.fetch_add(1, Ordering::SeqCst);
+        let foreground = Foreground::enter(self);
         if self.led_by_progress.load(Ordering::SeqCst) {
             self.doorbell.ring();
         }
@@ -271,15 +297,14 @@ impl Driver {
                 self.follow(state, until);
             }
         };
-        self.foreground.fetch_sub(1, Ordering::SeqCst);
+        drop(foreground);
         self.hand_over();
         done
     }
 
     /// Runs rounds until `enough`, or until the lock is wanted by somebody who has precedence.
     fn lead(&self, mut core: MutexGuard<'_, Core>, progress: bool, until: Option<Instant>, enough: impl Fn() -> bool) {
-        self.led.store(true, Ordering::SeqCst);
-        self.led_by_progress.store(progress, Ordering::SeqCst);
+        let led = Led::begin(self, progress);
         let give_way =
             || self.wanted.load(Ordering::SeqCst) > 0 || progress && self.foreground.load(Ordering::SeqCst) > 0;
         loop {
@@ -291,8 +316,7 @@ impl Driver {
             core.round(self, left, || self.inbox_filled.load(Ordering::SeqCst) || give_way());
             self.rounds.fetch_add(1, Ordering::Relaxed);
         }
-        self.led_by_progress.store(false, Ordering::SeqCst);
-        self.led.store(false, Ordering::SeqCst);
+        drop(led);
         self.release(core);
     }
 
@@ -374,6 +398,54 @@ impl Driver {
     /// Batches in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::SeqCst)
+    }
+}
+
+/// Resets what says that a thread leads, also where it panics.
+struct Led<'a>(&'a Driver);
+
+impl<'a> Led<'a> {
+    fn begin(driver: &'a Driver, progress: bool) -> Self {
+        driver.led.store(true, Ordering::SeqCst);
+        driver.led_by_progress.store(progress, Ordering::SeqCst);
+        Self(driver)
+    }
+}
+
+impl Drop for Led<'_> {
+    fn drop(&mut self) {
+        self.0.led_by_progress.store(false, Ordering::SeqCst);
+        self.0.led.store(false, Ordering::SeqCst);
+    }
+}
+
+/// The same for a thread that waits.
+struct Foreground<'a>(&'a Driver);
+
+impl<'a> Foreground<'a> {
+    fn enter(driver: &'a Driver) -> Self {
+        driver.foreground.fetch_add(1, Ordering::SeqCst);
+        Self(driver)
+    }
+}
+
+impl Drop for Foreground<'_> {
+    fn drop(&mut self) {
+        self.0.foreground.fetch_sub(1, Ordering::SeqCst);
+        drop(Alarm(self.0));
+    }
+}
+
+/// Where the thread panics, wakes everybody who may find the lock poisoned and see to it. Made before the lock is
+/// taken, so that it is free again by then.
+struct Alarm<'a>(&'a Driver);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            lock(&self.0.followers).iter().for_each(Thread::unpark);
+            self.0.kick();
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use kvplane_engine::FileOptions;
 
 use crate::error::Error;
+use crate::size::parse_bytes;
 
 /// How names of files begin, and no name of an engine.
 const SCHEME: &str = "file:";
@@ -27,7 +28,8 @@ pub(super) fn is_file(name: &str) -> bool {
 }
 
 impl FileName {
-    /// Reads `file:///path` or `file:/path`, with options after a `?`: `create=BYTES`, `readonly`, `buffered`. As in
+    /// Reads `file:///path` or `file:/path`, with options after a `?`: `create=SIZE` (`4096`, `64M`), `readonly`,
+    /// `buffered`. As in
     /// any such name, `%3F` stands for a `?` of the path itself.
     ///
     /// # Errors
@@ -55,14 +57,16 @@ impl FileName {
         for option in query.split('&').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("create", bytes)) => {
-                    let bytes = bytes.parse().ok().filter(|&bytes| bytes > 0);
-                    let why = || wrong("create= takes the length of a new file in bytes, at least 1".to_owned());
-                    found.create_bytes = Some(bytes.ok_or_else(why)?);
+                    let bytes = parse_bytes(bytes).map_err(|why| wrong(format!("create=: {why}")))?;
+                    if bytes == 0 {
+                        return Err(wrong("create= takes the length of a new file, at least 1 byte".to_owned()));
+                    }
+                    found.create_bytes = Some(bytes);
                 }
                 None if option == "readonly" => found.read_only = true,
                 None if option == "buffered" => found.buffered = true,
                 _ => {
-                    let known = "create=BYTES, readonly and buffered";
+                    let known = "create=SIZE, readonly and buffered";
                     return Err(wrong(format!("the option {option:?} is unknown; there are {known}")));
                 }
             }
@@ -135,6 +139,10 @@ mod tests {
         let found = FileName::parse("file:///a%3Fb?create=4096&buffered").unwrap();
         let path = PathBuf::from("/a?b");
         assert_eq!(found, FileName { path, create_bytes: Some(4096), read_only: false, buffered: true });
+        for (size, bytes) in [("64M", 64 << 20), ("64MiB", 64 << 20), ("2g", 2 << 30), ("1tb", 1 << 40), ("8k", 8192)] {
+            let sized = FileName::parse(&format!("file:///a?create={size}")).unwrap();
+            assert_eq!(sized.create_bytes, Some(bytes), "{size}");
+        }
         assert_eq!(found.canonical(), "file:///a%3Fb?buffered");
         assert_eq!(found.options(), FileOptions { writable: true, create_bytes: Some(4096), direct: false });
     }
@@ -159,8 +167,13 @@ mod tests {
             ("file://localhostile/path", "host"),
             ("file:///a?creat=1", "creat=1"),
             ("file:///a?create=0", "at least 1"),
-            ("file:///a?create=1e9", "at least 1"),
-            ("file:///a?create=18446744073709551616", "at least 1"),
+            ("file:///a?create=0K", "at least 1"),
+            ("file:///a?create=", "no size"),
+            ("file:///a?create=1e9", "K, M, G or T"),
+            ("file:///a?create=64Q", "K, M, G or T"),
+            ("file:///a?create=18446744073709551616", "more bytes than there are"),
+            ("file:///a?create=99999999T", "more bytes than there are"),
+            ("file:///a?create", "create=SIZE"),
             ("file:///a?readonly=1", "unknown"),
             ("file:///a?readonly&create=1", "leave out"),
             ("file:///a%2", "hexadecimal"),

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use kvplane_engine::{DirectFile, FileOptions};
 
 use super::TransferEngine;
-use super::explain::TransportChoice;
 use super::file_name::FileName;
 use super::open::unknown;
 use super::segment::{Remote, SegmentHandle};
@@ -142,7 +141,7 @@ impl TransferEngine {
     }
 
     /// How a file would be moved. Makes none.
-    pub(super) fn explain_file(&self, name: &str) -> Result<Vec<TransportChoice>, Error> {
+    pub(super) fn explain_file(&self, name: &str) -> Result<String, Error> {
         let wanted = self.file_name(name)?;
         let options = FileOptions { create_bytes: None, ..wanted.options() };
         let found = info(&DirectFile::open(wanted.path(), options)?);
@@ -151,7 +150,6 @@ impl TransferEngine {
             None => "with direct I/O".to_owned(),
             Some(why) => format!("through the page cache, as {why}"),
         };
-        let reason = format!("{} bytes, {use_of} {how}", found.bytes);
-        Ok(vec![TransportChoice { transport: "file", usable: true, reason }])
+        Ok(format!("{} bytes, {use_of} {how}", found.bytes))
     }
 }

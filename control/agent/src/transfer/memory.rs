@@ -85,6 +85,8 @@ impl Buffer {
 #[derive(Default)]
 pub(super) struct Map {
     by_address: BTreeMap<u64, Arc<Buffer>>,
+    /// Those that are being unregistered: no new user finds them, and their memory is not free yet.
+    leaving: BTreeMap<u64, Arc<Buffer>>,
     /// Names given so far, and those that came back.
     named: u32,
     free: Vec<u32>,
@@ -110,23 +112,44 @@ impl Map {
         let last = address.checked_add(bytes - 1).ok_or_else(|| {
             Error::Argument(format!("memory of {bytes} bytes at {address:#x} ends beyond the address space"))
         })?;
-        if let Some((_, other)) = self.by_address.range(..=last).next_back()
-            && other.address + (other.bytes - 1) >= address
-        {
-            return Err(Error::AddressOverlapped {
-                address,
-                bytes,
-                other_address: other.address,
-                other_bytes: other.bytes,
-            });
+        for (buffers, leaving) in [(&self.by_address, false), (&self.leaving, true)] {
+            if let Some((_, other)) = buffers.range(..=last).next_back()
+                && other.address + (other.bytes - 1) >= address
+            {
+                return Err(Error::AddressOverlapped {
+                    address,
+                    bytes,
+                    other_address: other.address,
+                    other_bytes: other.bytes,
+                    leaving,
+                });
+            }
         }
-        if self.by_address.len() >= BUFFERS {
+        if self.by_address.len() + self.leaving.len() >= BUFFERS {
             return Err(Error::TooManyRequests(format!("{BUFFERS} buffers are registered already: the limit")));
         }
         Ok(self.free.pop().unwrap_or_else(|| {
             self.named += 1;
             self.named - 1
         }))
+    }
+
+    /// The buffer that begins at this address is unregistered: no new user finds it. Its memory and its name are taken
+    /// until [`Self::left`]. One that is on its way out is given again.
+    pub(super) fn leave(&mut self, address: u64) -> Option<Arc<Buffer>> {
+        if let Some(buffer) = self.by_address.remove(&address) {
+            self.leaving.insert(address, buffer);
+        }
+        self.leaving.get(&address).cloned()
+    }
+
+    /// Nothing uses a buffer any more. Of several who waited for that, the first is told so.
+    pub(super) fn left(&mut self, buffer: &Arc<Buffer>) -> bool {
+        if !self.leaving.get(&buffer.address).is_some_and(|other| Arc::ptr_eq(other, buffer)) {
+            return false;
+        }
+        self.leaving.remove(&buffer.address);
+        true
     }
 
     /// Gives a name back that nothing uses.
@@ -140,13 +163,9 @@ impl Map {
         self.by_address.insert(address, Arc::new(buffer));
     }
 
-    /// Takes the buffer that begins at this address out: no new user finds it.
-    pub(super) fn remove(&mut self, address: u64) -> Option<Arc<Buffer>> {
-        self.by_address.remove(&address)
-    }
-
+    /// Whether a buffer begins at this address, if only one that is on its way out.
     pub(super) fn contains(&self, address: u64) -> bool {
-        self.by_address.contains_key(&address)
+        self.by_address.contains_key(&address) || self.leaving.contains_key(&address)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Buffer>> {

@@ -32,6 +32,7 @@
 
 mod batch;
 mod config;
+mod copies;
 mod courier;
 mod directory;
 mod driver;
@@ -62,7 +63,7 @@ use kvplane_store::service::Identity;
 
 pub use batch::{Batch, BatchStatus, Completed, TaskState, TaskStatus};
 pub use config::TransferEngineConfig;
-pub use explain::TransportChoice;
+pub use explain::{Explanation, TransportChoice, Use};
 pub use files::FileInfo;
 pub use memory::RegisterOptions;
 pub use metrics::{Metrics, PathChange, RailSnapshot, SlowTransfer};
@@ -79,6 +80,7 @@ use directory::Directory;
 use driver::Driver;
 use files::Files;
 use memory::Memory;
+use metrics::Exposition;
 use segment::Segments;
 
 /// Registers memory, and moves bytes between it and the memory of others. Any thread may use it.
@@ -97,6 +99,8 @@ pub struct TransferEngine {
     drivers: Vec<Arc<Driver>>,
     threads: Vec<JoinHandle<()>>,
     batches: AtomicU64,
+    /// What a scrape remembers of those before it.
+    exposition: Mutex<Exposition>,
 }
 
 impl core::fmt::Debug for TransferEngine {
@@ -115,7 +119,7 @@ impl TransferEngine {
         let listening = directory::listen(&config)?;
         let sockets = directory_of(&config)?;
         let unique = seed()?.max(1);
-        let host = config.rdma.host()?;
+        let host = config::host(&config)?;
         let shard = Shard::start(ShardConfig {
             identity: Identity {
                 cluster: config.cluster.clone(),
@@ -165,12 +169,13 @@ impl TransferEngine {
             drivers: Vec::new(),
             threads: Vec::new(),
             batches: AtomicU64::new(0),
+            exposition: Mutex::default(),
         };
         let departures = engine.segments.read().peers.departures().clone();
         for number in 0..engine.config.initiators {
             let client = config::client(&engine.config, true)?;
             let initiator = Initiator::new(client, &host, engine.config.pacing)?;
-            let driver = Driver::new(initiator, engine.config.batches, engine.config.pacing, departures.clone())?;
+            let driver = Driver::new(initiator, &engine.config, departures.clone())?;
             engine.threads.push(driver.start_progress(number)?);
             engine.drivers.push(driver);
         }

@@ -1,6 +1,7 @@
 //! Opening segments of others, and keeping what is known of them.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvplane_engine::cpu;
@@ -17,13 +18,15 @@ use crate::error::Error;
 
 /// How long a peer has to describe its segment.
 pub(super) const DESCRIBE: Duration = Duration::from_secs(5);
+/// Owners that are asked at the same time.
+const ASKED_AT_ONCE: usize = 32;
 
 impl TransferEngine {
     /// Opens the segment of the engine with this name; ours is [`SegmentHandle::LOCAL`]. One that is open already is
     /// given again, without asking its owner.
     ///
     /// `file:///path` opens a file of this host, whose addresses are offsets in it. Options follow a `?`, with `&`
-    /// between them: `create=BYTES` makes it with this length where there is none, `readonly` refuses writes,
+    /// between them: `create=SIZE` makes it with this length where there is none, `readonly` refuses writes,
     /// `buffered` goes through the page cache even where direct I/O would work. Its length stays what it is now.
     ///
     /// # Errors
@@ -111,15 +114,38 @@ impl TransferEngine {
     /// # Errors
     /// The first owner's that does not answer; the others are asked nevertheless.
     pub fn sync_segments(&self) -> Result<(), Error> {
-        let names = self.segments.read().names();
-        let mut result = Ok(());
-        for name in names {
-            let handle = self.segments.read().by_name(&name).map(|(handle, _)| handle);
-            if let Some(handle) = handle {
-                result = result.and(self.refresh(handle, DESCRIBE));
-            }
+        // The table is not held while they are asked.
+        let handles = self.segments.read().handles();
+        self.refresh_all(&handles, DESCRIBE)
+    }
+
+    /// Asks the owners of several segments at the same time, so that one that is down costs the others nothing.
+    ///
+    /// # Errors
+    /// One of those who did not answer; the others were asked nevertheless.
+    pub(super) fn refresh_all(&self, handles: &[SegmentHandle], timeout: Duration) -> Result<(), Error> {
+        if let [handle] = handles {
+            return self.refresh(*handle, timeout);
         }
-        result
+        let until = Instant::now() + timeout;
+        let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
+        let ask = || {
+            while let Some(&handle) = handles.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let left = until.saturating_duration_since(Instant::now());
+                if let Err(error) = self.refresh(handle, left) {
+                    failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..handles.len().min(ASKED_AT_ONCE) {
+                // Without a thread for it, fewer are asked at a time.
+                let builder = std::thread::Builder::new().name("kvp-refresh".to_owned());
+                let _ = builder.spawn_scoped(scope, ask);
+            }
+            ask();
+        });
+        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
     /// Asks a segment's owner again what it holds, within this time.
@@ -178,7 +204,8 @@ impl TransferEngine {
         let start_ns = cpu::monotonic_ns();
         let deadline_ns = start_ns.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         let descriptor = self.directory.find(name, timeout)?;
-        let address = self.directory.address_of(&descriptor)?;
+        let left_ns = deadline_ns.saturating_sub(cpu::monotonic_ns());
+        let address = self.directory.address_of(&descriptor, Duration::from_nanos(left_ns))?;
         let peer = self.segments.write().peers.at(&address, name);
         if address.kind != PeerKind::Native {
             return Ok(Remote::foreign(name, peer, &descriptor.buffers));

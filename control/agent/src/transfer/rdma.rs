@@ -1,11 +1,9 @@
 //! Which RDMA devices a transfer engine uses, and why not.
 
-use kvplane_engine::{HostConfig, RdmaDevices};
+use kvplane_engine::RdmaDevices;
 use kvplane_sys::verbs::Verbs;
 use kvplane_transport::RdmaOptions;
 
-use super::TransferEngineConfig;
-use super::explain::TransportChoice;
 use crate::error::Error;
 
 /// Whether RDMA is used.
@@ -42,7 +40,7 @@ impl RdmaConfig {
     /// The devices there are, or why there are none.
     fn find(&self) -> Result<RdmaDevices, String> {
         if self.mode == RdmaUse::Never {
-            return Err("it is switched off here".to_owned());
+            return Err("it is switched off here (rdma)".to_owned());
         }
         let verbs = match &self.verbs {
             Some(verbs) => verbs.clone(),
@@ -58,32 +56,22 @@ impl RdmaConfig {
         Ok(RdmaDevices { verbs, names: self.devices.clone(), options: RdmaOptions::default() })
     }
 
-    /// What the engine's hosts are told.
+    /// The devices for the engine's hosts; none where there are none, or they are not to be used.
     ///
     /// # Errors
-    /// When it is required and there is no device, or none that can be used: says why.
-    pub(super) fn host(&self) -> Result<HostConfig, Error> {
+    /// When they are required and there is none, or none that can be used: says why.
+    pub(super) fn devices(&self) -> Result<Option<RdmaDevices>, Error> {
         let found = self.find();
         if self.mode == RdmaUse::Require {
             let devices = found.clone().map_err(|why| Error::Argument(format!("RDMA is required: {why}")))?;
             usable(&devices).map_err(|why| Error::Argument(format!("RDMA is required: {why}")))?;
         }
-        Ok(HostConfig { rdma: found.ok(), ..HostConfig::default() })
+        Ok(found.ok())
     }
 
-    /// Whether and why it serves for a peer that speaks our protocol.
-    pub(super) fn explain(&self, config: &TransferEngineConfig, there: bool) -> TransportChoice {
-        if !there {
-            return TransportChoice::no("rdma", "the peer listens on no port");
-        }
-        match self.find().and_then(|devices| usable(&devices)) {
-            Ok(names) => {
-                let lanes = config.lanes;
-                let text = format!("from {names}, where the peer has devices too; {lanes} connections of each");
-                TransportChoice::yes("rdma", text)
-            }
-            Err(why) => TransportChoice::no("rdma", why),
-        }
+    /// The names of the devices that can be used now, or why there are none.
+    pub(super) fn usable(&self) -> Result<String, String> {
+        self.find().and_then(|devices| usable(&devices))
     }
 }
 

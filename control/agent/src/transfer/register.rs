@@ -1,7 +1,7 @@
 //! Registering and unregistering memory.
 
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvplane_engine::Region;
 use kvplane_store::service::SegmentInfo;
@@ -13,6 +13,8 @@ use crate::error::Error;
 
 /// How often unregistering looks whether the users have left, when it cannot wait for a certain one.
 const LOOK: Duration = Duration::from_micros(200);
+/// What peers have at least to leave one of several regions.
+const QUIET_LEAST: Duration = Duration::from_millis(100);
 
 impl TransferEngine {
     /// Registers memory: transfers may use it as source and destination, and peers may use it if the options say so.
@@ -86,10 +88,12 @@ impl TransferEngine {
     }
 
     /// Forgets the memory that was registered at this address. Returns when neither peers nor transfers of ours use it
-    /// any more; the deadlines of the transfers bound that.
+    /// any more; the deadlines of the transfers, and that of the settings for peers, bound it.
     ///
     /// # Errors
-    /// When nothing is registered there, or the serving thread does not answer.
+    /// When nothing is registered there. When peers still use the memory after the time that the settings give them,
+    /// or the serving thread does not answer, saying who and what to do: then the memory must stay. No new transfer
+    /// uses it and it cannot be registered again, until this was called again and has returned without an error.
     pub fn unregister(&self, address: u64) -> Result<(), Error> {
         self.unregister_batch(&[address])
     }
@@ -105,31 +109,44 @@ impl TransferEngine {
             if let Some(address) = addresses.iter().find(|&&address| !map.contains(address)) {
                 return Err(Error::AddressNotRegistered(format!("no memory is registered at {address:#x}")));
             }
+            let mut buffers: Vec<Arc<Buffer>> = addresses.iter().filter_map(|&address| map.leave(address)).collect();
             // An address that is named twice is there only once.
-            addresses.iter().filter_map(|&address| map.remove(address)).collect::<Vec<_>>()
+            buffers.sort_unstable_by_key(|buffer| buffer.address);
+            buffers.dedup_by_key(|buffer| buffer.address);
+            buffers
         };
         drop(changing);
         let mut result = match buffers.iter().any(|buffer| buffer.segment.is_some()) {
             true => self.publish(),
             false => Ok(()),
         };
+        // Those who hold several of them up have the time once, not for each.
+        let until = Instant::now() + self.config.quiet_deadline;
         for buffer in &buffers {
-            let outcome = self.see_off(buffer);
+            let left = until.saturating_duration_since(Instant::now());
+            let outcome = self.see_off(buffer, left.max(QUIET_LEAST.min(self.config.quiet_deadline)));
             result = result.and(outcome);
         }
         result
     }
 
-    fn see_off(&self, buffer: &Buffer) -> Result<(), Error> {
-        let outcome = buffer.segment.map_or(Ok(()), |segment| self.shard.unregister(segment));
+    fn see_off(&self, buffer: &Arc<Buffer>, within: Duration) -> Result<(), Error> {
+        let outcome = buffer.segment.map_or(Ok(()), |segment| self.shard.unregister_within(segment, within));
         while buffer.is_used() {
             self.drivers.iter().for_each(|driver| driver.poll());
             if buffer.is_used() {
                 std::thread::sleep(LOOK);
             }
         }
-        self.drivers.iter().for_each(|driver| driver.remove_buffer(buffer.index));
-        self.memory.write().give_back(buffer.index);
-        Ok(outcome?)
+        if let Err(error) = outcome {
+            let (bytes, address) = (buffer.bytes, buffer.address);
+            return Err(Error::MemoryHeld { address, bytes, why: error });
+        }
+        // Another thread may have waited for the same, and the name be somebody else's by now.
+        if self.memory.write().left(buffer) {
+            self.drivers.iter().for_each(|driver| driver.remove_buffer(buffer.index));
+            self.memory.write().give_back(buffer.index);
+        }
+        Ok(())
     }
 }

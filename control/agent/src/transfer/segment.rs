@@ -226,9 +226,9 @@ impl Table {
         true
     }
 
-    /// The names of all that are open.
-    pub(super) fn names(&self) -> Vec<String> {
-        self.by_name.keys().cloned().collect()
+    /// All that are open.
+    pub(super) fn handles(&self) -> Vec<SegmentHandle> {
+        self.by_handle.keys().copied().collect()
     }
 }
 

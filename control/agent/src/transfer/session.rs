@@ -47,7 +47,7 @@ pub struct Session {
 
 impl Session {
     pub(super) fn new(config: &TransferEngineConfig, directory: Arc<Directory>) -> Result<Self, Error> {
-        let initiator = Initiator::new(config::client(config, false)?, &config.rdma.host()?, config.pacing)?;
+        let initiator = Initiator::new(config::client(config, false)?, &config::host(config)?, config.pacing)?;
         Ok(Self { initiator, directory })
     }
 
@@ -65,7 +65,7 @@ impl Session {
         if is_file(name) {
             return Err(Error::Argument(format!("{name} is a file: the engine opens it, not a session")));
         }
-        let address = self.directory.address_of(&self.directory.find(name, deadline)?)?;
+        let address = self.directory.address_of(&self.directory.find(name, deadline)?, deadline)?;
         if address.kind != PeerKind::Native {
             return Err(Error::Argument(format!("{name} speaks another protocol than ours: not from a session")));
         }
@@ -107,6 +107,7 @@ impl Session {
     /// What this session counted, its rails without the names of their peers.
     pub fn metrics(&mut self) -> Metrics {
         let mut metrics = Metrics::default();
+        metrics.zero_copy.add(&self.initiator.host_counters().zero_copy);
         metrics.add(0, self.initiator.books(), &|_| String::new());
         metrics
     }

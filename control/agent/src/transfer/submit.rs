@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_engine::{Region, cpu};
+use kvplane_engine::cpu;
 use kvplane_proto::client::{Local, PeerId, Request, SegmentTarget};
 use kvplane_proto::{Limits, Status};
 
 use super::TransferEngine;
 use super::batch::{Batch, Parts, State};
+use super::copies::Copy;
 use super::driver::Work;
 use super::files::OpenFile;
 use super::memory::{Buffer, Map};
@@ -21,21 +22,14 @@ use crate::error::Error;
 enum Obstacle {
     /// It is malformed.
     Error(Error),
-    /// A segment's owner must be asked again before more can be said.
-    Refresh(SegmentHandle),
+    /// The owners of these segments must be asked again before more can be said.
+    Refresh(Vec<SegmentHandle>),
 }
 
 impl From<Error> for Obstacle {
     fn from(error: Error) -> Self {
         Self::Error(error)
     }
-}
-
-/// A copy within our own memory.
-struct Copy {
-    to: (Arc<Buffer>, u64),
-    from: (Arc<Buffer>, u64),
-    bytes: u64,
 }
 
 /// A batch that was checked and found fit.
@@ -99,13 +93,13 @@ impl TransferEngine {
             match self.try_submit(requests, owners, tasks, (options, start_ns, deadline_ns), &refreshed) {
                 Ok(batch) => return Ok(batch),
                 Err(Obstacle::Error(error)) => return Err(error),
-                Err(Obstacle::Refresh(handle)) => {
+                Err(Obstacle::Refresh(handles)) => {
                     let left_ns = deadline_ns.saturating_sub(cpu::monotonic_ns());
                     if left_ns == 0 {
-                        return Err(late(&self.name_of(handle)?));
+                        return Err(late(&self.name_of(handles[0])?));
                     }
-                    self.refresh(handle, Duration::from_nanos(left_ns))?;
-                    refreshed.push(handle);
+                    self.refresh_all(&handles, Duration::from_nanos(left_ns))?;
+                    refreshed.extend(handles);
                 }
             }
         }
@@ -132,6 +126,9 @@ impl TransferEngine {
             let mut owners = plan.request_owners;
             owners.append(&mut plan.copy_owners);
             let whole = owners.len() == tasks && owners.iter().enumerate().all(|(at, &task)| task as usize == at);
+            if plan.parts.remotes.len() > 1 {
+                plan.parts.asked = plan.requests.iter().map(|one| one.peer().map_or(0, |peer| peer.0)).collect();
+            }
             plan.parts.owners = (!whole).then_some(owners);
             plan.parts.tasks = tasks;
             plan.parts.background = options.background;
@@ -151,11 +148,9 @@ impl TransferEngine {
             )
         };
         state.end_empty();
-        for (number, copy) in copies.iter().enumerate() {
-            let ((to, to_at), (from, from_at)) = (&copy.to, &copy.from);
-            Region::copy_between(&to.region, *to_at as usize, &from.region, *from_at as usize, copy.bytes as usize);
-            state.part_ended((work.requests.len() + number) as u32, Status::Ok, copy.bytes);
-        }
+        driver.copies.carry_out(&copies, start_ns, |number, bytes| {
+            state.part_ended((work.requests.len() + number) as u32, Status::Ok, bytes);
+        });
         match work.requests.is_empty() {
             true => state.finish(None),
             false => driver.submit(&state, work),
@@ -175,6 +170,7 @@ impl TransferEngine {
         plan.requests.reserve(requests.len());
         plan.request_owners.reserve(requests.len());
         let mut last: Option<(SegmentHandle, Arc<Remote>, PeerId)> = None;
+        let mut outdated: Vec<SegmentHandle> = Vec::new();
         for (index, request) in requests.iter().enumerate() {
             let task = owners.map_or(index as u32, |owners| owners[index]);
             if request.length == 0 {
@@ -194,8 +190,8 @@ impl TransferEngine {
             if last.as_ref().is_none_or(|(handle, ..)| *handle != request.target) {
                 let remote = self.segments.read().get(request.target).cloned();
                 let remote = remote.ok_or_else(|| unknown(request.target))?;
-                if remote.is_stale() && !refreshed.contains(&request.target) {
-                    return Err(Obstacle::Refresh(request.target));
+                if remote.is_stale() && !refreshed.contains(&request.target) && !outdated.contains(&request.target) {
+                    outdated.push(request.target);
                 }
                 let peer = plan.use_remote(&remote);
                 last = Some((request.target, remote, peer));
@@ -211,12 +207,16 @@ impl TransferEngine {
                     let local = Local { buffer: buffer.index, offset, bytes: request.length };
                     plan.cut(request.opcode, target, local, task);
                 }
-                None if !refreshed.contains(&request.target) => return Err(Obstacle::Refresh(request.target)),
+                None if outdated.contains(&request.target) => {}
+                None if !refreshed.contains(&request.target) => outdated.push(request.target),
                 None => {
                     let whose = format!("{}'s", remote.name);
                     return Err(outside(index, request.target_offset, request.length, &whose).into());
                 }
             }
+        }
+        if !outdated.is_empty() {
+            return Err(Obstacle::Refresh(outdated));
         }
         let slice_bytes = self.config.slice_bytes.max(Limits::SLICE_BYTES_LEAST);
         let slices = |request: &Request| request.local().map_or(1, |local| (local.bytes - 1) / slice_bytes + 1);

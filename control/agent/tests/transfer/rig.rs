@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kvplane::{
     HugePages, Opcode, Pacing, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions, SegmentHandle,
-    TransferEngine, TransferEngineConfig, TransferRequest,
+    TransferEngine, TransferEngineConfig, TransferRequest, ZeroCopy, ZeroCopyOptions,
 };
 
 use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
@@ -21,19 +21,21 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     Tcp,
+    /// The same without copies into the kernel.
+    Lent,
     Shm,
     /// Over software devices.
     Rdma,
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::Shm, Self::Rdma];
+    pub(crate) const ALL: [Self; 4] = [Self::Tcp, Self::Lent, Self::Shm, Self::Rdma];
 
     fn rdma(self) -> RdmaConfig {
         static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default(); 2]));
         match self {
             Self::Rdma => RdmaConfig { verbs: Some(Verbs::loopback(&FABRIC)), ..RdmaConfig::of(RdmaUse::Require) },
-            Self::Tcp | Self::Shm => RdmaConfig::of(RdmaUse::Never),
+            Self::Tcp | Self::Lent | Self::Shm => RdmaConfig::of(RdmaUse::Never),
         }
     }
 
@@ -41,8 +43,12 @@ impl Way {
         let directory = std::env::temp_dir().join(format!("kvplane-transfer-{}", std::process::id()));
         TransferEngineConfig {
             shared_memory: self == Self::Shm,
-            tcp: self == Self::Tcp,
+            tcp: matches!(self, Self::Tcp | Self::Lent),
             rdma: self.rdma(),
+            zero_copy: ZeroCopyOptions {
+                when: if self == Self::Lent { ZeroCopy::Always } else { ZeroCopy::Auto },
+                least_bytes: 4096,
+            },
             runtime_directory: Some(directory),
             pacing: Pacing::Adaptive { window_ns: 20_000 },
             slice_bytes: 64 << 10,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvplane::{Opcode, RegisterOptions, SubmitOptions, TaskState, TransferEngineConfig};
 
-use crate::rig::{Side, Way, check, fill, pair, region};
+use crate::rig::{PATIENCE, Side, Way, byte, check, fill, pair, region};
 
 const BYTES: usize = 2 << 20;
 
@@ -48,6 +48,72 @@ fn nothing_touches_the_memory_of_a_batch_that_ended() {
         assert_eq!(a.engine.submit(&[read], &SubmitOptions::default()).unwrap().wait().state, TaskState::Completed);
         check(&a.region, 0, BYTES, 21);
     }
+}
+
+/// Writes that end early in every way: what their memory holds afterwards is never what the peer gets.
+#[test]
+fn a_peer_never_gets_what_came_after_the_end() {
+    for way in Way::ALL {
+        let (a, b, peer) = pair(way, BYTES);
+        fill(&b.region, 0, BYTES, 41);
+        for round in 0..60u64 {
+            fill(&a.region, 0, BYTES, 42);
+            let write = a.request(Opcode::Write, 0, (peer, b.region.address()), BYTES);
+            let deadline = (round % 3 == 1).then(|| Duration::from_micros(20 * round));
+            let options = SubmitOptions { deadline, ..SubmitOptions::default() };
+            let batch = a.engine.submit(&[write], &options).unwrap();
+            if round % 3 == 0 {
+                std::thread::sleep(Duration::from_micros(15 * round));
+                batch.cancel();
+            }
+            let state = batch.wait().state;
+            fill(&a.region, 0, BYTES, 43);
+            if state == TaskState::Completed {
+                check(&b.region, 0, BYTES, 42);
+                fill(&b.region, 0, BYTES, 41);
+                continue;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+            b.region.read_with(0, BYTES, &mut |at, part| {
+                for (at, &found) in (at..).zip(part) {
+                    assert!(found == byte(41, at) || found == byte(42, at), "byte {at} came after the end");
+                }
+            });
+        }
+        let lent = a.engine.metrics().zero_copy;
+        assert_eq!(lent.bytes > 0, way == Way::Lent, "{way:?}: {lent:?}");
+        assert_eq!(lent.abandoned, 0, "{lent:?}");
+    }
+}
+
+/// What peers read is lent too, and the segment is left alone when it is unregistered although a reader is at it.
+#[test]
+fn what_peers_read_is_given_back_before_it_is_unregistered() {
+    let (a, b, peer) = pair(Way::Lent, BYTES);
+    for round in 0..20u64 {
+        let served = region(BYTES);
+        fill(&served, 0, BYTES, 44);
+        b.engine.register(Arc::clone(&served), &RegisterOptions::default()).unwrap();
+        a.engine.sync_segments().unwrap();
+        fill(&a.region, 0, BYTES, 45);
+        let read = a.request(Opcode::Read, 0, (peer, served.address()), BYTES);
+        let batch = a.engine.submit(&[read], &SubmitOptions::default()).unwrap();
+        std::thread::sleep(Duration::from_micros(30 * round));
+        b.engine.unregister(served.address()).unwrap();
+        fill(&served, 0, BYTES, 46);
+        let state = batch.wait().state;
+        assert!(matches!(state, TaskState::Completed | TaskState::Failed), "{state:?}");
+        if state == TaskState::Completed {
+            check(&a.region, 0, BYTES, 44);
+        }
+        a.region.read_with(0, BYTES, &mut |at, part| {
+            for (at, &found) in (at..).zip(part) {
+                assert!(found == byte(44, at) || found == byte(45, at), "byte {at} came after the end");
+            }
+        });
+    }
+    let lent = b.engine.snapshot().unwrap().host.zero_copy;
+    assert!(lent.bytes > 0 && lent.abandoned == 0, "{lent:?}");
 }
 
 /// Unregistering waits for the batches that use the memory, and for peers.
@@ -175,6 +241,53 @@ fn asking_again_ends_with_the_deadline() {
     // Handshakes as such may take five seconds.
     assert!(start.elapsed() < Duration::from_secs(4), "{error}");
     drop(silent);
+}
+
+/// Peers that say nothing are asked at the same time, so that many of them cost no more than one.
+#[test]
+fn those_who_are_asked_again_are_asked_at_the_same_time() {
+    let a = Side::new(Way::Tcp.config(), BYTES);
+    let (requests, silent): (Vec<_>, Vec<_>) = (0..6)
+        .map(|number| {
+            let b = Side::new(Way::Tcp.config(), 4096);
+            let peer = a.engine.open_segment(b.engine.name()).unwrap();
+            let address = b.engine.local_address();
+            drop(b);
+            // Where it says that it has nothing, so that it is asked again.
+            let request = a.request(Opcode::Read, 10 * number, (peer, 1), 10);
+            (request, std::net::TcpListener::bind(address).unwrap())
+        })
+        .unzip();
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| a.engine.submit(&requests, &SubmitOptions::default()).map(|batch| batch.wait()));
+        let mut calls: Vec<_> = silent
+            .iter()
+            .map(|listener| {
+                listener.set_nonblocking(true).unwrap();
+                let start = std::time::Instant::now();
+                loop {
+                    match listener.accept() {
+                        Ok((stream, _)) => break stream,
+                        Err(_) => assert!(start.elapsed() < PATIENCE, "one was not asked"),
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            })
+            .collect();
+        for call in &mut calls {
+            call.set_nonblocking(true).unwrap();
+            let mut bytes = [0; 4096];
+            let end = loop {
+                match std::io::Read::read(call, &mut bytes) {
+                    Ok(1..) => {}
+                    other => break other.map_err(|error| error.kind()),
+                }
+            };
+            assert_eq!(end, Err(std::io::ErrorKind::WouldBlock), "given up before the last was asked");
+        }
+        drop((calls, silent));
+        assert!(refused.join().unwrap().is_err());
+    });
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_proto::SegmentId;
 use kvplane_proto::client::{LaneId, Local, SliceId};
@@ -80,6 +81,12 @@ impl Host {
         self.file_work.files.sync(file)
     }
 
+    /// Ends all I/O that the kernel does by itself, for a host that cannot go on: waits for the kernel to let go of the
+    /// memory, at most `longest`. Whether it has; until then, no batch of this host may count as done.
+    pub fn end_files(&mut self, longest: Duration) -> bool {
+        self.file_work.files.end(longest)
+    }
+
     /// Wakes a parked host when a transfer has ended.
     fn watch_files(&mut self) -> io::Result<()> {
         let Some(fd) = self.file_work.files.fd().filter(|_| !self.file_work.watched) else { return Ok(()) };
@@ -122,7 +129,7 @@ impl Host {
     ///
     /// # Errors
     /// When the kernel's queue fails.
-    pub(super) fn take_files(&mut self, now_ns: u64) -> io::Result<bool> {
+    pub(super) fn take_files(&mut self) -> io::Result<bool> {
         if self.file_work.is_idle() {
             return Ok(false);
         }
@@ -130,6 +137,7 @@ impl Host {
         let mut progress = false;
         while let Some((token, result)) = self.file_work.files.poll_done() {
             progress = true;
+            let now_ns = self.arrival_ns();
             let (lane, slice) = self.file_work.waiting.remove(token as usize);
             // What is left of a lane that is being reset is told by its end.
             if !self.file_work.leaving.contains(&lane) {
@@ -146,7 +154,7 @@ impl Host {
         for lane in gone {
             progress = true;
             if let Some(client) = &mut self.client {
-                client.lane_gone(lane, now_ns);
+                client.lane_gone(lane, self.now_ns);
             }
         }
         Ok(progress)

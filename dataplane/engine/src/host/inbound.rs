@@ -1,6 +1,6 @@
 //! What comes in: connections, frames, payloads, and their ends.
 
-use kvplane_proto::client::PayloadTo as ClientPayload;
+use kvplane_proto::client::{LaneId, PayloadTo as ClientPayload};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};
@@ -56,13 +56,16 @@ impl Host {
                 self.counters.broken += 1;
                 self.last_problem = Some(why.to_string());
             }
-            Gone::Kernel(_) | Gone::Setup(_) | Gone::Rdma(_) => self.last_problem = Some(why.to_string()),
+            Gone::Kernel(_) | Gone::Setup(_) | Gone::Rdma(_) | Gone::Unavailable(_) => {
+                self.last_problem = Some(why.to_string());
+            }
         }
         if let Link::Rdma(id) = link {
             self.carried_gone(id);
         }
         if let Link::Shm(id) = link {
             self.mapped.retain(|&(of, _), _| of != id);
+            self.same_host.forget(id);
         }
         match role {
             Role::Served => {
@@ -78,11 +81,18 @@ impl Host {
                 if let Some(entry) = self.lanes.get_mut(lane.index as usize) {
                     entry.take_if(|(held, _)| *held == lane);
                 }
-                if let Some(client) = &mut self.client {
-                    client.lane_gone(lane, now_ns);
-                }
+                self.lane_ended(lane, why, now_ns);
             }
             Role::None => {}
+        }
+    }
+
+    /// Tells the client that a lane's connection is gone, or never was.
+    pub(super) fn lane_ended(&mut self, lane: LaneId, why: &Gone, now_ns: u64) {
+        let Some(client) = &mut self.client else { return };
+        match why {
+            Gone::Unavailable(why) => client.path_unavailable(lane, why, now_ns),
+            _ => client.lane_gone(lane, now_ns),
         }
     }
 
@@ -95,11 +105,11 @@ impl Host {
         }
     }
 
-    pub(super) fn take_tcp(&mut self, now_ns: u64) -> bool {
+    pub(super) fn take_tcp(&mut self) -> bool {
         let mut progress = false;
         // Those that use up their share come again in the next round.
         let mut again = Vec::new();
-        while let Some(id) = self.tcp.next_ready(now_ns) {
+        while let Some(id) = self.tcp.next_ready(self.now_ns) {
             let mut frames = 0;
             loop {
                 if frames == FRAMES_PER_ROUND {
@@ -107,7 +117,8 @@ impl Host {
                     break;
                 }
                 let mut scratch = core::mem::take(&mut self.scratch);
-                let input = self.tcp.input(id, &mut scratch, now_ns);
+                let input = self.tcp.input(id, &mut scratch, self.now_ns);
+                let now_ns = if matches!(input, Input::Wait) { self.now_ns } else { self.arrival_ns() };
                 let more = self.take_input(Link::Tcp(id), &input, &scratch, now_ns);
                 self.scratch = scratch;
                 if !more {
@@ -158,7 +169,7 @@ impl Host {
         true
     }
 
-    pub(super) fn take_shm(&mut self, now_ns: u64) -> bool {
+    pub(super) fn take_shm(&mut self) -> bool {
         let mut progress = false;
         let mut from = 0;
         while let Some(id) = self.shm.next_ready(from) {
@@ -168,6 +179,7 @@ impl Host {
                 let input = self.shm.input(&self.poller, id, &mut scratch);
                 let frame = if let Input::Frame(header) = &input { Some(*header) } else { None };
                 if let Some(header) = frame {
+                    let now_ns = self.arrival_ns();
                     self.take_frame(Link::Shm(id), &header, &scratch, now_ns);
                 }
                 self.scratch = scratch;

@@ -4,10 +4,9 @@
 //! registers memory. The host owns all real memory and gives the pure cores only names for it: a pool, segments by
 //! id, buffers by index.
 //!
-//! One [`Host::poll`] is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks, except setting
-//! up a shared-memory connection as a client. [`Host::park`] waits for the next event. A host that spins asks the
-//! poller now and then only, as long as there is something better to look at: rings in shared memory, or the one or two
-//! connections that were active last.
+//! One [`Host::poll`] is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks. [`Host::park`] waits
+//! for the next event. A host that spins asks the poller now and then only, as long as there is something better to
+//! look at: rings in shared memory, or the one or two connections that were active last.
 //!
 //! Thread affinity: none; one thread at a time, whichever waits.
 
@@ -28,19 +27,22 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use copies::BYTES_PER_CLOCK;
 use kvplane_proto::client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
 use kvplane_transport::mooncake::{LaneCounters, Lanes, Server, ServerCounters, ServerOptions};
-use kvplane_transport::{ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token};
+use kvplane_transport::{
+    ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token, ZeroCopyCounters, ZeroCopyOptions,
+};
 pub use rdma::RdmaDevices;
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
 
 /// Frames taken from one connection in one round, so that none starves the others.
 const FRAMES_PER_ROUND: usize = 128;
-/// Empty rounds after which the clock is read again.
+/// Empty rounds after which the clock is read again. Where something has come it is read in any case.
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// Rounds after which the poller is asked although there is something better to look at, and although there is
 /// enough to do without asking.
@@ -51,8 +53,10 @@ const LONG_ROUND_BYTES: usize = 64 << 10;
 /// The longest park; bounds what a lost doorbell could cost.
 const PARK_LONGEST: Duration = Duration::from_millis(500);
 
-/// The same while peers are waited for that copy from our memory or to it: they ring no bell.
+/// The same while peers are waited for that copy from our memory or to it: they ring no bell. And when they were waited
+/// for in vain.
 const PARK_WAITING: Duration = Duration::from_micros(100);
+const PARK_WAITING_LONG: Duration = Duration::from_millis(10);
 
 /// Settings of a host.
 #[derive(Clone, Debug)]
@@ -65,11 +69,19 @@ pub struct HostConfig {
     pub mooncake: ServerOptions,
     /// RDMA devices to use, if any.
     pub rdma: Option<RdmaDevices>,
+    /// Which payloads leave over TCP without a copy.
+    pub zero_copy: ZeroCopyOptions,
 }
 
 impl Default for HostConfig {
     fn default() -> Self {
-        Self { verify_shared: true, fault: None, mooncake: ServerOptions::default(), rdma: None }
+        Self {
+            verify_shared: true,
+            fault: None,
+            mooncake: ServerOptions::default(),
+            rdma: None,
+            zero_copy: ZeroCopyOptions::default(),
+        }
     }
 }
 
@@ -92,6 +104,8 @@ pub struct HostCounters {
     pub local_bytes: u64,
     /// Copies between this host's memory and its peers' segments that RDMA devices made.
     pub rdma_copies: u64,
+    /// Payloads that left over TCP without a copy, or should have.
+    pub zero_copy: ZeroCopyCounters,
 }
 
 /// One part of the dataplane.
@@ -127,7 +141,11 @@ pub struct Host {
     last_problem: Option<String>,
     counters: HostCounters,
     now_ns: u64,
+    /// Bytes that were copied here since the clock was read.
+    copied_bytes: u64,
     rounds_since_clock: u32,
+    /// Bytes that TCP had moved in this round when the clock was read.
+    clocked_bytes: usize,
     /// Rounds since the poller was asked.
     rounds_since_look: u32,
     /// Rounds in a row that did nothing, since the last park.
@@ -154,7 +172,7 @@ impl Host {
         }
         Ok(Self {
             poller,
-            tcp: Fault::new(config.fault.as_ref()),
+            tcp: Fault::new(config.fault.as_ref(), config.zero_copy),
             shm: Shm::new(pool.clone()),
             stock_lanes: Lanes::new(),
             stock_server: Server::new(config.mooncake),
@@ -181,7 +199,9 @@ impl Host {
             last_problem: None,
             counters: HostCounters::default(),
             now_ns: cpu::monotonic_ns(),
+            copied_bytes: 0,
             rounds_since_clock: 0,
+            clocked_bytes: 0,
             rounds_since_look: 0,
             idle_rounds: 0,
             long_round: false,
@@ -247,14 +267,15 @@ impl Host {
             self.rounds_since_clock = 0;
         }
         self.rounds_since_clock += 1;
+        self.clocked_bytes = 0;
+        let mut progress = self.rdma_work.driver.poll(self.now_ns);
+        progress |= self.take_events(self.now_ns);
+        progress |= self.take_tcp();
+        progress |= self.take_rdma();
+        progress |= self.take_shm();
+        progress |= self.take_files()?;
+        progress |= self.take_stock_lanes();
         let now_ns = self.now_ns;
-        let mut progress = self.rdma_work.driver.poll(now_ns);
-        progress |= self.take_events(now_ns);
-        progress |= self.take_tcp(now_ns);
-        progress |= self.take_rdma(now_ns);
-        progress |= self.take_shm(now_ns);
-        progress |= self.take_files(now_ns)?;
-        progress |= self.take_stock_lanes(now_ns);
         progress |= self.serve_stock(now_ns);
         self.run_timers(now_ns);
         if self.same_host.is_waiting() {
@@ -271,7 +292,21 @@ impl Host {
         self.long_round = moved_bytes >= LONG_ROUND_BYTES;
         self.idle_rounds = if progress { 0 } else { self.idle_rounds.saturating_add(1) };
         self.counters.busy_rounds += u64::from(progress);
+        if progress || told {
+            self.counters.zero_copy = *self.tcp.zero_copy();
+        }
         Ok(progress)
+    }
+
+    /// When what is being taken has come: the clock is read for the first thing of a round, and again after many bytes.
+    /// By the time of the last empty round a request could be answered before it was sent, and any rail would be fast.
+    fn arrival_ns(&mut self) -> u64 {
+        let moved_bytes = self.tcp.moved_bytes();
+        if self.rounds_since_clock > 1 || moved_bytes - self.clocked_bytes >= BYTES_PER_CLOCK as usize {
+            self.now_ns = cpu::monotonic_ns();
+            (self.rounds_since_clock, self.clocked_bytes) = (1, moved_bytes);
+        }
+        self.now_ns
     }
 
     /// Finds out what there is to do: asks the poller, or names the connections that are worth trying. Neither right
@@ -318,7 +353,9 @@ impl Host {
             progress = true;
             self.event(event, Link::Shm, now_ns);
         }
-        progress |= self.take_rdma_events(now_ns);
+        progress |= self.take_rdma_events();
+        // Copies that have ended have read the clock.
+        let now_ns = self.now_ns;
         while let Some((id, segment)) = self.shm.poll_wanted() {
             // A segment that is being unregistered is not given out any more.
             let info = self.service.as_ref().and_then(|service| service.segment_info(segment));
@@ -327,6 +364,7 @@ impl Host {
             let writable = info.is_some_and(|info| info.writable);
             self.shm.offer_segment(&self.poller, (id, segment), region.as_ref(), writable);
         }
+        progress |= self.take_mapped(now_ns);
         progress | self.take_stock_events(now_ns)
     }
 
@@ -341,6 +379,9 @@ impl Host {
 
     fn run_timers(&mut self, now_ns: u64) {
         self.sweep_mapped(now_ns);
+        if self.shm.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns) {
+            self.shm.expire(&self.poller, now_ns);
+        }
         if let Some(service) = &mut self.service
             && service.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns)
         {
@@ -376,8 +417,12 @@ impl Host {
         // A device that cannot be armed is gone, and says so by an event.
         let rdma_sleeps = self.rdma_work.driver.prepare_sleep().unwrap_or(true);
         if rdma_sleeps && !pending() && self.shm.next_ready(0).is_none() {
-            let waits = self.same_host.is_waiting() || self.rdma_work.driver.is_closing();
-            let most = if waits { PARK_WAITING } else { PARK_LONGEST };
+            let most = match (self.same_host.is_waiting(), self.same_host.is_close(self.now_ns)) {
+                _ if self.rdma_work.driver.is_closing() => PARK_WAITING,
+                (true, true) => PARK_WAITING,
+                (true, false) => PARK_WAITING_LONG,
+                (false, _) => PARK_LONGEST,
+            };
             let timeout = self.until_timer().min(longest).min(most);
             self.counters.parks += 1;
             self.poller.wait(timeout, &mut self.readiness)?;
@@ -395,7 +440,12 @@ impl Host {
         let service = self.service.as_ref().and_then(Service::poll_timeout);
         let client = self.client.as_ref().and_then(Client::poll_timeout);
         let stock = [self.stock_lanes.poll_timeout(), self.stock_server.poll_timeout()];
-        match [service, client, self.tcp.poll_timeout()].into_iter().chain(stock).flatten().min() {
+        match [service, client, self.tcp.poll_timeout(), self.shm.poll_timeout()]
+            .into_iter()
+            .chain(stock)
+            .flatten()
+            .min()
+        {
             Some(at_ns) => Duration::from_nanos(at_ns.saturating_sub(cpu::monotonic_ns())),
             None => PARK_LONGEST,
         }

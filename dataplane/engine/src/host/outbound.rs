@@ -16,11 +16,11 @@ impl Host {
             while let Some(output) = self.client.as_mut().and_then(kvplane_proto::client::Client::poll_output) {
                 progress = true;
                 if !matches!(output, ClientOutput::CopySegment { via: Via::Cma, .. }) {
-                    self.cross(now_ns);
+                    self.cross(now_ns.max(self.now_ns));
                 }
-                self.client_output(output, now_ns);
+                self.client_output(output, now_ns.max(self.now_ns));
             }
-            if !self.cross(now_ns) {
+            if !self.cross(now_ns.max(self.now_ns)) {
                 return progress;
             }
         }
@@ -143,15 +143,20 @@ impl Host {
     }
 
     fn connect(&mut self, lane: LaneId, address: &PeerAddress, path: Path, now_ns: u64) {
+        let refused = |error: std::io::Error| Gone::Setup(error.to_string());
         let link = match path {
-            Path::Stream | Path::Rdma => self.tcp.connect(&self.poller, address.tcp).map(Link::Tcp),
-            Path::Shared => self.shm.connect(&self.poller, address.shm.as_deref().unwrap_or_default()).map(Link::Shm),
+            Path::Stream | Path::Rdma => self.tcp.connect(&self.poller, address.tcp).map(Link::Tcp).map_err(refused),
+            Path::Shared => {
+                let path = address.shm.as_deref().unwrap_or_default();
+                self.shm.connect(&self.poller, path, now_ns).map(Link::Shm)
+            }
             Path::Mooncake => {
                 let dialect = match address.kind {
                     PeerKind::Mooncake { version: 0 | 1 } => Dialect::V1,
                     _ => Dialect::V2,
                 };
-                self.stock_lanes.connect(&self.poller, address.tcp, dialect, now_ns).map(Link::Mooncake)
+                let link = self.stock_lanes.connect(&self.poller, address.tcp, dialect, now_ns);
+                link.map(Link::Mooncake).map_err(refused)
             }
             Path::Local => {
                 if let Some(client) = &mut self.client {
@@ -174,11 +179,9 @@ impl Host {
                 let role = if path == Path::Rdma { Role::Asking(lane) } else { Role::Lane(lane, None) };
                 self.roles.set(link, role);
             }
-            Err(error) => {
-                self.last_problem = Some(error.to_string());
-                if let Some(client) = &mut self.client {
-                    client.lane_gone(lane, now_ns);
-                }
+            Err(why) => {
+                self.last_problem = Some(why.to_string());
+                self.lane_ended(lane, &why, now_ns);
             }
         }
     }

@@ -164,7 +164,7 @@ impl Host {
         if let (Status::Unsupported, Role::Lane(lane, _)) = (header.status, self.roles.get(Link::Rdma(id)))
             && let Some(client) = &mut self.client
         {
-            client.path_refused(lane, now_ns);
+            client.path_refused(lane, "the peer has no RDMA device", now_ns);
         }
         self.rdma_work.driver.complete(id, body);
     }
@@ -194,13 +194,13 @@ impl Host {
         self.rdma_work.driver.copy(id, token, target, buffer, write);
     }
 
-    pub(super) fn take_rdma_events(&mut self, now_ns: u64) -> bool {
-        let mut progress = self.take_rdma_copies(now_ns);
+    pub(super) fn take_rdma_events(&mut self) -> bool {
+        let mut progress = self.take_rdma_copies();
         while let Some(event) = self.rdma_work.driver.poll_event() {
             progress = true;
             // A connection's end comes after the last of its copies.
-            self.take_rdma_copies(now_ns);
-            self.event(event, Link::Rdma, now_ns);
+            self.take_rdma_copies();
+            self.event(event, Link::Rdma, self.now_ns);
         }
         if let Some(problem) = self.rdma_work.driver.take_problem() {
             self.last_problem = Some(problem);
@@ -208,10 +208,11 @@ impl Host {
         progress
     }
 
-    fn take_rdma_copies(&mut self, now_ns: u64) -> bool {
+    fn take_rdma_copies(&mut self) -> bool {
         let mut progress = false;
         while let Some((_, token, result)) = self.rdma_work.driver.poll_copied() {
             progress = true;
+            let now_ns = self.arrival_ns();
             let (lane, slice) = self.rdma_work.copies.remove(token as usize);
             // What a failed connection leaves undone is told by its end.
             if result != Err(Status::Unreachable) {
@@ -224,7 +225,7 @@ impl Host {
         progress
     }
 
-    pub(super) fn take_rdma(&mut self, now_ns: u64) -> bool {
+    pub(super) fn take_rdma(&mut self) -> bool {
         let mut progress = false;
         let mut again = Vec::new();
         while let Some(id) = self.rdma_work.driver.next_ready() {
@@ -236,7 +237,8 @@ impl Host {
                 }
                 let mut scratch = core::mem::take(&mut self.scratch);
                 let input = self.rdma_work.driver.input(id, &mut scratch);
-                let more = !matches!(input, Input::Wait) && self.take_input(Link::Rdma(id), &input, &scratch, now_ns);
+                let now_ns = if matches!(input, Input::Wait) { self.now_ns } else { self.arrival_ns() };
+                let more = self.take_input(Link::Rdma(id), &input, &scratch, now_ns);
                 self.scratch = scratch;
                 if !more {
                     break;

@@ -4,6 +4,7 @@
 //! chunks with a look between them, so that an owner waits for one chunk at most. Copies by the kernel (cma) that
 //! follow one another are gathered, and go as one call.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvplane_proto::client::{LaneId, Local, SliceId, Via};
@@ -13,13 +14,15 @@ use kvplane_transport::shm::{CHUNK_BYTES, Extent, SLOTS};
 use kvplane_transport::{ConnectionId, Gone};
 
 use super::Host;
-use super::copies::{copy, range};
+use super::copies::{BYTES_PER_CLOCK, copy, range};
 use super::roles::Link;
 
 /// Copies of one call to the kernel.
 const GATHERED: usize = 512;
 /// How often mappings of segments that are gone are looked for.
 const SWEEP_NS: u64 = 1_000_000_000;
+/// How long peers that are in the middle of a copy are waited for closely.
+const CLOSE_NS: u64 = 2_000_000_000;
 
 /// A copy between the caller's memory and a segment.
 #[derive(Clone, Copy)]
@@ -54,8 +57,12 @@ pub(super) struct SameHost {
     /// Segments that they name, one slot each.
     claimed: Vec<(SegmentId, Option<Extent>)>,
     outcomes: Vec<Result<u64, Status>>,
+    /// Copies that wait for their segment to be mapped.
+    waiting: BTreeMap<(ConnectionId, SegmentId), Vec<(LaneId, SegmentCopy)>>,
     /// Our own segments that were unregistered, and that peers were using then.
     leaving: Vec<(SegmentId, Option<Arc<Region>>)>,
+    /// Until when those are waited for closely.
+    closely_until_ns: u64,
     sweep_at_ns: u64,
 }
 
@@ -63,6 +70,17 @@ impl SameHost {
     /// Whether peers are waited for, who ring no bell when they are done.
     pub(super) const fn is_waiting(&self) -> bool {
         !self.leaving.is_empty()
+    }
+
+    /// Whether that is worth looking for many times a second: who was stopped in the middle of a copy may stay so for
+    /// days.
+    pub(super) const fn is_close(&self, now_ns: u64) -> bool {
+        now_ns < self.closely_until_ns
+    }
+
+    /// A connection is gone, and whoever waited for its copies knows it.
+    pub(super) fn forget(&mut self, id: ConnectionId) {
+        self.waiting.retain(|&(of, _), _| of != id);
     }
 
     fn takes(&self, lane: LaneId, copy: &SegmentCopy) -> bool {
@@ -78,7 +96,15 @@ impl Host {
     pub(super) fn copy_segment(&mut self, lane: LaneId, copy: &SegmentCopy, now_ns: u64) {
         let result = match (copy.via, self.link_of(lane)) {
             (Via::Own, _) => self.copy_own(copy),
-            (Via::Map, Some(Link::Shm(id))) => self.copy_mapped(id, copy),
+            // It ended in this round, which the client is told in the next: then it takes another way.
+            (_, Some(Link::Shm(id))) if !self.shm.is_up(id) => return,
+            (Via::Map, Some(Link::Shm(id))) => {
+                if !self.mapped.contains_key(&(id, copy.segment)) {
+                    self.map(id, lane, copy, now_ns);
+                    return;
+                }
+                self.copy_mapped(id, copy)
+            }
             (Via::Cma, Some(Link::Shm(_))) => {
                 self.gather(lane, copy, now_ns);
                 return;
@@ -86,11 +112,16 @@ impl Host {
             // The lane is gone, and whoever waited for the copy knows it.
             _ => return,
         };
+        self.segment_copied(lane, copy, result, now_ns);
+    }
+
+    fn segment_copied(&mut self, lane: LaneId, copy: &SegmentCopy, result: Result<u64, Status>, now_ns: u64) {
         if result.is_ok() {
             let counters = &mut self.counters;
             let count = if copy.via == Via::Map { &mut counters.map_bytes } else { &mut counters.local_bytes };
             *count += copy.local.bytes;
         }
+        let now_ns = self.copied_at(copy.local.bytes, now_ns);
         self.copied(lane, copy.slice, result, now_ns);
     }
 
@@ -106,9 +137,6 @@ impl Host {
 
     fn copy_mapped(&mut self, id: ConnectionId, copied: &SegmentCopy) -> Result<u64, Status> {
         let segment = copied.segment;
-        if !self.mapped.contains_key(&(id, segment)) {
-            self.map(id, segment)?;
-        }
         let Some(extent) = self.shm.claim(id, 0, segment) else {
             self.mapped.remove(&(id, segment));
             return Err(Status::Stale);
@@ -139,21 +167,47 @@ impl Host {
         Ok(0)
     }
 
-    /// Maps a segment. `Unsupported` when the peer does not share it so.
-    fn map(&mut self, id: ConnectionId, segment: SegmentId) -> Result<(), Status> {
+    /// Has a segment mapped for a copy, which waits for that.
+    fn map(&mut self, id: ConnectionId, lane: LaneId, copy: &SegmentCopy, now_ns: u64) {
+        let (segment, key) = (copy.segment, (id, copy.segment));
         if !self.shm.is_live(id, segment) {
-            return Err(Status::Stale);
+            self.copied(lane, copy.slice, Err(Status::Stale), now_ns);
+            return;
         }
-        match self.shm.map_segment(id, segment) {
-            Ok(region) => {
-                self.mapped.insert((id, segment), region);
-                Ok(())
+        if !self.same_host.waiting.contains_key(&key)
+            && let Err(error) = self.shm.ask_segment(id, segment, now_ns)
+        {
+            self.last_problem = Some(error.to_string());
+            self.copied(lane, copy.slice, Err(Status::Unsupported), now_ns);
+            return;
+        }
+        self.same_host.waiting.entry(key).or_default().push((lane, *copy));
+    }
+
+    /// Carries out the copies whose segments have been mapped; those whose segment cannot be, or not in time, are
+    /// `Unsupported` in this way. Whether there were any.
+    pub(super) fn take_mapped(&mut self, now_ns: u64) -> bool {
+        let mut progress = false;
+        while let Some((id, segment, answer)) = self.shm.poll_mapped() {
+            progress = true;
+            let waiting = self.same_host.waiting.remove(&(id, segment)).unwrap_or_default();
+            let mapped = answer.map(|region| self.mapped.insert((id, segment), region));
+            for (lane, copy) in waiting {
+                // Of another life of the lane, whoever waited for it knows that it has ended.
+                if self.link_of(lane) != Some(Link::Shm(id)) {
+                    continue;
+                }
+                let result = match &mapped {
+                    Ok(_) => self.copy_mapped(id, &copy),
+                    Err(_) => Err(Status::Unsupported),
+                };
+                self.segment_copied(lane, &copy, result, now_ns);
             }
-            Err(error) => {
-                self.last_problem = Some(error.to_string());
-                Err(Status::Unsupported)
+            if let Err(why) = mapped {
+                self.last_problem = Some(why);
             }
         }
+        progress
     }
 
     /// Puts a copy with those before it; those go first where it does not fit.
@@ -177,7 +231,9 @@ impl Host {
         }
         let mut state = core::mem::take(&mut self.same_host);
         if let Some((lane, Link::Shm(id))) = state.lane.take().and_then(|lane| Some((lane, self.link_of(lane)?))) {
-            match self.cross_to(id, &mut state, now_ns) {
+            let crossed = self.cross_to(id, &mut state, now_ns);
+            let now_ns = self.copied_at(BYTES_PER_CLOCK, now_ns);
+            match crossed {
                 Ok(()) => {
                     for (copy, outcome) in state.gathered.iter().zip(&state.outcomes) {
                         self.counters.cma_bytes += if outcome.is_ok() { copy.local.bytes } else { 0 };
@@ -293,8 +349,27 @@ impl Host {
         if let Some(region) = &region {
             self.forget_rdma(region);
         }
-        self.same_host.leaving.push((segment, region));
+        self.same_host.closely_until_ns = self.now_ns.saturating_add(CLOSE_NS);
+        // Asked for again, it is waited for once.
+        if !self.same_host.leaving.iter().any(|(leaving, _)| *leaving == segment) {
+            self.same_host.leaving.push((segment, region));
+        }
         self.see_off();
+    }
+
+    /// Takes a segment from peers. [`Host::poll_unregistered`] says when nothing uses it any more; asked for again, it
+    /// says so again.
+    pub fn unregister(&mut self, segment: SegmentId) {
+        // At once, also where a request on a stream has to end first.
+        self.shm.retract(segment);
+        if let Some(service) = &mut self.service {
+            service.unregister(segment);
+        }
+    }
+
+    /// The processes of this host that are using a segment by themselves; 0 for one that is not visible from here.
+    pub fn segment_users(&mut self, segment: SegmentId) -> Vec<i32> {
+        self.shm.users(segment)
     }
 
     /// Reports the segments that no peer is using any more.

@@ -6,7 +6,7 @@
 //! a small request is never behind a large one on a connection.
 
 use super::lane::{Cause, Endpoint};
-use super::metrics::RailCounts;
+use super::metrics::RailBooks;
 use super::options::RailAddress;
 use super::path::Path;
 use super::table::{NOWHERE, slice_id};
@@ -29,10 +29,10 @@ pub(super) struct Group {
     pub(super) rails: Vec<u32>,
     pub(super) queue: ClassQueue,
     dirty: bool,
+    /// Until when it is not used, as it does not lead to the peer from here, and why.
+    pub(super) unavailable: Option<(u64, String)>,
     /// Until when bulk keeps off the first lane of each rail.
     express_until_ns: u64,
-    /// Until when it is not used, as the peer said that it does not do this.
-    pub(super) refused_until_ns: u64,
 }
 
 /// A rail, its lanes and its books.
@@ -43,7 +43,8 @@ pub(super) struct RailEntry {
     pub(super) lanes: Vec<u32>,
     /// Where it leads, where that is not the peer's own address.
     pub(super) address: Option<RailAddress>,
-    pub(super) counts: RailCounts,
+    pub(super) path: Path,
+    pub(super) books: RailBooks,
 }
 
 /// What a lane is wanted for.
@@ -62,7 +63,7 @@ struct Ask {
 
 impl Group {
     pub(super) fn new(path: Path, rails: Vec<u32>) -> Self {
-        Self { path, rails, queue: ClassQueue::new(), dirty: false, express_until_ns: 0, refused_until_ns: 0 }
+        Self { path, rails, queue: ClassQueue::new(), dirty: false, unavailable: None, express_until_ns: 0 }
     }
 }
 
@@ -316,7 +317,10 @@ impl Client {
 
     /// A lane is ready for use.
     pub(super) fn lane_up(&mut self, lane: u32) {
-        self.rails[self.lanes[lane as usize].rail as usize].rail.connected();
+        let rail = &mut self.rails[self.lanes[lane as usize].rail as usize];
+        rail.rail.connected();
+        let (peer, group) = (rail.peer as usize, usize::from(rail.group));
+        self.peers[peer].groups[group].unavailable = None;
         self.set_alarm(lane, None);
         self.mark_group_of(lane);
         self.mark_dirty(lane);
@@ -329,7 +333,8 @@ impl Client {
             let now_ns = self.now_ns;
             let entry = &mut self.rails[rail as usize];
             entry.rail.failed(retry_ns, now_ns);
-            entry.counts.pauses += 1;
+            let transport = self.usual_transport(self.rails[rail as usize].path);
+            self.rails[rail as usize].books.of(transport).pauses += 1;
         }
     }
 }

@@ -332,7 +332,9 @@ impl Client {
 
     /// The slice at the head of the queue takes its part of the window.
     fn leave_queue(&mut self, lane: u32, slice: u32) {
+        let now_ns = self.now_ns;
         let slice = self.slices.at(slice);
+        slice.sent_ns = now_ns;
         slice.sent_bytes = slice.weight_bytes();
         let entry = &mut self.lanes[lane as usize];
         entry.queue.pop_front();

@@ -1,12 +1,13 @@
-//! What a client counts by rail, peer and path, and where slow operations spent their time.
+//! What a client counts by rail, peer and transport, and where slow operations spent their time.
 //!
-//! Each slice costs a few additions when it ends. Histograms take their memory when their rail is first used.
+//! Each slice costs a few additions when it ends. Histograms take their memory when their rail is first used. A rail of
+//! the shared path has two pages of books, as it moves bytes in two ways.
 
 use std::collections::VecDeque;
 
 use super::Client;
-use super::path::Path;
-use super::table::NOWHERE;
+use super::path::{Path, Transport, Via};
+use super::table::{NOWHERE, Slice};
 use super::types::{PeerId, Request};
 use crate::sched::{Health, Histogram};
 use crate::status::Status;
@@ -14,7 +15,7 @@ use crate::status::Status;
 /// Slow operations that are kept: the latest.
 const SLOW_KEPT: usize = 64;
 
-/// The books of one rail.
+/// What one transport did on one rail.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RailCounts {
     /// Slices done.
@@ -23,44 +24,90 @@ pub struct RailCounts {
     pub bytes: u64,
     /// Slices that it failed and that were sent again.
     pub retries: u64,
-    /// Slices that it had and that another rail or path took over.
+    /// Slices that it had and that another rail or transport took over.
     pub failovers: u64,
-    /// Times that it was paused.
+    /// Times that the rail was paused.
     pub pauses: u64,
+    /// Slices that took longer than [`Config::slow_ns`](super::Config::slow_ns), earlier attempts included.
+    pub slow: u64,
+    /// Times that it was found not to lead to the peer from here.
+    pub unavailable: u64,
     /// Time from waiting for a lane to being bound to one.
     pub queue: Histogram,
     /// Time from being bound to being done.
     pub service: Histogram,
 }
 
-/// A rail as it stands.
+impl RailCounts {
+    /// Whether nothing was counted.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.operations + self.retries + self.failovers + self.pauses + self.slow + self.unavailable == 0
+    }
+
+    /// Adds what another counted.
+    pub fn add(&mut self, other: &Self) {
+        self.operations += other.operations;
+        self.bytes += other.bytes;
+        self.retries += other.retries;
+        self.failovers += other.failovers;
+        self.pauses += other.pauses;
+        self.slow += other.slow;
+        self.unavailable += other.unavailable;
+        self.queue.merge(&other.queue);
+        self.service.merge(&other.service);
+    }
+
+    /// What was counted beyond `base`, an earlier state or a part of it.
+    #[must_use]
+    pub fn beyond(&self, base: &Self) -> Self {
+        Self {
+            operations: self.operations.saturating_sub(base.operations),
+            bytes: self.bytes.saturating_sub(base.bytes),
+            retries: self.retries.saturating_sub(base.retries),
+            failovers: self.failovers.saturating_sub(base.failovers),
+            pauses: self.pauses.saturating_sub(base.pauses),
+            slow: self.slow.saturating_sub(base.slow),
+            unavailable: self.unavailable.saturating_sub(base.unavailable),
+            queue: self.queue.beyond(&base.queue),
+            service: self.service.beyond(&base.service),
+        }
+    }
+}
+
+/// A rail as it stands, and what one transport did on it.
 #[derive(Clone, Copy, Debug)]
 pub struct RailMetrics<'a> {
     /// Whose rail.
     pub peer: PeerId,
     /// Of which path.
     pub path: Path,
+    /// What carried the slices that were counted. A rail is told of once for each transport that was used on it, and
+    /// once when none was.
+    pub transport: Transport,
     /// Its number among the rails of that path.
     pub number: usize,
     /// Whether it is in use.
     pub health: Health,
-    /// What it serves at the moment, by measurement.
+    /// What it serves at the moment, by measurement: all transports of the rail.
     pub bytes_per_second: u64,
-    /// Its fixed latency, by measurement.
+    /// Its fixed latency, by measurement: all transports of the rail.
     pub latency_ns: u64,
-    /// Bytes posted and not done.
+    /// Bytes posted and not done: with the first transport of a rail for all of them, else 0.
     pub inflight_bytes: u64,
+    /// Why it does not lead to the peer from here, until it was found to again.
+    pub unavailable: Option<&'a str>,
     /// What happened on it.
     pub counts: &'a RailCounts,
 }
 
-/// Slices that moved from one path to another after a failure.
+/// Slices that moved from one transport to another after a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Failovers {
-    /// The path that failed.
-    pub from: Path,
-    /// The path that took over.
-    pub to: Path,
+    /// What failed.
+    pub from: Transport,
+    /// What took over.
+    pub to: Transport,
     /// How many.
     pub slices: u64,
 }
@@ -70,14 +117,18 @@ pub struct Failovers {
 pub struct SlowOperation {
     /// To whom.
     pub peer: PeerId,
-    /// Over which path.
-    pub path: Path,
+    /// What carried it last.
+    pub transport: Transport,
     /// Bytes that it was to move.
     pub bytes: u64,
+    /// When it began.
+    pub begun_ns: u64,
     /// When it began to wait, the last time that it did.
     pub queued_ns: u64,
     /// When it was bound to a lane.
     pub posted_ns: u64,
+    /// When it left the lane's queue, for the wire or to be copied.
+    pub sent_ns: u64,
     /// When it ended.
     pub done_ns: u64,
     /// Times that it was sent before.
@@ -86,37 +137,72 @@ pub struct SlowOperation {
     pub status: Status,
 }
 
+/// The books of one rail, a page for each transport.
+#[derive(Default)]
+pub(super) struct RailBooks {
+    main: RailCounts,
+    /// Only the shared path has a second way to move bytes, and only what is used costs memory.
+    cma: Option<Box<RailCounts>>,
+}
+
+impl RailBooks {
+    pub(super) fn of(&mut self, transport: Transport) -> &mut RailCounts {
+        match transport {
+            Transport::Cma => self.cma.get_or_insert_default(),
+            _ => &mut self.main,
+        }
+    }
+
+    /// The pages that have something on them; the first one, under its `usual` name, when none has.
+    fn pages(&self, path: Path, usual: Transport) -> impl Iterator<Item = (Transport, &RailCounts)> {
+        let main = if self.main.is_empty() { usual } else { Transport::of(path, Via::Map) };
+        let first = Some((main, &self.main)).filter(|_| self.cma.is_none() || !self.main.is_empty());
+        first.into_iter().chain(self.cma.as_deref().map(|cma| (Transport::Cma, cma)))
+    }
+}
+
 /// What is counted beside the rails.
 #[derive(Default)]
 pub(super) struct Books {
     failovers: Vec<Failovers>,
     slow: VecDeque<SlowOperation>,
+    /// What rails counted that are gone with their peers.
+    departed: Vec<(Transport, RailCounts)>,
 }
 
 impl Client {
     /// Every rail of every peer, with what it did.
     pub fn rail_metrics(&self) -> impl Iterator<Item = RailMetrics<'_>> {
-        self.peers.iter().enumerate().flat_map(move |(peer, entry)| {
-            entry.groups.iter().flat_map(move |group| {
-                group.rails.iter().enumerate().map(move |(number, &rail)| {
-                    let entry = &self.rails[rail as usize];
-                    let (bulk, small) = entry.rail.inflight_bytes();
-                    RailMetrics {
-                        peer: PeerId(peer as u32),
-                        path: group.path,
-                        number,
-                        health: entry.rail.health(),
-                        bytes_per_second: (entry.rail.rate().bytes_per_ns() * 1e9) as u64,
-                        latency_ns: entry.rail.rate().latency_ns() as u64,
-                        inflight_bytes: bulk + small,
-                        counts: &entry.counts,
-                    }
-                })
+        let groups =
+            self.peers.iter().enumerate().flat_map(|(peer, entry)| entry.groups.iter().map(move |g| (peer, g)));
+        let rails =
+            groups.flat_map(|(peer, group)| group.rails.iter().enumerate().map(move |rail| (peer, group, rail)));
+        rails.flat_map(move |(peer, group, (number, &rail))| {
+            let entry = &self.rails[rail as usize];
+            let (bulk, small) = entry.rail.inflight_bytes();
+            let pages = entry.books.pages(entry.path, self.usual_transport(entry.path));
+            pages.enumerate().map(move |(page, (transport, counts))| RailMetrics {
+                peer: PeerId(peer as u32),
+                path: entry.path,
+                transport,
+                number,
+                health: entry.rail.health(),
+                bytes_per_second: (entry.rail.rate().bytes_per_ns() * 1e9) as u64,
+                latency_ns: entry.rail.rate().latency_ns() as u64,
+                inflight_bytes: if page == 0 { bulk + small } else { 0 },
+                unavailable: group.unavailable.as_ref().map(|(_, why)| why.as_str()),
+                counts,
             })
         })
     }
 
-    /// Slices that changed their path after a failure, by the paths.
+    /// What the rails of peers that were left had counted, by transport.
+    #[must_use]
+    pub fn departed_metrics(&self) -> &[(Transport, RailCounts)] {
+        &self.books.departed
+    }
+
+    /// Slices that changed their transport after a failure, by the transports.
     #[must_use]
     pub fn failovers(&self) -> &[Failovers] {
         &self.books.failovers
@@ -132,34 +218,69 @@ impl Client {
         self.books.slow.retain(|slow| slow.peer != peer);
     }
 
-    /// A slice is to be sent again after its rail failed it.
-    pub(super) fn count_retry(&mut self, index: u32) {
-        let rail = self.slices.at(index).rail;
-        if rail != NOWHERE {
-            self.rails[rail as usize].counts.retries += 1;
+    /// A rail is free for another peer: what it counted stays in the sums.
+    pub(super) fn keep_books(&mut self, rail: u32) {
+        let entry = &mut self.rails[rail as usize];
+        let (path, books) = (entry.path, core::mem::take(&mut entry.books));
+        for (transport, counts) in books.pages(path, Transport::of(path, Via::Map)) {
+            if counts.is_empty() {
+                continue;
+            }
+            match self.books.departed.iter_mut().find(|(other, _)| *other == transport) {
+                Some((_, sum)) => sum.add(counts),
+                // As many entries as there are transports.
+                None => self.books.departed.push((transport, counts.clone())),
+            }
         }
     }
 
-    /// A slice moves from the rail that it was on to another.
-    pub(super) fn count_failover(&mut self, from: u32, to: u32) {
-        self.rails[from as usize].counts.failovers += 1;
-        let path = |rail: u32| {
-            let rail = &self.rails[rail as usize];
-            self.peers[rail.peer as usize].groups.get(usize::from(rail.group)).map(|group| group.path)
+    /// How peers on this host are expected to be copied from.
+    pub(super) const fn usual_via(&self) -> Via {
+        if self.config.shared { Via::Map } else { Via::Cma }
+    }
+
+    /// What a rail of this path is expected to use.
+    pub(super) const fn usual_transport(&self, path: Path) -> Transport {
+        Transport::of(path, self.usual_via())
+    }
+
+    /// A slice is to be sent again after its rail failed it.
+    pub(super) fn count_retry(&mut self, index: u32) {
+        let slice = self.slices.at(index);
+        if slice.rail != NOWHERE {
+            let entry = &mut self.rails[slice.rail as usize];
+            entry.books.of(Transport::of(entry.path, slice.via)).retries += 1;
+        }
+    }
+
+    /// A slice was bound to a lane that a rail had carried before, in a certain way: counts it if either is another
+    /// now.
+    pub(super) fn rebound(&mut self, index: u32, (last, via): (u32, Via)) {
+        let slice = self.slices.peek(index);
+        let lane = &self.lanes[slice.lane as usize];
+        let next = match slice.request {
+            Request::Read(target, _) | Request::Write(target, _) if lane.path == Path::Shared => {
+                lane.way(&self.config, target.segment, target.shareable).unwrap_or(self.usual_via())
+            }
+            _ => self.usual_via(),
         };
-        let (Some(from), Some(to)) = (path(from), path(to)) else { return };
+        let (from, to) = (Transport::of(self.rails[last as usize].path, via), Transport::of(lane.path, next));
+        if (last, from) == (slice.rail, to) {
+            return;
+        }
+        self.rails[last as usize].books.of(from).failovers += 1;
         if from == to {
             return;
         }
         match self.books.failovers.iter_mut().find(|entry| (entry.from, entry.to) == (from, to)) {
             Some(entry) => entry.slices += 1,
-            // As many entries as there are pairs of paths.
+            // As many entries as there are pairs of transports.
             None => self.books.failovers.push(Failovers { from, to, slices: 1 }),
         }
     }
 
     /// A slice that was on a rail has ended, and has left it.
-    pub(super) fn count_end(&mut self, slice: &super::table::Slice, status: Status) {
+    pub(super) fn count_end(&mut self, slice: &Slice, status: Status) {
         if slice.rail == NOWHERE {
             return;
         }
@@ -167,31 +288,35 @@ impl Client {
         let config = &self.config;
         let bytes = slice.load_bytes();
         let entry = &mut self.rails[slice.rail as usize];
+        let transport = Transport::of(entry.path, slice.via);
+        let counts = entry.books.of(transport);
         if status == Status::Ok {
             let moved = if matches!(slice.request, Request::Get(..)) { slice.bytes } else { slice.weight_bytes() };
             entry.rail.done(moved, config.is_small(bytes), slice.posted_ns, now_ns);
-            entry.counts.operations += 1;
-            entry.counts.bytes += moved;
-            entry.counts.queue.add(slice.posted_ns.saturating_sub(slice.queued_ns));
-            entry.counts.service.add(now_ns.saturating_sub(slice.posted_ns));
+            counts.operations += 1;
+            counts.bytes += moved;
+            counts.queue.add(slice.posted_ns.saturating_sub(slice.queued_ns));
+            counts.service.add(now_ns.saturating_sub(slice.posted_ns));
             self.peers[slice.peer as usize].retries.earn();
         }
-        if now_ns.saturating_sub(slice.queued_ns) >= config.slow_ns {
-            let path = self.peers[slice.peer as usize].groups.get(usize::from(slice.group)).map(|group| group.path);
-            let Some(path) = path else { return };
-            if self.books.slow.len() == SLOW_KEPT {
-                self.books.slow.pop_front();
-            }
-            self.books.slow.push_back(SlowOperation {
-                peer: PeerId(slice.peer),
-                path,
-                bytes: slice.weight_bytes(),
-                queued_ns: slice.queued_ns,
-                posted_ns: slice.posted_ns,
-                done_ns: now_ns,
-                attempts: slice.attempts,
-                status,
-            });
+        if now_ns.saturating_sub(slice.begun_ns) < config.slow_ns {
+            return;
         }
+        counts.slow += 1;
+        if self.books.slow.len() == SLOW_KEPT {
+            self.books.slow.pop_front();
+        }
+        self.books.slow.push_back(SlowOperation {
+            peer: PeerId(slice.peer),
+            transport,
+            bytes: slice.weight_bytes(),
+            begun_ns: slice.begun_ns,
+            queued_ns: slice.queued_ns,
+            posted_ns: slice.posted_ns,
+            sent_ns: if slice.sent_ns < slice.posted_ns { now_ns } else { slice.sent_ns },
+            done_ns: now_ns,
+            attempts: slice.attempts,
+            status,
+        });
     }
 }

@@ -39,7 +39,7 @@ use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
 pub use metrics::{Failovers, RailCounts, RailMetrics, SlowOperation};
 pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
-pub use path::{Path, PeerKind, Via};
+pub use path::{Path, PeerKind, Transport, Via};
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
@@ -175,6 +175,12 @@ impl Client {
             self.flush_dirty();
         }
         self.outputs.pop_front()
+    }
+
+    /// Whether there is something for the host to do that was decided already.
+    #[must_use]
+    pub fn has_output(&self) -> bool {
+        !self.outputs.is_empty()
     }
 
     /// The body of an [`Output::Send`]; valid until `poll_output` has returned `None`.

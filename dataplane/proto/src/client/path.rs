@@ -46,6 +46,58 @@ impl Path {
     }
 }
 
+/// What carries bytes to a peer: a path, told apart by how bytes move over it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub enum Transport {
+    /// Our own protocol over TCP.
+    Tcp,
+    /// The same with devices that move the bytes.
+    Rdma,
+    /// Copies through a mapping of the peer's memory.
+    Shm,
+    /// The kernel's copies between the processes.
+    Cma,
+    /// Copies within this process.
+    Local,
+    /// The TCP protocol of stock Mooncake engines.
+    Mooncake,
+    /// Files of this host.
+    File,
+}
+
+impl Transport {
+    /// Every transport.
+    pub const ALL: &[Self] = &[Self::Tcp, Self::Rdma, Self::Shm, Self::Cma, Self::Local, Self::Mooncake, Self::File];
+
+    /// What carries a slice on this path; `via` matters on the shared one only.
+    #[must_use]
+    pub const fn of(path: Path, via: Via) -> Self {
+        match (path, via) {
+            (Path::Stream, _) => Self::Tcp,
+            (Path::Rdma, _) => Self::Rdma,
+            (Path::Shared, Via::Cma) => Self::Cma,
+            (Path::Shared, _) => Self::Shm,
+            (Path::Local, _) => Self::Local,
+            (Path::Mooncake, _) => Self::Mooncake,
+            (Path::File, _) => Self::File,
+        }
+    }
+
+    /// Its name in settings, logs and counters.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+            Self::Shm => "shm",
+            Self::Cma => "cma",
+            Self::Local => "local",
+            Self::Mooncake => "mooncake",
+            Self::File => "file",
+        }
+    }
+}
+
 /// What a peer is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
 pub enum PeerKind {

@@ -5,9 +5,9 @@
 
 use super::dispatch::{Group, RailEntry};
 use super::lane::{Cause, Endpoint, Lane};
-use super::metrics::RailCounts;
+use super::metrics::RailBooks;
 use super::options::{RailAddress, RailDevices};
-use super::path::{Path, PeerKind};
+use super::path::{Path, PeerKind, Transport, Via};
 use super::table::NOWHERE;
 use super::types::{LaneId, PeerAddress, PeerId, Request};
 use super::{Client, Peer};
@@ -119,13 +119,15 @@ impl Client {
     }
 
     /// The peer said that it does not do what this lane is for: for a while its path is not tried, and what waited for
-    /// it goes elsewhere. The host reports the lane gone after that.
-    pub fn path_refused(&mut self, lane: LaneId, now_ns: u64) {
+    /// it goes elsewhere, or ends where there is no other. The host reports the lane gone after that.
+    pub fn path_refused(&mut self, lane: LaneId, why: &str, now_ns: u64) {
         self.now_ns = now_ns;
         let Some(entry) = self.current(lane) else { return };
-        let rail = entry.rail;
-        let (peer, group) = (self.rails[rail as usize].peer as usize, usize::from(self.rails[rail as usize].group));
-        self.peers[peer].groups[group].refused_until_ns = now_ns.saturating_add(REFUSED_NS);
+        let rail = entry.rail as usize;
+        let rail = &mut self.rails[rail];
+        let (peer, group) = (rail.peer as usize, usize::from(rail.group));
+        rail.books.of(Transport::of(rail.path, Via::Rdma)).unavailable += 1;
+        self.peers[peer].groups[group].unavailable = Some((now_ns.saturating_add(REFUSED_NS), why.to_owned()));
     }
 
     /// Opens the rails of a path, with `lanes` lanes each; without `addresses` there is one, to the peer's own.
@@ -145,7 +147,8 @@ impl Client {
                 group: number,
                 lanes: Vec::new(),
                 address,
-                counts: RailCounts::default(),
+                path,
+                books: RailBooks::default(),
             };
             let rail = match self.free_rails.pop() {
                 Some(rail) => {
@@ -252,6 +255,7 @@ impl Client {
             return;
         }
         for group in core::mem::take(&mut entry.groups) {
+            group.rails.iter().for_each(|&rail| self.keep_books(rail));
             self.free_rails.extend(group.rails);
         }
         for &lane in &lanes {

@@ -181,6 +181,30 @@ impl Client {
         self.reclaim(peer);
     }
 
+    /// The host says that a lane's path does not lead to its peer from here, and that trying again soon would end the
+    /// same. As [`Self::lane_gone`]; where the peer has another path, that is used for a while and no slice is charged.
+    pub fn path_unavailable(&mut self, lane: LaneId, why: &str, now_ns: u64) {
+        self.now_ns = now_ns;
+        if self.current(lane).is_some_and(|entry| entry.state != Endpoint::Idle) && self.close_path(lane.index, why) {
+            self.lanes[lane.index as usize].cause = Some(Cause::Withdrawn);
+        }
+        self.lane_gone(lane, now_ns);
+    }
+
+    /// Has the other paths of a lane's peer used for a while; false when there are none.
+    pub(super) fn close_path(&mut self, lane: u32, why: &str) -> bool {
+        let rail = self.lanes[lane as usize].rail as usize;
+        let (peer, number) = (self.rails[rail].peer as usize, usize::from(self.rails[rail].group));
+        let transport = self.usual_transport(self.rails[rail].path);
+        self.rails[rail].books.of(transport).unavailable += 1;
+        let until_ns = self.now_ns.saturating_add(Limits::UNAVAILABLE_NS);
+        let groups = &mut self.peers[peer].groups;
+        if groups.len() > 1 {
+            groups[number].unavailable = Some((until_ns, why.to_owned()));
+        }
+        groups.len() > 1
+    }
+
     /// Its connection is gone: it fails, is charged, or goes elsewhere for free.
     fn slice_lost(&mut self, index: u32, refusal: Option<Status>, cause: Option<Cause>) {
         match (refusal, cause) {

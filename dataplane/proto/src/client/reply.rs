@@ -83,21 +83,32 @@ impl Client {
             return Err(Broken);
         }
         if header.status != Status::Ok {
-            entry.refusal = Some(header.status);
-            return Err(Broken);
+            let why = format!("who listens there refuses us: {}", header.status);
+            return self.not_the_peer(lane.index, header.status, &why);
         }
         let welcome = Welcome::decode(body).map_err(|_| Broken)?;
         let wanted = &self.peers[entry.peer.0 as usize].address;
         let other = wanted.node != NodeId(0) && (wanted.node, wanted.shard) != (welcome.node, welcome.shard)
             || wanted.incarnation != Incarnation(0) && wanted.incarnation != welcome.incarnation;
         if welcome.version != VERSION || other {
-            entry.refusal = Some(if other { Status::WrongOwner } else { Status::Incompatible });
-            return Err(Broken);
+            let why = format!("who listens there is another than the peer: {:?}, not {:?}", welcome.node, wanted.node);
+            return self.not_the_peer(lane.index, if other { Status::WrongOwner } else { Status::Incompatible }, &why);
         }
         entry.step(EndpointEvent::Welcome);
         entry.welcomed();
         self.lane_up(lane.index);
         Ok(())
+    }
+
+    /// Who answers a greeting is not who was asked for, or refuses. A path of this host alone does not say that of the
+    /// peer: another namespace may have another process at its address. Then the peer's other path decides.
+    fn not_the_peer(&mut self, lane: u32, status: Status, why: &str) -> Result<(), Broken> {
+        if self.lanes[lane as usize].path == Path::Shared && self.close_path(lane, why) {
+            self.reset_lane(lane, Cause::Withdrawn);
+            return Ok(());
+        }
+        self.lanes[lane as usize].refusal = Some(status);
+        Err(Broken)
     }
 
     /// An object or a range: its payload follows.

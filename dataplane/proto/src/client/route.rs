@@ -58,10 +58,10 @@ impl Client {
 
     /// Whether a path of a peer can do what is asked.
     fn serves(&self, peer: PeerId, group: &Group, request: &Request) -> bool {
-        if group.refused_until_ns > self.now_ns {
+        let range = matches!(request, Request::Read(..) | Request::Write(..));
+        if group.unavailable.as_ref().is_some_and(|(until_ns, _)| self.now_ns < *until_ns) {
             return false;
         }
-        let range = matches!(request, Request::Read(..) | Request::Write(..));
         if group.path != Path::Shared {
             return range || group.path.is_greeted();
         }
@@ -96,12 +96,12 @@ impl Client {
         let slice = self.slices.at(index);
         (slice.lane, slice.before, slice.after) = (lane, before, NOWHERE);
         slice.posted_ns = self.now_ns;
-        let last = core::mem::replace(&mut slice.rail, rail);
+        let (last, via) = (core::mem::replace(&mut slice.rail, rail), slice.via);
         let bytes = slice.load_bytes();
         entry.load_bytes += bytes;
         self.rails[rail as usize].rail.book(bytes, self.config.is_small(bytes), self.now_ns);
-        if last != rail && last != NOWHERE {
-            self.count_failover(last, rail);
+        if last != NOWHERE {
+            self.rebound(index, (last, via));
         }
     }
 

@@ -185,9 +185,12 @@ pub(super) struct Slice {
     pub(super) place: u32,
     /// The rail that carries it, or carried it last.
     pub(super) rail: u32,
-    /// Since when it waits, and when it was bound to a lane.
+    /// When it was made; since when it waits; when it was bound to a lane, and when it left that lane's queue, which is
+    /// of an earlier attempt if it is before.
+    pub(super) begun_ns: u64,
     pub(super) queued_ns: u64,
     pub(super) posted_ns: u64,
+    pub(super) sent_ns: u64,
     /// Lane that it is bound to or in flight on; `NOWHERE` while it waits.
     pub(super) lane: u32,
     /// Its neighbours among the slices of that lane.
@@ -201,7 +204,7 @@ pub(super) struct Slice {
     pub(super) attempts: u8,
     /// Times that it was parked.
     pub(super) parkings: u8,
-    /// How the host copies it, while it does.
+    /// How the host copies it, or copied it last.
     pub(super) via: Via,
     /// It was refused together with others: from now on it is sent by itself.
     pub(super) alone: bool,

@@ -1,6 +1,7 @@
 //! Tests of the asking side: a scripted peer drives it, without sockets, memory or clocks.
 
 mod answers;
+mod books;
 mod closing;
 mod failures;
 mod gather;

@@ -7,10 +7,11 @@ const PARTS: u32 = 4;
 const FIRST_SHIFT: u32 = 8;
 const BUCKETS: usize = (OCTAVES * PARTS) as usize;
 
-/// Counts of times, with a relative error of at most 25 %.
+/// Counts of times, with a relative error of at most 25 %, and their sum.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histogram {
-    counts: Vec<u32>,
+    counts: Vec<u64>,
+    sum_ns: u64,
 }
 
 impl Default for Histogram {
@@ -23,7 +24,7 @@ impl Histogram {
     /// An empty one. Its counts take memory with the first time only.
     #[must_use]
     pub const fn new() -> Self {
-        Self { counts: Vec::new() }
+        Self { counts: Vec::new(), sum_ns: 0 }
     }
 
     const fn bucket(ns: u64) -> usize {
@@ -41,18 +42,43 @@ impl Histogram {
         if self.counts.is_empty() {
             self.counts.resize(BUCKETS, 0);
         }
-        let count = &mut self.counts[Self::bucket(ns)];
-        *count = count.saturating_add(1);
+        self.counts[Self::bucket(ns)] += 1;
+        self.sum_ns = self.sum_ns.saturating_add(ns);
+    }
+
+    /// Adds what another counted.
+    pub fn merge(&mut self, other: &Self) {
+        if self.counts.is_empty() {
+            self.counts.clone_from(&other.counts);
+        } else {
+            self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
+        }
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
+    }
+
+    /// What was counted beyond `base`, an earlier state of this histogram or a part of it.
+    #[must_use]
+    pub fn beyond(&self, base: &Self) -> Self {
+        let mut rest = self.clone();
+        rest.counts.iter_mut().zip(&base.counts).for_each(|(count, less)| *count = count.saturating_sub(*less));
+        rest.sum_ns = self.sum_ns.saturating_sub(base.sum_ns);
+        rest
+    }
+
+    /// The sum of all times.
+    #[must_use]
+    pub const fn sum_ns(&self) -> u64 {
+        self.sum_ns
     }
 
     /// How many times were counted.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.counts.iter().map(|&count| u64::from(count)).sum()
+        self.counts.iter().sum()
     }
 
     /// The buckets that are not empty, shortest first: `(upper bound in nanoseconds, count)`.
-    pub fn buckets(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(bucket, &count)| {
             let (octave, part) = (bucket as u32 / PARTS + FIRST_SHIFT, bucket as u64 % u64::from(PARTS));
             ((u64::from(PARTS) + part + 1) << (octave - 2), count)
@@ -65,7 +91,7 @@ impl Histogram {
         let wanted = (self.count() as f64 * share).ceil() as u64;
         let mut seen = 0;
         for (bound_ns, count) in self.buckets() {
-            seen += u64::from(count);
+            seen += count;
             if seen >= wanted {
                 return bound_ns;
             }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::classes::PROMOTE_NS;
@@ -289,6 +290,25 @@ fn retries_are_a_share_of_what_succeeds() {
     assert!(budget.spend(1_000_000_000), "time brings some back");
 }
 
+proptest! {
+    #[test]
+    fn histograms_add_up_and_take_apart_again(first in vec(0u64..1 << 40, 0..50), second in vec(0u64..1 << 40, 0..50)) {
+        let of = |times: &[u64]| {
+            let mut histogram = Histogram::new();
+            times.iter().for_each(|&ns| histogram.add(ns));
+            histogram
+        };
+        let (one, other) = (of(&first), of(&second));
+        let mut both = one.clone();
+        both.merge(&other);
+        prop_assert_eq!(&both, &of(&[&first[..], &second].concat()));
+        prop_assert_eq!(both.sum_ns(), first.iter().chain(&second).sum::<u64>());
+        let rest = both.beyond(&one);
+        prop_assert_eq!((rest.sum_ns(), rest.count()), (other.sum_ns(), other.count()));
+        prop_assert_eq!(rest.buckets().collect::<Vec<_>>(), other.buckets().collect::<Vec<_>>());
+    }
+}
+
 #[test]
 fn a_histogram_keeps_times_within_a_quarter() {
     let mut times = Histogram::new();
@@ -304,5 +324,6 @@ fn a_histogram_keeps_times_within_a_quarter() {
         times.add(ns);
     }
     assert_eq!((times.count(), times.buckets().count()), (7, 6));
+    assert_eq!(times.sum_ns(), u64::MAX, "sums do not wrap");
     assert!(times.quantile_ns(0.5) >= 43_000 && times.quantile_ns(0.5) < 54_000);
 }

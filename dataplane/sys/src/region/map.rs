@@ -15,6 +15,8 @@ pub(super) const HUGE_BYTES: usize = 2 << 20;
 pub(super) const PAGE_BYTES: usize = 4096;
 /// `madvise`: fault pages in for writing; Linux 5.14.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
+/// `madvise`: put these pages together into huge ones, now; Linux 6.1. Heeds `deny`, but neither `never` nor `madvise`.
+const MADV_COLLAPSE: libc::c_int = 25;
 /// `mbind` policy: this node or fail.
 const MPOL_BIND: libc::c_int = 2;
 /// NUMA nodes a mask can name, one less than its bits because the kernel does not count the last.
@@ -54,11 +56,13 @@ pub(super) struct Request<'a> {
     pub(super) bytes: usize,
     pub(super) shared: bool,
     pub(super) huge: HugePages,
+    /// Whether huge pages may come from the reserved pool.
+    pub(super) reserved: bool,
 }
 
 /// Maps fresh memory with the best pages the request allows.
 pub(super) fn create(request: &Request<'_>) -> Result<(Mapping, PageKind, Option<OwnedFd>), RegionError> {
-    if request.huge != HugePages::Never {
+    if request.huge != HugePages::Never && request.reserved {
         // Not enough reserved pages is the usual case, so any failure means: try the next kind.
         if let Ok((mapping, file)) = create_with(request, true) {
             return Ok((mapping, PageKind::HugeTlb, file));
@@ -168,11 +172,11 @@ fn map_at(
     }
 }
 
-/// Binds a fresh mapping to a NUMA node, when there is more than one.
-pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<()> {
+/// Binds a fresh mapping to a NUMA node when there is more than one, and says whether.
+pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<bool> {
     let online = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
     if !online.contains([',', '-']) {
-        return Ok(());
+        return Ok(false);
     }
     let mut mask = [0u64; NODE_MASK_WORDS];
     let bits = NODE_MASK_WORDS * 64;
@@ -193,7 +197,7 @@ pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<()> {
             0,
         )
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 { Ok(true) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Children made by fork do not get the range: with it, a fork would make pages copy-on-write under a device.
@@ -225,9 +229,36 @@ pub(super) fn available_bytes(meminfo: &str) -> Option<u64> {
     Some(field("MemAvailable")?.saturating_add(reserved_kib).saturating_mul(1024))
 }
 
-/// Faults every page of a fresh mapping in.
+/// Faults a fresh shared mapping in as transparent huge pages, also where the system gives shared memory none by
+/// itself (`shmem_enabled` is `never` on most machines). `false`: not all of its huge pages; what is missing is plain.
+/// What is left of the mapping past its last whole huge page stays as it is.
+///
+/// The kernel collapses only ranges that hold a page already, so each gets its first one before it is asked.
+pub(super) fn collapse(mapping: &Mapping) -> bool {
+    let whole = mapping.mapped_bytes / HUGE_BYTES * HUGE_BYTES;
+    if whole == 0 || mapping.address.as_ptr().align_offset(HUGE_BYTES) != 0 {
+        return false;
+    }
+    for offset in (0..whole).step_by(HUGE_BYTES) {
+        // SAFETY: inside our own fresh writable mapping, which still holds zeros and is known to nobody else.
+        unsafe { mapping.address.as_ptr().add(offset).write_volatile(0) };
+        let range = mapping.address.as_ptr().wrapping_add(offset).cast();
+        // SAFETY: the range is our own mapping, and collapsing keeps its contents.
+        if unsafe { libc::madvise(range, HUGE_BYTES, MADV_COLLAPSE) } != 0 {
+            return false;
+        }
+    }
+    true
+}
+
+/// Has the kernel fault every page of a fresh mapping in, and say so when one cannot be had.
+pub(super) fn populate(mapping: &Mapping) -> io::Result<()> {
+    advise(mapping, MADV_POPULATE_WRITE)
+}
+
+/// Faults every page of a fresh mapping in, also on kernels that have no call for it.
 pub(super) fn prefault(mapping: &Mapping) -> io::Result<()> {
-    match advise(mapping, MADV_POPULATE_WRITE) {
+    match populate(mapping) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             for offset in (0..mapping.mapped_bytes).step_by(PAGE_BYTES) {
                 // SAFETY: inside our own fresh writable mapping, which still holds zeros and is known to nobody else.

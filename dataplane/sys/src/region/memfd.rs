@@ -14,9 +14,19 @@ const HUGETLBFS_MAGIC: i64 = 0x958458f6;
 
 /// Whether nobody can cut the file short any more. False for anything that is not a memfd.
 pub(super) fn sealed_against_shrinking(fd: &OwnedFd) -> bool {
+    seals(fd) & libc::F_SEAL_SHRINK != 0
+}
+
+/// Whether nobody can map the file writable any more.
+pub(super) fn sealed_against_writers(fd: &OwnedFd) -> bool {
+    seals(fd) & (libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_WRITE) != 0
+}
+
+/// The seals of a memfd; none of anything else.
+fn seals(fd: &OwnedFd) -> libc::c_int {
     // SAFETY: plain query on a descriptor we own.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+    seals.max(0)
 }
 
 /// A memfd of this length that can neither shrink nor grow.

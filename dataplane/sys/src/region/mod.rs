@@ -64,7 +64,8 @@ pub struct RegionOptions {
     pub shared: bool,
     /// Page size wanted.
     pub huge: HugePages,
-    /// Bind to this NUMA node. Without effect on a machine with one node.
+    /// Bind to this NUMA node. Without effect on a machine with one node. Huge pages from the reserved pool are then
+    /// faulted in at once, and plain ones are taken where the node has too few.
     pub numa_node: Option<u32>,
     /// Touch every page now, so that the first use does not fault.
     pub prefault: bool,
@@ -85,6 +86,8 @@ pub struct Region {
     kind: PageKind,
     writable: bool,
     file: Option<OwnedFd>,
+    /// Whether the file is another process's, who decides about its seals.
+    foreign: bool,
 }
 
 // SAFETY: a region is an address range and a descriptor. All access to the bytes goes through `copy`, whose
@@ -102,28 +105,41 @@ impl Region {
         if options.prefault {
             map::check_available(&options.name, options.bytes)?;
         }
-        let (mapping, kind, file) = map::create(&Request {
+        // Memory that is shared and faulted in here can be put together into huge pages afterwards.
+        let collapsible = options.shared && options.prefault && options.huge != HugePages::Never;
+        let mut request = Request {
             name: &options.name,
             bytes: options.bytes,
             shared: options.shared,
-            huge: options.huge,
-        })?;
-        if let Some(node) = options.numa_node {
-            map::bind_to_node(&mapping, node).map_err(|source| RegionError::Bind {
-                name: options.name.clone(),
-                node,
-                source,
-            })?;
+            huge: if collapsible { HugePages::Try } else { options.huge },
+            reserved: true,
+        };
+        let (mut mapping, mut kind, mut file) = map::create(&request)?;
+        let bound = bind(&mapping, options)?;
+        // Reserved pages are promised by all nodes together, and a touch that the one node cannot serve ends the
+        // process. They are taken now, or not at all.
+        if bound && kind == PageKind::HugeTlb && map::populate(&mapping).is_err() {
+            request.reserved = false;
+            // The former mapping goes first: its promise is in the way of nobody else's.
+            drop((mapping, file));
+            (mapping, kind, file) = map::create(&request)?;
+            bind(&mapping, options)?;
         }
         map::keep_from_children(&mapping);
         if options.prefault {
+            if collapsible && kind == PageKind::Plain && map::collapse(&mapping) {
+                kind = PageKind::TransparentHuge;
+            }
+            if options.huge == HugePages::Require && kind == PageKind::Plain {
+                return Err(RegionError::NoHugePages { name: options.name.clone(), bytes: options.bytes });
+            }
             map::prefault(&mapping).map_err(|source| RegionError::Prefault {
                 name: options.name.clone(),
                 bytes: options.bytes,
                 source,
             })?;
         }
-        Ok(Arc::new(Self { mapping, bytes: options.bytes, kind, writable: true, file }))
+        Ok(Arc::new(Self { mapping, bytes: options.bytes, kind, writable: true, file, foreign: false }))
     }
 
     /// Maps a peer's memfd. It must be at least `bytes` long and sealed against shrinking, because a peer that
@@ -131,7 +147,7 @@ impl Region {
     pub fn map_shared(fd: OwnedFd, bytes: usize, writable: bool) -> Result<Arc<Self>, RegionError> {
         let (mapping, kind) = map::peer(&fd, bytes, writable)?;
         map::keep_from_children(&mapping);
-        Ok(Arc::new(Self { mapping, bytes, kind, writable, file: Some(fd) }))
+        Ok(Arc::new(Self { mapping, bytes, kind, writable, file: Some(fd), foreign: true }))
     }
 
     /// Takes memory that the caller owns; it is not unmapped on drop.
@@ -146,7 +162,7 @@ impl Region {
         let address = address.expect("adopted memory has an address");
         assert!(bytes > 0 && bytes <= isize::MAX as usize, "adopted memory has a length: {bytes}");
         let mapping = Mapping::foreign(address, bytes);
-        Arc::new(Self { mapping, bytes, kind: PageKind::Plain, writable: true, file: None })
+        Arc::new(Self { mapping, bytes, kind: PageKind::Plain, writable: true, file: None, foreign: false })
     }
 
     /// Usable length.
@@ -169,25 +185,46 @@ impl Region {
         self.writable
     }
 
-    /// The memfd of a shared region. Whoever gets it can map the region writable; see [`Region::read_only_fd`].
+    /// The memfd of a shared region. Whoever gets it can map the region writable, unless it is
+    /// [sealed](Self::is_sealed); see [`Region::read_only_fd`].
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }
 
-    /// A descriptor that no process can map writable, for peers who only read.
+    /// Whether the region's memfd can only be mapped read-only by now. Never of a private region.
+    pub fn is_sealed(&self) -> bool {
+        self.file.as_ref().is_some_and(memfd::sealed_against_writers)
+    }
+
+    /// A descriptor that no process can map writable, for peers who only read: its mode forbids it (`EACCES`).
     ///
     /// Reopening read-only is not enough, as the receiver could reopen it for writing through its own `/proc`. So this
     /// also seals the memfd against future writers, for good: after the first call, [`Region::fd`] too can only be
     /// mapped read-only. Mappings that exist keep their rights. A region that a peer must write needs to
     /// be mapped by that peer before, or be another region.
+    ///
+    /// # Errors
+    /// When the region is private, or of another process that has not sealed it itself.
     pub fn read_only_fd(&self) -> io::Result<OwnedFd> {
+        let unsupported = |text| Err(io::Error::new(io::ErrorKind::Unsupported, text));
         let Some(file) = &self.file else {
-            let text = "a private region has no descriptor: allocate it shared";
-            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+            return unsupported("a private region has no descriptor: allocate it shared");
         };
-        memfd::add_seals(file, libc::F_SEAL_FUTURE_WRITE)?;
+        if !memfd::sealed_against_writers(file) {
+            if self.foreign {
+                return unsupported("another process's region is not ours to seal: ask that process for it");
+            }
+            memfd::add_seals(file, libc::F_SEAL_FUTURE_WRITE)?;
+        }
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let reopened = OpenOptions::new().read(true).custom_flags(libc::O_CLOEXEC).open(path)?;
         Ok(reopened.into())
     }
+}
+
+/// Binds a fresh mapping where the options say; whether that means anything on this machine.
+fn bind(mapping: &Mapping, options: &RegionOptions) -> Result<bool, RegionError> {
+    let Some(node) = options.numa_node else { return Ok(false) };
+    let failed = |source| RegionError::Bind { name: options.name.clone(), node, source };
+    map::bind_to_node(mapping, node).map_err(failed)
 }

@@ -69,6 +69,31 @@ fn required_huge_pages_are_huge_or_an_error() {
     assert_eq!(private(4 << 20).page_kind(), PageKind::Plain);
 }
 
+/// Kilobytes of the mapping at `address` that huge pages of shared memory map, by the kernel's own account.
+fn huge_kib(address: u64) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let start = format!("{address:x}-");
+    let field = |line: &str| line.strip_prefix("ShmemPmdMapped:")?.split_ascii_whitespace().next()?.parse().ok();
+    let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+    lines.find_map(field).expect("a shared mapping")
+}
+
+#[test]
+fn shared_memory_faulted_in_at_once_gets_huge_pages_where_the_kernel_can() {
+    let bytes = (9 << 20) + 4096;
+    for huge in [HugePages::Try, HugePages::Never] {
+        let region = Region::allocate(&RegionOptions { shared: true, prefault: true, huge, ..options("huge", bytes) });
+        let region = region.expect("memory");
+        match (huge, region.page_kind()) {
+            (_, PageKind::HugeTlb) => println!("skipped: this machine has reserved huge pages"),
+            (HugePages::Never, kind) => assert_eq!((kind, huge_kib(region.address())), (PageKind::Plain, 0)),
+            (_, PageKind::TransparentHuge) => assert_eq!(huge_kib(region.address()), 8 << 10),
+            (_, PageKind::Plain) => println!("skipped: this kernel puts no shared pages together"),
+        }
+        region.read_with(0, bytes, &mut |_, chunk| assert!(chunk.iter().all(|&b| b == 0)));
+    }
+}
+
 #[test]
 fn impossible_requests_are_errors() {
     let failed = |bytes| Region::allocate(&options("x", bytes)).expect_err("no such memory");
@@ -131,9 +156,12 @@ fn memory_that_a_peer_could_cut_short_is_refused() {
 #[test]
 fn a_read_only_descriptor_can_never_be_mapped_writable() {
     let region = shared("read-only", 4096);
+    assert!(!region.is_sealed());
     let read_only = region.read_only_fd().expect("descriptor");
+    assert!(region.is_sealed());
     let again = read_only.try_clone().expect("duplicate");
-    assert!(matches!(Region::map_shared(again, 4096, true), Err(RegionError::Map { .. })));
+    let Err(RegionError::Map { source, .. }) = Region::map_shared(again, 4096, true) else { panic!("mapped") };
+    assert_eq!(source.raw_os_error(), Some(libc::EACCES));
     // Not even after reopening it for writing, which its mode allows.
     let path = format!("/proc/self/fd/{}", read_only.as_raw_fd());
     if let Ok(file) = OpenOptions::new().read(true).write(true).open(path) {
@@ -142,11 +170,15 @@ fn a_read_only_descriptor_can_never_be_mapped_writable() {
     let view = Region::map_shared(read_only, 4096, false).expect("readable");
     region.copy_in(0, &42u64.to_ne_bytes());
     assert_eq!((view.load_u64(0), view.writable()), (42, false));
+    // Who only has the view can pass it on; other memory of that process is not for us to seal.
+    assert!(view.read_only_fd().is_ok());
+    let theirs = Region::map_shared(duplicate(&shared("theirs", 4096)), 4096, true).expect("mapped");
+    assert!(theirs.read_only_fd().is_err() && !theirs.is_sealed());
     assert!(panics(|| view.copy_in(0, &[1])), "a write would raise SIGSEGV");
     assert!(panics(|| view.fill_with(0, 1, &mut |_, _| ())));
     assert!(panics(|| _ = view.atomic_u32(0)));
     assert!(panics(|| Region::copy_between(&view, 0, &region, 0, 1)));
-    assert!(private(1).read_only_fd().is_err());
+    assert!(private(1).read_only_fd().is_err() && !private(1).is_sealed());
 }
 
 #[test]

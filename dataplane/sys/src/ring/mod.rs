@@ -1,17 +1,17 @@
-//! A safe io_uring: sockets, files and polls of one shard thread.
+//! A safe io_uring: files and polls of one host.
 //!
-//! The ring owns what the kernel may touch. An operation's buffers (`Arc<Region>` inside [`IoBuf`]), message header
-//! and address stay in its table until the operation's last completion has been read, whatever the caller drops
-//! meanwhile. Dropping the ring cancels everything and waits until the kernel is done; should the kernel not finish in
-//! time, the memory is leaked rather than freed under it.
+//! The ring owns what the kernel may touch. An operation's buffer (`Arc<Region>` inside [`IoBuf`]) stays in its table
+//! until the operation's last completion has been read, whatever the caller drops meanwhile. [`Ring::end`] cancels
+//! everything and tells when the kernel is done. Dropping the ring does the same for a while; should the kernel not
+//! let go in time, the memory is leaked rather than freed under it: counted in [`leaked`], and said on standard error.
 //!
 //! The caller names operations by token; several may share one. Results are the kernel's: bytes, or a negative
 //! errno. A short count is a result, not an error, and resuming is the caller's.
 //!
 //! A descriptor is resolved to its file when the operation is submitted, by the next [`Ring::poll`], [`Ring::wait`] or
 //! [`Ring::submit`], not when it is queued; after that, closing it is fine. Whoever closes a descriptor with
-//! operations queued since the last of those calls must submit first ([`Ring::close`] does both), or the operation may
-//! act on whatever file got the number. It never acts on memory other than the buffers given.
+//! operations queued since the last of those calls must submit first, or the operation may act on whatever file got
+//! the number. It never acts on memory other than the buffers given.
 //!
 //! It does not retry, time out or order operations.
 
@@ -23,23 +23,40 @@ mod setup;
 mod tests;
 
 pub use crate::region::IoBuf;
-pub use operations::MAX_VECTORS;
 
 use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue};
-use operations::{Holds, INTERNAL, Operations};
+use operations::{INTERNAL, Operations};
 use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Accepted sockets that may wait to be fetched; more are closed and reported as `-EMFILE`.
-const MAX_UNFETCHED: usize = 1024;
 /// How long dropping a ring waits for the kernel before it leaks.
 const DROP_DEADLINE: Duration = Duration::from_secs(10);
+/// How long one step of such a wait is.
+const END_STEP: Duration = Duration::from_millis(20);
 /// The longest single park.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+
+static LEAKED_OPERATIONS: AtomicU64 = AtomicU64::new(0);
+static LEAKED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// What this process leaked because the kernel did not let go of it before its ring was dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leaked {
+    /// Operations that had not ended.
+    pub operations: u64,
+    /// Bytes of their buffers. Each keeps its whole region mapped.
+    pub bytes: u64,
+}
+
+/// What was leaked so far, by all rings of this process. Anything but 0 means a device that does not answer.
+pub fn leaked() -> Leaked {
+    Leaked { operations: LEAKED_OPERATIONS.load(Ordering::Relaxed), bytes: LEAKED_BYTES.load(Ordering::Relaxed) }
+}
 
 /// One result of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,14 +87,14 @@ impl std::error::Error for RingFull {}
 pub struct Ring {
     uring: ManuallyDrop<IoUring>,
     operations: ManuallyDrop<Operations>,
-    /// Sockets accepted and not fetched, with the token of their completion.
-    accepted: Vec<(u64, OwnedFd)>,
-    /// Descriptors to close once the submission queue is empty.
-    closing: Vec<OwnedFd>,
     /// Entries ever pushed to the submission queue.
     pushed: u64,
     setup: &'static str,
     fixed: fixed::Fixed,
+    /// Nothing is submitted any more.
+    ended: bool,
+    /// How long dropping it waits for the kernel.
+    patience: Duration,
 }
 
 // SAFETY: whoever has the ring has it alone: nothing in it is shared with its former thread, and the addresses in its
@@ -109,11 +126,11 @@ impl Ring {
         Ok(Self {
             uring: ManuallyDrop::new(uring),
             operations: ManuallyDrop::new(Operations::new(limit)),
-            accepted: Vec::new(),
-            closing: Vec::new(),
             pushed: 0,
             setup,
             fixed: fixed::Fixed::default(),
+            ended: false,
+            patience: DROP_DEADLINE,
         })
     }
 
@@ -147,99 +164,88 @@ impl Ring {
         if !self.uring.completion().is_empty() {
             return self.poll(out);
         }
+        self.check_open()?;
         let timeout = Timespec::from(timeout.min(LONGEST_WAIT));
         let arguments = SubmitArgs::new().timespec(&timeout);
         tolerate(self.uring.submitter().submit_with_args(1, &arguments))?;
-        self.close_waiting();
         Ok(self.harvest(out))
     }
 
     /// Submits what is queued, and lets the kernel finish what it deferred. Never blocks. What the kernel has no room
     /// for at the moment stays queued.
     pub fn submit(&mut self) -> io::Result<()> {
-        tolerate(self.uring.submitter().submit())?;
-        self.close_waiting();
-        Ok(())
+        self.check_open()?;
+        tolerate(self.uring.submitter().submit())
     }
 
-    /// Submits what is queued and then closes the descriptor, so that no queued operation meets a stranger's file. When
-    /// the kernel takes nothing at the moment, the descriptor stays open until it does. Operations that were
-    /// submitted hold the file and go on: cancel them, or shut the socket down, to end them.
-    pub fn close(&mut self, fd: OwnedFd) {
-        self.closing.push(fd);
-        // Whatever goes wrong here goes wrong again in the next poll, which reports it.
-        self.submit().ok();
+    fn check_open(&self) -> io::Result<()> {
+        if self.ended { Err(io::Error::other("this io_uring has ended: make another")) } else { Ok(()) }
     }
 
-    fn close_waiting(&mut self) {
-        if !self.closing.is_empty() && self.uring.submission().is_empty() {
-            self.closing.clear();
+    /// Ends the ring: cancels everything in flight, submits nothing from now on, and waits for the kernel to let go of
+    /// all memory, at most `longest`. Whether it has; to be asked again until it has, as only then the buffers are the
+    /// caller's again. What was queued and never submitted is not done.
+    pub fn end(&mut self, longest: Duration) -> bool {
+        if !self.ended {
+            self.ended = true;
+            // Its descriptors may be gone when somebody asks again. The kernel has not seen it, so its memory is free.
+            let queued = self.uring.submission().len() as u64;
+            self.operations.forget_from(self.pushed - queued);
+            // However short the wait, everything is cancelled. What goes wrong here is seen below.
+            self.nudge(Duration::ZERO).ok();
+        }
+        let start = Instant::now();
+        let mut out = Vec::new();
+        loop {
+            // Completions come also where the kernel takes no calls any more.
+            self.harvest(&mut out);
+            out.clear();
+            if self.operations.len() == 0 {
+                return true;
+            }
+            let left = longest.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            if self.nudge(left.min(END_STEP)).is_err() {
+                std::thread::sleep(left.min(END_STEP));
+            }
         }
     }
 
-    /// The socket of a completed accept; once only. `None` for any other completion.
-    pub fn accepted(&mut self, completion: &Completion) -> Option<OwnedFd> {
-        let wanted = (completion.token, completion.result);
-        let found = self.accepted.iter().position(|(token, fd)| (*token, fd.as_raw_fd()) == wanted)?;
-        Some(self.accepted.swap_remove(found).1)
+    /// Cancels everything and waits for a completion, without submitting anything.
+    fn nudge(&mut self, step: Duration) -> io::Result<()> {
+        let step = Timespec::from(step);
+        let submitter = self.uring.submitter();
+        // Nothing to cancel, or the kernel (before 6.0) cannot: the completions decide.
+        submitter.register_sync_cancel(Some(step), CancelBuilder::any()).ok();
+        let arguments = SubmitArgs::new().timespec(&step);
+        let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        // SAFETY: submits nothing and waits for one completion; the argument is what EXT_ARG asks for, and lives
+        // through the call.
+        tolerate(unsafe { submitter.enter(0, 1, flags.bits(), Some(&arguments)) })
     }
 
     fn harvest(&mut self, out: &mut Vec<Completion>) -> usize {
         let before = out.len();
         for entry in self.uring.completion() {
-            out.extend(settle(&mut self.operations, &mut self.accepted, &entry));
+            out.extend(settle(&mut self.operations, &entry));
         }
         out.len() - before
     }
-
-    /// Waits, without submitting anything, for the kernel to let go of all memory; at most until `deadline`.
-    fn quiesce(&mut self, deadline: Instant) {
-        let mut out = Vec::new();
-        while self.operations.len() > 0 && Instant::now() < deadline {
-            let step = Timespec::from(Duration::from_millis(20));
-            let submitter = self.uring.submitter();
-            // Nothing to cancel, or the kernel (before 6.0) cannot: the completions below decide.
-            submitter.register_sync_cancel(Some(step), CancelBuilder::any()).ok();
-            let arguments = SubmitArgs::new().timespec(&step);
-            let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
-            // SAFETY: submits nothing and waits for one completion; the argument is what EXT_ARG asks for, and lives
-            // through the call.
-            let entered = unsafe { submitter.enter(0, 1, flags.bits(), Some(&arguments)) };
-            if tolerate(entered).is_err() {
-                return;
-            }
-            self.harvest(&mut out);
-            out.clear();
-        }
-    }
 }
 
-/// Turns one completion queue entry into what the caller sees, and frees what the operation held.
-fn settle(
-    operations: &mut Operations,
-    accepted: &mut Vec<(u64, OwnedFd)>,
-    entry: &cqueue::Entry,
-) -> Option<Completion> {
+/// Turns one completion queue entry into what the caller sees, and lets go of what the operation held.
+fn settle(operations: &mut Operations, entry: &cqueue::Entry) -> Option<Completion> {
     if entry.user_data() == INTERNAL {
         return None;
     }
     let more = cqueue::more(entry.flags());
-    let mut result = entry.result();
-    let operation = operations.get(entry.user_data())?;
-    let token = operation.token;
-    if matches!(operation.holds, Holds::Sockets) && result >= 0 {
-        // SAFETY: a successful accept's result is a new descriptor, and this is the only place that takes it.
-        let socket = unsafe { OwnedFd::from_raw_fd(result) };
-        if accepted.len() < MAX_UNFETCHED {
-            accepted.push((token, socket));
-        } else {
-            result = -libc::EMFILE;
-        }
-    }
+    let token = operations.get(entry.user_data())?.token;
     if !more {
         operations.remove(entry.user_data());
     }
-    Some(Completion { token, result, more })
+    Some(Completion { token, result: entry.result(), more })
 }
 
 /// What `io_uring_enter` says when it merely has nothing for us: interrupted, timed out, or out of room until
@@ -265,19 +271,23 @@ impl AsFd for Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // What was queued and never submitted is not submitted now: its descriptors may be gone. The kernel has not
-        // seen it, so its memory is free. From here on nothing is submitted.
-        let queued = self.uring.submission().len() as u64;
-        self.operations.forget_from(self.pushed - queued);
-        self.quiesce(Instant::now() + DROP_DEADLINE);
-        let done = self.operations.len() == 0;
+        let done = self.end(self.patience);
         // SAFETY: dropped here and not used again. Closing the ring makes the kernel abort the rest by itself.
         unsafe { ManuallyDrop::drop(&mut self.uring) };
         if done {
-            // SAFETY: dropped here and not used again; the kernel holds none of its memory. Otherwise it is leaked:
-            // the kernel may still write there.
+            // SAFETY: dropped here and not used again; the kernel holds none of its memory.
             unsafe { ManuallyDrop::drop(&mut self.operations) };
+            return;
         }
+        // The kernel may still write there: the table, and with it the memory, stays for good.
+        let (operations, bytes) = (self.operations.len() as u64, self.operations.held_bytes() as u64);
+        LEAKED_OPERATIONS.fetch_add(operations, Ordering::Relaxed);
+        LEAKED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+        eprintln!(
+            "kvplane: {operations} operations did not end within {} s of being cancelled: the {bytes} bytes that they \
+             may still touch are kept for as long as this process lives; look for a device that does not answer",
+            self.patience.as_secs()
+        );
     }
 }
 

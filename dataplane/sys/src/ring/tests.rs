@@ -1,9 +1,9 @@
-//! The ring over loopback sockets, pairs and files; above all, that memory outlives the kernel's use of it.
+//! The ring over files and pairs of sockets, which are read as files are but wait for their bytes; above all, that
+//! memory outlives the kernel's use of it.
 
 use super::setup::{SETUPS, SHARED_SETUPS};
 use super::*;
 use crate::doorbell::Doorbell;
-use crate::net;
 use crate::region::{HugePages, Region, RegionOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -56,50 +56,6 @@ fn done(token: u64, result: usize) -> Completion {
 }
 
 #[test]
-fn echoes_over_loopback() {
-    let mut ring = ring();
-    let any = "127.0.0.1:0".parse().expect("address");
-    let listener = net::tcp_listener(any, 16).expect("listener");
-    let address = listener.local_addr().expect("address");
-    ring.accept(listener.as_fd(), 1).expect("room");
-    let mut pairs = Vec::new();
-    for _ in 0..2 {
-        let client = net::tcp_socket(address).expect("socket");
-        ring.connect(client.as_fd(), address, 2).expect("room");
-        let found = next(&mut ring, 2);
-        assert_eq!((found[0].token, found[0].more, found[1]), (1, true, done(2, 0)));
-        assert!(ring.accepted(&found[1]).is_none(), "a connect accepts nothing");
-        let server = ring.accepted(&found[0]).expect("a socket");
-        assert!(ring.accepted(&found[0]).is_none(), "once only");
-        let peer = net::peer_address(server.as_fd()).expect("peer");
-        assert_eq!(peer, net::local_address(client.as_fd()).expect("local"));
-        pairs.push((client, server));
-    }
-    let (client, server) = &pairs[1];
-    // More than the socket buffers hold, gathered from 64 pieces, received into one place.
-    let big: Vec<u8> = (0..8_000_000u32).map(|i| (i * 7 + (i >> 11)) as u8).collect();
-    let whole = buffer_with(&big);
-    let piece = big.len() / MAX_VECTORS;
-    let pieces: Vec<_> = (0..MAX_VECTORS).map(|i| whole.slice(i * piece, piece)).collect();
-    let target = IoBuf::whole(region(big.len()));
-    ring.recv(server.as_fd(), target.clone(), true, 3).expect("room");
-    ring.send(client.as_fd(), &pieces, 4).expect("room");
-    assert_eq!(next(&mut ring, 2), [done(3, big.len()), done(4, big.len())]);
-    assert!(contents(&target) == big, "bytes differ");
-    // And a short one back, into a larger buffer.
-    ring.recv(client.as_fd(), target.slice(0, 100), false, 5).expect("room");
-    ring.send(server.as_fd(), &[buffer_with(b"pong")], 6).expect("room");
-    assert_eq!(next(&mut ring, 2), [done(5, 4), done(6, 4)]);
-    assert_eq!(contents(&target.slice(0, 4)), b"pong");
-    assert_eq!(ring.in_flight(), 1, "only the accept goes on");
-    // Closing alone leaves a receive waiting; shutting down ends it.
-    ring.recv(client.as_fd(), target, true, 7).expect("room");
-    ring.submit().expect("submit");
-    net::shutdown(client.as_fd()).expect("shut down");
-    assert_eq!(next(&mut ring, 1), [done(7, 0)]);
-}
-
-#[test]
 fn every_setup_works() {
     for (setup, apply) in SETUPS.into_iter().chain(SHARED_SETUPS) {
         let mut builder = IoUring::builder();
@@ -109,7 +65,7 @@ fn every_setup_works() {
         assert!(ring.describe().contains(setup));
         let (mut ours, theirs) = UnixStream::pair().expect("pair");
         let target = IoBuf::whole(region(8));
-        ring.recv(theirs.as_fd(), target.clone(), true, 1).expect("room");
+        ring.read_at(theirs.as_fd(), target.clone(), 0, 1).expect("room");
         ring.submit().expect("submit");
         ours.write_all(b"12345678").expect("write");
         // Polling alone gets there, too.
@@ -131,7 +87,7 @@ fn a_shared_ring_is_used_by_threads_in_turn() {
     poller.add(ring.as_fd(), 1, crate::Interest::Readable).expect("added");
     let (mut ours, theirs) = UnixStream::pair().expect("pair");
     let target = IoBuf::whole(region(8));
-    ring.recv(theirs.as_fd(), target.clone(), true, 1).expect("room");
+    ring.read_at(theirs.as_fd(), target.clone(), 0, 1).expect("room");
     ring.submit().expect("submit");
     let mut ready = Vec::new();
     assert_eq!(poller.wait(Duration::ZERO, &mut ready).expect("wait"), 0);
@@ -140,7 +96,7 @@ fn a_shared_ring_is_used_by_threads_in_turn() {
         assert_eq!(ready.len(), 1);
         let mut out = Vec::new();
         ring.poll(&mut out).expect("poll");
-        ring.recv(theirs.as_fd(), IoBuf::whole(region(8)), true, 2).expect("room");
+        ring.read_at(theirs.as_fd(), IoBuf::whole(region(8)), 0, 2).expect("room");
         ring.submit().expect("submit");
         assert_eq!(out, [done(1, 8)]);
         drop(ring);
@@ -159,7 +115,7 @@ fn a_buffer_lives_until_its_completion() {
     let fd = first.fd().expect("shared").try_clone_to_owned().expect("duplicate");
     let second = Region::map_shared(fd, 4096, false).expect("mapped");
     let watch: Weak<Region> = Arc::downgrade(&first);
-    ring.recv(theirs.as_fd(), IoBuf::new(first, 100, 5), true, 1).expect("room");
+    ring.read_at(theirs.as_fd(), IoBuf::new(first, 100, 5), 0, 1).expect("room");
     ring.submit().expect("submit");
     // The kernel holds the file, too.
     drop(theirs);
@@ -174,16 +130,16 @@ fn a_buffer_lives_until_its_completion() {
 #[test]
 fn dropping_the_ring_ends_operations_before_it_frees_their_memory() {
     let (mut ours, theirs) = UnixStream::pair().expect("pair");
-    let (one, many) = (region(4096), region(4096));
+    let (one, many) = (region(4096), region(1 << 20));
     let (watch_one, watch_many) = (Arc::downgrade(&one), Arc::downgrade(&many));
     let mut ring = ring();
-    ring.recv(theirs.as_fd(), IoBuf::whole(one), true, 1).expect("room");
-    // A gathering send that cannot finish, as nobody reads.
-    let vectors = vec![IoBuf::whole(many); MAX_VECTORS];
+    ring.read_at(theirs.as_fd(), IoBuf::whole(one), 0, 1).expect("room");
+    // Writes that cannot all finish, as nobody reads.
+    let many = IoBuf::whole(many);
     for token in 2..6 {
-        ring.send(theirs.as_fd(), &vectors, token).expect("room");
+        ring.write_at(theirs.as_fd(), many.clone(), 0, token).expect("room");
     }
-    drop(vectors);
+    drop(many);
     ring.poll_readable(ours.as_fd(), 9).expect("room");
     ring.submit().expect("submit");
     assert!(ring.in_flight() >= 2 && watch_one.strong_count() == 1);
@@ -202,39 +158,11 @@ fn what_was_only_queued_is_not_done_on_drop() {
     let buffer = buffer_with(b"never");
     let watch = Arc::downgrade(buffer.region());
     let mut ring = ring();
-    ring.send(theirs.as_fd(), &[buffer], 1).expect("room");
+    ring.write_at(theirs.as_fd(), buffer, 0, 1).expect("room");
     drop(ring);
     ours.set_nonblocking(true).expect("nonblocking");
     let error = (&ours).read(&mut [0; 8]).expect_err("nothing was sent");
     assert_eq!((error.kind(), watch.strong_count()), (io::ErrorKind::WouldBlock, 0));
-}
-
-#[test]
-fn closing_through_the_ring_sends_first() {
-    let (mut ours, theirs) = UnixStream::pair().expect("pair");
-    let mut ring = ring();
-    ring.send(theirs.as_fd(), &[buffer_with(b"bye")], 1).expect("room");
-    ring.close(theirs.into());
-    ours.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
-    let mut text = String::new();
-    ours.read_to_string(&mut text).expect("read");
-    assert_eq!((text.as_str(), next(&mut ring, 1)), ("bye", vec![done(1, 3)]));
-}
-
-#[test]
-fn sockets_nobody_fetched_are_closed() {
-    let mut ring = ring();
-    let any = "127.0.0.1:0".parse().expect("address");
-    let listener = net::tcp_listener(any, 16).expect("listener");
-    ring.accept(listener.as_fd(), 1).expect("room");
-    let address = listener.local_addr().expect("address");
-    let mut client = std::net::TcpStream::connect(address).expect("connected");
-    assert_eq!(next(&mut ring, 1)[0].token, 1);
-    drop(ring);
-    client.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
-    assert!(matches!(client.read(&mut [0; 1]), Ok(0) | Err(_)), "still open");
-    let error = client.read(&mut [0; 1]).err().map(|error| error.kind());
-    assert_ne!(error, Some(io::ErrorKind::WouldBlock), "timed out: still open");
 }
 
 #[test]
@@ -243,9 +171,9 @@ fn cancel_ends_all_of_a_token_and_nothing_else() {
     let (mut ours, theirs) = UnixStream::pair().expect("pair");
     let (kept, other) = UnixStream::pair().expect("pair");
     for _ in 0..3 {
-        ring.recv(theirs.as_fd(), IoBuf::whole(region(8)), true, 7).expect("room");
+        ring.read_at(theirs.as_fd(), IoBuf::whole(region(8)), 0, 7).expect("room");
     }
-    ring.recv(other.as_fd(), IoBuf::whole(region(8)), true, 8).expect("room");
+    ring.read_at(other.as_fd(), IoBuf::whole(region(8)), 0, 8).expect("room");
     ring.poll_readable(theirs.as_fd(), 7).expect("room");
     ring.submit().expect("submit");
     ring.cancel(7).expect("room");
@@ -261,9 +189,9 @@ fn cancel_ends_all_of_a_token_and_nothing_else() {
 #[test]
 fn an_old_name_does_not_match_the_entrys_next_operation() {
     let mut operations = Operations::new(4);
-    let old = operations.insert(1, 0, Holds::Nothing);
+    let old = operations.insert(1, 0, None);
     operations.remove(old);
-    let new = operations.insert(2, 1, Holds::Nothing);
+    let new = operations.insert(2, 1, None);
     assert_eq!(old as u32, new as u32, "the entry is reused");
     assert!(operations.get(old).is_none() && operations.get(new).is_some());
     operations.remove(old);
@@ -276,12 +204,12 @@ fn a_full_ring_says_so_and_recovers() {
     let (_ours, theirs) = UnixStream::pair().expect("pair");
     let buffer = IoBuf::whole(region(8));
     let mut started = 0;
-    while ring.recv(theirs.as_fd(), buffer.clone(), true, 1).is_ok() {
+    while ring.read_at(theirs.as_fd(), buffer.clone(), 0, 1).is_ok() {
         started += 1;
         assert!(started <= 8, "four operations for each entry");
     }
     assert_eq!((started, ring.in_flight()), (8, 8));
-    assert_eq!(ring.send(theirs.as_fd(), &[buffer.clone(), buffer.clone()], 2), Err(RingFull));
+    assert_eq!(ring.write_at(theirs.as_fd(), buffer.clone(), 0, 2), Err(RingFull));
     while ring.cancel(1).is_err() {
         ring.poll(&mut Vec::new()).expect("poll");
     }
@@ -292,7 +220,7 @@ fn a_full_ring_says_so_and_recovers() {
         ring.wait(Duration::from_millis(50), &mut Vec::new()).expect("wait");
     }
     assert_eq!((ring.in_flight(), Arc::strong_count(buffer.region())), (0, 1));
-    ring.recv(theirs.as_fd(), buffer, true, 1).expect("room again");
+    ring.read_at(theirs.as_fd(), buffer, 0, 1).expect("room again");
 }
 
 #[test]
@@ -318,12 +246,72 @@ fn files_at_offsets() {
 #[test]
 fn errors_are_results() {
     let mut ring = ring();
-    let (ours, theirs) = UnixStream::pair().expect("pair");
-    drop(ours);
-    ring.send(theirs.as_fd(), &[buffer_with(b"x")], 1).expect("room");
-    ring.recv(theirs.as_fd(), buffer_with(b"y"), true, 2).expect("room");
-    let broken = Completion { token: 1, result: -libc::EPIPE, more: false };
-    assert_eq!(next(&mut ring, 2), [broken, done(2, 0)]);
+    let path = std::env::temp_dir().join(format!("kvplane-ring-errors-{}", std::process::id()));
+    std::fs::write(&path, b"abc").expect("temporary file");
+    let file = std::fs::File::open(&path).expect("temporary file");
+    std::fs::remove_file(&path).expect("unlink");
+    ring.write_at(file.as_fd(), buffer_with(b"x"), 0, 1).expect("room");
+    ring.read_at(file.as_fd(), buffer_with(b"y"), 3, 2).expect("room");
+    let refused = Completion { token: 1, result: -libc::EBADF, more: false };
+    assert_eq!(next(&mut ring, 2), [refused, done(2, 0)]);
+}
+
+#[test]
+fn an_ended_ring_has_let_go_and_takes_nothing_more() {
+    let (mut ours, theirs) = UnixStream::pair().expect("pair");
+    let (submitted, queued) = (region(8), region(8));
+    let (watch, watch_queued) = (Arc::downgrade(&submitted), Arc::downgrade(&queued));
+    let mut ring = Ring::shared(16).expect("io_uring");
+    assert!(Ring::shared(16).expect("io_uring").end(Duration::ZERO), "nothing is in flight");
+    ring.read_at(theirs.as_fd(), IoBuf::whole(submitted), 0, 1).expect("room");
+    ring.submit().expect("submit");
+    ring.write_at(theirs.as_fd(), IoBuf::whole(queued), 0, 2).expect("room");
+    // By whichever thread, and asked again after a wait that was too short.
+    let ended = std::thread::spawn(move || {
+        let ended = ring.end(Duration::ZERO) || ring.end(Duration::from_secs(20));
+        (ring, ended)
+    });
+    let (mut ring, ended) = ended.join().expect("ended");
+    assert!(ended && ring.end(Duration::ZERO) && ring.in_flight() == 0);
+    assert_eq!((watch.strong_count(), watch_queued.strong_count()), (0, 0));
+    assert_eq!(ring.read_at(theirs.as_fd(), IoBuf::whole(region(8)), 0, 3), Err(RingFull));
+    assert!(ring.submit().is_err() && ring.wait(Duration::ZERO, &mut Vec::new()).is_err());
+    // The read is gone: these bytes stay in the socket. The write never was.
+    ours.write_all(b"late").expect("write");
+    let mut late = [0; 4];
+    (&theirs).read_exact(&mut late).expect("read");
+    assert_eq!(&late, b"late");
+    ours.set_nonblocking(true).expect("nonblocking");
+    assert_eq!(ours.read(&mut late).expect_err("nothing was sent").kind(), io::ErrorKind::WouldBlock);
+}
+
+/// An operation that the kernel never ends, as one on a device that is gone for good: of those, only the memory of that
+/// operation is kept, and it is kept whole.
+#[test]
+fn what_the_kernel_never_gives_back_is_kept_and_counted() {
+    let (held, other) = (shared_region(4096), region(4096));
+    let fd = held.fd().expect("shared").try_clone_to_owned().expect("duplicate");
+    let seen = Region::map_shared(fd, 4096, false).expect("mapped");
+    let (watch, watch_other) = (Arc::downgrade(&held), Arc::downgrade(&other));
+    let address = held.address();
+    let (_ours, theirs) = UnixStream::pair().expect("pair");
+    let mut ring = ring();
+    ring.patience = Duration::from_millis(50);
+    ring.read_at(theirs.as_fd(), IoBuf::whole(other), 0, 1).expect("room");
+    ring.submit().expect("submit");
+    // In the table as if it were submitted: no completion will ever name it.
+    let sequence = ring.pushed - 1;
+    ring.operations.insert(2, sequence, Some(IoBuf::new(held, 0, 100)));
+    let before = leaked();
+    assert!(!ring.end(Duration::from_millis(1)), "the kernel has not let go");
+    drop(ring);
+    assert_eq!((watch.strong_count(), watch_other.strong_count()), (1, 0));
+    let after = leaked();
+    assert_eq!((after.operations - before.operations, after.bytes - before.bytes), (1, 100));
+    // The kernel may write there as late as it likes.
+    let kept = watch.upgrade().expect("kept");
+    kept.copy_in(0, b"as late as it likes");
+    assert_eq!((kept.address(), seen.load_u64(0)), (address, u64::from_ne_bytes(*b"as late ")));
 }
 
 #[test]

@@ -25,7 +25,7 @@ use kvplane_sys::{Poller, Readiness};
 pub use plan::FaultPlan;
 use plan::{Arrival, Departure, Injector};
 
-use crate::tcp::Tcp;
+use crate::tcp::{Tcp, ZeroCopyCounters, ZeroCopyOptions};
 use crate::token::Token;
 use crate::types::{ConnectionId, Event, Gone, Input, Outgoing, Pieces, Target};
 
@@ -80,10 +80,10 @@ struct Held {
 }
 
 impl Fault {
-    /// A driver without connections that fails by this plan, or not at all.
+    /// A driver without connections that fails by this plan, or not at all, and sends as [`Tcp::new`] is told.
     #[must_use]
-    pub fn new(plan: Option<&FaultPlan>) -> Self {
-        Self { tcp: Tcp::new(), faults: plan.map(|plan| Box::new(Faults::new(plan))) }
+    pub fn new(plan: Option<&FaultPlan>, zero_copy: ZeroCopyOptions) -> Self {
+        Self { tcp: Tcp::new(zero_copy), faults: plan.map(|plan| Box::new(Faults::new(plan))) }
     }
 
     /// Faults made so far; none without a plan.
@@ -125,6 +125,12 @@ impl Fault {
         self.tcp.try_active()
     }
 
+    /// See [`Tcp::moved_bytes`].
+    #[must_use]
+    pub const fn moved_bytes(&self) -> usize {
+        self.tcp.moved_bytes()
+    }
+
     /// See [`Tcp::take_moved_bytes`].
     pub const fn take_moved_bytes(&mut self) -> usize {
         self.tcp.take_moved_bytes()
@@ -159,7 +165,14 @@ impl Fault {
         if self.tcp.has_work() {
             return Some(0);
         }
-        self.faults.as_ref()?.due.first().map(|entry| entry.0)
+        let held = self.faults.as_ref().and_then(|faults| faults.due.first()).map(|entry| entry.0);
+        held.into_iter().chain(self.tcp.poll_timeout()).min()
+    }
+
+    /// See [`Tcp::zero_copy`].
+    #[must_use]
+    pub const fn zero_copy(&self) -> &ZeroCopyCounters {
+        self.tcp.zero_copy()
     }
 
     /// The next input of a connection, see [`Tcp::input`].

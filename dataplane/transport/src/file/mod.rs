@@ -20,6 +20,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_proto::{SegmentId, Status};
 use kvplane_sys::{BLOCK_BYTES, Completion, DirectFile, FileOptions, HugePages, IoBuf, Region, RegionOptions, Ring};
@@ -179,6 +180,14 @@ impl Files {
             Some(ring) if self.in_flight > 0 => ring.submit(),
             _ => Ok(()),
         }
+    }
+
+    /// Ends all I/O for good: withdraws what is in flight and starts nothing more. Waits for the kernel to let go of
+    /// the memory, at most `longest`; whether it has. Transfers under way are not reported any more: their memory is
+    /// the caller's again once this said yes.
+    pub fn end(&mut self, longest: Duration) -> bool {
+        self.waiting.clear();
+        self.ring.as_mut().is_none_or(|ring| ring.end(longest))
     }
 
     /// The next transfer that has ended, by its token.

@@ -1,7 +1,6 @@
 //! One connection: two rings, two doorbells, a socket.
 
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -37,8 +36,8 @@ pub(super) struct Channel {
     pub(super) pool: Option<Arc<Region>>,
     /// What the peer says of its segments; a client's only.
     pub(super) view: Option<View>,
-    /// A question for a segment's memory had no proper answer, which may still come: nothing more is asked.
-    pub(super) asked_in_vain: bool,
+    /// The process at the other end, as the kernel says; 0 when it is not visible from here.
+    pub(super) pid: i32,
     pub(super) region: Arc<Region>,
     producer: ShmProducer,
     consumer: ShmConsumer,
@@ -47,6 +46,8 @@ pub(super) struct Channel {
     /// Frames that the ring had no room for, oldest first. The window of requests bounds them.
     overflow: VecDeque<Vec<u8>>,
     pub(super) dirty: bool,
+    /// The peer has hung up, and what it said before is not taken yet; a client's only.
+    pub(super) hung_up: bool,
     record: Vec<u8>,
     pub(super) socket: UnixStream,
 }
@@ -74,7 +75,7 @@ impl Channel {
             side,
             pool,
             view: None,
-            asked_in_vain: false,
+            pid: 0,
             region: Arc::clone(region),
             producer: ShmProducer::new(Arc::clone(region), out_at, RING_BYTES),
             consumer: ShmConsumer::new(Arc::clone(region), in_at, RING_BYTES),
@@ -82,6 +83,7 @@ impl Channel {
             peer_bell,
             overflow: VecDeque::new(),
             dirty: false,
+            hung_up: false,
             record: Vec::new(),
             socket,
         }
@@ -130,19 +132,9 @@ impl Channel {
         !self.overflow.is_empty()
     }
 
-    /// Whether the socket's end is what made it readable. For the client's side, which reads the socket only when it
-    /// asked.
-    pub(super) fn peer_hung_up(&self) -> bool {
-        let mut byte = [0];
-        // A peek would do, and std has none for Unix sockets that is stable: nothing but the end is ever sent unasked.
-        self.socket.set_nonblocking(true).is_ok()
-            && matches!(io::Read::read(&mut &self.socket, &mut byte), Ok(0) | Err(_))
-            && !would_block(&self.socket)
-    }
-
     /// Ends our part of it, and leaves open what tells whether the client is done with our memory.
     pub(super) fn leave(self) -> Lingering {
-        Lingering::new(self.socket, self.region)
+        Lingering::new(self.socket, self.region, self.pid)
     }
 
     /// Unmaps first and hangs up last: the peer takes the socket's end as the word that nothing is mapped any more.
@@ -154,9 +146,4 @@ impl Channel {
         drop(self.consumer);
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }
-}
-
-fn would_block(socket: &UnixStream) -> bool {
-    let mut byte = [0];
-    matches!(io::Read::read(&mut &*socket, &mut byte), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use kvplane_proto::{Limits, SegmentId};
-use kvplane_sys::{HugePages, Region, RegionOptions, process_memory};
+use kvplane_sys::{CrossError, HugePages, Region, RegionOptions, process_memory};
 
 /// Segments that one client may name at once.
 pub const SLOTS: usize = 16;
@@ -127,9 +127,20 @@ impl View {
     /// `pid` is what the kernel says of the socket, not what the peer says.
     pub(super) fn new(channel: Arc<Region>, table: OwnedFd, pid: i32, cookie: (u64, u64)) -> io::Result<Self> {
         let table = Region::map_shared(table, TABLE_BYTES, false).map_err(io::Error::other)?;
-        let mut view = Self { channel, table, pid: Some(pid), cookie, known_ns: Cell::new(None) };
-        view.pid = (pid > 0 && view.finds_cookie()).then_some(pid);
+        let mut view =
+            Self { channel, table, pid: Some(pid).filter(|&pid| pid > 0), cookie, known_ns: Cell::new(None) };
+        view.pid = view.pid.filter(|_| view.finds_cookie());
         Ok(view)
+    }
+
+    /// Why the kernel does not copy between us and the process with this id, of which this view is; asked anew.
+    pub(super) fn ask_kernel(&self, pid: i32) -> Result<(), CrossError> {
+        let (address, value) = self.cookie;
+        // What has the id now, and not the cookie, is a stranger.
+        match pid > 0 && process_memory::word(pid, address)? == value {
+            true => Ok(()),
+            false => Err(CrossError::Gone),
+        }
     }
 
     pub(super) const fn pid(&self) -> Option<i32> {
@@ -147,8 +158,7 @@ impl View {
     }
 
     fn finds_cookie(&self) -> bool {
-        let (address, value) = self.cookie;
-        self.pid.is_some_and(|pid| process_memory::word(pid, address).is_ok_and(|found| found == value))
+        self.pid.is_some_and(|pid| self.ask_kernel(pid).is_ok())
     }
 
     /// Names a segment in a slot. None when it is not alive: then the slot is clear.

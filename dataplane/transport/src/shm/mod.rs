@@ -11,9 +11,10 @@
 //! Segments are used without their owner's help, through a mapping or by the kernel's copies between processes; the
 //! [`fence`] says when that has ended.
 //!
-//! Thread affinity: none; one thread at a time. [`Shm::connect`] and [`Shm::map_segment`] block, at most for
-//! [`SETUP_DEADLINE`]; a shard never calls them.
+//! Nothing here waits. What a shard does not answer within [`SETUP_DEADLINE`], because it is stopped, say, counts as
+//! refused; an answer that comes later finds nobody who waits for it. Thread affinity: none; one thread at a time.
 
+mod asking;
 mod channel;
 mod fence;
 mod one_sided;
@@ -24,13 +25,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use asking::{Asked, Calling};
 use channel::{Channel, Side};
 pub use fence::{CHUNK_BYTES, Extent, SLOTS};
 use kvplane_proto::frame::Header;
 use kvplane_proto::{Limits, SegmentId};
-use kvplane_sys::{Interest, Poller, Readiness, Region, stream};
+use kvplane_sys::{CrossError, Interest, Poller, Readiness, Region, stream, unix};
 
 use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Event, Gone, Input};
@@ -38,12 +40,66 @@ use crate::types::{ConnectionId, Event, Gone, Input};
 /// How long setting up a connection, or mapping a segment, may take.
 pub const SETUP_DEADLINE: Duration = Duration::from_secs(2);
 
+/// What is at a shard's Unix socket, as a client finds it.
+#[derive(Debug)]
+pub struct Probe {
+    /// The process that listens there, by the kernel's word; 0 where it is not visible from here.
+    pub pid: i32,
+    /// Whether the kernel copies between us and that process, or why not: tried, not guessed.
+    pub cma: Result<(), CrossError>,
+}
+
+/// Connects to a shard's Unix socket as a client would, finds out what there is, and hangs up. Blocks up to
+/// [`SETUP_DEADLINE`].
+///
+/// # Errors
+/// As [`Shm::connect`], and when the shard does not answer in time.
+pub fn probe(path: &str) -> io::Result<Probe> {
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("shared memory at {path}: {error}"));
+    let socket = setup::call(path).map_err(|why| io::Error::other(why.to_string()))?;
+    let offer = first_offer(&socket).map_err(named)?;
+    let channel = offer.accept(socket);
+    let pid = unix::peer_credentials(&channel.socket)?.pid;
+    let cma = channel.view.as_ref().map_or(Err(CrossError::Gone), |view| view.ask_kernel(pid));
+    channel.close();
+    Ok(Probe { pid, cma })
+}
+
+/// Waits for what a shard that was called offers.
+fn first_offer(socket: &UnixStream) -> io::Result<setup::Offer> {
+    let until = Instant::now() + SETUP_DEADLINE;
+    let poller = Poller::new()?;
+    poller.add(socket.as_fd(), 0, Interest::Readable)?;
+    let mut readiness = Vec::new();
+    loop {
+        match setup::take_offer(socket) {
+            Ok(Some(offer)) => return Ok(offer),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                return Err(io::Error::other("the shard refused, or has ended"));
+            }
+            result => drop(result?),
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let seconds = SETUP_DEADLINE.as_secs();
+            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {seconds} s")));
+        }
+        poller.wait(left, &mut readiness)?;
+        readiness.clear();
+    }
+}
+
 /// All shared-memory connections of one shard or client.
 pub struct Shm {
     listener: Option<UnixListener>,
     /// The shard's pool, given to every client.
     pool: Option<Arc<Region>>,
     channels: Vec<Option<Channel>>,
+    /// Shards that were called and have offered nothing yet. They have their positions among the channels.
+    calling: Vec<Calling>,
+    /// Segments whose memory was asked for, and what came of it.
+    asked: Vec<Asked>,
+    answers: VecDeque<(ConnectionId, SegmentId, Result<Arc<Region>, String>)>,
     generations: Vec<u32>,
     free: Vec<u32>,
     events: VecDeque<Event>,
@@ -66,6 +122,9 @@ impl Shm {
             listener: None,
             pool,
             channels: Vec::new(),
+            calling: Vec::new(),
+            asked: Vec::new(),
+            answers: VecDeque::new(),
             generations: Vec::new(),
             free: Vec::new(),
             events: VecDeque::new(),
@@ -89,19 +148,8 @@ impl Shm {
         Ok(())
     }
 
-    /// Connects to a shard's Unix socket. Blocks up to [`SETUP_DEADLINE`].
-    ///
-    /// # Errors
-    /// When the shard does not answer, refuses, or offers what cannot be mapped: says which path.
-    pub fn connect(&mut self, poller: &Poller, path: &str) -> io::Result<ConnectionId> {
-        let channel = setup::connect(path)
-            .map_err(|error| io::Error::new(error.kind(), format!("shared memory at {path}: {error}")))?;
-        let id = self.add(poller, channel)?;
-        self.events.push_back(Event::Connected(id));
-        Ok(id)
-    }
-
-    fn add(&mut self, poller: &Poller, channel: Channel) -> io::Result<ConnectionId> {
+    /// A position for a connection.
+    fn reserve(&mut self) -> io::Result<ConnectionId> {
         if self.open + self.lingering.len() >= Limits::CONNECTIONS {
             let text = format!("{} connections are open, which is the limit of a shard", Limits::CONNECTIONS);
             return Err(io::Error::other(text));
@@ -113,18 +161,26 @@ impl Shm {
         });
         let generation = self.generations[index as usize].wrapping_add(1);
         self.generations[index as usize] = generation;
-        let token = |source| Token { source, index, generation }.to_bits();
+        self.open += 1;
+        Ok(ConnectionId { index, generation })
+    }
+
+    fn give_back(&mut self, id: ConnectionId) {
+        self.free.push(id.index);
+        self.open -= 1;
+    }
+
+    fn add(&mut self, poller: &Poller, channel: Channel) -> io::Result<ConnectionId> {
+        let id = self.reserve()?;
+        let token = |source| Token { source, index: id.index, generation: id.generation }.to_bits();
         let watched = poller
             .add(channel.socket.as_fd(), token(Source::ShmSocket), Interest::Readable)
             .and_then(|()| poller.add(channel.own_bell.fd(), token(Source::ShmDoorbell), Interest::ReadableEdge));
-        self.channels[index as usize] = Some(channel);
-        self.open += 1;
-        let id = ConnectionId { index, generation };
+        self.channels[id.index as usize] = Some(channel);
         if let Err(error) = watched {
             // It may be in use already, so it is left as any other.
             self.remove(poller, id, false);
-            self.free.push(index);
-            self.open -= 1;
+            self.give_back(id);
             return Err(error);
         }
         Ok(id)
@@ -136,6 +192,7 @@ impl Shm {
         match token.source {
             Source::ShmListener => self.accept(poller),
             Source::ShmSocket if self.get(id).is_some() => self.socket_readable(poller, id),
+            Source::ShmSocket => self.offered(poller, id),
             // A doorbell has rung: the host looks at every ring by itself.
             _ => {}
         }
@@ -164,10 +221,11 @@ impl Shm {
         }
     }
 
-    /// The peer asks for a segment's memory, or is gone.
+    /// The peer asks for a segment's memory, or answers, or is gone.
     fn socket_readable(&mut self, poller: &Poller, id: ConnectionId) {
         let Some(channel) = self.get(id) else { return };
-        if channel.side == Side::Client && !channel.peer_hung_up() {
+        if channel.side == Side::Client {
+            self.take_answer(poller, id);
             return;
         }
         match setup::take_request(&channel.socket) {
@@ -196,19 +254,6 @@ impl Shm {
         }
     }
 
-    /// Maps a segment of the peer. Blocks up to [`SETUP_DEADLINE`].
-    ///
-    /// # Errors
-    /// When the peer does not share it, or does not answer.
-    pub fn map_segment(&mut self, id: ConnectionId, segment: SegmentId) -> io::Result<Arc<Region>> {
-        let Some(channel) = self.get(id) else { return Err(io::ErrorKind::NotConnected.into()) };
-        if channel.asked_in_vain {
-            return Err(io::Error::other("the peer did not answer when it was asked before"));
-        }
-        let answer = setup::ask_segment(&channel.socket, segment).inspect_err(|_| channel.asked_in_vain = true)?;
-        answer.ok_or_else(|| io::Error::other("the peer does not share this segment"))
-    }
-
     /// The pool of a connection's shard, for a client.
     #[must_use]
     pub fn pool(&self, id: ConnectionId) -> Option<&Arc<Region>> {
@@ -220,9 +265,8 @@ impl Shm {
     /// here.
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front();
-        if let Some(Event::Gone(id, _)) = &event {
-            self.free.push(id.index);
-            self.open -= 1;
+        if let Some(Event::Gone(id, _)) = event {
+            self.give_back(id);
         }
         event
     }
@@ -231,7 +275,7 @@ impl Shm {
     #[must_use]
     pub fn next_ready(&self, from: u32) -> Option<ConnectionId> {
         let found = self.channels.iter().enumerate().skip(from as usize).find_map(|(index, channel)| {
-            channel.as_ref().filter(|channel| channel.has_input()).map(|_| index as u32)
+            channel.as_ref().filter(|channel| channel.hung_up || channel.has_input()).map(|_| index as u32)
         })?;
         Some(ConnectionId { index: found, generation: self.generations[found as usize] })
     }
@@ -240,6 +284,9 @@ impl Shm {
     pub fn input(&mut self, poller: &Poller, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
         let Some(channel) = self.get(id) else { return Input::Wait };
         if !channel.has_input() {
+            if channel.hung_up {
+                self.close(poller, id, Gone::Peer);
+            }
             return Input::Wait;
         }
         match channel.take_frame(scratch) {
@@ -300,6 +347,7 @@ impl Shm {
 
     /// Ends a connection. [`Event::Gone`] follows at once: no I/O of the kernel's is ever in flight on shared memory.
     pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: Gone) {
+        self.hang_up(poller, id, &why);
         if self.get(id).is_some() {
             self.remove(poller, id, matches!(why, Gone::Peer));
             self.events.push_back(Event::Gone(id, why));
@@ -308,6 +356,7 @@ impl Shm {
 
     fn remove(&mut self, poller: &Poller, id: ConnectionId, hung_up: bool) {
         let Some(channel) = self.channels[id.index as usize].take() else { return };
+        self.asked.retain(|asked| asked.id != id);
         // The peer has the same eventfd, and the socket may linger: closing ours would not end the watches.
         let _ = poller.remove(channel.own_bell.fd());
         let _ = poller.remove(channel.socket.as_fd());

@@ -17,15 +17,17 @@ use crate::types::ConnectionId;
 pub(super) struct Lingering {
     socket: UnixStream,
     channel: Arc<Region>,
+    /// Its process.
+    pid: i32,
 }
 
 impl Lingering {
     /// Tells the client; its answer is to hang up.
-    pub(super) fn new(socket: UnixStream, channel: Arc<Region>) -> Self {
+    pub(super) fn new(socket: UnixStream, channel: Arc<Region>, pid: i32) -> Self {
         // Where these fail, the socket is dead already.
         let _ = socket.set_nonblocking(true);
         let _ = socket.shutdown(Shutdown::Write);
-        Self { socket, channel }
+        Self { socket, channel, pid }
     }
 
     fn is_over(&self) -> bool {
@@ -66,8 +68,26 @@ impl Shm {
         channels.chain(ended).any(|channel| fence::is_named(channel, segment))
     }
 
+    /// The processes of the clients that are using it; 0 for one that is not visible from here.
+    pub fn users(&mut self, segment: SegmentId) -> Vec<i32> {
+        self.sweep();
+        let channels = self.channels.iter().flatten().map(|channel| (&channel.region, channel.pid));
+        let ended = self.lingering.iter().map(|lingering| (&lingering.channel, lingering.pid));
+        let using = channels.chain(ended).filter(|(channel, _)| fence::is_named(channel, segment));
+        let mut pids: Vec<i32> = using.map(|(_, pid)| pid).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
     pub(super) fn sweep(&mut self) {
         self.lingering.retain(|lingering| !lingering.is_over());
+    }
+
+    /// Whether a connection is up: one that has ended says nothing of its peer's segments.
+    #[must_use]
+    pub fn is_up(&self, id: ConnectionId) -> bool {
+        self.view(id).is_some()
     }
 
     /// Names a segment of the peer in one of our slots, so that it stays while we copy; then [`Self::clear`]. None when
@@ -118,7 +138,7 @@ mod tests {
     fn a_connection_lingers_until_its_client_has_hung_up() {
         let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("channel", 4096) };
         let (ours, theirs) = UnixStream::pair().expect("a pair");
-        let lingering = Lingering::new(ours, Region::allocate(&options).expect("memory"));
+        let lingering = Lingering::new(ours, Region::allocate(&options).expect("memory"), 1);
         assert_eq!((&theirs).read(&mut [0; 8]).expect("an end"), 0, "the client is told");
         std::io::Write::write_all(&mut &theirs, &[1; 300]).expect("a socket that is half open");
         for _ in 0..10 {

@@ -3,19 +3,22 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 
 use kvplane_proto::SegmentId;
 use kvplane_sys::{Region, RegionOptions, cpu, doorbell, unix};
 
-use super::SETUP_DEADLINE;
 use super::channel::{CHANNEL_BYTES, Channel, Side};
 use super::fence::{Fence, TABLE_BYTES, View};
+use crate::types::Gone;
 
 /// First word of every message; the last byte is the version.
 const MAGIC: u64 = u64::from_le_bytes(*b"KVPSHM\0\x02");
 const WORDS: usize = 5;
 const MESSAGE_BYTES: usize = 8 + WORDS * 8;
+/// `EMFILE`: this process has no descriptor left at the moment.
+const OUT_OF_DESCRIPTORS: i32 = 24;
 
 /// Magic, then five words.
 fn message(words: [u64; WORDS]) -> [u8; MESSAGE_BYTES] {
@@ -63,19 +66,58 @@ pub(super) fn accept(socket: UnixStream, pool: Option<&Arc<Region>>, fence: &Fen
         &message([CHANNEL_BYTES as u64, pool_bytes, TABLE_BYTES as u64, cookie.0, cookie.1]),
         &fds,
     )?;
-    Ok(Channel::new(Side::Server, socket, &region, client_event, server_event, None))
+    let mut made = Channel::new(Side::Server, socket, &region, client_event, server_event, None);
+    made.pid = peer.pid;
+    Ok(made)
 }
 
-/// The client's side.
-pub(super) fn connect(path: &str) -> io::Result<Channel> {
-    let socket = UnixStream::connect(path)?;
+/// The client's side, first half: calls who listens at this path.
+///
+/// # Errors
+/// [`Gone::Unavailable`] where nobody listens there, or somebody whom we would not let in.
+pub(super) fn call(path: &str) -> Result<UnixStream, Gone> {
+    let named = |error: io::Error| {
+        let text = format!("shared memory at {path}: {error}");
+        match error.kind() {
+            // As many as may wait there already: another time.
+            io::ErrorKind::WouldBlock => Gone::Setup(text),
+            _ if error.raw_os_error() == Some(OUT_OF_DESCRIPTORS) => Gone::Setup(text),
+            _ => Gone::Unavailable(text),
+        }
+    };
+    let socket = unix::connect(Path::new(path)).map_err(named)?;
     // The path comes from outside: whoever listens there must be one whom we would let in.
-    let owner = unix::peer_credentials(&socket)?;
+    let owner = unix::peer_credentials(&socket).map_err(named)?;
     if owner.uid != cpu::effective_uid() && owner.uid != 0 {
         let text = format!("user {} listens there: shared memory is for processes of the same user", owner.uid);
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        return Err(named(io::Error::new(io::ErrorKind::PermissionDenied, text)));
     }
-    let (words, fds) = receive(&socket, 5)?;
+    Ok(socket)
+}
+
+/// What a shard offered.
+pub(super) struct Offer {
+    channel: Arc<Region>,
+    client_event: OwnedFd,
+    server_event: OwnedFd,
+    pool: Option<Arc<Region>>,
+    view: View,
+    pid: i32,
+}
+
+impl Offer {
+    /// The connection of this socket, over which it came.
+    pub(super) fn accept(self, socket: UnixStream) -> Channel {
+        let Self { channel, client_event, server_event, pool, view, pid } = self;
+        let mut made = Channel::new(Side::Client, socket, &channel, client_event, server_event, pool);
+        (made.view, made.pid) = (Some(view), pid);
+        made
+    }
+}
+
+/// The second half: what the shard offers. `None` when it has said nothing yet.
+pub(super) fn take_offer(socket: &UnixStream) -> io::Result<Option<Offer>> {
+    let Some((words, fds)) = receive(socket, 5)? else { return Ok(None) };
     let [channel_bytes, pool_bytes, table_bytes, cookie_address, cookie] = words;
     if channel_bytes != CHANNEL_BYTES as u64 {
         return Err(io::Error::other(format!("a channel of {channel_bytes} bytes was offered, not {CHANNEL_BYTES}")));
@@ -95,68 +137,84 @@ pub(super) fn connect(path: &str) -> io::Result<Channel> {
         Ok(bytes) => Some(Region::map_shared(next("pool")?, bytes, true).map_err(io::Error::other)?),
         Err(_) => return Err(io::Error::other(format!("a pool of {pool_bytes} bytes cannot be mapped"))),
     };
-    socket.set_nonblocking(true)?;
-    let pid = unix::peer_credentials(&socket)?.pid;
+    let pid = unix::peer_credentials(socket)?.pid;
     let view = View::new(Arc::clone(&channel), table, pid, (cookie_address, cookie))?;
-    let mut made = Channel::new(Side::Client, socket, &channel, client_event, server_event, pool);
-    made.view = Some(view);
-    Ok(made)
+    Ok(Some(Offer { channel, client_event, server_event, pool, view, pid }))
 }
 
-/// One whole message, within the deadline.
-fn receive(socket: &UnixStream, max_fds: usize) -> io::Result<([u64; WORDS], Vec<OwnedFd>)> {
-    socket.set_nonblocking(false)?;
-    socket.set_read_timeout(Some(SETUP_DEADLINE))?;
+/// One whole message, or none so far. Each is sent by one call, and the kernel neither cuts nor joins those.
+fn receive(socket: &UnixStream, max_fds: usize) -> io::Result<Option<([u64; WORDS], Vec<OwnedFd>)>> {
     let mut bytes = [0; MESSAGE_BYTES];
-    let (count, fds) = unix::recv_with_fds(socket, &mut bytes, max_fds)?;
-    match count {
-        0 => Err(io::Error::other("the shard refused: shared memory is for processes of the same user")),
-        MESSAGE_BYTES => Ok((words(&bytes)?, fds)),
-        _ => Err(io::Error::other(format!("{count} bytes came where {MESSAGE_BYTES} belong"))),
-    }
-}
-
-/// A request that has arrived at the shard; `None` when there is none, an error when the client is gone or broken.
-pub(super) fn take_request(socket: &UnixStream) -> io::Result<Option<SegmentId>> {
-    let mut bytes = [0; MESSAGE_BYTES];
-    match unix::recv_with_fds(socket, &mut bytes, 0) {
-        Ok((MESSAGE_BYTES, _)) => Ok(Some(SegmentId::from_bits(words(&bytes)?[0]))),
+    match unix::recv_with_fds(socket, &mut bytes, max_fds) {
         Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok((MESSAGE_BYTES, fds)) => Ok(Some((words(&bytes)?, fds))),
         Ok((count, _)) => Err(io::Error::other(format!("{count} bytes came where {MESSAGE_BYTES} belong"))),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Answers for this segment: its region, or that there is none to share. The answer names the segment.
+/// A request that has arrived at the shard; `None` when there is none, an error when the client is gone or broken.
+pub(super) fn take_request(socket: &UnixStream) -> io::Result<Option<SegmentId>> {
+    Ok(receive(socket, 0)?.map(|(words, _)| SegmentId::from_bits(words[0])))
+}
+
+/// Answers for this segment: its region, or that there is none to share. The answer names the segment. What may only be
+/// read goes as a descriptor that cannot be mapped writable; what cannot go so, or cannot be written through a new
+/// mapping any more, is not shared: the client then takes another way.
 pub(super) fn offer_segment(
     socket: &UnixStream,
     segment: SegmentId,
     region: Option<&Arc<Region>>,
     writable: bool,
 ) -> io::Result<()> {
-    match region.and_then(|region| Some((region, region.fd()?))) {
-        Some((region, fd)) => {
-            let words = [1, region.bytes() as u64, u64::from(writable && region.writable()), segment.to_bits(), 0];
-            unix::send_with_fds(socket, &message(words), &[fd])
+    let offer = |region: &Region, writable, fd: BorrowedFd<'_>| {
+        let words = [1, region.bytes() as u64, u64::from(writable), segment.to_bits(), 0];
+        unix::send_with_fds(socket, &message(words), &[fd])
+    };
+    if let Some(region) = region {
+        if writable && region.writable() {
+            if let Some(fd) = region.fd().filter(|_| !region.is_sealed()) {
+                return offer(region, true, fd);
+            }
+        } else if let Ok(fd) = region.read_only_fd() {
+            return offer(region, false, fd.as_fd());
         }
-        None => unix::send_with_fds(socket, &message([0, 0, 0, segment.to_bits(), 0]), &[]),
     }
+    unix::send_with_fds(socket, &message([0, 0, 0, segment.to_bits(), 0]), &[])
 }
 
-/// Asks for a segment's memory; `None` when the peer does not share it. After an error an answer may still come:
-/// nothing may be asked on this socket again, or that answer would be taken for another segment's.
-pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result<Option<Arc<Region>>> {
-    unix::send_with_fds(socket, &message([segment.to_bits(), 0, 0, 0, 0]), &[])?;
-    let answer = receive(socket, 1);
-    socket.set_nonblocking(true)?;
-    let ([shared, bytes, writable, named, _], fds) = answer?;
-    if named != segment.to_bits() {
-        return Err(io::Error::other("the peer answered for another segment than the one it was asked for"));
+/// Asks for a segment's memory.
+///
+/// # Errors
+/// When the peer has not taken what it was asked before, or is gone.
+pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result<()> {
+    unix::send_with_fds(socket, &message([segment.to_bits(), 0, 0, 0, 0]), &[])
+}
+
+/// An answer that has arrived: of which segment, and its memory, to be mapped by [`Shared::map`]; `None` when there is
+/// none yet. Answers name their segments, so one that comes late is nobody else's.
+pub(super) fn take_answer(socket: &UnixStream) -> io::Result<Option<(SegmentId, Shared)>> {
+    let Some(([shared, bytes, writable, named, _], fds)) = receive(socket, 1)? else { return Ok(None) };
+    let memory = fds.into_iter().next().filter(|_| shared == 1);
+    Ok(Some((SegmentId::from_bits(named), Shared { memory, bytes, writable: writable != 0 })))
+}
+
+/// What a peer answered for a segment.
+pub(super) struct Shared {
+    memory: Option<OwnedFd>,
+    bytes: u64,
+    writable: bool,
+}
+
+impl Shared {
+    /// # Errors
+    /// When the peer does not share it, or it cannot be mapped.
+    pub(super) fn map(self) -> Result<Arc<Region>, String> {
+        let memory = self.memory.ok_or("the peer does not share this segment")?;
+        let bytes = usize::try_from(self.bytes).map_err(|error| error.to_string())?;
+        Region::map_shared(memory, bytes, self.writable).map_err(|error| error.to_string())
     }
-    let (1, Some(fd)) = (shared, fds.into_iter().next()) else { return Ok(None) };
-    let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
-    Region::map_shared(fd, bytes, writable != 0).map(Some).map_err(io::Error::other)
 }
 
 #[cfg(test)]
@@ -171,19 +229,63 @@ mod tests {
         region
     }
 
-    #[test]
-    fn a_late_answer_is_not_taken_for_another_segments() {
+    fn pair() -> (UnixStream, UnixStream) {
         let (asking, answering) = UnixStream::pair().expect("sockets");
+        asking.set_nonblocking(true).expect("a socket");
+        (asking, answering)
+    }
+
+    #[test]
+    fn answers_name_their_segments_and_nobody_waits_for_them() {
+        let (asking, answering) = pair();
         let [first, second] = [1, 2].map(|index| SegmentId { index, generation: 7 });
-        // The owner was slow with the first: its answer is there when the second is asked for.
-        offer_segment(&answering, first, Some(&memory(1)), true).expect("sent");
-        let error = ask_segment(&asking, second).expect_err("another's memory").to_string();
-        assert!(error.contains("another segment"), "{error}");
-        // Answers in time are taken, a refusal as such.
+        ask_segment(&asking, first).expect("sent");
+        ask_segment(&asking, second).expect("sent");
+        assert!(take_answer(&asking).expect("a living peer").is_none(), "nothing yet, and no wait");
+        assert_eq!(take_request(&answering).expect("asked"), Some(first));
         offer_segment(&answering, second, Some(&memory(2)), false).expect("sent");
-        let region = ask_segment(&asking, second).expect("answered").expect("shared");
-        assert_eq!((region.load_u64(0), region.writable()), (2, false));
         offer_segment(&answering, first, None, true).expect("sent");
-        assert!(ask_segment(&asking, first).expect("answered").is_none());
+        let (named, shared) = take_answer(&asking).expect("answered").expect("there");
+        let region = shared.map().expect("shared");
+        assert_eq!((named, region.load_u64(0), region.writable()), (second, 2, false));
+        let (named, shared) = take_answer(&asking).expect("answered").expect("there");
+        assert_eq!(named, first);
+        assert!(shared.map().is_err());
+        drop(answering);
+        assert!(take_answer(&asking).is_err(), "the end");
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_is_not_asked_for_ever() {
+        let (asking, _answering) = pair();
+        let mut index = 0;
+        while ask_segment(&asking, SegmentId { index, generation: 1 }).is_ok() {
+            index += 1;
+            assert!(index < 1 << 20, "an unbounded socket");
+        }
+    }
+
+    /// Whatever the client makes of the answer's words: the descriptor itself gives no right to write.
+    #[test]
+    fn what_may_only_be_read_cannot_be_mapped_writable() {
+        const EACCES: i32 = 13;
+        let (asking, answering) = pair();
+        let segment = SegmentId { index: 1, generation: 1 };
+        let region = memory(42);
+        offer_segment(&answering, segment, Some(&region), false).expect("sent");
+        let (words, mut fds) = receive(&asking, 1).expect("answered").expect("there");
+        assert_eq!(words, [1, 4096, 0, segment.to_bits(), 0]);
+        let fd = fds.pop().expect("a descriptor");
+        let again = fd.try_clone().expect("a descriptor");
+        let Err(kvplane_sys::RegionError::Map { source, .. }) = Region::map_shared(again, 4096, true) else {
+            panic!("mapped writable")
+        };
+        assert_eq!(source.raw_os_error(), Some(EACCES));
+        let view = Region::map_shared(fd, 4096, false).expect("mapped");
+        region.copy_in(0, &43u64.to_le_bytes());
+        assert_eq!(view.load_u64(0), 43);
+        // Registered again, for writing: what no new mapping can write is left to other ways.
+        offer_segment(&answering, segment, Some(&region), true).expect("sent");
+        assert!(take_answer(&asking).expect("answered").expect("there").1.map().is_err());
     }
 }

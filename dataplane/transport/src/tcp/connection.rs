@@ -4,16 +4,20 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
+use kvplane_proto::RequestId;
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::frame::Header;
-use kvplane_sys::IoBuf;
+use kvplane_sys::{IoBuf, MAX_PIECES};
 
+use super::zero_copy::Lending;
 use crate::types::{Gone, Outgoing, Pieces};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     Connecting,
     Open,
+    /// It was reset, and waits for memory that it has lent. To all others it is gone.
+    Ending,
 }
 
 /// What the bytes that arrive next are.
@@ -123,7 +127,24 @@ pub(super) enum Piece {
     /// Headers, bodies and small payloads: a range of the staging they are in.
     Staged(Range<usize>),
     /// A payload where it is: from its piece `next` on.
-    Memory { pieces: Pieces, next: usize, hold: Option<u64> },
+    Memory {
+        pieces: Pieces,
+        next: usize,
+        hold: Option<u64>,
+        request: RequestId,
+        /// The last call that lent some of it to the kernel.
+        last_call: Option<u32>,
+    },
+}
+
+impl Piece {
+    /// How many pieces of memory may be lent to the kernel now, each of at least so many bytes. None where nobody waits
+    /// for them to have left.
+    pub(super) fn lendable(&self, least_bytes: usize) -> usize {
+        let Self::Memory { pieces, next, hold: Some(_), .. } = self else { return 0 };
+        let rest = pieces.as_slice()[*next..].iter().take(MAX_PIECES);
+        rest.take_while(|buffer| buffer.bytes() >= least_bytes).count()
+    }
 }
 
 pub(super) struct Connection {
@@ -159,6 +180,11 @@ pub(super) struct Connection {
     pub(super) pieces: VecDeque<Piece>,
     /// What the pieces in staging refer to once a send was cut short.
     pub(super) left: Vec<u8>,
+    /// Bytes that the kernel has taken.
+    pub(super) sent_bytes: u64,
+    pub(super) lending: Lending,
+    /// Why it is ending.
+    pub(super) why: Option<Gone>,
 }
 
 impl Connection {
@@ -183,6 +209,9 @@ impl Connection {
             extra_pieces: 0,
             pieces: VecDeque::new(),
             left: Vec::new(),
+            sent_bytes: 0,
+            lending: Lending::Undecided,
+            why: None,
         }
     }
 
@@ -198,8 +227,13 @@ impl Connection {
     }
 
     /// Whether nothing waits to be sent.
-    pub(super) fn is_quiet(&self) -> bool {
+    pub(super) fn is_sent(&self) -> bool {
         self.frames.is_empty() && self.pieces.is_empty()
+    }
+
+    /// Whether nothing waits to be sent and no memory is lent.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.is_sent() && !self.has_lent()
     }
 
     /// Everything that a dying connection still holds.

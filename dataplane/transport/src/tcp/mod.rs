@@ -11,15 +11,18 @@
 //! The host calls [`Tcp::ready`] for each event of the poller, then takes [`Tcp::poll_event`], then for each
 //! connection of [`Tcp::next_ready`] takes [`Tcp::input`] until it says `Wait`, and at last [`Tcp::flush`].
 //!
-//! Invariant: the kernel holds no memory of ours when a call has returned. So the end of a connection is immediate, and
-//! memory lent for its payloads is free to use then. Thread affinity: none; one thread at a time.
+//! Invariant: the kernel refers to no memory of ours when a call has returned, but for long payloads that are sent
+//! without a copy, as [`ZeroCopyOptions`] say. Either way a payload's hold is reported as sent, and a connection as
+//! gone, when its memory is free to use. Thread affinity: none; one thread at a time.
 
 mod active;
 mod connection;
+mod outstanding;
 mod receive;
 mod send;
 #[cfg(test)]
 mod tests;
+mod zero_copy;
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
@@ -34,9 +37,12 @@ use kvplane_sys::{Interest, Poller, Readiness, net, stream};
 
 use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Event, Gone, Outgoing};
+pub use zero_copy::{ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 
 /// How long no connection is accepted after the kernel refused to. A parked host comes by twice a second at least.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long a peer has to read what is sent to it before its connection is closed.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Connections accepted at once; the others are announced again.
 const ACCEPTED_AT_ONCE: usize = 64;
 
@@ -62,13 +68,19 @@ pub struct Tcp {
     moved_bytes: usize,
     /// When to accept again, after the kernel refused to.
     accept_after: Option<Instant>,
+    /// Connections that are closed once their output has left, and when they are closed in any case; oldest first.
+    closing: VecDeque<(Instant, ConnectionId)>,
     open: usize,
+    zero_copy: ZeroCopyOptions,
+    zero_copy_counters: ZeroCopyCounters,
+    /// Connections that wait for notices, to be looked at when they wait too long.
+    waiting: Vec<u32>,
 }
 
 impl Tcp {
-    /// A driver without connections.
+    /// A driver without connections that sends without a copy as these options say.
     #[must_use]
-    pub const fn new() -> Self {
+    pub fn new(zero_copy: ZeroCopyOptions) -> Self {
         Self {
             listener: None,
             connections: Vec::new(),
@@ -84,7 +96,11 @@ impl Tcp {
             spare_bodies: Vec::new(),
             moved_bytes: 0,
             accept_after: None,
+            closing: VecDeque::new(),
             open: 0,
+            zero_copy,
+            zero_copy_counters: ZeroCopyCounters::default(),
+            waiting: Vec::new(),
         }
     }
 
@@ -134,6 +150,9 @@ impl Tcp {
             return;
         }
         let id = ConnectionId { index: token.index, generation: token.generation };
+        if readiness.error && self.generations.get(id.index as usize) == Some(&id.generation) {
+            self.settle(id.index);
+        }
         let Some(connection) = self.get(id) else { return };
         if connection.state == State::Connecting {
             if !readiness.writable {
@@ -148,7 +167,8 @@ impl Tcp {
             self.events.push_back(Event::Connected(id));
         }
         let Some(connection) = self.get(id) else { return };
-        connection.ended |= readiness.ended;
+        // Where payloads are lent, an error without an end is a notice.
+        connection.ended |= readiness.ended || readiness.error && connection.lent().is_none();
         if readiness.readable {
             connection.readable = true;
             self.mark_ready(id.index);
@@ -157,7 +177,7 @@ impl Tcp {
             && readiness.writable
         {
             connection.writable = true;
-            if !connection.is_quiet() {
+            if !connection.is_sent() {
                 self.mark_dirty(id.index);
             }
         }
@@ -229,6 +249,12 @@ impl Tcp {
         count > 0
     }
 
+    /// Bytes sent and received since the last call of [`Self::take_moved_bytes`].
+    #[must_use]
+    pub const fn moved_bytes(&self) -> usize {
+        self.moved_bytes
+    }
+
     /// Bytes sent and received since the last call.
     pub const fn take_moved_bytes(&mut self) -> usize {
         core::mem::replace(&mut self.moved_bytes, 0)
@@ -281,37 +307,70 @@ impl Tcp {
                 self.resume(index);
             }
         }
+        self.lose_patience();
         while let Some(index) = self.again.pop() {
             self.mark_ready(index);
         }
         self.accept_again(poller);
+        if !self.closing.is_empty() {
+            self.close_late();
+        }
     }
 
-    /// Ends a connection; [`Event::Gone`] follows what it still held.
+    /// Closes the connections whose peers have not read their last words in time.
+    fn close_late(&mut self) {
+        let now = Instant::now();
+        while let Some(&(until, id)) = self.closing.front()
+            && (until <= now || self.get(id).is_none())
+        {
+            self.closing.pop_front();
+            if let Some(why) = self.get(id).and_then(|connection| connection.closing_after_send.take()) {
+                self.close(id, why);
+            }
+        }
+    }
+
+    /// Ends a connection; [`Event::Gone`] follows what it still held: at once, or when the kernel no longer refers to
+    /// what was sent without a copy.
     pub fn close(&mut self, id: ConnectionId, why: Gone) {
         if self.get(id).is_none() {
             return;
         }
-        let Some(connection) = self.connections[id.index as usize].take() else { return };
         self.active.forget(id.index);
         self.staging.forget(id.index);
-        // The peer learns of it even where a forked child still has the socket.
-        let _ = net::shutdown(connection.socket.as_fd());
+        if self.end_lent(id, &why) {
+            return;
+        }
+        let Some(connection) = self.connections[id.index as usize].take() else { return };
+        // Either way the peer learns of it even where a forked child still has the socket. What was asked and not
+        // answered may be asked again elsewhere: the kernel must not deliver it later, over what came after it.
+        let socket = connection.socket.as_fd();
+        let unanswered = connection.awaited > 0 && connection.closing_after_send.is_none();
+        if !unanswered || net::abort(socket).is_err() {
+            let _ = net::shutdown(socket);
+        }
         self.events.extend(connection.holds().map(Event::Sent));
         self.events.push_back(Event::Gone(id, why));
     }
 
-    /// Sends what is queued, then closes: for a refusal that the peer should read.
+    /// Sends what is queued, then closes: for a refusal that the peer should read. One that does not read it within two
+    /// seconds is closed then.
     pub fn close_after_sending(&mut self, id: ConnectionId, why: Gone) {
         if self.get(id).is_none() {
             return;
         }
         self.transmit(id);
         let Some(connection) = self.get(id) else { return };
-        if connection.is_quiet() {
+        let (quiet, first) = (connection.is_quiet(), connection.closing_after_send.is_none());
+        connection.closing_after_send.get_or_insert_with(|| why.clone());
+        if quiet {
             self.close(id, why);
-        } else if connection.closing_after_send.is_none() {
-            connection.closing_after_send = Some(why);
+        } else if first {
+            let sent = connection.is_sent();
+            self.closing.push_back((Instant::now() + LAST_WORDS, id));
+            if sent {
+                self.end_later(id.index);
+            }
         }
     }
 
@@ -325,7 +384,7 @@ impl Tcp {
         if self.generations.get(id.index as usize) != Some(&id.generation) {
             return None;
         }
-        self.connections[id.index as usize].as_mut()
+        self.connections[id.index as usize].as_mut().filter(|connection| connection.state != State::Ending)
     }
 
     /// Names a connection again in the next round: it has more input than its share of this one.
@@ -358,6 +417,6 @@ const LISTENER: Token = Token { source: Source::TcpListener, index: 0, generatio
 
 impl Default for Tcp {
     fn default() -> Self {
-        Self::new()
+        Self::new(ZeroCopyOptions::default())
     }
 }

@@ -110,11 +110,23 @@ impl Tcp {
                     return Input::Payload(checksum);
                 }
                 Expect::Payload(_) => {}
+                Expect::Frame if connection.has_answer() => {
+                    // What the host was told before must be taken first: that the request's payload has left.
+                    if self.events.is_empty()
+                        && let Some((header, body)) = self.get(id).and_then(Connection::take_answer)
+                    {
+                        *scratch = body;
+                        return Input::Frame(header);
+                    }
+                    self.again.push(id.index);
+                    return Input::Wait;
+                }
                 Expect::Frame if connection.backlog() >= Limits::REPLIES_QUEUED => {
                     connection.paused = true;
                     return Input::Wait;
                 }
                 Expect::Frame => match self.take_frame(id.index, scratch) {
+                    Ok(Some(header)) if self.keep_back(id, &header, scratch) => continue,
                     Ok(Some(header)) => return Input::Frame(header),
                     Ok(None) => {}
                     Err(error) => {

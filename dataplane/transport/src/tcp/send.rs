@@ -15,6 +15,7 @@ use kvplane_sys::{Gather, IoBuf, MAX_PIECES};
 
 use super::Tcp;
 use super::connection::{Connection, Frame, Piece, State};
+use super::zero_copy::{ZeroCopyCounters, ZeroCopyOptions};
 use crate::types::{ConnectionId, Event, Gone, Pieces};
 
 /// Bytes of the staging: the largest frame without payload, and room for small payloads.
@@ -98,7 +99,7 @@ impl Tcp {
             if connection.state != State::Open || !connection.writable {
                 return;
             }
-            if sent >= ROUND_BYTES && !connection.is_quiet() {
+            if sent >= ROUND_BYTES && !connection.is_sent() {
                 self.mark_dirty(id.index);
                 return;
             }
@@ -109,11 +110,12 @@ impl Tcp {
             if connection.pieces.is_empty() {
                 break;
             }
-            let staged = if staged_here { &staging.bytes[..] } else { &connection.left[..] };
-            let result = send(&connection.socket, &connection.pieces, staged);
+            let left = core::mem::take(&mut connection.left);
+            let staged = if staged_here { &staging.bytes[..] } else { &left[..] };
+            let result = connection.send(staged, &self.zero_copy, &mut self.zero_copy_counters, &mut self.events);
+            connection.left = left;
             match result {
                 Ok((bytes, all)) => {
-                    connection.advance(bytes, &mut self.events);
                     connection.writable = all;
                     self.moved_bytes += bytes;
                     sent += bytes;
@@ -138,7 +140,11 @@ impl Tcp {
         if connection.pieces.capacity() > FRAMES_KEPT {
             connection.pieces.shrink_to(FRAMES_LEFT);
         }
-        if let Some(why) = connection.closing_after_send.take() {
+        if connection.has_lent() {
+            if connection.closing_after_send.is_some() {
+                self.end_later(id.index);
+            }
+        } else if let Some(why) = connection.closing_after_send.clone() {
             self.close(id, why);
         }
     }
@@ -155,16 +161,24 @@ impl Tcp {
     }
 }
 
-/// One call. How many bytes left, and whether that was all it was given.
-fn send(socket: &impl AsFd, pieces: &VecDeque<Piece>, staged: &[u8]) -> io::Result<(usize, bool)> {
+/// One call with a copy: all pieces up to the first of at least `lent_from` bytes, which another call lends. How many
+/// bytes left, and whether that was all it was given.
+fn send_copied(
+    socket: &impl AsFd,
+    pieces: &VecDeque<Piece>,
+    staged: &[u8],
+    lent_from: usize,
+) -> io::Result<(usize, bool)> {
     let mut gather = Gather::new();
+    let mut lent_follows = false;
     'all: for piece in pieces {
         match piece {
             Piece::Staged(range) => gather.push_bytes(&staged[range.clone()]),
-            Piece::Memory { pieces, next, .. } => {
+            Piece::Memory { pieces, next, hold, .. } => {
                 for buffer in &pieces.as_slice()[*next..] {
                     let room = ROUND_BYTES - gather.bytes();
-                    if gather.is_full() || room == 0 {
+                    lent_follows = hold.is_some() && buffer.bytes() >= lent_from;
+                    if gather.is_full() || room == 0 || lent_follows {
                         break 'all;
                     }
                     gather.push(buffer, buffer.bytes().min(room));
@@ -175,11 +189,60 @@ fn send(socket: &impl AsFd, pieces: &VecDeque<Piece>, staged: &[u8]) -> io::Resu
             break;
         }
     }
-    let bytes = gather.send(socket.as_fd())?;
+    let bytes = if lent_follows { gather.send_more(socket.as_fd())? } else { gather.send(socket.as_fd())? };
+    Ok((bytes, bytes == gather.bytes()))
+}
+
+/// One call that lends: so many pieces of memory from the first one on. As [`send_copied`].
+fn send_lent(socket: &impl AsFd, piece: &Piece, count: usize) -> io::Result<(usize, bool)> {
+    let Piece::Memory { pieces, next, .. } = piece else { return Ok((0, true)) };
+    let mut gather = Gather::new();
+    for buffer in &pieces.as_slice()[*next..*next + count] {
+        gather.push(buffer, buffer.bytes().min(ROUND_BYTES - gather.bytes()));
+    }
+    let bytes = gather.send_zero_copy(socket.as_fd())?;
     Ok((bytes, bytes == gather.bytes()))
 }
 
 impl Connection {
+    /// One call, of the pieces that are next. How many bytes left, and whether that was all it was given.
+    fn send(
+        &mut self,
+        staged: &[u8],
+        options: &ZeroCopyOptions,
+        counters: &mut ZeroCopyCounters,
+        events: &mut VecDeque<Event>,
+    ) -> io::Result<(usize, bool)> {
+        let mut from = self.lends_from(options);
+        let lendable = |connection: &Self, from| connection.pieces.front().map_or(0, |piece| piece.lendable(from));
+        if lendable(self, from) > 0 {
+            self.decide(options);
+            from = self.lends_from(options);
+        }
+        let count = lendable(self, from);
+        let mut refused = false;
+        if let (1.., Some(piece)) = (count, self.pieces.front()) {
+            match send_lent(&self.socket, piece, count) {
+                Ok((bytes, all)) => {
+                    self.lent_bytes(bytes, counters);
+                    self.advance(bytes, events);
+                    return Ok((bytes, all));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
+                // Room for notices, locked memory, pages that cannot be held: a copy needs none of that. And what is
+                // wrong with the connection is said again.
+                Err(_) => (refused, from) = (true, usize::MAX),
+            }
+        }
+        let (bytes, all) = send_copied(&self.socket, &self.pieces, staged, from)?;
+        if refused {
+            self.refused(counters, events);
+        }
+        self.copied_bytes(bytes);
+        self.advance(bytes, events);
+        Ok((bytes, all))
+    }
+
     /// Turns waiting frames into pieces. Holds of payloads that were copied are reported: nobody needs them any more.
     fn gather(&mut self, staging: &mut Staging, spare: &mut Vec<Vec<u8>>, events: &mut VecDeque<Event>) {
         staging.used = 0;
@@ -203,7 +266,8 @@ impl Connection {
                     payload_bytes += payload.buffers.bytes();
                     self.pieces.push_back(Piece::Staged(run_start..staging.used));
                     run_start = staging.used;
-                    self.pieces.push_back(Piece::Memory { pieces: payload.buffers, next: 0, hold: payload.hold });
+                    let (pieces, hold, request) = (payload.buffers, payload.hold, frame.header.request);
+                    self.pieces.push_back(Piece::Memory { pieces, next: 0, hold, request, last_call: None });
                 }
             }
             if spare.len() < SPARE_BODIES && frame.body.capacity() <= SPARE_BODY_BYTES {
@@ -228,7 +292,7 @@ impl Connection {
                         return;
                     }
                 }
-                Piece::Memory { pieces, next, hold } => {
+                Piece::Memory { pieces, next, .. } => {
                     let buffers: &mut [IoBuf] = match pieces {
                         Pieces::One(buffer) => core::slice::from_mut(buffer),
                         Pieces::Many(buffers) => buffers,
@@ -242,10 +306,11 @@ impl Connection {
                         }
                         *next += 1;
                     }
-                    events.extend(hold.map(Event::Sent));
                 }
             }
-            self.pieces.pop_front();
+            if let Some(piece) = self.pieces.pop_front() {
+                self.payload_left(piece, events);
+            }
         }
     }
 

@@ -77,30 +77,39 @@ impl Demo {
     }
 
     fn find_trace(&self) -> Result<Trace, Failure> {
-        let named = std::env::var_os("KVPLANE_TRACES").map(PathBuf::from);
-        let mut found = match (&self.trace, named) {
-            (Some(path), _) => trace::load(path)?,
-            (None, Some(path)) if path.is_dir() => trace::load(&path.join(TRACE_FILE))?,
-            (None, Some(path)) => trace::load(&path)?,
-            (None, None) => {
-                let near = Path::new("../shared/data/traces").join(TRACE_FILE);
-                if near.exists() {
-                    trace::load(&near)?
-                } else {
+        let mut found = match &self.trace {
+            Some(path) => trace::load(path)?,
+            None => match recorded(std::env::var_os("KVPLANE_TRACES").map(PathBuf::from)) {
+                Ok(path) => trace::load(&path)?,
+                Err(why) => {
                     println!(
-                        "no trace found: Mooncake publishes it as FAST25-release/traces/{TRACE_FILE} in the repository \
+                        "{why}: Mooncake publishes it as FAST25-release/traces/{TRACE_FILE} in the repository \
                          kvcache-ai/Mooncake (Apache-2.0); give it with --trace FILE or $KVPLANE_TRACES.\n\
                          Using a generated trace of the same published shape instead."
                     );
                     let shape = Shape::Conversation;
                     trace::generate(shape, shape.published_requests(), 1)?
                 }
-            }
+            },
         };
         if let Some(requests) = self.requests {
             found.requests.truncate(usize::try_from(requests)?);
         }
         Ok(found)
+    }
+}
+
+/// The recorded trace: where the variable says, a file or a folder that has it, else near by. An error says why there
+/// is none.
+fn recorded(named: Option<PathBuf>) -> Result<PathBuf, String> {
+    let Some(place) = named else {
+        let near = Path::new("../shared/data/traces").join(TRACE_FILE);
+        return if near.exists() { Ok(near) } else { Err("no trace found".to_owned()) };
+    };
+    let file = if place.is_dir() { place.join(TRACE_FILE) } else { place };
+    match file.exists() {
+        true => Ok(file),
+        false => Err(format!("no trace found where $KVPLANE_TRACES says, {} does not exist", file.display())),
     }
 }
 
@@ -164,5 +173,24 @@ impl Drop for Dev {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_without_the_trace_is_named_and_no_error() {
+        let place = std::env::temp_dir().join(format!("kvplane-traces-{}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        let file = place.join(TRACE_FILE);
+        let why = recorded(Some(place.clone())).unwrap_err();
+        assert!(why.contains("$KVPLANE_TRACES") && why.contains(file.to_str().unwrap()), "{why}");
+        assert!(recorded(Some(place.join("nowhere"))).unwrap_err().contains("nowhere does not exist"));
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(recorded(Some(place.clone())), Ok(file.clone()));
+        assert_eq!(recorded(Some(file.clone())), Ok(file));
+        std::fs::remove_dir_all(&place).unwrap();
     }
 }

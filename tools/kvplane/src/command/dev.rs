@@ -33,7 +33,7 @@ impl Dev {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let runtime = self.shape.runtime_directory.as_ref();
         let mut plane = control::start(&self.cluster, self.control, self.http, self.state.clone(), 1, runtime)?;
-        let node = self.shape.start(&self.cluster)?;
+        let (node, metrics) = self.shape.start(&self.cluster)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, plane.address());
         self.http.announce(&plane);
         println!("ready: clients of this user find it by --cluster {}; Ctrl-C stops it", self.cluster);
@@ -45,6 +45,7 @@ impl Dev {
             node.check()?;
             control::watch(&mut plane)
         })?;
+        drop(metrics);
         // The node leaves first, while there is somebody to tell.
         drop(node);
         Ok(())

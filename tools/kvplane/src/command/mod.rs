@@ -4,6 +4,7 @@ mod control;
 mod ctl;
 mod demo;
 mod dev;
+mod metrics;
 mod node;
 mod replay;
 mod size;
@@ -16,6 +17,18 @@ use clap::Subcommand;
 
 /// Why a command failed, as a sentence for people.
 pub(crate) type Failure = Box<dyn std::error::Error>;
+
+/// A benchmark ran none of its cases: why. Its caller must not take that for a good run.
+#[derive(Debug)]
+pub(crate) struct NothingRun(pub(crate) String);
+
+impl std::fmt::Display for NothingRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NothingRun {}
 
 #[derive(Subcommand)]
 pub(crate) enum Command {

@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
-use kvplane::{HugePages, NodeConfig, NodeId};
+use kvplane::{HugePages, MetricsServer, NodeConfig, NodeId};
 
 use super::tebench::PacingChoice;
-use super::{Failure, size, stop};
+use super::{Failure, metrics, size, stop};
 
 /// A storage node.
 #[derive(Args)]
@@ -46,13 +47,17 @@ pub(crate) struct Shape {
     /// How shards wait; without it, what suits the machine.
     #[arg(long, value_enum)]
     pacing: Option<PacingChoice>,
+    /// Port of loopback for /metrics, what the shards counted as Prometheus text; 0 picks one. Without it, there is
+    /// none.
+    #[arg(long, alias = "metrics_port")]
+    metrics_port: Option<u16>,
     /// Directory of local identities and sockets, instead of the user's runtime directory.
     #[arg(long)]
     pub(crate) runtime_directory: Option<PathBuf>,
 }
 
 impl Shape {
-    pub(crate) fn start(&self, cluster: &str) -> Result<kvplane::Node, Failure> {
+    pub(crate) fn start(&self, cluster: &str) -> Result<(Arc<kvplane::Node>, Option<MetricsServer>), Failure> {
         let config = NodeConfig {
             control: kvplane::Control::Local {
                 cluster: cluster.to_owned(),
@@ -69,16 +74,21 @@ impl Shape {
             huge: HugePages::Try,
             ..NodeConfig::local(cluster, self.pool)
         };
-        let node = kvplane::Node::start(&config)?;
+        let node = Arc::new(kvplane::Node::start(&config)?);
         println!("node {} with {} for objects", node.id(), size::show(self.pool));
         node.notes().iter().for_each(|note| println!("  {note}"));
-        Ok(node)
+        let shown = Arc::downgrade(&node);
+        let server = metrics::serve(self.metrics_port, move || shown.upgrade()?.metrics_text().ok())?;
+        if let Some(server) = &server {
+            println!("{}", metrics::say(server, "counters of the shards"));
+        }
+        Ok((node, server))
     }
 }
 
 impl Node {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let node = self.shape.start(&self.cluster)?;
+        let (node, _metrics) = self.shape.start(&self.cluster)?;
         let mut said = None;
         stop::wait(|| {
             let trouble = node.trouble();

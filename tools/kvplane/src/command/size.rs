@@ -1,22 +1,6 @@
 //! Sizes on command lines: `4096`, `64K`, `1MiB`, `2g`.
 
-/// Bytes named by `text`; the units are powers of 1024.
-pub(crate) fn parse(text: &str) -> Result<u64, String> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let wrong = || format!("{text:?} is no size: give bytes, or a number with K, M, G or T");
-    let number: u64 = number.parse().map_err(|_| wrong())?;
-    let unit = unit.trim().to_ascii_lowercase();
-    let shift = match unit.trim_end_matches("ib").trim_end_matches('b') {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => return Err(wrong()),
-    };
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more bytes than there are"))
-}
+pub(crate) use kvplane::parse_bytes as parse;
 
 /// As [`parse`], but at least one byte.
 pub(crate) fn parse_some(text: &str) -> Result<u64, String> {
@@ -39,14 +23,8 @@ mod tests {
 
     #[test]
     fn sizes_are_read_and_shown() {
-        for (text, bytes) in
-            [("0", 0), ("4096", 4096), ("64K", 65_536), ("1MiB", 1 << 20), ("2g", 2 << 30), ("3tb", 3 << 40)]
-        {
-            assert_eq!(parse(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "K", "-1", "1.5G", "9x", "99999999999T"] {
-            assert!(parse(text).is_err(), "{text}");
-        }
+        assert_eq!((parse("64K"), parse_some("1MiB")), (Ok(65_536), Ok(1 << 20)));
+        assert!(parse("9x").is_err() && parse_some("0").is_err());
         assert_eq!((show(65_536), show(1000), show(0)), ("64 KiB".to_owned(), "1000 B".to_owned(), "0 B".to_owned()));
     }
 }

@@ -1,12 +1,13 @@
 //! What is counted beside the cases: by transport over the whole run, and by groups of threads with deadlines.
 
-use serde::Serialize;
+use kvplane::{Histogram, SlowTransfer};
+use serde::{Serialize, Serializer};
 
 use super::stats::{CaseStats, Samples};
 use super::sweep::Case;
 
 /// What one transport did over a whole run, warm-ups included.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transport {
     /// Its name.
     pub transport: &'static str,
@@ -18,6 +19,71 @@ pub struct Transport {
     pub retries: u64,
     /// Slices that went over to another way.
     pub failovers: u64,
+    /// Time that slices waited for it.
+    pub queue: Histogram,
+    /// Time from being given to it to being done.
+    pub service: Histogram,
+}
+
+/// Times in µs: upper bounds, within a quarter of the truth.
+#[derive(Serialize)]
+struct Times {
+    p50_us: f64,
+    p99_us: f64,
+    queue_p50_us: f64,
+    queue_p99_us: f64,
+}
+
+impl Serialize for Transport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Row {
+            transport: &'static str,
+            operations: u64,
+            bytes: u64,
+            retries: u64,
+            failovers: u64,
+            #[serde(flatten)]
+            times: Times,
+        }
+        let Self { transport, operations, bytes, retries, failovers, .. } = *self;
+        Row { transport, operations, bytes, retries, failovers, times: self.times() }.serialize(serializer)
+    }
+}
+
+/// A transfer that took long, and where its time went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Slow {
+    /// What carried it last.
+    pub transport: &'static str,
+    /// Bytes that it was to move.
+    pub bytes: u64,
+    /// Times that it was sent before.
+    pub attempts: u8,
+    /// Time of earlier attempts, in µs.
+    pub earlier_us: u64,
+    /// Time that it waited for a rail, in µs.
+    pub queue_us: u64,
+    /// Time that it was behind others on its connection, in µs.
+    pub lane_us: u64,
+    /// Time from then to its end, in µs.
+    pub service_us: u64,
+}
+
+impl Slow {
+    /// What an engine says of one.
+    #[must_use]
+    pub const fn of(slow: &SlowTransfer) -> Self {
+        Self {
+            transport: slow.transport.name(),
+            bytes: slow.bytes,
+            attempts: slow.attempts,
+            earlier_us: slow.earlier_ns / 1000,
+            queue_us: slow.queue_ns / 1000,
+            lane_us: slow.lane_ns / 1000,
+            service_us: slow.service_ns / 1000,
+        }
+    }
 }
 
 impl Transport {
@@ -30,6 +96,8 @@ impl Transport {
                 other.bytes += self.bytes;
                 other.retries += self.retries;
                 other.failovers += self.failovers;
+                other.queue.merge(&self.queue);
+                other.service.merge(&self.service);
             }
         }
     }
@@ -37,11 +105,22 @@ impl Transport {
     /// The line for people and scripts.
     #[must_use]
     pub fn line(&self) -> String {
-        let Self { transport, operations, bytes, retries, failovers } = self;
+        let Self { transport, operations, bytes, retries, failovers, .. } = self;
+        let Times { p50_us, p99_us, queue_p99_us, .. } = self.times();
         format!(
             "  [transport] name={transport} operations={operations} bytes={bytes} retries={retries} \
-             failovers={failovers}"
+             failovers={failovers} p50_us={p50_us:.1} p99_us={p99_us:.1} queue_p99_us={queue_p99_us:.1}"
         )
+    }
+
+    fn times(&self) -> Times {
+        let us = |times: &Histogram, share| times.quantile_ns(share) as f64 / 1e3;
+        Times {
+            p50_us: us(&self.service, 0.5),
+            p99_us: us(&self.service, 0.99),
+            queue_p50_us: us(&self.queue, 0.5),
+            queue_p99_us: us(&self.queue, 0.99),
+        }
     }
 }
 
@@ -105,11 +184,28 @@ mod tests {
 
     #[test]
     fn counts_of_one_transport_add_up() {
-        let one = |transport, bytes| Transport { transport, operations: 1, bytes, retries: 0, failovers: 2 };
+        let one = |transport, bytes: u64| {
+            let mut counts = Transport {
+                transport,
+                operations: 1,
+                bytes,
+                retries: 0,
+                failovers: 2,
+                queue: Histogram::new(),
+                service: Histogram::new(),
+            };
+            counts.queue.add(100);
+            counts.service.add(bytes * 100);
+            counts
+        };
         let mut all = Vec::new();
         [one("tcp", 10), one("shm", 20), one("tcp", 30)].into_iter().for_each(|counts| counts.add(&mut all));
         assert_eq!(all.iter().map(|one| (one.transport, one.bytes)).collect::<Vec<_>>(), [("tcp", 40), ("shm", 20)]);
-        assert_eq!(all[0].line(), "  [transport] name=tcp operations=2 bytes=40 retries=0 failovers=4");
+        let line =
+            "  [transport] name=tcp operations=2 bytes=40 retries=0 failovers=4 p50_us=1.0 p99_us=3.1 queue_p99_us=0.3";
+        assert_eq!(all[0].line(), line);
+        let json = serde_json::to_value(&all[0]).unwrap();
+        assert_eq!((&json["transport"], &json["bytes"], &json["p99_us"]), (&"tcp".into(), &40.into(), &3.072.into()));
     }
 
     #[test]

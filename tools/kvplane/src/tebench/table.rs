@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::counts::{DeadlineGroup, Transport};
+use super::counts::{DeadlineGroup, Slow, Transport};
 use super::qos::Report;
 use super::stats::CaseStats;
 
@@ -60,15 +60,20 @@ pub struct Beside {
     pub deadlines: Vec<DeadlineGroup>,
     /// What the transports counted.
     pub transports: Vec<Transport>,
+    /// Transfers that took long.
+    pub slow: Vec<Slow>,
 }
 
 /// All cases as JSON. `label` says what was run (operation, transport, machine).
 #[must_use]
 pub fn to_json(label: &str, cases: &[CaseStats], beside: &Beside) -> Value {
-    let Beside { qos, deadlines, transports } = beside;
+    let Beside { qos, deadlines, transports, slow } = beside;
     let mut all = json!({ "schema_version": 1, "label": label, "cases": cases, "transports": transports });
     if !qos.is_empty() {
         all["qos"] = json!(qos);
+    }
+    if !slow.is_empty() {
+        all["slow"] = json!(slow);
     }
     if !deadlines.is_empty() {
         all["deadlines"] = json!(deadlines);

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use crate::support::{Workplace, finish, health, http_get, text};
+use crate::support::{Process, Workplace, finish, health, http_get, text, wait_until};
 
 #[test]
 fn dev_serves_ctl_and_http_and_leaves_nothing_behind() {
@@ -42,7 +42,7 @@ fn dev_serves_ctl_and_http_and_leaves_nothing_behind() {
 
     assert!(!place.left_over(".shm").is_empty());
     assert!(dev.stop().success());
-    assert_eq!((place.left_over(".shm"), place.left_over(".local")), (Vec::new(), Vec::new()));
+    assert!(!place.runtime().exists(), "{:?}", place.left_over(""));
     run(&["ctl", "get", "piped"]).failed(1, &["no control plane of cluster try", "try.local"]);
 }
 
@@ -52,6 +52,28 @@ fn an_interrupt_ends_dev_well_too() {
     let mut dev = place.dev("8M", &[]);
     dev.signal("INT");
     assert!(dev.ended().success());
+    assert!(!place.runtime().exists(), "{:?}", place.left_over(""));
+}
+
+#[test]
+fn an_interrupted_demo_leaves_no_directory() {
+    let place = Workplace::new("demo");
+    let out = place.path("out");
+    let mut command = place.bare(&["demo", "--pool", "16M", "--requests", "3000", "--out", text(&out)]);
+    // A folder without the trace is no reason not to start.
+    command.env("TMPDIR", &place.directory).env("KVPLANE_TRACES", &place.directory);
+    let mut demo = Process::start(command);
+    demo.wait_for("no trace found where $KVPLANE_TRACES says");
+    demo.wait_for("dev | ");
+    let directories = || {
+        let names = std::fs::read_dir(&place.directory).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with("kvplane-demo")).count()
+    };
+    assert_eq!(directories(), 1);
+    demo.signal("INT");
+    assert!(!demo.ended().success());
+    // Its node hears of it by the end of its input.
+    wait_until(|| (directories() == 0).then_some(())).expect("the node removes it");
 }
 
 #[test]

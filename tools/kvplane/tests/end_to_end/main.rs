@@ -7,10 +7,15 @@
 mod arguments;
 mod classes;
 mod commands;
+mod counted;
 mod kills;
 mod peers;
 mod replays;
 mod restarts;
+mod rig;
 mod support;
 mod tools;
+mod topology;
 mod transfers;
+#[path = "../../../../topology/tests/saved/tree/mod.rs"]
+mod tree;

@@ -43,10 +43,10 @@ fn a_way_that_was_asked_for_is_the_way_taken() {
     let place = Workplace::new("ways");
     let (_target, address) = target(&place);
     let seed = ["--op_type=write_seed"];
-    assert_eq!(
-        measured(&place, "local", &[&seed[..], &["--xport_type=local"]].concat())["transports"],
-        Value::Array(vec![])
-    );
+    let own = measured(&place, "local", &[&seed[..], &["--xport_type=local"]].concat());
+    assert_eq!(own["transports"][0]["transport"], "local", "{own}");
+    assert_eq!(own["transports"].as_array().map(Vec::len), Some(1), "{own}");
+    assert!(own["transports"][0]["p50_us"].as_f64() > Some(0.0), "{own}");
     for api in ["--api=session", "--api=engine"] {
         let json = measured(&place, &address, &[api, "--tent_transport_hint=shm", "--op_type=read_verify"]);
         assert_eq!(json["transports"][0]["transport"], "shm", "{json}");
@@ -58,7 +58,8 @@ fn a_way_that_was_asked_for_is_the_way_taken() {
         return;
     }
     let json: Value = serde_json::from_str(&outcome.text()).unwrap();
-    assert_eq!(json["transports"][0]["transport"], "shm", "copies on one host count as one way: {json}");
+    assert_eq!(json["transports"][0]["transport"], "cma", "{json}");
+    assert_eq!(json["transports"].as_array().map(Vec::len), Some(1), "{json}");
 }
 
 #[test]
@@ -86,7 +87,15 @@ fn segments_are_found_in_a_store_of_metadata() {
         assert!(json["cases"][0]["batches"].as_u64() > Some(0), "{json}");
     }
     tebench(&place, "kv-2", &store).failed(1, &["kv-2"]);
-    assert!(target.stop().success());
+    // A living engine keeps its name, and is found after another has tried to take it; a dead one's is free.
+    finish(place.bare(&serve), &[]).failed(1, &["kv-1", "living engine at 127.0.0.1:"]);
+    measured(&place, "kv-1", &store);
+    target.kill();
+    let mut next = Process::start(place.bare(&serve));
+    next.wait_for("--target_seg_name=kv-1 ");
+    measured(&place, "kv-1", &store);
+    assert!(next.stop().success());
+    tebench(&place, "kv-1", &store).failed(1, &["kv-1"]);
 }
 
 /// The binary under another name.
@@ -132,4 +141,56 @@ fn the_binary_is_the_tool_whose_name_it_has() {
     let sizes = ["-start_block_size=4096", "-max_block_size=4096", "-nocheck_consistency", "-local_gpu_id=-1"];
     let said = finish(named(&place, "tebench", &[&arguments[..], &sizes].concat()), &[]).text();
     assert!(said.starts_with("BlkSize (B)   Batch") && text(&place.path("tebench")).ends_with("tebench"), "{said}");
+}
+
+#[test]
+fn the_tool_is_known_through_any_link_and_by_its_own_file() {
+    let place = Workplace::new("links");
+    let there = |name: &str| place.path(name);
+    std::fs::create_dir(there("bin")).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kvplane"), there("bin/tebench")).unwrap();
+    std::os::unix::fs::symlink("bin/tebench", there("measure")).unwrap();
+    std::fs::hard_link(env!("CARGO_BIN_EXE_kvplane"), there("tebench"))
+        .or_else(|_| std::fs::copy(env!("CARGO_BIN_EXE_kvplane"), there("tebench")).map(|_| ()))
+        .unwrap();
+    std::os::unix::fs::symlink("tebench", there("copied")).unwrap();
+    let usage = |program: &str, path: Option<std::path::PathBuf>| {
+        let mut command = Command::new(program);
+        command.current_dir(&place.directory).args(["-op_type=erase"]);
+        path.into_iter().for_each(|path| _ = command.env("PATH", path));
+        finish(command, &[])
+    };
+    for program in ["./tebench", "./bin/tebench", "bin/tebench", "./measure", "./copied"] {
+        usage(program, None).failed(2, &["erase", "--op_type"]);
+    }
+    usage("tebench", Some(there("bin"))).failed(2, &["erase", "--op_type"]);
+    // Help is for what can be typed, whatever the name.
+    let mut help = Command::new(there("measure"));
+    help.arg("--help");
+    assert!(finish(help, &[]).text().contains("Usage: kvplane tebench [OPTIONS]"));
+}
+
+#[test]
+fn a_run_without_figures_shows_no_table_and_does_not_pass() {
+    let place = Workplace::new("figures");
+    let nobody = tebench(&place, "127.0.0.1:1", &[]);
+    nobody.failed(1, &["127.0.0.1:1"]);
+    assert_eq!(String::from_utf8(nobody.stdout).unwrap(), "");
+    let json = place.path("none.json");
+    let sizes = ["--total_buffer_size=1M", "--start_block_size=2M", "--max_block_size=4M"];
+    let (address, output) = ("--target_seg_name=127.0.0.1:1", format!("--json={}", text(&json)));
+    let skipped = finish(place.bare(&[&["tebench", address, &output], &sizes[..]].concat()), &[]);
+    assert_eq!((skipped.status.code(), skipped.stdout.len(), json.exists()), (Some(3), 0, false), "{}", skipped.stderr);
+    let lines: Vec<&str> = skipped.stderr.lines().collect();
+    assert!(lines.len() == 3 && lines[0].contains("block 2097152 B") && lines[1].contains("skipped"), "{lines:?}");
+    assert!(lines[2].contains("all 2 cases were skipped") && lines[2].contains("--total_buffer_size"), "{lines:?}");
+}
+
+#[test]
+fn a_target_whose_output_is_no_terminal_writes_no_escapes() {
+    let place = Workplace::new("escapes");
+    let target = Process::start(place.bare(&["tebench", "--total_buffer_size=1M"]));
+    target.wait_for("Press Ctrl-C to terminate");
+    let said = target.said().concat();
+    assert!(said.contains("To start initiators, run") && !said.contains('\x1b'), "{said:?}");
 }

@@ -6,6 +6,7 @@
 use core::task::Waker;
 use std::fs::File;
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
@@ -54,8 +55,9 @@ pub(in crate::transfer) struct State {
     /// What it uses until it is done.
     buffers: Mutex<Vec<Arc<Buffer>>>,
     letter: Mutex<Option<(Arc<Courier>, Letter)>>,
-    /// Whom it asks, until it is done.
+    /// Whom it asks, until it is done; and where those are several, whom each part asks.
     remotes: Mutex<Vec<Arc<Remote>>>,
+    asked: Box<[u32]>,
     done: AtomicBool,
     watched: AtomicBool,
     watchers: Mutex<Watchers>,
@@ -65,7 +67,9 @@ pub(in crate::transfer) struct State {
 #[derive(Default)]
 struct Watchers {
     threads: Vec<Thread>,
-    wakers: Vec<Waker>,
+    /// Each by the number of its future.
+    wakers: Vec<(u64, Waker)>,
+    last_future: u64,
     signalled: bool,
 }
 
@@ -86,6 +90,8 @@ pub(in crate::transfer) struct Parts {
     pub(in crate::transfer) slices: usize,
     pub(in crate::transfer) buffers: Vec<Arc<Buffer>>,
     pub(in crate::transfer) remotes: Vec<Arc<Remote>>,
+    /// Where those are several: the position of whom each part asks, up to the last that asks somebody.
+    pub(in crate::transfer) asked: Vec<u32>,
     pub(in crate::transfer) background: bool,
     pub(in crate::transfer) wants_description: bool,
     /// What a peer is told when all went well.
@@ -119,6 +125,7 @@ impl State {
             buffers: Mutex::new(parts.buffers),
             letter: Mutex::new(parts.letter),
             remotes: Mutex::new(parts.remotes),
+            asked: parts.asked.into_boxed_slice(),
             done: AtomicBool::new(false),
             watched: AtomicBool::new(false),
             watchers: Mutex::new(Watchers::default()),
@@ -158,6 +165,14 @@ impl State {
         let task = self.parts.as_ref().map_or(part, |split| split.owners[part as usize]);
         let last =
             self.parts.as_ref().is_none_or(|split| split.open[task as usize].fetch_sub(1, Ordering::Relaxed) == 1);
+        if matches!(status, Status::Stale | Status::WrongOwner | Status::OutOfRange | Status::Unreachable) {
+            // What the others told is as good as before.
+            let remotes = lock(&self.remotes);
+            let asked = if remotes.len() == 1 { Some(0) } else { self.asked.get(part as usize).copied() };
+            if let Some(remote) = asked.and_then(|at| remotes.get(at as usize)) {
+                remote.set_stale();
+            }
+        }
         self.task_moved(task, status, bytes, last);
     }
 
@@ -183,9 +198,6 @@ impl State {
         let ended = if last { ENDED } else { 0 };
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         word.store(ended | outcome << BYTES_BITS | moved, Ordering::Release);
-        if matches!(status, Status::Stale | Status::WrongOwner | Status::OutOfRange | Status::Unreachable) {
-            lock(&self.remotes).iter().for_each(|remote| remote.set_stale());
-        }
         if last {
             let status = Status::from_code(outcome as u16).unwrap_or(Status::BadRequest);
             self.worst.fetch_max(severity(TaskState::of(status)), Ordering::Relaxed);
@@ -249,7 +261,10 @@ impl State {
         let (threads, wakers) = (core::mem::take(&mut watchers.threads), core::mem::take(&mut watchers.wakers));
         drop(watchers);
         threads.into_iter().for_each(|thread| thread.unpark());
-        wakers.into_iter().for_each(Waker::wake);
+        for (_, waker) in wakers {
+            // Its code is an executor's. What panics there was printed, and keeps nobody else from being told.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
     }
 
     /// Adds a watcher; false when the batch is done already and nobody will be told.
@@ -270,12 +285,29 @@ impl State {
         lock(&self.watchers).threads.retain(|other| other.id() != thread.id());
     }
 
-    pub(super) fn watch_waker(&self, waker: &Waker) -> bool {
+    /// Wakes this when the batch is done, for the future of this number, which gets one the first time; false when the
+    /// batch is done already.
+    pub(super) fn watch_waker(&self, future: &mut Option<u64>, waker: &Waker) -> bool {
         self.watch(|watchers| {
-            if !watchers.wakers.iter().any(|other| other.will_wake(waker)) {
-                watchers.wakers.push(waker.clone());
+            let number = *future.get_or_insert_with(|| {
+                watchers.last_future += 1;
+                watchers.last_future
+            });
+            match watchers.wakers.iter_mut().find(|(of, _)| *of == number) {
+                Some((_, old)) => old.clone_from(waker),
+                None => watchers.wakers.push((number, waker.clone())),
             }
         })
+    }
+
+    /// A future is not waited for any more.
+    pub(super) fn unwatch_waker(&self, future: u64) {
+        let mut watchers = lock(&self.watchers);
+        let at = watchers.wakers.iter().position(|(of, _)| *of == future);
+        let waker = at.map(|at| watchers.wakers.swap_remove(at));
+        drop(watchers);
+        // Not under the lock: its end is the executor's code.
+        drop(waker);
     }
 
     pub(super) fn event(&self) -> Result<&File, Error> {
@@ -356,4 +388,88 @@ fn signal(mut event: &File) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use kvplane_proto::client::PeerAddress;
+
+    use super::*;
+    use crate::transfer::peers::Peers;
+
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    struct Broken;
+
+    impl Wake for Broken {
+        fn wake(self: Arc<Self>) {
+            panic!("a drill");
+        }
+    }
+
+    fn state() -> State {
+        State::new(1, Parts { tasks: 1, ..Parts::default() })
+    }
+
+    #[test]
+    fn wakers_of_dropped_futures_go() {
+        let state = state();
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut kept = None;
+        assert!(state.watch_waker(&mut kept, &waker));
+        for _ in 0..1000 {
+            let mut number = None;
+            assert!(state.watch_waker(&mut number, &waker) && state.watch_waker(&mut number, &waker));
+            state.unwatch_waker(number.expect("it has one by now"));
+            assert_eq!(lock(&state.watchers).wakers.len(), 1);
+        }
+        // Two of one task: each has its own.
+        assert_eq!(Arc::strong_count(&count), 3, "the test's, the waker, the one that is kept");
+        state.part_ended(0, Status::Ok, 0);
+        state.finish(None);
+        assert_eq!(count.0.load(Ordering::SeqCst), 1);
+        state.unwatch_waker(kept.expect("it has one"));
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_nobody_else_from_being_woken() {
+        let state = state();
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let (broken, good) = (Waker::from(Arc::new(Broken)), Waker::from(Arc::clone(&count)));
+        assert!(state.watch_waker(&mut None, &broken) && state.watch_waker(&mut None, &good));
+        state.part_ended(0, Status::Ok, 0);
+        state.finish(None);
+        assert!(state.is_done());
+        assert_eq!(count.0.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn only_who_failed_is_asked_again() {
+        let mut peers = Peers::default();
+        let remotes: Vec<Arc<Remote>> = (1..4)
+            .map(|port| PeerAddress::native(([127, 0, 0, 1], port).into(), None))
+            .map(|address| Arc::new(Remote::unknown("peer", peers.at(&address, "peer"))))
+            .collect();
+        let parts = Parts { tasks: 5, remotes: remotes.clone(), asked: vec![0, 1, 2, 1], ..Parts::default() };
+        let state = State::new(1, parts);
+        state.part_ended(0, Status::Ok, 10);
+        state.part_ended(3, Status::Stale, 0);
+        state.part_ended(2, Status::DeadlineExceeded, 0);
+        // A copy within our own memory asks nobody.
+        state.part_ended(4, Status::OutOfRange, 0);
+        assert_eq!(remotes.iter().map(|remote| remote.is_stale()).collect::<Vec<_>>(), [false, true, false]);
+        let alone = State::new(2, Parts { tasks: 1, remotes: remotes[..1].to_vec(), ..Parts::default() });
+        alone.part_ended(0, Status::Unreachable, 0);
+        assert!(remotes[0].is_stale());
+    }
 }

@@ -28,7 +28,17 @@ impl Driver {
     pub(in crate::transfer) fn start_progress(self: &Arc<Self>, number: usize) -> Result<JoinHandle<()>, Error> {
         let driver = Arc::clone(self);
         let builder = std::thread::Builder::new().name(format!("kvp-progress-{number}"));
-        let thread = builder.spawn(move || driver.progress())?;
+        let body = move || {
+            // After a panic the first thing it does is to end what was in flight, for those who wait.
+            let round = || {
+                driver.poll();
+                driver.progress();
+            };
+            while std::panic::catch_unwind(std::panic::AssertUnwindSafe(round)).is_err() {
+                std::thread::sleep(TICK);
+            }
+        };
+        let thread = builder.spawn(body)?;
         let _ = self.progress.set(thread.thread().clone());
         Ok(thread)
     }

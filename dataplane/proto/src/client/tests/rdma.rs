@@ -94,7 +94,7 @@ fn a_peer_without_it_is_reached_by_streams_and_asked_again_later() {
     let read = Request::Read(at(peer, 0), local(0, 0, 100));
     let refuse = |rig: &mut Rig, lane: LaneId, path: Path| {
         if path == Path::Rdma {
-            rig.client.path_refused(lane, rig.now_ns);
+            rig.client.path_refused(lane, "no device", rig.now_ns);
         }
         path == Path::Rdma
     };

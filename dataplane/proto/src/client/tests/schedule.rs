@@ -2,7 +2,7 @@
 
 use super::answers::bare;
 use super::rig::{Rig, SECOND_NS, Seen, Sent, digest, local, shared_config, stream_config};
-use crate::client::{Config, Intent, Path, Request, SegmentTarget, SubmitOptions};
+use crate::client::{Config, Intent, Path, Request, SegmentTarget, SubmitOptions, Transport};
 use crate::ids::{BatchId, SegmentId};
 use crate::limits::Limits;
 use crate::message::{Operation, ReadItem, WriteItem};
@@ -180,14 +180,14 @@ fn another_path_takes_over_and_is_counted() {
     rig.run();
     assert_eq!(rig.finish(batch), [(Status::Ok, 500, 2)]);
     let failovers: Vec<_> = rig.client.failovers().iter().map(|f| (f.from, f.to, f.slices)).collect();
-    assert_eq!(failovers, [(Path::Shared, Path::Stream, 1)]);
+    assert_eq!(failovers, [(Transport::Shm, Transport::Tcp, 1)]);
     let rails: Vec<_> =
         rig.client.rail_metrics().map(|r| (r.path, r.health, r.counts.operations, r.counts.bytes)).collect();
     assert_eq!(rails, [(Path::Shared, Health::Paused, 0, 0), (Path::Stream, Health::Healthy, 1, 500)]);
     let shared = rig.client.rail_metrics().next().expect("a rail").counts;
     assert_eq!((shared.retries, shared.failovers, shared.pauses), (1, 1, 1));
-    let slow: Vec<_> = rig.client.slow_operations().map(|slow| (slow.path, slow.attempts, slow.status)).collect();
-    assert_eq!(slow, [(Path::Stream, 1, Status::Ok)]);
+    let slow: Vec<_> = rig.client.slow_operations().map(|slow| (slow.transport, slow.attempts, slow.status)).collect();
+    assert_eq!(slow, [(Transport::Tcp, 1, Status::Ok)]);
     rig.assert_empty();
 }
 

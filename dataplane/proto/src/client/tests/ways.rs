@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::rig::{Rig, SECOND_NS, Seen, Sent, local, shared_config, stream_config};
 use crate::client::{Config, LaneId, Path, PeerAddress, PeerId, Request, SegmentTarget, Via};
 use crate::frame::FLAG_CHECKSUM;
-use crate::ids::{BatchId, SegmentId};
+use crate::ids::{BatchId, NodeId, SegmentId};
 use crate::message::{Operation, ReadItem};
 use crate::status::Status;
 
@@ -46,6 +46,71 @@ fn run_without(rig: &mut Rig, closed: &[Via]) -> Vec<Operation> {
             }
         }
     }
+}
+
+/// Serves, but for shared lanes: those lead nowhere, or to another process. Whether one was wanted.
+fn run_without_shared(rig: &mut Rig, other: bool) -> bool {
+    let mut wanted = false;
+    loop {
+        let seen = rig.drain();
+        if seen.is_empty() {
+            return wanted;
+        }
+        for seen in seen {
+            if let Seen::Connect { lane, path: Path::Shared } = seen {
+                wanted = true;
+                if other {
+                    rig.addresses.get_mut(&lane).expect("it was just asked for").node = NodeId(51);
+                } else {
+                    rig.client.path_unavailable(lane, "nobody listens", rig.now_ns);
+                    continue;
+                }
+            }
+            rig.act(seen);
+        }
+    }
+}
+
+#[test]
+fn a_path_that_does_not_lead_to_the_peer_is_left_alone_for_a_while() {
+    for other in [false, true] {
+        let mut rig = Rig::new(shared_config(), 1);
+        let peer = rig.segment_peer(true);
+        let write = [Request::Write(at(peer, 0, true), local(0, 0, 100))];
+        for first in [true, false] {
+            let batch = rig.submit(&write);
+            assert_eq!(run_without_shared(&mut rig, other), first, "it is tried once");
+            assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+            let shared = rig.client.rail_metrics().find(|rail| rail.path == Path::Shared).expect("its rail");
+            let counts = (shared.counts.unavailable, shared.counts.pauses, shared.counts.operations);
+            assert_eq!(counts, (1, 0, 0));
+            assert!(shared.unavailable.is_some_and(|why| other == why.contains("another")), "{:?}", shared.unavailable);
+        }
+        rig.now_ns += crate::limits::Limits::UNAVAILABLE_NS;
+        let batch = rig.submit(&write);
+        rig.run();
+        assert_eq!((rig.finish(batch)[0].0, rig.ways.len()), (Status::Ok, 1), "and then again");
+        assert!(rig.client.rail_metrics().all(|rail| rail.unavailable.is_none()));
+        rig.assert_empty();
+    }
+}
+
+/// What leads nowhere else is tried as often as any path that fails.
+#[test]
+fn the_only_path_is_not_left() {
+    let mut rig = Rig::new(Config { stream: false, ..shared_config() }, 1);
+    let peer = rig.segment_peer(true);
+    let batch = rig.submit(&[Request::Write(at(peer, 0, true), local(0, 0, 100))]);
+    let mut tried = 0;
+    while !rig.client.is_complete(batch) {
+        tried += usize::from(run_without_shared(&mut rig, false));
+        let at_ns = rig.client.poll_timeout().expect("something is in flight");
+        rig.now_ns = rig.now_ns.max(at_ns);
+        rig.client.handle_timeout(rig.now_ns);
+    }
+    run_without_shared(&mut rig, false);
+    assert_eq!(rig.finish(batch)[0].0, Status::Unreachable);
+    assert!(tried > 1, "{tried}");
 }
 
 #[test]

@@ -5,11 +5,14 @@ use std::sync::Arc;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
-use kvplane::{Environment, HugePages, Region, RegionOptions, RegisterOptions, TransferEngine, TransferEngineConfig};
+use kvplane::{
+    Environment, HugePages, MetricsServer, Region, RegionOptions, RegisterOptions, TransferEngine,
+    TransferEngineConfig, ZeroCopyOptions,
+};
 
 use super::values::{self, Transport};
-use super::{Failure, PacingChoice};
-use crate::command::size;
+use super::{Failure, PacingChoice, ZeroCopyChoice};
+use crate::command::{metrics, size};
 
 /// The name of our own segment, as a target.
 pub(crate) const LOCAL: &str = "local";
@@ -78,6 +81,10 @@ pub(super) struct EngineFlags {
     /// Whose protocol to speak to targets: kvplane where they have it (also: classic, tent), or mooncake.
     #[arg(long = "backend", value_enum, default_value = "kvplane")]
     pub(super) backend: Backend,
+    /// Port of loopback for /metrics, what the engine counted as Prometheus text; 0 picks one. Threads of an initiator
+    /// then share the engine, as sessions are not in it.
+    #[arg(long = "metrics_port")]
+    pub(super) metrics_port: Option<u16>,
     /// How to wait for completions.
     #[arg(long = "pacing", value_enum, default_value = "adaptive")]
     pacing: PacingChoice,
@@ -88,6 +95,13 @@ pub(super) struct EngineFlags {
     #[arg(long = "checksum", num_args = 0..=1, require_equals = true, default_value = "true",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     checksum: bool,
+    /// When long payloads leave over TCP without being copied into the kernel: to other hosts as long as that works
+    /// (auto), never, or always.
+    #[arg(long = "zerocopy", value_enum, default_value = "auto")]
+    zerocopy: ZeroCopyChoice,
+    /// Pieces of payloads from this length on leave so.
+    #[arg(long = "zerocopy_min_bytes", default_value = "128K", value_parser = size::parse_some)]
+    zerocopy_min_bytes: u64,
 }
 
 impl EngineFlags {
@@ -114,7 +128,7 @@ impl EngineFlags {
     }
 
     /// Starts the engine, with this many sets of connections that threads share.
-    pub(super) fn start(&self, initiators: usize) -> Result<TransferEngine, Failure> {
+    pub(super) fn start(&self, initiators: usize) -> Result<Arc<TransferEngine>, Failure> {
         let way = self.transport()?;
         let mut listen: SocketAddr = ([127, 0, 0, 1], self.rpc_server_port).into();
         let mut name = None;
@@ -125,7 +139,7 @@ impl EngineFlags {
             }
             text => name = Some(text.to_owned()),
         }
-        Ok(TransferEngine::start(TransferEngineConfig {
+        Ok(Arc::new(TransferEngine::start(TransferEngineConfig {
             listen,
             name,
             metadata: values::metadata(&self.metadata_type, &self.metadata_url_list)?,
@@ -139,10 +153,20 @@ impl EngineFlags {
             tcp: !matches!(way, Transport::Shm | Transport::Cma),
             lanes: self.lanes,
             checksum: self.checksum,
+            zero_copy: ZeroCopyOptions {
+                when: self.zerocopy.into(),
+                least_bytes: usize::try_from(self.zerocopy_min_bytes).unwrap_or(usize::MAX),
+            },
             pacing: self.pacing.into(),
             initiators,
             ..TransferEngineConfig::default()
-        })?)
+        })?))
+    }
+
+    /// Serves the engine's metrics, where that was asked for.
+    pub(super) fn serve_metrics(&self, engine: &Arc<TransferEngine>) -> Result<Option<MetricsServer>, Failure> {
+        let engine = Arc::downgrade(engine);
+        metrics::serve(self.metrics_port, move || Some(engine.upgrade()?.metrics_text()))
     }
 
     /// Memory of this run. Where the kernel is to copy, it is memory that cannot be mapped.

@@ -1,25 +1,30 @@
 //! The initiator: the cases of a run one after the other, each run by its threads for its duration, and what is said
 //! of them.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane::{Metrics, Region, RegisterOptions, TransferEngine, cpu};
-use kvplane_tools::tebench::counts::{DeadlineGroup, Transport as Counted};
+use kvplane::{Metrics, Region, RegisterOptions, TransferEngine, ZeroCopyCounters, cpu};
+use kvplane_tools::tebench::counts::{DeadlineGroup, Slow, Transport as Counted};
 use kvplane_tools::tebench::qos::{Report, Sample};
 use kvplane_tools::tebench::table::Beside;
 use kvplane_tools::tebench::{Case, CaseStats, Class, Samples, Step, classes, plot, stats, table};
 
 use super::engine::LOCAL;
+use super::gate::Gate;
 use super::load::{Lot, Work};
 use super::values::Transport;
 use super::worker::{Ground, Worker};
 use super::{Api, Failure, Tebench};
+use crate::command::{NothingRun, metrics};
+
+/// What a thread says that was ready and did not begin, because another was not.
+const ABANDONED: &str = "another thread could not begin";
 
 /// A run under way.
 struct Run<'a> {
     options: &'a Tebench,
-    engine: TransferEngine,
+    engine: Arc<TransferEngine>,
     region: Arc<Region>,
     own: Vec<Arc<Region>>,
     targets: Vec<&'a str>,
@@ -27,14 +32,24 @@ struct Run<'a> {
     quiet: bool,
     rows: Vec<CaseStats>,
     beside: Beside,
+    zero_copy: ZeroCopyCounters,
 }
 
 pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     let work = options.load.work(options.engine.total_buffer_size)?;
     let targets: Vec<&str> =
         options.target_seg_name.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    if targets.is_empty() {
+        return Err(format!("--target_seg_name {:?} names nobody", options.target_seg_name).into());
+    }
     let sessions = sessions(options, &targets)?;
+    check_any(&work)?;
     let engine = options.engine.start(options.initiators.unwrap_or_else(|| options.load.initiators()))?;
+    let server = options.engine.serve_metrics(&engine)?;
+    if let Some(server) = &server {
+        // Standard output is for the table.
+        eprintln!("{}", metrics::say(server, "metrics"));
+    }
     let own = match targets.contains(&LOCAL) {
         true => options.engine.serve(&engine)?,
         false => Vec::new(),
@@ -44,8 +59,24 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     let private = RegisterOptions { remote_accessible: false, ..RegisterOptions::default() };
     engine.register(Arc::clone(&region), &private)?;
     let quiet = options.json.as_deref() == Some("-");
-    let (rows, beside) = (Vec::new(), Beside::default());
-    Run { options, engine, region, own, targets, sessions, quiet, rows, beside }.work(&work)
+    let (rows, beside, zero_copy) = (Vec::new(), Beside::default(), ZeroCopyCounters::default());
+    Run { options, engine, region, own, targets, sessions, quiet, rows, beside, zero_copy }.work(&work)
+}
+
+/// Something must be left to run, or the run would pass for a good one.
+fn check_any(work: &Work) -> Result<(), Failure> {
+    let Work::Sweep(sweep, _) = work else { return Ok(()) };
+    if sweep.steps().any(|step| matches!(step, Step::Run(_))) {
+        return Ok(());
+    }
+    let mut skipped = 0;
+    for step in sweep.steps() {
+        eprintln!("{step}");
+        skipped += 1;
+    }
+    let what = if skipped == 1 { "the only case was".to_owned() } else { format!("all {skipped} cases were") };
+    Err(NothingRun(format!("{what} skipped, nothing was measured: raise --total_buffer_size or lower the sizes"))
+        .into())
 }
 
 /// Whether each thread gets a session of its own: the default for what a session can do.
@@ -64,8 +95,12 @@ fn sessions(options: &Tebench, targets: &[&str]) -> Result<bool, Failure> {
         (Some(Api::Session), true) => {
             Err("--api session does transfers between engines of ours alone: leave it away here".into())
         }
+        (Some(Api::Session), _) if options.engine.metrics_port.is_some() => {
+            Err("--metrics_port shows what the engine counts, and sessions count by themselves: not with --api session"
+                .into())
+        }
         (Some(api), _) => Ok(api == Api::Session),
-        (None, needed) => Ok(!needed),
+        (None, needed) => Ok(!needed && options.engine.metrics_port.is_none()),
     }
 }
 
@@ -74,7 +109,6 @@ impl Run<'_> {
         let load = &self.options.load;
         match work {
             Work::Sweep(sweep, classes) => {
-                self.say(table::header);
                 for step in sweep.steps() {
                     match step {
                         Step::Skip { .. } => eprintln!("{step}"),
@@ -89,9 +123,20 @@ impl Run<'_> {
                 self.case(case, lots, &classes)?;
             }
         }
-        add_counts(&self.engine.metrics(), &mut self.beside.transports);
+        let metrics = self.engine.metrics();
+        self.add_counts(&metrics);
+        self.zero_copy.add(&metrics.zero_copy);
         for counts in &self.beside.transports {
             self.say(|| counts.line());
+        }
+        let lent = self.zero_copy;
+        if lent.calls + lent.fallbacks > 0 {
+            self.say(|| {
+                format!(
+                    "sent without a copy: {} bytes in {} calls; the kernel copied in {} of them and refused {} more",
+                    lent.bytes, lent.calls, lent.copied, lent.fallbacks
+                )
+            });
         }
         self.hand_out()?;
         self.check_way()
@@ -109,6 +154,10 @@ impl Run<'_> {
         let (threads, cpu_s) = self.threads(case, lots)?;
         if case.block_bytes > 0 {
             let row = CaseStats::new(case, &threads, Some(cpu_s));
+            // Above the first row and not before: a run that fails has no empty table.
+            if self.rows.is_empty() {
+                self.say(table::header);
+            }
             self.say(|| table::row(&row));
             self.rows.push(row);
         }
@@ -141,28 +190,40 @@ impl Run<'_> {
             threads: case.threads,
             slot_bytes: lots.iter().map(|lot| lot.block_bytes * lot.batch).max().unwrap_or(0),
         };
-        let barrier = Barrier::new(lots.len());
+        let gate = Gate::new(lots.len());
         let before_ns = cpu::process_cpu_ns();
         let start = Instant::now();
         let outcome: Vec<Result<_, String>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..)
                 .zip(lots)
                 .map(|(thread, lot)| {
-                    let (ground, barrier) = (&ground, &barrier);
-                    scope.spawn(move || thread_of(ground, barrier, lot, thread).map_err(|error| error.to_string()))
+                    let (ground, gate) = (&ground, &gate);
+                    let body = move || thread_of(ground, gate, lot, thread).map_err(|error| error.to_string());
+                    let builder = std::thread::Builder::new().name(format!("tebench-{thread}"));
+                    let spawned = builder.spawn_scoped(scope, body);
+                    spawned.map_err(|error| {
+                        gate.give_up();
+                        format!("thread {} of {} cannot be started: {error}", thread + 1, case.threads)
+                    })
                 })
                 .collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
+            let join = |thread: Result<std::thread::ScopedJoinHandle<'_, Result<_, String>>, String>| {
+                thread?.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
             };
             threads.into_iter().map(join).collect()
         });
+        // The cause before its consequences.
+        let failures = outcome.iter().filter_map(|outcome| outcome.as_ref().err());
+        if let Some(why) = failures.min_by_key(|why| *why == ABANDONED) {
+            return Err(why.clone().into());
+        }
         let mut threads = Vec::new();
         for outcome in outcome {
             let (samples, total_ns, metrics) = outcome?;
             threads.push((samples, total_ns));
             if let Some(metrics) = metrics {
-                add_counts(&metrics, &mut self.beside.transports);
+                self.add_counts(&metrics);
+                self.zero_copy.add(&metrics.zero_copy);
             }
         }
         // CPU time covers the warm-up too; its share is the warm-up's share of the time.
@@ -189,6 +250,23 @@ impl Run<'_> {
         Report::new((case.block_bytes, case.batch), &samples, self.options.load.qos_link_capacity_gbps)
     }
 
+    /// Adds what an engine or a session counted to what the transports did, and its slow transfers to the others.
+    fn add_counts(&mut self, metrics: &Metrics) {
+        for rail in metrics.rails.iter().filter(|rail| rail.operations + rail.retries + rail.failovers > 0) {
+            let counts = Counted {
+                transport: rail.transport.name(),
+                operations: rail.operations,
+                bytes: rail.bytes,
+                retries: rail.retries,
+                failovers: rail.failovers,
+                queue: rail.queue.clone(),
+                service: rail.service.clone(),
+            };
+            counts.add(&mut self.beside.transports);
+        }
+        self.beside.slow.extend(metrics.slow.iter().map(Slow::of));
+    }
+
     fn hand_out(&self) -> Result<(), Failure> {
         let options = self.options;
         let label = format!("kvplane tebench {:?} to {}", options.load.op_type, options.target_seg_name);
@@ -211,8 +289,11 @@ impl Run<'_> {
         let wanted = match self.options.engine.transport()? {
             Transport::Tcp if !self.options.engine.is_stock() => "tcp",
             Transport::Rdma => "rdma",
-            Transport::Shm | Transport::Cma => "shm",
-            _ => return Ok(()),
+            Transport::Shm => "shm",
+            Transport::Cma => "cma",
+            Transport::Uring => "file",
+            Transport::Local => "local",
+            Transport::Tcp | Transport::Any => return Ok(()),
         };
         let other = self.beside.transports.iter().find(|one| one.bytes > 0 && one.transport != wanted);
         match other {
@@ -228,32 +309,22 @@ impl Run<'_> {
 /// A thread of a case, whole: its samples, its duration in nanoseconds, what its session counted.
 fn thread_of(
     ground: &Ground<'_>,
-    barrier: &Barrier,
+    gate: &Gate,
     lot: Lot,
     thread: u64,
 ) -> Result<(Samples, u64, Option<Metrics>), Failure> {
     let (load, promises) = (ground.load, lot.promises);
-    // Everyone reaches the barrier, also whoever fails, or the others would wait for ever.
+    let way_in = gate.enter();
     let worker = Worker::new(ground, lot, thread).and_then(|mut worker| {
         worker.run_for(Duration::from_secs_f64(load.warm_up), None)?;
         Ok(worker)
     });
-    barrier.wait();
+    let all_there = way_in.pass(worker.is_ok());
     let mut worker = worker?;
+    if !all_there {
+        return Err(ABANDONED.into());
+    }
     let mut samples = Samples::new(stats::DEFAULT_SAMPLES, 1, thread).with_promises(promises);
     let total_ns = worker.run_for(Duration::from_secs_f64(load.duration), Some(&mut samples))?;
     Ok((samples, total_ns, worker.metrics()))
-}
-
-fn add_counts(metrics: &Metrics, all: &mut Vec<Counted>) {
-    for rail in metrics.rails.iter().filter(|rail| rail.operations + rail.retries + rail.failovers > 0) {
-        let counts = Counted {
-            transport: rail.path.name(),
-            operations: rail.operations,
-            bytes: rail.bytes,
-            retries: rail.retries,
-            failovers: rail.failovers,
-        };
-        counts.add(all);
-    }
 }

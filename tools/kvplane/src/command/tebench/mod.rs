@@ -4,21 +4,23 @@
 //! Without `--target_seg_name` it is a target: it registers memory and waits. With it, it is an initiator.
 
 pub(crate) mod engine;
+mod gate;
 mod initiator;
 mod load;
 pub(crate) mod values;
 mod worker;
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use kvplane::{Pacing, TransferEngine};
+use kvplane::{Pacing, TransferEngine, ZeroCopy};
 use kvplane_tools::pattern;
 
-use super::{Failure, stop};
+use super::{Failure, metrics, stop};
 
 /// What an initiator does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -66,6 +68,27 @@ impl From<PacingChoice> for Pacing {
     }
 }
 
+/// When payloads leave without a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum ZeroCopyChoice {
+    /// Never.
+    Never,
+    /// Where it can pay.
+    Auto,
+    /// Always.
+    Always,
+}
+
+impl From<ZeroCopyChoice> for ZeroCopy {
+    fn from(choice: ZeroCopyChoice) -> Self {
+        match choice {
+            ZeroCopyChoice::Never => Self::Never,
+            ZeroCopyChoice::Auto => Self::Auto,
+            ZeroCopyChoice::Always => Self::Always,
+        }
+    }
+}
+
 /// Measure the transfer engine.
 #[derive(Args, Clone)]
 #[command(args_override_self = true)]
@@ -101,16 +124,22 @@ impl Tebench {
 
     fn target(&self) -> Result<(), Failure> {
         self.load.work(self.engine.total_buffer_size)?;
-        let engine = Arc::new(self.engine.start(1)?);
+        let engine = self.engine.start(1)?;
+        let server = self.engine.serve_metrics(&engine)?;
         let regions = self.engine.serve(&engine)?;
         // Readers that verify find the pattern there without a writer having been first.
         for region in &regions {
             region.fill_with(0, region.bytes(), &mut |offset, part| pattern::fill(TARGET_SEED, offset, part));
         }
         let notices = take_notices(&engine);
+        // In a file, or read by a program, colours are noise.
+        let (begin, end) = if std::io::stdout().is_terminal() { ("\x1b[33m", "\x1b[0m") } else { ("", "") };
+        if let Some(server) = &server {
+            println!("{}", metrics::say(server, "metrics"));
+        }
         println!(
-            "\x1b[33mTo start initiators, run\n  ./tebench --target_seg_name={} --seg_type={} --backend={}\n\
-             Press Ctrl-C to terminate\x1b[0m",
+            "{begin}To start initiators, run\n  ./tebench --target_seg_name={} --seg_type={} --backend={}\n\
+             Press Ctrl-C to terminate{end}",
             engine.name(),
             self.engine.seg_type,
             self.engine.backend.name()

@@ -1,0 +1,54 @@
+//! Sizes as people write them, on command lines and in names: `4096`, `64K`, `1MiB`, `2g`.
+
+/// Bytes named by `text`: a whole number, with K, M, G or T (powers of 1024, also as KB or KiB, in any case) behind it
+/// or not.
+///
+/// # Errors
+/// When it is no such number, or more than 64 bits count: names the text and says what is accepted.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let wrong = || format!("{text:?} is no size: give bytes, or a whole number with K, M, G or T");
+    let too_many = || format!("{text:?} is more bytes than there are");
+    if number.is_empty() {
+        return Err(wrong());
+    }
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = number.parse().map_err(|_| too_many())?;
+    number.checked_mul(1 << shift).ok_or_else(too_many)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_or_refused_with_a_reason() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4096B", 4096),
+            ("64K", 65_536),
+            ("64 kb", 65_536),
+            ("1MiB", 1 << 20),
+            ("2g", 2 << 30),
+            ("3tb", 3 << 40),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "K", "-1", "+1", "1.5G", "1e9", "9x", "9ib", "1KiBib", "1 0", "١K"] {
+            assert!(parse_bytes(text).unwrap_err().contains("K, M, G or T"), "{text}");
+        }
+        for text in ["99999999999T", "18446744073709551616", "16777216T"] {
+            assert!(parse_bytes(text).unwrap_err().contains("more bytes than there are"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Why a shard did not start, or did not do what it was asked for.
+
+use std::time::Duration;
+
+use super::{ANSWER_DEADLINE, MAILBOX_ENTRIES};
+
+/// Why a shard did not start, or did not answer.
+#[derive(Debug)]
+pub enum ShardError {
+    /// It could not be set up: says what and why.
+    Start(String),
+    /// Its mailbox is full.
+    Busy,
+    /// It did not answer in time.
+    Timeout,
+    /// Its thread has ended: says why.
+    Ended(String),
+    /// It refused: says why.
+    Refused(String),
+    /// Memory that was taken from peers is still used by some.
+    Held {
+        /// Those who copy by themselves, on this host; 0 for one whose process is not visible from here.
+        pids: Vec<i32>,
+        /// How long they were waited for.
+        waited: Duration,
+    },
+}
+
+impl core::fmt::Display for ShardError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Start(why) => write!(f, "a shard could not be started: {why}"),
+            Self::Busy => write!(f, "{MAILBOX_ENTRIES} commands wait for the shard already: try again"),
+            Self::Timeout => write!(f, "the shard did not answer within {} s", ANSWER_DEADLINE.as_secs()),
+            Self::Ended(why) => write!(f, "the shard has ended: {why}"),
+            Self::Refused(why) => f.write_str(why),
+            Self::Held { pids, waited } => held(f, pids, *waited),
+        }
+    }
+}
+
+fn held(f: &mut core::fmt::Formatter<'_>, pids: &[i32], waited: Duration) -> core::fmt::Result {
+    let waited = waited.as_secs_f32();
+    if pids.is_empty() {
+        return write!(f, "peers still use the memory after {waited} s; it stays theirs until they let go: try again");
+    }
+    let seen: Vec<String> = pids.iter().filter(|&&pid| pid > 0).map(i32::to_string).collect();
+    let unseen = if seen.len() < pids.len() { " and one that is not visible from here" } else { "" };
+    let seen = seen.join(" ");
+    write!(
+        f,
+        "process {seen}{unseen} of this host has been in the middle of a copy from or to the memory for {waited} s, so \
+         it was probably stopped: let it go on (kill -CONT {seen}) or end it, and unregister again; until then the \
+         memory must stay"
+    )
+}
+
+impl std::error::Error for ShardError {}

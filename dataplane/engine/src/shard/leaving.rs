@@ -1,0 +1,55 @@
+//! Segments that peers are to let go, and who waits for that.
+
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use kvplane_proto::SegmentId;
+use kvplane_sys::cpu;
+
+use super::error::ShardError;
+use crate::host::Host;
+
+/// How long the segment's users have before their connections are closed.
+const QUIET_DEADLINE_NS: u64 = 2_000_000_000;
+
+/// Somebody who waits for a segment to fall quiet.
+pub(super) struct Leaving {
+    segment: SegmentId,
+    /// When its users' connections are closed, and when he is told that they use it still.
+    evict_ns: u64,
+    give_up_ns: u64,
+    within: Duration,
+    answer: SyncSender<Result<(), ShardError>>,
+}
+
+impl Leaving {
+    pub(super) fn new(segment: SegmentId, within: Duration, answer: SyncSender<Result<(), ShardError>>) -> Self {
+        let (now_ns, within_ns) = (cpu::monotonic_ns(), u64::try_from(within.as_nanos()).unwrap_or(u64::MAX));
+        let evict_ns = now_ns.saturating_add(QUIET_DEADLINE_NS.min(within_ns / 2));
+        Self { segment, evict_ns, give_up_ns: now_ns.saturating_add(within_ns), within, answer }
+    }
+}
+
+/// Answers those who wait for a segment to fall quiet; hurries its users when it takes too long.
+pub(super) fn see_off(host: &mut Host, leaving: &mut Vec<Leaving>, now_ns: u64) {
+    while let Some(segment) = host.poll_unregistered() {
+        leaving.retain(|one| {
+            if one.segment == segment {
+                let _ = one.answer.send(Ok(()));
+            }
+            one.segment != segment
+        });
+    }
+    for one in leaving.iter_mut().filter(|one| one.evict_ns <= now_ns) {
+        one.evict_ns = u64::MAX;
+        host.evict_users(one.segment);
+    }
+    leaving.retain(|one| {
+        let late = one.give_up_ns <= now_ns;
+        if late {
+            let held = ShardError::Held { pids: host.segment_users(one.segment), waited: one.within };
+            let _ = one.answer.send(Err(held));
+        }
+        !late
+    });
+}
