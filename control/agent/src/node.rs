@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
-    HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu,
+    HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu,
 };
 use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId, Slot, Version};
 use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
@@ -24,6 +24,7 @@ use kvplane_topology::{ShardPlan, Sysfs, plan};
 
 use crate::error::Error;
 use crate::link::{Control, ControlLink, seed, software};
+use crate::transfer::RdmaConfig;
 
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
@@ -55,6 +56,8 @@ pub struct NodeConfig {
     pub pacing: Option<Pacing>,
     /// Which pages to ask for.
     pub huge: HugePages,
+    /// Whether RDMA is offered, and on which devices.
+    pub rdma: RdmaConfig,
 }
 
 impl NodeConfig {
@@ -73,6 +76,7 @@ impl NodeConfig {
             runtime_directory: None,
             pacing: None,
             huge: HugePages::Try,
+            rdma: RdmaConfig::default(),
         }
     }
 }
@@ -246,7 +250,7 @@ fn start_shards(
             pool: Some(pool),
             store: None,
             first_version: Version(incarnation.0),
-            host: HostConfig::default(),
+            host: config.rdma.host()?,
         })?);
     }
     let notes = notes_of(&layout, &shards, pool_bytes);

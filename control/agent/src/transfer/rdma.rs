@@ -62,7 +62,7 @@ impl RdmaConfig {
     ///
     /// # Errors
     /// When it is required and there is no device, or none that can be used: says why.
-    pub(super) fn host(&self) -> Result<HostConfig, Error> {
+    pub(crate) fn host(&self) -> Result<HostConfig, Error> {
         let found = self.find();
         if self.mode == RdmaUse::Require {
             let devices = found.clone().map_err(|why| Error::Argument(format!("RDMA is required: {why}")))?;
