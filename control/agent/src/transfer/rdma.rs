@@ -60,7 +60,7 @@ impl RdmaConfig {
     ///
     /// # Errors
     /// When they are required and there is none, or none that can be used: says why.
-    pub(super) fn devices(&self) -> Result<Option<RdmaDevices>, Error> {
+    pub(crate) fn devices(&self) -> Result<Option<RdmaDevices>, Error> {
         let found = self.find();
         if self.mode == RdmaUse::Require {
             let devices = found.clone().map_err(|why| Error::Argument(format!("RDMA is required: {why}")))?;

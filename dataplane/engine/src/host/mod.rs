@@ -166,7 +166,10 @@ impl Host {
         pool: Option<Arc<Region>>,
     ) -> io::Result<Self> {
         let (poller, mut client) = (Poller::new()?, client);
-        let rdma_work = rdma::RdmaWork::new(config.rdma.as_ref(), &poller);
+        let mut rdma_work = rdma::RdmaWork::new(config.rdma.as_ref(), &poller);
+        if let Some(pool) = &pool {
+            rdma_work.driver.register(pool);
+        }
         if let Some(client) = &mut client {
             client.set_rdma(rdma_work.speeds());
         }
