@@ -179,7 +179,8 @@ impl Client {
     /// What this client counted, its rails without the names of their shards.
     pub fn metrics(&mut self) -> Metrics {
         let mut metrics = Metrics::default();
-        metrics.add(0, self.initiator.books(), &|_| String::new());
+        let devices = self.initiator.device_names();
+        metrics.add(0, self.initiator.books(), &devices, &|_| String::new());
         metrics
     }
 

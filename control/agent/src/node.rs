@@ -223,6 +223,7 @@ fn start_shards(
     };
     kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
     crate::sockets::sweep(directory.path());
+    let rdma = config.rdma.devices()?;
     let mut shards = Vec::new();
     for seat in &layout.shards {
         let shard = ShardId(seat.shard as u16);
@@ -252,10 +253,14 @@ fn start_shards(
             pool: Some(pool),
             store: None,
             first_version: Version(incarnation.0),
-            host: HostConfig { rdma: config.rdma.devices()?, ..HostConfig::default() },
+            host: HostConfig { rdma: rdma.clone(), ..HostConfig::default() },
         })?);
     }
-    let notes = notes_of(&layout, &shards, pool_bytes);
+    let mut notes = notes_of(&layout, &shards, pool_bytes);
+    notes.push(match config.rdma.usable() {
+        Ok(names) => format!("RDMA by {names}"),
+        Err(why) => format!("no RDMA: {why}"),
+    });
     Ok((shards, notes))
 }
 
