@@ -25,6 +25,7 @@ use kvplane_topology::{PlanRequest, ShardPlan, plan};
 use crate::error::Error;
 use crate::link::{Control, ControlLink, seed, software};
 use crate::machine::{discover_machine, scheduler_affinity};
+use crate::transfer::RdmaConfig;
 
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
@@ -56,6 +57,8 @@ pub struct NodeConfig {
     pub pacing: Option<Pacing>,
     /// Which pages to ask for.
     pub huge: HugePages,
+    /// Whether RDMA is offered, and on which devices.
+    pub rdma: RdmaConfig,
 }
 
 impl NodeConfig {
@@ -74,6 +77,7 @@ impl NodeConfig {
             runtime_directory: None,
             pacing: None,
             huge: HugePages::Try,
+            rdma: RdmaConfig::default(),
         }
     }
 }
@@ -219,6 +223,7 @@ fn start_shards(
     };
     kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
     crate::sockets::sweep(directory.path());
+    let rdma = config.rdma.devices()?;
     let mut shards = Vec::new();
     for seat in &layout.shards {
         let shard = ShardId(seat.shard as u16);
@@ -248,10 +253,14 @@ fn start_shards(
             pool: Some(pool),
             store: None,
             first_version: Version(incarnation.0),
-            host: HostConfig::default(),
+            host: HostConfig { rdma: rdma.clone(), ..HostConfig::default() },
         })?);
     }
-    let notes = notes_of(&layout, &shards, pool_bytes);
+    let mut notes = notes_of(&layout, &shards, pool_bytes);
+    notes.push(match config.rdma.usable() {
+        Ok(names) => format!("RDMA by {names}"),
+        Err(why) => format!("no RDMA: {why}"),
+    });
     Ok((shards, notes))
 }
 

@@ -10,7 +10,7 @@ pub mod initiator;
 pub mod pacing;
 pub mod shard;
 
-pub use host::{Host, HostConfig};
+pub use host::{Host, HostConfig, RdmaDevices};
 pub use initiator::Initiator;
 pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};

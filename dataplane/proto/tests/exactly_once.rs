@@ -96,7 +96,13 @@ impl World {
         let mut client = Client::new(config);
         let tcp = |rail: usize| SocketAddr::from(([10, 0, 0, 1 + rail as u8], 7000));
         let rails: Vec<RailAddress> = (0..rails)
-            .map(|rail| RailAddress { local: None, tcp: tcp(rail), bytes_per_second: 1 << 30, tier: rail as u8 % 3 })
+            .map(|rail| RailAddress {
+                local: None,
+                tcp: tcp(rail),
+                bytes_per_second: 1 << 30,
+                tier: rail as u8 % 3,
+                rdma: None,
+            })
             .collect();
         let peer = client.open_peer_over(PeerAddress::native(tcp(0), None), &rails);
         Self {

@@ -91,7 +91,7 @@ fn unknown_numbers_are_refused() {
     assert_eq!(Header::decode(&altered(5, &[0])), Err(FrameError::Kind(0)));
     assert_eq!(Header::decode(&altered(5, &[0x80])), Err(FrameError::Kind(0x80)));
     assert_eq!(Header::decode(&altered(5, &[12])), Err(FrameError::Kind(12)));
-    assert_eq!(Header::decode(&altered(5, &[0x95])), Err(FrameError::Kind(0x95)));
+    assert_eq!(Header::decode(&altered(5, &[0x96])), Err(FrameError::Kind(0x96)));
     let beyond = Status::ALL.len() as u16;
     assert_eq!(Header::decode(&altered(6, &beyond.to_le_bytes())), Err(FrameError::Status(beyond)));
     assert_eq!(Header::decode(&altered(52, &3u32.to_le_bytes())), Err(FrameError::Flags(3)));
@@ -155,6 +155,7 @@ fn kinds_are_stable_and_invertible() {
         (18, "Commit"),
         (19, "Abort"),
         (20, "Release"),
+        (21, "Rdma"),
     ];
     let both = expected.iter().map(|(code, name)| format!("{code} Request({name})"));
     let both = both.chain(expected.iter().map(|(code, name)| format!("{} Reply({name})", code | 0x80)));

@@ -7,11 +7,13 @@
 //! * [`fault`]: the same, with faults by a seeded plan.
 //! * [`file`]: files as segments, over io_uring.
 //! * [`mooncake`]: the protocol of stock Mooncake engines, both sides.
+//! * [`rdma`]: the same over verbs, with payloads and segments moved by the device.
 //! * [`shm`]: the same host: frames over rings in shared memory, payloads copied by whoever wants them.
 
 pub mod fault;
 pub mod file;
 pub mod mooncake;
+pub mod rdma;
 pub mod shm;
 pub mod tcp;
 pub mod token;
@@ -19,6 +21,7 @@ pub mod types;
 
 pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use file::{FileTransfer, Files};
+pub use rdma::{Rdma, RdmaCounters, RdmaError, RdmaOptions};
 pub use shm::Shm;
 pub use tcp::{Tcp, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 pub use token::{Source, Token};

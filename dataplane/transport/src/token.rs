@@ -49,6 +49,10 @@ sources! {
     ShmDoorbell = 6,
     /// The queue of file transfers.
     Files = 7,
+    /// Completions of an RDMA device.
+    RdmaCompletions = 8,
+    /// Events of an RDMA device.
+    RdmaEvents = 9,
     /// The listener for stock Mooncake engines.
     MooncakeListener = 16,
     /// A connection of a stock engine.

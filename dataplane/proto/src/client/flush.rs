@@ -142,7 +142,13 @@ impl Client {
         let path = self.lanes[lane as usize].path;
         let request = self.slices.at(first.index).request;
         match (path, request) {
-            (Path::Stream, Request::Read(..) | Request::Write(..)) if self.may_gather(first.index) => {
+            (Path::Rdma, Request::Read(target, local)) if self.is_one_sided(lane, target) => {
+                self.copy_segment(lane, first, target, local, false);
+            }
+            (Path::Rdma, Request::Write(target, local)) if self.is_one_sided(lane, target) => {
+                self.copy_segment(lane, first, target, local, true);
+            }
+            (Path::Stream | Path::Rdma, Request::Read(..) | Request::Write(..)) if self.may_gather(first.index) => {
                 self.send_many(lane, matches!(request, Request::Write(..)));
             }
             (_, Request::Exists(_)) => self.send_digests(lane, Operation::Exists),
@@ -155,8 +161,8 @@ impl Client {
             (_, Request::Put(digest, local)) => {
                 self.send_payload(lane, first.index, Operation::Put, local, true, &DigestItem { digest });
             }
-            (Path::Stream | Path::Mooncake, Request::Read(..)) => self.send_each(lane, Operation::Read),
-            (Path::Stream | Path::Mooncake, Request::Write(target, local)) => {
+            (Path::Stream | Path::Rdma | Path::Mooncake, Request::Read(..)) => self.send_each(lane, Operation::Read),
+            (Path::Stream | Path::Rdma | Path::Mooncake, Request::Write(target, local)) => {
                 let item = WriteItem { segment: target.segment, offset: target.offset };
                 let checksum = self.sums_segments(lane);
                 self.send_payload(lane, first.index, Operation::Write, local, checksum, &item);
@@ -169,6 +175,11 @@ impl Client {
             }
         }
         true
+    }
+
+    /// Whether the lane's device reaches a segment by itself.
+    fn is_one_sided(&self, lane: u32, target: super::SegmentTarget) -> bool {
+        self.lanes[lane as usize].way(&self.config, target.segment, target.shareable).is_some()
     }
 
     /// The slice at the head of the queue; stale entries before it are dropped.
@@ -296,7 +307,7 @@ impl Client {
     fn copy_segment(&mut self, lane: u32, id: SliceId, target: super::SegmentTarget, local: Local, write: bool) {
         let entry = &mut self.lanes[lane as usize];
         let via = match entry.path {
-            Path::Shared => entry.way(&self.config, target.segment, target.shareable),
+            Path::Shared | Path::Rdma => entry.way(&self.config, target.segment, target.shareable),
             _ => Some(Via::Own),
         };
         let Some(via) = via else {

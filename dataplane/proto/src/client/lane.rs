@@ -151,13 +151,18 @@ impl Lane {
     pub(super) fn depth(&self, config: &Config) -> usize {
         match self.path {
             Path::Mooncake => config.foreign_depth.max(1) as usize,
-            Path::Stream | Path::Shared | Path::Local | Path::File => Limits::REQUESTS_PER_CONNECTION,
+            Path::Stream | Path::Rdma | Path::Shared | Path::Local | Path::File => Limits::REQUESTS_PER_CONNECTION,
         }
     }
 
     /// Whether another request may be under way.
     pub(super) fn has_room(&self, config: &Config) -> bool {
-        let open = if self.path.is_greeted() { self.outstanding } else { self.flying };
+        let open = match self.path {
+            // Some of its slices have a request, some are the device's alone.
+            Path::Rdma => self.outstanding.max(self.flying),
+            path if path.is_greeted() => self.outstanding,
+            _ => self.flying,
+        };
         (open as usize) < self.depth(config) && (self.sent_bytes == 0 || self.sent_bytes < config.lane_window_bytes)
     }
 
@@ -169,9 +174,12 @@ impl Lane {
         open < self.depth(config)
     }
 
-    /// The way in which this shared lane moves a segment. Before the host knows about cma, it is taken to work.
+    /// The way in which this lane moves a segment. Before the host knows about cma, it is taken to work.
     pub(super) fn way(&self, config: &Config, segment: SegmentId, mappable: bool) -> Option<Via> {
         let open = |via| !self.closed.contains(&(segment, via));
+        if self.path == Path::Rdma {
+            return open(Via::Rdma).then_some(Via::Rdma);
+        }
         if config.shared && mappable && open(Via::Map) {
             return Some(Via::Map);
         }

@@ -38,7 +38,7 @@ use dispatch::{Group, RailEntry};
 use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
 pub use metrics::{Failovers, RailCounts, RailMetrics, SlowOperation};
-pub use options::{Intent, RailAddress, SubmitOptions};
+pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
 pub use path::{Path, PeerKind, Transport, Via};
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
@@ -49,6 +49,7 @@ pub use types::{
 
 use crate::ids::{BatchId, Epoch};
 use crate::map::{ClusterMap, OwnerTable};
+use crate::message::Operation;
 use crate::sched::RetryBudget;
 
 /// The asking side of the data path. Single-threaded; owned by one host loop.
@@ -192,6 +193,16 @@ impl Client {
     #[must_use]
     pub fn payload(&self, range: core::ops::Range<usize>) -> &[Local] {
         &self.locals[range]
+    }
+
+    /// Where the payload of the answer to this request goes, if it is one range: a host may have it put there.
+    #[must_use]
+    pub fn answer_memory(&self, request: crate::ids::RequestId) -> Option<Local> {
+        let wire = self.wires.get(request.index, request.generation)?;
+        match (wire.operation, &wire.slices[..]) {
+            (Operation::Get | Operation::Read, &[slice]) => self.slices.peek(slice).request.local(),
+            _ => None,
+        }
     }
 
     /// When [`Self::handle_timeout`] wants to be called, in the host's nanoseconds; to be asked when `poll_output` has

@@ -333,7 +333,7 @@ impl Client {
             return;
         };
         let entry = &mut self.lanes[lane as usize];
-        if entry.path == Path::Shared {
+        if matches!(entry.path, Path::Shared | Path::Rdma) {
             entry.close_way(target.segment, via);
             self.retry(index, Status::Unsupported);
         } else {

@@ -9,6 +9,7 @@ mod machines;
 mod maps;
 mod paths;
 mod random;
+mod rdma;
 mod rig;
 mod schedule;
 mod validation;

@@ -78,6 +78,9 @@ kinds! {
     Abort = 19;
     /// Shared memory: these pins are no longer needed. [`IdItem`]s / no reply.
     Release = 20;
+    /// Let us talk over RDMA instead: the body is one side's half of a connection, for the drivers. This connection
+    /// then carries nothing more, but as long as it stays, so does that one.
+    Rdma = 21;
 }
 
 /// Kind of a frame.

@@ -4,11 +4,32 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::Args;
-use kvplane::{HugePages, MetricsServer, NodeConfig, NodeId};
+use clap::{Args, ValueEnum};
+use kvplane::{HugePages, MetricsServer, NodeConfig, NodeId, RdmaUse};
 
-use super::tebench::PacingChoice;
+use super::tebench::{PacingChoice, values};
 use super::{Failure, metrics, size, stop};
+
+/// Whether a node offers RDMA.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RdmaChoice {
+    /// On the devices that there are.
+    Auto,
+    /// Not at all.
+    Never,
+    /// On devices that must be there.
+    Require,
+}
+
+impl From<RdmaChoice> for RdmaUse {
+    fn from(choice: RdmaChoice) -> Self {
+        match choice {
+            RdmaChoice::Auto => Self::Auto,
+            RdmaChoice::Never => Self::Never,
+            RdmaChoice::Require => Self::Require,
+        }
+    }
+}
 
 /// A storage node.
 #[derive(Args)]
@@ -47,6 +68,13 @@ pub(crate) struct Shape {
     /// How shards wait; without it, what suits the machine.
     #[arg(long, value_enum)]
     pacing: Option<PacingChoice>,
+    /// RDMA: where it can be had (auto), never, or with an error where it cannot (require).
+    #[arg(long, value_enum, default_value = "auto")]
+    rdma: RdmaChoice,
+    /// RDMA devices to use, separated by commas, in this order: each is connected to that of the same place in the
+    /// other side's list. Without it, all.
+    #[arg(long, alias = "rdma_devices", value_delimiter = ',')]
+    rdma_devices: Vec<String>,
     /// Port of loopback for /metrics, what the shards counted as Prometheus text; 0 picks one. Without it, there is
     /// none.
     #[arg(long, alias = "metrics_port")]
@@ -72,6 +100,7 @@ impl Shape {
             runtime_directory: self.runtime_directory.clone(),
             pacing: self.pacing.map(Into::into),
             huge: HugePages::Try,
+            rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices)?,
             ..NodeConfig::local(cluster, self.pool)
         };
         let node = Arc::new(kvplane::Node::start(&config)?);

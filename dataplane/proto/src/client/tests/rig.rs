@@ -322,6 +322,7 @@ impl Rig {
                 sent.items().iter().for_each(|item| self.reserve(sent.lane, item).encode(&mut body));
             }
             Operation::Commit => sent.items().iter().for_each(|item| self.commit(sent.lane, item).encode(&mut body)),
+            Operation::Rdma => unreachable!("drivers talk about connections, clients do not"),
             Operation::Release | Operation::Abort => {
                 for item in sent.items::<IdItem>() {
                     let held = (sent.lane, item.id);
