@@ -152,8 +152,7 @@ impl Service {
         }
         let over = self.sessions.iter().enumerate().filter_map(|(index, session)| {
             let session = session.as_ref()?;
-            let over =
-                session.greeted && session.client == client && named.binary_search(&session.connection).is_ok();
+            let over = session.greeted && session.client == client && named.binary_search(&session.connection).is_ok();
             over.then_some(PeerKey { index: index as u32, generation: session.generation })
         });
         let over: Vec<PeerKey> = over.collect();

@@ -135,6 +135,15 @@ impl Rig {
         peer
     }
 
+    /// A connection of this asker, its own by this number, that was welcomed.
+    pub(super) fn join_as(&mut self, path: Path, client: u64, connection: u64) -> PeerKey {
+        let peer = self.connect(path);
+        let hello = Hello { client, connection, ..hello() };
+        self.ask(peer, Operation::Hello, &hello.encode(), 1);
+        assert_eq!(self.answer().status(), Status::Ok);
+        peer
+    }
+
     pub(super) fn next_request(&mut self) -> RequestId {
         self.last_request += 1;
         RequestId { index: self.last_request, generation: 1 }
