@@ -9,8 +9,8 @@
 //!
 //! Invariants: whatever a peer holds (pins, reservations, a payload under way) comes back when the host says that the
 //! peer is gone and its I/O has ended. A put is answered only after its whole payload was taken, also when it fails.
-//! Bytes arrive in fresh extents only, so a late writer reaches nothing that anybody reads. After a peer has said that a
-//! connection of its own is over, nothing of that is carried out.
+//! An object's bytes arrive in a fresh extent, so a late writer reaches nothing that anybody reads. When a peer has said
+//! that a connection of its own is over, nothing of that is carried out any more.
 
 mod held;
 mod objects;
