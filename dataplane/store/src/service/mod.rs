@@ -9,7 +9,7 @@
 //!
 //! Invariants: whatever a peer holds (pins, reservations, a payload under way) comes back when the host says that the
 //! peer is gone and its I/O has ended. A put is answered only after its whole payload was taken, also when it fails.
-//! An object's bytes arrive in a fresh extent, so a late writer reaches nothing that anybody reads. When a peer has said
+//! An object's bytes arrive in a fresh extent: a late writer reaches nothing that anybody reads. When a peer has said
 //! that a connection of its own is over, nothing of that is carried out any more.
 
 mod held;
