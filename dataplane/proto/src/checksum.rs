@@ -17,6 +17,13 @@ pub fn frame_checksum(bytes: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
+/// The payload checksum of two parts in a row, from that of each and the length of the second in bytes. Its cost does
+/// not depend on the length.
+#[must_use]
+pub fn joined_payload_checksum(first: u64, second: u64, second_bytes: u64) -> u64 {
+    crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, first, second, second_bytes)
+}
+
 /// CRC-64/NVME of a payload that is seen piece by piece, in order.
 #[derive(Clone, Debug)]
 pub struct PayloadChecksum {
@@ -57,6 +64,17 @@ mod tests {
         // The check values of the CRC catalogue for "123456789".
         assert_eq!(payload_checksum(b"123456789"), 0xae8b_1486_0a79_9888);
         assert_eq!(frame_checksum(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn parts_join_to_the_whole() {
+        let bytes: Vec<u8> = (0..5_000u32).map(|i| (i * 13) as u8).collect();
+        for cut in [0, 1, 777, 4_096, 5_000] {
+            let (first, second) = bytes.split_at(cut);
+            let parts = (payload_checksum(first), payload_checksum(second));
+            let joined = joined_payload_checksum(parts.0, parts.1, second.len() as u64);
+            assert_eq!(joined, payload_checksum(&bytes), "cut at {cut}");
+        }
     }
 
     #[test]

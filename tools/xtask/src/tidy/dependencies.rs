@@ -19,17 +19,25 @@ enum Uses {
 }
 
 /// Each package of ours and what it may name, from the inner ring outwards.
-const EDGES: [(&str, Uses); 16] = [
+const EDGES: [(&str, Uses); 17] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-proto", Uses::Only(&[])),
     ("kvplane-sys", Uses::Only(&[])),
     ("kvplane-store", Uses::Only(&["kvplane-proto"])),
+    ("kvplane-tier", Uses::Only(&["kvplane-proto"])),
     ("kvplane-cluster", Uses::Only(&["kvplane-proto"])),
     ("kvplane-transport", Uses::Only(&["kvplane-proto", "kvplane-sys"])),
     (
         "kvplane-engine",
-        Uses::Only(&["kvplane-proto", "kvplane-store", "kvplane-sys", "kvplane-transport", "kvplane-topology"]),
+        Uses::Only(&[
+            "kvplane-proto",
+            "kvplane-store",
+            "kvplane-tier",
+            "kvplane-sys",
+            "kvplane-transport",
+            "kvplane-topology",
+        ]),
     ),
     ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster"])),
     ("kvplane-mooncake", Uses::Only(&["kvplane-proto", "kvplane-sys"])),
@@ -39,6 +47,7 @@ const EDGES: [(&str, Uses); 16] = [
         Uses::Only(&[
             "kvplane-proto",
             "kvplane-store",
+            "kvplane-tier",
             "kvplane-sys",
             "kvplane-transport",
             "kvplane-engine",

@@ -11,7 +11,7 @@ use super::syntax::{self, Pattern};
 use super::tree::{File, Tree};
 
 /// Directories of the pure crates.
-pub const PURE: [&str; 3] = ["dataplane/proto", "dataplane/store", "control/cluster"];
+pub const PURE: [&str; 4] = ["dataplane/proto", "dataplane/store", "dataplane/tier", "control/cluster"];
 
 /// Names that share a reason.
 struct Ban {

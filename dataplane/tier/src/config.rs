@@ -1,0 +1,340 @@
+//! What a tier is made of, and where its parts lie in the staging area. All its memory follows from this.
+
+use core::fmt;
+
+use crate::format::{FIRST_SEGMENT_OFFSET, FooterPage, RECORD_HEADER_BYTES, SUPERBLOCK_IO_BYTES, Shape, UNIT_BYTES};
+use crate::ops::PRIORITIES;
+
+/// Alignment of the parts of the staging area.
+pub const STAGING_ALIGN_BYTES: u64 = 4_096;
+
+/// The limits of a tier. The first seven are properties of the device's content: they must be the same at every start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TierConfig {
+    /// What the device reads and writes at once: a power of two from 512 to 4096.
+    pub block_bytes: u32,
+    /// Bytes of a segment: a multiple of 4096.
+    pub segment_bytes: u64,
+    /// How many segments there are.
+    pub segments: u32,
+    /// Bytes of a page of a footer: a multiple of the block.
+    pub footer_page_bytes: u32,
+    /// Payload under one checksum: a power of two from 64 KiB to 1 MiB.
+    pub chunk_bytes: u32,
+    /// The largest object.
+    pub max_object_bytes: u32,
+    /// The longest key.
+    pub max_key_bytes: u16,
+    /// What addresses of memory must be a multiple of for direct I/O: a power of two up to the block.
+    pub memory_align_bytes: u32,
+    /// Payloads of at least so many bytes move without a copy and take whole blocks; shorter ones are packed.
+    pub extent_bytes: u32,
+    /// The most pages of one footer: limits the records of a segment.
+    pub footer_pages: u32,
+    /// Objects that the index has room for.
+    pub max_records: u32,
+    /// Salts the index. Draw it at start.
+    pub hash_seed: u64,
+    /// A group of records is written when it has so many bytes,
+    pub group_bytes: u32,
+    /// or when its first record waited so long, or when nothing else is being written.
+    pub group_delay_ns: u64,
+    /// Groups that may be under way.
+    pub groups: u32,
+    /// What was written is flushed at the latest after so long, whoever asked for it.
+    pub sync_interval_ns: u64,
+    /// Whether the driver makes single writes durable (FUA); then a group that somebody wants durable needs no flush.
+    pub durable_writes: bool,
+    /// Gets that may be under way.
+    pub max_reads: u32,
+    /// Puts and removes whose acknowledgement is outstanding, or not taken yet.
+    pub max_waiters: u32,
+    /// The most bytes of one block operation: a multiple of 4096.
+    pub max_op_bytes: u32,
+    /// Operations of each priority that may be under way.
+    pub ops_in_flight: [u16; PRIORITIES],
+    /// Bytes that recovery and reclaim read at once: a multiple of 4096.
+    pub scan_bytes: u32,
+    /// How many such reads recovery has under way.
+    pub scan_buffers: u32,
+    /// Memory for records on their way from a reclaimed segment to the end of the log.
+    pub copy_bytes: u32,
+    /// How many of them there may be.
+    pub max_moves: u32,
+    /// How much of a reclaimed segment may be written again, in percent.
+    pub reinsert_percent: u8,
+    /// So many hits since it was written make a record hot.
+    pub hot_hits: u8,
+    /// Reclaim begins when fewer segments are free.
+    pub free_segments_low: u32,
+    /// Segments with write errors that are borne before the tier takes no more writes.
+    pub max_bad_segments: u32,
+}
+
+/// A field of [`TierConfig`] that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConfigError {
+    /// The value is outside its range.
+    OutOfRange {
+        /// Name of the field.
+        field: &'static str,
+        /// What it was.
+        value: u64,
+        /// The least it may be.
+        least: u64,
+        /// The most it may be.
+        most: u64,
+    },
+    /// The value is not a multiple of the unit it must be counted in, or no power of two where it must be.
+    NotMultiple {
+        /// Name of the field.
+        field: &'static str,
+        /// What it was.
+        value: u64,
+        /// What it must be a multiple of; 0 for a power of two.
+        unit: u64,
+    },
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfRange { field, value, least, most } => {
+                write!(f, "{field} is {value}: set it between {least} and {most}")
+            }
+            Self::NotMultiple { field, value, unit: 0 } => write!(f, "{field} is {value}: set it to a power of two"),
+            Self::NotMultiple { field, value, unit } => {
+                write!(f, "{field} is {value}: set it to a multiple of {unit}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}
+
+impl TierConfig {
+    /// Limits that suit a device of `device_bytes` with blocks of `block_bytes`: segments of 128 MiB, or a 64th of a
+    /// small device; a record for every 32 KiB.
+    #[must_use]
+    pub fn for_device(device_bytes: u64, block_bytes: u32) -> Self {
+        let usable = device_bytes.saturating_sub(FIRST_SEGMENT_OFFSET);
+        let segment_bytes = (usable / 64).clamp(4 << 20, 128 << 20) / (1 << 20) * (1 << 20);
+        let segments = (usable / segment_bytes).min(1 << 20) as u32;
+        let max_object_bytes = (segment_bytes / 2).min(16 << 20) as u32;
+        Self {
+            block_bytes,
+            segment_bytes,
+            segments,
+            footer_page_bytes: 16 << 10,
+            chunk_bytes: 256 << 10,
+            max_object_bytes,
+            max_key_bytes: 512,
+            memory_align_bytes: block_bytes,
+            extent_bytes: 32 << 10,
+            footer_pages: (segment_bytes / 32 / (16 << 10)) as u32,
+            max_records: (usable / (32 << 10)).clamp(1024, 1 << 28) as u32,
+            hash_seed: 0,
+            group_bytes: 256 << 10,
+            group_delay_ns: 200_000,
+            groups: 32,
+            sync_interval_ns: 100_000_000,
+            durable_writes: false,
+            max_reads: 256,
+            max_waiters: 4096,
+            max_op_bytes: 1 << 20,
+            ops_in_flight: [128, 64, 32, 32],
+            scan_bytes: 256 << 10,
+            scan_buffers: 16,
+            copy_bytes: 2 * max_object_bytes,
+            max_moves: 32,
+            reinsert_percent: 50,
+            hot_hits: 1,
+            free_segments_low: 3,
+            max_bad_segments: (segments / 4).min(8),
+        }
+    }
+
+    /// Bytes of the device that are used.
+    #[must_use]
+    pub const fn device_bytes(&self) -> u64 {
+        FIRST_SEGMENT_OFFSET + self.segments as u64 * self.segment_bytes
+    }
+
+    /// Bytes of the staging area that the host provides, aligned to [`STAGING_ALIGN_BYTES`].
+    #[must_use]
+    pub fn staging_bytes(&self) -> u64 {
+        Layout::of(self).bytes
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// The first field that cannot be, with the numbers.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_units()?;
+        let block = u64::from(self.block_bytes);
+        within(
+            "footer_pages",
+            self.footer_pages.into(),
+            1,
+            self.segment_bytes / 2 / u64::from(self.footer_page_bytes),
+        )?;
+        within("segments", self.segments.into(), 4, 1 << 20)?;
+        within("max_key_bytes", self.max_key_bytes.into(), 0, 4_096)?;
+        within("extent_bytes", self.extent_bytes.into(), block, self.chunk_bytes.into())?;
+        let footer = u64::from(self.footer_pages) * u64::from(self.footer_page_bytes);
+        // Beside the largest object: the segment's header, a tombstone and its twin with their padding.
+        let rest = footer + 6 * block + Layout::head_most(self).next_multiple_of(block);
+        within("max_object_bytes", self.max_object_bytes.into(), 1, self.segment_bytes.saturating_sub(rest))?;
+        within("max_records", self.max_records.into(), 1, 1 << 30)?;
+        within("group_bytes", self.group_bytes.into(), block, 64 << 20)?;
+        within("groups", self.groups.into(), 2, 4_096)?;
+        within("max_reads", self.max_reads.into(), 1, 1 << 16)?;
+        within("max_waiters", self.max_waiters.into(), 2, 1 << 20)?;
+        for limit in self.ops_in_flight {
+            within("ops_in_flight", limit.into(), 1, 4_096)?;
+        }
+        let least = Layout::head_most(self).next_multiple_of(4_096) + 4_096;
+        within("scan_bytes", self.scan_bytes.into(), least.max(self.footer_page_bytes.into()), 64 << 20)?;
+        within("scan_buffers", self.scan_buffers.into(), 1, 1_024)?;
+        within("copy_bytes", self.copy_bytes.into(), Layout::copy_most(self), 1 << 30)?;
+        within("max_moves", self.max_moves.into(), 1, 1_024)?;
+        within("reinsert_percent", self.reinsert_percent.into(), 0, 75)?;
+        within("free_segments_low", self.free_segments_low.into(), 2, u64::from(self.segments) - 2)?;
+        within("max_bad_segments", self.max_bad_segments.into(), 0, self.segments.into())
+    }
+
+    fn validate_units(&self) -> Result<(), ConfigError> {
+        within("block_bytes", self.block_bytes.into(), 512, 4_096)?;
+        power("block_bytes", self.block_bytes)?;
+        let block = u64::from(self.block_bytes);
+        within("memory_align_bytes", self.memory_align_bytes.into(), 1, block)?;
+        power("memory_align_bytes", self.memory_align_bytes)?;
+        within("segment_bytes", self.segment_bytes, 64 << 10, 64 << 30)?;
+        multiple("segment_bytes", self.segment_bytes, 4_096)?;
+        within("footer_page_bytes", self.footer_page_bytes.into(), 512, 1 << 20)?;
+        multiple("footer_page_bytes", self.footer_page_bytes.into(), block)?;
+        within("chunk_bytes", self.chunk_bytes.into(), 64 << 10, 1 << 20)?;
+        power("chunk_bytes", self.chunk_bytes)?;
+        within("max_op_bytes", self.max_op_bytes.into(), 4_096, 1 << 30)?;
+        multiple("max_op_bytes", self.max_op_bytes.into(), 4_096)?;
+        multiple("scan_bytes", self.scan_bytes.into(), 4_096)
+    }
+}
+
+const fn within(field: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
+    if least <= value && value <= most {
+        return Ok(());
+    }
+    Err(ConfigError::OutOfRange { field, value, least, most })
+}
+
+const fn multiple(field: &'static str, value: u64, unit: u64) -> Result<(), ConfigError> {
+    if value.is_multiple_of(unit) { Ok(()) } else { Err(ConfigError::NotMultiple { field, value, unit }) }
+}
+
+const fn power(field: &'static str, value: u32) -> Result<(), ConfigError> {
+    if value.is_power_of_two() { Ok(()) } else { Err(ConfigError::NotMultiple { field, value: value as u64, unit: 0 }) }
+}
+
+/// Where the parts of the staging area are, and how long they are.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pub(crate) superblocks: u64,
+    pub(crate) header: u64,
+    pub(crate) blank: u64,
+    pub(crate) page: u64,
+    pub(crate) groups: u64,
+    pub(crate) group_bytes: u32,
+    pub(crate) reads: u64,
+    pub(crate) read_bytes: u32,
+    pub(crate) scans: u64,
+    pub(crate) copies: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Layout {
+    pub(crate) fn of(config: &TierConfig) -> Self {
+        let block = u64::from(config.block_bytes);
+        let mut end = 0;
+        let mut take = |bytes: u64| {
+            let at = end;
+            end += bytes.next_multiple_of(STAGING_ALIGN_BYTES);
+            at
+        };
+        let packed = Self::packed_most(config).next_multiple_of(block) + block;
+        let head = Self::head_most(config).next_multiple_of(block) + block;
+        let read_bytes = packed.max(head).next_multiple_of(STAGING_ALIGN_BYTES);
+        let group_bytes = u64::from(config.group_bytes).next_multiple_of(block) + packed + head + 4 * block;
+        let group_bytes = group_bytes.next_multiple_of(STAGING_ALIGN_BYTES);
+        Self {
+            superblocks: take(2 * u64::from(SUPERBLOCK_IO_BYTES)),
+            header: take(block),
+            blank: take(block),
+            page: take(config.footer_page_bytes.into()),
+            groups: take(group_bytes * u64::from(config.groups)),
+            group_bytes: group_bytes as u32,
+            reads: take(read_bytes * u64::from(config.max_reads + config.max_moves)),
+            read_bytes: read_bytes as u32,
+            scans: take(u64::from(config.scan_bytes) * u64::from(config.scan_buffers)),
+            copies: take(config.copy_bytes.into()),
+            bytes: end,
+        }
+    }
+
+    /// Bytes before the payload of the largest object with the longest key.
+    pub(crate) fn head_most(config: &TierConfig) -> u64 {
+        let shape = Shape { payload_bytes: config.max_object_bytes, key_bytes: config.max_key_bytes, extent: true };
+        shape.head_bytes(config.chunk_bytes)
+    }
+
+    /// Bytes of the largest packed record.
+    pub(crate) fn packed_most(config: &TierConfig) -> u64 {
+        let head = RECORD_HEADER_BYTES as u64 + u64::from(config.max_key_bytes);
+        (head + u64::from(config.extent_bytes)).next_multiple_of(UNIT_BYTES)
+    }
+
+    /// Bytes of memory that the largest object takes on its way.
+    pub(crate) fn copy_most(config: &TierConfig) -> u64 {
+        u64::from(config.max_object_bytes).next_multiple_of(STAGING_ALIGN_BYTES)
+    }
+
+    /// Entries that the footer of one segment holds.
+    pub(crate) fn entries_most(config: &TierConfig) -> u32 {
+        FooterPage::capacity(config.footer_page_bytes) * config.footer_pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_for_small_and_large_devices() {
+        for device_bytes in [32 << 20, 1 << 30, 100 << 30, 8 << 40] {
+            for block_bytes in [512, 4096] {
+                let config = TierConfig::for_device(device_bytes, block_bytes);
+                assert_eq!(config.validate(), Ok(()), "{device_bytes} B");
+                assert!(config.device_bytes() <= device_bytes);
+            }
+        }
+        let config = TierConfig::for_device(1 << 40, 4096);
+        assert!(config.staging_bytes() < 96 << 20, "{} B", config.staging_bytes());
+    }
+
+    #[test]
+    fn a_bad_field_is_named_with_its_numbers() {
+        let good = TierConfig::for_device(1 << 30, 4096);
+        let message = |config: TierConfig| config.validate().unwrap_err().to_string();
+        assert_eq!(
+            message(TierConfig { block_bytes: 1000, ..good.clone() }),
+            "block_bytes is 1000: set it to a power of two"
+        );
+        assert_eq!(
+            message(TierConfig { segment_bytes: (16 << 20) + 1, ..good.clone() }),
+            "segment_bytes is 16777217: set it to a multiple of 4096"
+        );
+        assert!(message(TierConfig { max_object_bytes: 16 << 20, ..good.clone() }).starts_with("max_object_bytes is"));
+        assert!(message(TierConfig { copy_bytes: 4096, ..good }).starts_with("copy_bytes is 4096: set it between"));
+    }
+}

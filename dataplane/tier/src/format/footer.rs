@@ -1,0 +1,146 @@
+//! The footer of a sealed segment: an index of its records, in pages that grow from the segment's end towards its start.
+//!
+//! Page 0 is the last of the segment; each page stands for itself, so that reading and writing need one page of memory.
+//! A footer is written only after the records that it lists are durable.
+
+use kvplane_proto::checksum::frame_checksum;
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::Version;
+
+use super::{
+    Flaw, Kind, Shape, check_start, put16, put32, put64, put128, seeded, start, word16, word32, word64, word128,
+};
+
+/// Bytes of a page's header.
+pub const FOOTER_HEADER_BYTES: usize = 64;
+/// Bytes of an entry.
+pub const FOOTER_ENTRY_BYTES: usize = 48;
+const MAGIC: [u8; 4] = *b"KVTF";
+const CHECKSUM_AT: usize = 60;
+const EXTENT: u8 = 1;
+const PINNED: u8 = 2;
+
+/// One record of the segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FooterEntry {
+    /// Object or tombstone.
+    pub kind: Kind,
+    /// Lengths.
+    pub shape: Shape,
+    /// Whether reclaim is to keep it.
+    pub pinned: bool,
+    /// The object's name.
+    pub digest: Digest,
+    /// The object's version.
+    pub version: Version,
+    /// The record's sequence.
+    pub sequence: u64,
+    /// Where the record begins, in units from the segment's start.
+    pub unit: u32,
+}
+
+impl FooterEntry {
+    /// Disk form.
+    pub fn encode(&self, out: &mut [u8]) {
+        put128(out, 0, self.digest.0);
+        put64(out, 16, self.version.0);
+        put64(out, 24, self.sequence);
+        put32(out, 32, self.unit);
+        put32(out, 36, self.shape.payload_bytes);
+        put16(out, 40, self.shape.key_bytes);
+        out[42] = self.kind.code();
+        out[43] = if self.shape.extent { EXTENT } else { 0 } | if self.pinned { PINNED } else { 0 };
+        put32(out, 44, 0);
+    }
+
+    /// Reads an entry of a page whose checksum matched.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        Some(Self {
+            kind: Kind::from_code(bytes[42])?,
+            shape: Shape {
+                payload_bytes: word32(bytes, 36),
+                key_bytes: word16(bytes, 40),
+                extent: bytes[43] & EXTENT != 0,
+            },
+            pinned: bytes[43] & PINNED != 0,
+            digest: Digest(word128(bytes, 0)),
+            version: Version(word64(bytes, 16)),
+            sequence: word64(bytes, 24),
+            unit: word32(bytes, 32),
+        })
+    }
+}
+
+/// The header of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FooterPage {
+    /// The segment's number.
+    pub segment: u32,
+    /// The use of the segment that it describes.
+    pub generation: u64,
+    /// Which page.
+    pub page: u32,
+    /// How many pages the footer has.
+    pub pages: u32,
+    /// How many entries this page has.
+    pub entries: u32,
+    /// Records up to this sequence were durable before the last record of the segment was appended.
+    pub durable_sequence: u64,
+}
+
+impl FooterPage {
+    /// How many entries a page of so many bytes holds.
+    #[must_use]
+    pub const fn capacity(page_bytes: u32) -> u32 {
+        (page_bytes as usize - FOOTER_HEADER_BYTES) as u32 / FOOTER_ENTRY_BYTES as u32
+    }
+
+    /// Writes a whole page: this header over `entries`, the rest zero.
+    pub fn encode(&self, uuid: u128, entries: &[FooterEntry], out: &mut [u8]) {
+        out.fill(0);
+        for (entry, place) in entries.iter().zip(out[FOOTER_HEADER_BYTES..].chunks_exact_mut(FOOTER_ENTRY_BYTES)) {
+            entry.encode(place);
+        }
+        let body = frame_checksum(&out[FOOTER_HEADER_BYTES..]);
+        start(out, MAGIC);
+        put32(out, 8, self.segment);
+        put32(out, 12, self.page);
+        put64(out, 16, self.generation);
+        put32(out, 24, self.pages);
+        put32(out, 28, self.entries);
+        put64(out, 32, self.durable_sequence);
+        put32(out, 56, body);
+        let checksum = seeded(uuid, &out[..CHECKSUM_AT]);
+        put32(out, CHECKSUM_AT, checksum);
+    }
+
+    /// Reads a page's header and checks the whole page.
+    ///
+    /// # Errors
+    /// When it is no page of this device, or damaged.
+    pub fn decode(bytes: &[u8], uuid: u128) -> Result<Self, Flaw> {
+        check_start(bytes, MAGIC)?;
+        if word32(bytes, CHECKSUM_AT) != seeded(uuid, &bytes[..CHECKSUM_AT])
+            || word32(bytes, 56) != frame_checksum(&bytes[FOOTER_HEADER_BYTES..])
+        {
+            return Err(Flaw::Checksum);
+        }
+        let page = Self {
+            segment: word32(bytes, 8),
+            generation: word64(bytes, 16),
+            page: word32(bytes, 12),
+            pages: word32(bytes, 24),
+            entries: word32(bytes, 28),
+            durable_sequence: word64(bytes, 32),
+        };
+        let plausible = page.page < page.pages && page.entries <= Self::capacity(bytes.len() as u32);
+        if plausible { Ok(page) } else { Err(Flaw::Values) }
+    }
+
+    /// The entries of a page that was checked.
+    pub fn entries(bytes: &[u8], entries: u32) -> impl Iterator<Item = FooterEntry> + '_ {
+        let places = bytes[FOOTER_HEADER_BYTES..].chunks_exact(FOOTER_ENTRY_BYTES);
+        places.take(entries as usize).filter_map(FooterEntry::decode)
+    }
+}

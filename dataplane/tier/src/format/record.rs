@@ -1,0 +1,183 @@
+//! A record: an object, or the removal of one.
+//!
+//! Header, checksums of the payload's chunks where there are several, key, payload. A *packed* record is contiguous and
+//! ends at the next unit of 64 bytes; an *extent* begins at a block and has its payload at a block of its own, so that
+//! it moves between the device and the pool without a copy.
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::Version;
+
+use super::{
+    Flaw, UNIT_BYTES, check_start, put16, put32, put64, put128, seeded, start, word16, word32, word64, word128,
+};
+
+/// Bytes of a record's fixed header.
+pub const RECORD_HEADER_BYTES: usize = 104;
+/// The most chunk checksums that a record lists.
+pub const MAX_CHUNKS: u32 = 16_384;
+const MAGIC: [u8; 4] = *b"KVTR";
+const CHECKSUM_AT: usize = 100;
+
+const EXTENT: u8 = 1;
+const PINNED: u8 = 2;
+const TWIN: u8 = 4;
+
+/// What a record says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// There is an object.
+    Object,
+    /// What was said of the digest before is void.
+    Tombstone,
+}
+
+impl Kind {
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Object => 1,
+            Self::Tombstone => 2,
+        }
+    }
+
+    pub(crate) const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Object),
+            2 => Some(Self::Tombstone),
+            _ => None,
+        }
+    }
+}
+
+/// How long a record's parts are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Bytes of the payload.
+    pub payload_bytes: u32,
+    /// Bytes of the key.
+    pub key_bytes: u16,
+    /// Whether the payload has blocks of its own.
+    pub extent: bool,
+}
+
+impl Shape {
+    /// Checksums that the record lists: none where one chunk holds all.
+    #[must_use]
+    pub const fn chunks(&self, chunk_bytes: u32) -> u32 {
+        if self.payload_bytes <= chunk_bytes { 0 } else { self.payload_bytes.div_ceil(chunk_bytes) }
+    }
+
+    /// Bytes before the payload, without padding.
+    #[must_use]
+    pub const fn head_bytes(&self, chunk_bytes: u32) -> u64 {
+        RECORD_HEADER_BYTES as u64 + 8 * self.chunks(chunk_bytes) as u64 + self.key_bytes as u64
+    }
+
+    /// Where the payload begins in the record.
+    #[must_use]
+    pub const fn payload_at(&self, chunk_bytes: u32, block_bytes: u32) -> u64 {
+        let head = self.head_bytes(chunk_bytes);
+        if self.extent { head.next_multiple_of(block_bytes as u64) } else { head }
+    }
+
+    /// Bytes of the whole record: what the next one begins after.
+    #[must_use]
+    pub const fn record_bytes(&self, chunk_bytes: u32, block_bytes: u32) -> u64 {
+        let end = self.payload_at(chunk_bytes, block_bytes) + self.payload_bytes as u64;
+        end.next_multiple_of(if self.extent { block_bytes as u64 } else { UNIT_BYTES })
+    }
+}
+
+/// The fixed header of a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecordHeader {
+    /// Object or tombstone.
+    pub kind: Kind,
+    /// Lengths.
+    pub shape: Shape,
+    /// Whether reclaim is to keep it.
+    pub pinned: bool,
+    /// Whether this is the second copy of a tombstone, in a block of its own.
+    pub twin: bool,
+    /// The object's name.
+    pub digest: Digest,
+    /// The object's version.
+    pub version: Version,
+    /// Which record: greater than that of any record appended before.
+    pub sequence: u64,
+    /// The generation of its segment.
+    pub generation: u64,
+    /// Where it was meant to be, in bytes from the start of the device.
+    pub offset: u64,
+    /// CRC-64/NVME of the whole payload.
+    pub payload_checksum: u64,
+    /// Records up to this sequence were durable when this one was appended.
+    pub durable_sequence: u64,
+    /// How many tombstones of this segment were durable then.
+    pub durable_tombstones: u32,
+    /// Bytes of payload under one checksum.
+    pub chunk_bytes: u32,
+    /// CRC-32C of the listed checksums and the key.
+    pub body_checksum: u32,
+}
+
+impl RecordHeader {
+    /// Disk form.
+    #[must_use]
+    pub fn encode(&self, uuid: u128) -> [u8; RECORD_HEADER_BYTES] {
+        let mut out = [0; RECORD_HEADER_BYTES];
+        start(&mut out, MAGIC);
+        out[6] = self.kind.code();
+        for (flag, set) in [(EXTENT, self.shape.extent), (PINNED, self.pinned), (TWIN, self.twin)] {
+            out[7] |= if set { flag } else { 0 };
+        }
+        put128(&mut out, 8, self.digest.0);
+        put64(&mut out, 24, self.version.0);
+        put64(&mut out, 32, self.sequence);
+        put64(&mut out, 40, self.generation);
+        put64(&mut out, 48, self.offset);
+        put64(&mut out, 56, self.payload_checksum);
+        put64(&mut out, 64, self.durable_sequence);
+        put32(&mut out, 72, self.durable_tombstones);
+        put32(&mut out, 76, self.shape.payload_bytes);
+        put32(&mut out, 80, self.chunk_bytes);
+        put32(&mut out, 84, self.body_checksum);
+        put16(&mut out, 88, self.shape.key_bytes);
+        let checksum = seeded(uuid, &out[..CHECKSUM_AT]);
+        put32(&mut out, CHECKSUM_AT, checksum);
+        out
+    }
+
+    /// Reads a header and checks what can be checked without its body. The lengths are believed after the checksum, and
+    /// bounded by `most_payload_bytes`.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES], uuid: u128, most_payload_bytes: u32) -> Result<Self, Flaw> {
+        check_start(bytes, MAGIC)?;
+        if word32(bytes, CHECKSUM_AT) != seeded(uuid, &bytes[..CHECKSUM_AT]) {
+            return Err(Flaw::Checksum);
+        }
+        let has = |flag| bytes[7] & flag != 0;
+        let header = Self {
+            kind: Kind::from_code(bytes[6]).ok_or(Flaw::Values)?,
+            shape: Shape { payload_bytes: word32(bytes, 76), key_bytes: word16(bytes, 88), extent: has(EXTENT) },
+            pinned: has(PINNED),
+            twin: has(TWIN),
+            digest: Digest(word128(bytes, 8)),
+            version: Version(word64(bytes, 24)),
+            sequence: word64(bytes, 32),
+            generation: word64(bytes, 40),
+            offset: word64(bytes, 48),
+            payload_checksum: word64(bytes, 56),
+            durable_sequence: word64(bytes, 64),
+            durable_tombstones: word32(bytes, 72),
+            chunk_bytes: word32(bytes, 80),
+            body_checksum: word32(bytes, 84),
+        };
+        let plausible = bytes[7] & !(EXTENT | PINNED | TWIN) == 0
+            && header.shape.payload_bytes <= most_payload_bytes
+            && header.chunk_bytes > 0
+            && header.shape.chunks(header.chunk_bytes) <= MAX_CHUNKS;
+        if plausible { Ok(header) } else { Err(Flaw::Values) }
+    }
+}

@@ -1,0 +1,59 @@
+//! The header of a segment: which use of the segment this is.
+//!
+//! It is durable before any record of that use is written, and stands twice in its block. Generations are sequence
+//! numbers, so they grow from one use of any segment to the next.
+
+use super::{Flaw, check_start, put32, put64, seeded, start, word32, word64};
+
+/// Bytes of a segment's header.
+pub const SEGMENT_HEADER_BYTES: usize = 64;
+/// Where the two copies are in the segment's first block; the rest of it is zero.
+pub const SEGMENT_HEADER_OFFSETS: [usize; 2] = [0, 256];
+const MAGIC: [u8; 4] = *b"KVTG";
+const CHECKSUM_AT: usize = 60;
+
+/// The header of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentHeader {
+    /// The segment's number.
+    pub segment: u32,
+    /// Which use of it: greater than that of any segment begun before.
+    pub generation: u64,
+    /// Segments of lesser generations hold nothing that counts.
+    pub oldest_live: u64,
+    /// The generation of the segment that was filled before this one in the same life of the shard, or 0.
+    pub previous: u64,
+}
+
+impl SegmentHeader {
+    /// Disk form.
+    #[must_use]
+    pub fn encode(&self, uuid: u128) -> [u8; SEGMENT_HEADER_BYTES] {
+        let mut out = [0; SEGMENT_HEADER_BYTES];
+        start(&mut out, MAGIC);
+        put32(&mut out, 8, self.segment);
+        put64(&mut out, 16, self.generation);
+        put64(&mut out, 24, self.oldest_live);
+        put64(&mut out, 32, self.previous);
+        let checksum = seeded(uuid, &out[..CHECKSUM_AT]);
+        put32(&mut out, CHECKSUM_AT, checksum);
+        out
+    }
+
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn decode(bytes: &[u8; SEGMENT_HEADER_BYTES], uuid: u128) -> Result<Self, Flaw> {
+        check_start(bytes, MAGIC)?;
+        if word32(bytes, CHECKSUM_AT) != seeded(uuid, &bytes[..CHECKSUM_AT]) {
+            return Err(Flaw::Checksum);
+        }
+        Ok(Self {
+            segment: word32(bytes, 8),
+            generation: word64(bytes, 16),
+            oldest_live: word64(bytes, 24),
+            previous: word64(bytes, 32),
+        })
+    }
+}

@@ -1,0 +1,108 @@
+//! The superblock: whose device it is, and how it is cut up.
+//!
+//! Two copies, written in turns with growing generations; the valid one of the greater generation counts. The first 128
+//! bytes and the place of their checksum stay so in every format version, so that another version is told apart from
+//! damage and refused.
+
+use kvplane_proto::checksum::frame_checksum;
+use kvplane_proto::ids::{NodeId, ShardId};
+
+use super::{FORMAT_VERSION, Flaw, put16, put32, put64, put128, start, word16, word32, word64, word128};
+
+/// Bytes of a superblock; the rest of its block is zero.
+pub const SUPERBLOCK_BYTES: usize = 128;
+const MAGIC: [u8; 4] = *b"KVTS";
+const CHECKSUM_AT: usize = 124;
+
+/// The superblock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Superblock {
+    /// Which of all superblocks ever written to the device: one more for each life of the shard.
+    pub generation: u64,
+    /// Names the device, for good. Drawn when it is formatted.
+    pub uuid: u128,
+    /// The cluster that it belongs to: a digest of the cluster's name.
+    pub cluster: u128,
+    /// The node that it belongs to.
+    pub node: NodeId,
+    /// The shard of that node.
+    pub shard: ShardId,
+    /// Bytes that the device writes at once.
+    pub block_bytes: u32,
+    /// Bytes of a page of a footer.
+    pub footer_page_bytes: u32,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// How many segments there are.
+    pub segments: u32,
+    /// Bytes of payload under one checksum.
+    pub chunk_bytes: u32,
+}
+
+/// What was found where a superblock should be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SuperblockFound {
+    /// A superblock of this format.
+    Ours(Superblock),
+    /// Only zeros.
+    Blank,
+    /// A whole superblock of another format version.
+    OtherVersion(u16),
+    /// The magic number, but damaged.
+    Damaged,
+    /// Something else.
+    Foreign,
+}
+
+impl Superblock {
+    /// Disk form.
+    #[must_use]
+    pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
+        let mut out = [0; SUPERBLOCK_BYTES];
+        start(&mut out, MAGIC);
+        put16(&mut out, 6, self.shard.0);
+        put64(&mut out, 8, self.generation);
+        put128(&mut out, 16, self.uuid);
+        put128(&mut out, 32, self.cluster);
+        put64(&mut out, 48, self.node.0);
+        put32(&mut out, 56, self.block_bytes);
+        put32(&mut out, 60, self.footer_page_bytes);
+        put64(&mut out, 64, self.segment_bytes);
+        put32(&mut out, 72, self.segments);
+        put32(&mut out, 76, self.chunk_bytes);
+        let checksum = frame_checksum(&out[..CHECKSUM_AT]);
+        put32(&mut out, CHECKSUM_AT, checksum);
+        out
+    }
+
+    /// Reads what stands in a superblock's place.
+    #[must_use]
+    pub fn decode(bytes: &[u8; SUPERBLOCK_BYTES]) -> SuperblockFound {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return SuperblockFound::Blank;
+        }
+        if bytes[..4] != MAGIC {
+            return SuperblockFound::Foreign;
+        }
+        if word32(bytes, CHECKSUM_AT) != frame_checksum(&bytes[..CHECKSUM_AT]) {
+            return SuperblockFound::Damaged;
+        }
+        match super::check_start(bytes, MAGIC) {
+            Err(Flaw::Version(version)) => SuperblockFound::OtherVersion(version),
+            _ => SuperblockFound::Ours(Self {
+                generation: word64(bytes, 8),
+                uuid: word128(bytes, 16),
+                cluster: word128(bytes, 32),
+                node: NodeId(word64(bytes, 48)),
+                shard: ShardId(word16(bytes, 6)),
+                block_bytes: word32(bytes, 56),
+                footer_page_bytes: word32(bytes, 60),
+                segment_bytes: word64(bytes, 64),
+                segments: word32(bytes, 72),
+                chunk_bytes: word32(bytes, 76),
+            }),
+        }
+    }
+}
+
+const _: () = assert!(FORMAT_VERSION == 1, "a new version needs a new golden test, and a way to read the old one");

@@ -1,0 +1,309 @@
+//! From a digest to its record: one open-addressing table of fixed size, entries in place.
+//!
+//! Robin Hood ordering (Celis, 1986) keeps searches for what is absent short; deletion shifts back and leaves no marks.
+//! At most four fifths of the places are in use, so an object on the device costs [`BYTES_PER_OBJECT`] of memory.
+//! Which records are live follows from this table alone: reclaim asks it about each entry of a footer.
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::Version;
+use kvplane_proto::rng::mix64;
+
+use crate::format::{Kind, Shape};
+
+/// The most times that a hit is counted.
+pub const MAX_HITS: u8 = 3;
+
+const USED: u8 = 1;
+const EXTENT: u8 = 2;
+const PINNED: u8 = 4;
+const REMOVED: u8 = 8;
+const HITS_SHIFT: u32 = 4;
+
+/// What is known of a record. The payload's length and flags share words, so that an entry takes 48 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    digest: [u64; 2],
+    version: u64,
+    sequence: u64,
+    offset: u64,
+    payload_bytes: u32,
+    key_bytes: u16,
+    flags: u8,
+}
+
+const EMPTY: Entry =
+    Entry { digest: [0; 2], version: 0, sequence: 0, offset: 0, payload_bytes: 0, key_bytes: 0, flags: 0 };
+
+/// Memory for each object of a full index.
+pub const BYTES_PER_OBJECT: usize = size_of::<Entry>() * 5 / 4;
+
+const _: () = assert!(size_of::<Entry>() == 48 && BYTES_PER_OBJECT <= 64);
+
+impl Entry {
+    pub(crate) const fn new(kind: Kind, digest: Digest, version: Version, sequence: u64) -> Self {
+        let flags = if matches!(kind, Kind::Tombstone) { USED | REMOVED } else { USED };
+        let digest = [digest.0 as u64, (digest.0 >> 64) as u64];
+        Self { digest, version: version.0, sequence, offset: 0, payload_bytes: 0, key_bytes: 0, flags }
+    }
+
+    /// Where its record is, in bytes from the start of the device.
+    pub(crate) const fn at(mut self, offset: u64, shape: Shape, pinned: bool) -> Self {
+        self.offset = offset;
+        self.payload_bytes = shape.payload_bytes;
+        self.key_bytes = shape.key_bytes;
+        self.flags |= if shape.extent { EXTENT } else { 0 } | if pinned { PINNED } else { 0 };
+        self
+    }
+
+    pub(crate) const fn digest(&self) -> Digest {
+        Digest((self.digest[1] as u128) << 64 | self.digest[0] as u128)
+    }
+
+    pub(crate) const fn version(&self) -> Version {
+        Version(self.version)
+    }
+
+    pub(crate) const fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    pub(crate) const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(crate) const fn shape(&self) -> Shape {
+        Shape { payload_bytes: self.payload_bytes, key_bytes: self.key_bytes, extent: self.flags & EXTENT != 0 }
+    }
+
+    pub(crate) const fn is_removed(&self) -> bool {
+        self.flags & REMOVED != 0
+    }
+
+    pub(crate) const fn is_pinned(&self) -> bool {
+        self.flags & PINNED != 0
+    }
+
+    pub(crate) const fn set_pinned(&mut self, pinned: bool) {
+        self.flags = if pinned { self.flags | PINNED } else { self.flags & !PINNED };
+    }
+
+    pub(crate) const fn hits(&self) -> u8 {
+        self.flags >> HITS_SHIFT
+    }
+
+    pub(crate) const fn hit(&mut self) {
+        if self.hits() < MAX_HITS {
+            self.flags += 1 << HITS_SHIFT;
+        }
+    }
+
+    const fn is_used(&self) -> bool {
+        self.flags & USED != 0
+    }
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Index {
+    places: Vec<Entry>,
+    limit: u32,
+    len: u32,
+    seed: u64,
+}
+
+impl Index {
+    pub(crate) fn new(limit: u32, seed: u64) -> Self {
+        let places = limit as usize + (limit as usize).div_ceil(4) + 1;
+        Self { places: vec![EMPTY; places], limit, len: 0, seed }
+    }
+
+    pub(crate) const fn len(&self) -> u32 {
+        self.len
+    }
+
+    pub(crate) const fn is_full(&self) -> bool {
+        self.len == self.limit
+    }
+
+    pub(crate) fn find(&self, digest: Digest) -> Option<&Entry> {
+        self.position(digest).map(|at| &self.places[at])
+    }
+
+    pub(crate) fn find_mut(&mut self, digest: Digest) -> Option<&mut Entry> {
+        self.position(digest).map(|at| &mut self.places[at])
+    }
+
+    /// Puts an entry in place of the one of its digest, or adds it; false when the table is full.
+    pub(crate) fn set(&mut self, entry: Entry) -> bool {
+        if let Some(at) = self.position(entry.digest()) {
+            self.places[at] = entry;
+            return true;
+        }
+        if self.is_full() {
+            return false;
+        }
+        self.len += 1;
+        let (mut carried, mut at, mut distance) = (entry, self.home(entry.digest()), 0);
+        loop {
+            let settled = self.places[at];
+            if !settled.is_used() {
+                self.places[at] = carried;
+                return true;
+            }
+            let its = self.distance(settled.digest(), at);
+            if its < distance {
+                self.places[at] = carried;
+                (carried, distance) = (settled, its);
+            }
+            at = self.next(at);
+            distance += 1;
+        }
+    }
+
+    pub(crate) fn remove(&mut self, digest: Digest) -> Option<Entry> {
+        let at = self.position(digest)?;
+        let entry = self.places[at];
+        self.take(at);
+        Some(entry)
+    }
+
+    /// Takes out what `keep` refuses; returns how many. Walks the whole table.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) -> u32 {
+        let (before, mut at) = (self.len, 0);
+        while at < self.places.len() {
+            if self.places[at].is_used() && !keep(&self.places[at]) {
+                // Its follower is here now.
+                self.take(at);
+            } else {
+                at += 1;
+            }
+        }
+        before - self.len
+    }
+
+    /// The entries, in the table's order, from place `from` on, with the place after each.
+    pub(crate) fn walk(&self, from: usize) -> impl Iterator<Item = (usize, &Entry)> {
+        let places = self.places.iter().enumerate().skip(from);
+        places.filter(|(_, entry)| entry.is_used()).map(|(at, entry)| (at + 1, entry))
+    }
+
+    /// Asserts that every entry is found and all are counted.
+    pub(crate) fn check(&self) {
+        let mut seen = 0;
+        for (_, entry) in self.walk(0) {
+            assert_eq!(self.find(entry.digest()).map(Entry::sequence), Some(entry.sequence), "{entry:?} is found");
+            seen += 1;
+        }
+        assert_eq!(seen, self.len, "entries are counted");
+    }
+
+    fn take(&mut self, mut hole: usize) {
+        loop {
+            let next = self.next(hole);
+            let follower = self.places[next];
+            if !follower.is_used() || self.distance(follower.digest(), next) == 0 {
+                break;
+            }
+            self.places[hole] = follower;
+            hole = next;
+        }
+        self.places[hole] = EMPTY;
+        self.len -= 1;
+    }
+
+    fn position(&self, digest: Digest) -> Option<usize> {
+        let (mut at, mut distance) = (self.home(digest), 0);
+        loop {
+            let entry = &self.places[at];
+            if !entry.is_used() {
+                return None;
+            }
+            if entry.digest() == digest {
+                return Some(at);
+            }
+            // A settled entry that is nearer to its home than we are to ours: ours would have taken its place.
+            if self.distance(entry.digest(), at) < distance {
+                return None;
+            }
+            at = self.next(at);
+            distance += 1;
+        }
+    }
+
+    /// Where a search begins: a seeded mix of both words, scaled to the table.
+    const fn home(&self, digest: Digest) -> usize {
+        let mixed = mix64(mix64(digest.low() ^ self.seed) ^ (digest.0 >> 64) as u64);
+        ((mixed as u128 * self.places.len() as u128) >> 64) as usize
+    }
+
+    const fn next(&self, at: usize) -> usize {
+        if at + 1 == self.places.len() { 0 } else { at + 1 }
+    }
+
+    const fn distance(&self, digest: Digest, at: usize) -> usize {
+        let home = self.home(digest);
+        if at >= home { at - home } else { at + self.places.len() - home }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_table_is_a_map(
+            limit in 1..40u32,
+            seed in any::<u64>(),
+            ops in prop::collection::vec((0..4u8, 0..60u64), 0..300),
+        ) {
+            let mut index = Index::new(limit, seed);
+            let mut twin = BTreeMap::new();
+            for (n, (op, key)) in ops.into_iter().enumerate() {
+                let digest = Digest(u128::from(key) << 64 | u128::from(key % 3));
+                match op {
+                    0 | 1 => {
+                        let fits = twin.len() < limit as usize || twin.contains_key(&digest);
+                        let entry = Entry::new(Kind::Object, digest, Version(1), n as u64);
+                        prop_assert_eq!(index.set(entry), fits);
+                        if fits {
+                            twin.insert(digest, n as u64);
+                        }
+                    }
+                    2 => {
+                        let removed = index.remove(digest).map(|entry| entry.sequence());
+                        prop_assert_eq!(removed, twin.remove(&digest));
+                    }
+                    _ => {
+                        let before = twin.len();
+                        twin.retain(|_, sequence| *sequence % 5 != key % 5);
+                        let removed = index.retain(|entry| entry.sequence() % 5 != key % 5);
+                        prop_assert_eq!(removed as usize, before - twin.len());
+                    }
+                }
+                index.check();
+                prop_assert_eq!(index.len() as usize, twin.len());
+                for (digest, sequence) in &twin {
+                    prop_assert_eq!(index.find(*digest).map(Entry::sequence), Some(*sequence));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hits_are_counted_up_to_a_limit_and_leave_the_flags_alone() {
+        let shape = Shape { payload_bytes: 9, key_bytes: 3, extent: true };
+        let mut entry = Entry::new(Kind::Object, Digest(1), Version(2), 3).at(64, shape, true);
+        for hits in [1, 2, 3, 3] {
+            entry.hit();
+            assert_eq!(entry.hits(), hits);
+        }
+        assert!(entry.is_pinned() && !entry.is_removed() && entry.shape() == shape);
+        entry.set_pinned(false);
+        assert!(!entry.is_pinned() && entry.hits() == 3);
+    }
+}

@@ -1,0 +1,137 @@
+//! Headers of segments: one is made ready ahead of the open segment; at the start all are read.
+
+use super::Tier;
+use super::commit::Barrier;
+use super::start::Phase;
+use crate::format::{SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader};
+use crate::memory::{Memory, Span, zero};
+use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
+use crate::segments::{SegmentEvent, SegmentState};
+
+/// Headers that are read, or made blank, at a time.
+pub(super) const PLACES: u32 = 16;
+
+impl Tier {
+    /// Prepares the segment that fell free first, when none is ready or being prepared.
+    pub(super) fn prepare_work(&mut self, memory: &mut dyn Memory) {
+        let busy = self.segments.ready.is_some() || self.preparing.is_some();
+        if busy || !self.is_open() || !self.writable() {
+            return;
+        }
+        let Some(segment) = self.segments.free.pop_front() else { return };
+        self.segments.step(segment, SegmentEvent::Prepare);
+        self.preparing = Some(segment);
+        let generation = self.take_sequence();
+        let previous = self.last_opened;
+        let at = &mut self.segments[segment];
+        (at.generation, at.previous, at.bad, at.visible) = (generation, previous, false, true);
+        let header = SegmentHeader { segment, generation, oldest_live: self.oldest_live, previous };
+        let bytes = header.encode(self.uuid);
+        let block = self.config.block_bytes;
+        zero(memory, self.layout.header, block);
+        for at in SEGMENT_HEADER_OFFSETS {
+            memory.write(&bytes, Span::staging(self.layout.header + at as u64, SEGMENT_HEADER_BYTES as u32));
+        }
+        let pieces = Pieces::of(&[Span::staging(self.layout.header, block)]);
+        let (owner, action) = (Owner::Prepare(segment), Action::Write { durable: false });
+        let offset = self.segment_at(segment);
+        self.jobs.submit(Job { owner, action, offset, pieces, priority: Priority::Commit });
+        self.prepared_oldest_live = self.oldest_live;
+    }
+
+    pub(super) fn header_written(&mut self, segment: u32, result: Result<(), Fault>, memory: &mut dyn Memory) {
+        match result {
+            Ok(()) if self.writable() => self.after_flush(Barrier::Prepared(segment)),
+            Ok(()) => self.header_durable(segment, Err(Fault::ReadOnly)),
+            Err(fault) => {
+                self.write_failed(segment, None, fault, memory);
+                self.header_durable(segment, Err(fault));
+            }
+        }
+    }
+
+    pub(super) fn header_durable(&mut self, segment: u32, result: Result<(), Fault>) {
+        self.preparing = None;
+        if result.is_err() {
+            // What the segment held before counts no more, and what its header says now is unknown.
+            self.untracked = true;
+            self.segments.step(segment, SegmentEvent::Fail);
+            self.segments.step(segment, SegmentEvent::Discard);
+            return;
+        }
+        self.durable_oldest_live = self.prepared_oldest_live;
+        self.segments.step(segment, SegmentEvent::Prepared);
+        self.segments.ready = Some(segment);
+    }
+
+    /// How many headers are read at a time.
+    pub(super) fn header_places(&self) -> u32 {
+        let area = u64::from(self.config.scan_bytes) * u64::from(self.config.scan_buffers);
+        u64::from(PLACES).min(area / self.block()) as u32
+    }
+
+    /// Reads the header of `segment` into a block of the scan area.
+    pub(super) fn read_header(&mut self, segment: u32, place: u32) {
+        let block = self.config.block_bytes;
+        let at = self.layout.scans + u64::from(place) * u64::from(block);
+        let pieces = Pieces::of(&[Span::staging(at, block)]);
+        let (owner, action) = (Owner::HeaderRead { segment, place }, Action::Read);
+        let offset = self.segment_at(segment);
+        self.jobs.submit(Job { owner, action, offset, pieces, priority: Priority::Get });
+    }
+
+    pub(super) fn header_read(&mut self, segment: u32, place: u32, result: Result<(), Fault>, memory: &mut dyn Memory) {
+        let block = u64::from(self.config.block_bytes);
+        let at = self.layout.scans + u64::from(place) * block;
+        let copies = SEGMENT_HEADER_OFFSETS.map(|offset| {
+            let mut bytes = [0; SEGMENT_HEADER_BYTES];
+            memory.read(Span::staging(at + offset as u64, SEGMENT_HEADER_BYTES as u32), &mut bytes);
+            bytes
+        });
+        let decoded = copies.iter().find_map(|bytes| SegmentHeader::decode(bytes, self.uuid).ok());
+        let header = decoded.filter(|header| result.is_ok() && header.segment == segment);
+        let is_blank = result.is_ok() && copies.iter().flatten().all(|byte| *byte == 0);
+        if let Some(header) = header {
+            let at = &mut self.segments[segment];
+            (at.generation, at.previous) = (header.generation, header.previous);
+            self.oldest_live = self.oldest_live.max(header.oldest_live);
+        }
+        self.recovery.header(segment, header.is_none() && !is_blank);
+        let Phase::Headers { next, left, .. } = &mut self.phase else { return };
+        *left -= 1;
+        let (upcoming, is_last) = (*next, *left == 0);
+        if upcoming < self.config.segments {
+            *next += 1;
+            self.read_header(upcoming, place);
+        } else if is_last {
+            self.headers_known();
+        }
+    }
+
+    /// Segments without a generation that counts are free; the others are recovered, the newest first.
+    fn headers_known(&mut self) {
+        let newest = self.segments.iter().map(|(_, segment)| segment.generation).max().unwrap_or(0);
+        self.life = self.life.max((newest >> super::SEQUENCE_BITS) + 1);
+        self.next_sequence = (self.life << super::SEQUENCE_BITS) + 1;
+        self.durable_oldest_live = self.oldest_live;
+        let mut dead: Vec<(u64, u32)> = Vec::new();
+        let mut live: Vec<(u64, u32)> = Vec::new();
+        for (number, segment) in self.segments.iter() {
+            let generation = segment.generation;
+            if self.recovery.is_damaged(number) {
+                continue;
+            }
+            let is_dead = generation == 0 || generation < self.oldest_live;
+            if is_dead { dead.push((generation, number)) } else { live.push((generation, number)) }
+        }
+        dead.sort_unstable();
+        live.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, segment) in dead {
+            debug_assert_eq!(self.segments[segment].state, SegmentState::Unknown);
+            self.segments.step(segment, SegmentEvent::FoundFree);
+            self.segments.free.push_back(segment);
+        }
+        self.recovery.begin(live.into_iter().map(|(_, segment)| segment));
+        self.opened(Phase::Recovering);
+    }
+}

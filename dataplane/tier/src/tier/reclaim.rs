@@ -1,0 +1,379 @@
+//! Reclaim: the segment that was filled first gives way. What is hot or pinned is appended once more, the rest goes.
+//!
+//! The segment's footer says what is in it, the index says what of that still counts, the policy says what stays. The
+//! segment is free when the copies are durable and nobody reads from it. It has no footer: everything in it goes.
+
+use std::collections::VecDeque;
+
+use kvplane_proto::digest::Digest;
+
+use super::Tier;
+use super::append::Record;
+use super::commit::Barrier;
+use super::groups::{NoRoom, Waiter};
+use super::read::{Purpose, Read};
+use super::recover::FooterWindow;
+use super::start::Phase;
+use crate::config::STAGING_ALIGN_BYTES;
+use crate::format::{FooterEntry, FooterPage, Kind, UNIT_BYTES};
+use crate::index::Entry;
+use crate::memory::{Memory, Span};
+use crate::ops::{Fault, Owner, Priority};
+use crate::policy::{Candidate, Verdict};
+use crate::segments::{SegmentEvent, SegmentState};
+use crate::slots::SlotId;
+use crate::types::{Event, Miss};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// A window of the footer is being read.
+    Reading,
+    /// The entries of a window are gone through; the next one is at (page, entry).
+    Listing(u32, u32),
+    /// All is listed; copies are under way.
+    Copying,
+    /// A flush is waited for.
+    Flushing,
+    /// Readers are waited for.
+    Draining,
+}
+
+#[derive(Debug)]
+struct Victim {
+    segment: u32,
+    window: FooterWindow,
+    stage: Stage,
+    budget_bytes: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum MoveState {
+    Reading,
+    /// Read and verified; the read is kept for the key.
+    Ready(SlotId),
+    Appended,
+    Over,
+}
+
+/// A record on its way to the end of the log.
+#[derive(Debug)]
+struct Move {
+    entry: Entry,
+    memory: Span,
+    checksum: u64,
+    state: MoveState,
+}
+
+/// Reclaim.
+#[derive(Debug)]
+pub(super) struct Reclaim {
+    victim: Option<Victim>,
+    moves: VecDeque<Move>,
+    first_move: u64,
+    max_moves: usize,
+    /// Where the next move's memory begins, in the area for copies.
+    head: u64,
+    /// The first move when listing had to wait for one to be over.
+    waits_for: Option<u64>,
+}
+
+impl Reclaim {
+    pub(super) fn new(max_moves: u32) -> Self {
+        let moves = VecDeque::with_capacity(max_moves as usize);
+        Self { victim: None, moves, first_move: 0, max_moves: max_moves as usize, head: 0, waits_for: None }
+    }
+
+    pub(super) const fn is_active(&self) -> bool {
+        self.victim.is_some()
+    }
+
+    /// Memory for a record, in turn: what was taken first is given back first.
+    fn take(&mut self, bytes: u32, area: u64) -> Option<u64> {
+        let bytes = u64::from(bytes).next_multiple_of(STAGING_ALIGN_BYTES);
+        let at = match self.moves.front() {
+            None => 0,
+            Some(first) => {
+                let tail = first.memory.offset;
+                let fits = if self.head > tail { self.head + bytes <= area } else { self.head + bytes <= tail };
+                if self.head == tail {
+                    return None;
+                }
+                match (fits, self.head > tail && bytes <= tail) {
+                    (true, _) => self.head,
+                    (false, true) => 0,
+                    (false, false) => return None,
+                }
+            }
+        };
+        self.head = at + bytes;
+        Some(at)
+    }
+}
+
+impl Tier {
+    pub(super) fn reclaim_work(&mut self, now_ns: u64, memory: &mut dyn Memory) {
+        if self.phase != Phase::Running || !self.writable() {
+            return;
+        }
+        self.append_moves(now_ns, memory);
+        let Some(victim) = &self.reclaim.victim else { return self.choose_victim() };
+        match victim.stage {
+            Stage::Listing(page, entry) if self.may_list() => self.list(page, entry, memory),
+            Stage::Copying if self.reclaim.moves.is_empty() => {
+                self.set_stage(Stage::Flushing);
+                self.after_flush(Barrier::Victim);
+            }
+            Stage::Draining if self.segments[victim.segment].reads == 0 => self.release_victim(),
+            _ => {}
+        }
+    }
+
+    /// Whether a move is over since listing had to wait, and events have room.
+    fn may_list(&self) -> bool {
+        self.reclaim.waits_for != Some(self.reclaim.first_move) && !self.is_clogged()
+    }
+
+    fn set_stage(&mut self, stage: Stage) {
+        if let Some(victim) = &mut self.reclaim.victim {
+            victim.stage = stage;
+        }
+    }
+
+    /// The oldest segment gives way when few are free, or the index is nearly full.
+    fn choose_victim(&mut self) {
+        let crowded = self.index.len() >= self.config.max_records - self.config.max_records / 32;
+        let few = self.segments.free_count() < self.config.free_segments_low;
+        let preparing = self.preparing.is_some() && !crowded;
+        if preparing || !(crowded || few) {
+            return;
+        }
+        let Some(segment) = self.segments.filled.front().copied() else { return };
+        let state = self.segments[segment].state;
+        if !matches!(state, SegmentState::Sealed | SegmentState::Retired) || self.segments[segment].groups > 0 {
+            return;
+        }
+        self.segments.filled.pop_front();
+        self.segments.step(segment, SegmentEvent::Reclaim);
+        let most = self.config.scan_bytes / self.config.footer_page_bytes;
+        let window = FooterWindow { first: 0, count: most.min(self.config.footer_pages), pages: 0 };
+        let budget_bytes = self.policy.budget_bytes;
+        self.reclaim.victim = Some(Victim { segment, window, stage: Stage::Reading, budget_bytes });
+        self.stats.reclaims += 1;
+        if state == SegmentState::Retired {
+            return self.drop_victim();
+        }
+        self.read_window(segment, window, Owner::Victim, self.layout.scans);
+    }
+
+    pub(super) fn victim_filled(&mut self, result: Result<(), Fault>) {
+        let Some(victim) = &mut self.reclaim.victim else { return };
+        victim.stage = Stage::Listing(victim.window.first, 0);
+        if result.is_err() {
+            self.stats.read_faults += 1;
+            self.drop_victim();
+        }
+    }
+
+    /// Without a footer nobody knows what is in the segment but the index: it loses all of it.
+    fn drop_victim(&mut self) {
+        let Some(victim) = &self.reclaim.victim else { return };
+        let segment = victim.segment;
+        let (start, end) = (self.segment_at(segment), self.segment_at(segment + 1));
+        let before = self.segments[segment].live_bytes;
+        let dropped = self.index.retain(|entry| entry.is_removed() || entry.offset() < start || entry.offset() >= end);
+        self.stats.live_bytes -= before;
+        self.segments[segment].live_bytes = 0;
+        self.stats.evicted += u64::from(dropped);
+        self.set_stage(Stage::Copying);
+    }
+
+    /// Goes through a window of the footer, as far as moves and events have room.
+    fn list(&mut self, mut page: u32, mut from: u32, memory: &mut dyn Memory) {
+        loop {
+            let Some(victim) = &self.reclaim.victim else { return };
+            let (segment, mut window) = (victim.segment, victim.window);
+            let Some(found) = self.load_page(segment, window, page, self.layout.scans, memory) else {
+                self.stats.damaged += 1;
+                return self.drop_victim();
+            };
+            window.pages = found.pages;
+            let bytes = core::mem::take(&mut self.scratch);
+            let mut paused = None;
+            for (at, entry) in FooterPage::entries(&bytes, found.entries).enumerate().skip(from as usize) {
+                if self.is_clogged() || !self.consider(segment, &entry) {
+                    paused = Some(at as u32);
+                    break;
+                }
+            }
+            self.scratch = bytes;
+            let waits = paused.is_some() && !self.is_clogged();
+            self.reclaim.waits_for = waits.then_some(self.reclaim.first_move);
+            if let Some(entry) = paused {
+                return self.set_stage(Stage::Listing(page, entry));
+            }
+            (page, from) = (page + 1, 0);
+            if page == window.pages {
+                return self.set_stage(Stage::Copying);
+            }
+            if page == window.first + window.count {
+                let most = self.config.scan_bytes / self.config.footer_page_bytes;
+                let window = FooterWindow { first: page, count: most.min(window.pages - page), pages: window.pages };
+                if let Some(victim) = &mut self.reclaim.victim {
+                    (victim.window, victim.stage) = (window, Stage::Reading);
+                }
+                return self.read_window(segment, window, Owner::Victim, self.layout.scans);
+            }
+        }
+    }
+
+    /// Decides on one record; false when it has to wait.
+    fn consider(&mut self, segment: u32, listed: &FooterEntry) -> bool {
+        let offset = self.segment_at(segment) + u64::from(listed.unit) * UNIT_BYTES;
+        let Some(entry) = self.index.find(listed.digest).copied() else { return true };
+        if listed.kind != Kind::Object || entry.sequence() != listed.sequence || entry.offset() != offset {
+            return true;
+        }
+        let Some(budget_bytes) = self.reclaim.victim.as_ref().map(|victim| victim.budget_bytes) else { return true };
+        let record_bytes = entry.shape().record_bytes(self.config.chunk_bytes, self.config.block_bytes);
+        let candidate = Candidate {
+            digest: listed.digest,
+            record_bytes,
+            hits: entry.hits(),
+            pinned: entry.is_pinned(),
+            budget_bytes,
+        };
+        if self.policy.decide(&candidate) == Verdict::Drop {
+            self.evict(&entry);
+            return true;
+        }
+        if self.reclaim.moves.len() == self.reclaim.max_moves {
+            return false;
+        }
+        let shape = entry.shape();
+        let Some(at) = self.reclaim.take(shape.payload_bytes, self.config.copy_bytes.into()) else { return false };
+        if let Some(victim) = &mut self.reclaim.victim {
+            victim.budget_bytes = budget_bytes - record_bytes;
+        }
+        // Kept relative to the area, so that the queue of moves knows where it begins.
+        let span = Span::staging(at, shape.payload_bytes);
+        let number = self.reclaim.first_move + self.reclaim.moves.len() as u64;
+        self.reclaim.moves.push_back(Move { entry, memory: span, checksum: 0, state: MoveState::Reading });
+        let destination = Span::staging(self.layout.copies + at, shape.payload_bytes);
+        let purpose = Purpose::Move(number);
+        self.begin_read(Read { entry, destination, priority: Priority::Background, purpose });
+        true
+    }
+
+    fn evict(&mut self, entry: &Entry) {
+        if self.forget_record(entry.digest(), entry.sequence()) {
+            self.stats.evicted += 1;
+            let (digest, pinned) = (entry.digest(), entry.is_pinned());
+            self.events.push_back(Event::Evicted { digest, pinned });
+        }
+    }
+
+    fn move_at(&mut self, number: u64) -> Option<&mut Move> {
+        let at = number.checked_sub(self.reclaim.first_move)?;
+        self.reclaim.moves.get_mut(at as usize)
+    }
+
+    /// A record that is to stay has been read, or not.
+    pub(super) fn move_read(&mut self, number: u64, slot: SlotId, verified: Result<u64, Miss>) {
+        let state = if verified.is_ok() { MoveState::Ready(slot) } else { MoveState::Over };
+        if verified.is_err() {
+            self.end_read(slot);
+        }
+        if let Some(moved) = self.move_at(number) {
+            (moved.state, moved.checksum) = (state, verified.unwrap_or(0));
+        }
+        self.drop_moves();
+    }
+
+    /// Appends what was read, in order, as far as there is room.
+    fn append_moves(&mut self, now_ns: u64, memory: &mut dyn Memory) {
+        for at in 0..self.reclaim.moves.len() {
+            let number = self.reclaim.first_move + at as u64;
+            let Move { entry, memory: span, checksum, state } = self.reclaim.moves[at];
+            let MoveState::Ready(slot) = state else { continue };
+            let span = Span::staging(self.layout.copies + span.offset, span.bytes);
+            let state = if self.is_current(entry.digest(), entry.sequence()) {
+                match self.make_room(now_ns, self.need(entry.shape(), false), true, memory) {
+                    Err(NoRoom::Busy) => return,
+                    Err(NoRoom::Full) => {
+                        self.evict(&entry);
+                        MoveState::Over
+                    }
+                    Ok(()) => self.append_move(number, slot, span, checksum, memory),
+                }
+            } else {
+                MoveState::Over
+            };
+            self.end_read(slot);
+            if let Some(moved) = self.move_at(number) {
+                moved.state = state;
+            }
+        }
+        self.drop_moves();
+    }
+
+    fn append_move(
+        &mut self,
+        number: u64,
+        slot: SlotId,
+        span: Span,
+        checksum: u64,
+        memory: &mut dyn Memory,
+    ) -> MoveState {
+        let Some(entry) = self.move_at(number).map(|moved| moved.entry) else { return MoveState::Over };
+        let digest: Digest = entry.digest();
+        // It was hot or pinned a moment ago: pinned still counts as it is now, hits begin anew.
+        let pinned = self.index.find(digest).is_some_and(Entry::is_pinned);
+        let key = self.read_key(slot, &entry, memory);
+        self.sum_chunks(span, memory);
+        let (version, shape) = (entry.version(), entry.shape());
+        let record = Record { digest, version, key: &key, payload: span, shape, checksum, pinned };
+        self.append(&record, Waiter::Move(number), memory);
+        self.stats.reinserted += 1;
+        self.stats.reinserted_bytes += u64::from(span.bytes);
+        MoveState::Appended
+    }
+
+    /// The group of a record that is written again is over; what it lost, the index lost with it.
+    pub(super) fn move_written(&mut self, number: u64) {
+        if let Some(moved) = self.move_at(number) {
+            moved.state = MoveState::Over;
+        }
+        self.drop_moves();
+    }
+
+    fn drop_moves(&mut self) {
+        while self.reclaim.moves.front().is_some_and(|moved| moved.state == MoveState::Over) {
+            self.reclaim.moves.pop_front();
+            self.reclaim.first_move += 1;
+        }
+    }
+
+    pub(super) fn victim_durable(&mut self, result: Result<(), Fault>) {
+        if result.is_ok() {
+            self.set_stage(Stage::Draining);
+        }
+    }
+
+    fn release_victim(&mut self) {
+        let left = self.reclaim.victim.as_ref().map_or(0, |victim| self.segments[victim.segment].live_bytes);
+        if left > 0 {
+            // The footer did not list what the index knows: the device gave us a wrong one.
+            self.stats.damaged += 1;
+            self.drop_victim();
+        }
+        let Some(victim) = self.reclaim.victim.take() else { return };
+        let at = &self.segments[victim.segment];
+        self.oldest_live = self.oldest_live.max(at.generation + 1);
+        if at.bad {
+            self.segments.step(victim.segment, SegmentEvent::Discard);
+        } else {
+            self.segments.step(victim.segment, SegmentEvent::Release);
+            self.segments.free.push_back(victim.segment);
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Recovery: segments are looked at from the newest to the oldest, several at a time, while calls are served.
+//!
+//! A segment is shown when it and everything newer is known, so that nothing that was removed or replaced is seen on
+//! the way. A record counts when no record of its digest with a greater sequence is known; calls of this life have the
+//! greatest. Footers are believed where they are of the segment's generation, else the segment is scanned; a scanned
+//! segment gets a footer.
+//!
+//! Where something durable is missing that may have been a removal, every object older than it is given up: a cache may
+//! forget, but must not bring back what was removed.
+
+use std::collections::VecDeque;
+
+use super::Tier;
+use super::commit::Barrier;
+use super::scan::Scan;
+use super::start::Phase;
+use crate::config::TierConfig;
+use crate::format::{FooterEntry, FooterPage, Kind};
+use crate::index::Entry;
+use crate::memory::{Memory, Span};
+use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
+use crate::segments::SegmentEvent;
+use crate::types::{Event, RecoveryReport};
+
+/// How a segment's footer is read: from its last page, in windows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FooterWindow {
+    /// The first page of the window, and how many there are.
+    pub(super) first: u32,
+    pub(super) count: u32,
+    /// How many pages the footer has, once page 0 is known.
+    pub(super) pages: u32,
+}
+
+#[derive(Debug)]
+enum Task {
+    Footer { segment: u32, window: FooterWindow, durable_sequence: u64 },
+    Scan(Box<Scan>),
+}
+
+/// One buffer of recovery and what is read into it.
+#[derive(Debug, Default)]
+struct Reader {
+    task: Option<Task>,
+}
+
+/// Recovery.
+#[derive(Debug)]
+pub(super) struct Recovery {
+    /// Segments to look at, in order. Those with damaged headers come first, for they may be the newest.
+    queue: VecDeque<u32>,
+    damaged: Vec<u32>,
+    /// Segments whose turn to be shown has not come, in order.
+    unshown: VecDeque<u32>,
+    known: Vec<bool>,
+    readers: Vec<Reader>,
+    floor: u64,
+    ending: bool,
+    pub(super) report: RecoveryReport,
+}
+
+impl Recovery {
+    pub(super) fn new(config: &TierConfig) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            damaged: Vec::new(),
+            unshown: VecDeque::new(),
+            known: vec![false; config.segments as usize],
+            readers: (0..config.scan_buffers).map(|_| Reader::default()).collect(),
+            floor: 0,
+            ending: false,
+            report: RecoveryReport::default(),
+        }
+    }
+
+    pub(super) fn header(&mut self, segment: u32, damaged: bool) {
+        if damaged {
+            self.damaged.push(segment);
+        }
+    }
+
+    pub(super) fn is_damaged(&self, segment: u32) -> bool {
+        self.damaged.contains(&segment)
+    }
+
+    pub(super) fn begin(&mut self, newest_first: impl Iterator<Item = u32>) {
+        self.unshown = newest_first.collect();
+        self.queue = self.damaged.iter().copied().chain(self.unshown.iter().copied()).collect();
+    }
+}
+
+impl Tier {
+    /// Gives idle buffers something to read; ends recovery when all is known.
+    pub(super) fn recovery_work(&mut self, memory: &mut dyn Memory) {
+        if self.phase != Phase::Recovering || self.recovery.ending {
+            return;
+        }
+        for reader in 0..self.recovery.readers.len() {
+            if self.recovery.readers[reader].task.is_none() && !self.next_task(reader as u32) {
+                break;
+            }
+        }
+        let idle = self.recovery.readers.iter().all(|reader| reader.task.is_none());
+        if idle && self.recovery.queue.is_empty() {
+            self.recovery.ending = true;
+            self.recovery_known();
+            if self.writable() {
+                self.after_flush(Barrier::Recovered);
+            } else {
+                self.recovery_durable();
+            }
+        }
+        let _ = memory;
+    }
+
+    fn next_task(&mut self, reader: u32) -> bool {
+        let Some(segment) = self.recovery.queue.front().copied() else { return false };
+        let is_damaged = self.recovery.is_damaged(segment);
+        // What has a header waits for what has none: that may be newer.
+        let busy = self.recovery.readers.iter().any(|reader| reader.task.is_some());
+        let after_damaged = !is_damaged && self.recovery.damaged.iter().any(|one| !self.recovery.known[*one as usize]);
+        if after_damaged && busy {
+            return false;
+        }
+        if is_damaged && !self.begin_scan(reader, segment, None) {
+            return false;
+        }
+        self.recovery.queue.pop_front();
+        if !is_damaged {
+            let count = self.config.scan_bytes / self.config.footer_page_bytes;
+            let window = FooterWindow { first: 0, count: count.min(self.config.footer_pages), pages: 0 };
+            self.recovery.readers[reader as usize].task = Some(Task::Footer { segment, window, durable_sequence: 0 });
+            self.read_window(segment, window, Owner::Reader(reader), self.reader_buffer(reader));
+        }
+        true
+    }
+
+    /// Begins to scan a segment, if a list for its records is free; one is left for puts.
+    fn begin_scan(&mut self, reader: u32, segment: u32, generation: Option<u64>) -> bool {
+        let needed = if self.log.open.is_some() { 1 } else { 2 };
+        if self.spare_entries.len() < needed {
+            return false;
+        }
+        let Some(entries) = self.spare_entries.pop() else { return false };
+        let scan = Box::new(Scan::new(segment, generation, entries, self.block()));
+        self.read_for_scan(reader, &scan);
+        self.recovery.readers[reader as usize].task = Some(Task::Scan(scan));
+        true
+    }
+
+    pub(super) fn reader_buffer(&self, reader: u32) -> u64 {
+        self.layout.scans + u64::from(reader) * u64::from(self.config.scan_bytes)
+    }
+
+    /// Reads a window of a footer: its pages lie in the buffer in the device's order, the last one first.
+    pub(super) fn read_window(&mut self, segment: u32, window: FooterWindow, owner: Owner, buffer: u64) {
+        let bytes = window.count * self.config.footer_page_bytes;
+        let offset = self.page_at(segment, window.first + window.count - 1);
+        let pieces = Pieces::of(&[Span::staging(buffer, bytes)]);
+        self.jobs.submit(Job { owner, action: Action::Read, offset, pieces, priority: Priority::Background });
+    }
+
+    /// Checks page `page` of a window that was read; its bytes are in `scratch` afterwards.
+    pub(super) fn load_page(
+        &mut self,
+        segment: u32,
+        window: FooterWindow,
+        page: u32,
+        buffer: u64,
+        memory: &dyn Memory,
+    ) -> Option<FooterPage> {
+        let bytes = self.config.footer_page_bytes;
+        let at = buffer + u64::from(window.first + window.count - 1 - page) * u64::from(bytes);
+        self.scratch.resize(bytes as usize, 0);
+        memory.read(Span::staging(at, bytes), &mut self.scratch);
+        let found = FooterPage::decode(&self.scratch, self.uuid).ok()?;
+        let fits = found.segment == segment
+            && found.generation == self.segments[segment].generation
+            && found.page == page
+            && found.pages <= self.config.footer_pages;
+        fits.then_some(found)
+    }
+
+    pub(super) fn reader_filled(&mut self, reader: u32, result: Result<(), Fault>, memory: &mut dyn Memory) {
+        match self.recovery.readers[reader as usize].task.take() {
+            Some(Task::Footer { segment, window, durable_sequence }) => {
+                let next = result.ok().and_then(|()| self.footer_window(reader, segment, window, memory));
+                match next {
+                    None => self.scan_instead(reader, segment),
+                    Some((Some(window), durable)) => {
+                        let durable_sequence = durable.max(durable_sequence);
+                        self.recovery.readers[reader as usize].task =
+                            Some(Task::Footer { segment, window, durable_sequence });
+                        self.read_window(segment, window, Owner::Reader(reader), self.reader_buffer(reader));
+                    }
+                    Some((None, durable)) => {
+                        self.recovery.report.sealed_segments += 1;
+                        self.segments.step(segment, SegmentEvent::FoundSealed);
+                        self.segment_known(segment, durable.max(durable_sequence), memory);
+                    }
+                }
+            }
+            Some(Task::Scan(mut scan)) => {
+                if self.scan_window(&mut scan, reader, result, memory) {
+                    self.read_for_scan(reader, &scan);
+                    self.recovery.readers[reader as usize].task = Some(Task::Scan(scan));
+                } else {
+                    self.scan_over(*scan, memory);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn scan_instead(&mut self, reader: u32, segment: u32) {
+        let generation = self.segments[segment].generation;
+        if !self.begin_scan(reader, segment, Some(generation)) {
+            // No list is free: back into the queue, and once more from the footer.
+            self.recovery.queue.push_front(segment);
+        }
+    }
+
+    /// Applies the pages of a window. `None` when one is no good; else the window that follows, if any.
+    fn footer_window(
+        &mut self,
+        reader: u32,
+        segment: u32,
+        window: FooterWindow,
+        memory: &dyn Memory,
+    ) -> Option<(Option<FooterWindow>, u64)> {
+        let (buffer, mut window, mut durable) = (self.reader_buffer(reader), window, 0);
+        let mut page = window.first;
+        while page < window.first + window.count {
+            let found = self.load_page(segment, window, page, buffer, memory)?;
+            window.pages = found.pages;
+            durable = found.durable_sequence;
+            let bytes = core::mem::take(&mut self.scratch);
+            for entry in FooterPage::entries(&bytes, found.entries) {
+                self.apply(segment, &entry);
+            }
+            self.scratch = bytes;
+            page += 1;
+            if page == window.pages {
+                return Some((None, durable));
+            }
+        }
+        let most = self.config.scan_bytes / self.config.footer_page_bytes;
+        let count = most.min(window.pages - page);
+        Some((Some(FooterWindow { first: page, count, pages: window.pages }), durable))
+    }
+
+    /// Takes note of a record.
+    pub(super) fn apply(&mut self, segment: u32, entry: &FooterEntry) {
+        let offset = self.segment_at(segment) + u64::from(entry.unit) * crate::format::UNIT_BYTES;
+        let fits = u64::from(entry.unit) * crate::format::UNIT_BYTES + self.record_bytes(entry.shape)
+            <= self.config.segment_bytes
+            && entry.shape.payload_bytes <= self.config.max_object_bytes
+            && entry.shape.key_bytes <= self.config.max_key_bytes;
+        self.recovery.report.tombstones += u64::from(entry.kind == Kind::Tombstone);
+        let known = self.index.find(entry.digest).map(Entry::sequence);
+        if known.is_some_and(|sequence| sequence >= entry.sequence) {
+            let is_object = entry.kind == Kind::Object && known != Some(entry.sequence);
+            self.recovery.report.superseded_records += u64::from(is_object);
+            return;
+        }
+        match entry.kind {
+            Kind::Tombstone => self.remember_removal(entry.digest, entry.version, entry.sequence),
+            Kind::Object if !fits || entry.sequence < self.recovery.floor => self.recovery.report.given_up += 1,
+            Kind::Object => {
+                let found = Entry::new(Kind::Object, entry.digest, entry.version, entry.sequence);
+                if !self.place(found.at(offset, entry.shape, entry.pinned)) {
+                    self.recovery.report.given_up += 1;
+                    self.raise_floor(entry.sequence);
+                }
+            }
+        }
+    }
+
+    /// Objects older than this are not believed any more, those found already included.
+    pub(super) fn raise_floor(&mut self, floor: u64) {
+        self.untracked = true;
+        if floor <= self.recovery.floor {
+            return;
+        }
+        self.recovery.floor = floor;
+        let mut given_up = Vec::new();
+        for (_, entry) in self.index.walk(0) {
+            if !entry.is_removed() && entry.sequence() < floor {
+                given_up.push(entry.digest());
+            }
+        }
+        self.recovery.report.given_up += given_up.len() as u64;
+        for digest in given_up {
+            self.forget(digest);
+        }
+    }
+
+    /// A removal that was durable may be missing: nothing older is believed.
+    pub(super) fn removal_lost(&mut self, floor: u64) {
+        self.recovery.report.lost_removals += 1;
+        self.raise_floor(floor);
+    }
+
+    /// All of a segment is known. `durable_sequence`: what its records say was durable.
+    pub(super) fn segment_known(&mut self, segment: u32, durable_sequence: u64, memory: &mut dyn Memory) {
+        let at = self.segments[segment].clone();
+        let linked = at.previous >= self.oldest_live && at.previous != 0 && durable_sequence > at.previous;
+        if linked && !self.segments.iter().any(|(_, other)| other.generation == at.previous) {
+            self.removal_lost(self.ceiling(at.previous));
+        }
+        self.recovery.known[segment as usize] = true;
+        while let Some(next) = self.recovery.unshown.front().copied() {
+            if !self.recovery.known[next as usize] {
+                break;
+            }
+            self.segments[next].visible = true;
+            self.recovery.unshown.pop_front();
+        }
+        self.recovery_work(memory);
+    }
+
+    /// A sequence above that of every record of the segment of this generation. A segment gets its generation when the
+    /// one before it is opened, so it is the next but one that is surely above.
+    pub(super) fn ceiling(&self, generation: u64) -> u64 {
+        let life = (self.life << super::SEQUENCE_BITS) + 1;
+        let above = |least: u64| {
+            let newer = self.segments.iter().map(|(_, segment)| segment.generation).filter(|other| *other > least);
+            newer.min().unwrap_or(life).min(life)
+        };
+        above(above(generation))
+    }
+
+    fn recovery_known(&mut self) {
+        for segment in core::mem::take(&mut self.recovery.damaged) {
+            self.segments[segment].visible = true;
+        }
+        self.index.retain(|entry| !entry.is_removed());
+        self.stats.tombstones_held = 0;
+        self.recovery.report.objects = self.index.len();
+        let mut filled: Vec<_> = self.segments.iter().filter(|(_, segment)| segment.state.has_records()).collect();
+        filled.sort_unstable_by_key(|(_, segment)| segment.generation);
+        self.segments.filled = filled.into_iter().map(|(number, _)| number).collect();
+    }
+
+    pub(super) fn recovery_durable(&mut self) {
+        self.phase = Phase::Running;
+        self.events.push_back(Event::Recovered(self.recovery.report));
+    }
+}

@@ -1,0 +1,92 @@
+//! What is counted, and how the tier is.
+
+use super::Tier;
+use crate::segments::SegmentState;
+
+/// Counts since the start, and how much there is now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierStats {
+    /// Objects in the index.
+    pub objects: u32,
+    /// Bytes of live records on the device.
+    pub live_bytes: u64,
+    /// Segments without records.
+    pub free_segments: u32,
+    /// Segments with write errors.
+    pub bad_segments: u32,
+    /// Segments in use that have a footer.
+    pub sealed_segments: u32,
+    /// Puts taken.
+    pub puts: u64,
+    /// Bytes of their payloads.
+    pub put_bytes: u64,
+    /// Puts refused for want of room.
+    pub put_refusals: u64,
+    /// Puts refused because the payload was not what its writer stated.
+    pub bad_payloads: u64,
+    /// Removals taken.
+    pub removes: u64,
+    /// Tombstones appended, those of replaced objects included.
+    pub tombstones: u64,
+    /// Gets that gave an object.
+    pub hits: u64,
+    /// Bytes of them.
+    pub hit_bytes: u64,
+    /// Gets of what is not there.
+    pub misses: u64,
+    /// Groups written.
+    pub groups: u64,
+    /// Bytes of them: with `put_bytes`, the write amplification.
+    pub written_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Segments sealed.
+    pub sealed: u64,
+    /// Segments reclaimed.
+    pub reclaims: u64,
+    /// Records written again by reclaim.
+    pub reinserted: u64,
+    /// Bytes of their payloads.
+    pub reinserted_bytes: u64,
+    /// Objects dropped by reclaim.
+    pub evicted: u64,
+    /// Objects lost because the device could not write them.
+    pub lost_writes: u64,
+    /// Operations that the device could not write.
+    pub write_faults: u64,
+    /// Reads that the device could not do.
+    pub read_faults: u64,
+    /// Records that were damaged when they were read.
+    pub damaged: u64,
+    /// Records of an earlier use of their place: a write was lost.
+    pub stale: u64,
+    /// Records that belong elsewhere.
+    pub misdirected: u64,
+    /// Completions that nobody waited for.
+    pub stale_completions: u64,
+    /// Removals that the index holds until recovery is over.
+    pub tombstones_held: u64,
+}
+
+impl Tier {
+    /// Counts since the start, and how much there is now. Walks the segments.
+    #[must_use]
+    pub fn stats(&self) -> TierStats {
+        let sealed = self.segments.iter().filter(|(_, segment)| segment.state == SegmentState::Sealed);
+        TierStats {
+            objects: self.index.len() - self.stats.tombstones_held as u32,
+            free_segments: self.segments.free_count(),
+            sealed_segments: sealed.count() as u32,
+            stale_completions: self.jobs.stale,
+            ..self.stats
+        }
+    }
+
+    /// Whether nothing is under way: no operation, no unwritten record, nothing unsynced that somebody waits for.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let segments = self.seals.is_empty() && self.preparing.is_none();
+        let calls = self.log.groups.is_empty() && self.reads.is_empty() && self.events.is_empty();
+        self.jobs.is_idle() && self.flushes.is_idle() && segments && calls && !self.reclaim.is_active()
+    }
+}

@@ -1,0 +1,112 @@
+//! A crash after every single operation of the device, in a fixed history; then everything is as it was promised, and
+//! recovering twice gives the same.
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::rng::Rng;
+use kvplane_tier::{Ack, Priority, RecordView};
+use support::model::Promise;
+use support::small;
+use support::world::World;
+
+fn digest(key: u64) -> Digest {
+    Digest::of(b"tenant", &key.to_le_bytes())
+}
+
+/// Fills the device about one and a half times with puts, overwrites, removals and gets, `crash_after` operations long;
+/// whether all of it was done.
+fn history(world: &mut World, crash_after: u64) -> bool {
+    let mut rng = Rng::new(9, "history");
+    world.until_recovered();
+    for turn in 0..230u64 {
+        let key = digest(rng.below(40));
+        let ack = if turn % 3 == 0 { Ack::Durable } else { Ack::Buffered };
+        let bytes = if turn % 11 == 0 { 70_000 } else { 1 + rng.below(12_000) as u32 };
+        if turn % 5 == 4 {
+            let _ = world.remove(key, ack);
+        } else {
+            let _ = world.put(key, bytes, turn % 17 == 0, ack);
+        }
+        world.get(digest(rng.below(40)), Priority::Get);
+        for _ in 0..4 {
+            if world.device.completions >= crash_after {
+                return false;
+            }
+            world.step();
+        }
+        world.now_ns += 500;
+    }
+    true
+}
+
+fn all(world: &World) -> BTreeMap<Digest, RecordView> {
+    let mut all = BTreeMap::new();
+    let mut from = Some(0);
+    while let Some(at) = from {
+        let (views, next) = world.tier.walk(at, 7);
+        all.extend(views.into_iter().map(|view| (view.digest, view)));
+        from = next;
+    }
+    all
+}
+
+#[test]
+fn a_crash_after_any_operation_keeps_what_was_promised() {
+    for power in [true, false] {
+        for block in [512, 4096] {
+            let mut crash_after = 12;
+            loop {
+                let mut world = World::new(small(block), 77);
+                let complete = history(&mut world, crash_after);
+                world.restart(power);
+                world.until_recovered();
+                world.tier.check();
+                let promise = if power { Promise::Durable } else { Promise::Buffered };
+                let verdict = world.verify(promise, true);
+                verdict.unwrap_or_else(|error| panic!("power {power}, after operation {crash_after}: {error}"));
+                if complete {
+                    assert!(crash_after > 600, "only {crash_after} operations");
+                    break;
+                }
+                crash_after += if crash_after < 60 { 1 } else { 3 };
+            }
+        }
+    }
+}
+
+#[test]
+fn recovering_twice_gives_the_same() {
+    for seed in 0..20 {
+        let mut world = World::new(small(512), seed);
+        history(&mut world, 200 + 30 * seed);
+        world.restart(true);
+        world.until_recovered();
+        let first = all(&world);
+        // Before reclaim or anybody else has done anything.
+        world.restart(true);
+        world.until_recovered();
+        let second = all(&world);
+        let kept = first.iter().filter(|(digest, view)| second.get(digest) == Some(view)).count();
+        assert!(second.iter().all(|(digest, view)| first.get(digest) == Some(view)), "seed {seed}: more than before");
+        assert_eq!(kept, first.len(), "seed {seed}");
+        assert!(!first.is_empty());
+    }
+}
+
+#[test]
+fn a_restart_in_peace_scans_only_what_was_open() {
+    let mut world = World::new(small(4096), 4);
+    // Not so much that reclaim has to begin.
+    history(&mut world, 450);
+    world.settle();
+    let before = all(&world);
+    world.restart(false);
+    world.until_recovered();
+    assert_eq!(all(&world), before);
+    let report = world.reports.last().expect("a report");
+    assert!(report.sealed_segments >= 3 && report.scanned_segments <= 2, "{report}");
+    assert_eq!((report.torn_records, report.damaged_headers, report.unreadable_windows), (0, 0, 0), "{report}");
+}

@@ -1,0 +1,183 @@
+//! Damage to what is on the device: any bit flipped, a log cut at any block, old data, other devices.
+
+mod support;
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::rng::Rng;
+use kvplane_tier::format::{FIRST_SEGMENT_OFFSET, SUPERBLOCK_OFFSETS};
+use kvplane_tier::{Ack, OpenError, TierConfig};
+use support::model::Promise;
+use support::small;
+use support::world::World;
+
+const KEYS: u64 = 24;
+
+fn digest(key: u64) -> Digest {
+    Digest::of(b"", &key.to_le_bytes())
+}
+
+fn put(world: &mut World, key: u64, bytes: u32) {
+    while let Err(error) = world.put(digest(key), bytes, false, Ack::Durable) {
+        assert!(world.step(), "{error}");
+    }
+}
+
+/// Some sealed segments and an open one; a part of the keys is removed, the last removals are the last records.
+fn filled(seed: u64) -> World {
+    let mut world = World::new(TierConfig { segment_bytes: 64 << 10, max_object_bytes: 20_000, ..small(512) }, seed);
+    world.until_recovered();
+    let mut rng = Rng::new(seed, "fill");
+    for key in 0..KEYS {
+        put(&mut world, key, 1 + rng.below(12_000) as u32);
+    }
+    for key in (0..KEYS).step_by(3) {
+        while world.remove(digest(key), Ack::Durable).is_err() {
+            assert!(world.step());
+        }
+        world.settle();
+    }
+    world.device_fails = true;
+    world
+}
+
+fn restart_and_verify(world: &mut World, what: &str) {
+    world.restart(true);
+    world.until_recovered();
+    if world.refused.is_none() {
+        world.tier.check();
+        world.verify(Promise::Durable, false).unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+}
+
+/// Places to damage: around everything that is not zero, some of them each time.
+fn places(world: &World, rng: &mut Rng, count: usize) -> Vec<usize> {
+    let used: Vec<usize> = (0..world.device.bytes().len()).filter(|at| world.device.bytes()[*at] != 0).collect();
+    (0..count).map(|_| used[rng.below(used.len() as u64) as usize]).collect()
+}
+
+#[test]
+fn one_flipped_bit_never_gives_a_wrong_byte_or_a_removed_key() {
+    for seed in 0..60 {
+        let mut world = filled(seed);
+        let mut rng = Rng::new(seed, "flip");
+        for at in places(&world, &mut rng, 6) {
+            let bit = rng.below(8) as u32;
+            world.device.flip(at, bit);
+            restart_and_verify(&mut world, &format!("seed {seed}, bit {bit} of byte {at}"));
+            assert_eq!(world.refused, None, "one superblock is good");
+            world.device.flip(at, bit);
+            world = filled(seed);
+        }
+    }
+}
+
+#[test]
+fn every_bit_of_the_structures_matters_to_nobody_but_the_device() {
+    // Headers of segments, records and tombstones of the open segment, pages of footers: each byte in turn.
+    let world = filled(3);
+    let mut structures = Vec::new();
+    for (at, word) in world.device.bytes().windows(4).enumerate().step_by(64) {
+        let bytes = match word {
+            b"KVTG" => 64,
+            b"KVTR" => 104,
+            b"KVTF" => 160,
+            _ => continue,
+        };
+        structures.extend((at..at + bytes).step_by(5));
+    }
+    assert!(structures.len() > 500, "{} places", structures.len());
+    let mut rng = Rng::new(3, "bits");
+    for at in structures {
+        if rng.chance(0.85) {
+            continue;
+        }
+        let mut world = filled(3);
+        world.device.flip(at, rng.below(8) as u32);
+        restart_and_verify(&mut world, &format!("byte {at}"));
+    }
+}
+
+#[test]
+fn a_log_cut_anywhere_is_a_shorter_log() {
+    let mut rng = Rng::new(1, "cut");
+    for seed in 0..40 {
+        let mut world = filled(seed);
+        let end = world.device.bytes().len() as u64;
+        let at = FIRST_SEGMENT_OFFSET + rng.below(end - FIRST_SEGMENT_OFFSET);
+        let rest = vec![0; (end - at) as usize];
+        world.device.put(at as usize, &rest);
+        world.restart(true);
+        world.until_recovered();
+        world.tier.check();
+        // Whole segments are gone, removals among them: only that bytes are right can be promised.
+        let _ = world.verify(Promise::Durable, false);
+    }
+}
+
+#[test]
+fn a_segment_as_it_was_long_ago_is_recognised() {
+    for seed in 0..20 {
+        let mut world = filled(seed);
+        let old = world.device.bytes().to_vec();
+        for key in 0..3 * KEYS {
+            put(&mut world, key % KEYS, 9_000);
+        }
+        world.settle();
+        let each = world.config.segment_bytes as usize;
+        let segment = seed as usize % world.config.segments as usize;
+        let at = FIRST_SEGMENT_OFFSET as usize + segment * each;
+        world.device.put(at, &old[at..at + each]);
+        // While it runs: whatever was read from there is recognised.
+        world.verify(Promise::None, false).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        world.restart(true);
+        world.until_recovered();
+        world.tier.check();
+        let _ = world.verify(Promise::Durable, false);
+    }
+}
+
+fn refusal(change: impl FnOnce(&mut World)) -> OpenError {
+    let mut world = filled(1);
+    world.settle();
+    change(&mut world);
+    let before = world.device.bytes().to_vec();
+    world.until_open();
+    assert!(world.device.bytes() == before, "a refused device is not written to");
+    world.refused.expect("a refusal")
+}
+
+#[test]
+fn other_devices_are_refused_with_reasons() {
+    let set = |world: &mut World, at: usize, bytes: &[u8]| {
+        for copy in SUPERBLOCK_OFFSETS {
+            let start = copy as usize;
+            let mut block = world.device.bytes()[start..start + 128].to_vec();
+            block[at..at + bytes.len()].copy_from_slice(bytes);
+            let sum = kvplane_proto::checksum::frame_checksum(&block[..124]);
+            block[124..].copy_from_slice(&sum.to_le_bytes());
+            world.device.put(start, &block);
+        }
+        world.reopen();
+    };
+    let version = refusal(|world| set(world, 4, &9u16.to_le_bytes()));
+    assert_eq!(version, OpenError::OtherVersion { found: 9, known: 1 });
+    assert!(version.to_string().contains("format version 9, this program knows 1"));
+    let cluster = refusal(|world| set(world, 32, &5u128.to_le_bytes()));
+    assert_eq!(cluster.to_string(), "the device belongs to cluster 0x5, not to 0x7: it is not touched");
+    let node = refusal(|world| set(world, 48, &4u64.to_le_bytes()));
+    assert_eq!(node, OpenError::OtherOwner { field: "node", found: 4, expected: 3 });
+    let shard = refusal(|world| set(world, 6, &0u16.to_le_bytes()));
+    assert_eq!(shard, OpenError::OtherOwner { field: "shard", found: 0, expected: 1 });
+    let layout = refusal(|world| set(world, 72, &99u32.to_le_bytes()));
+    assert_eq!(layout, OpenError::OtherLayout { field: "segments", found: 99, expected: 8 });
+    let foreign = refusal(|world| {
+        SUPERBLOCK_OFFSETS.iter().for_each(|at| world.device.put(*at as usize, b"EXT4"));
+        world.reopen();
+    });
+    assert_eq!(foreign, OpenError::Foreign);
+    let damaged = refusal(|world| {
+        SUPERBLOCK_OFFSETS.iter().for_each(|at| world.device.flip(*at as usize + 20, 1));
+        world.reopen();
+    });
+    assert_eq!(damaged, OpenError::Damaged);
+}

@@ -1,0 +1,136 @@
+//! The bytes on the device, held still: whoever changes one changes the format version with it.
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::{NodeId, ShardId, Version};
+use kvplane_tier::format::{
+    FooterEntry, FooterPage, Kind, RecordHeader, SegmentHeader, Shape, Superblock, SuperblockFound,
+};
+use proptest::prelude::*;
+
+const UUID: u128 = 0x0011_2233_4455_6677_8899_aabb_ccdd_eeff;
+
+fn hex(bytes: &[u8]) -> String {
+    let lines = bytes.chunks(16).map(|line| line.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn superblock() -> Superblock {
+    Superblock {
+        generation: 0x0102_0304,
+        uuid: UUID,
+        cluster: 0xabcd,
+        node: NodeId(0x77),
+        shard: ShardId(5),
+        block_bytes: 4096,
+        footer_page_bytes: 16_384,
+        segment_bytes: 128 << 20,
+        segments: 1000,
+        chunk_bytes: 262_144,
+    }
+}
+
+fn record() -> RecordHeader {
+    RecordHeader {
+        kind: Kind::Object,
+        shape: Shape { payload_bytes: 300_000, key_bytes: 11, extent: true },
+        pinned: true,
+        twin: false,
+        digest: Digest(0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100),
+        version: Version(9),
+        sequence: (1 << 40) + 2,
+        generation: (1 << 40) + 1,
+        offset: 0x0012_3400,
+        payload_checksum: 0x1122_3344_5566_7788,
+        durable_sequence: 1 << 40,
+        durable_tombstones: 3,
+        chunk_bytes: 262_144,
+        body_checksum: 0xdead_beef,
+    }
+}
+
+#[test]
+fn the_superblock_is_as_documented() {
+    assert_eq!(hex(&superblock().encode()), include_str!("golden/superblock.hex").trim());
+    assert_eq!(Superblock::decode(&superblock().encode()), SuperblockFound::Ours(superblock()));
+}
+
+#[test]
+fn the_segment_header_is_as_documented() {
+    let header = SegmentHeader { segment: 7, generation: (1 << 40) + 1, oldest_live: 1 << 40, previous: 5 };
+    assert_eq!(hex(&header.encode(UUID)), include_str!("golden/segment.hex").trim());
+    assert_eq!(SegmentHeader::decode(&header.encode(UUID), UUID), Ok(header));
+    assert!(SegmentHeader::decode(&header.encode(UUID), UUID + 1).is_err(), "another device");
+}
+
+#[test]
+fn the_record_header_is_as_documented() {
+    assert_eq!(hex(&record().encode(UUID)), include_str!("golden/record.hex").trim());
+    assert_eq!(RecordHeader::decode(&record().encode(UUID), UUID, 1 << 20), Ok(record()));
+    assert!(RecordHeader::decode(&record().encode(UUID), UUID, 1 << 10).is_err(), "too long");
+}
+
+#[test]
+fn the_footer_page_is_as_documented() {
+    let entry = |sequence, kind| FooterEntry {
+        kind,
+        shape: record().shape,
+        pinned: sequence == 1,
+        digest: record().digest,
+        version: Version(9),
+        sequence,
+        unit: 64,
+    };
+    let entries = [entry(1, Kind::Object), entry(2, Kind::Tombstone)];
+    let page = FooterPage { segment: 7, generation: 11, page: 1, pages: 2, entries: 2, durable_sequence: 10 };
+    let mut bytes = vec![0xff; 512];
+    page.encode(UUID, &entries, &mut bytes);
+    assert_eq!(hex(&bytes[..160]), include_str!("golden/footer.hex").trim());
+    assert!(bytes[160..].iter().all(|byte| *byte == 0));
+    assert_eq!(FooterPage::decode(&bytes, UUID), Ok(page));
+    assert!(FooterPage::entries(&bytes, 2).eq(entries));
+}
+
+proptest! {
+    #[test]
+    fn no_flipped_bit_of_a_structure_passes(bit in 0..8 * 104usize) {
+        let mut bytes = record().encode(UUID);
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        prop_assert!(RecordHeader::decode(&bytes, UUID, 1 << 20).is_err());
+        let header = SegmentHeader { segment: 7, generation: 8, oldest_live: 9, previous: 5 };
+        let mut bytes = header.encode(UUID);
+        bytes[bit / 8 % 64] ^= 1 << (bit % 8);
+        prop_assert!(SegmentHeader::decode(&bytes, UUID).is_err());
+        let mut bytes = superblock().encode();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        let is_ours = matches!(Superblock::decode(&bytes), SuperblockFound::Ours(_));
+        prop_assert!(!is_ours);
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_harm(bytes in prop::collection::vec(any::<u8>(), 512), magic in 0..4usize) {
+        let mut bytes = bytes;
+        bytes[..6].copy_from_slice([b"KVTS\x01\0", b"KVTG\x01\0", b"KVTR\x01\0", b"KVTF\x01\0"][magic]);
+        let fixed = |len: usize| bytes[..len].to_vec();
+        let _ = Superblock::decode(&fixed(128).try_into().expect("128 bytes"));
+        let _ = SegmentHeader::decode(&fixed(64).try_into().expect("64 bytes"), UUID);
+        let _ = RecordHeader::decode(&fixed(104).try_into().expect("104 bytes"), UUID, 1 << 20);
+        let _ = FooterPage::decode(&bytes, UUID);
+    }
+
+    #[test]
+    fn records_come_back_as_they_were(
+        digest in any::<u128>(), version in any::<u64>(), sequence in any::<u64>(), offset in any::<u64>(),
+        payload_bytes in 1..1u32 << 20, key_bytes in 0..4096u16, extent in any::<bool>(), pinned in any::<bool>(),
+    ) {
+        let shape = Shape { payload_bytes, key_bytes, extent };
+        let header = RecordHeader {
+            shape, pinned, offset, sequence, digest: Digest(digest), version: Version(version), ..record()
+        };
+        prop_assert_eq!(RecordHeader::decode(&header.encode(UUID), UUID, 1 << 20), Ok(header));
+        let (chunk, block) = (262_144, 4096);
+        let whole = shape.record_bytes(chunk, block);
+        prop_assert!(whole >= shape.payload_at(chunk, block) + u64::from(payload_bytes));
+        let unit = if extent { 4096 } else { 64 };
+        prop_assert_eq!(whole % unit, 0);
+    }
+}
