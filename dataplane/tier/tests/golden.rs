@@ -43,6 +43,7 @@ fn record() -> RecordHeader {
         payload_checksum: 0x1122_3344_5566_7788,
         durable_sequence: 1 << 40,
         durable_tombstones: 3,
+        oldest_live: 0x0a0b_0c0d,
         chunk_bytes: 262_144,
         body_checksum: 0xdead_beef,
     }

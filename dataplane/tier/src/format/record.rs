@@ -114,6 +114,8 @@ pub struct RecordHeader {
     pub durable_sequence: u64,
     /// How many tombstones of this segment were durable then.
     pub durable_tombstones: u32,
+    /// Segments of lesser generations held nothing that counted: as in the segment's header, should that be unreadable.
+    pub oldest_live: u64,
     /// Bytes of payload under one checksum.
     pub chunk_bytes: u32,
     /// CRC-32C of the listed checksums and the key.
@@ -142,6 +144,7 @@ impl RecordHeader {
         put32(&mut out, 80, self.chunk_bytes);
         put32(&mut out, 84, self.body_checksum);
         put16(&mut out, 88, self.shape.key_bytes);
+        put64(&mut out, 92, self.oldest_live);
         let checksum = seeded(uuid, &out[..CHECKSUM_AT]);
         put32(&mut out, CHECKSUM_AT, checksum);
         out
@@ -171,6 +174,7 @@ impl RecordHeader {
             payload_checksum: word64(bytes, 56),
             durable_sequence: word64(bytes, 64),
             durable_tombstones: word32(bytes, 72),
+            oldest_live: word64(bytes, 92),
             chunk_bytes: word32(bytes, 80),
             body_checksum: word32(bytes, 84),
         };

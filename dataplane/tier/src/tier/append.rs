@@ -231,6 +231,7 @@ impl Tier {
             payload_checksum: 0,
             durable_sequence,
             durable_tombstones,
+            oldest_live: self.durable_oldest_live,
             chunk_bytes: self.config.chunk_bytes,
             body_checksum: frame_checksum(&[]),
         }

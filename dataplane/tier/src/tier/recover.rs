@@ -122,6 +122,15 @@ impl Tier {
         if after_damaged && busy {
             return false;
         }
+        if !is_damaged && self.segments[segment].generation < self.oldest_live {
+            // What was learnt from the records of a segment without a header.
+            self.recovery.queue.pop_front();
+            self.segments.step(segment, SegmentEvent::FoundFree);
+            self.segments.free.push_back(segment);
+            self.recovery.known[segment as usize] = true;
+            self.show_known();
+            return true;
+        }
         if is_damaged && !self.begin_scan(reader, segment, None) {
             return false;
         }
@@ -309,6 +318,12 @@ impl Tier {
             self.removal_lost(self.ceiling(at.previous));
         }
         self.recovery.known[segment as usize] = true;
+        self.show_known();
+        self.recovery_work(memory);
+    }
+
+    /// Shows the segments of which everything newer is known.
+    fn show_known(&mut self) {
         while let Some(next) = self.recovery.unshown.front().copied() {
             if !self.recovery.known[next as usize] {
                 break;
@@ -316,7 +331,6 @@ impl Tier {
             self.segments[next].visible = true;
             self.recovery.unshown.pop_front();
         }
-        self.recovery_work(memory);
     }
 
     /// A sequence above that of every record of the segment of this generation. A segment gets its generation when the

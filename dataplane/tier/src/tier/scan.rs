@@ -45,6 +45,7 @@ pub(super) struct Scan {
     unreadable: bool,
     durable_sequence: u64,
     durable_tombstones: u32,
+    oldest_live: u64,
 }
 
 enum Step {
@@ -68,6 +69,7 @@ impl Scan {
             unreadable: false,
             durable_sequence: 0,
             durable_tombstones: 0,
+            oldest_live: 0,
         }
     }
 
@@ -81,6 +83,7 @@ impl Scan {
             self.durable_sequence = header.durable_sequence;
             self.durable_tombstones = self.durable_tombstones.max(header.durable_tombstones);
         }
+        self.oldest_live = self.oldest_live.max(header.oldest_live);
         let twin_of = |entry: &&FooterEntry| entry.sequence >= header.sequence;
         let known = self.entries.iter().rev().take_while(twin_of).any(|entry| entry.sequence == header.sequence);
         if !known && self.entries.len() < self.entries.capacity() {
@@ -274,6 +277,7 @@ impl Tier {
             self.removal_lost(scan.durable_sequence + 1);
         }
         self.segments[segment].generation = generation;
+        self.oldest_live = self.oldest_live.max(scan.oldest_live);
         if scan.generation.is_none() && scan.entries.is_empty() {
             self.scanned_empty(segment, scan);
             return self.segment_known(segment, 0, memory);

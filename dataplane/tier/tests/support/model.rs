@@ -64,9 +64,20 @@ impl History {
     }
 
     /// Checks what is found after a restart, where everything with `promise` counts, and makes it the new beginning.
-    pub(crate) fn restarted(&mut self, found: Option<u64>, promise: Promise, strict: bool) -> Result<(), String> {
+    ///
+    /// Where the tier takes no writes, it could not flush what it found: then nothing begins anew.
+    pub(crate) fn restarted(
+        &mut self,
+        found: Option<u64>,
+        promise: Promise,
+        strict: bool,
+        flushed: bool,
+    ) -> Result<(), String> {
         let floor = self.steps.iter().rposition(|step| step.promise >= promise);
         let verdict = self.judge(found, floor, strict);
+        if !flushed {
+            return verdict;
+        }
         let is_removed = floor.is_some_and(|floor| self.steps[floor..].iter().all(|step| step.put.is_none()));
         if found.is_none() && !is_removed && (!strict || self.evicted.is_some()) {
             // What could not be read, or was evicted, may be there after the next restart.

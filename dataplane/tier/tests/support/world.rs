@@ -335,7 +335,9 @@ impl World {
         self.device_fails = device_fails;
         for (digest, found) in found {
             let history = self.model.keys.get_mut(&digest).expect("a key of the model");
-            history.restarted(found, promise, strict).map_err(|error| format!("{digest}: {error}"))?;
+            history
+                .restarted(found, promise, strict, self.tier.degraded().is_none())
+                .map_err(|error| format!("{digest}: {error}"))?;
             if self.evicted.contains(&digest) {
                 // Reclaim went on while this was looked at.
                 history.evicted = history.steps.len().checked_sub(1);

@@ -1,0 +1,300 @@
+//! Each call by itself: what it gives, what it refuses, what it asks of the device.
+
+mod support;
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::Version;
+use kvplane_tier::{
+    Accepted, Ack, Action, Event, Fault, Get, GetError, Miss, Output, Priority, Put, PutError, Reason, Removal,
+    RemoveError, Span, Tier, TierConfig, Token,
+};
+use support::device::{Faults, HostMemory};
+use support::world::World;
+use support::{options, small};
+
+fn digest(key: u64) -> Digest {
+    Digest::of(b"", &key.to_le_bytes())
+}
+
+fn world(config: TierConfig) -> World {
+    let mut world = World::new(config, 1);
+    world.until_recovered();
+    world.settle();
+    world
+}
+
+/// Runs until nothing is under way; gives the events.
+fn settle(world: &mut World) -> Vec<Event> {
+    let mut events = Vec::new();
+    loop {
+        while let Some(output) = world.tier.poll_output(world.now_ns, &mut world.memory) {
+            match output {
+                Output::Block(op) => world.device.submit(op),
+                Output::Event(event) => events.push(event),
+            }
+        }
+        let Some((id, result)) = world.device.step(&mut world.memory) else { return events };
+        world.tier.complete(world.now_ns, id, result, &mut world.memory);
+    }
+}
+
+fn put<'a>(world: &mut World, key: u64, payload: Span, ack: Ack) -> Put<'a> {
+    for at in 0..u64::from(payload.bytes) {
+        world.memory.pool[(payload.offset + at) as usize] = (payload.offset + at * 7 + key) as u8;
+    }
+    let (version, token) = (Version(key + 1), Token(key));
+    Put { digest: digest(key), key: b"a key", version, payload, checksum: None, pinned: false, ack, token }
+}
+
+fn take(world: &mut World, put: &Put<'_>) -> Result<Accepted, PutError> {
+    world.tier.put(world.now_ns, put, &mut world.memory)
+}
+
+#[test]
+fn a_packed_object_is_copied_and_an_extent_is_lent() {
+    let mut world = world(small(512));
+    let packed = put(&mut world, 1, Span::pool(3, 5999), Ack::Buffered);
+    assert!(!take(&mut world, &packed).expect("room").lent);
+    assert_eq!(settle(&mut world), [Event::Stored { token: Token(1), ack: Ack::Buffered }]);
+    let extent = put(&mut world, 2, Span::pool(64, 6000), Ack::Durable);
+    assert!(take(&mut world, &extent).expect("room").lent);
+    let events = settle(&mut world);
+    assert_eq!(events, [Event::Released { token: Token(2) }, Event::Stored { token: Token(2), ack: Ack::Durable }]);
+    let view = world.tier.locate(digest(2)).expect("it is there");
+    assert_eq!((view.payload_bytes, view.version, view.extent), (6000, Version(3), true));
+}
+
+#[test]
+fn a_get_waits_for_what_is_not_written_yet_and_gives_all_of_it() {
+    for bytes in [1, 511, 5999, 6000, 65_536, 65_537, 102_400] {
+        let mut world = world(small(512));
+        let source = put(&mut world, 1, Span::pool(0, bytes), Ack::Buffered);
+        take(&mut world, &source).expect("room");
+        let destination = Span::pool(200 << 10, bytes);
+        let get = Get { digest: digest(1), destination, priority: Priority::Get, token: Token(9) };
+        world.tier.get(&get).expect("it is known");
+        let events = settle(&mut world);
+        let sum = kvplane_proto::checksum::payload_checksum(&world.memory.pool[..bytes as usize]);
+        assert!(events.contains(&Event::Got { token: Token(9), version: Version(2), checksum: sum }), "{events:?}");
+        let (from, to) = world.memory.pool.split_at(200 << 10);
+        assert!(from[..bytes as usize] == to[..bytes as usize], "{bytes} bytes");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_numbers() {
+    let mut world = world(small(512));
+    let refuse = |world: &mut World, change: &dyn Fn(&mut Put<'_>)| {
+        let mut bad = put(world, 1, Span::pool(0, 8000), Ack::Buffered);
+        change(&mut bad);
+        take(world, &bad).expect_err("a refusal").to_string()
+    };
+    assert_eq!(refuse(&mut world, &|put| put.payload.bytes = 0), "an object of 0 bytes cannot be stored");
+    let long = refuse(&mut world, &|put| put.payload.bytes = 102_401);
+    assert_eq!(long, "an object of 102401 bytes is above the tier's limit of 102400");
+    assert_eq!(refuse(&mut world, &|put| put.key = &[0; 41]), "a key of 41 bytes is above the tier's limit of 40");
+    let odd = refuse(&mut world, &|put| put.payload.offset = 3);
+    assert_eq!(odd, "the payload is at 3: direct I/O wants a multiple of 64");
+    assert!(refuse(&mut world, &|put| put.checksum = Some(1)).contains("its writer stated 0x0000000000000001"));
+    let good = put(&mut world, 1, Span::pool(0, 8000), Ack::Buffered);
+    take(&mut world, &good).expect("room");
+    let get = |destination| Get { digest: digest(1), destination, priority: Priority::Get, token: Token(0) };
+    let short = world.tier.get(&get(Span::pool(0, 7999)));
+    assert_eq!(short, Err(GetError::WrongLength { bytes: 7999, object_bytes: 8000 }));
+    let odd = world.tier.get(&get(Span::pool(1, 8000)));
+    assert_eq!(odd, Err(GetError::Unaligned { offset: 1, align_bytes: 64 }));
+    let other = Get { digest: digest(2), ..get(Span::pool(0, 1)) };
+    assert_eq!(world.tier.get(&other), Err(GetError::NotFound));
+}
+
+#[test]
+fn puts_that_wait_for_a_flush_share_it() {
+    let mut world = world(TierConfig { ops_in_flight: [4, 1, 1, 1], ..small(512) });
+    let first = put(&mut world, 99, Span::pool(0, 400), Ack::Durable);
+    take(&mut world, &first).expect("room");
+    settle(&mut world);
+    let before = world.tier.stats().flushes;
+    for key in 0..10 {
+        let one = put(&mut world, key, Span::pool(key * 512, 400), Ack::Durable);
+        take(&mut world, &one).expect("room");
+    }
+    let stored = settle(&mut world).iter().filter(|event| matches!(event, Event::Stored { .. })).count();
+    assert_eq!((stored, world.tier.stats().flushes - before), (10, 1));
+}
+
+#[test]
+fn with_durable_writes_nobody_waits_for_a_flush() {
+    let mut world = world(TierConfig { durable_writes: true, ..small(512) });
+    let first = put(&mut world, 99, Span::pool(0, 400), Ack::Durable);
+    take(&mut world, &first).expect("room");
+    settle(&mut world);
+    let before = world.tier.stats().flushes;
+    let one = put(&mut world, 1, Span::pool(0, 400), Ack::Durable);
+    take(&mut world, &one).expect("room");
+    let Some(Output::Block(op)) = world.tier.poll_output(world.now_ns, &mut world.memory) else { panic!("a write") };
+    assert_eq!((op.action, op.bytes), (Action::Write { durable: true }, 512));
+    world.tier.complete(world.now_ns, op.id, Ok(op.bytes), &mut world.memory);
+    assert_eq!(settle(&mut world), [Event::Stored { token: Token(1), ack: Ack::Durable }]);
+    assert_eq!(world.tier.stats().flushes, before);
+}
+
+#[test]
+fn a_removal_hides_at_once_and_is_written_only_where_it_must_be() {
+    let mut world = world(small(512));
+    let one = put(&mut world, 1, Span::pool(0, 400), Ack::Durable);
+    take(&mut world, &one).expect("room");
+    settle(&mut world);
+    let remove = |world: &mut World, key, token| {
+        world.tier.remove(world.now_ns, digest(key), Ack::Durable, Token(token), &mut world.memory)
+    };
+    assert_eq!(remove(&mut world, 2, 5), Ok(Removal::Absent));
+    assert_eq!(remove(&mut world, 1, 6), Ok(Removal::Pending));
+    assert_eq!(world.tier.locate(digest(1)), None);
+    // The first removal is not durable yet: the second must not be told that there is nothing.
+    assert_eq!(remove(&mut world, 1, 7), Ok(Removal::Pending));
+    assert_eq!(settle(&mut world), [Event::Removed { token: Token(6) }, Event::Removed { token: Token(7) }]);
+    assert_eq!(remove(&mut world, 1, 8), Ok(Removal::Absent));
+}
+
+#[test]
+fn an_error_on_reading_is_a_miss_from_then_on() {
+    let mut world = world(small(512));
+    for (key, faults) in
+        [(1, Faults { read_error: 1.0, ..Faults::default() }), (2, Faults { short: 1.0, ..Faults::default() })]
+    {
+        let one = put(&mut world, key, Span::pool(0, 400), Ack::Durable);
+        take(&mut world, &one).expect("room");
+        settle(&mut world);
+        world.device.faults = faults;
+        let get =
+            Get { digest: digest(key), destination: Span::pool(0, 400), priority: Priority::Get, token: Token(9) };
+        world.tier.get(&get).expect("it is known");
+        assert_eq!(settle(&mut world), [Event::Missed { token: Token(9), miss: Miss::Fault(Fault::Io) }]);
+        assert_eq!(world.tier.get(&get), Err(GetError::NotFound));
+        world.device.faults = Faults::default();
+    }
+    assert_eq!(world.tier.stats().read_faults, 2);
+}
+
+#[test]
+fn a_write_error_retires_a_segment_and_too_many_end_all_writing() {
+    let mut world = world(TierConfig { max_bad_segments: 1, ..small(512) });
+    let keep = put(&mut world, 7, Span::pool(0, 400), Ack::Durable);
+    take(&mut world, &keep).expect("room");
+    settle(&mut world);
+    world.device.faults.write_error = 1.0;
+    let lost = put(&mut world, 8, Span::pool(0, 400), Ack::Durable);
+    take(&mut world, &lost).expect("room");
+    let events = settle(&mut world);
+    assert!(events.contains(&Event::StoreFailed { token: Token(8), fault: Fault::Io }), "{events:?}");
+    assert!(world.tier.stats().bad_segments >= 1);
+    assert_eq!(world.tier.degraded(), None);
+    take(&mut world, &lost).expect("room in the next segment");
+    let events = settle(&mut world);
+    let reason = world.tier.degraded().expect("that was one too many");
+    assert_eq!(reason, Reason::WriteErrors { segments: 2 });
+    assert!(events.contains(&Event::Degraded(reason)));
+    assert_eq!(take(&mut world, &lost), Err(PutError::Unavailable(reason)));
+    // What was there is still given, and what is removed is hidden.
+    let get = Get { digest: digest(7), destination: Span::pool(0, 400), priority: Priority::Get, token: Token(1) };
+    world.tier.get(&get).expect("it is known");
+    assert!(matches!(settle(&mut world)[..], [Event::Got { .. }]));
+    let removed = world.tier.remove(0, digest(7), Ack::Durable, Token(2), &mut world.memory);
+    assert_eq!(removed, Err(RemoveError::Unavailable(reason)));
+    assert_eq!(world.tier.locate(digest(7)), None);
+    world.tier.check();
+}
+
+#[test]
+fn a_full_disk_and_a_lost_device_are_said_and_nothing_hangs() {
+    for (fault, reason) in
+        [(Fault::NoSpace, Reason::NoSpace), (Fault::Gone, Reason::Gone), (Fault::ReadOnly, Reason::DeviceReadOnly)]
+    {
+        let mut world = world(small(4096));
+        let one = put(&mut world, 1, Span::pool(0, 7000), Ack::Durable);
+        take(&mut world, &one).expect("room");
+        let mut events = Vec::new();
+        while let Some(output) = world.tier.poll_output(world.now_ns, &mut world.memory) {
+            match output {
+                Output::Block(op) => world.tier.complete(0, op.id, Err(fault), &mut world.memory),
+                Output::Event(event) => events.push(event),
+            }
+        }
+        assert!(events.contains(&Event::Degraded(reason)), "{events:?}");
+        assert!(events.contains(&Event::Released { token: Token(1) }), "{events:?}");
+        assert!(events.contains(&Event::StoreFailed { token: Token(1), fault }), "{events:?}");
+        assert_eq!(world.tier.poll_timeout(), None);
+        assert!(world.tier.is_idle());
+        world.tier.check();
+    }
+}
+
+#[test]
+fn reclaim_keeps_what_is_pinned_or_hot_and_drops_the_rest() {
+    let mut world = world(small(512));
+    for key in 0..3 {
+        let mut one = put(&mut world, key, Span::pool(0, 9000), Ack::Durable);
+        one.pinned = key == 0;
+        take(&mut world, &one).expect("room");
+        settle(&mut world);
+    }
+    let mut evicted = Vec::new();
+    for key in 100..400 {
+        let one = put(&mut world, key, Span::pool(0, 9000), Ack::Buffered);
+        take(&mut world, &one).expect("reclaim keeps up");
+        if key % 20 == 0 {
+            for _ in 0..2 {
+                let destination = Span::pool(200 << 10, 9000);
+                let get = Get { digest: digest(1), destination, priority: Priority::Get, token: Token(1) };
+                world.tier.get(&get).expect("it is hot");
+            }
+        }
+        let dropped = settle(&mut world).into_iter().filter_map(|event| match event {
+            Event::Evicted { digest, .. } => Some(digest),
+            _ => None,
+        });
+        evicted.extend(dropped);
+    }
+    assert!(world.tier.locate(digest(0)).is_some_and(|view| view.pinned));
+    assert!(world.tier.locate(digest(1)).is_some());
+    assert!(evicted.contains(&digest(2)) && evicted.contains(&digest(100)) && !evicted.contains(&digest(0)));
+    let stats = world.tier.stats();
+    assert!(stats.reinserted >= 2 && stats.reclaims >= 5, "{stats:?}");
+    world.tier.check();
+}
+
+#[test]
+fn gets_are_not_held_up_by_other_work() {
+    let mut world = world(small(512));
+    let one = put(&mut world, 1, Span::pool(0, 90_000), Ack::Durable);
+    take(&mut world, &one).expect("room");
+    settle(&mut world);
+    let get = |priority, token, at| Get {
+        digest: digest(1),
+        destination: Span::pool(at, 90_000),
+        priority,
+        token: Token(token),
+    };
+    world.tier.get(&get(Priority::Prefetch, 1, 0)).expect("it is known");
+    world.tier.get(&get(Priority::Get, 2, 100 << 10)).expect("it is known");
+    let mut given = Vec::new();
+    while let Some(Output::Block(op)) = world.tier.poll_output(world.now_ns, &mut world.memory) {
+        given.push(op.priority);
+    }
+    // As many as each priority may have under way, gets first.
+    assert_eq!(given, [Priority::Get, Priority::Get, Priority::Get, Priority::Get, Priority::Prefetch]);
+}
+
+#[test]
+fn without_format_a_blank_device_is_refused() {
+    let config = small(512);
+    let mut world = World::new(config.clone(), 1);
+    let blank = kvplane_tier::OpenOptions { format_blank: None, ..options() };
+    world.tier = Tier::open(config, blank).expect("a good configuration");
+    world.until_open();
+    assert_eq!(world.refused, Some(kvplane_tier::OpenError::Blank));
+    let unused: &HostMemory = &world.memory;
+    assert!(!unused.pool.is_empty() && world.device.bytes().iter().all(|byte| *byte == 0));
+    let one = put(&mut world, 1, Span::pool(0, 10), Ack::Durable);
+    assert_eq!(take(&mut world, &one), Err(PutError::Unavailable(Reason::Refused)));
+}
