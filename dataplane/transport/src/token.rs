@@ -49,6 +49,8 @@ sources! {
     ShmDoorbell = 6,
     /// The queue of file transfers.
     Files = 7,
+    /// The queue of the tier's device.
+    Tier = 8,
     /// The listener for stock Mooncake engines.
     MooncakeListener = 16,
     /// A connection of a stock engine.

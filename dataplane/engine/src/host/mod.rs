@@ -18,6 +18,7 @@ mod outbound;
 mod roles;
 mod same_host;
 mod stock;
+mod tier;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -36,6 +37,8 @@ use kvplane_transport::{
 };
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
+pub use tier::TierSetup;
+use tier::TierWork;
 
 /// Frames taken from one connection in one round, so that none starves the others.
 const FRAMES_PER_ROUND: usize = 128;
@@ -66,6 +69,8 @@ pub struct HostConfig {
     pub mooncake: ServerOptions,
     /// Which payloads leave over TCP without a copy.
     pub zero_copy: ZeroCopyOptions,
+    /// The SSD under the service's store.
+    pub tier: Option<TierSetup>,
 }
 
 impl Default for HostConfig {
@@ -75,6 +80,7 @@ impl Default for HostConfig {
             fault: None,
             mooncake: ServerOptions::default(),
             zero_copy: ZeroCopyOptions::default(),
+            tier: None,
         }
     }
 }
@@ -121,6 +127,7 @@ pub struct Host {
     roles: Roles,
     lanes: Vec<Option<(LaneId, Link)>>,
     file_work: files::FileWork,
+    tier_work: Option<TierWork>,
     lent: slab::Slab<Lent>,
     uploads: Uploads,
     readiness: Vec<Readiness>,
@@ -147,15 +154,20 @@ impl Host {
     /// A host with what it serves and what it asks. `pool` is the memory behind the service's store.
     ///
     /// # Errors
-    /// When the kernel gives no poller.
+    /// When the kernel gives no poller, or the tier cannot be on its device.
     pub fn new(
         config: &HostConfig,
-        service: Option<Service>,
+        mut service: Option<Service>,
         client: Option<Client>,
         pool: Option<Arc<Region>>,
     ) -> io::Result<Self> {
+        let poller = Poller::new()?;
+        let tier_work = match (&config.tier, &mut service, &pool) {
+            (Some(setup), Some(service), Some(pool)) => Some(TierWork::new(setup, service, pool, &poller)?),
+            _ => None,
+        };
         Ok(Self {
-            poller: Poller::new()?,
+            poller,
             tcp: Fault::new(config.fault.as_ref(), config.zero_copy),
             shm: Shm::new(pool.clone()),
             stock_lanes: Lanes::new(),
@@ -171,6 +183,7 @@ impl Host {
             roles: Roles::default(),
             lanes: Vec::new(),
             file_work: files::FileWork::default(),
+            tier_work,
             lent: slab::Slab::new(),
             uploads: Uploads::default(),
             readiness: Vec::new(),
@@ -254,6 +267,7 @@ impl Host {
         progress |= self.take_tcp(now_ns);
         progress |= self.take_shm(now_ns);
         progress |= self.take_files(now_ns)?;
+        progress |= self.drive_tier(now_ns)?;
         progress |= self.take_stock_lanes(now_ns);
         progress |= self.serve_stock(now_ns);
         self.run_timers(now_ns);
@@ -300,7 +314,7 @@ impl Host {
             Source::Mailbox => {}
             Source::TcpListener | Source::TcpConnection => self.tcp.ready(&self.poller, token, readiness),
             // What has ended is taken in this round.
-            Source::Files => {}
+            Source::Files | Source::Tier => {}
             Source::ShmListener | Source::ShmSocket | Source::ShmDoorbell => {
                 self.shm.ready(&self.poller, token, readiness);
             }
@@ -369,7 +383,8 @@ impl Host {
     /// # Errors
     /// When the poller fails.
     pub fn park(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
-        if self.shm.is_overflowing() || self.stock_lanes.has_work() || self.stock_server.has_work() {
+        let must_go_on = self.shm.is_overflowing() || self.tier_must_be_polled();
+        if must_go_on || self.stock_lanes.has_work() || self.stock_server.has_work() {
             cpu::pause();
             return Ok(());
         }

@@ -116,6 +116,12 @@ impl Nvme {
         })
     }
 
+    /// What it works on.
+    #[must_use]
+    pub const fn part(&self) -> &Part {
+        &self.part
+    }
+
     /// The memory that it moves from and to.
     pub const fn memory(&mut self) -> &mut TierMemory {
         &mut self.memory
