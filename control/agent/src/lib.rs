@@ -29,6 +29,7 @@ mod node_metrics;
 mod prometheus;
 mod size;
 mod sockets;
+mod ssd;
 mod transfer;
 
 pub use asynchronous::AsyncClient;
@@ -38,6 +39,7 @@ pub use link::{Control, ControlLink};
 pub use metrics_server::MetricsServer;
 pub use node::{Node, NodeConfig};
 pub use size::parse_bytes;
+pub use ssd::SsdConfig;
 pub use transfer::{
     Batch, BatchStatus, BufferInfo, Completed, Explanation, FileInfo, Metrics, Opcode, PathChange, RailSnapshot, Range,
     Ranges, RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions,
@@ -45,8 +47,8 @@ pub use transfer::{
 };
 
 pub use kvplane_engine::{
-    HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, ZeroCopy, ZeroCopyCounters,
-    ZeroCopyOptions, cpu,
+    HugePages, Pacing, PageKind, PutAck, Region, RegionError, RegionOptions, ShardSnapshot, TierPolicy, WritePolicy,
+    ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu,
 };
 pub use kvplane_mooncake::{Environment, Notice};
 pub use kvplane_proto::client::{Intent, RailCounts, TaskResult, Transport};

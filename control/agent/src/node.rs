@@ -13,7 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
-    HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu,
+    HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot,
+    TierPolicy, cpu,
 };
 use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId, Slot, Version};
 use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
@@ -24,6 +25,7 @@ use kvplane_topology::{ShardPlan, Sysfs, plan};
 
 use crate::error::Error;
 use crate::link::{Control, ControlLink, seed, software};
+use crate::ssd::{SsdConfig, Ssds};
 
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
@@ -55,6 +57,10 @@ pub struct NodeConfig {
     pub pacing: Option<Pacing>,
     /// Which pages to ask for.
     pub huge: HugePages,
+    /// Files and devices for what memory has no room for; with any, `node` must be said, for they remember it.
+    pub ssds: Vec<SsdConfig>,
+    /// How memory and SSDs work together.
+    pub tier: TierPolicy,
 }
 
 impl NodeConfig {
@@ -73,6 +79,8 @@ impl NodeConfig {
             runtime_directory: None,
             pacing: None,
             huge: HugePages::Try,
+            ssds: Vec::new(),
+            tier: TierPolicy::default(),
         }
     }
 }
@@ -98,6 +106,12 @@ impl Node {
                 "data ports on {} would be open without authentication: use a loopback address until tickets are there",
                 config.listen
             )));
+        }
+        if !config.ssds.is_empty() && config.node.is_none() {
+            return Err(Error::Argument(
+                "an SSD remembers which node it belongs to: give the node a number, and the same at every start"
+                    .to_owned(),
+            ));
         }
         let link = ControlLink::to(&config.control, Role::Node)?;
         let cluster = config.control.cluster().to_owned();
@@ -218,6 +232,8 @@ fn start_shards(
     };
     kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
     crate::sockets::sweep(directory.path());
+    let count = layout.shards.len();
+    let ssds = Ssds::open(&config.ssds, count, cluster, node, config.tier)?;
     let mut shards = Vec::new();
     for seat in &layout.shards {
         let shard = ShardId(seat.shard as u16);
@@ -247,10 +263,11 @@ fn start_shards(
             pool: Some(pool),
             store: None,
             first_version: Version(incarnation.0),
-            host: HostConfig::default(),
+            host: HostConfig { tier: ssds.tier_of(seat.shard, count)?, ..HostConfig::default() },
         })?);
     }
-    let notes = notes_of(&layout, &shards, pool_bytes);
+    let mut notes = notes_of(&layout, &shards, pool_bytes);
+    notes.extend(ssds.notes());
     Ok((shards, notes))
 }
 

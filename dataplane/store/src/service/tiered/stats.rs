@@ -40,7 +40,7 @@ pub struct TierCounters {
 }
 
 /// A tier at a moment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TierSnapshot {
     /// Between memory and SSD.
     pub counters: TierCounters,
@@ -52,6 +52,8 @@ pub struct TierSnapshot {
     pub backlog_bytes: u64,
     /// Reads under way.
     pub reading: u64,
+    /// Whether every record on the SSD has been looked at.
+    pub is_recovered: bool,
     /// What recovery found, once it is over.
     pub recovered: Option<RecoveryReport>,
     /// Why nothing is written, if so.
@@ -69,6 +71,7 @@ impl Service {
             backlog: tiered.held as u64,
             backlog_bytes: tiered.held_bytes,
             reading: tiered.reading.len() as u64,
+            is_recovered: tiered.tier.is_recovered(),
             recovered: tiered.recovered,
             degraded: tiered.tier.degraded(),
         })
