@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kvplane_engine::{Part, Ssd, TierIdentity, TierPolicy, TierSetup};
+use kvplane_engine::{PART_LEAST_BYTES, Part, Ssd, TierIdentity, TierPolicy, TierSetup};
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{NodeId, ShardId};
 
@@ -57,6 +57,14 @@ impl Ssds {
             let text = format!("{} SSDs for {shards} shards: name at most one for each shard", configs.len());
             return Err(Error::Argument(text));
         }
+        for (which, config) in configs.iter().enumerate() {
+            // Before a file is made that would be of no use.
+            let least = PART_LEAST_BYTES * parts(which, configs.len(), shards);
+            if let Some(bytes) = config.bytes.filter(|bytes| *bytes < least) {
+                let path = config.path.display();
+                return Err(Error::Argument(format!("{path}: {bytes} bytes are fewer than the {least} that it takes")));
+            }
+        }
         let open = |config: &SsdConfig| Ssd::open(&config.path, config.bytes).map(Arc::new);
         let ssds: Result<_, _> = configs.iter().map(open).collect();
         let ssds = ssds.map_err(|error| Error::Argument(error.to_string()))?;
@@ -70,9 +78,8 @@ impl Ssds {
             return Ok(None);
         }
         let (which, part) = (shard % count, shard / count);
-        let parts = (shards - which).div_ceil(count);
         Ok(Some(TierSetup {
-            part: Part::new(&self.ssds[which], part as u64, parts as u64),
+            part: Part::new(&self.ssds[which], part as u64, parts(which, count, shards)),
             policy: self.policy,
             identity: TierIdentity { cluster: self.cluster, node: self.node, shard: ShardId(shard as u16) },
             fresh_uuid: u128::from(seed()?) << 64 | u128::from(seed()?),
@@ -84,6 +91,11 @@ impl Ssds {
     pub(crate) fn notes(&self) -> Vec<String> {
         self.ssds.iter().flat_map(|ssd| ssd.remarks().iter().map(|remark| format!("ssd {remark}"))).collect()
     }
+}
+
+/// How many shards share an SSD.
+const fn parts(which: usize, count: usize, shards: usize) -> u64 {
+    (shards - which).div_ceil(count) as u64
 }
 
 #[cfg(test)]

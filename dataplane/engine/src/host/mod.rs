@@ -37,8 +37,8 @@ use kvplane_transport::{
 };
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
-pub use tier::TierSetup;
 use tier::TierWork;
+pub use tier::{PART_LEAST_BYTES, TierSetup};
 
 /// Frames taken from one connection in one round, so that none starves the others.
 const FRAMES_PER_ROUND: usize = 128;

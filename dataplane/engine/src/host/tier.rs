@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_store::service::{Service, TierPolicy};
 use kvplane_sys::{HugePages, Interest, Poller, Region, RegionOptions, cpu};
-use kvplane_tier::{Event, Identity, OpenOptions, Tier, TierConfig};
+use kvplane_tier::{Event, Identity, OpenError, OpenOptions, Tier, TierConfig};
 use kvplane_transport::{Nvme, NvmeCounters, Part, Source, TierMemory, Token};
 
 use super::Host;
@@ -15,7 +15,7 @@ use super::Host;
 /// Blocks of a tier: what every device can, whatever its own are.
 const BLOCK_BYTES: u32 = 4096;
 /// The least that a shard's part of a device may be: some segments of the smallest size.
-const PART_LEAST_BYTES: u64 = 24 << 20;
+pub const PART_LEAST_BYTES: u64 = 24 << 20;
 /// How long one step of waiting for the device is.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -88,6 +88,10 @@ impl Host {
             self.drive_tier(cpu::monotonic_ns()).map_err(|error| format!("{path}: {error}"))?;
             while let Some(event) = self.service.as_mut().and_then(Service::poll_tier_notice) {
                 match event {
+                    Event::Refused(error @ OpenError::OtherLayout { .. }) => {
+                        let text = "start with as many shards and SSDs, and with the size, that it was made with";
+                        return Err(format!("{path}: {error}; {text}"));
+                    }
                     Event::Refused(error) => return Err(format!("{path}: {error}")),
                     Event::Opened { .. } => {
                         self.tier_work.iter_mut().for_each(|work| work.is_open = true);

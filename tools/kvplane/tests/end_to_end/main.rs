@@ -12,6 +12,7 @@ mod kills;
 mod peers;
 mod replays;
 mod restarts;
+mod ssd;
 mod support;
 mod tools;
 mod transfers;

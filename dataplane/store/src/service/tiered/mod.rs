@@ -203,8 +203,9 @@ impl Service {
     pub fn close_tier(&mut self) -> bool {
         let Some(tiered) = &mut self.tiered else { return true };
         tiered.closing = true;
-        let stuck = tiered.tier.degraded().is_some();
-        stuck || tiered.held == 0 && tiered.removals.is_empty() && tiered.tier.is_idle()
+        // Reads go on being of use to nobody; recovery begins anew.
+        let under_way = tiered.calls.values().any(|call| !matches!(call, Call::Read { .. }));
+        tiered.tier.degraded().is_some() || tiered.held == 0 && tiered.removals.is_empty() && !under_way
     }
 
     pub(super) fn tier_timeout(&self) -> Option<u64> {

@@ -74,11 +74,13 @@ impl Service {
     pub(in crate::service) fn asked_for(&mut self, digest: Digest) {
         let Some(tiered) = &mut self.tiered else { return };
         let seen = tiered.frequency.see(digest);
-        if let WritePolicy::Selective { times } = tiered.policy.write
-            && seen >= times
-            && !tiered.writing.contains(&digest)
-            && tiered.locate(digest).is_none()
-        {
+        let wanted = match tiered.policy.write {
+            WritePolicy::Selective { times } => seen >= times,
+            // There may have been no room when it was put.
+            WritePolicy::Through => tiered.counters.writes_skipped > 0,
+            WritePolicy::Back { .. } => false,
+        };
+        if wanted && !tiered.writing.contains(&digest) && tiered.locate(digest).is_none() {
             self.hold_for_write(digest, None);
         }
     }
