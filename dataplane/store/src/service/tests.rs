@@ -10,3 +10,4 @@ mod ranges;
 mod rig;
 mod segments;
 mod shared;
+mod tiered;

@@ -10,7 +10,9 @@ use super::{Call, Held, PutAck, REMOVALS_MOST, ROUND_BYTES, Service, Tiered, Wri
 impl Tiered {
     /// Whether there is room for another object that waits to be written.
     fn has_room(&self, bytes: u64) -> bool {
-        self.held < self.backlog_most && self.held_bytes.saturating_add(bytes) <= self.backlog_most_bytes
+        // However large an object is: alone, it may wait.
+        let little = self.held == 0 || self.held_bytes.saturating_add(bytes) <= self.backlog_most_bytes;
+        little && self.held < self.backlog_most
     }
 
     fn fits(&self, bytes: u64) -> bool {
