@@ -353,6 +353,10 @@ impl World {
             if under_way { self.now_may(key, None) } else { self.only(key, &[None]) }
         }
         self.own();
+        // Back before anything was done about it.
+        if self.rng.below(2) == 0 && self.lost_slots.remove(&key) {
+            self.own();
+        }
     }
 
     fn run(&mut self, steps: u32) {
