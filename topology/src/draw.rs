@@ -1,44 +1,50 @@
-//! Shows a machine and its shard plan: [`text`] for people, [`json`] for programs.
+//! Shows a machine, its shard plan and its rail matrix: [`text`] and [`svg`] for people, [`json`] for programs, and
+//! [`why`] for who doubts a choice.
 //!
 //! The text has one cell a physical core, grouped by NUMA node, so that a large server fits a screen. The JSON has
-//! every field of both values under its own name; unknown is `null`.
+//! every field of all three values under its own name; unknown is `null`.
 //!
 //! Names come from the kernel and can hold nearly any byte: controls are escaped, so that no device name moves the
 //! reader's cursor.
 
 use crate::cpulist;
-use crate::model::{BlockDevice, CacheKind, Machine, Nic, PhysicalCore};
+use crate::model::{CacheKind, Machine, NodeKind};
 use crate::plan::ShardPlan;
+use crate::rails::RailMatrix;
+use cells::{Cell, Use};
 use std::collections::{BTreeMap, BTreeSet};
 
+mod cells;
+mod devices;
 mod fields;
+mod matrix;
+mod svg;
 
 pub use fields::json;
+pub use matrix::why;
+pub use svg::svg;
 
 /// Width that rows of cells keep to, characters.
 const ROW_CHARACTERS: usize = 100;
 
-/// Draws the machine and who sits where, in lines that end with a line feed.
+/// Draws the machine, who sits where, and which rails serve which memory, in lines that end with a line feed.
 #[must_use]
-pub fn text(machine: &Machine, plan: &ShardPlan) -> String {
-    let physical_cores = machine.physical_cores();
-    let mut out = summary(machine, plan, physical_cores.len());
-    let cells = cells(machine, plan, &physical_cores);
+pub fn text(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix) -> String {
+    let mut out = summary(machine, plan, machine.physical_cores().len());
+    let cells = cell_texts(machine, plan);
     let width = cells.iter().map(|(_, cell)| cell.chars().count()).max().unwrap_or(0);
     for node in nodes(machine) {
         out.push_str(&node_heading(machine, node));
         let of_node = cells.iter().filter(|(cell_node, _)| *cell_node == node);
         push_rows(&mut out, of_node.map(|(_, cell)| cell.as_str()), width);
-        for nic in machine.nics.iter().filter(|nic| nic.numa_node == node) {
-            out.push_str(&format!("  {}\n", nic_line(nic)));
-        }
-        for disk in machine.block_devices.iter().filter(|disk| disk.numa_node == node) {
-            out.push_str(&format!("  {}\n", disk_line(disk)));
+        for line in devices::lines(machine, rails, node) {
+            out.push_str(&format!("  {line}\n"));
         }
     }
     out.push_str("[CPUs of one physical core]  *CPU of shard sN  hk: housekeeping  --: not allowed\n");
-    for note in &plan.notes {
-        out.push_str(&format!("note: {note}\n"));
+    out.push_str(&matrix::table(rails));
+    for note in plan.notes.iter().chain(&rails.notes).chain(&machine.notes) {
+        out.push_str(&format!("note: {}\n", printable(note)));
     }
     out
 }
@@ -47,11 +53,20 @@ pub fn text(machine: &Machine, plan: &ShardPlan) -> String {
 fn nodes(machine: &Machine) -> Vec<Option<u32>> {
     let known = machine.numa_nodes.iter().map(|node| Some(node.id));
     let cores = machine.cores.iter().map(|core| core.numa_node);
-    let nics = machine.nics.iter().map(|nic| nic.numa_node);
-    let disks = machine.block_devices.iter().map(|disk| disk.numa_node);
-    let mut nodes: BTreeSet<Option<u32>> = known.chain(cores).chain(nics).chain(disks).collect();
+    let home = |numa_node, hardware| home(machine, numa_node, hardware);
+    let nics = machine.nics.iter().map(|nic| home(nic.numa_node, nic.pci.is_some()));
+    let rdma = machine.rdma_devices.iter().map(|device| home(device.numa_node, device.pci.is_some()));
+    let disks = machine.block_devices.iter().map(|disk| home(disk.numa_node, disk.pci.is_some()));
+    let gpus = machine.gpus.iter().map(|gpu| home(gpu.numa_node, true));
+    let all = known.chain(cores).chain(nics).chain(rdma).chain(disks).chain(gpus);
+    let mut nodes: BTreeSet<Option<u32>> = all.collect();
     let unknown = nodes.take(&None);
     nodes.into_iter().chain(unknown).collect()
+}
+
+/// The node to draw a device on: hardware of a machine with one node is on that one.
+fn home(machine: &Machine, numa_node: Option<u32>, hardware: bool) -> Option<u32> {
+    if hardware { machine.effective_node(numa_node) } else { numa_node }
 }
 
 fn summary(machine: &Machine, plan: &ShardPlan, physical_cores: usize) -> String {
@@ -103,30 +118,33 @@ fn node_heading(machine: &Machine, id: Option<u32>) -> String {
         0 | 1 => String::new(),
         _ => format!(", distances {}", distances.join(" ")),
     };
-    format!("node {id}: memory {}{distances}\n", size_text(node.memory_bytes))
+    let kind = match node.kind {
+        NodeKind::Cpus => "",
+        NodeKind::Cxl => " of CXL, no CPUs",
+        NodeKind::MemoryOnly => ", no CPUs",
+    };
+    let access = node.access.and_then(|access| Some((access.read_latency_ns?, access.read_mib_per_s?)));
+    let access = access.map_or(String::new(), |(ns, mib)| format!(", read {ns} ns {} GiB/s", mib >> 10));
+    format!("node {id}: memory {}{kind}{distances}{access}\n", size_text(node.memory_bytes))
 }
 
 /// One cell a physical core, with its node.
-fn cells(machine: &Machine, plan: &ShardPlan, physical_cores: &[PhysicalCore]) -> Vec<(Option<u32>, String)> {
-    let usable = machine.usable_cpus();
-    let shard_of_cpu: BTreeMap<usize, usize> =
-        plan.shards.iter().filter_map(|seat| Some((seat.core?, seat.shard))).collect();
-    let cell = |core: &PhysicalCore| {
+fn cell_texts(machine: &Machine, plan: &ShardPlan) -> Vec<(Option<u32>, String)> {
+    let text = |cell: Cell| {
         let marked = |cpu: &usize| {
-            let mark = if shard_of_cpu.contains_key(cpu) { "*" } else { "" };
+            let mark = if cell.pinned.contains(cpu) { "*" } else { "" };
             format!("{mark}{cpu}")
         };
-        let cpus: Vec<String> = core.cpus.iter().map(marked).collect();
-        let mut uses: Vec<String> = Vec::new();
-        uses.extend(core.cpus.iter().filter_map(|cpu| shard_of_cpu.get(cpu)).map(|s| format!("s{s}")));
-        if !core.cpus.is_disjoint(&plan.housekeeping_cores) {
-            uses.push("hk".into());
-        } else if core.cpus.is_disjoint(&usable) {
-            uses.push("--".into());
+        let cpus: Vec<String> = cell.cpus.iter().map(marked).collect();
+        let mut uses: Vec<String> = cell.shards.iter().map(|shard| format!("s{shard}")).collect();
+        match cell.usage {
+            Use::Housekeeping => uses.push("hk".into()),
+            Use::Denied => uses.push("--".into()),
+            Use::Shard => {}
         }
-        (core.numa_node, format!("[{} {}]", cpus.join(","), uses.join(",")))
+        (cell.numa_node, format!("[{} {}]", cpus.join(","), uses.join(",")))
     };
-    physical_cores.iter().map(cell).collect()
+    cells::cells(machine, plan).into_iter().map(text).collect()
 }
 
 fn push_rows<'a>(out: &mut String, cells: impl Iterator<Item = &'a str>, width: usize) {
@@ -136,25 +154,6 @@ fn push_rows<'a>(out: &mut String, cells: impl Iterator<Item = &'a str>, width: 
         let row: String = row.iter().map(|cell| format!(" {cell:width$}")).collect();
         out.push_str(&format!(" {}\n", row.trim_end()));
     }
-}
-
-fn nic_line(nic: &Nic) -> String {
-    let speed = nic.speed_mbps.map_or("speed unknown".into(), |speed| format!("{speed} Mb/s"));
-    let state = if nic.up { "up" } else { "down" };
-    let loopback = if nic.loopback { ", loopback" } else { "" };
-    let rdma = nic.rdma_device.as_deref();
-    let rdma = rdma.map_or(String::new(), |device| format!(", RDMA {}", printable(device)));
-    format!("nic {}: {speed}, {state}{loopback}{rdma}", printable(&nic.name))
-}
-
-fn disk_line(disk: &BlockDevice) -> String {
-    let kind = match (disk.nvme, disk.rotational) {
-        (true, _) => ", NVMe",
-        (false, Some(true)) => ", rotational",
-        (false, Some(false)) => ", solid state",
-        (false, None) => "",
-    };
-    format!("disk {}: {}{kind}", printable(&disk.name), size_text(disk.bytes))
 }
 
 fn printable(name: &str) -> String {

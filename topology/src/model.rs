@@ -5,8 +5,14 @@
 //!
 //! The value is plain data. It does not keep itself true: a CPU taken offline later still stands in it.
 
+mod device;
+mod pci;
+
 use crate::cpulist::CpuSet;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use device::{BlockDevice, Gpu, HardwareQueue, LinkLayer, Nic, NvmeController, PortState, RdmaDevice, RdmaPort};
+pub use pci::{MAX_BRIDGES, NotPci, PciAddress, PciPath, PciRelation, PciRoot};
 
 /// One machine, or the part of it that a process sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,22 +25,74 @@ pub struct Machine {
     pub caches: Vec<Cache>,
     /// Network interfaces by name, virtual ones too.
     pub nics: Vec<Nic>,
+    /// RDMA devices by name.
+    pub rdma_devices: Vec<RdmaDevice>,
     /// Block devices that have a medium, by name.
     pub block_devices: Vec<BlockDevice>,
+    /// NVMe controllers by name.
+    pub nvme_controllers: Vec<NvmeController>,
+    /// Accelerators by PCI address.
+    pub gpus: Vec<Gpu>,
     /// CPUs on which this process may run. May name CPUs that are not online.
     pub allowed_cpus: CpuSet,
+    /// Processor time that this process's control group may use, thousandths of a CPU; `None`: no limit is known.
+    pub cpu_limit_millis: Option<u64>,
+    /// What could not be found out and what follows, one sentence each.
+    pub notes: Vec<String>,
+}
+
+/// What a node is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodeKind {
+    /// Memory with CPUs.
+    #[default]
+    Cpus,
+    /// Memory without CPUs behind CXL.
+    Cxl,
+    /// Other memory without CPUs: on the package, persistent, or of an accelerator.
+    MemoryOnly,
+}
+
+impl NodeKind {
+    /// A word for people and programs.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Cpus => "cpus",
+            Self::Cxl => "cxl",
+            Self::MemoryOnly => "memory only",
+        }
+    }
+}
+
+/// How fast the nearest initiators reach a node's memory, as the firmware tells (HMAT). Bandwidth in mebibytes a
+/// second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeAccess {
+    /// Latency of a read, nanoseconds.
+    pub read_latency_ns: Option<u32>,
+    /// Latency of a write, nanoseconds.
+    pub write_latency_ns: Option<u32>,
+    /// Bandwidth of reads.
+    pub read_mib_per_s: Option<u32>,
+    /// Bandwidth of writes.
+    pub write_mib_per_s: Option<u32>,
 }
 
 /// Memory, and usually CPUs, at one distance from each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NumaNode {
     /// The kernel's number of the node.
     pub id: u32,
+    /// What it is made of.
+    pub kind: NodeKind,
     /// Memory of the node, bytes.
     pub memory_bytes: Option<u64>,
     /// Distance to each node, in the order of [`Machine::numa_nodes`], 10 being local (ACPI SLIT units); empty
     /// where unknown.
     pub distances: Vec<u32>,
+    /// What the firmware tells about its speed; `None` where it tells nothing.
+    pub access: Option<NodeAccess>,
 }
 
 /// One logical CPU: what a thread is pinned to.
@@ -76,38 +134,6 @@ pub struct Cache {
     pub size_bytes: Option<u64>,
 }
 
-/// One network interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Nic {
-    /// Interface name, such as `eth0`.
-    pub name: String,
-    /// Node of the device behind it.
-    pub numa_node: Option<u32>,
-    /// Link speed, megabits per second.
-    pub speed_mbps: Option<u64>,
-    /// Switched on and not known to lack a carrier.
-    pub up: bool,
-    /// The loopback interface.
-    pub loopback: bool,
-    /// RDMA device on the same hardware function, such as `mlx5_0`.
-    pub rdma_device: Option<String>,
-}
-
-/// One whole disk (not a partition).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlockDevice {
-    /// Device name below `/dev`.
-    pub name: String,
-    /// Node of the controller behind it; `None` also where its controllers sit on different nodes.
-    pub numa_node: Option<u32>,
-    /// An NVMe namespace.
-    pub nvme: bool,
-    /// Capacity, bytes.
-    pub bytes: Option<u64>,
-    /// Spinning medium.
-    pub rotational: Option<bool>,
-}
-
 /// Logical CPUs that share one physical core, as [`Machine::physical_cores`] groups them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhysicalCore {
@@ -147,6 +173,22 @@ impl Machine {
             .collect();
         cores.sort_by_key(|core| core.cpus.first().copied());
         cores
+    }
+
+    /// Node to count a device to: its own, or, on a machine with one node of CPUs, that one.
+    #[must_use]
+    pub fn effective_node(&self, numa_node: Option<u32>) -> Option<u32> {
+        numa_node.or_else(|| {
+            let nodes: BTreeSet<Option<u32>> = self.cores.iter().map(|core| core.numa_node).collect();
+            if nodes.len() == 1 { nodes.first().copied().flatten() } else { None }
+        })
+    }
+
+    /// Distance from node `from` to node `to` in ACPI SLIT units; `None` where the kernel does not say.
+    #[must_use]
+    pub fn distance(&self, from: u32, to: u32) -> Option<u32> {
+        let column = self.numa_nodes.iter().position(|node| node.id == to)?;
+        self.numa_nodes.iter().find(|node| node.id == from)?.distances.get(column).copied()
     }
 
     /// CPUs that are online and on which this process may run.

@@ -1,27 +1,67 @@
-//! Which logical CPU each shard gets. Pure: a machine and a wish in, a plan out.
+//! Which logical CPU each shard gets, and which devices' queues. Pure: a machine and a wish in, a plan out.
 //!
 //! A shard polls. Pinned, it may take a whole physical core for itself, so:
 //!
 //! * no two shards share a physical core: two pollers on SMT siblings halve each other;
 //! * one physical core always stays free for everything else: the control plane, clients, interrupts;
-//! * shards alternate over NUMA nodes, so that each node's memory and devices have a shard near them;
-//! * only CPUs that this process is allowed to use are given out.
+//! * shards alternate over NUMA nodes, so that each node's memory and devices have a shard near them, beginning with
+//!   the node that has most NIC bandwidth;
+//! * only CPUs that this process is allowed to use are given out, and no more pollers than the control group's limit of
+//!   processor time feeds: a group over its limit stands still, pollers and all.
 //!
 //! When these cannot all hold for the number of shards asked for, *no* shard is pinned: the scheduler then shares what
 //! there is, and the shards must park as soon as they have nothing to do ([`ShardPlan::must_park_at_once`]).
 //! Pinning some would only push the others onto the cores of the pinned ones.
 //!
-//! The plan does not yet look at where NICs and disks sit, nor at a cgroup's CPU time quota.
+//! Queues of NICs and drives are then dealt to the shards of their node. Every device is served by some shard, and
+//! every shard has a NIC where there is one.
+
+mod deal;
 
 use crate::cpulist::{self, CpuSet};
 use crate::model::{Machine, PhysicalCore};
+use crate::rails::{RailMatrix, rail_matrix};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
 /// The most shards that a plan has. Each is a thread, a listening port and a pool; no machine gains from more.
 pub const MAX_SHARDS: usize = 1_024;
 
+/// What is asked of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlanRequest {
+    /// Number of shards; without a wish, as many as can be pinned, and at least 1. 0 counts as 1, and more than
+    /// [`MAX_SHARDS`] as that; a note says so.
+    pub shards: Option<usize>,
+    /// CPUs that the calling thread may run on, as the scheduler says; narrows the machine's allowed ones. `None` goes
+    /// by the machine's alone.
+    pub affinity: Option<CpuSet>,
+}
+
+impl PlanRequest {
+    /// This many shards, on any CPU that the machine allows.
+    #[must_use]
+    pub fn shards(shards: usize) -> Self {
+        Self { shards: Some(shards), affinity: None }
+    }
+}
+
+/// One queue of a device, as a shard uses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueShare {
+    /// Device name: an RDMA device, an interface without one, or a drive.
+    pub device: String,
+    /// Which queue. For a drive with a known map of queues, the kernel's number of the one that serves the shard's CPU;
+    /// else a count from 0 over the shards that share the device.
+    pub queue: u32,
+    /// Node of the device.
+    pub numa_node: Option<u32>,
+    /// Device and shard are on one node.
+    pub local: bool,
+}
+
 /// Where one shard sits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardSeat {
     /// The shard's index, `0..shards`.
     pub shard: usize,
@@ -29,6 +69,12 @@ pub struct ShardSeat {
     pub core: Option<usize>,
     /// Node to take its memory from; `None`: unknown, or the shard is not pinned.
     pub numa_node: Option<u32>,
+    /// NIC queues that it polls, the one to begin with first.
+    pub nics: Vec<QueueShare>,
+    /// Queues of NVMe drives that it submits to.
+    pub drives: Vec<QueueShare>,
+    /// Why it sits there and has these devices.
+    pub reason: String,
 }
 
 /// Where all shards of a process sit.
@@ -52,12 +98,13 @@ impl ShardPlan {
     }
 }
 
-/// Plans `requested_shards` shards on `machine`; without a wish, as many as can be pinned, and at least 1.
-///
-/// A wish of 0 counts as 1, and one above [`MAX_SHARDS`] as that; a note says so.
+/// Plans the shards of a process on `machine`.
 #[must_use]
-pub fn plan(machine: &Machine, requested_shards: Option<usize>) -> ShardPlan {
-    let usable_cpus = machine.usable_cpus();
+pub fn plan(machine: &Machine, request: &PlanRequest) -> ShardPlan {
+    let mut usable_cpus = machine.usable_cpus();
+    if let Some(affinity) = &request.affinity {
+        usable_cpus.retain(|cpu| affinity.contains(cpu));
+    }
     let cores = usable_physical_cores(machine, &usable_cpus);
     let mut notes = Vec::new();
     if usable_cpus.len() < machine.cores.len() {
@@ -65,25 +112,74 @@ pub fn plan(machine: &Machine, requested_shards: Option<usize>) -> ShardPlan {
         let list = cpulist::format(&usable_cpus);
         notes.push(format!("This process may use {usable} of {online} CPUs: {list}."));
     }
-    let seats = pinnable_seats(&cores);
-    let shards = shard_count(requested_shards, seats.len(), &mut notes);
-    if shards > seats.len() {
-        notes.push(crowded_note(shards, seats.len(), cores.len()));
-        let unpinned = |shard| ShardSeat { shard, core: None, numa_node: None };
-        let shards = (0..shards).map(unpinned).collect();
-        return ShardPlan { shards, housekeeping_cores: usable_cpus, notes };
-    }
+    let rails = rail_matrix(machine);
+    let mut seats = pinnable_seats(machine, &rails, &cores);
+    let limited = keep_to_limit(machine, &usable_cpus, &mut seats, &mut notes);
+    let shards = shard_count(request.shards, seats.len(), &mut notes);
+    let mut plan = if shards > seats.len() {
+        notes.push(crowded_note(shards, seats.len(), cores.len(), limited));
+        let reason = "Not pinned: the scheduler places it.".to_owned();
+        let shards = (0..shards).map(|shard| new_seat(shard, None, reason.clone())).collect();
+        ShardPlan { shards, housekeeping_cores: usable_cpus, notes }
+    } else {
+        pinned(machine, &seats[..shards], cores.len(), usable_cpus, notes)
+    };
+    deal::queues(machine, &rails, &mut plan.shards);
+    plan
+}
 
-    if cores.len() == 1 {
+fn new_seat(shard: usize, seat: Option<&Seat>, reason: String) -> ShardSeat {
+    ShardSeat {
+        shard,
+        core: seat.map(|seat| seat.cpu),
+        numa_node: seat.and_then(|seat| seat.numa_node),
+        nics: Vec::new(),
+        drives: Vec::new(),
+        reason,
+    }
+}
+
+fn pinned(machine: &Machine, seats: &[Seat], cores: usize, usable_cpus: CpuSet, mut notes: Vec<String>) -> ShardPlan {
+    if cores == 1 {
         notes.push("The only usable physical core is divided between a shard and the rest.".into());
     }
-    let seats = &seats[..shards];
-    let seat = |(shard, seat): (usize, &Seat)| ShardSeat { shard, core: Some(seat.cpu), numa_node: seat.numa_node };
     let mut housekeeping_cores = usable_cpus;
     for seat in seats {
         housekeeping_cores.retain(|cpu| !seat.occupied_cpus.contains(cpu));
     }
+    let several_nodes = machine.numa_nodes.len() > 1;
+    let seat = |(shard, seat): (usize, &Seat)| {
+        let node = match seat.numa_node {
+            Some(node) if several_nodes => format!(" of node {node}, whose turn it was"),
+            None if several_nodes => " of an unknown node".to_owned(),
+            _ => String::new(),
+        };
+        let idle: CpuSet = seat.occupied_cpus.iter().copied().filter(|&cpu| cpu != seat.cpu).collect();
+        let idle = match idle.is_empty() {
+            true => String::new(),
+            false => format!("; its sibling {} is left idle", cpulist::format(&idle)),
+        };
+        new_seat(shard, Some(seat), format!("CPU {}: the next free physical core{node}{idle}.", seat.cpu))
+    };
     ShardPlan { shards: seats.iter().enumerate().map(seat).collect(), housekeeping_cores, notes }
+}
+
+/// Takes away seats that the limit of processor time does not feed; says whether it did.
+fn keep_to_limit(machine: &Machine, usable_cpus: &CpuSet, seats: &mut Vec<Seat>, notes: &mut Vec<String>) -> bool {
+    let Some(limit) = machine.cpu_limit_millis.filter(|&limit| limit < usable_cpus.len() as u64 * 1_000) else {
+        return false;
+    };
+    // One CPU's worth stays for everything else.
+    let pollers = usize::try_from(limit / 1_000).unwrap_or(usize::MAX).saturating_sub(1);
+    if pollers >= seats.len() {
+        return false;
+    }
+    seats.truncate(pollers);
+    let (whole, hundredths) = (limit / 1_000, limit % 1_000 / 10);
+    notes.push(format!(
+        "The control group allows {whole}.{hundredths:02} CPUs of time: {pollers} may poll, one is kept for the rest."
+    ));
+    true
 }
 
 /// A place that one shard can be pinned to.
@@ -105,7 +201,7 @@ fn usable_physical_cores(machine: &Machine, usable_cpus: &CpuSet) -> Vec<Physica
 }
 
 /// All seats, best first: a plan of n shards takes the first n.
-fn pinnable_seats(cores: &[PhysicalCore]) -> Vec<Seat> {
+fn pinnable_seats(machine: &Machine, rails: &RailMatrix, cores: &[PhysicalCore]) -> Vec<Seat> {
     if let [only] = cores {
         return seat_beside_housekeeping(only).into_iter().collect();
     }
@@ -120,9 +216,11 @@ fn pinnable_seats(cores: &[PhysicalCore]) -> Vec<Seat> {
     if let Some(free) = free_of_node.values_mut().find(|free| free.len() == most) {
         free.pop_front();
     }
+    let mut free: Vec<(u32, VecDeque<&PhysicalCore>)> = free_of_node.into_iter().collect();
+    free.sort_by_key(|(node, _)| Reverse(deal::bandwidth_of_node(machine, rails, *node)));
     let mut seats = Vec::new();
-    while free_of_node.values().any(|free| !free.is_empty()) {
-        let round = free_of_node.values_mut().filter_map(VecDeque::pop_front);
+    while free.iter().any(|(_, free)| !free.is_empty()) {
+        let round = free.iter_mut().filter_map(|(_, free)| free.pop_front());
         seats.extend(round.filter_map(|core| {
             let cpu = *core.cpus.first()?;
             Some(Seat { cpu, numa_node: core.numa_node, occupied_cpus: core.cpus.clone() })
@@ -147,8 +245,10 @@ fn shard_count(requested: Option<usize>, pinnable: usize, notes: &mut Vec<String
     shards
 }
 
-fn crowded_note(shards: usize, pinnable: usize, cores: usize) -> String {
+fn crowded_note(shards: usize, pinnable: usize, cores: usize, limited: bool) -> String {
     let why = match (pinnable, cores) {
+        (0, 1..) if limited => "The limit of processor time leaves none to poll with".into(),
+        _ if limited => format!("{shards} shards were asked for, more than may poll"),
         (_, 0) => "No usable CPU is known".into(),
         (0, _) => "The only usable CPU is needed for everything else too".into(),
         (_, 1) => format!("{shards} shards were asked for on one usable physical core"),

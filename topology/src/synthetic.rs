@@ -104,6 +104,7 @@ fn build(nodes: usize, cores_per_node: usize, threads_per_core: usize) -> Machin
         id: id as u32,
         memory_bytes: Some(NODE_MEMORY_BYTES),
         distances: (0..nodes).map(|other| distance(id, other)).collect(),
+        ..NumaNode::default()
     };
     let cpus = physical_cores * threads_per_core;
     Machine {

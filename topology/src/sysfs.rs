@@ -7,11 +7,16 @@
 //! Reading is bounded: [`MAX_FILE_BYTES`] a file, [`MAX_ENTRIES`] a directory. Some files ask a driver (a NIC's
 //! speed takes the kernel's network lock): read at start, not on a shard.
 
-mod devices;
+mod drives;
+mod gpus;
+mod memory;
+mod network;
+mod process;
+mod rdma;
 
 use crate::cpulist::{self, CpuSet, MAX_CPUS};
-use crate::model::{Cache, CacheKind, Core, Machine, NumaNode};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::model::{Cache, CacheKind, Core, Machine, PciPath};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
@@ -19,8 +24,12 @@ use std::path::{Path, PathBuf};
 
 /// The most that is read of one file; sysfs attributes are at most a page, CPU lists a few pages.
 pub const MAX_FILE_BYTES: u64 = 64 << 10;
+/// The longest name or address that is kept.
+const MAX_WORD_BYTES: usize = 512;
 /// The most entries that are read of one directory.
 pub const MAX_ENTRIES: usize = 16_384;
+/// How far above a device its node is looked for; PCI trees are about this deep at most.
+const MAX_ANCESTORS: usize = 32;
 /// Caches a CPU has, at most; real ones have four.
 const MAX_CACHES_PER_CPU: usize = 16;
 
@@ -28,7 +37,7 @@ const MAX_CACHES_PER_CPU: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sysfs {
     root: PathBuf,
-    process_status: PathBuf,
+    process: PathBuf,
 }
 
 /// Why there is no machine to describe.
@@ -66,15 +75,16 @@ impl fmt::Display for SysfsError {
 impl std::error::Error for SysfsError {}
 
 impl Sysfs {
-    /// The machine that this process runs on: `/sys` and `/proc/self/status`.
+    /// The machine that this process runs on: `/sys` and `/proc/self`.
     #[must_use]
     pub fn system() -> Self {
-        Self::at("/sys", "/proc/self/status")
+        Self::at("/sys", "/proc/self")
     }
 
-    /// Another tree. `process_status` is a file in the format of `/proc/self/status`, for its `Cpus_allowed_list`.
-    pub fn at(root: impl Into<PathBuf>, process_status: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), process_status: process_status.into() }
+    /// Another tree. `process` is a directory like `/proc/self`, for the CPUs allowed to the process (`status`) and the
+    /// name of its control group (`cgroup`), whose limits are below the root in `fs/cgroup`.
+    pub fn at(root: impl Into<PathBuf>, process: impl Into<PathBuf>) -> Self {
+        Self { root: root.into(), process: process.into() }
     }
 
     /// Reads everything once. Blocks on file system calls.
@@ -94,21 +104,22 @@ impl Sysfs {
         }
         let (numa_nodes, node_of_cpu) = self.numa_nodes();
         let core = |&id: &usize| read_core(&cpu_directory, id, node_of_cpu.get(&id).copied());
-        Ok(Machine {
+        let mut machine = Machine {
             numa_nodes,
             cores: online.iter().map(core).collect(),
             caches: read_caches(&cpu_directory, &online),
             nics: self.nics(),
+            rdma_devices: Vec::new(),
             block_devices: self.block_devices(),
+            nvme_controllers: self.nvme_controllers(),
+            gpus: self.gpus(),
             allowed_cpus: self.allowed_cpus().unwrap_or(online),
-        })
-    }
-
-    /// CPUs that this process may run on; `None` where the status file does not say.
-    fn allowed_cpus(&self) -> Option<CpuSet> {
-        let status = read_text(&self.process_status)?;
-        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-        cpulist::parse(list).ok().filter(|cpus| !cpus.is_empty())
+            cpu_limit_millis: self.cpu_limit_millis(),
+            notes: Vec::new(),
+        };
+        self.add_rdma_devices(&mut machine);
+        machine.notes = crate::unknown::notes(&machine);
+        Ok(machine)
     }
 
     fn online_cpus(&self, cpu_directory: &Path) -> CpuSet {
@@ -122,26 +133,32 @@ impl Sysfs {
         }
     }
 
-    /// The nodes, and the node of each CPU that one claims.
-    fn numa_nodes(&self) -> (Vec<NumaNode>, BTreeMap<usize, u32>) {
-        let directory = self.root.join("devices/system/node");
-        let ids = numbered_children(&directory, "node");
-        let mut node_of_cpu = BTreeMap::new();
-        let mut nodes = Vec::new();
-        for &id in &ids {
-            let node = directory.join(format!("node{id}"));
-            for cpu in read_cpus(&node.join("cpulist")).unwrap_or_default() {
-                node_of_cpu.entry(cpu).or_insert(id);
-            }
-            let distances = read_distances(&node.join("distance"));
-            nodes.push(NumaNode {
-                id,
-                memory_bytes: read_memory_bytes(&node.join("meminfo")),
-                // A row of another length cannot be matched to nodes.
-                distances: if distances.len() == ids.len() { distances } else { Vec::new() },
-            });
-        }
-        (nodes, node_of_cpu)
+    /// The node that the device or the nearest device above it names.
+    fn numa_node_above(&self, device: &Path) -> Option<u32> {
+        let (top, device) = self.in_device_tree(device)?;
+        let within = device.ancestors().take(MAX_ANCESTORS).take_while(|at| at.starts_with(&top));
+        within.into_iter().find_map(|at| read_number(&at.join("numa_node")))
+    }
+
+    /// The PCI function that the device is or hangs on.
+    fn pci_path(&self, device: &Path) -> Option<PciPath> {
+        let (top, device) = self.in_device_tree(device)?;
+        let components = device.strip_prefix(&top).ok()?.components();
+        PciPath::from_components(components.filter_map(|component| component.as_os_str().to_str()))
+    }
+
+    /// The driver of the nearest device, itself included, that has one on the PCI bus or below.
+    fn driver(&self, device: &Path) -> Option<String> {
+        let (top, device) = self.in_device_tree(device)?;
+        let within = device.ancestors().take(MAX_ANCESTORS).take_while(|at| at.starts_with(&top));
+        within.into_iter().find_map(|at| link_name(&at.join("driver")))
+    }
+
+    /// The tree of devices and a device in it, both without links.
+    fn in_device_tree(&self, device: &Path) -> Option<(PathBuf, PathBuf)> {
+        let top = fs::canonicalize(self.root.join("devices")).ok()?;
+        let device = fs::canonicalize(device).ok()?;
+        device.starts_with(&top).then_some((top, device))
     }
 }
 
@@ -192,19 +209,6 @@ fn parse_size(text: &str) -> Option<u64> {
     kibibytes.checked_mul(1 << 10).filter(|&bytes| bytes > 0)
 }
 
-fn read_distances(path: &Path) -> Vec<u32> {
-    let row = read_text(path).unwrap_or_default();
-    row.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>().unwrap_or_default()
-}
-
-/// From a line such as `Node 0 MemTotal:  5204172 kB`.
-fn read_memory_bytes(path: &Path) -> Option<u64> {
-    let text = read_text(path)?;
-    let total = text.lines().find_map(|line| line.split_once("MemTotal:"))?.1;
-    let kibibytes: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kibibytes.checked_mul(1 << 10)
-}
-
 /// The start of a file, as text; `None` when it cannot be read or is not text.
 fn read_text(path: &Path) -> Option<String> {
     let mut text = String::new();
@@ -215,6 +219,18 @@ fn read_text(path: &Path) -> Option<String> {
 /// A number in a file of its own; `None` also for the kernel's `-1`, which means unknown wherever it is read here.
 fn read_number<T: TryFrom<i64>>(path: &Path) -> Option<T> {
     T::try_from(read_text(path)?.trim().parse::<i64>().ok()?).ok()
+}
+
+/// A short text in a file of its own, without white space around it; `None` when there is none.
+fn read_word(path: &Path) -> Option<String> {
+    let text = read_text(path)?;
+    let word = text.trim();
+    (!word.is_empty() && word.len() <= MAX_WORD_BYTES).then(|| word.to_owned())
+}
+
+/// The last component of what a link points to.
+fn link_name(link: &Path) -> Option<String> {
+    fs::read_link(link).ok()?.file_name()?.to_str().map(str::to_owned)
 }
 
 fn read_cpus(path: &Path) -> Option<CpuSet> {

@@ -2,9 +2,13 @@
 
 use kvplane_topology::model::{Core, Machine};
 use kvplane_topology::plan::MAX_SHARDS;
-use kvplane_topology::{CpuSet, ShardPlan, plan, synthetic};
+use kvplane_topology::{CpuSet, PlanRequest, ShardPlan, synthetic};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+
+fn plan(machine: &Machine, shards: Option<usize>) -> ShardPlan {
+    kvplane_topology::plan(machine, &PlanRequest { shards, affinity: None })
+}
 
 fn machine(text: &str) -> Machine {
     synthetic::parse(text).unwrap()
@@ -96,6 +100,35 @@ fn a_wish_out_of_range_is_bounded_and_said() {
     }
     let large = plan(&synthetic::parse("core:4096").unwrap(), None);
     assert_eq!(large.shards.len(), MAX_SHARDS);
+}
+
+#[test]
+fn the_schedulers_word_narrows_the_machines() {
+    let machine = machine("core:4");
+    let request = PlanRequest { shards: None, affinity: Some(CpuSet::from([1, 2, 9])) };
+    let plan = kvplane_topology::plan(&machine, &request);
+    assert_eq!(cores_of(&plan), [Some(2)]);
+    assert_eq!(plan.housekeeping_cores, CpuSet::from([1]));
+    assert_eq!(plan.notes, ["This process may use 2 of 4 CPUs: 1-2."]);
+}
+
+#[test]
+fn a_limit_of_processor_time_feeds_fewer_pollers() {
+    let mut machine = machine("core:8");
+    machine.cpu_limit_millis = Some(3_500);
+    let limited = plan(&machine, None);
+    assert_eq!(cores_of(&limited), [Some(1), Some(2)]);
+    assert!(limited.notes[0].contains("allows 3.50 CPUs of time: 2 may poll"), "{:?}", limited.notes);
+    let crowded = plan(&machine, Some(4));
+    assert!(crowded.must_park_at_once());
+    assert!(crowded.notes[1].contains("more than may poll"), "{:?}", crowded.notes);
+    machine.cpu_limit_millis = Some(1_900);
+    let starved = plan(&machine, None);
+    assert_eq!(cores_of(&starved), [None]);
+    assert!(starved.notes[1].contains("leaves none to poll with"), "{:?}", starved.notes);
+    // Of a limit that the cores do not reach, nothing is noticed.
+    machine.cpu_limit_millis = Some(8_000);
+    assert_eq!(plan(&machine, None).shards.len(), 7);
 }
 
 #[test]

@@ -2,11 +2,15 @@
 
 use kvplane_topology::model::{CacheKind, Machine};
 use kvplane_topology::sysfs::{MAX_FILE_BYTES, SysfsError};
-use kvplane_topology::{CpuSet, Sysfs, plan};
+use kvplane_topology::{CpuSet, PlanRequest, ShardPlan, Sysfs};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+fn plan(machine: &Machine, shards: Option<usize>) -> ShardPlan {
+    kvplane_topology::plan(machine, &PlanRequest { shards, affinity: None })
+}
 
 /// A directory that looks like `/sys`, removed when dropped.
 struct Tree {
@@ -61,7 +65,7 @@ impl Tree {
     }
 
     fn reader(&self) -> Sysfs {
-        Sysfs::at(&self.root, self.root.join("status"))
+        Sysfs::at(&self.root, &self.root)
     }
 
     fn read(&self) -> Machine {
@@ -238,6 +242,25 @@ fn a_root_that_is_not_sysfs_is_an_error_that_names_it() {
     let error = tree.reader().read().unwrap_err();
     assert_eq!(error, SysfsError::NoCpus { root: tree.root.clone() });
     assert!(error.to_string().contains("names no CPU"), "{error}");
+}
+
+#[test]
+fn the_least_limit_of_the_groups_above_counts() {
+    let tree = server();
+    let limit = |tree: &Tree| tree.read().cpu_limit_millis;
+    assert_eq!(limit(&tree), None);
+    tree.file("cgroup", "2:cpu,cpuacct:/old\n0::/a/b\n").file("fs/cgroup/a/cpu.max", "250000 100000\n");
+    assert_eq!(limit(&tree), Some(2_500));
+    tree.file("fs/cgroup/a/b/cpu.max", "max 100000\n").file("fs/cgroup/cpu.max", "300000 100000\n");
+    assert_eq!(limit(&tree), Some(2_500));
+    tree.file("fs/cgroup/cpu,cpuacct/old/cpu.cfs_quota_us", "150000\n")
+        .file("fs/cgroup/cpu,cpuacct/old/cpu.cfs_period_us", "100000\n");
+    assert_eq!(limit(&tree), Some(1_500));
+    // The group's own directory may be out of sight in a container.
+    tree.file("cgroup", "0::/../elsewhere\n").file("fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
+    assert_eq!(limit(&tree), Some(3_000));
+    tree.file("fs/cgroup/cpu.max", "9 0\n");
+    assert_eq!(limit(&tree), None);
 }
 
 #[test]

@@ -21,11 +21,15 @@ use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
 use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
 use kvplane_rpc::{RefusalCode, Role, RuntimeDirectory};
 use kvplane_store::service::Identity;
-use kvplane_topology::{ShardPlan, Sysfs, plan};
+use kvplane_topology::{PlanRequest, ShardPlan, plan};
 
 use crate::error::Error;
 use crate::link::{Control, ControlLink, seed, software};
+<<<<<<< HEAD
 use crate::ssd::{SsdConfig, Ssds};
+=======
+use crate::machine::{discover_machine, scheduler_affinity};
+>>>>>>> main
 
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
@@ -207,8 +211,8 @@ fn start_shards(
     node: NodeId,
     incarnation: Incarnation,
 ) -> Result<(Vec<ShardHandle>, Vec<String>), Error> {
-    let machine = Sysfs::system().read().map_err(|error| Error::Argument(error.to_string()))?;
-    let layout = plan(&machine, config.shards);
+    let machine = discover_machine()?;
+    let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
     let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;
     if pool_bytes < POOL_LEAST_BYTES {
         return Err(Error::Argument(format!(
@@ -277,7 +281,8 @@ fn notes_of(layout: &ShardPlan, shards: &[ShardHandle], pool_bytes: u64) -> Vec<
     notes.extend(layout.shards.iter().zip(shards).map(|(seat, shard)| {
         let core = seat.core.map_or_else(|| "no fixed core".to_owned(), |core| format!("core {core}"));
         let pages = shard.page_kind().map_or_else(String::new, |kind| format!(", {kind:?} pages"));
-        format!("shard {}: {}, {core}, {} MiB{pages}", seat.shard, shard.address(), pool_bytes >> 20)
+        let place = format!("shard {}: {}, {core}, {} MiB{pages}", seat.shard, shard.address(), pool_bytes >> 20);
+        format!("{place}; {}", seat.reason)
     }));
     if shards.iter().any(|shard| shard.page_kind() == Some(PageKind::Plain)) {
         notes.push(

@@ -292,6 +292,58 @@ fn memory_may_be_for_readers_first_and_for_writers_later() {
     assert_eq!(moved + owner.streamed(), EXCHANGED);
 }
 
+/// A host that is kept from its rounds has not been answered sooner for that: the clock of a round before the request
+/// was sent would say so.
+#[test]
+fn the_time_of_an_answer_is_when_it_is_taken() {
+    const APART: Duration = Duration::from_millis(1);
+    let owner = Owner::new("time");
+    let theirs = memory(false, BYTES);
+    let segment = owner.register(&theirs, |_| ());
+    let mut asker = Asker::new(PeerAddress::native(owner.shard.address(), None), config(|_| ()));
+    let read = Request::Read(asker.at(segment, 0, false), asker.local(0, 4096));
+    assert_eq!(asker.run(&[read]), [Status::Ok]);
+    let served = |asker: &mut Asker| {
+        let books = asker.initiator.books();
+        let stream = books.rail_metrics().filter(|rail| rail.transport == Transport::Tcp);
+        stream.map(|rail| rail.counts.service.sum_ns()).sum::<u64>()
+    };
+    for round in 0..20 {
+        let before_ns = served(&mut asker);
+        let batch = asker.initiator.submit(&[read], DEADLINE).expect("a valid batch");
+        // What a round sends is not answered before the next.
+        while !asker.initiator.is_complete(batch) {
+            asker.initiator.poll().expect("a working poller");
+            std::thread::sleep(APART);
+        }
+        assert_eq!(asker.initiator.results(batch)[0].status, Status::Ok);
+        asker.initiator.release(batch);
+        let took_ns = u128::from(served(&mut asker) - before_ns);
+        assert!(took_ns >= APART.as_nanos(), "{took_ns} ns in round {round}");
+    }
+}
+
+/// Copies that come up in the round that finds the connection's end are not what the owner has to say of its memory.
+/// That round is one of the first few; which one, is tried.
+#[test]
+fn the_end_of_a_connection_is_not_the_end_of_a_segment() {
+    for rounds in 0..20 {
+        let owner = Owner::new("end");
+        let theirs = memory(true, BYTES);
+        let segment = owner.register(&theirs, |_| ());
+        fill(&theirs, 1);
+        let mut asker = Asker::new(owner.address(), config(|_| ()));
+        let read = Request::Read(asker.at(segment, 8, true), asker.local(0, 4096));
+        assert_eq!(asker.run(&[read]), [Status::Ok]);
+        drop(owner);
+        for _ in 0..rounds {
+            asker.initiator.poll().expect("a working poller");
+        }
+        let status = asker.run(&[read])[0];
+        assert!(matches!(status, Status::Ok | Status::Unreachable), "{status:?} after {rounds} rounds");
+    }
+}
+
 #[test]
 fn this_process_is_a_peer_too() {
     let mut asker = Asker::new(PeerAddress::local(), config(|_| ()));

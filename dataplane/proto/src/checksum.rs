@@ -17,11 +17,44 @@ pub fn frame_checksum(bytes: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// The payload checksum of two parts in a row, from that of each and the length of the second in bytes. Its cost does
-/// not depend on the length.
+/// The polynomial of CRC-64/NVME, lowest power in the highest bit.
+const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
+/// `x^(2^n)` modulo the polynomial, for each n.
+const POWERS: [u64; 64] = {
+    let mut powers = [1 << 62; 64];
+    let mut n = 1;
+    while n < 64 {
+        powers[n] = product(powers[n - 1], powers[n - 1]);
+        n += 1;
+    }
+    powers
+};
+
+/// The product of two polynomials modulo that of the checksum, lowest power in the highest bit.
+const fn product(a: u64, mut b: u64) -> u64 {
+    let (mut sum, mut bit) = (0, 64);
+    while bit > 0 {
+        bit -= 1;
+        sum ^= if a >> bit & 1 == 1 { b } else { 0 };
+        b = b >> 1 ^ if b & 1 == 1 { POLYNOMIAL } else { 0 };
+    }
+    sum
+}
+
+/// The payload checksum of two parts in a row, from that of each and the length of the second in bytes: the first is
+/// shifted by that length, which is a product with a power of x.
 #[must_use]
-pub fn joined_payload_checksum(first: u64, second: u64, second_bytes: u64) -> u64 {
-    crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, first, second, second_bytes)
+pub const fn joined_payload_checksum(first: u64, second: u64, second_bytes: u64) -> u64 {
+    // 2^3 bits a byte.
+    let (mut shifted, mut left, mut n) = (first, second_bytes, 3);
+    while left > 0 {
+        if left & 1 == 1 {
+            shifted = product(POWERS[n], shifted);
+        }
+        left >>= 1;
+        n = (n + 1) % 64;
+    }
+    shifted ^ second
 }
 
 /// CRC-64/NVME of a payload that is seen piece by piece, in order.

@@ -12,8 +12,8 @@ pub const MAX_HANDLES: u32 = 1 << 24;
 pub struct StoreConfig {
     /// The pool's size: a multiple of [`GRANULE_BYTES`], at most [`MAX_POOL_BYTES`].
     pub pool_bytes: u64,
-    /// Objects begin at multiples of this and take whole multiples of it: a power of two from [`GRANULE_BYTES`] to 4096,
-    /// which is what direct I/O wants.
+    /// Objects begin at multiples of this and take whole multiples of it: a power of two from [`GRANULE_BYTES`] to
+    /// 4096, which is what direct I/O wants.
     pub unit_bytes: u64,
     /// Limit on objects, counting those being written and those removed while pinned.
     pub max_objects: u32,

@@ -142,6 +142,29 @@ pub fn shutdown(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
+/// Ends a TCP connection at once: what waits to be sent, or to be sent again, is thrown away. The peer sees a reset,
+/// where it can be reached, and nothing that was on its way. Also where another process has the socket. The descriptor
+/// stays, so that notices of sends without a copy can still be taken: closing it without this would let the kernel go
+/// on sending from the memory.
+///
+/// # Errors
+/// The kernel's; then closing the descriptor has the same effect, without the notices.
+pub fn abort(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let bytes = size_of::<libc::linger>() as libc::socklen_t;
+    // SAFETY: the option's value outlives the call.
+    let set = check(unsafe {
+        libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), bytes)
+    });
+    // SAFETY: all-zero is valid for this plain structure.
+    let mut nobody: libc::sockaddr = unsafe { std::mem::zeroed() };
+    nobody.sa_family = libc::AF_UNSPEC as libc::sa_family_t;
+    let bytes = size_of::<libc::sockaddr>() as libc::socklen_t;
+    // SAFETY: the kernel reads the structure we own. To connect to nobody is to be disconnected.
+    check(unsafe { libc::connect(fd.as_raw_fd(), &raw const nobody, bytes) })?;
+    set.map(|_| ())
+}
+
 /// The error that is pending on a socket, cleared by asking.
 pub fn take_socket_error(fd: BorrowedFd<'_>) -> io::Result<Option<io::Error>> {
     let mut value: libc::c_int = 0;
@@ -244,5 +267,32 @@ mod tests {
         let error = take_socket_error(fd).expect("asked").map(|error| error.kind());
         assert_eq!(error, Some(io::ErrorKind::ConnectionRefused));
         assert!(take_socket_error(fd).expect("asked").is_none(), "asking clears it");
+    }
+
+    #[test]
+    fn what_was_still_to_be_sent_is_forgotten_by_an_abort() {
+        use std::io::{Read, Write};
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let mut ours = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        let (mut theirs, _) = listener.accept().expect("accepted");
+        ours.set_nonblocking(true).expect("a socket");
+        // Until neither side's buffers take more: the last bytes have not left.
+        let mut sent = 0;
+        while let Ok(bytes) = ours.write(&[7; 65_536]) {
+            sent += bytes;
+        }
+        let other = ours.try_clone().expect("a second descriptor, as a child would have it");
+        abort(std::os::fd::AsFd::as_fd(&ours)).expect("aborted");
+        let (mut arrived, mut part) = (0, vec![0; 65_536]);
+        let end = loop {
+            match theirs.read(&mut part) {
+                Ok(0) => break None,
+                Ok(bytes) => arrived += bytes,
+                Err(error) => break Some(error.kind()),
+            }
+        };
+        assert_eq!(end, Some(io::ErrorKind::ConnectionReset));
+        assert!(arrived < sent, "{arrived} of {sent} bytes");
+        drop(other);
     }
 }

@@ -104,32 +104,10 @@ pub fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
     }
 }
 
-/// Ends a TCP connection at once: what waits to be sent, or to be sent again, is thrown away, and the peer sees a
-/// reset. The descriptor stays, so that the last notices can be taken: those of bytes that a device is reading come
-/// when it has. Closing it without this would let the kernel go on sending from the memory.
-///
-/// # Errors
-/// The kernel's; then closing the descriptor has the same effect, without the notices.
-pub fn abort(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    let bytes = size_of::<libc::linger>() as libc::socklen_t;
-    // SAFETY: the option's value outlives the call.
-    let set = unsafe {
-        libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), bytes)
-    };
-    // SAFETY: all-zero is a valid address; its family 0 is AF_UNSPEC, which means: disconnect.
-    let nobody: libc::sockaddr = unsafe { std::mem::zeroed() };
-    let bytes = size_of::<libc::sockaddr>() as libc::socklen_t;
-    // SAFETY: the address outlives the call.
-    match unsafe { libc::connect(fd.as_raw_fd(), &raw const nobody, bytes) } {
-        0 if set == 0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::abort;
     use crate::region::{HugePages, IoBuf, Region, RegionOptions};
     use crate::stream::{Gather, Scatter, accept, start_connect};
     use crate::{Interest, Poller};

@@ -1,8 +1,8 @@
 //! The SSD tier of a shard: a log of checked records over the segments of one device, its index, reclaim and recovery.
 //!
 //! Pure and single-threaded: nothing here opens a device, reads a clock or touches memory by itself. The device is a
-//! range of bytes; the tier asks for block operations and is told how they ended. Memory is named by offsets and reached
-//! through [`Memory`]. The layout and the promises stand in docs/tier.md.
+//! range of bytes; the tier asks for block operations and is told how they ended. Memory is named by offsets and is
+//! reached through [`Memory`]. The layout and the promises stand in docs/tier.md.
 //!
 //! * [`format`]: what stands on the device.
 //! * [`config`]: sizes and limits; all memory follows from them.

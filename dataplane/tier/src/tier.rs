@@ -250,7 +250,7 @@ impl Tier {
 
     /// Everything that goes on by itself. Each part does a bounded amount.
     fn work(&mut self, now_ns: u64, memory: &mut dyn Memory) {
-        self.recovery_work(memory);
+        self.recovery_work();
         self.reclaim_work(now_ns, memory);
         self.group_work(now_ns, memory);
         self.prepare_work(memory);

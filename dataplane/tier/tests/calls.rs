@@ -29,7 +29,7 @@ fn settle(world: &mut World) -> Vec<Event> {
     loop {
         while let Some(output) = world.tier.poll_output(world.now_ns, &mut world.memory) {
             match output {
-                Output::Block(op) => world.device.submit(op),
+                Output::Block(op) => world.device.submit(op, &world.memory),
                 Output::Event(event) => events.push(event),
             }
         }

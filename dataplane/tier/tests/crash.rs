@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::rng::Rng;
-use kvplane_tier::{Ack, Priority, RecordView};
+use kvplane_tier::{Ack, Priority, RecordView, TierConfig};
 use support::model::Promise;
 use support::small;
 use support::world::World;
@@ -98,10 +98,11 @@ fn recovering_twice_gives_the_same() {
 
 #[test]
 fn a_restart_in_peace_scans_only_what_was_open() {
-    let mut world = World::new(small(4096), 4);
+    let mut world = World::new(TierConfig { segments: 24, ..small(4096) }, 4);
     // Not so much that reclaim has to begin.
-    history(&mut world, 450);
+    history(&mut world, u64::MAX);
     world.settle();
+    assert_eq!(world.tier.stats().reclaims, 0);
     let before = all(&world);
     world.restart(false);
     world.until_recovered();

@@ -133,7 +133,7 @@ void enableGracefulShutdown(transfer_engine_t engine);
 /* ---- segments ------------------------------------------------------------------------------------------------------ */
 
 /* Opens a peer's memory by name; "file:///path" opens a file, where installTransport
- * allowed it. The handle is at least 1, or negative on failure. */
+ * allowed it. The handle is at least 1, LOCAL_SEGMENT for the engine's own name, or negative on failure. */
 segment_id_t openSegment(transfer_engine_t engine, const char *segment_name);
 /* The same, asking the peer again even if the name is known. */
 segment_id_t openSegmentNoCache(transfer_engine_t engine, const char *segment_name);

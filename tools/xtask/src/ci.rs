@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::elf;
 use crate::peers;
 use crate::process::{self, Failure};
+use crate::rig;
 use crate::setup::{self, packages::Group};
 use crate::testing;
 use crate::tidy;
@@ -38,12 +39,23 @@ pub enum Step {
     Linkage,
     /// It and a stock Mooncake engine read and write each other's memory, where the stock engine can be installed.
     Interop,
+    /// A few tests on hardware that the machine does not have, where virtual machines can be prepared.
+    Rig,
 }
 
 impl Step {
     /// Every step, in order.
-    pub const ALL: [Self; 8] =
-        [Self::Fmt, Self::Tidy, Self::Clippy, Self::Test, Self::Seeds, Self::Release, Self::Linkage, Self::Interop];
+    pub const ALL: [Self; 9] = [
+        Self::Fmt,
+        Self::Tidy,
+        Self::Clippy,
+        Self::Test,
+        Self::Seeds,
+        Self::Release,
+        Self::Linkage,
+        Self::Interop,
+        Self::Rig,
+    ];
 
     /// The name on the command line.
     #[must_use]
@@ -57,6 +69,7 @@ impl Step {
             Self::Release => "release",
             Self::Linkage => "linkage",
             Self::Interop => "interop",
+            Self::Rig => "rig",
         }
     }
 
@@ -77,6 +90,7 @@ impl Step {
             Self::Release => cargo(&["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-capi"]),
             Self::Linkage => check_linkage(workspace),
             Self::Interop => peers::interop(workspace, &[]),
+            Self::Rig => rig::short_suite_where_possible(workspace),
         }
     }
 }

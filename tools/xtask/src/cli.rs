@@ -1,7 +1,7 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
-//! `demo`, `test`, `bench`, `peers` and `interop` pass what follows them on untouched, so their flags are checked by
-//! whoever gets them. For the others an unknown word is an error with the usage text and exit status 2.
+//! `demo`, `test`, `bench`, `peers`, `interop` and `rig` pass what follows them on untouched, so their flags are
+//! checked by whoever gets them. For the others an unknown word is an error with the usage text and exit status 2.
 
 use crate::ci::Step;
 use crate::setup::packages::Group;
@@ -13,15 +13,19 @@ pub const USAGE_STATUS: u8 = 2;
 pub const USAGE: &str = "\
 usage: cargo x COMMAND [...]
 
-  setup [GROUP...]     find and install missing system packages; groups: build (default), bench
+  setup [GROUP...]     find and install missing system packages; groups: build (default), bench, rig
   demo [--trace FILE] [...]
                        build release, replay a trace against a live node, leave a report in target/demo/;
                        arguments are passed to `kvplane demo`
   test [...]           all tests and doc tests; arguments are passed to the test runner (a filter, flags)
+  test --rig [--short] [FILTER...]
+                       the tests that need hardware, in virtual machines that have it; --short takes few of them
+  rig [OPTION...] -- COMMAND [...]
+                       run a command in a virtual machine with soft-RoCE, NVMe, NUMA and CXL: see `cargo x rig --help`
   tidy [--write-map]   check the source tree; --write-map regenerates the code map in docs/architecture.md
   ci [STEP...]         everything a change must pass, or the steps named:
                        fmt, tidy, clippy, test, seeds, release, linkage,
-                       interop
+                       interop, rig
   bench [...]          build release and run the benchmarks; arguments are passed to `kvplane-bench`
   peers [...]          install other transfer engines into a folder and measure ours beside them, in a network
                        namespace of its own: [--folder DIR] [--install-only] [--only mooncake,nixl,ucx,gloo,iperf3,raw]
@@ -54,6 +58,8 @@ pub enum Task {
     Peers(Vec<String>),
     /// Exchange bytes with a stock Mooncake with these arguments.
     Interop(Vec<String>),
+    /// Run a command in a virtual machine with these arguments.
+    Rig(Vec<String>),
 }
 
 /// Parses the arguments after `cargo x`. The error is a sentence that names the word not understood.
@@ -66,6 +72,7 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "demo" => Ok(Task::Demo(rest.to_vec())),
         "test" => Ok(Task::Test(rest.to_vec())),
         "bench" => Ok(Task::Bench(rest.to_vec())),
+        "rig" => Ok(Task::Rig(rest.to_vec())),
         "setup" | "tidy" | "ci" | "peers" | "interop" if asks_help => Ok(Task::Help),
         "peers" => Ok(Task::Peers(rest.to_vec())),
         "interop" => Ok(Task::Interop(rest.to_vec())),
@@ -108,6 +115,9 @@ mod tests {
         assert_eq!(parsed("peers --help"), Ok(Task::Help));
         assert_eq!(parsed("peers --quick"), Ok(Task::Peers(vec!["--quick".to_string()])));
         assert_eq!(parsed("interop 7"), Ok(Task::Interop(vec!["7".to_string()])));
+        let passed_on = ["--rxe", "2", "--", "true"].map(str::to_string).to_vec();
+        assert_eq!(parsed("rig --rxe 2 -- true"), Ok(Task::Rig(passed_on)));
+        assert_eq!(parsed("rig --help"), Ok(Task::Rig(vec!["--help".to_string()])));
     }
 
     #[test]

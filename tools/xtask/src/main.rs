@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use xtask::cli::{self, Task};
 use xtask::process::Failure;
 use xtask::workspace::Workspace;
-use xtask::{bench, ci, demo, peers, setup, testing, tidy};
+use xtask::{bench, ci, demo, peers, rig, setup, testing, tidy};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -32,7 +32,7 @@ fn dispatch(task: Task) -> Result<(), Failure> {
             println!("{}", cli::USAGE);
             Ok(())
         }
-        Task::Setup(groups) => setup::run(&groups),
+        Task::Setup(groups) => setup::run(&groups).and_then(|()| rig::prepare_where_asked(&workspace, &groups)),
         Task::Demo(arguments) => demo::run(&workspace, &arguments),
         Task::Test(arguments) => testing::run(&workspace, &arguments),
         Task::Tidy { write_map: false } => tidy::run(&workspace),
@@ -41,5 +41,6 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Bench(arguments) => bench::run(&workspace, &arguments),
         Task::Peers(arguments) => peers::run(&workspace, &arguments),
         Task::Interop(arguments) => peers::interop(&workspace, &arguments),
+        Task::Rig(arguments) => Err(rig::run(&workspace, &arguments)),
     }
 }

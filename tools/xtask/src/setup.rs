@@ -49,6 +49,13 @@ pub fn install_named(names: &[&str]) -> Result<(), Failure> {
     install_with_lists(privilege, &arguments)
 }
 
+/// Whether this process is root, as far as its effective user goes.
+#[must_use]
+pub fn is_root() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    machine::effective_user(&status) == Some(0)
+}
+
 fn listed(packages: &[&Package]) -> String {
     packages
         .iter()
@@ -67,8 +74,7 @@ enum Privilege {
 
 impl Privilege {
     fn find() -> Self {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        if machine::effective_user(&status) == Some(0) {
+        if is_root() {
             return Self::Root;
         }
         let mut sudo = Command::new("sudo");

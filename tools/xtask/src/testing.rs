@@ -11,13 +11,19 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use crate::process::{self, Failure};
+use crate::rig::suite;
 use crate::setup::{self, packages::Group};
 use crate::workspace::Workspace;
 use skips::{Filter, Runner};
 
 /// Runs the tests; `arguments` go to the runner, and narrow the run, so doc tests are left out with them.
+///
+/// With `--rig` among them, runs those that need hardware in virtual machines instead: [`suite::run`].
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
+    if let Some(request) = suite::Request::of(arguments)? {
+        return suite::run(workspace, &request);
+    }
     let runner = Runner::find();
     let mut filter = Filter::new(runner);
     let mut command = tests(workspace, runner, arguments);
@@ -66,7 +72,7 @@ fn tests(workspace: &Workspace, runner: Runner, arguments: &[String]) -> Command
 }
 
 /// Runs `command` with its output passed through `filter` line by line. Colours survive the pipe.
-fn run_filtered(command: &mut Command, filter: &mut Filter) -> Result<(), Failure> {
+pub(crate) fn run_filtered(command: &mut Command, filter: &mut Filter) -> Result<(), Failure> {
     if std::io::stderr().is_terminal() && std::env::var_os("CARGO_TERM_COLOR").is_none() {
         command.env("CARGO_TERM_COLOR", "always");
     }
@@ -100,7 +106,7 @@ fn pass_on(output: impl Read, filter: &Mutex<&mut Filter>) {
     }
 }
 
-fn print_skipped(skipped: &[String]) {
+pub(crate) fn print_skipped(skipped: &[String]) {
     if skipped.is_empty() {
         eprintln!("test: nothing was skipped");
         return;

@@ -3,15 +3,19 @@
 //! The names are what programs rely on: renaming a field of the model renames it here, and the tests see it.
 
 use crate::json::{self, ToJson};
-use crate::model::{BlockDevice, Cache, CacheKind, Core, Machine, Nic, NumaNode};
-use crate::plan::{ShardPlan, ShardSeat};
+use crate::model::{
+    BlockDevice, Cache, CacheKind, Core, Gpu, HardwareQueue, LinkLayer, Machine, Nic, NodeAccess, NodeKind, NumaNode,
+    NvmeController, PciPath, PortState, RdmaDevice, RdmaPort,
+};
+use crate::plan::{QueueShare, ShardPlan, ShardSeat};
+use crate::rails::{Excluded, Location, Nearness, Rail, RailMatrix, Row, Tier};
 
-/// One JSON object with the members `machine` and `plan`, on one line without a line feed.
+/// One JSON object with the members `machine`, `plan` and `rails`, on one line without a line feed.
 #[must_use]
-pub fn json(machine: &Machine, plan: &ShardPlan) -> String {
+pub fn json(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix) -> String {
     let mut out = String::new();
     json::object(&mut out, |o| {
-        o.field("machine", machine).field("plan", plan);
+        o.field("machine", machine).field("plan", plan).field("rails", rails);
     });
     out
 }
@@ -29,13 +33,80 @@ macro_rules! json_fields {
     };
 }
 
-json_fields!(Machine { numa_nodes, cores, caches, nics, block_devices, allowed_cpus });
-json_fields!(NumaNode { id, memory_bytes, distances });
+json_fields!(Machine {
+    numa_nodes,
+    cores,
+    caches,
+    nics,
+    rdma_devices,
+    block_devices,
+    nvme_controllers,
+    gpus,
+    allowed_cpus,
+    cpu_limit_millis,
+    notes,
+});
+json_fields!(NumaNode { id, kind, memory_bytes, distances, access });
+json_fields!(NodeAccess { read_latency_ns, write_latency_ns, read_mib_per_s, write_mib_per_s });
 json_fields!(Core { id, numa_node, package, core_id, smt_siblings });
 json_fields!(Cache { level, kind, shared_cpus, size_bytes });
-json_fields!(Nic { name, numa_node, speed_mbps, up, loopback, rdma_device });
-json_fields!(BlockDevice { name, numa_node, nvme, bytes, rotational });
-json_fields!(ShardSeat { shard, core, numa_node });
+json_fields!(Nic { name, numa_node, pci, driver, speed_mbps, mtu_bytes, queues, up, loopback, rdma_device });
+json_fields!(RdmaDevice { name, numa_node, pci, driver, ports });
+json_fields!(RdmaPort { number, state, physical_state, link_layer, speed_mbps, active_mtu_bytes, netdev });
+json_fields!(BlockDevice { name, numa_node, pci, nvme, controllers, bytes, block_bytes, rotational, hardware_queues });
+json_fields!(HardwareQueue { index, cpus });
+json_fields!(NvmeController { name, numa_node, pci, transport, address, model, state, queues, subsystem });
+json_fields!(ShardSeat { shard, core, numa_node, nics, drives, reason });
+json_fields!(QueueShare { device, queue, numa_node, local });
+json_fields!(RailMatrix { rails, excluded, rows, notes });
+json_fields!(Rail { name, port, netdev, speed_mbps, active_mtu_bytes, numa_node, pci });
+json_fields!(Excluded { name, reason });
+json_fields!(Row { location, tiers });
+json_fields!(Tier { nearness, distance, slow, rails, reason });
+
+impl ToJson for Gpu {
+    fn write_json(&self, out: &mut String) {
+        json::object(out, |o| {
+            o.field("pci", &self.pci)
+                .field("vendor", self.vendor())
+                .field("vendor_id", &self.vendor_id)
+                .field("device_id", &self.device_id)
+                .field("numa_node", &self.numa_node)
+                .field("driver", &self.driver);
+        });
+    }
+}
+
+impl ToJson for PciPath {
+    fn write_json(&self, out: &mut String) {
+        let bridges: Vec<String> = self.bridges.iter().map(ToString::to_string).collect();
+        json::object(out, |o| {
+            o.field("root", &self.root.to_string())
+                .field("bridges", &bridges)
+                .field("function", &self.function.to_string());
+        });
+    }
+}
+
+/// Gives an enumeration its word as JSON form.
+macro_rules! json_word {
+    ($($type:ty),*) => {
+        $(impl ToJson for $type {
+            fn write_json(&self, out: &mut String) {
+                self.word().write_json(out);
+            }
+        })*
+    };
+}
+
+json_word!(NodeKind, PortState, LinkLayer, Nearness);
+
+impl ToJson for Location {
+    fn write_json(&self, out: &mut String) {
+        self.to_string().write_json(out);
+    }
+}
+
 impl ToJson for ShardPlan {
     fn write_json(&self, out: &mut String) {
         json::object(out, |o| {

@@ -21,6 +21,9 @@ use kvplane_proto::{NodeId, Status};
 use super::config::TransferEngineConfig;
 use crate::error::Error;
 
+/// How long an engine has to say that it lives whose name another wants.
+const LIVING: Duration = Duration::from_secs(1);
+
 /// An engine's place among others.
 pub(super) struct Directory {
     caller: Caller,
@@ -105,14 +108,43 @@ impl Directory {
             _daemon: Mutex::new(daemon),
         };
         if let Some(store) = &directory.store {
-            let meta = keys::RpcMeta { host: address.ip().to_string(), port: address.port() };
+            directory.check_name(&**store)?;
             let key = keys::rpc_meta(&directory.prefix, &directory.name);
+            let meta = directory.meta();
             // Some servers do not replace what a former life left there.
             store.remove(&key)?;
             store.put(&key, &meta.encode())?;
         }
         directory.publish(Vec::new)?;
         Ok(directory)
+    }
+
+    /// Where our daemon is, as the store of metadata has it.
+    fn meta(&self) -> keys::RpcMeta {
+        keys::RpcMeta { host: self.address.ip().to_string(), port: self.address.port() }
+    }
+
+    /// Where the daemon of whoever has our name in the store is, if that is not ours.
+    fn other_holder(&self, store: &dyn MetadataStore) -> Result<Option<String>, Error> {
+        let text = store.get(&keys::rpc_meta(&self.prefix, &self.name))?;
+        // What cannot be read leads to nobody.
+        let meta = text.and_then(|text| keys::RpcMeta::decode(text.as_bytes()).ok());
+        Ok(meta.filter(|meta| *meta != self.meta()).map(|meta| daemon_at(&meta)))
+    }
+
+    /// A name that a former life left in the store is taken over, and one that a living engine has is not: its peers
+    /// would find us, and it would be taken out when we end.
+    fn check_name(&self, store: &dyn MetadataStore) -> Result<(), Error> {
+        let Some(holder) = self.other_holder(store)? else { return Ok(()) };
+        let caller = Caller { timeout: self.caller.timeout.min(LIVING), ..self.caller };
+        match caller.descriptor(&holder, "{}") {
+            Ok(found) if found.name == self.name => Err(Error::Argument(format!(
+                "the name {} is that of a living engine at {holder}: take another one, or end that engine first",
+                self.name
+            ))),
+            // Dead, or another engine that was given its port.
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -163,10 +195,7 @@ impl Directory {
         let Some(store) = &self.store else { return Ok(name.to_owned()) };
         let text = store.get(&keys::rpc_meta(&self.prefix, name))?.ok_or_else(|| nobody(name))?;
         let meta = keys::RpcMeta::decode(text.as_bytes()).map_err(|error| Error::Malformed(error.to_string()))?;
-        Ok(match meta.host.contains(':') {
-            true => format!("[{}]:{}", meta.host, meta.port),
-            false => format!("{}:{}", meta.host, meta.port),
-        })
+        Ok(daemon_at(&meta))
     }
 
     /// Whether the daemon of another answers.
@@ -229,6 +258,13 @@ impl Directory {
     }
 }
 
+fn daemon_at(meta: &keys::RpcMeta) -> String {
+    match meta.host.contains(':') {
+        true => format!("[{}]:{}", meta.host, meta.port),
+        false => format!("{}:{}", meta.host, meta.port),
+    }
+}
+
 /// Whether an engine runs on this host.
 pub(super) fn is_here(native: &Native) -> bool {
     !native.host.is_empty() && cpu::boot_id().is_ok_and(|host| host == native.host)
@@ -249,9 +285,13 @@ fn nobody(name: &str) -> Error {
 }
 
 impl Directory {
-    /// Takes this engine out of the store of metadata, if there is one: nobody new finds it.
+    /// Takes this engine out of the store of metadata, if there is one: nobody new finds it. What another put there
+    /// under our name meanwhile stays.
     pub(super) fn withdraw(&self) {
         let Some(store) = &self.store else { return };
+        if !matches!(self.other_holder(&**store), Ok(None)) {
+            return;
+        }
         for key in [keys::segment(&self.prefix, &self.name), keys::rpc_meta(&self.prefix, &self.name)] {
             // What stays there leads to an engine that does not answer, which peers must bear anyway.
             let _ = store.remove(&key);

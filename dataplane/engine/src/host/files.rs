@@ -129,7 +129,7 @@ impl Host {
     ///
     /// # Errors
     /// When the kernel's queue fails.
-    pub(super) fn take_files(&mut self, now_ns: u64) -> io::Result<bool> {
+    pub(super) fn take_files(&mut self) -> io::Result<bool> {
         if self.file_work.is_idle() {
             return Ok(false);
         }
@@ -137,6 +137,7 @@ impl Host {
         let mut progress = false;
         while let Some((token, result)) = self.file_work.files.poll_done() {
             progress = true;
+            let now_ns = self.arrival_ns();
             let (lane, slice) = self.file_work.waiting.remove(token as usize);
             // What is left of a lane that is being reset is told by its end.
             if !self.file_work.leaving.contains(&lane) {
@@ -153,7 +154,7 @@ impl Host {
         for lane in gone {
             progress = true;
             if let Some(client) = &mut self.client {
-                client.lane_gone(lane, now_ns);
+                client.lane_gone(lane, self.now_ns);
             }
         }
         Ok(progress)

@@ -91,11 +91,11 @@ impl Host {
         }
     }
 
-    pub(super) fn take_tcp(&mut self, now_ns: u64) -> bool {
+    pub(super) fn take_tcp(&mut self) -> bool {
         let mut progress = false;
         // Those that use up their share come again in the next round.
         let mut again = Vec::new();
-        while let Some(id) = self.tcp.next_ready(now_ns) {
+        while let Some(id) = self.tcp.next_ready(self.now_ns) {
             let mut frames = 0;
             loop {
                 if frames == FRAMES_PER_ROUND {
@@ -103,7 +103,8 @@ impl Host {
                     break;
                 }
                 let mut scratch = core::mem::take(&mut self.scratch);
-                let input = self.tcp.input(id, &mut scratch, now_ns);
+                let input = self.tcp.input(id, &mut scratch, self.now_ns);
+                let now_ns = if matches!(input, Input::Wait) { self.now_ns } else { self.arrival_ns() };
                 let more = self.take_input(Link::Tcp(id), &input, &scratch, now_ns);
                 self.scratch = scratch;
                 if !more {
@@ -153,7 +154,7 @@ impl Host {
         true
     }
 
-    pub(super) fn take_shm(&mut self, now_ns: u64) -> bool {
+    pub(super) fn take_shm(&mut self) -> bool {
         let mut progress = false;
         let mut from = 0;
         while let Some(id) = self.shm.next_ready(from) {
@@ -163,6 +164,7 @@ impl Host {
                 let input = self.shm.input(&self.poller, id, &mut scratch);
                 let frame = if let Input::Frame(header) = &input { Some(*header) } else { None };
                 if let Some(header) = frame {
+                    let now_ns = self.arrival_ns();
                     self.take_frame(Link::Shm(id), &header, &scratch, now_ns);
                 }
                 self.scratch = scratch;

@@ -27,6 +27,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use copies::BYTES_PER_CLOCK;
 use kvplane_proto::client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
@@ -42,7 +43,7 @@ pub use tier::{PART_LEAST_BYTES, TierSetup};
 
 /// Frames taken from one connection in one round, so that none starves the others.
 const FRAMES_PER_ROUND: usize = 128;
-/// Empty rounds after which the clock is read again.
+/// Empty rounds after which the clock is read again. Where something has come it is read in any case.
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// Rounds after which the poller is asked although there is something better to look at, and although there is
 /// enough to do without asking.
@@ -142,6 +143,8 @@ pub struct Host {
     /// Bytes that were copied here since the clock was read.
     copied_bytes: u64,
     rounds_since_clock: u32,
+    /// Bytes that TCP had moved in this round when the clock was read.
+    clocked_bytes: usize,
     /// Rounds since the poller was asked.
     rounds_since_look: u32,
     /// Rounds in a row that did nothing, since the last park.
@@ -197,6 +200,7 @@ impl Host {
             now_ns: cpu::monotonic_ns(),
             copied_bytes: 0,
             rounds_since_clock: 0,
+            clocked_bytes: 0,
             rounds_since_look: 0,
             idle_rounds: 0,
             long_round: false,
@@ -262,13 +266,22 @@ impl Host {
             self.rounds_since_clock = 0;
         }
         self.rounds_since_clock += 1;
+        self.clocked_bytes = 0;
+        let mut progress = self.take_events(self.now_ns);
+        progress |= self.take_tcp();
+        progress |= self.take_shm();
+        progress |= self.take_files()?;
+        progress |= self.take_stock_lanes();
         let now_ns = self.now_ns;
+<<<<<<< HEAD
         let mut progress = self.take_events(now_ns);
         progress |= self.take_tcp(now_ns);
         progress |= self.take_shm(now_ns);
         progress |= self.take_files(now_ns)?;
         progress |= self.drive_tier(now_ns)?;
         progress |= self.take_stock_lanes(now_ns);
+=======
+>>>>>>> main
         progress |= self.serve_stock(now_ns);
         self.run_timers(now_ns);
         if self.same_host.is_waiting() {
@@ -288,6 +301,17 @@ impl Host {
             self.counters.zero_copy = *self.tcp.zero_copy();
         }
         Ok(progress)
+    }
+
+    /// When what is being taken has come: the clock is read for the first thing of a round, and again after many bytes.
+    /// By the time of the last empty round a request could be answered before it was sent, and any rail would be fast.
+    fn arrival_ns(&mut self) -> u64 {
+        let moved_bytes = self.tcp.moved_bytes();
+        if self.rounds_since_clock > 1 || moved_bytes - self.clocked_bytes >= BYTES_PER_CLOCK as usize {
+            self.now_ns = cpu::monotonic_ns();
+            (self.rounds_since_clock, self.clocked_bytes) = (1, moved_bytes);
+        }
+        self.now_ns
     }
 
     /// Finds out what there is to do: asks the poller, or names the connections that are worth trying. Neither right

@@ -96,6 +96,8 @@ impl Host {
     pub(super) fn copy_segment(&mut self, lane: LaneId, copy: &SegmentCopy, now_ns: u64) {
         let result = match (copy.via, self.link_of(lane)) {
             (Via::Own, _) => self.copy_own(copy),
+            // It ended in this round, which the client is told in the next: then it takes another way.
+            (_, Some(Link::Shm(id))) if !self.shm.is_up(id) => return,
             (Via::Map, Some(Link::Shm(id))) => {
                 if !self.mapped.contains_key(&(id, copy.segment)) {
                     self.map(id, lane, copy, now_ns);

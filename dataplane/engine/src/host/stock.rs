@@ -8,9 +8,9 @@ use std::sync::Arc;
 use kvplane_proto::SegmentId;
 use kvplane_store::service::Service;
 use kvplane_sys::{IoBuf, Region};
-use kvplane_transport::Event;
 use kvplane_transport::mooncake::Ranges;
 use kvplane_transport::mooncake::wire::Request;
+use kvplane_transport::{Event, Input};
 
 use super::roles::Link;
 use super::{FRAMES_PER_ROUND, Host};
@@ -61,7 +61,7 @@ impl Host {
         self.stock_server.close_users(&self.poller, &mut ranges, segment.to_bits());
     }
 
-    pub(super) fn take_stock_lanes(&mut self, now_ns: u64) -> bool {
+    pub(super) fn take_stock_lanes(&mut self) -> bool {
         let mut progress = false;
         for _ in 0..self.stock_lanes.ready_len() {
             let Some(id) = self.stock_lanes.next_ready() else { break };
@@ -73,6 +73,7 @@ impl Host {
                 }
                 let mut scratch = core::mem::take(&mut self.scratch);
                 let input = self.stock_lanes.input(&self.poller, id, &mut scratch);
+                let now_ns = if matches!(input, Input::Wait) { self.now_ns } else { self.arrival_ns() };
                 // The request's memory is back before its answer is looked at.
                 self.take_stock_events(now_ns);
                 let more = self.take_input(Link::Mooncake(id), &input, &scratch, now_ns);

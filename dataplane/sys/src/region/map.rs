@@ -56,11 +56,13 @@ pub(super) struct Request<'a> {
     pub(super) bytes: usize,
     pub(super) shared: bool,
     pub(super) huge: HugePages,
+    /// Whether huge pages may come from the reserved pool.
+    pub(super) reserved: bool,
 }
 
 /// Maps fresh memory with the best pages the request allows.
 pub(super) fn create(request: &Request<'_>) -> Result<(Mapping, PageKind, Option<OwnedFd>), RegionError> {
-    if request.huge != HugePages::Never {
+    if request.huge != HugePages::Never && request.reserved {
         // Not enough reserved pages is the usual case, so any failure means: try the next kind.
         if let Ok((mapping, file)) = create_with(request, true) {
             return Ok((mapping, PageKind::HugeTlb, file));
@@ -170,11 +172,11 @@ fn map_at(
     }
 }
 
-/// Binds a fresh mapping to a NUMA node, when there is more than one.
-pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<()> {
+/// Binds a fresh mapping to a NUMA node when there is more than one, and says whether.
+pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<bool> {
     let online = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
     if !online.contains([',', '-']) {
-        return Ok(());
+        return Ok(false);
     }
     let mut mask = [0u64; NODE_MASK_WORDS];
     let bits = NODE_MASK_WORDS * 64;
@@ -195,7 +197,7 @@ pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<()> {
             0,
         )
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 { Ok(true) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Children made by fork do not get the range: with it, a fork would make pages copy-on-write under a device.
@@ -249,9 +251,14 @@ pub(super) fn collapse(mapping: &Mapping) -> bool {
     true
 }
 
-/// Faults every page of a fresh mapping in.
+/// Has the kernel fault every page of a fresh mapping in, and say so when one cannot be had.
+pub(super) fn populate(mapping: &Mapping) -> io::Result<()> {
+    advise(mapping, MADV_POPULATE_WRITE)
+}
+
+/// Faults every page of a fresh mapping in, also on kernels that have no call for it.
 pub(super) fn prefault(mapping: &Mapping) -> io::Result<()> {
-    match advise(mapping, MADV_POPULATE_WRITE) {
+    match populate(mapping) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             for offset in (0..mapping.mapped_bytes).step_by(PAGE_BYTES) {
                 // SAFETY: inside our own fresh writable mapping, which still holds zeros and is known to nobody else.

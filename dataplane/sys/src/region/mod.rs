@@ -64,7 +64,8 @@ pub struct RegionOptions {
     pub shared: bool,
     /// Page size wanted.
     pub huge: HugePages,
-    /// Bind to this NUMA node. Without effect on a machine with one node.
+    /// Bind to this NUMA node. Without effect on a machine with one node. Huge pages from the reserved pool are then
+    /// faulted in at once, and plain ones are taken where the node has too few.
     pub numa_node: Option<u32>,
     /// Touch every page now, so that the first use does not fault.
     pub prefault: bool,
@@ -106,18 +107,23 @@ impl Region {
         }
         // Memory that is shared and faulted in here can be put together into huge pages afterwards.
         let collapsible = options.shared && options.prefault && options.huge != HugePages::Never;
-        let (mapping, mut kind, file) = map::create(&Request {
+        let mut request = Request {
             name: &options.name,
             bytes: options.bytes,
             shared: options.shared,
             huge: if collapsible { HugePages::Try } else { options.huge },
-        })?;
-        if let Some(node) = options.numa_node {
-            map::bind_to_node(&mapping, node).map_err(|source| RegionError::Bind {
-                name: options.name.clone(),
-                node,
-                source,
-            })?;
+            reserved: true,
+        };
+        let (mut mapping, mut kind, mut file) = map::create(&request)?;
+        let bound = bind(&mapping, options)?;
+        // Reserved pages are promised by all nodes together, and a touch that the one node cannot serve ends the
+        // process. They are taken now, or not at all.
+        if bound && kind == PageKind::HugeTlb && map::populate(&mapping).is_err() {
+            request.reserved = false;
+            // The former mapping goes first: its promise is in the way of nobody else's.
+            drop((mapping, file));
+            (mapping, kind, file) = map::create(&request)?;
+            bind(&mapping, options)?;
         }
         map::keep_from_children(&mapping);
         if options.prefault {
@@ -214,4 +220,11 @@ impl Region {
         let reopened = OpenOptions::new().read(true).custom_flags(libc::O_CLOEXEC).open(path)?;
         Ok(reopened.into())
     }
+}
+
+/// Binds a fresh mapping where the options say; whether that means anything on this machine.
+fn bind(mapping: &Mapping, options: &RegionOptions) -> Result<bool, RegionError> {
+    let Some(node) = options.numa_node else { return Ok(false) };
+    let failed = |source| RegionError::Bind { name: options.name.clone(), node, source };
+    map::bind_to_node(mapping, node).map_err(failed)
 }

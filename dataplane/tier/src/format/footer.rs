@@ -1,4 +1,4 @@
-//! The footer of a sealed segment: an index of its records, in pages that grow from the segment's end towards its start.
+//! The footer of a sealed segment: an index of its records, in pages from the segment's end towards its start.
 //!
 //! Page 0 is the last of the segment; each page stands for itself, so that reading and writing need one page of memory.
 //! A footer is written only after the records that it lists are durable.

@@ -91,6 +91,8 @@ pub(super) struct Log {
     pub(super) groups: VecDeque<Group>,
     pub(super) first_group: u64,
     pub(super) buffers: Vec<u32>,
+    /// Lists of groups that are over, for the next ones: appending allocates nothing once they have grown.
+    spare_lists: Vec<(Vec<Tombstone>, Vec<Waiter>)>,
 }
 
 /// What a record needs.
@@ -118,6 +120,7 @@ impl Log {
             groups: VecDeque::with_capacity(groups as usize),
             first_group: 0,
             buffers: (0..groups).rev().collect(),
+            spare_lists: Vec::with_capacity(groups as usize),
         }
     }
 
@@ -218,6 +221,7 @@ impl Tier {
     fn open_group(&mut self, now_ns: u64) -> Result<(), NoRoom> {
         let Some(open) = &self.log.open else { return Err(NoRoom::Busy) };
         let Some(buffer) = self.log.buffers.pop() else { return Err(NoRoom::Busy) };
+        let (tombstones, waiters) = self.log.spare_lists.pop().unwrap_or_default();
         self.segments[open.segment].groups += 1;
         self.log.groups.push_back(Group {
             state: GroupState::Filling,
@@ -230,9 +234,9 @@ impl Tier {
             since_ns: now_ns,
             first_sequence: self.next_sequence,
             last_sequence: self.next_sequence,
-            tombstones: Vec::new(),
+            tombstones,
             tombstones_through: 0,
-            waiters: Vec::new(),
+            waiters,
             wants_durable: false,
             is_urgent: false,
         });
@@ -259,6 +263,9 @@ impl Tier {
             for tombstone in &tombstones {
                 self.write_tombstone(tombstone, true, memory);
             }
+        }
+        if let Some(group) = self.log.filling() {
+            group.tombstones = tombstones;
         }
         self.pad(memory);
         let through = self.log.open.as_ref().map_or(0, |open| open.tombstones);
@@ -334,7 +341,8 @@ impl Tier {
         let Some(group) = self.log.groups.get_mut(at as usize) else { return };
         group.state = GroupState::Over;
         let (segment, durable) = (group.segment, group.wants_durable);
-        let waiters = core::mem::take(&mut group.waiters);
+        let mut tombstones = core::mem::take(&mut group.tombstones);
+        let mut waiters = core::mem::take(&mut group.waiters);
         self.log.buffers.push(group.buffer);
         self.segments[segment].groups -= 1;
         if let Err(fault) = result {
@@ -342,9 +350,11 @@ impl Tier {
         } else {
             self.flushes.unsynced_since_ns.get_or_insert(now_ns);
         }
-        for waiter in waiters {
+        for waiter in waiters.drain(..) {
             self.record_written(waiter, result, durable);
         }
+        tombstones.clear();
+        self.log.spare_lists.push((tombstones, waiters));
         self.advance_written();
         self.wake_reads();
     }

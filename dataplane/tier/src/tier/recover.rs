@@ -91,7 +91,7 @@ impl Recovery {
 
 impl Tier {
     /// Gives idle buffers something to read; ends recovery when all is known.
-    pub(super) fn recovery_work(&mut self, memory: &mut dyn Memory) {
+    pub(super) fn recovery_work(&mut self) {
         if self.phase != Phase::Recovering || self.recovery.ending {
             return;
         }
@@ -110,7 +110,6 @@ impl Tier {
                 self.recovery_durable();
             }
         }
-        let _ = memory;
     }
 
     fn next_task(&mut self, reader: u32) -> bool {
@@ -190,7 +189,7 @@ impl Tier {
         fits.then_some(found)
     }
 
-    pub(super) fn reader_filled(&mut self, reader: u32, result: Result<(), Fault>, memory: &mut dyn Memory) {
+    pub(super) fn reader_filled(&mut self, reader: u32, result: Result<(), Fault>, memory: &dyn Memory) {
         match self.recovery.readers[reader as usize].task.take() {
             Some(Task::Footer { segment, window, durable_sequence }) => {
                 let next = result.ok().and_then(|()| self.footer_window(reader, segment, window, memory));
@@ -205,7 +204,7 @@ impl Tier {
                     Some((None, durable)) => {
                         self.recovery.report.sealed_segments += 1;
                         self.segments.step(segment, SegmentEvent::FoundSealed);
-                        self.segment_known(segment, durable.max(durable_sequence), memory);
+                        self.segment_known(segment, durable.max(durable_sequence));
                     }
                 }
             }
@@ -214,7 +213,7 @@ impl Tier {
                     self.read_for_scan(reader, &scan);
                     self.recovery.readers[reader as usize].task = Some(Task::Scan(scan));
                 } else {
-                    self.scan_over(*scan, memory);
+                    self.scan_over(*scan);
                 }
             }
             None => {}
@@ -311,7 +310,7 @@ impl Tier {
     }
 
     /// All of a segment is known. `durable_sequence`: what its records say was durable.
-    pub(super) fn segment_known(&mut self, segment: u32, durable_sequence: u64, memory: &mut dyn Memory) {
+    pub(super) fn segment_known(&mut self, segment: u32, durable_sequence: u64) {
         let at = self.segments[segment].clone();
         let linked = at.previous >= self.oldest_live && at.previous != 0 && durable_sequence > at.previous;
         if linked && !self.segments.iter().any(|(_, other)| other.generation == at.previous) {
@@ -319,7 +318,7 @@ impl Tier {
         }
         self.recovery.known[segment as usize] = true;
         self.show_known();
-        self.recovery_work(memory);
+        self.recovery_work();
     }
 
     /// Shows the segments of which everything newer is known.

@@ -153,6 +153,9 @@ impl Tier {
     fn scan_header(&mut self, scan: &mut Scan, buffer: u64, memory: &dyn Memory) -> Step {
         let window_end = scan.window + u64::from(scan.window_bytes);
         let mut fixed = [0; RECORD_HEADER_BYTES];
+        if scan.at < scan.window {
+            return Step::More;
+        }
         if scan.at + RECORD_HEADER_BYTES as u64 > window_end {
             // What is too near to the segment's end for a header is none.
             if window_end == self.config.segment_bytes {
@@ -258,17 +261,19 @@ impl Tier {
         } else {
             self.recovery.report.torn_records += 1;
         }
-        scan.at = pending.end;
+        // Without a header, this may be a record of an earlier use, partly overwritten by those that count.
+        let whole = pending.good || scan.generation.is_some();
+        scan.at = if whole { pending.end } else { pending.start + UNIT_BYTES };
         Step::Next
     }
 
     /// A segment is scanned: what was found counts now, all at once.
-    pub(super) fn scan_over(&mut self, scan: Scan, memory: &mut dyn Memory) {
+    pub(super) fn scan_over(&mut self, scan: Scan) {
         let segment = scan.segment;
         let generation = scan.generation.unwrap_or(scan.newest);
         self.recovery.report.scanned_segments += 1;
         if scan.unreadable {
-            // A removal may have been there. Without a header, what was found may be of an earlier use than what was not.
+            // A removal may have been there. Without a header, what was found may be older than what was not.
             let floor = self.ceiling(scan.generation.unwrap_or(u64::MAX));
             self.removal_lost(floor);
         }
@@ -280,14 +285,14 @@ impl Tier {
         self.oldest_live = self.oldest_live.max(scan.oldest_live);
         if scan.generation.is_none() && scan.entries.is_empty() {
             self.scanned_empty(segment, scan);
-            return self.segment_known(segment, 0, memory);
+            return self.segment_known(segment, 0);
         }
         for entry in &scan.entries {
             self.apply(segment, entry);
         }
         self.segments.step(segment, SegmentEvent::FoundUnsealed);
         self.seal(segment, scan.entries, scan.durable_sequence);
-        self.segment_known(segment, scan.durable_sequence, memory);
+        self.segment_known(segment, scan.durable_sequence);
     }
 
     /// Nothing was found in a segment without a header: it is free, or broken.

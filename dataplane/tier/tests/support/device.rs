@@ -3,6 +3,7 @@
 
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::rng::Rng;
+use kvplane_tier::format::FIRST_SEGMENT_OFFSET;
 use kvplane_tier::{Action, BlockOp, Fault, Memory, OpId, Space, Span};
 
 const SECTOR: usize = 512;
@@ -60,6 +61,7 @@ struct Unflushed {
     number: u64,
     offset: usize,
     bytes: Vec<u8>,
+    durable: bool,
 }
 
 pub(crate) struct Device {
@@ -71,6 +73,7 @@ pub(crate) struct Device {
     under_way: Vec<(BlockOp, u64)>,
     written: u64,
     block: u64,
+    segment_bytes: u64,
     pub(crate) rng: Rng,
     pub(crate) faults: Faults,
     pub(crate) lies: u64,
@@ -78,7 +81,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(bytes: u64, block: u32, rng: Rng) -> Self {
+    pub(crate) fn new(bytes: u64, block: u32, segment_bytes: u64, rng: Rng) -> Self {
         Self {
             seen: vec![0; bytes as usize],
             durable: vec![0; bytes as usize],
@@ -86,6 +89,7 @@ impl Device {
             under_way: Vec::new(),
             written: 0,
             block: block.into(),
+            segment_bytes,
             rng,
             faults: Faults::default(),
             lies: 0,
@@ -97,7 +101,7 @@ impl Device {
         &self.seen
     }
 
-    pub(crate) fn submit(&mut self, op: BlockOp) {
+    pub(crate) fn submit(&mut self, op: BlockOp, memory: &HostMemory) {
         assert!(op.offset.is_multiple_of(self.block) && u64::from(op.bytes).is_multiple_of(self.block), "{op:?}");
         assert!(op.offset + u64::from(op.bytes) <= self.seen.len() as u64, "{op:?}");
         let pieces: u64 = op.pieces.as_slice().iter().map(|piece| u64::from(piece.bytes)).sum();
@@ -105,7 +109,32 @@ impl Device {
         for piece in op.pieces.as_slice() {
             assert!(piece.offset.is_multiple_of(64) && u64::from(piece.bytes).is_multiple_of(self.block), "{op:?}");
         }
+        if let Action::Write { .. } = op.action
+            && op.offset >= FIRST_SEGMENT_OFFSET
+            && self.lies == 0
+        {
+            let mut start = [0; 4];
+            memory.read(Span { bytes: 4, ..op.pieces.as_slice()[0] }, &mut start);
+            self.check_order(&op, start);
+        }
         self.under_way.push((op, self.written));
+    }
+
+    /// What must be durable before what, as docs/tier.md says: a segment's header before its records, its records
+    /// before its footer.
+    fn check_order(&self, op: &BlockOp, start: [u8; 4]) {
+        let segment = |offset: u64| (offset.max(FIRST_SEGMENT_OFFSET) - FIRST_SEGMENT_OFFSET) / self.segment_bytes;
+        let before: &[u8] = match &start {
+            b"KVTF" => b"KVTR",
+            b"KVTR" => b"KVTG",
+            _ => return,
+        };
+        let volatile = self.unflushed.iter().filter(|write| !write.durable);
+        let mut same = volatile.filter(|write| segment(write.offset as u64) == segment(op.offset));
+        assert!(!same.any(|write| write.bytes.starts_with(before)), "not durable yet, but needed by {op:?}");
+        let mut writing = self.under_way.iter().filter(|(other, _)| matches!(other.action, Action::Write { .. }));
+        let is_footer = start == *b"KVTF";
+        assert!(!is_footer || !writing.any(|(other, _)| segment(other.offset) == segment(op.offset)), "{op:?}");
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -150,7 +179,7 @@ impl Device {
         let mut offset = op.offset as usize;
         if self.rng.chance(self.faults.write_error) {
             if self.rng.chance(0.5) {
-                self.land(offset, bytes);
+                self.land(offset, bytes, false);
             }
             return Err(Fault::Io);
         }
@@ -166,13 +195,13 @@ impl Device {
         if durable {
             self.durable[offset..][..bytes.len()].copy_from_slice(&bytes);
         }
-        self.land(offset, bytes);
+        self.land(offset, bytes, durable);
         Ok(op.bytes)
     }
 
-    fn land(&mut self, offset: usize, bytes: Vec<u8>) {
+    fn land(&mut self, offset: usize, bytes: Vec<u8>, durable: bool) {
         self.seen[offset..][..bytes.len()].copy_from_slice(&bytes);
-        self.unflushed.push(Unflushed { number: self.written, offset, bytes });
+        self.unflushed.push(Unflushed { number: self.written, offset, bytes, durable });
         self.written += 1;
     }
 
@@ -189,7 +218,7 @@ impl Device {
                 let mut bytes = Vec::new();
                 op.pieces.as_slice().iter().for_each(|piece| bytes.extend_from_slice(memory.slice(*piece)));
                 let offset = op.offset as usize;
-                self.tear(offset, &bytes, |device, at, part| device.land(at, part.to_vec()));
+                self.tear(offset, &bytes, |device, at, part| device.land(at, part.to_vec(), false));
             }
         }
     }

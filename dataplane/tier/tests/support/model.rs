@@ -75,13 +75,13 @@ impl History {
     ) -> Result<(), String> {
         let floor = self.steps.iter().rposition(|step| step.promise >= promise);
         let verdict = self.judge(found, floor, strict);
-        if !flushed {
-            return verdict;
-        }
         let is_removed = floor.is_some_and(|floor| self.steps[floor..].iter().all(|step| step.put.is_none()));
-        if found.is_none() && !is_removed && (!strict || self.evicted.is_some()) {
+        let may_return = found.is_none() && !is_removed && (!strict || self.evicted.is_some());
+        if !flushed || may_return {
             // What could not be read, or was evicted, may be there after the next restart.
-            self.evicted = self.steps.len().checked_sub(1);
+            if found.is_none() {
+                self.evicted = self.steps.len().checked_sub(1);
+            }
             let uncertain = self.steps.iter_mut().filter(|step| step.promise < promise);
             uncertain.for_each(|step| step.promise = Promise::None);
             return verdict;
@@ -95,7 +95,7 @@ impl History {
         verdict
     }
 
-    fn judge(&self, found: Option<u64>, floor: Option<usize>, strict: bool) -> Result<(), String> {
+    pub(crate) fn judge(&self, found: Option<u64>, floor: Option<usize>, strict: bool) -> Result<(), String> {
         let told = || format!("found {found:?}, promised step {floor:?} of {self:?}");
         match found {
             Some(version) => {

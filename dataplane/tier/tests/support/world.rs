@@ -48,7 +48,8 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(config: TierConfig, seed: u64) -> Self {
-        let device = Device::new(config.device_bytes(), config.block_bytes, Rng::new(seed, "device"));
+        let device =
+            Device::new(config.device_bytes(), config.block_bytes, config.segment_bytes, Rng::new(seed, "device"));
         let memory = HostMemory {
             staging: vec![0xa5; config.staging_bytes() as usize],
             pool: vec![0x5a; (PLACES * u64::from(config.max_object_bytes).next_multiple_of(4096)) as usize],
@@ -88,7 +89,7 @@ impl World {
     pub(crate) fn pump(&mut self) {
         while let Some(output) = self.tier.poll_output(self.now_ns, &mut self.memory) {
             match output {
-                Output::Block(op) => self.device.submit(op),
+                Output::Block(op) => self.device.submit(op, &self.memory),
                 Output::Event(event) => self.event(event),
             }
         }
@@ -128,6 +129,16 @@ impl World {
         while !self.tier.is_recovered() && self.refused.is_none() {
             assert!(self.step(), "recovery does not end");
         }
+    }
+
+    /// What is shown while recovery runs is no older than what was promised.
+    pub(crate) fn check_shown(&self, promise: Promise) -> Result<(), String> {
+        for (digest, history) in &self.model.keys {
+            let Some(view) = self.tier.locate(*digest) else { continue };
+            let floor = history.steps.iter().rposition(|step| step.promise >= promise);
+            history.judge(Some(view.version.0), floor, false).map_err(|error| format!("{digest}: {error}"))?;
+        }
+        Ok(())
     }
 
     fn token(&mut self, call: Call) -> Token {

@@ -125,6 +125,12 @@ impl Fault {
         self.tcp.try_active()
     }
 
+    /// See [`Tcp::moved_bytes`].
+    #[must_use]
+    pub const fn moved_bytes(&self) -> usize {
+        self.tcp.moved_bytes()
+    }
+
     /// See [`Tcp::take_moved_bytes`].
     pub const fn take_moved_bytes(&mut self) -> usize {
         self.tcp.take_moved_bytes()

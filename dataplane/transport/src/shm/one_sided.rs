@@ -84,6 +84,12 @@ impl Shm {
         self.lingering.retain(|lingering| !lingering.is_over());
     }
 
+    /// Whether a connection is up: one that has ended says nothing of its peer's segments.
+    #[must_use]
+    pub fn is_up(&self, id: ConnectionId) -> bool {
+        self.view(id).is_some()
+    }
+
     /// Names a segment of the peer in one of our slots, so that it stays while we copy; then [`Self::clear`]. None when
     /// it is gone.
     #[must_use]

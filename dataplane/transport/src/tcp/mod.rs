@@ -249,6 +249,12 @@ impl Tcp {
         count > 0
     }
 
+    /// Bytes sent and received since the last call of [`Self::take_moved_bytes`].
+    #[must_use]
+    pub const fn moved_bytes(&self) -> usize {
+        self.moved_bytes
+    }
+
     /// Bytes sent and received since the last call.
     pub const fn take_moved_bytes(&mut self) -> usize {
         core::mem::replace(&mut self.moved_bytes, 0)
@@ -336,8 +342,13 @@ impl Tcp {
             return;
         }
         let Some(connection) = self.connections[id.index as usize].take() else { return };
-        // The peer learns of it even where a forked child still has the socket.
-        let _ = net::shutdown(connection.socket.as_fd());
+        // Either way the peer learns of it even where a forked child still has the socket. What was asked and not
+        // answered may be asked again elsewhere: the kernel must not deliver it later, over what came after it.
+        let socket = connection.socket.as_fd();
+        let unanswered = connection.awaited > 0 && connection.closing_after_send.is_none();
+        if !unanswered || net::abort(socket).is_err() {
+            let _ = net::shutdown(socket);
+        }
         self.events.extend(connection.holds().map(Event::Sent));
         self.events.push_back(Event::Gone(id, why));
     }
@@ -350,10 +361,11 @@ impl Tcp {
         }
         self.transmit(id);
         let Some(connection) = self.get(id) else { return };
-        if connection.is_quiet() {
+        let (quiet, first) = (connection.is_quiet(), connection.closing_after_send.is_none());
+        connection.closing_after_send.get_or_insert_with(|| why.clone());
+        if quiet {
             self.close(id, why);
-        } else if connection.closing_after_send.is_none() {
-            connection.closing_after_send = Some(why);
+        } else if first {
             let sent = connection.is_sent();
             self.closing.push_back((Instant::now() + LAST_WORDS, id));
             if sent {

@@ -144,7 +144,7 @@ impl Tcp {
             if connection.closing_after_send.is_some() {
                 self.end_later(id.index);
             }
-        } else if let Some(why) = connection.closing_after_send.take() {
+        } else if let Some(why) = connection.closing_after_send.clone() {
             self.close(id, why);
         }
     }

@@ -7,7 +7,7 @@
 //! later ones under one notice and the network is slow, the kernel's count of acknowledged bytes is proof enough after
 //! a while: what is acknowledged is never sent again, and the answer says that the peer's program has read it.
 //!
-//! A connection that ends while payloads are lent is reset first, by [`zero_copy::abort`]: the kernel then throws away
+//! A connection that ends while payloads are lent is reset first, by [`net::abort`]: the kernel then throws away
 //! what it has not given to the device, so that no byte is sent from memory that is not ours to show any more. It is
 //! reported as gone when the last notice has come, the device's included.
 
@@ -381,7 +381,7 @@ impl Tcp {
             return false;
         }
         // Where that fails, closing the descriptor resets it, and no notice says when the device is done.
-        let proof = zero_copy::abort(connection.socket.as_fd()).is_ok();
+        let proof = net::abort(connection.socket.as_fd()).is_ok();
         connection.state = State::Ending;
         connection.why = Some(why.clone());
         let Some(connection) = self.connections[id.index as usize].as_mut() else { return false };

@@ -1,45 +1,141 @@
-//! `kvplane topology`: what this machine is, and where shards would sit.
+//! `kvplane topology`: what this machine is, where shards would sit, and which NICs serve which memory.
 
-use clap::Args;
-use kvplane::{Explanation, TransferEngine, TransferEngineConfig};
-use kvplane_topology::{Sysfs, draw, plan, synthetic};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use kvplane::{Explanation, TransferEngine, TransferEngineConfig, discover_machine, scheduler_affinity};
+use kvplane_topology::rails::{GivenMatrix, MAX_MATRIX_BYTES};
+use kvplane_topology::{
+    CpuSet, Machine, PlanRequest, RailMatrix, Sysfs, cpulist, draw, hwloc, merge, plan, rail_matrix, synthetic,
+};
 
 use super::Failure;
 
-/// What this machine is, and where shards would sit.
+/// What this machine is, where shards would sit, and which NICs serve which memory.
 #[derive(Args)]
 pub(crate) struct Topology {
     /// Plan for this many shards instead of what suits the machine.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     shards: Option<u16>,
+    /// Plan as if only these CPUs were allowed, such as 0-3,8.
+    #[arg(long, value_name = "LIST", value_parser = cpulist::parse)]
+    cpus: Option<CpuSet>,
+    /// Read a saved machine: a directory like /sys. A directory proc/self beside it is read too.
+    #[arg(long, value_name = "ROOT", conflicts_with = "synthetic")]
+    sysfs: Option<PathBuf>,
+    /// Take the structure from a file of hwloc (lstopo --of xml); with --sysfs, the rest from there.
+    #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
+    hwloc_xml: Option<PathBuf>,
     /// Draw an imagined machine, such as "numa:2 core:4 pu:2".
     #[arg(long)]
     synthetic: Option<String>,
-    /// Say by which ways the engine of this name is reached from here, and why.
-    #[arg(long, value_name = "PEER", conflicts_with_all = ["shards", "synthetic"])]
-    explain: Option<String>,
-    /// As JSON.
+    /// Check a matrix of Mooncake or a topology of TENT (JSON) against the machine, and draw its tiers.
+    #[arg(long, value_name = "FILE")]
+    matrix: Option<PathBuf>,
+    /// Say why each shard and each rail is where it is.
     #[arg(long)]
+    why: bool,
+    /// How to draw it. The form mooncake is the matrix that its tools read.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+    /// Say by which ways the engine of this name is reached from here, and why.
+    #[arg(long, value_name = "PEER",
+        conflicts_with_all = ["shards", "cpus", "sysfs", "hwloc_xml", "synthetic", "matrix", "why"])]
+    explain: Option<String>,
+    /// As JSON; the same as --format json.
+    #[arg(long, conflicts_with = "format")]
     json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+    Svg,
+    Mooncake,
 }
 
 impl Topology {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        let format = if self.json { Format::Json } else { self.format };
         if let Some(peer) = &self.explain {
-            return explain(peer, self.json);
+            return explain(peer, format == Format::Json);
         }
-        let machine = match &self.synthetic {
-            Some(text) => synthetic::parse(text)?,
-            None => Sysfs::system().read()?,
+        let machine = self.machine()?;
+        let here = self.sysfs.is_none() && self.hwloc_xml.is_none() && self.synthetic.is_none();
+        let affinity = if here { scheduler_affinity(&machine) } else { None };
+        let affinity = match (affinity, &self.cpus) {
+            (Some(affinity), Some(cpus)) => Some(affinity.intersection(cpus).copied().collect()),
+            (affinity, cpus) => cpus.clone().or(affinity),
         };
-        let plan = plan(&machine, self.shards.map(usize::from));
-        if self.json {
-            println!("{}", draw::json(&machine, &plan));
-        } else {
-            print!("{}", draw::text(&machine, &plan));
+        let plan = plan(&machine, &PlanRequest { shards: self.shards.map(usize::from), affinity });
+        let mut rails = rail_matrix(&machine);
+        if let Some(path) = &self.matrix {
+            rails = given(path, &rails)?;
+        }
+        match format {
+            Format::Text => print!("{}", draw::text(&machine, &plan, &rails)),
+            Format::Json => println!("{}", draw::json(&machine, &plan, &rails)),
+            Format::Svg => print!("{}", draw::svg(&machine, &plan, &rails)),
+            Format::Mooncake => println!("{}", rails.to_mooncake()),
+        }
+        if self.why {
+            // The other forms carry the reasons in themselves, or are for programs: they stay whole.
+            match format {
+                Format::Text => print!("{}", draw::why(&plan, &rails)),
+                _ => eprint!("{}", draw::why(&plan, &rails)),
+            }
         }
         Ok(())
     }
+
+    fn machine(&self) -> Result<Machine, Failure> {
+        if let Some(text) = &self.synthetic {
+            return Ok(synthetic::parse(text)?);
+        }
+        let xml = self.hwloc_xml.as_deref().map(|path| read_file(path, hwloc::MAX_XML_BYTES)).transpose()?;
+        let from_hwloc = xml.as_deref().map(hwloc::parse).transpose()?;
+        let saved = match &self.sysfs {
+            Some(root) => Some(Sysfs::at(root, process_beside(root)).read()?),
+            None => None,
+        };
+        Ok(match (from_hwloc, saved) {
+            (Some(from_hwloc), Some(saved)) => merge::merge(from_hwloc, saved),
+            (Some(machine), None) | (None, Some(machine)) => machine,
+            (None, None) => discover_machine()?,
+        })
+    }
+}
+
+/// The description of a process that a saved tree may come with.
+fn process_beside(root: &Path) -> PathBuf {
+    let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
+    root.parent().unwrap_or(&root).join("proc/self")
+}
+
+/// Reads a matrix and fits it to the machine; what it prefers otherwise is said in notes.
+fn given(path: &Path, rails: &RailMatrix) -> Result<RailMatrix, Failure> {
+    let text = read_file(path, MAX_MATRIX_BYTES)?;
+    let fitted = GivenMatrix::parse(&text).and_then(|given| rails.with_given(&given));
+    let mut fitted = fitted.map_err(|error| format!("{}: {error}", path.display()))?;
+    let differences = rails.differences(&fitted);
+    let verdict = match differences.len() {
+        0 => "prefers what is nearest everywhere",
+        _ => "can be used, and differs from what is nearest",
+    };
+    fitted.notes.insert(0, format!("{} {verdict}.", path.display()));
+    fitted.notes.extend(differences);
+    Ok(fitted)
+}
+
+/// The whole of a text file of at most `limit` bytes.
+fn read_file(path: &Path, limit: usize) -> Result<String, Failure> {
+    let describe = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
+    let bytes = std::fs::metadata(path).map_err(describe)?.len();
+    if bytes > limit as u64 {
+        return Err(format!("{} has {bytes} bytes, and at most {limit} are read", path.display()).into());
+    }
+    Ok(std::fs::read_to_string(path).map_err(describe)?)
 }
 
 /// Asks as an engine of the same machine and user would.

@@ -6,6 +6,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use clap::builder::BoolishValueParser;
@@ -221,13 +222,19 @@ impl TransferEngineBench {
             let worker = |thread: u64| {
                 let base = buffers[thread as usize % buffers.len()];
                 let (engine, region, running) = (&engine, &region, &running);
-                scope.spawn(move || self.worker(engine, region, (target, base), running, thread))
+                let body = move || self.worker(engine, region, (target, base), running, thread);
+                let spawned = std::thread::Builder::new().name(format!("worker-{thread}")).spawn_scoped(scope, body);
+                spawned.map_err(|error| format!("thread {} of {} cannot be started: {error}", thread + 1, self.threads))
             };
             let workers: Vec<_> = (0..self.threads).map(worker).collect();
-            std::thread::sleep(Duration::from_secs_f64(self.duration));
+            if workers.iter().all(Result::is_ok) {
+                std::thread::sleep(Duration::from_secs_f64(self.duration));
+            }
             running.store(false, Ordering::Relaxed);
-            let ended = workers.into_iter().map(|worker| worker.join());
-            ended.map(|outcome| outcome.unwrap_or_else(|_| Err("a thread panicked".to_owned()))).collect()
+            let join = |worker: Result<ScopedJoinHandle<'_, Result<u64, String>>, String>| {
+                worker?.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
+            };
+            workers.into_iter().map(join).collect()
         });
         let seconds = start.elapsed().as_secs_f64();
         let mut batches = 0;

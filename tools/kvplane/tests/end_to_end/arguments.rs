@@ -73,6 +73,7 @@ fn settings_that_cannot_be_are_named() {
     finish(place.bare(&nobody), &[]).failed(1, &["127.0.0.1:1"]);
     let name = ["tebench", "--target_seg_name=nowhere", "--total_buffer_size=1M", "--max_block_size=4K"];
     finish(place.bare(&name), &[]).failed(1, &["nowhere", "resolving its name"]);
+    finish(place.bare(&["tebench", "--target_seg_name=,"]), &[]).failed(1, &["\",\"", "names nobody"]);
 }
 
 #[test]

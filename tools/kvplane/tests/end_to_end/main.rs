@@ -12,7 +12,11 @@ mod kills;
 mod peers;
 mod replays;
 mod restarts;
+mod rig;
 mod ssd;
 mod support;
 mod tools;
+mod topology;
 mod transfers;
+#[path = "../../../../topology/tests/saved/tree/mod.rs"]
+mod tree;

@@ -214,6 +214,11 @@ impl Process {
         Self { child, lines, label }
     }
 
+    /// Its number in the system.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// What it said, so far.
     pub(crate) fn said(&self) -> Vec<String> {
         self.lines.lock().unwrap().clone()

@@ -87,7 +87,15 @@ fn segments_are_found_in_a_store_of_metadata() {
         assert!(json["cases"][0]["batches"].as_u64() > Some(0), "{json}");
     }
     tebench(&place, "kv-2", &store).failed(1, &["kv-2"]);
-    assert!(target.stop().success());
+    // A living engine keeps its name, and is found after another has tried to take it; a dead one's is free.
+    finish(place.bare(&serve), &[]).failed(1, &["kv-1", "living engine at 127.0.0.1:"]);
+    measured(&place, "kv-1", &store);
+    target.kill();
+    let mut next = Process::start(place.bare(&serve));
+    next.wait_for("--target_seg_name=kv-1 ");
+    measured(&place, "kv-1", &store);
+    assert!(next.stop().success());
+    tebench(&place, "kv-1", &store).failed(1, &["kv-1"]);
 }
 
 /// The binary under another name.

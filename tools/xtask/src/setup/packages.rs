@@ -14,11 +14,13 @@ pub enum Group {
     Build,
     /// The benchmarks, which measure against other programs in the same run.
     Bench,
+    /// What prepares and describes the virtual machine of `cargo x rig`; QEMU itself is unpacked aside.
+    Rig,
 }
 
 impl Group {
     /// Every group.
-    pub const ALL: [Self; 2] = [Self::Build, Self::Bench];
+    pub const ALL: [Self; 3] = [Self::Build, Self::Bench, Self::Rig];
 
     /// The name on the command line.
     #[must_use]
@@ -26,6 +28,7 @@ impl Group {
         match self {
             Self::Build => "build",
             Self::Bench => "bench",
+            Self::Rig => "rig",
         }
     }
 
@@ -63,7 +66,7 @@ pub struct Package {
 }
 
 /// Every package, in the order in which they are listed.
-pub const ALL: [Package; 3] = [
+pub const ALL: [Package; 9] = [
     Package {
         debian: "gcc",
         fedora: "gcc",
@@ -87,6 +90,54 @@ pub const ALL: [Package; 3] = [
         purpose: "the TCP stream figure that the loopback benchmark is held against",
         group: Group::Bench,
         probe: Probe::Program("iperf3"),
+    },
+    Package {
+        debian: "busybox-static",
+        fedora: "busybox",
+        arch: "busybox",
+        purpose: "the shell and mount of the machine before it has a root",
+        group: Group::Rig,
+        probe: Probe::Database,
+    },
+    Package {
+        debian: "kmod",
+        fedora: "kmod",
+        arch: "kmod",
+        purpose: "modprobe: which modules a machine needs, in which order",
+        group: Group::Rig,
+        probe: Probe::Database,
+    },
+    Package {
+        debian: "iproute2",
+        fedora: "iproute",
+        arch: "iproute2",
+        purpose: "ip and rdma: set up the machine's NICs and their soft-RoCE devices",
+        group: Group::Rig,
+        probe: Probe::Database,
+    },
+    Package {
+        debian: "cpio",
+        fedora: "cpio",
+        arch: "cpio",
+        purpose: "packs the machine's initial file system",
+        group: Group::Rig,
+        probe: Probe::Database,
+    },
+    Package {
+        debian: "zstd",
+        fedora: "zstd",
+        arch: "zstd",
+        purpose: "unpacks kernels that are packed so",
+        group: Group::Rig,
+        probe: Probe::Database,
+    },
+    Package {
+        debian: "xz-utils",
+        fedora: "xz",
+        arch: "xz",
+        purpose: "unpacks the kernel and its modules, so that the machine need not",
+        group: Group::Rig,
+        probe: Probe::Database,
     },
 ];
 

@@ -270,6 +270,10 @@ impl Lanes {
     pub fn close(&mut self, poller: &Poller, id: ConnectionId, why: Gone) {
         let Some(connection) = self.connections.take(id) else { return };
         let _ = poller.remove(connection.stream.as_fd());
+        if !connection.queue.is_empty() {
+            // Nothing of a write that is given up may arrive later, over a newer one.
+            let _ = net::abort(connection.stream.as_fd());
+        }
         self.events.extend(connection.queue.into_iter().filter_map(|entry| entry.hold).map(Event::Sent));
         self.events.push_back(Event::Gone(id, why));
     }

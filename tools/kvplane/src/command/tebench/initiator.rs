@@ -1,7 +1,7 @@
 //! The initiator: the cases of a run one after the other, each run by its threads for its duration, and what is said
 //! of them.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane::{Metrics, Region, RegisterOptions, TransferEngine, ZeroCopyCounters, cpu};
@@ -11,11 +11,15 @@ use kvplane_tools::tebench::table::Beside;
 use kvplane_tools::tebench::{Case, CaseStats, Class, Samples, Step, classes, plot, stats, table};
 
 use super::engine::LOCAL;
+use super::gate::Gate;
 use super::load::{Lot, Work};
 use super::values::Transport;
 use super::worker::{Ground, Worker};
 use super::{Api, Failure, Tebench};
 use crate::command::{NothingRun, metrics};
+
+/// What a thread says that was ready and did not begin, because another was not.
+const ABANDONED: &str = "another thread could not begin";
 
 /// A run under way.
 struct Run<'a> {
@@ -35,6 +39,9 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
     let work = options.load.work(options.engine.total_buffer_size)?;
     let targets: Vec<&str> =
         options.target_seg_name.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    if targets.is_empty() {
+        return Err(format!("--target_seg_name {:?} names nobody", options.target_seg_name).into());
+    }
     let sessions = sessions(options, &targets)?;
     check_any(&work)?;
     let engine = options.engine.start(options.initiators.unwrap_or_else(|| options.load.initiators()))?;
@@ -183,22 +190,33 @@ impl Run<'_> {
             threads: case.threads,
             slot_bytes: lots.iter().map(|lot| lot.block_bytes * lot.batch).max().unwrap_or(0),
         };
-        let barrier = Barrier::new(lots.len());
+        let gate = Gate::new(lots.len());
         let before_ns = cpu::process_cpu_ns();
         let start = Instant::now();
         let outcome: Vec<Result<_, String>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..)
                 .zip(lots)
                 .map(|(thread, lot)| {
-                    let (ground, barrier) = (&ground, &barrier);
-                    scope.spawn(move || thread_of(ground, barrier, lot, thread).map_err(|error| error.to_string()))
+                    let (ground, gate) = (&ground, &gate);
+                    let body = move || thread_of(ground, gate, lot, thread).map_err(|error| error.to_string());
+                    let builder = std::thread::Builder::new().name(format!("tebench-{thread}"));
+                    let spawned = builder.spawn_scoped(scope, body);
+                    spawned.map_err(|error| {
+                        gate.give_up();
+                        format!("thread {} of {} cannot be started: {error}", thread + 1, case.threads)
+                    })
                 })
                 .collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
+            let join = |thread: Result<std::thread::ScopedJoinHandle<'_, Result<_, String>>, String>| {
+                thread?.join().unwrap_or_else(|_| Err("a thread panicked".to_owned()))
             };
             threads.into_iter().map(join).collect()
         });
+        // The cause before its consequences.
+        let failures = outcome.iter().filter_map(|outcome| outcome.as_ref().err());
+        if let Some(why) = failures.min_by_key(|why| *why == ABANDONED) {
+            return Err(why.clone().into());
+        }
         let mut threads = Vec::new();
         for outcome in outcome {
             let (samples, total_ns, metrics) = outcome?;
@@ -290,18 +308,21 @@ impl Run<'_> {
 /// A thread of a case, whole: its samples, its duration in nanoseconds, what its session counted.
 fn thread_of(
     ground: &Ground<'_>,
-    barrier: &Barrier,
+    gate: &Gate,
     lot: Lot,
     thread: u64,
 ) -> Result<(Samples, u64, Option<Metrics>), Failure> {
     let (load, promises) = (ground.load, lot.promises);
-    // Everyone reaches the barrier, also whoever fails, or the others would wait for ever.
+    let way_in = gate.enter();
     let worker = Worker::new(ground, lot, thread).and_then(|mut worker| {
         worker.run_for(Duration::from_secs_f64(load.warm_up), None)?;
         Ok(worker)
     });
-    barrier.wait();
+    let all_there = way_in.pass(worker.is_ok());
     let mut worker = worker?;
+    if !all_there {
+        return Err(ABANDONED.into());
+    }
     let mut samples = Samples::new(stats::DEFAULT_SAMPLES, 1, thread).with_promises(promises);
     let total_ns = worker.run_for(Duration::from_secs_f64(load.duration), Some(&mut samples))?;
     Ok((samples, total_ns, worker.metrics()))

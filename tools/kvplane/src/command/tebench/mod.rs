@@ -4,6 +4,7 @@
 //! Without `--target_seg_name` it is a target: it registers memory and waits. With it, it is an initiator.
 
 pub(crate) mod engine;
+mod gate;
 mod initiator;
 mod load;
 pub(crate) mod values;

@@ -1,0 +1,123 @@
+//! What the machine has, and an engine with memory whose bytes say where they belong.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kvplane::{
+    HugePages, Opcode, Pacing, Region, RegionOptions, RegisterOptions, SegmentHandle, SubmitOptions, TaskState,
+    TransferEngine, TransferEngineConfig, TransferRequest,
+};
+
+/// How long anything may take before it is taken to hang. The processor is emulated.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How many of a thing the machine has, by the rig's variable. With none, says that the test was skipped.
+pub(crate) fn has(variable: &str, what: &str) -> Option<usize> {
+    let inside = std::env::var("RIG").is_ok_and(|value| value == "1");
+    let count = std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    if inside && count > 0 {
+        return Some(count);
+    }
+    println!("skipped: this machine has no {what}; `cargo x test --rig` runs it in one that does");
+    None
+}
+
+/// Drives and cables are there once: tests that use them go one after another.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Settings of an engine that neither spins nor meets those of other tests.
+pub(crate) fn config() -> TransferEngineConfig {
+    let directory = std::env::temp_dir().join(format!("kvplane-rig-{}", std::process::id()));
+    TransferEngineConfig {
+        runtime_directory: Some(directory),
+        pacing: Pacing::Adaptive { window_ns: 20_000 },
+        slice_bytes: 64 << 10,
+        deadline: PATIENCE,
+        ..TransferEngineConfig::default()
+    }
+}
+
+/// The byte that a seed puts at a place.
+pub(crate) fn byte(seed: u64, at: u64) -> u8 {
+    let mixed = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 29)).to_le_bytes()[(at % 8) as usize]
+}
+
+/// Memory on a node, or where the kernel likes.
+pub(crate) fn region(bytes: usize, numa_node: Option<u32>) -> Arc<Region> {
+    let options = RegionOptions {
+        shared: true,
+        huge: HugePages::Never,
+        prefault: true,
+        numa_node,
+        ..RegionOptions::new("rig", bytes)
+    };
+    Region::allocate(&options).unwrap()
+}
+
+/// An engine with one registered region.
+pub(crate) struct Side {
+    pub(crate) engine: TransferEngine,
+    pub(crate) region: Arc<Region>,
+}
+
+impl Side {
+    pub(crate) fn new(config: TransferEngineConfig, region: Arc<Region>) -> Self {
+        let engine = TransferEngine::start(config).unwrap();
+        engine.register(Arc::clone(&region), &RegisterOptions::default()).unwrap();
+        Self { engine, region }
+    }
+
+    /// Puts what belongs at `place` of something else at the same place of our memory, less `base`.
+    pub(crate) fn fill(&self, base: u64, place: u64, bytes: usize, seed: u64) {
+        self.region.fill_with((place - base) as usize, bytes, &mut |at, part| {
+            for (index, out) in part.iter_mut().enumerate() {
+                *out = byte(seed, place + at + index as u64);
+            }
+        });
+    }
+
+    /// Panics at the first byte that does not belong there.
+    pub(crate) fn check(&self, base: u64, place: u64, bytes: usize, seed: u64) {
+        self.region.read_with((place - base) as usize, bytes, &mut |at, part| {
+            for (index, &found) in part.iter().enumerate() {
+                let at = place + at + index as u64;
+                assert_eq!(found, byte(seed, at), "byte {at} of {bytes} from {place}, seed {seed:#x}");
+            }
+        });
+    }
+
+    /// Our bytes from `local` on, and those of a target.
+    pub(crate) fn request(
+        &self,
+        opcode: Opcode,
+        local: u64,
+        target: (SegmentHandle, u64),
+        bytes: usize,
+    ) -> TransferRequest {
+        TransferRequest {
+            opcode,
+            source: self.region.address() + local,
+            target: target.0,
+            target_offset: target.1,
+            length: bytes as u64,
+        }
+    }
+
+    /// Runs a batch to its end: its state, and why it is not another.
+    pub(crate) fn run(&self, requests: &[TransferRequest], options: &SubmitOptions) -> (TaskState, String) {
+        let batch = self.engine.submit(requests, options).unwrap();
+        let status = batch.wait_for(2 * PATIENCE).expect("a batch ends at its deadline at the latest");
+        (status.state, batch.problem().unwrap_or_default().to_owned())
+    }
+
+    /// The same for one that must go well.
+    #[track_caller]
+    pub(crate) fn done(&self, requests: &[TransferRequest]) {
+        let (state, problem) = self.run(requests, &SubmitOptions::default());
+        assert_eq!(state, TaskState::Completed, "{problem}");
+    }
+}

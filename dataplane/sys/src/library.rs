@@ -1,0 +1,75 @@
+//! Shared libraries that may be on the machine or not, found at run time: the binary starts without them.
+//!
+//! A library stays loaded for the life of the process, so what was found in it stays valid.
+
+use std::ffi::{CStr, CString, c_void};
+use std::fmt;
+use std::ptr::NonNull;
+
+/// A loaded library.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Library {
+    handle: NonNull<c_void>,
+}
+
+// SAFETY: the handle is only looked up in, which the loader allows from any thread.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+/// Why a library or something in it cannot be had, in the loader's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LibraryError {
+    message: String,
+}
+
+impl fmt::Display for LibraryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for LibraryError {}
+
+impl Library {
+    /// Loads the library of this name, by the loader's usual search.
+    pub(crate) fn open(name: &str) -> Result<Self, LibraryError> {
+        let c_name =
+            CString::new(name).map_err(|_| LibraryError { message: format!("{name:?} is no library's name") })?;
+        // SAFETY: the name ends with a zero byte. Constructors of the library run, as for any program that links it.
+        let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        NonNull::new(handle).map(|handle| Self { handle }).ok_or_else(last_error)
+    }
+
+    /// The address of a function.
+    pub(crate) fn symbol(self, name: &CStr) -> Result<NonNull<c_void>, LibraryError> {
+        // SAFETY: the handle is of a library that is never unloaded; the name ends with a zero byte.
+        let address = unsafe { libc::dlsym(self.handle.as_ptr(), name.as_ptr()) };
+        NonNull::new(address).ok_or_else(last_error)
+    }
+}
+
+fn last_error() -> LibraryError {
+    // SAFETY: the loader keeps the text of this thread's last error until its next call here.
+    let text = unsafe {
+        let text = libc::dlerror();
+        if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
+    };
+    LibraryError { message: text.unwrap_or_else(|| "the loader does not say why".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_and_a_missing_function_are_named() {
+        let error = Library::open("libkvplane-is-not-there.so.9").unwrap_err();
+        assert!(error.to_string().contains("libkvplane-is-not-there.so.9"), "{error}");
+        assert!(Library::open("a\0b").is_err());
+        let library = Library::open("libc.so.6").unwrap();
+        assert!(library.symbol(c"getpid").is_ok());
+        let error = library.symbol(c"no_such_function_anywhere").unwrap_err();
+        assert!(error.to_string().contains("no_such_function_anywhere"), "{error}");
+    }
+}

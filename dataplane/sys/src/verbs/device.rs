@@ -1,0 +1,214 @@
+//! Where verbs come from, and the devices there are.
+
+use super::context::Context;
+use super::error::VerbsError;
+use super::ffi::*;
+use super::library::{Functions, Library, library};
+use super::soft::{self, Loopback};
+use libc::{c_char, c_int};
+use std::ffi::CStr;
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Who carries out verbs.
+#[derive(Clone)]
+pub(crate) enum Provider {
+    /// libibverbs, and with it the NICs of this machine.
+    Library(&'static Library),
+    /// Devices of software inside this process.
+    Soft(Loopback),
+}
+
+impl Provider {
+    pub(crate) fn functions(&self) -> &'static Functions {
+        match self {
+            Self::Library(library) => &library.functions,
+            Self::Soft(_) => &soft::FUNCTIONS,
+        }
+    }
+}
+
+/// A source of RDMA devices: the library of this machine, or software. Clones are the same source.
+#[derive(Clone)]
+pub struct Verbs {
+    provider: Provider,
+}
+
+impl Verbs {
+    /// The RDMA devices of this machine, through libibverbs, which is loaded now.
+    ///
+    /// # Errors
+    /// When the library is not installed, or is too old.
+    pub fn open() -> Result<Self, VerbsError> {
+        Ok(Self { provider: Provider::Library(library()?) })
+    }
+
+    /// Devices of software inside this process; see [`Loopback`].
+    #[must_use]
+    pub fn loopback(fabric: &Loopback) -> Self {
+        Self { provider: Provider::Soft(fabric.clone()) }
+    }
+
+    /// One device, `null0`, on which every request succeeds at once and no byte moves: what remains is what our own
+    /// code costs.
+    #[must_use]
+    pub fn null() -> Self {
+        Self { provider: Provider::Soft(Loopback::null()) }
+    }
+
+    /// What this is, for people: `libibverbs`, `loopback` or `null`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match &self.provider {
+            Provider::Library(_) => "libibverbs",
+            Provider::Soft(fabric) if fabric.is_null() => "null",
+            Provider::Soft(_) => "loopback",
+        }
+    }
+
+    /// The devices there are, in the provider's order. None is not an error.
+    ///
+    /// # Errors
+    /// When the kernel has no verbs.
+    pub fn devices(&self) -> Result<Vec<Device>, VerbsError> {
+        let device = |raw, list| Device { raw, provider: self.provider.clone(), _list: list };
+        match &self.provider {
+            Provider::Soft(fabric) => Ok(fabric.raw_devices().map(|raw| device(raw, None)).collect()),
+            Provider::Library(library) => {
+                let list = Arc::new(DeviceList::get(library)?);
+                Ok(list.raws().map(|raw| device(raw, Some(Arc::clone(&list)))).collect())
+            }
+        }
+    }
+
+    /// The device of that name.
+    ///
+    /// # Errors
+    /// When there is none; the error names those there are.
+    pub fn device(&self, name: &str) -> Result<Device, VerbsError> {
+        let mut devices = self.devices()?;
+        match devices.iter().position(|device| device.name() == name) {
+            Some(index) => Ok(devices.swap_remove(index)),
+            None => {
+                let known = devices.iter().map(|device| device.name().to_owned()).collect();
+                Err(VerbsError::UnknownDevice { name: name.to_owned(), known })
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Verbs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Verbs").field(&self.name()).finish()
+    }
+}
+
+/// A list of the library's, given back when the last of its devices is gone.
+struct DeviceList {
+    library: &'static Library,
+    list: NonNull<*mut ibv_device>,
+    count: usize,
+}
+
+// SAFETY: the list is never written after it was made, and the library frees it on any thread.
+unsafe impl Send for DeviceList {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceList {}
+
+impl DeviceList {
+    fn get(library: &'static Library) -> Result<Self, VerbsError> {
+        let mut count: c_int = 0;
+        // SAFETY: the library writes one number and returns a list that is ours to free, or null.
+        let list = unsafe { (library.get_device_list)(&raw mut count) };
+        match NonNull::new(list) {
+            Some(list) => Ok(Self { library, list, count: usize::try_from(count).unwrap_or(0) }),
+            None => Err(VerbsError::NoKernelSupport { source: io::Error::last_os_error() }),
+        }
+    }
+
+    fn raws(&self) -> impl Iterator<Item = NonNull<ibv_device>> {
+        // SAFETY: the list has `count` entries, which live as long as it.
+        let list = unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.count) };
+        list.iter().filter_map(|device| NonNull::new(*device))
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: ours, and freed once. Contexts opened from it hold their devices themselves.
+        unsafe { (self.library.free_device_list)(self.list.as_ptr()) };
+    }
+}
+
+/// A device that can be opened. Any thread may use it.
+pub struct Device {
+    raw: NonNull<ibv_device>,
+    provider: Provider,
+    _list: Option<Arc<DeviceList>>,
+}
+
+// SAFETY: the device behind it is only read, and lives as long as its list or its fabric, which we hold.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// The kernel's name for it, such as `mlx5_0`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        // SAFETY: alive as said above; the provider ends its name with a zero inside the array.
+        text(unsafe { &(*self.raw.as_ptr()).name })
+    }
+
+    /// Where it stands in sysfs, such as `/sys/class/infiniband/mlx5_0`; empty for software devices.
+    #[must_use]
+    pub fn sysfs_path(&self) -> &str {
+        // SAFETY: as in `name`.
+        text(unsafe { &(*self.raw.as_ptr()).ibdev_path })
+    }
+
+    /// The file that is opened to use it, such as `/dev/infiniband/uverbs0`.
+    #[must_use]
+    pub fn file_path(&self) -> String {
+        // SAFETY: as in `name`.
+        format!("/dev/infiniband/{}", text(unsafe { &(*self.raw.as_ptr()).dev_name }))
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Without permission for its file, or when it is gone or does not answer.
+    pub fn open(&self) -> Result<Arc<Context>, VerbsError> {
+        // SAFETY: the device is alive; the library returns a context that is ours to close, or null.
+        let raw = unsafe { (self.provider.functions().open_device)(self.raw.as_ptr()) };
+        let Some(raw) = NonNull::new(raw) else {
+            let source = io::Error::last_os_error();
+            let (device, path) = (self.name().to_owned(), self.file_path());
+            // The library tries a second way when its first is barred, and tells only how that one failed.
+            let tried = OpenOptions::new().read(true).write(true).open(&path);
+            match tried.map_err(|error| error.kind()) {
+                _ if matches!(self.provider, Provider::Soft(_)) => {}
+                Err(io::ErrorKind::PermissionDenied) => return Err(VerbsError::NoPermission { device, path }),
+                Err(io::ErrorKind::NotFound) => return Err(VerbsError::NoDeviceFile { device, path }),
+                _ => {}
+            }
+            return Err(VerbsError::Refused { device, what: format!("open {path}"), source });
+        };
+        Context::new(self.name(), self.sysfs_path(), raw, self.provider.clone())
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.name()).finish()
+    }
+}
+
+fn text(array: &[c_char]) -> &str {
+    // SAFETY: signed bytes as bytes, of the same length.
+    let bytes = unsafe { std::slice::from_raw_parts(array.as_ptr().cast::<u8>(), array.len()) };
+    CStr::from_bytes_until_nul(bytes).ok().and_then(|text| text.to_str().ok()).unwrap_or("")
+}

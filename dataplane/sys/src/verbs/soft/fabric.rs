@@ -1,0 +1,292 @@
+//! The state of a fabric: its devices, and all that was made on them, by number.
+
+use super::super::ffi::*;
+use super::super::states::QueueState;
+use super::SoftPort;
+use super::work::{Receive, Send};
+use crate::doorbell::event_fd;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::c_char;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Events that wait to be read; more are dropped.
+const MAX_EVENTS: usize = 1024;
+
+/// The devices of one fabric and what was made on them.
+pub(super) struct Fabric {
+    /// Never changed, as C holds their addresses.
+    devices: Vec<SoftDevice>,
+    state: Mutex<State>,
+    null: bool,
+}
+
+/// A device as C sees it, and whose it is.
+#[repr(C)]
+pub(super) struct SoftDevice {
+    raw: ibv_device,
+    pub(super) fabric: Weak<Fabric>,
+    pub(super) index: usize,
+}
+
+// SAFETY: devices are not written after they were made.
+unsafe impl std::marker::Send for SoftDevice {}
+// SAFETY: as above.
+unsafe impl Sync for SoftDevice {}
+
+impl Fabric {
+    pub(super) fn new(prefix: &str, ports: &[SoftPort], null: bool) -> Arc<Self> {
+        Arc::new_cyclic(|fabric| Self {
+            devices: (0..ports.len()).map(|index| SoftDevice::new(prefix, index, fabric)).collect(),
+            state: Mutex::new(State::new(ports)),
+            null,
+        })
+    }
+
+    pub(super) fn is_null(&self) -> bool {
+        self.null
+    }
+
+    pub(super) fn raw_devices(&self) -> impl Iterator<Item = NonNull<ibv_device>> {
+        self.devices.iter().map(|device| NonNull::from(device).cast())
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SoftDevice {
+    fn new(prefix: &str, index: usize, fabric: &Weak<Fabric>) -> Self {
+        let mut name = [0; 64];
+        for (place, byte) in name.iter_mut().zip(format!("{prefix}{index}").bytes()) {
+            *place = byte as c_char;
+        }
+        let raw = ibv_device {
+            ops: [std::ptr::null_mut(); 2],
+            node_type: 1,
+            transport_type: 0,
+            name,
+            dev_name: name,
+            dev_path: [0; 256],
+            ibdev_path: [0; 256],
+        };
+        Self { raw, fabric: fabric.clone(), index }
+    }
+}
+
+/// Everything that changes.
+pub(super) struct State {
+    pub(super) ports: Vec<Port>,
+    pub(super) contexts: BTreeMap<u32, ContextState>,
+    /// By domain: its device.
+    pub(super) domains: BTreeMap<u32, usize>,
+    pub(super) memories: BTreeMap<u32, Memory>,
+    pub(super) channels: BTreeMap<u32, Channel>,
+    pub(super) completions: BTreeMap<u32, Completions>,
+    pub(super) shared: BTreeMap<u32, Shared>,
+    pub(super) queue_pairs: BTreeMap<u32, QueuePair>,
+    /// Queue pairs with requests that wait.
+    pub(super) waiting: BTreeSet<u32>,
+    pub(super) violations: u64,
+    last_number: u32,
+}
+
+pub(super) struct Port {
+    pub(super) claims: SoftPort,
+    pub(super) up: bool,
+    pub(super) paused: bool,
+    pub(super) removed: bool,
+}
+
+pub(super) struct ContextState {
+    pub(super) device: usize,
+    pub(super) bell: OwnedFd,
+    /// Type and element.
+    pub(super) events: VecDeque<(u32, usize)>,
+}
+
+pub(super) struct Memory {
+    pub(super) domain: u32,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) access: u32,
+}
+
+pub(super) struct Channel {
+    pub(super) bell: OwnedFd,
+    /// Addresses of queues.
+    pub(super) events: VecDeque<usize>,
+}
+
+pub(super) struct Completions {
+    pub(super) context: u32,
+    pub(super) capacity: usize,
+    pub(super) ready: VecDeque<ibv_wc>,
+    pub(super) overflowed: bool,
+    /// Armed, and if so for solicited ones only.
+    pub(super) armed: Option<bool>,
+    pub(super) channel: Option<u32>,
+    /// The queue as C sees it.
+    pub(super) place: usize,
+}
+
+pub(super) struct Shared {
+    pub(super) depth: usize,
+    pub(super) receives: VecDeque<Receive>,
+}
+
+pub(super) struct QueuePair {
+    pub(super) device: usize,
+    pub(super) context: u32,
+    pub(super) domain: u32,
+    pub(super) completions: u32,
+    pub(super) shared: Option<u32>,
+    pub(super) depth: (usize, usize),
+    pub(super) state: QueueState,
+    pub(super) access: u32,
+    pub(super) peer: u32,
+    pub(super) peer_device: Option<usize>,
+    pub(super) not_ready_retries: u8,
+    pub(super) retries_left: u8,
+    pub(super) sends: VecDeque<Send>,
+    pub(super) receives: VecDeque<Receive>,
+    /// The queue pair as C sees it.
+    pub(super) place: usize,
+}
+
+impl State {
+    fn new(ports: &[SoftPort]) -> Self {
+        let port = |claims: &SoftPort| Port { claims: *claims, up: true, paused: false, removed: false };
+        Self {
+            ports: ports.iter().map(port).collect(),
+            contexts: BTreeMap::new(),
+            domains: BTreeMap::new(),
+            memories: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            completions: BTreeMap::new(),
+            shared: BTreeMap::new(),
+            queue_pairs: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            violations: 0,
+            last_number: 0x10,
+        }
+    }
+
+    /// A number for something new.
+    pub(super) fn number(&mut self) -> u32 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    pub(super) fn set_port(&mut self, device: usize, up: bool) {
+        let Some(port) = self.ports.get_mut(device) else { return };
+        if port.removed || port.up == up {
+            return;
+        }
+        port.up = up;
+        self.announce(device, if up { EVENT_PORT_ACTIVE } else { EVENT_PORT_ERR }, 1);
+        if !up {
+            self.fail_all(device);
+        }
+        self.progress();
+    }
+
+    pub(super) fn pause(&mut self, device: usize, paused: bool) {
+        if let Some(port) = self.ports.get_mut(device) {
+            port.paused = paused;
+        }
+        self.progress();
+    }
+
+    pub(super) fn remove(&mut self, device: usize) {
+        let Some(port) = self.ports.get_mut(device) else { return };
+        (port.up, port.removed) = (false, true);
+        self.announce(device, EVENT_DEVICE_FATAL, 0);
+        self.fail_all(device);
+        self.progress();
+    }
+
+    pub(super) fn registered(&self, device: usize) -> usize {
+        self.memories.values().filter(|memory| self.domains.get(&memory.domain) == Some(&device)).count()
+    }
+
+    fn fail_all(&mut self, device: usize) {
+        let connected = |queue: &QueuePair| {
+            matches!(queue.state, QueueState::ReadyToReceive | QueueState::ReadyToSend) && queue.device == device
+        };
+        let failing: Vec<u32> =
+            self.queue_pairs.iter().filter(|(_, queue)| connected(queue)).map(|(number, _)| *number).collect();
+        for number in failing {
+            self.fail(number);
+        }
+    }
+
+    /// Tells every context of a device.
+    fn announce(&mut self, device: usize, kind: u32, element: usize) {
+        for context in self.contexts.values_mut().filter(|context| context.device == device) {
+            context.push(kind, element);
+        }
+    }
+
+    /// Tells the context that something was made on.
+    pub(super) fn tell(&mut self, context: u32, kind: u32, element: usize) {
+        if let Some(context) = self.contexts.get_mut(&context) {
+            context.push(kind, element);
+        }
+    }
+
+    /// Adds a completion and rings for it if the queue is armed.
+    pub(super) fn complete(&mut self, queue: u32, entry: ibv_wc, solicited: bool) {
+        let Some(completions) = self.completions.get_mut(&queue) else { return };
+        if completions.ready.len() >= completions.capacity {
+            if !completions.overflowed {
+                completions.overflowed = true;
+                let (context, place) = (completions.context, completions.place);
+                self.tell(context, EVENT_CQ_ERR, place);
+            }
+            return;
+        }
+        let wanted = completions.armed.is_some_and(|only_solicited| !only_solicited || solicited || entry.status != 0);
+        completions.ready.push_back(entry);
+        if !wanted {
+            return;
+        }
+        completions.armed = None;
+        let place = completions.place;
+        if let Some(channel) = completions.channel.and_then(|channel| self.channels.get_mut(&channel)) {
+            channel.events.push_back(place);
+            ring(&channel.bell);
+        }
+    }
+}
+
+impl ContextState {
+    fn push(&mut self, kind: u32, element: usize) {
+        if self.events.len() < MAX_EVENTS {
+            self.events.push_back((kind, element));
+            ring(&self.bell);
+        }
+    }
+}
+
+/// An eventfd that is readable as long as there is something to take.
+pub(super) fn bell() -> io::Result<OwnedFd> {
+    event_fd()
+}
+
+/// Makes a bell readable.
+fn ring(bell: &OwnedFd) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: writes from eight bytes of ours. It is ours alone and its count is bounded, so it does not block.
+    unsafe { libc::write(bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+}
+
+/// Makes a bell silent: nothing is left to read.
+pub(super) fn hush(bell: &OwnedFd) {
+    let mut count = [0u8; 8];
+    // SAFETY: reads into eight bytes of ours; the descriptor is nonblocking.
+    unsafe { libc::read(bell.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+}

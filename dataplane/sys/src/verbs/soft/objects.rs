@@ -1,0 +1,117 @@
+//! The objects of software devices as C sees them: the structs of verbs, with what we add behind them.
+
+use super::super::ffi::*;
+use super::fabric::{Fabric, State};
+use super::{null, queues};
+use libc::c_int;
+use std::mem;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// An open software device.
+#[repr(C)]
+pub(super) struct SoftContext {
+    raw: ibv_context,
+    pub(super) fabric: Arc<Fabric>,
+    pub(super) number: u32,
+    pub(super) device: usize,
+}
+
+/// A completion queue; its ring is used by the null device only.
+#[repr(C)]
+pub(super) struct SoftQueue {
+    pub(super) raw: ibv_cq,
+    pub(super) ring: Mutex<null::Ring>,
+}
+
+/// A channel and its number.
+#[repr(C)]
+pub(super) struct SoftChannel {
+    pub(super) raw: ibv_comp_channel,
+    pub(super) number: u32,
+}
+
+impl SoftContext {
+    pub(super) fn new(
+        device: *mut ibv_device,
+        fabric: Arc<Fabric>,
+        number: u32,
+        index: usize,
+        async_fd: c_int,
+    ) -> Box<Self> {
+        let is_null = fabric.is_null();
+        let ops = ibv_context_ops {
+            before_poll: [ptr::null_mut(); 11],
+            poll_cq: if is_null { null::poll } else { queues::poll },
+            req_notify_cq: queues::arm,
+            before_srq: [ptr::null_mut(); 7],
+            post_srq_recv: queues::post_shared,
+            before_send: [ptr::null_mut(); 4],
+            post_send: if is_null { null::post_send } else { queues::post_send },
+            post_recv: if is_null { null::post_receive } else { queues::post_receive },
+            after_recv: [ptr::null_mut(); 5],
+        };
+        let raw = ibv_context {
+            device,
+            ops,
+            cmd_fd: -1,
+            async_fd,
+            num_comp_vectors: 1,
+            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+            abi_compat: 0,
+        };
+        Box::new(Self { raw, fabric, number, device: index })
+    }
+}
+
+/// The context behind a pointer of ours.
+///
+/// # Safety
+/// The pointer is of an open software device and stays so for `'a`.
+pub(super) unsafe fn context<'a>(raw: *mut ibv_context) -> &'a SoftContext {
+    // SAFETY: by this function's contract; contexts of software devices begin with the C struct.
+    unsafe { &*raw.cast::<SoftContext>() }
+}
+
+/// The locked state behind a pointer of ours.
+///
+/// # Safety
+/// As for `context`.
+pub(super) unsafe fn state<'a>(raw: *mut ibv_context) -> MutexGuard<'a, State> {
+    // SAFETY: by this function's contract.
+    unsafe { context(raw) }.fabric.lock()
+}
+
+/// A box for C.
+pub(super) fn give<T, U>(value: T) -> *mut U {
+    Box::into_raw(Box::new(value)).cast()
+}
+
+/// Takes a box back from C.
+///
+/// # Safety
+/// The pointer came from `give::<T, _>` and is not used again.
+pub(super) unsafe fn take<T, U>(pointer: *mut U) {
+    // SAFETY: by this function's contract.
+    drop(unsafe { Box::from_raw(pointer.cast::<T>()) });
+}
+
+/// An empty C object: numbers, null pointers, and locks that nobody takes.
+///
+/// # Safety
+/// `T` is one of the structs of verbs, for which zeros are values.
+pub(super) unsafe fn zeroed<T>() -> T {
+    // SAFETY: by this function's contract.
+    unsafe { mem::zeroed() }
+}
+
+/// Says why, and returns the null pointer that verbs return then.
+pub(super) fn refuse<T>(error: c_int) -> *mut T {
+    set_errno(error);
+    ptr::null_mut()
+}
+
+pub(super) fn set_errno(error: c_int) {
+    // SAFETY: this thread's own errno.
+    unsafe { *libc::__errno_location() = error };
+}

@@ -1,0 +1,96 @@
+//! Requests as the software device keeps them: copied out of the caller's lists.
+
+use super::super::ffi::*;
+
+/// A request of a send queue.
+pub(super) struct Send {
+    pub(super) wr_id: u64,
+    pub(super) opcode: u32,
+    pub(super) flags: u32,
+    pub(super) immediate: u32,
+    pub(super) remote_address: u64,
+    pub(super) remote_key: u32,
+    pub(super) pieces: Vec<ibv_sge>,
+    /// The bytes themselves, when they came inline.
+    pub(super) inline: Option<Vec<u8>>,
+}
+
+/// A receive.
+pub(super) struct Receive {
+    pub(super) wr_id: u64,
+    pub(super) pieces: Vec<ibv_sge>,
+}
+
+/// The pieces of a request.
+///
+/// # Safety
+/// `list` points to `count` pieces.
+unsafe fn pieces(list: *const ibv_sge, count: i32) -> Vec<ibv_sge> {
+    let count = usize::try_from(count).unwrap_or(0);
+    if count == 0 || list.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: by this function's contract.
+    unsafe { std::slice::from_raw_parts(list, count) }.to_vec()
+}
+
+impl Send {
+    /// # Safety
+    /// A request as verbs describe it: pieces that are there, and bytes behind them when it is inline.
+    pub(super) unsafe fn copy(raw: &ibv_send_wr) -> Self {
+        // SAFETY: by this function's contract.
+        let pieces = unsafe { pieces(raw.sg_list, raw.num_sge) };
+        let inline = (raw.send_flags & SEND_INLINE != 0).then(|| {
+            let mut bytes = Vec::new();
+            for piece in &pieces {
+                let place = std::ptr::with_exposed_provenance::<u8>(piece.addr as usize);
+                // SAFETY: inline pieces are readable memory of the caller, by this function's contract.
+                bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(place, piece.length as usize) });
+            }
+            bytes
+        });
+        Self {
+            wr_id: raw.wr_id,
+            opcode: raw.opcode,
+            flags: raw.send_flags,
+            immediate: raw.imm_data,
+            remote_address: raw.remote_addr,
+            remote_key: raw.rkey,
+            pieces,
+            inline,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| u64::from(piece.length)).sum()
+    }
+
+    pub(super) fn signalled(&self) -> bool {
+        self.flags & SEND_SIGNALED != 0
+    }
+
+    pub(super) fn completion_opcode(&self) -> u32 {
+        match self.opcode {
+            WR_SEND | WR_SEND_WITH_IMM => WC_SEND,
+            WR_RDMA_READ => WC_RDMA_READ,
+            _ => WC_RDMA_WRITE,
+        }
+    }
+
+    pub(super) fn takes_receive(&self) -> bool {
+        matches!(self.opcode, WR_SEND | WR_SEND_WITH_IMM | WR_RDMA_WRITE_WITH_IMM)
+    }
+
+    pub(super) fn has_immediate(&self) -> bool {
+        matches!(self.opcode, WR_SEND_WITH_IMM | WR_RDMA_WRITE_WITH_IMM)
+    }
+}
+
+impl Receive {
+    /// # Safety
+    /// A receive as verbs describe it.
+    pub(super) unsafe fn copy(raw: &ibv_recv_wr) -> Self {
+        // SAFETY: by this function's contract.
+        Self { wr_id: raw.wr_id, pieces: unsafe { pieces(raw.sg_list, raw.num_sge) } }
+    }
+}

@@ -1,0 +1,67 @@
+//! Verbs end to end: the same cases on software devices and on whatever RDMA devices this machine has.
+//!
+//! With `RIG=1` in the environment real devices must be there; without it, and without devices, those cases are skipped
+//! and say so.
+
+mod bed;
+mod cable;
+mod refusals;
+mod soft;
+mod suite;
+
+use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs, VerbsError};
+
+#[test]
+fn all_cases_hold_on_two_software_devices() {
+    let fabric = Loopback::new(&[SoftPort::default(); 2]);
+    let devices = Verbs::loopback(&fabric).devices().expect("devices");
+    for (name, case) in suite::CASES {
+        eprintln!("loopback: {name}");
+        case(&devices[0], &devices[1]);
+    }
+    assert_eq!((fabric.violations(), fabric.registered(0), fabric.registered(1)), (0, 0, 0));
+}
+
+#[test]
+fn all_cases_hold_on_one_software_device() {
+    let fabric = Loopback::new(&[SoftPort::default()]);
+    let device = Verbs::loopback(&fabric).device("loop0").expect("device");
+    for (name, case) in suite::CASES {
+        eprintln!("loopback, alone: {name}");
+        case(&device, &device);
+    }
+    assert_eq!((fabric.violations(), fabric.registered(0)), (0, 0));
+}
+
+/// The devices of this machine that can be used; of the others it says why not.
+fn real_devices() -> Result<Vec<Device>, VerbsError> {
+    let mut devices = Verbs::open()?.devices()?;
+    devices.retain(|device| match device.open().and_then(|open| open.active_port()) {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("{error}");
+            false
+        }
+    });
+    Ok(devices)
+}
+
+#[test]
+fn all_cases_hold_on_real_devices() {
+    let wanted = std::env::var_os("RIG").is_some();
+    let devices = match real_devices() {
+        Ok(devices) if !devices.is_empty() => devices,
+        Ok(_) if !wanted => return eprintln!("skipped: no RDMA device with an active port"),
+        Err(error) if !wanted => return eprintln!("skipped: {error}"),
+        other => panic!("RIG is set, but there is no usable RDMA device: {other:?}"),
+    };
+    let last = devices.last().expect("one at least");
+    if wanted {
+        refusals::are_explained();
+        cable::pulled_and_put_back(&devices[0], last);
+    }
+    for (name, case) in suite::CASES {
+        eprintln!("{} to {}: {name}", devices[0].name(), last.name());
+        case(&devices[0], last);
+    }
+}

@@ -1,0 +1,99 @@
+//! The machines that the hardware tests run in, and which tests each of them runs.
+
+/// One start of the virtual machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it has, as options of the script.
+    pub options: &'static [&'static str],
+    /// What runs in it.
+    pub jobs: &'static [Job],
+    /// It may take this long; several times what it takes on an idle host of two cores.
+    pub limit_s: u32,
+    /// Whether the short suite has it.
+    pub short: bool,
+}
+
+/// One run of a test program.
+#[derive(Debug, Clone, Copy)]
+pub struct Job {
+    /// The package.
+    pub package: &'static str,
+    /// One test target of it, `lib`, or all of them.
+    pub target: Option<&'static str>,
+    /// Only tests with this in their name.
+    pub filter: Option<&'static str>,
+}
+
+const fn job(package: &'static str, target: Option<&'static str>, filter: Option<&'static str>) -> Job {
+    Job { package, target, filter }
+}
+
+/// All of them, in the order in which they run.
+pub const ALL: [Machine; 5] = [
+    Machine {
+        name: "hardware",
+        options: &[
+            "--cpus",
+            "4",
+            "--numa",
+            "2",
+            "--mem",
+            "2560",
+            "--rxe",
+            "2",
+            "--nvme",
+            "2:64",
+            "--cxl",
+            "256",
+            "--hugepages",
+            "32",
+        ],
+        jobs: &[
+            job("kvplane", Some("rig"), None),
+            job("kvplane-tools", Some("end_to_end"), Some("rig::")),
+            job("kvplane-sys", Some("lib"), Some("verbs")),
+            job("kvplane-transport", None, Some("rdma")),
+        ],
+        limit_s: 240,
+        short: true,
+    },
+    Machine {
+        name: "nvme-tcp",
+        options: &["--nvme", "1:64", "--nvmet", "tcp"],
+        jobs: &[job("kvplane", Some("rig"), Some("drives::"))],
+        limit_s: 120,
+        short: true,
+    },
+    Machine {
+        name: "nvme-rdma",
+        options: &["--rxe", "2", "--nvme", "1:64", "--nvmet", "rdma"],
+        jobs: &[job("kvplane", Some("rig"), Some("drives::"))],
+        limit_s: 120,
+        short: true,
+    },
+    Machine {
+        name: "pci-nics",
+        options: &["--cpus", "4", "--numa", "2", "--rxe", "2", "--nic", "igb", "--nvme", "2:64", "--hmat"],
+        jobs: &[
+            job("kvplane", Some("rig"), None),
+            job("kvplane-tools", Some("end_to_end"), Some("rig::")),
+            job("kvplane-topology", None, None),
+        ],
+        limit_s: 240,
+        short: false,
+    },
+    Machine {
+        name: "whole",
+        options: &["--rxe", "2", "--hugepages", "64", "--mem", "3072"],
+        jobs: &[
+            job("kvplane-sys", None, None),
+            job("kvplane-transport", None, None),
+            job("kvplane-engine", None, None),
+            job("kvplane", Some("transfer"), None),
+        ],
+        limit_s: 1200,
+        short: false,
+    },
+];

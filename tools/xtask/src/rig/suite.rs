@@ -1,0 +1,233 @@
+//! `cargo x test --rig`: builds the test programs here, and runs those that need hardware in machines that have it.
+//!
+//! Each machine is started once and runs its programs one after another; the bytes on its drives go with it. Such a
+//! test knows by `RIG=1` and its siblings where it is, and elsewhere prints why it was skipped. What is skipped inside
+//! a machine is listed at the end, as `cargo x test` does.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use super::binaries::{self, Binary};
+use super::machines::{self, Job, Machine};
+use super::{BROKEN, TIMEOUT, script};
+use crate::process::{self, Failure};
+use crate::testing;
+use crate::testing::skips::{Filter, Runner};
+use crate::workspace::{self, Workspace};
+
+/// What runs one program after another, and says which of them failed.
+const HEAD: &str = r#"# Written by `cargo x test --rig`: one machine's test programs.
+failed=0
+run() {
+  local name=$1 directory=$2; shift 2
+  printf 'rig: %s\n' "$name"
+  (cd "$directory" && exec "$@") || { printf 'rig: FAILED with status %s: %s\n' "$?" "$name"; failed=1; }
+}
+"#;
+
+/// What was asked.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// Only the machines of the short suite.
+    pub short: bool,
+    /// Only these machines; all of them where none is named.
+    pub machines: Vec<String>,
+    /// What the test programs are given: a filter, flags.
+    pub words: Vec<String>,
+}
+
+impl Request {
+    /// Reads the arguments of `cargo x test`; `None` where they do not ask for this.
+    pub fn of(arguments: &[String]) -> Result<Option<Self>, Failure> {
+        let ours = arguments.iter().take_while(|word| *word != "--");
+        if !ours.clone().any(|word| word == "--rig") {
+            return Ok(None);
+        }
+        let mut request = Self::default();
+        let mut words = arguments.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--rig" | "--" => {}
+                "--short" => request.short = true,
+                "--machine" => {
+                    let name = words.next().ok_or_else(|| unknown_machine("nothing"))?;
+                    let known = machines::ALL.iter().any(|machine| machine.name == name);
+                    request.machines.push(if known { name.clone() } else { return Err(unknown_machine(name)) });
+                }
+                _ => request.words.push(word.clone()),
+            }
+        }
+        Ok(Some(request))
+    }
+
+    fn takes(&self, machine: &Machine) -> bool {
+        let named = self.machines.iter().any(|name| name == machine.name);
+        named || self.machines.is_empty() && (machine.short || !self.short)
+    }
+}
+
+fn unknown_machine(name: &str) -> Failure {
+    let known: Vec<&str> = machines::ALL.iter().map(|machine| machine.name).collect();
+    Failure::new(format!("--machine: {name} is no machine; there are {}", known.join(", ")))
+}
+
+/// Builds, then starts one machine after another. All of them run even if one fails.
+pub fn run(workspace: &Workspace, request: &Request) -> Result<(), Failure> {
+    super::prepare(workspace)?;
+    let built = build(workspace)?;
+    let mut filter = Filter::new(Runner::Cargo);
+    let mut failures = Vec::new();
+    for machine in machines::ALL.iter().filter(|machine| request.takes(machine)) {
+        let began = Instant::now();
+        let result = start(workspace, machine, &built, request, &mut filter);
+        let seconds = began.elapsed().as_secs_f64();
+        match result {
+            Ok(()) => eprintln!("rig: machine {}: passed in {seconds:.1} s", machine.name),
+            Err(failure) => {
+                eprintln!("rig: machine {}: FAILED in {seconds:.1} s", machine.name);
+                failures.push(format!("{}: {}", machine.name, explained(&failure, machine)));
+            }
+        }
+    }
+    testing::print_skipped(&filter.skipped);
+    if failures.is_empty() { Ok(()) } else { Err(Failure::new(failures.join("\n"))) }
+}
+
+fn explained(failure: &Failure, machine: &Machine) -> String {
+    match failure.status {
+        TIMEOUT => format!("did not end within {} s", machine.limit_s),
+        BROKEN => "the machine could not be started, or died; its last words are above".to_string(),
+        1 => "tests failed, see above".to_string(),
+        _ => failure.message.clone(),
+    }
+}
+
+/// Builds the test programs, and returns them. All of the workspace, so that features unify as they do for all tests,
+/// and a run behind those builds nothing.
+fn build(workspace: &Workspace) -> Result<Vec<Binary>, Failure> {
+    let mut command = workspace.cargo(&["test", "--no-run", "--workspace", "--lib", "--bins", "--tests"]);
+    command.args(["--message-format", "json-render-diagnostics"]);
+    eprintln!("+ {}", process::shown(&command));
+    let output = command.stderr(Stdio::inherit()).output();
+    let output = output.map_err(|error| process::not_started(&command, &error))?;
+    process::check(&command, output.status)?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(binaries::read).collect())
+}
+
+fn start(
+    workspace: &Workspace,
+    machine: &Machine,
+    built: &[Binary],
+    request: &Request,
+    filter: &mut Filter,
+) -> Result<(), Failure> {
+    let text = programs(machine, built, &request.words)?;
+    let path = write(workspace, machine.name, &text)?;
+    let limit = machine.limit_s.to_string();
+    let mut command = script(workspace, machine.options);
+    command.args(["--timeout", &limit, "--share"]).arg(share(workspace)).arg("--").arg("bash").arg(&path);
+    // Where it runs is where it starts: below the share.
+    command.current_dir(&workspace.root).stdin(Stdio::null());
+    testing::run_filtered(&mut command, filter)
+}
+
+/// The directory that a machine may write to: the tree, or what holds both it and a target directory elsewhere.
+fn share(workspace: &Workspace) -> PathBuf {
+    let target = workspace.target();
+    // The whole file system cannot be one; the machine can read it anyway.
+    let holds = |directory: &&Path| target.starts_with(directory) && directory.parent().is_some();
+    workspace.root.ancestors().find(holds).unwrap_or(&workspace.root).to_path_buf()
+}
+
+fn write(workspace: &Workspace, name: &str, text: &str) -> Result<PathBuf, Failure> {
+    let directory = workspace.target().join("rig");
+    let path = directory.join(format!("{name}.sh"));
+    fs::create_dir_all(&directory)
+        .and_then(|()| fs::write(&path, text))
+        .map_err(|error| Failure::new(format!("{}: {error}", workspace::relative(&path).display())))?;
+    Ok(path)
+}
+
+/// The script of one machine. Words of the caller replace the filters of its jobs.
+fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<String, Failure> {
+    let mut text = HEAD.to_string();
+    for job in machine.jobs {
+        let mut chosen: Vec<&Binary> = built.iter().filter(|binary| is_of(job, binary)).collect();
+        chosen.sort_by(|a, b| a.target.cmp(&b.target));
+        if chosen.is_empty() {
+            return Err(Failure::new(format!("no test program {:?} of {} was built", job.target, job.package)));
+        }
+        for binary in chosen {
+            let mut command = Command::new("run");
+            command.arg(format!("{} {}", binary.package, binary.target)).arg(&binary.directory).arg(&binary.path);
+            if words.is_empty() {
+                command.args(job.filter);
+            }
+            command.args(words).arg("--show-output");
+            text += &process::shown(&command);
+            text.push('\n');
+        }
+    }
+    Ok(text + "exit $failed\n")
+}
+
+fn is_of(job: &Job, binary: &Binary) -> bool {
+    binary.package == job.package && job.target.is_none_or(|target| target == binary.target)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(line: &str) -> Result<Option<Request>, Failure> {
+        Request::of(&line.split_whitespace().map(str::to_string).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn only_those_who_ask_get_a_machine() {
+        assert_eq!(request("slot -- --rig").unwrap(), None);
+        assert_eq!(request("--short").unwrap(), None);
+        let found = request("--rig --short --machine nvme-tcp drives -- --exact").unwrap().unwrap();
+        let words = ["drives", "--exact"].map(str::to_string).to_vec();
+        assert_eq!(found, Request { short: true, machines: vec!["nvme-tcp".to_string()], words });
+        for line in ["--rig --machine", "--rig --machine gpu"] {
+            let message = request(line).unwrap_err().message;
+            assert!(message.contains("hardware, nvme-tcp"), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_short_suite_is_short_and_a_name_chooses() {
+        let taken = |line: &str| {
+            let request = request(line).unwrap().unwrap();
+            machines::ALL.iter().filter(|machine| request.takes(machine)).map(|one| one.name).collect::<Vec<_>>()
+        };
+        assert_eq!(taken("--rig").len(), machines::ALL.len());
+        assert!(taken("--rig --short").len() < machines::ALL.len());
+        assert_eq!(taken("--rig --short --machine whole"), ["whole"]);
+    }
+
+    #[test]
+    fn programs_run_in_their_packages_and_each_failure_counts() {
+        let binary = |package: &str, target: &str| Binary {
+            package: package.to_string(),
+            target: target.to_string(),
+            path: format!("/t/it's {target}").into(),
+            directory: "/".into(),
+        };
+        let built = [binary("kvplane", "rig"), binary("kvplane", "transfer")];
+        let machine = machines::ALL.iter().find(|machine| machine.name == "nvme-tcp").unwrap();
+        let text = programs(machine, &built, &[]).unwrap();
+        assert!(text.contains(r"run 'kvplane rig' / '/t/it'\''s rig' drives:: --show-output"), "{text}");
+        assert!(!text.contains("transfer"), "{text}");
+        let named = programs(machine, &built, &["x".to_string()]).unwrap();
+        assert!(named.contains(" x --show-output") && !named.contains("drives::"), "{named}");
+        assert!(programs(machine, &built[1..], &[]).unwrap_err().message.contains("rig"));
+        let script = HEAD.to_string() + "run a / false\nrun 'b c' / true\nexit $failed\n";
+        let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "rig: a\nrig: FAILED with status 1: a\nrig: b c\n");
+    }
+}

@@ -1,0 +1,171 @@
+//! One machine from two descriptions: hwloc's for structure, sysfs's for what changes.
+//!
+//! Where both say something, hwloc's word counts for nodes, cores and places of devices, and a note says so when they
+//! differ. Where one is silent, the other's is taken. All that only sysfs knows is kept.
+
+use crate::model::{BlockDevice, Core, Gpu, Machine, NodeKind, NumaNode, PciPath};
+use std::fmt::Debug;
+
+/// Differences that are named; the others are counted.
+const MAX_NAMED: usize = 8;
+
+/// Makes one machine of what hwloc and sysfs say about it.
+#[must_use]
+pub fn merge(hwloc: Machine, sysfs: Machine) -> Machine {
+    let mut differences = Differences::default();
+    let mut machine = sysfs;
+    merge_cores(&mut machine.cores, hwloc.cores, &mut differences);
+    merge_nodes(&mut machine.numa_nodes, hwloc.numa_nodes, &mut differences);
+    if !hwloc.caches.is_empty() {
+        machine.caches = hwloc.caches;
+    }
+    for theirs in hwloc.nics {
+        match machine.nics.iter_mut().find(|ours| ours.name == theirs.name) {
+            Some(ours) => {
+                place(
+                    &theirs.name,
+                    (&mut ours.numa_node, &mut ours.pci),
+                    (theirs.numa_node, theirs.pci),
+                    &mut differences,
+                );
+                ours.rdma_device = ours.rdma_device.take().or(theirs.rdma_device);
+            }
+            None => machine.nics.push(theirs),
+        }
+    }
+    for theirs in hwloc.rdma_devices {
+        match machine.rdma_devices.iter_mut().find(|ours| ours.name == theirs.name) {
+            Some(ours) => {
+                place(
+                    &theirs.name,
+                    (&mut ours.numa_node, &mut ours.pci),
+                    (theirs.numa_node, theirs.pci),
+                    &mut differences,
+                );
+                if ours.ports.is_empty() {
+                    ours.ports = theirs.ports;
+                }
+            }
+            None => machine.rdma_devices.push(theirs),
+        }
+    }
+    merge_disks(&mut machine.block_devices, hwloc.block_devices, &mut differences);
+    merge_gpus(&mut machine.gpus, hwloc.gpus, &mut differences);
+    machine.nics.sort_by(|a, b| a.name.cmp(&b.name));
+    machine.rdma_devices.sort_by(|a, b| a.name.cmp(&b.name));
+    machine.block_devices.sort_by(|a, b| a.name.cmp(&b.name));
+    machine.gpus.sort_by_key(|gpu| gpu.pci.function);
+    machine.notes = crate::unknown::notes(&machine);
+    machine.notes.extend(differences.sentences());
+    machine
+}
+
+#[derive(Default)]
+struct Differences {
+    found: Vec<String>,
+}
+
+impl Differences {
+    /// Takes hwloc's value where it has one; notes when both have and differ.
+    fn take<T: PartialEq + Debug>(&mut self, what: &str, ours: &mut Option<T>, theirs: Option<T>) {
+        let Some(theirs) = theirs else { return };
+        if let Some(ours) = ours
+            && *ours != theirs
+        {
+            self.found.push(format!("{what} is {theirs:?} by hwloc and {ours:?} by the kernel"));
+        }
+        *ours = Some(theirs);
+    }
+
+    fn sentences(self) -> Vec<String> {
+        let more = self.found.len().saturating_sub(MAX_NAMED);
+        let mut out: Vec<String> =
+            self.found.into_iter().take(MAX_NAMED).map(|one| format!("The {one}; hwloc's is taken.")).collect();
+        if more > 0 {
+            out.push(format!("hwloc and the kernel differ in {more} more places."));
+        }
+        out
+    }
+}
+
+/// The place of one device: node and PCI function.
+fn place(
+    name: &str,
+    (node, pci): (&mut Option<u32>, &mut Option<PciPath>),
+    (their_node, their_pci): (Option<u32>, Option<PciPath>),
+    differences: &mut Differences,
+) {
+    differences.take(&format!("node of {name}"), node, their_node);
+    if let (Some(mine), Some(other)) = (&*pci, &their_pci)
+        && mine.function == other.function
+    {
+        // hwloc may leave out bridges that it finds unimportant: the longer path says more.
+        if mine.bridges.len() < other.bridges.len() {
+            *pci = their_pci;
+        }
+        return;
+    }
+    differences.take(&format!("PCI function of {name}"), pci, their_pci);
+}
+
+fn merge_cores(ours: &mut [Core], theirs: Vec<Core>, differences: &mut Differences) {
+    for core in theirs {
+        let Some(mine) = ours.iter_mut().find(|mine| mine.id == core.id) else {
+            // Offline by the kernel's word: hwloc's file may be older than that.
+            continue;
+        };
+        differences.take(&format!("node of CPU {}", core.id), &mut mine.numa_node, core.numa_node);
+        differences.take(&format!("package of CPU {}", core.id), &mut mine.package, core.package);
+        mine.core_id = core.core_id.or(mine.core_id);
+        mine.smt_siblings.extend(core.smt_siblings);
+    }
+}
+
+fn merge_nodes(ours: &mut Vec<NumaNode>, theirs: Vec<NumaNode>, differences: &mut Differences) {
+    let same_nodes = ours.iter().map(|node| node.id).eq(theirs.iter().map(|node| node.id));
+    if ours.is_empty() {
+        *ours = theirs;
+        return;
+    }
+    for node in theirs {
+        let Some(mine) = ours.iter_mut().find(|mine| mine.id == node.id) else { continue };
+        if mine.kind == NodeKind::MemoryOnly {
+            mine.kind = node.kind;
+        }
+        // The two count reserved pages differently: the kernel's figure is what can be had.
+        mine.memory_bytes = mine.memory_bytes.or(node.memory_bytes);
+        mine.access = mine.access.or(node.access);
+        if same_nodes && !node.distances.is_empty() {
+            let mut distances = (!mine.distances.is_empty()).then(|| std::mem::take(&mut mine.distances));
+            differences.take(&format!("row of distances of node {}", node.id), &mut distances, Some(node.distances));
+            mine.distances = distances.unwrap_or_default();
+        }
+    }
+}
+
+fn merge_disks(ours: &mut Vec<BlockDevice>, theirs: Vec<BlockDevice>, differences: &mut Differences) {
+    for disk in theirs {
+        match ours.iter_mut().find(|mine| mine.name == disk.name) {
+            Some(mine) => {
+                place(&disk.name, (&mut mine.numa_node, &mut mine.pci), (disk.numa_node, disk.pci), differences);
+                mine.bytes = mine.bytes.or(disk.bytes);
+                mine.block_bytes = mine.block_bytes.or(disk.block_bytes);
+            }
+            // An unused loop device, or a drive that went: the kernel knows better.
+            None if disk.bytes.is_none_or(|bytes| bytes == 0) => {}
+            None => ours.push(disk),
+        }
+    }
+}
+
+fn merge_gpus(ours: &mut Vec<Gpu>, theirs: Vec<Gpu>, differences: &mut Differences) {
+    for gpu in theirs {
+        match ours.iter_mut().find(|mine| mine.pci.function == gpu.pci.function) {
+            Some(mine) => {
+                let name = format!("GPU {}", gpu.pci.function);
+                differences.take(&format!("node of {name}"), &mut mine.numa_node, gpu.numa_node);
+            }
+            None => ours.push(gpu),
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What this process may use: CPUs, and processor time.
+//!
+//! The limit of processor time is the least on the way from the process's control group to the root, in the unified
+//! hierarchy (`cpu.max`) or the old one of the CPU controller. Where the group's directory cannot be found (a container
+//! sees its own group as the root), the root's is taken.
+
+use super::{Sysfs, read_number, read_text};
+use crate::cpulist::{self, CpuSet};
+use std::path::{Component, Path, PathBuf};
+
+/// How deep control groups are followed.
+const MAX_GROUPS: usize = 64;
+
+impl Sysfs {
+    /// CPUs that this process may run on; `None` where the status file does not say.
+    pub(super) fn allowed_cpus(&self) -> Option<CpuSet> {
+        let status = read_text(&self.process.join("status"))?;
+        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        cpulist::parse(list).ok().filter(|cpus| !cpus.is_empty())
+    }
+
+    /// Thousandths of a CPU that the control groups allow; `None` for no limit.
+    pub(super) fn cpu_limit_millis(&self) -> Option<u64> {
+        let top = self.root.join("fs/cgroup");
+        let groups = read_text(&self.process.join("cgroup")).unwrap_or_default();
+        let group_of = |wanted: &dyn Fn(&str) -> bool| {
+            groups.lines().find_map(|line| {
+                let (_, rest) = line.split_once(':')?;
+                let (controllers, path) = rest.split_once(':')?;
+                wanted(controllers).then_some(path)
+            })
+        };
+        let unified = group_of(&|controllers| controllers.is_empty()).unwrap_or("/");
+        let old = group_of(&|controllers| controllers.split(',').any(|one| one == "cpu")).unwrap_or("/");
+        let unified = least(&top, unified, unified_limit);
+        let old = ["cpu", "cpu,cpuacct"].iter().filter_map(|name| least(&top.join(name), old, old_limit)).min();
+        [unified, old].into_iter().flatten().min()
+    }
+}
+
+/// The least limit of `group` and the groups above it, below `top`.
+fn least(top: &Path, group: &str, limit: fn(&Path) -> Option<u64>) -> Option<u64> {
+    let names = Path::new(group).components().filter(|part| matches!(part, Component::Normal(_))).take(MAX_GROUPS);
+    let mut at = PathBuf::from(top);
+    let mut limits = vec![limit(&at)];
+    for name in names {
+        at.push(name);
+        limits.push(limit(&at));
+    }
+    limits.into_iter().flatten().min()
+}
+
+/// `200000 100000` is two CPUs; `max 100000` is no limit.
+fn unified_limit(group: &Path) -> Option<u64> {
+    let text = read_text(&group.join("cpu.max"))?;
+    let mut words = text.split_whitespace();
+    millis(words.next()?.parse().ok()?, words.next()?.parse().ok()?)
+}
+
+fn old_limit(group: &Path) -> Option<u64> {
+    // A quota of -1 is no limit, and no number here.
+    millis(read_number(&group.join("cpu.cfs_quota_us"))?, read_number(&group.join("cpu.cfs_period_us"))?)
+}
+
+fn millis(quota_us: u64, period_us: u64) -> Option<u64> {
+    quota_us.checked_mul(1_000)?.checked_div(period_us).filter(|&limit| limit > 0)
+}
