@@ -25,11 +25,8 @@ use kvplane_topology::{PlanRequest, ShardPlan, plan};
 
 use crate::error::Error;
 use crate::link::{Control, ControlLink, seed, software};
-<<<<<<< HEAD
-use crate::ssd::{SsdConfig, Ssds};
-=======
 use crate::machine::{discover_machine, scheduler_affinity};
->>>>>>> main
+use crate::ssd::{SsdConfig, Ssds};
 
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;

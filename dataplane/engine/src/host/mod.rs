@@ -271,17 +271,9 @@ impl Host {
         progress |= self.take_tcp();
         progress |= self.take_shm();
         progress |= self.take_files()?;
+        progress |= self.drive_tier(self.now_ns)?;
         progress |= self.take_stock_lanes();
         let now_ns = self.now_ns;
-<<<<<<< HEAD
-        let mut progress = self.take_events(now_ns);
-        progress |= self.take_tcp(now_ns);
-        progress |= self.take_shm(now_ns);
-        progress |= self.take_files(now_ns)?;
-        progress |= self.drive_tier(now_ns)?;
-        progress |= self.take_stock_lanes(now_ns);
-=======
->>>>>>> main
         progress |= self.serve_stock(now_ns);
         self.run_timers(now_ns);
         if self.same_host.is_waiting() {
