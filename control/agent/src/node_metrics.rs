@@ -39,12 +39,16 @@ const GAUGES: [Number; 6] = [
 ];
 
 /// Of shards with an SSD only.
-const TIER_COUNTERS: [Number; 24] = [
+const TIER_COUNTERS: [Number; 26] = [
     ("kvplane_tier_hits_total", "Gets answered from the SSD.", |one| tier(one).counters.hits),
     ("kvplane_tier_hit_bytes_total", "Bytes of objects read from the SSD.", |one| tier(one).stats.hit_bytes),
     ("kvplane_tier_misses_total", "Gets that found a damaged or removed object.", |one| tier(one).counters.misses),
     ("kvplane_tier_reads_shared_total", "Gets that joined a read.", |one| tier(one).counters.reads_shared),
     ("kvplane_tier_promotions_total", "Objects kept in memory after a read.", |one| tier(one).counters.promotions),
+    ("kvplane_tier_prefetches_total", "Objects read ahead.", |one| tier(one).counters.prefetches),
+    ("kvplane_tier_prefetches_used_total", "Objects read ahead and then asked for.", |one| {
+        tier(one).counters.prefetches_used
+    }),
     ("kvplane_tier_writes_total", "Objects given to the SSD.", |one| tier(one).counters.writes),
     ("kvplane_tier_write_bytes_total", "Bytes of them.", |one| tier(one).counters.write_bytes),
     ("kvplane_tier_writes_skipped_total", "Objects not written for want of room.", |one| {

@@ -35,11 +35,16 @@ impl Service {
         };
         let start = self.bytes.len();
         let count = items.len();
-        if let Some(store) = &self.store {
-            let there = |item: DigestItem| store.exists(item.digest) || self.on_ssd(item.digest).is_some();
-            let bits: Vec<bool> = items.map(there).collect();
-            Bitmap::encode(bits, &mut self.bytes);
+        let mut bits = Vec::with_capacity(count);
+        for item in items {
+            let here = self.store.as_ref().is_some_and(|store| store.exists(item.digest));
+            let view = if here { None } else { self.on_ssd(item.digest) };
+            if let Some(view) = &view {
+                self.prefetch(view);
+            }
+            bits.push(here || view.is_some());
         }
+        Bitmap::encode(bits, &mut self.bytes);
         self.answer_items(peer, Operation::Exists, header, start, count);
         Ok(PayloadTo::Discard)
     }

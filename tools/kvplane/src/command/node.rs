@@ -83,6 +83,10 @@ struct Ssd {
     /// How much of the memory may be held by objects that wait to be written, in percent.
     #[arg(long = "ssd-backlog", default_value_t = 25, value_parser = clap::value_parser!(u8).range(1..=75))]
     backlog: u8,
+    /// How much of the memory may be filled by objects that are read from the SSD because somebody asked whether they
+    /// exist, in percent; 0 reads nothing ahead.
+    #[arg(long = "ssd-prefetch", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=50))]
+    prefetch: u8,
 }
 
 /// When objects are written.
@@ -122,6 +126,7 @@ impl Ssd {
             },
             promote_times: self.promote,
             backlog_percent: self.backlog,
+            prefetch_percent: self.prefetch,
         }
     }
 }

@@ -274,6 +274,28 @@ fn what_nobody_asks_for_again_is_not_written_where_that_is_wanted() {
 }
 
 #[test]
+fn what_somebody_asks_about_is_read_ahead_where_that_is_wanted() {
+    let bed = Bed::new("ahead", &["--ssd-ack", "buffered", "--ssd-prefetch", "40"]);
+    let mut dev = bed.start();
+    let mut client = bed.client(Way::Tcp);
+    for key in 0..16 {
+        client.put(name(key).as_bytes(), &value(key)).unwrap();
+    }
+    drop(client);
+    dev.kill();
+    let dev = bed.start();
+    recovered(&dev);
+    let mut client = bed.client(Way::Shm);
+    let names: Vec<String> = (0..16).map(name).collect();
+    assert!(client.batch_exists(&names).unwrap().into_iter().all(|there| there));
+    let read = wait_until(|| (counted(&dev, "kvplane_shard_objects") == 16.0).then_some(()));
+    assert!(read.is_some(), "all are in memory");
+    assert!((0..16).all(|key| is_there(&mut client, key)));
+    assert_eq!(counted(&dev, "kvplane_tier_prefetches_used_total"), 16.0);
+    assert_eq!(counted(&dev, "kvplane_tier_hits_total"), 0.0, "nobody waited for the SSD");
+}
+
+#[test]
 fn a_device_is_one_nodes_and_says_so() {
     let bed = Bed::new("owner", &[]);
     let ssd = bed.place.path("ssd");

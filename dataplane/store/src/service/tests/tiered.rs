@@ -247,6 +247,7 @@ impl World {
                 let request = self.ask(Operation::Remove, &digests([key]));
                 self.asked.insert(request, Asked::Remove { key });
             }
+            5 => drop(self.ask(Operation::Exists, &digests([key]))),
             _ => {
                 let request = self.next_request();
                 let item = GetItem { digest: digest(key), request, capacity_bytes: u64::MAX };
@@ -388,7 +389,7 @@ fn policies() -> [TierPolicy; 4] {
         buffered,
         TierPolicy { ack: PutAck::Durable, promote_times: 3, ..buffered },
         TierPolicy { write: WritePolicy::Back { within_ns: 50_000_000 }, ack: PutAck::Memory, ..buffered },
-        TierPolicy { backlog_percent: 60, promote_times: 15, ..buffered },
+        TierPolicy { backlog_percent: 60, promote_times: 15, prefetch_percent: 40, ..buffered },
     ]
 }
 

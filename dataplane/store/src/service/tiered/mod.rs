@@ -14,6 +14,7 @@
 
 mod deferred;
 mod policy;
+mod prefetch;
 mod reads;
 mod stats;
 mod sweep;
@@ -34,6 +35,7 @@ pub(super) use reads::Waiter;
 
 use deferred::{Deferred, Slot};
 use policy::Frequency;
+use prefetch::Prefetched;
 use sweep::Sweep;
 
 /// The most removals that wait to be written.
@@ -97,6 +99,7 @@ pub(super) struct Tiered {
     held_bytes: u64,
     deferred: BTreeMap<u64, Deferred>,
     sweep: Sweep,
+    prefetched: Prefetched,
     recovered: Option<RecoveryReport>,
     /// Nothing waits any longer than it must.
     closing: bool,
@@ -125,6 +128,7 @@ impl Tiered {
             held_bytes: 0,
             deferred: BTreeMap::new(),
             sweep: Sweep::new(),
+            prefetched: Prefetched::new(pool_bytes / 100 * u64::from(policy.prefetch_percent)),
             recovered: None,
             closing: false,
             notices: VecDeque::new(),
@@ -150,7 +154,7 @@ impl Tiered {
             WritePolicy::Back { within_ns } => self.dirty.front().map(|held| held.since_ns.saturating_add(within_ns)),
             _ => None,
         };
-        [self.tier.poll_timeout(), dirty].into_iter().flatten().min()
+        [self.tier.poll_timeout(), dirty, self.prefetched.poll_timeout()].into_iter().flatten().min()
     }
 }
 
@@ -172,6 +176,7 @@ impl Service {
             return false;
         }
         self.now_ns = now_ns;
+        self.expire_prefetched();
         let mut progress = self.sweep_tier();
         progress |= self.give_removals(memory);
         progress |= self.give_writes(memory);

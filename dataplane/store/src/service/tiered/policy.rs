@@ -44,11 +44,20 @@ pub struct TierPolicy {
     /// How much of the pool may be held for objects that wait to be written, in percent. Beyond it, puts that must be
     /// written are refused as busy; others are not written.
     pub backlog_percent: u8,
+    /// How much of the pool may be filled by objects that are read ahead because somebody asked whether they exist, in
+    /// percent. 0: nothing is read ahead.
+    pub prefetch_percent: u8,
 }
 
 impl Default for TierPolicy {
     fn default() -> Self {
-        Self { write: WritePolicy::Through, ack: PutAck::Memory, promote_times: 1, backlog_percent: 25 }
+        Self {
+            write: WritePolicy::Through,
+            ack: PutAck::Memory,
+            promote_times: 1,
+            backlog_percent: 25,
+            prefetch_percent: 0,
+        }
     }
 }
 

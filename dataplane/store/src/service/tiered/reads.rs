@@ -27,8 +27,9 @@ pub(in crate::service) enum Waiter {
 impl Service {
     /// Begins to read an object from the SSD, or joins who reads it already.
     pub(in crate::service) fn read_from_ssd(&mut self, view: &RecordView, waiter: Waiter) -> Result<(), Status> {
-        let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return Err(Status::NotFound) };
         let digest = view.digest;
+        self.use_prefetched(digest);
+        let Some(tiered) = &mut self.tiered else { return Err(Status::NotFound) };
         tiered.frequency.see(digest);
         if let Some(token) = tiered.reading.get(&digest)
             && let Some(Call::Read { waiters, version, .. }) = tiered.calls.get_mut(token)
@@ -41,6 +42,18 @@ impl Service {
             tiered.counters.reads_shared += 1;
             return Ok(());
         }
+        self.begin_read(view, Priority::Get, Some(waiter))
+    }
+
+    /// Begins to read an object that nobody reads yet.
+    pub(super) fn begin_read(
+        &mut self,
+        view: &RecordView,
+        priority: Priority,
+        waiter: Option<Waiter>,
+    ) -> Result<(), Status> {
+        let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return Err(Status::NotFound) };
+        let digest = view.digest;
         // What is in the way goes sooner or later: pins and puts have deadlines.
         let (reservation, extent) =
             store.reserve(digest, view.payload_bytes.into()).map_err(|error| match reserve_status(error) {
@@ -49,14 +62,14 @@ impl Service {
             })?;
         let destination = Span::pool(extent.offset, view.payload_bytes);
         let token = Token(tiered.next_call + 1);
-        if let Err(error) = tiered.tier.get(&Get { digest, destination, priority: Priority::Get, token }) {
+        if let Err(error) = tiered.tier.get(&Get { digest, destination, priority, token }) {
             store.abort(reservation).expect("a reservation that was just made");
             return Err(match error {
                 GetError::Busy => Status::Busy,
                 _ => Status::NotFound,
             });
         }
-        tiered.call(Call::Read { digest, version: view.version, reservation, waiters: vec![waiter] });
+        tiered.call(Call::Read { digest, version: view.version, reservation, waiters: waiter.into_iter().collect() });
         tiered.reading.insert(digest, token.0);
         Ok(())
     }
@@ -74,6 +87,7 @@ impl Service {
         let restored = match found {
             Some((version, checksum)) => store.restore(reservation, checksum, version).is_ok(),
             None => {
+                tiered.prefetched.take(digest);
                 tiered.counters.misses += waiters.len() as u64;
                 store.abort(reservation).expect("a reservation of our own");
                 false
@@ -93,6 +107,10 @@ impl Service {
     fn promote_or_drop(&mut self, digest: Digest, restored: bool) {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
         if !restored {
+            return;
+        }
+        // What was read ahead waits for whoever wants it.
+        if tiered.prefetched.has(digest) {
             return;
         }
         if tiered.frequency.estimate(digest) >= tiered.policy.promote_times {

@@ -19,6 +19,12 @@ pub struct TierCounters {
     pub promotions: u64,
     /// Objects that did not.
     pub passed_through: u64,
+    /// Objects read ahead.
+    pub prefetches: u64,
+    /// Of those, asked for afterwards.
+    pub prefetches_used: u64,
+    /// Objects not read ahead for want of room.
+    pub prefetch_refusals: u64,
     /// Objects given to the tier.
     pub writes: u64,
     /// Their bytes.

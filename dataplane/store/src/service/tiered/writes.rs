@@ -74,6 +74,7 @@ impl Service {
 
     /// An object in memory was asked for: by now it may be worth being written.
     pub(in crate::service) fn asked_for(&mut self, digest: Digest) {
+        self.use_prefetched(digest);
         let Some(tiered) = &mut self.tiered else { return };
         let seen = tiered.frequency.see(digest);
         let wanted = match tiered.policy.write {
