@@ -289,3 +289,19 @@ fn an_operation_outside_the_part_is_refused() {
     assert!(bed.nvme.take_problem().expect("it is said").contains("outside a part"));
     assert!(bed.nvme.end(Duration::from_secs(10)));
 }
+
+#[test]
+fn errors_of_the_kernel_are_told_apart_by_what_follows_from_them() {
+    use kvplane_sys::errno;
+    for (error, fault) in [
+        (errno::ENOSPC, Fault::NoSpace),
+        (errno::EDQUOT, Fault::NoSpace),
+        (errno::EROFS, Fault::ReadOnly),
+        (errno::EBADF, Fault::ReadOnly),
+        (errno::ENODEV, Fault::Gone),
+        (errno::EAGAIN, Fault::Io),
+        (errno::EOPNOTSUPP, Fault::Io),
+    ] {
+        assert_eq!(fault_of(&io::Error::from_raw_os_error(error)), fault, "{error}");
+    }
+}
