@@ -10,6 +10,7 @@
 //!
 //! Thread affinity: none; one thread at a time, whichever waits.
 
+mod config;
 mod copies;
 mod files;
 mod inbound;
@@ -27,15 +28,14 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use config::{HostConfig, HostCounters};
 use copies::BYTES_PER_CLOCK;
 use kvplane_proto::client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
-use kvplane_transport::mooncake::{LaneCounters, Lanes, Server, ServerCounters, ServerOptions};
-use kvplane_transport::{
-    ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token, ZeroCopyCounters, ZeroCopyOptions,
-};
+use kvplane_transport::mooncake::{LaneCounters, Lanes, Server, ServerCounters};
+use kvplane_transport::{ConnectionId, Event, Fault, FaultCounters, Shm, Source, Token};
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
 use tier::TierWork;
@@ -58,54 +58,6 @@ const PARK_LONGEST: Duration = Duration::from_millis(500);
 /// for in vain.
 const PARK_WAITING: Duration = Duration::from_micros(100);
 const PARK_WAITING_LONG: Duration = Duration::from_millis(10);
-
-/// Settings of a host.
-#[derive(Clone, Debug)]
-pub struct HostConfig {
-    /// Whether copies over shared memory are summed up and checked.
-    pub verify_shared: bool,
-    /// Faults to make on TCP connections, for drills and tests.
-    pub fault: Option<FaultPlan>,
-    /// Limits of what stock Mooncake engines may ask.
-    pub mooncake: ServerOptions,
-    /// Which payloads leave over TCP without a copy.
-    pub zero_copy: ZeroCopyOptions,
-    /// The SSD under the service's store.
-    pub tier: Option<TierSetup>,
-}
-
-impl Default for HostConfig {
-    fn default() -> Self {
-        Self {
-            verify_shared: true,
-            fault: None,
-            mooncake: ServerOptions::default(),
-            zero_copy: ZeroCopyOptions::default(),
-            tier: None,
-        }
-    }
-}
-
-/// What a host counted.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct HostCounters {
-    /// Rounds that did something.
-    pub busy_rounds: u64,
-    /// Parks.
-    pub parks: u64,
-    /// Frames that broke the protocol, ours or a peer's view of it.
-    pub broken: u64,
-    /// Connections accepted.
-    pub accepted: u64,
-    /// Segments' bytes that this host copied through mappings of its peers' memory.
-    pub map_bytes: u64,
-    /// The same by the kernel, between processes.
-    pub cma_bytes: u64,
-    /// The same within this process.
-    pub local_bytes: u64,
-    /// Payloads that left over TCP without a copy, or should have.
-    pub zero_copy: ZeroCopyCounters,
-}
 
 /// One part of the dataplane.
 pub struct Host {

@@ -1,5 +1,5 @@
-//! A service with an SSD, driven at random against what its callers were told: restarts with operations half done, slots
-//! that come and go, and a device that fails.
+//! A service with an SSD, driven at random against what its callers were told: restarts with operations half done,
+//! slots that come and go, and a device that fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 
