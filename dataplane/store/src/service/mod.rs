@@ -18,6 +18,7 @@ mod ranges;
 mod segments;
 mod session;
 mod shared;
+mod tiered;
 mod types;
 
 #[cfg(test)]
@@ -32,6 +33,7 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{Digest, Limits, Status};
 use segments::SegmentTable;
 use session::{Pending, Session};
+pub use tiered::{PutAck, TierCounters, TierPolicy, TierSnapshot, WritePolicy};
 pub use types::{
     CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo,
     ServiceCounters,
@@ -48,6 +50,10 @@ pub struct Service {
     /// One bit for each slot that this shard owns.
     owned: Box<[u64; SLOTS / 64]>,
     store: Option<Store>,
+    /// The SSD under the store.
+    tiered: Option<Box<tiered::Tiered>>,
+    /// Whether anything was ever owned in this life.
+    ever_owned: bool,
     segments: SegmentTable,
     sessions: Vec<Option<Session>>,
     outputs: VecDeque<Output>,
@@ -86,6 +92,8 @@ impl Service {
             asker_epoch: Epoch(0),
             owned: Box::new([0; SLOTS / 64]),
             store,
+            tiered: None,
+            ever_owned: false,
             segments: SegmentTable::new((life ^ life >> 32) as u32),
             sessions: Vec::new(),
             outputs: VecDeque::new(),
@@ -114,11 +122,18 @@ impl Service {
             self.counters.dropped_objects += store.remove_all();
         }
         let mut lost = false;
+        // What the SSD has from an earlier life counts as owned until the first map that gives this shard anything.
+        let first = !self.ever_owned && (0..SLOTS).any(|slot| owned(slot as u16));
+        let untrusted = missed && self.ever_owned;
+        self.ever_owned |= first;
         for slot in 0..SLOTS {
             let (word, bit) = (slot / 64, 1u64 << (slot % 64));
             let had = self.owned[word] & bit != 0;
             let has = owned(slot as u16);
             lost |= had && !has;
+            if untrusted || (had || first) && !has {
+                self.slot_left(slot);
+            }
             self.owned[word] = if has { self.owned[word] | bit } else { self.owned[word] & !bit };
         }
         if let (true, Some(store)) = (lost, &mut self.store) {
@@ -172,7 +187,7 @@ impl Service {
     /// When [`Self::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        [self.greeting.next_ns(), self.put_deadlines.next_ns()].into_iter().flatten().min()
+        [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.tier_timeout()].into_iter().flatten().min()
     }
 
     /// What happened so far.

@@ -11,3 +11,4 @@ mod ranges;
 mod rig;
 mod segments;
 mod shared;
+mod tiered;
