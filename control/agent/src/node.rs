@@ -215,21 +215,7 @@ fn start_shards(
     let machine = discover_machine()?;
     let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
     let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;
-    if pool_bytes < POOL_LEAST_BYTES {
-        return Err(Error::Argument(format!(
-            "a pool of {} bytes over {} shards gives less than {POOL_LEAST_BYTES} bytes to each",
-            config.pool_bytes,
-            layout.shards.len()
-        )));
-    }
-    if config.port != 0 && usize::from(u16::MAX - config.port) < layout.shards.len() - 1 {
-        return Err(Error::Argument(format!(
-            "{} shards from port {} on would need ports above {}: choose a lower port",
-            layout.shards.len(),
-            config.port,
-            u16::MAX
-        )));
-    }
+    check_layout(config, &layout, pool_bytes)?;
     let pacing = config.pacing.unwrap_or(if layout.must_park_at_once() { Pacing::Park } else { Pacing::default() });
     let directory = match &config.runtime_directory {
         Some(path) => RuntimeDirectory::at(path),
@@ -279,6 +265,26 @@ fn start_shards(
         Err(why) => format!("no RDMA: {why}"),
     });
     Ok((shards, notes))
+}
+
+/// Whether every shard gets memory enough, and a port.
+fn check_layout(config: &NodeConfig, layout: &ShardPlan, pool_bytes: u64) -> Result<(), Error> {
+    if pool_bytes < POOL_LEAST_BYTES {
+        return Err(Error::Argument(format!(
+            "a pool of {} bytes over {} shards gives less than {POOL_LEAST_BYTES} bytes to each",
+            config.pool_bytes,
+            layout.shards.len()
+        )));
+    }
+    if config.port != 0 && usize::from(u16::MAX - config.port) < layout.shards.len() - 1 {
+        return Err(Error::Argument(format!(
+            "{} shards from port {} on would need ports above {}: choose a lower port",
+            layout.shards.len(),
+            config.port,
+            u16::MAX
+        )));
+    }
+    Ok(())
 }
 
 /// How the shards were laid out, for logs.
