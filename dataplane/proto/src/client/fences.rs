@@ -14,7 +14,9 @@ use std::collections::VecDeque;
 
 use super::Client;
 use super::lane::Endpoint;
-use super::types::{LaneId, PeerId};
+use super::path::Path;
+use super::table::SliceState;
+use super::types::{LaneId, PeerId, Request};
 use crate::frame::Header;
 use crate::ids::RequestId;
 use crate::limits::Limits;
@@ -53,11 +55,16 @@ impl Client {
     /// A lane ends: its peer is to be told, if it may still carry out something. Before its slices leave it.
     pub(super) fn note_fence(&mut self, lane: u32) {
         let entry = &self.lanes[lane as usize];
-        let (greeted, id, peer) = (entry.path.is_greeted(), entry.id(lane), entry.peer.0 as usize);
+        let (path, id, peer) = (entry.path, entry.id(lane), entry.peer.0 as usize);
+        let greeted = path.is_greeted();
         let unanswered = |client: &mut Self| {
             client.slices_on(lane).into_iter().any(|index| {
-                let wire = client.slices.peek(index).wire;
-                client.wires.get(wire.index, wire.generation).is_some_and(|wire| is_change(wire.operation))
+                let slice = client.slices.peek(index);
+                // What a device of ours was told to write may still be on the network.
+                let copied = path == Path::Rdma && slice.state == SliceState::Copying;
+                let wire = client.wires.get(slice.wire.index, slice.wire.generation);
+                copied && matches!(slice.request, Request::Write(..))
+                    || wire.is_some_and(|wire| is_change(wire.operation))
             })
         };
         if greeted && unanswered(self) {

@@ -151,3 +151,38 @@ fn the_memory_of_answers_is_known_while_they_are_awaited() {
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
     assert_eq!(rig.client.answer_memory(request), None);
 }
+
+/// What a device was told to write may still be on the network when its lane ends; what it was told to read changes
+/// nothing at the peer.
+#[test]
+fn a_lane_that_ends_under_a_device_s_write_is_fenced_before_anything_more_is_asked() {
+    for write in [false, true] {
+        let mut rig = Rig::new(config(1), 1);
+        let peer = rig.segment_peer(false);
+        let (target, memory) = (at(peer, 0), local(0, 0, 100));
+        let batch = rig.submit(&[if write { Request::Write(target, memory) } else { Request::Read(target, memory) }]);
+        let (mut under_way, mut sent) = (None, Vec::new());
+        loop {
+            let seen = rig.drain();
+            if seen.is_empty() {
+                break;
+            }
+            for seen in seen {
+                match seen {
+                    Seen::Copy { lane, .. } if under_way.is_none() => {
+                        under_way = Some(lane);
+                        rig.lose(lane);
+                        rig.now_ns += SECOND_NS / 10;
+                        rig.client.handle_timeout(rig.now_ns);
+                        continue;
+                    }
+                    Seen::Frame(ref frame) if under_way.is_some() => sent.push(frame.operation()),
+                    _ => {}
+                }
+                rig.act(seen);
+            }
+        }
+        assert_eq!(sent.contains(&Operation::Fence), write, "{sent:?}");
+        assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    }
+}
