@@ -189,6 +189,7 @@ mod tests {
             ("MC_HANDSHAKE_CONNECT_TIMEOUT", "2"),
             ("MC_TCP_BIND_ADDRESS", "::1"),
             ("MC_METADATA_CLUSTER_ID", "blue"),
+            ("MC_TE_FILTERS", "mlx5_1, mlx5_0,"),
             ("MC_REDIS_PASSWORD", "hush"),
             ("MC_REDIS_DB_INDEX", "3"),
         ])
@@ -196,6 +197,7 @@ mod tests {
         assert_eq!(settings.ports, 20_000..=20_001);
         assert_eq!((settings.max_message_bytes, settings.call_timeout), (2 << 20, Duration::from_secs(2)));
         assert_eq!(settings.bind, Some("::1".parse().expect("an address")));
+        assert_eq!(settings.device_filters, ["mlx5_1", "mlx5_0"]);
         assert_eq!((settings.cluster.as_str(), settings.redis_database), ("blue", 3));
         assert!(!format!("{settings:?}").contains("hush"));
     }

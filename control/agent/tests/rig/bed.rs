@@ -1,5 +1,6 @@
 //! What the machine has, and an engine with memory whose bytes say where they belong.
 
+use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +29,12 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Pulls the cable of the first NIC (`down`), or puts it in again (`up`).
+pub(crate) fn cable(state: &str) {
+    let status = Command::new("ip").args(["link", "set", "sw0", state]).status().unwrap();
+    assert!(status.success(), "ip link set sw0 {state}: {status}");
+}
+
 /// Settings of an engine that neither spins nor meets those of other tests.
 pub(crate) fn config() -> TransferEngineConfig {
     let directory = std::env::temp_dir().join(format!("kvplane-rig-{}", std::process::id()));
@@ -40,10 +47,21 @@ pub(crate) fn config() -> TransferEngineConfig {
     }
 }
 
-/// The byte that a seed puts at a place.
-pub(crate) fn byte(seed: u64, at: u64) -> u8 {
+/// The eight bytes that a seed puts around a place.
+fn word(seed: u64, at: u64) -> [u8; 8] {
     let mixed = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed ^ (mixed >> 29)).to_le_bytes()[(at % 8) as usize]
+    (mixed ^ (mixed >> 29)).to_le_bytes()
+}
+
+/// Cuts what lies from `at` on where words begin: the place in its word, and the length.
+fn words(at: u64, bytes: usize) -> impl Iterator<Item = (core::ops::Range<usize>, u64, usize)> {
+    let mut next = 0;
+    core::iter::from_fn(move || {
+        let (start, place) = (next, at + next as u64);
+        let inside = (place % 8) as usize;
+        next = (start + 8 - inside).min(bytes);
+        (start < bytes).then_some((start..next, place, inside))
+    })
 }
 
 /// Memory on a node, or where the kernel likes.
@@ -74,8 +92,8 @@ impl Side {
     /// Puts what belongs at `place` of something else at the same place of our memory, less `base`.
     pub(crate) fn fill(&self, base: u64, place: u64, bytes: usize, seed: u64) {
         self.region.fill_with((place - base) as usize, bytes, &mut |at, part| {
-            for (index, out) in part.iter_mut().enumerate() {
-                *out = byte(seed, place + at + index as u64);
+            for (range, place, inside) in words(place + at, part.len()) {
+                part[range.clone()].copy_from_slice(&word(seed, place)[inside..][..range.len()]);
             }
         });
     }
@@ -83,9 +101,9 @@ impl Side {
     /// Panics at the first byte that does not belong there.
     pub(crate) fn check(&self, base: u64, place: u64, bytes: usize, seed: u64) {
         self.region.read_with((place - base) as usize, bytes, &mut |at, part| {
-            for (index, &found) in part.iter().enumerate() {
-                let at = place + at + index as u64;
-                assert_eq!(found, byte(seed, at), "byte {at} of {bytes} from {place}, seed {seed:#x}");
+            for (range, at, inside) in words(place + at, part.len()) {
+                let right = &word(seed, at)[inside..][..range.len()];
+                assert_eq!(&part[range], right, "byte {at} of {bytes} from {place}, seed {seed:#x}");
             }
         });
     }

@@ -327,3 +327,25 @@ fn a_histogram_keeps_times_within_a_quarter() {
     assert_eq!(times.sum_ns(), u64::MAX, "sums do not wrap");
     assert!(times.quantile_ns(0.5) >= 43_000 && times.quantile_ns(0.5) < 54_000);
 }
+
+#[test]
+fn a_latency_that_was_learned_at_a_bad_moment_is_forgotten() {
+    let mut rail = Rail::new(1_000_000_000, 0);
+    let mut now_ns = 1_000;
+    let small = |rail: &mut Rail, took_ns: u64, now_ns: &mut u64| {
+        rail.book(4096, true, *now_ns);
+        rail.unbook(4096, true);
+        rail.done(4096, true, *now_ns, *now_ns + took_ns);
+        *now_ns += took_ns;
+    };
+    small(&mut rail, 20_004_096, &mut now_ns);
+    assert!(rail.predict_ns(4096, true, now_ns) > 20e6);
+    // As long as it is in use, that is what is known of it.
+    rail.book(4096, true, now_ns);
+    assert!(rail.predict_ns(4096, true, now_ns + 5_000_000_000) > 20e6);
+    rail.unbook(4096, true);
+    now_ns += 1_000_000_000;
+    assert!(rail.predict_ns(4096, true, now_ns) < 30e3, "{}", rail.predict_ns(4096, true, now_ns));
+    small(&mut rail, 14_096, &mut now_ns);
+    assert!(rail.rate().latency_ns() < 20e3, "{}", rail.rate().latency_ns());
+}

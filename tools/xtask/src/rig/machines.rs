@@ -42,7 +42,7 @@ pub const ALL: [Machine; 5] = [
             "--mem",
             "2560",
             "--rxe",
-            "2",
+            "4",
             "--nvme",
             "2:64",
             "--cxl",
