@@ -50,6 +50,7 @@ impl Rdma {
                         } else if let Some(index) = link
                             && let Some(link) = self.links[index as usize].as_mut()
                         {
+                            self.books.counters.signalled += 1;
                             link.queue_pair.retire(&completion, |one| retired.push((index, one)));
                         }
                     }

@@ -106,6 +106,8 @@ pub struct RdmaCounters {
     pub requests: u64,
     /// Times that requests were handed over.
     pub doorbells: u64,
+    /// Completions of requests that devices announced: of one, and all before it on its connection.
+    pub signalled: u64,
     /// Payload bytes written to where peers wanted their answers.
     pub pushed_bytes: u64,
     /// Payload bytes that went through bounce buffers.
