@@ -125,18 +125,15 @@ impl Stream {
         let before = *self.asking.rdma.counters();
         let start = Instant::now();
         let (mut submitted, mut done) = (0, 0);
-        let mut free: Vec<usize> = (0..BATCH).collect();
         while done < slices {
-            while submitted < slices
-                && let Some(place) = free.pop()
-            {
-                self.submit(place);
+            while submitted < slices.min(done + BATCH as u64) {
+                // Copies of a connection end in order.
+                self.submit(submitted as usize % BATCH);
                 submitted += 1;
             }
             self.asking.round();
-            while let Some((_, token, outcome)) = self.asking.rdma.poll_copied() {
+            while let Some((_, _, outcome)) = self.asking.rdma.poll_copied() {
                 outcome.map_err(|status| format!("slice {done}: {status}"))?;
-                free.push(token as usize);
                 done += 1;
             }
         }

@@ -9,6 +9,7 @@ use kvplane_sys::verbs::QueuePair;
 
 use super::credits::Credits;
 use super::endpoints::EndpointId;
+use super::mixing::MixedMap;
 use super::wire::{Envelope, Place, SegmentKey};
 use crate::types::{Gone, Outgoing, Pieces};
 
@@ -215,7 +216,7 @@ pub(super) struct Link {
     /// What the next frame offers.
     pub(super) offering: Vec<Place>,
     // Copies.
-    pub(super) keys: HashMap<SegmentId, KeyState>,
+    pub(super) keys: MixedMap<SegmentId, KeyState>,
     /// Segments whose keys the peer has from us.
     pub(super) told: HashSet<SegmentId>,
     pub(super) waiting: VecDeque<Copy>,
@@ -259,7 +260,7 @@ impl Link {
             sending: None,
             lent: slab::Slab::new(),
             offering: Vec::new(),
-            keys: HashMap::new(),
+            keys: MixedMap::default(),
             told: HashSet::new(),
             waiting: VecDeque::new(),
             posted: slab::Slab::new(),
