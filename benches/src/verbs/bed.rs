@@ -14,8 +14,8 @@ use crate::Failure;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The segment that is written.
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
-/// Slices submitted at a time, each to a place of its own: what a batch of Mooncake's has at most.
-const BATCH: usize = 128;
+/// Slices under way, each to a place of its own: as many as a connection takes beside its messages.
+const BATCH: usize = 120;
 
 /// One end.
 pub(super) struct End {

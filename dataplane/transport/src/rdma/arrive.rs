@@ -100,7 +100,7 @@ impl Rdma {
                 }
             }
             Work::Pull => link.fetched(success, nic),
-            Work::Copy(copy) => link.copy_over(id, copy, status, &mut self.books),
+            Work::Copy => link.copy_over(id, status, &mut self.books),
         }
         if !success && link.state == State::Open {
             let why = describe(nic.context.name(), status);
@@ -247,7 +247,7 @@ impl Link {
         let (queue_pair, posted) = (&mut self.queue_pair, &mut self.posted);
         queue_pair.retire(completion, |one| {
             let copy = match Work::from_bits(one.token) {
-                Work::Copy(index) if one.status == Status::Success => Self::copy_succeeded(posted, index),
+                Work::Copy if one.status == Status::Success => Self::copy_succeeded(posted),
                 _ => None,
             };
             each(copy.map_or(Over::Work(one), Over::Copy));
@@ -270,6 +270,7 @@ impl Link {
         // What was not asked for is of no use.
         if let Some(state) = self.keys.get_mut(&segment) {
             *state = KeyState::Known(key);
+            self.last_key = None;
         }
     }
 }

@@ -4,13 +4,12 @@
 //! generation. Copies of a connection start in order; a copy is over when the device says so, or holds nothing of it
 //! any more. The owner of a segment ends access by deregistering it: the device refuses what comes later.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use kvplane_proto::{Limits, SegmentId, Status as Outcome};
 use kvplane_sys::verbs::{MemoryRegion, Operation, Payload, Refusal, Remote, Request, Status};
 use kvplane_sys::{IoBuf, Region};
-use slab::Slab;
 
 use super::link::{Control, Copy, KeyState, Link, Posted, State, Work};
 use super::memory::access;
@@ -111,7 +110,6 @@ impl Rdma {
             books.copied.push_back((id, token, Err(Outcome::Busy)));
             return;
         }
-        nic.endpoints.touch(link.endpoint);
         let copy = Copy { token, segment, offset, local, write };
         let posted = if link.waiting.is_empty() { link.post_copy(id, &copy, nic, books) } else { Ok(false) };
         match posted {
@@ -155,13 +153,12 @@ impl Link {
     /// Posts a copy, or says why it cannot be. False when it must wait for its key or for room in the queue.
     #[inline]
     fn post_copy(&mut self, id: ConnectionId, copy: &Copy, nic: &mut Nic, books: &mut Books) -> Result<bool, Gone> {
-        let key = match self.keys.get(&copy.segment) {
-            Some(KeyState::Known(key)) => key,
-            Some(KeyState::Asked) => return Ok(false),
-            None => {
-                self.ask_key(copy.segment);
-                return Ok(false);
-            }
+        let key = match &self.last_key {
+            Some((segment, key)) if *segment == copy.segment => *key,
+            _ => match self.find_key(copy.segment) {
+                Some(key) => key,
+                None => return Ok(false),
+            },
         };
         let bytes = copy.local.bytes() as u64;
         let requests = if bytes <= REQUEST_BYTES { 1 } else { bytes.div_ceil(REQUEST_BYTES) };
@@ -169,7 +166,7 @@ impl Link {
         if self.queue_pair.room() < ROOM_FOR_MESSAGES + requests.min(most) as usize {
             return Ok(false);
         }
-        let memory = match check(copy, key, nic, requests <= most) {
+        let memory = match check(copy, &key, nic, requests <= most) {
             Ok(memory) => memory,
             Err(status) => {
                 books.copied.push_back((id, copy.token, Err(status)));
@@ -177,50 +174,68 @@ impl Link {
             }
         };
         let posted = Posted { token: copy.token, segment: copy.segment, left: requests as u32, failed: None };
-        let index = self.posted.insert(posted);
-        let work = Work::Copy(index as u32).to_bits();
+        self.posted.push_back(posted);
+        let work = Work::Copy.to_bits();
         let address = key.address + copy.offset;
         let mut at = 0;
         for _ in 0..requests {
             let part = (bytes - at).min(REQUEST_BYTES) as u32;
             let remote = Remote { address: address + at, key: key.key };
             let operation = if copy.write { Operation::Write { to: remote } } else { Operation::Read { from: remote } };
-            let piece = memory.piece(copy.local.offset() + at as usize, part);
-            let pushed =
-                piece.map(|piece| self.queue_pair.push(&Request::new(work, operation, Payload::Pieces(&[piece]))));
-            if !matches!(pushed, Some(Ok(()))) {
-                // Whoever asked is told by the caller, and once.
-                self.posted.remove(index);
-                return Err(refused(pushed.and_then(Result::err)));
+            let Some(piece) = memory.piece(copy.local.offset() + at as usize, part) else {
+                return Err(self.refused(None));
+            };
+            let pieces = [piece];
+            if let Err(refusal) = self.queue_pair.push(&Request::new(work, operation, Payload::Pieces(&pieces))) {
+                return Err(self.refused(Some(refusal)));
             }
             at += u64::from(part);
         }
         Ok(true)
     }
 
+    /// The copy that was to be posted was refused; whoever asked is told by the caller, and once.
     #[cold]
-    fn ask_key(&mut self, segment: SegmentId) {
+    fn refused(&mut self, refusal: Option<Refusal>) -> Gone {
+        self.posted.pop_back();
+        Gone::Rdma(match refusal {
+            Some(refusal) => format!("a request was refused: {refusal}"),
+            None => "memory is not registered".to_owned(),
+        })
+    }
+
+    /// The key of a segment; it is asked for when it is not known.
+    fn find_key(&mut self, segment: SegmentId) -> Option<SegmentKey> {
+        match self.keys.get(&segment) {
+            Some(KeyState::Known(key)) => {
+                self.last_key = Some((segment, *key));
+                return Some(*key);
+            }
+            Some(KeyState::Asked) => return None,
+            None => {}
+        }
         if self.keys.len() >= Limits::SEGMENTS {
             // Ids of segments that are long gone: what is still true is found out again.
             self.keys.clear();
         }
         self.keys.insert(segment, KeyState::Asked);
         self.control.push_back(Control::AskKey(segment));
+        None
     }
 
     /// The token of a copy whose only request left has succeeded: it is over. None when there is more to it.
     #[inline]
-    pub(super) fn copy_succeeded(posted: &mut Slab<Posted>, index: u32) -> Option<u64> {
-        let entry = posted.get(index as usize)?;
+    pub(super) fn copy_succeeded(posted: &mut VecDeque<Posted>) -> Option<u64> {
+        let entry = posted.front()?;
         if entry.left != 1 || entry.failed.is_some() {
             return None;
         }
-        Some(posted.remove(index as usize).token)
+        posted.pop_front().map(|over| over.token)
     }
 
-    /// A request of a copy is over.
-    pub(super) fn copy_over(&mut self, id: ConnectionId, index: u32, status: Status, books: &mut Books) {
-        let Some(posted) = self.posted.get_mut(index as usize) else { return };
+    /// A request of the oldest copy is over.
+    pub(super) fn copy_over(&mut self, id: ConnectionId, status: Status, books: &mut Books) {
+        let Some(posted) = self.posted.front_mut() else { return };
         posted.left = posted.left.saturating_sub(1);
         let failed = match status {
             Status::Success => None,
@@ -231,20 +246,13 @@ impl Link {
         if posted.left > 0 {
             return;
         }
-        let posted = self.posted.remove(index as usize);
+        let Some(posted) = self.posted.pop_front() else { return };
         if posted.failed == Some(Outcome::Stale) {
+            self.last_key = None;
             self.keys.remove(&posted.segment);
         }
         books.copied.push_back((id, posted.token, posted.failed.map_or(Ok(()), Err)));
     }
-}
-
-#[cold]
-fn refused(refusal: Option<Refusal>) -> Gone {
-    Gone::Rdma(match refusal {
-        Some(refusal) => format!("a request was refused: {refusal}"),
-        None => "memory is not registered".to_owned(),
-    })
 }
 
 /// The registration of a copy's memory, if the copy can be done.

@@ -16,6 +16,8 @@ pub(super) struct MemoryTable {
     domain: ProtectionDomain,
     /// By the region's place in memory, which the registration keeps alive; none where it was refused.
     regions: MixedMap<usize, (Arc<Region>, Option<MemoryRegion>)>,
+    /// The one that was looked up last: most requests in a row are of one region.
+    last: Option<(usize, MemoryRegion)>,
     /// Regions that may be registered; others go through bounce buffers.
     most: usize,
     /// Why memory was refused last.
@@ -34,7 +36,7 @@ pub(super) fn access(region: &Region, writable: bool) -> Access {
 
 impl MemoryTable {
     pub(super) fn new(domain: &ProtectionDomain, most: u32) -> Self {
-        Self { domain: domain.clone(), regions: MixedMap::default(), most: most as usize, problem: None }
+        Self { domain: domain.clone(), regions: MixedMap::default(), last: None, most: most as usize, problem: None }
     }
 
     /// Registers a region, if it is not. Whether it is usable by the device.
@@ -45,6 +47,14 @@ impl MemoryTable {
     /// The registration of a region, made now if there is none; none when it is not usable by the device.
     #[inline]
     pub(super) fn find(&mut self, region: &Arc<Region>) -> Option<&MemoryRegion> {
+        if self.last.as_ref().is_none_or(|(last, _)| *last != name(region)) {
+            let memory = self.look_up(region)?.clone();
+            self.last = Some((name(region), memory));
+        }
+        self.last.as_ref().map(|(_, memory)| memory)
+    }
+
+    fn look_up(&mut self, region: &Arc<Region>) -> Option<&MemoryRegion> {
         let registered = self.regions.len();
         match self.regions.entry(name(region)) {
             Entry::Occupied(entry) => entry.into_mut().1.as_ref(),
@@ -69,6 +79,7 @@ impl MemoryTable {
 
     /// Lets go of a region. Requests on it keep its registration until they are over.
     pub(super) fn forget(&mut self, region: &Arc<Region>) {
+        self.last = None;
         self.regions.remove(&name(region));
     }
 

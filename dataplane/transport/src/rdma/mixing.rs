@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use kvplane_proto::rng::mix64;
-
 /// A table by a small key.
 pub(super) type MixedMap<K, V> = HashMap<K, V, Mixing>;
+
+/// Odd, with bits everywhere: the golden ratio's, as in Fibonacci hashing (Knuth, volume 3, 6.4).
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Hashes numbers by mixing their bits with a seed of the table's own.
 #[derive(Clone)]
@@ -46,7 +47,8 @@ impl Hasher for Mixer {
 
     #[inline]
     fn write_u64(&mut self, word: u64) {
-        self.0 = mix64(self.0 ^ word);
+        let wide = u128::from(self.0 ^ word) * u128::from(FACTOR);
+        self.0 = wide as u64 ^ (wide >> 64) as u64;
     }
 
     #[inline]
