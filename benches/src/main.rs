@@ -16,12 +16,13 @@ mod rounds;
 mod same_host;
 mod shm;
 mod tcp;
+mod verbs;
 
 use std::process::ExitCode;
 
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
-    handshakes | idle | killed-client | all] \
+    handshakes | idle | killed-client | verbs | all] \
                      [--rounds N]
        kvplane-bench peers [...]: see `cargo x help`";
 
@@ -32,6 +33,9 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if words.first().map(String::as_str) == Some(peer::ROLE) {
         return finish(peer::run(&words[1..]));
+    }
+    if words.first().map(String::as_str) == Some(verbs::ROLE) {
+        return finish(verbs::counted(&words[1..]));
     }
     if words.first().map(String::as_str) == Some("peers") {
         return finish(peers::run(&words[1..]));
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
             "handshakes",
             "idle",
             "killed-client",
+            "verbs",
         ]
         .map(String::from)
         .into();
@@ -75,6 +80,7 @@ fn main() -> ExitCode {
             "handshakes" => handshakes::run(rounds),
             "idle" => idle::run(),
             "killed-client" => killed::run(rounds),
+            "verbs" => verbs::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),
         };
         if let Err(error) = outcome {

@@ -52,8 +52,8 @@ impl Verbs {
         Self { provider: Provider::Soft(fabric.clone()) }
     }
 
-    /// One device, `null0`, on which every request succeeds at once and no byte moves: what remains is what our own
-    /// code costs.
+    /// One device, `null0`, on which every request succeeds at once and no byte moves but those of messages: what
+    /// remains is what our own code costs.
     #[must_use]
     pub fn null() -> Self {
         Self { provider: Provider::Soft(Loopback::null()) }

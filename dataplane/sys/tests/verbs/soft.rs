@@ -235,6 +235,19 @@ fn the_null_device_completes_and_moves_nothing() {
     assert_eq!(read(&b.region, 0, 4096), vec![0; 4096]);
 }
 
+#[test]
+fn the_null_device_carries_messages() {
+    let device = Verbs::null().device("null0").expect("device");
+    let (mut a, mut b) = pair(&device, &device);
+    fill(&a.region, 6, 0, 4096);
+    b.receive(7, 8192, 4096);
+    a.post(1, Operation::Send, 0, 4096);
+    assert_eq!(a.wait_one().status, Status::Success);
+    let received = b.wait_one();
+    assert_eq!((received.token, received.status), (7, Status::Success));
+    assert!(read(&b.region, 8192, 4096) == pattern(6, 0, 4096));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Write { from: usize, to: usize, bytes: usize },

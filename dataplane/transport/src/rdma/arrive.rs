@@ -1,7 +1,7 @@
 //! What a device tells: requests that are over, messages that came, ports that went down.
 
 use kvplane_proto::{Limits, SegmentId, Status as Outcome};
-use kvplane_sys::verbs::{AsyncEvent, Retired, Status};
+use kvplane_sys::verbs::{AsyncEvent, Completion, Retired, Status};
 
 use super::Rdma;
 use super::link::{Control, KeyState, Link, State, Work};
@@ -41,6 +41,7 @@ impl Rdma {
             let full = match entry.queue.poll(&mut entry.entries) {
                 Ok(polled) => {
                     let full = polled.len() == super::LOT;
+                    progress |= polled.len() > 0;
                     for completion in polled {
                         let link = entry.links.get(&completion.qp_num()).copied();
                         if completion.is_receive() {
@@ -48,9 +49,18 @@ impl Rdma {
                                 received.push((link, one.token as u32, completion.bytes(), completion.status()));
                             }
                         } else if let Some(index) = link
-                            && let Some(link) = self.links[index as usize].as_mut()
+                            && let Some(link) = self.links[index as usize].as_deref_mut()
                         {
-                            link.queue_pair.retire(&completion, |one| retired.push((index, one)));
+                            self.books.counters.signalled += 1;
+                            let id = ConnectionId { index, generation: self.generations[index as usize] };
+                            let copied = &mut self.books.copied;
+                            link.retire(&completion, |over| match over {
+                                Over::Copy(token) => copied.push_back((id, token, Ok(()))),
+                                Over::Work(one) => retired.push((index, one)),
+                            });
+                            if !core::mem::replace(&mut link.dirty, true) {
+                                self.dirty.push_back(index);
+                            }
                         }
                     }
                     full
@@ -60,7 +70,6 @@ impl Rdma {
                     false
                 }
             };
-            progress |= !retired.is_empty() || !received.is_empty();
             for (index, one) in retired.drain(..) {
                 self.work_over(index, one);
             }
@@ -91,7 +100,7 @@ impl Rdma {
                 }
             }
             Work::Pull => link.fetched(success, nic),
-            Work::Copy(copy) => link.copy_over(id, copy, status, &mut self.books),
+            Work::Copy => link.copy_over(id, status, &mut self.books),
         }
         if !success && link.state == State::Open {
             let why = describe(nic.context.name(), status);
@@ -223,7 +232,28 @@ impl Rdma {
     }
 }
 
+/// What a completion ends.
+enum Over {
+    /// A copy, by its token: it succeeded.
+    Copy(u64),
+    /// Anything else.
+    Work(Retired),
+}
+
 impl Link {
+    /// Takes back what a completion ends. Copies that succeeded are most of it, and need nothing else of the link.
+    #[inline]
+    fn retire(&mut self, completion: &Completion<'_>, mut each: impl FnMut(Over)) {
+        let (queue_pair, posted) = (&mut self.queue_pair, &mut self.posted);
+        queue_pair.retire(completion, |one| {
+            let copy = match Work::from_bits(one.token) {
+                Work::Copy if one.status == Status::Success => Self::copy_succeeded(posted),
+                _ => None,
+            };
+            each(copy.map_or(Over::Work(one), Over::Copy));
+        });
+    }
+
     fn answer_key(&mut self, segment: SegmentId, key: Option<SegmentKey>) -> Result<(), Gone> {
         if self.control.len() >= CONTROLS {
             return Err(Gone::Rdma("the peer asks for keys faster than it takes them".to_owned()));
@@ -240,6 +270,7 @@ impl Link {
         // What was not asked for is of no use.
         if let Some(state) = self.keys.get_mut(&segment) {
             *state = KeyState::Known(key);
+            self.last_key = None;
         }
     }
 }

@@ -4,11 +4,11 @@
 //! generation. Copies of a connection start in order; a copy is over when the device says so, or holds nothing of it
 //! any more. The owner of a segment ends access by deregistering it: the device refuses what comes later.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use kvplane_proto::{Limits, SegmentId, Status as Outcome};
-use kvplane_sys::verbs::{MemoryRegion, Operation, Payload, Remote, Request, Status};
+use kvplane_sys::verbs::{MemoryRegion, Operation, Payload, Refusal, Remote, Request, Status};
 use kvplane_sys::{IoBuf, Region};
 
 use super::link::{Control, Copy, KeyState, Link, Posted, State, Work};
@@ -110,9 +110,19 @@ impl Rdma {
             books.copied.push_back((id, token, Err(Outcome::Busy)));
             return;
         }
-        nic.endpoints.touch(link.endpoint);
-        link.waiting.push_back(Copy { token, segment, offset, local, write });
-        self.mark_dirty(id.index);
+        let copy = Copy { token, segment, offset, local, write };
+        let posted = if link.waiting.is_empty() { link.post_copy(id, &copy, nic, books) } else { Ok(false) };
+        match posted {
+            Ok(true) => {}
+            Ok(false) => link.waiting.push_back(copy),
+            Err(why) => {
+                books.copied.push_back((id, token, Err(Outcome::Unreachable)));
+                return self.close(id, why);
+            }
+        }
+        if !core::mem::replace(&mut link.dirty, true) {
+            self.dirty.push_back(id.index);
+        }
     }
 
     /// A copy that is over: its connection, its token, and how it went. Its memory is touched by nobody any more.
@@ -124,58 +134,108 @@ impl Rdma {
 impl Link {
     /// Posts copies that wait, as far as the queue and known keys allow.
     pub(super) fn post_copies(&mut self, id: ConnectionId, nic: &mut Nic, books: &mut Books) -> Result<(), Gone> {
-        while let Some(copy) = self.waiting.front() {
-            let key = match self.keys.get(&copy.segment) {
-                Some(KeyState::Known(key)) => *key,
-                Some(KeyState::Asked) => return Ok(()),
-                None => {
-                    let segment = copy.segment;
-                    if self.keys.len() >= Limits::SEGMENTS {
-                        // Ids of segments that are long gone: what is still true is found out again.
-                        self.keys.clear();
-                    }
-                    self.keys.insert(segment, KeyState::Asked);
-                    self.control.push_back(Control::AskKey(segment));
-                    return Ok(());
+        while let Some(copy) = self.waiting.pop_front() {
+            match self.post_copy(id, &copy, nic, books) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.waiting.push_front(copy);
+                    break;
                 }
-            };
-            let bytes = copy.local.bytes() as u64;
-            let requests = bytes.div_ceil(REQUEST_BYTES).max(1);
-            let most = (self.send_depth - ROOM_FOR_MESSAGES) as u64;
-            if self.queue_pair.room() < ROOM_FOR_MESSAGES + requests.min(most) as usize {
-                return Ok(());
-            }
-            let checked = check(copy, &key, nic, requests <= most);
-            let Some(copy) = self.waiting.pop_front() else { return Ok(()) };
-            match checked {
-                Ok(()) => self.post_copy(&copy, &key, requests as u32, nic)?,
-                Err(status) => books.copied.push_back((id, copy.token, Err(status))),
+                Err(why) => {
+                    books.copied.push_back((id, copy.token, Err(Outcome::Unreachable)));
+                    return Err(why);
+                }
             }
         }
         Ok(())
     }
 
-    fn post_copy(&mut self, copy: &Copy, key: &SegmentKey, requests: u32, nic: &Nic) -> Result<(), Gone> {
-        let posted = Posted { token: copy.token, segment: copy.segment, left: requests, failed: None };
-        let work = Work::Copy(self.posted.insert(posted) as u32).to_bits();
-        let lost = || Gone::Rdma("memory is not registered".to_owned());
-        let memory = nic.memory.get(copy.local.region()).ok_or_else(lost)?;
+    /// Posts a copy, or says why it cannot be. False when it must wait for its key or for room in the queue.
+    #[inline]
+    fn post_copy(&mut self, id: ConnectionId, copy: &Copy, nic: &mut Nic, books: &mut Books) -> Result<bool, Gone> {
+        let key = match &self.last_key {
+            Some((segment, key)) if *segment == copy.segment => *key,
+            _ => match self.find_key(copy.segment) {
+                Some(key) => key,
+                None => return Ok(false),
+            },
+        };
         let bytes = copy.local.bytes() as u64;
-        for at in (0..requests).map(|index| u64::from(index) * REQUEST_BYTES) {
-            let part = (bytes - at).min(REQUEST_BYTES) as u32;
-            let remote = Remote { address: key.address + copy.offset + at, key: key.key };
-            let operation = if copy.write { Operation::Write { to: remote } } else { Operation::Read { from: remote } };
-            let piece = [memory.piece(copy.local.offset() + at as usize, part).ok_or_else(lost)?];
-            let request = Request::new(work, operation, Payload::Pieces(&piece));
-            let refused = |refusal| Gone::Rdma(format!("a request was refused: {refusal}"));
-            self.queue_pair.push(&request).map_err(refused)?;
+        let requests = if bytes <= REQUEST_BYTES { 1 } else { bytes.div_ceil(REQUEST_BYTES) };
+        let most = (self.send_depth - ROOM_FOR_MESSAGES) as u64;
+        if self.queue_pair.room() < ROOM_FOR_MESSAGES + requests.min(most) as usize {
+            return Ok(false);
         }
-        Ok(())
+        let memory = match check(copy, &key, nic, requests <= most) {
+            Ok(memory) => memory,
+            Err(status) => {
+                books.copied.push_back((id, copy.token, Err(status)));
+                return Ok(true);
+            }
+        };
+        let posted = Posted { token: copy.token, segment: copy.segment, left: requests as u32, failed: None };
+        self.posted.push_back(posted);
+        let work = Work::Copy.to_bits();
+        let address = key.address + copy.offset;
+        let mut at = 0;
+        for _ in 0..requests {
+            let part = (bytes - at).min(REQUEST_BYTES) as u32;
+            let remote = Remote { address: address + at, key: key.key };
+            let operation = if copy.write { Operation::Write { to: remote } } else { Operation::Read { from: remote } };
+            let Some(piece) = memory.piece(copy.local.offset() + at as usize, part) else {
+                return Err(self.refused(None));
+            };
+            let pieces = [piece];
+            if let Err(refusal) = self.queue_pair.push(&Request::new(work, operation, Payload::Pieces(&pieces))) {
+                return Err(self.refused(Some(refusal)));
+            }
+            at += u64::from(part);
+        }
+        Ok(true)
     }
 
-    /// A request of a copy is over.
-    pub(super) fn copy_over(&mut self, id: ConnectionId, index: u32, status: Status, books: &mut Books) {
-        let Some(posted) = self.posted.get_mut(index as usize) else { return };
+    /// The copy that was to be posted was refused; whoever asked is told by the caller, and once.
+    #[cold]
+    fn refused(&mut self, refusal: Option<Refusal>) -> Gone {
+        self.posted.pop_back();
+        Gone::Rdma(match refusal {
+            Some(refusal) => format!("a request was refused: {refusal}"),
+            None => "memory is not registered".to_owned(),
+        })
+    }
+
+    /// The key of a segment; it is asked for when it is not known.
+    fn find_key(&mut self, segment: SegmentId) -> Option<SegmentKey> {
+        match self.keys.get(&segment) {
+            Some(KeyState::Known(key)) => {
+                self.last_key = Some((segment, *key));
+                return Some(*key);
+            }
+            Some(KeyState::Asked) => return None,
+            None => {}
+        }
+        if self.keys.len() >= Limits::SEGMENTS {
+            // Ids of segments that are long gone: what is still true is found out again.
+            self.keys.clear();
+        }
+        self.keys.insert(segment, KeyState::Asked);
+        self.control.push_back(Control::AskKey(segment));
+        None
+    }
+
+    /// The token of a copy whose only request left has succeeded: it is over. None when there is more to it.
+    #[inline]
+    pub(super) fn copy_succeeded(posted: &mut VecDeque<Posted>) -> Option<u64> {
+        let entry = posted.front()?;
+        if entry.left != 1 || entry.failed.is_some() {
+            return None;
+        }
+        posted.pop_front().map(|over| over.token)
+    }
+
+    /// A request of the oldest copy is over.
+    pub(super) fn copy_over(&mut self, id: ConnectionId, status: Status, books: &mut Books) {
+        let Some(posted) = self.posted.front_mut() else { return };
         posted.left = posted.left.saturating_sub(1);
         let failed = match status {
             Status::Success => None,
@@ -186,16 +246,18 @@ impl Link {
         if posted.left > 0 {
             return;
         }
-        let posted = self.posted.remove(index as usize);
+        let Some(posted) = self.posted.pop_front() else { return };
         if posted.failed == Some(Outcome::Stale) {
+            self.last_key = None;
             self.keys.remove(&posted.segment);
         }
         books.copied.push_back((id, posted.token, posted.failed.map_or(Ok(()), Err)));
     }
 }
 
-/// Whether a copy can be done, and its memory is the device's to use.
-fn check(copy: &Copy, key: &SegmentKey, nic: &mut Nic, fits: bool) -> Result<(), Outcome> {
+/// The registration of a copy's memory, if the copy can be done.
+#[inline]
+fn check<'a>(copy: &Copy, key: &SegmentKey, nic: &'a mut Nic, fits: bool) -> Result<&'a MemoryRegion, Outcome> {
     if key.status != Outcome::Ok {
         return Err(key.status);
     }
@@ -206,8 +268,8 @@ fn check(copy: &Copy, key: &SegmentKey, nic: &mut Nic, fits: bool) -> Result<(),
     if end.is_none_or(|end| end > key.bytes) {
         return Err(Outcome::OutOfRange);
     }
-    if !fits || !nic.memory.ensure(copy.local.region()) || !copy.write && !copy.local.region().writable() {
+    if !fits || !copy.write && !copy.local.region().writable() {
         return Err(Outcome::Unsupported);
     }
-    Ok(())
+    nic.memory.find(copy.local.region()).ok_or(Outcome::Unsupported)
 }

@@ -99,7 +99,7 @@ impl Rdma {
             books.events.extend(lent.hold.map(Event::Sent));
         }
         books.events.extend(frames.iter().filter_map(|frame| frame.payload.as_ref()?.hold).map(Event::Sent));
-        let posted = posted.drain().map(|posted| (posted.token, posted.failed.unwrap_or(Outcome::Unreachable)));
+        let posted = posted.drain(..).map(|posted| (posted.token, posted.failed.unwrap_or(Outcome::Unreachable)));
         let waiting = waiting.into_iter().map(|copy| (copy.token, Outcome::Unreachable));
         books.copied.extend(posted.chain(waiting).map(|(token, status)| (id, token, Err(status))));
         books.events.push_back(Event::Gone(id, why.unwrap_or(Gone::Closed)));

@@ -9,6 +9,7 @@ use kvplane_sys::verbs::QueuePair;
 
 use super::credits::Credits;
 use super::endpoints::EndpointId;
+use super::mixing::MixedMap;
 use super::wire::{Envelope, Place, SegmentKey};
 use crate::types::{Gone, Outgoing, Pieces};
 
@@ -34,8 +35,8 @@ pub(super) enum Work {
     Push(u32),
     /// A read of the payload that arrives.
     Pull,
-    /// A part of this copy.
-    Copy(u32),
+    /// A part of the oldest copy.
+    Copy,
 }
 
 impl Work {
@@ -45,7 +46,7 @@ impl Work {
             Self::Slot(slot) => 1 << 32 | slot as u64,
             Self::Push(index) => 2 << 32 | index as u64,
             Self::Pull => 3 << 32,
-            Self::Copy(index) => 4 << 32 | index as u64,
+            Self::Copy => 4 << 32,
         }
     }
 
@@ -54,7 +55,7 @@ impl Work {
             1 => Self::Slot(bits as u32),
             2 => Self::Push(bits as u32),
             3 => Self::Pull,
-            4 => Self::Copy(bits as u32),
+            4 => Self::Copy,
             _ => Self::Nothing,
         }
     }
@@ -215,11 +216,14 @@ pub(super) struct Link {
     /// What the next frame offers.
     pub(super) offering: Vec<Place>,
     // Copies.
-    pub(super) keys: HashMap<SegmentId, KeyState>,
+    /// The one that was used last: most copies in a row are of one segment.
+    pub(super) last_key: Option<(SegmentId, SegmentKey)>,
+    pub(super) keys: MixedMap<SegmentId, KeyState>,
     /// Segments whose keys the peer has from us.
     pub(super) told: HashSet<SegmentId>,
     pub(super) waiting: VecDeque<Copy>,
-    pub(super) posted: slab::Slab<Posted>,
+    /// Copies whose requests are posted, in order: they end in order too.
+    pub(super) posted: VecDeque<Posted>,
     // The end.
     pub(super) why: Option<Gone>,
     pub(super) closing_since_ns: Option<u64>,
@@ -259,10 +263,11 @@ impl Link {
             sending: None,
             lent: slab::Slab::new(),
             offering: Vec::new(),
-            keys: HashMap::new(),
+            last_key: None,
+            keys: MixedMap::default(),
             told: HashSet::new(),
             waiting: VecDeque::new(),
-            posted: slab::Slab::new(),
+            posted: VecDeque::new(),
             why: None,
             closing_since_ns: None,
             last_receive: false,
@@ -307,7 +312,7 @@ mod tests {
 
     #[test]
     fn work_survives_the_device() {
-        let all = [Work::Nothing, Work::Slot(7), Work::Push(u32::MAX), Work::Pull, Work::Copy(0)];
+        let all = [Work::Nothing, Work::Slot(7), Work::Push(u32::MAX), Work::Pull, Work::Copy];
         for work in all {
             assert_eq!(Work::from_bits(work.to_bits()), work);
         }

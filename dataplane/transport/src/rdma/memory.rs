@@ -3,17 +3,21 @@
 //! A registration holds its region, and is held by every request on it; so memory is never unmapped or deregistered
 //! under a request. What cannot be registered is remembered as such: its bytes go through buffers that are.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use kvplane_sys::verbs::{Access, MemoryRegion, Piece, ProtectionDomain};
 use kvplane_sys::{IoBuf, Region};
 
+use super::mixing::MixedMap;
+
 /// The registered memory of one device.
 pub(super) struct MemoryTable {
     domain: ProtectionDomain,
     /// By the region's place in memory, which the registration keeps alive; none where it was refused.
-    regions: HashMap<usize, (Arc<Region>, Option<MemoryRegion>)>,
+    regions: MixedMap<usize, (Arc<Region>, Option<MemoryRegion>)>,
+    /// The one that was looked up last: most requests in a row are of one region.
+    last: Option<(usize, MemoryRegion)>,
     /// Regions that may be registered; others go through bounce buffers.
     most: usize,
     /// Why memory was refused last.
@@ -32,22 +36,35 @@ pub(super) fn access(region: &Region, writable: bool) -> Access {
 
 impl MemoryTable {
     pub(super) fn new(domain: &ProtectionDomain, most: u32) -> Self {
-        Self { domain: domain.clone(), regions: HashMap::new(), most: most as usize, problem: None }
+        Self { domain: domain.clone(), regions: MixedMap::default(), last: None, most: most as usize, problem: None }
     }
 
     /// Registers a region, if it is not. Whether it is usable by the device.
     pub(super) fn ensure(&mut self, region: &Arc<Region>) -> bool {
-        if let Some((_, memory)) = self.regions.get(&name(region)) {
-            return memory.is_some();
+        self.find(region).is_some()
+    }
+
+    /// The registration of a region, made now if there is none; none when it is not usable by the device.
+    #[inline]
+    pub(super) fn find(&mut self, region: &Arc<Region>) -> Option<&MemoryRegion> {
+        if self.last.as_ref().is_none_or(|(last, _)| *last != name(region)) {
+            let memory = self.look_up(region)?.clone();
+            self.last = Some((name(region), memory));
         }
-        if self.regions.len() >= self.most {
-            return false;
+        self.last.as_ref().map(|(_, memory)| memory)
+    }
+
+    fn look_up(&mut self, region: &Arc<Region>) -> Option<&MemoryRegion> {
+        let registered = self.regions.len();
+        match self.regions.entry(name(region)) {
+            Entry::Occupied(entry) => entry.into_mut().1.as_ref(),
+            Entry::Vacant(_) if registered >= self.most => None,
+            Entry::Vacant(entry) => {
+                let registered = self.domain.register(&IoBuf::whole(Arc::clone(region)), access(region, true));
+                let memory = registered.map_err(|error| self.problem = Some(error.to_string())).ok();
+                entry.insert((Arc::clone(region), memory)).1.as_ref()
+            }
         }
-        let registered = self.domain.register(&IoBuf::whole(Arc::clone(region)), access(region, true));
-        let memory = registered.map_err(|error| self.problem = Some(error.to_string())).ok();
-        let usable = memory.is_some();
-        self.regions.insert(name(region), (Arc::clone(region), memory));
-        usable
     }
 
     /// The registration of a region that was ensured.
@@ -62,6 +79,7 @@ impl MemoryTable {
 
     /// Lets go of a region. Requests on it keep its registration until they are over.
     pub(super) fn forget(&mut self, region: &Arc<Region>) {
+        self.last = None;
         self.regions.remove(&name(region));
     }
 

@@ -28,6 +28,7 @@ mod endpoints;
 mod input;
 mod link;
 mod memory;
+mod mixing;
 mod nic;
 mod offer;
 mod pieces;
@@ -56,7 +57,7 @@ use offer::MESSAGE_BYTES_LEAST;
 use wire::{EAGER_BYTES, OFFERS, Place};
 
 /// At the latest every so many requests one is announced by the device; the last of each flush is.
-const SIGNAL_EVERY: u32 = 16;
+const SIGNAL_EVERY: u32 = 32;
 /// Completions of one lot.
 const LOT: usize = nic::POLLED;
 /// Records kept for their memory, and the longest of them.
@@ -106,6 +107,8 @@ pub struct RdmaCounters {
     pub requests: u64,
     /// Times that requests were handed over.
     pub doorbells: u64,
+    /// Completions of requests that devices announced: of one, and all before it on its connection.
+    pub signalled: u64,
     /// Payload bytes written to where peers wanted their answers.
     pub pushed_bytes: u64,
     /// Payload bytes that went through bounce buffers.

@@ -3,7 +3,6 @@
 //! The arena is one registered region: first the receives, then slots from which messages are sent, then bounce
 //! buffers for memory that cannot be registered.
 
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -16,6 +15,7 @@ use kvplane_sys::{IoBuf, Poller, Region, RegionOptions};
 use super::RdmaOptions;
 use super::endpoints::Endpoints;
 use super::memory::MemoryTable;
+use super::mixing::MixedMap;
 use crate::token::{Source, Token};
 use crate::types::Gone;
 
@@ -48,7 +48,7 @@ pub(super) struct Nic {
     pub(super) granted: u32,
     pub(super) endpoints: Endpoints,
     /// Links by the numbers of their queue pairs.
-    pub(super) links: HashMap<u32, u32>,
+    pub(super) links: MixedMap<u32, u32>,
     /// The active port, and its addresses, the best first; none while it is down.
     pub(super) port: Option<(PortAttributes, Vec<GidEntry>)>,
     /// Whether all completions that were there were taken, when it was last asked.
@@ -97,7 +97,7 @@ impl Nic {
             free_bounces: (0..BOUNCES).rev().collect(),
             reposts: (0..receives).collect(),
             granted: 0,
-            links: HashMap::new(),
+            links: MixedMap::default(),
             port: None,
             emptied: false,
             failed: None,

@@ -80,6 +80,7 @@ impl Link {
             self.send_message(Envelope::new(MessageKind::Credit, 0), &[], nic, books)?;
         }
         if self.queue_pair.unsent() > 0 {
+            nic.endpoints.touch(self.endpoint);
             let posted = self.queue_pair.flush(true).map_err(|error| nic.gone(&error))?;
             books.counters.requests += posted as u64;
             books.counters.doorbells += 1;

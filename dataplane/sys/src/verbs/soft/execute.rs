@@ -160,7 +160,7 @@ impl State {
     }
 
     /// The queue pair at the other end, if it would answer.
-    fn reachable_peer(&self, number: u32) -> Option<&QueuePair> {
+    pub(super) fn reachable_peer(&self, number: u32) -> Option<&QueuePair> {
         let queue = &self.queue_pairs[&number];
         let peer = self.queue_pairs.get(&queue.peer)?;
         let answers = matches!(peer.state, QueueState::ReadyToReceive | QueueState::ReadyToSend)

@@ -6,7 +6,7 @@
 //! visible by polling only. Ports can be pulled and devices removed. There is no clock: what a NIC repeats by timers is
 //! repeated here with each poll.
 //!
-//! A `null` device completes everything at once and moves nothing: it shows what our own code costs.
+//! A `null` device completes everything at once and moves nothing but messages: it shows what our own code costs.
 //!
 //! It is a test device: one lock for all of a fabric, and no packets, paths or congestion.
 

@@ -48,7 +48,7 @@ impl SoftContext {
             post_srq_recv: queues::post_shared,
             before_send: [ptr::null_mut(); 4],
             post_send: if is_null { null::post_send } else { queues::post_send },
-            post_recv: if is_null { null::post_receive } else { queues::post_receive },
+            post_recv: queues::post_receive,
             after_recv: [ptr::null_mut(); 5],
         };
         let raw = ibv_context {

@@ -1,0 +1,169 @@
+//! Two drivers in one thread, over software devices.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_proto::SegmentId;
+use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs};
+use kvplane_sys::{HugePages, IoBuf, Poller, Region, RegionOptions, cpu};
+use kvplane_transport::{ConnectionId, Event, Gone, Rdma, RdmaCounters, RdmaOptions};
+
+use crate::Failure;
+
+/// How long a connection or an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The segment that is written.
+const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
+/// Slices under way, each to a place of its own: as many as a connection takes beside its messages.
+const BATCH: usize = 120;
+
+/// One end.
+pub(super) struct End {
+    pub(super) rdma: Rdma,
+    /// Connections that are up, and that are gone.
+    pub(super) up: usize,
+    pub(super) gone: usize,
+    /// Devices ring it; the benchmark spins and never waits for it.
+    _poller: Poller,
+}
+
+impl End {
+    pub(super) fn new(device: &Device, options: RdmaOptions) -> Result<Self, Failure> {
+        let (poller, mut rdma) = (Poller::new()?, Rdma::new(options));
+        rdma.add_device(&poller, device)?;
+        Ok(Self { rdma, up: 0, gone: 0, _poller: poller })
+    }
+
+    /// A round of a host that spins, without copies.
+    pub(super) fn round(&mut self) {
+        self.rdma.poll(cpu::monotonic_ns());
+        while let Some(event) = self.rdma.poll_event() {
+            match event {
+                Event::Accepted(_) | Event::Connected(_) => self.up += 1,
+                Event::Gone(..) => self.gone += 1,
+                Event::Sent(_) => {}
+            }
+        }
+        while self.rdma.next_ready().is_some() {}
+        self.rdma.flush();
+    }
+}
+
+/// Sets up a connection; what the host would carry is carried at once.
+pub(super) fn connect(asking: &mut End, asked: &mut End) -> Result<(ConnectionId, ConnectionId), Failure> {
+    let (ask, offer) = asking.rdma.offer(0, 0)?;
+    let (serve, answer) = asked.rdma.accept(&offer);
+    let serve = serve.ok_or("the offer was refused")?;
+    asking.rdma.complete(ask, &answer);
+    Ok((ask, serve))
+}
+
+/// Two devices that reach each other and move bytes.
+pub(super) fn loopback() -> Result<Vec<Device>, Failure> {
+    let fabric = Loopback::new(&[SoftPort::default(), SoftPort::default()]);
+    Ok(Verbs::loopback(&fabric).devices()?)
+}
+
+pub(super) fn region(bytes: usize) -> Result<Arc<Region>, Failure> {
+    Ok(Region::allocate(&RegionOptions { huge: HugePages::Never, ..RegionOptions::new("verbs", bytes) })?)
+}
+
+/// What so many slices took.
+pub(super) struct Taken {
+    pub(super) elapsed: Duration,
+    pub(super) counters: RdmaCounters,
+}
+
+/// A connection over the null device, with the segment's key known on it, and memory to copy from.
+pub(super) struct Stream {
+    asking: End,
+    connection: ConnectionId,
+    places: Vec<IoBuf>,
+    // Its device has the receives of the other end.
+    _asked: End,
+}
+
+impl Stream {
+    pub(super) fn new(slice_bytes: usize) -> Result<Self, Failure> {
+        let device = Verbs::null().device("null0")?;
+        let options = RdmaOptions { endpoints: 8, ..RdmaOptions::default() };
+        let (mut asking, mut asked) = (End::new(&device, options)?, End::new(&device, options)?);
+        let (connection, _) = connect(&mut asking, &mut asked)?;
+        let (ours, theirs) = (region(BATCH * slice_bytes)?, region(BATCH * slice_bytes)?);
+        asked.rdma.publish(SEGMENT, &theirs, (BATCH * slice_bytes) as u64, true);
+        let places = (0..BATCH).map(|at| IoBuf::new(Arc::clone(&ours), at * slice_bytes, slice_bytes)).collect();
+        let mut stream = Self { asking, connection, places, _asked: asked };
+        stream.learn_key()?;
+        Ok(stream)
+    }
+
+    /// The first copy asks for the key.
+    fn learn_key(&mut self) -> Result<(), Failure> {
+        self.submit(0);
+        let until = Instant::now() + PATIENCE;
+        loop {
+            self.asking.round();
+            self._asked.round();
+            if let Some((_, _, outcome)) = self.asking.rdma.poll_copied() {
+                return outcome.map_err(|status| format!("the first copy: {status}").into());
+            }
+            if Instant::now() > until {
+                return Err("the segment's key did not come".into());
+            }
+        }
+    }
+
+    fn submit(&mut self, place: usize) {
+        let local = self.places[place].clone();
+        let offset = local.offset() as u64;
+        self.asking.rdma.copy(self.connection, place as u64, (SEGMENT, offset), local, true);
+    }
+
+    /// Writes so many slices, as a spinning host does: submits what there is room for, flushes, polls, takes what is
+    /// over.
+    pub(super) fn run(&mut self, slices: u64) -> Result<Taken, Failure> {
+        let before = *self.asking.rdma.counters();
+        let start = Instant::now();
+        let (mut submitted, mut done) = (0, 0);
+        while done < slices {
+            while submitted < slices.min(done + BATCH as u64) {
+                // Copies of a connection end in order.
+                self.submit(submitted as usize % BATCH);
+                submitted += 1;
+            }
+            self.asking.round();
+            while let Some((_, _, outcome)) = self.asking.rdma.poll_copied() {
+                outcome.map_err(|status| format!("slice {done}: {status}"))?;
+                done += 1;
+            }
+        }
+        let (elapsed, after) = (start.elapsed(), *self.asking.rdma.counters());
+        let counters = RdmaCounters {
+            messages: after.messages - before.messages,
+            requests: after.requests - before.requests,
+            doorbells: after.doorbells - before.doorbells,
+            signalled: after.signalled - before.signalled,
+            ..RdmaCounters::default()
+        };
+        Ok(Taken { elapsed, counters })
+    }
+}
+
+/// Ends connections and waits until their ends are told.
+pub(super) fn part(ends: [(&mut End, ConnectionId); 2]) -> Result<(), Failure> {
+    let until = Instant::now() + PATIENCE;
+    let mut gone = Vec::new();
+    let [(asking, ask), (asked, serve)] = ends;
+    for (end, id) in [(&mut *asking, ask), (&mut *asked, serve)] {
+        gone.push(end.gone);
+        end.rdma.close(id, Gone::Closed);
+    }
+    while asking.gone == gone[0] || asked.gone == gone[1] {
+        asking.round();
+        asked.round();
+        if Instant::now() > until {
+            return Err("a connection did not end".into());
+        }
+    }
+    Ok(())
+}

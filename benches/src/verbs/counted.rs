@@ -1,0 +1,84 @@
+//! Instructions and cache misses of a slice, by cachegrind.
+
+use std::env;
+use std::io::ErrorKind;
+use std::process::Command;
+
+use crate::Failure;
+
+/// The first word of the process that is counted.
+pub(crate) const ROLE: &str = "verbs-slices";
+/// Slices of the shorter run; the other has twice as many.
+const SLICES: u64 = 200_000;
+
+/// What cachegrind counted of one run.
+struct Totals {
+    instructions: u64,
+    data_accesses: u64,
+    data_misses: u64,
+}
+
+pub(super) fn show() -> Result<(), Failure> {
+    let (Some(short), Some(long)) = (totals(SLICES)?, totals(2 * SLICES)?) else {
+        println!("  {:44} skipped: valgrind is not installed", "instructions");
+        return Ok(());
+    };
+    let each = |long: u64, short: u64| long.saturating_sub(short) as f64 / SLICES as f64;
+    let instructions = each(long.instructions, short.instructions);
+    println!("  {:44} {instructions:9.1} a slice  wanted: under 400", "instructions, from submit to completion");
+    let accesses = each(long.data_accesses, short.data_accesses);
+    println!("  {:44} {accesses:9.1} a slice", "loads and stores");
+    let misses = each(long.data_misses, short.data_misses);
+    println!("  {:44} {misses:9.2} a slice  (of a simulated first-level cache)", "cache lines fetched");
+    println!("  {:44} totals of {SLICES} and {} slices under cachegrind, subtracted", "", 2 * SLICES);
+    Ok(())
+}
+
+/// Runs this program under cachegrind; none where there is no valgrind.
+fn totals(slices: u64) -> Result<Option<Totals>, Failure> {
+    let output = Command::new("valgrind")
+        .args(["--tool=cachegrind", "--cache-sim=yes", "--cachegrind-out-file=/dev/null"])
+        .arg(env::current_exe()?)
+        .args([ROLE, &slices.to_string()])
+        .output();
+    let output = match output {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        output => output?,
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("valgrind ended with {}: {said}", output.status).into());
+    }
+    let (instructions, data_accesses) = (counted(&said, "I", "refs:"), counted(&said, "D", "refs:"));
+    match (instructions, data_accesses, counted(&said, "D1", "misses:")) {
+        (Some(instructions), Some(data_accesses), Some(data_misses)) => {
+            Ok(Some(Totals { instructions, data_accesses, data_misses }))
+        }
+        _ => Err(format!("no totals in what valgrind says: {said}").into()),
+    }
+}
+
+/// The first number of a line such as `==7== D1  misses:   1,234  (...)`.
+fn counted(said: &str, cache: &str, what: &str) -> Option<u64> {
+    said.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        (words.next() == Some(cache) && words.next() == Some(what))
+            .then(|| words.next()?.replace(',', "").parse().ok())
+            .flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn totals_are_found() {
+        let said = "==7== I   refs:      1,299,440\n==7== I1  misses:        2,330\n\
+            ==7== D   refs:        399,014  (299,332 rd + 99,682 wr)\n==7== D1  misses:       10,205  (7 rd + 8 wr)\n";
+        assert_eq!(counted(said, "I", "refs:"), Some(1_299_440));
+        assert_eq!(counted(said, "D", "refs:"), Some(399_014));
+        assert_eq!(counted(said, "D1", "misses:"), Some(10_205));
+        assert_eq!(counted(said, "LL", "refs:"), None);
+    }
+}
