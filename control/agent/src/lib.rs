@@ -44,8 +44,9 @@ pub use size::parse_bytes;
 pub use ssd::SsdConfig;
 pub use transfer::{
     Batch, BatchStatus, BufferInfo, Completed, Explanation, FileInfo, Metrics, Opcode, PathChange, RailSnapshot, Range,
-    Ranges, RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions,
-    TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest, TransportChoice, Use,
+    Ranges, RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session,
+    SlowTransfer, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig,
+    TransferRequest, TransportChoice, Use,
 };
 
 pub use kvplane_engine::{
@@ -58,3 +59,4 @@ pub use kvplane_proto::map::ClusterMap;
 pub use kvplane_proto::sched::{Health, Histogram, Priority};
 pub use kvplane_proto::{Digest, NodeId, Status, Version};
 pub use kvplane_rpc as rpc;
+pub use kvplane_sys::verbs;

@@ -27,6 +27,7 @@ use crate::error::Error;
 use crate::link::{Control, ControlLink, seed, software};
 use crate::machine::{discover_machine, scheduler_affinity};
 use crate::ssd::{SsdConfig, Ssds};
+use crate::transfer::RdmaConfig;
 
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
@@ -62,6 +63,8 @@ pub struct NodeConfig {
     pub ssds: Vec<SsdConfig>,
     /// How memory and SSDs work together.
     pub tier: TierPolicy,
+    /// Whether RDMA is offered, and on which devices.
+    pub rdma: RdmaConfig,
 }
 
 impl NodeConfig {
@@ -82,6 +85,7 @@ impl NodeConfig {
             huge: HugePages::Try,
             ssds: Vec::new(),
             tier: TierPolicy::default(),
+            rdma: RdmaConfig::default(),
         }
     }
 }
@@ -235,6 +239,7 @@ fn start_shards(
     crate::sockets::sweep(directory.path());
     let count = layout.shards.len();
     let ssds = Ssds::open(&config.ssds, count, cluster, node, config.tier)?;
+    let rdma = config.rdma.devices()?;
     let mut shards = Vec::new();
     for seat in &layout.shards {
         let shard = ShardId(seat.shard as u16);
@@ -264,10 +269,14 @@ fn start_shards(
             pool: Some(pool),
             store: None,
             first_version: Version(incarnation.0),
-            host: HostConfig { tier: ssds.tier_of(seat.shard, count)?, ..HostConfig::default() },
+            host: HostConfig { rdma: rdma.clone(), tier: ssds.tier_of(seat.shard, count)?, ..HostConfig::default() },
         })?);
     }
     let mut notes = notes_of(&layout, &shards, pool_bytes);
+    notes.push(match config.rdma.usable() {
+        Ok(names) => format!("RDMA by {names}"),
+        Err(why) => format!("no RDMA: {why}"),
+    });
     notes.extend(ssds.notes());
     Ok((shards, notes))
 }

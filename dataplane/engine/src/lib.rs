@@ -10,7 +10,7 @@ pub mod initiator;
 pub mod pacing;
 pub mod shard;
 
-pub use host::{Host, HostConfig, PART_LEAST_BYTES, TierSetup};
+pub use host::{Host, HostConfig, PART_LEAST_BYTES, RdmaDevices, TierSetup};
 pub use initiator::Initiator;
 pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_engine::{
-    HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
+    HostConfig, HugePages, Initiator, Listen, Pacing, RdmaDevices, Region, RegionOptions, Shard, ShardConfig,
+    ShardHandle,
 };
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId};
@@ -13,6 +14,8 @@ use kvplane_proto::message::SegmentDescriptor;
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Digest, Epoch, Status, Version};
 use kvplane_store::service::{Identity, SegmentInfo};
+use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
+use kvplane_transport::RdmaOptions;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -36,7 +39,20 @@ fn plain(name: &str, bytes: usize) -> RegionOptions {
     RegionOptions { shared: true, huge: HugePages::Never, prefault: false, ..RegionOptions::new(name, bytes) }
 }
 
-fn bed(name: &str, shared: bool, pool_bytes: usize) -> Bed {
+/// How the bed's initiator reaches its shard.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Tcp,
+    Shm,
+    /// Over software devices.
+    Rdma,
+}
+
+fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
+    let shared = way == Way::Shm;
+    let fabric = Loopback::new(&[SoftPort::default()]);
+    let devices = RdmaDevices { verbs: Verbs::loopback(&fabric), names: Vec::new(), options: RdmaOptions::default() };
+    let host = HostConfig { rdma: (way == Way::Rdma).then_some(devices), ..HostConfig::default() };
     let path = std::env::temp_dir().join(format!("kvplane-engine-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&path).expect("a directory for the test's sockets");
     let directory = Directory(path.clone());
@@ -55,13 +71,19 @@ fn bed(name: &str, shared: bool, pool_bytes: usize) -> Bed {
         pool: Some(plain("pool", pool_bytes)),
         store: None,
         first_version: Version(1),
-        host: HostConfig::default(),
+        host: host.clone(),
     })
     .expect("a shard on loopback");
     shard.own(Epoch(1), Box::new([u64::MAX; SLOTS / 64])).expect("room in the mailbox");
-    let config =
-        Config { cluster: "test".to_owned(), host: "here".to_owned(), shared, stream: !shared, ..Config::default() };
-    let mut initiator = Initiator::new(config, &HostConfig::default(), Pacing::default()).expect("a ring");
+    let config = Config {
+        cluster: "test".to_owned(),
+        host: "here".to_owned(),
+        shared,
+        cma: shared,
+        stream: way == Way::Tcp,
+        ..Config::default()
+    };
+    let mut initiator = Initiator::new(config, &host, Pacing::default()).expect("a ring");
     initiator.set_map(ClusterMap { epoch: Epoch(1), replicas: 1, members: vec![member(&shard)] });
     let memory = Region::allocate(&plain("memory", 16 << 20)).expect("memory");
     let buffer = initiator.add_buffer(Arc::clone(&memory));
@@ -161,12 +183,17 @@ fn every_operation(mut bed: Bed) {
 
 #[test]
 fn every_operation_over_tcp() {
-    every_operation(bed("ops-tcp", false, 32 << 20));
+    every_operation(bed("ops-tcp", Way::Tcp, 32 << 20));
+}
+
+#[test]
+fn every_operation_over_rdma() {
+    every_operation(bed("ops-rdma", Way::Rdma, 32 << 20));
 }
 
 #[test]
 fn every_operation_over_shm() {
-    every_operation(bed("ops-shm", true, 32 << 20));
+    every_operation(bed("ops-shm", Way::Shm, 32 << 20));
 }
 
 fn many_small(mut bed: Bed) {
@@ -189,12 +216,17 @@ fn many_small(mut bed: Bed) {
 
 #[test]
 fn large_batches_over_tcp() {
-    many_small(bed("many-tcp", false, 32 << 20));
+    many_small(bed("many-tcp", Way::Tcp, 32 << 20));
+}
+
+#[test]
+fn large_batches_over_rdma() {
+    many_small(bed("many-rdma", Way::Rdma, 32 << 20));
 }
 
 #[test]
 fn large_batches_over_shm() {
-    many_small(bed("many-shm", true, 32 << 20));
+    many_small(bed("many-shm", Way::Shm, 32 << 20));
 }
 
 fn segments(mut bed: Bed, shareable: bool) {
@@ -237,17 +269,22 @@ fn segments(mut bed: Bed, shareable: bool) {
 
 #[test]
 fn segments_over_tcp() {
-    segments(bed("seg-tcp", false, 1 << 20), false);
+    segments(bed("seg-tcp", Way::Tcp, 1 << 20), false);
+}
+
+#[test]
+fn segments_over_rdma() {
+    segments(bed("seg-rdma", Way::Rdma, 1 << 20), false);
 }
 
 #[test]
 fn segments_over_shm() {
-    segments(bed("seg-shm", true, 1 << 20), true);
+    segments(bed("seg-shm", Way::Shm, 1 << 20), true);
 }
 
 #[test]
 fn a_port_in_use_is_named() {
-    let bed = bed("port", false, 1 << 20);
+    let bed = bed("port", Way::Tcp, 1 << 20);
     let identity = Identity {
         cluster: "test".to_owned(),
         node: NodeId(2),

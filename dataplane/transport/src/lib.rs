@@ -8,12 +8,14 @@
 //! * [`file`]: files as segments, over io_uring.
 //! * [`nvme`]: the SSD under a shard's tier, over io_uring.
 //! * [`mooncake`]: the protocol of stock Mooncake engines, both sides.
+//! * [`rdma`]: the same over verbs, with payloads and segments moved by the device.
 //! * [`shm`]: the same host: frames over rings in shared memory, payloads copied by whoever wants them.
 
 pub mod fault;
 pub mod file;
 pub mod mooncake;
 pub mod nvme;
+pub mod rdma;
 pub mod shm;
 pub mod tcp;
 pub mod token;
@@ -22,6 +24,7 @@ pub mod types;
 pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use file::{FileTransfer, Files};
 pub use nvme::{Nvme, NvmeCounters, Part, Ssd, TierMemory};
+pub use rdma::{Rdma, RdmaCounters, RdmaError, RdmaOptions};
 pub use shm::Shm;
 pub use tcp::{Tcp, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 pub use token::{Source, Token};

@@ -50,7 +50,11 @@ sources! {
     /// The queue of file transfers.
     Files = 7,
     /// The queue of the tier's device.
-    Tier = 8,
+    Tier = 10,
+    /// Completions of an RDMA device.
+    RdmaCompletions = 8,
+    /// Events of an RDMA device.
+    RdmaEvents = 9,
     /// The listener for stock Mooncake engines.
     MooncakeListener = 16,
     /// A connection of a stock engine.

@@ -12,6 +12,8 @@ use kvplane_rpc::RuntimeDirectory;
 use crate::error::Error;
 use crate::link::seed;
 
+use super::rdma::{RdmaConfig, RdmaUse};
+
 /// The most initiators that an engine may have.
 const INITIATORS: usize = 64;
 
@@ -52,6 +54,8 @@ pub struct TransferEngineConfig {
     pub cma: bool,
     /// Whether TCP is used.
     pub tcp: bool,
+    /// Whether RDMA is used, and which devices.
+    pub rdma: RdmaConfig,
     /// Whether names of files (`file:///path`) open them as segments, with the rights of this process. To be switched
     /// off where names come from others.
     pub files: bool,
@@ -102,6 +106,7 @@ impl Default for TransferEngineConfig {
             mapping: true,
             cma: true,
             tcp: true,
+            rdma: RdmaConfig::default(),
             files: true,
             lanes: 2,
             checksum: true,
@@ -133,7 +138,8 @@ impl TransferEngineConfig {
         if self.announced().is_unspecified() {
             return Err(Error::Argument(format!("peers cannot be told {}: say which address to tell", self.listen)));
         }
-        if !self.tcp && !(self.shared_memory && (self.mapping || self.cma)) {
+        let same_host = self.shared_memory && (self.mapping || self.cma);
+        if !self.tcp && !same_host && self.rdma.mode != RdmaUse::Require {
             return Err(Error::Argument(
                 "neither TCP nor a way through shared memory (mapping, cma) is allowed: no way to any peer".to_owned(),
             ));
@@ -155,8 +161,12 @@ impl TransferEngineConfig {
 }
 
 /// What the hosts of both sides are told.
-pub(super) fn host(config: &TransferEngineConfig) -> HostConfig {
-    HostConfig { zero_copy: config.zero_copy, ..HostConfig::default() }
+///
+/// # Errors
+/// When RDMA is required and there is no device that can be used: says why.
+pub(super) fn host(config: &TransferEngineConfig) -> Result<HostConfig, Error> {
+    let rdma = config.rdma.devices()?;
+    Ok(HostConfig { rdma, zero_copy: config.zero_copy, ..HostConfig::default() })
 }
 
 /// What the asking side is told; `tasks` for whether it reports the end of each task.
@@ -168,7 +178,7 @@ pub(super) fn client(config: &TransferEngineConfig, tasks: bool) -> Result<Confi
         lanes: config.lanes,
         shared: config.shared_memory && config.mapping,
         cma: config.shared_memory && config.cma,
-        stream: config.tcp,
+        stream: config.tcp && config.rdma.mode != RdmaUse::Require,
         slice_bytes: config.slice_bytes,
         checksum_segments: config.checksum,
         report_tasks: tasks,

@@ -21,11 +21,23 @@ use super::directory::is_here;
 use super::file_name::is_file;
 use super::metrics::RailSnapshot;
 use super::open::DESCRIBE;
+use super::rdma::RdmaUse;
 use super::segment::{BufferInfo, SegmentHandle};
 use crate::error::Error;
 
 /// How long a port has to answer.
 const CONNECT: Duration = Duration::from_secs(2);
+
+/// Every transport, in the order in which they are preferred.
+const PREFERRED: [Transport; 7] = [
+    Transport::Local,
+    Transport::Shm,
+    Transport::Cma,
+    Transport::Rdma,
+    Transport::Tcp,
+    Transport::Mooncake,
+    Transport::File,
+];
 
 /// What a transport is to a kind of memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -103,9 +115,7 @@ impl Explanation {
             let known = found.iter().find(|(other, _)| *other == transport).map(|(_, result)| result.clone());
             (transport, known.unwrap_or_else(|| Err(peer.to_owned())))
         };
-        let preferred = [Transport::Local, Transport::Shm, Transport::Cma, Transport::Tcp, Transport::Mooncake];
-        let choices = preferred.into_iter().chain([Transport::File]).map(result_of).map(explain).collect();
-        Self { choices }
+        Self { choices: PREFERRED.into_iter().map(result_of).map(explain).collect() }
     }
 }
 
@@ -138,30 +148,35 @@ impl TransferEngine {
             Ok(handle) => self.segment_info(*handle)?.buffers,
             Err(_) => Vec::new(),
         };
-        let unavailable = opened.is_ok().then(|| self.unavailable(name)).flatten();
+        let asked = opened.is_ok();
+        let unavailable = |ways: &[Transport]| asked.then(|| self.unavailable(name, ways)).flatten();
+        let unavailable = [unavailable(&[Transport::Shm, Transport::Cma]), unavailable(&[Transport::Rdma])];
         if let Ok(handle) = opened
             && handle != SegmentHandle::LOCAL
         {
             self.close_segment(handle)?;
         }
         let refused = opened.err().map(|error| error.to_string());
-        let (shm, cma) = self.same_host(native, &buffers, refused.as_deref().or(unavailable.as_deref()));
+        let reason = |unavailable| refused.as_deref().or(unavailable);
+        let (shm, cma) = self.same_host(native, &buffers, reason(unavailable[0].as_deref()));
+        let rdma = self.devices(native, reason(unavailable[1].as_deref()));
         let tcp = self.stream(native, refused.as_deref());
         let own = "it speaks our own protocol, which checks and retries".to_owned();
         let ways = [
             (Transport::Local, Err("it is another engine".to_owned())),
             (Transport::Shm, shm),
             (Transport::Cma, cma),
+            (Transport::Rdma, rdma),
             (Transport::Tcp, tcp),
             (Transport::Mooncake, Err(own)),
         ];
         Ok(Explanation::new("it is an engine, and no file", &ways))
     }
 
-    /// Why shared memory does not lead to a peer that was just asked.
-    fn unavailable(&self, name: &str) -> Option<String> {
-        let shared = |rail: &RailSnapshot| matches!(rail.transport, Transport::Shm | Transport::Cma);
-        let mut rails = self.metrics().rails.into_iter().filter(|rail| shared(rail) && rail.peer == name);
+    /// Why these do not lead to a peer that was just asked.
+    fn unavailable(&self, name: &str, ways: &[Transport]) -> Option<String> {
+        let wanted = |rail: &RailSnapshot| ways.contains(&rail.transport) && rail.peer == name;
+        let mut rails = self.metrics().rails.into_iter().filter(wanted);
         let why = rails.find_map(|rail| rail.reason)?;
         Some(format!("it does not lead to the peer from here: {why}"))
     }
@@ -208,10 +223,26 @@ impl TransferEngine {
         (shm, cma.and_then(|()| permitted(&found)))
     }
 
+    /// Our protocol, carried by devices.
+    fn devices(&self, native: &Native, refused: Option<&str>) -> Result<String, String> {
+        let names = self.config.rdma.usable()?;
+        native.tcp.ok_or("the peer listens on no port, on which it would be agreed")?;
+        match refused {
+            Some(why) => Err(why.to_owned()),
+            None => {
+                let lanes = self.config.lanes;
+                Ok(format!("from {names}, where the peer has devices too; {lanes} connections of each"))
+            }
+        }
+    }
+
     /// Our protocol over TCP.
     fn stream(&self, native: &Native, refused: Option<&str>) -> Result<String, String> {
+        if self.config.rdma.mode == RdmaUse::Require {
+            return Err("RDMA is required here (rdma)".to_owned());
+        }
         let shared = self.no_socket(native).is_none() && (self.config.mapping || self.config.cma);
-        if !self.config.tcp && shared {
+        if !self.config.tcp && (shared || self.config.rdma.usable().is_ok()) {
             return Err("it is switched off here (tcp)".to_owned());
         }
         let address = native.tcp.ok_or("the peer listens on no port")?;
@@ -273,7 +304,7 @@ mod tests {
             let choice = found.choices.iter().find(|one| one.transport == transport).unwrap();
             (choice.usable, choice.mapped.to_string(), choice.pointers.to_string())
         };
-        let names = ["local", "shm", "cma", "tcp", "mooncake", "file"];
+        let names = ["local", "shm", "cma", "rdma", "tcp", "mooncake", "file"];
         let ways = [(Transport::Tcp, ok("port")), (Transport::Shm, ok("mapped")), (Transport::Cma, ok("tried"))];
         let all = Explanation::new("a peer", &ways);
         assert_eq!(all.choices.iter().map(|one| one.transport).collect::<Vec<_>>(), names);

@@ -43,6 +43,7 @@ mod memory;
 mod metrics;
 mod open;
 mod peers;
+mod rdma;
 mod register;
 mod request;
 mod segment;
@@ -66,6 +67,7 @@ pub use explain::{Explanation, TransportChoice, Use};
 pub use files::FileInfo;
 pub use memory::RegisterOptions;
 pub use metrics::{Metrics, PathChange, RailSnapshot, SlowTransfer};
+pub use rdma::{RdmaConfig, RdmaUse};
 pub use request::{Opcode, Range, Ranges, ScatterRequest, SubmitOptions, TransferRequest};
 pub use segment::{BufferInfo, SegmentHandle, SegmentInfo};
 pub use session::{Segment, Session, Transfer};
@@ -112,11 +114,15 @@ impl TransferEngine {
     ///
     /// # Errors
     /// When the port is taken or the kernel refuses: says which and what to do.
-    pub fn start(config: TransferEngineConfig) -> Result<Self, Error> {
+    pub fn start(mut config: TransferEngineConfig) -> Result<Self, Error> {
         config.check()?;
+        if config.rdma.filters.is_empty() {
+            config.rdma.filters.clone_from(&config.environment.device_filters);
+        }
         let listening = directory::listen(&config)?;
         let sockets = directory_of(&config)?;
         let unique = seed()?.max(1);
+        let host = config::host(&config)?;
         let shard = Shard::start(ShardConfig {
             identity: Identity {
                 cluster: config.cluster.clone(),
@@ -135,7 +141,7 @@ impl TransferEngine {
             pool: None,
             store: None,
             first_version: Version(1),
-            host: config::host(&config),
+            host: host.clone(),
         });
         // The socket is named by the port, which only the bound listener knows.
         let shard = shard?;
@@ -171,7 +177,7 @@ impl TransferEngine {
         let departures = engine.segments.read().peers.departures().clone();
         for number in 0..engine.config.initiators {
             let client = config::client(&engine.config, true)?;
-            let initiator = Initiator::new(client, &config::host(&engine.config), engine.config.pacing)?;
+            let initiator = Initiator::new(client, &host, engine.config.pacing)?;
             let driver = Driver::new(initiator, &engine.config, departures.clone())?;
             engine.threads.push(driver.start_progress(number)?);
             engine.drivers.push(driver);

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane::{
-    Error, HugePages, Metrics, Opcode, RailCounts, Region, RegionOptions, RegisterOptions, SegmentHandle,
-    SubmitOptions, TaskState, TransferEngine, TransferEngineConfig, Use,
+    Error, HugePages, Metrics, Opcode, RailCounts, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions,
+    SegmentHandle, SubmitOptions, TaskState, TransferEngine, TransferEngineConfig, Use,
 };
 
-use crate::rig::{Side, Way, check, fill, region};
+use crate::rig::{Side, Way, check, fill, pair, region};
 
 const BYTES: usize = 1 << 20;
 
@@ -87,6 +87,31 @@ fn every_transport_is_counted_under_its_own_name() {
         assert_eq!(rail.peer, whose);
     }
     assert_eq!(metrics.in_flight, 0);
+}
+
+#[test]
+fn devices_are_explained_and_counted_under_their_own_name() {
+    let (a, b, peer) = pair(Way::Rdma, BYTES);
+    let found = a.engine.explain(b.engine.name()).unwrap();
+    assert_eq!((found.for_mapped(), found.for_pointers()), (Some("rdma"), Some("rdma")), "{found:#?}");
+    let open: Vec<&str> = found.choices.iter().filter(|one| one.usable).map(|one| one.transport).collect();
+    assert_eq!(open, ["rdma"], "{found:#?}");
+    fill(&a.region, 0, BYTES, 1);
+    move_all(&a, Opcode::Write, peer, &b.region);
+    check(&b.region, 0, BYTES, 1);
+    let metrics = a.engine.metrics();
+    assert!(metrics.rails.iter().all(|rail| rail.bytes == 0 || rail.peer == b.engine.name()), "{metrics:?}");
+    let bytes: Vec<_> = by_transport(&metrics).into_iter().map(|(name, counts)| (name, counts.bytes)).collect();
+    assert_eq!(bytes, [("rdma", BYTES as u64)]);
+    assert!(a.engine.metrics_text().contains("transport=\"rdma\",rail=\"0\""));
+    // A peer without devices says so when it is asked, and is reached otherwise.
+    let auto = RdmaConfig { mode: RdmaUse::Auto, ..Way::Rdma.config().rdma };
+    let auto = Side::new(TransferEngineConfig { tcp: true, rdma: auto, ..Way::Rdma.config() }, BYTES);
+    let plain = Side::new(Way::Tcp.config(), BYTES);
+    let found = auto.engine.explain(plain.engine.name()).unwrap();
+    assert_eq!((found.for_mapped(), found.for_pointers()), (Some("tcp"), Some("tcp")), "{found:#?}");
+    let rdma = found.choices.iter().find(|one| one.transport == "rdma").unwrap();
+    assert!(rdma.reason.contains("the peer has no RDMA device"), "{rdma:?}");
 }
 
 #[test]

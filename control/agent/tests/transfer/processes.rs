@@ -39,7 +39,8 @@ fn other_process(way: Way) -> (Child, String, u64) {
 
 #[test]
 fn another_process_is_read_and_written_until_it_is_killed() {
-    for way in Way::ALL {
+    // Software devices are of one process.
+    for way in Way::ALL.into_iter().filter(|way| *way != Way::Rdma) {
         let (mut child, name, there) = other_process(way);
         let a = Side::new(way.config(), BYTES);
         let peer = a.engine.open_segment(&name).unwrap();

@@ -3,15 +3,17 @@
 use core::future::Future;
 use core::pin::pin;
 use core::task::{Context, Poll, Waker};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::task::Wake;
 use std::thread::Thread;
 use std::time::Duration;
 
 use kvplane::{
-    HugePages, Opcode, Pacing, Region, RegionOptions, RegisterOptions, SegmentHandle, TransferEngine,
-    TransferEngineConfig, TransferRequest, ZeroCopy, ZeroCopyOptions,
+    HugePages, Opcode, Pacing, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions, SegmentHandle,
+    TransferEngine, TransferEngineConfig, TransferRequest, ZeroCopy, ZeroCopyOptions,
 };
+
+use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -22,16 +24,27 @@ pub(crate) enum Way {
     /// The same without copies into the kernel.
     Lent,
     Shm,
+    /// Over software devices.
+    Rdma,
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::Lent, Self::Shm];
+    pub(crate) const ALL: [Self; 4] = [Self::Tcp, Self::Lent, Self::Shm, Self::Rdma];
+
+    fn rdma(self) -> RdmaConfig {
+        static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default(); 2]));
+        match self {
+            Self::Rdma => RdmaConfig { verbs: Some(Verbs::loopback(&FABRIC)), ..RdmaConfig::of(RdmaUse::Require) },
+            Self::Tcp | Self::Lent | Self::Shm => RdmaConfig::of(RdmaUse::Never),
+        }
+    }
 
     pub(crate) fn config(self) -> TransferEngineConfig {
         let directory = std::env::temp_dir().join(format!("kvplane-transfer-{}", std::process::id()));
         TransferEngineConfig {
             shared_memory: self == Self::Shm,
-            tcp: self != Self::Shm,
+            tcp: matches!(self, Self::Tcp | Self::Lent),
+            rdma: self.rdma(),
             zero_copy: ZeroCopyOptions {
                 when: if self == Self::Lent { ZeroCopy::Always } else { ZeroCopy::Auto },
                 least_bytes: 4096,

@@ -218,7 +218,9 @@ fn restarts_of_peers_do_not_add_up() {
             });
             let rails = a.engine.metrics().rails;
             // Of this life in two initiators, and of the former one where a connection is not gone yet.
-            assert!(rails.len() <= 8, "life {life}: {} rails", rails.len());
+            // Devices are let go a little later.
+            let most = if way == Way::Rdma { 16 } else { 8 };
+            assert!(rails.len() <= most, "life {life}: {} rails", rails.len());
             assert!(rails.iter().filter(|rail| rail.peer == b.engine.name()).count() <= 4);
         }
     }

@@ -3,7 +3,7 @@
 use kvplane_transport::mooncake::ServerOptions;
 use kvplane_transport::{FaultPlan, ZeroCopyCounters, ZeroCopyOptions};
 
-use super::TierSetup;
+use super::{RdmaDevices, TierSetup};
 
 /// Settings of a host.
 #[derive(Clone, Debug)]
@@ -14,6 +14,8 @@ pub struct HostConfig {
     pub fault: Option<FaultPlan>,
     /// Limits of what stock Mooncake engines may ask.
     pub mooncake: ServerOptions,
+    /// RDMA devices to use, if any.
+    pub rdma: Option<RdmaDevices>,
     /// Which payloads leave over TCP without a copy.
     pub zero_copy: ZeroCopyOptions,
     /// The SSD under the service's store.
@@ -26,6 +28,7 @@ impl Default for HostConfig {
             verify_shared: true,
             fault: None,
             mooncake: ServerOptions::default(),
+            rdma: None,
             zero_copy: ZeroCopyOptions::default(),
             tier: None,
         }
@@ -49,6 +52,8 @@ pub struct HostCounters {
     pub cma_bytes: u64,
     /// The same within this process.
     pub local_bytes: u64,
+    /// Copies between this host's memory and its peers' segments that RDMA devices made.
+    pub rdma_copies: u64,
     /// Payloads that left over TCP without a copy, or should have.
     pub zero_copy: ZeroCopyCounters,
 }

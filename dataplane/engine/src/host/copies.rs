@@ -100,7 +100,7 @@ impl Host {
     }
 }
 
-fn local_buffer(buffers: &[Option<Arc<Region>>], local: Local) -> IoBuf {
+pub(super) fn local_buffer(buffers: &[Option<Arc<Region>>], local: Local) -> IoBuf {
     let region = buffers.get(local.buffer as usize).and_then(Option::as_ref);
     let region = region.expect("memory stays registered while a batch uses it");
     IoBuf::new(Arc::clone(region), local.offset as usize, local.bytes as usize)

@@ -24,6 +24,10 @@ impl Host {
     }
 
     pub(super) fn connected(&mut self, link: Link, now_ns: u64) {
+        if let (Role::Asking(lane), Link::Tcp(id)) = (self.roles.get(link), link) {
+            self.offer_rdma(id, lane);
+            return;
+        }
         if let (Role::Lane(lane, _), Some(client)) = (self.roles.get(link), &mut self.client) {
             client.connected(lane, now_ns);
             if let Link::Shm(id) = link {
@@ -52,7 +56,12 @@ impl Host {
                 self.counters.broken += 1;
                 self.last_problem = Some(why.to_string());
             }
-            Gone::Kernel(_) | Gone::Setup(_) | Gone::Unavailable(_) => self.last_problem = Some(why.to_string()),
+            Gone::Kernel(_) | Gone::Setup(_) | Gone::Rdma(_) | Gone::Unavailable(_) => {
+                self.last_problem = Some(why.to_string());
+            }
+        }
+        if let Link::Rdma(id) = link {
+            self.carried_gone(id);
         }
         if let Link::Shm(id) = link {
             self.mapped.retain(|&(of, _), _| of != id);
@@ -64,7 +73,11 @@ impl Host {
                     service.peer_gone(link.peer(), now_ns);
                 }
             }
-            Role::Lane(lane, _) => {
+            Role::Carrier(id) => {
+                self.rdma_work.leave_carrier(id);
+                self.close(Link::Rdma(id), Gone::Peer);
+            }
+            Role::Lane(lane, _) | Role::Asking(lane) => {
                 if let Some(entry) = self.lanes.get_mut(lane.index as usize) {
                     entry.take_if(|(held, _)| *held == lane);
                 }
@@ -87,6 +100,7 @@ impl Host {
         match link {
             Link::Tcp(id) => self.tcp.close(id, why),
             Link::Shm(id) => self.shm.close(&self.poller, id, why),
+            Link::Rdma(id) => self.rdma_work.driver.close(id, why),
             Link::Mooncake(id) => self.stock_lanes.close(&self.poller, id, why),
         }
     }
@@ -131,6 +145,7 @@ impl Host {
                 if header.payload_bytes > 0 {
                     match link {
                         Link::Tcp(id) => self.tcp.receive_payload(id, target),
+                        Link::Rdma(id) => self.rdma_work.driver.receive_payload(id, target),
                         Link::Mooncake(id) => self.stock_lanes.receive_payload(id, target),
                         Link::Shm(_) => unreachable!("no payloads follow over shared memory"),
                     }
@@ -148,7 +163,7 @@ impl Host {
                         client.payload_done(slice, *checksum, now_ns);
                     }
                 }
-                Role::Lane(_, None) | Role::None => {}
+                Role::Lane(_, None) | Role::Asking(_) | Role::Carrier(_) | Role::None => {}
             },
         }
         true
@@ -181,6 +196,10 @@ impl Host {
     fn take_frame(&mut self, link: Link, header: &Header, body: &[u8], now_ns: u64) -> Target {
         let checksum = header.checksum().is_some();
         match self.roles.get(link) {
+            Role::Served if header.kind == Kind::Request(Operation::Rdma) => {
+                self.answer_rdma(link, header, body, now_ns);
+                Target::Discard
+            }
             Role::Served => {
                 let Some(service) = &mut self.service else { return Target::Discard };
                 match service.request(link.peer(), header, body, now_ns) {
@@ -216,7 +235,11 @@ impl Host {
                     }
                 }
             }
-            Role::None => Target::Discard,
+            Role::Carrier(id) => {
+                self.take_rdma_answer(id, header, body, now_ns);
+                Target::Discard
+            }
+            Role::Asking(_) | Role::None => Target::Discard,
         }
     }
 

@@ -15,6 +15,8 @@ impl Host {
             self.buffers.push(None);
             self.buffers.len() - 1
         });
+        // Now, so that the first transfer need not wait for it.
+        self.rdma_work.driver.register(&region);
         self.buffers[index] = Some(region);
         index as u32
     }
@@ -25,13 +27,17 @@ impl Host {
         if self.buffers.len() <= index {
             self.buffers.resize(index + 1, None);
         }
-        self.buffers[index] = Some(region);
+        self.rdma_work.driver.register(&region);
+        if let Some(former) = self.buffers[index].replace(region) {
+            self.forget_rdma(&former);
+        }
     }
 
     /// Forgets caller's memory. No open batch may use it.
     pub fn remove_buffer(&mut self, buffer: u32) {
         if let Some(region) = self.buffers.get_mut(buffer as usize).and_then(Option::take) {
             self.file_work.forget(&region);
+            self.forget_rdma(&region);
         }
     }
 
@@ -47,6 +53,7 @@ impl Host {
             let bytes = info.bytes.min(region.bytes() as u64);
             let writable = info.writable && region.writable();
             self.shm.publish(segment, &Extent { address: region.address(), bytes, writable });
+            self.rdma_work.driver.publish(segment, &region, bytes, writable);
         }
         self.segments[index] = Some((segment.generation, region));
     }

@@ -16,10 +16,12 @@ mod files;
 mod inbound;
 mod memory;
 mod outbound;
+mod rdma;
 mod roles;
 mod same_host;
 mod stock;
 mod tier;
+mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -34,8 +36,9 @@ use kvplane_proto::client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
-use kvplane_transport::mooncake::{LaneCounters, Lanes, Server, ServerCounters};
-use kvplane_transport::{ConnectionId, Event, Fault, FaultCounters, Shm, Source, Token};
+use kvplane_transport::mooncake::{Lanes, Server};
+use kvplane_transport::{ConnectionId, Event, Fault, Shm, Source, Token};
+pub use rdma::RdmaDevices;
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
 use tier::TierWork;
@@ -81,6 +84,7 @@ pub struct Host {
     lanes: Vec<Option<(LaneId, Link)>>,
     file_work: files::FileWork,
     tier_work: Option<TierWork>,
+    rdma_work: rdma::RdmaWork,
     lent: slab::Slab<Lent>,
     uploads: Uploads,
     readiness: Vec<Readiness>,
@@ -116,11 +120,18 @@ impl Host {
         client: Option<Client>,
         pool: Option<Arc<Region>>,
     ) -> io::Result<Self> {
-        let poller = Poller::new()?;
+        let (poller, mut client) = (Poller::new()?, client);
         let tier_work = match (&config.tier, &mut service, &pool) {
             (Some(setup), Some(service), Some(pool)) => Some(TierWork::new(setup, service, pool, &poller)?),
             _ => None,
         };
+        let mut rdma_work = rdma::RdmaWork::new(config.rdma.as_ref(), &poller);
+        if let Some(pool) = &pool {
+            rdma_work.driver.register(pool);
+        }
+        if let Some(client) = &mut client {
+            client.set_rdma(rdma_work.speeds());
+        }
         Ok(Self {
             poller,
             tcp: Fault::new(config.fault.as_ref(), config.zero_copy),
@@ -139,6 +150,7 @@ impl Host {
             lanes: Vec::new(),
             file_work: files::FileWork::default(),
             tier_work,
+            rdma_work,
             lent: slab::Slab::new(),
             uploads: Uploads::default(),
             readiness: Vec::new(),
@@ -219,8 +231,10 @@ impl Host {
         }
         self.rounds_since_clock += 1;
         self.clocked_bytes = 0;
-        let mut progress = self.take_events(self.now_ns);
+        let mut progress = self.rdma_work.driver.poll(self.now_ns);
+        progress |= self.take_events(self.now_ns);
         progress |= self.take_tcp();
+        progress |= self.take_rdma();
         progress |= self.take_shm();
         progress |= self.take_files()?;
         progress |= self.drive_tier(self.now_ns)?;
@@ -234,6 +248,7 @@ impl Host {
         progress |= self.drain_outputs(now_ns);
         self.tcp.flush(&self.poller);
         self.shm.flush(&self.poller);
+        self.rdma_work.driver.flush();
         self.flush_files()?;
         progress |= self.stock_lanes.flush(&self.poller, now_ns);
         let moved_bytes = self.tcp.take_moved_bytes();
@@ -265,7 +280,7 @@ impl Host {
         let due = if self.idle_rounds == 0 {
             self.long_round || self.rounds_since_look >= BUSY_ROUNDS_PER_LOOK
         } else {
-            let better = self.tcp.try_active() || self.shm.open() > 0;
+            let better = self.tcp.try_active() || self.shm.open() > 0 || self.rdma_work.driver.open() > 0;
             !better || self.rounds_since_look >= ROUNDS_PER_LOOK
         };
         if due {
@@ -283,6 +298,7 @@ impl Host {
             Source::TcpListener | Source::TcpConnection => self.tcp.ready(&self.poller, token, readiness),
             // What has ended is taken in this round.
             Source::Files | Source::Tier => {}
+            Source::RdmaCompletions | Source::RdmaEvents => self.rdma_work.driver.ready(token),
             Source::ShmListener | Source::ShmSocket | Source::ShmDoorbell => {
                 self.shm.ready(&self.poller, token, readiness);
             }
@@ -301,6 +317,9 @@ impl Host {
             progress = true;
             self.event(event, Link::Shm, now_ns);
         }
+        progress |= self.take_rdma_events();
+        // Copies that have ended have read the clock.
+        let now_ns = self.now_ns;
         while let Some((id, segment)) = self.shm.poll_wanted() {
             // A segment that is being unregistered is not given out any more.
             let info = self.service.as_ref().and_then(|service| service.segment_info(segment));
@@ -360,8 +379,11 @@ impl Host {
             mailbox.prepare_sleep();
         }
         self.shm.prepare_sleep();
-        if !pending() && self.shm.next_ready(0).is_none() {
+        // A device that cannot be armed is gone, and says so by an event.
+        let rdma_sleeps = self.rdma_work.driver.prepare_sleep().unwrap_or(true);
+        if rdma_sleeps && !pending() && self.shm.next_ready(0).is_none() {
             let most = match (self.same_host.is_waiting(), self.same_host.is_close(self.now_ns)) {
+                _ if self.rdma_work.driver.is_closing() => PARK_WAITING,
                 (true, true) => PARK_WAITING,
                 (true, false) => PARK_WAITING_LONG,
                 (false, _) => PARK_LONGEST,
@@ -392,67 +414,6 @@ impl Host {
             Some(at_ns) => Duration::from_nanos(at_ns.saturating_sub(cpu::monotonic_ns())),
             None => PARK_LONGEST,
         }
-    }
-
-    /// The answering side.
-    pub const fn service(&mut self) -> Option<&mut Service> {
-        self.service.as_mut()
-    }
-
-    /// The asking side.
-    pub const fn client(&mut self) -> Option<&mut Client> {
-        self.client.as_mut()
-    }
-
-    /// A batch that has completed since the last call.
-    pub fn poll_done(&mut self) -> Option<BatchId> {
-        self.done.pop_front()
-    }
-
-    /// A segment that nothing uses any more.
-    pub fn poll_unregistered(&mut self) -> Option<SegmentId> {
-        self.unregistered.pop()
-    }
-
-    /// Whether a newer cluster map is wanted; asked once.
-    pub const fn take_map_wanted(&mut self) -> bool {
-        core::mem::replace(&mut self.map_wanted, false)
-    }
-
-    /// The last connection's end that was not of our asking, in words.
-    #[must_use]
-    pub fn last_problem(&self) -> Option<&str> {
-        self.last_problem.as_deref()
-    }
-
-    /// What happened so far.
-    #[must_use]
-    pub const fn counters(&self) -> &HostCounters {
-        &self.counters
-    }
-
-    /// Faults made by plan so far.
-    #[must_use]
-    pub fn faults(&self) -> FaultCounters {
-        self.tcp.counters()
-    }
-
-    /// What stock engines asked for.
-    #[must_use]
-    pub const fn stock_served(&self) -> &ServerCounters {
-        self.stock_server.counters()
-    }
-
-    /// What stock engines were asked for.
-    #[must_use]
-    pub const fn stock_asked(&self) -> &LaneCounters {
-        self.stock_lanes.counters()
-    }
-
-    /// Connections open, by any driver.
-    #[must_use]
-    pub const fn connections(&self) -> usize {
-        self.tcp.open() + self.shm.open() + self.stock_lanes.open() + self.stock_server.open()
     }
 }
 

@@ -49,12 +49,15 @@ impl Host {
                 match Link::of_peer(peer) {
                     Link::Tcp(id) => self.tcp.send(id, &header, service.body(body), payload),
                     Link::Shm(id) => self.shm.send(id, &header, service.body(body)),
+                    Link::Rdma(id) => self.rdma_work.driver.send(id, &header, service.body(body), payload),
                     Link::Mooncake(_) => unreachable!("the service answers no stock engine"),
                 };
             }
             ServiceOutput::Close { peer, reason } => {
-                self.counters.broken += 1;
-                self.last_problem = Some(reason.to_string());
+                if reason != CloseReason::Fenced {
+                    self.counters.broken += 1;
+                    self.last_problem = Some(reason.to_string());
+                }
                 self.close_served(peer, reason);
             }
             ServiceOutput::Unregistered { segment } => {
@@ -70,6 +73,8 @@ impl Host {
         match Link::of_peer(peer) {
             Link::Tcp(id) if !heard => self.tcp.close(id, Gone::Closed),
             Link::Tcp(id) => self.tcp.close_after_sending(id, Gone::Closed),
+            Link::Rdma(id) if !heard => self.rdma_work.driver.close(id, Gone::Closed),
+            Link::Rdma(id) => self.rdma_work.driver.close_after_sending(id, Gone::Closed),
             Link::Shm(id) => {
                 self.shm.flush(&self.poller);
                 self.shm.close(&self.poller, id, Gone::Closed);
@@ -96,6 +101,18 @@ impl Host {
                 match link {
                     Link::Tcp(id) => self.tcp.send(id, &header, client.body(body), payload),
                     Link::Shm(id) => self.shm.send(id, &header, client.body(body)),
+                    Link::Rdma(id) => {
+                        let body = client.body(body);
+                        super::rdma::expect_answers(
+                            &mut self.rdma_work.driver,
+                            id,
+                            client,
+                            &self.buffers,
+                            &header,
+                            body,
+                        );
+                        self.rdma_work.driver.send(id, &header, body, payload)
+                    }
                     Link::Mooncake(id) => self.stock_lanes.send(id, &header, client.body(body), payload),
                 };
             }
@@ -103,6 +120,9 @@ impl Host {
                 self.copy_out(lane, slice, offset, local, checksum, now_ns);
             }
             ClientOutput::CopyIn { lane, slice, offset, local } => self.copy_in(lane, slice, offset, local, now_ns),
+            ClientOutput::CopySegment { lane, slice, via: Via::Rdma, segment, offset, local, write } => {
+                self.start_rdma_copy((lane, slice), (segment, offset), local, write);
+            }
             ClientOutput::CopySegment { lane, slice, via, segment, offset, local, write } => {
                 let copy = SegmentCopy { slice, via, segment, offset, local, write };
                 self.copy_segment(lane, &copy, now_ns);
@@ -127,7 +147,7 @@ impl Host {
     fn connect(&mut self, lane: LaneId, address: &PeerAddress, path: Path, now_ns: u64) {
         let refused = |error: std::io::Error| Gone::Setup(error.to_string());
         let link = match path {
-            Path::Stream => self.tcp.connect(&self.poller, address.tcp).map(Link::Tcp).map_err(refused),
+            Path::Stream | Path::Rdma => self.tcp.connect(&self.poller, address.tcp).map(Link::Tcp).map_err(refused),
             Path::Shared => {
                 let path = address.shm.as_deref().unwrap_or_default();
                 self.shm.connect(&self.poller, path, now_ns).map(Link::Shm)
@@ -158,7 +178,8 @@ impl Host {
                     self.lanes.resize(index + 1, None);
                 }
                 self.lanes[index] = Some((lane, link));
-                self.roles.set(link, Role::Lane(lane, None));
+                let role = if path == Path::Rdma { Role::Asking(lane) } else { Role::Lane(lane, None) };
+                self.roles.set(link, role);
             }
             Err(why) => {
                 self.last_problem = Some(why.to_string());

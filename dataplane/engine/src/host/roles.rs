@@ -10,14 +10,18 @@ use kvplane_transport::ConnectionId;
 pub(super) enum Link {
     Tcp(ConnectionId),
     Shm(ConnectionId),
+    Rdma(ConnectionId),
     /// To a stock engine; ours are the only requests on it.
     Mooncake(ConnectionId),
 }
 
+/// Drivers with peers that ask us: the first ones by their numbers.
+const SERVING_DRIVERS: u32 = 3;
+
 impl Link {
     const fn id(self) -> ConnectionId {
         match self {
-            Self::Tcp(id) | Self::Shm(id) | Self::Mooncake(id) => id,
+            Self::Tcp(id) | Self::Shm(id) | Self::Rdma(id) | Self::Mooncake(id) => id,
         }
     }
 
@@ -25,32 +29,36 @@ impl Link {
         match self {
             Self::Tcp(_) => 0,
             Self::Shm(_) => 1,
-            Self::Mooncake(_) => 2,
+            Self::Rdma(_) => 2,
+            Self::Mooncake(_) => 3,
         }
     }
 
     pub(super) const fn path(self) -> Path {
         match self {
-            Self::Tcp(_) | Self::Mooncake(_) => Path::Stream,
+            Self::Tcp(_) | Self::Rdma(_) | Self::Mooncake(_) => Path::Stream,
             Self::Shm(_) => Path::Shared,
         }
     }
 
-    /// The service's name for the peer: even for TCP, odd for shared memory.
+    /// The service's name for the peer, by driver.
     ///
     /// # Panics
     /// For a lane to a stock engine, which asks the service nothing.
     pub(super) const fn peer(self) -> PeerKey {
         assert!(!matches!(self, Self::Mooncake(_)), "a stock engine is no peer of the service");
         let id = self.id();
-        let odd = matches!(self, Self::Shm(_)) as u32;
-        PeerKey { index: id.index * 2 + odd, generation: id.generation }
+        PeerKey { index: id.index * SERVING_DRIVERS + self.driver() as u32, generation: id.generation }
     }
 
     /// The inverse of [`Self::peer`].
     pub(super) const fn of_peer(peer: PeerKey) -> Self {
-        let id = ConnectionId { index: peer.index / 2, generation: peer.generation };
-        if peer.index.is_multiple_of(2) { Self::Tcp(id) } else { Self::Shm(id) }
+        let id = ConnectionId { index: peer.index / SERVING_DRIVERS, generation: peer.generation };
+        match peer.index % SERVING_DRIVERS {
+            0 => Self::Tcp(id),
+            1 => Self::Shm(id),
+            _ => Self::Rdma(id),
+        }
     }
 }
 
@@ -64,12 +72,16 @@ pub(super) enum Role {
     Served,
     /// We ask a peer; the slice whose payload is arriving.
     Lane(LaneId, Option<SliceId>),
+    /// Over it we ask for an RDMA connection for this lane.
+    Asking(LaneId),
+    /// This RDMA connection was talked about on it, and lasts as long.
+    Carrier(ConnectionId),
 }
 
 /// The roles of all connections, by driver and position.
 #[derive(Default)]
 pub(super) struct Roles {
-    entries: [Vec<(u32, Role)>; 3],
+    entries: [Vec<(u32, Role)>; 4],
 }
 
 impl Roles {

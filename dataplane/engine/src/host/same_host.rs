@@ -340,13 +340,19 @@ impl Host {
     /// waited for.
     pub(super) fn segment_left(&mut self, segment: SegmentId) {
         self.shm.retract(segment);
+        // From here on the devices let nobody in.
+        self.rdma_work.driver.retract(segment);
         let held = self.segments.get_mut(segment.index as usize);
         // The position may be a successor's by now.
         let region = held.and_then(|entry| entry.take_if(|(generation, _)| *generation == segment.generation));
+        let region = region.map(|(_, region)| region);
+        if let Some(region) = &region {
+            self.forget_rdma(region);
+        }
         self.same_host.closely_until_ns = self.now_ns.saturating_add(CLOSE_NS);
         // Asked for again, it is waited for once.
         if !self.same_host.leaving.iter().any(|(leaving, _)| *leaving == segment) {
-            self.same_host.leaving.push((segment, region.map(|(_, region)| region)));
+            self.same_host.leaving.push((segment, region));
         }
         self.see_off();
     }

@@ -1,6 +1,7 @@
 //! Queued slices become frames: as many as the lane's window allows, batched by operation.
 
 use super::Client;
+use super::fences::connection_number;
 use super::lane::{Endpoint, EndpointEvent};
 use super::path::{Path, Via};
 use super::table::{SliceEvent, SliceState, Wire, request_id};
@@ -39,6 +40,7 @@ impl Client {
             incarnation: address.incarnation,
             shard: address.shard,
             lane: number,
+            connection: connection_number(lane),
             cluster,
         };
         let body = self.append(|out| out.extend_from_slice(&hello.encode()));
@@ -68,8 +70,9 @@ impl Client {
         let entry = &mut self.lanes[lane as usize];
         match entry.state {
             Endpoint::Ready => {
+                let open = self.tell_fences(lane);
                 self.flush_held(lane);
-                while self.flush_one(lane) {}
+                while open && self.flush_one(lane) {}
             }
             Endpoint::Idle | Endpoint::Connecting | Endpoint::Greeting | Endpoint::Resetting => {}
         }
@@ -142,7 +145,13 @@ impl Client {
         let path = self.lanes[lane as usize].path;
         let request = self.slices.at(first.index).request;
         match (path, request) {
-            (Path::Stream, Request::Read(..) | Request::Write(..)) if self.may_gather(first.index) => {
+            (Path::Rdma, Request::Read(target, local)) if self.is_one_sided(lane, target) => {
+                self.copy_segment(lane, first, target, local, false);
+            }
+            (Path::Rdma, Request::Write(target, local)) if self.is_one_sided(lane, target) => {
+                self.copy_segment(lane, first, target, local, true);
+            }
+            (Path::Stream | Path::Rdma, Request::Read(..) | Request::Write(..)) if self.may_gather(first.index) => {
                 self.send_many(lane, matches!(request, Request::Write(..)));
             }
             (_, Request::Exists(_)) => self.send_digests(lane, Operation::Exists),
@@ -155,8 +164,8 @@ impl Client {
             (_, Request::Put(digest, local)) => {
                 self.send_payload(lane, first.index, Operation::Put, local, true, &DigestItem { digest });
             }
-            (Path::Stream | Path::Mooncake, Request::Read(..)) => self.send_each(lane, Operation::Read),
-            (Path::Stream | Path::Mooncake, Request::Write(target, local)) => {
+            (Path::Stream | Path::Rdma | Path::Mooncake, Request::Read(..)) => self.send_each(lane, Operation::Read),
+            (Path::Stream | Path::Rdma | Path::Mooncake, Request::Write(target, local)) => {
                 let item = WriteItem { segment: target.segment, offset: target.offset };
                 let checksum = self.sums_segments(lane);
                 self.send_payload(lane, first.index, Operation::Write, local, checksum, &item);
@@ -169,6 +178,11 @@ impl Client {
             }
         }
         true
+    }
+
+    /// Whether the lane's device reaches a segment by itself.
+    fn is_one_sided(&self, lane: u32, target: super::SegmentTarget) -> bool {
+        self.lanes[lane as usize].way(&self.config, target.segment, target.shareable).is_some()
     }
 
     /// The slice at the head of the queue; stale entries before it are dropped.
@@ -296,7 +310,7 @@ impl Client {
     fn copy_segment(&mut self, lane: u32, id: SliceId, target: super::SegmentTarget, local: Local, write: bool) {
         let entry = &mut self.lanes[lane as usize];
         let via = match entry.path {
-            Path::Shared => entry.way(&self.config, target.segment, target.shareable),
+            Path::Shared | Path::Rdma => entry.way(&self.config, target.segment, target.shareable),
             _ => Some(Via::Own),
         };
         let Some(via) = via else {

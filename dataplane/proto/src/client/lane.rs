@@ -93,6 +93,8 @@ pub(super) struct Lane {
     pub(super) releases: Vec<PinId>,
     pub(super) aborts: Vec<ReservationId>,
     pub(super) commits: Vec<(u32, CommitItem)>,
+    /// Up to which of the peer's fences it was told, by their count.
+    pub(super) fenced: u64,
     /// Why the peer refused us: its slices fail with this instead of being retried.
     pub(super) refusal: Option<Status>,
     pub(super) dirty: bool,
@@ -133,6 +135,7 @@ impl Lane {
             releases: Vec::new(),
             aborts: Vec::new(),
             commits: Vec::new(),
+            fenced: 0,
             refusal: None,
             dirty: false,
             cause: None,
@@ -151,13 +154,18 @@ impl Lane {
     pub(super) fn depth(&self, config: &Config) -> usize {
         match self.path {
             Path::Mooncake => config.foreign_depth.max(1) as usize,
-            Path::Stream | Path::Shared | Path::Local | Path::File => Limits::REQUESTS_PER_CONNECTION,
+            Path::Stream | Path::Rdma | Path::Shared | Path::Local | Path::File => Limits::REQUESTS_PER_CONNECTION,
         }
     }
 
     /// Whether another request may be under way.
     pub(super) fn has_room(&self, config: &Config) -> bool {
-        let open = if self.path.is_greeted() { self.outstanding } else { self.flying };
+        let open = match self.path {
+            // Some of its slices have a request, some are the device's alone.
+            Path::Rdma => self.outstanding.max(self.flying),
+            path if path.is_greeted() => self.outstanding,
+            _ => self.flying,
+        };
         (open as usize) < self.depth(config) && (self.sent_bytes == 0 || self.sent_bytes < config.lane_window_bytes)
     }
 
@@ -169,9 +177,12 @@ impl Lane {
         open < self.depth(config)
     }
 
-    /// The way in which this shared lane moves a segment. Before the host knows about cma, it is taken to work.
+    /// The way in which this lane moves a segment. Before the host knows about cma, it is taken to work.
     pub(super) fn way(&self, config: &Config, segment: SegmentId, mappable: bool) -> Option<Via> {
         let open = |via| !self.closed.contains(&(segment, via));
+        if self.path == Path::Rdma {
+            return open(Via::Rdma).then_some(Via::Rdma);
+        }
         if config.shared && mappable && open(Via::Map) {
             return Some(Via::Map);
         }
@@ -247,6 +258,7 @@ impl Lane {
         self.releases.clear();
         self.aborts.clear();
         self.commits.clear();
+        self.fenced = 0;
         self.cma = false;
         self.closed.clear();
     }

@@ -11,10 +11,14 @@
 //! whole payload was taken; a slice whose deadline passes while it is on the wire completes only after its lane was
 //! reset and the host has said that all I/O of the lane has ended ([`Client::lane_gone`]).
 //!
+//! Order: what a peer has received on a lane that was lost, and not carried out, it never carries out after anything
+//! that was asked later: it is told first that the lane is over (`fences`).
+//!
 //! Not here: sockets, memory (only [`Local`] names it), clocks (`now_ns` is an argument), and the choice of
 //! transport, which the host reports when a lane is connected.
 
 mod dispatch;
+mod fences;
 mod flush;
 mod gather;
 mod lane;
@@ -35,10 +39,11 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use dispatch::{Group, RailEntry};
+use fences::Fences;
 use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
 pub use metrics::{Failovers, RailCounts, RailMetrics, SlowOperation};
-pub use options::{Intent, RailAddress, SubmitOptions};
+pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
 pub use path::{Path, PeerKind, Transport, Via};
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
@@ -49,6 +54,7 @@ pub use types::{
 
 use crate::ids::{BatchId, Epoch};
 use crate::map::{ClusterMap, OwnerTable};
+use crate::message::Operation;
 use crate::sched::RetryBudget;
 
 /// The asking side of the data path. Single-threaded; owned by one host loop.
@@ -58,6 +64,8 @@ pub struct Client {
     peers: Vec<Peer>,
     peer_index: BTreeMap<PeerAddress, PeerId>,
     free_peers: Vec<PeerId>,
+    /// What peers were to be told when they were left, oldest first.
+    left_fences: VecDeque<(PeerAddress, Fences)>,
     lanes: Vec<Lane>,
     free_lanes: Vec<u32>,
     rails: Vec<RailEntry>,
@@ -100,6 +108,7 @@ struct Peer {
     address: PeerAddress,
     groups: Vec<Group>,
     retries: RetryBudget,
+    fences: Fences,
     /// The caller knows its id: it stays for good. Others come and go with the maps.
     pinned: bool,
     /// Not in the map any more: its place is free when its last lane is gone.
@@ -116,6 +125,7 @@ impl Client {
             peers: Vec::new(),
             peer_index: BTreeMap::new(),
             free_peers: Vec::new(),
+            left_fences: VecDeque::new(),
             lanes: Vec::new(),
             free_lanes: Vec::new(),
             rails: Vec::new(),
@@ -192,6 +202,16 @@ impl Client {
     #[must_use]
     pub fn payload(&self, range: core::ops::Range<usize>) -> &[Local] {
         &self.locals[range]
+    }
+
+    /// Where the payload of the answer to this request goes, if it is one range: a host may have it put there.
+    #[must_use]
+    pub fn answer_memory(&self, request: crate::ids::RequestId) -> Option<Local> {
+        let wire = self.wires.get(request.index, request.generation)?;
+        match (wire.operation, &wire.slices[..]) {
+            (Operation::Get | Operation::Read, &[slice]) => self.slices.peek(slice).request.local(),
+            _ => None,
+        }
     }
 
     /// When [`Self::handle_timeout`] wants to be called, in the host's nanoseconds; to be asked when `poll_output` has

@@ -73,4 +73,15 @@ pub struct RailAddress {
     pub bytes_per_second: u64,
     /// NUMA distance between our port and our memory: 0 near, 1 other node, 2 unknown or far.
     pub tier: u8,
+    /// The devices at both ends, where it is a way over RDMA; `tcp` is then where the connection is talked about.
+    pub rdma: Option<RailDevices>,
+}
+
+/// The devices at both ends of a rail.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct RailDevices {
+    /// Ours, by the host's number.
+    pub own: u16,
+    /// The peer's, by its number; where it has none of that number it takes another.
+    pub peer: u16,
 }

@@ -10,6 +10,9 @@ use crate::ids::{Incarnation, NodeId, ShardId};
 pub enum Path {
     /// Payloads follow their frames.
     Stream,
+    /// As a stream, but a device moves the bytes: payloads into place, and segments without their owner's help. See
+    /// [`Via`].
+    Rdma,
     /// The peer is on this host: control frames travel, bytes are copied by whoever asks. See [`Via`].
     Shared,
     /// This very process: nothing travels.
@@ -22,13 +25,14 @@ pub enum Path {
 
 impl Path {
     /// Every path.
-    pub const ALL: &[Self] = &[Self::Stream, Self::Shared, Self::Local, Self::Mooncake, Self::File];
+    pub const ALL: &[Self] = &[Self::Stream, Self::Rdma, Self::Shared, Self::Local, Self::Mooncake, Self::File];
 
     /// Its name in settings, logs and counters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stream => "tcp",
+            Self::Rdma => "rdma",
             Self::Shared => "shm",
             Self::Local => "local",
             Self::Mooncake => "mooncake",
@@ -38,7 +42,13 @@ impl Path {
 
     /// Whether the peer is greeted: it runs our protocol.
     pub(super) const fn is_greeted(self) -> bool {
-        matches!(self, Self::Stream | Self::Shared)
+        matches!(self, Self::Stream | Self::Rdma | Self::Shared)
+    }
+
+    /// Whether ranges are written in the order of the frames: what follows a frame is not written before the peer has
+    /// carried that out. Where we write ourselves, only the frame's answer says that it has.
+    pub(super) const fn writes_in_order(self) -> bool {
+        matches!(self, Self::Stream)
     }
 }
 
@@ -47,6 +57,8 @@ impl Path {
 pub enum Transport {
     /// Our own protocol over TCP.
     Tcp,
+    /// The same with devices that move the bytes.
+    Rdma,
     /// Copies through a mapping of the peer's memory.
     Shm,
     /// The kernel's copies between the processes.
@@ -61,13 +73,14 @@ pub enum Transport {
 
 impl Transport {
     /// Every transport.
-    pub const ALL: &[Self] = &[Self::Tcp, Self::Shm, Self::Cma, Self::Local, Self::Mooncake, Self::File];
+    pub const ALL: &[Self] = &[Self::Tcp, Self::Rdma, Self::Shm, Self::Cma, Self::Local, Self::Mooncake, Self::File];
 
     /// What carries a slice on this path; `via` matters on the shared one only.
     #[must_use]
     pub const fn of(path: Path, via: Via) -> Self {
         match (path, via) {
             (Path::Stream, _) => Self::Tcp,
+            (Path::Rdma, _) => Self::Rdma,
             (Path::Shared, Via::Cma) => Self::Cma,
             (Path::Shared, _) => Self::Shm,
             (Path::Local, _) => Self::Local,
@@ -81,6 +94,7 @@ impl Transport {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
             Self::Shm => "shm",
             Self::Cma => "cma",
             Self::Local => "local",
@@ -120,6 +134,8 @@ pub enum Via {
     Cma,
     /// It is this process's own.
     Own,
+    /// A device reads and writes it: it takes its time.
+    Rdma,
 }
 
 impl Via {
@@ -130,6 +146,7 @@ impl Via {
             Self::Map => "map",
             Self::Cma => "cma",
             Self::Own => "local",
+            Self::Rdma => "rdma",
         }
     }
 }

@@ -4,10 +4,11 @@
 //! drops it. Either gives its place back when its last lane is gone, so that restarts of nodes do not add up.
 
 use super::dispatch::{Group, RailEntry};
+use super::fences::Fences;
 use super::lane::{Cause, Endpoint, Lane};
 use super::metrics::RailBooks;
-use super::options::RailAddress;
-use super::path::{Path, PeerKind};
+use super::options::{RailAddress, RailDevices};
+use super::path::{Path, PeerKind, Transport, Via};
 use super::table::NOWHERE;
 use super::types::{LaneId, PeerAddress, PeerId, Request};
 use super::{Client, Peer};
@@ -20,6 +21,8 @@ use crate::sched::{Rail, RetryBudget};
 /// What a rail is taken to serve before it was measured: memory, and a 25 Gb/s port or a fast disk.
 const SAME_HOST_BYTES_PER_SECOND: u64 = 8_000_000_000;
 const NETWORK_BYTES_PER_SECOND: u64 = 3_125_000_000;
+/// How long a path that the peer refused is left alone.
+const REFUSED_NS: u64 = 60_000_000_000;
 
 impl Client {
     /// The peer at this address; the same one when it is known already.
@@ -73,15 +76,21 @@ impl Client {
             next
         });
         self.peers[peer.0 as usize] = Peer::new(address.clone());
+        self.take_left_fences(peer);
         let several = self.config.lanes.max(1);
         match address.kind {
             PeerKind::Native => {
                 if (self.config.shared || self.config.cma) && address.shm.is_some() {
                     self.add_group(peer, Path::Shared, &[], 1);
                 }
-                // A peer that offers no shared memory is reached by streams even where only that was asked for.
+                let (rdma, plain): (Vec<_>, Vec<_>) = rails.iter().copied().partition(|rail| rail.rdma.is_some());
+                let rdma = if rdma.is_empty() { self.rdma_rails(address.tcp) } else { rdma };
+                if !rdma.is_empty() {
+                    self.add_group(peer, Path::Rdma, &rdma, several);
+                }
+                // A peer that offers nothing else is reached by streams even where only that was asked for.
                 if self.config.stream || self.peers[peer.0 as usize].groups.is_empty() {
-                    self.add_group(peer, Path::Stream, rails, several);
+                    self.add_group(peer, Path::Stream, &plain, several);
                 }
             }
             PeerKind::Local => self.add_group(peer, Path::Local, &[], 1),
@@ -92,12 +101,43 @@ impl Client {
         peer
     }
 
+    /// One rail from each of our devices to the peer's of the same number.
+    fn rdma_rails(&self, tcp: std::net::SocketAddr) -> Vec<RailAddress> {
+        let devices = self.config.rdma.iter().take(Limits::RAILS).enumerate();
+        let rail = |(number, &speed): (usize, &u64)| RailAddress {
+            local: None,
+            tcp,
+            bytes_per_second: if speed == 0 { NETWORK_BYTES_PER_SECOND } else { speed },
+            tier: 0,
+            rdma: Some(RailDevices { own: number as u16, peer: number as u16 }),
+        };
+        devices.map(rail).collect()
+    }
+
+    /// Which RDMA devices this host has: see [`Config::rdma`](super::Config::rdma). For peers that are opened from now
+    /// on.
+    pub fn set_rdma(&mut self, bytes_per_second: Vec<u64>) {
+        self.config.rdma = bytes_per_second;
+    }
+
+    /// The peer said that it does not do what this lane is for: for a while its path is not tried, and what waited for
+    /// it goes elsewhere, or ends where there is no other. The host reports the lane gone after that.
+    pub fn path_refused(&mut self, lane: LaneId, why: &str, now_ns: u64) {
+        self.now_ns = now_ns;
+        let Some(entry) = self.current(lane) else { return };
+        let rail = entry.rail as usize;
+        let rail = &mut self.rails[rail];
+        let (peer, group) = (rail.peer as usize, usize::from(rail.group));
+        rail.books.of(Transport::of(rail.path, Via::Rdma)).unavailable += 1;
+        self.peers[peer].groups[group].unavailable = Some((now_ns.saturating_add(REFUSED_NS), why.to_owned()));
+    }
+
     /// Opens the rails of a path, with `lanes` lanes each; without `addresses` there is one, to the peer's own.
     fn add_group(&mut self, peer: PeerId, path: Path, addresses: &[RailAddress], lanes: u16) {
         let number = self.peers[peer.0 as usize].groups.len() as u8;
         let stated = match path {
             Path::Shared | Path::Local => SAME_HOST_BYTES_PER_SECOND,
-            Path::Stream | Path::Mooncake | Path::File => NETWORK_BYTES_PER_SECOND,
+            Path::Stream | Path::Rdma | Path::Mooncake | Path::File => NETWORK_BYTES_PER_SECOND,
         };
         let mut rails = Vec::new();
         for position in 0..addresses.len().max(1) {
@@ -140,7 +180,7 @@ impl Client {
     }
 
     /// Every lane of a peer.
-    fn lanes_of(&self, peer: usize) -> Vec<u32> {
+    pub(super) fn lanes_of(&self, peer: usize) -> Vec<u32> {
         let rails = self.peers[peer].groups.iter().flat_map(|group| &group.rails);
         rails.flat_map(|&rail| self.rails[rail as usize].lanes.iter().copied()).collect()
     }
@@ -183,6 +223,7 @@ impl Client {
         for lane in self.lanes_of(index) {
             self.reset_lane(lane, Cause::Withdrawn);
         }
+        self.leave_fences(index);
         for number in 0..self.peers[index].groups.len() {
             for slice in self.drain_group(index, number) {
                 self.route(super::table::slice_id(slice, self.slices.generation(slice)));
@@ -232,7 +273,8 @@ impl Client {
 impl Peer {
     fn new(address: PeerAddress) -> Self {
         let retries = RetryBudget::new(Limits::RETRY_BURST);
-        Self { address, groups: Vec::new(), retries, pinned: false, departed: false }
+        let fences = Fences::default();
+        Self { address, groups: Vec::new(), retries, fences, pinned: false, departed: false }
     }
 }
 

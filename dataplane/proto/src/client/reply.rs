@@ -40,6 +40,10 @@ impl Client {
             self.welcome(lane, header, body)?;
             return Ok(PayloadTo::Discard);
         }
+        if operation == Operation::Fence {
+            self.fence_answered(lane, header).ok_or(Broken)?;
+            return Ok(PayloadTo::Discard);
+        }
         let wire = self.wires.get(header.request.index, header.request.generation);
         let Some(wire) = wire.filter(|wire| wire.lane == lane) else {
             self.counters.stale_frames += 1;
@@ -333,7 +337,7 @@ impl Client {
             return;
         };
         let entry = &mut self.lanes[lane as usize];
-        if entry.path == Path::Shared {
+        if matches!(entry.path, Path::Shared | Path::Rdma) {
             entry.close_way(target.segment, via);
             self.retry(index, Status::Unsupported);
         } else {

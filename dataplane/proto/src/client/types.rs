@@ -27,6 +27,9 @@ pub struct Config {
     pub cma: bool,
     /// Whether streams are used.
     pub stream: bool,
+    /// Bytes per second of each RDMA device of this host, by the host's numbers; 0 where that is not known. None: RDMA
+    /// is not used.
+    pub rdma: Vec<u64>,
     /// Ranges of segments are cut into slices of this many bytes, at least [`crate::Limits::SLICE_BYTES_LEAST`].
     pub slice_bytes: u64,
     /// Payload bytes that one lane may have asked for, sent, pinned or reserved without being done with them. A slice
@@ -64,6 +67,7 @@ impl Default for Config {
             shared: true,
             cma: true,
             stream: true,
+            rdma: Vec::new(),
             slice_bytes: 256 << 10,
             lane_window_bytes: 64 << 20,
             post_ahead_ns: 2_000_000,
@@ -242,8 +246,9 @@ pub enum Output {
         /// From where.
         local: Local,
     },
-    /// Shared and local paths: copy between the caller's memory and a segment, then [`super::Client::copied`] before
-    /// the lane may be reported gone. `Unsupported` says that this way is closed for the segment: another is taken.
+    /// Shared, local and RDMA paths: copy between the caller's memory and a segment, then [`super::Client::copied`]; or
+    /// report the lane gone, when nothing touches the memory any more. `Unsupported` says that this way is closed for
+    /// the segment: another is taken.
     CopySegment {
         /// The lane whose peer it belongs to.
         lane: LaneId,
@@ -402,6 +407,8 @@ pub struct Counters {
     pub resets: u64,
     /// Lanes that were lost or could not be connected.
     pub lanes_lost: u64,
+    /// Requests that told a peer which lanes are over.
+    pub fences: u64,
     /// Payloads that did not match their checksum.
     pub corrupt: u64,
 }

@@ -102,7 +102,13 @@ impl Network {
         let mut client = Client::new(config);
         let tcp = |port: usize| SocketAddr::from(([10, 0, 0, 1 + port as u8], 7000));
         let rails: Vec<RailAddress> = (0..ports.len())
-            .map(|port| RailAddress { local: None, tcp: tcp(port), bytes_per_second: 1_250_000_000, tier: 0 })
+            .map(|port| RailAddress {
+                local: None,
+                tcp: tcp(port),
+                bytes_per_second: 1_250_000_000,
+                tier: 0,
+                rdma: None,
+            })
             .collect();
         let peer = client.open_peer_over(PeerAddress::native(tcp(0), None), &rails);
         let mut network = Self {

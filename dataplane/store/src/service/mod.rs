@@ -9,7 +9,8 @@
 //!
 //! Invariants: whatever a peer holds (pins, reservations, a payload under way) comes back when the host says that the
 //! peer is gone and its I/O has ended. A put is answered only after its whole payload was taken, also when it fails.
-//! Bytes arrive in fresh extents only, so a late writer reaches nothing that anybody reads.
+//! An object's bytes arrive in a fresh extent: a late writer reaches nothing that anybody reads. When a peer has said
+//! that a connection of its own is over, nothing of that is carried out any more.
 
 mod held;
 mod objects;
@@ -240,6 +241,7 @@ impl Service {
             (Operation::Exists, _) => self.exists(peer, header, body),
             (Operation::Size, _) => self.size(peer, header, body),
             (Operation::Remove, _) => self.remove(peer, header, body),
+            (Operation::Fence, _) => self.fence(peer, header, body),
             (Operation::OpenSegment, _) => self.open_segment(peer, header, body),
             (Operation::Get, Path::Stream) => self.get(peer, header, body),
             (Operation::Put | Operation::Write, Path::Stream) if header.payload_bytes == 0 => {

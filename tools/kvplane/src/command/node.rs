@@ -5,13 +5,33 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use kvplane::{HugePages, MetricsServer, NodeConfig, NodeId, PutAck, SsdConfig, TierPolicy, WritePolicy};
+use kvplane::{HugePages, MetricsServer, NodeConfig, NodeId, PutAck, RdmaUse, SsdConfig, TierPolicy, WritePolicy};
 
-use super::tebench::PacingChoice;
+use super::tebench::{PacingChoice, values};
 use super::{Failure, metrics, size, stop};
 
 /// How long an object may wait that is written back.
 const WRITE_BACK_NS: u64 = 10_000_000_000;
+/// Whether a node offers RDMA.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RdmaChoice {
+    /// On the devices that there are.
+    Auto,
+    /// Not at all.
+    Never,
+    /// On devices that must be there.
+    Require,
+}
+
+impl From<RdmaChoice> for RdmaUse {
+    fn from(choice: RdmaChoice) -> Self {
+        match choice {
+            RdmaChoice::Auto => Self::Auto,
+            RdmaChoice::Never => Self::Never,
+            RdmaChoice::Require => Self::Require,
+        }
+    }
+}
 
 /// A storage node.
 #[derive(Args)]
@@ -50,6 +70,13 @@ pub(crate) struct Shape {
     /// How shards wait; without it, what suits the machine.
     #[arg(long, value_enum)]
     pacing: Option<PacingChoice>,
+    /// RDMA: where it can be had (auto), never, or with an error where it cannot (require).
+    #[arg(long, value_enum, default_value = "auto")]
+    rdma: RdmaChoice,
+    /// RDMA devices to use, separated by commas, in this order: each is connected to that of the same place in the
+    /// other side's list. Without it, all.
+    #[arg(long, alias = "rdma_devices", value_delimiter = ',')]
+    rdma_devices: Vec<String>,
     /// Port of loopback for /metrics, what the shards counted as Prometheus text; 0 picks one. Without it, there is
     /// none.
     #[arg(long, alias = "metrics_port")]
@@ -154,6 +181,7 @@ impl Shape {
             huge: HugePages::Try,
             ssds: self.ssd.paths.clone(),
             tier: self.ssd.policy(),
+            rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices)?,
             ..NodeConfig::local(cluster, self.pool)
         };
         let node = Arc::new(kvplane::Node::start(&config)?);

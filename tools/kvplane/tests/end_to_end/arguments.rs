@@ -30,7 +30,7 @@ fn wrong_command_lines_are_usage_errors() {
         (&["tebench", "--duration", "0"], &["--duration", "0"]),
         (&["tebench", "--total_buffer_size", "0"], &["--total_buffer_size", "0"]),
         (&["tebench", "--duration=-1"], &["--duration", "-1"]),
-        (&["tebench", "--xport_type", "rdma"], &["--xport_type", "rdma is not available", "network cards"]),
+        (&["tebench", "--xport_type", "efa"], &["--xport_type", "efa is not available", "network cards"]),
         (&["tebench", "--tent_transport_hint", "nvlink"], &["nvlink is not available", "GPU memory"]),
         (&["tebench", "--seg_type", "VRAM"], &["VRAM is not available", "DRAM"]),
         (&["tebench", "--seg_type_mix", "dram,vram"], &["VRAM is not available"]),

@@ -133,7 +133,7 @@ fn the_binary_is_the_tool_whose_name_it_has() {
     }
     run(&["-threads=2", "-block_size=1M"]).failed(1, &["2 threads with 8 blocks of 1048576 bytes", "4194304"]);
     run(&["-use_vram"]).failed(1, &["--use_vram", "GPU memory"]);
-    run(&["-protocol=rdma"]).failed(2, &["rdma is not available"]);
+    run(&["-protocol=efa"]).failed(2, &["efa is not available"]);
     run(&["-report_unit=TB"]).failed(2, &["\"TB\" is none of GB"]);
     finish(named(&place, "transfer_engine_bench", &[]), &[]).failed(1, &["--segment_id is missing"]);
 

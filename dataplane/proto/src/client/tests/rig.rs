@@ -322,6 +322,7 @@ impl Rig {
                 sent.items().iter().for_each(|item| self.reserve(sent.lane, item).encode(&mut body));
             }
             Operation::Commit => sent.items().iter().for_each(|item| self.commit(sent.lane, item).encode(&mut body)),
+            Operation::Rdma => unreachable!("drivers talk about connections, clients do not"),
             Operation::Release | Operation::Abort => {
                 for item in sent.items::<IdItem>() {
                     let held = (sent.lane, item.id);
@@ -329,6 +330,7 @@ impl Rig {
                 }
                 return Vec::new();
             }
+            Operation::Fence => {}
             Operation::Get => return sent.items().iter().map(|item| self.get(sent.lane, item)).collect(),
             Operation::Read => return sent.items().iter().map(|item| read(sent.lane, item)).collect(),
             Operation::Put => return vec![self.put(sent)],

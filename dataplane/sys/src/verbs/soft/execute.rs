@@ -95,8 +95,13 @@ impl State {
     /// Takes a queue pair to its error state and flushes it.
     pub(super) fn fail(&mut self, number: u32) {
         if let Some(queue) = self.queue_pairs.get_mut(&number) {
-            queue.state = QueueState::Error;
+            let already = std::mem::replace(&mut queue.state, QueueState::Error) == QueueState::Error;
+            let (context, place, shares) = (queue.context, queue.place, queue.shared.is_some());
             self.flush(number);
+            if shares && !already {
+                // It takes nothing more from the queue that it shares.
+                self.tell(context, EVENT_QP_LAST_WQE_REACHED, place);
+            }
         }
     }
 

@@ -288,6 +288,7 @@ impl Run<'_> {
     fn check_way(&self) -> Result<(), Failure> {
         let wanted = match self.options.engine.transport()? {
             Transport::Tcp if !self.options.engine.is_stock() => "tcp",
+            Transport::Rdma => "rdma",
             Transport::Shm => "shm",
             Transport::Cma => "cma",
             Transport::Uring => "file",

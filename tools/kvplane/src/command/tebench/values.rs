@@ -1,5 +1,7 @@
 //! Values of flags: taken where this build can do what they say, refused by name where it cannot.
 
+use kvplane::{RdmaConfig, RdmaUse};
+
 /// A transport, or whichever is best of those that both sides have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transport {
@@ -7,6 +9,8 @@ pub(crate) enum Transport {
     Any,
     /// TCP only.
     Tcp,
+    /// RDMA only.
+    Rdma,
     /// Shared memory only, mapped.
     Shm,
     /// Same host only, copied by the kernel between the processes.
@@ -18,10 +22,20 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
+    /// Whether RDMA is used on this way.
+    pub(crate) const fn rdma(self) -> RdmaUse {
+        match self {
+            Self::Any => RdmaUse::Auto,
+            Self::Rdma => RdmaUse::Require,
+            Self::Tcp | Self::Shm | Self::Cma | Self::Uring | Self::Local => RdmaUse::Never,
+        }
+    }
+
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Any => "",
             Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
             Self::Shm => "shm",
             Self::Cma => "cma",
             Self::Uring => "iouring",
@@ -35,15 +49,16 @@ pub(crate) fn transport(text: &str) -> Result<Transport, String> {
     Ok(match text {
         "" | "unspec" => Transport::Any,
         "tcp" => Transport::Tcp,
+        "rdma" => Transport::Rdma,
         "shm" => Transport::Shm,
         "cma" => Transport::Cma,
         "iouring" | "io_uring" => Transport::Uring,
         "local" => Transport::Local,
         _ => {
             return Err(format!(
-                "{}: there are tcp, shm, cma, iouring and local",
+                "{}: there are tcp, rdma, shm, cma, iouring and local",
                 missing_transport(text)
-                    .ok_or_else(|| format!("{text:?} is no transport: tcp, shm, cma, iouring, local"))?
+                    .ok_or_else(|| format!("{text:?} is no transport: tcp, rdma, shm, cma, iouring, local"))?
             ));
         }
     })
@@ -52,12 +67,22 @@ pub(crate) fn transport(text: &str) -> Result<Transport, String> {
 /// Why a transport that others have is not to be had here.
 fn missing_transport(text: &str) -> Option<String> {
     let what = match text {
-        "rdma" | "barex" | "efa" | "hp_tcp" => "no driver of RDMA or other bypass network cards",
+        "barex" | "efa" | "hp_tcp" => "no driver of network cards that bypass the kernel, other than RDMA's",
         "mnnvl" | "nvlink" | "nvlink_intra" | "gds" | "musa" | "hip" | "mpcomm" => "no driver of GPU memory",
         "ascend" | "sunrise_link" | "ub" | "cxl" | "nvmeof" => "no driver of that device",
         _ => return None,
     };
     Some(format!("{text} is not available: this build has {what}"))
+}
+
+/// RDMA in this mode, over these devices of the flag; all of them when it names none.
+pub(crate) fn rdma(flag: &str, mode: RdmaUse, devices: &[String]) -> Result<RdmaConfig, String> {
+    let names = devices.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
+    let devices: Vec<String> = names.collect();
+    if mode == RdmaUse::Never && !devices.is_empty() {
+        return Err(format!("{flag} {}: RDMA is switched off by the other flags", devices.join(",")));
+    }
+    Ok(RdmaConfig { devices, ..RdmaConfig::of(mode) })
 }
 
 /// A kind of memory. Only system memory is there.
@@ -141,11 +166,11 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_refused_by_name() {
-        for (text, words) in [("rdma", "rdma is not available"), ("gds", "GPU memory"), ("pigeon", "no transport")] {
+        for (text, words) in [("efa", "efa is not available"), ("gds", "GPU memory"), ("pigeon", "no transport")] {
             let error = transport(text).unwrap_err();
             assert!(error.contains(words) && error.contains("tcp"), "{error}");
         }
-        for name in ["tcp", "shm", "cma", "iouring", "local", ""] {
+        for name in ["tcp", "rdma", "shm", "cma", "iouring", "local", ""] {
             assert_eq!(transport(name).unwrap().name(), name);
         }
         assert_eq!(memories("dram, DRAM").unwrap(), ["DRAM", "DRAM"]);
@@ -153,6 +178,16 @@ mod tests {
         assert!(gpu("-1").is_ok() && gpu("0").is_ok() && gpu("1").unwrap_err().contains("GPU 1"));
         assert!(seconds("0").is_err() && seconds("nan").is_err() && seconds("0.02").is_ok());
         assert!(capacity("-1").is_err() && capacity("inf").is_err() && capacity("12.5").is_ok());
+    }
+
+    #[test]
+    fn devices_are_named_for_rdma_only() {
+        let list = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
+        let config = rdma("--x", RdmaUse::Require, &list(" mlx5_1,, mlx5_0 ")).unwrap();
+        assert_eq!((config.mode, config.devices), (RdmaUse::Require, list("mlx5_1,mlx5_0")));
+        assert!(rdma("--x", Transport::Any.rdma(), &list("")).unwrap().devices.is_empty());
+        let error = rdma("--x", Transport::Tcp.rdma(), &list("mlx5_0")).unwrap_err();
+        assert!(error.contains("--x mlx5_0"), "{error}");
     }
 
     #[test]

@@ -1,0 +1,286 @@
+//! RDMA in a host: which devices, how connections come about, and copies that the devices make.
+//!
+//! A connection is talked about on a TCP connection of its own to the peer's data port: our half of it is a request
+//! there, the peer's half the answer. After that the TCP connection says nothing more, but when it ends the peer is
+//! gone.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kvplane_proto::client::{Client, LaneId, Local, SliceId};
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{GetItem, Kind, Operation, ReadItem, decode_items};
+use kvplane_proto::{RequestId, SegmentId, Status};
+use kvplane_sys::verbs::Verbs;
+use kvplane_sys::{Poller, Region};
+use kvplane_transport::{ConnectionId, Gone, Input, Rdma, RdmaCounters, RdmaOptions};
+
+use super::copies::local_buffer;
+use super::roles::{Link, Role};
+use super::{FRAMES_PER_ROUND, Host};
+
+/// RDMA devices for a host.
+#[derive(Clone, Debug)]
+pub struct RdmaDevices {
+    /// Where they come from.
+    pub verbs: Verbs,
+    /// Names of those to use, in the order of their numbers; empty for all.
+    pub names: Vec<String>,
+    /// Settings of the driver.
+    pub options: RdmaOptions,
+}
+
+/// The RDMA driver of a host, and who waits for what of it.
+pub(super) struct RdmaWork {
+    pub(super) driver: Rdma,
+    /// The TCP connection that each RDMA connection came from.
+    carriers: HashMap<ConnectionId, ConnectionId>,
+    /// For whom each copy is, by its token.
+    copies: slab::Slab<(LaneId, SliceId)>,
+    /// Why devices are not used.
+    problems: Vec<String>,
+}
+
+impl RdmaWork {
+    pub(super) fn new(devices: Option<&RdmaDevices>, poller: &Poller) -> Self {
+        let driver = Rdma::new(devices.map(|devices| devices.options).unwrap_or_default());
+        let mut work = Self { driver, carriers: HashMap::new(), copies: slab::Slab::new(), problems: Vec::new() };
+        if let Some(devices) = devices {
+            work.open(devices, poller);
+        }
+        work
+    }
+
+    fn open(&mut self, devices: &RdmaDevices, poller: &Poller) {
+        let found = if devices.names.is_empty() {
+            devices.verbs.devices().map(|found| found.into_iter().map(Ok).collect())
+        } else {
+            Ok(devices.names.iter().map(|name| devices.verbs.device(name)).collect::<Vec<_>>())
+        };
+        match found {
+            Ok(found) if found.is_empty() => self.problems.push("there is no RDMA device".to_owned()),
+            Ok(found) => {
+                for device in found {
+                    let opened = device
+                        .map_err(|error| error.to_string())
+                        .and_then(|device| self.driver.add_device(poller, &device).map_err(|error| error.to_string()));
+                    self.problems.extend(opened.err());
+                }
+            }
+            Err(error) => self.problems.push(error.to_string()),
+        }
+    }
+
+    /// The TCP connection of this one is gone.
+    pub(super) fn leave_carrier(&mut self, id: ConnectionId) {
+        self.carriers.remove(&id);
+    }
+
+    /// Bytes per second of each device, 0 where that is not known.
+    pub(super) fn speeds(&self) -> Vec<u64> {
+        self.driver.devices().map(|(_, bits_per_second, _)| bits_per_second / 8).collect()
+    }
+}
+
+/// Offers the memory that the answers to a request go to.
+pub(super) fn expect_answers(
+    driver: &mut Rdma,
+    id: ConnectionId,
+    client: &Client,
+    buffers: &[Option<Arc<Region>>],
+    header: &Header,
+    body: &[u8],
+) {
+    let mut expect = |request: RequestId| {
+        if let Some(local) = client.answer_memory(request) {
+            driver.expect_answer(id, request, local_buffer(buffers, local).into());
+        }
+    };
+    match header.kind {
+        Kind::Request(Operation::Get) => {
+            decode_items::<GetItem>(body, header.items).into_iter().flatten().for_each(|item| expect(item.request));
+        }
+        Kind::Request(Operation::Read) => {
+            decode_items::<ReadItem>(body, header.items).into_iter().flatten().for_each(|item| expect(item.request));
+        }
+        _ => {}
+    }
+}
+
+impl Host {
+    /// The TCP connection for a lane over RDMA is there: makes an offer on it.
+    pub(super) fn offer_rdma(&mut self, carrier: ConnectionId, lane: LaneId) {
+        let devices = self.client.as_ref().and_then(|client| client.rail_of(lane)).and_then(|rail| rail.rdma);
+        let (own, peer) = devices.map_or((0, 0), |devices| (devices.own, devices.peer));
+        let (id, offer) = match self.rdma_work.driver.offer(usize::from(own), peer) {
+            Ok(offered) => offered,
+            Err(error) => {
+                self.close(Link::Tcp(carrier), Gone::Setup(error.to_string()));
+                return;
+            }
+        };
+        self.roles.set(Link::Tcp(carrier), Role::Carrier(id));
+        self.roles.set(Link::Rdma(id), Role::Lane(lane, None));
+        self.rdma_work.carriers.insert(id, carrier);
+        if let Some(entry) = self.lanes.get_mut(lane.index as usize) {
+            *entry = Some((lane, Link::Rdma(id)));
+        }
+        let header = Header::request(Kind::Request(Operation::Rdma), RequestId::default()).with_body(&offer, 1);
+        self.tcp.send(carrier, &header, &offer, None);
+    }
+
+    /// A peer offers an RDMA connection: from now on it is talked about on this one.
+    pub(super) fn answer_rdma(&mut self, link: Link, header: &Header, body: &[u8], now_ns: u64) {
+        let Link::Tcp(carrier) = link else {
+            self.close(link, Gone::Closed);
+            return;
+        };
+        if let Some(service) = &mut self.service {
+            service.peer_gone(link.peer(), now_ns);
+        }
+        let (accepted, answer) = self.rdma_work.driver.accept(body);
+        let status = Rdma::answer_status(&answer);
+        let reply = Header::reply(Kind::Reply(Operation::Rdma), header.request, status).with_body(&answer, 1);
+        self.tcp.send(carrier, &reply, &answer, None);
+        match accepted {
+            Some(id) => {
+                self.roles.set(link, Role::Carrier(id));
+                self.rdma_work.carriers.insert(id, carrier);
+            }
+            None => {
+                self.roles.set(link, Role::None);
+                self.tcp.close_after_sending(carrier, Gone::Closed);
+            }
+        }
+    }
+
+    /// The peer has answered our offer.
+    pub(super) fn take_rdma_answer(&mut self, id: ConnectionId, header: &Header, body: &[u8], now_ns: u64) {
+        if header.kind != Kind::Reply(Operation::Rdma) {
+            self.counters.broken += 1;
+            self.close(Link::Rdma(id), Gone::Closed);
+            return;
+        }
+        if let (Status::Unsupported, Role::Lane(lane, _)) = (header.status, self.roles.get(Link::Rdma(id)))
+            && let Some(client) = &mut self.client
+        {
+            client.path_refused(lane, "the peer has no RDMA device", now_ns);
+        }
+        self.rdma_work.driver.complete(id, body);
+    }
+
+    /// An RDMA connection is gone: what it came from is of no use.
+    pub(super) fn carried_gone(&mut self, id: ConnectionId) {
+        // Gone before, its place may be another's by now.
+        if let Some(carrier) = self.rdma_work.carriers.remove(&id)
+            && self.roles.get(Link::Tcp(carrier)) == Role::Carrier(id)
+        {
+            self.roles.set(Link::Tcp(carrier), Role::None);
+            self.tcp.close(carrier, Gone::Closed);
+        }
+    }
+
+    pub(super) fn start_rdma_copy(
+        &mut self,
+        (lane, slice): (LaneId, SliceId),
+        target: (SegmentId, u64),
+        local: Local,
+        write: bool,
+    ) {
+        // Where the lane is gone, whoever waited for the copy knows it.
+        let Some(Link::Rdma(id)) = self.link_of(lane) else { return };
+        let token = self.rdma_work.copies.insert((lane, slice)) as u64;
+        let buffer = self.local(local);
+        self.rdma_work.driver.copy(id, token, target, buffer, write);
+    }
+
+    pub(super) fn take_rdma_events(&mut self) -> bool {
+        let mut progress = self.take_rdma_copies();
+        while let Some(event) = self.rdma_work.driver.poll_event() {
+            progress = true;
+            // A connection's end comes after the last of its copies.
+            self.take_rdma_copies();
+            self.event(event, Link::Rdma, self.now_ns);
+        }
+        if let Some(problem) = self.rdma_work.driver.take_problem() {
+            self.last_problem = Some(problem);
+        }
+        progress
+    }
+
+    fn take_rdma_copies(&mut self) -> bool {
+        let mut progress = false;
+        while let Some((_, token, result)) = self.rdma_work.driver.poll_copied() {
+            progress = true;
+            let now_ns = self.arrival_ns();
+            let (lane, slice) = self.rdma_work.copies.remove(token as usize);
+            // What a failed connection leaves undone is told by its end.
+            if result != Err(Status::Unreachable) {
+                if result.is_ok() {
+                    self.counters.rdma_copies += 1;
+                }
+                self.copied(lane, slice, result.map(|()| 0), now_ns);
+            }
+        }
+        progress
+    }
+
+    pub(super) fn take_rdma(&mut self) -> bool {
+        let mut progress = false;
+        let mut again = Vec::new();
+        while let Some(id) = self.rdma_work.driver.next_ready() {
+            let mut frames = 0;
+            loop {
+                if frames == FRAMES_PER_ROUND {
+                    again.push(id);
+                    break;
+                }
+                let mut scratch = core::mem::take(&mut self.scratch);
+                let input = self.rdma_work.driver.input(id, &mut scratch);
+                let now_ns = if matches!(input, Input::Wait) { self.now_ns } else { self.arrival_ns() };
+                let more = self.take_input(Link::Rdma(id), &input, &scratch, now_ns);
+                self.scratch = scratch;
+                if !more {
+                    break;
+                }
+                progress = true;
+                frames += 1;
+                self.drain_service();
+            }
+        }
+        for id in again {
+            self.rdma_work.driver.ready_again(id);
+        }
+        progress
+    }
+
+    /// Unpins memory that has no name any more.
+    pub(super) fn forget_rdma(&mut self, region: &Arc<Region>) {
+        let mut held = self.buffers.iter().flatten().chain(self.segments.iter().flatten().map(|(_, region)| region));
+        if !held.any(|held| Arc::ptr_eq(held, region)) {
+            self.rdma_work.driver.forget(region);
+        }
+    }
+
+    /// RDMA devices that are open: name, bits per second (0 when down or not known), and why it is not used, if so.
+    pub fn rdma_devices(&self) -> impl Iterator<Item = (&str, u64, Option<String>)> {
+        self.rdma_work.driver.devices()
+    }
+
+    /// The names of the RDMA devices that are open, by their numbers.
+    pub fn rdma_names(&self) -> impl Iterator<Item = &str> {
+        self.rdma_work.driver.device_names()
+    }
+
+    /// Why RDMA devices were not opened.
+    #[must_use]
+    pub fn rdma_problems(&self) -> &[String] {
+        &self.rdma_work.problems
+    }
+
+    /// What the RDMA driver counted.
+    #[must_use]
+    pub const fn rdma_counters(&self) -> &RdmaCounters {
+        self.rdma_work.driver.counters()
+    }
+}

@@ -1,0 +1,362 @@
+//! What travels inside messages between two RDMA drivers: the envelope around a frame, and places in memory.
+//!
+//! ```text
+//!  0 magic u32 "KVPR"   4 version u8   5 kind u8   6 payload u8   7 flags u8
+//!  8 credits u16       10 sources u16 12 offers u16 14 zero u16
+//! 16 content bytes u32 20 zero u32    24 token u64
+//! ```
+//!
+//! Little-endian, fixed layout, 32 bytes, followed by the content. The content of a frame is a *record*: `offers` and
+//! then `sources` places of 32 bytes, the frame's header and body, and its payload when that is short. A record that is
+//! longer than a message goes on in messages of kind `More`. The link's hardware checks what it carries; the frame's
+//! own checksums are checked all the same.
+
+use core::fmt;
+
+use kvplane_proto::frame::HEADER_BYTES;
+use kvplane_proto::{Limits, RequestId, Status};
+
+/// Bytes of an envelope.
+pub(super) const ENVELOPE_BYTES: usize = 32;
+/// Bytes of a place.
+pub(super) const PLACE_BYTES: usize = 32;
+/// Bytes of the answer about a segment's key.
+pub(super) const KEY_BYTES: usize = 32;
+/// First bytes of every message.
+const MAGIC: u32 = u32::from_le_bytes(*b"KVPR");
+/// Version of this layout.
+pub(super) const VERSION: u8 = 1;
+/// Payloads up to this length travel with their frame.
+pub(super) const EAGER_BYTES: usize = 4096;
+/// Places that a frame may name for its own payload.
+pub(super) const SOURCES: usize = 16;
+/// Places that a frame may offer for answers.
+pub(super) const OFFERS: usize = 2048;
+/// The longest record.
+pub(super) const RECORD_BYTES: usize =
+    (OFFERS + SOURCES) * PLACE_BYTES + HEADER_BYTES + Limits::BODY_BYTES + EAGER_BYTES;
+/// Flag: the record goes on in the next message of kind `More`.
+const FLAG_MORE: u8 = 1;
+/// Flag: another part of the payload follows this one.
+const FLAG_PARTS: u8 = 2;
+
+/// What a message is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum MessageKind {
+    /// A frame, or the start of its record.
+    Frame = 1,
+    /// A record goes on.
+    More = 2,
+    /// Nothing but credits.
+    Credit = 3,
+    /// The payload of this token was fetched, or its part was.
+    Pulled = 4,
+    /// The next part of the payload of this token.
+    Part = 5,
+    /// What reaches this segment?
+    AskKey = 6,
+    /// The answer.
+    Key = 7,
+    /// This segment is reached no longer.
+    SegmentGone = 8,
+}
+
+/// How the payload of a frame comes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum PayloadKind {
+    /// There is none.
+    None = 0,
+    /// It is part of the record.
+    Eager = 1,
+    /// It was written where the request offered.
+    Pushed = 2,
+    /// It waits at the sources and is to be fetched.
+    Pull = 3,
+}
+
+/// A decoded envelope.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Envelope {
+    pub(super) kind: MessageKind,
+    pub(super) payload: PayloadKind,
+    /// The record goes on in the next message.
+    pub(super) more: bool,
+    /// The sources are not the whole payload.
+    pub(super) parts: bool,
+    /// Receives that the sender of the message has posted again since its last one.
+    pub(super) credits: u16,
+    pub(super) sources: u16,
+    pub(super) offers: u16,
+    /// Bytes behind the envelope in this message.
+    pub(super) content_bytes: u32,
+    /// The payload's, or a segment's id.
+    pub(super) token: u64,
+}
+
+/// A range of memory that its owner lets the peer reach.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    /// Whose answer goes there; nobody's for sources.
+    pub(super) request: RequestId,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) key: u32,
+}
+
+/// What reaches a segment, or why nothing does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct SegmentKey {
+    pub(super) status: Status,
+    pub(super) writable: bool,
+    pub(super) key: u32,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+}
+
+/// Why a message is not one. The link that brought it cannot be used any further.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum WireError {
+    Short(usize),
+    Magic(u32),
+    Version(u8),
+    Field(&'static str, u64),
+}
+
+impl fmt::Display for WireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Short(bytes) => write!(f, "an RDMA message of {bytes} bytes is not what it says it is"),
+            Self::Magic(found) => write!(f, "not a message of ours: starts with {found:#010x}"),
+            Self::Version(found) => {
+                write!(f, "RDMA message version {found}, but this build speaks {VERSION}: upgrade the older side")
+            }
+            Self::Field(field, value) => write!(f, "{field} of an RDMA message is {value}, which has no meaning"),
+        }
+    }
+}
+
+impl MessageKind {
+    const ALL: [Self; 8] =
+        [Self::Frame, Self::More, Self::Credit, Self::Pulled, Self::Part, Self::AskKey, Self::Key, Self::SegmentGone];
+}
+
+impl Envelope {
+    pub(super) const fn new(kind: MessageKind, token: u64) -> Self {
+        Self {
+            kind,
+            payload: PayloadKind::None,
+            more: false,
+            parts: false,
+            credits: 0,
+            sources: 0,
+            offers: 0,
+            content_bytes: 0,
+            token,
+        }
+    }
+
+    /// Wire form.
+    pub(super) fn encode(&self) -> [u8; ENVELOPE_BYTES] {
+        let mut out = [0; ENVELOPE_BYTES];
+        out[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        out[4] = VERSION;
+        out[5] = self.kind as u8;
+        out[6] = self.payload as u8;
+        out[7] = if self.more { FLAG_MORE } else { 0 } | if self.parts { FLAG_PARTS } else { 0 };
+        out[8..10].copy_from_slice(&self.credits.to_le_bytes());
+        out[10..12].copy_from_slice(&self.sources.to_le_bytes());
+        out[12..14].copy_from_slice(&self.offers.to_le_bytes());
+        out[16..20].copy_from_slice(&self.content_bytes.to_le_bytes());
+        out[24..32].copy_from_slice(&self.token.to_le_bytes());
+        out
+    }
+
+    /// Reads the envelope at the front of a message of so many bytes, and checks all that can be checked without its
+    /// content.
+    pub(super) fn decode(front: &[u8], message_bytes: usize) -> Result<Self, WireError> {
+        let Some(bytes) = front.first_chunk::<ENVELOPE_BYTES>() else { return Err(WireError::Short(message_bytes)) };
+        let magic = word32(bytes, 0);
+        if magic != MAGIC {
+            return Err(WireError::Magic(magic));
+        }
+        if bytes[4] != VERSION {
+            return Err(WireError::Version(bytes[4]));
+        }
+        let kind = MessageKind::ALL.into_iter().find(|kind| *kind as u8 == bytes[5]);
+        let payloads = [PayloadKind::None, PayloadKind::Eager, PayloadKind::Pushed, PayloadKind::Pull];
+        let payload = payloads.into_iter().find(|payload| *payload as u8 == bytes[6]);
+        if bytes[7] & !(FLAG_MORE | FLAG_PARTS) != 0 {
+            return Err(WireError::Field("the flags", bytes[7].into()));
+        }
+        let envelope = Self {
+            kind: kind.ok_or(WireError::Field("the kind", bytes[5].into()))?,
+            payload: payload.ok_or(WireError::Field("the payload's kind", bytes[6].into()))?,
+            more: bytes[7] & FLAG_MORE != 0,
+            parts: bytes[7] & FLAG_PARTS != 0,
+            credits: word16(bytes, 8),
+            sources: word16(bytes, 10),
+            offers: word16(bytes, 12),
+            content_bytes: word32(bytes, 16),
+            token: word64(bytes, 24),
+        };
+        envelope.check(message_bytes)?;
+        Ok(envelope)
+    }
+
+    fn check(&self, message_bytes: usize) -> Result<(), WireError> {
+        if self.content_bytes as usize != message_bytes.wrapping_sub(ENVELOPE_BYTES) {
+            return Err(WireError::Short(message_bytes));
+        }
+        if usize::from(self.sources) > SOURCES {
+            return Err(WireError::Field("the number of sources", self.sources.into()));
+        }
+        if usize::from(self.offers) > OFFERS {
+            return Err(WireError::Field("the number of offers", self.offers.into()));
+        }
+        if (self.payload == PayloadKind::Pull || self.kind == MessageKind::Part) != (self.sources > 0) {
+            return Err(WireError::Field("the number of sources", self.sources.into()));
+        }
+        Ok(())
+    }
+
+    /// Bytes of the places at the start of the record.
+    pub(super) fn places_bytes(&self) -> usize {
+        (usize::from(self.offers) + usize::from(self.sources)) * PLACE_BYTES
+    }
+}
+
+impl Place {
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        for word in [self.request.to_bits(), self.address, self.bytes, u64::from(self.key)] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    /// Reads one back; none for a range that is no range.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let place = Self {
+            request: RequestId::from_bits(word64(bytes, 0)),
+            address: word64(bytes, 8),
+            bytes: word64(bytes, 16),
+            key: u32::try_from(word64(bytes, 24)).ok()?,
+        };
+        let whole = place.bytes > 0 && place.bytes <= Limits::PAYLOAD_BYTES;
+        (whole && place.address.checked_add(place.bytes).is_some()).then_some(place)
+    }
+
+    /// All of `bytes`, which is a whole number of places.
+    pub(super) fn decode_all(bytes: &[u8]) -> Result<Vec<Self>, WireError> {
+        let places: Option<Vec<Self>> = bytes.chunks_exact(PLACE_BYTES).map(Self::decode).collect();
+        places.ok_or(WireError::Field("a place", 0))
+    }
+}
+
+impl SegmentKey {
+    pub(super) const fn refused(status: Status) -> Self {
+        Self { status, writable: false, key: 0, address: 0, bytes: 0 }
+    }
+
+    pub(super) fn encode(&self) -> [u8; KEY_BYTES] {
+        let mut out = [0; KEY_BYTES];
+        out[0..2].copy_from_slice(&(self.status as u16).to_le_bytes());
+        out[2] = self.writable.into();
+        out[4..8].copy_from_slice(&self.key.to_le_bytes());
+        out[8..16].copy_from_slice(&self.address.to_le_bytes());
+        out[16..24].copy_from_slice(&self.bytes.to_le_bytes());
+        out
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let Ok(bytes) = <&[u8; KEY_BYTES]>::try_from(bytes) else { return Err(WireError::Short(bytes.len())) };
+        let code = word16(bytes, 0);
+        let key = Self {
+            status: Status::from_code(code).ok_or(WireError::Field("the status", code.into()))?,
+            writable: bytes[2] != 0,
+            key: word32(bytes, 4),
+            address: word64(bytes, 8),
+            bytes: word64(bytes, 16),
+        };
+        match key.address.checked_add(key.bytes) {
+            Some(_) => Ok(key),
+            None => Err(WireError::Field("the segment's address", key.address)),
+        }
+    }
+}
+
+pub(super) fn word16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+pub(super) fn word32(bytes: &[u8], at: usize) -> u32 {
+    u32::from(word16(bytes, at)) | u32::from(word16(bytes, at + 2)) << 16
+}
+
+pub(super) fn word64(bytes: &[u8], at: usize) -> u64 {
+    u64::from(word32(bytes, at)) | u64::from(word32(bytes, at + 4)) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn kinds() -> impl Strategy<Value = MessageKind> {
+        proptest::sample::select(MessageKind::ALL.to_vec())
+    }
+
+    #[test]
+    fn the_layout_stays() {
+        let envelope = Envelope {
+            kind: MessageKind::Frame,
+            payload: PayloadKind::Pull,
+            more: true,
+            parts: false,
+            credits: 0x0102,
+            sources: 3,
+            offers: 0x0405,
+            content_bytes: 0,
+            token: 0x1122_3344_5566_7788,
+        };
+        let golden: [u8; ENVELOPE_BYTES] = [
+            0x4b, 0x56, 0x50, 0x52, 1, 1, 3, 1, 0x02, 0x01, 3, 0, 0x05, 0x04, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x88, 0x77,
+            0x66, 0x55, 0x44, 0x33, 0x22, 0x11,
+        ];
+        assert_eq!(envelope.encode(), golden);
+        assert_eq!(Envelope::decode(&golden, ENVELOPE_BYTES), Ok(envelope));
+        let mut out = Vec::new();
+        let request = RequestId { index: 1, generation: 2 };
+        Place { request, address: 0x10_0000, bytes: 0x2000, key: 0x0304_0506 }.encode(&mut out);
+        let golden: [u8; PLACE_BYTES] =
+            [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0, 6, 5, 4, 3, 0, 0, 0, 0];
+        assert_eq!(out, golden);
+        let key = SegmentKey { status: Status::Ok, writable: true, key: 0x0a0b_0c0d, address: 0x5000, bytes: 0x600 };
+        let golden: [u8; KEY_BYTES] = [
+            0, 0, 1, 0, 0x0d, 0x0c, 0x0b, 0x0a, 0, 0x50, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0,
+        ];
+        assert_eq!((key.encode(), SegmentKey::decode(&golden)), (golden, Ok(key)));
+    }
+
+    proptest! {
+        #[test]
+        fn envelopes_survive(kind in kinds(), credits: u16, token: u64, more: bool, content in 0usize..64) {
+            let sources = u16::from(kind == MessageKind::Part);
+            let content_bytes = content as u32;
+            let envelope = Envelope { credits, more, sources, content_bytes, ..Envelope::new(kind, token) };
+            let mut message = envelope.encode().to_vec();
+            message.resize(ENVELOPE_BYTES + content, 0xaa);
+            prop_assert_eq!(Envelope::decode(&message, message.len()), Ok(envelope));
+            message.push(0);
+            prop_assert!(Envelope::decode(&message, message.len()).is_err(), "longer than it says");
+        }
+
+        #[test]
+        fn any_bytes_are_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = Envelope::decode(&bytes, bytes.len());
+            let _ = SegmentKey::decode(&bytes);
+            let _ = Place::decode_all(&bytes[..bytes.len() / PLACE_BYTES * PLACE_BYTES]);
+        }
+    }
+}

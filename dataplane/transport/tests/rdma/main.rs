@@ -1,0 +1,9 @@
+//! The RDMA driver between two ends in one process: on software devices everywhere, and on this machine's own where it
+//! has two.
+
+mod bed;
+mod copies;
+mod failures;
+mod frames;
+mod payloads;
+mod sleep;
