@@ -77,7 +77,7 @@ impl World {
         let mut client = Client::new(config);
         let tcp = |rail| SocketAddr::from(([10, 0, 0, 1 + rail], 7000));
         let rails: Vec<RailAddress> = (0..rails)
-            .map(|rail| RailAddress { local: None, tcp: tcp(rail), bytes_per_second: 1 << 30, tier: 0 })
+            .map(|rail| RailAddress { local: None, tcp: tcp(rail), bytes_per_second: 1 << 30, tier: 0, rdma: None })
             .collect();
         let address = PeerAddress::native(tcp(0), shared.then(|| "/run/late.sock".into()));
         let peer = client.open_peer_over(address.clone(), &rails);

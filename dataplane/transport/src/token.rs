@@ -49,12 +49,12 @@ sources! {
     ShmDoorbell = 6,
     /// The queue of file transfers.
     Files = 7,
-    /// The queue of the tier's device.
-    Tier = 10,
     /// Completions of an RDMA device.
     RdmaCompletions = 8,
     /// Events of an RDMA device.
     RdmaEvents = 9,
+    /// The queue of the tier's device.
+    Tier = 10,
     /// The listener for stock Mooncake engines.
     MooncakeListener = 16,
     /// A connection of a stock engine.

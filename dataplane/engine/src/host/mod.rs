@@ -83,8 +83,8 @@ pub struct Host {
     roles: Roles,
     lanes: Vec<Option<(LaneId, Link)>>,
     file_work: files::FileWork,
-    tier_work: Option<TierWork>,
     rdma_work: rdma::RdmaWork,
+    tier_work: Option<TierWork>,
     lent: slab::Slab<Lent>,
     uploads: Uploads,
     readiness: Vec<Readiness>,
@@ -121,10 +121,6 @@ impl Host {
         pool: Option<Arc<Region>>,
     ) -> io::Result<Self> {
         let (poller, mut client) = (Poller::new()?, client);
-        let tier_work = match (&config.tier, &mut service, &pool) {
-            (Some(setup), Some(service), Some(pool)) => Some(TierWork::new(setup, service, pool, &poller)?),
-            _ => None,
-        };
         let mut rdma_work = rdma::RdmaWork::new(config.rdma.as_ref(), &poller);
         if let Some(pool) = &pool {
             rdma_work.driver.register(pool);
@@ -132,6 +128,10 @@ impl Host {
         if let Some(client) = &mut client {
             client.set_rdma(rdma_work.speeds());
         }
+        let tier_work = match (&config.tier, &mut service, &pool) {
+            (Some(setup), Some(service), Some(pool)) => Some(TierWork::new(setup, service, pool, &poller)?),
+            _ => None,
+        };
         Ok(Self {
             poller,
             tcp: Fault::new(config.fault.as_ref(), config.zero_copy),
@@ -149,8 +149,8 @@ impl Host {
             roles: Roles::default(),
             lanes: Vec::new(),
             file_work: files::FileWork::default(),
-            tier_work,
             rdma_work,
+            tier_work,
             lent: slab::Slab::new(),
             uploads: Uploads::default(),
             readiness: Vec::new(),

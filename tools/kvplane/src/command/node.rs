@@ -12,6 +12,7 @@ use super::{Failure, metrics, size, stop};
 
 /// How long an object may wait that is written back.
 const WRITE_BACK_NS: u64 = 10_000_000_000;
+
 /// Whether a node offers RDMA.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RdmaChoice {
@@ -179,9 +180,9 @@ impl Shape {
             runtime_directory: self.runtime_directory.clone(),
             pacing: self.pacing.map(Into::into),
             huge: HugePages::Try,
+            rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices)?,
             ssds: self.ssd.paths.clone(),
             tier: self.ssd.policy(),
-            rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices)?,
             ..NodeConfig::local(cluster, self.pool)
         };
         let node = Arc::new(kvplane::Node::start(&config)?);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kvplane::rpc::{ClientConfig as Rpc, ClusterName, Role, RuntimeDirectory};
 use kvplane::{Client, ClientConfig, Control, NodeId};
 use kvplane_proto::checksum::frame_checksum;
-use kvplane_proto::frame::{HEADER_BYTES, Header};
+use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Incarnation, RequestId, ShardId};
 use kvplane_proto::message::{GetItem, Hello, Kind, Operation, encode_items};
 use kvplane_proto::{Digest, Limits, Status};
@@ -23,6 +23,7 @@ fn hello_of(cluster: &str, versions: (u8, u8), node: u64) -> Vec<u8> {
         version_min: versions.0,
         version_max: versions.1,
         client: 1,
+        connection: 1,
         node: NodeId(node),
         incarnation: Incarnation(0),
         shard: ShardId(0),
@@ -124,7 +125,7 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_others_are_served() {
     let place = Workplace::new("peers");
     let mut dev = place.dev("16M", &["--shards", "1"]);
     let data = dev.data();
-    let good = hello_of("peers", (1, 1), 0);
+    let good = hello_of("peers", (VERSION, VERSION), 0);
     let exists = Header::request(Kind::Request(Operation::Exists), request_id());
     let over_body = (Limits::BODY_BYTES as u32 + 1).to_le_bytes();
     let silent = broken_before_hello(&exists, &good);
@@ -162,9 +163,9 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_others_are_served() {
             assert!(go_on(greeted(data, &good), &bytes).is_empty(), "{name} was answered");
         }
         for (name, bytes, status) in [
-            ("another cluster", hello_of("elsewhere", (1, 1), 0), Status::Incompatible),
-            ("a later version", hello_of("peers", (2, 9), 0), Status::Incompatible),
-            ("another node", hello_of("peers", (1, 1), 12_345), Status::WrongOwner),
+            ("another cluster", hello_of("elsewhere", (VERSION, VERSION), 0), Status::Incompatible),
+            ("a later version", hello_of("peers", (VERSION + 1, 9), 0), Status::Incompatible),
+            ("another node", hello_of("peers", (VERSION, VERSION), 12_345), Status::WrongOwner),
         ] {
             assert_eq!(status_of(&say(data, &bytes)), Some(status), "{name}");
         }
@@ -189,7 +190,7 @@ fn whoever_says_nothing_is_cut_off_in_time() {
 
 /// A connection that asked for an object and does not take it: it is far more than sockets buffer, so it stays pinned.
 fn not_taken(data: SocketAddr, cluster: &str, key: &str, bytes: u64) -> TcpStream {
-    let mut stream = greeted(data, &hello_of(cluster, (1, 1), 0));
+    let mut stream = greeted(data, &hello_of(cluster, (VERSION, VERSION), 0));
     let mut body = Vec::new();
     let digest = Digest::of(b"", key.as_bytes());
     encode_items([GetItem { digest, request: request_id(), capacity_bytes: u64::MAX }], &mut body);
