@@ -112,8 +112,7 @@ fn a_killed_node_has_its_objects_again_and_what_was_removed_stays_gone() {
 }
 
 /// Writes and removes until the node is dead; says what it was promised.
-fn work(bed: &Bed, way: Way, first: u64, stop: &AtomicBool) -> BTreeMap<u64, Option<bool>> {
-    let mut client = bed.client(way);
+fn work(mut client: Client, first: u64, stop: &AtomicBool) -> BTreeMap<u64, Option<bool>> {
     let mut promised = BTreeMap::new();
     for key in first.. {
         if stop.load(Ordering::Relaxed) {
@@ -139,11 +138,20 @@ fn work(bed: &Bed, way: Way, first: u64, stop: &AtomicBool) -> BTreeMap<u64, Opt
     promised
 }
 
+/// `KVPLANE_KILLS` says how many times to kill; by default a few.
 #[test]
 fn kills_under_load_lose_nothing_that_was_promised() {
+    let kills = std::env::var("KVPLANE_KILLS").map_or(6, |kills| kills.parse::<u64>().expect("a number"));
+    // A fresh device now and then, before reclaim drops the oldest.
+    for first in (0..kills).step_by(6) {
+        kill_under_load(first..kills.min(first + 6));
+    }
+}
+
+fn kill_under_load(rounds: std::ops::Range<u64>) {
     let bed = Bed::new("kills", &["--ssd-ack", "buffered"]);
     let mut promised: BTreeMap<u64, Option<bool>> = BTreeMap::new();
-    for round in 0..6u64 {
+    for round in rounds {
         let mut dev = bed.start();
         recovered(&dev);
         let mut client = bed.client(Way::Tcp);
@@ -159,14 +167,15 @@ fn kills_under_load_lose_nothing_that_was_promised() {
                 .into_iter()
                 .enumerate()
                 .map(|(at, way)| {
-                    let (bed, stop) = (&bed, &stop);
-                    scope.spawn(move || work(bed, way, (round * 2 + at as u64) * 10_000, stop))
+                    // Connected before anything is killed.
+                    let (client, stop) = (bed.client(way), &stop);
+                    scope.spawn(move || work(client, (round * 2 + at as u64) * 10_000, stop))
                 })
                 .collect();
             // Until there is something to lose, and a little more.
             let some = wait_until(|| (counted(&dev, "kvplane_tier_writes_total") >= 20.0).then_some(()));
             assert!(some.is_some(), "nothing is written");
-            std::thread::sleep(Duration::from_millis(7 * round));
+            std::thread::sleep(Duration::from_millis(7 * (round % 6)));
             dev.kill();
             stop.store(true, Ordering::Relaxed);
             workers.into_iter().for_each(|worker| promised.extend(worker.join().unwrap()));
