@@ -355,7 +355,7 @@ impl Tcp {
                 lent.release(&mut self.events);
             }
             self.settled(index);
-        } else if let Some(why) = connection.closing_after_send.take() {
+        } else if let Some(why) = connection.closing_after_send.clone() {
             let id = ConnectionId { index, generation: self.generations[index as usize] };
             self.close(id, why);
         } else if lent.keeps_back() {
