@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvplane::{
-    HugePages, Opcode, Pacing, Region, RegionOptions, RegisterOptions, SegmentHandle, SubmitOptions, TaskState,
-    TransferEngine, TransferEngineConfig, TransferRequest,
+    HugePages, Opcode, Pacing, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions, SegmentHandle,
+    SubmitOptions, TaskState, TransferEngine, TransferEngineConfig, TransferRequest,
 };
 
 /// How long anything may take before it is taken to hang. The processor is emulated.
@@ -35,13 +35,15 @@ pub(crate) fn cable(state: &str) {
     assert!(status.success(), "ip link set sw0 {state}: {status}");
 }
 
-/// Settings of an engine that neither spins nor meets those of other tests.
+/// Settings of an engine that neither spins nor meets those of other tests. It uses no RDMA, which would take the place
+/// of TCP.
 pub(crate) fn config() -> TransferEngineConfig {
     let directory = std::env::temp_dir().join(format!("kvplane-rig-{}", std::process::id()));
     TransferEngineConfig {
         runtime_directory: Some(directory),
         pacing: Pacing::Adaptive { window_ns: 20_000 },
         slice_bytes: 64 << 10,
+        rdma: RdmaConfig::of(RdmaUse::Never),
         deadline: PATIENCE,
         ..TransferEngineConfig::default()
     }

@@ -56,7 +56,7 @@ pub const ALL: [Machine; 5] = [
             job("kvplane-sys", Some("lib"), Some("verbs")),
             job("kvplane-transport", None, Some("rdma")),
         ],
-        limit_s: 240,
+        limit_s: 360,
         short: true,
     },
     Machine {
