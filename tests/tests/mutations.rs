@@ -86,6 +86,16 @@ fn a_batch_that_completes_twice() {
     caught(Mischief::DoneTwice, &[Rule::Batch]);
 }
 
+#[test]
+fn a_fence_that_is_answered_and_not_heeded() {
+    caught(Mischief::SwallowFence, &[Rule::Bytes]);
+}
+
+#[test]
+fn a_connection_that_goes_on_after_a_fence() {
+    caught(Mischief::GoOnAfterFence, &[Rule::Bytes]);
+}
+
 /// Not a host's bug at one instant but a rule that hosts owe: a shard that missed a map must not keep what it has.
 #[test]
 fn an_epoch_that_the_host_skips_is_noticed_by_the_shard() {

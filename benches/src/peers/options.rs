@@ -35,6 +35,15 @@ impl Options {
     }
 }
 
+const USAGE: &str = "\
+    peers: our transfer engine beside those of others, same sizes, same run, in turns
+  --folder DIR       where the peers are installed, and the rows go (target/peers)
+  --scripts DIR      the scripts that drive them (benches/peers)
+  --only NAMES       these sides alone, comma separated;  --ours NAMES  these ways of ours alone
+  --sizes LIST       block sizes;  --batches LIST  batches
+  --rounds N, --seconds S, --retries N   how often, how long, and how often noisy figures are taken again
+  --quick            fewer sizes, shorter;  --markdown FILE  the tables for docs/performance.md";
+
 /// Reads the words. The error names the word that makes no sense.
 pub(crate) fn parse(words: &[String]) -> Result<Options, Failure> {
     let mut options = Options {
@@ -52,8 +61,10 @@ pub(crate) fn parse(words: &[String]) -> Result<Options, Failure> {
     };
     let mut words = words.iter().map(String::as_str);
     while let Some(word) = words.next() {
-        if word == "--quick" {
-            continue;
+        match word {
+            "--quick" => continue,
+            "--help" | "-h" => return Err(USAGE.into()),
+            _ => {}
         }
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, value),

@@ -17,7 +17,7 @@ use kvplane_rpc::Role;
 
 use crate::error::Error;
 use crate::link::{Control, ControlLink, seed};
-use crate::transfer::Metrics;
+use crate::transfer::{Metrics, RdmaConfig, RdmaUse};
 
 /// Bytes of the buffer that plain puts and gets start with.
 const BOUNCE_BYTES: usize = 1 << 20;
@@ -35,6 +35,8 @@ pub struct ClientConfig {
     pub shared_memory: bool,
     /// Whether TCP is used.
     pub tcp: bool,
+    /// Whether RDMA is used, and which devices.
+    pub rdma: RdmaConfig,
     /// TCP connections to each shard.
     pub lanes: u16,
     /// How to wait for answers.
@@ -54,6 +56,7 @@ impl ClientConfig {
             tenant: String::new(),
             shared_memory: true,
             tcp: true,
+            rdma: RdmaConfig::default(),
             lanes: 2,
             pacing: Pacing::default(),
             deadline: Duration::from_nanos(Limits::DEFAULT_DEADLINE_NS),
@@ -156,10 +159,11 @@ impl Client {
             // Objects are copied through the mapped pool of their shard, or streamed: the kernel's copies between
             // processes are for segments, which a client of the store does not ask for.
             cma: false,
-            stream: config.tcp,
+            stream: config.tcp && config.rdma.mode != RdmaUse::Require,
             ..Config::default()
         };
-        let host = HostConfig { verify_shared: config.verify_shared, ..HostConfig::default() };
+        let rdma = config.rdma.devices()?;
+        let host = HostConfig { verify_shared: config.verify_shared, rdma, ..HostConfig::default() };
         let mut initiator = Initiator::new(client, &host, config.pacing)?;
         initiator.set_map((*map).clone());
         let tenant = config.tenant.clone().into_bytes();
@@ -175,7 +179,8 @@ impl Client {
     /// What this client counted, its rails without the names of their shards.
     pub fn metrics(&mut self) -> Metrics {
         let mut metrics = Metrics::default();
-        metrics.add(0, self.initiator.books(), &|_| String::new());
+        let devices = self.initiator.device_names();
+        metrics.add(0, self.initiator.books(), &devices, &|_| String::new());
         metrics
     }
 

@@ -30,6 +30,7 @@ mod node_metrics;
 mod prometheus;
 mod size;
 mod sockets;
+mod ssd;
 mod transfer;
 
 pub use asynchronous::AsyncClient;
@@ -40,6 +41,7 @@ pub use machine::{discover_machine, scheduler_affinity};
 pub use metrics_server::MetricsServer;
 pub use node::{Node, NodeConfig};
 pub use size::parse_bytes;
+pub use ssd::SsdConfig;
 pub use transfer::{
     Batch, BatchStatus, BufferInfo, Completed, Explanation, FileInfo, Metrics, Opcode, PathChange, RailSnapshot, Range,
     Ranges, RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session,
@@ -48,8 +50,8 @@ pub use transfer::{
 };
 
 pub use kvplane_engine::{
-    HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, ZeroCopy, ZeroCopyCounters,
-    ZeroCopyOptions, cpu,
+    HugePages, Pacing, PageKind, PutAck, Region, RegionError, RegionOptions, ShardSnapshot, TierPolicy, WritePolicy,
+    ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu,
 };
 pub use kvplane_mooncake::{Environment, Notice};
 pub use kvplane_proto::client::{Intent, RailCounts, TaskResult, Transport};

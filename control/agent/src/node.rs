@@ -13,7 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
-    HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu,
+    HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot,
+    TierPolicy, cpu,
 };
 use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId, Slot, Version};
 use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
@@ -25,6 +26,8 @@ use kvplane_topology::{PlanRequest, ShardPlan, plan};
 use crate::error::Error;
 use crate::link::{Control, ControlLink, seed, software};
 use crate::machine::{discover_machine, scheduler_affinity};
+use crate::ssd::{SsdConfig, Ssds};
+use crate::transfer::RdmaConfig;
 
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
@@ -56,6 +59,12 @@ pub struct NodeConfig {
     pub pacing: Option<Pacing>,
     /// Which pages to ask for.
     pub huge: HugePages,
+    /// Whether RDMA is offered, and on which devices.
+    pub rdma: RdmaConfig,
+    /// Files and devices for what memory has no room for; with any, `node` must be said, for they remember it.
+    pub ssds: Vec<SsdConfig>,
+    /// How memory and SSDs work together.
+    pub tier: TierPolicy,
 }
 
 impl NodeConfig {
@@ -74,6 +83,9 @@ impl NodeConfig {
             runtime_directory: None,
             pacing: None,
             huge: HugePages::Try,
+            rdma: RdmaConfig::default(),
+            ssds: Vec::new(),
+            tier: TierPolicy::default(),
         }
     }
 }
@@ -99,6 +111,12 @@ impl Node {
                 "data ports on {} would be open without authentication: use a loopback address until tickets are there",
                 config.listen
             )));
+        }
+        if !config.ssds.is_empty() && config.node.is_none() {
+            return Err(Error::Argument(
+                "an SSD remembers which node it belongs to: give the node a number, and the same at every start"
+                    .to_owned(),
+            ));
         }
         let link = ControlLink::to(&config.control, Role::Node)?;
         let cluster = config.control.cluster().to_owned();
@@ -197,21 +215,7 @@ fn start_shards(
     let machine = discover_machine()?;
     let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
     let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;
-    if pool_bytes < POOL_LEAST_BYTES {
-        return Err(Error::Argument(format!(
-            "a pool of {} bytes over {} shards gives less than {POOL_LEAST_BYTES} bytes to each",
-            config.pool_bytes,
-            layout.shards.len()
-        )));
-    }
-    if config.port != 0 && usize::from(u16::MAX - config.port) < layout.shards.len() - 1 {
-        return Err(Error::Argument(format!(
-            "{} shards from port {} on would need ports above {}: choose a lower port",
-            layout.shards.len(),
-            config.port,
-            u16::MAX
-        )));
-    }
+    check_layout(config, &layout, pool_bytes)?;
     let pacing = config.pacing.unwrap_or(if layout.must_park_at_once() { Pacing::Park } else { Pacing::default() });
     let directory = match &config.runtime_directory {
         Some(path) => RuntimeDirectory::at(path),
@@ -219,6 +223,9 @@ fn start_shards(
     };
     kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
     crate::sockets::sweep(directory.path());
+    let rdma = config.rdma.devices()?;
+    let count = layout.shards.len();
+    let ssds = Ssds::open(&config.ssds, count, cluster, node, config.tier)?;
     let mut shards = Vec::new();
     for seat in &layout.shards {
         let shard = ShardId(seat.shard as u16);
@@ -248,11 +255,36 @@ fn start_shards(
             pool: Some(pool),
             store: None,
             first_version: Version(incarnation.0),
-            host: HostConfig::default(),
+            host: HostConfig { rdma: rdma.clone(), tier: ssds.tier_of(seat.shard, count)?, ..HostConfig::default() },
         })?);
     }
-    let notes = notes_of(&layout, &shards, pool_bytes);
+    let mut notes = notes_of(&layout, &shards, pool_bytes);
+    notes.extend(ssds.notes());
+    notes.push(match config.rdma.usable() {
+        Ok(names) => format!("RDMA by {names}"),
+        Err(why) => format!("no RDMA: {why}"),
+    });
     Ok((shards, notes))
+}
+
+/// Whether every shard gets memory enough, and a port.
+fn check_layout(config: &NodeConfig, layout: &ShardPlan, pool_bytes: u64) -> Result<(), Error> {
+    if pool_bytes < POOL_LEAST_BYTES {
+        return Err(Error::Argument(format!(
+            "a pool of {} bytes over {} shards gives less than {POOL_LEAST_BYTES} bytes to each",
+            config.pool_bytes,
+            layout.shards.len()
+        )));
+    }
+    if config.port != 0 && usize::from(u16::MAX - config.port) < layout.shards.len() - 1 {
+        return Err(Error::Argument(format!(
+            "{} shards from port {} on would need ports above {}: choose a lower port",
+            layout.shards.len(),
+            config.port,
+            u16::MAX
+        )));
+    }
+    Ok(())
 }
 
 /// How the shards were laid out, for logs.

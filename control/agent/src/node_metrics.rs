@@ -1,6 +1,6 @@
 //! A storage node's counters as Prometheus text, shard by shard.
 
-use kvplane_engine::ShardSnapshot;
+use kvplane_engine::{NvmeCounters, ShardSnapshot, TierSnapshot};
 
 use crate::error::Error;
 use crate::node::Node;
@@ -38,6 +38,77 @@ const GAUGES: [Number; 6] = [
     ("kvplane_shard_connections", "Open connections.", |one| one.connections),
 ];
 
+/// Of shards with an SSD only.
+const TIER_COUNTERS: [Number; 26] = [
+    ("kvplane_tier_hits_total", "Gets answered from the SSD.", |one| tier(one).counters.hits),
+    ("kvplane_tier_hit_bytes_total", "Bytes of objects read from the SSD.", |one| tier(one).stats.hit_bytes),
+    ("kvplane_tier_misses_total", "Gets that found a damaged or removed object.", |one| tier(one).counters.misses),
+    ("kvplane_tier_reads_shared_total", "Gets that joined a read.", |one| tier(one).counters.reads_shared),
+    ("kvplane_tier_promotions_total", "Objects kept in memory after a read.", |one| tier(one).counters.promotions),
+    ("kvplane_tier_prefetches_total", "Objects read ahead.", |one| tier(one).counters.prefetches),
+    ("kvplane_tier_prefetches_used_total", "Objects read ahead and then asked for.", |one| {
+        tier(one).counters.prefetches_used
+    }),
+    ("kvplane_tier_writes_total", "Objects given to the SSD.", |one| tier(one).counters.writes),
+    ("kvplane_tier_write_bytes_total", "Bytes of them.", |one| tier(one).counters.write_bytes),
+    ("kvplane_tier_writes_skipped_total", "Objects not written for want of room.", |one| {
+        tier(one).counters.writes_skipped
+    }),
+    ("kvplane_tier_writes_failed_total", "Objects that could not be written.", |one| tier(one).counters.writes_failed),
+    ("kvplane_tier_removals_total", "Removals written.", |one| tier(one).counters.removals),
+    ("kvplane_tier_removals_unwritten_total", "Removals that a restart may undo.", |one| {
+        tier(one).counters.removals_unwritten
+    }),
+    ("kvplane_tier_reclaimed_total", "Objects that reclaim dropped.", |one| tier(one).counters.reclaimed),
+    ("kvplane_tier_reinserted_total", "Records that reclaim wrote again.", |one| tier(one).stats.reinserted),
+    ("kvplane_tier_damaged_total", "Records found damaged.", |one| tier(one).stats.damaged),
+    ("kvplane_tier_stale_total", "Records found to be old: a write was lost.", |one| tier(one).stats.stale),
+    ("kvplane_tier_misdirected_total", "Records found in the wrong place.", |one| tier(one).stats.misdirected),
+    ("kvplane_tier_read_faults_total", "Reads that the device could not do.", |one| tier(one).stats.read_faults),
+    ("kvplane_tier_write_faults_total", "Writes that the device could not do.", |one| tier(one).stats.write_faults),
+    ("kvplane_tier_device_reads_total", "Reads of the device.", |one| device(one).reads),
+    ("kvplane_tier_device_writes_total", "Writes of the device.", |one| device(one).writes),
+    ("kvplane_tier_device_read_bytes_total", "Bytes read from the device.", |one| device(one).read_bytes),
+    ("kvplane_tier_device_written_bytes_total", "Bytes written to it.", |one| device(one).written_bytes),
+    ("kvplane_tier_flushes_total", "Flushes.", |one| device(one).flush_latency.count),
+    ("kvplane_tier_flush_nanoseconds_total", "Time in flushes.", |one| device(one).flush_latency.sum_ns),
+];
+
+const TIER_GAUGES: [Number; 16] = [
+    ("kvplane_tier_objects", "Objects on the SSD.", |one| tier(one).stats.objects.into()),
+    ("kvplane_tier_live_bytes", "Bytes of live records on the SSD.", |one| tier(one).stats.live_bytes),
+    ("kvplane_tier_free_segments", "Segments without records.", |one| tier(one).stats.free_segments.into()),
+    ("kvplane_tier_bad_segments", "Segments with write errors.", |one| tier(one).stats.bad_segments.into()),
+    ("kvplane_tier_backlog_objects", "Objects that wait to be written.", |one| tier(one).backlog),
+    ("kvplane_tier_backlog_bytes", "Bytes of them.", |one| tier(one).backlog_bytes),
+    ("kvplane_tier_reading", "Reads under way.", |one| tier(one).reading),
+    ("kvplane_tier_recovered", "Whether every record was looked at.", |one| tier(one).is_recovered.into()),
+    ("kvplane_tier_degraded", "Whether nothing is written any more.", |one| tier(one).degraded.is_some().into()),
+    ("kvplane_tier_get_p99_nanoseconds", "Reads for gets: 99 % were not above.", |one| {
+        device(one).get_latency.percentile_ns(99)
+    }),
+    ("kvplane_tier_flush_p99_nanoseconds", "Flushes: 99 % were not above.", |one| {
+        device(one).flush_latency.percentile_ns(99)
+    }),
+    ("kvplane_tier_flush_most_nanoseconds", "The longest flush.", |one| device(one).flush_latency.most_ns),
+    ("kvplane_tier_in_flight_gets", "Operations for gets at the device.", |one| device(one).priorities[0].in_flight),
+    ("kvplane_tier_in_flight_commits", "Writes at the device.", |one| device(one).priorities[1].in_flight),
+    ("kvplane_tier_in_flight_background", "Reclaim's and recovery's operations.", |one| {
+        device(one).priorities[3].in_flight
+    }),
+    ("kvplane_tier_queued", "Operations that wait for the device.", |one| {
+        device(one).priorities.iter().map(|priority| priority.queued).sum()
+    }),
+];
+
+fn tier(one: &ShardSnapshot) -> TierSnapshot {
+    one.tier.unwrap_or_default()
+}
+
+fn device(one: &ShardSnapshot) -> NvmeCounters {
+    one.device.unwrap_or_default()
+}
+
 /// Zeros for a shard without a store, which has none of this.
 fn store(one: &ShardSnapshot) -> kvplane_store::StoreStats {
     one.store.unwrap_or_default()
@@ -60,13 +131,15 @@ fn render(shards: &[ShardSnapshot]) -> String {
             text.number(&[("shard", &number.to_string())], value(shard));
         }
     };
-    for (name, help, value) in COUNTERS {
+    let tiered = shards.iter().any(|shard| shard.tier.is_some());
+    let (counters, gauges): (&[Number], &[Number]) = if tiered { (&TIER_COUNTERS, &TIER_GAUGES) } else { (&[], &[]) };
+    for (name, help, value) in COUNTERS.iter().chain(counters) {
         text.counter(name, help);
-        numbers(&mut text, value);
+        numbers(&mut text, *value);
     }
-    for (name, help, value) in GAUGES {
+    for (name, help, value) in GAUGES.iter().chain(gauges) {
         text.gauge(name, help);
-        numbers(&mut text, value);
+        numbers(&mut text, *value);
     }
     text.finish()
 }
@@ -85,5 +158,9 @@ mod tests {
         let samples = parse(&render(&[shard(3), shard(4)]));
         assert_eq!(samples.len(), 2 * (COUNTERS.len() + GAUGES.len()));
         assert_eq!(samples["kvplane_shard_hits_total{shard=\"1\"}"] as u64, 4);
+        let tiered = ShardSnapshot { tier: Some(TierSnapshot { backlog: 5, ..Default::default() }), ..shard(6) };
+        let samples = parse(&render(&[tiered]));
+        let all = COUNTERS.len() + GAUGES.len() + TIER_COUNTERS.len() + TIER_GAUGES.len();
+        assert_eq!((samples.len(), samples["kvplane_tier_backlog_objects{shard=\"0\"}"] as u64), (all, 5));
     }
 }

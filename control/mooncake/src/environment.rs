@@ -7,6 +7,7 @@
 //! | `MC_HANDSHAKE_CONNECT_TIMEOUT` | how long a call to a peer may take in all, in seconds |
 //! | `MC_TCP_BIND_ADDRESS` | the IP address to listen on and to announce |
 //! | `MC_METADATA_CLUSTER_ID` | a prefix of all keys in central metadata |
+//! | `MC_TE_FILTERS` | the RDMA devices that may be used, separated by commas |
 //! | `MC_REDIS_USERNAME`, `MC_REDIS_PASSWORD`, `MC_REDIS_DB_INDEX` | for `redis://` |
 //!
 //! A value that cannot be is an error, where a stock engine goes on with its default.
@@ -38,6 +39,8 @@ pub struct Environment {
     pub bind: Option<IpAddr>,
     /// Prefix of all keys in central metadata; empty for none.
     pub cluster: String,
+    /// RDMA devices that may be used, of those that there are; empty for all.
+    pub device_filters: Vec<String>,
     /// User for redis; empty for none.
     pub redis_username: String,
     /// Password for redis; empty for none.
@@ -71,6 +74,7 @@ impl Default for Environment {
             call_timeout: DEFAULT_CALL_TIMEOUT,
             bind: None,
             cluster: String::new(),
+            device_filters: Vec::new(),
             redis_username: String::new(),
             redis_password: String::new(),
             redis_database: 0,
@@ -125,6 +129,9 @@ impl Environment {
             settings.bind = Some(ip);
         }
         settings.cluster = find("MC_METADATA_CLUSTER_ID").unwrap_or_default();
+        let filters = find("MC_TE_FILTERS").unwrap_or_default();
+        let names = filters.split(',').map(str::trim).filter(|name| !name.is_empty());
+        settings.device_filters = names.map(str::to_owned).collect();
         settings.redis_username = find("MC_REDIS_USERNAME").unwrap_or_default();
         settings.redis_password = find("MC_REDIS_PASSWORD").unwrap_or_default();
         if let Some(value) = find("MC_REDIS_DB_INDEX") {
@@ -151,6 +158,7 @@ impl fmt::Debug for Environment {
             .field("call_timeout", &self.call_timeout)
             .field("bind", &self.bind)
             .field("cluster", &self.cluster)
+            .field("device_filters", &self.device_filters)
             .field("redis_database", &self.redis_database)
             .finish_non_exhaustive()
     }

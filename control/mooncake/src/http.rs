@@ -62,7 +62,7 @@ impl Http {
             Method::Put => self.agent.put(url).config().timeout_global(limit).build().content_type(JSON).send(body),
             Method::Post => self.agent.post(url).config().timeout_global(limit).build().content_type(JSON).send(body),
         };
-        let mut answer = answer.map_err(|error| error.to_string())?;
+        let mut answer = answer.map_err(|error| in_words(&error, left))?;
         let status = answer.status().as_u16();
         let max_bytes = if status == 200 { self.max_bytes } else { ERROR_BYTES };
         // One more than allowed, to tell an answer that just fits from one that does not.
@@ -73,8 +73,15 @@ impl Http {
             Ok(_) | Err(ureq::Error::BodyExceedsLimit(_)) => {
                 Err(format!("the answer has more than {max_bytes} bytes: raise MC_HANDSHAKE_MAX_LENGTH"))
             }
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(in_words(&error, left)),
         }
+    }
+}
+
+fn in_words(error: &ureq::Error, limit: Duration) -> String {
+    match error {
+        ureq::Error::Timeout(_) => format!("no answer within {} ms", limit.as_millis()),
+        error => error.to_string(),
     }
 }
 

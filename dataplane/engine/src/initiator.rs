@@ -195,6 +195,13 @@ impl Initiator {
         *self.client().counters()
     }
 
+    /// The names of the RDMA devices that are open, by their numbers: see
+    /// [`RailMetrics::devices`](kvplane_proto::client::RailMetrics::devices).
+    #[must_use]
+    pub fn device_names(&self) -> Vec<String> {
+        self.host.rdma_names().map(str::to_owned).collect()
+    }
+
     /// What its host counted.
     #[must_use]
     pub const fn host_counters(&self) -> &HostCounters {

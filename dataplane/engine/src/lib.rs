@@ -10,13 +10,18 @@ pub mod initiator;
 pub mod pacing;
 pub mod shard;
 
-pub use host::{Host, HostConfig, RdmaDevices};
+pub use host::{Host, HostConfig, PART_LEAST_BYTES, RdmaDevices, TierSetup};
 pub use initiator::Initiator;
 pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};
 
+pub use kvplane_store::service::{PutAck, TierCounters, TierPolicy, TierSnapshot, WritePolicy};
 pub use kvplane_sys::{
     CrossError, DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
 };
+pub use kvplane_tier::{
+    Identity as TierIdentity, Priority as TierPriority, Reason as TierReason, RecoveryReport, TierStats,
+};
+pub use kvplane_transport::nvme::{Latency, NvmeCounters, Part, Ssd};
 pub use kvplane_transport::shm::{Probe, probe};
 pub use kvplane_transport::{FaultCounters, FaultPlan, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};

@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
 use kvplane_proto::{SegmentId, Version};
-use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters};
+use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters, TierSnapshot};
 use kvplane_store::{Store, StoreConfig, StoreStats};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
-use kvplane_transport::FaultCounters;
 use kvplane_transport::mooncake::ServerCounters;
+use kvplane_transport::{FaultCounters, NvmeCounters};
 
 use crate::host::{Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
@@ -40,6 +40,10 @@ const MAILBOX_RETRY: Duration = Duration::from_micros(100);
 /// again at once must not fail.
 const LISTEN_ATTEMPTS: u32 = 50;
 const LISTEN_RETRY: Duration = Duration::from_millis(20);
+/// How long the tier's device may take to be opened (formatting a blank one included), and what waits to be written.
+const TIER_OPEN: Duration = Duration::from_secs(60);
+const TIER_CLOSE: Duration = Duration::from_secs(10);
+
 /// Where a shard listens.
 #[derive(Clone, Debug)]
 pub struct Listen {
@@ -77,6 +81,10 @@ pub struct ShardConfig {
 pub struct ShardSnapshot {
     /// Its objects.
     pub store: Option<StoreStats>,
+    /// Its tier.
+    pub tier: Option<TierSnapshot>,
+    /// The device of its tier.
+    pub device: Option<NvmeCounters>,
     /// Its requests.
     pub service: ServiceCounters,
     /// Its rounds.
@@ -315,6 +323,7 @@ fn run(
     started: &SyncSender<Result<Started, String>>,
 ) -> io::Result<()> {
     let mut pacer = Pacer::new(config.pacing);
+    let name = format!("shard {}", config.identity.shard.0);
     let (mut host, ready) = match set_up(config, doorbell) {
         Ok(made) => made,
         Err(why) => {
@@ -331,9 +340,15 @@ fn run(
             obey(&mut host, command, &mut leaving);
         }
         if mailbox.peer_gone() {
+            if !host.close_tier(TIER_CLOSE) {
+                eprintln!("kvplane: {name}: not everything was written to the SSD within {} s", TIER_CLOSE.as_secs());
+            }
             return Ok(());
         }
         progress |= host.poll()?;
+        while let Some(notice) = host.poll_tier_notice() {
+            eprintln!("kvplane: {name}: {notice}");
+        }
         let now_ns = host.now_ns();
         if !leaving.is_empty() {
             see_off(&mut host, &mut leaving, now_ns);
@@ -364,13 +379,17 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, Started), St
         .map(|pool| {
             let bytes = pool.bytes() as u64;
             let limits = config.store.unwrap_or_else(|| StoreConfig::for_pool(bytes));
-            Store::new(StoreConfig { pool_bytes: bytes / 256 * 256, ..limits }, config.first_version)
+            // Objects that move between memory and SSD without a copy lie as direct I/O wants them.
+            let unit_bytes = if config.host.tier.is_some() { 4096 } else { limits.unit_bytes };
+            let pool_bytes = bytes / unit_bytes * unit_bytes;
+            Store::new(StoreConfig { pool_bytes, unit_bytes, ..limits }, config.first_version)
         })
         .transpose()
         .map_err(|error| error.to_string())?;
     let page_kind = pool.as_ref().map(|pool| pool.page_kind());
     let service = Service::new(config.identity, store);
     let mut host = Host::new(&config.host, Some(service), None, pool).map_err(|error| error.to_string())?;
+    host.open_tier(TIER_OPEN)?;
     host.listen(tcp, shm).map_err(|error| error.to_string())?;
     let stock = config.listen.mooncake.map(|address| when_free(|| net::tcp_listener(address, 1024))).transpose();
     let mooncake = match stock.map_err(|error| error.to_string())? {
@@ -445,10 +464,12 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
         Command::Snapshot { answer } => {
             let counters = *host.counters();
             let (faults, connections) = (host.faults(), host.connections() as u64);
-            let mooncake = *host.stock_served();
+            let (mooncake, device) = (*host.stock_served(), host.device_counters());
             let Some(service) = host.service() else { return };
             let snapshot = ShardSnapshot {
                 store: service.store().map(Store::stats),
+                tier: service.tier_snapshot(),
+                device,
                 service: *service.counters(),
                 host: counters,
                 mooncake,

@@ -333,6 +333,7 @@ fn a_peer_that_asks_for_much_and_reads_nothing_waits() {
         version_min: VERSION,
         version_max: VERSION,
         client: 1,
+        connection: 0,
         node: NodeId(0),
         incarnation: Incarnation(0),
         shard: ShardId(0),

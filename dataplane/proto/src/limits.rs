@@ -54,6 +54,11 @@ impl Limits {
     pub const ATTEMPTS: u8 = 4;
     /// Retries to one peer that may follow each other at once: what one lost connection may have had open, twice.
     pub const RETRY_BURST: u32 = 2 * Self::REQUESTS_PER_CONNECTION as u32;
+    /// Connections of which a peer was told that they are over, and that it has not answered for, before nothing more
+    /// is asked of it.
+    pub const FENCED: usize = 1_024;
+    /// Peers that were left before they answered a fence, and of which that is remembered.
+    pub const FENCED_PEERS: usize = 256;
     /// Rails of one path to one peer.
     pub const RAILS: usize = 64;
 }

@@ -69,13 +69,14 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn hello() -> impl Strategy<Value = Hello> {
-    (any::<[u8; 2]>(), any::<[u64; 3]>(), any::<[u16; 2]>(), name()).prop_map(|(versions, words, shorts, cluster)| {
+    (any::<[u8; 2]>(), any::<[u64; 4]>(), any::<[u16; 2]>(), name()).prop_map(|(versions, words, shorts, cluster)| {
         Hello {
             version_min: versions[0],
             version_max: versions[1],
             client: words[0],
             node: NodeId(words[1]),
             incarnation: Incarnation(words[2]),
+            connection: words[3],
             shard: ShardId(shorts[0]),
             lane: shorts[1],
             cluster,

@@ -121,6 +121,7 @@ fn hello() -> Hello {
         version_min: 1,
         version_max: 2,
         client: 0x1122_3344_5566_7788,
+        connection: 0x0102_0304_0a0b_0c0d,
         node: NodeId(3),
         incarnation: Incarnation(4),
         shard: ShardId(0x0506),
@@ -139,6 +140,7 @@ fn the_handshake_has_these_bytes() {
         "8877665544332211",
         "0300000000000000",
         "0400000000000000",
+        "0d0c0b0a04030201",
         "70726f642dc3a9"
     );
     assert_eq!(hex(&hello().encode()), expected);

@@ -12,6 +12,9 @@ pub const MAX_HANDLES: u32 = 1 << 24;
 pub struct StoreConfig {
     /// The pool's size: a multiple of [`GRANULE_BYTES`], at most [`MAX_POOL_BYTES`].
     pub pool_bytes: u64,
+    /// Objects begin at multiples of this and take whole multiples of it: a power of two from [`GRANULE_BYTES`] to
+    /// 4096, which is what direct I/O wants.
+    pub unit_bytes: u64,
     /// Limit on objects, counting those being written and those removed while pinned.
     pub max_objects: u32,
     /// The largest object that is accepted.
@@ -75,6 +78,7 @@ impl StoreConfig {
         let pool_bytes = pool_bytes - pool_bytes % GRANULE_BYTES;
         Self {
             pool_bytes,
+            unit_bytes: GRANULE_BYTES,
             max_objects: (pool_bytes / 4096).clamp(1024, 1 << 26) as u32,
             max_object_bytes: (pool_bytes / 4).max(pool_bytes.min(1 << 20)),
             protected_percent: 20,
@@ -99,6 +103,10 @@ impl StoreConfig {
         if !self.pool_bytes.is_multiple_of(GRANULE_BYTES) {
             let (field, value) = ("pool_bytes", self.pool_bytes);
             return Err(ConfigError::NotMultiple { field, value, unit: GRANULE_BYTES });
+        }
+        within("unit_bytes", self.unit_bytes, GRANULE_BYTES, 4096)?;
+        if !self.unit_bytes.is_power_of_two() {
+            return Err(ConfigError::NotMultiple { field: "unit_bytes", value: self.unit_bytes, unit: GRANULE_BYTES });
         }
         within("max_objects", self.max_objects.into(), 1, MAX_HELD_BLOCKS.into())?;
         within("max_object_bytes", self.max_object_bytes, 1, self.pool_bytes)?;

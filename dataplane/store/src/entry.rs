@@ -94,6 +94,8 @@ pub struct Entry {
     bytes_high: u8,
     state: State,
     pub(crate) place: Place,
+    /// Space is taken in units of so many granules, as a power of two.
+    unit_log2: u8,
 }
 
 const _: () = assert!(size_of::<Entry>() == 64);
@@ -126,7 +128,7 @@ impl Entry {
     /// The space that it takes in the pool.
     #[must_use]
     pub const fn granules(&self) -> u64 {
-        granules_of(self.bytes())
+        granules_of(self.bytes()).next_multiple_of(1 << self.unit_log2)
     }
 
     /// How many readers hold it.
@@ -162,13 +164,21 @@ pub struct Entries {
     vacant: u32,
     limit: u32,
     used: u32,
+    unit_log2: u8,
 }
 
 impl Entries {
     /// An arena for `limit` entries, reserved now and touched as it fills.
     #[must_use]
     pub fn new(limit: u32) -> Self {
-        Self { slots: Vec::with_capacity(limit as usize), vacant: NONE, limit, used: 0 }
+        Self { slots: Vec::with_capacity(limit as usize), vacant: NONE, limit, used: 0, unit_log2: 0 }
+    }
+
+    /// Entries take their space in units of so many bytes: a power of two of granules.
+    #[must_use]
+    pub fn in_units(mut self, unit_bytes: u64) -> Self {
+        self.unit_log2 = granules_of(unit_bytes).trailing_zeros() as u8;
+        self
     }
 
     /// Whether every entry is in use.
@@ -198,6 +208,7 @@ impl Entries {
             bytes_high: (bytes >> 32) as u8,
             state: step(State::Vacant, Event::Reserve),
             place: Place::Nowhere,
+            unit_log2: self.unit_log2,
         };
         if self.vacant == NONE {
             self.slots.push(entry);

@@ -91,7 +91,7 @@ impl<P: EvictionPolicy> Store<P> {
         config.validate()?;
         Ok(Self {
             allocator: Allocator::new(config.pool_bytes, config.max_objects),
-            entries: Entries::new(config.max_objects),
+            entries: Entries::new(config.max_objects).in_units(config.unit_bytes),
             index: Index::new(config.max_objects, config.hash_seed),
             policy,
             pins: GenerationalTable::new(config.max_pins),
@@ -137,13 +137,42 @@ impl<P: EvictionPolicy> Store<P> {
         }
         self.counters.hits += 1;
         self.policy.access(&mut self.entries, id);
+        Ok(self.pin_entry(id))
+    }
+
+    /// Pins an object without that counting as an access: for who moves it elsewhere. Nothing where there is no object
+    /// or no free pin.
+    pub fn hold(&mut self, digest: Digest) -> Option<(PinId, ObjectView)> {
+        let id = self.index.find(&self.entries, digest)?;
+        (!self.pins.is_full()).then(|| self.pin_entry(id))
+    }
+
+    /// What a pin holds.
+    #[must_use]
+    pub fn held(&self, pin: PinId) -> Option<ObjectView> {
+        let id = EntryId(self.pins.get(pin.index, pin.generation)?);
+        Some(self.view(id))
+    }
+
+    /// Whether a pinned object is still to be found: not removed since.
+    #[must_use]
+    pub fn is_live(&self, pin: PinId) -> bool {
+        let entry = self.pins.get(pin.index, pin.generation);
+        entry.is_some_and(|entry| self.entries[EntryId(entry)].state() == State::Live)
+    }
+
+    /// Pins an entry; there is a free pin.
+    fn pin_entry(&mut self, id: EntryId) -> (PinId, ObjectView) {
         if self.entries.pin(id) == 1 {
             self.pinned_granules += self.entries[id].granules();
         }
         let (index, generation) = self.pins.insert(id.0);
+        (PinId { index, generation }, self.view(id))
+    }
+
+    fn view(&self, id: EntryId) -> ObjectView {
         let entry = &self.entries[id];
-        let view = ObjectView { extent: self.extent(id), version: entry.version(), checksum: entry.checksum() };
-        Ok((PinId { index, generation }, view))
+        ObjectView { extent: self.extent(id), version: entry.version(), checksum: entry.checksum() }
     }
 
     /// Releases a pin. With the last one, a removed object's bytes are free.
@@ -175,6 +204,19 @@ impl<P: EvictionPolicy> Store<P> {
         self.counters.removes += 1;
         self.remove_entry(id);
         true
+    }
+
+    /// As [`Store::remove`], of an object that is elsewhere too and need not be here.
+    pub fn drop_copy(&mut self, digest: Digest) {
+        if let Some(id) = self.index.find(&self.entries, digest) {
+            self.remove_entry(id);
+        }
+    }
+
+    /// The version that the next commit gives.
+    #[must_use]
+    pub const fn next_version(&self) -> Version {
+        Version(self.next_version)
     }
 
     /// Removes every object; returns how many there were. Walks the arena.

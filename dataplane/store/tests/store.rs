@@ -33,6 +33,7 @@ fn op() -> impl Strategy<Value = Op> {
 fn config() -> StoreConfig {
     StoreConfig {
         pool_bytes: 20 * KIB,
+        unit_bytes: 256,
         max_objects: 12,
         max_object_bytes: 18 * KIB,
         protected_percent: 40,

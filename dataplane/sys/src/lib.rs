@@ -11,9 +11,11 @@
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("kvplane-sys needs Linux on x86-64");
 
+pub mod claim;
 mod copy;
 pub mod cpu;
 pub mod doorbell;
+pub mod errno;
 pub mod file;
 pub mod hwloc;
 mod library;
@@ -29,6 +31,7 @@ pub mod unix;
 pub mod verbs;
 pub mod zero_copy;
 
+pub use claim::ClaimedFile;
 pub use copy::STREAMING_BYTES;
 pub use doorbell::{Doorbell, SharedDoorbell};
 pub use file::{BLOCK_BYTES, DirectFile, FileOptions};
@@ -36,7 +39,7 @@ pub use library::LibraryError;
 pub use poller::{Interest, Poller, Readiness};
 pub use process_memory::{CrossError, Crossing};
 pub use region::{HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions};
-pub use ring::{Completion, Ring, RingFull};
+pub use ring::{Completion, RegisteredFile, Ring, RingFull};
 pub use shm_ring::{CorruptRing, Full, ShmConsumer, ShmProducer};
 pub use spsc::{Consumer, Producer};
 pub use stream::{Gather, MAX_PIECES, Scatter};

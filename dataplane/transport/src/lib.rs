@@ -6,6 +6,7 @@
 //! * [`tcp`]: frames over TCP, several connections to a peer.
 //! * [`fault`]: the same, with faults by a seeded plan.
 //! * [`file`]: files as segments, over io_uring.
+//! * [`nvme`]: the SSD under a shard's tier, over io_uring.
 //! * [`mooncake`]: the protocol of stock Mooncake engines, both sides.
 //! * [`rdma`]: the same over verbs, with payloads and segments moved by the device.
 //! * [`shm`]: the same host: frames over rings in shared memory, payloads copied by whoever wants them.
@@ -13,6 +14,7 @@
 pub mod fault;
 pub mod file;
 pub mod mooncake;
+pub mod nvme;
 pub mod rdma;
 pub mod shm;
 pub mod tcp;
@@ -21,6 +23,7 @@ pub mod types;
 
 pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use file::{FileTransfer, Files};
+pub use nvme::{Nvme, NvmeCounters, Part, Ssd, TierMemory};
 pub use rdma::{Rdma, RdmaCounters, RdmaError, RdmaOptions};
 pub use shm::Shm;
 pub use tcp::{Tcp, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};

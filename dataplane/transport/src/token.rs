@@ -53,6 +53,8 @@ sources! {
     RdmaCompletions = 8,
     /// Events of an RDMA device.
     RdmaEvents = 9,
+    /// The queue of the tier's device.
+    Tier = 10,
     /// The listener for stock Mooncake engines.
     MooncakeListener = 16,
     /// A connection of a stock engine.

@@ -6,6 +6,7 @@ use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::client::{Client, Config, LaneId, Output};
 use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
 use kvplane_proto::ids::BatchId;
+use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::Rng;
 
 use super::check::memory::{Loan, Memory};
@@ -45,6 +46,7 @@ impl ClientHost {
             shared,
             stream: !shared || rng.chance(0.7),
             lane_window_bytes: scenario.lane_window_bytes,
+            gather_range_bytes: 0,
             ..Config::default()
         };
         Self {
@@ -76,8 +78,11 @@ impl World {
                     self.send_request(index, lane, header, &body, payload);
                 }
                 Output::CopyIn { .. } | Output::CopyOut { .. } => self.start_copy(index, &output),
+                Output::CopySegment { lane, slice, offset, local, write: true, .. } => {
+                    self.copy_segment(index, lane, slice, offset, local);
+                }
                 Output::CopySegment { .. } | Output::FileTransfer { .. } => {
-                    self.violate(broken(Rule::Protocol, "a segment is copied, but none was asked for".to_owned()));
+                    self.violate(broken(Rule::Protocol, "a copy that nobody asked for".to_owned()));
                 }
                 Output::Reset { lane } => self.reset_lane(index, lane),
                 Output::Done { batch } => {
@@ -134,6 +139,7 @@ impl World {
         };
         if let Some(local) = payload {
             match self.clients[index].memory.loan(local.offset) {
+                Some(Loan::Put { .. }) if header.kind == Kind::Request(Operation::Write) => {}
                 Some(Loan::Put { write, .. }) => self.shadow.sent(write),
                 loan => self.violate(broken(Rule::Memory, format!("a put is sent from memory that is {loan:?}"))),
             }

@@ -71,6 +71,7 @@ impl World {
 
     /// Nothing is pinned, reserved, lent or scribbled on.
     fn check_rest(&mut self) {
+        self.check_segments();
         for index in 0..self.lives.len() {
             let life = &self.lives[index];
             let Some(store) = life.service.store().filter(|_| life.alive) else { continue };

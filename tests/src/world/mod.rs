@@ -26,6 +26,7 @@ mod queue;
 mod results;
 mod runner;
 mod scenario;
+mod segments;
 mod server;
 mod statistics;
 mod trace;
@@ -34,7 +35,7 @@ mod workload;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use check::{Checked, removal::Removals, shadow::Shadow};
+use check::{Checked, removal::Removals, segments::Segments, shadow::Shadow};
 pub use check::{Rule, Violation};
 use client::ClientHost;
 use control::Control;
@@ -56,6 +57,7 @@ struct Streams {
     network: Rng,
     workload: Rng,
     faults: Rng,
+    segments: Rng,
 }
 
 /// The whole world.
@@ -75,6 +77,7 @@ pub(crate) struct World {
     trouble: Trouble,
     shadow: Shadow,
     removals: Removals,
+    segments: Segments,
     /// Owners by epoch: computed once for all nodes.
     owners: BTreeMap<u64, Rc<OwnerTable>>,
     statistics: Statistics,
@@ -91,6 +94,7 @@ impl World {
             network: Rng::new(seed, "network"),
             workload: Rng::new(seed, "workload"),
             faults: Rng::new(seed, "faults"),
+            segments: Rng::new(seed, "segments"),
         };
         let mut world = Self {
             now_ns: MS,
@@ -106,6 +110,7 @@ impl World {
             trouble: Trouble::default(),
             shadow: Shadow::new(scenario.keys),
             removals: Removals::new(scenario.keys),
+            segments: Segments::new(scenario.object_bytes),
             owners: BTreeMap::new(),
             statistics: Statistics::default(),
             violation: None,

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SegmentId, ShardId, Version};
 use kvplane_proto::map::{Member, ShardAddress};
 use kvplane_proto::rng::Rng;
 use kvplane_store::service::{Identity, PeerKey, Service};
@@ -14,6 +14,7 @@ use super::check::{Checked, Rule, broken};
 use super::network::{End, Way};
 use super::queue::Event;
 use super::scenario::{MS, Scenario};
+use super::segments::{register, segment_bytes};
 
 /// A node.
 pub(crate) struct Node {
@@ -39,6 +40,8 @@ pub(crate) struct Life {
     pub(crate) address: SocketAddr,
     pub(crate) service: Service,
     pub(crate) pool: Vec<u8>,
+    pub(crate) segment: Vec<u8>,
+    pub(crate) segment_id: SegmentId,
     pub(crate) ledger: Ledger,
     pub(crate) epoch: u64,
     pub(crate) armed_ns: u64,
@@ -169,12 +172,17 @@ impl World {
             shard: ShardId(shard),
             segment_name: String::new(),
         };
+        let mut service = Service::new(identity, Some(store));
+        let segment_bytes = segment_bytes(&self.scenario);
+        let segment_id = register(&mut service, segment_bytes);
         node.shards.push(self.lives.len());
         self.lives.push(Life {
             node: index,
             alive: true,
             address: node.address(index, shard),
-            service: Service::new(identity, Some(store)),
+            service,
+            segment: vec![0; segment_bytes as usize],
+            segment_id,
             pool: vec![0; self.scenario.pool_bytes as usize],
             ledger: Ledger::default(),
             epoch: 0,

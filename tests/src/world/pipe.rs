@@ -65,6 +65,7 @@ pub(crate) enum Destination {
     Discard,
     Local { local: Local, slice: SliceId },
     Pool { offset: u64 },
+    Segment { offset: u64 },
 }
 
 /// A payload that is arriving.

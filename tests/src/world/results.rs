@@ -1,7 +1,7 @@
 //! A batch is complete: is each result one that may be, and are its bytes right?
 
 use kvplane_proto::Status;
-use kvplane_proto::client::TaskResult;
+use kvplane_proto::client::{SegmentTarget, TaskResult};
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::rng::mix64;
 
@@ -15,8 +15,19 @@ const GRACE_NS: u64 = 50 * MS;
 /// What a request is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum What {
-    Get { capacity: u64 },
-    Put { write: usize, bytes: u64 },
+    Get {
+        capacity: u64,
+    },
+    Put {
+        write: usize,
+        bytes: u64,
+    },
+    /// Of cells of a segment.
+    Write {
+        write: usize,
+        bytes: u64,
+        target: SegmentTarget,
+    },
     Exists,
     Size,
     Remove,
@@ -63,6 +74,9 @@ impl World {
             let word = result.status as u64 ^ mix64(result.bytes) ^ mix64(!result.version.0);
             self.detail(word, || format!("client {client} {asked:?} -> {result:?}"));
             self.statistics.outcome(result.status);
+            if let What::Write { write, .. } = asked.what {
+                self.cells_written(write, result.status == Status::Ok);
+            }
             let checked = self.check_result(client, &open, asked, result);
             self.require(checked);
             if let Some(offset) = asked.offset {
@@ -109,7 +123,8 @@ impl World {
             }
             (_, Status::DeadlineExceeded) if now_ns < open.deadline_ns => Err(unfit(asked, result)),
             (_, Status::Cancelled) if !open.cancelled => Err(unfit(asked, result)),
-            (What::Put { .. }, Status::Exists | Status::NoSpace)
+            (What::Write { .. }, Status::Ok | Status::Stale | Status::Unsupported)
+            | (What::Put { .. }, Status::Exists | Status::NoSpace)
             | (What::Get { .. } | What::Size | What::Exists, Status::NotFound)
             | (What::Exists, Status::Ok)
             | (

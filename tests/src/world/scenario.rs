@@ -37,6 +37,10 @@ pub enum Mischief {
     SkipEpochs,
     /// The client's host never calls the client's timer.
     ForgetTimer,
+    /// A fence is answered but the shard does not hear of it.
+    SwallowFence,
+    /// The shard's host goes on receiving on a connection that a fence ended.
+    GoOnAfterFence,
     /// The client's host reports the completion of a batch twice.
     DoneTwice,
 }

@@ -1,10 +1,11 @@
 //! A shard's host: connections in, frames to the service, answers out, memory on both ways.
 
+use kvplane_proto::Status;
 use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
 use kvplane_proto::client::Path;
 use kvplane_proto::frame::{FLAG_CHECKSUM, HEADER_BYTES, Header};
 use kvplane_proto::message::{Kind, Operation};
-use kvplane_store::service::{self, CloseReason, Hold, Output, PayloadTo, PeerKey, Place, Places};
+use kvplane_store::service::{self, CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place, Places};
 
 use super::World;
 use super::arrivals::decode;
@@ -69,13 +70,19 @@ impl World {
             self.forge_remove(index, &header, body);
             return;
         }
+        if self.scenario.has(Mischief::SwallowFence) && header.kind == Kind::Request(Operation::Fence) {
+            let reply = Header::reply(Kind::Reply(Operation::Fence), header.request, Status::Ok);
+            self.send(index, Way::ToClient, Outgoing::new(&reply, &[], None));
+            return;
+        }
         let to = self.lives[life].service.request(peer, &header, body, self.now_ns);
         self.detail(u64::from(header.kind.code()), || format!("life {life} is asked {:?}: {to:?}", header.kind));
         let destination = match to {
             PayloadTo::Discard => Destination::Discard,
+            PayloadTo::Place(Place { memory: Memory::Segment(_), offset, .. }) => Destination::Segment { offset },
             PayloadTo::Place(place) => Destination::Pool { offset: place.offset },
             PayloadTo::Places(_) => {
-                self.violate(broken(Rule::Protocol, "ranges are written, but no segment is registered".to_owned()));
+                self.violate(broken(Rule::Protocol, "ranges are gathered, which no client here does".to_owned()));
                 return;
             }
         };
@@ -109,9 +116,13 @@ impl World {
             self.require(lent);
             self.lives[life].pool[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
         }
+        if let Destination::Segment { offset } = destination {
+            self.land(life, offset + from, bytes);
+        }
         if done {
             let digest = self.connections.get(&index).and_then(|connection| connection.held.put_digest());
-            let sum = if self.scenario.has(Mischief::TrustPutChecksum) { header.payload_checksum } else { sum };
+            let trusted = self.scenario.has(Mischief::TrustPutChecksum) && digest.is_some();
+            let sum = if trusted { header.payload_checksum } else { sum };
             self.lives[life].service.payload_done(peer, Some(sum), self.now_ns);
             self.drain_service(life, Some(Asked { connection: index, header: &header, body: &[] }));
             self.observe_put_end(index);
@@ -190,6 +201,15 @@ impl World {
         self.detail(u64::from(peer.index), || format!("life {life} closes connection {index}: {reason}"));
         if let CloseReason::Malformed(_) = reason {
             self.violate(broken(Rule::Protocol, format!("an honest client was cut off: {reason}")));
+        }
+        if reason == CloseReason::Fenced && self.scenario.has(Mischief::GoOnAfterFence) {
+            return;
+        }
+        let stream = self.connections.get(&index).is_some_and(|connection| connection.path == Path::Stream);
+        if reason == CloseReason::Fenced && stream {
+            // Not a byte more of it is taken.
+            self.close_server_end(index);
+            return;
         }
         if let Some(connection) = self.connections.get_mut(&index) {
             connection.server_end = End::Closing;

@@ -43,6 +43,9 @@ impl World {
                 asked.push(request);
             }
         }
+        if self.streams.segments.chance(0.4) {
+            self.write_cells(client);
+        }
         if !asked.is_empty() {
             self.submit(client, asked, deadline_ns);
         }
@@ -77,7 +80,7 @@ impl World {
     pub(crate) fn ask(&mut self, client: usize, key: usize, what: What) -> Option<Asked> {
         let loan = match what {
             What::Get { capacity } => Loan::Get(capacity),
-            What::Put { write, bytes } => Loan::Put { write, bytes },
+            What::Put { write, bytes } | What::Write { write, bytes, .. } => Loan::Put { write, bytes },
             What::Exists | What::Size | What::Remove => return Some(Asked { key, what, offset: None }),
         };
         match self.clients[client].memory.lend(loan, self.shadow.digest(key)) {
@@ -122,6 +125,7 @@ impl World {
         match asked.what {
             What::Get { capacity } => Request::Get(digest, Local { buffer: 0, offset, bytes: capacity }),
             What::Put { bytes, .. } => Request::Put(digest, Local { buffer: 0, offset, bytes }),
+            What::Write { bytes, target, .. } => Request::Write(target, Local { buffer: 0, offset, bytes }),
             What::Exists => Request::Exists(digest),
             What::Size => Request::Size(digest),
             What::Remove => Request::Remove(digest),

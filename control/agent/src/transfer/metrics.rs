@@ -23,6 +23,8 @@ pub struct RailSnapshot {
     pub transport: Transport,
     /// Its number among the rails of its path.
     pub number: usize,
+    /// Our RDMA device on it, where it is one over RDMA.
+    pub device: Option<String>,
     /// Whether it is in use.
     pub health: Health,
     /// What it serves at the moment, by measurement.
@@ -66,6 +68,7 @@ impl RailSnapshot {
             peer,
             transport,
             number: 0,
+            device: None,
             health,
             bytes_per_second: 0,
             latency_ns: 0,
@@ -81,6 +84,11 @@ impl RailSnapshot {
             queue: counts.queue.clone(),
             service: counts.service.clone(),
         }
+    }
+
+    /// What it is called among the rails of its transport to its peer.
+    fn label(&self) -> String {
+        self.device.clone().unwrap_or_else(|| self.number.to_string())
     }
 
     fn counts(&self) -> RailCounts {
@@ -170,9 +178,10 @@ impl TransferEngine {
             driver.copies.add_to(&mut metrics, number, self.name());
             driver.with(|core| {
                 metrics.zero_copy.add(&core.zero_copy());
+                let devices = core.devices();
                 let Some((client, names)) = core.books() else { return };
                 // A peer without a name is being closed.
-                metrics.add(number, client, &|peer| names.get(&peer).cloned().unwrap_or_default());
+                metrics.add(number, client, &devices, &|peer| names.get(&peer).cloned().unwrap_or_default());
             });
         }
         metrics
@@ -180,8 +189,20 @@ impl TransferEngine {
 }
 
 impl Metrics {
-    pub(crate) fn add(&mut self, initiator: usize, client: &Client, name: &dyn Fn(PeerId) -> String) {
-        self.rails.extend(client.rail_metrics().map(|rail| snapshot(initiator, &rail, name(rail.peer))));
+    /// Adds what a client counted, of a host with these RDMA devices.
+    pub(crate) fn add(
+        &mut self,
+        initiator: usize,
+        client: &Client,
+        devices: &[String],
+        name: &dyn Fn(PeerId) -> String,
+    ) {
+        let device = |rail: &RailMetrics<'_>| devices.get(usize::from(rail.devices?.own)).cloned();
+        self.rails.extend(
+            client
+                .rail_metrics()
+                .map(|rail| RailSnapshot { device: device(&rail), ..snapshot(initiator, &rail, name(rail.peer)) }),
+        );
         for (transport, counts) in client.departed_metrics() {
             match self.departed.iter_mut().find(|(other, _)| other == transport) {
                 Some((_, sum)) => sum.add(counts),

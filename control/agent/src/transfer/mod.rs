@@ -114,8 +114,11 @@ impl TransferEngine {
     ///
     /// # Errors
     /// When the port is taken or the kernel refuses: says which and what to do.
-    pub fn start(config: TransferEngineConfig) -> Result<Self, Error> {
+    pub fn start(mut config: TransferEngineConfig) -> Result<Self, Error> {
         config.check()?;
+        if config.rdma.filters.is_empty() {
+            config.rdma.filters.clone_from(&config.environment.device_filters);
+        }
         let listening = directory::listen(&config)?;
         let sockets = directory_of(&config)?;
         let unique = seed()?.max(1);

@@ -1,7 +1,7 @@
 //! Which RDMA devices a transfer engine uses, and why not.
 
 use kvplane_engine::RdmaDevices;
-use kvplane_sys::verbs::Verbs;
+use kvplane_sys::verbs::{Device, Verbs};
 use kvplane_transport::RdmaOptions;
 
 use crate::error::Error;
@@ -24,8 +24,11 @@ pub struct RdmaConfig {
     /// Whether it is used.
     pub mode: RdmaUse,
     /// Names of the devices to use, in the order of their numbers: each is connected to the peer's of the same number
-    /// first. Empty for all.
+    /// first. All of them must be there, though their ports may be down. Empty for all devices.
     pub devices: Vec<String>,
+    /// Where no devices are named: those that may be used, of those that there are. Empty for all. A transfer engine
+    /// takes it from `MC_TE_FILTERS` unless it is given.
+    pub filters: Vec<String>,
     /// Where devices come from; `None` for this machine's own.
     pub verbs: Option<Verbs>,
 }
@@ -50,27 +53,50 @@ impl RdmaConfig {
         if devices.is_empty() {
             return Err("this machine has no RDMA device".to_owned());
         }
-        for name in &self.devices {
+        for (number, name) in self.devices.iter().enumerate() {
             verbs.device(name).map_err(|error| error.to_string())?;
+            if self.devices[..number].contains(name) {
+                return Err(format!("the device {name} is named twice"));
+            }
         }
-        Ok(RdmaDevices { verbs, names: self.devices.clone(), options: RdmaOptions::default() })
+        let names = if self.devices.is_empty() { self.filtered(&devices)? } else { self.devices.clone() };
+        Ok(RdmaDevices { verbs, names, options: RdmaOptions::default() })
+    }
+
+    /// Those that the filters let through; none for all.
+    fn filtered(&self, devices: &[Device]) -> Result<Vec<String>, String> {
+        let all: Vec<String> = devices.iter().map(|device| device.name().to_owned()).collect();
+        let names: Vec<String> = all.iter().filter(|name| self.filters.contains(name)).cloned().collect();
+        if names.is_empty() && !self.filters.is_empty() {
+            return Err(format!(
+                "none of the devices {} is let through by the filter {} (MC_TE_FILTERS)",
+                all.join(", "),
+                self.filters.join(",")
+            ));
+        }
+        Ok(names)
     }
 
     /// The devices for the engine's hosts; none where there are none, or they are not to be used.
     ///
     /// # Errors
-    /// When they are required and there is none, or none that can be used: says why.
-    pub(super) fn devices(&self) -> Result<Option<RdmaDevices>, Error> {
+    /// When a device is named that is not there: says which there are. When they are required and there is none, or
+    /// none that can be used: says why.
+    pub(crate) fn devices(&self) -> Result<Option<RdmaDevices>, Error> {
         let found = self.find();
         if self.mode == RdmaUse::Require {
             let devices = found.clone().map_err(|why| Error::Argument(format!("RDMA is required: {why}")))?;
             usable(&devices).map_err(|why| Error::Argument(format!("RDMA is required: {why}")))?;
         }
+        if self.mode == RdmaUse::Auto && !self.devices.is_empty() {
+            let named = self.devices.join(", ");
+            return found.map(Some).map_err(|why| Error::Argument(format!("the RDMA devices {named}: {why}")));
+        }
         Ok(found.ok())
     }
 
     /// The names of the devices that can be used now, or why there are none.
-    pub(super) fn usable(&self) -> Result<String, String> {
+    pub(crate) fn usable(&self) -> Result<String, String> {
         self.find().and_then(|devices| usable(&devices))
     }
 }
@@ -88,4 +114,44 @@ fn usable(devices: &RdmaDevices) -> Result<String, String> {
         }
     }
     if names.is_empty() { Err(problems.join("; ")) } else { Ok(names.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_sys::verbs::{Loopback, SoftPort};
+
+    use super::*;
+
+    fn config(mode: RdmaUse, devices: &[&str], filters: &[&str]) -> RdmaConfig {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let verbs = Verbs::loopback(&Loopback::new(&[SoftPort::default(); 3]));
+        RdmaConfig { mode, devices: owned(devices), filters: owned(filters), verbs: Some(verbs) }
+    }
+
+    #[test]
+    fn devices_that_are_named_are_used_in_that_order_and_must_be_there() {
+        for mode in [RdmaUse::Auto, RdmaUse::Require] {
+            let found = config(mode, &["loop2", "loop0"], &["loop1"]).devices().unwrap().unwrap();
+            assert_eq!(found.names, ["loop2", "loop0"]);
+            let error = config(mode, &["loop0", "mlx5_7"], &[]).devices().unwrap_err().to_string();
+            assert!(error.contains("mlx5_7") && error.contains("loop0, loop1, loop2"), "{error}");
+            let error = config(mode, &["loop0", "loop0"], &[]).devices().unwrap_err().to_string();
+            assert!(error.contains("loop0 is named twice"), "{error}");
+        }
+        assert!(config(RdmaUse::Never, &["mlx5_7"], &[]).devices().unwrap().is_none());
+        let all = config(RdmaUse::Auto, &[], &[]);
+        assert_eq!(
+            (all.devices().unwrap().unwrap().names.len(), all.usable().unwrap().as_str()),
+            (0, "loop0, loop1, loop2")
+        );
+    }
+
+    #[test]
+    fn a_filter_takes_what_is_there() {
+        let names = |filters: &[&str]| config(RdmaUse::Auto, &[], filters).devices().unwrap().map(|found| found.names);
+        assert_eq!(names(&["mlx5_0", "loop2", "loop1"]).unwrap(), ["loop1", "loop2"]);
+        assert!(names(&["mlx5_0"]).is_none());
+        let error = config(RdmaUse::Require, &[], &["mlx5_0"]).devices().unwrap_err().to_string();
+        assert!(error.contains("mlx5_0 (MC_TE_FILTERS)") && error.contains("loop0, loop1, loop2"), "{error}");
+    }
 }

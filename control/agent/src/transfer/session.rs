@@ -108,7 +108,8 @@ impl Session {
     pub fn metrics(&mut self) -> Metrics {
         let mut metrics = Metrics::default();
         metrics.zero_copy.add(&self.initiator.host_counters().zero_copy);
-        metrics.add(0, self.initiator.books(), &|_| String::new());
+        let devices = self.initiator.device_names();
+        metrics.add(0, self.initiator.books(), &devices, &|_| String::new());
         metrics
     }
 

@@ -1,5 +1,6 @@
 //! What the machine has, and an engine with memory whose bytes say where they belong.
 
+use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,6 +27,12 @@ pub(crate) fn has(variable: &str, what: &str) -> Option<usize> {
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Pulls the cable of the first NIC (`down`), or puts it in again (`up`).
+pub(crate) fn cable(state: &str) {
+    let status = Command::new("ip").args(["link", "set", "sw0", state]).status().unwrap();
+    assert!(status.success(), "ip link set sw0 {state}: {status}");
 }
 
 /// Settings of an engine that neither spins nor meets those of other tests.

@@ -1,5 +1,6 @@
 //! The transfer engine on hardware that most machines do not have: NVMe drives, NVMe over fabrics, NUMA nodes, CXL
-//! memory, NICs with cables that can be pulled.
+//! memory, NICs with cables that can be
+//! pulled, RDMA devices.
 //!
 //! `cargo x test --rig` runs these in virtual machines. They write to drives, so they run nowhere else: what is there
 //! they learn from the variables of the rig (docs/rig.md), and without them each says what it would have needed.
@@ -8,4 +9,5 @@ mod bed;
 mod drives;
 mod memory;
 mod netdevs;
+mod rdma;
 mod sysfs;

@@ -2,12 +2,11 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kvplane::{Opcode, SubmitOptions, TaskState, TransferEngineConfig};
 
-use crate::bed::{PATIENCE, Side, alone, config, has, region};
+use crate::bed::{PATIENCE, Side, alone, cable, config, has, region};
 use crate::sysfs::read;
 
 const BYTES: usize = 4 << 20;
@@ -44,11 +43,6 @@ fn bytes_cross_the_cable_in_both_directions() {
     for (nic, before) in before.into_iter().enumerate() {
         assert!(sent(nic) - before >= BYTES as u64, "nic{nic} has sent only {} bytes", sent(nic) - before);
     }
-}
-
-fn cable(state: &str) {
-    let status = Command::new("ip").args(["link", "set", "sw0", state]).status().unwrap();
-    assert!(status.success(), "ip link set sw0 {state}: {status}");
 }
 
 #[test]

@@ -15,6 +15,8 @@ impl Host {
             self.buffers.push(None);
             self.buffers.len() - 1
         });
+        // Now, so that the first transfer need not wait for it.
+        self.rdma_work.driver.register(&region);
         self.buffers[index] = Some(region);
         index as u32
     }
@@ -25,7 +27,10 @@ impl Host {
         if self.buffers.len() <= index {
             self.buffers.resize(index + 1, None);
         }
-        self.buffers[index] = Some(region);
+        self.rdma_work.driver.register(&region);
+        if let Some(former) = self.buffers[index].replace(region) {
+            self.forget_rdma(&former);
+        }
     }
 
     /// Forgets caller's memory. No open batch may use it.

@@ -10,6 +10,7 @@
 //!
 //! Thread affinity: none; one thread at a time, whichever waits.
 
+mod config;
 mod copies;
 mod files;
 mod inbound;
@@ -19,6 +20,8 @@ mod rdma;
 mod roles;
 mod same_host;
 mod stock;
+mod tier;
+mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -27,18 +30,19 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use config::{HostConfig, HostCounters};
 use copies::BYTES_PER_CLOCK;
 use kvplane_proto::client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
-use kvplane_transport::mooncake::{LaneCounters, Lanes, Server, ServerCounters, ServerOptions};
-use kvplane_transport::{
-    ConnectionId, Event, Fault, FaultCounters, FaultPlan, Shm, Source, Token, ZeroCopyCounters, ZeroCopyOptions,
-};
+use kvplane_transport::mooncake::{Lanes, Server};
+use kvplane_transport::{ConnectionId, Event, Fault, Shm, Source, Token};
 pub use rdma::RdmaDevices;
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
+use tier::TierWork;
+pub use tier::{PART_LEAST_BYTES, TierSetup};
 
 /// Frames taken from one connection in one round, so that none starves the others.
 const FRAMES_PER_ROUND: usize = 128;
@@ -57,56 +61,6 @@ const PARK_LONGEST: Duration = Duration::from_millis(500);
 /// for in vain.
 const PARK_WAITING: Duration = Duration::from_micros(100);
 const PARK_WAITING_LONG: Duration = Duration::from_millis(10);
-
-/// Settings of a host.
-#[derive(Clone, Debug)]
-pub struct HostConfig {
-    /// Whether copies over shared memory are summed up and checked.
-    pub verify_shared: bool,
-    /// Faults to make on TCP connections, for drills and tests.
-    pub fault: Option<FaultPlan>,
-    /// Limits of what stock Mooncake engines may ask.
-    pub mooncake: ServerOptions,
-    /// RDMA devices to use, if any.
-    pub rdma: Option<RdmaDevices>,
-    /// Which payloads leave over TCP without a copy.
-    pub zero_copy: ZeroCopyOptions,
-}
-
-impl Default for HostConfig {
-    fn default() -> Self {
-        Self {
-            verify_shared: true,
-            fault: None,
-            mooncake: ServerOptions::default(),
-            rdma: None,
-            zero_copy: ZeroCopyOptions::default(),
-        }
-    }
-}
-
-/// What a host counted.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct HostCounters {
-    /// Rounds that did something.
-    pub busy_rounds: u64,
-    /// Parks.
-    pub parks: u64,
-    /// Frames that broke the protocol, ours or a peer's view of it.
-    pub broken: u64,
-    /// Connections accepted.
-    pub accepted: u64,
-    /// Segments' bytes that this host copied through mappings of its peers' memory.
-    pub map_bytes: u64,
-    /// The same by the kernel, between processes.
-    pub cma_bytes: u64,
-    /// The same within this process.
-    pub local_bytes: u64,
-    /// Copies between this host's memory and its peers' segments that RDMA devices made.
-    pub rdma_copies: u64,
-    /// Payloads that left over TCP without a copy, or should have.
-    pub zero_copy: ZeroCopyCounters,
-}
 
 /// One part of the dataplane.
 pub struct Host {
@@ -130,6 +84,7 @@ pub struct Host {
     lanes: Vec<Option<(LaneId, Link)>>,
     file_work: files::FileWork,
     rdma_work: rdma::RdmaWork,
+    tier_work: Option<TierWork>,
     lent: slab::Slab<Lent>,
     uploads: Uploads,
     readiness: Vec<Readiness>,
@@ -158,18 +113,25 @@ impl Host {
     /// A host with what it serves and what it asks. `pool` is the memory behind the service's store.
     ///
     /// # Errors
-    /// When the kernel gives no poller.
+    /// When the kernel gives no poller, or the tier cannot be on its device.
     pub fn new(
         config: &HostConfig,
-        service: Option<Service>,
+        mut service: Option<Service>,
         client: Option<Client>,
         pool: Option<Arc<Region>>,
     ) -> io::Result<Self> {
         let (poller, mut client) = (Poller::new()?, client);
-        let rdma_work = rdma::RdmaWork::new(config.rdma.as_ref(), &poller);
+        let mut rdma_work = rdma::RdmaWork::new(config.rdma.as_ref(), &poller);
+        if let Some(pool) = &pool {
+            rdma_work.driver.register(pool);
+        }
         if let Some(client) = &mut client {
             client.set_rdma(rdma_work.speeds());
         }
+        let tier_work = match (&config.tier, &mut service, &pool) {
+            (Some(setup), Some(service), Some(pool)) => Some(TierWork::new(setup, service, pool, &poller)?),
+            _ => None,
+        };
         Ok(Self {
             poller,
             tcp: Fault::new(config.fault.as_ref(), config.zero_copy),
@@ -188,6 +150,7 @@ impl Host {
             lanes: Vec::new(),
             file_work: files::FileWork::default(),
             rdma_work,
+            tier_work,
             lent: slab::Slab::new(),
             uploads: Uploads::default(),
             readiness: Vec::new(),
@@ -274,6 +237,7 @@ impl Host {
         progress |= self.take_rdma();
         progress |= self.take_shm();
         progress |= self.take_files()?;
+        progress |= self.drive_tier(self.now_ns)?;
         progress |= self.take_stock_lanes();
         let now_ns = self.now_ns;
         progress |= self.serve_stock(now_ns);
@@ -333,7 +297,7 @@ impl Host {
             Source::Mailbox => {}
             Source::TcpListener | Source::TcpConnection => self.tcp.ready(&self.poller, token, readiness),
             // What has ended is taken in this round.
-            Source::Files => {}
+            Source::Files | Source::Tier => {}
             Source::RdmaCompletions | Source::RdmaEvents => self.rdma_work.driver.ready(token),
             Source::ShmListener | Source::ShmSocket | Source::ShmDoorbell => {
                 self.shm.ready(&self.poller, token, readiness);
@@ -406,7 +370,8 @@ impl Host {
     /// # Errors
     /// When the poller fails.
     pub fn park(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
-        if self.shm.is_overflowing() || self.stock_lanes.has_work() || self.stock_server.has_work() {
+        let must_go_on = self.shm.is_overflowing() || self.tier_must_be_polled();
+        if must_go_on || self.stock_lanes.has_work() || self.stock_server.has_work() {
             cpu::pause();
             return Ok(());
         }
@@ -449,71 +414,6 @@ impl Host {
             Some(at_ns) => Duration::from_nanos(at_ns.saturating_sub(cpu::monotonic_ns())),
             None => PARK_LONGEST,
         }
-    }
-
-    /// The answering side.
-    pub const fn service(&mut self) -> Option<&mut Service> {
-        self.service.as_mut()
-    }
-
-    /// The asking side.
-    pub const fn client(&mut self) -> Option<&mut Client> {
-        self.client.as_mut()
-    }
-
-    /// A batch that has completed since the last call.
-    pub fn poll_done(&mut self) -> Option<BatchId> {
-        self.done.pop_front()
-    }
-
-    /// A segment that nothing uses any more.
-    pub fn poll_unregistered(&mut self) -> Option<SegmentId> {
-        self.unregistered.pop()
-    }
-
-    /// Whether a newer cluster map is wanted; asked once.
-    pub const fn take_map_wanted(&mut self) -> bool {
-        core::mem::replace(&mut self.map_wanted, false)
-    }
-
-    /// The last connection's end that was not of our asking, in words.
-    #[must_use]
-    pub fn last_problem(&self) -> Option<&str> {
-        self.last_problem.as_deref()
-    }
-
-    /// What happened so far.
-    #[must_use]
-    pub const fn counters(&self) -> &HostCounters {
-        &self.counters
-    }
-
-    /// Faults made by plan so far.
-    #[must_use]
-    pub fn faults(&self) -> FaultCounters {
-        self.tcp.counters()
-    }
-
-    /// What stock engines asked for.
-    #[must_use]
-    pub const fn stock_served(&self) -> &ServerCounters {
-        self.stock_server.counters()
-    }
-
-    /// What stock engines were asked for.
-    #[must_use]
-    pub const fn stock_asked(&self) -> &LaneCounters {
-        self.stock_lanes.counters()
-    }
-
-    /// Connections open, by any driver.
-    #[must_use]
-    pub const fn connections(&self) -> usize {
-        self.tcp.open()
-            + self.shm.open()
-            + self.rdma_work.driver.open()
-            + self.stock_lanes.open()
-            + self.stock_server.open()
     }
 }
 

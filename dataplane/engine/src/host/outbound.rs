@@ -54,8 +54,10 @@ impl Host {
                 };
             }
             ServiceOutput::Close { peer, reason } => {
-                self.counters.broken += 1;
-                self.last_problem = Some(reason.to_string());
+                if reason != CloseReason::Fenced {
+                    self.counters.broken += 1;
+                    self.last_problem = Some(reason.to_string());
+                }
                 self.close_served(peer, reason);
             }
             ServiceOutput::Unregistered { segment } => {

@@ -267,6 +267,11 @@ impl Host {
         self.rdma_work.driver.devices()
     }
 
+    /// The names of the RDMA devices that are open, by their numbers.
+    pub fn rdma_names(&self) -> impl Iterator<Item = &str> {
+        self.rdma_work.driver.device_names()
+    }
+
     /// Why RDMA devices were not opened.
     #[must_use]
     pub fn rdma_problems(&self) -> &[String] {

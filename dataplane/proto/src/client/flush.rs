@@ -1,6 +1,7 @@
 //! Queued slices become frames: as many as the lane's window allows, batched by operation.
 
 use super::Client;
+use super::fences::connection_number;
 use super::lane::{Endpoint, EndpointEvent};
 use super::path::{Path, Via};
 use super::table::{SliceEvent, SliceState, Wire, request_id};
@@ -39,6 +40,7 @@ impl Client {
             incarnation: address.incarnation,
             shard: address.shard,
             lane: number,
+            connection: connection_number(lane),
             cluster,
         };
         let body = self.append(|out| out.extend_from_slice(&hello.encode()));
@@ -68,8 +70,9 @@ impl Client {
         let entry = &mut self.lanes[lane as usize];
         match entry.state {
             Endpoint::Ready => {
+                let open = self.tell_fences(lane);
                 self.flush_held(lane);
-                while self.flush_one(lane) {}
+                while open && self.flush_one(lane) {}
             }
             Endpoint::Idle | Endpoint::Connecting | Endpoint::Greeting | Endpoint::Resetting => {}
         }

@@ -93,6 +93,8 @@ pub(super) struct Lane {
     pub(super) releases: Vec<PinId>,
     pub(super) aborts: Vec<ReservationId>,
     pub(super) commits: Vec<(u32, CommitItem)>,
+    /// Up to which of the peer's fences it was told, by their count.
+    pub(super) fenced: u64,
     /// Why the peer refused us: its slices fail with this instead of being retried.
     pub(super) refusal: Option<Status>,
     pub(super) dirty: bool,
@@ -133,6 +135,7 @@ impl Lane {
             releases: Vec::new(),
             aborts: Vec::new(),
             commits: Vec::new(),
+            fenced: 0,
             refusal: None,
             dirty: false,
             cause: None,
@@ -255,6 +258,7 @@ impl Lane {
         self.releases.clear();
         self.aborts.clear();
         self.commits.clear();
+        self.fenced = 0;
         self.cma = false;
         self.closed.clear();
     }

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use super::Client;
+use super::options::RailDevices;
 use super::path::{Path, Transport, Via};
 use super::table::{NOWHERE, Slice};
 use super::types::{PeerId, Request};
@@ -87,6 +88,8 @@ pub struct RailMetrics<'a> {
     pub transport: Transport,
     /// Its number among the rails of that path.
     pub number: usize,
+    /// The devices at both ends, of a rail over RDMA.
+    pub devices: Option<RailDevices>,
     /// Whether it is in use.
     pub health: Health,
     /// What it serves at the moment, by measurement: all transports of the rail.
@@ -186,6 +189,7 @@ impl Client {
                 path: entry.path,
                 transport,
                 number,
+                devices: entry.address.and_then(|address| address.rdma),
                 health: entry.rail.health(),
                 bytes_per_second: (entry.rail.rate().bytes_per_ns() * 1e9) as u64,
                 latency_ns: entry.rail.rate().latency_ns() as u64,

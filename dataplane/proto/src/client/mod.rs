@@ -11,10 +11,14 @@
 //! whole payload was taken; a slice whose deadline passes while it is on the wire completes only after its lane was
 //! reset and the host has said that all I/O of the lane has ended ([`Client::lane_gone`]).
 //!
+//! Order: what a peer has received on a lane that was lost, and not carried out, it never carries out after anything
+//! that was asked later: it is told first that the lane is over (`fences`).
+//!
 //! Not here: sockets, memory (only [`Local`] names it), clocks (`now_ns` is an argument), and the choice of
 //! transport, which the host reports when a lane is connected.
 
 mod dispatch;
+mod fences;
 mod flush;
 mod gather;
 mod lane;
@@ -35,6 +39,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use dispatch::{Group, RailEntry};
+use fences::Fences;
 use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
 pub use metrics::{Failovers, RailCounts, RailMetrics, SlowOperation};
@@ -59,6 +64,8 @@ pub struct Client {
     peers: Vec<Peer>,
     peer_index: BTreeMap<PeerAddress, PeerId>,
     free_peers: Vec<PeerId>,
+    /// What peers were to be told when they were left, oldest first.
+    left_fences: VecDeque<(PeerAddress, Fences)>,
     lanes: Vec<Lane>,
     free_lanes: Vec<u32>,
     rails: Vec<RailEntry>,
@@ -101,6 +108,7 @@ struct Peer {
     address: PeerAddress,
     groups: Vec<Group>,
     retries: RetryBudget,
+    fences: Fences,
     /// The caller knows its id: it stays for good. Others come and go with the maps.
     pinned: bool,
     /// Not in the map any more: its place is free when its last lane is gone.
@@ -117,6 +125,7 @@ impl Client {
             peers: Vec::new(),
             peer_index: BTreeMap::new(),
             free_peers: Vec::new(),
+            left_fences: VecDeque::new(),
             lanes: Vec::new(),
             free_lanes: Vec::new(),
             rails: Vec::new(),

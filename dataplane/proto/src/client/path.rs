@@ -44,6 +44,12 @@ impl Path {
     pub(super) const fn is_greeted(self) -> bool {
         matches!(self, Self::Stream | Self::Rdma | Self::Shared)
     }
+
+    /// Whether ranges are written in the order of the frames: what follows a frame is not written before the peer has
+    /// carried that out. Where we write ourselves, only the frame's answer says that it has.
+    pub(super) const fn writes_in_order(self) -> bool {
+        matches!(self, Self::Stream)
+    }
 }
 
 /// What carries bytes to a peer: a path, told apart by how bytes move over it.

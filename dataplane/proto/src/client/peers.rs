@@ -4,6 +4,7 @@
 //! drops it. Either gives its place back when its last lane is gone, so that restarts of nodes do not add up.
 
 use super::dispatch::{Group, RailEntry};
+use super::fences::Fences;
 use super::lane::{Cause, Endpoint, Lane};
 use super::metrics::RailBooks;
 use super::options::{RailAddress, RailDevices};
@@ -75,6 +76,7 @@ impl Client {
             next
         });
         self.peers[peer.0 as usize] = Peer::new(address.clone());
+        self.take_left_fences(peer);
         let several = self.config.lanes.max(1);
         match address.kind {
             PeerKind::Native => {
@@ -178,7 +180,7 @@ impl Client {
     }
 
     /// Every lane of a peer.
-    fn lanes_of(&self, peer: usize) -> Vec<u32> {
+    pub(super) fn lanes_of(&self, peer: usize) -> Vec<u32> {
         let rails = self.peers[peer].groups.iter().flat_map(|group| &group.rails);
         rails.flat_map(|&rail| self.rails[rail as usize].lanes.iter().copied()).collect()
     }
@@ -221,6 +223,7 @@ impl Client {
         for lane in self.lanes_of(index) {
             self.reset_lane(lane, Cause::Withdrawn);
         }
+        self.leave_fences(index);
         for number in 0..self.peers[index].groups.len() {
             for slice in self.drain_group(index, number) {
                 self.route(super::table::slice_id(slice, self.slices.generation(slice)));
@@ -270,7 +273,8 @@ impl Client {
 impl Peer {
     fn new(address: PeerAddress) -> Self {
         let retries = RetryBudget::new(Limits::RETRY_BURST);
-        Self { address, groups: Vec::new(), retries, pinned: false, departed: false }
+        let fences = Fences::default();
+        Self { address, groups: Vec::new(), retries, fences, pinned: false, departed: false }
     }
 }
 

@@ -142,17 +142,23 @@ impl Client {
             return;
         }
         entry.cause = Some(cause);
+        let id = entry.id(lane);
         self.counters.resets += 1;
-        self.outputs.push_back(Output::Reset { lane: entry.id(lane) });
+        self.note_fence(lane);
+        self.outputs.push_back(Output::Reset { lane: id });
         self.set_alarm(lane, None);
     }
 
     /// The host says that a lane is gone and that no I/O of it is left, or that it could not be connected.
     pub fn lane_gone(&mut self, lane: LaneId, now_ns: u64) {
         self.now_ns = now_ns;
+        let before = self.current(lane).map(|entry| entry.state);
         if !self.current(lane).is_some_and(|entry| entry.step(EndpointEvent::Gone)) {
             self.counters.stale_frames += 1;
             return;
+        }
+        if before == Some(Endpoint::Ready) {
+            self.note_fence(lane.index);
         }
         self.counters.lanes_lost += 1;
         self.set_alarm(lane.index, None);

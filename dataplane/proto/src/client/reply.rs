@@ -40,6 +40,10 @@ impl Client {
             self.welcome(lane, header, body)?;
             return Ok(PayloadTo::Discard);
         }
+        if operation == Operation::Fence {
+            self.fence_answered(lane, header).ok_or(Broken)?;
+            return Ok(PayloadTo::Discard);
+        }
         let wire = self.wires.get(header.request.index, header.request.generation);
         let Some(wire) = wire.filter(|wire| wire.lane == lane) else {
             self.counters.stale_frames += 1;

@@ -4,6 +4,7 @@ mod answers;
 mod books;
 mod closing;
 mod failures;
+mod fences;
 mod gather;
 mod machines;
 mod maps;

@@ -407,6 +407,8 @@ pub struct Counters {
     pub resets: u64,
     /// Lanes that were lost or could not be connected.
     pub lanes_lost: u64,
+    /// Requests that told a peer which lanes are over.
+    pub fences: u64,
     /// Payloads that did not match their checksum.
     pub corrupt: u64,
 }

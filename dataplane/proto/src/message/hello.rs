@@ -15,8 +15,12 @@ pub struct Hello {
     pub version_min: u8,
     /// Newest message version the asker speaks.
     pub version_max: u8,
-    /// Random id of the asking process, for logs and metrics.
+    /// Random id of the asker, which no other may know: connections that say the same are one asker's.
     pub client: u64,
+    /// Which of all connections of the asker this is: no two are named alike. [`Operation::Fence`] names it so.
+    ///
+    /// [`Operation::Fence`]: crate::message::Operation::Fence
+    pub connection: u64,
     /// The node it wants; `NodeId(0)` for any.
     pub node: NodeId,
     /// The life of that node; `Incarnation(0)` for any.
@@ -66,7 +70,7 @@ impl fmt::Display for HelloError {
 
 impl std::error::Error for HelloError {}
 
-const HELLO_FIXED_BYTES: usize = 1 + 1 + 2 + 2 + 2 + 8 + 8 + 8;
+const HELLO_FIXED_BYTES: usize = 1 + 1 + 2 + 2 + 2 + 8 + 8 + 8 + 8;
 const WELCOME_BYTES: usize = 1 + 5 + 2 + 8 + 8 + 8 + 8;
 
 impl Hello {
@@ -81,6 +85,7 @@ impl Hello {
         out.extend_from_slice(&self.client.to_le_bytes());
         out.extend_from_slice(&self.node.0.to_le_bytes());
         out.extend_from_slice(&self.incarnation.0.to_le_bytes());
+        out.extend_from_slice(&self.connection.to_le_bytes());
         out.extend_from_slice(self.cluster.as_bytes());
         out
     }
@@ -106,6 +111,7 @@ impl Hello {
             client: long(fixed, 8),
             node: NodeId(long(fixed, 16)),
             incarnation: Incarnation(long(fixed, 24)),
+            connection: long(fixed, 32),
             cluster: core::str::from_utf8(name).map_err(|_| HelloError::Cluster)?.to_owned(),
         })
     }

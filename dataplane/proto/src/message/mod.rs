@@ -68,6 +68,9 @@ kinds! {
     /// Write these many ranges of segments: [`RunItem`]s, the ranges as one payload, in order / one reply. A refusal
     /// names the first bad range in the argument, and nothing was written.
     WriteMany = 11;
+    /// These connections of the asker are over: nothing of them is carried out any more. [`IdItem`]s, as in
+    /// [`Hello::connection`] / no body.
+    Fence = 12;
     /// Shared memory: where are these objects? Pins them. [`DigestItem`]s / [`LookupReply`]s.
     Lookup = 16;
     /// Shared memory: give room for these objects. [`ReserveItem`]s / [`ReserveReply`]s.

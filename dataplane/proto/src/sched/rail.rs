@@ -112,7 +112,7 @@ impl Rail {
             (true, _) => (self.small_bytes + bytes) * 2,
             (false, bulk) => bulk + self.small_bytes + bytes,
         };
-        (self.rate.latency_ns() + work as f64 / self.rate.hopeful(idle, now_ns)) * self.penalty
+        (self.rate.hopeful_latency_ns(idle, now_ns) + work as f64 / self.rate.hopeful(idle, now_ns)) * self.penalty
     }
 
     /// Bytes of large slices that it may have posted, for `ahead_ns` of work beyond a slice's own time; never less than

@@ -9,7 +9,8 @@
 const MEMORY_NS: f64 = 20_000_000.0;
 /// What the port's stated speed weighs against observations.
 const SEED_NS: f64 = 1_000_000.0;
-/// An unused rail's rate is forgotten: it doubles in every such interval, up to the seed.
+/// An unused rail's figures are forgotten: its rate doubles in every such interval, up to the seed, and its latency
+/// halves. Otherwise one bad beginning would keep it from ever showing that it is better.
 const FORGET_NS: u64 = 100_000_000;
 /// Bytes in a nanosecond below which no estimate falls: 1 MB/s.
 const LEAST: f64 = 0.001;
@@ -57,6 +58,16 @@ impl Rate {
     #[must_use]
     pub const fn latency_ns(&self) -> f64 {
         self.latency_ns
+    }
+
+    /// The same as it is to be used now: halved for every interval that the rail was not used.
+    #[must_use]
+    pub fn hopeful_latency_ns(&self, idle: bool, now_ns: u64) -> f64 {
+        let unused_ns = now_ns.saturating_sub(self.last_done_ns.max(self.mark_ns));
+        match idle {
+            true => self.latency_ns * 0.5f64.powi((unused_ns / FORGET_NS).min(30) as i32),
+            false => self.latency_ns,
+        }
     }
 
     /// Bulk begins to move on a rail that moved none.
@@ -115,11 +126,8 @@ impl Rate {
         if alone && posted_ns >= self.last_done_ns {
             let sample_ns = now_ns.saturating_sub(posted_ns) as f64 - bytes as f64 / self.bytes_per_ns();
             let sample_ns = sample_ns.max(0.0);
-            if self.latency_ns == 0.0 {
-                self.latency_ns = sample_ns;
-            } else {
-                self.latency_ns += (sample_ns - self.latency_ns) / 8.0;
-            }
+            let known_ns = self.hopeful_latency_ns(true, posted_ns);
+            self.latency_ns = if known_ns == 0.0 { sample_ns } else { known_ns + (sample_ns - known_ns) / 8.0 };
         }
         self.last_done_ns = now_ns;
     }

@@ -9,7 +9,8 @@
 //!
 //! Invariants: whatever a peer holds (pins, reservations, a payload under way) comes back when the host says that the
 //! peer is gone and its I/O has ended. A put is answered only after its whole payload was taken, also when it fails.
-//! Bytes arrive in fresh extents only, so a late writer reaches nothing that anybody reads.
+//! An object's bytes arrive in a fresh extent: a late writer reaches nothing that anybody reads. When a peer has said
+//! that a connection of its own is over, nothing of that is carried out any more.
 
 mod held;
 mod objects;
@@ -17,6 +18,7 @@ mod ranges;
 mod segments;
 mod session;
 mod shared;
+mod tiered;
 mod types;
 
 #[cfg(test)]
@@ -31,6 +33,7 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{Digest, Limits, Status};
 use segments::SegmentTable;
 use session::{Pending, Session};
+pub use tiered::{PutAck, TierCounters, TierPolicy, TierSnapshot, WritePolicy};
 pub use types::{
     CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo,
     ServiceCounters,
@@ -47,6 +50,10 @@ pub struct Service {
     /// One bit for each slot that this shard owns.
     owned: Box<[u64; SLOTS / 64]>,
     store: Option<Store>,
+    /// The SSD under the store.
+    tiered: Option<Box<tiered::Tiered>>,
+    /// Whether anything was ever owned in this life.
+    ever_owned: bool,
     segments: SegmentTable,
     sessions: Vec<Option<Session>>,
     outputs: VecDeque<Output>,
@@ -85,6 +92,8 @@ impl Service {
             asker_epoch: Epoch(0),
             owned: Box::new([0; SLOTS / 64]),
             store,
+            tiered: None,
+            ever_owned: false,
             segments: SegmentTable::new((life ^ life >> 32) as u32),
             sessions: Vec::new(),
             outputs: VecDeque::new(),
@@ -113,11 +122,18 @@ impl Service {
             self.counters.dropped_objects += store.remove_all();
         }
         let mut lost = false;
+        // What the SSD has from an earlier life counts as owned until the first map that gives this shard anything.
+        let first = !self.ever_owned && (0..SLOTS).any(|slot| owned(slot as u16));
+        let untrusted = missed && self.ever_owned;
+        self.ever_owned |= first;
         for slot in 0..SLOTS {
             let (word, bit) = (slot / 64, 1u64 << (slot % 64));
             let had = self.owned[word] & bit != 0;
             let has = owned(slot as u16);
             lost |= had && !has;
+            if untrusted || (had || first) && !has {
+                self.slot_left(slot);
+            }
             self.owned[word] = if has { self.owned[word] | bit } else { self.owned[word] & !bit };
         }
         if let (true, Some(store)) = (lost, &mut self.store) {
@@ -171,7 +187,7 @@ impl Service {
     /// When [`Self::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        [self.greeting.next_ns(), self.put_deadlines.next_ns()].into_iter().flatten().min()
+        [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.tier_timeout()].into_iter().flatten().min()
     }
 
     /// What happened so far.
@@ -225,6 +241,7 @@ impl Service {
             (Operation::Exists, _) => self.exists(peer, header, body),
             (Operation::Size, _) => self.size(peer, header, body),
             (Operation::Remove, _) => self.remove(peer, header, body),
+            (Operation::Fence, _) => self.fence(peer, header, body),
             (Operation::OpenSegment, _) => self.open_segment(peer, header, body),
             (Operation::Get, Path::Stream) => self.get(peer, header, body),
             (Operation::Put | Operation::Write, Path::Stream) if header.payload_bytes == 0 => {

@@ -2,11 +2,12 @@
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
-use kvplane_proto::message::{Bitmap, DigestItem, GetItem, Item, Kind, Operation, SizeReply};
+use kvplane_proto::message::{Bitmap, DigestItem, GetItem, Item, Operation, SizeReply};
 use kvplane_proto::{Digest, Limits, Status};
 
 use super::session::Pending;
-use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place, Places};
+use super::tiered::{Replies, Waiter};
+use super::types::{CloseReason, Hold, Memory, PayloadTo, PeerKey, Place};
 use super::{Service, owns};
 use crate::{CommitError, GetError, ReserveError};
 
@@ -34,9 +35,16 @@ impl Service {
         };
         let start = self.bytes.len();
         let count = items.len();
-        if let Some(store) = &self.store {
-            Bitmap::encode(items.map(|item| store.exists(item.digest)), &mut self.bytes);
+        let mut bits = Vec::with_capacity(count);
+        for item in items {
+            let here = self.store.as_ref().is_some_and(|store| store.exists(item.digest));
+            let view = if here { None } else { self.on_ssd(item.digest) };
+            if let Some(view) = &view {
+                self.prefetch(view);
+            }
+            bits.push(here || view.is_some());
         }
+        Bitmap::encode(bits, &mut self.bytes);
         self.answer_items(peer, Operation::Exists, header, start, count);
         Ok(PayloadTo::Discard)
     }
@@ -45,12 +53,21 @@ impl Service {
         let Some(items) = self.owned_digests(peer, Operation::Remove, header, body)? else {
             return Ok(PayloadTo::Discard);
         };
-        let start = self.bytes.len();
-        let count = items.len();
-        if let Some(store) = &mut self.store {
-            Bitmap::encode(items.map(|item| store.remove(item.digest)), &mut self.bytes);
+        let digests: Vec<Digest> = items.map(|item| item.digest).collect();
+        let mut bits = Vec::with_capacity(digests.len());
+        for digest in &digests {
+            let on_ssd = self.on_ssd(*digest).is_some();
+            bits.push(self.store.as_mut().is_some_and(|store| store.remove(*digest)) || on_ssd);
         }
-        self.answer_items(peer, Operation::Remove, header, start, count);
+        if self.tiered.is_some() && !digests.is_empty() {
+            if let Err(status) = self.remove_from_ssd(peer, header.request, &digests, bits) {
+                self.answer(peer, Operation::Remove, header, status);
+            }
+            return Ok(PayloadTo::Discard);
+        }
+        let start = self.bytes.len();
+        Bitmap::encode(bits, &mut self.bytes);
+        self.answer_items(peer, Operation::Remove, header, start, digests.len());
         Ok(PayloadTo::Discard)
     }
 
@@ -62,6 +79,7 @@ impl Service {
         let count = items.len();
         for item in items {
             let bytes = self.store.as_ref().and_then(|store| store.size(item.digest));
+            let bytes = bytes.or_else(|| Some(self.on_ssd(item.digest)?.payload_bytes.into()));
             let status = if bytes.is_some() { Status::Ok } else { Status::NotFound };
             SizeReply { status, bytes: bytes.unwrap_or(0) }.encode(&mut self.bytes);
         }
@@ -84,19 +102,28 @@ impl Service {
             return Err((Status::WrongOwner, self.epoch.0));
         }
         let Some(store) = &mut self.store else { return Err((Status::NotFound, 0)) };
-        let (pin, object) = store.get(item.digest).map_err(|error| (get_status(error), 0))?;
+        let (pin, object) = match store.get(item.digest) {
+            Ok(found) => found,
+            Err(error) => return self.get_elsewhere(peer, item, error),
+        };
         if object.extent.bytes > item.capacity_bytes {
             store.unpin(pin).expect("a pin that was just given");
             return Err((Status::BufferTooSmall, object.extent.bytes));
         }
-        let place = Place { memory: Memory::Pool, offset: object.extent.offset, bytes: object.extent.bytes };
-        self.counters.get_bytes += place.bytes;
-        let header = Header::reply(Kind::Reply(Operation::Get), item.request, Status::Ok)
-            .with_payload(place.bytes, Some(object.checksum))
-            .with_argument(object.version.0);
-        let payload = Some((Places::One(place), Hold::Pin(pin)));
-        self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
+        self.asked_for(item.digest);
+        self.counters.get_bytes += object.extent.bytes;
+        self.answer_get(peer, item.request, Hold::Pin(pin), &object);
         Ok(())
+    }
+
+    /// What memory has not may be on the SSD.
+    fn get_elsewhere(&mut self, peer: PeerKey, item: &GetItem, error: GetError) -> Result<(), (Status, u64)> {
+        let view = self.on_ssd(item.digest).filter(|_| error == GetError::NotFound);
+        let Some(view) = view else { return Err((get_status(error), 0)) };
+        if u64::from(view.payload_bytes) > item.capacity_bytes {
+            return Err((Status::BufferTooSmall, view.payload_bytes.into()));
+        }
+        self.read_from_ssd(&view, Waiter::Stream(peer, item.request)).map_err(|status| (status, 0))
     }
 
     pub(super) fn put(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
@@ -137,6 +164,10 @@ impl Service {
         if bytes > Limits::PAYLOAD_BYTES {
             return Err(Status::TooLarge);
         }
+        if self.on_ssd(digest).is_some() {
+            return Err(Status::Exists);
+        }
+        self.may_put(bytes)?;
         let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
         let (reservation, extent) = store.reserve(digest, bytes).map_err(reserve_status)?;
         self.lend_reservation(peer, reservation);
@@ -162,14 +193,25 @@ impl Service {
             Err(Status::Corrupt)
         };
         match outcome {
-            Ok(version) => self.answer_id(peer, Operation::Put, request, Status::Ok, version.0),
+            Ok((version, digest, bytes)) if self.put_waits(digest, bytes) => {
+                let slot_of = self.defer(peer, request, Replies::Put(Status::Ok, version), 1);
+                self.keep(digest, Some(slot_of(0)));
+            }
+            Ok((version, digest, _)) => {
+                self.answer_id(peer, Operation::Put, request, Status::Ok, version.0);
+                self.keep(digest, None);
+            }
             Err(status) => self.refuse(peer, Operation::Put, request, status),
         }
     }
 
     /// Makes an object visible whose bytes are in place. Takes the reservation, whatever comes of it: its writer has
-    /// finished.
-    pub(super) fn commit_one(&mut self, reservation: ReservationId, checksum: u64) -> Result<Version, Status> {
+    /// finished. Gives the object's version, name and size.
+    pub(super) fn commit_one(
+        &mut self,
+        reservation: ReservationId,
+        checksum: u64,
+    ) -> Result<(Version, Digest, u64), Status> {
         let store = self.store.as_mut().expect("a reservation is of a store");
         let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
         if !owns(&self.owned, digest) {
@@ -181,7 +223,7 @@ impl Service {
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 self.counters.put_bytes += bytes;
-                Ok(version)
+                Ok((version, digest, bytes))
             }
             Err(error) => {
                 if error == CommitError::Expired {
@@ -206,7 +248,7 @@ pub(super) const fn get_status(error: GetError) -> Status {
     }
 }
 
-const fn reserve_status(error: ReserveError) -> Status {
+pub(super) const fn reserve_status(error: ReserveError) -> Status {
     match error {
         ReserveError::Empty => Status::Empty,
         ReserveError::TooLarge { .. } => Status::TooLarge,

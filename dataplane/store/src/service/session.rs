@@ -2,7 +2,7 @@
 
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, PinId, RequestId, ReservationId, SegmentId};
-use kvplane_proto::message::{Hello, Kind, Operation, Welcome};
+use kvplane_proto::message::{Hello, IdItem, Kind, Operation, Welcome};
 use kvplane_proto::{Limits, Status};
 
 use super::Service;
@@ -25,6 +25,9 @@ pub(super) struct Session {
     pub(super) generation: u32,
     pub(super) path: Path,
     pub(super) greeted: bool,
+    /// Who greeted, and as which of its connections.
+    client: u64,
+    connection: u64,
     pub(super) closing: bool,
     pub(super) pending: Option<Pending>,
     /// Pins lent over shared memory.
@@ -55,6 +58,8 @@ impl Service {
             generation: peer.generation,
             path,
             greeted: false,
+            client: 0,
+            connection: 0,
             closing: false,
             pending: None,
             pins: List::new(),
@@ -112,7 +117,9 @@ impl Service {
             self.answer(peer, Operation::Hello, header, status);
             return Err(CloseReason::Refused(status));
         }
-        self.session(peer).expect("a session that was just looked up").greeted = true;
+        let session = self.session(peer).expect("a session that was just looked up");
+        session.greeted = true;
+        (session.client, session.connection) = (hello.client, hello.connection);
         self.greeting.cancel(peer.index);
         self.counters.greeted += 1;
         let welcome = Welcome {
@@ -129,6 +136,30 @@ impl Service {
         let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Ok)
             .with_body(&self.bytes[body.clone()], 1);
         self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
+        Ok(PayloadTo::Discard)
+    }
+
+    /// The asker says that other connections of its own are over: they are closed before anything that it asks next is
+    /// looked at, and what they have brought and was not carried out never is. One that is not there is over already,
+    /// as nothing is asked before the welcome: nothing has to be remembered of it.
+    pub(super) fn fence(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        let mut named: Vec<u64> = Self::items::<IdItem>(header, body)?.map(|item| item.id).collect();
+        named.sort_unstable();
+        let session = self.session(peer).expect("a session that was just looked up");
+        let (client, own) = (session.client, session.connection);
+        if named.binary_search(&own).is_ok() {
+            return Err(CloseReason::Malformed("a fence of its own connection"));
+        }
+        let over = self.sessions.iter().enumerate().filter_map(|(index, session)| {
+            let session = session.as_ref()?;
+            let over = session.greeted && session.client == client && named.binary_search(&session.connection).is_ok();
+            over.then_some(PeerKey { index: index as u32, generation: session.generation })
+        });
+        let over: Vec<PeerKey> = over.collect();
+        for peer in over {
+            self.close(peer, CloseReason::Fenced);
+        }
+        self.answer(peer, Operation::Fence, header, Status::Ok);
         Ok(PayloadTo::Discard)
     }
 

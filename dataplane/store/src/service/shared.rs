@@ -9,24 +9,36 @@ use kvplane_proto::message::{
 
 use super::Service;
 use super::objects::get_status;
+use super::tiered::{Replies, Waiter, no_lookup};
 use super::types::{CloseReason, PayloadTo, PeerKey};
 
 impl Service {
     pub(super) fn lookup(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<DigestItem>(header, body)?;
-        let (start, count) = (self.bytes.len(), items.len());
+        let (mut replies, mut elsewhere) = (Vec::with_capacity(items.len()), Vec::new());
         for item in items {
-            let reply = self.lookup_one(peer, &item).unwrap_or_else(|status| LookupReply {
-                status,
-                pin: PinId::default(),
-                offset: 0,
-                bytes: 0,
-                version: Version(0),
-                checksum: 0,
-            });
-            reply.encode(&mut self.bytes);
+            let reply = self.lookup_one(peer, &item).unwrap_or_else(no_lookup);
+            if reply.status == Status::NotFound
+                && let Some(view) = self.on_ssd(item.digest)
+            {
+                elsewhere.push((replies.len(), view));
+            }
+            replies.push(reply);
         }
-        self.answer_items(peer, Operation::Lookup, header, start, count);
+        if elsewhere.is_empty() {
+            let (start, count) = (self.bytes.len(), replies.len());
+            replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
+            self.answer_items(peer, Operation::Lookup, header, start, count);
+            return Ok(PayloadTo::Discard);
+        }
+        // All that the SSD has is read at the same time; the answer waits for the last.
+        let slot_of = self.defer(peer, header.request, Replies::Lookups(replies), elsewhere.len());
+        for (item, view) in elsewhere {
+            let slot = slot_of(item);
+            if let Err(status) = self.read_from_ssd(&view, Waiter::Shared(slot)) {
+                self.settle_lookup(slot, no_lookup(status));
+            }
+        }
         Ok(PayloadTo::Discard)
     }
 
@@ -37,6 +49,7 @@ impl Service {
         }
         let Some(store) = &mut self.store else { return Err(Status::NotFound) };
         let (pin, object) = store.get(item.digest).map_err(get_status)?;
+        self.asked_for(item.digest);
         self.counters.get_bytes += object.extent.bytes;
         self.lend_pin(peer, pin);
         Ok(LookupReply {
@@ -78,18 +91,32 @@ impl Service {
 
     pub(super) fn commit(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<CommitItem>(header, body)?;
-        let (start, count) = (self.bytes.len(), items.len());
+        let (mut replies, mut kept, mut waits) = (Vec::with_capacity(items.len()), Vec::new(), 0);
         for item in items {
             if !self.take_reservation(peer, item.reservation) {
+                kept.into_iter().for_each(|(digest, _)| self.keep(digest, None));
                 return Err(CloseReason::Malformed("a commit of a reservation that it does not hold"));
             }
             let (status, version) = match self.commit_one(item.reservation, item.checksum) {
-                Ok(version) => (Status::Ok, version),
+                Ok((version, digest, bytes)) => {
+                    let wait = self.put_waits(digest, bytes);
+                    waits += usize::from(wait);
+                    kept.push((digest, wait.then_some(replies.len())));
+                    (Status::Ok, version)
+                }
                 Err(status) => (status, Version(0)),
             };
-            CommitReply { status, version }.encode(&mut self.bytes);
+            replies.push(CommitReply { status, version });
         }
-        self.answer_items(peer, Operation::Commit, header, start, count);
+        if waits == 0 {
+            let (start, count) = (self.bytes.len(), replies.len());
+            replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
+            self.answer_items(peer, Operation::Commit, header, start, count);
+            kept.into_iter().for_each(|(digest, _)| self.keep(digest, None));
+        } else {
+            let slot_of = self.defer(peer, header.request, Replies::Commits(replies), waits);
+            kept.into_iter().for_each(|(digest, item)| self.keep(digest, item.map(&slot_of)));
+        }
         Ok(PayloadTo::Discard)
     }
 

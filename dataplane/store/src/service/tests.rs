@@ -1,6 +1,7 @@
 //! Tests of the answering side: a host that is played by hand, then one that plays at random.
 
 mod differential;
+mod fences;
 mod handshake;
 mod held;
 mod objects;
@@ -10,3 +11,4 @@ mod ranges;
 mod rig;
 mod segments;
 mod shared;
+mod tiered;

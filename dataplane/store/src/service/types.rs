@@ -112,6 +112,8 @@ pub enum CloseReason {
     PutDeadline,
     /// A segment it was using is being unregistered and did not fall quiet in time.
     SegmentGone,
+    /// Its asker has said on another connection that this one is over.
+    Fenced,
 }
 
 impl fmt::Display for CloseReason {
@@ -123,6 +125,7 @@ impl fmt::Display for CloseReason {
             Self::PutDeadline => {
                 write!(f, "a put's payload did not arrive within {} s", Limits::RESERVATION_NS / 1_000_000_000)
             }
+            Self::Fenced => f.write_str("its asker has given it up"),
             Self::SegmentGone => f.write_str("a segment in use was unregistered"),
         }
     }

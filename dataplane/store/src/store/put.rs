@@ -49,6 +49,22 @@ impl<P: EvictionPolicy> Store<P> {
     /// # Panics
     /// When the 2^64 versions are used up.
     pub fn commit(&mut self, reservation: ReservationId, checksum: u64) -> Result<Version, CommitError> {
+        let version = Version(self.next_version);
+        self.show(reservation, checksum, version)?;
+        self.next_version = self.next_version.checked_add(1).expect("versions are not used up");
+        self.counters.puts += 1;
+        Ok(version)
+    }
+
+    /// As [`Store::commit`], of an object that was put before and comes back from elsewhere with the version it had.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn restore(&mut self, reservation: ReservationId, checksum: u64, version: Version) -> Result<(), CommitError> {
+        self.show(reservation, checksum, version)
+    }
+
+    fn show(&mut self, reservation: ReservationId, checksum: u64, version: Version) -> Result<(), CommitError> {
         let Some(id) = self.reserved(reservation) else { return Err(CommitError::Stale) };
         if self.entries[id].state() == State::Quarantined {
             return Err(CommitError::Expired);
@@ -60,14 +76,11 @@ impl<P: EvictionPolicy> Store<P> {
             self.release(id);
             return Err(CommitError::Exists);
         }
-        let version = Version(self.next_version);
-        self.next_version = self.next_version.checked_add(1).expect("versions are not used up");
         self.change_state(id, |entries: &mut Entries, id| entries.commit(id, version, checksum));
         self.index.insert(digest, id);
         self.policy.insert(&mut self.entries, id);
-        self.counters.puts += 1;
         self.counters.payload_bytes += self.entries[id].bytes();
-        Ok(version)
+        Ok(())
     }
 
     /// The digest and the size that a reservation was made for; `None` when it is stale, which is counted.

@@ -21,6 +21,8 @@ impl<P: EvictionPolicy> Store<P> {
     /// # Errors
     /// `NoSpace` or `TooManyObjects`: no eviction could give both.
     pub(super) fn room(&mut self, bytes: u64) -> Result<Block, ReserveError> {
+        // Every block is a whole number of units, so every one begins at a multiple of the unit.
+        let bytes = bytes.next_multiple_of(self.config.unit_bytes);
         let granules = granules_of(bytes);
         if self.allocator.free_granules() + self.evictable_granules() < granules {
             return Err(self.no_space(bytes));

@@ -2,73 +2,105 @@
 //!
 //! A registered region is held until it is unregistered or the ring is dropped. Operations on it take the fixed form by
 //! themselves, so callers do not see the difference but in time. A region that cannot be registered (the limit of
-//! locked memory, too long, no free place) is used like any other.
+//! locked memory, no free place) is used like any other. The kernel pins at most 1 GiB as one buffer, so a longer
+//! region takes several places; what lies across two of them goes unregistered.
 
 use super::Ring;
 use crate::region::{IoBuf, Region};
 use std::io;
 use std::sync::Arc;
 
-/// Regions that can be registered at once.
-pub(super) const FIXED_REGIONS: usize = 64;
+/// Places for regions: each takes one for every GiB.
+pub(super) const FIXED_PLACES: usize = 1024;
 /// The kernel pins at most this much as one buffer.
 const FIXED_BYTES_MOST: usize = 1 << 30;
 
-/// The registered regions by their place in the kernel's table.
+/// A part of a region that the kernel knows.
+struct Window {
+    region: Arc<Region>,
+    start: usize,
+    bytes: usize,
+}
+
+/// The registered windows by their place in the kernel's table.
 #[derive(Default)]
 pub(super) struct Fixed {
-    regions: Vec<Option<Arc<Region>>>,
+    made: bool,
+    windows: Vec<Option<Window>>,
 }
 
 impl Fixed {
-    /// The place of a buffer's region in the kernel's table.
+    /// The place of the window in which a buffer lies.
     pub(super) fn place_of(&self, buffer: &IoBuf) -> Option<u16> {
-        let found = self.regions.iter().position(|held| {
-            let held = held.as_ref();
-            held.is_some_and(|region| Arc::ptr_eq(region, buffer.region()))
+        let end = buffer.offset() + buffer.bytes();
+        let found = self.windows.iter().position(|window| {
+            window.as_ref().is_some_and(|window| {
+                let inside = buffer.offset() >= window.start && end <= window.start + window.bytes;
+                inside && Arc::ptr_eq(&window.region, buffer.region())
+            })
         });
         found.map(|place| place as u16)
+    }
+
+    fn has(&self, region: &Arc<Region>) -> bool {
+        self.windows.iter().flatten().any(|window| Arc::ptr_eq(&window.region, region))
+    }
+
+    /// A free place, if there is one.
+    fn free(&mut self) -> Option<usize> {
+        if let Some(place) = self.windows.iter().position(Option::is_none) {
+            return Some(place);
+        }
+        if self.windows.len() == FIXED_PLACES {
+            return None;
+        }
+        self.windows.push(None);
+        Some(self.windows.len() - 1)
     }
 }
 
 impl Ring {
-    /// Pins a region's pages for file operations of this ring.
+    /// Pins a region's pages for file operations of this ring: all of it, or none.
     ///
     /// # Errors
     /// When the kernel refuses or no place is left; the region can then be used as it is. `ENOMEM` means the limit of
     /// locked memory (`ulimit -l`).
     pub fn register_region(&mut self, region: &Arc<Region>) -> io::Result<()> {
-        if self.fixed.place_of(&IoBuf::whole(Arc::clone(region))).is_some() {
+        if self.fixed.has(region) {
             return Ok(());
         }
-        if region.bytes() > FIXED_BYTES_MOST {
-            let text = format!("a region of {} bytes is over the {FIXED_BYTES_MOST} of one buffer", region.bytes());
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        if !self.fixed.made {
+            self.uring.submitter().register_buffers_sparse(FIXED_PLACES as u32)?;
+            self.fixed.made = true;
         }
-        if self.fixed.regions.is_empty() {
-            self.uring.submitter().register_buffers_sparse(FIXED_REGIONS as u32)?;
-            self.fixed.regions.resize(FIXED_REGIONS, None);
+        let mut start = 0;
+        while start < region.bytes() {
+            let bytes = (region.bytes() - start).min(FIXED_BYTES_MOST);
+            let registered = match self.fixed.free() {
+                Some(place) => self.update_fixed(place, region.at(start), bytes).map(|()| place),
+                None => Err(io::Error::other(format!("{FIXED_PLACES} places are taken, which is the limit"))),
+            };
+            let place = registered.inspect_err(|_| self.unregister_region(region))?;
+            self.fixed.windows[place] = Some(Window { region: Arc::clone(region), start, bytes });
+            start += bytes;
         }
-        let Some(place) = self.fixed.regions.iter().position(Option::is_none) else {
-            return Err(io::Error::other(format!("{FIXED_REGIONS} regions are registered, which is the limit")));
-        };
-        self.update_fixed(place, region.at(0), region.bytes())?;
-        self.fixed.regions[place] = Some(Arc::clone(region));
         Ok(())
     }
 
     /// Lets a region's pages go. Operations in flight on it keep them until they end.
     pub fn unregister_region(&mut self, region: &Arc<Region>) {
-        let Some(place) = self.fixed.place_of(&IoBuf::whole(Arc::clone(region))) else { return };
-        let place = usize::from(place);
-        if self.update_fixed(place, std::ptr::null_mut(), 0).is_ok() {
-            self.fixed.regions[place] = None;
+        for place in 0..self.fixed.windows.len() {
+            let window = self.fixed.windows[place].as_ref();
+            let ours = window.is_some_and(|window| Arc::ptr_eq(&window.region, region));
+            if ours && self.update_fixed(place, std::ptr::null_mut(), 0).is_ok() {
+                self.fixed.windows[place] = None;
+            }
         }
     }
 
     fn update_fixed(&mut self, place: usize, address: *mut u8, bytes: usize) -> io::Result<()> {
         let entry = [libc::iovec { iov_base: address.cast(), iov_len: bytes }];
-        // SAFETY: the range is a whole region, which is held in the table until the kernel was told to forget it or the
+        // SAFETY: the range lies in a region that is held in the table until the kernel was told to forget it or the
         // ring is gone; a null entry names no memory.
         unsafe { self.uring.submitter().register_buffers_update(place as u32, &entry, None) }?;
         Ok(())

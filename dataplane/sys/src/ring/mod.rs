@@ -15,6 +15,7 @@
 //!
 //! It does not retry, time out or order operations.
 
+mod device;
 mod fixed;
 mod operations;
 mod queue;
@@ -23,6 +24,7 @@ mod setup;
 mod tests;
 
 pub use crate::region::IoBuf;
+pub use device::RegisteredFile;
 
 use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue};
@@ -91,6 +93,9 @@ pub struct Ring {
     pushed: u64,
     setup: &'static str,
     fixed: fixed::Fixed,
+    files: device::Registered,
+    /// Completions come only to who asks the device for them.
+    polled: bool,
     /// Nothing is submitted any more.
     ended: bool,
     /// How long dropping it waits for the kernel.
@@ -116,6 +121,16 @@ impl Ring {
         Self::with(uring, setup)
     }
 
+    /// As [`Ring::shared`], for direct reads and writes of devices whose completions are polled for: nothing becomes
+    /// readable when one is there, so somebody must call [`Ring::poll`] until all are. A device that does not offer
+    /// that answers each operation with `EOPNOTSUPP`. Flushes belong on another ring.
+    pub fn polled(entries: u32) -> io::Result<Self> {
+        let (uring, setup) = setup::build(entries, &setup::POLLED_SETUPS)?;
+        let mut ring = Self::with(uring, setup)?;
+        ring.polled = true;
+        Ok(ring)
+    }
+
     fn with(uring: IoUring, setup: &'static str) -> io::Result<Self> {
         let parameters = uring.params();
         if !parameters.is_feature_ext_arg() || !parameters.is_feature_nodrop() {
@@ -129,6 +144,8 @@ impl Ring {
             pushed: 0,
             setup,
             fixed: fixed::Fixed::default(),
+            files: device::Registered::default(),
+            polled: false,
             ended: false,
             patience: DROP_DEADLINE,
         })
@@ -152,6 +169,7 @@ impl Ring {
         let queue = self.uring.submission();
         let enter = !queue.is_empty() || queue.taskrun() || queue.cq_overflow();
         drop(queue);
+        let enter = enter || (self.polled && self.operations.len() > 0 && self.uring.completion().is_empty());
         if enter {
             self.submit()?;
         }

@@ -10,6 +10,52 @@ use slab::Slab;
 /// User data of our own cancellations; an index in the table is always smaller.
 pub(super) const INTERNAL: u64 = u64::MAX;
 
+/// What of ours the kernel has addresses of.
+pub(super) enum Held {
+    /// Nothing.
+    Nothing,
+    /// One buffer.
+    One(IoBuf),
+    /// Several, and the list of their addresses.
+    Several(Box<Vectors>),
+}
+
+/// Buffers as the kernel wants them listed. The list does not move while the operation is in flight.
+pub(super) struct Vectors {
+    buffers: Vec<IoBuf>,
+    list: Vec<libc::iovec>,
+}
+
+impl Vectors {
+    pub(super) fn of(buffers: &[IoBuf]) -> Box<Self> {
+        let list = buffers
+            .iter()
+            .map(|buffer| libc::iovec { iov_base: buffer.pointer().cast(), iov_len: buffer.bytes() })
+            .collect();
+        Box::new(Self { buffers: buffers.to_vec(), list })
+    }
+
+    pub(super) fn list(&self) -> (*const libc::iovec, u32) {
+        (self.list.as_ptr(), self.list.len() as u32)
+    }
+}
+
+impl Held {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::One(buffer) => buffer.bytes(),
+            Self::Several(vectors) => vectors.buffers.iter().map(IoBuf::bytes).sum(),
+        }
+    }
+}
+
+impl From<Option<IoBuf>> for Held {
+    fn from(buffer: Option<IoBuf>) -> Self {
+        buffer.map_or(Self::Nothing, Self::One)
+    }
+}
+
 /// One operation in flight.
 pub(super) struct Operation {
     /// The caller's name for it.
@@ -17,8 +63,8 @@ pub(super) struct Operation {
     generation: u32,
     /// Which submission queue entry carries it, counted from the ring's start.
     pub(super) sequence: u64,
-    /// The buffer it reads or writes, kept alive for the kernel; none where the kernel has no address of ours.
-    buffer: Option<IoBuf>,
+    /// The memory it reads or writes, kept alive for the kernel.
+    held: Held,
 }
 
 /// All operations in flight.
@@ -40,7 +86,7 @@ impl Operations {
 
     /// Bytes of the buffers that are kept alive.
     pub(super) fn held_bytes(&self) -> usize {
-        self.slab.iter().filter_map(|(_, operation)| Some(operation.buffer.as_ref()?.bytes())).sum()
+        self.slab.iter().map(|(_, operation)| operation.held.bytes()).sum()
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -48,11 +94,11 @@ impl Operations {
     }
 
     /// Adds an operation and returns its user data. There must be room.
-    pub(super) fn insert(&mut self, token: u64, sequence: u64, buffer: Option<IoBuf>) -> u64 {
+    pub(super) fn insert(&mut self, token: u64, sequence: u64, held: impl Into<Held>) -> u64 {
         assert!(!self.is_full(), "room was checked before");
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
-        let index = self.slab.insert(Operation { token, generation, sequence, buffer });
+        let index = self.slab.insert(Operation { token, generation, sequence, held: held.into() });
         user_data(index, generation)
     }
 

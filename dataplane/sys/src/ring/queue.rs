@@ -1,6 +1,6 @@
 //! Queueing operations: each builds its entry, and puts what the kernel will touch into the table first.
 
-use super::operations::INTERNAL;
+use super::operations::{Held, INTERNAL};
 use super::{Ring, RingFull};
 use crate::region::IoBuf;
 use io_uring::squeue::Entry;
@@ -10,11 +10,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// The longest single transfer: results are 32-bit signed, and the kernel moves no more than 2 GiB at once.
 const MAX_TRANSFER_BYTES: usize = 1 << 30;
 
-fn length(buffer: &IoBuf) -> u32 {
+pub(super) fn length(buffer: &IoBuf) -> u32 {
     buffer.bytes().min(MAX_TRANSFER_BYTES) as u32
 }
 
-fn offset_limit(file_offset: u64) {
+pub(super) fn offset_limit(file_offset: u64) {
     // The largest value means "the file's own position" to the kernel, which we never want.
     assert!(file_offset <= i64::MAX as u64, "file offset {file_offset}");
 }
@@ -68,9 +68,9 @@ impl Ring {
         Ok(())
     }
 
-    fn start(&mut self, token: u64, buffer: Option<IoBuf>, entry: Entry) -> Result<(), RingFull> {
+    pub(super) fn start(&mut self, token: u64, held: impl Into<Held>, entry: Entry) -> Result<(), RingFull> {
         self.make_room()?;
-        let user_data = self.operations.insert(token, self.pushed, buffer);
+        let user_data = self.operations.insert(token, self.pushed, held);
         self.push(&entry.user_data(user_data));
         Ok(())
     }

@@ -31,6 +31,16 @@ pub(super) const SHARED_SETUPS: [Setup; 2] = [
     ("plain", |_| {}),
 ];
 
+/// How to set a ring up whose completions are looked for at the device instead of waiting for its interrupts.
+pub(super) const POLLED_SETUPS: [Setup; 2] = [
+    ("IOPOLL|SUBMIT_ALL", |builder| {
+        builder.setup_iopoll().setup_submit_all();
+    }),
+    ("IOPOLL", |builder| {
+        builder.setup_iopoll();
+    }),
+];
+
 /// Sets a ring up by the first of these setups that the kernel knows; says which.
 pub(super) fn build(entries: u32, setups: &[Setup]) -> io::Result<(IoUring, &'static str)> {
     for &(setup, apply) in setups {

@@ -252,6 +252,11 @@ impl Rdma {
         })
     }
 
+    /// The names of the devices, by position.
+    pub fn device_names(&self) -> impl Iterator<Item = &str> {
+        self.nics.iter().map(|nic| nic.context.name())
+    }
+
     /// The device of a connection by position, and the speed of the slower of its two ports in bits per second.
     #[must_use]
     pub fn rail(&self, id: ConnectionId) -> Option<(usize, u64)> {

@@ -287,8 +287,9 @@ impl Tcp {
             self.end(id);
             return;
         }
+        // It stays said that all was sent: such a connection is not aborted.
         if connection.is_quiet()
-            && let Some(why) = connection.closing_after_send.take()
+            && let Some(why) = connection.closing_after_send.clone()
         {
             self.close(id, why);
         } else if connection.lent().is_some_and(|lent| !lent.answers.is_empty()) {

@@ -2,6 +2,7 @@
 //!
 //! * [`shadow`]: which put made which version of which object, and the bytes that it must have.
 //! * [`removal`]: what may not be read any more.
+//! * [`segments`]: what must be in the ranges of segments that were written.
 //! * [`ledger`]: which ranges of a pool are being written or read, so that none is both.
 //! * [`memory`]: the callers' buffers: lent or free, and untouched while free.
 //! * [`epochs`]: epochs never go back, and one epoch has one map.
@@ -13,6 +14,7 @@ pub(crate) mod epochs;
 pub(crate) mod ledger;
 pub(crate) mod memory;
 pub(crate) mod removal;
+pub(crate) mod segments;
 pub(crate) mod shadow;
 
 /// A rule of the world.

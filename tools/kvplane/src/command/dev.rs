@@ -30,7 +30,9 @@ pub(crate) struct Dev {
 }
 
 impl Dev {
-    pub(crate) fn run(self) -> Result<(), Failure> {
+    pub(crate) fn run(mut self) -> Result<(), Failure> {
+        // The only node of its cluster needs no number of its own, but an SSD wants the same one every time.
+        self.shape.or_node_id(1);
         let runtime = self.shape.runtime_directory.as_ref();
         let mut plane = control::start(&self.cluster, self.control, self.http, self.state.clone(), 1, runtime)?;
         let (node, metrics) = self.shape.start(&self.cluster)?;

@@ -4,11 +4,35 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::Args;
-use kvplane::{HugePages, MetricsServer, NodeConfig, NodeId};
+use clap::{Args, ValueEnum};
+use kvplane::{HugePages, MetricsServer, NodeConfig, NodeId, PutAck, RdmaUse, SsdConfig, TierPolicy, WritePolicy};
 
-use super::tebench::PacingChoice;
+use super::tebench::{PacingChoice, values};
 use super::{Failure, metrics, size, stop};
+
+/// How long an object may wait that is written back.
+const WRITE_BACK_NS: u64 = 10_000_000_000;
+
+/// Whether a node offers RDMA.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RdmaChoice {
+    /// On the devices that there are.
+    Auto,
+    /// Not at all.
+    Never,
+    /// On devices that must be there.
+    Require,
+}
+
+impl From<RdmaChoice> for RdmaUse {
+    fn from(choice: RdmaChoice) -> Self {
+        match choice {
+            RdmaChoice::Auto => Self::Auto,
+            RdmaChoice::Never => Self::Never,
+            RdmaChoice::Require => Self::Require,
+        }
+    }
+}
 
 /// A storage node.
 #[derive(Args)]
@@ -47,16 +71,100 @@ pub(crate) struct Shape {
     /// How shards wait; without it, what suits the machine.
     #[arg(long, value_enum)]
     pacing: Option<PacingChoice>,
+    /// RDMA: where it can be had (auto), never, or with an error where it cannot (require).
+    #[arg(long, value_enum, default_value = "auto")]
+    rdma: RdmaChoice,
+    /// RDMA devices to use, separated by commas, in this order: each is connected to that of the same place in the
+    /// other side's list. Without it, all.
+    #[arg(long, alias = "rdma_devices", value_delimiter = ',')]
+    rdma_devices: Vec<String>,
     /// Port of loopback for /metrics, what the shards counted as Prometheus text; 0 picks one. Without it, there is
     /// none.
     #[arg(long, alias = "metrics_port")]
     metrics_port: Option<u16>,
+    #[command(flatten)]
+    ssd: Ssd,
     /// Directory of local identities and sockets, instead of the user's runtime directory.
     #[arg(long)]
     pub(crate) runtime_directory: Option<PathBuf>,
 }
 
+/// SSDs under the memory.
+#[derive(Args, Clone)]
+struct Ssd {
+    /// A file or block device for objects that memory has no room for: PATH or PATH:SIZE. A file that is not there is
+    /// made with this size. Several are shared out among the shards. What is there outlives the process, so --node-id
+    /// must be the same at every start.
+    #[arg(long = "ssd", value_name = "PATH[:SIZE]")]
+    paths: Vec<SsdConfig>,
+    /// When objects are written to the SSD: as soon as they are put, when they were put or asked for twice, or after a
+    /// while and before they leave memory.
+    #[arg(long = "ssd-write", value_enum, default_value = "through")]
+    write: WriteChoice,
+    /// When a put is answered that is written at once: in memory, taken by the device (it outlives the process), or
+    /// durable (it outlives a power failure).
+    #[arg(long = "ssd-ack", value_enum, default_value = "memory")]
+    ack: AckChoice,
+    /// How often an object must have been asked for lately to stay in memory after it was read from the SSD.
+    #[arg(long = "ssd-promote", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=15))]
+    promote: u8,
+    /// How much of the memory may be held by objects that wait to be written, in percent.
+    #[arg(long = "ssd-backlog", default_value_t = 25, value_parser = clap::value_parser!(u8).range(1..=75))]
+    backlog: u8,
+    /// How much of the memory may be filled by objects that are read from the SSD because somebody asked whether they
+    /// exist, in percent; 0 reads nothing ahead.
+    #[arg(long = "ssd-prefetch", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=50))]
+    prefetch: u8,
+}
+
+/// When objects are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum WriteChoice {
+    /// As soon as they are put.
+    Through,
+    /// The second time they are put or asked for.
+    Selective,
+    /// After ten seconds, or earlier when much waits.
+    Back,
+}
+
+/// When puts are answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum AckChoice {
+    /// When they are in memory.
+    Memory,
+    /// When the device has taken them.
+    Buffered,
+    /// When they are durable.
+    Durable,
+}
+
+impl Ssd {
+    fn policy(&self) -> TierPolicy {
+        TierPolicy {
+            write: match self.write {
+                WriteChoice::Through => WritePolicy::Through,
+                WriteChoice::Selective => WritePolicy::Selective { times: 2 },
+                WriteChoice::Back => WritePolicy::Back { within_ns: WRITE_BACK_NS },
+            },
+            ack: match self.ack {
+                AckChoice::Memory => PutAck::Memory,
+                AckChoice::Buffered => PutAck::Buffered,
+                AckChoice::Durable => PutAck::Durable,
+            },
+            promote_times: self.promote,
+            backlog_percent: self.backlog,
+            prefetch_percent: self.prefetch,
+        }
+    }
+}
+
 impl Shape {
+    /// Gives the node a number where none was given.
+    pub(crate) fn or_node_id(&mut self, node: u64) {
+        self.node_id.get_or_insert(node);
+    }
+
     pub(crate) fn start(&self, cluster: &str) -> Result<(Arc<kvplane::Node>, Option<MetricsServer>), Failure> {
         let config = NodeConfig {
             control: kvplane::Control::Local {
@@ -72,6 +180,9 @@ impl Shape {
             runtime_directory: self.runtime_directory.clone(),
             pacing: self.pacing.map(Into::into),
             huge: HugePages::Try,
+            rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices)?,
+            ssds: self.ssd.paths.clone(),
+            tier: self.ssd.policy(),
             ..NodeConfig::local(cluster, self.pool)
         };
         let node = Arc::new(kvplane::Node::start(&config)?);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
 use kvplane::{
-    Environment, Opcode, Region, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine,
+    Environment, Opcode, RdmaConfig, Region, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine,
     TransferEngineConfig, TransferRequest,
 };
 use kvplane_tools::pattern;
@@ -77,19 +77,20 @@ pub(crate) struct TransferEngineBench {
     /// What to do.
     #[arg(long = "operation", value_enum, default_value = "read")]
     operation: Operation,
-    /// Transport: tcp, shm, cma; without it, the best of those that both sides have.
+    /// Transport: tcp, rdma, shm, cma; without it, the best of those that both sides have.
     #[arg(long = "protocol", default_value = "", value_parser = values::transport)]
     protocol: Transport,
-    /// Network cards: of RDMA, which there is no driver of. Not used with other transports.
-    #[arg(long = "device_name", default_value = "")]
-    _device_name: String,
-    /// Priorities of network cards: as for --device_name.
+    /// RDMA devices to use, separated by commas; without it, all, or those of the variable `MC_TE_FILTERS`. Not used
+    /// with other transports.
+    #[arg(long = "device_name", value_delimiter = ',')]
+    device_name: Vec<String>,
+    /// Priorities of network cards: not used, as requests go over all devices, by what each is measured to serve.
     #[arg(long = "nic_priority_matrix", default_value = "")]
     _nic_priority_matrix: String,
-    /// Finding network cards: as for --device_name.
+    /// Finding network cards: --device_name is then not used.
     #[arg(long = "auto_discovery", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
-    _auto_discovery: bool,
+    auto_discovery: bool,
     /// The target's segment; an initiator needs it.
     #[arg(long = "segment_id", default_value = "")]
     segment_id: String,
@@ -173,7 +174,7 @@ impl TransferEngineBench {
             open_to_network: self.open_to_network,
             native: !stock,
             shared_memory: !matches!(way, Transport::Tcp | Transport::Rdma),
-            rdma: way.rdma(),
+            rdma: self.rdma()?,
             mapping: way != Transport::Cma,
             cma: way != Transport::Shm,
             tcp: !matches!(way, Transport::Shm | Transport::Cma),
@@ -181,6 +182,12 @@ impl TransferEngineBench {
             initiators: self.threads.clamp(1, 64) as usize,
             ..TransferEngineConfig::default()
         })?)
+    }
+
+    /// Devices are named for RDMA alone, as with Mooncake's tool.
+    fn rdma(&self) -> Result<RdmaConfig, String> {
+        let named = self.protocol == Transport::Rdma && !self.auto_discovery;
+        values::rdma("--device_name", self.protocol.rdma(), if named { &self.device_name } else { &[] })
     }
 
     fn memory(&self, name: &str) -> Result<Arc<Region>, Failure> {

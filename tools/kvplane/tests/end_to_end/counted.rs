@@ -10,7 +10,7 @@ fn explain(place: &Workplace, target: &str, more: &[&str]) -> Outcome {
 }
 
 /// The sum of a family's samples that have this in their labels.
-fn sum(text: &str, family: &str, label: &str) -> f64 {
+pub(crate) fn sum(text: &str, family: &str, label: &str) -> f64 {
     let series = text.lines().filter(|line| line.starts_with(&format!("{family}{{")) && line.contains(label));
     series.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
 }

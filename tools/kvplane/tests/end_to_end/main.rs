@@ -13,6 +13,7 @@ mod peers;
 mod replays;
 mod restarts;
 mod rig;
+mod ssd;
 mod support;
 mod tools;
 mod topology;

@@ -23,6 +23,7 @@ fn hello_of(cluster: &str, versions: (u8, u8), node: u64) -> Vec<u8> {
         version_min: versions.0,
         version_max: versions.1,
         client: 1,
+        connection: 1,
         node: NodeId(node),
         incarnation: Incarnation(0),
         shard: ShardId(0),

@@ -24,10 +24,10 @@ const EDGES: [(&str, Uses); 17] = [
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-proto", Uses::Only(&[])),
     ("kvplane-sys", Uses::Only(&[])),
-    ("kvplane-store", Uses::Only(&["kvplane-proto"])),
+    ("kvplane-store", Uses::Only(&["kvplane-proto", "kvplane-tier"])),
     ("kvplane-tier", Uses::Only(&["kvplane-proto"])),
     ("kvplane-cluster", Uses::Only(&["kvplane-proto"])),
-    ("kvplane-transport", Uses::Only(&["kvplane-proto", "kvplane-sys"])),
+    ("kvplane-transport", Uses::Only(&["kvplane-proto", "kvplane-sys", "kvplane-tier"])),
     (
         "kvplane-engine",
         Uses::Only(&[

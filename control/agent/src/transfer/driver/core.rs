@@ -260,6 +260,11 @@ impl Core {
         Some((self.initiator.as_mut()?.books(), self.peers.values().filter_map(name).collect()))
     }
 
+    /// The names of its RDMA devices, by their numbers.
+    pub(in crate::transfer) fn devices(&self) -> Vec<String> {
+        self.initiator.as_ref().map_or_else(Vec::new, Initiator::device_names)
+    }
+
     /// What it counted of sends without a copy.
     pub(in crate::transfer) fn zero_copy(&self) -> ZeroCopyCounters {
         self.initiator.as_ref().map_or_else(Default::default, |initiator| initiator.host_counters().zero_copy)

@@ -14,8 +14,8 @@ use super::{Metrics, RailSnapshot};
 /// Peers that have series of their own.
 const PEERS: usize = 32;
 
-/// A series: which transport, and on which rail.
-pub(super) type Key = (Transport, usize);
+/// A series: which transport, and on which rail, by the name of its device or its number.
+pub(super) type Key = (Transport, String);
 
 /// What a series shows: what rails counted before, and what those in use counted since the series began.
 #[derive(Default)]
@@ -98,7 +98,7 @@ impl Exposition {
         for rail in &metrics.rails {
             let counts = rail.counts();
             rest.entry(rail.transport).or_default().0.add(&counts);
-            let (sum, now) = peers.entry(&rail.peer).or_default().entry((rail.transport, rail.number)).or_default();
+            let (sum, now) = peers.entry(&rail.peer).or_default().entry((rail.transport, rail.label())).or_default();
             sum.add(&counts);
             now.add(rail);
         }
@@ -151,7 +151,7 @@ impl Exposition {
                 // What it did until now was shown with the others and stays there.
                 for (key, (counts, _)) in rails {
                     let series = Series { from: counts.clone(), last: counts.clone(), ..Series::default() };
-                    peer.series.insert(*key, series);
+                    peer.series.insert(key.clone(), series);
                 }
             }
             self.peers.push(peer);
@@ -167,13 +167,13 @@ impl Peer {
                 series.end();
             }
         }
-        for (&key, (counts, _)) in &mut rails {
-            self.series.entry(key).or_default().see(core::mem::take(counts));
+        for (key, (counts, _)) in &mut rails {
+            self.series.entry(key.clone()).or_default().see(core::mem::take(counts));
         }
         shown.extend(self.series.iter().map(|(key, series)| Shown {
             peer: self.name.clone(),
             transport: key.0,
-            rail: key.1.to_string(),
+            rail: key.1.clone(),
             counts: series.shown(),
             now: rails.get(key).map(|(_, now)| *now),
         }));
@@ -232,6 +232,15 @@ mod tests {
         // One without a name is being left.
         let shown = look(&mut exposition, &metrics(&[("", Tcp, 1), ("b", Shm, 1), ("b", Cma, 2)], 10));
         assert_eq!(shown, [a(9), ("b".to_owned(), Shm, 1), ("b".to_owned(), Cma, 2), other(2)]);
+    }
+
+    #[test]
+    fn rails_over_devices_are_called_by_them() {
+        let mut seen = metrics(&[("a", Transport::Rdma, 1), ("a", Transport::Rdma, 2), ("a", Transport::Tcp, 3)], 0);
+        (seen.rails[0].device, seen.rails[1].device) = (Some("mlx5_0".to_owned()), Some("mlx5_1".to_owned()));
+        let shown = Exposition::default().scrape(&seen).into_iter().map(|one| (one.rail, one.counts.operations));
+        let wanted = [("0", 3), ("mlx5_0", 1), ("mlx5_1", 2)].map(|(rail, count)| (rail.to_owned(), count));
+        assert_eq!(shown.collect::<std::collections::BTreeSet<_>>(), wanted.into());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::answers::{bare, single};
 use super::rig::{Reply, Rig, SECOND_NS, Seen, Sent, digest, local, shared_config, stream_config};
 use crate::client::{Config, LaneId, PayloadTo, Request};
-use crate::frame::Header;
+use crate::frame::{Header, VERSION};
 use crate::ids::{Incarnation, RequestId};
 use crate::limits::Limits;
 use crate::message::{GetItem, Item, Kind, LookupReply, Operation, ReserveReply, SizeReply, encode_items};
@@ -114,7 +114,7 @@ fn a_lost_lane_is_made_up_for() {
 
 #[test]
 fn a_refusal_fails_at_once_and_says_why() {
-    for (status, version) in [(Some(Status::Incompatible), 1), (None, 2)] {
+    for (status, version) in [(Some(Status::Incompatible), VERSION), (None, VERSION + 1)] {
         let mut rig = Rig::new(one_lane(), 1);
         let batch = rig.submit(&[get(1), Request::Exists(digest(2))]);
         let seen = rig.drain();

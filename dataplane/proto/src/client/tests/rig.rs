@@ -330,6 +330,7 @@ impl Rig {
                 }
                 return Vec::new();
             }
+            Operation::Fence => {}
             Operation::Get => return sent.items().iter().map(|item| self.get(sent.lane, item)).collect(),
             Operation::Read => return sent.items().iter().map(|item| read(sent.lane, item)).collect(),
             Operation::Put => return vec![self.put(sent)],

@@ -189,7 +189,7 @@ fn batch(operation: Operation) -> (usize, Path) {
     let bytes = match operation {
         Operation::Get | Operation::Read | Operation::ReadMany | Operation::WriteMany => 32,
         Operation::Reserve | Operation::Commit => 24,
-        Operation::Abort | Operation::Release => IdItem::BYTES,
+        Operation::Abort | Operation::Release | Operation::Fence => IdItem::BYTES,
         _ => DigestItem::BYTES,
     };
     (bytes, path)
@@ -213,7 +213,7 @@ fn bodies_that_are_not_what_they_say_end_the_connection() {
             rig.gone(peer);
         }
     }
-    assert_eq!(rig.service.counters().closed, 12 * 7);
+    assert_eq!(rig.service.counters().closed, 13 * 7);
     rig.assert_idle();
 }
 

@@ -1,6 +1,6 @@
 //! A host for tests: makes frames as a peer would, and reads what the service says.
 
-use kvplane_proto::frame::{HEADER_BYTES, Header};
+use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ReservationId, SegmentId, ShardId, Version};
 use kvplane_proto::message::{
     Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, Kind, LookupReply, Operation,
@@ -60,9 +60,10 @@ pub(super) fn identity() -> Identity {
 
 pub(super) fn hello() -> Hello {
     Hello {
-        version_min: 1,
-        version_max: 1,
+        version_min: VERSION,
+        version_max: VERSION,
         client: 99,
+        connection: 0,
         node: NodeId(7),
         incarnation: Incarnation(3),
         shard: ShardId(2),
@@ -130,6 +131,15 @@ impl Rig {
     pub(super) fn join(&mut self, path: Path) -> PeerKey {
         let peer = self.connect(path);
         self.ask(peer, Operation::Hello, &hello().encode(), 1);
+        assert_eq!(self.answer().status(), Status::Ok);
+        peer
+    }
+
+    /// A connection of this asker, its own by this number, that was welcomed.
+    pub(super) fn join_as(&mut self, path: Path, client: u64, connection: u64) -> PeerKey {
+        let peer = self.connect(path);
+        let hello = Hello { client, connection, ..hello() };
+        self.ask(peer, Operation::Hello, &hello.encode(), 1);
         assert_eq!(self.answer().status(), Status::Ok);
         peer
     }

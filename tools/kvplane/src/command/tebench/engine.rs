@@ -71,13 +71,17 @@ pub(super) struct EngineFlags {
     #[arg(long = "open_to_network", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     open_to_network: bool,
-    /// Transport to use: tcp, shm (mapped), cma (copied by the kernel), iouring (files), local (this process); without
-    /// it, the best of those that both sides have.
+    /// Transport to use: tcp, rdma, shm (mapped), cma (copied by the kernel), iouring (files), local (this process);
+    /// without it, the best of those that both sides have.
     #[arg(long = "xport_type", default_value = "", value_parser = values::transport)]
     xport_type: Transport,
     /// The same, as Mooncake's TENT names it.
     #[arg(long = "tent_transport_hint", default_value = "unspec", value_parser = values::transport)]
     tent_transport_hint: Transport,
+    /// RDMA devices to use, separated by commas, in this order: each is connected to that of the same place in the
+    /// target's list. Without it, all, or those of the variable `MC_TE_FILTERS`.
+    #[arg(long = "rdma_devices", value_delimiter = ',')]
+    rdma_devices: Vec<String>,
     /// Whose protocol to speak to targets: kvplane where they have it (also: classic, tent), or mooncake.
     #[arg(long = "backend", value_enum, default_value = "kvplane")]
     pub(super) backend: Backend,
@@ -147,7 +151,7 @@ impl EngineFlags {
             open_to_network: self.open_to_network,
             native: !self.is_stock(),
             shared_memory: !matches!(way, Transport::Tcp | Transport::Rdma),
-            rdma: way.rdma(),
+            rdma: values::rdma("--rdma_devices", way.rdma(), &self.rdma_devices)?,
             mapping: way != Transport::Cma,
             cma: way != Transport::Shm,
             tcp: !matches!(way, Transport::Shm | Transport::Cma),

@@ -1,5 +1,7 @@
 //! Values of flags: taken where this build can do what they say, refused by name where it cannot.
 
+use kvplane::{RdmaConfig, RdmaUse};
+
 /// A transport, or whichever is best of those that both sides have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transport {
@@ -21,12 +23,12 @@ pub(crate) enum Transport {
 
 impl Transport {
     /// Whether RDMA is used on this way.
-    pub(crate) fn rdma(self) -> kvplane::RdmaConfig {
-        kvplane::RdmaConfig::of(match self {
-            Self::Any => kvplane::RdmaUse::Auto,
-            Self::Rdma => kvplane::RdmaUse::Require,
-            Self::Tcp | Self::Shm | Self::Cma | Self::Uring | Self::Local => kvplane::RdmaUse::Never,
-        })
+    pub(crate) const fn rdma(self) -> RdmaUse {
+        match self {
+            Self::Any => RdmaUse::Auto,
+            Self::Rdma => RdmaUse::Require,
+            Self::Tcp | Self::Shm | Self::Cma | Self::Uring | Self::Local => RdmaUse::Never,
+        }
     }
 
     pub(crate) const fn name(self) -> &'static str {
@@ -71,6 +73,16 @@ fn missing_transport(text: &str) -> Option<String> {
         _ => return None,
     };
     Some(format!("{text} is not available: this build has {what}"))
+}
+
+/// RDMA in this mode, over these devices of the flag; all of them when it names none.
+pub(crate) fn rdma(flag: &str, mode: RdmaUse, devices: &[String]) -> Result<RdmaConfig, String> {
+    let names = devices.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
+    let devices: Vec<String> = names.collect();
+    if mode == RdmaUse::Never && !devices.is_empty() {
+        return Err(format!("{flag} {}: RDMA is switched off by the other flags", devices.join(",")));
+    }
+    Ok(RdmaConfig { devices, ..RdmaConfig::of(mode) })
 }
 
 /// A kind of memory. Only system memory is there.
@@ -166,6 +178,16 @@ mod tests {
         assert!(gpu("-1").is_ok() && gpu("0").is_ok() && gpu("1").unwrap_err().contains("GPU 1"));
         assert!(seconds("0").is_err() && seconds("nan").is_err() && seconds("0.02").is_ok());
         assert!(capacity("-1").is_err() && capacity("inf").is_err() && capacity("12.5").is_ok());
+    }
+
+    #[test]
+    fn devices_are_named_for_rdma_only() {
+        let list = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
+        let config = rdma("--x", RdmaUse::Require, &list(" mlx5_1,, mlx5_0 ")).unwrap();
+        assert_eq!((config.mode, config.devices), (RdmaUse::Require, list("mlx5_1,mlx5_0")));
+        assert!(rdma("--x", Transport::Any.rdma(), &list("")).unwrap().devices.is_empty());
+        let error = rdma("--x", Transport::Tcp.rdma(), &list("mlx5_0")).unwrap_err();
+        assert!(error.contains("--x mlx5_0"), "{error}");
     }
 
     #[test]

@@ -1,0 +1,114 @@
+//! SSDs under a node's shards: named on the command line, claimed once, and shared out among the shards.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kvplane_engine::{PART_LEAST_BYTES, Part, Ssd, TierIdentity, TierPolicy, TierSetup};
+use kvplane_proto::Digest;
+use kvplane_proto::ids::{NodeId, ShardId};
+
+use crate::error::Error;
+use crate::link::seed;
+use crate::size::parse_bytes;
+
+/// A file or block device for objects that memory has no room for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SsdConfig {
+    /// Where it is.
+    pub path: PathBuf,
+    /// How much of it is used: all of what is there, if not said. A file that is not there is made with this size.
+    pub bytes: Option<u64>,
+}
+
+impl std::str::FromStr for SsdConfig {
+    type Err = String;
+
+    /// `PATH` or `PATH:SIZE`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (path, bytes) = match text.rsplit_once(':') {
+            Some((path, size)) => (path, Some(parse_bytes(size)?)),
+            None => (text, None),
+        };
+        if path.is_empty() || bytes == Some(0) {
+            return Err(format!("{text:?} names no SSD: give PATH or PATH:SIZE"));
+        }
+        Ok(Self { path: path.into(), bytes })
+    }
+}
+
+/// What the shards share.
+pub(crate) struct Ssds {
+    ssds: Vec<Arc<Ssd>>,
+    cluster: u128,
+    node: NodeId,
+    policy: TierPolicy,
+}
+
+impl Ssds {
+    /// Takes all of them for this process.
+    pub(crate) fn open(
+        configs: &[SsdConfig],
+        shards: usize,
+        cluster: &str,
+        node: NodeId,
+        policy: TierPolicy,
+    ) -> Result<Self, Error> {
+        if configs.len() > shards {
+            let text = format!("{} SSDs for {shards} shards: name at most one for each shard", configs.len());
+            return Err(Error::Argument(text));
+        }
+        for (which, config) in configs.iter().enumerate() {
+            // Before a file is made that would be of no use.
+            let least = PART_LEAST_BYTES * parts(which, configs.len(), shards);
+            if let Some(bytes) = config.bytes.filter(|bytes| *bytes < least) {
+                let path = config.path.display();
+                return Err(Error::Argument(format!("{path}: {bytes} bytes are fewer than the {least} that it takes")));
+            }
+        }
+        let open = |config: &SsdConfig| Ssd::open(&config.path, config.bytes).map(Arc::new);
+        let ssds: Result<_, _> = configs.iter().map(open).collect();
+        let ssds = ssds.map_err(|error| Error::Argument(error.to_string()))?;
+        Ok(Self { ssds, cluster: Digest::of(b"cluster", cluster.as_bytes()).0, node, policy })
+    }
+
+    /// The tier of one of `shards` shards: they take the SSDs in turn, and each SSD is cut into equal parts.
+    pub(crate) fn tier_of(&self, shard: usize, shards: usize) -> Result<Option<TierSetup>, Error> {
+        let count = self.ssds.len();
+        if count == 0 {
+            return Ok(None);
+        }
+        let (which, part) = (shard % count, shard / count);
+        Ok(Some(TierSetup {
+            part: Part::new(&self.ssds[which], part as u64, parts(which, count, shards)),
+            policy: self.policy,
+            identity: TierIdentity { cluster: self.cluster, node: self.node, shard: ShardId(shard as u16) },
+            fresh_uuid: u128::from(seed()?) << 64 | u128::from(seed()?),
+            hash_seed: seed()?,
+        }))
+    }
+
+    /// How they are used, for logs.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        self.ssds.iter().flat_map(|ssd| ssd.remarks().iter().map(|remark| format!("ssd {remark}"))).collect()
+    }
+}
+
+/// How many shards share an SSD.
+const fn parts(which: usize, count: usize, shards: usize) -> u64 {
+    (shards - which).div_ceil(count) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ssds_are_named_with_their_size_or_without() {
+        let parse = |text: &str| text.parse::<SsdConfig>();
+        assert_eq!(parse("/a/b:2G"), Ok(SsdConfig { path: "/a/b".into(), bytes: Some(2 << 30) }));
+        assert_eq!(parse("/dev/nvme0n1"), Ok(SsdConfig { path: "/dev/nvme0n1".into(), bytes: None }));
+        for wrong in ["", ":1G", "/a:0", "/a:x"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

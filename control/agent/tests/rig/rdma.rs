@@ -1,0 +1,205 @@
+//! Two engines with two RDMA devices each: requests over both, a cable that is pulled, a peer that is killed.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kvplane::{
+    Batch, Opcode, RdmaConfig, RdmaUse, SegmentHandle, SubmitOptions, TaskState, TransferEngineConfig, TransferRequest,
+    Transport,
+};
+
+use crate::bed::{PATIENCE, Side, alone, cable, config, has, region};
+
+/// One request of this length goes over both devices.
+const WHOLE: usize = 256 << 20;
+/// What goes to and fro while something breaks.
+const PART: usize = 16 << 20;
+const ROLE: &str = "KVPLANE_TEST_SERVES_RDMA";
+
+/// An engine on the address of one NIC, with these devices and no other way to a peer.
+fn side(address: &str, devices: [&str; 2], bytes: usize) -> Side {
+    let listen: SocketAddr = address.parse().unwrap();
+    let devices = devices.map(str::to_owned).to_vec();
+    let rdma = RdmaConfig { devices, ..RdmaConfig::of(RdmaUse::Require) };
+    // Slices large enough to count as bulk, which is what rails are measured by.
+    let ways = TransferEngineConfig { rdma, tcp: false, shared_memory: false, slice_bytes: 256 << 10, ..config() };
+    Side::new(TransferEngineConfig { listen, open_to_network: true, ..ways }, region(bytes, None))
+}
+
+/// Not a test of its own: what the other process runs. It serves until its input ends.
+#[test]
+fn the_other_process() {
+    let Ok(bytes) = std::env::var(ROLE) else { return };
+    let side = side("10.77.0.3:0", ["rxe2", "rxe3"], bytes.parse().unwrap());
+    println!("\nserves {} {}", side.engine.name(), side.region.address());
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
+/// An engine here, one in a process of its own, and where the memory of that one is.
+struct Pair {
+    side: Side,
+    other: Child,
+    peer: SegmentHandle,
+    there: u64,
+}
+
+impl Pair {
+    fn new(bytes: usize) -> Option<Self> {
+        if has("RIG_RXE", "RDMA devices")? < 4 {
+            println!("skipped: this machine has fewer than four RDMA devices");
+            return None;
+        }
+        let mut other = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "rdma::the_other_process", "--nocapture"])
+            .env(ROLE, bytes.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(other.stdout.as_mut().unwrap()).lines();
+        let line = lines.map_while(Result::ok).find(|line| line.starts_with("serves ")).expect("it serves");
+        let words: Vec<&str> = line.split(' ').collect();
+        let side = side("10.77.0.1:0", ["rxe0", "rxe1"], bytes);
+        let peer = side.engine.open_segment(words[1]).unwrap();
+        Some(Self { side, other, peer, there: words[2].parse().unwrap() })
+    }
+
+    fn request(&self, opcode: Opcode, at: usize, bytes: usize) -> TransferRequest {
+        self.side.request(opcode, at as u64, (self.peer, self.there + at as u64), bytes)
+    }
+
+    /// Writes bytes that say where they belong, reads them back, and looks at each.
+    fn to_and_fro(&self, bytes: usize, seed: u64) {
+        self.side.fill(0, 0, bytes, seed);
+        self.side.done(&[self.request(Opcode::Write, 0, bytes)]);
+        self.side.fill(0, 0, bytes, !seed);
+        self.side.done(&[self.request(Opcode::Read, 0, bytes)]);
+        self.side.check(0, 0, bytes, seed);
+    }
+
+    /// Bytes that went over each of our devices so far.
+    fn moved(&self) -> BTreeMap<String, u64> {
+        let rails = self.side.engine.metrics().rails.into_iter();
+        rails
+            .filter(|rail| rail.transport == Transport::Rdma)
+            .map(|rail| (rail.device.expect("its name"), rail.bytes))
+            .collect()
+    }
+
+    /// How each of our devices is doing.
+    fn rails(&self) -> String {
+        let rails = self.side.engine.metrics().rails.into_iter().filter(|rail| rail.transport == Transport::Rdma);
+        let say = |rail: kvplane::RailSnapshot| {
+            let device = rail.device.unwrap_or_default();
+            let (rate, latency) = (rail.bytes_per_second >> 20, rail.latency_ns / 1000);
+            let (health, failures) = (rail.health, (rail.retries, rail.failovers, rail.pauses));
+            format!("{device}: {health:?}, {rate} MiB/s, {latency} us, failures {failures:?}, {} bytes", rail.bytes)
+        };
+        rails.map(say).collect::<Vec<_>>().join("; ")
+    }
+
+    /// Starts batches that together move the first `PART` bytes, which others drive.
+    fn start(&self, opcode: Opcode, deadline: Duration) -> Vec<Batch> {
+        let options = SubmitOptions { background: true, deadline: Some(deadline), ..SubmitOptions::default() };
+        let request = |at| self.request(opcode, at, PART / 16);
+        let starts = (0..PART).step_by(PART / 16);
+        starts.map(|at| self.side.engine.submit(&[request(at)], &options).unwrap()).collect()
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let _ = self.other.kill();
+        let _ = self.other.wait();
+    }
+}
+
+#[test]
+fn one_request_goes_over_both_devices() {
+    let _turn = alone();
+    let Some(pair) = Pair::new(WHOLE) else { return };
+    let start = Instant::now();
+    pair.to_and_fro(WHOLE, 1);
+    let moved = pair.moved();
+    println!("{} MiB there and back in {:?}, filled and checked: {}", WHOLE >> 20, start.elapsed(), pair.rails());
+    assert_eq!(moved.keys().collect::<Vec<_>>(), ["rxe0", "rxe1"]);
+    assert_eq!(moved.values().sum::<u64>(), 2 * WHOLE as u64);
+    assert!(moved.values().all(|&bytes| bytes > 0), "{moved:?}");
+    let text = pair.side.engine.metrics_text();
+    assert!(text.contains("rail=\"rxe0\"") && text.contains("rail=\"rxe1\""), "{text}");
+}
+
+#[test]
+fn a_pulled_cable_moves_batches_to_the_other_device_until_it_is_back() {
+    let _turn = alone();
+    let Some(pair) = Pair::new(PART) else { return };
+    pair.to_and_fro(PART, 1);
+    println!("before: {}", pair.rails());
+    for (seed, opcode) in [(2, Opcode::Write), (3, Opcode::Read)] {
+        let now = if opcode == Opcode::Write { seed } else { !seed };
+        if opcode == Opcode::Read {
+            pair.side.fill(0, 0, PART, seed);
+            pair.side.done(&[pair.request(Opcode::Write, 0, PART)]);
+        }
+        pair.side.fill(0, 0, PART, now);
+        let before = pair.moved();
+        let start = Instant::now();
+        let batches = pair.start(opcode, PATIENCE);
+        while pair.moved() == before {
+            assert!(start.elapsed() < PATIENCE, "nothing moves");
+            std::thread::yield_now();
+        }
+        cable("down");
+        for batch in &batches {
+            let state = batch.wait_for(2 * PATIENCE).expect("an end").state;
+            assert_eq!(state, TaskState::Completed, "{opcode:?} without rxe0: {:?}", batch.problem());
+        }
+        println!("{opcode:?}: the cable pulled in the middle, done after {:?}: {}", start.elapsed(), pair.rails());
+        if opcode == Opcode::Write {
+            pair.side.fill(0, 0, PART, !seed);
+            pair.side.done(&[pair.request(Opcode::Read, 0, PART)]);
+        }
+        pair.side.check(0, 0, PART, seed);
+        let (before, start) = (pair.moved(), Instant::now());
+        cable("up");
+        let mut rounds = 0;
+        while pair.moved()["rxe0"] == before["rxe0"] {
+            assert!(start.elapsed() < PATIENCE, "rxe0 is not used again: {before:?}, {}", pair.rails());
+            rounds += 1;
+            pair.to_and_fro(PART / 4, seed * 1000 + rounds);
+        }
+        println!("rxe0 is used again {:?} after its return", start.elapsed());
+    }
+}
+
+#[test]
+fn a_killed_peer_ends_batches_by_their_deadline_and_nothing_comes_after() {
+    let _turn = alone();
+    let Some(mut pair) = Pair::new(PART) else { return };
+    pair.to_and_fro(PART, 1);
+    let before = pair.moved();
+    let batches = pair.start(Opcode::Read, Duration::from_secs(5));
+    let start = Instant::now();
+    while pair.moved() == before {
+        assert!(start.elapsed() < PATIENCE, "nothing moves");
+        std::thread::yield_now();
+    }
+    pair.other.kill().unwrap();
+    let mut states = BTreeMap::new();
+    for batch in &batches {
+        let state = batch.wait_for(PATIENCE).expect("an end").state;
+        assert!(matches!(state, TaskState::Completed | TaskState::Failed | TaskState::Timeout), "{state:?}");
+        *states.entry(format!("{state:?}")).or_insert(0) += 1;
+    }
+    println!("a killed peer: {states:?} after {:?}", start.elapsed());
+    pair.side.fill(0, 0, PART, 9);
+    std::thread::sleep(Duration::from_secs(1));
+    pair.side.check(0, 0, PART, 9);
+    let options = SubmitOptions { deadline: Some(Duration::from_secs(2)), ..SubmitOptions::default() };
+    // It is asked for its memory again, as it may have come back with another; nobody answers.
+    let refused = pair.side.engine.submit(&[pair.request(Opcode::Read, 0, PART)], &options).unwrap_err();
+    println!("and now: {refused}");
+}

@@ -1,0 +1,59 @@
+//! What a host may be told, and what it counts.
+
+use kvplane_transport::mooncake::ServerOptions;
+use kvplane_transport::{FaultPlan, ZeroCopyCounters, ZeroCopyOptions};
+
+use super::{RdmaDevices, TierSetup};
+
+/// Settings of a host.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// Whether copies over shared memory are summed up and checked.
+    pub verify_shared: bool,
+    /// Faults to make on TCP connections, for drills and tests.
+    pub fault: Option<FaultPlan>,
+    /// Limits of what stock Mooncake engines may ask.
+    pub mooncake: ServerOptions,
+    /// RDMA devices to use, if any.
+    pub rdma: Option<RdmaDevices>,
+    /// Which payloads leave over TCP without a copy.
+    pub zero_copy: ZeroCopyOptions,
+    /// The SSD under the service's store.
+    pub tier: Option<TierSetup>,
+}
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        Self {
+            verify_shared: true,
+            fault: None,
+            mooncake: ServerOptions::default(),
+            rdma: None,
+            zero_copy: ZeroCopyOptions::default(),
+            tier: None,
+        }
+    }
+}
+
+/// What a host counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostCounters {
+    /// Rounds that did something.
+    pub busy_rounds: u64,
+    /// Parks.
+    pub parks: u64,
+    /// Frames that broke the protocol, ours or a peer's view of it.
+    pub broken: u64,
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Segments' bytes that this host copied through mappings of its peers' memory.
+    pub map_bytes: u64,
+    /// The same by the kernel, between processes.
+    pub cma_bytes: u64,
+    /// The same within this process.
+    pub local_bytes: u64,
+    /// Copies between this host's memory and its peers' segments that RDMA devices made.
+    pub rdma_copies: u64,
+    /// Payloads that left over TCP without a copy, or should have.
+    pub zero_copy: ZeroCopyCounters,
+}

@@ -1,0 +1,199 @@
+//! The SSD under the store: what the service's tier asks of its device, and how that ended.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_store::service::{Service, TierPolicy};
+use kvplane_sys::{HugePages, Interest, Poller, Region, RegionOptions, cpu};
+use kvplane_tier::{Event, Identity, OpenError, OpenOptions, Tier, TierConfig};
+use kvplane_transport::{Nvme, NvmeCounters, Part, Source, TierMemory, Token};
+
+use super::Host;
+
+/// Blocks of a tier: what every device can, whatever its own are.
+const BLOCK_BYTES: u32 = 4096;
+/// The least that a shard's part of a device may be: some segments of the smallest size.
+pub const PART_LEAST_BYTES: u64 = 24 << 20;
+/// How long one step of waiting for the device is.
+const STEP: Duration = Duration::from_millis(20);
+
+/// A tier for a shard.
+#[derive(Clone, Debug)]
+pub struct TierSetup {
+    /// Its part of a device.
+    pub part: Part,
+    /// How memory and SSD work together.
+    pub policy: TierPolicy,
+    /// Whose it is: a device of anybody else is refused.
+    pub identity: Identity,
+    /// A random number: the uuid of the device, should it be blank.
+    pub fresh_uuid: u128,
+    /// A random number that salts the index.
+    pub hash_seed: u64,
+}
+
+/// The device of a host's tier.
+pub(super) struct TierWork {
+    nvme: Nvme,
+    is_open: bool,
+    notices: VecDeque<String>,
+}
+
+impl TierWork {
+    /// Gives the service a tier on this device.
+    pub(super) fn new(
+        setup: &TierSetup,
+        service: &mut Service,
+        pool: &Arc<Region>,
+        poller: &Poller,
+    ) -> io::Result<Self> {
+        let path = setup.part.path().display();
+        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
+        let bytes = setup.part.bytes();
+        if bytes < PART_LEAST_BYTES {
+            let text = format!("{path} gives {bytes} bytes to each shard, fewer than {PART_LEAST_BYTES}: give it more");
+            return Err(invalid(text));
+        }
+        let mut config = TierConfig::for_device(bytes, BLOCK_BYTES);
+        config.hash_seed = setup.hash_seed;
+        config.durable_writes = setup.part.offers().durable_writes;
+        let options = RegionOptions {
+            huge: HugePages::Never,
+            ..RegionOptions::new("kvplane-tier", config.staging_bytes() as usize)
+        };
+        let staging = Region::allocate(&options).map_err(io::Error::other)?;
+        let (identity, fresh_uuid) = (setup.identity, setup.fresh_uuid);
+        let options = OpenOptions { identity, expected_uuid: None, format_blank: Some(fresh_uuid) };
+        let tier = Tier::open(config, options).map_err(|error| invalid(format!("{path}: {error}")))?;
+        let nvme = Nvme::new(setup.part.clone(), TierMemory::new(Arc::clone(pool), staging))?;
+        let token = Token { source: Source::Tier, index: 0, generation: 0 };
+        poller.add(nvme.fd(), token.to_bits(), Interest::Readable)?;
+        service.attach_tier(tier, setup.policy);
+        let notices = nvme.remarks().iter().cloned().collect();
+        Ok(Self { nvme, is_open: false, notices })
+    }
+}
+
+impl Host {
+    /// Waits until the tier's device is taken, at most `longest`; without a tier, not at all. Recovery goes on after.
+    ///
+    /// # Errors
+    /// When it is another's, damaged, or does not answer: says what to do.
+    pub fn open_tier(&mut self, longest: Duration) -> Result<(), String> {
+        let until = Instant::now() + longest;
+        while let Some(work) = &self.tier_work {
+            let path = work.nvme.part().path().display().to_string();
+            self.drive_tier(cpu::monotonic_ns()).map_err(|error| format!("{path}: {error}"))?;
+            while let Some(event) = self.service.as_mut().and_then(Service::poll_tier_notice) {
+                match event {
+                    Event::Refused(error @ OpenError::OtherLayout { .. }) => {
+                        let text = "start with as many shards and SSDs, and with the size, that it was made with";
+                        return Err(format!("{path}: {error}; {text}"));
+                    }
+                    Event::Refused(error) => return Err(format!("{path}: {error}")),
+                    Event::Opened { .. } => {
+                        self.tier_work.iter_mut().for_each(|work| work.is_open = true);
+                        return Ok(());
+                    }
+                    event => self.note(&event),
+                }
+            }
+            if Instant::now() >= until {
+                return Err(format!("{path} did not answer within {} s: check the device", longest.as_secs()));
+            }
+            self.wait_for_device()?;
+        }
+        Ok(())
+    }
+
+    /// Writes what waits to be written, at most for `longest`. Whether all is written.
+    pub fn close_tier(&mut self, longest: Duration) -> bool {
+        let until = Instant::now() + longest;
+        while self.tier_work.is_some() {
+            let closed = self.service.as_mut().is_none_or(Service::close_tier);
+            if closed {
+                return true;
+            }
+            let went_on = self.drive_tier(cpu::monotonic_ns());
+            if went_on.is_err() || Instant::now() >= until {
+                return false;
+            }
+            if self.wait_for_device().is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn wait_for_device(&mut self) -> Result<(), String> {
+        let busy = self.tier_work.as_ref().is_some_and(|work| work.nvme.must_be_polled());
+        let step = if busy { Duration::ZERO } else { STEP.min(self.until_timer()) };
+        // What else became ready is told again: nothing but edges of connections is forgotten, and those are looked
+        // at before the host parks.
+        self.poller.wait(step, &mut self.readiness).map_err(|error| error.to_string())?;
+        Ok(())
+    }
+
+    /// Takes what the device has done, lets the tier work, and gives the device what is next.
+    pub(super) fn drive_tier(&mut self, now_ns: u64) -> io::Result<bool> {
+        let (Some(work), Some(service)) = (&mut self.tier_work, &mut self.service) else { return Ok(false) };
+        let nvme = &mut work.nvme;
+        let mut progress = nvme.poll()?;
+        while let Some((id, result)) = nvme.poll_done() {
+            progress = true;
+            service.tier_completed(now_ns, id, result, nvme.memory());
+        }
+        let mut started = Vec::new();
+        progress |= service.drive_tier(now_ns, nvme.memory(), &mut |op| started.push(op));
+        started.into_iter().for_each(|op| nvme.start(op));
+        nvme.flush()?;
+        if progress {
+            if let Some(problem) = nvme.take_problem() {
+                self.last_problem = Some(problem);
+            }
+            self.take_tier_notices();
+        }
+        Ok(progress)
+    }
+
+    fn take_tier_notices(&mut self) {
+        // Who opens it wants to know first how that ended.
+        while self.tier_work.as_ref().is_some_and(|work| work.is_open)
+            && let Some(event) = self.service.as_mut().and_then(Service::poll_tier_notice)
+        {
+            self.note(&event);
+        }
+    }
+
+    fn note(&mut self, event: &Event) {
+        let Some(work) = &mut self.tier_work else { return };
+        let path = work.nvme.part().path().display();
+        let text = match event {
+            Event::Recovered(report) => format!("{path}: {report}"),
+            Event::Degraded(reason) => match &self.last_problem {
+                Some(problem) => format!("{path}: {reason}; memory alone is used for what is new ({problem})"),
+                None => format!("{path}: {reason}; memory alone is used for what is new"),
+            },
+            other => format!("{path}: {other:?}"),
+        };
+        work.notices.push_back(text);
+    }
+
+    /// Something about the tier that the operator should know.
+    pub fn poll_tier_notice(&mut self) -> Option<String> {
+        self.tier_work.as_mut()?.notices.pop_front()
+    }
+
+    /// What the tier's device did.
+    #[must_use]
+    pub fn device_counters(&self) -> Option<NvmeCounters> {
+        Some(self.tier_work.as_ref()?.nvme.counters())
+    }
+
+    /// Whether the device's completions come only to who asks.
+    pub(super) fn tier_must_be_polled(&self) -> bool {
+        self.tier_work.as_ref().is_some_and(|work| work.nvme.must_be_polled())
+    }
+}

@@ -1,0 +1,76 @@
+//! What whoever drives a host sees of it: its two sides, what has ended, and what was counted.
+
+use kvplane_proto::client::Client;
+use kvplane_proto::{BatchId, SegmentId};
+use kvplane_store::service::Service;
+use kvplane_transport::FaultCounters;
+use kvplane_transport::mooncake::{LaneCounters, ServerCounters};
+
+use super::{Host, HostCounters};
+
+impl Host {
+    /// The answering side.
+    pub const fn service(&mut self) -> Option<&mut Service> {
+        self.service.as_mut()
+    }
+
+    /// The asking side.
+    pub const fn client(&mut self) -> Option<&mut Client> {
+        self.client.as_mut()
+    }
+
+    /// A batch that has completed since the last call.
+    pub fn poll_done(&mut self) -> Option<BatchId> {
+        self.done.pop_front()
+    }
+
+    /// A segment that nothing uses any more.
+    pub fn poll_unregistered(&mut self) -> Option<SegmentId> {
+        self.unregistered.pop()
+    }
+
+    /// Whether a newer cluster map is wanted; asked once.
+    pub const fn take_map_wanted(&mut self) -> bool {
+        core::mem::replace(&mut self.map_wanted, false)
+    }
+
+    /// The last connection's end that was not of our asking, in words.
+    #[must_use]
+    pub fn last_problem(&self) -> Option<&str> {
+        self.last_problem.as_deref()
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &HostCounters {
+        &self.counters
+    }
+
+    /// Faults made by plan so far.
+    #[must_use]
+    pub fn faults(&self) -> FaultCounters {
+        self.tcp.counters()
+    }
+
+    /// What stock engines asked for.
+    #[must_use]
+    pub const fn stock_served(&self) -> &ServerCounters {
+        self.stock_server.counters()
+    }
+
+    /// What stock engines were asked for.
+    #[must_use]
+    pub const fn stock_asked(&self) -> &LaneCounters {
+        self.stock_lanes.counters()
+    }
+
+    /// Connections open, by any driver.
+    #[must_use]
+    pub const fn connections(&self) -> usize {
+        self.tcp.open()
+            + self.shm.open()
+            + self.rdma_work.driver.open()
+            + self.stock_lanes.open()
+            + self.stock_server.open()
+    }
+}

@@ -1,0 +1,123 @@
+//! Answers that wait for the SSD: all items of a frame are answered together, when the last of them is known.
+
+use kvplane_proto::Status;
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{PinId, RequestId, Version};
+use kvplane_proto::message::{Bitmap, CommitReply, Item, Kind, LookupReply, Operation};
+
+use super::super::types::{Output, PeerKey};
+use super::Service;
+
+/// One item of a deferred answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::service) struct Slot {
+    answer: u64,
+    item: usize,
+}
+
+/// What is known of a deferred answer so far.
+#[derive(Debug)]
+pub(in crate::service) enum Replies {
+    Put(Status, Version),
+    Commits(Vec<CommitReply>),
+    Lookups(Vec<LookupReply>),
+    Bits(Vec<bool>),
+}
+
+/// An answer some of whose items wait.
+#[derive(Debug)]
+pub(super) struct Deferred {
+    peer: PeerKey,
+    request: RequestId,
+    replies: Replies,
+    left: usize,
+}
+
+impl Replies {
+    const fn operation(&self) -> Operation {
+        match self {
+            Self::Put(..) => Operation::Put,
+            Self::Commits(_) => Operation::Commit,
+            Self::Lookups(_) => Operation::Lookup,
+            Self::Bits(_) => Operation::Remove,
+        }
+    }
+}
+
+/// The answer for an object that cannot be given.
+pub(in crate::service) const fn no_lookup(status: Status) -> LookupReply {
+    LookupReply {
+        status,
+        pin: PinId { index: 0, generation: 0 },
+        offset: 0,
+        bytes: 0,
+        version: Version(0),
+        checksum: 0,
+    }
+}
+
+impl Service {
+    /// Keeps an answer until so many of its items are settled. Gives the slot of an item.
+    pub(in crate::service) fn defer(
+        &mut self,
+        peer: PeerKey,
+        request: RequestId,
+        replies: Replies,
+        left: usize,
+    ) -> impl Fn(usize) -> Slot + use<> {
+        let tiered = self.tiered.as_mut().expect("only what waits for a tier is deferred");
+        tiered.next_call += 1;
+        let answer = tiered.next_call;
+        tiered.deferred.insert(answer, Deferred { peer, request, replies, left });
+        move |item| Slot { answer, item }
+    }
+
+    /// An item of an answer is known: `change` enters it. With the last one, the answer leaves.
+    pub(super) fn settle(&mut self, slot: Slot, change: impl FnOnce(&mut Replies, usize)) {
+        let Some(tiered) = &mut self.tiered else { return };
+        let Some(deferred) = tiered.deferred.get_mut(&slot.answer) else { return };
+        change(&mut deferred.replies, slot.item);
+        deferred.left -= 1;
+        if deferred.left == 0
+            && let Some(deferred) = tiered.deferred.remove(&slot.answer)
+        {
+            self.send_deferred(deferred);
+        }
+    }
+
+    /// Whom the answer of a slot is for.
+    pub(super) fn peer_of(&self, slot: Slot) -> Option<PeerKey> {
+        Some(self.tiered.as_ref()?.deferred.get(&slot.answer)?.peer)
+    }
+
+    fn send_deferred(&mut self, deferred: Deferred) {
+        let Deferred { peer, request, replies, .. } = deferred;
+        if self.session(peer).is_none() {
+            return;
+        }
+        let (operation, start) = (replies.operation(), self.bytes.len());
+        let items = match replies {
+            Replies::Put(status, version) => {
+                let argument = if status == Status::Ok { version.0 } else { 0 };
+                self.answer_id(peer, operation, request, status, argument);
+                return;
+            }
+            Replies::Commits(replies) => {
+                replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
+                replies.len()
+            }
+            Replies::Lookups(replies) => {
+                replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
+                replies.len()
+            }
+            Replies::Bits(bits) => {
+                Bitmap::encode(bits.iter().copied(), &mut self.bytes);
+                bits.len()
+            }
+        };
+        let body = start..self.bytes.len();
+        let header =
+            Header::reply(Kind::Reply(operation), request, Status::Ok).with_body(&self.bytes[body.clone()], items);
+        self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
+    }
+}

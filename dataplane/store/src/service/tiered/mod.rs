@@ -1,0 +1,246 @@
+//! Memory and SSD together: what is put is written to the shard's [`Tier`], what memory has not is read from it.
+//!
+//! * A get of an object on the SSD is the same call: room is made in the pool, the object read into it and checked, and
+//!   the answer sent from there. Several gets of one object share one read. Whether it then stays in memory is the
+//!   policy's decision.
+//! * An object that is to be written is pinned until it is, so eviction never drops what should have been written. What
+//!   waits is bounded by a part of the pool.
+//! * A removal is answered when the tier has written that it happened. Until it is written it hides the object.
+//! * Slots that went to another owner take their objects along: what the SSD has of them is hidden at once and removed
+//!   bit by bit.
+//!
+//! The host gives memory and time with [`Service::drive_tier`] and carries out the block operations. Not here: what
+//! stands on the device, which is the tier's.
+
+mod deferred;
+mod policy;
+mod prefetch;
+mod reads;
+mod stats;
+mod sweep;
+mod writes;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::{PinId, ReservationId, Version};
+use kvplane_tier::{BlockOp, Event, Fault, Memory, OpId, Output, RecordView, RecoveryReport, Tier, Token};
+
+use super::Service;
+pub use policy::{PutAck, TierPolicy, WritePolicy};
+pub use stats::{TierCounters, TierSnapshot};
+
+pub(super) use deferred::{Replies, no_lookup};
+pub(super) use reads::Waiter;
+
+use deferred::{Deferred, Slot};
+use policy::Frequency;
+use prefetch::Prefetched;
+use sweep::Sweep;
+
+/// The most removals that wait to be written.
+const REMOVALS_MOST: usize = 65_536;
+/// Bytes that are given to the tier in one round, as their checksums take time.
+const ROUND_BYTES: u64 = 8 << 20;
+
+/// An object that is pinned until it is written.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    pin: PinId,
+    digest: Digest,
+    bytes: u64,
+    since_ns: u64,
+    /// Who waits for it.
+    told: Option<Slot>,
+}
+
+/// What the tier was asked for.
+#[derive(Debug)]
+enum Call {
+    /// `lent` and `unwritten` say what is still to be told.
+    Write {
+        held: Held,
+        lent: bool,
+        unwritten: bool,
+    },
+    Read {
+        digest: Digest,
+        version: Version,
+        reservation: ReservationId,
+        waiters: Vec<Waiter>,
+    },
+    Remove {
+        told: Option<Slot>,
+    },
+}
+
+/// The tier of a shard and what is under way between it and memory.
+#[derive(Debug)]
+pub(super) struct Tiered {
+    tier: Tier,
+    policy: TierPolicy,
+    backlog_most_bytes: u64,
+    backlog_most: usize,
+    frequency: Frequency,
+    next_call: u64,
+    calls: BTreeMap<u64, Call>,
+    /// The read under way of each object.
+    reading: BTreeMap<Digest, u64>,
+    removals: VecDeque<(Digest, Option<Slot>)>,
+    /// Objects whose removal waits to be given to the tier.
+    removing: BTreeSet<Digest>,
+    /// Objects that may wait for a while.
+    dirty: VecDeque<Held>,
+    writes: VecDeque<Held>,
+    /// Objects that are dirty, waiting or being written.
+    writing: BTreeSet<Digest>,
+    /// Pins held for writes, and their bytes.
+    held: usize,
+    held_bytes: u64,
+    deferred: BTreeMap<u64, Deferred>,
+    sweep: Sweep,
+    prefetched: Prefetched,
+    recovered: Option<RecoveryReport>,
+    /// Nothing waits any longer than it must.
+    closing: bool,
+    notices: VecDeque<Event>,
+    counters: TierCounters,
+}
+
+impl Tiered {
+    fn new(tier: Tier, policy: TierPolicy, pool_bytes: u64, max_pins: u32) -> Self {
+        Self {
+            tier,
+            backlog_most_bytes: pool_bytes / 100 * u64::from(policy.backlog_percent),
+            // The other half is for readers.
+            backlog_most: max_pins as usize / 2,
+            policy,
+            frequency: Frequency::new(),
+            next_call: 0,
+            calls: BTreeMap::new(),
+            reading: BTreeMap::new(),
+            removals: VecDeque::new(),
+            removing: BTreeSet::new(),
+            dirty: VecDeque::new(),
+            writes: VecDeque::new(),
+            writing: BTreeSet::new(),
+            held: 0,
+            held_bytes: 0,
+            deferred: BTreeMap::new(),
+            sweep: Sweep::new(),
+            prefetched: Prefetched::new(pool_bytes / 100 * u64::from(policy.prefetch_percent)),
+            recovered: None,
+            closing: false,
+            notices: VecDeque::new(),
+            counters: TierCounters::default(),
+        }
+    }
+
+    /// What the SSD has of an object that may be given.
+    fn locate(&self, digest: Digest) -> Option<RecordView> {
+        let view = self.tier.locate(digest)?;
+        (!self.removing.contains(&digest) && !self.sweep.hides(&view)).then_some(view)
+    }
+
+    fn call(&mut self, call: Call) -> Token {
+        self.next_call += 1;
+        self.calls.insert(self.next_call, call);
+        Token(self.next_call)
+    }
+
+    /// When the next thing is to happen by itself.
+    fn poll_timeout(&self) -> Option<u64> {
+        let dirty = match self.policy.write {
+            WritePolicy::Back { within_ns } => self.dirty.front().map(|held| held.since_ns.saturating_add(within_ns)),
+            _ => None,
+        };
+        [self.tier.poll_timeout(), dirty, self.prefetched.poll_timeout()].into_iter().flatten().min()
+    }
+}
+
+impl Service {
+    /// Gives the shard a tier. Its store's objects must begin at multiples of the tier's alignment.
+    ///
+    /// # Panics
+    /// When it has no store, or one whose units do not suit direct I/O: a mistake of the host's.
+    pub fn attach_tier(&mut self, tier: Tier, policy: TierPolicy) {
+        let store = self.store.as_ref().expect("a tier is under a store");
+        let (unit, align) = (store.config().unit_bytes, u64::from(tier.config().memory_align_bytes));
+        assert!(unit.is_multiple_of(align), "objects at multiples of {unit} for a tier that wants {align}");
+        self.tiered = Some(Box::new(Tiered::new(tier, policy, store.config().pool_bytes, store.config().max_pins)));
+    }
+
+    /// Lets the tier work: gives it what waits, and `start` what the device is to do. Whether there was anything.
+    pub fn drive_tier(&mut self, now_ns: u64, memory: &mut dyn Memory, start: &mut dyn FnMut(BlockOp)) -> bool {
+        if self.tiered.is_none() {
+            return false;
+        }
+        self.now_ns = now_ns;
+        self.expire_prefetched();
+        let mut progress = self.sweep_tier();
+        progress |= self.give_removals(memory);
+        progress |= self.give_writes(memory);
+        while let Some(tiered) = &mut self.tiered
+            && let Some(output) = tiered.tier.poll_output(now_ns, memory)
+        {
+            progress = true;
+            match output {
+                Output::Block(op) => start(op),
+                Output::Event(event) => self.tier_event(event),
+            }
+        }
+        progress
+    }
+
+    /// A block operation is over.
+    pub fn tier_completed(&mut self, now_ns: u64, id: OpId, result: Result<u32, Fault>, memory: &mut dyn Memory) {
+        if let Some(tiered) = &mut self.tiered {
+            tiered.tier.complete(now_ns, id, result, memory);
+        }
+    }
+
+    /// Something that the operator should know: the device was opened or refused, recovery is over, writes stopped.
+    pub fn poll_tier_notice(&mut self) -> Option<Event> {
+        self.tiered.as_mut()?.notices.pop_front()
+    }
+
+    /// Writes what may wait, as the shard is about to end. Whether all is written.
+    pub fn close_tier(&mut self) -> bool {
+        let Some(tiered) = &mut self.tiered else { return true };
+        tiered.closing = true;
+        // Reads go on being of use to nobody; recovery begins anew.
+        let under_way = tiered.calls.values().any(|call| !matches!(call, Call::Read { .. }));
+        tiered.tier.degraded().is_some() || tiered.held == 0 && tiered.removals.is_empty() && !under_way
+    }
+
+    pub(super) fn tier_timeout(&self) -> Option<u64> {
+        self.tiered.as_ref()?.poll_timeout()
+    }
+
+    fn tier_event(&mut self, event: Event) {
+        let Some(tiered) = &mut self.tiered else { return };
+        match event {
+            Event::Opened { .. } | Event::Refused(_) | Event::Degraded(_) => tiered.notices.push_back(event),
+            Event::Recovered(report) => {
+                tiered.recovered = Some(report);
+                tiered.notices.push_back(event);
+            }
+            Event::Stored { token, .. } => self.written(token, true),
+            Event::StoreFailed { token, .. } => self.written(token, false),
+            Event::Released { token } => self.released(token),
+            Event::Got { token, version, checksum } => self.read_done(token, Some((version, checksum))),
+            Event::Missed { token, .. } => self.read_done(token, None),
+            Event::Removed { token } => self.removal_done(token),
+            Event::RemoveFailed { token, .. } => {
+                tiered.counters.removals_unwritten += 1;
+                self.removal_done(token);
+            }
+            Event::Evicted { .. } => tiered.counters.reclaimed += 1,
+        }
+    }
+
+    /// Whether the SSD has an object that may be given.
+    pub(super) fn on_ssd(&self, digest: Digest) -> Option<RecordView> {
+        self.tiered.as_ref()?.locate(digest)
+    }
+}

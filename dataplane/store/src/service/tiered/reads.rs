@@ -1,0 +1,187 @@
+//! From the SSD to memory: reads into fresh room of the pool, shared by all who ask for the same object meanwhile.
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{RequestId, Version};
+use kvplane_proto::message::{Kind, LookupReply, Operation};
+use kvplane_proto::{Digest, Status};
+use kvplane_tier::{Get, GetError, Priority, RecordView, Span, Token};
+
+use super::super::objects::reserve_status;
+use super::super::types::{Hold, Memory, Output, PeerKey, Place, Places};
+use super::deferred::{Replies, Slot, no_lookup};
+use super::{Call, Service};
+use crate::ObjectView;
+
+/// How many may wait for one read.
+const WAITERS_MOST: usize = 1024;
+
+/// Who waits for an object.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::service) enum Waiter {
+    /// An answer with the object's bytes.
+    Stream(PeerKey, RequestId),
+    /// A place in the pool for the peer to copy from.
+    Shared(Slot),
+}
+
+impl Service {
+    /// Begins to read an object from the SSD, or joins who reads it already.
+    pub(in crate::service) fn read_from_ssd(&mut self, view: &RecordView, waiter: Waiter) -> Result<(), Status> {
+        let digest = view.digest;
+        self.use_prefetched(digest);
+        let Some(tiered) = &mut self.tiered else { return Err(Status::NotFound) };
+        tiered.frequency.see(digest);
+        if let Some(token) = tiered.reading.get(&digest)
+            && let Some(Call::Read { waiters, version, .. }) = tiered.calls.get_mut(token)
+            && *version == view.version
+        {
+            if waiters.len() == WAITERS_MOST {
+                return Err(Status::Busy);
+            }
+            waiters.push(waiter);
+            tiered.counters.reads_shared += 1;
+            return Ok(());
+        }
+        self.begin_read(view, Priority::Get, Some(waiter))
+    }
+
+    /// Begins to read an object that nobody reads yet.
+    pub(super) fn begin_read(
+        &mut self,
+        view: &RecordView,
+        priority: Priority,
+        waiter: Option<Waiter>,
+    ) -> Result<(), Status> {
+        let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return Err(Status::NotFound) };
+        let digest = view.digest;
+        // What is in the way goes sooner or later: pins and puts have deadlines.
+        let (reservation, extent) =
+            store.reserve(digest, view.payload_bytes.into()).map_err(|error| match reserve_status(error) {
+                Status::NoSpace => Status::Busy,
+                status => status,
+            })?;
+        let destination = Span::pool(extent.offset, view.payload_bytes);
+        let token = Token(tiered.next_call + 1);
+        if let Err(error) = tiered.tier.get(&Get { digest, destination, priority, token }) {
+            store.abort(reservation).expect("a reservation that was just made");
+            return Err(match error {
+                GetError::Busy => Status::Busy,
+                _ => Status::NotFound,
+            });
+        }
+        tiered.call(Call::Read { digest, version: view.version, reservation, waiters: waiter.into_iter().collect() });
+        tiered.reading.insert(digest, token.0);
+        Ok(())
+    }
+
+    /// A read is over: with the object's version and checksum, or without the object.
+    pub(super) fn read_done(&mut self, token: Token, found: Option<(Version, u64)>) {
+        let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
+        let Some(Call::Read { digest, version, reservation, waiters }) = tiered.calls.remove(&token.0) else { return };
+        if tiered.reading.get(&digest) == Some(&token.0) {
+            tiered.reading.remove(&digest);
+        }
+        // It may have been removed, or its slot given away, while it was read.
+        let current = tiered.locate(digest).is_some_and(|view| view.version == version);
+        let found = found.filter(|(read, _)| current && *read == version && super::super::owns(&self.owned, digest));
+        let restored = match found {
+            Some((version, checksum)) => store.restore(reservation, checksum, version).is_ok(),
+            None => {
+                tiered.prefetched.take(digest);
+                tiered.counters.misses += waiters.len() as u64;
+                store.abort(reservation).expect("a reservation of our own");
+                false
+            }
+        };
+        if restored {
+            tiered.counters.reads += 1;
+            tiered.counters.hits += waiters.len() as u64;
+        }
+        for waiter in waiters {
+            self.serve(digest, waiter);
+        }
+        self.promote_or_drop(digest, restored);
+    }
+
+    /// What was read stays in memory if it is asked for often enough; else its bytes go when those who asked have them.
+    fn promote_or_drop(&mut self, digest: Digest, restored: bool) {
+        let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
+        if !restored {
+            return;
+        }
+        // What was read ahead waits for whoever wants it.
+        if tiered.prefetched.has(digest) {
+            return;
+        }
+        if tiered.frequency.estimate(digest) >= tiered.policy.promote_times {
+            tiered.counters.promotions += 1;
+        } else {
+            tiered.counters.passed_through += 1;
+            store.drop_copy(digest);
+        }
+    }
+
+    /// Gives an object that is in memory now, if it is.
+    fn serve(&mut self, digest: Digest, waiter: Waiter) {
+        let peer = match waiter {
+            Waiter::Stream(peer, _) => Some(peer),
+            Waiter::Shared(slot) => self.peer_of(slot),
+        };
+        let here = peer.filter(|peer| self.session(*peer).is_some());
+        let held = match (&mut self.store, here) {
+            (Some(store), Some(_)) if store.exists(digest) => store.hold(digest).ok_or(Status::Busy),
+            _ => Err(Status::NotFound),
+        };
+        if let Ok((_, object)) = &held {
+            self.counters.get_bytes += object.extent.bytes;
+        }
+        match (waiter, held) {
+            (Waiter::Stream(peer, request), Ok((pin, object))) => {
+                self.answer_get(peer, request, Hold::Pin(pin), &object);
+            }
+            (Waiter::Stream(peer, request), Err(status)) if here.is_some() => {
+                self.answer_id(peer, Operation::Get, request, status, 0);
+            }
+            (Waiter::Stream(..), Err(_)) => {}
+            (Waiter::Shared(slot), Ok((pin, object))) => {
+                self.lend_pin(here.expect("held for a peer that is there"), pin);
+                self.settle_lookup(
+                    slot,
+                    LookupReply {
+                        status: Status::Ok,
+                        pin,
+                        offset: object.extent.offset,
+                        bytes: object.extent.bytes,
+                        version: object.version,
+                        checksum: object.checksum,
+                    },
+                );
+            }
+            (Waiter::Shared(slot), Err(status)) => self.settle_lookup(slot, no_lookup(status)),
+        }
+    }
+
+    pub(in crate::service) fn settle_lookup(&mut self, slot: Slot, reply: LookupReply) {
+        self.settle(slot, |replies, item| {
+            if let Replies::Lookups(replies) = replies {
+                replies[item] = reply;
+            }
+        });
+    }
+
+    /// Answers a get from the pool; `hold` goes back when the bytes have left.
+    pub(in crate::service) fn answer_get(
+        &mut self,
+        peer: PeerKey,
+        request: RequestId,
+        hold: Hold,
+        object: &ObjectView,
+    ) {
+        let place = Place { memory: Memory::Pool, offset: object.extent.offset, bytes: object.extent.bytes };
+        let header = Header::reply(Kind::Reply(Operation::Get), request, Status::Ok)
+            .with_payload(place.bytes, Some(object.checksum))
+            .with_argument(object.version.0);
+        let payload = Some((Places::One(place), hold));
+        self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
+    }
+}

@@ -1,0 +1,85 @@
+//! What is counted between memory and SSD.
+
+use kvplane_tier::{Reason, RecoveryReport, TierStats};
+
+use super::Service;
+
+/// Counted since the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TierCounters {
+    /// Gets that memory could not answer and the SSD did.
+    pub hits: u64,
+    /// Gets that the SSD should have answered, but what it has is damaged, or was removed meanwhile.
+    pub misses: u64,
+    /// Objects read for gets.
+    pub reads: u64,
+    /// Gets that joined a read under way.
+    pub reads_shared: u64,
+    /// Objects that stayed in memory after they were read.
+    pub promotions: u64,
+    /// Objects that did not.
+    pub passed_through: u64,
+    /// Objects read ahead.
+    pub prefetches: u64,
+    /// Of those, asked for afterwards.
+    pub prefetches_used: u64,
+    /// Objects not read ahead for want of room.
+    pub prefetch_refusals: u64,
+    /// Objects given to the tier.
+    pub writes: u64,
+    /// Their bytes.
+    pub write_bytes: u64,
+    /// Times when the tier could not take an object at once.
+    pub writes_put_off: u64,
+    /// Objects that were not written for want of room among those that wait, or too large.
+    pub writes_skipped: u64,
+    /// Objects that could not be written.
+    pub writes_failed: u64,
+    /// Removals written.
+    pub removals: u64,
+    /// Removals that could not be: a restart may bring the object back.
+    pub removals_unwritten: u64,
+    /// Objects that reclaim dropped.
+    pub reclaimed: u64,
+    /// Objects removed because their slot went to another owner.
+    pub swept: u64,
+}
+
+/// A tier at a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TierSnapshot {
+    /// Between memory and SSD.
+    pub counters: TierCounters,
+    /// On the SSD.
+    pub stats: TierStats,
+    /// Objects that wait to be written or are being written.
+    pub backlog: u64,
+    /// Their bytes, pinned in memory.
+    pub backlog_bytes: u64,
+    /// Reads under way.
+    pub reading: u64,
+    /// Whether every record on the SSD has been looked at.
+    pub is_recovered: bool,
+    /// What recovery found, once it is over.
+    pub recovered: Option<RecoveryReport>,
+    /// Why nothing is written, if so.
+    pub degraded: Option<Reason>,
+}
+
+impl Service {
+    /// How the tier is, where there is one. Walks its segments.
+    #[must_use]
+    pub fn tier_snapshot(&self) -> Option<TierSnapshot> {
+        let tiered = self.tiered.as_ref()?;
+        Some(TierSnapshot {
+            counters: tiered.counters,
+            stats: tiered.tier.stats(),
+            backlog: tiered.held as u64,
+            backlog_bytes: tiered.held_bytes,
+            reading: tiered.reading.len() as u64,
+            is_recovered: tiered.tier.is_recovered(),
+            recovered: tiered.recovered,
+            degraded: tiered.tier.degraded(),
+        })
+    }
+}

@@ -1,0 +1,296 @@
+//! From memory to the SSD: writes, and the removals that go before them.
+
+use kvplane_proto::{Digest, Status};
+use kvplane_tier::{Ack, Memory, Put, PutError, Removal, RemoveError, Span, Token};
+
+use super::super::types::PeerKey;
+use super::deferred::{Replies, Slot};
+use super::{Call, Held, PutAck, REMOVALS_MOST, ROUND_BYTES, Service, Tiered, WritePolicy};
+
+impl Tiered {
+    /// Whether there is room for another object that waits to be written.
+    fn has_room(&self, bytes: u64) -> bool {
+        // However large an object is: alone, it may wait.
+        let little = self.held == 0 || self.held_bytes.saturating_add(bytes) <= self.backlog_most_bytes;
+        little && self.held < self.backlog_most
+    }
+
+    fn fits(&self, bytes: u64) -> bool {
+        bytes <= u64::from(self.tier.config().max_object_bytes) && self.tier.degraded().is_none()
+    }
+
+    /// Objects that have waited long enough, or are too much, get in line.
+    fn wash(&mut self, now_ns: u64) {
+        let WritePolicy::Back { within_ns } = self.policy.write else { return };
+        while let Some(held) = self.dirty.front() {
+            let old = self.closing || now_ns >= held.since_ns.saturating_add(within_ns);
+            // Half of what may be held: the rest is for those that come while these are written.
+            let much = self.held_bytes > self.backlog_most_bytes / 2 || self.held > self.backlog_most / 2;
+            if old || much && self.writes.is_empty() {
+                self.writes.extend(self.dirty.pop_front());
+            } else {
+                return;
+            }
+        }
+    }
+}
+
+impl Service {
+    /// Whether a put of so many bytes is to be taken up now, or comes at a time when the SSD cannot keep up.
+    pub(in crate::service) fn may_put(&self, bytes: u64) -> Result<(), Status> {
+        let Some(tiered) = &self.tiered else { return Ok(()) };
+        if tiered.policy.ack != PutAck::Memory && bytes > u64::from(tiered.tier.config().max_object_bytes) {
+            return Err(Status::TooLarge);
+        }
+        if tiered.policy.must_write() && tiered.fits(bytes) && !tiered.has_room(bytes) {
+            return Err(Status::Busy);
+        }
+        Ok(())
+    }
+
+    /// Counts that an object was put, and says whether its answer waits until it is written.
+    pub(in crate::service) fn put_waits(&mut self, digest: Digest, bytes: u64) -> bool {
+        let Some(tiered) = &mut self.tiered else { return false };
+        let seen = tiered.frequency.see(digest);
+        let at_once = match tiered.policy.write {
+            WritePolicy::Through => true,
+            WritePolicy::Selective { times } => seen >= times,
+            WritePolicy::Back { .. } => false,
+        };
+        at_once && tiered.policy.ack != PutAck::Memory && bytes <= u64::from(tiered.tier.config().max_object_bytes)
+    }
+
+    /// An object was put: it goes to the SSD by the policy; `told` waits for that.
+    pub(in crate::service) fn keep(&mut self, digest: Digest, told: Option<Slot>) {
+        let Some(tiered) = &self.tiered else { return };
+        let wanted = match tiered.policy.write {
+            WritePolicy::Selective { times } => tiered.frequency.estimate(digest) >= times,
+            WritePolicy::Through | WritePolicy::Back { .. } => true,
+        };
+        if wanted {
+            self.hold_for_write(digest, told);
+        }
+    }
+
+    /// An object in memory was asked for: by now it may be worth being written.
+    pub(in crate::service) fn asked_for(&mut self, digest: Digest) {
+        self.use_prefetched(digest);
+        let Some(tiered) = &mut self.tiered else { return };
+        let seen = tiered.frequency.see(digest);
+        let wanted = match tiered.policy.write {
+            WritePolicy::Selective { times } => seen >= times,
+            // There may have been no room when it was put.
+            WritePolicy::Through => tiered.counters.writes_skipped > 0,
+            WritePolicy::Back { .. } => false,
+        };
+        if wanted && !tiered.writing.contains(&digest) && tiered.locate(digest).is_none() {
+            self.hold_for_write(digest, None);
+        }
+    }
+
+    fn hold_for_write(&mut self, digest: Digest, told: Option<Slot>) {
+        let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
+        let bytes = store.size(digest).unwrap_or(0);
+        let wanted = tiered.fits(bytes) && (tiered.has_room(bytes) || tiered.policy.must_write());
+        let held = if wanted { store.hold(digest) } else { None };
+        let Some((pin, object)) = held else {
+            tiered.counters.writes_skipped += 1;
+            if let Some(slot) = told {
+                self.write_failed(digest, slot);
+            }
+            return;
+        };
+        let held = Held { pin, digest, bytes: object.extent.bytes, since_ns: self.now_ns, told };
+        tiered.held += 1;
+        tiered.held_bytes += held.bytes;
+        tiered.writing.insert(digest);
+        match tiered.policy.write {
+            WritePolicy::Back { .. } => tiered.dirty.push_back(held),
+            _ => tiered.writes.push_back(held),
+        }
+    }
+
+    /// Gives the tier what waits to be written, as far as it takes it.
+    pub(super) fn give_writes(&mut self, memory: &mut dyn Memory) -> bool {
+        let now_ns = self.now_ns;
+        let (mut progress, mut bytes) = (false, 0);
+        if let Some(tiered) = &mut self.tiered {
+            tiered.wash(now_ns);
+        }
+        while bytes < ROUND_BYTES {
+            let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return progress };
+            // A removal that waits may be of an earlier object of the same name.
+            let Some(held) = tiered.writes.front().copied().filter(|_| tiered.removals.is_empty()) else { break };
+            if !store.is_live(held.pin) {
+                tiered.writes.pop_front();
+                self.let_go(&held, false);
+                continue;
+            }
+            let object = store.held(held.pin).expect("a pin of our own");
+            let ack = if tiered.policy.ack == PutAck::Durable { Ack::Durable } else { Ack::Buffered };
+            let token = Token(tiered.next_call + 1);
+            let put = Put {
+                digest: held.digest,
+                key: &[],
+                version: object.version,
+                payload: Span::pool(object.extent.offset, object.extent.bytes as u32),
+                checksum: Some(object.checksum),
+                pinned: false,
+                ack,
+                token,
+            };
+            let taken = tiered.tier.put(now_ns, &put, memory);
+            if matches!(taken, Err(PutError::Busy | PutError::Full)) {
+                tiered.counters.writes_put_off += 1;
+                break;
+            }
+            progress = true;
+            bytes += held.bytes;
+            tiered.writes.pop_front();
+            match taken {
+                Ok(accepted) => {
+                    tiered.counters.writes += 1;
+                    tiered.counters.write_bytes += held.bytes;
+                    tiered.call(Call::Write { held, lent: accepted.lent, unwritten: true });
+                }
+                Err(error) => {
+                    if matches!(error, PutError::Checksum { .. }) {
+                        // Not what its writer stated: nobody is to be given that.
+                        self.counters.corrupt += 1;
+                        store.drop_copy(held.digest);
+                    }
+                    tiered.counters.writes_failed += 1;
+                    self.let_go(&held, false);
+                }
+            }
+        }
+        progress
+    }
+
+    pub(super) fn written(&mut self, token: Token, good: bool) {
+        let Some(tiered) = &mut self.tiered else { return };
+        let Some(Call::Write { held, lent, unwritten }) = tiered.calls.get_mut(&token.0) else { return };
+        *unwritten = false;
+        let (told, digest, over) = (held.told.take(), held.digest, !*lent);
+        tiered.counters.writes_failed += u64::from(!good);
+        if let Some(slot) = told {
+            if good {
+                self.settle(slot, |_, _| {});
+            } else {
+                self.write_failed(digest, slot);
+            }
+        }
+        if over {
+            self.end_write(token);
+        }
+    }
+
+    pub(super) fn released(&mut self, token: Token) {
+        let Some(tiered) = &mut self.tiered else { return };
+        let Some(Call::Write { lent, unwritten, .. }) = tiered.calls.get_mut(&token.0) else { return };
+        *lent = false;
+        if !*unwritten {
+            self.end_write(token);
+        }
+    }
+
+    fn end_write(&mut self, token: Token) {
+        let Some(tiered) = &mut self.tiered else { return };
+        if let Some(Call::Write { held, .. }) = tiered.calls.remove(&token.0) {
+            self.let_go(&held, true);
+        }
+    }
+
+    /// An object does not wait to be written any more.
+    fn let_go(&mut self, held: &Held, good: bool) {
+        let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
+        tiered.held -= 1;
+        tiered.held_bytes -= held.bytes;
+        tiered.writing.remove(&held.digest);
+        store.unpin(held.pin).expect("a pin of our own");
+        if let Some(slot) = held.told.filter(|_| !good) {
+            self.write_failed(held.digest, slot);
+        }
+    }
+
+    /// A put that was to be written cannot be: it is taken back, and its answer says so.
+    fn write_failed(&mut self, digest: Digest, slot: Slot) {
+        if let Some(store) = &mut self.store {
+            store.drop_copy(digest);
+        }
+        self.settle(slot, |replies, item| match replies {
+            Replies::Put(status, _) => *status = Status::NoSpace,
+            Replies::Commits(replies) => replies[item].status = Status::NoSpace,
+            Replies::Lookups(_) | Replies::Bits(_) => {}
+        });
+    }
+
+    /// Removes objects from the SSD; answers when all are gone for good, `bits` being what was there.
+    pub(in crate::service) fn remove_from_ssd(
+        &mut self,
+        peer: PeerKey,
+        request: kvplane_proto::RequestId,
+        digests: &[Digest],
+        bits: Vec<bool>,
+    ) -> Result<(), Status> {
+        let tiered = self.tiered.as_ref().expect("asked only with a tier");
+        if tiered.removals.len() + digests.len() > REMOVALS_MOST {
+            return Err(Status::Busy);
+        }
+        let slot_of = self.defer(peer, request, Replies::Bits(bits), digests.len());
+        let tiered = self.tiered.as_mut().expect("asked only with a tier");
+        for (item, digest) in digests.iter().enumerate() {
+            tiered.queue_removal(*digest, Some(slot_of(item)));
+        }
+        Ok(())
+    }
+
+    /// Gives the tier the removals that wait, as far as it takes them.
+    pub(super) fn give_removals(&mut self, memory: &mut dyn Memory) -> bool {
+        let mut progress = false;
+        loop {
+            let Some(tiered) = &mut self.tiered else { return progress };
+            let Some((digest, told)) = tiered.removals.front().copied() else { return progress };
+            let ack = if tiered.policy.ack == PutAck::Durable { Ack::Durable } else { Ack::Buffered };
+            let token = Token(tiered.next_call + 1);
+            let taken = tiered.tier.remove(self.now_ns, digest, ack, token, memory);
+            if taken == Err(RemoveError::Busy) {
+                return progress;
+            }
+            progress = true;
+            tiered.removals.pop_front();
+            tiered.removing.remove(&digest);
+            match taken {
+                Ok(Removal::Pending) => {
+                    tiered.counters.removals += 1;
+                    tiered.call(Call::Remove { told });
+                }
+                Ok(Removal::Absent) => self.removal_told(told),
+                Err(_) => {
+                    tiered.counters.removals_unwritten += 1;
+                    self.removal_told(told);
+                }
+            }
+        }
+    }
+
+    pub(super) fn removal_done(&mut self, token: Token) {
+        let Some(tiered) = &mut self.tiered else { return };
+        if let Some(Call::Remove { told }) = tiered.calls.remove(&token.0) {
+            self.removal_told(told);
+        }
+    }
+
+    fn removal_told(&mut self, told: Option<Slot>) {
+        if let Some(slot) = told {
+            self.settle(slot, |_, _| {});
+        }
+    }
+}
+
+impl Tiered {
+    pub(super) fn queue_removal(&mut self, digest: Digest, told: Option<Slot>) {
+        self.removals.push_back((digest, told));
+        self.removing.insert(digest);
+    }
+}

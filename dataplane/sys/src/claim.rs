@@ -1,0 +1,250 @@
+//! A file or block device that is one process's alone: found or made with its space allocated, and locked.
+//!
+//! A file is locked by `flock`, a block device by opening it exclusively, which also keeps it from being mounted. The
+//! lock goes with the process, however that ends.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use crate::file::{BLOCK_BYTES, DirectFile, FileOptions};
+
+/// A file or device that this process has alone.
+#[derive(Debug)]
+pub struct ClaimedFile {
+    file: DirectFile,
+    /// Holds the lock.
+    _guard: File,
+    bytes: u64,
+    device: (u64, u64),
+    is_device: bool,
+    remarks: Vec<String>,
+}
+
+impl ClaimedFile {
+    /// Takes a file or device; a file that is not there is made, with all its `bytes` allocated. Of what is there at
+    /// most `bytes` are used, or without that all.
+    ///
+    /// # Errors
+    /// When somebody else has it, it is no file or device, its length does not do, there is not enough space, or it
+    /// cannot be opened: names the path and says what to do.
+    pub fn open(path: &Path, bytes: Option<u64>) -> io::Result<Self> {
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let mut remarks = Vec::new();
+        if path.is_dir() {
+            return Err(named(invalid("it is a directory: name a file in it".to_owned())));
+        }
+        if let Some(bytes) = bytes.filter(|bytes| *bytes < BLOCK_BYTES as u64) {
+            return Err(named(invalid(format!("a size of {bytes} bytes is less than a block of {BLOCK_BYTES}"))));
+        }
+        let is_device = path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
+        let (guard, writable) = if is_device { open_device(path) } else { open_file(path, bytes) }.map_err(named)?;
+        if !writable {
+            remarks.push(format!("{} is read-only: what is there is served, nothing is added", path.display()));
+        }
+        // The lock is held by now: nobody else makes it or changes its length.
+        if !is_device {
+            fit(&guard, path, bytes, &mut remarks).map_err(named)?;
+        }
+        let file = DirectFile::open(path, FileOptions { writable, create_bytes: None, direct: true })?;
+        if let Err(why) = file.direct() {
+            remarks.push(format!("{} goes through the page cache: {why}", path.display()));
+        }
+        let usable = bytes.map_or(file.bytes(), |bytes| bytes.min(file.bytes()));
+        if is_device && bytes.is_some_and(|bytes| bytes > file.bytes()) {
+            let text = format!("the device has {} bytes, fewer than asked for: leave the size out", file.bytes());
+            return Err(named(invalid(text)));
+        }
+        let metadata = guard.metadata().map_err(named)?;
+        let number = if is_device { metadata.rdev() } else { metadata.dev() };
+        let device = (u64::from(libc::major(number)), u64::from(libc::minor(number)));
+        let bytes = usable / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        Ok(Self { file, _guard: guard, bytes, device, is_device, remarks })
+    }
+
+    /// The file itself.
+    #[must_use]
+    pub const fn file(&self) -> &DirectFile {
+        &self.file
+    }
+
+    /// Bytes that may be used: whole blocks.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it is a block device.
+    #[must_use]
+    pub const fn is_device(&self) -> bool {
+        self.is_device
+    }
+
+    /// Major and minor number of the device that it is or lies on.
+    #[must_use]
+    pub const fn device(&self) -> (u64, u64) {
+        self.device
+    }
+
+    /// What the operator should know: no direct I/O, say.
+    #[must_use]
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
+    }
+}
+
+fn invalid(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+fn taken() -> io::Error {
+    let text = "it is in use by another process: end that one, or name another path";
+    io::Error::new(io::ErrorKind::ResourceBusy, text)
+}
+
+fn open_device(path: &Path) -> io::Result<(File, bool)> {
+    let mut how = OpenOptions::new();
+    how.read(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC);
+    let opened = match how.clone().write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => how.open(path).map(|file| (file, false)),
+        opened => opened.map(|file| (file, true)),
+    };
+    opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "it is in use: mounted, part of a volume, or another process's; free it, or name another path",
+        ),
+        _ => error,
+    })
+}
+
+fn open_file(path: &Path, bytes: Option<u64>) -> io::Result<(File, bool)> {
+    if bytes.is_none() && !path.exists() {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "there is no such file: give a size to make it, PATH:SIZE",
+        ));
+    }
+    let mut how = OpenOptions::new();
+    how.read(true).mode(0o600);
+    // Not waiting for the other end of what turns out to be a pipe.
+    how.custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
+    let opened = match how.clone().write(true).create(bytes.is_some()).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => how.open(path).map(|file| (file, false)),
+        opened => opened.map(|file| (file, true)),
+    };
+    let (file, writable) = opened?;
+    if !file.metadata()?.is_file() {
+        return Err(invalid("neither a regular file nor a block device".to_owned()));
+    }
+    match file.try_lock() {
+        Ok(()) => Ok((file, writable)),
+        Err(TryLockError::WouldBlock) => Err(taken()),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Allocates a new file's space; refuses one whose length is not what was asked for.
+fn fit(file: &File, path: &Path, bytes: Option<u64>, remarks: &mut Vec<String>) -> io::Result<()> {
+    let has = file.metadata()?.len();
+    match bytes {
+        Some(bytes) if has == 0 => make(file, path, bytes, remarks),
+        Some(bytes) if has < bytes => Err(invalid(format!(
+            "it has {has} bytes, {bytes} were asked for: leave the size out to use it as it is, or remove it to start \
+             anew"
+        ))),
+        None if has == 0 => Err(invalid("it is empty: give a size, PATH:SIZE".to_owned())),
+        _ => Ok(()),
+    }
+}
+
+fn make(file: &File, path: &Path, bytes: u64, remarks: &mut Vec<String>) -> io::Result<()> {
+    let allocated = match allocate(file, bytes) {
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            remarks.push(format!("{} has no space set aside: the file system cannot", path.display()));
+            file.set_len(bytes)
+        }
+        allocated => allocated,
+    };
+    if let Err(error) = allocated.and_then(|()| file.sync_all()) {
+        // What little there is would be in the way of the next attempt.
+        let _ = std::fs::remove_file(path);
+        return Err(match error.kind() {
+            io::ErrorKind::StorageFull => {
+                io::Error::new(error.kind(), format!("no space for {bytes} bytes: make room, or give a smaller size"))
+            }
+            _ => error,
+        });
+    }
+    if let Some(Ok(directory)) = path.parent().map(File::open) {
+        // Not every file system can do that for a directory.
+        let _ = directory.sync_all();
+    }
+    Ok(())
+}
+
+fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    let length = libc::off_t::try_from(bytes).map_err(|_| invalid(format!("a size of {bytes} bytes")))?;
+    loop {
+        // SAFETY: names no memory; the descriptor is open as long as the file.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            Self(std::env::temp_dir().join(format!("kvplane-claim-{name}-{}", std::process::id())))
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    fn refusal(path: &Path, bytes: Option<u64>) -> String {
+        ClaimedFile::open(path, bytes).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn a_file_is_made_once_with_its_space_and_is_one_owners() {
+        let scratch = Scratch::new("made");
+        let claimed = ClaimedFile::open(&scratch.0, Some((1 << 20) + 5)).expect("made");
+        assert_eq!(claimed.bytes(), 1 << 20);
+        let metadata = scratch.0.metadata().expect("it is there");
+        assert!(metadata.blocks() * 512 >= 1 << 20, "space is set aside");
+        assert!(refusal(&scratch.0, None).contains("in use by another process"));
+        drop(claimed);
+        assert_eq!(ClaimedFile::open(&scratch.0, None).expect("free again").bytes(), 1 << 20);
+        assert_eq!(ClaimedFile::open(&scratch.0, Some(8192)).expect("a part").bytes(), 8192);
+        assert!(refusal(&scratch.0, Some(2 << 20)).contains("1048581 bytes, 2097152 were asked for"));
+    }
+
+    #[test]
+    fn what_does_not_do_is_refused_in_words() {
+        let scratch = Scratch::new("refused");
+        assert!(refusal(&std::env::temp_dir(), Some(1 << 20)).contains("is a directory"));
+        assert!(refusal(&scratch.0, None).contains("give a size"));
+        assert!(refusal(&scratch.0, Some(100)).contains("less than a block"));
+        assert!(!scratch.0.exists(), "nothing is left");
+        refusal(&scratch.0, Some(1 << 60));
+        assert!(!scratch.0.exists(), "nothing is left");
+        assert!(refusal(Path::new("/dev/null"), None).contains("neither a regular file nor a block device"));
+    }
+}

@@ -1,0 +1,158 @@
+//! What the driver works on: a part of a claimed file or device, and what the device behind it offers.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvplane_sys::ClaimedFile;
+
+/// Parts begin at multiples of this.
+const PART_BYTES: u64 = 1 << 20;
+
+/// What a device offers beyond plain reads and writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Offers {
+    /// Its completions can be polled for.
+    pub polling: bool,
+    /// A single write can be made durable without a flush of everything.
+    pub durable_writes: bool,
+}
+
+/// A claimed file or device, to be shared out.
+#[derive(Debug)]
+pub struct Ssd {
+    claimed: ClaimedFile,
+    path: PathBuf,
+    offers: Offers,
+    remarks: Vec<String>,
+}
+
+impl Ssd {
+    /// Takes a file or device for this process alone. See [`ClaimedFile::open`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open(path: &Path, bytes: Option<u64>) -> io::Result<Self> {
+        let claimed = ClaimedFile::open(path, bytes)?;
+        let (offers, described) = detect(&claimed, Path::new("/sys/dev/block"));
+        let mut remarks = claimed.remarks().to_vec();
+        remarks.push(format!("{}: {} MiB, {described}", path.display(), claimed.bytes() >> 20));
+        Ok(Self { claimed, path: path.to_owned(), offers, remarks })
+    }
+
+    /// Bytes that may be used.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.claimed.bytes()
+    }
+
+    /// What it was named.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How it is used, for logs.
+    #[must_use]
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
+    }
+
+    pub(super) const fn claimed(&self) -> &ClaimedFile {
+        &self.claimed
+    }
+}
+
+/// A contiguous part of a device.
+#[derive(Clone, Debug)]
+pub struct Part {
+    pub(super) ssd: Arc<Ssd>,
+    pub(super) start: u64,
+    pub(super) bytes: u64,
+}
+
+impl Part {
+    /// One of `of` equal parts.
+    ///
+    /// # Panics
+    /// When there are not so many parts.
+    #[must_use]
+    pub fn new(ssd: &Arc<Ssd>, which: u64, of: u64) -> Self {
+        assert!(which < of, "part {which} of {of}");
+        let bytes = if of == 1 { ssd.bytes() } else { ssd.bytes() / of / PART_BYTES * PART_BYTES };
+        Self { ssd: Arc::clone(ssd), start: which * bytes, bytes }
+    }
+
+    /// Its length.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What the device offers.
+    #[must_use]
+    pub fn offers(&self) -> Offers {
+        self.ssd.offers
+    }
+
+    /// What the whole was named.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.ssd.path()
+    }
+}
+
+/// What the kernel says of the device, below the directory of devices by number.
+fn detect(claimed: &ClaimedFile, root: &Path) -> (Offers, String) {
+    let (major, minor) = claimed.device();
+    let device = root.join(format!("{major}:{minor}"));
+    // A partition's queue is that of the whole device, one directory up.
+    let queues = [device.join("queue"), device.join("../queue")];
+    let queue = queues.iter().find(|queue| queue.is_dir());
+    let says = |name: &str| {
+        let text = fs::read_to_string(queue?.join(name)).ok()?;
+        Some(text.trim().to_owned())
+    };
+    let is_one = |name: &str| says(name).as_deref() == Some("1");
+    let direct = claimed.file().direct().is_ok();
+    let offers = Offers {
+        polling: direct && is_one("io_poll"),
+        // In a file, a durable write may have to commit the file system's journal too.
+        durable_writes: direct && claimed.is_device() && is_one("fua"),
+    };
+    let io = if direct { "direct I/O" } else { "through the page cache" };
+    let polling = if offers.polling { "completions polled" } else { "completions by interrupt" };
+    let durable = if offers.durable_writes { "durable by FUA" } else { "durable by fdatasync" };
+    let cache = says("write_cache").unwrap_or_else(|| "unknown".to_owned());
+    (offers, format!("io_uring, {io}, {polling}, {durable}, write cache {cache}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_device_offers_is_read_from_its_queue() {
+        let name = format!("kvplane-detect-{}", std::process::id());
+        let root = std::env::current_exe().expect("a path").with_file_name(name);
+        let file = root.join("file");
+        fs::create_dir_all(&root).expect("a directory");
+        let claimed = ClaimedFile::open(&file, Some(1 << 20)).expect("a file");
+        let (none, described) = detect(&claimed, &root);
+        assert_eq!(none, Offers::default());
+        assert!(described.contains("write cache unknown"), "{described}");
+        let (major, minor) = claimed.device();
+        let queue = root.join(format!("{major}:{minor}/queue"));
+        fs::create_dir_all(&queue).expect("a directory");
+        for (name, text) in [("io_poll", "1\n"), ("fua", "1\n"), ("write_cache", "write back\n")] {
+            fs::write(queue.join(name), text).expect("written");
+        }
+        let (offers, described) = detect(&claimed, &root);
+        let direct = claimed.file().direct().is_ok();
+        assert_eq!(offers, Offers { polling: direct, durable_writes: false }, "a file: no FUA");
+        assert!(described.ends_with("durable by fdatasync, write cache write back"), "{described}");
+        drop(claimed);
+        fs::remove_dir_all(&root).expect("removed");
+    }
+}

@@ -1,0 +1,307 @@
+//! The driver under a real tier, on real files.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::{NodeId, ShardId, Version};
+use kvplane_sys::{HugePages, Region, RegionOptions};
+use kvplane_tier::{
+    Ack, Event, Get, Identity, Memory, Miss, OpenOptions, Output, Put, PutError, Span, Tier, TierConfig, Token,
+};
+
+use super::*;
+
+const FILE_BYTES: u64 = 48 << 20;
+const POOL_BYTES: usize = 16 << 20;
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let name = format!("kvplane-nvme-{name}-{}", std::process::id());
+        // Beside the build: a real file system where direct I/O is likely to work.
+        Self(std::env::current_exe().expect("a path").with_file_name(name))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn region(bytes: usize) -> Arc<Region> {
+    let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("nvme-test", bytes) };
+    Region::allocate(&options).expect("memory")
+}
+
+/// A byte that follows from its object and its place.
+fn pattern(object: u128, at: usize) -> u8 {
+    let word = (object as u64).wrapping_add(at as u64 / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31);
+    (word >> (8 * (at % 8))) as u8
+}
+
+fn bytes_of(object: u128, bytes: u32) -> Vec<u8> {
+    (0..bytes as usize).map(|at| pattern(object, at)).collect()
+}
+
+struct Bed {
+    tier: Tier,
+    nvme: Nvme,
+    pool: Arc<Region>,
+    events: Vec<Event>,
+}
+
+impl Bed {
+    fn open(scratch: &Scratch, polling: bool) -> Self {
+        let ssd = Arc::new(Ssd::open(&scratch.0, Some(FILE_BYTES)).expect("a file"));
+        let part = Part::new(&ssd, 0, 1);
+        let config = TierConfig { group_delay_ns: 0, ..TierConfig::for_device(part.bytes(), 4096) };
+        let pool = region(POOL_BYTES);
+        let memory = TierMemory::new(Arc::clone(&pool), region(config.staging_bytes() as usize));
+        let identity = Identity { cluster: 1, node: NodeId(2), shard: ShardId(3) };
+        let options = OpenOptions { identity, expected_uuid: None, format_blank: Some(7) };
+        let tier = Tier::open(config, options).expect("a tier");
+        let nvme = Nvme::with(part, memory, polling).expect("rings");
+        let mut bed = Self { tier, nvme, pool, events: Vec::new() };
+        assert!(matches!(bed.until(|event| matches!(event, Event::Opened { .. })), Event::Opened { .. }));
+        bed
+    }
+
+    fn round(&mut self) {
+        while let Some(output) = self.tier.poll_output(cpu::monotonic_ns(), self.nvme.memory()) {
+            match output {
+                Output::Block(op) => self.nvme.start(op),
+                Output::Event(event) => self.events.push(event),
+            }
+        }
+        self.nvme.flush().expect("a ring");
+        self.nvme.poll().expect("a ring");
+        while let Some((id, result)) = self.nvme.poll_done() {
+            self.tier.complete(cpu::monotonic_ns(), id, result, self.nvme.memory());
+        }
+    }
+
+    fn until(&mut self, wanted: impl Fn(&Event) -> bool) -> Event {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(at) = self.events.iter().position(&wanted) {
+                return self.events.remove(at);
+            }
+            self.round();
+            assert!(Instant::now() < until, "waited in vain: {:?}, {:?}", self.events, self.nvme.take_problem());
+        }
+    }
+
+    fn put(&mut self, object: u128, bytes: u32, ack: Ack) -> Event {
+        self.pool.copy_in(0, &bytes_of(object, bytes));
+        let token = Token(object as u64);
+        let put = Put {
+            digest: Digest(object),
+            key: b"key",
+            version: Version(object as u64),
+            payload: Span::pool(0, bytes),
+            checksum: None,
+            pinned: false,
+            ack,
+            token,
+        };
+        let until = Instant::now() + Duration::from_secs(60);
+        let accepted = loop {
+            match self.tier.put(cpu::monotonic_ns(), &put, self.nvme.memory()) {
+                Err(PutError::Busy) if Instant::now() < until => self.round(),
+                taken => break taken.expect("taken"),
+            }
+        };
+        if accepted.lent {
+            self.until(|event| *event == Event::Released { token });
+        }
+        self.until(|event| match event {
+            Event::Stored { token: of, .. } | Event::StoreFailed { token: of, .. } => *of == token,
+            _ => false,
+        })
+    }
+
+    /// The object's bytes, checked against what they must be.
+    fn get(&mut self, object: u128, bytes: u32) -> Result<(), Miss> {
+        let token = Token(object as u64);
+        self.pool.copy_in(4096, &vec![0; bytes as usize]);
+        let destination = Span::pool(4096, bytes);
+        let get = Get { digest: Digest(object), destination, priority: Priority::Get, token };
+        self.tier.get(&get).expect("known");
+        match self.until(|event| matches!(event, Event::Got { .. } | Event::Missed { .. })) {
+            Event::Missed { miss, .. } => Err(miss),
+            _ => {
+                let mut got = vec![0; bytes as usize];
+                self.nvme.memory().read(destination, &mut got);
+                assert!(got == bytes_of(object, bytes), "wrong bytes of {object}");
+                Ok(())
+            }
+        }
+    }
+}
+
+const SIZES: [u32; 8] = [1, 4096, 5000, 32 << 10, (32 << 10) + 1, 100_000, 1 << 20, (1 << 20) + 4097];
+
+fn fill(bed: &mut Bed, ack: Ack) {
+    for (object, bytes) in SIZES.iter().enumerate() {
+        let stored = bed.put(object as u128, *bytes, ack);
+        assert_eq!(stored, Event::Stored { token: Token(object as u64), ack });
+    }
+}
+
+fn there(bed: &mut Bed) {
+    for (object, bytes) in SIZES.iter().enumerate() {
+        assert_eq!(bed.get(object as u128, *bytes), Ok(()), "object {object}");
+    }
+}
+
+#[test]
+fn what_was_put_is_there_now_and_after_a_restart_without_any_goodbye() {
+    let scratch = Scratch::new("restart");
+    let mut bed = Bed::open(&scratch, false);
+    println!("{:?} {:?}", bed.nvme.part.ssd.remarks(), bed.nvme.remarks());
+    fill(&mut bed, Ack::Buffered);
+    there(&mut bed);
+    drop(bed);
+    for _ in 0..3 {
+        let mut bed = Bed::open(&scratch, false);
+        bed.until(|event| matches!(event, Event::Recovered(_)));
+        there(&mut bed);
+    }
+}
+
+#[test]
+fn durable_means_flushed_and_flushes_are_timed() {
+    let scratch = Scratch::new("durable");
+    let mut bed = Bed::open(&scratch, false);
+    let before = bed.nvme.counters().flush_latency.count;
+    fill(&mut bed, Ack::Durable);
+    let counters = bed.nvme.counters();
+    assert!(counters.flush_latency.count > before && counters.flush_latency.most_ns > 0);
+    there(&mut bed);
+    let counters = bed.nvme.counters();
+    assert!(counters.read_bytes >= u64::from(SIZES.iter().sum::<u32>()), "{counters:?}");
+    assert_eq!(counters.get_latency.count, counters.reads.min(counters.get_latency.count));
+    assert!(counters.priorities.iter().all(|priority| priority.failed == 0 && priority.in_flight == 0));
+}
+
+#[test]
+fn a_device_that_refuses_polling_is_used_without() {
+    let scratch = Scratch::new("polling");
+    let mut bed = Bed::open(&scratch, true);
+    fill(&mut bed, Ack::Buffered);
+    there(&mut bed);
+    let counters = bed.nvme.counters();
+    if bed.nvme.polling {
+        println!("skipped: the refusal: this device lets completions be polled for ({} were)", counters.polled);
+        assert!(counters.polled > 0);
+    } else {
+        assert!(bed.nvme.remarks().iter().any(|remark| remark.contains("refuses polling")), "{:?}", bed.nvme.remarks());
+    }
+}
+
+#[test]
+fn flipped_bits_on_the_device_are_misses_never_wrong_bytes() {
+    use std::os::unix::fs::FileExt;
+    let scratch = Scratch::new("flipped");
+    let mut bed = Bed::open(&scratch, false);
+    fill(&mut bed, Ack::Durable);
+    let file = std::fs::File::options().read(true).write(true).open(&scratch.0).expect("the file");
+    let wanted = bytes_of(6, 1 << 20);
+    let mut whole = vec![0; FILE_BYTES as usize];
+    file.read_exact_at(&mut whole, 0).expect("read");
+    let at = whole.chunks(4096).position(|block| *block == wanted[8192..12288]).expect("the object's bytes");
+    file.write_all_at(&[!wanted[8192]], at as u64 * 4096).expect("written");
+    file.sync_all().expect("synced");
+    assert_eq!(bed.get(6, 1 << 20), Err(Miss::Damaged));
+    assert!(bed.tier.locate(Digest(6)).is_none(), "it is not found again");
+    assert_eq!(bed.get(5, 100_000), Ok(()), "the others are whole");
+}
+
+#[test]
+fn a_file_that_was_cut_gives_errors_not_bytes() {
+    let scratch = Scratch::new("cut");
+    let mut bed = Bed::open(&scratch, false);
+    fill(&mut bed, Ack::Durable);
+    let file = std::fs::File::options().write(true).open(&scratch.0).expect("the file");
+    file.set_len(4096).expect("cut");
+    assert_eq!(bed.get(6, 1 << 20), Err(Miss::Fault(Fault::Io)));
+    let problem = bed.nvme.take_problem().expect("it is said");
+    assert!(problem.contains("only 0 bytes were moved"), "{problem}");
+    assert_eq!(bed.tier.stats().read_faults, 1);
+}
+
+#[test]
+fn gets_pass_what_is_queued_before_them() {
+    let scratch = Scratch::new("priority");
+    let mut bed = Bed::open(&scratch, false);
+    fill(&mut bed, Ack::Buffered);
+    // Far more background reads than its depth, as a recovery makes them, then one get.
+    let template = block_op(&mut bed, 6);
+    let depth = DEPTHS[Priority::Background as usize];
+    for _ in 0..8 * depth {
+        bed.nvme.start(BlockOp { priority: Priority::Background, ..template });
+    }
+    bed.nvme.start(template);
+    bed.nvme.flush().expect("a ring");
+    let counters = bed.nvme.counters();
+    let (get, background) = (counters.priorities[0], counters.priorities[Priority::Background as usize]);
+    assert_eq!((get.in_flight, get.queued), (1, 0));
+    assert_eq!((background.in_flight, background.queued), (depth as u64, 7 * depth as u64));
+    while !bed.nvme.is_idle() {
+        bed.nvme.flush().expect("a ring");
+        bed.nvme.poll().expect("a ring");
+        while let Some((_, result)) = bed.nvme.poll_done() {
+            assert_eq!(result, Ok(template.bytes));
+        }
+    }
+}
+
+/// The operation by which an object is read.
+fn block_op(bed: &mut Bed, object: u128) -> BlockOp {
+    let get = Get {
+        digest: Digest(object),
+        destination: Span::pool(4096, SIZES[6]),
+        priority: Priority::Get,
+        token: Token(0),
+    };
+    while !bed.tier.is_idle() {
+        bed.round();
+    }
+    bed.tier.get(&get).expect("known");
+    match bed.tier.poll_output(cpu::monotonic_ns(), bed.nvme.memory()) {
+        Some(Output::Block(op)) => op,
+        other => panic!("no operation but {other:?}"),
+    }
+}
+
+#[test]
+fn an_operation_outside_the_part_is_refused() {
+    let scratch = Scratch::new("outside");
+    let mut bed = Bed::open(&scratch, false);
+    fill(&mut bed, Ack::Buffered);
+    let op = block_op(&mut bed, 6);
+    bed.nvme.start(BlockOp { offset: FILE_BYTES - 4096, ..op });
+    assert_eq!(bed.nvme.poll_done(), Some((op.id, Err(Fault::Io))));
+    assert!(bed.nvme.take_problem().expect("it is said").contains("outside a part"));
+    assert!(bed.nvme.end(Duration::from_secs(10)));
+}
+
+#[test]
+fn errors_of_the_kernel_are_told_apart_by_what_follows_from_them() {
+    use kvplane_sys::errno;
+    for (error, fault) in [
+        (errno::ENOSPC, Fault::NoSpace),
+        (errno::EDQUOT, Fault::NoSpace),
+        (errno::EROFS, Fault::ReadOnly),
+        (errno::EBADF, Fault::ReadOnly),
+        (errno::ENODEV, Fault::Gone),
+        (errno::EAGAIN, Fault::Io),
+        (errno::EOPNOTSUPP, Fault::Io),
+    ] {
+        assert_eq!(fault_of(&io::Error::from_raw_os_error(error)), fault, "{error}");
+    }
+}

@@ -1,0 +1,76 @@
+//! Ranges of segments: once a write is done, nothing that its client asked for earlier, and that is over, is found in
+//! its place.
+//!
+//! Each client has cells of its own in each shard's segment. Who wrote a cell follows from its bytes. A cell says
+//! something when its newest write is done and all others to it were over before that one began: then it has exactly
+//! that one's bytes, from then on. Between writes that were open together, no order is promised.
+
+use kvplane_proto::Digest;
+
+use super::{Checked, Rule, broken};
+use crate::world::pattern;
+
+/// What the bytes of segments follow from, with the number of the write.
+pub(crate) const OF_SEGMENTS: Digest = Digest(0x5e60);
+/// Cells that each client has in a segment.
+pub(crate) const CELLS: usize = 4;
+
+struct Write {
+    life: usize,
+    first: usize,
+    cells: usize,
+    begun: u64,
+    over: Option<u64>,
+    done: bool,
+}
+
+/// All writes to segments.
+pub(crate) struct Segments {
+    writes: Vec<Write>,
+    cell_bytes: usize,
+    tick: u64,
+}
+
+impl Segments {
+    pub(crate) const fn new(object_bytes: u64) -> Self {
+        Self { writes: Vec::new(), cell_bytes: object_bytes as usize / CELLS, tick: 0 }
+    }
+
+    pub(crate) const fn cell_bytes(&self) -> usize {
+        self.cell_bytes
+    }
+
+    /// A client asks for these cells to be written; the write's number.
+    pub(crate) fn begin(&mut self, life: usize, first: usize, cells: usize) -> usize {
+        self.tick += 1;
+        self.writes.push(Write { life, first, cells, begun: self.tick, over: None, done: false });
+        self.writes.len() - 1
+    }
+
+    /// It is over; the life and the cells that it was for.
+    pub(crate) fn end(&mut self, write: usize, done: bool) -> (usize, core::ops::Range<usize>) {
+        self.tick += 1;
+        let entry = &mut self.writes[write];
+        (entry.over, entry.done) = (Some(self.tick), done);
+        (entry.life, entry.first..entry.first + entry.cells)
+    }
+
+    /// Whether what is in a cell may be there.
+    pub(crate) fn check(&self, life: usize, cell: usize, segment: &[u8]) -> Checked {
+        let covers = |write: &Write| write.life == life && (write.first..write.first + write.cells).contains(&cell);
+        let mut all = self.writes.iter().enumerate().filter(|(_, write)| covers(write)).rev();
+        let Some((number, newest)) = all.next().filter(|(_, newest)| newest.done) else { return Ok(()) };
+        if !all.all(|(_, older)| older.over.is_some_and(|over| over < newest.begun)) {
+            return Ok(());
+        }
+        let mut wanted = vec![0; newest.cells * self.cell_bytes];
+        pattern::fill(OF_SEGMENTS, number, &mut wanted);
+        let from = (cell - newest.first) * self.cell_bytes;
+        let found = &segment[cell * self.cell_bytes..(cell + 1) * self.cell_bytes];
+        if found == &wanted[from..from + self.cell_bytes] {
+            return Ok(());
+        }
+        let what = format!("life {life}, cell {cell}: not the bytes of write {number}, the newest, which is done");
+        Err(broken(Rule::Bytes, what))
+    }
+}

@@ -1,0 +1,114 @@
+//! Segments: each shard serves one, clients write their own cells of it, over streams or, on the same host, by
+//! themselves.
+
+use std::net::SocketAddr;
+
+use kvplane_proto::client::{LaneId, Local, PeerAddress, PeerKind, SegmentTarget, SliceId};
+use kvplane_proto::ids::{Incarnation, NodeId, SegmentId, ShardId};
+use kvplane_store::service::{SegmentInfo, Service};
+
+use super::World;
+use super::check::memory::Loan;
+use super::check::segments::{CELLS, OF_SEGMENTS};
+use super::check::{Rule, broken};
+use super::results::{Asked, What};
+use super::scenario::{MS, Scenario};
+
+/// Bytes of each shard's segment.
+pub(crate) const fn segment_bytes(scenario: &Scenario) -> u64 {
+    scenario.clients as u64 * (scenario.object_bytes / CELLS as u64 * CELLS as u64)
+}
+
+/// Registers a shard's segment.
+pub(crate) fn register(service: &mut Service, bytes: u64) -> SegmentId {
+    let info = SegmentInfo { address: 1 << 40, bytes, writable: true, shareable: true, remote_accessible: true };
+    service.register(info).expect("the first segment")
+}
+
+impl World {
+    /// A user writes some of its cells on some shard, with a deadline short or long.
+    pub(crate) fn write_cells(&mut self, client: usize) {
+        let rng = &mut self.streams.segments;
+        let (node, shard) = (rng.below(self.nodes.len() as u64) as usize, rng.below(u64::from(self.scenario.shards)));
+        let first = rng.below(CELLS as u64) as usize;
+        let cells = 1 + rng.below((CELLS - first) as u64) as usize;
+        let most_ns = if rng.chance(0.5) { 20 * MS } else { 1000 * MS };
+        let deadline_ns = self.now_ns + MS + rng.below(most_ns);
+        let Some(&life) = self.nodes[node].shards.get(shard as usize) else { return };
+        let address = self.address_for(client, life, node, shard as u16);
+        let bytes = (cells * self.segments.cell_bytes()) as u64;
+        let at = client * CELLS + first;
+        let write = self.segments.begin(life, at, cells);
+        let Ok(Some(offset)) = self.clients[client].memory.lend(Loan::Put { write, bytes }, OF_SEGMENTS) else {
+            self.segments.end(write, false);
+            return;
+        };
+        let target = SegmentTarget {
+            peer: self.clients[client].client.open_peer(address),
+            segment: self.lives[life].segment_id,
+            offset: (at * self.segments.cell_bytes()) as u64,
+            shareable: true,
+        };
+        let asked = Asked { key: 0, what: What::Write { write, bytes, target }, offset: Some(offset) };
+        self.submit(client, vec![asked], deadline_ns);
+    }
+
+    fn address_for(&self, client: usize, life: usize, node: usize, shard: u16) -> PeerAddress {
+        let member = self.nodes[node].member(node, self.scenario.shards);
+        let tcp: SocketAddr = self.lives[life].address;
+        let here = member.host == format!("host-{}", client % self.scenario.hosts);
+        PeerAddress {
+            kind: PeerKind::Native,
+            node: NodeId(member.node.0),
+            incarnation: Incarnation(member.incarnation.0),
+            shard: ShardId(shard),
+            tcp,
+            shm: member.shards[usize::from(shard)].shm.clone().filter(|_| here),
+        }
+    }
+
+    /// Bytes come into a segment, by whomever.
+    pub(crate) fn land(&mut self, life: usize, offset: u64, bytes: &[u8]) {
+        let (from, cell_bytes) = (offset as usize, self.segments.cell_bytes());
+        self.lives[life].segment[from..from + bytes.len()].copy_from_slice(bytes);
+        let cells = from / cell_bytes..(from + bytes.len()).div_ceil(cell_bytes);
+        self.check_cells(life, cells);
+    }
+
+    fn check_cells(&mut self, life: usize, mut cells: core::ops::Range<usize>) {
+        let segment = &self.lives[life].segment;
+        let checked = cells.try_for_each(|cell| self.segments.check(life, cell, segment));
+        self.require(checked);
+    }
+
+    /// A client copies into a mapped segment.
+    pub(crate) fn copy_segment(&mut self, index: usize, lane: LaneId, slice: SliceId, offset: u64, local: Local) {
+        let connection = self.clients[index].lanes.get(&lane);
+        let Some(life) = connection.and_then(|index| self.connections.get(index)).map(|connection| connection.life)
+        else {
+            self.violate(broken(
+                Rule::Protocol,
+                format!("client {index} copies over {lane:?}, which is not connected"),
+            ));
+            return;
+        };
+        match self.clients[index].memory.read(local.offset, local.bytes).map(<[u8]>::to_vec) {
+            Ok(bytes) => self.land(life, offset, &bytes),
+            Err(violation) => self.violate(violation),
+        }
+        self.clients[index].client.copied(lane, slice, Ok(0), self.now_ns);
+    }
+
+    /// A write of cells is over.
+    pub(crate) fn cells_written(&mut self, write: usize, done: bool) {
+        let (life, cells) = self.segments.end(write, done);
+        self.check_cells(life, cells);
+    }
+
+    /// What is there at the end is what was written last.
+    pub(crate) fn check_segments(&mut self) {
+        for life in 0..self.lives.len() {
+            self.check_cells(life, 0..self.scenario.clients * CELLS);
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! The SSD under a node: what was put outlives the process that is killed, what was removed stays gone, and whatever
+//! happens to the bytes on the device, none of them is ever given for another.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kvplane::{Client, ClientConfig};
+use kvplane_tools::pattern;
+
+use crate::counted::sum;
+use crate::support::{Process, Way, Workplace, http_get, text, wait_until};
+
+/// How much the device has in these tests.
+const SSD: &str = "128M";
+
+/// Packed ones, extents, whole blocks and odd ends, one and several checksums.
+const SIZES: [usize; 8] = [1, 100, 4096, 20_000, 32 << 10, 100_001, 300_000, 1 << 20];
+
+fn size_of(key: u64) -> usize {
+    SIZES[key as usize % SIZES.len()]
+}
+
+fn value(key: u64) -> Vec<u8> {
+    let mut bytes = vec![0; size_of(key)];
+    pattern::fill(key, 0, &mut bytes);
+    bytes
+}
+
+fn name(key: u64) -> String {
+    format!("object-{key}")
+}
+
+struct Bed {
+    place: Workplace,
+    more: Vec<String>,
+}
+
+impl Bed {
+    fn new(name: &str, more: &[&str]) -> Self {
+        let place = Workplace::new(name);
+        let ssd = format!("{}:{SSD}", text(&place.path("ssd")));
+        let mut all = vec!["--ssd".to_owned(), ssd, "--metrics-port".to_owned(), "0".to_owned()];
+        all.extend(more.iter().map(|word| (*word).to_owned()));
+        Self { place, more: all }
+    }
+
+    fn start(&self) -> Process {
+        let more: Vec<&str> = self.more.iter().map(String::as_str).collect();
+        self.place.dev("16M", &[&["--shards", "1"], &more[..]].concat())
+    }
+
+    fn client(&self, way: Way) -> Client {
+        let config = ClientConfig { deadline: Duration::from_secs(5), ..self.place.client_config(way) };
+        Client::connect(&config).unwrap()
+    }
+}
+
+fn counted(dev: &Process, family: &str) -> f64 {
+    let address = dev.address("counters of the shards on http://");
+    sum(&http_get(address, "/metrics").1, family, "shard")
+}
+
+fn recovered(dev: &Process) {
+    let all = wait_until(|| (counted(dev, "kvplane_tier_recovered") == 1.0).then_some(()));
+    assert!(all.is_some(), "recovery does not end: {:?}", dev.said());
+}
+
+/// Whether the object is there; with its own bytes, if it is.
+fn is_there(client: &mut Client, key: u64) -> bool {
+    let Some(got) = client.get(name(key).as_bytes()).unwrap() else { return false };
+    assert_eq!(got.len(), size_of(key), "object {key}");
+    pattern::check(key, 0, &got).unwrap_or_else(|mismatch| panic!("wrong bytes of object {key}: {mismatch}"));
+    true
+}
+
+#[test]
+fn a_killed_node_has_its_objects_again_and_what_was_removed_stays_gone() {
+    let bed = Bed::new("killed", &["--ssd-ack", "buffered"]);
+    let mut dev = bed.start();
+    for (part, way) in Way::BOTH.into_iter().enumerate() {
+        let mut client = bed.client(way);
+        for key in (part as u64..48).step_by(2) {
+            client.put(name(key).as_bytes(), &value(key)).unwrap();
+        }
+        for key in (part as u64..48).step_by(10) {
+            assert!(client.remove(name(key).as_bytes()).unwrap());
+            assert!(!client.remove(name(key).as_bytes()).unwrap(), "once");
+        }
+    }
+    dev.kill();
+    for _ in 0..2 {
+        let mut dev = bed.start();
+        recovered(&dev);
+        for way in Way::BOTH {
+            let mut client = bed.client(way);
+            for key in 0..48 {
+                let removed = key % 10 < 2;
+                assert_eq!(client.exists(name(key).as_bytes()).unwrap(), !removed, "object {key}");
+                assert_eq!(client.size(name(key).as_bytes()).unwrap(), (!removed).then_some(size_of(key) as u64));
+                assert_eq!(is_there(&mut client, key), !removed, "object {key} over {}", way.name());
+            }
+            let names: Vec<String> = (0..48).map(name).collect();
+            let found = client.batch_exists(&names).unwrap();
+            assert_eq!(found.iter().filter(|there| **there).count(), 38);
+        }
+        assert!(counted(&dev, "kvplane_tier_hits_total") >= 1.0);
+        dev.kill();
+    }
+}
+
+/// Writes and removes until the node is dead; says what it was promised.
+fn work(bed: &Bed, way: Way, first: u64, stop: &AtomicBool) -> BTreeMap<u64, Option<bool>> {
+    let mut client = bed.client(way);
+    let mut promised = BTreeMap::new();
+    for key in first.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        promised.insert(key, None);
+        if client.put(name(key).as_bytes(), &value(key)).is_err() {
+            break;
+        }
+        promised.insert(key, Some(true));
+        if key % 3 == 0 {
+            promised.insert(key, None);
+            if client.remove(name(key).as_bytes()).is_err() {
+                break;
+            }
+            promised.insert(key, Some(false));
+        }
+        // What is read meanwhile is right too.
+        if key > first && key % 7 == 0 && client.get(name(key - 1).as_bytes()).is_err() {
+            break;
+        }
+    }
+    promised
+}
+
+#[test]
+fn kills_under_load_lose_nothing_that_was_promised() {
+    let bed = Bed::new("kills", &["--ssd-ack", "buffered"]);
+    let mut promised: BTreeMap<u64, Option<bool>> = BTreeMap::new();
+    for round in 0..6u64 {
+        let mut dev = bed.start();
+        recovered(&dev);
+        let mut client = bed.client(Way::Tcp);
+        for (key, state) in &mut promised {
+            let there = is_there(&mut client, *key);
+            assert!(state.is_none_or(|state| state == there), "object {key} was {state:?} and is {there}");
+            // What was not promised is settled now.
+            *state = Some(there);
+        }
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = Way::BOTH
+                .into_iter()
+                .enumerate()
+                .map(|(at, way)| {
+                    let (bed, stop) = (&bed, &stop);
+                    scope.spawn(move || work(bed, way, (round * 2 + at as u64) * 10_000, stop))
+                })
+                .collect();
+            // Until there is something to lose, and a little more.
+            let some = wait_until(|| (counted(&dev, "kvplane_tier_writes_total") >= 20.0).then_some(()));
+            assert!(some.is_some(), "nothing is written");
+            std::thread::sleep(Duration::from_millis(7 * round));
+            dev.kill();
+            stop.store(true, Ordering::Relaxed);
+            workers.into_iter().for_each(|worker| promised.extend(worker.join().unwrap()));
+        });
+    }
+    let kept = promised.values().filter(|state| **state == Some(true)).count();
+    assert!(kept >= 20, "{kept} objects were promised");
+}
+
+#[test]
+fn damage_on_the_device_is_a_miss_and_never_wrong_bytes() {
+    let bed = Bed::new("damage", &["--ssd-ack", "durable"]);
+    let mut dev = bed.start();
+    let mut client = bed.client(Way::Tcp);
+    for key in 0..64 {
+        client.put(name(key).as_bytes(), &value(key)).unwrap();
+    }
+    drop(client);
+    dev.kill();
+    flip(&bed.place.path("ssd"));
+    let dev = bed.start();
+    recovered(&dev);
+    let mut lost = 0;
+    for way in Way::BOTH {
+        let mut client = bed.client(way);
+        lost = (0..64).filter(|key| !is_there(&mut client, *key)).count();
+    }
+    assert!((1..64).contains(&lost), "{lost} of 64 are lost");
+    // What is lost can be put again.
+    let mut client = bed.client(Way::Shm);
+    for key in 0..64 {
+        if !is_there(&mut client, key) {
+            client.put(name(key).as_bytes(), &value(key)).unwrap();
+        }
+        assert!(is_there(&mut client, key), "object {key}");
+    }
+}
+
+/// Flips a bit in every 1.5 MiB or so of what was written, but not in the superblocks.
+fn flip(path: &Path) {
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    let (mut at, mut block) = (1 << 20, vec![0; 4096]);
+    while at + 4096 <= bytes {
+        file.read_exact_at(&mut block, at).unwrap();
+        if block.iter().any(|byte| *byte != 0) {
+            block[(at / 4096 % 4096) as usize] ^= 0x10;
+            file.write_all_at(&block, at).unwrap();
+        }
+        at += 1_572_864 + 4096;
+    }
+    file.sync_all().unwrap();
+}
+
+#[test]
+fn much_more_than_memory_holds_is_served_by_every_policy() {
+    for more in [
+        ["--ssd-write", "through", "--ssd-promote", "1"],
+        ["--ssd-write", "through", "--ssd-promote", "2"],
+        ["--ssd-write", "back", "--ssd-promote", "1"],
+    ] {
+        let bed = Bed::new("much", &more);
+        let mut dev = bed.start();
+        // Three times the memory, and less than the device.
+        let keys: Vec<u64> = (0..256).collect();
+        let way = |key: u64| Way::BOTH[key as usize % 2];
+        let mut clients = Way::BOTH.map(|way| bed.client(way));
+        for key in &keys {
+            let client = &mut clients[usize::from(way(*key) == Way::Tcp)];
+            // Memory that waits to be written makes puts wait, where they must be written.
+            client.put(name(*key).as_bytes(), &value(*key)).unwrap();
+            if more[1] == "through" && key % 8 == 7 {
+                let idle = wait_until(|| (counted(&dev, "kvplane_tier_backlog_objects") == 0.0).then_some(()));
+                assert!(idle.is_some(), "what waits is written");
+            }
+        }
+        for client in &mut clients {
+            let there = keys.iter().filter(|key| is_there(client, **key)).count();
+            assert_eq!(there, keys.len(), "{more:?}");
+        }
+        assert!(counted(&dev, "kvplane_tier_hits_total") > 0.0);
+        assert_eq!(counted(&dev, "kvplane_tier_misses_total"), 0.0);
+        drop(clients);
+        // Told to stop, a node writes what waits.
+        assert!(dev.stop().success());
+        let dev = bed.start();
+        recovered(&dev);
+        let mut client = bed.client(Way::Shm);
+        assert_eq!(keys.iter().filter(|key| is_there(&mut client, **key)).count(), keys.len(), "{more:?}");
+    }
+}
+
+#[test]
+fn what_nobody_asks_for_again_is_not_written_where_that_is_wanted() {
+    let bed = Bed::new("selective", &["--ssd-write", "selective"]);
+    let dev = bed.start();
+    let mut client = bed.client(Way::Tcp);
+    for key in 0..32 {
+        client.put(name(key).as_bytes(), &value(key)).unwrap();
+    }
+    assert!(counted(&dev, "kvplane_tier_writes_total") <= 2.0, "all were put once");
+    (0..32).for_each(|key| assert!(is_there(&mut client, key)));
+    let written = wait_until(|| (counted(&dev, "kvplane_tier_writes_total") >= 32.0).then_some(()));
+    assert!(written.is_some(), "all were asked for");
+}
+
+#[test]
+fn what_somebody_asks_about_is_read_ahead_where_that_is_wanted() {
+    let bed = Bed::new("ahead", &["--ssd-ack", "buffered", "--ssd-prefetch", "40"]);
+    let mut dev = bed.start();
+    let mut client = bed.client(Way::Tcp);
+    for key in 0..16 {
+        client.put(name(key).as_bytes(), &value(key)).unwrap();
+    }
+    drop(client);
+    dev.kill();
+    let dev = bed.start();
+    recovered(&dev);
+    let mut client = bed.client(Way::Shm);
+    let names: Vec<String> = (0..16).map(name).collect();
+    assert!(client.batch_exists(&names).unwrap().into_iter().all(|there| there));
+    let read = wait_until(|| (counted(&dev, "kvplane_shard_objects") == 16.0).then_some(()));
+    assert!(read.is_some(), "all are in memory");
+    assert!((0..16).all(|key| is_there(&mut client, key)));
+    assert_eq!(counted(&dev, "kvplane_tier_prefetches_used_total"), 16.0);
+    assert_eq!(counted(&dev, "kvplane_tier_hits_total"), 0.0, "nobody waited for the SSD");
+}
+
+#[test]
+fn a_device_is_one_nodes_and_says_so() {
+    let bed = Bed::new("owner", &[]);
+    let ssd = bed.place.path("ssd");
+    let path = text(&ssd);
+    let mut dev = bed.start();
+    let other = Workplace::new("stranger");
+    let try_it = |more: &[&str]| other.run(&[&["dev", "--pool", "16M", "--ssd", path], more].concat());
+    try_it(&["--shards", "1"]).failed(1, &["in use by another process"]);
+    assert!(dev.stop().success());
+    try_it(&["--shards", "1"]).failed(1, &["belongs to cluster", "it is not touched"]);
+    let again = |more: &[&str]| bed.place.run(&[&["dev", "--pool", "16M", "--ssd", path], more].concat());
+    again(&["--shards", "1", "--node-id", "9"]).failed(1, &["belongs to node 0x1, not to 0x9"]);
+    again(&["--shards", "2"]).failed(1, &["as many shards and SSDs"]);
+    // Nothing of that touched it.
+    let mut dev = bed.start();
+    assert!(dev.stop().success());
+}
+
+#[test]
+fn a_device_that_does_not_do_is_refused_in_words() {
+    let place = Workplace::new("refused");
+    let refused = |ssd: &str, words: &[&str]| {
+        place.run(&["dev", "--pool", "16M", "--shards", "1", "--ssd", ssd]).failed(1, words);
+    };
+    refused(text(&place.directory), &["is a directory"]);
+    refused(text(&place.path("none")), &["give a size"]);
+    refused(&format!("{}:8M", text(&place.path("small"))), &["8388608 bytes are fewer than the"]);
+    refused(&format!("{}:4000T", text(&place.path("huge"))), &[text(&place.path("huge"))]);
+    let foreign = place.file("foreign", &value(7).repeat(32));
+    refused(text(&foreign), &["holds something else, not a tier"]);
+    let kept = std::fs::read(&foreign).unwrap();
+    assert!(kept == value(7).repeat(32), "it is as it was");
+    assert!(!place.path("small").exists() && !place.path("huge").exists(), "nothing is left behind");
+    place.run(&["node", "--ssd", text(&foreign)]).failed(1, &["give the node a number"]);
+    place.run(&["dev", "--ssd", "x:y"]).failed(2, &["K, M, G or T"]);
+}
+
+#[test]
+fn a_file_system_without_direct_io_works_and_says_so() {
+    let place = Workplace::new("tmpfs");
+    let path = Path::new("/dev/shm").join(format!("kvplane-ssd-{}", std::process::id()));
+    let ssd = format!("{}:64M", text(&path));
+    let dev = place.dev("16M", &["--shards", "1", "--ssd", &ssd, "--ssd-ack", "durable"]);
+    let mut client = place.client(Way::Tcp);
+    for key in 0..32 {
+        client.put(name(key).as_bytes(), &value(key)).unwrap();
+        assert!(is_there(&mut client, key));
+    }
+    let how = dev.wait_for("write cache");
+    println!("{how}");
+    drop(dev);
+    std::fs::remove_file(&path).unwrap();
+}
