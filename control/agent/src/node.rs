@@ -206,6 +206,17 @@ fn unix_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// The directory of Unix sockets, private to the user.
+fn directory_of(config: &NodeConfig) -> Result<RuntimeDirectory, Error> {
+    let directory = match &config.runtime_directory {
+        Some(path) => RuntimeDirectory::at(path),
+        None => RuntimeDirectory::of_user()?,
+    };
+    kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
+    crate::sockets::sweep(directory.path());
+    Ok(directory)
+}
+
 fn start_shards(
     config: &NodeConfig,
     cluster: &str,
@@ -217,12 +228,7 @@ fn start_shards(
     let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;
     check_layout(config, &layout, pool_bytes)?;
     let pacing = config.pacing.unwrap_or(if layout.must_park_at_once() { Pacing::Park } else { Pacing::default() });
-    let directory = match &config.runtime_directory {
-        Some(path) => RuntimeDirectory::at(path),
-        None => RuntimeDirectory::of_user()?,
-    };
-    kvplane_rpc::files::private_directory(directory.path()).map_err(|error| Error::Argument(error.to_string()))?;
-    crate::sockets::sweep(directory.path());
+    let directory = directory_of(config)?;
     let rdma = config.rdma.devices()?;
     let count = layout.shards.len();
     let ssds = Ssds::open(&config.ssds, count, cluster, node, config.tier)?;

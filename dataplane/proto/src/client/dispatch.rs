@@ -95,6 +95,9 @@ impl Client {
         let lane = if next { self.choose(group, ask) } else { None };
         if let Some(lane) = lane {
             self.bind(id, lane);
+            if !ticket.small {
+                self.try_paused(peer.0, number);
+            }
             return;
         }
         let group = &mut self.peers[peer.0 as usize].groups[usize::from(number)];
@@ -302,6 +305,23 @@ impl Client {
                 if wanted == 0 {
                     return;
                 }
+            }
+        }
+    }
+
+    /// Connects the rails whose pause is over, by their first lanes: where the others are so fast that nothing ever
+    /// waits, those would stay alone.
+    fn try_paused(&mut self, peer: u32, number: u8) {
+        let rails = self.peers[peer as usize].groups[usize::from(number)].rails.len();
+        for position in 0..if rails > 1 { rails } else { 0 } {
+            let rail = self.peers[peer as usize].groups[usize::from(number)].rails[position];
+            let entry = &self.rails[rail as usize];
+            let over = entry.rail.health() == crate::sched::Health::Paused && entry.rail.is_hopeful(self.now_ns);
+            if let Some(&lane) = entry.lanes.first()
+                && over
+                && self.lanes[lane as usize].state == Endpoint::Idle
+            {
+                self.connect(lane);
             }
         }
     }

@@ -71,8 +71,8 @@ pub(super) struct EngineFlags {
     #[arg(long = "open_to_network", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     open_to_network: bool,
-    /// Transport to use: tcp, rdma, shm (mapped), cma (copied by the kernel), iouring (files), local (this process);
-    /// without it, the best of those that both sides have.
+    /// Transport to use: tcp, rdma, shm (mapped), cma (copied by the kernel), iouring (files), local (this
+    /// process); without it, the best of those that both sides have.
     #[arg(long = "xport_type", default_value = "", value_parser = values::transport)]
     xport_type: Transport,
     /// The same, as Mooncake's TENT names it.
