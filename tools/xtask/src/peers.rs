@@ -93,7 +93,9 @@ pub fn interop(workspace: &Workspace, arguments: &[String]) -> Result<(), Failur
         eprintln!("interop: skipped: no stock wheel: {failure}");
         return Ok(());
     }
-    process::run(&mut workspace.cargo(&["build", "--release", "--package", "kvplane-tools"]))?;
+    // With the C library, as the release step does: alone it would have other features, and be built once more.
+    let build = ["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-capi"];
+    process::run(&mut workspace.cargo(&build))?;
     let Some(mut command) = in_own_network() else { return Ok(()) };
     command.arg(folder.join("mc/bin/python")).arg(scripts(workspace).join("interop.py")).arg("run");
     command.arg(workspace.release_binary("kvplane")).args(arguments);
