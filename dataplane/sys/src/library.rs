@@ -41,6 +41,12 @@ impl Library {
         NonNull::new(handle).map(|handle| Self { handle }).ok_or_else(last_error)
     }
 
+    /// The address of a function in this version of it; `None` where the library has no such.
+    pub(crate) fn symbol_version(self, name: &CStr, version: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the handle is of a library that is never unloaded; the strings end with a zero byte.
+        NonNull::new(unsafe { libc::dlvsym(self.handle.as_ptr(), name.as_ptr(), version.as_ptr()) })
+    }
+
     /// The address of a function.
     pub(crate) fn symbol(self, name: &CStr) -> Result<NonNull<c_void>, LibraryError> {
         // SAFETY: the handle is of a library that is never unloaded; the name ends with a zero byte.

@@ -5,13 +5,13 @@
 
 use super::error::VerbsError;
 use super::ffi::*;
+use crate::library;
 use libc::{c_int, c_void};
-use std::ffi::{CStr, CString};
-use std::ptr::NonNull;
+use std::ffi::CStr;
 use std::sync::OnceLock;
 
 /// The library's name in every distribution.
-const LIBRARY: &CStr = c"libibverbs.so.1";
+const LIBRARY: &str = "libibverbs.so.1";
 /// The first version with extended contexts, to which most symbols belong.
 const V1_1: &CStr = c"IBVERBS_1.1";
 
@@ -64,12 +64,8 @@ pub(crate) fn library() -> Result<&'static Library, VerbsError> {
     Ok(LOADED.get_or_init(|| library))
 }
 
-fn load(name: &CStr) -> Result<Library, VerbsError> {
-    // SAFETY: opens a library by name; its initialisers are those of rdma-core. It is never closed.
-    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    let Some(handle) = NonNull::new(handle) else {
-        return Err(VerbsError::NoLibrary { detail: last_error() });
-    };
+fn load(name: &str) -> Result<Library, VerbsError> {
+    let handle = library::Library::open(name).map_err(|error| VerbsError::NoLibrary { detail: error.to_string() })?;
     let v1_0 = c"IBVERBS_1.0";
     // SAFETY: each symbol is asked for in the version whose signature stands in the struct.
     unsafe {
@@ -110,13 +106,9 @@ fn load(name: &CStr) -> Result<Library, VerbsError> {
 ///
 /// # Safety
 /// `F` is the type of a function pointer with the symbol's signature in this version.
-unsafe fn find<F: Copy>(handle: NonNull<c_void>, name: &CStr, version: &CStr) -> Option<F> {
+unsafe fn find<F: Copy>(handle: library::Library, name: &CStr, version: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>(), "a function pointer") };
-    // SAFETY: the handle is an open library, the strings end in zero.
-    let symbol = unsafe { libc::dlvsym(handle.as_ptr(), name.as_ptr(), version.as_ptr()) };
-    if symbol.is_null() {
-        return None;
-    }
+    let symbol = handle.symbol_version(name, version)?;
     // SAFETY: `F` is a function pointer of the right signature, by this function's contract.
     Some(unsafe { std::mem::transmute_copy(&symbol) })
 }
@@ -125,20 +117,11 @@ unsafe fn find<F: Copy>(handle: NonNull<c_void>, name: &CStr, version: &CStr) ->
 ///
 /// # Safety
 /// As for `find`.
-unsafe fn need<F: Copy>(handle: NonNull<c_void>, name: &CStr, version: &CStr) -> Result<F, VerbsError> {
+unsafe fn need<F: Copy>(handle: library::Library, name: &CStr, version: &CStr) -> Result<F, VerbsError> {
     // SAFETY: by this function's contract.
     unsafe { find(handle, name, version) }.ok_or_else(|| VerbsError::MissingSymbol {
         symbol: format!("{}@{}", name.to_string_lossy(), version.to_string_lossy()),
     })
-}
-
-fn last_error() -> String {
-    // SAFETY: the text belongs to the C library and is copied before any other call of this thread.
-    let text = unsafe {
-        let text = libc::dlerror();
-        if text.is_null() { CString::default() } else { CStr::from_ptr(text).to_owned() }
-    };
-    text.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -147,14 +130,14 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_an_error_that_names_it() {
-        let Err(error) = load(c"libibverbs-of-another-planet.so.1") else { panic!("there is no such library") };
+        let Err(error) = load("libibverbs-of-another-planet.so.1") else { panic!("there is no such library") };
         let text = error.to_string();
         assert!(text.contains("libibverbs-of-another-planet.so.1") && text.contains("install"), "{text}");
     }
 
     #[test]
     fn another_library_is_not_taken_for_it() {
-        let Err(error) = load(c"libc.so.6") else { panic!("libc has no verbs") };
+        let Err(error) = load("libc.so.6") else { panic!("libc has no verbs") };
         assert!(error.to_string().contains("ibv_open_device@IBVERBS_1.1"), "{error}");
     }
 }
