@@ -78,6 +78,16 @@ fn huge_kib(address: u64) -> u64 {
     lines.find_map(field).expect("a shared mapping")
 }
 
+/// Whether the kernel puts shared pages together, found out without the code that is tested.
+fn kernel_puts_pages_together() -> bool {
+    const MADV_COLLAPSE: libc::c_int = 25;
+    let region = shared("asked", 8 << 20);
+    region.copy_in(0, &[0; 8 << 20]);
+    let start = region.address().next_multiple_of(2 << 20) as *mut libc::c_void;
+    // SAFETY: inside the region, whose contents the advice keeps.
+    unsafe { libc::madvise(start, 2 << 20, MADV_COLLAPSE) == 0 }
+}
+
 #[test]
 fn shared_memory_faulted_in_at_once_gets_huge_pages_where_the_kernel_can() {
     let bytes = (9 << 20) + 4096;
@@ -88,7 +98,10 @@ fn shared_memory_faulted_in_at_once_gets_huge_pages_where_the_kernel_can() {
             (_, PageKind::HugeTlb) => println!("skipped: this machine has reserved huge pages"),
             (HugePages::Never, kind) => assert_eq!((kind, huge_kib(region.address())), (PageKind::Plain, 0)),
             (_, PageKind::TransparentHuge) => assert_eq!(huge_kib(region.address()), 8 << 10),
-            (_, PageKind::Plain) => println!("skipped: this kernel puts no shared pages together"),
+            (_, PageKind::Plain) => {
+                assert!(!kernel_puts_pages_together(), "the kernel can, and was not asked as it should be");
+                println!("skipped: this kernel puts no shared pages together");
+            }
         }
         region.read_with(0, bytes, &mut |_, chunk| assert!(chunk.iter().all(|&b| b == 0)));
     }
