@@ -5,11 +5,21 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};
 use kvplane_sys::IoBuf;
-use kvplane_transport::{Gone, Input, Target};
+use kvplane_transport::{ConnectionId, Gone, Input, Target};
 
 use super::copies::local_buffers;
 use super::roles::{Lent, Link, Role};
 use super::{FRAMES_PER_ROUND, Host};
+
+/// How a host takes input from one of its drivers.
+pub(super) struct Inputs {
+    pub(super) link: fn(ConnectionId) -> Link,
+    /// The next connection that has some.
+    pub(super) next: fn(&mut Host) -> Option<ConnectionId>,
+    pub(super) input: fn(&mut Host, ConnectionId, &mut Vec<u8>) -> Input,
+    /// Has a connection come again.
+    pub(super) again: fn(&mut Host, ConnectionId),
+}
 
 impl Host {
     pub(super) fn accepted(&mut self, link: Link, now_ns: u64) {
@@ -106,10 +116,22 @@ impl Host {
     }
 
     pub(super) fn take_tcp(&mut self) -> bool {
+        self.take_inputs(&Inputs {
+            link: Link::Tcp,
+            next: |host| host.tcp.next_ready(host.now_ns),
+            input: |host, id, scratch| host.tcp.input(id, scratch, host.now_ns),
+            again: |host, id| host.tcp.ready_again(id),
+        })
+    }
+
+    /// Takes what connections of one driver bring, whose payloads follow their frames. Inlined, so that what differs
+    /// between drivers is known where it is called: this runs for every frame.
+    #[inline(always)]
+    pub(super) fn take_inputs(&mut self, driver: &Inputs) -> bool {
         let mut progress = false;
         // Those that use up their share come again in the next round.
         let mut again = Vec::new();
-        while let Some(id) = self.tcp.next_ready(self.now_ns) {
+        while let Some(id) = (driver.next)(self) {
             let mut frames = 0;
             loop {
                 if frames == FRAMES_PER_ROUND {
@@ -117,9 +139,9 @@ impl Host {
                     break;
                 }
                 let mut scratch = core::mem::take(&mut self.scratch);
-                let input = self.tcp.input(id, &mut scratch, self.now_ns);
+                let input = (driver.input)(self, id, &mut scratch);
                 let now_ns = if matches!(input, Input::Wait) { self.now_ns } else { self.arrival_ns() };
-                let more = self.take_input(Link::Tcp(id), &input, &scratch, now_ns);
+                let more = self.take_input((driver.link)(id), &input, &scratch, now_ns);
                 self.scratch = scratch;
                 if !more {
                     break;
@@ -131,7 +153,7 @@ impl Host {
             }
         }
         for id in again {
-            self.tcp.ready_again(id);
+            (driver.again)(self, id);
         }
         progress
     }

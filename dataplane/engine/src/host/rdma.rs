@@ -13,11 +13,12 @@ use kvplane_proto::message::{GetItem, Kind, Operation, ReadItem, decode_items};
 use kvplane_proto::{RequestId, SegmentId, Status};
 use kvplane_sys::verbs::Verbs;
 use kvplane_sys::{Poller, Region};
-use kvplane_transport::{ConnectionId, Gone, Input, Rdma, RdmaCounters, RdmaOptions};
+use kvplane_transport::{ConnectionId, Gone, Rdma, RdmaCounters, RdmaOptions};
 
+use super::Host;
 use super::copies::local_buffer;
+use super::inbound::Inputs;
 use super::roles::{Link, Role};
-use super::{FRAMES_PER_ROUND, Host};
 
 /// RDMA devices for a host.
 #[derive(Clone, Debug)]
@@ -226,32 +227,12 @@ impl Host {
     }
 
     pub(super) fn take_rdma(&mut self) -> bool {
-        let mut progress = false;
-        let mut again = Vec::new();
-        while let Some(id) = self.rdma_work.driver.next_ready() {
-            let mut frames = 0;
-            loop {
-                if frames == FRAMES_PER_ROUND {
-                    again.push(id);
-                    break;
-                }
-                let mut scratch = core::mem::take(&mut self.scratch);
-                let input = self.rdma_work.driver.input(id, &mut scratch);
-                let now_ns = if matches!(input, Input::Wait) { self.now_ns } else { self.arrival_ns() };
-                let more = self.take_input(Link::Rdma(id), &input, &scratch, now_ns);
-                self.scratch = scratch;
-                if !more {
-                    break;
-                }
-                progress = true;
-                frames += 1;
-                self.drain_service();
-            }
-        }
-        for id in again {
-            self.rdma_work.driver.ready_again(id);
-        }
-        progress
+        self.take_inputs(&Inputs {
+            link: Link::Rdma,
+            next: |host| host.rdma_work.driver.next_ready(),
+            input: |host, id, scratch| host.rdma_work.driver.input(id, scratch),
+            again: |host, id| host.rdma_work.driver.ready_again(id),
+        })
     }
 
     /// Unpins memory that has no name any more.
