@@ -68,8 +68,7 @@ impl Batches {
         {
             let parts = entry.parts.read().unwrap_or_else(PoisonError::into_inner);
             for (_, batch) in parts.iter() {
-                let status = batch.poll();
-                if status.ended < status.tasks {
+                if !all_ended(batch) {
                     return Err(code::BATCH_BUSY);
                 }
                 // All its tasks have ended: whoever drives it is about to say that the batch has, too.
@@ -122,6 +121,13 @@ impl Room {
         }
         Ok(TransferStatus { status: status.state as c_int, transferred_bytes: status.transferred_bytes })
     }
+}
+
+/// Whether every task has ended, as [`Room::status`] says it of each: the count of the whole may be a moment behind the
+/// last of them, and who was told of each that it has ended may free the batch.
+fn all_ended(batch: &Batch) -> bool {
+    let status = batch.poll();
+    status.ended == status.tasks || (0..status.tasks).all(|task| batch.task_status(task).state.is_final())
 }
 
 fn request(entry: &Entry) -> Result<TransferRequest, c_int> {

@@ -71,7 +71,7 @@ struct lane {
 static void *hammer(void *argument) {
     struct lane *lane = argument;
     size_t share = WORDS / 8, first = share * (size_t)lane->number;
-    for (uint64_t round = 0; round < 50; round++) {
+    for (uint64_t round = 0; round < 200; round++) {
         size_t from = first + (size_t)(word_at(round, 1) % (share / 2)), count = 1 + word_at(round, 2) % (share / 2);
         struct transfer_request request = {OPCODE_WRITE, source_memory + from, target_segment,
                                            (uint64_t)(uintptr_t)(target_memory + from), count * 8};

@@ -71,7 +71,7 @@ pub struct BatchStatus {
     pub state: TaskState,
     /// Its tasks.
     pub tasks: usize,
-    /// Those of them that have ended.
+    /// Those of them that have ended. What [`Batch::task_status`] says of the last one may be a moment ahead of it.
     pub ended: usize,
     /// Bytes that were moved.
     pub transferred_bytes: u64,
