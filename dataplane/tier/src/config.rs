@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::format::{FIRST_SEGMENT_OFFSET, FooterPage, RECORD_HEADER_BYTES, SUPERBLOCK_IO_BYTES, Shape, UNIT_BYTES};
+use crate::index::DEVICE_BYTES_MOST;
 use crate::ops::PRIORITIES;
 
 /// Alignment of the parts of the staging area.
@@ -27,7 +28,8 @@ pub struct TierConfig {
     pub max_key_bytes: u16,
     /// What addresses of memory must be a multiple of for direct I/O: a power of two up to the block.
     pub memory_align_bytes: u32,
-    /// Payloads of at least so many bytes move without a copy and take whole blocks; shorter ones are packed.
+    /// Payloads of at least so many bytes are written without a copy, in whole blocks. Shorter ones are copied; those
+    /// that fill their blocks to eight ninths have whole blocks too, the others are packed.
     pub extent_bytes: u32,
     /// The most pages of one footer: limits the records of a segment.
     pub footer_pages: u32,
@@ -154,6 +156,13 @@ impl TierConfig {
         }
     }
 
+    /// Whether a payload of so many bytes begins at a block and takes whole blocks, so that it is read with nothing else.
+    #[must_use]
+    pub const fn has_blocks_of_its_own(&self, bytes: u32) -> bool {
+        let padding = bytes.next_multiple_of(self.block_bytes) - bytes;
+        bytes >= self.extent_bytes || padding <= bytes / 8
+    }
+
     /// Bytes of the device that are used.
     #[must_use]
     pub const fn device_bytes(&self) -> u64 {
@@ -180,6 +189,7 @@ impl TierConfig {
             self.segment_bytes / 2 / u64::from(self.footer_page_bytes),
         )?;
         within("segments", self.segments.into(), 4, 1 << 20)?;
+        within("device_bytes", self.device_bytes(), 0, DEVICE_BYTES_MOST)?;
         within("max_key_bytes", self.max_key_bytes.into(), 0, 4_096)?;
         within("extent_bytes", self.extent_bytes.into(), block, self.chunk_bytes.into())?;
         let footer = u64::from(self.footer_pages) * u64::from(self.footer_page_bytes);

@@ -13,7 +13,7 @@ mod segment;
 mod superblock;
 
 pub use footer::{FOOTER_ENTRY_BYTES, FOOTER_HEADER_BYTES, FooterEntry, FooterPage};
-pub use record::{Kind, MAX_CHUNKS, RECORD_HEADER_BYTES, RecordHeader, Shape};
+pub use record::{AWAY_MOST, Kind, MAX_CHUNKS, RECORD_HEADER_BYTES, RecordHeader, Shape};
 pub use segment::{SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader};
 pub use superblock::{SUPERBLOCK_BYTES, Superblock, SuperblockFound};
 
@@ -22,7 +22,7 @@ use core::fmt;
 use kvplane_proto::checksum::frame_checksum;
 
 /// The format that this code reads and writes.
-pub const FORMAT_VERSION: u16 = 1;
+pub const FORMAT_VERSION: u16 = 2;
 /// Records begin at multiples of this.
 pub const UNIT_BYTES: u64 = 64;
 /// Where the two copies of the superblock are.

@@ -1,14 +1,15 @@
 //! From a digest to its record: one open-addressing table of fixed size, entries in place.
 //!
 //! Robin Hood ordering (Celis, 1986) keeps searches for what is absent short; deletion shifts back and leaves no marks.
-//! At most four fifths of the places are in use, so an object on the device costs [`BYTES_PER_OBJECT`] of memory.
+//! At most six sevenths of the places are in use, so an object on the device costs [`BYTES_PER_OBJECT`] of memory.
+//! An entry has the payload's checksum: what is read is checked against memory, whatever stands beside it on the device.
 //! Which records are live follows from this table alone: reclaim asks it about each entry of a footer.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_proto::rng::mix64;
 
-use crate::format::{Kind, Shape};
+use crate::format::{AWAY_MOST, FooterEntry, Kind, Shape, UNIT_BYTES};
 
 /// The most times that a hit is counted.
 pub const MAX_HITS: u8 = 3;
@@ -18,87 +19,144 @@ const EXTENT: u8 = 2;
 const PINNED: u8 = 4;
 const REMOVED: u8 = 8;
 const HITS_SHIFT: u32 = 4;
+const HITS: u8 = 3 << HITS_SHIFT;
 
-/// What is known of a record. The payload's length and flags share words, so that an entry takes 48 bytes.
-#[derive(Clone, Copy, Debug)]
+/// The longest key of which an entry can say the length.
+pub(crate) const KEY_BYTES_MOST: u16 = (1 << 13) - 1;
+/// What an entry can name of a device.
+pub(crate) const DEVICE_BYTES_MOST: u64 = UNIT_BYTES << 40;
+
+/// What is known of a record, in 52 bytes: words of four bytes, so that none are lost to alignment. `place`
+/// has, from the lowest bit on: 40 bits of the head's place in units, 13 of the key's length, 5 of the blocks between
+/// head and payload, 6 flags.
+#[derive(Clone, Copy)]
 pub(crate) struct Entry {
-    digest: [u64; 2],
-    version: u64,
-    sequence: u64,
-    offset: u64,
+    digest: [u32; 4],
+    version: [u32; 2],
+    sequence: [u32; 2],
+    checksum: [u32; 2],
+    place: [u32; 2],
     payload_bytes: u32,
-    key_bytes: u16,
-    flags: u8,
 }
 
 const EMPTY: Entry =
-    Entry { digest: [0; 2], version: 0, sequence: 0, offset: 0, payload_bytes: 0, key_bytes: 0, flags: 0 };
+    Entry { digest: [0; 4], version: [0; 2], sequence: [0; 2], checksum: [0; 2], place: [0; 2], payload_bytes: 0 };
 
 /// Memory for each object of a full index.
-pub const BYTES_PER_OBJECT: usize = size_of::<Entry>() * 5 / 4;
+pub const BYTES_PER_OBJECT: usize = (size_of::<Entry>() * 7).div_ceil(6);
 
-const _: () = assert!(size_of::<Entry>() == 48 && BYTES_PER_OBJECT <= 64);
+const _: () = assert!(size_of::<Entry>() == 52 && BYTES_PER_OBJECT <= 64);
+
+const fn split(word: u64) -> [u32; 2] {
+    [word as u32, (word >> 32) as u32]
+}
+
+const fn join(words: [u32; 2]) -> u64 {
+    words[0] as u64 | (words[1] as u64) << 32
+}
 
 impl Entry {
     pub(crate) const fn new(kind: Kind, digest: Digest, version: Version, sequence: u64) -> Self {
         let flags = if matches!(kind, Kind::Tombstone) { USED | REMOVED } else { USED };
-        let digest = [digest.0 as u64, (digest.0 >> 64) as u64];
-        Self { digest, version: version.0, sequence, offset: 0, payload_bytes: 0, key_bytes: 0, flags }
+        let ([a, b], [c, d]) = (split(digest.0 as u64), split((digest.0 >> 64) as u64));
+        let mut entry = Self { digest: [a, b, c, d], version: split(version.0), sequence: split(sequence), ..EMPTY };
+        entry.set_flags(flags);
+        entry
     }
 
-    /// Where its record is, in bytes from the start of the device.
-    pub(crate) const fn at(mut self, offset: u64, shape: Shape, pinned: bool) -> Self {
-        self.offset = offset;
-        self.payload_bytes = shape.payload_bytes;
-        self.key_bytes = shape.key_bytes;
-        self.flags |= if shape.extent { EXTENT } else { 0 } | if pinned { PINNED } else { 0 };
-        self
+    /// Of an object that a segment beginning at `segment_at` lists.
+    pub(crate) const fn listed(listed: &FooterEntry, segment_at: u64) -> Self {
+        let mut entry = Self::new(Kind::Object, listed.digest, listed.version, listed.sequence);
+        let units = segment_at / UNIT_BYTES + listed.unit as u64;
+        let shape = listed.shape;
+        entry.place = split(units | (shape.key_bytes as u64) << 40 | (listed.away as u64) << 53);
+        entry.payload_bytes = shape.payload_bytes;
+        entry.checksum = split(listed.payload_checksum);
+        let extent = if shape.extent { EXTENT } else { 0 };
+        entry.set_flags(USED | extent | if listed.pinned { PINNED } else { 0 });
+        entry
     }
 
     pub(crate) const fn digest(&self) -> Digest {
-        Digest((self.digest[1] as u128) << 64 | self.digest[0] as u128)
+        let [a, b, c, d] = self.digest;
+        Digest(join([a, b]) as u128 | (join([c, d]) as u128) << 64)
     }
 
     pub(crate) const fn version(&self) -> Version {
-        Version(self.version)
+        Version(join(self.version))
     }
 
     pub(crate) const fn sequence(&self) -> u64 {
-        self.sequence
+        join(self.sequence)
     }
 
+    /// CRC-64/NVME of the payload.
+    pub(crate) const fn checksum(&self) -> u64 {
+        join(self.checksum)
+    }
+
+    /// Where its record begins, in bytes from the start of the device.
     pub(crate) const fn offset(&self) -> u64 {
-        self.offset
+        (join(self.place) & ((1 << 40) - 1)) * UNIT_BYTES
     }
 
     pub(crate) const fn shape(&self) -> Shape {
-        Shape { payload_bytes: self.payload_bytes, key_bytes: self.key_bytes, extent: self.flags & EXTENT != 0 }
+        let key_bytes = (join(self.place) >> 40) as u16 & KEY_BYTES_MOST;
+        Shape { payload_bytes: self.payload_bytes, key_bytes, extent: self.flags() & EXTENT != 0 }
+    }
+
+    /// Blocks between its head and its payload.
+    pub(crate) const fn away(&self) -> u8 {
+        (join(self.place) >> 53) as u8 & AWAY_MOST
     }
 
     pub(crate) const fn is_removed(&self) -> bool {
-        self.flags & REMOVED != 0
+        self.flags() & REMOVED != 0
     }
 
     pub(crate) const fn is_pinned(&self) -> bool {
-        self.flags & PINNED != 0
+        self.flags() & PINNED != 0
     }
 
     pub(crate) const fn set_pinned(&mut self, pinned: bool) {
-        self.flags = if pinned { self.flags | PINNED } else { self.flags & !PINNED };
+        let flags = self.flags();
+        self.set_flags(if pinned { flags | PINNED } else { flags & !PINNED });
     }
 
     pub(crate) const fn hits(&self) -> u8 {
-        self.flags >> HITS_SHIFT
+        (self.flags() & HITS) >> HITS_SHIFT
     }
 
     pub(crate) const fn hit(&mut self) {
         if self.hits() < MAX_HITS {
-            self.flags += 1 << HITS_SHIFT;
+            self.set_flags(self.flags() + (1 << HITS_SHIFT));
         }
     }
 
     const fn is_used(&self) -> bool {
-        self.flags & USED != 0
+        self.flags() & USED != 0
+    }
+
+    const fn flags(&self) -> u8 {
+        (self.place[1] >> 26) as u8
+    }
+
+    const fn set_flags(&mut self, flags: u8) {
+        self.place[1] = self.place[1] & ((1 << 26) - 1) | (flags as u32) << 26;
+    }
+}
+
+impl core::fmt::Debug for Entry {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Entry")
+            .field("digest", &self.digest())
+            .field("version", &self.version())
+            .field("sequence", &self.sequence())
+            .field("offset", &self.offset())
+            .field("away", &self.away())
+            .field("shape", &self.shape())
+            .field("flags", &self.flags())
+            .finish()
     }
 }
 
@@ -113,7 +171,7 @@ pub(crate) struct Index {
 
 impl Index {
     pub(crate) fn new(limit: u32, seed: u64) -> Self {
-        let places = limit as usize + (limit as usize).div_ceil(4) + 1;
+        let places = limit as usize + (limit as usize).div_ceil(6) + 1;
         Self { places: vec![EMPTY; places], limit, len: 0, seed }
     }
 
@@ -191,7 +249,7 @@ impl Index {
     pub(crate) fn check(&self) {
         let mut seen = 0;
         for (_, entry) in self.walk(0) {
-            assert_eq!(self.find(entry.digest()).map(Entry::sequence), Some(entry.sequence), "{entry:?} is found");
+            assert_eq!(self.find(entry.digest()).map(Entry::sequence), Some(entry.sequence()), "{entry:?} is found");
             seen += 1;
         }
         assert_eq!(seen, self.len, "entries are counted");
@@ -294,16 +352,35 @@ mod tests {
         }
     }
 
-    #[test]
-    fn hits_are_counted_up_to_a_limit_and_leave_the_flags_alone() {
-        let shape = Shape { payload_bytes: 9, key_bytes: 3, extent: true };
-        let mut entry = Entry::new(Kind::Object, Digest(1), Version(2), 3).at(64, shape, true);
-        for hits in [1, 2, 3, 3] {
-            entry.hit();
-            assert_eq!(entry.hits(), hits);
+    proptest! {
+        #[test]
+        fn an_entry_keeps_what_it_is_told(
+            words in any::<(u128, u64, u64, u64)>(), unit in any::<u32>(), segment in 0..1u64 << 33,
+            payload_bytes in any::<u32>(), key_bytes in 0..=KEY_BYTES_MOST, away in 0..=AWAY_MOST,
+            extent in any::<bool>(), pinned in any::<bool>(),
+        ) {
+            let (digest, version, sequence, payload_checksum) = words;
+            let shape = Shape { payload_bytes, key_bytes, extent };
+            let (digest, version, kind) = (Digest(digest), Version(version), Kind::Object);
+            let listed = FooterEntry { kind, shape, pinned, digest, version, sequence, unit, away, payload_checksum };
+            let at = segment * 4096;
+            let mut entry = Entry::listed(&listed, at);
+            for hits in [1, 2, 3, 3] {
+                entry.hit();
+                prop_assert_eq!(entry.hits(), hits);
+            }
+            prop_assert_eq!((entry.digest(), entry.version(), entry.sequence()), (digest, version, sequence));
+            prop_assert_eq!((entry.checksum(), entry.shape(), entry.away()), (payload_checksum, shape, away));
+            prop_assert_eq!(entry.offset(), at + u64::from(unit) * UNIT_BYTES);
+            prop_assert_eq!((entry.is_pinned(), entry.is_removed(), entry.is_used()), (pinned, false, true));
+            entry.set_pinned(!pinned);
+            prop_assert_eq!((entry.is_pinned(), entry.hits(), entry.shape()), (!pinned, 3, shape));
         }
-        assert!(entry.is_pinned() && !entry.is_removed() && entry.shape() == shape);
-        entry.set_pinned(false);
-        assert!(!entry.is_pinned() && entry.hits() == 3);
+    }
+
+    #[test]
+    fn a_removal_is_no_object() {
+        let entry = Entry::new(Kind::Tombstone, Digest(1), Version(2), 3);
+        assert!(entry.is_removed() && entry.is_used() && !entry.is_pinned() && entry.hits() == 0);
     }
 }

@@ -82,6 +82,70 @@ fn a_get_waits_for_what_is_not_written_yet_and_gives_all_of_it() {
 }
 
 #[test]
+fn short_extents_share_the_block_of_their_heads_and_are_read_alone() {
+    let mut world = world(TierConfig { group_bytes: 64 << 10, ops_in_flight: [4, 1, 1, 1], ..small(4096) });
+    // While this one is written, the others gather in one group.
+    let first = put(&mut world, 99, Span::pool(0, 4096), Ack::Buffered);
+    take(&mut world, &first).expect("room");
+    let Some(Output::Block(write)) = world.tier.poll_output(world.now_ns, &mut world.memory) else { panic!("a write") };
+    assert_eq!(write.bytes, 2 * 4096, "head and payload");
+    for key in 0..10 {
+        let one = put(&mut world, key, Span::pool(3 + key * 4096, 4096), Ack::Buffered);
+        assert!(!take(&mut world, &one).expect("room").lent, "it is copied, wherever it lies");
+    }
+    world.device.submit(write, &world.memory);
+    let before = world.tier.stats().written_bytes;
+    settle(&mut world);
+    assert_eq!(world.tier.stats().written_bytes - before, 11 * 4096, "one block for all heads");
+    for restarted in [false, true] {
+        for key in 0..10 {
+            let destination = Span::pool(128 << 10, 4096);
+            let get = Get { digest: digest(key), destination, priority: Priority::Get, token: Token(key) };
+            world.tier.get(&get).expect("it is known");
+            let Some(Output::Block(read)) = world.tier.poll_output(world.now_ns, &mut world.memory) else {
+                panic!("a read")
+            };
+            assert_eq!((read.action, read.bytes, read.pieces.as_slice()), (Action::Read, 4096, &[destination][..]));
+            world.device.submit(read, &world.memory);
+            let events = settle(&mut world);
+            assert!(matches!(events[..], [Event::Got { .. }]), "{key} {restarted}: {events:?}");
+            let expected: Vec<u8> = (0..4096).map(|at| (3 + key * 4096 + at * 7 + key) as u8).collect();
+            assert!(world.memory.pool[128 << 10..][..4096] == expected, "{key} {restarted}");
+        }
+        world.restart(true);
+        world.until_recovered();
+    }
+}
+
+#[test]
+fn a_wrong_payload_is_told_apart_by_its_head() {
+    let mut world = world(small(4096));
+    for key in 0..3 {
+        let one = put(&mut world, key, Span::pool(key * 4096, 4096), Ack::Durable);
+        take(&mut world, &one).expect("room");
+        settle(&mut world);
+    }
+    let at = |world: &World, key: u64| {
+        let wanted = digest(key).0.to_le_bytes();
+        let found = world.device.bytes().windows(16).position(|bytes| bytes == wanted);
+        found.expect("a head") - 8
+    };
+    let [first, second, third] = [0, 1, 2].map(|key| at(&world, key));
+    // A payload of other bytes; a record of another place.
+    world.device.flip(first + 4096, 3);
+    let misplaced = world.device.bytes()[third..third + 8192].to_vec();
+    world.device.put(second, &misplaced);
+    for (key, miss) in [(0, Miss::Damaged), (1, Miss::Misdirected)] {
+        let destination = Span::pool(128 << 10, 4096);
+        let get = Get { digest: digest(key), destination, priority: Priority::Get, token: Token(key) };
+        world.tier.get(&get).expect("it is known");
+        assert_eq!(settle(&mut world), [Event::Missed { token: Token(key), miss }]);
+    }
+    let stats = world.tier.stats();
+    assert_eq!((stats.damaged, stats.misdirected, stats.stale), (1, 1, 0));
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_numbers() {
     let mut world = world(small(512));
     let refuse = |world: &mut World, change: &dyn Fn(&mut Put<'_>)| {

@@ -3,7 +3,7 @@
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{NodeId, ShardId, Version};
 use kvplane_tier::format::{
-    FooterEntry, FooterPage, Kind, RecordHeader, SegmentHeader, Shape, Superblock, SuperblockFound,
+    AWAY_MOST, FooterEntry, FooterPage, Kind, RecordHeader, SegmentHeader, Shape, Superblock, SuperblockFound,
 };
 use proptest::prelude::*;
 
@@ -44,6 +44,7 @@ fn record() -> RecordHeader {
         durable_sequence: 1 << 40,
         durable_tombstones: 3,
         oldest_live: 0x0a0b_0c0d,
+        away: 5,
         chunk_bytes: 262_144,
         body_checksum: 0xdead_beef,
     }
@@ -80,13 +81,15 @@ fn the_footer_page_is_as_documented() {
         version: Version(9),
         sequence,
         unit: 64,
+        away: 5,
+        payload_checksum: record().payload_checksum,
     };
     let entries = [entry(1, Kind::Object), entry(2, Kind::Tombstone)];
     let page = FooterPage { segment: 7, generation: 11, page: 1, pages: 2, entries: 2, durable_sequence: 10 };
     let mut bytes = vec![0xff; 512];
     page.encode(UUID, &entries, &mut bytes);
-    assert_eq!(hex(&bytes[..160]), include_str!("golden/footer.hex").trim());
-    assert!(bytes[160..].iter().all(|byte| *byte == 0));
+    assert_eq!(hex(&bytes[..176]), include_str!("golden/footer.hex").trim());
+    assert!(bytes[176..].iter().all(|byte| *byte == 0));
     assert_eq!(FooterPage::decode(&bytes, UUID), Ok(page));
     assert!(FooterPage::entries(&bytes, 2).eq(entries));
 }
@@ -110,7 +113,7 @@ proptest! {
     #[test]
     fn any_bytes_are_read_without_harm(bytes in prop::collection::vec(any::<u8>(), 512), magic in 0..4usize) {
         let mut bytes = bytes;
-        bytes[..6].copy_from_slice([b"KVTS\x01\0", b"KVTG\x01\0", b"KVTR\x01\0", b"KVTF\x01\0"][magic]);
+        bytes[..6].copy_from_slice([b"KVTS\x02\0", b"KVTG\x02\0", b"KVTR\x02\0", b"KVTF\x02\0"][magic]);
         let fixed = |len: usize| bytes[..len].to_vec();
         let _ = Superblock::decode(&fixed(128).try_into().expect("128 bytes"));
         let _ = SegmentHeader::decode(&fixed(64).try_into().expect("64 bytes"), UUID);
@@ -122,16 +125,20 @@ proptest! {
     fn records_come_back_as_they_were(
         digest in any::<u128>(), version in any::<u64>(), sequence in any::<u64>(), offset in any::<u64>(),
         payload_bytes in 1..1u32 << 20, key_bytes in 0..4096u16, extent in any::<bool>(), pinned in any::<bool>(),
+        away in 0..=AWAY_MOST,
     ) {
         let shape = Shape { payload_bytes, key_bytes, extent };
+        let away = if extent { away } else { 0 };
         let header = RecordHeader {
-            shape, pinned, offset, sequence, digest: Digest(digest), version: Version(version), ..record()
+            shape, away, pinned, offset, sequence, digest: Digest(digest), version: Version(version), ..record()
         };
         prop_assert_eq!(RecordHeader::decode(&header.encode(UUID), UUID, 1 << 20), Ok(header));
         let (chunk, block) = (262_144, 4096);
-        let whole = shape.record_bytes(chunk, block);
-        prop_assert!(whole >= shape.payload_at(chunk, block) + u64::from(payload_bytes));
-        let unit = if extent { 4096 } else { 64 };
-        prop_assert_eq!(whole % unit, 0);
+        let (whole, most) = (shape.record_bytes(chunk, block), shape.most_bytes(chunk, block));
+        prop_assert!(whole >= shape.head_bytes(chunk) + u64::from(payload_bytes) && whole <= most);
+        prop_assert_eq!((whole % 64, most % 64), (0, 0));
+        let at = shape.payload_at(8192 + 64, away, chunk, block);
+        prop_assert!(at >= 8192 + 64 + shape.head_bytes(chunk));
+        prop_assert!(!extent || at.is_multiple_of(u64::from(block)));
     }
 }

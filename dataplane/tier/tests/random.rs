@@ -39,7 +39,9 @@ fn bytes(world: &mut World) -> u32 {
         6..9 => 20_000,
         _ => u64::from(world.config.max_object_bytes),
     };
-    1 + world.rng.below(most) as u32
+    let bytes = 1 + world.rng.below(most) as u32;
+    // Those that fill their blocks have blocks of their own, however short.
+    if world.rng.chance(0.3) { bytes.next_multiple_of(world.config.block_bytes).min(100 << 10) } else { bytes }
 }
 
 /// One thing that a caller does, or the device, or time.

@@ -1,20 +1,23 @@
 //! The footer of a sealed segment: an index of its records, in pages from the segment's end towards its start.
 //!
+//! An entry has what the index has, the payload's checksum with it, so that a get need not read the record's head.
 //! Page 0 is the last of the segment; each page stands for itself, so that reading and writing need one page of memory.
 //! A footer is written only after the records that it lists are durable.
 
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
+use kvplane_proto::rng::mix64;
 
 use super::{
-    Flaw, Kind, Shape, check_start, put16, put32, put64, put128, seeded, start, word16, word32, word64, word128,
+    AWAY_MOST, Flaw, Kind, Shape, check_start, put16, put32, put64, put128, seeded, start, word16, word32, word64,
+    word128,
 };
 
 /// Bytes of a page's header.
 pub const FOOTER_HEADER_BYTES: usize = 64;
 /// Bytes of an entry.
-pub const FOOTER_ENTRY_BYTES: usize = 48;
+pub const FOOTER_ENTRY_BYTES: usize = 56;
 const MAGIC: [u8; 4] = *b"KVTF";
 const CHECKSUM_AT: usize = 60;
 const EXTENT: u8 = 1;
@@ -37,6 +40,10 @@ pub struct FooterEntry {
     pub sequence: u64,
     /// Where the record begins, in units from the segment's start.
     pub unit: u32,
+    /// Blocks between an extent's head and its payload: see [`Shape::payload_at`].
+    pub away: u8,
+    /// CRC-64/NVME of the whole payload.
+    pub payload_checksum: u64,
 }
 
 impl FooterEntry {
@@ -50,13 +57,20 @@ impl FooterEntry {
         put16(out, 40, self.shape.key_bytes);
         out[42] = self.kind.code();
         out[43] = if self.shape.extent { EXTENT } else { 0 } | if self.pinned { PINNED } else { 0 };
-        put32(out, 44, 0);
+        put32(out, 44, self.away.into());
+        put64(out, 48, self.payload_checksum ^ self.bond());
+    }
+
+    /// Mixed into the checksum, so that a checksum beside another object's name is none of that object.
+    const fn bond(&self) -> u64 {
+        let name = mix64(self.digest.0 as u64 ^ mix64((self.digest.0 >> 64) as u64));
+        mix64(mix64(name ^ self.version.0) ^ self.sequence)
     }
 
     /// Reads an entry of a page whose checksum matched.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        Some(Self {
+        let entry = Self {
             kind: Kind::from_code(bytes[42])?,
             shape: Shape {
                 payload_bytes: word32(bytes, 36),
@@ -68,7 +82,10 @@ impl FooterEntry {
             version: Version(word64(bytes, 16)),
             sequence: word64(bytes, 24),
             unit: word32(bytes, 32),
-        })
+            away: u8::try_from(word32(bytes, 44)).ok().filter(|away| *away <= AWAY_MOST)?,
+            payload_checksum: 0,
+        };
+        Some(Self { payload_checksum: word64(bytes, 48) ^ entry.bond(), ..entry })
     }
 }
 

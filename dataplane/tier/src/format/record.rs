@@ -1,20 +1,24 @@
 //! A record: an object, or the removal of one.
 //!
 //! Header, checksums of the payload's chunks where there are several, key, payload. A *packed* record is contiguous and
-//! ends at the next unit of 64 bytes; an *extent* begins at a block and has its payload at a block of its own, so that
-//! it moves between the device and the pool without a copy.
+//! ends at the next unit of 64 bytes. An *extent* has its payload in blocks of its own, so that it is read without
+//! anything else and without a copy; its head may share a block with the heads of extents that follow, so the payload
+//! is up to [`AWAY_MOST`] blocks away from where the head's last block ends.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 
 use super::{
-    Flaw, UNIT_BYTES, check_start, put16, put32, put64, put128, seeded, start, word16, word32, word64, word128,
+    Flaw, FooterEntry, UNIT_BYTES, check_start, put16, put32, put64, put128, seeded, start, word16, word32, word64,
+    word128,
 };
 
 /// Bytes of a record's fixed header.
 pub const RECORD_HEADER_BYTES: usize = 104;
 /// The most chunk checksums that a record lists.
 pub const MAX_CHUNKS: u32 = 16_384;
+/// The most blocks between the block in which an extent's head ends and its payload.
+pub const AWAY_MOST: u8 = 31;
 const MAGIC: [u8; 4] = *b"KVTR";
 const CHECKSUM_AT: usize = 100;
 
@@ -72,18 +76,35 @@ impl Shape {
         RECORD_HEADER_BYTES as u64 + 8 * self.chunks(chunk_bytes) as u64 + self.key_bytes as u64
     }
 
-    /// Where the payload begins in the record.
+    /// Bytes that the payload takes: whole blocks in an extent.
     #[must_use]
-    pub const fn payload_at(&self, chunk_bytes: u32, block_bytes: u32) -> u64 {
-        let head = self.head_bytes(chunk_bytes);
-        if self.extent { head.next_multiple_of(block_bytes as u64) } else { head }
+    pub const fn payload_room(&self, block_bytes: u32) -> u64 {
+        let bytes = self.payload_bytes as u64;
+        if self.extent { bytes.next_multiple_of(block_bytes as u64) } else { bytes }
     }
 
-    /// Bytes of the whole record: what the next one begins after.
+    /// Where the payload of a record begins whose head is at `at`, from the start of anything made of whole blocks.
+    #[must_use]
+    pub const fn payload_at(&self, at: u64, away: u8, chunk_bytes: u32, block_bytes: u32) -> u64 {
+        let head = at + self.head_bytes(chunk_bytes);
+        let block = block_bytes as u64;
+        if self.extent { head.next_multiple_of(block) + away as u64 * block } else { head }
+    }
+
+    /// The most that an appended record takes: a head in blocks of its own.
+    #[must_use]
+    pub const fn most_bytes(&self, chunk_bytes: u32, block_bytes: u32) -> u64 {
+        let head = self.head_bytes(chunk_bytes);
+        let head = if self.extent { head.next_multiple_of(block_bytes as u64) } else { head };
+        (head + self.payload_room(block_bytes)).next_multiple_of(UNIT_BYTES)
+    }
+
+    /// Bytes of the record: head and payload, without what lies between them.
     #[must_use]
     pub const fn record_bytes(&self, chunk_bytes: u32, block_bytes: u32) -> u64 {
-        let end = self.payload_at(chunk_bytes, block_bytes) + self.payload_bytes as u64;
-        end.next_multiple_of(if self.extent { block_bytes as u64 } else { UNIT_BYTES })
+        let head = self.head_bytes(chunk_bytes);
+        let head = if self.extent { head.next_multiple_of(UNIT_BYTES) } else { head };
+        (head + self.payload_room(block_bytes)).next_multiple_of(UNIT_BYTES)
     }
 }
 
@@ -116,6 +137,8 @@ pub struct RecordHeader {
     pub durable_tombstones: u32,
     /// Segments of lesser generations held nothing that counted: as in the segment's header, should that be unreadable.
     pub oldest_live: u64,
+    /// Blocks between an extent's head and its payload: see [`Shape::payload_at`].
+    pub away: u8,
     /// Bytes of payload under one checksum.
     pub chunk_bytes: u32,
     /// CRC-32C of the listed checksums and the key.
@@ -123,6 +146,22 @@ pub struct RecordHeader {
 }
 
 impl RecordHeader {
+    /// The record as its segment's footer lists it, when it begins at `unit` of the segment.
+    #[must_use]
+    pub const fn listed(&self, unit: u32) -> FooterEntry {
+        FooterEntry {
+            kind: self.kind,
+            shape: self.shape,
+            pinned: self.pinned,
+            digest: self.digest,
+            version: self.version,
+            sequence: self.sequence,
+            unit,
+            away: self.away,
+            payload_checksum: self.payload_checksum,
+        }
+    }
+
     /// Disk form.
     #[must_use]
     pub fn encode(&self, uuid: u128) -> [u8; RECORD_HEADER_BYTES] {
@@ -144,6 +183,7 @@ impl RecordHeader {
         put32(&mut out, 80, self.chunk_bytes);
         put32(&mut out, 84, self.body_checksum);
         put16(&mut out, 88, self.shape.key_bytes);
+        out[90] = self.away;
         put64(&mut out, 92, self.oldest_live);
         let checksum = seeded(uuid, &out[..CHECKSUM_AT]);
         put32(&mut out, CHECKSUM_AT, checksum);
@@ -175,10 +215,12 @@ impl RecordHeader {
             durable_sequence: word64(bytes, 64),
             durable_tombstones: word32(bytes, 72),
             oldest_live: word64(bytes, 92),
+            away: bytes[90],
             chunk_bytes: word32(bytes, 80),
             body_checksum: word32(bytes, 84),
         };
         let plausible = bytes[7] & !(EXTENT | PINNED | TWIN) == 0
+            && header.away <= if header.shape.extent { AWAY_MOST } else { 0 }
             && header.shape.payload_bytes <= most_payload_bytes
             && header.chunk_bytes > 0
             && header.shape.chunks(header.chunk_bytes) <= MAX_CHUNKS;

@@ -105,4 +105,5 @@ impl Superblock {
     }
 }
 
-const _: () = assert!(FORMAT_VERSION == 1, "a new version needs a new golden test, and a way to read the old one");
+// Version 1 was never released: a device of it is refused as any other unknown version.
+const _: () = assert!(FORMAT_VERSION == 2, "a new version needs a new golden test, and a way to read the old one");

@@ -5,9 +5,9 @@ use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 
 use super::Tier;
-use super::groups::{Need, NoRoom, TOMBSTONE_BYTES, Tombstone, Waiter};
+use super::groups::{Heads, Need, NoRoom, TOMBSTONE_BYTES, Tombstone, Waiter};
 use crate::errors::{PutError, Reason};
-use crate::format::{FooterEntry, Kind, RECORD_HEADER_BYTES, RecordHeader, Shape, UNIT_BYTES};
+use crate::format::{AWAY_MOST, FooterEntry, Kind, RECORD_HEADER_BYTES, RecordHeader, Shape, UNIT_BYTES};
 use crate::index::Entry;
 use crate::memory::{Memory, Span, sum, zero};
 use crate::types::{Accepted, Ack, Put};
@@ -54,12 +54,13 @@ impl Tier {
         }
         let Put { digest, version, key, payload, pinned, .. } = *put;
         let record = Record { digest, version, key, payload, shape, checksum: computed, pinned };
-        let waiter = Waiter::Put { token: put.token, ack: put.ack, lent: shape.extent };
+        let lent = self.is_lent(shape);
+        let waiter = Waiter::Put { token: put.token, ack: put.ack, lent };
         let sequence = self.append(&record, waiter, memory);
         self.waiters += 1;
         self.stats.puts += 1;
         self.stats.put_bytes += u64::from(payload.bytes);
-        Ok(Accepted { sequence, lent: shape.extent })
+        Ok(Accepted { sequence, lent })
     }
 
     fn check_put(&self, put: &Put<'_>) -> Result<Shape, PutError> {
@@ -76,14 +77,15 @@ impl Tier {
         if put.key.len() > usize::from(self.config.max_key_bytes) {
             return Err(PutError::KeyTooLong { bytes: put.key.len(), limit_bytes: self.config.max_key_bytes });
         }
-        let extent = bytes >= self.config.extent_bytes;
-        if extent && !put.payload.offset.is_multiple_of(u64::from(align)) {
+        let extent = self.config.has_blocks_of_its_own(bytes);
+        let shape = Shape { payload_bytes: bytes, key_bytes: put.key.len() as u16, extent };
+        if self.is_lent(shape) && !put.payload.offset.is_multiple_of(u64::from(align)) {
             return Err(PutError::Unaligned { offset: put.payload.offset, align_bytes: align });
         }
         if !self.is_open() || self.waiters == self.config.max_waiters || self.is_clogged() {
             return Err(PutError::Busy);
         }
-        Ok(Shape { payload_bytes: bytes, key_bytes: put.key.len() as u16, extent })
+        Ok(shape)
     }
 
     /// Why nothing can be written, for good.
@@ -91,14 +93,19 @@ impl Tier {
         self.degraded
     }
 
+    /// Whether the payload of such a record goes to the device from where it is.
+    const fn is_lent(&self, shape: Shape) -> bool {
+        shape.payload_bytes >= self.config.extent_bytes
+    }
+
     /// What a record of this shape needs, with a tombstone before it or not.
     pub(super) const fn need(&self, shape: Shape, tombstone: bool) -> Need {
-        let mut need = Need { device_bytes: self.record_bytes(shape), buffer_bytes: 0, entries: 1, tombstones: 0 };
-        need.buffer_bytes = if shape.extent {
-            shape.payload_at(self.config.chunk_bytes, self.config.block_bytes) + self.block()
-        } else {
-            need.device_bytes
-        };
+        let most = shape.most_bytes(self.config.chunk_bytes, self.config.block_bytes);
+        let mut need = Need { device_bytes: most, buffer_bytes: most, entries: 1, tombstones: 0 };
+        // Room for what is copied: of a payload that is lent the last incomplete block.
+        if self.is_lent(shape) {
+            need.buffer_bytes -= shape.payload_room(self.config.block_bytes) - self.block();
+        }
         if tombstone {
             let bytes = if shape.extent { self.block() } else { TOMBSTONE_BYTES };
             need.device_bytes += bytes;
@@ -130,10 +137,8 @@ impl Tier {
     /// Appends a record for which there is room; returns its sequence.
     pub(super) fn append(&mut self, record: &Record<'_>, waiter: Waiter, memory: &mut dyn Memory) -> u64 {
         let shape = record.shape;
-        if shape.extent {
-            self.pad(memory);
-        }
         let sequence = self.take_sequence();
+        let (head, offset, away) = self.take_head(shape, memory);
         let header = self.header(Kind::Object, record.digest, record.version, sequence, shape);
         let mut body = core::mem::take(&mut self.scratch);
         body.clear();
@@ -143,31 +148,64 @@ impl Tier {
             pinned: record.pinned,
             payload_checksum: record.checksum,
             body_checksum: frame_checksum(&body),
+            offset,
+            away,
             ..header
         };
-        self.write_record(&header, &body, record.payload, memory);
+        memory.write(&header.encode(self.uuid), head.part(0, RECORD_HEADER_BYTES as u32));
+        memory.write(&body, head.part(RECORD_HEADER_BYTES as u32, body.len() as u32));
         self.scratch = body;
-        self.note(&header, Some(waiter));
-        let entry = Entry::new(Kind::Object, record.digest, record.version, sequence);
-        let placed = self.place(entry.at(header.offset, shape, record.pinned));
+        self.write_payload(shape, record.payload, memory);
+        let listed = self.note(&header, Some(waiter));
+        let placed = self.place(Entry::listed(&listed, self.segment_at(self.segment_of(offset))));
         assert!(placed, "the index has room: it was looked at before");
         sequence
     }
 
-    fn write_record(&mut self, header: &RecordHeader, body: &[u8], payload: Span, memory: &mut dyn Memory) {
-        let shape = header.shape;
-        let fixed = header.encode(self.uuid);
-        let payload_at = shape.payload_at(self.config.chunk_bytes, self.config.block_bytes) as u32;
-        let head = self.take_buffer(payload_at);
-        memory.write(&fixed, head.part(0, RECORD_HEADER_BYTES as u32));
-        memory.write(body, head.part(RECORD_HEADER_BYTES as u32, body.len() as u32));
-        let written = RECORD_HEADER_BYTES as u32 + body.len() as u32;
-        zero(memory, head.offset + u64::from(written), payload_at - written);
-        let whole = if shape.extent { payload.bytes - payload.bytes % self.config.block_bytes } else { 0 };
+    /// Takes room for a record's head: where it is in the staging area and on the device, and how many blocks lie
+    /// between it and its payload, which is to be appended next. Heads of extents go where those before left room.
+    fn take_head(&mut self, shape: Shape, memory: &mut dyn Memory) -> (Span, u64, u8) {
+        let bytes = shape.head_bytes(self.config.chunk_bytes) as u32;
+        let group = self.log.filling().expect("room was made in an open group");
+        let end = group.offset + group.bytes;
+        if !shape.extent {
+            return (self.take_buffer(bytes), end, 0);
+        }
+        let (block, heads) = (self.block(), self.log.filling().map(|group| group.heads).unwrap_or_default());
+        let next = (heads.offset + u64::from(bytes)).next_multiple_of(block);
+        let away = end.next_multiple_of(block).saturating_sub(next) / block;
+        if bytes <= heads.bytes && away <= u64::from(AWAY_MOST) {
+            self.pad(memory);
+            self.leave_heads(heads, bytes);
+            return (Span::staging(heads.staging, bytes), heads.offset, away as u8);
+        }
+        self.pad(memory);
+        let span = self.take_buffer(bytes.next_multiple_of(self.config.block_bytes));
+        zero(memory, span.offset, span.bytes);
+        let offset = end.next_multiple_of(block);
+        self.leave_heads(Heads { staging: span.offset, offset, bytes: span.bytes }, bytes);
+        (span.part(0, bytes), offset, 0)
+    }
+
+    /// Notes what is left for heads after one of so many bytes.
+    fn leave_heads(&mut self, heads: Heads, bytes: u32) {
+        let taken = bytes.next_multiple_of(UNIT_BYTES as u32).min(heads.bytes);
+        let Some(group) = self.log.filling() else { return };
+        group.heads = Heads {
+            staging: heads.staging + u64::from(taken),
+            offset: heads.offset + u64::from(taken),
+            bytes: heads.bytes - taken,
+        };
+    }
+
+    fn write_payload(&mut self, shape: Shape, payload: Span, memory: &mut dyn Memory) {
+        let whole = if self.is_lent(shape) { payload.bytes - payload.bytes % self.config.block_bytes } else { 0 };
         self.attach(payload.part(0, whole));
         let rest = payload.bytes - whole;
+        // A packed record ends at a unit, head and payload together: the group is as long as its records.
         let unit = if shape.extent { self.block() } else { UNIT_BYTES };
-        let padded = u64::from(payload_at + payload.bytes).next_multiple_of(unit) as u32 - payload_at - whole;
+        let end = self.log.filling().map_or(0, |group| group.bytes) + u64::from(rest);
+        let padded = rest + (end.next_multiple_of(unit) - end) as u32;
         if padded > 0 {
             let tail = self.take_buffer(padded);
             memory.copy(payload.part(whole, rest), tail.part(0, rest));
@@ -232,32 +270,27 @@ impl Tier {
             durable_sequence,
             durable_tombstones,
             oldest_live: self.durable_oldest_live,
+            away: 0,
             chunk_bytes: self.config.chunk_bytes,
             body_checksum: frame_checksum(&[]),
         }
     }
 
     /// Enters a record into its segment's list and its group's.
-    fn note(&mut self, header: &RecordHeader, waiter: Option<Waiter>) {
+    fn note(&mut self, header: &RecordHeader, waiter: Option<Waiter>) -> FooterEntry {
         let offset = header.offset;
         let start = self.segment_at(self.segment_of(offset));
+        let listed = header.listed(((offset - start) / UNIT_BYTES) as u32);
         if let Some(open) = &mut self.log.open {
-            open.entries.push(FooterEntry {
-                kind: header.kind,
-                shape: header.shape,
-                pinned: header.pinned,
-                digest: header.digest,
-                version: header.version,
-                sequence: header.sequence,
-                unit: ((offset - start) / UNIT_BYTES) as u32,
-            });
+            open.entries.push(listed);
         }
-        let Some(group) = self.log.filling() else { return };
+        let Some(group) = self.log.filling() else { return listed };
         group.last_sequence = header.sequence;
-        let Some(waiter) = waiter else { return };
+        let Some(waiter) = waiter else { return listed };
         group.waiters.push(waiter);
         if let Waiter::Put { ack: Ack::Durable, .. } | Waiter::Remove { ack: Ack::Durable, .. } = waiter {
             group.wants_durable = true;
         }
+        listed
     }
 }

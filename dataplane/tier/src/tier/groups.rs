@@ -1,7 +1,7 @@
 //! Groups of records: what is written at once, and the segment that they go to.
 //!
-//! A group is a contiguous range of the device: packed records in its buffer, extents as pieces of their own, padded to
-//! the block. Where it has tombstones, it ends with a block of their twins, so that no single damaged block brings a
+//! A group is a contiguous range of the device: packed records and short extents in its buffer, long extents as pieces
+//! of their own, padded to the block. Heads of extents share blocks as far as they fit. Where it has tombstones, it ends with a block of their twins, so that no single damaged block brings a
 //! removed object back.
 
 use std::collections::VecDeque;
@@ -35,6 +35,15 @@ pub(super) enum Waiter {
     Move(u64),
 }
 
+/// What is left of the last blocks that were taken for heads of extents.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Heads {
+    /// In the staging area, and on the device.
+    pub(super) staging: u64,
+    pub(super) offset: u64,
+    pub(super) bytes: u32,
+}
+
 /// A tombstone of a group, to be written twice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tombstone {
@@ -60,6 +69,7 @@ pub(super) struct Group {
     pub(super) buffer: u32,
     pub(super) buffered: u32,
     pub(super) pieces: Pieces,
+    pub(super) heads: Heads,
     pub(super) since_ns: u64,
     pub(super) first_sequence: u64,
     pub(super) last_sequence: u64,
@@ -231,6 +241,7 @@ impl Tier {
             buffer,
             buffered: 0,
             pieces: Pieces::default(),
+            heads: Heads::default(),
             since_ns: now_ns,
             first_sequence: self.next_sequence,
             last_sequence: self.next_sequence,

@@ -1,14 +1,16 @@
-//! Gets: the whole record is read and everything about it checked before it counts.
+//! Gets: what is read is checked before it counts.
 //!
-//! A packed record is read into a buffer of its own and copied; of an extent, the head and the last incomplete block go
-//! to the buffer, the whole blocks straight to their destination.
+//! Of an extent the payload is read and nothing else: whole blocks straight to their destination, the last incomplete
+//! one to a buffer. Its checksum is in memory, with the index, so neither old nor misplaced nor damaged bytes pass. The
+//! head is read too where the key is wanted, and where the payload was wrong: it says what became of the record.
+//! A packed record is read as a whole into a buffer, head and all, and its payload copied.
 
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::digest::Digest;
 
 use super::Tier;
 use crate::errors::{GetError, Reason};
-use crate::format::{Kind, RECORD_HEADER_BYTES, RecordHeader, word64};
+use crate::format::{Kind, RECORD_HEADER_BYTES, RecordHeader};
 use crate::index::Entry;
 use crate::memory::{Memory, Span, sum};
 use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
@@ -23,13 +25,32 @@ pub(super) enum Purpose {
     Move(u64),
 }
 
+/// What is being read of a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// All of a packed record.
+    Whole,
+    /// The payload of an extent.
+    Payload,
+    /// The head of an extent, of which the payload was right or not.
+    Head { payload_right: bool },
+}
+
 /// A read under way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Read {
-    pub(super) entry: Entry,
-    pub(super) destination: Span,
-    pub(super) priority: Priority,
-    pub(super) purpose: Purpose,
+    entry: Entry,
+    destination: Span,
+    priority: Priority,
+    purpose: Purpose,
+    part: Part,
+}
+
+impl Read {
+    pub(super) const fn new(entry: Entry, destination: Span, priority: Priority, purpose: Purpose) -> Self {
+        let part = if entry.shape().extent { Part::Payload } else { Part::Whole };
+        Self { entry, destination, priority, purpose, part }
+    }
 }
 
 impl Tier {
@@ -63,7 +84,7 @@ impl Tier {
             entry.hit();
         }
         let purpose = Purpose::Get(get.token);
-        self.begin_read(Read { entry, destination: at, priority: get.priority, purpose });
+        self.begin_read(Read::new(entry, at, get.priority, purpose));
         Ok(())
     }
 
@@ -95,21 +116,33 @@ impl Tier {
     }
 
     fn submit_read(&mut self, slot: SlotId, read: Read) {
-        let (shape, offset, block) = (read.entry.shape(), read.entry.offset(), self.block());
+        let (shape, offset, block) = (read.entry.shape(), read.entry.offset(), self.config.block_bytes);
         let buffer = self.read_buffer(slot);
-        let start = offset - offset % block;
-        let pieces = if shape.extent {
-            let head = shape.payload_at(self.config.chunk_bytes, self.config.block_bytes) as u32;
-            let whole = shape.payload_bytes - shape.payload_bytes % self.config.block_bytes;
-            let tail = if whole == shape.payload_bytes { 0 } else { self.config.block_bytes };
-            let (head, tail) = (Span::staging(buffer, head), Span::staging(buffer + u64::from(head), tail));
-            Pieces::of(&[head, read.destination.part(0, whole), tail])
-        } else {
-            let end = (offset + self.record_bytes(shape)).next_multiple_of(block);
-            Pieces::of(&[Span::staging(buffer, (end - start) as u32)])
+        let head_end = offset + shape.head_bytes(self.config.chunk_bytes);
+        let (start, pieces) = match read.part {
+            Part::Payload => {
+                let rest = shape.payload_bytes % block;
+                let tail = Span::staging(buffer, if rest == 0 { 0 } else { block });
+                let whole = read.destination.part(0, shape.payload_bytes - rest);
+                (self.payload_at(&read.entry), Pieces::of(&[whole, tail]))
+            }
+            Part::Head { .. } => self.blocks_of(buffer, offset, head_end),
+            Part::Whole => self.blocks_of(buffer, offset, head_end + u64::from(shape.payload_bytes)),
         };
         let (owner, action, priority) = (Owner::Read(slot), Action::Read, read.priority);
         self.jobs.submit(Job { owner, action, offset: start, pieces, priority });
+    }
+
+    /// The blocks that have the bytes from `start` to `end` of the device, to be read into a buffer.
+    fn blocks_of(&self, buffer: u64, start: u64, end: u64) -> (u64, Pieces) {
+        let first = start - start % self.block();
+        (first, Pieces::of(&[Span::staging(buffer, (end.next_multiple_of(self.block()) - first) as u32)]))
+    }
+
+    /// Where a record's payload is on the device.
+    const fn payload_at(&self, entry: &Entry) -> u64 {
+        let (chunk, block) = (self.config.chunk_bytes, self.config.block_bytes);
+        entry.shape().payload_at(entry.offset(), entry.away(), chunk, block)
     }
 
     fn read_buffer(&self, slot: SlotId) -> u64 {
@@ -123,7 +156,7 @@ impl Tier {
 
     pub(super) fn read_done(&mut self, slot: SlotId, result: Result<(), Fault>, memory: &mut dyn Memory) {
         let Some(read) = self.reads.get(slot).copied() else { return };
-        let verified = result.map_err(Miss::Fault).and_then(|()| self.verify(slot, &read, memory));
+        let Some(verified) = self.verify(slot, &read, result, memory) else { return };
         if let Err(miss) = verified {
             self.quarantine(&read.entry, miss);
         }
@@ -160,10 +193,57 @@ impl Tier {
         key
     }
 
-    /// Checks a record that was read against the index and itself; the payload is in its destination afterwards.
-    fn verify(&mut self, slot: SlotId, read: &Read, memory: &mut dyn Memory) -> Result<u64, Miss> {
-        let (entry, shape) = (&read.entry, read.entry.shape());
-        let head = self.head_at(slot, entry);
+    /// Checks what was read; the payload is in its destination afterwards. Nothing when the head is wanted too, which is
+    /// then being read.
+    fn verify(
+        &mut self,
+        slot: SlotId,
+        read: &Read,
+        result: Result<(), Fault>,
+        memory: &mut dyn Memory,
+    ) -> Option<Result<u64, Miss>> {
+        let checked = match (result, read.part) {
+            (Err(fault), _) => Err(Miss::Fault(fault)),
+            (Ok(()), Part::Payload) => {
+                let payload_right = self.verify_payload(read, self.read_buffer(slot), memory).is_ok();
+                if !payload_right || matches!(read.purpose, Purpose::Move(_)) {
+                    self.read_head(slot, payload_right);
+                    return None;
+                }
+                Ok(())
+            }
+            (Ok(()), Part::Head { payload_right }) => {
+                let payload = if payload_right { Ok(()) } else { Err(Miss::Damaged) };
+                self.verify_head(slot, &read.entry, memory).and(payload)
+            }
+            (Ok(()), Part::Whole) => self.verify_head(slot, &read.entry, memory).and_then(|()| {
+                let at = self.head_at(slot, &read.entry) + self.payload_at(&read.entry) - read.entry.offset();
+                self.verify_payload(read, at, memory)
+            }),
+        };
+        Some(checked.map(|()| read.entry.checksum()))
+    }
+
+    /// Copies from a buffer what is not in its destination yet, and compares the checksum of what the reader gets.
+    fn verify_payload(&self, read: &Read, buffer: u64, memory: &mut dyn Memory) -> Result<(), Miss> {
+        let to = read.destination;
+        let copied = if read.entry.shape().extent { to.bytes % self.config.block_bytes } else { to.bytes };
+        if copied > 0 {
+            memory.copy(Span::staging(buffer, copied), to.part(to.bytes - copied, copied));
+        }
+        if sum(memory, to) == read.entry.checksum() { Ok(()) } else { Err(Miss::Damaged) }
+    }
+
+    fn read_head(&mut self, slot: SlotId, payload_right: bool) {
+        let Some(read) = self.reads.get_mut(slot) else { return };
+        read.part = Part::Head { payload_right };
+        let read = *read;
+        self.submit_read(slot, read);
+    }
+
+    /// Checks the head of a record against the index and itself.
+    fn verify_head(&mut self, slot: SlotId, entry: &Entry, memory: &dyn Memory) -> Result<(), Miss> {
+        let (shape, head) = (entry.shape(), self.head_at(slot, entry));
         let mut fixed = [0; RECORD_HEADER_BYTES];
         memory.read(Span::staging(head, RECORD_HEADER_BYTES as u32), &mut fixed);
         let header = RecordHeader::decode(&fixed, self.uuid, self.config.max_object_bytes);
@@ -174,52 +254,15 @@ impl Tier {
         if header.sequence != entry.sequence() || header.digest != entry.digest() || header.kind != Kind::Object {
             return Err(Miss::Stale);
         }
-        if header.shape != shape || header.chunk_bytes != self.config.chunk_bytes {
+        let same = header.shape == shape && header.away == entry.away() && header.payload_checksum == entry.checksum();
+        if !same || header.chunk_bytes != self.config.chunk_bytes {
             return Err(Miss::Damaged);
         }
         let body_bytes = shape.head_bytes(self.config.chunk_bytes) as usize - RECORD_HEADER_BYTES;
         self.scratch.resize(body_bytes, 0);
         let body = Span::staging(head + RECORD_HEADER_BYTES as u64, body_bytes as u32);
         memory.read(body, &mut self.scratch);
-        if frame_checksum(&self.scratch) != header.body_checksum {
-            return Err(Miss::Damaged);
-        }
-        self.verify_payload(slot, read, &header, memory)
-    }
-
-    fn verify_payload(
-        &self,
-        slot: SlotId,
-        read: &Read,
-        header: &RecordHeader,
-        memory: &mut dyn Memory,
-    ) -> Result<u64, Miss> {
-        let (shape, to) = (header.shape, read.destination);
-        let at = shape.payload_at(self.config.chunk_bytes, self.config.block_bytes);
-        let rest = shape.payload_bytes % self.config.block_bytes;
-        if !shape.extent {
-            // What is checked is what the reader gets: a copy first, then its checksum.
-            memory.copy(Span::staging(self.head_at(slot, &read.entry) + at, shape.payload_bytes), to);
-        } else if rest > 0 {
-            let tail = Span::staging(self.read_buffer(slot) + at, rest);
-            memory.copy(tail, to.part(shape.payload_bytes - rest, rest));
-        }
-        let chunks = shape.chunks(self.config.chunk_bytes);
-        if chunks == 0 {
-            return if sum(memory, to) == header.payload_checksum {
-                Ok(header.payload_checksum)
-            } else {
-                Err(Miss::Damaged)
-            };
-        }
-        for chunk in 0..chunks {
-            let at = chunk * self.config.chunk_bytes;
-            let span = to.part(at, self.config.chunk_bytes.min(shape.payload_bytes - at));
-            if sum(memory, span) != word64(&self.scratch, 8 * chunk as usize) {
-                return Err(Miss::Damaged);
-            }
-        }
-        Ok(header.payload_checksum)
+        if frame_checksum(&self.scratch) == header.body_checksum { Ok(()) } else { Err(Miss::Damaged) }
     }
 
     /// An object that could not be read whole is not given again in this life. A restart may find it once more, so from

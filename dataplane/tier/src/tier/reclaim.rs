@@ -234,7 +234,7 @@ impl Tier {
             return true;
         }
         let Some(budget_bytes) = self.reclaim.victim.as_ref().map(|victim| victim.budget_bytes) else { return true };
-        let record_bytes = entry.shape().record_bytes(self.config.chunk_bytes, self.config.block_bytes);
+        let record_bytes = entry.shape().most_bytes(self.config.chunk_bytes, self.config.block_bytes);
         let candidate = Candidate {
             digest: listed.digest,
             record_bytes,
@@ -260,7 +260,7 @@ impl Tier {
         self.reclaim.moves.push_back(Move { entry, memory: span, checksum: 0, state: MoveState::Reading });
         let destination = Span::staging(self.layout.copies + at, shape.payload_bytes);
         let purpose = Purpose::Move(number);
-        self.begin_read(Read { entry, destination, priority: Priority::Background, purpose });
+        self.begin_read(Read::new(entry, destination, Priority::Background, purpose));
         true
     }
 

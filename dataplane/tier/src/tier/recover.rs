@@ -15,7 +15,7 @@ use super::commit::Barrier;
 use super::scan::Scan;
 use super::start::Phase;
 use crate::config::TierConfig;
-use crate::format::{FooterEntry, FooterPage, Kind};
+use crate::format::{FooterEntry, FooterPage, Kind, UNIT_BYTES};
 use crate::index::Entry;
 use crate::memory::{Memory, Span};
 use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
@@ -259,9 +259,9 @@ impl Tier {
 
     /// Takes note of a record.
     pub(super) fn apply(&mut self, segment: u32, entry: &FooterEntry) {
-        let offset = self.segment_at(segment) + u64::from(entry.unit) * crate::format::UNIT_BYTES;
-        let fits = u64::from(entry.unit) * crate::format::UNIT_BYTES + self.record_bytes(entry.shape)
-            <= self.config.segment_bytes
+        let (chunk, block) = (self.config.chunk_bytes, self.config.block_bytes);
+        let payload_at = entry.shape.payload_at(u64::from(entry.unit) * UNIT_BYTES, entry.away, chunk, block);
+        let fits = payload_at + entry.shape.payload_room(block) <= self.config.segment_bytes
             && entry.shape.payload_bytes <= self.config.max_object_bytes
             && entry.shape.key_bytes <= self.config.max_key_bytes;
         self.recovery.report.tombstones += u64::from(entry.kind == Kind::Tombstone);
@@ -275,8 +275,7 @@ impl Tier {
             Kind::Tombstone => self.remember_removal(entry.digest, entry.version, entry.sequence),
             Kind::Object if !fits || entry.sequence < self.recovery.floor => self.recovery.report.given_up += 1,
             Kind::Object => {
-                let found = Entry::new(Kind::Object, entry.digest, entry.version, entry.sequence);
-                if !self.place(found.at(offset, entry.shape, entry.pinned)) {
+                if !self.place(Entry::listed(entry, self.segment_at(segment))) {
                     self.recovery.report.given_up += 1;
                     self.raise_floor(entry.sequence);
                 }

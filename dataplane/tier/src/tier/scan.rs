@@ -1,9 +1,12 @@
 //! Scanning a segment without a footer: every unit may begin a record; what is whole and of this use of the segment
 //! counts.
 //!
-//! The segment is read in windows from its start. A record counts when its header and every checksum of its payload
-//! match, so a write that was torn leaves nothing behind. Records of an earlier use, or that say another place, are
-//! counted and passed over.
+//! The segment is read in windows from its start. Heads come before their payloads, several in a row where extents
+//! share a block for them: what they announce waits in the order of the payloads until the scan comes there. A record
+//! counts when its header and every checksum of its payload match, so a write that was torn leaves nothing behind.
+//! Records of an earlier use, or that say another place, are counted and passed over.
+
+use std::collections::VecDeque;
 
 use kvplane_proto::checksum::{PayloadChecksum, frame_checksum};
 
@@ -13,12 +16,14 @@ use crate::memory::{Memory, Span};
 use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
 use crate::segments::SegmentEvent;
 
-/// A record whose payload is being checked.
+/// A record whose payload is to be checked.
 #[derive(Debug)]
 struct Pending {
     header: RecordHeader,
-    /// Where the record begins and ends, and where the next unchecked byte is, from the segment's start.
+    /// Where the record begins, its payload begins and ends, and where the next unchecked byte is, from the segment's
+    /// start.
     start: u64,
+    payload: u64,
     end: u64,
     at: u64,
     left_of_chunk: u32,
@@ -37,11 +42,12 @@ pub(super) struct Scan {
     generation: Option<u64>,
     newest: u64,
     entries: Vec<FooterEntry>,
-    /// Where to look next, from the segment's start.
+    /// Where to look next for a head, from the segment's start.
     at: u64,
     window: u64,
     window_bytes: u32,
-    pending: Option<Pending>,
+    /// What heads have announced, in the order of the payloads.
+    pending: VecDeque<Pending>,
     unreadable: bool,
     durable_sequence: u64,
     durable_tombstones: u32,
@@ -65,7 +71,7 @@ impl Scan {
             at: from,
             window: 0,
             window_bytes: 0,
-            pending: None,
+            pending: VecDeque::new(),
             unreadable: false,
             durable_sequence: 0,
             durable_tombstones: 0,
@@ -73,8 +79,19 @@ impl Scan {
         }
     }
 
+    /// Where the scan goes on: at the next payload when nothing lies before it.
     fn reach(&self) -> u64 {
-        self.pending.as_ref().map_or(self.at, |pending| pending.at)
+        self.due().map_or(self.at, |pending| pending.at)
+    }
+
+    /// The payload that is to be checked before the next head is looked for.
+    fn due(&self) -> Option<&Pending> {
+        self.pending.front().filter(|pending| pending.payload <= self.at)
+    }
+
+    fn announce(&mut self, pending: Pending) {
+        let later = self.pending.iter().rev().take_while(|other| other.payload > pending.payload).count();
+        self.pending.insert(self.pending.len() - later, pending);
     }
 
     /// What a record says of what was durable, and the record itself.
@@ -87,15 +104,7 @@ impl Scan {
         let twin_of = |entry: &&FooterEntry| entry.sequence >= header.sequence;
         let known = self.entries.iter().rev().take_while(twin_of).any(|entry| entry.sequence == header.sequence);
         if !known && self.entries.len() < self.entries.capacity() {
-            self.entries.push(FooterEntry {
-                kind: header.kind,
-                shape: header.shape,
-                pinned: header.pinned,
-                digest: header.digest,
-                version: header.version,
-                sequence: header.sequence,
-                unit: (start / UNIT_BYTES) as u32,
-            });
+            self.entries.push(header.listed((start / UNIT_BYTES) as u32));
         }
     }
 }
@@ -130,13 +139,13 @@ impl Tier {
         if result.is_err() {
             self.recovery.report.unreadable_windows += 1;
             scan.unreadable = true;
-            scan.pending = None;
-            scan.at = window_end;
+            scan.pending.retain(|pending| pending.payload >= window_end);
+            scan.at = scan.at.max(window_end);
             return scan.at < end;
         }
         let buffer = self.reader_buffer(reader);
         loop {
-            let step = if scan.pending.is_some() {
+            let step = if scan.due().is_some() {
                 self.scan_payload(scan, buffer, memory)
             } else if scan.at >= end {
                 return false;
@@ -186,16 +195,29 @@ impl Tier {
             0 => vec![header.payload_checksum],
             _ => (0..chunks).rev().map(|chunk| word64(&self.scratch, 8 * chunk)).collect(),
         };
-        scan.pending = Some(Pending {
+        let good = frame_checksum(&self.scratch) == header.body_checksum;
+        if !good && scan.generation.is_none() {
+            // A record of an earlier use, its head partly overwritten by one that may count.
+            self.recovery.report.torn_records += 1;
+            scan.at += UNIT_BYTES;
+            return Step::Next;
+        }
+        let (start, shape) = (scan.at, header.shape);
+        let payload = shape.payload_at(start, header.away, self.config.chunk_bytes, self.config.block_bytes);
+        let end = (payload + shape.payload_room(self.config.block_bytes)).next_multiple_of(UNIT_BYTES);
+        // A packed record's payload comes next, an extent's after the heads that share its block.
+        scan.at = if shape.extent { (start + head_bytes).next_multiple_of(UNIT_BYTES) } else { payload };
+        scan.announce(Pending {
             header,
-            start: scan.at,
-            end: scan.at + self.record_bytes(header.shape),
-            at: scan.at + header.shape.payload_at(self.config.chunk_bytes, self.config.block_bytes),
+            start,
+            payload,
+            end,
+            at: payload,
             left_of_chunk: header.chunk_bytes.min(header.shape.payload_bytes),
             left: header.shape.payload_bytes,
             sum: PayloadChecksum::new(),
             sums,
-            good: frame_checksum(&self.scratch) == header.body_checksum,
+            good,
         });
         Step::Next
     }
@@ -218,7 +240,9 @@ impl Tier {
             self.recovery.report.stale_records += 1;
             return None;
         }
-        let fits = scan.at + self.record_bytes(header.shape) <= self.config.segment_bytes
+        let (chunk, block) = (self.config.chunk_bytes, self.config.block_bytes);
+        let payload_at = header.shape.payload_at(scan.at, header.away, chunk, block);
+        let fits = payload_at + header.shape.payload_room(block) <= self.config.segment_bytes
             && header.chunk_bytes == self.config.chunk_bytes
             && header.shape.key_bytes <= self.config.max_key_bytes;
         if !fits {
@@ -238,7 +262,10 @@ impl Tier {
     /// Checks as much of a payload as the window has.
     fn scan_payload(&mut self, scan: &mut Scan, buffer: u64, memory: &dyn Memory) -> Step {
         let window_end = scan.window + u64::from(scan.window_bytes);
-        let Some(pending) = &mut scan.pending else { return Step::Next };
+        let Some(pending) = scan.pending.front_mut() else { return Step::Next };
+        if pending.at < scan.window {
+            return Step::More;
+        }
         while pending.left > 0 {
             let here = window_end.saturating_sub(pending.at).min(pending.left_of_chunk.into()) as u32;
             if here == 0 {
@@ -254,16 +281,18 @@ impl Tier {
                 pending.left_of_chunk = pending.header.chunk_bytes.min(pending.left);
             }
         }
-        let Some(pending) = scan.pending.take() else { return Step::Next };
+        let Some(pending) = scan.pending.pop_front() else { return Step::Next };
         let tombstone = pending.header.kind == Kind::Tombstone;
-        if pending.good && (tombstone || pending.header.shape.payload_bytes > 0) {
+        if pending.header.generation < scan.newest {
+            self.recovery.report.stale_records += 1;
+        } else if pending.good && (tombstone || pending.header.shape.payload_bytes > 0) {
             scan.take(&pending.header, pending.start);
         } else {
             self.recovery.report.torn_records += 1;
         }
         // Without a header, this may be a record of an earlier use, partly overwritten by those that count.
         let whole = pending.good || scan.generation.is_some();
-        scan.at = if whole { pending.end } else { pending.start + UNIT_BYTES };
+        scan.at = scan.at.max(if whole { pending.end } else { pending.payload.next_multiple_of(UNIT_BYTES) });
         Step::Next
     }
 
