@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::allocator::{GRANULE_BYTES, MAX_HELD_BLOCKS, MAX_POOL_BYTES};
+use crate::eviction::Eviction;
 
 /// The most pins, and the most reservations, that can be configured.
 pub const MAX_HANDLES: u32 = 1 << 24;
@@ -19,9 +20,16 @@ pub struct StoreConfig {
     pub max_objects: u32,
     /// The largest object that is accepted.
     pub max_object_bytes: u64,
-    /// The part of the pool that objects hit more than once may fill before the oldest of them have to prove
+    /// What decides which object goes when room is needed.
+    pub eviction: Eviction,
+    /// Of segmented LRU: the part of the pool that objects hit more than once may fill before the oldest of them have to prove
     /// themselves again. 0 makes the eviction order plain LRU.
     pub protected_percent: u8,
+    /// When more of the pool is used than this, puts evict a few objects more than they need, until
+    /// `low_watermark_percent` is reached. 100: nobody evicts before there is need, and the pool holds the most.
+    pub high_watermark_percent: u8,
+    /// How far such evicting goes; at most `high_watermark_percent`.
+    pub low_watermark_percent: u8,
     /// Limit on pins held at once, over all objects.
     pub max_pins: u32,
     /// Limit on reservations, counting the expired ones that are not aborted yet.
@@ -81,7 +89,10 @@ impl StoreConfig {
             unit_bytes: GRANULE_BYTES,
             max_objects: (pool_bytes / 4096).clamp(1024, 1 << 26) as u32,
             max_object_bytes: (pool_bytes / 4).max(pool_bytes.min(1 << 20)),
+            eviction: Eviction::default(),
             protected_percent: 20,
+            high_watermark_percent: 100,
+            low_watermark_percent: 100,
             max_pins: 16_384,
             max_reservations: 4096,
             hash_seed: 0,
@@ -111,6 +122,9 @@ impl StoreConfig {
         within("max_objects", self.max_objects.into(), 1, MAX_HELD_BLOCKS.into())?;
         within("max_object_bytes", self.max_object_bytes, 1, self.pool_bytes)?;
         within("protected_percent", self.protected_percent.into(), 0, 100)?;
+        within("high_watermark_percent", self.high_watermark_percent.into(), 1, 100)?;
+        let high = self.high_watermark_percent.into();
+        within("low_watermark_percent", self.low_watermark_percent.into(), 0, high)?;
         within("max_pins", self.max_pins.into(), 1, MAX_HANDLES.into())?;
         within("max_reservations", self.max_reservations.into(), 1, MAX_HANDLES.into())
     }

@@ -1,4 +1,4 @@
-//! The order in which objects go: the contract of an eviction policy, and the one policy there is.
+//! The order in which objects go: the contract of an eviction policy, and those there are.
 //!
 //! A policy sees every live entry and is told of accesses; asked for a victim it names one and changes nothing else.
 //! Pins are not its business except that it never names a pinned entry. It keeps its links in the entries, so that it
@@ -7,9 +7,14 @@
 //! `tests/` has the naive twin of each policy: a second implementation of the trait whose correctness is plain to see,
 //! against which the fast one is compared decision by decision.
 
+mod choice;
 mod list;
+mod s3_fifo;
+mod segment;
 mod segmented_lru;
 
+pub use choice::{ChosenPolicy, Eviction};
+pub use s3_fifo::S3Fifo;
 pub use segmented_lru::SegmentedLru;
 
 use crate::entry::{Entries, EntryId};
@@ -24,8 +29,15 @@ pub trait EvictionPolicy {
     /// too.
     fn access(&mut self, entries: &mut Entries, id: EntryId);
 
-    /// An object goes, evicted or removed, pinned or not. The policy MUST forget it: the entry will be reused.
+    /// An object goes, pinned or not, because somebody wants it gone. The policy MUST forget it: the entry will be
+    /// reused.
     fn remove(&mut self, entries: &mut Entries, id: EntryId);
+
+    /// An object goes to make room: the last victim, or a neighbour of it. As [`Self::remove`], but the policy may
+    /// remember the digest.
+    fn evict(&mut self, entries: &mut Entries, id: EntryId) {
+        self.remove(entries, id);
+    }
 
     /// The last pin of a live entry went. The entry MUST be a candidate again, at the place in the order that its
     /// accesses gave it: holding a pin for long is not a use.

@@ -20,11 +20,11 @@ pub use stats::StoreStats;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, Version};
 
-use crate::allocator::{Allocator, Block, GRANULE_BYTES};
+use crate::allocator::{Allocator, Block};
 use crate::config::{ConfigError, StoreConfig};
 use crate::entry::{Entries, EntryId, STATES, State};
 use crate::errors::{GetError, StalePin};
-use crate::eviction::{EvictionPolicy, SegmentedLru};
+use crate::eviction::{ChosenPolicy, EvictionPolicy};
 use crate::generational::GenerationalTable;
 use crate::index::Index;
 use stats::Counters;
@@ -51,7 +51,7 @@ pub struct ObjectView {
 
 /// The state of one shard, with an eviction policy of type `P`. One thread's.
 #[derive(Debug)]
-pub struct Store<P = SegmentedLru> {
+pub struct Store<P = ChosenPolicy> {
     config: StoreConfig,
     allocator: Allocator,
     entries: Entries,
@@ -65,6 +65,8 @@ pub struct Store<P = SegmentedLru> {
     granules: [u64; STATES],
     /// Granules of the entries with pins, live and doomed.
     pinned_granules: u64,
+    /// Whether use went over the high watermark and has not come down to the low one.
+    draining: bool,
     next_version: u64,
     counters: Counters,
 }
@@ -76,8 +78,7 @@ impl Store {
     /// A field of `config` that cannot be.
     pub fn new(config: StoreConfig, first_version: Version) -> Result<Self, ConfigError> {
         config.validate()?;
-        let protected = config.pool_bytes * u64::from(config.protected_percent) / 100;
-        let policy = SegmentedLru::new(protected / GRANULE_BYTES);
+        let policy = ChosenPolicy::new(&config);
         Self::with_policy(config, first_version, policy)
     }
 }
@@ -98,6 +99,7 @@ impl<P: EvictionPolicy> Store<P> {
             reservations: GenerationalTable::new(config.max_reservations),
             granules: [0; STATES],
             pinned_granules: 0,
+            draining: false,
             next_version: first_version.0,
             counters: Counters::default(),
             config,
@@ -243,17 +245,17 @@ impl<P: EvictionPolicy> Store<P> {
         Extent { offset: self.allocator.offset_bytes(entry.block()), bytes: entry.bytes() }
     }
 
-    /// Takes a live entry out of index and eviction order.
+    /// Takes a live entry out of the index. The caller takes it out of the eviction order.
     fn hide(&mut self, id: EntryId) {
         let taken = self.index.remove(self.entries[id].digest(), id);
         assert!(taken, "{id:?} is live but not in the index");
-        self.policy.remove(&mut self.entries, id);
         self.counters.payload_bytes -= self.entries[id].bytes();
     }
 
     /// Hides a live entry and frees it, at once or when its last pin goes.
     fn remove_entry(&mut self, id: EntryId) {
         self.hide(id);
+        self.policy.remove(&mut self.entries, id);
         if self.entries[id].pins() == 0 {
             self.release(id);
         } else {

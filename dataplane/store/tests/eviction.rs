@@ -1,4 +1,4 @@
-//! Segmented LRU against its reference twin, decision by decision, with pins of any length.
+//! The eviction policies against their reference twins, decision by decision, with pins of any length.
 
 mod support;
 
@@ -6,13 +6,13 @@ use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_store::allocator::Allocator;
 use kvplane_store::entry::{Entries, EntryId};
-use kvplane_store::eviction::{EvictionPolicy, SegmentedLru};
+use kvplane_store::eviction::{EvictionPolicy, S3Fifo, SegmentedLru};
 use proptest::prelude::*;
-use support::ReferenceSegmentedLru;
+use support::{ReferenceLru, ReferenceS3Fifo, ReferenceSegmentedLru};
 
 #[derive(Clone, Debug)]
 enum Op {
-    Insert { granules: u64 },
+    Insert { granules: u64, key: u8 },
     Access(usize),
     Pin(usize),
     Unpin(usize),
@@ -23,7 +23,7 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        6 => (1..6u64).prop_map(|granules| Op::Insert { granules }),
+        6 => (1..6u64, 0..24u8).prop_map(|(granules, key)| Op::Insert { granules, key }),
         4 => any::<usize>().prop_map(Op::Access),
         5 => any::<usize>().prop_map(Op::Pin),
         4 => any::<usize>().prop_map(Op::Unpin),
@@ -34,28 +34,33 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Both policies over one arena: the twin keeps nothing in the entries.
-struct Pair {
+struct Pair<F, T> {
     entries: Entries,
-    fast: SegmentedLru,
-    twin: ReferenceSegmentedLru,
+    fast: F,
+    twin: T,
     live: Vec<EntryId>,
     allocator: Allocator,
 }
 
-impl Pair {
-    fn new(protected_limit_granules: u64) -> Self {
-        Self {
-            entries: Entries::new(300),
-            fast: SegmentedLru::new(protected_limit_granules),
-            twin: ReferenceSegmentedLru::new(protected_limit_granules),
-            live: Vec::new(),
-            allocator: Allocator::new(1 << 20, 300),
-        }
+/// Segmented LRU and its twin.
+fn segmented(protected_limit_granules: u64) -> Pair<SegmentedLru, ReferenceSegmentedLru> {
+    let twin = ReferenceSegmentedLru::new(protected_limit_granules);
+    Pair::new(SegmentedLru::new(protected_limit_granules), twin)
+}
+
+/// S3-FIFO and its twin.
+fn s3_fifo(pool_granules: u64) -> Pair<S3Fifo, ReferenceS3Fifo> {
+    Pair::new(S3Fifo::new(pool_granules, 300), ReferenceS3Fifo::new(pool_granules))
+}
+
+impl<F: EvictionPolicy, T: EvictionPolicy> Pair<F, T> {
+    fn new(fast: F, twin: T) -> Self {
+        Self { entries: Entries::new(300), fast, twin, live: Vec::new(), allocator: Allocator::new(1 << 20, 300) }
     }
 
-    fn insert(&mut self, granules: u64) -> EntryId {
+    fn insert(&mut self, granules: u64, key: u8) -> EntryId {
         let block = self.allocator.allocate(256).unwrap();
-        let id = self.entries.reserve(Digest(1), granules * 256, block);
+        let id = self.entries.reserve(Digest(key.into()), granules * 256, block);
         self.entries.commit(id, Version(1), 0);
         self.fast.insert(&mut self.entries, id);
         self.twin.insert(&mut self.entries, id);
@@ -83,6 +88,16 @@ impl Pair {
     fn remove(&mut self, id: EntryId) {
         self.fast.remove(&mut self.entries, id);
         self.twin.remove(&mut self.entries, id);
+        self.release(id);
+    }
+
+    fn evict(&mut self, id: EntryId) {
+        self.fast.evict(&mut self.entries, id);
+        self.twin.evict(&mut self.entries, id);
+        self.release(id);
+    }
+
+    fn release(&mut self, id: EntryId) {
         self.live.retain(|other| *other != id);
         while self.entries[id].pins() > 0 {
             self.entries.unpin(id);
@@ -100,18 +115,34 @@ impl Pair {
     fn apply(&mut self, op: &Op) {
         let pick = |n: usize| self.live.get(n % self.live.len().max(1)).copied();
         match *op {
-            Op::Insert { granules } => {
-                self.insert(granules);
+            Op::Insert { granules, key } => {
+                self.insert(granules, key);
             }
             Op::Access(n) => pick(n).into_iter().for_each(|id| self.access(id)),
             Op::Pin(n) => pick(n).into_iter().for_each(|id| self.pin(id)),
             Op::Unpin(n) => pick(n).into_iter().for_each(|id| self.unpin(id)),
             Op::Remove(n) => pick(n).into_iter().for_each(|id| self.remove(id)),
             Op::Victim => drop(self.victim()),
-            Op::Evict => self.victim().into_iter().for_each(|id| self.remove(id)),
+            Op::Evict => self.victim().into_iter().for_each(|id| self.evict(id)),
         }
         assert_eq!(self.fast.check(&self.entries), self.live.len());
         assert_eq!(self.twin.check(&self.entries), self.live.len());
+    }
+
+    /// What is left goes in the same order too, also what was pinned until now.
+    fn run(mut self, ops: &[Op]) {
+        for op in ops {
+            self.apply(op);
+        }
+        for id in self.live.clone() {
+            while self.entries[id].pins() > 0 {
+                self.unpin(id);
+            }
+        }
+        while let Some(id) = self.victim() {
+            self.evict(id);
+        }
+        assert!(self.live.is_empty());
     }
 }
 
@@ -119,33 +150,30 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn equals_the_reference_twin(
+    fn segmented_lru_equals_its_twin(
         ops in prop::collection::vec(op(), 1..250),
         protected_limit_granules in 0..40u64,
     ) {
-        let mut pair = Pair::new(protected_limit_granules);
-        for op in &ops {
-            pair.apply(op);
-        }
-        // What is left goes in the same order too, also what was pinned until now.
-        for id in pair.live.clone() {
-            while pair.entries[id].pins() > 0 {
-                pair.unpin(id);
-            }
-        }
-        while let Some(id) = pair.victim() {
-            pair.remove(id);
-        }
-        prop_assert!(pair.live.is_empty());
+        segmented(protected_limit_granules).run(&ops);
+    }
+
+    #[test]
+    fn segmented_lru_with_nothing_protected_is_lru(ops in prop::collection::vec(op(), 1..250)) {
+        Pair::new(SegmentedLru::new(0), ReferenceLru::default()).run(&ops);
+    }
+
+    #[test]
+    fn s3_fifo_equals_its_twin(ops in prop::collection::vec(op(), 1..250), pool_granules in 0..200u64) {
+        s3_fifo(pool_granules).run(&ops);
     }
 }
 
 #[test]
 fn what_was_asked_for_twice_outlives_a_scan() {
-    let mut pair = Pair::new(4);
-    let hot = pair.insert(2);
+    let mut pair = segmented(4);
+    let hot = pair.insert(2, 0);
     pair.access(hot);
-    let scan: Vec<_> = (0..50).map(|_| pair.insert(1)).collect();
+    let scan: Vec<_> = (0..50).map(|_| pair.insert(1, 1)).collect();
     for id in scan {
         assert_eq!(pair.victim(), Some(id));
         pair.remove(id);
@@ -155,8 +183,8 @@ fn what_was_asked_for_twice_outlives_a_scan() {
 
 #[test]
 fn objects_passed_over_while_pinned_return_in_the_order_of_their_accesses() {
-    let mut pair = Pair::new(0);
-    let ids: Vec<_> = (0..4).map(|_| pair.insert(1)).collect();
+    let mut pair = segmented(0);
+    let ids: Vec<_> = (0..4).map(|_| pair.insert(1, 1)).collect();
     for &id in &ids[..3] {
         pair.pin(id);
     }
@@ -169,4 +197,22 @@ fn objects_passed_over_while_pinned_return_in_the_order_of_their_accesses() {
         assert_eq!(pair.victim(), Some(id));
         pair.remove(id);
     }
+}
+
+#[test]
+fn a_ghost_that_comes_back_soon_enters_the_main_queue() {
+    let mut pair = s3_fifo(40);
+    // One object in the main queue, so that a ghost lasts for one eviction.
+    let hot = pair.insert(4, 0);
+    (0..2).for_each(|_| pair.access(hot));
+    let cold = pair.insert(4, 1);
+    assert_eq!(pair.victim(), Some(cold), "the hot one moved on");
+    pair.evict(cold);
+    let back = pair.insert(4, 1);
+    let next = pair.insert(4, 2);
+    assert_eq!(pair.victim(), Some(next), "who came back is not in the small queue");
+    pair.evict(next);
+    assert_eq!(pair.victim(), Some(hot), "the main queue is first in, first out");
+    pair.evict(hot);
+    assert_eq!(pair.victim(), Some(back));
 }

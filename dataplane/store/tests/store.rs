@@ -6,11 +6,11 @@ mod support;
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
-use kvplane_store::eviction::{EvictionPolicy, SegmentedLru};
+use kvplane_store::eviction::{Eviction, EvictionPolicy};
 use kvplane_store::{CommitError, GetError, ReserveError, Store, StoreConfig};
 use proptest::prelude::*;
 use shadow::{Op, Shadow};
-use support::ReferenceSegmentedLru;
+use support::{ReferenceLru, ReferenceS3Fifo, ReferenceSegmentedLru};
 
 const KIB: u64 = 1024;
 
@@ -30,8 +30,11 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn config() -> StoreConfig {
+fn config(eviction: Eviction) -> StoreConfig {
     StoreConfig {
+        eviction,
+        high_watermark_percent: 100,
+        low_watermark_percent: 100,
         pool_bytes: 20 * KIB,
         unit_bytes: 256,
         max_objects: 12,
@@ -55,16 +58,24 @@ proptest! {
     #[test]
     fn agrees_with_the_shadow_and_with_itself_over_the_reference_policy(
         ops in prop::collection::vec(op(), 1..250),
+        eviction in prop::sample::select(&Eviction::ALL[..]),
     ) {
-        let fast = Store::new(config(), Version(100)).unwrap();
-        let granules = 20 * KIB * 40 / 100 / 256;
-        let twin = ReferenceSegmentedLru::new(granules);
-        let twin = Store::with_policy(config(), Version(100), twin).unwrap();
-        prop_assert_eq!(run(fast, &ops), run(twin, &ops));
+        let fast = run(Store::new(config(eviction), Version(100)).unwrap(), &ops);
+        let granules = 20 * KIB / 256;
+        let twin = match eviction {
+            Eviction::SegmentedLru => over(eviction, ReferenceSegmentedLru::new(granules * 40 / 100), &ops),
+            Eviction::S3Fifo => over(eviction, ReferenceS3Fifo::new(granules), &ops),
+            Eviction::Lru => over(eviction, ReferenceLru::default(), &ops),
+        };
+        prop_assert_eq!(fast, twin);
     }
 }
 
-fn put(store: &mut Store<SegmentedLru>, key: u128, bytes: u64) -> Version {
+fn over(eviction: Eviction, policy: impl EvictionPolicy, ops: &[Op]) -> Vec<String> {
+    run(Store::with_policy(config(eviction), Version(100), policy).unwrap(), ops)
+}
+
+fn put(store: &mut Store, key: u128, bytes: u64) -> Version {
     let (reservation, _) = store.reserve(Digest(key), bytes).expect("there is room");
     store.commit(reservation, 0).expect("nobody else puts it")
 }
@@ -224,4 +235,21 @@ fn a_refused_put_of_an_existing_object_keeps_it() {
     assert_eq!(store.reserve(Digest(0), 4096), Err(ReserveError::Exists));
     put(&mut store, 4, 4096);
     assert!(store.exists(Digest(0)) && !store.exists(Digest(1)), "somebody wanted object 0");
+}
+
+#[test]
+fn beyond_its_high_watermark_a_pool_drains_to_the_low_one() {
+    let marks =
+        StoreConfig { high_watermark_percent: 75, low_watermark_percent: 50, ..StoreConfig::for_pool(100 * 256) };
+    let mut store = Store::new(marks, Version(1)).unwrap();
+    let used = |store: &Store| store.stats().used_bytes / 256;
+    for key in 0..75 {
+        put(&mut store, key, 256);
+    }
+    assert_eq!((used(&store), store.stats().evictions), (75, 0));
+    // Each put now evicts four until half of the pool is free, and none after that.
+    let after: Vec<u64> = (75..90).map(|key| (put(&mut store, key, 256), used(&store)).1).collect();
+    assert_eq!(after, [72, 69, 66, 63, 60, 57, 54, 51, 50, 51, 52, 53, 54, 55, 56]);
+    assert!(!store.exists(Digest(0)) && store.exists(Digest(89)), "the oldest went");
+    store.check();
 }

@@ -38,6 +38,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.allocator.set_owner(block, id.0);
         self.granules[State::Reserved as usize] += self.entries[id].granules();
         let (index, generation) = self.reservations.insert(id.0);
+        self.drain();
         Ok((ReservationId { index, generation }, self.extent(id)))
     }
 

@@ -5,6 +5,9 @@
 //! [`SCATTERED`] times the request the order yields: the neighbours of the next victim go with it; and if pinned or
 //! reserved extents hem those in, the first stretch of the pool that can be cleared. A request is refused only when
 //! there is none.
+//!
+//! Where watermarks are set, each put beyond the high one also evicts a few more objects, until the low one is reached:
+//! bursts then find room that costs them nothing, for a pool that holds less.
 
 use super::Store;
 use crate::allocator::{Block, GRANULE_BYTES, granules_of};
@@ -14,6 +17,9 @@ use crate::eviction::EvictionPolicy;
 
 /// How much is evicted in the policy's order before neighbours are, in multiples of the request.
 const SCATTERED: u64 = 2;
+
+/// How many objects a put evicts at most on account of the watermarks. More than one, so that the low one is reached.
+const DRAINED_AT_ONCE: usize = 4;
 
 impl<P: EvictionPolicy> Store<P> {
     /// A block for `bytes`, and a vacant entry to go with it.
@@ -40,6 +46,27 @@ impl<P: EvictionPolicy> Store<P> {
             None => self.clear_a_run(granules).ok_or_else(|| self.no_space(bytes))?,
         };
         Ok(self.allocator.carve(free, bytes))
+    }
+
+    /// Evicts a few objects while the pool is used beyond its watermarks.
+    pub(super) fn drain(&mut self) {
+        let pool = self.allocator.pool_granules();
+        let beyond =
+            |store: &Self, percent: u8| (pool - store.allocator.free_granules()) * 100 > pool * u64::from(percent);
+        if !self.draining {
+            self.draining = beyond(self, self.config.high_watermark_percent);
+        }
+        for _ in 0..DRAINED_AT_ONCE {
+            if !self.draining {
+                return;
+            }
+            if !beyond(self, self.config.low_watermark_percent) {
+                self.draining = false;
+                return;
+            }
+            let Some(victim) = self.policy.victim(&mut self.entries) else { return };
+            self.evict(victim);
+        }
     }
 
     fn no_space(&self, bytes: u64) -> ReserveError {
@@ -90,6 +117,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.counters.evictions += 1;
         self.counters.evicted_bytes += self.entries[id].bytes();
         self.hide(id);
+        self.policy.evict(&mut self.entries, id);
         self.release(id)
     }
 }

@@ -1,0 +1,114 @@
+//! The policies by name, and the one that a store was configured with.
+
+use core::fmt;
+use core::str::FromStr;
+
+use super::{EvictionPolicy, S3Fifo, SegmentedLru};
+use crate::allocator::GRANULE_BYTES;
+use crate::config::StoreConfig;
+use crate::entry::{Entries, EntryId};
+
+/// Which policy decides what goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Eviction {
+    /// Segmented LRU: the best on traces of conversations.
+    #[default]
+    SegmentedLru,
+    /// S3-FIFO: for loads in which most objects are asked for once, and an access must cost nothing.
+    S3Fifo,
+    /// Plain LRU.
+    Lru,
+}
+
+impl Eviction {
+    /// Every policy.
+    pub const ALL: [Self; 3] = [Self::SegmentedLru, Self::S3Fifo, Self::Lru];
+
+    /// Its name on command lines and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SegmentedLru => "slru",
+            Self::S3Fifo => "s3fifo",
+            Self::Lru => "lru",
+        }
+    }
+}
+
+impl fmt::Display for Eviction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Eviction {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|policy| policy.name() == text);
+        found.ok_or_else(|| format!("{text:?} is no eviction policy: say slru, s3fifo or lru"))
+    }
+}
+
+/// A policy that was chosen when the process started.
+#[derive(Debug)]
+pub enum ChosenPolicy {
+    /// Segmented LRU; plain LRU where nothing is protected.
+    SegmentedLru(SegmentedLru),
+    /// S3-FIFO.
+    S3Fifo(S3Fifo),
+}
+
+impl ChosenPolicy {
+    /// The policy that `config` names, for its pool.
+    #[must_use]
+    pub fn new(config: &StoreConfig) -> Self {
+        let pool_granules = config.pool_bytes / GRANULE_BYTES;
+        let protected = config.pool_bytes * u64::from(config.protected_percent) / 100 / GRANULE_BYTES;
+        match config.eviction {
+            Eviction::SegmentedLru => Self::SegmentedLru(SegmentedLru::new(protected)),
+            Eviction::Lru => Self::SegmentedLru(SegmentedLru::new(0)),
+            Eviction::S3Fifo => Self::S3Fifo(S3Fifo::new(pool_granules, config.max_objects)),
+        }
+    }
+}
+
+/// Passes a call on to whichever policy there is.
+macro_rules! each {
+    ($policy:expr, $bound:ident => $call:expr) => {
+        match $policy {
+            ChosenPolicy::SegmentedLru($bound) => $call,
+            ChosenPolicy::S3Fifo($bound) => $call,
+        }
+    };
+}
+
+impl EvictionPolicy for ChosenPolicy {
+    fn insert(&mut self, entries: &mut Entries, id: EntryId) {
+        each!(self, policy => policy.insert(entries, id));
+    }
+
+    fn access(&mut self, entries: &mut Entries, id: EntryId) {
+        each!(self, policy => policy.access(entries, id));
+    }
+
+    fn remove(&mut self, entries: &mut Entries, id: EntryId) {
+        each!(self, policy => policy.remove(entries, id));
+    }
+
+    fn evict(&mut self, entries: &mut Entries, id: EntryId) {
+        each!(self, policy => policy.evict(entries, id));
+    }
+
+    fn unpinned(&mut self, entries: &mut Entries, id: EntryId) {
+        each!(self, policy => policy.unpinned(entries, id));
+    }
+
+    fn victim(&mut self, entries: &mut Entries) -> Option<EntryId> {
+        each!(self, policy => policy.victim(entries))
+    }
+
+    fn check(&self, entries: &Entries) -> usize {
+        each!(self, policy => policy.check(entries))
+    }
+}
