@@ -22,6 +22,11 @@ impl World {
         if !self.is_node(index, incarnation) || self.nodes[index].leaving {
             return;
         }
+        // As a real node: first its disks, then the cluster.
+        if !self.tiers_opened(index) {
+            self.after(MS, Event::Agent(index, incarnation));
+            return;
+        }
         self.speak(index);
         let jitter_ns = self.streams.schedule.below(10 * MS);
         self.after(AGENT_NS + jitter_ns, Event::Agent(index, incarnation));
@@ -84,7 +89,8 @@ impl World {
         for life in node.shards.clone() {
             self.lives[life].epoch = 0;
             self.lives[life].service.begin_life(Incarnation(incarnation));
-            self.shadow.dropped(life, |_| true);
+            let lineage = self.lineage(life);
+            self.shadow.dropped(lineage, |_| true);
             self.drain_service(life, None);
         }
         self.after(MS, Event::Agent(index, incarnation));
@@ -114,7 +120,8 @@ impl World {
                     Some(usize::from(owner.member)) == member && usize::from(owner.shard.0) == shard
                 })
             };
-            self.shadow.dropped(index, |digest| missed || !owns(digest.slot().0));
+            let lineage = self.lineage(index);
+            self.shadow.dropped(lineage, |digest| missed || !owns(digest.slot().0));
             let life = &mut self.lives[index];
             if missed {
                 life.service.set_owned(before, |_| false);
@@ -123,6 +130,7 @@ impl World {
             let observed = Epochs::observe("a shard", Epoch(life.epoch), epoch);
             life.epoch = epoch.0;
             self.require(observed);
+            self.drain_service(index, None);
         }
     }
 
