@@ -58,7 +58,7 @@ fn caught(mischief: Mischief, rules: &[Rule]) {
 
 #[test]
 fn a_flush_that_is_acknowledged_and_not_done() {
-    caught(Mischief::SkipFlush, &[Rule::Durable]);
+    caught(Mischief::SkipFlush, &[Rule::Durable, Rule::Removed]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use kvplane_cluster::{Input, Load, Rejection, Reply};
+use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, Slot};
 use kvplane_proto::map::{ClusterMap, OwnerTable};
 
@@ -90,7 +91,7 @@ impl World {
             self.lives[life].epoch = 0;
             self.lives[life].service.begin_life(Incarnation(incarnation));
             let lineage = self.lineage(life);
-            self.shadow.dropped(lineage, |_| true);
+            self.dropped(lineage, |_| true);
             self.drain_service(life, None);
         }
         self.after(MS, Event::Agent(index, incarnation));
@@ -121,7 +122,7 @@ impl World {
                 })
             };
             let lineage = self.lineage(index);
-            self.shadow.dropped(lineage, |digest| missed || !owns(digest.slot().0));
+            self.dropped(lineage, |digest| missed || !owns(digest.slot().0));
             let life = &mut self.lives[index];
             if missed {
                 life.service.set_owned(before, |_| false);
@@ -131,6 +132,15 @@ impl World {
             life.epoch = epoch.0;
             self.require(observed);
             self.drain_service(index, None);
+        }
+    }
+
+    /// A shard dropped objects. What a disk had of them may be there again when nobody else had their slots meanwhile.
+    fn dropped(&mut self, lineage: usize, dropped: impl Fn(Digest) -> bool) {
+        if self.scenario.tier.is_some() {
+            self.shadow.promises_void(lineage, dropped);
+        } else {
+            self.shadow.dropped(lineage, dropped);
         }
     }
 

@@ -49,8 +49,15 @@ impl World {
             if self.tiers_degraded() {
                 return;
             }
-            self.probe(client, key, What::Put { write, bytes }, &[Status::Ok, Status::Exists]);
-            self.probe(client, key, What::Get { capacity: self.scenario.object_bytes }, &[Status::Ok]);
+            // What a disk has of an object may turn out to be damaged when it is asked for.
+            let hurt = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any());
+            let (put, get): (&[Status], &[Status]) = if hurt {
+                (&[Status::Ok, Status::Exists, Status::NoSpace], &[Status::Ok, Status::NotFound])
+            } else {
+                (&[Status::Ok, Status::Exists], &[Status::Ok])
+            };
+            self.probe(client, key, What::Put { write, bytes }, put);
+            self.probe(client, key, What::Get { capacity: self.scenario.object_bytes }, get);
             if self.violation.is_some() {
                 return;
             }

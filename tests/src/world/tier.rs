@@ -191,7 +191,7 @@ impl World {
                     self.statistics.recovered += u64::from(report.objects);
                     if report.given_up > 0 {
                         let lineage = self.lineage(life);
-                        self.shadow.promises_void(lineage);
+                        self.shadow.promises_void(lineage, |_| true);
                     }
                 }
                 _ => {}
@@ -278,7 +278,7 @@ impl World {
         let at = &mut self.lives[life];
         if at.service.tier_snapshot().is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
             // Reclaim drops what it must; what it dropped is not said.
-            self.shadow.promises_void(lineage);
+            self.shadow.promises_void(lineage, |_| true);
         }
         let Some(tier) = &mut at.tier else { return };
         let ops = core::mem::take(&mut tier.ops);
@@ -286,6 +286,9 @@ impl World {
         ops.values().for_each(|(op, _)| disk.cut_off(op, &memory));
         if power {
             disk.power_failure();
+        }
+        if disk.faults.any() || disk.lies {
+            self.shadow.promises_void(lineage, |_| true);
         }
         if disk.lies {
             // A lost write at the end of the log is nothing that anybody could see.
@@ -317,7 +320,7 @@ impl World {
                 continue;
             }
             if at.service.tier_snapshot().is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
-                self.shadow.promises_void(lineage);
+                self.shadow.promises_void(lineage, |_| true);
             }
             owners.push(lineage);
         }

@@ -204,8 +204,9 @@ impl Shadow {
     }
 
     /// What a life had may be gone.
-    pub(crate) fn promises_void(&mut self, life: usize) {
-        for commit in self.commits.values_mut().filter(|commit| commit.life == life) {
+    pub(crate) fn promises_void(&mut self, life: usize, which: impl Fn(Digest) -> bool) {
+        let digests = &self.digests;
+        for commit in self.commits.values_mut().filter(|commit| commit.life == life && which(digests[commit.key])) {
             (commit.promised, commit.void) = (false, true);
         }
     }
