@@ -1,5 +1,6 @@
 //! Seeds of the simulated world whose shards have disks: crashes between any two operations of a disk, power failures,
-//! and disks that fail and lie. `KVPLANE_SEEDS` says how many (12), `KVPLANE_SEED` the first (0).
+//! and disks that fail and lie. `KVPLANE_TIER_SEEDS`, or `KVPLANE_SEEDS`,
+//! says how many (12), `KVPLANE_SEED` the first (0).
 
 use kvplane_tests::world::{Mischief, Rule, Scenario, Statistics, run, run_with_lines};
 
@@ -10,11 +11,10 @@ fn number(name: &str, default: u64) -> u64 {
     }
 }
 
-#[test]
-fn seeds() {
-    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 12));
+/// Runs every so many-th seed; what happened, and the seeds that failed.
+fn share(seeds: impl Iterator<Item = u64>) -> (Statistics, Vec<u64>) {
     let (mut total, mut failed) = (Statistics::default(), Vec::new());
-    for seed in first..first + count {
+    for seed in seeds {
         match run(Scenario::of_tiers(seed)) {
             Ok(outcome) => total.add(&outcome.statistics),
             Err(_) => {
@@ -24,14 +24,28 @@ fn seeds() {
                 failed.push(seed);
             }
         }
-        if (seed - first + 1).is_multiple_of(50) {
-            println!("{} of {count} seeds", seed - first + 1);
-        }
-        if failed.len() >= 10 {
+        if failed.len() >= 5 {
             break;
         }
     }
-    println!("{total}");
+    (total, failed)
+}
+
+#[test]
+fn seeds() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_TIER_SEEDS", number("KVPLANE_SEEDS", 12)));
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let shares: Vec<(Statistics, Vec<u64>)> = std::thread::scope(|scope| {
+        let start = |thread| scope.spawn(move || share((first + thread..first + count).step_by(threads)));
+        let running: Vec<_> = (0..threads as u64).map(start).collect();
+        running.into_iter().map(|share| share.join().expect("a share of the seeds")).collect()
+    });
+    let (mut total, mut failed) = (Statistics::default(), Vec::new());
+    for (statistics, seeds) in shares {
+        total.add(&statistics);
+        failed.extend(seeds);
+    }
+    println!("{count} seeds: {total}");
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above with the command that repeats it");
     assert!(count < 10 || total.audited > 0 && total.crashes > count, "nothing was put to the test: {total}");
 }
