@@ -124,6 +124,12 @@ impl<P: EvictionPolicy> Store<P> {
         Some(self.entries[self.index.find(&self.entries, digest)?].bytes())
     }
 
+    /// Where an object is and which version of it. Not an access.
+    #[must_use]
+    pub fn peek(&self, digest: Digest) -> Option<ObjectView> {
+        self.index.find(&self.entries, digest).map(|id| self.view(id))
+    }
+
     /// Pins an object, so that its bytes stay until [`Store::unpin`]. Counts as an access.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use kvplane_cluster::{Input, Load, Rejection, Reply};
+use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, Slot};
 use kvplane_proto::map::{ClusterMap, OwnerTable};
 
@@ -20,6 +21,11 @@ impl World {
     /// The agent's turn: join, or say that the node is alive.
     pub(crate) fn agent(&mut self, index: usize, incarnation: u64) {
         if !self.is_node(index, incarnation) || self.nodes[index].leaving {
+            return;
+        }
+        // As a real node: first its disks, then the cluster.
+        if !self.tiers_opened(index) {
+            self.after(MS, Event::Agent(index, incarnation));
             return;
         }
         self.speak(index);
@@ -84,7 +90,8 @@ impl World {
         for life in node.shards.clone() {
             self.lives[life].epoch = 0;
             self.lives[life].service.begin_life(Incarnation(incarnation));
-            self.shadow.dropped(life, |_| true);
+            let lineage = self.lineage(life);
+            self.dropped(lineage, |_| true);
             self.drain_service(life, None);
         }
         self.after(MS, Event::Agent(index, incarnation));
@@ -114,7 +121,8 @@ impl World {
                     Some(usize::from(owner.member)) == member && usize::from(owner.shard.0) == shard
                 })
             };
-            self.shadow.dropped(index, |digest| missed || !owns(digest.slot().0));
+            let lineage = self.lineage(index);
+            self.dropped(lineage, |digest| missed || !owns(digest.slot().0));
             let life = &mut self.lives[index];
             if missed {
                 life.service.set_owned(before, |_| false);
@@ -123,6 +131,16 @@ impl World {
             let observed = Epochs::observe("a shard", Epoch(life.epoch), epoch);
             life.epoch = epoch.0;
             self.require(observed);
+            self.drain_service(index, None);
+        }
+    }
+
+    /// A shard dropped objects. What a disk had of them may be there again when nobody else had their slots meanwhile.
+    fn dropped(&mut self, lineage: usize, dropped: impl Fn(Digest) -> bool) {
+        if self.scenario.tier.is_some() {
+            self.shadow.promises_void(lineage, dropped);
+        } else {
+            self.shadow.dropped(lineage, dropped);
         }
     }
 

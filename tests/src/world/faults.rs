@@ -116,6 +116,10 @@ impl World {
         let down_ns = 1 + rng.below(longest_ns);
         match fault {
             Fault::ResetConnection => self.reset_connection(),
+            Fault::CrashNode if self.nodes[node].up && self.scenario.tier.is_some() && down_ns % 3 > 0 => {
+                // Between any two operations of its disks.
+                self.nodes[node].ops_left = Some(1 + (down_ns % 61) as u32);
+            }
             Fault::CrashNode if self.nodes[node].up => {
                 self.crash_node(node);
                 self.after(down_ns, Event::StartNode(node));
@@ -202,6 +206,7 @@ impl World {
     pub(crate) fn calm(&mut self) {
         self.trouble.calm = true;
         self.trouble.partitions.clear();
+        self.disks.values_mut().for_each(|disk| disk.faults = super::disk::DiskFaults::default());
         self.start_control();
         for node in 0..self.nodes.len() {
             self.nodes[node].slowness = 1;

@@ -22,6 +22,7 @@ impl World {
         let until_ns = self.now_ns + HEAL_NS.max(LONGEST_NS + 1000 * MS);
         self.run_until(until_ns, |_| false);
         self.check_batches();
+        self.audit();
         self.probe_everything();
         let until_ns = self.now_ns + 1000 * MS;
         self.run_until(until_ns, |_| false);
@@ -45,8 +46,18 @@ impl World {
             let (key, client) = (turn % self.scenario.keys, turn % self.clients.len());
             let bytes = 1 + (self.scenario.object_bytes - 1) * (turn as u64 + 1) / turns as u64;
             let write = self.shadow.write(key, bytes);
-            self.probe(client, key, What::Put { write, bytes }, &[Status::Ok, Status::Exists]);
-            self.probe(client, key, What::Get { capacity: self.scenario.object_bytes }, &[Status::Ok]);
+            if self.tiers_degraded() {
+                return;
+            }
+            // What a disk has of an object may turn out to be damaged when it is asked for.
+            let hurt = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any());
+            let (put, get): (&[Status], &[Status]) = if hurt {
+                (&[Status::Ok, Status::Exists, Status::NoSpace], &[Status::Ok, Status::NotFound])
+            } else {
+                (&[Status::Ok, Status::Exists], &[Status::Ok])
+            };
+            self.probe(client, key, What::Put { write, bytes }, put);
+            self.probe(client, key, What::Get { capacity: self.scenario.object_bytes }, get);
             if self.violation.is_some() {
                 return;
             }

@@ -15,6 +15,7 @@ mod check;
 mod client;
 mod control;
 mod copy;
+mod disk;
 mod faults;
 mod finish;
 mod network;
@@ -29,6 +30,7 @@ mod scenario;
 mod segments;
 mod server;
 mod statistics;
+mod tier;
 mod trace;
 mod workload;
 
@@ -58,6 +60,7 @@ struct Streams {
     workload: Rng,
     faults: Rng,
     segments: Rng,
+    disk: Rng,
 }
 
 /// The whole world.
@@ -70,6 +73,8 @@ pub(crate) struct World {
     nodes: Vec<Node>,
     /// Every life of every shard, ended ones included.
     lives: Vec<Life>,
+    /// Disks by what they keep: they outlive their shards.
+    disks: BTreeMap<usize, disk::Disk>,
     clients: Vec<ClientHost>,
     control: Control,
     connections: BTreeMap<u32, Connection>,
@@ -95,6 +100,7 @@ impl World {
             workload: Rng::new(seed, "workload"),
             faults: Rng::new(seed, "faults"),
             segments: Rng::new(seed, "segments"),
+            disk: Rng::new(seed, "disk events"),
         };
         let mut world = Self {
             now_ns: MS,
@@ -103,6 +109,7 @@ impl World {
             trace: Trace::new(keep_lines),
             nodes: Vec::new(),
             lives: Vec::new(),
+            disks: BTreeMap::new(),
             clients: Vec::new(),
             control: Control::new(),
             connections: BTreeMap::new(),
@@ -180,6 +187,8 @@ impl World {
             Event::ControlTimer(life) => self.control_timer(life),
             Event::ToControl(message) => self.control_hears(&message),
             Event::FromControl(party, message) => self.party_hears(party, &message),
+            Event::Disk(life, op) => self.disk_done(life, op),
+            Event::TierRefused(life) => self.tier_refused(life),
             Event::Fault => self.fault(),
             Event::StartNode(node) => self.start_node(node),
             Event::StartClient(client) => self.start_client(client),

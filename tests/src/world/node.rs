@@ -15,6 +15,7 @@ use super::network::{End, Way};
 use super::queue::Event;
 use super::scenario::{MS, Scenario};
 use super::segments::{register, segment_bytes};
+use super::tier::LifeTier;
 
 /// A node.
 pub(crate) struct Node {
@@ -26,6 +27,10 @@ pub(crate) struct Node {
     pub(crate) leaving: bool,
     pub(crate) joined: bool,
     pub(crate) epoch: Epoch,
+    /// So many operations of its disks are carried out before it dies.
+    pub(crate) ops_left: Option<u32>,
+    /// The next crash is one of the power.
+    pub(crate) power_fails: bool,
     weight: u32,
     host: String,
     shared_memory: bool,
@@ -36,6 +41,7 @@ pub(crate) struct Node {
 /// One life of one shard.
 pub(crate) struct Life {
     pub(crate) node: usize,
+    pub(crate) shard: u16,
     pub(crate) alive: bool,
     pub(crate) address: SocketAddr,
     pub(crate) service: Service,
@@ -43,6 +49,10 @@ pub(crate) struct Life {
     pub(crate) segment: Vec<u8>,
     pub(crate) segment_id: SegmentId,
     pub(crate) ledger: Ledger,
+    pub(crate) tier: Option<LifeTier>,
+    /// Its disk could not be opened, and its node is about to end.
+    pub(crate) refused: bool,
+    pub(crate) ending: bool,
     pub(crate) epoch: u64,
     pub(crate) armed_ns: u64,
     newest_version: Version,
@@ -85,6 +95,10 @@ impl Life {
         Ok(())
     }
 
+    pub(crate) fn is_new(&self, version: Version) -> bool {
+        version > self.newest_version
+    }
+
     pub(crate) fn check_store(&self) {
         if let Some(store) = self.service.store().filter(|_| self.alive) {
             store.check();
@@ -102,6 +116,8 @@ impl Node {
             leaving: false,
             joined: false,
             epoch: Epoch(0),
+            ops_left: None,
+            power_fails: false,
             weight: 1 + rng.below(4) as u32,
             host: format!("host-{}", index % scenario.hosts),
             shared_memory: scenario.shared_memory,
@@ -153,11 +169,13 @@ impl World {
     }
 
     fn begin_life(&mut self, index: usize, shard: u16) {
-        let node = &mut self.nodes[index];
+        let node = &self.nodes[index];
         // Greater than any version of an earlier life, and unique in the world, so that a version says where it is
         // from.
         let first = (self.lives.len() as u64 + 1) << 32;
+        let tiered = self.scenario.tier.is_some();
         let config = StoreConfig {
+            unit_bytes: 256,
             max_object_bytes: self.scenario.object_bytes,
             max_pins: self.scenario.max_pins,
             max_reservations: self.scenario.max_reservations,
@@ -175,9 +193,12 @@ impl World {
         let mut service = Service::new(identity, Some(store));
         let segment_bytes = segment_bytes(&self.scenario);
         let segment_id = register(&mut service, segment_bytes);
+        let tier = self.open_tier(index, shard, &mut service);
+        let node = &mut self.nodes[index];
         node.shards.push(self.lives.len());
         self.lives.push(Life {
             node: index,
+            shard,
             alive: true,
             address: node.address(index, shard),
             service,
@@ -185,19 +206,28 @@ impl World {
             segment_id,
             pool: vec![0; self.scenario.pool_bytes as usize],
             ledger: Ledger::default(),
+            tier,
+            refused: false,
+            ending: false,
             epoch: 0,
             armed_ns: u64::MAX,
             newest_version: Version(0),
             peers: Vec::new(),
         });
+        if tiered {
+            self.drain_service(self.lives.len() - 1, None);
+        }
     }
 
     /// `kill -9` of a node: its memory is gone; connections end, shared mappings live on in those who have them.
     pub(crate) fn crash_node(&mut self, index: usize) {
+        let power = self.power_fails(index);
         let node = &mut self.nodes[index];
         node.up = false;
+        node.ops_left = None;
         let shards = std::mem::take(&mut node.shards);
         for &life in &shards {
+            self.cut_off_disk(life, power);
             self.lives[life].alive = false;
             if let Some(store) = self.lives[life].service.store() {
                 self.statistics.evictions += store.stats().evictions;

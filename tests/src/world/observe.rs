@@ -33,6 +33,8 @@ pub(crate) struct Held {
     put: Option<Room>,
     reservations: BTreeMap<ReservationId, Room>,
     pins: BTreeMap<PinId, u64>,
+    /// Removals that were not answered yet: of which keys, and below which version.
+    removes: BTreeMap<u64, (Vec<usize>, u64)>,
     /// Whether the client was told that the shard wants to close.
     pub(crate) end_told: bool,
 }
@@ -102,7 +104,11 @@ impl World {
             }
             return;
         }
-        let Some(asked) = asked.filter(|asked| asked.connection == index && header.status == Status::Ok) else {
+        if self.scenario.tier.is_some() && self.observe_late(index, operation, header, body) {
+            return;
+        }
+        let same = |asked: &Asked<'_>| asked.connection == index && asked.header.request == header.request;
+        let Some(asked) = asked.filter(|asked| same(asked) && header.status == Status::Ok) else {
             return;
         };
         match operation {
@@ -117,6 +123,89 @@ impl World {
             Operation::Commit => self.observe_commits(index, header, body, asked),
             Operation::Remove => self.observe_remove(index, asked),
             _ => {}
+        }
+    }
+
+    /// With a tier, answers come when the disk has them; what they are about happened before.
+    fn observe_late(&mut self, index: u32, operation: Operation, header: &Header, body: &[u8]) -> bool {
+        let good = header.status == Status::Ok;
+        let promises = self.scenario.tier.as_ref().is_some_and(super::tier::TierScenario::promises);
+        match operation {
+            Operation::Put if good && promises => self.shadow.promise(header.argument),
+            Operation::Commit if good && promises => {
+                for item in decode_items::<CommitReply>(body, header.items).into_iter().flatten() {
+                    if item.status == Status::Ok {
+                        self.shadow.promise(item.version.0);
+                    }
+                }
+            }
+            Operation::Lookup if good => self.observe_lookup(index, header, body),
+            Operation::Remove => self.observe_removed(index, header),
+            Operation::Put | Operation::Commit | Operation::Lookup => {}
+            _ => return false,
+        }
+        true
+    }
+
+    /// With a tier: what a request did at once, whenever its answer comes.
+    pub(crate) fn observe_begun(&mut self, index: u32, header: &Header, body: &[u8]) {
+        let Some(connection) = self.connections.get_mut(&index).filter(|_| self.scenario.tier.is_some()) else {
+            return;
+        };
+        let life = connection.life;
+        match header.kind {
+            Kind::Request(Operation::Commit) => {
+                let mut rooms = Vec::new();
+                for item in decode_items::<CommitItem>(body, header.items).into_iter().flatten() {
+                    rooms.extend(connection.held.reservations.remove(&item.reservation));
+                }
+                rooms.into_iter().for_each(|room| self.observe_made(index, room));
+            }
+            Kind::Request(Operation::Remove) => {
+                let items = decode_items::<DigestItem>(body, header.items).into_iter().flatten();
+                let keys: Vec<usize> = items.filter_map(|item| self.shadow.key(item.digest)).collect();
+                let floor = self.lives[life].service.store().map_or(0, |store| store.next_version().0);
+                connection.held.removes.insert(header.request.to_bits(), (keys.clone(), floor));
+                let lineage = self.lineage(life);
+                keys.into_iter().for_each(|key| self.shadow.removal_begins(key, lineage, floor));
+            }
+            _ => {}
+        }
+    }
+
+    /// With a tier: the payload of a put over a stream was taken.
+    pub(crate) fn observe_put_made(&mut self, index: u32) {
+        let Some(connection) = self.connections.get_mut(&index).filter(|_| self.scenario.tier.is_some()) else {
+            return;
+        };
+        if let Some(room) = connection.held.put.take() {
+            self.observe_made(index, room);
+        }
+    }
+
+    /// Nobody writes to a room any more: either there is an object in it now, or nothing came of it.
+    fn observe_made(&mut self, index: u32, room: Room) {
+        let Some(connection) = self.connections.get(&index) else { return };
+        let life = &self.lives[connection.life];
+        let view = life.service.store().and_then(|store| store.peek(room.digest));
+        let made = view.filter(|view| view.extent.offset == room.offset && life.is_new(view.version));
+        match made {
+            Some(view) => self.observe_commit(index, room, view.version.0),
+            None => self.lives[connection.life].ledger.end(index, Use::Write, room.offset),
+        }
+    }
+
+    fn observe_removed(&mut self, index: u32, header: &Header) {
+        let Some(connection) = self.connections.get_mut(&index) else { return };
+        let (client, life) = (connection.client, connection.life);
+        let Some((keys, floor)) = connection.held.removes.remove(&header.request.to_bits()) else { return };
+        if header.status != Status::Ok {
+            return;
+        }
+        let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
+        for key in keys {
+            self.shadow.removed(key, lineage, floor);
+            self.removals.remove_answered(client, key, epoch, self.now_ns);
         }
     }
 
@@ -182,7 +271,9 @@ impl World {
         life.ledger.end(index, Use::Write, room.offset);
         let grown = life.see_version(Version(version));
         let bytes = life.bytes(room.offset, room.bytes);
-        let committed = self.shadow.commit(version, room.digest, (index_of_life, life.epoch), bytes);
+        let bytes = bytes.to_vec();
+        let place = (self.lineage(index_of_life), self.lives[index_of_life].epoch);
+        let committed = self.shadow.commit(version, room.digest, place, &bytes);
         self.statistics.commits += 1;
         self.trace.fold(mix64(version) ^ room.digest.low());
         self.require(grown);
@@ -192,10 +283,10 @@ impl World {
     fn observe_remove(&mut self, index: u32, asked: Asked<'_>) {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, life) = (connection.client, connection.life);
-        let epoch = self.lives[life].epoch;
+        let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
         for item in decode_items::<DigestItem>(asked.body, asked.header.items).into_iter().flatten() {
             if let Some(key) = self.shadow.key(item.digest) {
-                self.shadow.removed(key, life);
+                self.shadow.removed(key, lineage, u64::MAX);
                 self.removals.remove_answered(client, key, epoch, self.now_ns);
             }
         }

@@ -49,6 +49,10 @@ pub(crate) enum Event {
     ToControl(Rc<Message>),
     /// A message from the control plane arrives.
     FromControl(Party, Rc<Message>),
+    /// A disk carries an operation out: life of its shard, operation.
+    Disk(usize, u64),
+    /// A shard's disk could not be opened: its life.
+    TierRefused(usize),
     /// Something goes wrong.
     Fault,
     /// A node starts again.
@@ -172,6 +176,8 @@ impl Event {
             Self::StartControl => (21, 0, 0),
             Self::Recover(node) => (22, *node as u64, 0),
             Self::Depart(node, incarnation) => (23, *node as u64, *incarnation),
+            Self::Disk(life, op) => (24, *life as u64, *op),
+            Self::TierRefused(life) => (25, *life as u64, 0),
         }
     }
 }

@@ -125,6 +125,7 @@ impl World {
             (_, Status::Cancelled) if !open.cancelled => Err(unfit(asked, result)),
             (What::Write { .. }, Status::Ok | Status::Stale | Status::Unsupported)
             | (What::Put { .. }, Status::Exists | Status::NoSpace)
+            | (What::Remove, Status::NoSpace)
             | (What::Get { .. } | What::Size | What::Exists, Status::NotFound)
             | (What::Exists, Status::Ok)
             | (

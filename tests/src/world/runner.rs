@@ -21,6 +21,8 @@ pub struct Outcome {
 pub struct Failure {
     /// The seed.
     pub seed: u64,
+    /// The test that runs such scenarios.
+    pub test: &'static str,
     /// Which rule, and how.
     pub violation: Violation,
     /// The last events, oldest first; empty unless asked for.
@@ -35,8 +37,8 @@ impl std::fmt::Display for Failure {
         writeln!(f, "seed {} broke {:?}: {}", self.seed, self.violation.rule, self.violation.what)?;
         write!(
             f,
-            "again: KVPLANE_SEED={} KVPLANE_SEEDS=1 cargo test -p kvplane-tests --test world -- --nocapture",
-            self.seed
+            "again: KVPLANE_SEED={} KVPLANE_SEEDS=1 cargo test -p kvplane-tests --test {} -- --nocapture",
+            self.seed, self.test
         )
     }
 }
@@ -58,7 +60,8 @@ pub fn run_with_lines(scenario: Scenario) -> Result<Outcome, Failure> {
 }
 
 fn start(scenario: Scenario, keep_lines: bool) -> Result<Outcome, Failure> {
-    let seed = scenario.seed;
+    let (seed, test) = (scenario.seed, if scenario.tier.is_some() { "tiers" } else { "world" });
+    let tier = scenario.tier.as_ref().filter(|_| keep_lines).map(|tier| tier.to_string());
     let mut world = World::new(scenario, keep_lines);
     // The world is looked at after a panic only for its trace.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.live())) {
@@ -67,7 +70,10 @@ fn start(scenario: Scenario, keep_lines: bool) -> Result<Outcome, Failure> {
         world.violate(broken(Rule::Panic, text.unwrap_or_else(|| "a panic without text".to_owned())));
     }
     match world.violation.take() {
-        Some(violation) => Err(Failure { seed, violation, lines: world.trace.lines() }),
+        Some(violation) => {
+            let lines = tier.into_iter().chain(world.trace.lines()).collect();
+            Err(Failure { seed, test, violation, lines })
+        }
         None => Ok(Outcome { hash: world.trace.hash(), events: world.trace.events, statistics: world.statistics }),
     }
 }

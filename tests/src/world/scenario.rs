@@ -5,6 +5,8 @@
 
 use kvplane_proto::rng::Rng;
 
+use super::tier::TierScenario;
+
 /// A millisecond of virtual time.
 pub(crate) const MS: u64 = 1_000_000;
 /// A microsecond of virtual time.
@@ -43,6 +45,12 @@ pub enum Mischief {
     GoOnAfterFence,
     /// The client's host reports the completion of a batch twice.
     DoneTwice,
+    /// The shard's host says that its disk has flushed, and did not ask it to.
+    SkipFlush,
+    /// The shard's host believes its disk: checksums are computed of what should have come.
+    TrustDisk,
+    /// The shard's host does not write tombstones.
+    DropTombstones,
 }
 
 /// Everything that a run follows from.
@@ -72,6 +80,8 @@ pub struct Scenario {
     pub(crate) latency_ns: u64,
     pub(crate) faults_until_ns: u64,
     pub(crate) chances: Chances,
+    /// Disks under the shards.
+    pub(crate) tier: Option<TierScenario>,
 }
 
 /// How often what goes wrong.
@@ -122,7 +132,37 @@ impl Scenario {
             latency_ns: pick(rng, &[10 * US, 200 * US, 2 * MS]),
             faults_until_ns: 2500 * MS,
             chances: Chances::draw(rng),
+            tier: None,
         }
+    }
+
+    /// The scenario of a seed in which every shard has a disk. Disks outlive their processes, so the versions on them
+    /// are asked for again after crashes, which are frequent here.
+    #[must_use]
+    pub fn of_tiers(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "tiers");
+        let mut scenario = Self::of_seed(seed);
+        let object_bytes = [2 << 10, 8 << 10, 8 << 10, 100 << 10][rng.below(4) as usize];
+        scenario.object_bytes = object_bytes;
+        scenario.pool_bytes = object_bytes * [4, 6, 16][rng.below(3) as usize];
+        scenario.chunk_bytes = scenario.chunk_bytes.min(object_bytes);
+        scenario.keys = [4, 16, 32][rng.below(3) as usize];
+        scenario.remove_weight = [5, 20, 40][rng.below(3) as usize];
+        scenario.nodes = 1;
+        scenario.chances.weights[super::faults::Fault::CrashNode as usize] = 2 + rng.below(6);
+        scenario.chances.weights[super::faults::Fault::LeaveNode as usize] = 0;
+        scenario.tier = Some(TierScenario::draw(rng, object_bytes, scenario.keys));
+        scenario
+    }
+
+    /// A scenario of tiers with a host's bug in it: on disks that make it matter.
+    #[must_use]
+    pub fn of_tiers_with(seed: u64, mischief: Mischief) -> Self {
+        let mut scenario = Self { mischief: Some(mischief), ..Self::of_tiers(seed) };
+        if let Some(tier) = &mut scenario.tier {
+            tier.suit(mischief);
+        }
+        scenario
     }
 
     /// The scenario of a seed with a host's bug in it.

@@ -87,6 +87,7 @@ impl World {
             }
         };
         self.observe_request(index, &header, body, destination);
+        self.observe_begun(index, &header, body);
         if header.payload_bytes > 0
             && let Some(connection) = self.connections.get_mut(&index)
         {
@@ -124,6 +125,7 @@ impl World {
             let trusted = self.scenario.has(Mischief::TrustPutChecksum) && digest.is_some();
             let sum = if trusted { header.payload_checksum } else { sum };
             self.lives[life].service.payload_done(peer, Some(sum), self.now_ns);
+            self.observe_put_made(index);
             self.drain_service(life, Some(Asked { connection: index, header: &header, body: &[] }));
             self.observe_put_end(index);
             if self.scenario.has(Mischief::DuplicatePut) {
@@ -134,7 +136,14 @@ impl World {
 
     /// Does what the service asks for.
     pub(crate) fn drain_service(&mut self, life: usize, asked: Option<Asked<'_>>) {
+        while self.drain_outputs(life, asked) | self.drive_tier(life) {}
+        self.arm_service(life);
+    }
+
+    fn drain_outputs(&mut self, life: usize, asked: Option<Asked<'_>>) -> bool {
+        let mut any = false;
         while let Some(output) = self.lives[life].service.poll_output() {
+            any = true;
             match output {
                 Output::Frame { peer, header, body, payload } => {
                     let body = self.lives[life].service.body(body).to_vec();
@@ -148,7 +157,7 @@ impl World {
                 Output::Unregistered { .. } => {}
             }
         }
-        self.arm_service(life);
+        any
     }
 
     fn answer(

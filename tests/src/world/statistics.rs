@@ -29,6 +29,16 @@ pub struct Statistics {
     pub evictions: u64,
     /// Maps published.
     pub epochs: u64,
+    /// Operations of disks.
+    pub disk_ops: u64,
+    /// Disks whose process or power failed.
+    pub crashes: u64,
+    /// Objects found again on disks.
+    pub recovered: u64,
+    /// Times that a tier took no more writes.
+    pub degraded: u64,
+    /// Acknowledged objects that were asked for after a last crash.
+    pub audited: u64,
     /// Requests by their outcome.
     statuses: [u64; STATUSES],
 }
@@ -56,6 +66,11 @@ impl Statistics {
         self.commits += other.commits;
         self.evictions += other.evictions;
         self.epochs += other.epochs;
+        self.disk_ops += other.disk_ops;
+        self.crashes += other.crashes;
+        self.recovered += other.recovered;
+        self.degraded += other.degraded;
+        self.audited += other.audited;
         for (mine, theirs) in self.statuses.iter_mut().zip(other.statuses) {
             *mine += theirs;
         }
@@ -68,6 +83,11 @@ impl fmt::Display for Statistics {
         write!(f, "{batches} batches, {hits} objects read, {puts} puts acknowledged, {commits} versions, ")?;
         write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;
         writeln!(f, "{stale_frames} stale frames")?;
+        if self.disk_ops > 0 {
+            let Self { disk_ops, crashes, recovered, degraded, audited, .. } = self;
+            write!(f, "{disk_ops} operations of disks, {crashes} crashes over them, {recovered} objects recovered, ")?;
+            writeln!(f, "{degraded} tiers without writes, {audited} promises looked at after the last crash")?;
+        }
         f.write_str("requests by outcome:")?;
         for &status in Status::ALL {
             if self.with_status(status) > 0 {

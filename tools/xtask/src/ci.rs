@@ -16,6 +16,8 @@ use crate::workspace::Workspace;
 
 /// How many seeds the simulation runs through here; a plain test run takes fewer.
 pub const SEEDS: &str = "200";
+/// And those whose shards have faulty disks.
+pub const TIER_SEEDS: &str = "300";
 
 /// Libraries that the binary opens at run time where they exist, and must never need to start.
 const OPTIONAL_LIBRARIES: [&str; 5] = ["libibverbs", "librdmacm", "libhwloc", "libcuda", "libudev"];
@@ -86,7 +88,11 @@ impl Step {
             Self::Tidy => tidy::run(workspace),
             Self::Clippy => cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
             Self::Test => testing::run(workspace, &[]),
-            Self::Seeds => process::run(testing::package_tests(workspace, "kvplane-tests").env("KVPLANE_SEEDS", SEEDS)),
+            Self::Seeds => process::run(
+                testing::package_tests(workspace, "kvplane-tests")
+                    .env("KVPLANE_SEEDS", SEEDS)
+                    .env("KVPLANE_TIER_SEEDS", TIER_SEEDS),
+            ),
             Self::Release => cargo(&["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-capi"]),
             Self::Linkage => check_linkage(workspace),
             Self::Interop => peers::interop(workspace, &[]),

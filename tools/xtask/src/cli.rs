@@ -1,6 +1,6 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
-//! `demo`, `test`, `bench`, `peers`, `interop` and `rig` pass what follows them on untouched, so their flags are
+//! `demo`, `test`, `seeds`, `kills`, `bench`, `peers`, `interop` and `rig` pass what follows them on untouched, so their flags are
 //! checked by whoever gets them. For the others an unknown word is an error with the usage text and exit status 2.
 
 use crate::ci::Step;
@@ -26,6 +26,9 @@ usage: cargo x COMMAND [...]
   ci [STEP...]         everything a change must pass, or the steps named:
                        fmt, tidy, clippy, test, seeds, release, linkage,
                        interop, rig
+  seeds [--tier] [COUNT] [--from SEED]
+                       seeds of the simulated world, on all cores; --tier: of shards with faulty disks
+  kills [COUNT]        kill -9 of a node over an SSD, so often (200), with every object read back each time
   bench [...]          build release and run the benchmarks; arguments are passed to `kvplane-bench`
   peers [...]          install other transfer engines into a folder and measure ours beside them, in a network
                        namespace of its own: [--folder DIR] [--install-only] [--only mooncake,nixl,ucx,gloo,iperf3,raw]
@@ -45,6 +48,10 @@ pub enum Task {
     Demo(Vec<String>),
     /// Run the tests with these arguments.
     Test(Vec<String>),
+    /// Run seeds of the simulation with these arguments.
+    Seeds(Vec<String>),
+    /// Kill nodes over an SSD with these arguments.
+    Kills(Vec<String>),
     /// Check the source tree, or rewrite its code map.
     Tidy {
         /// Regenerate the code map instead of checking.
@@ -72,8 +79,10 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "demo" => Ok(Task::Demo(rest.to_vec())),
         "test" => Ok(Task::Test(rest.to_vec())),
         "bench" => Ok(Task::Bench(rest.to_vec())),
+        "seeds" if !asks_help => Ok(Task::Seeds(rest.to_vec())),
+        "kills" if !asks_help => Ok(Task::Kills(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
-        "setup" | "tidy" | "ci" | "peers" | "interop" if asks_help => Ok(Task::Help),
+        "seeds" | "kills" | "setup" | "tidy" | "ci" | "peers" | "interop" if asks_help => Ok(Task::Help),
         "peers" => Ok(Task::Peers(rest.to_vec())),
         "interop" => Ok(Task::Interop(rest.to_vec())),
         "setup" => Ok(Task::Setup(each(rest, "setup", Group::parse)?)),
@@ -114,6 +123,8 @@ mod tests {
         assert_eq!(parsed("ci --help"), Ok(Task::Help));
         assert_eq!(parsed("peers --help"), Ok(Task::Help));
         assert_eq!(parsed("peers --quick"), Ok(Task::Peers(vec!["--quick".to_string()])));
+        assert_eq!(parsed("kills 5000"), Ok(Task::Kills(vec!["5000".to_string()])));
+        assert_eq!(parsed("seeds --help"), Ok(Task::Help));
         assert_eq!(parsed("interop 7"), Ok(Task::Interop(vec!["7".to_string()])));
         let passed_on = ["--rxe", "2", "--", "true"].map(str::to_string).to_vec();
         assert_eq!(parsed("rig --rxe 2 -- true"), Ok(Task::Rig(passed_on)));

@@ -12,6 +12,7 @@ pub mod elf;
 pub mod peers;
 pub mod process;
 pub mod rig;
+pub mod seeds;
 pub mod setup;
 pub mod testing;
 pub mod tidy;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use xtask::cli::{self, Task};
 use xtask::process::Failure;
 use xtask::workspace::Workspace;
-use xtask::{bench, ci, demo, peers, rig, setup, testing, tidy};
+use xtask::{bench, ci, demo, peers, rig, seeds, setup, testing, tidy};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -35,6 +35,8 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Setup(groups) => setup::run(&groups).and_then(|()| rig::prepare_where_asked(&workspace, &groups)),
         Task::Demo(arguments) => demo::run(&workspace, &arguments),
         Task::Test(arguments) => testing::run(&workspace, &arguments),
+        Task::Seeds(arguments) => seeds::run(&workspace, &arguments),
+        Task::Kills(arguments) => seeds::kills(&workspace, &arguments),
         Task::Tidy { write_map: false } => tidy::run(&workspace),
         Task::Tidy { write_map: true } => tidy::write_map(&workspace),
         Task::Ci(steps) => ci::run(&workspace, &steps),

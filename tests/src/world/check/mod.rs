@@ -26,6 +26,8 @@ pub enum Rule {
     Commit,
     /// What was removed is not read.
     Removed,
+    /// What was acknowledged as durable is there after every crash.
+    Durable,
     /// Versions of a shard grow, also over its lives.
     Version,
     /// A range of a pool is read or written, never both, and by one writer.

@@ -57,6 +57,11 @@ impl Removals {
         }
     }
 
+    /// What was removed may be back: a disk said that it wrote what it did not.
+    pub(crate) fn void(&mut self) {
+        self.done.iter_mut().for_each(Vec::clear);
+    }
+
     /// A shard answers a client's remove.
     pub(crate) fn remove_answered(&mut self, client: usize, key: usize, epoch: u64, now_ns: u64) {
         self.removes.entry((client, key)).or_default().push((now_ns, epoch));

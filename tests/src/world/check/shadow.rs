@@ -32,7 +32,7 @@ pub(crate) struct Commit {
     pub(crate) key: usize,
     pub(crate) write: usize,
     pub(crate) bytes: u64,
-    /// Which life of which shard holds it.
+    /// What holds it: a life of a shard, or the lives that share a disk.
     pub(crate) life: usize,
     /// By which epoch its shard served then.
     pub(crate) epoch: u64,
@@ -40,6 +40,10 @@ pub(crate) struct Commit {
     pub(crate) acked_ns: Option<u64>,
     /// Whether its shard was told to remove it, or lost its slot.
     pub(crate) removed: bool,
+    /// Whether it must still be there after every crash.
+    pub(crate) promised: bool,
+    /// Whether somebody asked for its removal, or wrote it anew: nothing is promised of it any more.
+    pub(crate) void: bool,
 }
 
 /// All writes and commits.
@@ -105,8 +109,20 @@ impl Shadow {
             let what = format!("write {write} of key {key} was sent {sends} times and committed {commits} times");
             return Err(broken(Rule::Commit, what));
         }
-        let commit =
-            Commit { key, write, bytes: length, life: place.0, epoch: place.1, acked_ns: None, removed: false };
+        for former in self.commits.values_mut().filter(|former| former.key == key && former.life == place.0) {
+            (former.promised, former.void) = (false, true);
+        }
+        let commit = Commit {
+            key,
+            write,
+            bytes: length,
+            life: place.0,
+            epoch: place.1,
+            acked_ns: None,
+            removed: false,
+            promised: false,
+            void: false,
+        };
         if let Some(former) = self.commits.insert(version, commit) {
             return Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}, {commit:?}")));
         }
@@ -160,11 +176,44 @@ impl Shadow {
         self.by_key[key].iter().any(|&write| self.writes[write].bytes == bytes)
     }
 
-    /// A shard's life was told to remove a key: its versions so far are gone.
-    pub(crate) fn removed(&mut self, key: usize, life: usize) {
-        for commit in self.commits.values_mut().filter(|commit| commit.key == key && commit.life == life) {
-            commit.removed = true;
+    /// A shard's life was told to remove a key: its versions below `floor` are gone.
+    pub(crate) fn removed(&mut self, key: usize, life: usize, floor: u64) {
+        for (_, commit) in self.commits.range_mut(..floor).filter(|(_, one)| one.key == key && one.life == life) {
+            (commit.removed, commit.promised, commit.void) = (true, false, true);
         }
+    }
+
+    /// A shard's life was asked to remove a key: nothing is promised of its versions below `floor` any more.
+    pub(crate) fn removal_begins(&mut self, key: usize, life: usize, floor: u64) {
+        for (_, commit) in self.commits.range_mut(..floor).filter(|(_, one)| one.key == key && one.life == life) {
+            (commit.promised, commit.void) = (false, true);
+        }
+    }
+
+    /// A put was answered by a shard that keeps what it acknowledges.
+    pub(crate) fn promise(&mut self, version: u64) {
+        if let Some(commit) = self.commits.get_mut(&version).filter(|commit| !commit.void) {
+            commit.promised = true;
+        }
+    }
+
+    /// Keys and versions that must be there, of those that these lives hold.
+    pub(crate) fn promised(&self, lives: &[usize]) -> Vec<(usize, u64)> {
+        let here = |commit: &Commit| commit.promised && lives.contains(&commit.life);
+        self.commits.iter().filter(|(_, commit)| here(commit)).map(|(&version, commit)| (commit.key, version)).collect()
+    }
+
+    /// What a life had may be gone.
+    pub(crate) fn promises_void(&mut self, life: usize, which: impl Fn(Digest) -> bool) {
+        let digests = &self.digests;
+        for commit in self.commits.values_mut().filter(|commit| commit.life == life && which(digests[commit.key])) {
+            (commit.promised, commit.void) = (false, true);
+        }
+    }
+
+    /// What was removed from a life may be back.
+    pub(crate) fn removals_void(&mut self, life: usize) {
+        self.commits.values_mut().filter(|commit| commit.life == life).for_each(|commit| commit.removed = false);
     }
 
     /// A shard's life dropped the objects of these digests: they may be older than what was written elsewhere
@@ -172,7 +221,7 @@ impl Shadow {
     pub(crate) fn dropped(&mut self, life: usize, dropped: impl Fn(Digest) -> bool) {
         let digests = &self.digests;
         for commit in self.commits.values_mut().filter(|commit| commit.life == life && dropped(digests[commit.key])) {
-            commit.removed = true;
+            (commit.removed, commit.promised, commit.void) = (true, false, true);
         }
     }
 

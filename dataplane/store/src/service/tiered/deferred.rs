@@ -21,7 +21,8 @@ pub(in crate::service) enum Replies {
     Put(Status, Version),
     Commits(Vec<CommitReply>),
     Lookups(Vec<LookupReply>),
-    Bits(Vec<bool>),
+    /// Of a removal: what was there, and whether the SSD took every tombstone.
+    Bits(Vec<bool>, Status),
 }
 
 /// An answer some of whose items wait.
@@ -39,7 +40,7 @@ impl Replies {
             Self::Put(..) => Operation::Put,
             Self::Commits(_) => Operation::Commit,
             Self::Lookups(_) => Operation::Lookup,
-            Self::Bits(_) => Operation::Remove,
+            Self::Bits(..) => Operation::Remove,
         }
     }
 }
@@ -110,7 +111,11 @@ impl Service {
                 replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
                 replies.len()
             }
-            Replies::Bits(bits) => {
+            Replies::Bits(_, status) if status != Status::Ok => {
+                self.answer_id(peer, operation, request, status, 0);
+                return;
+            }
+            Replies::Bits(bits, _) => {
                 Bitmap::encode(bits.iter().copied(), &mut self.bytes);
                 bits.len()
             }

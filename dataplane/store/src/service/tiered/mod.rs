@@ -230,10 +230,10 @@ impl Service {
             Event::Released { token } => self.released(token),
             Event::Got { token, version, checksum } => self.read_done(token, Some((version, checksum))),
             Event::Missed { token, .. } => self.read_done(token, None),
-            Event::Removed { token } => self.removal_done(token),
+            Event::Removed { token } => self.removal_done(token, true),
             Event::RemoveFailed { token, .. } => {
                 tiered.counters.removals_unwritten += 1;
-                self.removal_done(token);
+                self.removal_done(token, false);
             }
             Event::Evicted { .. } => tiered.counters.reclaimed += 1,
         }

@@ -221,7 +221,7 @@ impl Service {
         self.settle(slot, |replies, item| match replies {
             Replies::Put(status, _) => *status = Status::NoSpace,
             Replies::Commits(replies) => replies[item].status = Status::NoSpace,
-            Replies::Lookups(_) | Replies::Bits(_) => {}
+            Replies::Lookups(_) | Replies::Bits(..) => {}
         });
     }
 
@@ -237,7 +237,7 @@ impl Service {
         if tiered.removals.len() + digests.len() > REMOVALS_MOST {
             return Err(Status::Busy);
         }
-        let slot_of = self.defer(peer, request, Replies::Bits(bits), digests.len());
+        let slot_of = self.defer(peer, request, Replies::Bits(bits, Status::Ok), digests.len());
         let tiered = self.tiered.as_mut().expect("asked only with a tier");
         for (item, digest) in digests.iter().enumerate() {
             tiered.queue_removal(*digest, Some(slot_of(item)));
@@ -265,25 +265,30 @@ impl Service {
                     tiered.counters.removals += 1;
                     tiered.call(Call::Remove { told });
                 }
-                Ok(Removal::Absent) => self.removal_told(told),
+                Ok(Removal::Absent) => self.removal_told(told, true),
                 Err(_) => {
                     tiered.counters.removals_unwritten += 1;
-                    self.removal_told(told);
+                    self.removal_told(told, false);
                 }
             }
         }
     }
 
-    pub(super) fn removal_done(&mut self, token: Token) {
+    pub(super) fn removal_done(&mut self, token: Token, good: bool) {
         let Some(tiered) = &mut self.tiered else { return };
         if let Some(Call::Remove { told }) = tiered.calls.remove(&token.0) {
-            self.removal_told(told);
+            self.removal_told(told, good);
         }
     }
 
-    fn removal_told(&mut self, told: Option<Slot>) {
+    /// A removal that is not on the SSD may be undone by a restart: whoever asked for it is told.
+    fn removal_told(&mut self, told: Option<Slot>, good: bool) {
         if let Some(slot) = told {
-            self.settle(slot, |_, _| {});
+            self.settle(slot, |replies, _| {
+                if let (Replies::Bits(_, status), false) = (replies, good) {
+                    *status = Status::NoSpace;
+                }
+            });
         }
     }
 }

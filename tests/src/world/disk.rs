@@ -1,0 +1,293 @@
+//! A shard's disk, with a volatile write cache, that outlives the processes that use it. It tears and loses what was
+//! not flushed when the power fails, carries operations out in any order, and can be made to fail or to lie.
+
+use kvplane_proto::checksum::PayloadChecksum;
+use kvplane_proto::rng::Rng;
+use kvplane_tier::{Action, BlockOp, Fault, Memory, Space, Span};
+
+/// What a disk writes as a whole.
+const SECTOR: usize = 512;
+
+/// How a disk fails: chances for each operation.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct DiskFaults {
+    pub(crate) read_error: f64,
+    pub(crate) write_error: f64,
+    pub(crate) short: f64,
+    /// One bit of what is written arrives wrong.
+    pub(crate) corrupt_write: f64,
+    /// One bit of what is read does.
+    pub(crate) corrupt_read: f64,
+    /// It says that it wrote, and did not.
+    pub(crate) lost: f64,
+    /// It writes elsewhere.
+    pub(crate) misdirected: f64,
+    /// A range of it cannot be read any more, from somewhere in the run on.
+    pub(crate) bad_range: f64,
+}
+
+impl DiskFaults {
+    /// Whether what was acknowledged may be lost, or a removal undone at the end of the log.
+    pub(crate) fn any(&self) -> bool {
+        let Self { read_error, write_error, short, corrupt_write, corrupt_read, lost, misdirected, bad_range } = *self;
+        [read_error, write_error, short, corrupt_write, corrupt_read, lost, misdirected, bad_range]
+            .iter()
+            .any(|chance| *chance > 0.0)
+    }
+
+    /// Whether it says that it did what it did not.
+    pub(crate) fn lies(&self) -> bool {
+        self.lost > 0.0 || self.misdirected > 0.0
+    }
+}
+
+struct Unflushed {
+    number: u64,
+    offset: usize,
+    bytes: Vec<u8>,
+}
+
+/// A disk.
+pub(crate) struct Disk {
+    /// What reads see.
+    seen: Vec<u8>,
+    /// What survives a power failure for certain.
+    durable: Vec<u8>,
+    unflushed: Vec<Unflushed>,
+    written: u64,
+    bad: Option<(u64, u64)>,
+    rng: Rng,
+    pub(crate) faults: DiskFaults,
+    /// Whether it ever said that it did what it did not.
+    pub(crate) lies: bool,
+    /// A flush is acknowledged and not done: [`super::scenario::Mischief::SkipFlush`].
+    pub(crate) skip_flush: bool,
+    /// Tombstones are not written: [`super::scenario::Mischief::DropTombstones`].
+    pub(crate) drop_tombstones: bool,
+}
+
+impl Disk {
+    pub(crate) fn new(bytes: u64, rng: Rng, faults: DiskFaults) -> Self {
+        Self {
+            seen: vec![0; bytes as usize],
+            durable: vec![0; bytes as usize],
+            unflushed: Vec::new(),
+            written: 0,
+            bad: None,
+            rng,
+            faults,
+            lies: faults.lies(),
+            skip_flush: false,
+            drop_tombstones: false,
+        }
+    }
+
+    /// How many writes it has taken: a flush covers those before the moment at which it was asked for.
+    pub(crate) const fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Carries out an operation that was given when `given_at` writes had been done.
+    pub(crate) fn carry_out(&mut self, op: &BlockOp, given_at: u64, memory: &mut LifeMemory<'_>) -> Result<u32, Fault> {
+        match op.action {
+            Action::Read => self.read(op, memory),
+            Action::Write { durable } => self.write(op, durable, memory),
+            Action::Flush => {
+                if !self.skip_flush {
+                    self.flush(given_at);
+                }
+                Ok(0)
+            }
+        }
+    }
+
+    fn read(&mut self, op: &BlockOp, memory: &mut LifeMemory<'_>) -> Result<u32, Fault> {
+        if self.bad.is_none() && self.rng.chance(self.faults.bad_range) {
+            // Not the superblocks: without them there is nothing to look at.
+            let room = self.seen.len() as u64 - (64 << 10);
+            self.bad = Some(((64 << 10) + self.rng.below(room), 1 + self.rng.below(64 << 10)));
+        }
+        let hit = |(at, bytes): (u64, u64)| at < op.offset + u64::from(op.bytes) && op.offset < at + bytes;
+        if self.rng.chance(self.faults.read_error) || self.bad.is_some_and(hit) {
+            return Err(Fault::Io);
+        }
+        let mut at = op.offset as usize;
+        for piece in op.pieces.as_slice() {
+            memory.write(&self.seen[at..at + piece.bytes as usize], *piece);
+            if piece.bytes > 0 && self.rng.chance(self.faults.corrupt_read) {
+                memory.flip(*piece, self.rng.below(piece.bytes.into()), self.rng.below(8) as u32);
+            }
+            at += piece.bytes as usize;
+        }
+        Ok(if self.rng.chance(self.faults.short) { op.bytes / 2 } else { op.bytes })
+    }
+
+    fn write(&mut self, op: &BlockOp, durable: bool, memory: &LifeMemory<'_>) -> Result<u32, Fault> {
+        let mut bytes = memory.gather(op);
+        let mut offset = op.offset as usize;
+        if self.drop_tombstones {
+            drop_tombstones(&mut bytes);
+        }
+        if self.rng.chance(self.faults.write_error) {
+            if self.rng.chance(0.5) {
+                self.land(offset, bytes, false);
+            }
+            return Err(Fault::Io);
+        }
+        if self.rng.chance(self.faults.lost) {
+            return Ok(op.bytes);
+        }
+        if self.rng.chance(self.faults.misdirected) && self.seen.len() > (64 << 10) + bytes.len() {
+            let room = (self.seen.len() - (64 << 10) - bytes.len()) / SECTOR;
+            offset = (64 << 10) + self.rng.below(room.max(1) as u64) as usize * SECTOR;
+        }
+        if self.rng.chance(self.faults.corrupt_write) {
+            let at = self.rng.below(bytes.len() as u64) as usize;
+            bytes[at] ^= 1 << self.rng.below(8);
+        }
+        self.land(offset, bytes, durable);
+        Ok(op.bytes)
+    }
+
+    fn land(&mut self, offset: usize, bytes: Vec<u8>, durable: bool) {
+        self.seen[offset..][..bytes.len()].copy_from_slice(&bytes);
+        if durable {
+            self.durable[offset..][..bytes.len()].copy_from_slice(&bytes);
+        }
+        self.unflushed.push(Unflushed { number: self.written, offset, bytes });
+        self.written += 1;
+    }
+
+    fn flush(&mut self, given_at: u64) {
+        for write in self.unflushed.extract_if(.., |write| write.number < given_at) {
+            self.durable[write.offset..][..write.bytes.len()].copy_from_slice(&write.bytes);
+        }
+    }
+
+    /// The process dies: a write that was under way may have been done, in part or not at all.
+    pub(crate) fn cut_off(&mut self, op: &BlockOp, memory: &LifeMemory<'_>) {
+        if let Action::Write { .. } = op.action {
+            let bytes = memory.gather(op);
+            for (at, range) in self.torn(bytes.len()) {
+                self.land(op.offset as usize + at, bytes[range].to_vec(), false);
+            }
+        }
+    }
+
+    /// The power fails: of what was not flushed, any sectors may be there.
+    pub(crate) fn power_failure(&mut self) {
+        for write in core::mem::take(&mut self.unflushed) {
+            for (at, range) in self.torn(write.bytes.len()) {
+                let part = &write.bytes[range];
+                self.durable[write.offset + at..][..part.len()].copy_from_slice(part);
+            }
+        }
+        self.seen.copy_from_slice(&self.durable);
+    }
+
+    /// Which parts of a write are there: all, none, or some sectors.
+    fn torn(&mut self, bytes: usize) -> Vec<(usize, core::ops::Range<usize>)> {
+        match self.rng.below(3) {
+            0 => Vec::new(),
+            1 => vec![(0, 0..bytes)],
+            _ => (0..bytes)
+                .step_by(SECTOR)
+                .filter(|_| self.rng.chance(0.5))
+                .map(|at| (at, at..(at + SECTOR).min(bytes)))
+                .collect(),
+        }
+    }
+}
+
+/// Zeros in place of the tombstones of a group.
+fn drop_tombstones(bytes: &mut [u8]) {
+    for unit in bytes.chunks_mut(64) {
+        if unit.starts_with(b"KVTR") && unit.get(6) == Some(&2) {
+            unit.fill(0);
+        }
+    }
+}
+
+/// A byte of a life's memory that a disk delivered wrong.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flipped {
+    space: Space,
+    at: u64,
+    mask: u8,
+}
+
+/// A shard's memory as its tier sees it.
+pub(crate) struct LifeMemory<'a> {
+    pub(crate) pool: &'a mut [u8],
+    pub(crate) staging: &'a mut [u8],
+    /// With [`super::scenario::Mischief::TrustDisk`], checksums are of what the disk should have delivered.
+    pub(crate) flipped: Option<&'a mut Vec<Flipped>>,
+}
+
+impl LifeMemory<'_> {
+    fn of(&self, span: Span) -> &[u8] {
+        let memory = if span.space == Space::Pool { &*self.pool } else { &*self.staging };
+        &memory[span.offset as usize..][..span.bytes as usize]
+    }
+
+    fn of_mut(&mut self, span: Span) -> &mut [u8] {
+        let memory = if span.space == Space::Pool { &mut *self.pool } else { &mut *self.staging };
+        &mut memory[span.offset as usize..][..span.bytes as usize]
+    }
+
+    fn gather(&self, op: &BlockOp) -> Vec<u8> {
+        op.pieces.as_slice().iter().flat_map(|piece| self.of(*piece).iter().copied()).collect()
+    }
+
+    fn flip(&mut self, span: Span, byte: u64, bit: u32) {
+        self.of_mut(span)[byte as usize] ^= 1 << bit;
+        if let Some(flipped) = &mut self.flipped {
+            flipped.push(Flipped { space: span.space, at: span.offset + byte, mask: 1 << bit });
+        }
+    }
+
+    fn flips_in(&self, span: Span) -> Vec<Flipped> {
+        let inside = |flip: &&Flipped| {
+            flip.space == span.space && flip.at >= span.offset && flip.at < span.offset + u64::from(span.bytes)
+        };
+        self.flipped.as_ref().map_or_else(Vec::new, |flipped| flipped.iter().filter(inside).copied().collect())
+    }
+
+    fn forget_flips(&mut self, span: Span) {
+        if let Some(flipped) = &mut self.flipped {
+            let end = span.offset + u64::from(span.bytes);
+            flipped.retain(|flip| flip.space != span.space || flip.at < span.offset || flip.at >= end);
+        }
+    }
+}
+
+impl Memory for LifeMemory<'_> {
+    fn read(&self, from: Span, into: &mut [u8]) {
+        into.copy_from_slice(self.of(from));
+    }
+
+    fn write(&mut self, from: &[u8], to: Span) {
+        self.forget_flips(to);
+        self.of_mut(to).copy_from_slice(from);
+    }
+
+    fn copy(&mut self, from: Span, to: Span) {
+        let (bytes, flips) = (self.of(from).to_vec(), self.flips_in(from));
+        self.write(&bytes, to);
+        if let Some(flipped) = &mut self.flipped {
+            let moved = |flip: Flipped| Flipped { space: to.space, at: flip.at - from.offset + to.offset, ..flip };
+            flipped.extend(flips.into_iter().map(moved));
+        }
+    }
+
+    fn checksum(&self, span: Span, sum: &mut PayloadChecksum) {
+        let flips = self.flips_in(span);
+        if flips.is_empty() {
+            sum.update(self.of(span));
+            return;
+        }
+        let mut bytes = self.of(span).to_vec();
+        flips.iter().for_each(|flip| bytes[(flip.at - span.offset) as usize] ^= flip.mask);
+        sum.update(&bytes);
+    }
+}

@@ -1,0 +1,376 @@
+//! The tiers of shards: their disks, which outlive processes, what happens to them when a process or the power fails,
+//! and what was promised about them.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::Status;
+use kvplane_proto::ids::{NodeId, ShardId};
+use kvplane_proto::rng::Rng;
+use kvplane_store::service::{PutAck, Service, TierPolicy, WritePolicy};
+use kvplane_tier::{BlockOp, Event as TierEvent, Identity, OpId, OpenOptions, Tier, TierConfig};
+
+use super::World;
+use super::check::ledger::Use;
+use super::check::{Rule, broken};
+use super::disk::{Disk, DiskFaults, Flipped, LifeMemory};
+use super::queue::Event;
+use super::results::What;
+use super::scenario::{MS, Mischief, US};
+
+/// The tier's name in the ledger of a pool, where connections have their numbers.
+const TIER: u32 = u32::MAX;
+/// Deadline of a get of the audit.
+const AUDIT_NS: u64 = 3_000 * MS;
+
+/// What a seed decides about tiers.
+#[derive(Clone, Debug)]
+pub(crate) struct TierScenario {
+    pub(crate) config: TierConfig,
+    pub(crate) policy: TierPolicy,
+    pub(crate) faults: DiskFaults,
+    /// Whether a crash of a node may be one of the power.
+    pub(crate) power: bool,
+    pub(crate) latency_ns: u64,
+}
+
+impl core::fmt::Display for TierScenario {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { config, policy, faults, power, .. } = self;
+        write!(f, "{} segments, {policy:?}, {faults:?}, power fails: {power}", config.segments)
+    }
+}
+
+/// The part of a shard's life that has to do with its tier.
+pub(crate) struct LifeTier {
+    staging: Vec<u8>,
+    flipped: Vec<Flipped>,
+    ops: BTreeMap<u64, (BlockOp, u64)>,
+    pub(crate) opened: bool,
+}
+
+impl TierScenario {
+    pub(crate) fn draw(rng: &mut Rng, object_bytes: u64, keys: usize) -> Self {
+        let block_bytes = if rng.chance(0.5) { 512 } else { 4096 };
+        let large = object_bytes > 32 << 10;
+        let config = TierConfig {
+            block_bytes,
+            segment_bytes: if large { 256 << 10 } else { 96 << 10 },
+            // Where reclaim begins, nothing is promised.
+            segments: if rng.chance(0.6) { 64 } else { 6 + rng.below(12) as u32 },
+            footer_page_bytes: 4096,
+            chunk_bytes: 64 << 10,
+            max_object_bytes: object_bytes as u32,
+            max_key_bytes: 0,
+            memory_align_bytes: 256,
+            extent_bytes: if rng.chance(0.5) { 4096 } else { 16 << 10 },
+            footer_pages: 2,
+            max_records: 4 * keys as u32 + 16,
+            hash_seed: 5,
+            group_bytes: 16 << 10,
+            group_delay_ns: 200 * US,
+            groups: 2 + rng.below(4) as u32,
+            sync_interval_ns: 20 * MS,
+            durable_writes: rng.chance(0.3),
+            max_reads: 4,
+            max_waiters: 32,
+            max_op_bytes: 16 << 10,
+            ops_in_flight: [4, 3, 1, 2],
+            scan_bytes: 16 << 10,
+            scan_buffers: 2,
+            copy_bytes: (object_bytes as u32).next_multiple_of(4096) * 2,
+            max_moves: 3,
+            reinsert_percent: 50,
+            hot_hits: rng.below(3) as u8,
+            free_segments_low: 3,
+            max_bad_segments: 3,
+        };
+        let write = match rng.below(5) {
+            0 => WritePolicy::Back { within_ns: 50 * MS },
+            1 => WritePolicy::Selective { times: 2 },
+            _ => WritePolicy::Through,
+        };
+        let ack = [PutAck::Durable, PutAck::Durable, PutAck::Buffered, PutAck::Memory][rng.below(4) as usize];
+        let policy = TierPolicy {
+            write,
+            ack,
+            promote_times: 1 + rng.below(3) as u8,
+            backlog_percent: 50,
+            prefetch_percent: if rng.chance(0.3) { 30 } else { 0 },
+        };
+        let latency_ns = [20 * US, 200 * US, 2 * MS][rng.below(3) as usize];
+        Self { config, policy, faults: draw_faults(rng), power: ack == PutAck::Durable && rng.chance(0.7), latency_ns }
+    }
+
+    /// Makes a host's bug matter.
+    pub(crate) fn suit(&mut self, mischief: Mischief) {
+        self.policy = TierPolicy { write: WritePolicy::Through, ack: PutAck::Buffered, ..self.policy };
+        (self.faults, self.power) = (DiskFaults::default(), false);
+        match mischief {
+            Mischief::SkipFlush => (self.policy.ack, self.power) = (PutAck::Durable, true),
+            Mischief::TrustDisk => self.faults.corrupt_read = 0.1,
+            _ => {}
+        }
+    }
+
+    /// Whether a put that was acknowledged is still there after every crash of this scenario.
+    pub(crate) fn promises(&self) -> bool {
+        self.policy.write == WritePolicy::Through && self.policy.ack != PutAck::Memory && !self.faults.any()
+    }
+}
+
+/// Half of the disks are honest; the others fail in one or a few ways.
+fn draw_faults(rng: &mut Rng) -> DiskFaults {
+    if rng.chance(0.5) {
+        return DiskFaults::default();
+    }
+    let mut maybe = |chance: f64| if rng.chance(0.35) { chance * rng.unit() } else { 0.0 };
+    DiskFaults {
+        read_error: maybe(0.02),
+        write_error: maybe(0.01),
+        short: maybe(0.02),
+        corrupt_write: maybe(0.05),
+        corrupt_read: maybe(0.05),
+        lost: maybe(0.02),
+        misdirected: maybe(0.02),
+        bad_range: maybe(0.01),
+    }
+}
+
+impl World {
+    /// What keeps a shard's objects over its lives: its disk, where it has one, else only the life itself.
+    pub(crate) fn lineage(&self, life: usize) -> usize {
+        let at = &self.lives[life];
+        if self.scenario.tier.is_some() { at.node * 256 + usize::from(at.shard) } else { (1 << 20) + life }
+    }
+
+    /// Gives a shard's new life its disk.
+    pub(crate) fn open_tier(&mut self, node: usize, shard: u16, service: &mut Service) -> Option<LifeTier> {
+        let scenario = self.scenario.tier.clone()?;
+        let config = scenario.config;
+        let (seed, key) = (self.scenario.seed, node * 256 + usize::from(shard));
+        let (skip_flush, drop_tombstones) =
+            (self.scenario.has(Mischief::SkipFlush), self.scenario.has(Mischief::DropTombstones));
+        self.disks.entry(key).or_insert_with(|| {
+            let rng = Rng::new(seed ^ (key as u64) << 48, "disk");
+            let mut disk = Disk::new(config.device_bytes(), rng, scenario.faults);
+            (disk.skip_flush, disk.drop_tombstones) = (skip_flush, drop_tombstones);
+            disk
+        });
+        let identity = Identity { cluster: 1, node: NodeId(node as u64 + 1), shard: ShardId(shard) };
+        let options = OpenOptions { identity, expected_uuid: None, format_blank: Some(key as u128 + 1) };
+        let staging = vec![0xa5; config.staging_bytes() as usize];
+        let tier = Tier::open(config, options).expect("the scenario's tier is valid");
+        service.attach_tier(tier, scenario.policy);
+        Some(LifeTier { staging, flipped: Vec::new(), ops: BTreeMap::new(), opened: false })
+    }
+
+    /// Whether all of a node's shards have their disks.
+    pub(crate) fn tiers_opened(&self, node: usize) -> bool {
+        self.nodes[node].shards.iter().all(|life| self.lives[*life].tier.as_ref().is_none_or(|tier| tier.opened))
+    }
+
+    /// Lets a tier work; whether there was anything to do.
+    pub(crate) fn drive_tier(&mut self, life: usize) -> bool {
+        if !self.lives[life].alive || self.lives[life].tier.is_none() {
+            return false;
+        }
+        let (mut started, now_ns, trusting) = (Vec::new(), self.now_ns, self.scenario.has(Mischief::TrustDisk));
+        let progress = self.lives[life]
+            .with_tier(trusting, |service, memory| service.drive_tier(now_ns, memory, &mut |op| started.push(op)));
+        for op in started {
+            self.start_op(life, op);
+        }
+        while let Some(notice) = self.lives[life].service.poll_tier_notice() {
+            self.detail(life as u64, || format!("life {life}: {notice:?}"));
+            match notice {
+                TierEvent::Opened { .. } => self.lives[life].tier.iter_mut().for_each(|tier| tier.opened = true),
+                // As a real node: it says why and ends. It comes back later.
+                TierEvent::Refused(_) => self.lives[life].refused = true,
+                TierEvent::Degraded(_) => self.statistics.degraded += 1,
+                TierEvent::Recovered(report) => {
+                    self.statistics.recovered += u64::from(report.objects);
+                    if report.given_up > 0 {
+                        let lineage = self.lineage(life);
+                        self.shadow.promises_void(lineage, |_| true);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if self.lives[life].refused && !self.lives[life].ending {
+            self.lives[life].ending = true;
+            self.after(MS, Event::TierRefused(life));
+        }
+        progress
+    }
+
+    fn start_op(&mut self, life: usize, op: BlockOp) {
+        let (lineage, bits) = (self.lineage(life), op.id.to_bits());
+        let written = self.disks[&lineage].written();
+        for piece in pool_pieces(&op) {
+            let lent = self.lives[life].ledger.lend(TIER, usage(&op), piece.offset, piece.bytes.into());
+            self.require(lent);
+        }
+        if let Some(tier) = &mut self.lives[life].tier {
+            tier.ops.insert(bits, (op, written));
+        }
+        let latency_ns = self.scenario.tier.as_ref().map_or(0, |tier| tier.latency_ns);
+        let wait_ns = 1 + self.streams.disk.below(2 * latency_ns);
+        self.after(wait_ns, Event::Disk(life, bits));
+    }
+
+    /// The disk carries an operation out.
+    pub(crate) fn disk_done(&mut self, life: usize, bits: u64) {
+        if !self.lives[life].alive || self.is_doomed(life) {
+            return;
+        }
+        let Some((op, given_at)) = self.lives[life].tier.as_mut().and_then(|tier| tier.ops.remove(&bits)) else {
+            return;
+        };
+        let (lineage, now_ns, trusting) = (self.lineage(life), self.now_ns, self.scenario.has(Mischief::TrustDisk));
+        let Some(disk) = self.disks.get_mut(&lineage) else { return };
+        let result = self.lives[life].with_tier(trusting, |_, memory| disk.carry_out(&op, given_at, memory));
+        for piece in pool_pieces(&op) {
+            self.lives[life].ledger.end(TIER, usage(&op), piece.offset);
+        }
+        self.detail(bits, || format!("life {life}: {:?} of {} at {}: {result:?}", op.action, op.bytes, op.offset));
+        self.statistics.disk_ops += 1;
+        self.lives[life].with_tier(trusting, |service, memory| {
+            service.tier_completed(now_ns, OpId::from_bits(bits), result, memory);
+        });
+        self.drain_service(life, None);
+    }
+
+    /// Whether the node's last operation has come: it dies right before it.
+    fn is_doomed(&mut self, life: usize) -> bool {
+        let node = self.lives[life].node;
+        let Some(left) = &mut self.nodes[node].ops_left else { return false };
+        *left = left.saturating_sub(1);
+        if *left > 0 {
+            return false;
+        }
+        self.crash_node(node);
+        let down_ns = 1 + self.streams.faults.below(100 * MS);
+        self.after(down_ns, Event::StartNode(node));
+        true
+    }
+
+    /// A node whose disk could not be opened ends, and comes back.
+    pub(crate) fn tier_refused(&mut self, life: usize) {
+        if self.lives[life].alive {
+            let node = self.lives[life].node;
+            self.crash_node(node);
+            self.after(10 * MS, Event::StartNode(node));
+        }
+    }
+
+    /// Whether the power fails with a node's process.
+    pub(crate) fn power_fails(&mut self, node: usize) -> bool {
+        let may = self.scenario.tier.as_ref().is_some_and(|tier| tier.power);
+        let said = core::mem::take(&mut self.nodes[node].power_fails);
+        may && (said || self.streams.disk.chance(0.5))
+    }
+
+    /// What becomes of a disk when its process ends.
+    pub(crate) fn cut_off_disk(&mut self, life: usize, power: bool) {
+        let lineage = self.lineage(life);
+        let Some(disk) = self.disks.get_mut(&lineage) else { return };
+        let at = &mut self.lives[life];
+        if at.service.tier_snapshot().is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
+            // Reclaim drops what it must; what it dropped is not said.
+            self.shadow.promises_void(lineage, |_| true);
+        }
+        let Some(tier) = &mut at.tier else { return };
+        let ops = core::mem::take(&mut tier.ops);
+        let memory = LifeMemory { pool: &mut at.pool, staging: &mut tier.staging, flipped: None };
+        ops.values().for_each(|(op, _)| disk.cut_off(op, &memory));
+        if power {
+            disk.power_failure();
+        }
+        if disk.faults.any() || disk.lies {
+            self.shadow.promises_void(lineage, |_| true);
+        }
+        if disk.lies {
+            // A lost write at the end of the log is nothing that anybody could see.
+            self.shadow.removals_void(lineage);
+            self.removals.void();
+        }
+        self.statistics.crashes += 1;
+    }
+
+    /// Everybody crashes once more; then all that was promised must be there.
+    pub(crate) fn audit(&mut self) {
+        let Some(tier) = self.scenario.tier.clone() else { return };
+        let power = tier.power && self.streams.disk.chance(0.5);
+        for node in 0..self.nodes.len() {
+            self.nodes[node].power_fails = power;
+            self.crash_node(node);
+            self.start_node(node);
+        }
+        let until_ns = self.now_ns + 8_000 * MS;
+        self.run_until(until_ns, |_| false);
+        if !tier.promises() {
+            return;
+        }
+        let mut owners = Vec::new();
+        for life in 0..self.lives.len() {
+            let lineage = self.lineage(life);
+            let at = &self.lives[life];
+            if !at.alive {
+                continue;
+            }
+            if at.service.tier_snapshot().is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
+                self.shadow.promises_void(lineage, |_| true);
+            }
+            owners.push(lineage);
+        }
+        for (key, version) in self.shadow.promised(&owners) {
+            self.audit_one(key, version);
+            if self.violation.is_some() {
+                return;
+            }
+        }
+    }
+
+    /// Whether any shard's disk takes no writes, so that not everything works.
+    pub(crate) fn tiers_degraded(&self) -> bool {
+        let degraded =
+            |life: &super::node::Life| life.service.tier_snapshot().is_some_and(|snapshot| snapshot.degraded.is_some());
+        self.lives.iter().any(|life| life.alive && degraded(life))
+    }
+
+    fn audit_one(&mut self, key: usize, version: u64) {
+        let client = key % self.clients.len();
+        let Some(asked) = self.ask(client, key, What::Get { capacity: self.scenario.object_bytes }) else { return };
+        let before = self.statistics.with_status(Status::Ok);
+        let Some(batch) = self.submit(client, vec![asked], self.now_ns + AUDIT_NS) else { return };
+        let until_ns = self.now_ns + 2 * AUDIT_NS;
+        self.run_until(until_ns, |world| !world.clients[client].batches.contains_key(&batch));
+        self.statistics.audited += 1;
+        if self.statistics.with_status(Status::Ok) != before + 1 {
+            let what = format!(
+                "version {version} of key {key} was acknowledged and is not there: {:?}",
+                self.shadow.commit_of(version)
+            );
+            self.violate(broken(Rule::Durable, what));
+        }
+    }
+}
+
+fn pool_pieces(op: &BlockOp) -> impl Iterator<Item = kvplane_tier::Span> {
+    op.pieces.as_slice().to_vec().into_iter().filter(|piece| piece.space == kvplane_tier::Space::Pool)
+}
+
+const fn usage(op: &BlockOp) -> Use {
+    if matches!(op.action, kvplane_tier::Action::Read) { Use::Write } else { Use::Read }
+}
+
+impl super::node::Life {
+    /// The service and its memory, side by side.
+    fn with_tier<T>(&mut self, trusting: bool, act: impl FnOnce(&mut Service, &mut LifeMemory<'_>) -> T) -> T {
+        let tier = self.tier.as_mut().expect("asked only with a tier");
+        let flipped = trusting.then_some(&mut tier.flipped);
+        let mut memory = LifeMemory { pool: &mut self.pool, staging: &mut tier.staging, flipped };
+        act(&mut self.service, &mut memory)
+    }
+}

@@ -1,0 +1,68 @@
+//! `cargo x seeds` and `cargo x kills`: as many seeds of the simulation, and kills of real nodes, as somebody has time for.
+
+use crate::process::{self, Failure};
+use crate::workspace::Workspace;
+
+/// Seeds that are run when no number is given.
+const SEEDS: &str = "1000";
+/// Kills likewise.
+const KILLS: &str = "200";
+
+/// What to run.
+#[derive(Debug, PartialEq, Eq)]
+struct Request {
+    tier: bool,
+    count: String,
+    from: String,
+}
+
+impl Request {
+    fn of(arguments: &[String]) -> Result<Self, Failure> {
+        let mut request = Self { tier: false, count: SEEDS.to_string(), from: "0".to_string() };
+        let mut words = arguments.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--tier" => request.tier = true,
+                "--from" => request.from = number(words.next().map_or("", String::as_str))?,
+                count => request.count = number(count)?,
+            }
+        }
+        Ok(request)
+    }
+}
+
+fn number(word: &str) -> Result<String, Failure> {
+    match word.parse::<u64>() {
+        Ok(number) => Ok(number.to_string()),
+        Err(_) => Err(Failure::new(format!("{word:?} is no number of seeds or kills: [--tier] [COUNT] [--from SEED]"))),
+    }
+}
+
+/// Runs seeds of the simulated world; a seed that fails is shown with the command that repeats it.
+pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let request = Request::of(arguments)?;
+    let (test, name) = if request.tier { ("tiers", "KVPLANE_TIER_SEEDS") } else { ("world", "KVPLANE_SEEDS") };
+    let words = ["test", "--package", "kvplane-tests", "--test", test, "--", "seeds", "--exact", "--nocapture"];
+    let mut command = workspace.cargo(&words);
+    process::run(command.env(name, &request.count).env("KVPLANE_SEED", &request.from))
+}
+
+/// Kills a node over an SSD again and again, and reads everything back each time.
+pub fn kills(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let count = arguments.iter().find(|word| *word != "--ssd").map_or(Ok(KILLS.to_string()), |word| number(word))?;
+    let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", "ssd::kills", "--nocapture"];
+    process::run(workspace.cargo(&words).env("KVPLANE_KILLS", count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_become_a_request() {
+        let parsed = |line: &str| Request::of(&line.split_whitespace().map(str::to_string).collect::<Vec<_>>());
+        let expected = Request { tier: true, count: "10000".to_string(), from: "5".to_string() };
+        assert_eq!(parsed("--tier 10000 --from 5").ok(), Some(expected));
+        assert!(parsed("--tiers").is_err() && parsed("--from").is_err());
+    }
+}
