@@ -99,7 +99,7 @@ fn check(region: &Region, seed: u64) {
 
 impl Bed {
     fn whole(&self, write: bool) -> Request {
-        let target = SegmentTarget { peer: self.peer, segment: self.segment, offset: 0, shareable: false };
+        let target = SegmentTarget { peer: self.peer, segment: self.segment, offset: 0, shareable: false, place: kvplane_proto::client::Place::UNKNOWN };
         let local = Local { buffer: self.buffer, offset: 0, bytes: BYTES };
         if write { Request::Write(target, local) } else { Request::Read(target, local) }
     }

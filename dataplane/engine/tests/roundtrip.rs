@@ -250,7 +250,7 @@ fn segments(mut bed: Bed, shareable: bool) {
     let descriptor = SegmentDescriptor::decode(&description).expect("a whole description");
     assert_eq!((descriptor.name.as_str(), descriptor.regions.len()), ("segment", 1));
     assert_eq!((descriptor.regions[0].segment, descriptor.regions[0].bytes), (segment, 8 << 20));
-    let at = |offset| SegmentTarget { peer, segment, offset, shareable };
+    let at = |offset| SegmentTarget { peer, segment, offset, shareable, place: kvplane_proto::client::Place::UNKNOWN };
     bed.fill(5, 0, 5_000_001);
     let whole = bed.local(0, 5_000_001);
     assert_eq!(bed.statuses(&[Request::Write(at(4097), whole)]), [Status::Ok]);

@@ -141,8 +141,7 @@ fn request(segment: &Segment, transfer: &Transfer) -> Result<Request, Error> {
         peer: segment.peer,
         segment: region.segment,
         offset: transfer.offset,
-        shareable: region.shareable,
-    };
+        shareable: region.shareable, place: kvplane_proto::client::Place::UNKNOWN };
     Ok(match transfer.write {
         true => Request::Write(target, transfer.local.local),
         false => Request::Read(target, transfer.local.local),

@@ -203,7 +203,7 @@ impl TransferEngine {
             match remote.find(request.target_offset, request.length) {
                 Some((region, at)) => {
                     let target =
-                        SegmentTarget { peer: *peer, segment: region.segment, offset: at, shareable: region.shareable };
+                        SegmentTarget { peer: *peer, segment: region.segment, offset: at, shareable: region.shareable, place: kvplane_proto::client::Place::UNKNOWN };
                     let local = Local { buffer: buffer.index, offset, bytes: request.length };
                     plan.cut(request.opcode, target, local, task);
                 }
