@@ -117,7 +117,9 @@ fn we_use_a_stock_engines_memory() {
             peer,
             segment: SegmentId::default(),
             offset: address.wrapping_add(offset),
-            shareable: false, place: kvplane_proto::client::Place::UNKNOWN };
+            shareable: false,
+            place: kvplane_proto::client::Place::UNKNOWN,
+        };
         let local = |offset, bytes| Local { buffer, offset, bytes };
         let mut run = |requests: &[Request]| -> Vec<Status> {
             let batch = initiator.submit(requests, PATIENCE).expect("a valid batch");

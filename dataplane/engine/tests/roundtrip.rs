@@ -51,7 +51,13 @@ enum Way {
 fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
     let shared = way == Way::Shm;
     let fabric = Loopback::new(&[SoftPort::default()]);
-    let devices = RdmaDevices { verbs: Verbs::loopback(&fabric), names: Vec::new(), options: RdmaOptions::default() };
+    let devices = RdmaDevices {
+        verbs: Verbs::loopback(&fabric),
+        names: Vec::new(),
+        preferred: 0,
+        near: Arc::default(),
+        options: RdmaOptions::default(),
+    };
     let host = HostConfig { rdma: (way == Way::Rdma).then_some(devices), ..HostConfig::default() };
     let path = std::env::temp_dir().join(format!("kvplane-engine-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&path).expect("a directory for the test's sockets");

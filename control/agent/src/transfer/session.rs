@@ -141,7 +141,9 @@ fn request(segment: &Segment, transfer: &Transfer) -> Result<Request, Error> {
         peer: segment.peer,
         segment: region.segment,
         offset: transfer.offset,
-        shareable: region.shareable, place: kvplane_proto::client::Place::UNKNOWN };
+        shareable: region.shareable,
+        place: kvplane_proto::client::Place::UNKNOWN,
+    };
     Ok(match transfer.write {
         true => Request::Write(target, transfer.local.local),
         false => Request::Read(target, transfer.local.local),
