@@ -54,7 +54,7 @@ pub use kvplane_engine::{
     ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu,
 };
 pub use kvplane_mooncake::{Environment, Notice};
-pub use kvplane_proto::client::{Intent, RailCounts, TaskResult, Transport};
+pub use kvplane_proto::client::{Intent, NodeCounts, RailCounts, TaskResult, Transport};
 pub use kvplane_proto::map::ClusterMap;
 pub use kvplane_proto::sched::{Health, Histogram, Priority};
 pub use kvplane_proto::{Digest, NodeId, Status, Version};

@@ -51,7 +51,13 @@ enum Way {
 fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
     let shared = way == Way::Shm;
     let fabric = Loopback::new(&[SoftPort::default()]);
-    let devices = RdmaDevices { verbs: Verbs::loopback(&fabric), names: Vec::new(), options: RdmaOptions::default() };
+    let devices = RdmaDevices {
+        verbs: Verbs::loopback(&fabric),
+        names: Vec::new(),
+        preferred: 0,
+        near: Arc::default(),
+        options: RdmaOptions::default(),
+    };
     let host = HostConfig { rdma: (way == Way::Rdma).then_some(devices), ..HostConfig::default() };
     let path = std::env::temp_dir().join(format!("kvplane-engine-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&path).expect("a directory for the test's sockets");
@@ -250,7 +256,7 @@ fn segments(mut bed: Bed, shareable: bool) {
     let descriptor = SegmentDescriptor::decode(&description).expect("a whole description");
     assert_eq!((descriptor.name.as_str(), descriptor.regions.len()), ("segment", 1));
     assert_eq!((descriptor.regions[0].segment, descriptor.regions[0].bytes), (segment, 8 << 20));
-    let at = |offset| SegmentTarget { peer, segment, offset, shareable };
+    let at = |offset| SegmentTarget { peer, segment, offset, shareable, place: kvplane_proto::client::Place::UNKNOWN };
     bed.fill(5, 0, 5_000_001);
     let whole = bed.local(0, 5_000_001);
     assert_eq!(bed.statuses(&[Request::Write(at(4097), whole)]), [Status::Ok]);
