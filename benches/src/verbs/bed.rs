@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use kvplane_proto::SegmentId;
 use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs};
-use kvplane_sys::{HugePages, IoBuf, Poller, Region, RegionOptions, cpu};
-use kvplane_transport::{ConnectionId, Event, Gone, Rdma, RdmaCounters, RdmaOptions};
+use kvplane_sys::{HugePages, Poller, Region, RegionOptions, cpu};
+use kvplane_transport::{ConnectionId, Copied, Event, Gone, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
 
 use crate::Failure;
 
@@ -78,7 +78,9 @@ pub(super) struct Taken {
 pub(super) struct Stream {
     asking: End,
     connection: ConnectionId,
-    places: Vec<IoBuf>,
+    memory: Arc<Region>,
+    slice_bytes: usize,
+    copied: Vec<Copied>,
     // Its device has the receives of the other end.
     _asked: End,
 }
@@ -91,21 +93,21 @@ impl Stream {
         let (connection, _) = connect(&mut asking, &mut asked)?;
         let (ours, theirs) = (region(BATCH * slice_bytes)?, region(BATCH * slice_bytes)?);
         asked.rdma.publish(SEGMENT, &theirs, (BATCH * slice_bytes) as u64, true);
-        let places = (0..BATCH).map(|at| IoBuf::new(Arc::clone(&ours), at * slice_bytes, slice_bytes)).collect();
-        let mut stream = Self { asking, connection, places, _asked: asked };
+        let mut stream = Self { asking, connection, memory: ours, slice_bytes, copied: Vec::new(), _asked: asked };
         stream.learn_key()?;
         Ok(stream)
     }
 
     /// The first copy asks for the key.
     fn learn_key(&mut self) -> Result<(), Failure> {
-        self.submit(0);
+        self.submit(0..1);
         let until = Instant::now() + PATIENCE;
         loop {
             self.asking.round();
             self._asked.round();
-            if let Some((_, _, outcome)) = self.asking.rdma.poll_copied() {
-                return outcome.map_err(|status| format!("the first copy: {status}").into());
+            self.asking.rdma.take_copied(&mut self.copied);
+            if let Some(copied) = self.copied.pop() {
+                return copied.outcome.map_err(|status| format!("the first copy: {status}").into());
             }
             if Instant::now() > until {
                 return Err("the segment's key did not come".into());
@@ -113,10 +115,13 @@ impl Stream {
         }
     }
 
-    fn submit(&mut self, place: usize) {
-        let local = self.places[place].clone();
-        let offset = local.offset() as u64;
-        self.asking.rdma.copy(self.connection, place as u64, (SEGMENT, offset), local, true);
+    fn submit(&mut self, places: impl Iterator<Item = usize>) {
+        let (region, bytes) = (&self.memory, self.slice_bytes);
+        let copy = |place: usize| {
+            let at = place * bytes;
+            RdmaCopy { token: place as u64, segment: SEGMENT, offset: at as u64, region, at, bytes, write: true }
+        };
+        self.asking.rdma.copy_many(self.connection, places.map(copy));
     }
 
     /// Writes so many slices, as a spinning host does: submits what there is room for, flushes, polls, takes what is
@@ -126,14 +131,14 @@ impl Stream {
         let start = Instant::now();
         let (mut submitted, mut done) = (0, 0);
         while done < slices {
-            while submitted < slices.min(done + BATCH as u64) {
-                // Copies of a connection end in order.
-                self.submit(submitted as usize % BATCH);
-                submitted += 1;
-            }
+            let until = slices.min(done + BATCH as u64);
+            // Copies of a connection end in order.
+            self.submit((submitted..until).map(|slice| slice as usize % BATCH));
+            submitted = until;
             self.asking.round();
-            while let Some((_, _, outcome)) = self.asking.rdma.poll_copied() {
-                outcome.map_err(|status| format!("slice {done}: {status}"))?;
+            self.asking.rdma.take_copied(&mut self.copied);
+            for copied in self.copied.drain(..) {
+                copied.outcome.map_err(|status| format!("slice {done}: {status}"))?;
                 done += 1;
             }
         }

@@ -9,7 +9,7 @@ use crate::Failure;
 /// The first word of the process that is counted.
 pub(crate) const ROLE: &str = "verbs-slices";
 /// Slices of the shorter run; the other has twice as many.
-const SLICES: u64 = 200_000;
+const SLICES: u64 = 256_000;
 
 /// What cachegrind counted of one run.
 struct Totals {
@@ -18,8 +18,8 @@ struct Totals {
     data_misses: u64,
 }
 
-pub(super) fn show() -> Result<(), Failure> {
-    let (Some(short), Some(long)) = (totals(SLICES)?, totals(2 * SLICES)?) else {
+pub(super) fn show(way: &str) -> Result<(), Failure> {
+    let (Some(short), Some(long)) = (totals(way, SLICES)?, totals(way, 2 * SLICES)?) else {
         println!("  {:44} skipped: valgrind is not installed", "instructions");
         return Ok(());
     };
@@ -35,11 +35,11 @@ pub(super) fn show() -> Result<(), Failure> {
 }
 
 /// Runs this program under cachegrind; none where there is no valgrind.
-fn totals(slices: u64) -> Result<Option<Totals>, Failure> {
+fn totals(way: &str, slices: u64) -> Result<Option<Totals>, Failure> {
     let output = Command::new("valgrind")
         .args(["--tool=cachegrind", "--cache-sim=yes", "--cachegrind-out-file=/dev/null"])
         .arg(env::current_exe()?)
-        .args([ROLE, &slices.to_string()])
+        .args([ROLE, way, &slices.to_string()])
         .output();
     let output = match output {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

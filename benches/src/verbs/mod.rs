@@ -7,6 +7,7 @@
 
 mod bed;
 mod counted;
+mod whole;
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -15,12 +16,14 @@ use kvplane_transport::RdmaOptions;
 
 use crate::Failure;
 use crate::rounds::Series;
-use bed::{End, Stream, connect, loopback, part, region};
+use bed::{End, Stream, Taken, connect, loopback, part, region};
 use kvplane_sys::verbs::Verbs;
+use whole::{Shape, Whole};
 
 pub(crate) use counted::ROLE;
 
 const SLICE_BYTES: usize = 64 << 10;
+const SMALL_BYTES: usize = 4 << 10;
 /// Slices of one round: about a second.
 const SLICES: u64 = 8_000_000;
 /// Registrations, connections and endpoints of one round.
@@ -30,30 +33,94 @@ const ENDPOINTS: u32 = 1_000;
 /// What each of those endpoints grants its peer: the least.
 const GRANT: u16 = 4;
 
+/// What slices go through.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// All of it: client, host, driver, verbs layer. Slices of 64 KiB: the cuts of a range of 8 MiB.
+    Range,
+    /// The same, 128 requests to a batch, each of one slice.
+    Requests,
+    /// The same, 4 KiB each.
+    Small,
+    /// Driver and verbs layer alone.
+    Driver,
+}
+
+/// Something that slices can be pushed through.
+enum Pipe {
+    Whole(Whole),
+    Driver(Stream),
+}
+
+impl Way {
+    const ALL: [Self; 4] = [Self::Range, Self::Requests, Self::Small, Self::Driver];
+
+    /// How a process is told of it.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Range => "range",
+            Self::Requests => "requests",
+            Self::Small => "small",
+            Self::Driver => "driver",
+        }
+    }
+
+    const fn title(self) -> &'static str {
+        match self {
+            Self::Range => "one request of 8 MiB, slices of 64 KiB",
+            Self::Requests => "128 requests of 64 KiB, scattered",
+            Self::Small => "128 requests of 4 KiB, scattered",
+            Self::Driver => "the driver alone, 64 KiB",
+        }
+    }
+
+    fn open(self) -> Result<Pipe, Failure> {
+        Ok(match self {
+            Self::Range => Pipe::Whole(Whole::new(Shape::Range, SLICE_BYTES)?),
+            Self::Requests => Pipe::Whole(Whole::new(Shape::Scattered, SLICE_BYTES)?),
+            Self::Small => Pipe::Whole(Whole::new(Shape::Scattered, SMALL_BYTES)?),
+            Self::Driver => Pipe::Driver(Stream::new(SLICE_BYTES)?),
+        })
+    }
+}
+
+impl Pipe {
+    fn run(&mut self, slices: u64) -> Result<Taken, Failure> {
+        match self {
+            Self::Whole(whole) => whole.run(slices),
+            Self::Driver(stream) => stream.run(slices),
+        }
+    }
+}
+
 /// The part of a round under the counter.
 pub(crate) fn counted(words: &[String]) -> Result<(), Failure> {
-    let slices = words.first().and_then(|word| word.parse().ok()).ok_or("a number of slices is missing")?;
-    Stream::new(SLICE_BYTES)?.run(slices)?;
+    let [word, slices] = words else { return Err("which way, and how many slices?".into()) };
+    let way = Way::ALL.into_iter().find(|way| way.word() == word).ok_or("there is no such way")?;
+    way.open()?.run(slices.parse()?)?;
     Ok(())
 }
 
 pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
-    println!("verbs: what the RDMA driver costs on software devices, one thread");
-    slices(rounds)?;
-    counted::show()?;
+    println!("verbs: what a slice costs on the null device, one thread, and what else RDMA costs on software devices");
+    for way in Way::ALL {
+        println!("  {}", way.title());
+        slices(way, rounds)?;
+        counted::show(way.word())?;
+    }
     registrations(rounds)?;
     connections(rounds)?;
     endpoints()
 }
 
-fn slices(rounds: usize) -> Result<(), Failure> {
-    let mut rate = Series::new("null device, slices of 64 KiB", "M/s a core");
+fn slices(way: Way, rounds: usize) -> Result<(), Failure> {
+    let mut rate = Series::new("slices", "M/s a core");
     let mut requests = Series::new("work requests", "a slice");
     let mut doorbells = Series::new("doorbells", "a slice");
     let mut signalled = Series::new("signalled completions", "a slice");
-    let mut stream = Stream::new(SLICE_BYTES)?;
+    let mut pipe = way.open()?;
     for _ in 0..rounds {
-        let taken = stream.run(SLICES)?;
+        let taken = pipe.run(SLICES)?;
         let each = |count: u64| count as f64 / SLICES as f64;
         rate.push(SLICES as f64 / taken.elapsed.as_secs_f64() / 1e6);
         requests.push(each(taken.counters.requests));

@@ -1,6 +1,6 @@
 //! What goes out: answers, requests, connections to make and to end.
 
-use kvplane_proto::client::{LaneId, Output as ClientOutput, Path, PeerAddress, PeerKind, Via};
+use kvplane_proto::client::{DeviceCopy, LaneId, Output as ClientOutput, Path, PeerAddress, PeerKind, Via};
 use kvplane_store::service::{CloseReason, Output as ServiceOutput, PeerKey, Places};
 use kvplane_transport::mooncake::wire::Dialect;
 use kvplane_transport::{Gone, Outgoing, Pieces};
@@ -126,7 +126,7 @@ impl Host {
             }
             ClientOutput::CopyIn { lane, slice, offset, local } => self.copy_in(lane, slice, offset, local, now_ns),
             ClientOutput::CopySegment { lane, slice, via: Via::Rdma, segment, offset, local, write } => {
-                self.start_rdma_copy((lane, slice), (segment, offset), local, write);
+                self.start_rdma_copies(lane, DeviceCopy { slice, segment, offset, local, write });
             }
             ClientOutput::CopySegment { lane, slice, via, segment, offset, local, write } => {
                 let copy = SegmentCopy { slice, via, segment, offset, local, write };

@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvplane_proto::client::{Client, LaneId, Local, Near, NodeCounts, Place, SliceId};
+use kvplane_proto::client::{Client, DeviceCopy, LaneId, Near, NodeCounts, Place, SliceId};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{GetItem, Kind, Operation, ReadItem, decode_items};
-use kvplane_proto::{RequestId, SegmentId, Status};
+use kvplane_proto::{Limits, RequestId, Status};
 use kvplane_sys::verbs::Verbs;
 use kvplane_sys::{Poller, Region};
-use kvplane_transport::{ConnectionId, Gone, Rdma, RdmaCounters, RdmaOptions};
+use kvplane_transport::{ConnectionId, Copied, Gone, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
 
 use super::Host;
 use super::copies::local_buffer;
@@ -41,8 +41,8 @@ pub(super) struct RdmaWork {
     pub(super) driver: Rdma,
     /// The TCP connection that each RDMA connection came from.
     carriers: HashMap<ConnectionId, ConnectionId>,
-    /// For whom each copy is, by its token.
-    copies: slab::Slab<(LaneId, SliceId)>,
+    /// Copies that are over, for the moment.
+    copied: Vec<Copied>,
     /// Why devices are not used.
     problems: Vec<String>,
     pub(super) near: Arc<NearDevices>,
@@ -61,7 +61,7 @@ impl RdmaWork {
         let mut work = Self {
             driver,
             carriers: HashMap::new(),
-            copies: slab::Slab::new(),
+            copied: Vec::new(),
             problems: Vec::new(),
             near,
             table: Near::default(),
@@ -151,6 +151,31 @@ pub(super) fn expect_answers(
     }
 }
 
+/// Bits of a copy's token that are its slice's position; above them is its generation.
+const INDEX_BITS: u32 = 28;
+const _: () = assert!(Limits::OPEN_SLICES <= 1 << (INDEX_BITS - 1), "a batch may add slices beyond the limit");
+
+fn token_of(slice: SliceId) -> u64 {
+    u64::from(slice.generation) << INDEX_BITS | u64::from(slice.index)
+}
+
+const fn slice_of(token: u64) -> SliceId {
+    SliceId { index: token as u32 & ((1 << INDEX_BITS) - 1), generation: (token >> INDEX_BITS) as u32 }
+}
+
+/// A copy in the words of the driver.
+///
+/// # Panics
+/// When the buffer was removed while a batch used it.
+#[inline]
+fn on_device<'a>(buffers: &'a [Option<Arc<Region>>], copy: &DeviceCopy) -> RdmaCopy<'a> {
+    let DeviceCopy { slice, segment, offset, local, write } = *copy;
+    let region = buffers.get(local.buffer as usize).and_then(Option::as_ref);
+    let region = region.expect("memory stays registered while a batch uses it");
+    let (at, bytes) = (local.offset as usize, local.bytes as usize);
+    RdmaCopy { token: token_of(slice), segment, offset, region, at, bytes, write }
+}
+
 impl Host {
     /// The TCP connection for a lane over RDMA is there: makes an offer on it.
     pub(super) fn offer_rdma(&mut self, carrier: ConnectionId, lane: LaneId) {
@@ -224,18 +249,13 @@ impl Host {
         }
     }
 
-    pub(super) fn start_rdma_copy(
-        &mut self,
-        (lane, slice): (LaneId, SliceId),
-        target: (SegmentId, u64),
-        local: Local,
-        write: bool,
-    ) {
-        // Where the lane is gone, whoever waited for the copy knows it.
-        let Some(Link::Rdma(id)) = self.link_of(lane) else { return };
-        let token = self.rdma_work.copies.insert((lane, slice)) as u64;
-        let buffer = self.local(local);
-        self.rdma_work.driver.copy(id, token, target, buffer, write);
+    /// Gives the device a copy, and those that the client has for the same lane right behind it.
+    pub(super) fn start_rdma_copies(&mut self, lane: LaneId, first: DeviceCopy) {
+        // Where the lane is gone, whoever waited for the copies knows it.
+        let (Some(Link::Rdma(id)), Some(client)) = (self.link_of(lane), &mut self.client) else { return };
+        let buffers = &self.buffers;
+        let copies = core::iter::once(first).chain(client.copies(lane));
+        self.rdma_work.driver.copy_many(id, copies.map(|copy| on_device(buffers, &copy)));
     }
 
     pub(super) fn take_rdma_events(&mut self) -> bool {
@@ -253,19 +273,31 @@ impl Host {
     }
 
     fn take_rdma_copies(&mut self) -> bool {
-        let mut progress = false;
-        while let Some((_, token, result)) = self.rdma_work.driver.poll_copied() {
-            progress = true;
+        let mut copied = core::mem::take(&mut self.rdma_work.copied);
+        self.rdma_work.driver.take_copied(&mut copied);
+        let progress = !copied.is_empty();
+        let mut rest = &copied[..];
+        while let Some(first) = rest.first() {
             let now_ns = self.arrival_ns();
-            let (lane, slice) = self.rdma_work.copies.remove(token as usize);
-            // What a failed connection leaves undone is told by its end.
-            if result != Err(Status::Unreachable) {
-                if result.is_ok() {
-                    self.counters.rdma_copies += 1;
+            // Those that went well in a row, on one connection; or one that did not.
+            let alike = |copied: &&Copied| copied.connection == first.connection && copied.outcome.is_ok();
+            let count = rest.iter().take_while(alike).count();
+            let (these, others) = rest.split_at(count.max(1));
+            rest = others;
+            let lane = self.roles.get(Link::Rdma(first.connection));
+            let (Role::Lane(lane, _), Some(client)) = (lane, &mut self.client) else { continue };
+            match first.outcome {
+                Ok(()) => {
+                    self.counters.rdma_copies += count as u64;
+                    client.all_copied(lane, these.iter().map(|copied| slice_of(copied.token)), now_ns);
                 }
-                self.copied(lane, slice, result.map(|()| 0), now_ns);
+                // What a failed connection leaves undone is told by its end.
+                Err(Status::Unreachable) => {}
+                Err(status) => client.copied(lane, slice_of(first.token), Err(status), now_ns),
             }
         }
+        copied.clear();
+        self.rdma_work.copied = copied;
         progress
     }
 

@@ -72,6 +72,11 @@ impl Client {
         }
     }
 
+    /// Whether a peer has nothing left to be told.
+    pub(super) fn is_fenced(&self, peer: usize) -> bool {
+        self.peers[peer].fences.open.is_empty()
+    }
+
     /// Tells the peer which lanes are over, if this one has something to send and was not told. Whether requests may
     /// follow at once.
     pub(super) fn tell_fences(&mut self, lane: u32) -> bool {

@@ -5,7 +5,7 @@ use super::fences::connection_number;
 use super::lane::{Endpoint, EndpointEvent};
 use super::path::{Path, Via};
 use super::table::{SliceEvent, SliceState, Wire, request_id};
-use super::types::{LaneId, Local, Output, Request, SliceId};
+use super::types::{DeviceCopy, LaneId, Local, Output, Request, SliceId};
 use crate::digest::Digest;
 use crate::frame::{Header, VERSION};
 use crate::ids::RequestId;
@@ -143,14 +143,25 @@ impl Client {
             return false;
         }
         let path = self.lanes[lane as usize].path;
+        if path == Path::Rdma
+            && let Some(DeviceCopy { slice, segment, offset, local, write }) = self.next_copy(lane)
+        {
+            let id = self.lanes[lane as usize].id(lane);
+            self.outputs.push_back(Output::CopySegment {
+                lane: id,
+                slice,
+                via: Via::Rdma,
+                segment,
+                offset,
+                local,
+                write,
+            });
+            // The host may take those behind it by itself; what it leaves is the next output.
+            self.mark_dirty(lane);
+            return false;
+        }
         let request = self.slices.at(first.index).request;
         match (path, request) {
-            (Path::Rdma, Request::Read(target, local)) if self.is_one_sided(lane, target) => {
-                self.copy_segment(lane, first, target, local, false);
-            }
-            (Path::Rdma, Request::Write(target, local)) if self.is_one_sided(lane, target) => {
-                self.copy_segment(lane, first, target, local, true);
-            }
             (Path::Stream | Path::Rdma, Request::Read(..) | Request::Write(..)) if self.may_gather(first.index) => {
                 self.send_many(lane, matches!(request, Request::Write(..)));
             }
@@ -180,9 +191,47 @@ impl Client {
         true
     }
 
-    /// Whether the lane's device reaches a segment by itself.
-    fn is_one_sided(&self, lane: u32, target: super::SegmentTarget) -> bool {
-        self.lanes[lane as usize].way(&self.config, target.segment, target.shareable).is_some()
+    /// The copies behind an [`Output::CopySegment`] of a lane over RDMA that may go too: for a host that has the device
+    /// take several in a row. To be called before the next output is polled; what is left comes as outputs.
+    pub fn copies(&mut self, lane: LaneId) -> impl Iterator<Item = DeviceCopy> {
+        let ready = match self.current(lane) {
+            Some(entry) if entry.path == Path::Rdma && entry.state == Endpoint::Ready => {
+                let peer = entry.peer.0 as usize;
+                self.is_fenced(peer)
+            }
+            _ => false,
+        };
+        core::iter::from_fn(move || if ready { self.next_copy(lane.index) } else { None })
+    }
+
+    /// Takes the slice at the head of a lane over RDMA, if its device can do it by itself and there is room for it.
+    #[inline]
+    fn next_copy(&mut self, lane: u32) -> Option<DeviceCopy> {
+        let entry = &mut self.lanes[lane as usize];
+        let (id, slice) = loop {
+            let &id = entry.queue.front()?;
+            match self.slices.get_mut(id.index, id.generation) {
+                Some(slice) if slice.lane == lane && slice.state == SliceState::Queued => break (id, slice),
+                _ => entry.queue.pop_front(),
+            };
+        };
+        let (target, local, write) = match slice.request {
+            Request::Read(target, local) => (target, local, false),
+            Request::Write(target, local) => (target, local, true),
+            _ => return None,
+        };
+        if !entry.has_room(&self.config) || entry.is_closed(target.segment, Via::Rdma) {
+            return None;
+        }
+        entry.queue.pop_front();
+        entry.sent_bytes += local.bytes;
+        entry.flying += u32::from(local.bytes > 0);
+        slice.step(SliceEvent::Place);
+        slice.sent_ns = self.now_ns;
+        slice.sent_bytes = local.bytes;
+        slice.bytes = local.bytes;
+        slice.via = Via::Rdma;
+        Some(DeviceCopy { slice: id, segment: target.segment, offset: target.offset, local, write })
     }
 
     /// The slice at the head of the queue; stale entries before it are dropped.
@@ -310,7 +359,7 @@ impl Client {
     fn copy_segment(&mut self, lane: u32, id: SliceId, target: super::SegmentTarget, local: Local, write: bool) {
         let entry = &mut self.lanes[lane as usize];
         let via = match entry.path {
-            Path::Shared | Path::Rdma => entry.way(&self.config, target.segment, target.shareable),
+            Path::Shared => entry.way(&self.config, target.segment, target.shareable),
             _ => Some(Via::Own),
         };
         let Some(via) = via else {

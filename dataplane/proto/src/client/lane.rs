@@ -179,7 +179,7 @@ impl Lane {
 
     /// The way in which this lane moves a segment. Before the host knows about cma, it is taken to work.
     pub(super) fn way(&self, config: &Config, segment: SegmentId, mappable: bool) -> Option<Via> {
-        let open = |via| !self.closed.contains(&(segment, via));
+        let open = |via| !self.is_closed(segment, via);
         if self.path == Path::Rdma {
             return open(Via::Rdma).then_some(Via::Rdma);
         }
@@ -188,6 +188,12 @@ impl Lane {
         }
         let cma = self.cma || self.state != Endpoint::Ready;
         (config.cma && cma && open(Via::Cma)).then_some(Via::Cma)
+    }
+
+    /// Whether a segment is known not to be moved in this way.
+    #[inline]
+    pub(super) fn is_closed(&self, segment: SegmentId, via: Via) -> bool {
+        !self.closed.is_empty() && self.closed.contains(&(segment, via))
     }
 
     /// Remembers that a segment cannot be moved in this way.

@@ -51,8 +51,8 @@ pub use path::{Path, PeerKind, Transport, Via};
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
-    Config, Counters, LaneId, Local, Output, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget, SliceId,
-    SubmitError, TaskResult,
+    Config, Counters, DeviceCopy, LaneId, Local, Output, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget,
+    SliceId, SubmitError, TaskResult,
 };
 
 use crate::ids::{BatchId, Epoch};

@@ -328,6 +328,23 @@ impl Client {
         }
     }
 
+    /// The same for copies by a device that have all succeeded, oldest first.
+    pub fn all_copied(&mut self, lane: LaneId, slices: impl IntoIterator<Item = SliceId>, now_ns: u64) {
+        self.now_ns = now_ns;
+        if self.current(lane).is_none() {
+            return;
+        }
+        for id in slices {
+            let Some(slice) = self.slices.get(id.index, id.generation) else { continue };
+            if slice.lane == lane.index && slice.state == SliceState::Copying && slice.held == Held::Nothing {
+                self.unlink(id.index, lane.index);
+                self.complete(id.index, Status::Ok);
+            }
+        }
+        self.mark_group_of(lane.index);
+        self.mark_dirty(lane.index);
+    }
+
     /// A segment cannot be moved in the way that was tried: the next is, as another attempt.
     fn way_closed(&mut self, lane: u32, index: u32) {
         let slice = self.slices.at(index);

@@ -4,7 +4,7 @@ use super::Client;
 use super::dispatch::Group;
 use super::path::Path;
 use super::table::{NOWHERE, SliceState};
-use super::types::{LaneId, PeerId, Request, SliceId};
+use super::types::{LaneId, PeerId, Request, SegmentTarget, SliceId};
 use crate::client::lane::Lane;
 use crate::sched::Rail;
 use crate::status::Status;
@@ -12,7 +12,27 @@ use crate::status::Status;
 impl Client {
     /// Sends a slice on its way to a path of its peer, or completes it when there is nowhere to send it.
     pub(super) fn route(&mut self, id: SliceId) {
-        let Some(slice) = self.slices.get(id.index, id.generation) else { return };
+        self.route_like(id, &mut None);
+    }
+
+    /// The same for one of several slices that become routed at this moment: those to one segment in a row go the same
+    /// way.
+    #[inline]
+    pub(super) fn route_like(&mut self, id: SliceId, last: &mut Option<(SegmentTarget, u8)>) {
+        if let (Some(slice), Some((like, group))) = (self.slices.get(id.index, id.generation), &*last)
+            && let Request::Read(target, _) | Request::Write(target, _) = slice.request
+            && slice.attempts == 0
+            && (SegmentTarget { offset: like.offset, ..target }) == *like
+        {
+            self.enter_group(id, target.peer, *group);
+            return;
+        }
+        *last = self.find_route(id);
+    }
+
+    /// Routes a slice by itself. Returns where it went, if that is where others to its segment would go.
+    fn find_route(&mut self, id: SliceId) -> Option<(SegmentTarget, u8)> {
+        let slice = self.slices.get(id.index, id.generation)?;
         debug_assert!(slice.lane == NOWHERE && slice.state == SliceState::Queued, "a slice was routed twice");
         let request = slice.request;
         let failed_twice = (slice.attempts >= 2).then_some(slice.group);
@@ -27,17 +47,21 @@ impl Client {
         };
         let Some(peer) = peer else {
             self.complete(id.index, Status::NoOwner);
-            return;
+            return None;
         };
         if self.asks_departed(&request) {
             self.complete(id.index, Status::Stale);
-            return;
+            return None;
         }
         let Some(group) = self.pick_group(peer, &request, failed_twice) else {
             self.complete(id.index, Status::Unsupported);
-            return;
+            return None;
         };
         self.enter_group(id, peer, group);
+        match request {
+            Request::Read(target, _) | Request::Write(target, _) if failed_twice.is_none() => Some((target, group)),
+            _ => None,
+        }
     }
 
     /// The paths of a peer are in the order of preference: the first that serves the request and is not paused; where
@@ -118,7 +142,18 @@ impl Client {
         if slice.lane == NOWHERE {
             return;
         }
-        let lane = core::mem::replace(&mut slice.lane, NOWHERE);
+        let lane = slice.lane;
+        self.unlink(index, lane);
+        // Its part of the window is free: what waits may go.
+        self.mark_group_of(lane);
+        self.mark_dirty(lane);
+    }
+
+    /// Takes a slice and its load off its lane.
+    #[inline]
+    pub(super) fn unlink(&mut self, index: u32, lane: u32) {
+        let slice = self.slices.at(index);
+        slice.lane = NOWHERE;
         let (before, after) = (slice.before, slice.after);
         let (load_bytes, sent_bytes) = (slice.load_bytes(), slice.sent_bytes);
         slice.sent_bytes = 0;
@@ -137,10 +172,6 @@ impl Client {
         let rail = &mut self.rails[entry.rail as usize];
         rail.rail.unbook(load_bytes, self.config.is_small(load_bytes));
         entry.progress_ns = self.now_ns;
-        // Its part of the window is free: what waits may go.
-        let (peer, group) = (rail.peer, rail.group);
-        self.mark_group(peer, group);
-        self.mark_dirty(lane);
     }
 
     /// The slices of a lane, oldest first.

@@ -68,9 +68,10 @@ impl Client {
         }
         self.remember_deadline(deadline_ns, id);
         // Routed only when all slices exist: a slice that fails at once must not complete the batch early.
+        let mut last = None;
         for position in 0..self.batches.at(index).slices.len() {
             let slice = self.batches.at(index).slices[position];
-            self.route(slice);
+            self.route_like(slice, &mut last);
         }
         Ok(id)
     }

@@ -298,6 +298,22 @@ pub enum Output {
     WantMap,
 }
 
+/// A copy between the caller's memory and a segment that a device makes: [`Output::CopySegment`] without what is the
+/// same for all of a lane. See [`super::Client::copies`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceCopy {
+    /// For whom.
+    pub slice: SliceId,
+    /// The segment's region.
+    pub segment: SegmentId,
+    /// Where in it.
+    pub offset: u64,
+    /// The caller's memory.
+    pub local: Local,
+    /// Into the segment, or out of it.
+    pub write: bool,
+}
+
 /// Where the payload that follows a frame goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PayloadTo {

@@ -381,6 +381,11 @@ impl MemoryRegion {
         self.piece(usize::try_from(address.checked_sub(self.shared.address)?).ok()?, bytes)
     }
 
+    /// Whether both are one handle, and not only one registration.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     pub(crate) fn is_of(&self, domain: &Arc<Domain>) -> bool {
         std::ptr::eq(self.shared.domain, Arc::as_ptr(domain))
     }

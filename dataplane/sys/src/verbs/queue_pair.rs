@@ -12,7 +12,7 @@ use super::error::{PostError, Refusal, VerbsError};
 use super::ffi::*;
 use super::memory::{Domain, Piece, ProtectionDomain};
 use super::receive_queue::{ReceiveQueue, SharedQueue, SharedReceiveQueue};
-use super::send_queue::{Request, SendQueue};
+use super::send_queue::{Remote, Request, SendQueue};
 use super::slots::Retired;
 use super::states::QueueState;
 use libc::c_int;
@@ -235,6 +235,25 @@ impl QueuePair {
             return Err(Refusal::State(self.state));
         }
         self.send.push(request, &self.domain)
+    }
+
+    /// As [`QueuePair::push`], for the usual request: a write to the peer's memory, or a read of it, from or to one
+    /// piece of ours, that asks for nothing else.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn push_one_sided(
+        &mut self,
+        token: u64,
+        write: bool,
+        remote: Remote,
+        piece: &Piece<'_>,
+    ) -> Result<(), Refusal> {
+        if !self.state.takes_sends() {
+            return Err(Refusal::State(self.state));
+        }
+        self.send.push_one_sided(token, write, remote, piece, &self.domain)
     }
 
     /// Hands everything that is queued to the device, with one doorbell. Returns how many requests. `signal_last` asks

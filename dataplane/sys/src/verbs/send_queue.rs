@@ -1,7 +1,8 @@
 //! The sending half of a queue pair: requests are chained as they are queued and handed over with one doorbell.
 //!
 //! Only as many requests as one flush may take have room here, as a device copies them when it takes them; the tokens
-//! and the memory of those under way lie in `Slots`. Nothing is allocated after the queue was made.
+//! and the memory of those under way lie in `Slots`. Nothing is allocated for requests on memory that others in a row
+//! are on.
 
 use super::completion::{Kind, QueueId, request_id, sequence_bits};
 use super::connection::QueuePairOptions;
@@ -175,32 +176,14 @@ impl SendQueue {
     /// Queues a request; nothing is handed over yet.
     #[inline]
     pub(crate) fn push(&mut self, request: &Request<'_>, domain: &Arc<Domain>) -> Result<(), Refusal> {
-        if self.slots.room() == 0 {
-            return Err(Refusal::Full);
-        }
-        if self.slots.unsent() as usize >= self.ring.len() {
-            return Err(Refusal::BatchFull);
-        }
-        let index = self.slots.head() as usize & (self.ring.len() - 1);
-        let sequence = self.slots.next_sequence();
+        self.check_room()?;
+        let (index, sequence) = (self.next(), self.slots.next_sequence());
         let (count, inline) = match request.payload {
-            Payload::Pieces([piece]) if piece.bytes() > 0 => {
-                check_pieces(&[*piece], self.slots.stride(), request.operation.is_read(), domain)?;
-                let place = &mut self.ring[index];
-                place.piece = piece.raw();
-                place.request.sg_list = &raw mut place.piece;
-                self.slots.push(request.token, &[*piece]);
-                (1, 0)
-            }
             Payload::Pieces(pieces) => (self.prepare_pieces(index, request, pieces, domain)?, 0),
             Payload::Inline(bytes) => (self.prepare_inline(index, request, bytes)?, SEND_INLINE),
         };
         let (opcode, remote, immediate) = request.operation.raw();
-        self.silent += 1;
-        let signalled = request.signalled | (self.silent >= self.signal_every);
-        if signalled {
-            self.silent = 0;
-        }
+        let signalled = self.is_signalled(request.signalled);
         let place = &mut self.ring[index].request;
         place.wr_id = self.id | sequence_bits(sequence);
         place.num_sge = count;
@@ -215,7 +198,64 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Several pieces, or none with bytes in it.
+    /// The same for a write or a read with one piece that asks for nothing else.
+    #[inline]
+    pub(crate) fn push_one_sided(
+        &mut self,
+        token: u64,
+        write: bool,
+        remote: Remote,
+        piece: &Piece<'_>,
+        domain: &Arc<Domain>,
+    ) -> Result<(), Refusal> {
+        self.check_room()?;
+        check_pieces(&[*piece], self.slots.stride(), !write, domain)?;
+        let (index, sequence) = (self.next(), self.slots.next_sequence());
+        self.slots.push(token, &[*piece]);
+        let signalled = self.is_signalled(false);
+        let place = &mut self.ring[index];
+        place.piece = piece.raw();
+        place.request.sg_list = &raw mut place.piece;
+        place.request.wr_id = self.id | sequence_bits(sequence);
+        // To some devices a piece of zero bytes means 2 GiB.
+        place.request.num_sge = c_int::from(piece.bytes() > 0);
+        place.request.opcode = if write { WR_RDMA_WRITE } else { WR_RDMA_READ };
+        place.request.send_flags = u32::from(signalled) * SEND_SIGNALED;
+        place.request.imm_data = 0;
+        place.request.remote_addr = remote.address;
+        place.request.rkey = remote.key;
+        Ok(())
+    }
+
+    #[inline]
+    fn check_room(&self) -> Result<(), Refusal> {
+        if self.slots.room() == 0 {
+            return Err(Refusal::Full);
+        }
+        if self.slots.unsent() as usize >= self.ring.len() {
+            return Err(Refusal::BatchFull);
+        }
+        Ok(())
+    }
+
+    /// Where the next request goes.
+    #[inline]
+    fn next(&self) -> usize {
+        self.slots.head() as usize & (self.ring.len() - 1)
+    }
+
+    /// Whether the next request is signalled.
+    #[inline]
+    fn is_signalled(&mut self, wanted: bool) -> bool {
+        self.silent += 1;
+        let signalled = wanted | (self.silent >= self.signal_every);
+        if signalled {
+            self.silent = 0;
+        }
+        signalled
+    }
+
+    /// Any pieces.
     fn prepare_pieces(
         &mut self,
         index: usize,

@@ -6,7 +6,7 @@
 
 use super::completion::Status;
 use super::memory::{MemoryRegion, Piece};
-use std::mem;
+use std::collections::VecDeque;
 
 /// Sequence numbers travel in 30 bits of a request's id.
 pub(crate) const SEQUENCE_BITS: u32 = 30;
@@ -24,20 +24,22 @@ pub struct Retired {
     pub receive: bool,
 }
 
-#[derive(Clone)]
-struct Slot {
-    token: u64,
-    /// The memory of the first piece: most requests have no other.
-    first: Option<MemoryRegion>,
-    /// Pieces behind the first.
-    more: u32,
+/// Memory that requests in a row work on: most of a queue's are of one region, so it is counted once for all of them.
+struct Run {
+    memory: MemoryRegion,
+    /// The first of them, and the one behind the last.
+    from: u32,
+    until: u32,
 }
 
 /// The ring of one queue's requests.
 pub(crate) struct Slots {
-    slots: Box<[Slot]>,
-    /// `stride` less one places for each slot, for the pieces behind the first.
-    held: Box<[Option<MemoryRegion>]>,
+    tokens: Box<[u64]>,
+    /// The memory of each request's first piece, oldest first. Of two runs the later one begins where the earlier
+    /// ended, or behind that. At most one for each request.
+    runs: VecDeque<Run>,
+    /// The registrations of pieces behind the first, with the request that has them, oldest first.
+    more: VecDeque<(u32, MemoryRegion)>,
     stride: usize,
     depth: u32,
     /// The three run freely; slots are found by their low bits.
@@ -51,12 +53,11 @@ pub(crate) struct Slots {
 
 impl Slots {
     pub(crate) fn new(depth: u32, stride: u32, receive: bool) -> Self {
-        let places = depth.next_power_of_two() as usize;
-        let stride = stride as usize;
         Self {
-            slots: vec![Slot { token: 0, first: None, more: 0 }; places].into(),
-            held: vec![None; places * stride.saturating_sub(1)].into(),
-            stride,
+            tokens: vec![0; depth.next_power_of_two() as usize].into(),
+            runs: VecDeque::new(),
+            more: VecDeque::new(),
+            stride: stride as usize,
             depth,
             head: 0,
             sent: 0,
@@ -98,26 +99,29 @@ impl Slots {
     /// Takes a request. There is room, and the pieces are at most `stride`.
     #[inline]
     pub(crate) fn push(&mut self, token: u64, pieces: &[Piece<'_>]) {
-        let index = self.head as usize & (self.slots.len() - 1);
-        let slot = &mut self.slots[index];
-        slot.token = token;
+        let at = self.head;
+        let mask = self.tokens.len() - 1;
+        self.tokens[at as usize & mask] = token;
+        self.head = at.wrapping_add(1);
         if let [first, more @ ..] = pieces {
-            // The place is empty; forgetting that saves looking.
-            mem::forget(slot.first.replace(first.memory.clone()));
-            slot.more = more.len() as u32;
+            match self.runs.back_mut() {
+                Some(run) if run.until == at && run.memory.is_same(first.memory) => run.until = at.wrapping_add(1),
+                _ => self.begin_run(at, first.memory),
+            }
             if !more.is_empty() {
-                self.hold_more(index, more);
+                self.hold_more(at, more);
             }
         }
-        self.head = self.head.wrapping_add(1);
     }
 
     #[cold]
-    fn hold_more(&mut self, index: usize, pieces: &[Piece<'_>]) {
-        let stride = self.stride - 1;
-        for (place, piece) in self.held[index * stride..][..stride].iter_mut().zip(pieces) {
-            *place = Some(piece.memory.clone());
-        }
+    fn begin_run(&mut self, at: u32, memory: &MemoryRegion) {
+        self.runs.push_back(Run { memory: memory.clone(), from: at, until: at.wrapping_add(1) });
+    }
+
+    #[cold]
+    fn hold_more(&mut self, at: u32, pieces: &[Piece<'_>]) {
+        self.more.extend(pieces.iter().map(|piece| (at, piece.memory.clone())));
     }
 
     /// The device took `count` of the unsent ones.
@@ -135,25 +139,39 @@ impl Slots {
         let known = !self.failed && status != Status::Flushed;
         let before = if known { Status::Success } else { Status::Flushed };
         self.failed |= status != Status::Success;
+        let first = self.tail;
+        self.pass(ahead + 1);
         // One place that calls, so that it is compiled into the loop.
         for left in (0..=ahead).rev() {
-            self.pop(if left > 0 { before } else { status }, each);
+            let status = if left > 0 { before } else { status };
+            self.tell(first.wrapping_add(ahead - left), status, each);
         }
         true
     }
 
     /// The device has forgotten everything that was posted.
     pub(crate) fn forget_sent(&mut self, each: &mut impl FnMut(Retired)) {
-        while self.tail != self.sent {
-            self.pop(Status::Flushed, each);
-        }
+        let (first, count) = (self.tail, self.outstanding());
+        self.pass(count);
+        (0..count).for_each(|at| self.tell(first.wrapping_add(at), Status::Flushed, each));
     }
 
-    /// Drops what was not posted, with nothing posted in front of it or with it staying there.
+    /// Drops what was not posted, newest first, with nothing posted in front of it or with it staying there.
     pub(crate) fn abandon_unsent(&mut self, each: &mut impl FnMut(Retired)) {
         while self.head != self.sent {
             self.head = self.head.wrapping_sub(1);
-            self.clear(self.head, Status::Flushed, each);
+            let at = self.head;
+            if let Some(run) = self.runs.back_mut().filter(|run| run.until == at.wrapping_add(1)) {
+                run.until = at;
+                // What it began with may be over.
+                if run.from == at || self.tail == at {
+                    self.runs.pop_back();
+                }
+            }
+            while self.more.back().is_some_and(|(of, _)| *of == at) {
+                self.more.pop_back();
+            }
+            self.tell(at, Status::Flushed, each);
         }
     }
 
@@ -162,29 +180,110 @@ impl Slots {
         self.failed = false;
     }
 
-    #[inline]
-    fn pop(&mut self, status: Status, each: &mut impl FnMut(Retired)) {
-        let at = self.tail;
-        self.tail = at.wrapping_add(1);
-        self.clear(at, status, each);
+    /// The oldest `count` requests are over: lets go of the memory that only they held.
+    fn pass(&mut self, count: u32) {
+        // As distances from the old tail, which neither is far from.
+        let tail = self.tail;
+        while self.runs.front().is_some_and(|run| run.until.wrapping_sub(tail) <= count) {
+            self.runs.pop_front();
+        }
+        while self.more.front().is_some_and(|(of, _)| of.wrapping_sub(tail) < count) {
+            self.more.pop_front();
+        }
+        self.tail = tail.wrapping_add(count);
     }
 
     #[inline]
-    fn clear(&mut self, at: u32, status: Status, each: &mut impl FnMut(Retired)) {
-        let index = at as usize & (self.slots.len() - 1);
-        let slot = &mut self.slots[index];
-        let token = slot.token;
-        drop(slot.first.take());
-        if slot.more > 0 {
-            self.clear_more(index);
-        }
+    fn tell(&self, at: u32, status: Status, each: &mut impl FnMut(Retired)) {
+        let token = self.tokens[at as usize & (self.tokens.len() - 1)];
         each(Retired { token, status, receive: self.receive });
     }
+}
 
-    #[cold]
-    fn clear_more(&mut self, index: usize) {
-        let stride = self.stride - 1;
-        self.slots[index].more = 0;
-        self.held[index * stride..][..stride].fill(None);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::{Access, Loopback, ProtectionDomain, SoftPort, Verbs};
+    use crate::{HugePages, IoBuf, Region, RegionOptions};
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        /// A request on these registrations.
+        Push(Vec<usize>),
+        Send(u32),
+        Retire(u32),
+        Abandon,
+        Forget,
+    }
+
+    fn acts() -> impl Strategy<Value = Vec<Act>> {
+        let act = prop_oneof![
+            6 => proptest::collection::vec(0usize..3, 0..4).prop_map(Act::Push),
+            3 => (0u32..6).prop_map(Act::Send),
+            3 => (0u32..6).prop_map(Act::Retire),
+            1 => Just(Act::Abandon),
+            1 => Just(Act::Forget),
+        ];
+        proptest::collection::vec(act, 0..120)
+    }
+
+    proptest! {
+        #[test]
+        fn memory_is_held_exactly_as_long_as_requests_are_on_it(start in any::<u32>(), acts in acts()) {
+            let verbs = Verbs::loopback(&Loopback::new(&[SoftPort::default()]));
+            let context = verbs.device("loop0").unwrap().open().unwrap();
+            let domain = ProtectionDomain::new(&context).unwrap();
+            let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("slots", 4096) };
+            let register = || {
+                let memory = IoBuf::whole(Region::allocate(&options).unwrap());
+                domain.register(&memory, Access::LOCAL).unwrap()
+            };
+            let memories = [register(), register(), register()];
+            let mut slots = Slots::new(8, 3, false);
+            (slots.head, slots.sent, slots.tail) = (start, start, start);
+            // Tokens and memory of what is queued, and how many of them are posted.
+            let (mut model, mut sent, mut token) = (VecDeque::<(u64, Vec<usize>)>::new(), 0usize, 0);
+            for act in acts {
+                let (mut told, mut expected) = (Vec::new(), Vec::new());
+                let mut each = |one: Retired| told.push(one.token);
+                match act {
+                    Act::Push(on) if slots.room() > 0 => {
+                        token += 1;
+                        let pieces: Vec<_> = on.iter().map(|&at| memories[at].piece(0, 8).unwrap()).collect();
+                        slots.push(token, &pieces);
+                        model.push_back((token, on));
+                    }
+                    Act::Push(_) => prop_assert_eq!(model.len(), 8),
+                    Act::Send(count) => {
+                        let count = count.min(slots.unsent());
+                        slots.sent(count);
+                        sent += count as usize;
+                    }
+                    Act::Retire(ahead) => {
+                        let over = slots.retire(slots.tail.wrapping_add(ahead) & SEQUENCE_MASK, Status::Success, &mut each);
+                        prop_assert_eq!(over, (ahead as usize) < sent);
+                        let count = if over { ahead as usize + 1 } else { 0 };
+                        expected.extend(model.drain(..count).map(|(token, _)| token));
+                        sent -= count;
+                    }
+                    Act::Abandon => {
+                        slots.abandon_unsent(&mut each);
+                        expected.extend(model.drain(sent..).rev().map(|(token, _)| token));
+                    }
+                    Act::Forget => {
+                        slots.forget_sent(&mut each);
+                        expected.extend(model.drain(..sent).map(|(token, _)| token));
+                        sent = 0;
+                    }
+                }
+                prop_assert_eq!(told, expected);
+                for (at, memory) in memories.iter().enumerate() {
+                    let used = model.iter().any(|(_, on)| on.contains(&at));
+                    prop_assert_eq!(memory.is_last(), !used, "registration {}", at);
+                }
+            }
+        }
     }
 }

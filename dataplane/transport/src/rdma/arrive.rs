@@ -4,6 +4,7 @@ use kvplane_proto::{Limits, SegmentId, Status as Outcome};
 use kvplane_sys::verbs::{AsyncEvent, Completion, Retired, Status};
 
 use super::Rdma;
+use super::copies::Copied;
 use super::link::{Control, KeyState, Link, State, Work};
 use super::wire::{ENVELOPE_BYTES, Envelope, MessageKind, Place, SegmentKey};
 use crate::types::{ConnectionId, Event, Gone};
@@ -55,7 +56,7 @@ impl Rdma {
                             let id = ConnectionId { index, generation: self.generations[index as usize] };
                             let copied = &mut self.books.copied;
                             link.retire(&completion, |over| match over {
-                                Over::Copy(token) => copied.push_back((id, token, Ok(()))),
+                                Over::Copy(token) => copied.push(Copied::new(id, token, Ok(()))),
                                 Over::Work(one) => retired.push((index, one)),
                             });
                             if !core::mem::replace(&mut link.dirty, true) {
@@ -100,7 +101,8 @@ impl Rdma {
                 }
             }
             Work::Pull => link.fetched(success, nic),
-            Work::Copy => link.copy_over(id, status, &mut self.books),
+            Work::CopyPart => link.copy_over(id, None, status, &mut self.books),
+            Work::Copy(token) => link.copy_over(id, Some(token), status, &mut self.books),
         }
         if !success && link.state == State::Open {
             let why = describe(nic.context.name(), status);
@@ -244,13 +246,11 @@ impl Link {
     /// Takes back what a completion ends. Copies that succeeded are most of it, and need nothing else of the link.
     #[inline]
     fn retire(&mut self, completion: &Completion<'_>, mut each: impl FnMut(Over)) {
-        let (queue_pair, posted) = (&mut self.queue_pair, &mut self.posted);
-        queue_pair.retire(completion, |one| {
-            let copy = match Work::from_bits(one.token) {
-                Work::Copy if one.status == Status::Success => Self::copy_succeeded(posted),
-                _ => None,
-            };
-            each(copy.map_or(Over::Work(one), Over::Copy));
+        self.queue_pair.retire(completion, |one| match Work::from_bits(one.token) {
+            // The parts before it have succeeded too.
+            Work::Copy(token) if one.status == Status::Success => each(Over::Copy(token)),
+            Work::CopyPart if one.status == Status::Success => {}
+            _ => each(Over::Work(one)),
         });
     }
 

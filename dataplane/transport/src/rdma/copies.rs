@@ -4,14 +4,14 @@
 //! generation. Copies of a connection start in order; a copy is over when the device says so, or holds nothing of it
 //! any more. The owner of a segment ends access by deregistering it: the device refuses what comes later.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvplane_proto::{Limits, SegmentId, Status as Outcome};
-use kvplane_sys::verbs::{MemoryRegion, Operation, Payload, Refusal, Remote, Request, Status};
+use kvplane_sys::verbs::{MemoryRegion, Piece, QueuePair, Refusal, Remote, Status};
 use kvplane_sys::{IoBuf, Region};
 
-use super::link::{Control, Copy, KeyState, Link, Posted, State, Work};
+use super::link::{Control, Copy, KeyState, Link, State, Work};
 use super::memory::access;
 use super::nic::Nic;
 use super::send::{REQUEST_BYTES, ROOM_FOR_MESSAGES};
@@ -26,6 +26,49 @@ pub(super) struct Segment {
     writable: bool,
     /// One registration for each device that was asked for it; none where it was refused.
     keys: HashMap<usize, Option<MemoryRegion>>,
+}
+
+/// A copy between our memory and a range of a peer's segment.
+#[derive(Clone, Copy, Debug)]
+pub struct RdmaCopy<'a> {
+    /// The caller's name for it, below 2^60.
+    pub token: u64,
+    /// The segment, and where in it.
+    pub segment: SegmentId,
+    /// Where in it.
+    pub offset: u64,
+    /// Our memory.
+    pub region: &'a Arc<Region>,
+    /// Where in it.
+    pub at: usize,
+    /// How much.
+    pub bytes: usize,
+    /// To the segment, or from it.
+    pub write: bool,
+}
+
+/// A copy that is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Copied {
+    /// The connection that had it.
+    pub connection: ConnectionId,
+    /// The caller's name for it.
+    pub token: u64,
+    /// How it went.
+    pub outcome: Result<(), Outcome>,
+}
+
+impl Copied {
+    pub(super) const fn new(connection: ConnectionId, token: u64, outcome: Result<(), Outcome>) -> Self {
+        Self { connection, token, outcome }
+    }
+}
+
+impl Copy {
+    fn view(&self) -> RdmaCopy<'_> {
+        let Self { token, segment, offset, ref local, write } = *self;
+        RdmaCopy { token, segment, offset, region: local.region(), at: local.offset(), bytes: local.bytes(), write }
+    }
 }
 
 impl Rdma {
@@ -91,58 +134,84 @@ impl Rdma {
         key
     }
 
-    /// Copies between our memory and a range of a peer's segment: from it, or to it when `write`. The outcome comes by
-    /// [`Self::poll_copied`] under `token`. `Unsupported` says that the peer or our device cannot reach the memory in
-    /// this way; `Unreachable`, that the connection ended first, so whether it was done is not known.
-    pub fn copy(
-        &mut self,
-        id: ConnectionId,
-        token: u64,
-        (segment, offset): (SegmentId, u64),
-        local: IoBuf,
-        write: bool,
-    ) {
+    /// Copies between our memory and ranges of a peer's segments. The outcomes come by [`Self::take_copied`]:
+    /// `Unsupported` says that the peer or our device cannot reach the memory in this way; `Unreachable`, that the
+    /// connection ended first, so whether it was done is not known. Several in a row cost much less than each alone.
+    pub fn copy_many<'a>(&mut self, id: ConnectionId, copies: impl IntoIterator<Item = RdmaCopy<'a>>) {
+        let mut copies = copies.into_iter();
         let Some((link, nic, books)) = self.parts(id).filter(|(link, _, _)| link.state == State::Open) else {
-            self.books.copied.push_back((id, token, Err(Outcome::Unreachable)));
+            let over = copies.map(|copy| Copied::new(id, copy.token, Err(Outcome::Unreachable)));
+            self.books.copied.extend(over);
             return;
         };
-        if link.waiting.len() >= Limits::REQUESTS_PER_CONNECTION {
-            books.copied.push_back((id, token, Err(Outcome::Busy)));
-            return;
-        }
-        let copy = Copy { token, segment, offset, local, write };
-        let posted = if link.waiting.is_empty() { link.post_copy(id, &copy, nic, books) } else { Ok(false) };
-        match posted {
-            Ok(true) => {}
-            Ok(false) => link.waiting.push_back(copy),
-            Err(why) => {
-                books.copied.push_back((id, token, Err(Outcome::Unreachable)));
-                return self.close(id, why);
+        let mut failed = None;
+        for copy in copies.by_ref() {
+            if let Err(why) = link.take_copy(id, &copy, nic, books) {
+                books.copied.push(Copied::new(id, copy.token, Err(Outcome::Unreachable)));
+                failed = Some(why);
+                break;
             }
         }
         if !core::mem::replace(&mut link.dirty, true) {
             self.dirty.push_back(id.index);
         }
+        if let Some(why) = failed {
+            self.books.copied.extend(copies.map(|copy| Copied::new(id, copy.token, Err(Outcome::Unreachable))));
+            self.close(id, why);
+        }
     }
 
-    /// A copy that is over: its connection, its token, and how it went. Its memory is touched by nobody any more.
-    pub fn poll_copied(&mut self) -> Option<(ConnectionId, u64, Result<(), Outcome>)> {
-        self.books.copied.pop_front()
+    /// Puts the copies that are over behind those in `into`. Their memory is touched by nobody any more.
+    pub fn take_copied(&mut self, into: &mut Vec<Copied>) {
+        if into.is_empty() {
+            core::mem::swap(into, &mut self.books.copied);
+        } else {
+            into.append(&mut self.books.copied);
+        }
     }
 }
 
 impl Link {
+    #[inline]
+    fn take_copy(
+        &mut self,
+        id: ConnectionId,
+        copy: &RdmaCopy<'_>,
+        nic: &mut Nic,
+        books: &mut Books,
+    ) -> Result<(), Gone> {
+        if !self.waiting.is_empty() || !self.post_copy(id, copy, nic, books)? {
+            self.keep_copy(id, copy, books);
+        }
+        Ok(())
+    }
+
+    /// A copy waits for its key, for room in the queue, or for those that wait.
+    #[cold]
+    fn keep_copy(&mut self, id: ConnectionId, copy: &RdmaCopy<'_>, books: &mut Books) {
+        let end = copy.at.checked_add(copy.bytes);
+        if end.is_none_or(|end| end > copy.region.bytes()) {
+            books.copied.push(Copied::new(id, copy.token, Err(Outcome::OutOfRange)));
+        } else if self.waiting.len() >= Limits::REQUESTS_PER_CONNECTION {
+            books.copied.push(Copied::new(id, copy.token, Err(Outcome::Busy)));
+        } else {
+            let local = IoBuf::new(Arc::clone(copy.region), copy.at, copy.bytes);
+            let RdmaCopy { token, segment, offset, write, .. } = *copy;
+            self.waiting.push_back(Copy { token, segment, offset, local, write });
+        }
+    }
+
     /// Posts copies that wait, as far as the queue and known keys allow.
     pub(super) fn post_copies(&mut self, id: ConnectionId, nic: &mut Nic, books: &mut Books) -> Result<(), Gone> {
         while let Some(copy) = self.waiting.pop_front() {
-            match self.post_copy(id, &copy, nic, books) {
+            match self.post_copy(id, &copy.view(), nic, books) {
                 Ok(true) => {}
                 Ok(false) => {
                     self.waiting.push_front(copy);
                     break;
                 }
                 Err(why) => {
-                    books.copied.push_back((id, copy.token, Err(Outcome::Unreachable)));
+                    books.copied.push(Copied::new(id, copy.token, Err(Outcome::Unreachable)));
                     return Err(why);
                 }
             }
@@ -152,66 +221,52 @@ impl Link {
 
     /// Posts a copy, or says why it cannot be. False when it must wait for its key or for room in the queue.
     #[inline]
-    fn post_copy(&mut self, id: ConnectionId, copy: &Copy, nic: &mut Nic, books: &mut Books) -> Result<bool, Gone> {
-        let key = match &self.last_key {
-            Some((segment, key)) if *segment == copy.segment => *key,
-            _ => match self.find_key(copy.segment) {
-                Some(key) => key,
-                None => return Ok(false),
-            },
-        };
-        let bytes = copy.local.bytes() as u64;
+    fn post_copy(
+        &mut self,
+        id: ConnectionId,
+        copy: &RdmaCopy<'_>,
+        nic: &mut Nic,
+        books: &mut Books,
+    ) -> Result<bool, Gone> {
+        if self.last_key.as_ref().is_none_or(|(segment, _)| *segment != copy.segment) && !self.find_key(copy.segment) {
+            return Ok(false);
+        }
+        let Some((_, key)) = &self.last_key else { return Ok(false) };
+        let bytes = copy.bytes as u64;
         let requests = if bytes <= REQUEST_BYTES { 1 } else { bytes.div_ceil(REQUEST_BYTES) };
         let most = (self.send_depth - ROOM_FOR_MESSAGES) as u64;
         if self.queue_pair.room() < ROOM_FOR_MESSAGES + requests.min(most) as usize {
             return Ok(false);
         }
-        let memory = match check(copy, &key, nic, requests <= most) {
-            Ok(memory) => memory,
+        let (memory, whole) = match check(copy, key, nic, requests <= most) {
+            Ok(checked) => checked,
             Err(status) => {
-                books.copied.push_back((id, copy.token, Err(status)));
+                books.copied.push(Copied::new(id, copy.token, Err(status)));
                 return Ok(true);
             }
         };
-        let posted = Posted { token: copy.token, segment: copy.segment, left: requests as u32, failed: None };
-        self.posted.push_back(posted);
-        let work = Work::Copy.to_bits();
-        let address = key.address + copy.offset;
-        let mut at = 0;
-        for _ in 0..requests {
-            let part = (bytes - at).min(REQUEST_BYTES) as u32;
-            let remote = Remote { address: address + at, key: key.key };
-            let operation = if copy.write { Operation::Write { to: remote } } else { Operation::Read { from: remote } };
-            let Some(piece) = memory.piece(copy.local.offset() + at as usize, part) else {
-                return Err(self.refused(None));
-            };
-            let pieces = [piece];
-            if let Err(refusal) = self.queue_pair.push(&Request::new(work, operation, Payload::Pieces(&pieces))) {
-                return Err(self.refused(Some(refusal)));
-            }
-            at += u64::from(part);
+        let remote = Remote { address: key.address + copy.offset, key: key.key };
+        let pushed = if requests == 1 {
+            self.queue_pair.push_one_sided(Work::Copy(copy.token).to_bits(), copy.write, remote, &whole)
+        } else {
+            push_parts(&mut self.queue_pair, copy, remote, memory)
+        };
+        match pushed {
+            Ok(()) => Ok(true),
+            // Whoever asked is told by the caller, and once.
+            Err(refusal) => Err(Gone::Rdma(format!("a request was refused: {refusal}"))),
         }
-        Ok(true)
     }
 
-    /// The copy that was to be posted was refused; whoever asked is told by the caller, and once.
+    /// Makes the key of a segment the last one; asks for it when it is not known.
     #[cold]
-    fn refused(&mut self, refusal: Option<Refusal>) -> Gone {
-        self.posted.pop_back();
-        Gone::Rdma(match refusal {
-            Some(refusal) => format!("a request was refused: {refusal}"),
-            None => "memory is not registered".to_owned(),
-        })
-    }
-
-    /// The key of a segment; it is asked for when it is not known.
-    fn find_key(&mut self, segment: SegmentId) -> Option<SegmentKey> {
+    fn find_key(&mut self, segment: SegmentId) -> bool {
         match self.keys.get(&segment) {
             Some(KeyState::Known(key)) => {
                 self.last_key = Some((segment, *key));
-                return Some(*key);
+                return true;
             }
-            Some(KeyState::Asked) => return None,
+            Some(KeyState::Asked) => return false,
             None => {}
         }
         if self.keys.len() >= Limits::SEGMENTS {
@@ -220,56 +275,69 @@ impl Link {
         }
         self.keys.insert(segment, KeyState::Asked);
         self.control.push_back(Control::AskKey(segment));
-        None
+        false
     }
 
-    /// The token of a copy whose only request left has succeeded: it is over. None when there is more to it.
-    #[inline]
-    pub(super) fn copy_succeeded(posted: &mut VecDeque<Posted>) -> Option<u64> {
-        let entry = posted.front()?;
-        if entry.left != 1 || entry.failed.is_some() {
-            return None;
-        }
-        posted.pop_front().map(|over| over.token)
-    }
-
-    /// A request of the oldest copy is over.
-    pub(super) fn copy_over(&mut self, id: ConnectionId, status: Status, books: &mut Books) {
-        let Some(posted) = self.posted.front_mut() else { return };
-        posted.left = posted.left.saturating_sub(1);
+    /// A part of a copy is over that was not all that was left of it, or did not succeed: which copy, if it was the
+    /// last.
+    pub(super) fn copy_over(&mut self, id: ConnectionId, token: Option<u64>, status: Status, books: &mut Books) {
         let failed = match status {
             Status::Success => None,
             Status::RemoteAccess | Status::RemoteInvalid => Some(Outcome::Stale),
             _ => Some(Outcome::Unreachable),
         };
-        posted.failed = posted.failed.or(failed);
-        if posted.left > 0 {
-            return;
+        let failed = self.part_failed.or(failed);
+        self.part_failed = failed;
+        if let Some(token) = token {
+            self.part_failed = None;
+            books.copied.push(Copied::new(id, token, failed.map_or(Ok(()), Err)));
         }
-        let Some(posted) = self.posted.pop_front() else { return };
-        if posted.failed == Some(Outcome::Stale) {
-            self.last_key = None;
-            self.keys.remove(&posted.segment);
-        }
-        books.copied.push_back((id, posted.token, posted.failed.map_or(Ok(()), Err)));
     }
 }
 
-/// The registration of a copy's memory, if the copy can be done.
+/// Posts a copy that takes several requests. There is room for them.
+#[cold]
+fn push_parts(
+    queue_pair: &mut QueuePair,
+    copy: &RdmaCopy<'_>,
+    remote: Remote,
+    memory: &MemoryRegion,
+) -> Result<(), Refusal> {
+    let mut at = 0;
+    while at < copy.bytes {
+        let bytes = (copy.bytes - at).min(REQUEST_BYTES as usize);
+        let last = at + bytes == copy.bytes;
+        let work = if last { Work::Copy(copy.token) } else { Work::CopyPart };
+        let remote = Remote { address: remote.address + at as u64, ..remote };
+        let piece = memory.piece(copy.at + at, bytes as u32).ok_or(Refusal::NotWritable)?;
+        queue_pair.push_one_sided(work.to_bits(), copy.write, remote, &piece)?;
+        at += bytes;
+    }
+    Ok(())
+}
+
+/// The registration of a copy's memory and the piece that it starts with, if the copy can be done.
 #[inline]
-fn check<'a>(copy: &Copy, key: &SegmentKey, nic: &'a mut Nic, fits: bool) -> Result<&'a MemoryRegion, Outcome> {
+fn check<'a>(
+    copy: &RdmaCopy<'_>,
+    key: &SegmentKey,
+    nic: &'a mut Nic,
+    fits: bool,
+) -> Result<(&'a MemoryRegion, Piece<'a>), Outcome> {
     if key.status != Outcome::Ok {
         return Err(key.status);
     }
     if copy.write && !key.writable {
         return Err(Outcome::Unauthorized);
     }
-    let end = copy.offset.checked_add(copy.local.bytes() as u64);
+    let end = copy.offset.checked_add(copy.bytes as u64);
     if end.is_none_or(|end| end > key.bytes) {
         return Err(Outcome::OutOfRange);
     }
-    if !fits || !copy.write && !copy.local.region().writable() {
+    if !fits || !copy.write && !copy.region.writable() {
         return Err(Outcome::Unsupported);
     }
-    nic.memory.find(copy.local.region()).ok_or(Outcome::Unsupported)
+    let memory = nic.memory.find(copy.region).ok_or(Outcome::Unsupported)?;
+    let whole = memory.piece(copy.at, copy.bytes.min(REQUEST_BYTES as usize) as u32).ok_or(Outcome::OutOfRange)?;
+    Ok((memory, whole))
 }

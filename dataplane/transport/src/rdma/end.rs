@@ -8,6 +8,7 @@
 use kvplane_proto::Status as Outcome;
 
 use super::Rdma;
+use super::copies::Copied;
 use super::link::{Expect, Link, State, Work};
 use crate::types::{ConnectionId, Event, Gone};
 
@@ -77,11 +78,12 @@ impl Rdma {
         nic.links.remove(&link.queue_pair.qp_num());
         nic.endpoints.remove(link.endpoint);
         nic.granted -= u32::from(link.grant);
-        let Link { queue_pair, inbox, frames, lent, mut posted, waiting, expect, why, .. } = *link;
-        queue_pair.close(|retired| {
-            if let Work::Slot(slot) = Work::from_bits(retired.token) {
-                nic.free_slot(slot);
-            }
+        let Link { queue_pair, inbox, frames, lent, waiting, expect, why, .. } = *link;
+        let copied = &mut self.books.copied;
+        queue_pair.close(|retired| match Work::from_bits(retired.token) {
+            Work::Slot(slot) => nic.free_slot(slot),
+            Work::Copy(token) => copied.push(Copied::new(id, token, Err(Outcome::Unreachable))),
+            _ => {}
         });
         for (_, receive) in inbox {
             nic.repost(receive);
@@ -99,9 +101,7 @@ impl Rdma {
             books.events.extend(lent.hold.map(Event::Sent));
         }
         books.events.extend(frames.iter().filter_map(|frame| frame.payload.as_ref()?.hold).map(Event::Sent));
-        let posted = posted.drain(..).map(|posted| (posted.token, posted.failed.unwrap_or(Outcome::Unreachable)));
-        let waiting = waiting.into_iter().map(|copy| (copy.token, Outcome::Unreachable));
-        books.copied.extend(posted.chain(waiting).map(|(token, status)| (id, token, Err(status))));
+        books.copied.extend(waiting.iter().map(|copy| Copied::new(id, copy.token, Err(Outcome::Unreachable))));
         books.events.push_back(Event::Gone(id, why.unwrap_or(Gone::Closed)));
         self.wake_starved();
     }

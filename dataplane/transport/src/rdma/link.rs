@@ -35,30 +35,41 @@ pub(super) enum Work {
     Push(u32),
     /// A read of the payload that arrives.
     Pull,
-    /// A part of the oldest copy.
-    Copy,
+    /// A part of a copy that is not its last.
+    CopyPart,
+    /// The last part of the copy of this token, or all of it.
+    Copy(u64),
 }
+
+/// Where a token has the kind of its work.
+const KIND_SHIFT: u32 = 60;
+const COPY: u64 = 5;
 
 impl Work {
     pub(super) const fn to_bits(self) -> u64 {
         match self {
             Self::Nothing => 0,
-            Self::Slot(slot) => 1 << 32 | slot as u64,
-            Self::Push(index) => 2 << 32 | index as u64,
-            Self::Pull => 3 << 32,
-            Self::Copy => 4 << 32,
+            Self::Slot(slot) => 1 << KIND_SHIFT | slot as u64,
+            Self::Push(index) => 2 << KIND_SHIFT | index as u64,
+            Self::Pull => 3 << KIND_SHIFT,
+            Self::CopyPart => 4 << KIND_SHIFT,
+            Self::Copy(token) => COPY << KIND_SHIFT | token,
         }
     }
 
     pub(super) const fn from_bits(bits: u64) -> Self {
-        match bits >> 32 {
+        match bits >> KIND_SHIFT {
             1 => Self::Slot(bits as u32),
             2 => Self::Push(bits as u32),
             3 => Self::Pull,
-            4 => Self::Copy,
+            4 => Self::CopyPart,
+            COPY => Self::Copy(bits & Self::MOST_TOKEN),
             _ => Self::Nothing,
         }
     }
+
+    /// The largest token of a copy.
+    pub(super) const MOST_TOKEN: u64 = (1 << KIND_SHIFT) - 1;
 }
 
 /// A message that tells something by itself.
@@ -163,15 +174,6 @@ pub(super) struct Copy {
     pub(super) write: bool,
 }
 
-/// A copy that the device works on.
-pub(super) struct Posted {
-    pub(super) token: u64,
-    pub(super) segment: SegmentId,
-    /// Requests that are not over.
-    pub(super) left: u32,
-    pub(super) failed: Option<Status>,
-}
-
 /// One connection.
 pub(super) struct Link {
     pub(super) nic: u32,
@@ -222,8 +224,8 @@ pub(super) struct Link {
     /// Segments whose keys the peer has from us.
     pub(super) told: HashSet<SegmentId>,
     pub(super) waiting: VecDeque<Copy>,
-    /// Copies whose requests are posted, in order: they end in order too.
-    pub(super) posted: VecDeque<Posted>,
+    /// How an earlier part of the copy failed whose last part has not ended yet.
+    pub(super) part_failed: Option<Status>,
     // The end.
     pub(super) why: Option<Gone>,
     pub(super) closing_since_ns: Option<u64>,
@@ -267,7 +269,7 @@ impl Link {
             keys: MixedMap::default(),
             told: HashSet::new(),
             waiting: VecDeque::new(),
-            posted: VecDeque::new(),
+            part_failed: None,
             why: None,
             closing_since_ns: None,
             last_receive: false,
@@ -289,8 +291,8 @@ impl Link {
             && self.began.is_none()
             && matches!(self.expect, Expect::Frame)
             && self.waiting.is_empty()
-            && self.posted.is_empty()
             && self.wanted_at.is_empty()
+            && self.queue_pair.unsent() == 0
             && self.queue_pair.outstanding() == 0
     }
 
@@ -312,7 +314,14 @@ mod tests {
 
     #[test]
     fn work_survives_the_device() {
-        let all = [Work::Nothing, Work::Slot(7), Work::Push(u32::MAX), Work::Pull, Work::Copy];
+        let all = [
+            Work::Nothing,
+            Work::Slot(7),
+            Work::Push(u32::MAX),
+            Work::Pull,
+            Work::CopyPart,
+            Work::Copy(Work::MOST_TOKEN),
+        ];
         for work in all {
             assert_eq!(Work::from_bits(work.to_bits()), work);
         }

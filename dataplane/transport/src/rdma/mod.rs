@@ -9,7 +9,7 @@
 //! Connections are set up by two messages that the host carries over another channel ([`Rdma::offer`],
 //! [`Rdma::accept`], [`Rdma::complete`]); it also closes the link when that channel says that the peer is gone.
 //!
-//! The host calls [`Rdma::poll`] in each round, then takes [`Rdma::poll_event`] and [`Rdma::poll_copied`], then for
+//! The host calls [`Rdma::poll`] in each round, then takes [`Rdma::poll_event`] and [`Rdma::take_copied`], then for
 //! each connection of [`Rdma::next_ready`] takes [`Rdma::input`] until it says `Wait`, and at last [`Rdma::flush`].
 //! Before it parks it calls [`Rdma::prepare_sleep`].
 //!
@@ -50,6 +50,7 @@ use kvplane_sys::{Poller, Region};
 use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Event, Outgoing, Pieces};
 use copies::Segment;
+pub use copies::{Copied, RdmaCopy};
 use credits::GRANT_LEAST;
 use link::{Frame, Link, State};
 use nic::Nic;
@@ -152,7 +153,7 @@ impl From<VerbsError> for RdmaError {
 #[derive(Default)]
 struct Books {
     events: VecDeque<Event>,
-    copied: VecDeque<(ConnectionId, u64, Result<(), Status>)>,
+    copied: Vec<Copied>,
     counters: RdmaCounters,
     problem: Option<String>,
     /// A message, for the moment.

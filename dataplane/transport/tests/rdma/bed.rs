@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::mix64;
-use kvplane_proto::{RequestId, Status};
+use kvplane_proto::{RequestId, SegmentId, Status};
 use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs};
 use kvplane_sys::{HugePages, IoBuf, Poller, Readiness, Region, RegionOptions, cpu};
-use kvplane_transport::{ConnectionId, Event, Gone, Input, Outgoing, Rdma, RdmaOptions, Target, Token};
+use kvplane_transport::{ConnectionId, Event, Gone, Input, Outgoing, Rdma, RdmaCopy, RdmaOptions, Target, Token};
 
 /// How long anything may take, on the slowest machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -130,9 +130,7 @@ impl End {
             self.rdma.ready(Token::from_bits(one.token).expect("a token of the driver"));
         }
         self.rdma.poll(cpu::monotonic_ns());
-        while let Some((_, token, result)) = self.rdma.poll_copied() {
-            self.copied.push((token, result));
-        }
+        self.take_copied();
         while let Some(event) = self.rdma.poll_event() {
             match event {
                 Event::Accepted(id) | Event::Connected(id) => self.up.push(id),
@@ -140,13 +138,24 @@ impl End {
                 Event::Gone(id, why) => self.gone.push((id, why)),
             }
         }
-        while let Some((_, token, result)) = self.rdma.poll_copied() {
-            self.copied.push((token, result));
-        }
+        self.take_copied();
         while let Some(id) = self.rdma.next_ready() {
             self.take(id);
         }
         self.rdma.flush();
+    }
+
+    fn take_copied(&mut self) {
+        let mut copied = Vec::new();
+        self.rdma.take_copied(&mut copied);
+        self.copied.extend(copied.into_iter().map(|copied| (copied.token, copied.outcome)));
+    }
+
+    /// Asks for a copy.
+    pub(crate) fn copy(&mut self, id: ConnectionId, token: u64, to: (SegmentId, u64), local: &IoBuf, write: bool) {
+        let ((segment, offset), region) = (to, local.region());
+        let (at, bytes) = (local.offset(), local.bytes());
+        self.rdma.copy_many(id, [RdmaCopy { token, segment, offset, region, at, bytes, write }]);
     }
 
     fn take(&mut self, id: ConnectionId) {

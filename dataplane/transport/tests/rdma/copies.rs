@@ -12,7 +12,7 @@ const SEGMENT: SegmentId = SegmentId { index: 3, generation: 9 };
 
 fn copy(bed: &mut Bed, token: u64, offset: usize, (at, bytes): (usize, usize), write: bool) {
     let local = part(&bed.asking.region, at, bytes);
-    bed.asking.rdma.copy(bed.ask, token, (SEGMENT, offset as u64), local, write);
+    bed.asking.copy(bed.ask, token, (SEGMENT, offset as u64), &local, write);
 }
 
 fn outcome(bed: &mut Bed, token: u64) -> Result<(), Status> {
@@ -95,7 +95,7 @@ fn rights_and_bounds_are_kept() {
             (5, read_only, 0, false, Ok(())),
         ];
         for (token, segment, offset, write, expected) in cases {
-            bed.asking.rdma.copy(bed.ask, token, (segment, offset), local.clone(), write);
+            bed.asking.copy(bed.ask, token, (segment, offset), &local, write);
             assert_eq!(outcome(&mut bed, token), expected, "case {token}");
         }
         assert!(bed.asking.gone.is_empty() && bed.asked.gone.is_empty(), "nothing of this breaks a connection");

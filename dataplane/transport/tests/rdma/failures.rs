@@ -28,7 +28,7 @@ enum Trouble {
 fn start(bed: &mut Bed, count: usize) {
     for index in 0..count {
         let own = part(&bed.asking.region, index * LENGTH, LENGTH);
-        bed.asking.rdma.copy(bed.ask, index as u64, (SEGMENT, (index * LENGTH) as u64), own, false);
+        bed.asking.copy(bed.ask, index as u64, (SEGMENT, (index * LENGTH) as u64), &own, false);
         let number = (count + index) as u32;
         let wanted = part(&bed.asking.region, number as usize * LENGTH, LENGTH);
         bed.asking.rdma.expect_answer(bed.ask, request(number), wanted.into());
