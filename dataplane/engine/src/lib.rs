@@ -10,10 +10,10 @@ pub mod initiator;
 pub mod pacing;
 pub mod shard;
 
-pub use host::{Host, HostConfig, PART_LEAST_BYTES, RdmaDevices, TierSetup};
+pub use host::{Handshake, Host, HostConfig, PART_LEAST_BYTES, RdmaDevices, StockAnswer, StockEngines, TierSetup};
 pub use initiator::Initiator;
 pub use pacing::Pacing;
-pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};
+pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys};
 
 pub use kvplane_store::service::{PutAck, TierCounters, TierPolicy, TierSnapshot, WritePolicy};
 pub use kvplane_sys::{
@@ -24,4 +24,7 @@ pub use kvplane_tier::{
 };
 pub use kvplane_transport::nvme::{Latency, NvmeCounters, Part, Ssd};
 pub use kvplane_transport::shm::{Probe, probe};
-pub use kvplane_transport::{FaultCounters, FaultPlan, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
+pub use kvplane_transport::{
+    FOREIGN_QUEUE_PAIRS, FaultCounters, FaultPlan, ForeignBuffer, ForeignDevice, ForeignHalf, ForeignPeer, ZeroCopy,
+    ZeroCopyCounters, ZeroCopyOptions,
+};

@@ -91,6 +91,18 @@ impl Rdma {
         key
     }
 
+    /// The local and the remote key of a segment on a device, registered now if it was not; none where it is refused.
+    pub(super) fn registration_of(&mut self, nic: usize, segment: SegmentId) -> Option<(u32, u32)> {
+        let mut entry = self.segments.remove(&segment)?;
+        if !entry.keys.contains_key(&nic) {
+            self.register_segment(nic, &mut entry);
+        }
+        let memory = entry.keys.get(&nic).and_then(Option::as_ref);
+        let keys = memory.map(|memory| (memory.local_key(), memory.remote_key()));
+        self.segments.insert(segment, entry);
+        keys
+    }
+
     /// Copies between our memory and a range of a peer's segment: from it, or to it when `write`. The outcome comes by
     /// [`Self::poll_copied`] under `token`. `Unsupported` says that the peer or our device cannot reach the memory in
     /// this way; `Unreachable`, that the connection ended first, so whether it was done is not known.
@@ -206,6 +218,11 @@ impl Link {
 
     /// The key of a segment; it is asked for when it is not known.
     fn find_key(&mut self, segment: SegmentId) -> Option<SegmentKey> {
+        if let Some(foreign) = &self.foreign {
+            let key = foreign.key(segment);
+            self.last_key = (key.status == Outcome::Ok).then_some((segment, key));
+            return Some(key);
+        }
         match self.keys.get(&segment) {
             Some(KeyState::Known(key)) => {
                 self.last_key = Some((segment, *key));

@@ -8,6 +8,7 @@
 use kvplane_proto::Status as Outcome;
 
 use super::Rdma;
+use super::foreign::forget_spares;
 use super::link::{Expect, Link, State, Work};
 use crate::types::{ConnectionId, Event, Gone};
 
@@ -75,6 +76,7 @@ impl Rdma {
         let id = ConnectionId { index, generation: self.generations[index as usize] };
         let nic = &mut self.nics[link.nic as usize];
         nic.links.remove(&link.queue_pair.qp_num());
+        forget_spares(&mut nic.links, link.foreign.as_deref());
         nic.endpoints.remove(link.endpoint);
         nic.granted -= u32::from(link.grant);
         let Link { queue_pair, inbox, frames, lent, mut posted, waiting, expect, why, .. } = *link;

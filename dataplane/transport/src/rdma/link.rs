@@ -9,6 +9,7 @@ use kvplane_sys::verbs::QueuePair;
 
 use super::credits::Credits;
 use super::endpoints::EndpointId;
+use super::foreign::Foreign;
 use super::mixing::MixedMap;
 use super::wire::{Envelope, Place, SegmentKey};
 use crate::types::{Gone, Outgoing, Pieces};
@@ -224,6 +225,8 @@ pub(super) struct Link {
     pub(super) waiting: VecDeque<Copy>,
     /// Copies whose requests are posted, in order: they end in order too.
     pub(super) posted: VecDeque<Posted>,
+    /// What makes it one with a stock engine, if it is.
+    pub(super) foreign: Option<Box<Foreign>>,
     // The end.
     pub(super) why: Option<Gone>,
     pub(super) closing_since_ns: Option<u64>,
@@ -268,6 +271,7 @@ impl Link {
             told: HashSet::new(),
             waiting: VecDeque::new(),
             posted: VecDeque::new(),
+            foreign: None,
             why: None,
             closing_since_ns: None,
             last_receive: false,
