@@ -30,6 +30,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod announced;
 mod batch;
 mod config;
 mod copies;
@@ -48,6 +49,7 @@ mod register;
 mod request;
 mod segment;
 mod session;
+mod stock;
 mod submit;
 
 use std::net::SocketAddr;
@@ -55,7 +57,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use kvplane_engine::{Initiator, Listen, Pacing, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu};
+use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu};
 use kvplane_mooncake::Native;
 use kvplane_proto::Version;
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
@@ -88,7 +90,7 @@ use segment::Segments;
 /// Dropping it withdraws what is in flight, waits until nothing touches its memory any more, and stops serving.
 pub struct TransferEngine {
     config: TransferEngineConfig,
-    shard: ShardHandle,
+    shard: Arc<ShardHandle>,
     directory: Arc<Directory>,
     courier: Arc<Courier>,
     memory: Memory,
@@ -158,7 +160,8 @@ impl TransferEngine {
             regions: Vec::new(),
             other: serde_json::Map::new(),
         };
-        let directory = Arc::new(Directory::start(&config, listening, native, shard.mooncake())?);
+        let shard = Arc::new(shard);
+        let directory = Arc::new(Directory::start(&config, listening, native, shard.mooncake(), host.rdma.is_some())?);
         let courier = Arc::new(Courier::new(Arc::clone(&directory)));
         let mut engine = Self {
             config,
@@ -177,6 +180,7 @@ impl TransferEngine {
         let departures = engine.segments.read().peers.departures().clone();
         for number in 0..engine.config.initiators {
             let client = config::client(&engine.config, true)?;
+            let host = HostConfig { stock: Some((engine.directory.stock(), number as u64)), ..host.clone() };
             let initiator = Initiator::new(client, &host, engine.config.pacing)?;
             let driver = Driver::new(initiator, &engine.config, departures.clone())?;
             engine.threads.push(driver.start_progress(number)?);
