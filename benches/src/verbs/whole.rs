@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, RdmaDevices, Region, Shard, ShardConfig, ShardHandle};
-use kvplane_proto::client::{Config, Local, PeerAddress, Request, SegmentTarget};
+use kvplane_proto::client::{Config, Local, PeerAddress, Place, Request, SegmentTarget};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::{Status, Version};
 use kvplane_store::service::{Identity, SegmentInfo};
@@ -41,7 +41,13 @@ pub(super) struct Whole {
 
 impl Whole {
     pub(super) fn new(shape: Shape, slice_bytes: usize) -> Result<Self, Failure> {
-        let devices = RdmaDevices { verbs: Verbs::null(), names: Vec::new(), options: RdmaOptions::default() };
+        let devices = RdmaDevices {
+            verbs: Verbs::null(),
+            names: Vec::new(),
+            preferred: 0,
+            near: Arc::default(),
+            options: RdmaOptions::default(),
+        };
         let host = HostConfig { rdma: Some(devices), ..HostConfig::default() };
         let shard = serve(&host)?;
         let bytes = BATCH * slice_bytes;
@@ -56,7 +62,7 @@ impl Whole {
         let buffer = initiator.add_buffer(Arc::clone(&ours));
         let peer = initiator.open_peer(PeerAddress::native(shard.address(), None));
         let request = |offset: u64, bytes: u64| {
-            let target = SegmentTarget { peer, segment, offset, shareable: false };
+            let target = SegmentTarget { peer, segment, offset, shareable: false, place: Place::UNKNOWN };
             Request::Write(target, Local { buffer, offset, bytes })
         };
         let requests = match shape {

@@ -9,6 +9,7 @@ use crate::environment::{DEFAULT_CALL_TIMEOUT, DEFAULT_MESSAGE_BYTES, Environmen
 use crate::frame::{self, HEAD_BYTES, Head, Kind};
 use crate::names::{DEFAULT_PORT, Peer};
 use crate::notice::{Notice, TAKEN};
+use crate::rdma_handshake::RdmaHandshake;
 use crate::timed::{Stage, Timed};
 
 /// Read at a time; a reply's memory grows with what arrives, not with what its length says.
@@ -98,6 +99,20 @@ impl Caller {
         }
         let shown: String = reply.message.chars().take(200).collect();
         Err(failed(peer, Stage::Decode, format!("it did not take the notice and says {shown:?}")))
+    }
+
+    /// Asks `peer` for an RDMA connection, or says that our side of one is connected.
+    ///
+    /// # Errors
+    /// See [`CallError`]; also when the peer refuses, with its reason.
+    pub fn connect(&self, peer: &str, half: &RdmaHandshake) -> Result<RdmaHandshake, CallError> {
+        let reply = self.call(peer, Kind::Connection, &half.encode())?;
+        let reply = RdmaHandshake::decode(&reply).map_err(|error| failed(peer, Stage::Decode, error.to_string()))?;
+        if reply.refusal.is_empty() {
+            return Ok(reply);
+        }
+        let shown: String = reply.refusal.chars().take(300).collect();
+        Err(failed(peer, Stage::Decode, format!("it refuses an RDMA connection and says {shown:?}")))
     }
 
     fn call(&self, name: &str, kind: Kind, body: &str) -> Result<Vec<u8>, CallError> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::frame::{self, HEAD_BYTES, Head, Kind};
 use crate::notice::{self, Notice};
 use crate::published::Local;
+use crate::rdma_handshake::{self, RdmaHandshake};
 
 /// Read at a time.
 const READ_BYTES: usize = 16 << 10;
@@ -34,8 +35,8 @@ pub(crate) enum Answered {
     Typed(Kind),
     /// A notice for which there is no room, or that is none.
     RefusedNotice,
-    /// A frame without a type, told that there is no RDMA.
-    Untyped,
+    /// A connection that was refused, asked for with a type or without.
+    RefusedConnection,
 }
 
 /// What is next.
@@ -167,9 +168,12 @@ impl<S: Duplex> Connection<S> {
             Stage::Body { request, left, kept } => {
                 *left -= bytes;
                 // Of the other requests only the type matters, so that they cost no memory.
-                if *request == Some(Kind::Notify) {
-                    kept.extend_from_slice(got);
-                }
+                let most = match request {
+                    Some(Kind::Notify) => usize::MAX,
+                    Some(Kind::Connection) | None => rdma_handshake::MAX_BYTES + 1,
+                    Some(Kind::Metadata | Kind::Probe) => 0,
+                };
+                kept.extend_from_slice(&got[..bytes.min(most.saturating_sub(kept.len()))]);
             }
             Stage::Drain { left } => *left -= bytes,
             Stage::Reply { .. } => {}
@@ -198,13 +202,22 @@ fn begin(head: [u8; HEAD_BYTES], max_bytes: usize) -> Result<Stage, Step> {
         Ok(Head::Untyped { body_bytes }) => (None, body_bytes),
         Err(_) => return Err(Step::Malformed),
     };
-    Ok(Stage::Body { request, left, kept: Vec::new() })
+    // A frame without a type has begun with its first byte of JSON.
+    let kept = if request.is_none() { head[HEAD_BYTES - 1..].to_vec() } else { Vec::new() };
+    Ok(Stage::Body { request, left, kept })
 }
 
 fn answer(request: Option<Kind>, kept: &[u8], local: &dyn Local) -> Reply {
     let (answered, body): (_, Arc<str>) = match request {
-        None => (Answered::Untyped, notice::reject_connection().into()),
-        Some(kind @ Kind::Connection) => (Answered::Typed(kind), notice::reject_connection().into()),
+        Some(Kind::Connection) | None => {
+            let reply = match RdmaHandshake::decode(kept) {
+                Err(error) => RdmaHandshake::refused(&error.to_string()),
+                Ok(request) => local.connect(&request),
+            };
+            let refused = !reply.refusal.is_empty();
+            let answered = if refused { Answered::RefusedConnection } else { Answered::Typed(Kind::Connection) };
+            (answered, reply.encode().into())
+        }
         Some(kind @ Kind::Metadata) => (Answered::Typed(kind), local.descriptor()),
         Some(kind @ Kind::Probe) => (Answered::Typed(kind), notice::ALIVE.into()),
         Some(kind @ Kind::Notify) => {

@@ -2,7 +2,8 @@
 //!
 //! Decoding takes what a stock engine writes and ignores keys it does not know; encoding writes what a stock engine
 //! reads. The key `kvplane` is ours: stock engines ignore it, and engines of ours find in it how to speak our own
-//! protocol. Keys of other transports (`devices`, `rkey`, `priority_matrix`) are kept as they came.
+//! protocol. Keys of other transports are kept as they came; those of RDMA (`devices`, `rkey`, `priority_matrix`) are
+//! read and written by [`Descriptor::rdma`] and [`Descriptor::set_rdma`].
 //!
 //! ```
 //! use kvplane_mooncake::Descriptor;
@@ -18,6 +19,7 @@
 mod error;
 mod native;
 mod rails;
+mod rdma;
 mod wire;
 
 use serde_json::{Map, Value};
@@ -25,6 +27,7 @@ use serde_json::{Map, Value};
 pub use error::DescriptorError;
 pub use native::{NATIVE_VERSION, Native};
 pub use rails::{NativeDevice, NativePlace, NativeRails};
+pub use rdma::{MalformedMatrix, Matrix, RDMA, RdmaDevice, RdmaKey, RdmaSegment};
 
 use error::invalid;
 

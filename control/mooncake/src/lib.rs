@@ -3,6 +3,7 @@
 //!
 //! * [`descriptor`]: the JSON that describes a segment, with a key of ours for peers that speak our own protocol.
 //! * [`Daemon`], [`Local`], [`Published`]: answer peers that ask for our descriptor, probe us or notify us.
+//! * [`RdmaHandshake`], [`Connector`]: how RDMA connections with stock engines come about.
 //! * [`Caller`]: asks the daemons of others.
 //! * [`Metadata`], [`MetadataStore`], [`keys`]: central metadata in HTTP servers, redis and etcd.
 //! * [`names`], [`Environment`]: names of peers and the variables that Mooncake's users set.
@@ -23,14 +24,21 @@ mod metadata;
 pub mod names;
 mod notice;
 mod published;
+mod rdma_handshake;
 mod redis;
 mod timed;
 
 pub use caller::{CallError, Caller};
 pub use daemon::{Counts, Daemon, DaemonConfig, Listening, StartError, StopError};
-pub use descriptor::{Buffer, Descriptor, DescriptorError, Native, NativeDevice, NativePlace, NativeRails, Protocol};
+pub use descriptor::{
+    Buffer, Descriptor, DescriptorError, Matrix, Native, NativeDevice, NativePlace, NativeRails, Protocol, RdmaDevice,
+    RdmaKey, RdmaSegment,
+};
 pub use environment::{Environment, VariableError};
 pub use metadata::{ConnectionError, Metadata, MetadataStore, StoreError};
 pub use notice::{MalformedNotice, Notice};
-pub use published::{Local, NoticeLimits, NoticesFull, Published};
+pub use published::{Connector, Local, NoticeLimits, NoticesFull, Published};
+pub use rdma_handshake::{
+    GidBytes, MalformedHandshake, RdmaHandshake, gid_from_text, gid_to_text, nic_path, split_nic_path,
+};
 pub use timed::{Stage, resolve};

@@ -53,22 +53,6 @@ pub(crate) fn reply_to_notice(refusal: Option<&str>) -> String {
     Notice { name: String::new(), message }.encode()
 }
 
-/// The reply to a connection: its own shape, with the reason why there is none.
-pub(crate) fn reject_connection() -> String {
-    let reason = "this engine has no RDMA transport: reach its segment over the TCP that its descriptor names";
-    serde_json::json!({
-        "payload": "",
-        "local_nic_path": "",
-        "local_lid": 0,
-        "local_gid": "",
-        "peer_nic_path": "",
-        "qp_num": [],
-        "ready_ack": false,
-        "reply_msg": reason,
-    })
-    .to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

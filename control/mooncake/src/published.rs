@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::descriptor::{Descriptor, DescriptorError};
 use crate::notice::Notice;
+use crate::rdma_handshake::RdmaHandshake;
 
 /// What a daemon asks of its engine. Called on the daemon's thread, which serves nobody else meanwhile: answer from
 /// memory, at once.
@@ -18,7 +19,17 @@ pub trait Local: Send + Sync {
     /// # Errors
     /// When there is no room for it; the peer is told.
     fn notified(&self, notice: Notice) -> Result<(), NoticesFull>;
+
+    /// A peer asks for an RDMA connection, or says that its side of one is connected. The reply, which may be a
+    /// refusal.
+    fn connect(&self, request: &RdmaHandshake) -> RdmaHandshake;
 }
+
+/// Makes the RDMA connections that peers ask for. Called on the daemon's thread, which serves nobody else meanwhile.
+pub type Connector = Box<dyn Fn(&RdmaHandshake) -> RdmaHandshake + Send + Sync>;
+
+/// Why there is no RDMA connection.
+const NO_RDMA: &str = "this engine has no RDMA transport: reach its segment over the TCP that its descriptor names";
 
 /// How many notices wait at most until the engine's user takes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +80,7 @@ pub struct Published {
     waiting: Mutex<Waiting>,
     limits: NoticeLimits,
     max_message_bytes: usize,
+    connector: OnceLock<Connector>,
 }
 
 impl Published {
@@ -83,7 +95,7 @@ impl Published {
     ) -> Result<Self, DescriptorError> {
         let text = encode(descriptor, max_message_bytes)?;
         let waiting = Mutex::default();
-        Ok(Self { descriptor: Mutex::new(text), waiting, limits, max_message_bytes })
+        Ok(Self { descriptor: Mutex::new(text), waiting, limits, max_message_bytes, connector: OnceLock::new() })
     }
 
     /// Replaces the descriptor. Peers that ask from now on see the new one, whole. Returns its JSON, for central
@@ -95,6 +107,12 @@ impl Published {
         let text = encode(descriptor, self.max_message_bytes)?;
         *lock(&self.descriptor) = Arc::clone(&text);
         Ok(text)
+    }
+
+    /// From now on peers that ask for RDMA connections are answered by `connector`; the first one stays.
+    pub fn set_connector(&self, connector: Connector) {
+        // A second one would do the same.
+        let _ = self.connector.set(connector);
     }
 
     /// Takes the notices that wait, oldest first.
@@ -129,6 +147,13 @@ impl Local for Published {
         waiting.bytes += bytes;
         waiting.notices.push_back(notice);
         Ok(())
+    }
+
+    fn connect(&self, request: &RdmaHandshake) -> RdmaHandshake {
+        match self.connector.get() {
+            Some(connector) => connector(request),
+            None => RdmaHandshake::refused(NO_RDMA),
+        }
     }
 }
 

@@ -11,13 +11,15 @@ pub mod pacing;
 pub mod shard;
 
 pub use host::{
-    DeviceSnapshot, Host, HostConfig, NearDevices, PART_LEAST_BYTES, PlaceName, RdmaDevices, TierSetup, node_of_region,
+    DeviceSnapshot, Handshake, Host, HostConfig, NearDevices, PART_LEAST_BYTES, PlaceName, RdmaDevices, StockAnswer,
+    StockEngines, TierSetup, node_of_region,
 };
 pub use initiator::Initiator;
 pub use pacing::Pacing;
-pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};
+pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys};
 
 pub use kvplane_store::service::{PutAck, TierCounters, TierPolicy, TierSnapshot, WritePolicy};
+pub use kvplane_sys::verbs::Gid;
 pub use kvplane_sys::{
     CrossError, DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
 };
@@ -26,4 +28,7 @@ pub use kvplane_tier::{
 };
 pub use kvplane_transport::nvme::{Latency, NvmeCounters, Part, Ssd};
 pub use kvplane_transport::shm::{Probe, probe};
-pub use kvplane_transport::{FaultCounters, FaultPlan, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
+pub use kvplane_transport::{
+    FOREIGN_QUEUE_PAIRS, FaultCounters, FaultPlan, ForeignBuffer, ForeignDevice, ForeignHalf, ForeignPeer, ZeroCopy,
+    ZeroCopyCounters, ZeroCopyOptions,
+};

@@ -6,6 +6,7 @@
 
 mod error;
 mod leaving;
+mod stock;
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,6 +29,7 @@ use crate::host::{DeviceSnapshot, Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
 pub use error::ShardError;
 use leaving::{Leaving, see_off};
+pub use stock::StockKeys;
 
 /// Commands that may wait for a shard.
 const MAILBOX_ENTRIES: usize = 256;
@@ -108,6 +110,7 @@ enum Command {
     BeginLife { incarnation: Incarnation },
     Own { epoch: Epoch, slots: Box<[u64; SLOTS / 64]> },
     Snapshot { answer: SyncSender<ShardSnapshot> },
+    Ask(Box<dyn FnOnce(&mut Host) + Send>),
 }
 
 /// A running shard. Dropping it ends the thread.
@@ -463,6 +466,7 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
                 service.set_owned(epoch, |slot| slots[usize::from(slot) / 64] & (1 << (slot % 64)) != 0);
             }
         }
+        Command::Ask(question) => question(host),
         Command::Snapshot { answer } => {
             let counters = *host.counters();
             let (faults, connections) = (host.faults(), host.connections() as u64);

@@ -24,7 +24,10 @@ pub mod types;
 pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use file::{FileTransfer, Files};
 pub use nvme::{Nvme, NvmeCounters, Part, Ssd, TierMemory};
-pub use rdma::{Copied, Rdma, RdmaCopy, RdmaCounters, RdmaError, RdmaOptions};
+pub use rdma::{
+    Copied, FOREIGN_QUEUE_PAIRS, ForeignBuffer, ForeignDevice, ForeignHalf, ForeignPeer, Rdma, RdmaCopy, RdmaCounters,
+    RdmaError, RdmaOptions,
+};
 pub use shm::Shm;
 pub use tcp::{Tcp, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 pub use token::{Source, Token};

@@ -55,6 +55,8 @@ sources! {
     RdmaEvents = 9,
     /// The queue of the tier's device.
     Tier = 10,
+    /// Answers of stock Mooncake engines to handshakes.
+    StockAnswers = 19,
     /// The listener for stock Mooncake engines.
     MooncakeListener = 16,
     /// A connection of a stock engine.

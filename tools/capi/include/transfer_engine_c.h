@@ -120,9 +120,12 @@ int discoverTopology(transfer_engine_t engine);
 /* Writes "ip:port", as peers would open it, and a final zero into buf_out; cut to buf_len. */
 int getLocalIpAndPort(transfer_engine_t engine, char *buf_out, size_t buf_len);
 
-/* Asks for a transport by name. The engine already has every transport that works here, so this only tells whether the
- * name is one of them: non-NULL, or NULL. args is accepted. Only "file" must be asked for before files are opened: names
- * of segments often come from other machines. */
+/* Asks for a transport by name: non-NULL, or NULL where there is none. The engine uses every transport that works here by
+ * itself, but for two. "file" must be asked for before files are opened: names of segments often come from other machines.
+ * "rdma" must be asked for before Mooncake's engines reach this one over RDMA; from then on, only those with RDMA do, for
+ * they take one protocol for each segment. Then args is NULL, or its first element is NULL or which devices serve which
+ * memory, as JSON: {"cpu:0": [["mlx5_0"], ["mlx5_1"]]}; it names only devices that are there. Why there is no RDMA is said
+ * on standard error. args is not looked at for other transports. */
 transport_t installTransport(transfer_engine_t engine, const char *proto, void **args);
 int uninstallTransport(transfer_engine_t engine, const char *proto);
 

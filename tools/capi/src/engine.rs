@@ -12,9 +12,11 @@ use crate::rim::{INVALID_ARGUMENT, guarded, text, with_engine, write_text};
 use crate::shutdown;
 
 /// Transports by the names that programs ask for. Each engine has all of them that work here.
-const TRANSPORTS: [&str; 5] = ["tcp", "shm", "cma", "local", FILE];
-/// The one that must be asked for.
+const TRANSPORTS: [&str; 6] = ["tcp", "shm", "cma", "local", RDMA, FILE];
+/// Must be asked for before files are opened.
 const FILE: &str = "file";
+/// Must be asked for before stock engines reach this one by it: they take one protocol for each segment.
+const RDMA: &str = "rdma";
 
 /// An engine and the batches that C has of it.
 pub(crate) struct Engine {
@@ -166,21 +168,48 @@ pub(crate) unsafe extern "C" fn getLocalIpAndPort(engine: *mut c_void, buf_out: 
     }
 }
 
+/// Says that the engine is reached over RDMA. Why it is not is said on standard error.
+///
+/// # Safety
+/// A live engine, or null; `args` null, or an array whose first element is null or a string with a final zero.
+unsafe fn announce_rdma(engine: *mut c_void, args: *mut *mut c_void) -> bool {
+    // SAFETY: by the caller's promise.
+    let first = unsafe { args.as_ref() }.map_or(ptr::null(), |first| first.cast_const().cast::<c_char>());
+    // SAFETY: by the caller's promise.
+    let matrix = unsafe { text(first) };
+    let announce = |engine: &Engine| {
+        if !first.is_null() && matrix.is_none() {
+            return Err(INVALID_ARGUMENT);
+        }
+        let announced = engine.engine.announce_rdma(matrix);
+        announced.map(|()| 0).map_err(|error| {
+            eprintln!("kvplane: no transport \"rdma\": {error}");
+            error.code()
+        })
+    };
+    // SAFETY: by the caller's promise.
+    unsafe { with_engine(engine, announce) == 0 }
+}
+
 /// See the header.
 ///
 /// # Safety
-/// A live engine and a string with a final zero.
+/// A live engine, a string with a final zero, and arguments as the header says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn installTransport(
     engine: *mut c_void,
     proto: *const c_char,
-    _args: *mut *mut c_void,
+    args: *mut *mut c_void,
 ) -> *mut c_void {
     // SAFETY: by the caller's promise.
     let known = unsafe { text(proto) }.filter(|name| TRANSPORTS.contains(name));
     let Some(name) = known else { return ptr::null_mut() };
     // SAFETY: by the caller's promise.
     unsafe { allow_files(engine, name, true) };
+    // SAFETY: by the caller's promise.
+    if name == RDMA && !unsafe { announce_rdma(engine, args) } {
+        return ptr::null_mut();
+    }
     engine
 }
 

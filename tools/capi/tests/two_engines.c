@@ -142,6 +142,8 @@ static void refusals(void) {
               openSegment(source_engine, NULL) < 0 && allocateBatchID(NULL, 1) == INVALID_BATCH,
           "null arguments are refused");
     check(installTransport(source_engine, "tcp", NULL) != NULL, "tcp is there");
+    void *matrix[] = {"{\"cpu:0\": [[\"no-such-device\"], []]}", NULL};
+    check(installTransport(source_engine, "rdma", matrix) == NULL, "RDMA over a device that is not there is not");
     check(installTransport(source_engine, "no-such-transport", NULL) == NULL, "an unknown transport is not");
 }
 

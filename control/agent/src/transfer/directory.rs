@@ -6,19 +6,21 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvplane_engine::{NearDevices, cpu};
-use kvplane_mooncake::descriptor::TCP;
+use kvplane_engine::{ForeignDevice, NearDevices, StockKeys, cpu};
+use kvplane_mooncake::descriptor::RDMA;
 use kvplane_mooncake::{
-    Buffer, Caller, Daemon, DaemonConfig, Descriptor, Listening, Metadata, MetadataStore, Native, Notice, NoticeLimits,
-    Published, keys, names,
+    Buffer, Caller, Connector, Daemon, DaemonConfig, Descriptor, Listening, Matrix, Metadata, MetadataStore, Native,
+    Notice, NoticeLimits, Published, keys, names,
 };
 use kvplane_proto::client::PeerAddress;
-use kvplane_proto::{NodeId, Status};
+use kvplane_proto::{NodeId, SegmentId, Status};
 
+use super::announced;
 use super::config::TransferEngineConfig;
+use super::stock::Stock;
 use crate::error::Error;
 
 /// How long an engine has to say that it lives whose name another wants.
@@ -27,7 +29,7 @@ const LIVING: Duration = Duration::from_secs(1);
 /// An engine's place among others.
 pub(super) struct Directory {
     caller: Caller,
-    store: Option<Box<dyn MetadataStore>>,
+    store: Option<Arc<dyn MetadataStore>>,
     /// Prefix of the keys in the store.
     prefix: String,
     name: String,
@@ -41,6 +43,11 @@ pub(super) struct Directory {
     native: bool,
     /// Where memory may be.
     near: Arc<NearDevices>,
+    /// Stock engines over RDMA, where we have devices.
+    rdma: bool,
+    stock: Arc<Stock>,
+    /// Whether stock engines are told of RDMA, and the matrix that they are told.
+    announced: Mutex<Option<Option<Matrix>>>,
     /// One publication after the other, so that the last one stays.
     publishing: Mutex<()>,
     /// Answers until it is dropped.
@@ -52,9 +59,16 @@ pub(super) struct Told {
     pub(super) address: u64,
     pub(super) bytes: u64,
     /// Its name in our own protocol.
-    pub(super) region: u64,
+    pub(super) segment: SegmentId,
     /// Where it is.
     pub(super) location: String,
+}
+
+/// The devices and the keys of the buffers on them, where stock engines are told of RDMA.
+pub(super) struct ToldKeys {
+    pub(super) devices: Vec<ForeignDevice>,
+    /// One list for each buffer.
+    pub(super) keys: Vec<StockKeys>,
 }
 
 /// Opens the port of our handshake daemon.
@@ -82,7 +96,7 @@ impl Directory {
         listening: Listening,
         native: Native,
         stock: Option<SocketAddr>,
-        near: Arc<NearDevices>,
+        (near, rdma): (Arc<NearDevices>, bool),
     ) -> Result<Self, Error> {
         let metadata = Metadata::parse(&config.metadata).map_err(|error| Error::Argument(error.to_string()))?;
         let address = SocketAddr::new(config.announced(), listening.address().port());
@@ -93,14 +107,17 @@ impl Directory {
         // Without a port for stock engines they see the buffers and find no way to them.
         let stock_port = stock.map_or(0, |stock| stock.port());
         let mut template = Descriptor::tcp(&name, &address.ip().to_string(), stock_port);
+        let unique = native.incarnation;
         template.native = Some(native);
         let environment = &config.environment;
         let published = Published::new(&template, environment.max_message_bytes, NoticeLimits::default())?;
         let published = Arc::new(published);
         let daemon = listening.serve(Arc::clone(&published) as Arc<dyn kvplane_mooncake::Local>)?;
+        let (caller, store) = (Caller::new(environment), metadata.open(environment).map(Arc::from));
+        let stock = Stock::new(caller, (store.clone(), &environment.cluster), &name, unique);
         let directory = Self {
-            caller: Caller::new(environment),
-            store: metadata.open(environment),
+            caller,
+            store,
             prefix: environment.cluster.clone(),
             name,
             address,
@@ -110,6 +127,9 @@ impl Directory {
             tcp: config.tcp,
             native: config.native,
             near,
+            rdma,
+            stock: Arc::new(stock),
+            announced: Mutex::default(),
             publishing: Mutex::new(()),
             _daemon: Mutex::new(daemon),
         };
@@ -121,7 +141,7 @@ impl Directory {
             store.remove(&key)?;
             store.put(&key, &meta.encode())?;
         }
-        directory.publish(Vec::new)?;
+        directory.publish(|| Ok((Vec::new(), None)))?;
         Ok(directory)
     }
 
@@ -166,18 +186,24 @@ impl Directory {
     ///
     /// # Errors
     /// When they are more than a descriptor holds, or the store of metadata does not take them.
-    pub(super) fn publish(&self, buffers: impl FnOnce() -> Vec<Told>) -> Result<(), Error> {
+    pub(super) fn publish(
+        &self,
+        buffers: impl FnOnce() -> Result<(Vec<Told>, Option<ToldKeys>), Error>,
+    ) -> Result<(), Error> {
         let _one = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         // Looked up only now: what is published last is what is there last.
-        let buffers = buffers();
+        let (buffers, keys) = buffers()?;
         let mut descriptor = self.template.clone();
         // Over TCP a stock engine's buffers have the segment's name, not that of a place.
         descriptor.buffers = buffers.iter().map(|one| Buffer::new(&self.name, one.address, one.bytes)).collect();
         if let Some(native) = &mut descriptor.native {
-            native.regions = buffers.iter().map(|one| one.region).collect();
+            native.regions = buffers.iter().map(|one| one.segment.to_bits()).collect();
             if let Some(rails) = &mut native.rails {
                 rails.buffers = buffers.iter().map(|one| self.near.place(&one.location).0).collect();
             }
+        }
+        if let (Some(keys), Some(matrix)) = (&keys, &*lock(&self.announced)) {
+            announced::describe(&mut descriptor, &buffers, keys, matrix.as_ref());
         }
         let text = self.published.replace(&descriptor)?;
         match &self.store {
@@ -201,10 +227,27 @@ impl Directory {
 
     /// Where the daemon of another is reached.
     fn daemon_of(&self, name: &str) -> Result<String, Error> {
-        let Some(store) = &self.store else { return Ok(name.to_owned()) };
-        let text = store.get(&keys::rpc_meta(&self.prefix, name))?.ok_or_else(|| nobody(name))?;
-        let meta = keys::RpcMeta::decode(text.as_bytes()).map_err(|error| Error::Malformed(error.to_string()))?;
-        Ok(daemon_at(&meta))
+        daemon_of(self.store.as_deref(), &self.prefix, name)
+    }
+
+    /// Tells stock engines of RDMA from the next publication on, and connects those that ask.
+    pub(super) fn announce_rdma(&self, matrix: Option<Matrix>, connector: Connector) {
+        *lock(&self.announced) = Some(matrix);
+        self.published.set_connector(connector);
+    }
+
+    pub(super) fn announces_rdma(&self) -> bool {
+        lock(&self.announced).is_some()
+    }
+
+    /// The stock engines that are asked over RDMA.
+    pub(super) fn stock(&self) -> Arc<Stock> {
+        Arc::clone(&self.stock)
+    }
+
+    /// Whether the engine that a descriptor describes is asked as a stock one over RDMA.
+    pub(super) fn is_stock_rdma(&self, descriptor: &Descriptor) -> bool {
+        self.rdma && self.native_of(descriptor).is_none() && descriptor.protocol.includes(RDMA)
     }
 
     /// Whether the daemon of another answers.
@@ -250,12 +293,15 @@ impl Directory {
             // The life that the descriptor is of, and no other.
             return Ok(PeerAddress { node: NodeId(native.incarnation), ..PeerAddress::native(tcp, shm) });
         }
-        if !descriptor.protocol.includes(TCP) || descriptor.tcp_data_port == 0 {
-            return Err(Error::Status {
-                what: format!("open segment {}: it offers {:?} and no TCP", descriptor.name, descriptor.protocol),
-                status: Status::Unsupported,
-                cause: None,
-            });
+        if self.is_stock_rdma(descriptor) {
+            return Ok(PeerAddress::mooncake_rdma(self.stock.learn(descriptor)?.0));
+        }
+        // Stock engines that say "rdma" have no such port; those of ours do.
+        if descriptor.tcp_data_port == 0 {
+            let here = if self.rdma { "" } else { ", and there is no RDMA device in use here" };
+            let what =
+                format!("open segment {}: it offers {:?} and no TCP{here}", descriptor.name, descriptor.protocol);
+            return Err(Error::Status { what, status: Status::Unsupported, cause: None });
         }
         let host = match descriptor.tcp_data_host.as_str() {
             "" => descriptor.name.as_str(),
@@ -265,6 +311,21 @@ impl Directory {
         let version = u8::try_from(descriptor.tcp_proto_version).unwrap_or(u8::MAX).clamp(1, 2);
         Ok(PeerAddress::mooncake(address, version))
     }
+}
+
+/// Where the daemon of another is reached, which without a store is its name.
+///
+/// # Errors
+/// When the store does not say.
+pub(super) fn daemon_of(store: Option<&dyn MetadataStore>, prefix: &str, name: &str) -> Result<String, Error> {
+    let Some(store) = store else { return Ok(name.to_owned()) };
+    let text = store.get(&keys::rpc_meta(prefix, name))?.ok_or_else(|| nobody(name))?;
+    let meta = keys::RpcMeta::decode(text.as_bytes()).map_err(|error| Error::Malformed(error.to_string()))?;
+    Ok(daemon_at(&meta))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn daemon_at(meta: &keys::RpcMeta) -> String {

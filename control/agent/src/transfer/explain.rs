@@ -12,8 +12,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use kvplane_engine::{CrossError, Probe, probe};
-use kvplane_mooncake::descriptor::TCP;
-use kvplane_mooncake::{Descriptor, Native};
+use kvplane_mooncake::descriptor::{RDMA, TCP};
+use kvplane_mooncake::{Descriptor, Native, Protocol};
 use kvplane_proto::client::Transport;
 
 use super::TransferEngine;
@@ -29,12 +29,13 @@ use crate::error::Error;
 const CONNECT: Duration = Duration::from_secs(2);
 
 /// Every transport, in the order in which they are preferred.
-const PREFERRED: [Transport; 7] = [
+const PREFERRED: [Transport; 8] = [
     Transport::Local,
     Transport::Shm,
     Transport::Cma,
     Transport::Rdma,
     Transport::Tcp,
+    Transport::MooncakeRdma,
     Transport::Mooncake,
     Transport::File,
 ];
@@ -141,7 +142,12 @@ impl TransferEngine {
                 None => "it is a stock Mooncake engine, which speaks its own protocol only",
                 Some(_) => "our own protocol is switched off here (native)",
             };
-            return Ok(Explanation::new(why, &[(Transport::Mooncake, self.stock(&descriptor))]));
+            let rdma = self.stock_rdma(&descriptor);
+            let tcp = match rdma {
+                Ok(_) => Err("it is reached over RDMA".to_owned()),
+                Err(_) => self.stock(&descriptor),
+            };
+            return Ok(Explanation::new(why, &[(Transport::MooncakeRdma, rdma), (Transport::Mooncake, tcp)]));
         };
         let opened = self.open_segment_no_cache(name);
         let buffers = match &opened {
@@ -168,6 +174,7 @@ impl TransferEngine {
             (Transport::Cma, cma),
             (Transport::Rdma, rdma),
             (Transport::Tcp, tcp),
+            (Transport::MooncakeRdma, Err(own.clone())),
             (Transport::Mooncake, Err(own)),
         ];
         Ok(Explanation::new("it is an engine, and no file", &ways))
@@ -255,13 +262,25 @@ impl TransferEngine {
         Ok(format!("{anyway}at {address}, {lanes} connections for each initiator"))
     }
 
+    /// Stock engines' memory, which devices reach.
+    fn stock_rdma(&self, descriptor: &Descriptor) -> Result<String, String> {
+        if !descriptor.protocol.includes(RDMA) {
+            return Err(format!("it offers {:?} and no RDMA", descriptor.protocol));
+        }
+        let names = self.config.rdma.usable()?;
+        let said = descriptor.rdma().map_err(|error| error.to_string())?;
+        let theirs: Vec<&str> = said.devices.iter().map(|device| device.name.as_str()).collect();
+        Ok(format!("from {names} to its {}; {} connections of each", theirs.join(", "), self.config.lanes))
+    }
+
     /// The protocol of stock engines.
     fn stock(&self, descriptor: &Descriptor) -> Result<String, String> {
-        if !descriptor.protocol.includes(TCP) || descriptor.tcp_data_port == 0 {
+        if descriptor.tcp_data_port == 0 {
             return Err(format!("it offers {:?} and no TCP", descriptor.protocol));
         }
         // Asked as a stock engine even where it offers more.
-        let plain = Descriptor { native: None, ..descriptor.clone() };
+        let protocol = Protocol::One(TCP.to_owned());
+        let plain = Descriptor { native: None, protocol, ..descriptor.clone() };
         let address = self.directory.address_of(&plain, DESCRIBE).map_err(|error| error.to_string())?.tcp;
         connect(address)?;
         Ok(format!("data protocol version {} at {address}", descriptor.tcp_proto_version))
@@ -304,7 +323,7 @@ mod tests {
             let choice = found.choices.iter().find(|one| one.transport == transport).unwrap();
             (choice.usable, choice.mapped.to_string(), choice.pointers.to_string())
         };
-        let names = ["local", "shm", "cma", "rdma", "tcp", "mooncake", "file"];
+        let names = ["local", "shm", "cma", "rdma", "tcp", "mooncake-rdma", "mooncake", "file"];
         let ways = [(Transport::Tcp, ok("port")), (Transport::Shm, ok("mapped")), (Transport::Cma, ok("tried"))];
         let all = Explanation::new("a peer", &ways);
         assert_eq!(all.choices.iter().map(|one| one.transport).collect::<Vec<_>>(), names);

@@ -30,6 +30,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod announced;
 mod batch;
 mod config;
 mod copies;
@@ -49,6 +50,7 @@ mod register;
 mod request;
 mod segment;
 mod session;
+mod stock;
 mod submit;
 
 use std::net::SocketAddr;
@@ -89,7 +91,7 @@ use segment::Segments;
 /// Dropping it withdraws what is in flight, waits until nothing touches its memory any more, and stops serving.
 pub struct TransferEngine {
     config: TransferEngineConfig,
-    shard: ShardHandle,
+    shard: Arc<ShardHandle>,
     directory: Arc<Directory>,
     courier: Arc<Courier>,
     memory: Memory,
@@ -171,7 +173,9 @@ impl TransferEngine {
             other: serde_json::Map::new(),
         };
         let near = host.rdma.as_ref().map(|devices| Arc::clone(&devices.near)).unwrap_or_default();
-        let directory = Arc::new(Directory::start(&config, listening, native, shard.mooncake(), near)?);
+        let shard = Arc::new(shard);
+        let rdma = host.rdma.is_some();
+        let directory = Arc::new(Directory::start(&config, listening, native, shard.mooncake(), (near, rdma))?);
         let courier = Arc::new(Courier::new(Arc::clone(&directory)));
         let mut engine = Self {
             config,
@@ -190,6 +194,7 @@ impl TransferEngine {
         let departures = engine.segments.read().peers.departures().clone();
         for number in 0..engine.config.initiators {
             let client = config::client(&engine.config, true)?;
+            let host = HostConfig { stock: Some((engine.directory.stock(), number as u64)), ..host.clone() };
             let initiator = Initiator::new(client, &host, engine.config.pacing)?;
             let driver = Driver::new(initiator, &engine.config, departures.clone())?;
             engine.threads.push(driver.start_progress(number)?);

@@ -208,6 +208,10 @@ impl TransferEngine {
         let left_ns = deadline_ns.saturating_sub(cpu::monotonic_ns());
         let address = self.directory.address_of(&descriptor, Duration::from_nanos(left_ns))?;
         let peer = self.segments.write().peers.at(&address, name);
+        if let PeerKind::MooncakeRdma { .. } = address.kind {
+            let (_, known, generation) = self.directory.stock().learn(&descriptor)?;
+            return Ok(Remote::stock_rdma(name, peer, &descriptor.buffers, (known, generation)));
+        }
         if address.kind != PeerKind::Native {
             return Ok(Remote::foreign(name, peer, &descriptor.buffers));
         }

@@ -54,13 +54,16 @@ impl TransferEngine {
     }
 
     /// Tells peers which buffers there are.
-    fn publish(&self) -> Result<(), Error> {
+    pub(super) fn publish(&self) -> Result<(), Error> {
         let told = |buffer: &Arc<Buffer>| {
-            let (address, bytes) = (buffer.address, buffer.bytes);
-            let location = buffer.location.clone();
-            buffer.segment.map(|segment| Told { address, bytes, region: segment.to_bits(), location })
+            let (address, bytes, location) = (buffer.address, buffer.bytes, buffer.location.clone());
+            buffer.segment.map(|segment| Told { address, bytes, segment, location })
         };
-        self.directory.publish(|| self.memory.read().iter().filter_map(told).collect())
+        self.directory.publish(|| {
+            let buffers: Vec<Told> = self.memory.read().iter().filter_map(told).collect();
+            let keys = self.told_keys(&buffers)?;
+            Ok((buffers, keys))
+        })
     }
 
     fn register_one(&self, region: &Arc<Region>, options: &RegisterOptions) -> Result<(), Error> {

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use kvplane_engine::ForeignPeer;
 use kvplane_mooncake::Buffer;
 use kvplane_proto::SegmentId;
 use kvplane_proto::client::{PeerKind, Place};
@@ -75,6 +76,8 @@ pub(super) struct Remote {
     pub(super) regions: Vec<RegionDescriptor>,
     /// Where each of them is, as far as the peer told.
     places: Vec<Place>,
+    /// What the initiators know of it, where it is a stock engine over RDMA: kept as long as this.
+    _known: Option<Arc<ForeignPeer>>,
     /// Whether a transfer found this to be out of date.
     pub(super) stale: AtomicBool,
 }
@@ -100,7 +103,8 @@ impl Remote {
     }
 
     fn with(name: &str, peer: Arc<Peer>, regions: Vec<RegionDescriptor>) -> Self {
-        Self { name: name.to_owned(), peer, file: None, regions, places: Vec::new(), stale: AtomicBool::new(false) }
+        let places = Vec::new();
+        Self { name: name.to_owned(), peer, file: None, regions, places, _known: None, stale: AtomicBool::new(false) }
     }
 
     /// A file: one region that begins at 0.
@@ -128,6 +132,25 @@ impl Remote {
         let mut regions: Vec<RegionDescriptor> = buffers.iter().map(region).collect();
         regions.sort_unstable_by_key(|region| region.address);
         Self::with(name, peer, regions)
+    }
+
+    /// A stock engine whose memory our devices reach. The ids of its buffers are of this generation.
+    pub(super) fn stock_rdma(
+        name: &str,
+        peer: Arc<Peer>,
+        buffers: &[Buffer],
+        (known, generation): (Arc<ForeignPeer>, u32),
+    ) -> Self {
+        let region = |(index, buffer): (usize, &Buffer)| RegionDescriptor {
+            segment: SegmentId { index: index as u32, generation },
+            address: buffer.address,
+            bytes: buffer.length,
+            shareable: false,
+            writable: true,
+        };
+        let mut regions: Vec<RegionDescriptor> = buffers.iter().enumerate().map(region).collect();
+        regions.sort_unstable_by_key(|region| region.address);
+        Self { _known: Some(known), ..Self::with(name, peer, regions) }
     }
 
     /// The region that holds a range, and how the peer's protocol says where in it the range begins.

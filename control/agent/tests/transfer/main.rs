@@ -8,6 +8,7 @@ mod names;
 mod namespaces;
 mod processes;
 mod rig;
+mod stock_rdma;
 mod stopped;
 mod threads;
 mod trouble;

@@ -87,7 +87,8 @@ fn talk(local: &Published, stream: Pieces) -> (Vec<u8>, Step, Option<Answered>) 
 #[test]
 fn each_request_has_its_reply() {
     let local = published();
-    let rejected = notice::reject_connection();
+    let asked = RdmaHandshake::decode(b"{\"qp_num\":[1]}").expect("a request");
+    let rejected = local.connect(&asked).encode();
     let descriptor = local.descriptor();
     let note = Notice { name: "a".to_owned(), message: "b".to_owned() };
     let cases = [
@@ -101,9 +102,9 @@ fn each_request_has_its_reply() {
         (
             frame::typed(Kind::Connection, "{\"qp_num\":[1]}"),
             frame::typed(Kind::Connection, &rejected),
-            Answered::Typed(Kind::Connection),
+            Answered::RefusedConnection,
         ),
-        (frame::untyped("{\"qp_num\":[1]}"), frame::untyped(&rejected), Answered::Untyped),
+        (frame::untyped("{\"qp_num\":[1]}"), frame::untyped(&rejected), Answered::RefusedConnection),
         (
             frame::typed(Kind::Notify, &note.encode()),
             frame::typed(Kind::Notify, &notice::reply_to_notice(None)),
@@ -134,13 +135,14 @@ fn a_refused_notice_is_answered() {
 }
 
 #[test]
-fn only_notices_cost_memory() {
+fn only_notices_and_connections_cost_memory() {
     let local = published();
     for kind in [Kind::Connection, Kind::Metadata, Kind::Probe, Kind::Notify] {
         let request = frame::typed(kind, &"x".repeat(LIMIT - 1));
         let mut connection = Connection::new(Pieces::new(&request[..request.len() - 1], READ_BYTES, 100));
         while connection.advance(&local, LIMIT).0 == Step::Wait && !connection.stream.input.is_empty() {}
-        assert_eq!(connection.held_bytes() > 0, kind == Kind::Notify, "{kind}");
+        let kept = matches!(kind, Kind::Notify | Kind::Connection);
+        assert_eq!(connection.held_bytes() > 0, kept, "{kind}");
     }
 }
 

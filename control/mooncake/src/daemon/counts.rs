@@ -18,7 +18,9 @@ pub struct Counts {
     pub refused_notices: u64,
     /// Probes answered.
     pub probes: u64,
-    /// RDMA connections turned down, typed or not.
+    /// RDMA connections made, and messages that a peer's side of one is connected.
+    pub connections: u64,
+    /// RDMA connections turned down.
     pub refused_connections: u64,
     /// Connections closed because the peer speaks something else.
     pub malformed: u64,
@@ -35,6 +37,7 @@ pub(super) struct Tally {
     notices: AtomicU64,
     refused_notices: AtomicU64,
     probes: AtomicU64,
+    connections: AtomicU64,
     refused_connections: AtomicU64,
     pub(super) malformed: AtomicU64,
     pub(super) expired: AtomicU64,
@@ -52,7 +55,8 @@ impl Tally {
             Answered::Typed(Kind::Metadata) => &self.descriptors,
             Answered::Typed(Kind::Notify) => &self.notices,
             Answered::Typed(Kind::Probe) => &self.probes,
-            Answered::Typed(Kind::Connection) | Answered::Untyped => &self.refused_connections,
+            Answered::Typed(Kind::Connection) => &self.connections,
+            Answered::RefusedConnection => &self.refused_connections,
             Answered::RefusedNotice => &self.refused_notices,
         });
     }
@@ -65,6 +69,7 @@ impl Tally {
             notices: read(&self.notices),
             refused_notices: read(&self.refused_notices),
             probes: read(&self.probes),
+            connections: read(&self.connections),
             refused_connections: read(&self.refused_connections),
             malformed: read(&self.malformed),
             expired: read(&self.expired),

@@ -295,6 +295,9 @@ fn stopping_has_a_deadline() {
         fn notified(&self, _: Notice) -> Result<(), crate::NoticesFull> {
             Ok(())
         }
+        fn connect(&self, _: &crate::RdmaHandshake) -> crate::RdmaHandshake {
+            crate::RdmaHandshake::refused("not here")
+        }
     }
     let (release, released) = mpsc::channel();
     let listening = Daemon::listen(any_port()).expect("a port");

@@ -1,9 +1,11 @@
 //! What a host may be told, and what it counts.
 
+use std::sync::Arc;
+
 use kvplane_transport::mooncake::ServerOptions;
 use kvplane_transport::{FaultPlan, ZeroCopyCounters, ZeroCopyOptions};
 
-use super::{RdmaDevices, TierSetup};
+use super::{RdmaDevices, StockEngines, TierSetup};
 
 /// Settings of a host.
 #[derive(Clone, Debug)]
@@ -16,6 +18,8 @@ pub struct HostConfig {
     pub mooncake: ServerOptions,
     /// RDMA devices to use, if any.
     pub rdma: Option<RdmaDevices>,
+    /// Stock engines that are asked over RDMA, and the number of this host among those that ask them.
+    pub stock: Option<(Arc<dyn StockEngines>, u64)>,
     /// Which payloads leave over TCP without a copy.
     pub zero_copy: ZeroCopyOptions,
     /// The SSD under the service's store.
@@ -29,6 +33,7 @@ impl Default for HostConfig {
             fault: None,
             mooncake: ServerOptions::default(),
             rdma: None,
+            stock: None,
             zero_copy: ZeroCopyOptions::default(),
             tier: None,
         }

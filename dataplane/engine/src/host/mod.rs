@@ -13,6 +13,7 @@
 mod config;
 mod copies;
 mod files;
+mod foreign;
 mod inbound;
 mod memory;
 mod near;
@@ -33,6 +34,7 @@ use std::time::Duration;
 
 pub use config::{HostConfig, HostCounters};
 use copies::BYTES_PER_CLOCK;
+pub use foreign::{Handshake, StockAnswer, StockEngines};
 use kvplane_proto::client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
@@ -86,6 +88,7 @@ pub struct Host {
     lanes: Vec<Option<(LaneId, Link)>>,
     file_work: files::FileWork,
     rdma_work: rdma::RdmaWork,
+    foreign_work: Option<foreign::ForeignWork>,
     tier_work: Option<TierWork>,
     lent: slab::Slab<Lent>,
     uploads: Uploads,
@@ -130,6 +133,9 @@ impl Host {
         if let Some(client) = &mut client {
             client.set_rdma(rdma_work.speeds(), rdma_work.table.clone());
         }
+        let foreign_work =
+            config.stock.as_ref().map(|(engines, number)| foreign::ForeignWork::new(engines, &poller, *number));
+        let foreign_work = foreign_work.transpose()?;
         let tier_work = match (&config.tier, &mut service, &pool) {
             (Some(setup), Some(service), Some(pool)) => Some(TierWork::new(setup, service, pool, &poller)?),
             _ => None,
@@ -152,6 +158,7 @@ impl Host {
             lanes: Vec::new(),
             file_work: files::FileWork::default(),
             rdma_work,
+            foreign_work,
             tier_work,
             lent: slab::Slab::new(),
             uploads: Uploads::default(),
@@ -296,7 +303,7 @@ impl Host {
         let Some(token) = Token::from_bits(readiness.token) else { return };
         match token.source {
             // It has done its work: the host is awake.
-            Source::Mailbox => {}
+            Source::Mailbox | Source::StockAnswers => {}
             Source::TcpListener | Source::TcpConnection => self.tcp.ready(&self.poller, token, readiness),
             // What has ended is taken in this round.
             Source::Files | Source::Tier => {}
@@ -383,7 +390,8 @@ impl Host {
         self.shm.prepare_sleep();
         // A device that cannot be armed is gone, and says so by an event.
         let rdma_sleeps = self.rdma_work.driver.prepare_sleep().unwrap_or(true);
-        if rdma_sleeps && !pending() && self.shm.next_ready(0).is_none() {
+        let foreign_sleeps = self.foreign_work.as_ref().is_none_or(foreign::ForeignWork::prepare_sleep);
+        if rdma_sleeps && foreign_sleeps && !pending() && self.shm.next_ready(0).is_none() {
             let most = match (self.same_host.is_waiting(), self.same_host.is_close(self.now_ns)) {
                 _ if self.rdma_work.driver.is_closing() => PARK_WAITING,
                 (true, true) => PARK_WAITING,
@@ -397,6 +405,9 @@ impl Host {
         self.rounds_since_clock = ROUNDS_PER_CLOCK;
         (self.rounds_since_look, self.idle_rounds) = (0, 0);
         self.shm.awake();
+        if let Some(work) = &self.foreign_work {
+            work.awake();
+        }
         if let Some(mailbox) = &self.mailbox {
             mailbox.awake();
         }

@@ -165,6 +165,7 @@ impl Host {
                 let link = self.stock_lanes.connect(&self.poller, address.tcp, dialect, now_ns);
                 link.map(Link::Mooncake).map_err(refused)
             }
+            Path::MooncakeRdma => self.connect_foreign(lane, address).map(Link::Rdma),
             Path::Local => {
                 if let Some(client) = &mut self.client {
                     client.connected(lane, now_ns);

@@ -259,7 +259,8 @@ impl Host {
     }
 
     pub(super) fn take_rdma_events(&mut self) -> bool {
-        let mut progress = self.take_rdma_copies();
+        let mut progress = self.take_foreign_answers();
+        progress |= self.take_rdma_copies();
         while let Some(event) = self.rdma_work.driver.poll_event() {
             progress = true;
             // A connection's end comes after the last of its copies.

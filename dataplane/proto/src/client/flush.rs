@@ -181,10 +181,10 @@ impl Client {
                 let checksum = self.sums_segments(lane);
                 self.send_payload(lane, first.index, Operation::Write, local, checksum, &item);
             }
-            (Path::Shared | Path::Local | Path::File, Request::Read(target, local)) => {
+            (Path::Shared | Path::Local | Path::MooncakeRdma | Path::File, Request::Read(target, local)) => {
                 self.copy_segment(lane, first, target, local, false);
             }
-            (Path::Shared | Path::Local | Path::File, Request::Write(target, local)) => {
+            (Path::Shared | Path::Local | Path::MooncakeRdma | Path::File, Request::Write(target, local)) => {
                 self.copy_segment(lane, first, target, local, true);
             }
         }
@@ -360,6 +360,7 @@ impl Client {
         let entry = &mut self.lanes[lane as usize];
         let via = match entry.path {
             Path::Shared => entry.way(&self.config, target.segment, target.shareable),
+            Path::MooncakeRdma => Some(Via::Rdma),
             _ => Some(Via::Own),
         };
         let Some(via) = via else {

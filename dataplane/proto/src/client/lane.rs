@@ -154,7 +154,9 @@ impl Lane {
     pub(super) fn depth(&self, config: &Config) -> usize {
         match self.path {
             Path::Mooncake => config.foreign_depth.max(1) as usize,
-            Path::Stream | Path::Rdma | Path::Shared | Path::Local | Path::File => Limits::REQUESTS_PER_CONNECTION,
+            Path::Stream | Path::Rdma | Path::Shared | Path::Local | Path::MooncakeRdma | Path::File => {
+                Limits::REQUESTS_PER_CONNECTION
+            }
         }
     }
 

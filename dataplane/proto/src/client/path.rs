@@ -19,13 +19,16 @@ pub enum Path {
     Local,
     /// The data port of a stock Mooncake engine. Its driver turns our frames into that protocol and back.
     Mooncake,
+    /// The memory of a stock Mooncake engine, which a device of ours reads and writes by itself.
+    MooncakeRdma,
     /// Files of this host, through the kernel's queue.
     File,
 }
 
 impl Path {
     /// Every path.
-    pub const ALL: &[Self] = &[Self::Stream, Self::Rdma, Self::Shared, Self::Local, Self::Mooncake, Self::File];
+    pub const ALL: &[Self] =
+        &[Self::Stream, Self::Rdma, Self::Shared, Self::Local, Self::Mooncake, Self::MooncakeRdma, Self::File];
 
     /// Its name in settings, logs and counters.
     #[must_use]
@@ -36,6 +39,7 @@ impl Path {
             Self::Shared => "shm",
             Self::Local => "local",
             Self::Mooncake => "mooncake",
+            Self::MooncakeRdma => "mooncake-rdma",
             Self::File => "file",
         }
     }
@@ -67,13 +71,16 @@ pub enum Transport {
     Local,
     /// The TCP protocol of stock Mooncake engines.
     Mooncake,
+    /// Devices, in the memory of stock Mooncake engines.
+    MooncakeRdma,
     /// Files of this host.
     File,
 }
 
 impl Transport {
     /// Every transport.
-    pub const ALL: &[Self] = &[Self::Tcp, Self::Rdma, Self::Shm, Self::Cma, Self::Local, Self::Mooncake, Self::File];
+    pub const ALL: &[Self] =
+        &[Self::Tcp, Self::Rdma, Self::Shm, Self::Cma, Self::Local, Self::Mooncake, Self::MooncakeRdma, Self::File];
 
     /// What carries a slice on this path; `via` matters on the shared one only.
     #[must_use]
@@ -85,6 +92,7 @@ impl Transport {
             (Path::Shared, _) => Self::Shm,
             (Path::Local, _) => Self::Local,
             (Path::Mooncake, _) => Self::Mooncake,
+            (Path::MooncakeRdma, _) => Self::MooncakeRdma,
             (Path::File, _) => Self::File,
         }
     }
@@ -99,6 +107,7 @@ impl Transport {
             Self::Cma => "cma",
             Self::Local => "local",
             Self::Mooncake => "mooncake",
+            Self::MooncakeRdma => "mooncake-rdma",
             Self::File => "file",
         }
     }
@@ -117,6 +126,11 @@ pub enum PeerKind {
     Mooncake {
         /// Of its data protocol.
         version: u8,
+    },
+    /// A stock Mooncake engine whose memory our devices reach.
+    MooncakeRdma {
+        /// The host's name for what is known of it.
+        object: u64,
     },
     /// Files of this host: a target's segment names one.
     File {
@@ -172,6 +186,12 @@ impl PeerAddress {
     #[must_use]
     pub const fn mooncake(tcp: SocketAddr, version: u8) -> Self {
         Self::of_kind(PeerKind::Mooncake { version }, tcp)
+    }
+
+    /// A stock Mooncake engine that devices reach, by the host's name for what is known of it.
+    #[must_use]
+    pub const fn mooncake_rdma(object: u64) -> Self {
+        Self::of_kind(PeerKind::MooncakeRdma { object }, NOWHERE)
     }
 
     /// A group of files, by the host's name for it.

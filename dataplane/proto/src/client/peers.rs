@@ -117,6 +117,10 @@ impl Client {
             }
             PeerKind::Local => self.add_group(peer, Path::Local, &[], 1),
             PeerKind::Mooncake { .. } => self.add_group(peer, Path::Mooncake, rails, several),
+            PeerKind::MooncakeRdma { .. } => {
+                let rails = self.rdma_rails(address.tcp, peer);
+                self.add_group(peer, Path::MooncakeRdma, &rails, several);
+            }
             PeerKind::File { .. } => self.add_group(peer, Path::File, &[], 1),
         }
         self.peer_index.insert(address, peer);
@@ -158,7 +162,7 @@ impl Client {
         let number = self.peers[peer.0 as usize].groups.len() as u8;
         let stated = match path {
             Path::Shared | Path::Local => SAME_HOST_BYTES_PER_SECOND,
-            Path::Stream | Path::Rdma | Path::Mooncake | Path::File => NETWORK_BYTES_PER_SECOND,
+            Path::Stream | Path::Rdma | Path::Mooncake | Path::MooncakeRdma | Path::File => NETWORK_BYTES_PER_SECOND,
         };
         let mut rails = Vec::new();
         for position in 0..addresses.len().max(1) {

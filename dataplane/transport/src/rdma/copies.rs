@@ -134,6 +134,18 @@ impl Rdma {
         key
     }
 
+    /// The local and the remote key of a segment on a device, registered now if it was not; none where it is refused.
+    pub(super) fn registration_of(&mut self, nic: usize, segment: SegmentId) -> Option<(u32, u32)> {
+        let mut entry = self.segments.remove(&segment)?;
+        if !entry.keys.contains_key(&nic) {
+            self.register_segment(nic, &mut entry);
+        }
+        let memory = entry.keys.get(&nic).and_then(Option::as_ref);
+        let keys = memory.map(|memory| (memory.local_key(), memory.remote_key()));
+        self.segments.insert(segment, entry);
+        keys
+    }
+
     /// Copies between our memory and ranges of a peer's segments. The outcomes come by [`Self::take_copied`]:
     /// `Unsupported` says that the peer or our device cannot reach the memory in this way; `Unreachable`, that the
     /// connection ended first, so whether it was done is not known. Several in a row cost much less than each alone.
@@ -261,6 +273,10 @@ impl Link {
     /// Makes the key of a segment the last one; asks for it when it is not known.
     #[cold]
     fn find_key(&mut self, segment: SegmentId) -> bool {
+        if let Some(foreign) = &self.foreign {
+            self.last_key = Some((segment, foreign.key(segment)));
+            return true;
+        }
         match self.keys.get(&segment) {
             Some(KeyState::Known(key)) => {
                 self.last_key = Some((segment, *key));

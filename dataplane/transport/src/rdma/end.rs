@@ -9,6 +9,7 @@ use kvplane_proto::Status as Outcome;
 
 use super::Rdma;
 use super::copies::Copied;
+use super::foreign::forget_spares;
 use super::link::{Expect, Link, State, Work};
 use crate::types::{ConnectionId, Event, Gone};
 
@@ -76,6 +77,7 @@ impl Rdma {
         let id = ConnectionId { index, generation: self.generations[index as usize] };
         let nic = &mut self.nics[link.nic as usize];
         nic.links.remove(&link.queue_pair.qp_num());
+        forget_spares(&mut nic.links, link.foreign.as_deref());
         nic.endpoints.remove(link.endpoint);
         nic.granted -= u32::from(link.grant);
         let Link { queue_pair, inbox, frames, lent, waiting, expect, why, .. } = *link;

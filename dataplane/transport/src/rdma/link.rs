@@ -9,6 +9,7 @@ use kvplane_sys::verbs::QueuePair;
 
 use super::credits::Credits;
 use super::endpoints::EndpointId;
+use super::foreign::Foreign;
 use super::mixing::MixedMap;
 use super::wire::{Envelope, Place, SegmentKey};
 use crate::types::{Gone, Outgoing, Pieces};
@@ -226,6 +227,8 @@ pub(super) struct Link {
     pub(super) waiting: VecDeque<Copy>,
     /// How an earlier part of the copy failed whose last part has not ended yet.
     pub(super) part_failed: Option<Status>,
+    /// What makes it one with a stock engine, if it is.
+    pub(super) foreign: Option<Box<Foreign>>,
     // The end.
     pub(super) why: Option<Gone>,
     pub(super) closing_since_ns: Option<u64>,
@@ -270,6 +273,7 @@ impl Link {
             told: HashSet::new(),
             waiting: VecDeque::new(),
             part_failed: None,
+            foreign: None,
             why: None,
             closing_since_ns: None,
             last_receive: false,

@@ -22,16 +22,16 @@ use crate::types::{ConnectionId, Event, Gone};
 /// Bytes that a request may carry inline: what is tried, in order.
 const INLINE_BYTES: [u32; 3] = [220, 60, 0];
 /// Routers that a packet may pass.
-const HOP_LIMIT: u8 = 64;
+pub(super) const HOP_LIMIT: u8 = 64;
 /// 0.64 ms: what a peer waits that finds no receive, which our credits make impossible.
-const NOT_READY_TIMER: u8 = 12;
-const NOT_READY_RETRIES: u8 = 6;
+pub(super) const NOT_READY_TIMER: u8 = 12;
+pub(super) const NOT_READY_RETRIES: u8 = 6;
 /// 67 ms to the first repetition, and six of them: seven is for ever to soft-RoCE.
-const TIMEOUT: u8 = 14;
-const RETRIES: u8 = 6;
+pub(super) const TIMEOUT: u8 = 14;
+pub(super) const RETRIES: u8 = 6;
 const PACKET_NUMBER_BITS: u32 = 24;
 /// Partition keys are what the fabric's manager put first.
-const PKEY_INDEX: u16 = 0;
+pub(super) const PKEY_INDEX: u16 = 0;
 
 /// What peers do through our queue pairs, as far as they know keys.
 const PEER_ACCESS: PeerAccess = PeerAccess { write: true, read: true };
@@ -44,7 +44,7 @@ impl Rdma {
     /// # Errors
     /// When the device has no active port or no place for another connection.
     pub fn offer(&mut self, nic: usize, rail: u16) -> Result<(ConnectionId, Vec<u8>), RdmaError> {
-        let id = self.add(nic, true)?;
+        let id = self.add(nic, true, (self.options.grant, self.options.send_depth))?;
         let offer = Half { rail, ..self.half(id)? };
         Ok((id, offer.encode()))
     }
@@ -82,7 +82,7 @@ impl Rdma {
 
     fn accept_half(&mut self, offer: &Half) -> Result<(ConnectionId, Half), RdmaError> {
         let nic = self.nic_for(offer).ok_or_else(|| self.no_device(offer))?;
-        let id = self.add(nic, false)?;
+        let id = self.add(nic, false, (self.options.grant, self.options.send_depth))?;
         let connected = self.half(id).and_then(|half| self.connect(id, offer).map(|()| half));
         match connected {
             Ok(half) => {
@@ -135,15 +135,19 @@ impl Rdma {
         RdmaError::NoDevice(format!("nothing here reaches {} ({:?}): {ours}", offer.device, offer.gid_kind))
     }
 
-    /// A link with a queue pair that is not connected.
-    fn add(&mut self, nic: usize, asks: bool) -> Result<ConnectionId, RdmaError> {
+    /// A link with a queue pair that is not connected, which promises so many receives and takes so many requests.
+    pub(super) fn add(
+        &mut self,
+        nic: usize,
+        asks: bool,
+        (grant, send_depth): (u16, u32),
+    ) -> Result<ConnectionId, RdmaError> {
         let Some(entry) = self.nics.get(nic) else {
             return Err(RdmaError::NoDevice(format!("there is no RDMA device {nic}")));
         };
         if let Some(why) = entry.obstacle() {
             return Err(RdmaError::NoDevice(why));
         }
-        let grant = self.options.grant;
         if !entry.can_grant(grant) || entry.endpoints.len() >= entry.endpoints.capacity() {
             self.evict(nic);
         }
@@ -154,7 +158,7 @@ impl Rdma {
             return Err(full);
         }
         let endpoint = nic.endpoints.insert().ok_or(full)?;
-        let made = queue_pair(nic, self.options.send_depth).inspect_err(|_| {
+        let made = queue_pair(nic, send_depth).inspect_err(|_| {
             nic.endpoints.remove(endpoint);
         })?;
         nic.granted += u32::from(grant);
@@ -170,7 +174,7 @@ impl Rdma {
         let random = mix64(cpu::monotonic_ns() ^ mix64(self.counter));
         let mut link = Link::new((nic_index as u32, endpoint), made, grant, asks);
         link.packet_number = random as u32 & ((1 << PACKET_NUMBER_BITS) - 1);
-        link.send_depth = self.options.send_depth as usize;
+        link.send_depth = send_depth as usize;
         link.message_bytes = self.options.message_bytes as usize;
         self.links[index as usize] = Some(Box::new(link));
         self.open += 1;
@@ -269,7 +273,7 @@ impl Rdma {
     }
 
     /// Takes back a link that nobody was told of.
-    fn drop_unused(&mut self, id: ConnectionId) {
+    pub(super) fn drop_unused(&mut self, id: ConnectionId) {
         self.finish(id.index);
         self.books.events.retain(|event| !matches!(event, Event::Gone(gone, _) if *gone == id));
         self.free.push(id.index);
@@ -299,7 +303,7 @@ fn route(port: &PortAttributes, gids: &[GidEntry], peer: &Half) -> Option<Route>
 }
 
 /// A queue pair with as much room for inline bytes as the device gives.
-fn queue_pair(nic: &mut super::nic::Nic, send_depth: u32) -> Result<QueuePair, VerbsError> {
+pub(super) fn queue_pair(nic: &mut super::nic::Nic, send_depth: u32) -> Result<QueuePair, VerbsError> {
     let pieces = nic.context.limits().pieces.min(PIECES as u32);
     let mut result = Err(VerbsError::NotOffered { device: String::new(), what: "a queue pair" });
     for inline_bytes in INLINE_BYTES {

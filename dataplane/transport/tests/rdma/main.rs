@@ -4,6 +4,7 @@
 mod bed;
 mod copies;
 mod failures;
+mod foreign;
 mod frames;
 mod payloads;
 mod sleep;

@@ -1,0 +1,167 @@
+//! Engines that speak with each other as stock Mooncake engines do over RDMA: descriptors with keys, handshakes by JSON,
+//! and one-sided requests, on software devices.
+
+use std::sync::Arc;
+
+use kvplane::{
+    BatchStatus, Opcode, RdmaConfig, RdmaUse, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine,
+    TransferEngineConfig,
+};
+use kvplane_mooncake::{Caller, RdmaHandshake};
+
+use crate::rig::{Side, Way, check, fill, region};
+
+const BYTES: usize = 4 << 20;
+
+/// An engine that takes its peers for stock ones, and is one for them.
+fn stock() -> Side {
+    let side = Side::new(TransferEngineConfig { native: false, ..Way::Rdma.config() }, BYTES);
+    side.engine.announce_rdma(None).unwrap();
+    side
+}
+
+fn open(from: &Side, to: &Side) -> SegmentHandle {
+    from.engine.open_segment(to.engine.name()).unwrap()
+}
+
+fn run(from: &Side, to: &Side, handle: SegmentHandle, ranges: &[(Opcode, usize, usize, usize)]) -> BatchStatus {
+    let there = to.region.address();
+    let request = |&(opcode, here, at, bytes): &(Opcode, usize, usize, usize)| {
+        from.request(opcode, here, (handle, there + at as u64), bytes)
+    };
+    let requests: Vec<_> = ranges.iter().map(request).collect();
+    from.engine.submit(&requests, &SubmitOptions::default()).unwrap().wait()
+}
+
+/// Lengths and places from a seed: every one in a slot of its own, so that none disturbs another.
+fn ranges(seed: u64, opcode: Opcode) -> Vec<(Opcode, usize, usize, usize)> {
+    const SLOT: usize = 128 << 10;
+    (0..BYTES / SLOT)
+        .map(|slot| {
+            let mixed = (seed ^ slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+            let bytes = 1 + mixed as usize % (SLOT / 2);
+            let (here, there) = ((mixed >> 16) as usize % (SLOT / 2), (mixed >> 8) as usize % (SLOT / 2));
+            (opcode, slot * SLOT + here, slot * SLOT + there, bytes)
+        })
+        .collect()
+}
+
+/// Writes, and reads back, with every byte looked at on both sides.
+fn to_and_fro(from: &Side, to: &Side, handle: SegmentHandle, seed: u64) {
+    let writes = ranges(seed, Opcode::Write);
+    fill(&to.region, 0, BYTES, !seed);
+    for &(_, here, _, bytes) in &writes {
+        fill(&from.region, here, bytes, seed ^ here as u64);
+    }
+    assert_eq!(run(from, to, handle, &writes).state, TaskState::Completed);
+    for &(_, here, there, bytes) in &writes {
+        check(&to.region, there, bytes, seed ^ here as u64);
+        fill(&to.region, there, bytes, seed ^ there as u64);
+    }
+    let reads = ranges(seed, Opcode::Read);
+    assert_eq!(run(from, to, handle, &reads).state, TaskState::Completed);
+    for &(_, here, there, bytes) in &reads {
+        check(&from.region, here, bytes, seed ^ there as u64);
+    }
+}
+
+#[test]
+fn both_directions_at_random_places() {
+    let (a, b) = (stock(), stock());
+    let (to_b, to_a) = (open(&a, &b), open(&b, &a));
+    for seed in 1..4 {
+        to_and_fro(&a, &b, to_b, seed);
+        to_and_fro(&b, &a, to_a, seed << 8);
+    }
+    let rails = a.engine.metrics().rails;
+    let used: Vec<_> = rails.iter().filter(|rail| rail.bytes > 0).map(|rail| rail.transport.name()).collect();
+    assert!(!used.is_empty() && used.iter().all(|name| *name == "mooncake-rdma"), "{used:?}");
+    let why = a.engine.explain(b.engine.name()).unwrap();
+    assert_eq!(why.for_pointers(), Some("mooncake-rdma"), "{why:?}");
+}
+
+#[test]
+fn memory_that_left_is_reached_by_nobody_and_what_came_instead_is_found() {
+    let (a, b) = (stock(), stock());
+    let handle = open(&a, &b);
+    assert_eq!(run(&a, &b, handle, &[(Opcode::Write, 0, 0, 4096)]).state, TaskState::Completed);
+    b.engine.unregister(b.region.address()).unwrap();
+    fill(&b.region, 0, BYTES, 7);
+    let failed = run(&a, &b, handle, &[(Opcode::Write, 0, 0, 4096)]);
+    assert_eq!(failed.state, TaskState::Failed, "{failed:?}");
+    check(&b.region, 0, BYTES, 7);
+    // Under another key: who finds that what it knows is stale asks again.
+    b.engine.register(Arc::clone(&b.region), &RegisterOptions::default()).unwrap();
+    to_and_fro(&a, &b, handle, 9);
+    // What is only for its owner has no key.
+    let hidden = region(4096);
+    let options = RegisterOptions { remote_accessible: false, ..RegisterOptions::default() };
+    b.engine.register(Arc::clone(&hidden), &options).unwrap();
+    let request = a.request(Opcode::Read, 0, (handle, hidden.address()), 64);
+    assert!(a.engine.submit(&[request], &SubmitOptions::default()).is_err());
+}
+
+#[test]
+fn engines_of_ours_still_speak_their_own_protocol_and_those_without_devices_tcp() {
+    let b = stock();
+    let ours = Side::new(Way::Rdma.config(), BYTES);
+    assert_eq!(ours.engine.explain(b.engine.name()).unwrap().for_pointers(), Some("rdma"));
+    let plain = Side::new(TransferEngineConfig { native: false, ..Way::Tcp.config() }, BYTES);
+    assert_eq!(plain.engine.explain(b.engine.name()).unwrap().for_pointers(), Some("mooncake"));
+    to_and_fro(&plain, &b, open(&plain, &b), 3);
+}
+
+#[test]
+fn what_cannot_be_announced_says_why() {
+    let said = |engine: &TransferEngine, matrix| engine.announce_rdma(matrix).unwrap_err().to_string();
+    let never = TransferEngineConfig { rdma: RdmaConfig::of(RdmaUse::Never), ..Way::Tcp.config() };
+    let error = said(&TransferEngine::start(never).unwrap(), None);
+    assert!(error.contains("RDMA cannot be used") && error.contains("switched off"), "{error}");
+    let engine = TransferEngine::start(Way::Rdma.config()).unwrap();
+    let error = said(&engine, Some(r#"{"cpu:0":[["loop1"],["mlx5_7"]]}"#));
+    assert!(error.contains("mlx5_7") && error.contains("loop0, loop1"), "{error}");
+    let error = said(&engine, Some("{\"cpu:0\":[]}"));
+    assert!(error.contains("preferred"), "{error}");
+    let deaf = TransferEngineConfig { stock_peers: false, ..Way::Rdma.config() };
+    let error = said(&TransferEngine::start(deaf).unwrap(), None);
+    assert!(error.contains("stock_peers"), "{error}");
+    engine.announce_rdma(Some(r#"{"cpu:0":[["loop1"],["loop0"]]}"#)).unwrap();
+    let descriptor = Caller::default().descriptor(engine.name(), "{}").unwrap();
+    let names: Vec<String> = descriptor.rdma().unwrap().devices.into_iter().map(|device| device.name).collect();
+    assert_eq!(names, ["loop1", "loop0"], "as a stock engine counts them");
+}
+
+#[test]
+fn handshakes_that_lead_nowhere_are_answered_with_the_reason() {
+    let side = stock();
+    let name = side.engine.name();
+    let good = RdmaHandshake {
+        local_path: "10.0.0.1:1@m0".to_owned(),
+        local_lid: 0,
+        local_gid: Some([1; 16]),
+        peer_path: format!("{name}@loop0"),
+        queue_pairs: vec![1 << 20, 1 << 21],
+        ready: Some(false),
+        refusal: String::new(),
+    };
+    let refusal = |half: RdmaHandshake| Caller::default().connect(name, &half).unwrap_err().to_string();
+    for (half, part) in [
+        (RdmaHandshake { peer_path: "loop0".to_owned(), ..good.clone() }, "not segment@device"),
+        (RdmaHandshake { peer_path: "1.2.3.4:5@loop0".to_owned(), ..good.clone() }, "not 1.2.3.4:5"),
+        (RdmaHandshake { peer_path: format!("{name}@mlx5_7"), ..good.clone() }, "no RDMA device mlx5_7"),
+        (RdmaHandshake { local_gid: None, ..good.clone() }, "local_gid"),
+        (RdmaHandshake { queue_pairs: Vec::new(), ..good.clone() }, "0 queue pairs"),
+        (RdmaHandshake { queue_pairs: vec![7; 17], ..good.clone() }, "17 queue pairs"),
+        (RdmaHandshake { ready: Some(true), ..good.clone() }, "no connection"),
+    ] {
+        let error = refusal(half);
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let answer = Caller::default().connect(name, &good).unwrap();
+    assert_eq!((answer.queue_pairs.len(), answer.ready, &answer.local_path), (2, Some(false), &good.peer_path));
+    let ready = RdmaHandshake { ready: Some(true), ..good };
+    assert!(Caller::default().connect(name, &ready).is_ok(), "the third message");
+    let plain = Side::new(Way::Tcp.config(), 4096);
+    let error = Caller::default().connect(plain.engine.name(), &ready).unwrap_err().to_string();
+    assert!(error.contains("no RDMA transport"), "{error}");
+}

@@ -1,0 +1,64 @@
+//! What the handshakes of stock Mooncake engines ask of a shard: its devices, the keys of its memory, connections.
+//!
+//! Callable from any thread. The shard answers within a time that a handshake can bear, or not at all.
+
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use kvplane_proto::SegmentId;
+use kvplane_transport::{ForeignDevice, ForeignHalf};
+
+use super::{Command, ShardError, ShardHandle};
+use crate::host::Host;
+
+/// How long a handshake waits for a shard. Whoever waits serves no other peer meanwhile.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// The local and the remote key of a buffer on a device; none for a device that refused it.
+pub type StockKeys = Vec<Option<(u32, u32)>>;
+
+impl ShardHandle {
+    /// Its RDMA devices, by position.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn stock_devices(&self) -> Result<Vec<ForeignDevice>, ShardError> {
+        self.ask(|host| host.foreign_devices())
+    }
+
+    /// The keys of each of these segments, on each device by position.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn stock_keys(&self, segments: Vec<SegmentId>) -> Result<Vec<StockKeys>, ShardError> {
+        self.ask(move |host| segments.into_iter().map(|segment| host.foreign_keys(segment)).collect())
+    }
+
+    /// Connects a stock engine that asks, from a device of its, for this device of ours.
+    ///
+    /// # Errors
+    /// When the device cannot, as [`ShardError::Refused`]; when the shard does not answer.
+    pub fn accept_stock(&self, device: &str, from: &str, half: &ForeignHalf) -> Result<ForeignHalf, ShardError> {
+        let (device, from, half) = (device.to_owned(), from.to_owned(), half.clone());
+        let accepted =
+            self.ask(move |host| host.accept_foreign(&device, &from, &half).map_err(|error| error.to_string()))?;
+        accepted.map_err(ShardError::Refused)
+    }
+
+    /// Whether a stock engine is connected from this device of its with these queue pairs.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn has_stock(&self, device: &str, from: &str, queue_pairs: &[u32]) -> Result<bool, ShardError> {
+        let (device, from, queue_pairs) = (device.to_owned(), from.to_owned(), queue_pairs.to_vec());
+        self.ask(move |host| host.has_foreign(&device, &from, &queue_pairs))
+    }
+
+    fn ask<T: Send + 'static>(&self, question: impl FnOnce(&mut Host) -> T + Send + 'static) -> Result<T, ShardError> {
+        let (answer, wait) = sync_channel(1);
+        // Whoever asked may have given up.
+        let command = Box::new(move |host: &mut Host| drop(answer.send(question(host))));
+        self.send(Command::Ask(command))?;
+        self.wait_for(&wait, HANDSHAKE_DEADLINE)
+    }
+}

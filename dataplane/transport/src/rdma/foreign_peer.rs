@@ -1,0 +1,114 @@
+//! What is known of a stock Mooncake engine's memory: where it is, and the keys under which its devices let us in.
+//!
+//! Shared by all hosts of a process. What the engine says of itself may change: buffers come and go, and after a
+//! restart everything is different. Each change is a new generation, in the ids of the buffers: who asks for a buffer
+//! of an old one is told that it is stale, and asks the engine again.
+
+use std::fmt;
+use std::sync::{PoisonError, RwLock};
+
+use kvplane_proto::{SegmentId, Status};
+
+use super::wire::SegmentKey;
+
+/// A buffer of a stock engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignBuffer {
+    /// Its first address, in the engine's process.
+    pub address: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Its remote key on each device, by position; fewer where a device does not reach it.
+    pub keys: Vec<u32>,
+}
+
+#[derive(Default)]
+struct Known {
+    generation: u32,
+    devices: Vec<String>,
+    buffers: Vec<ForeignBuffer>,
+}
+
+/// A stock engine that is asked over RDMA. Any thread may use it.
+pub struct ForeignPeer {
+    name: String,
+    known: RwLock<Known>,
+}
+
+impl ForeignPeer {
+    /// An engine of this name, of which nothing is known.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), known: RwLock::default() }
+    }
+
+    /// The name of its segment.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Takes what it says of itself now. Returns the generation for the ids of its buffers: the number of a buffer in
+    /// this list is the index. The same list again has the same generation.
+    pub fn learn(&self, devices: Vec<String>, buffers: Vec<ForeignBuffer>) -> u32 {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known.generation == 0 || known.devices != devices || known.buffers != buffers {
+            let generation = known.generation.wrapping_add(1).max(1);
+            *known = Known { generation, devices, buffers };
+        }
+        known.generation
+    }
+
+    /// The device that stands at this position, counted round: its number and its name. None when there is none.
+    #[must_use]
+    pub fn device(&self, position: usize) -> Option<(usize, String)> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let number = position.checked_rem(known.devices.len())?;
+        Some((number, known.devices[number].clone()))
+    }
+
+    /// The key of a buffer on one of its devices.
+    pub(super) fn key(&self, segment: SegmentId, device: usize) -> SegmentKey {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let buffer = known.buffers.get(segment.index as usize).filter(|_| segment.generation == known.generation);
+        let Some(buffer) = buffer else { return SegmentKey::refused(Status::Stale) };
+        match buffer.keys.get(device) {
+            Some(&key) => {
+                let (address, bytes) = (buffer.address, buffer.bytes);
+                SegmentKey { status: Status::Ok, writable: true, key, address, bytes }
+            }
+            None => SegmentKey::refused(Status::Unsupported),
+        }
+    }
+}
+
+impl fmt::Debug for ForeignPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForeignPeer").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn buffer(address: u64, keys: &[u32]) -> ForeignBuffer {
+        ForeignBuffer { address, bytes: 4096, keys: keys.to_vec() }
+    }
+
+    #[test]
+    fn what_is_said_again_is_the_same_and_what_is_new_makes_the_old_stale() {
+        let peer = ForeignPeer::new("a:1");
+        let devices = || vec!["m0".to_owned(), "m1".to_owned()];
+        assert_eq!(peer.device(0), None);
+        let first = peer.learn(devices(), vec![buffer(8, &[1, 2]), buffer(65_536, &[3])]);
+        assert_eq!(peer.learn(devices(), vec![buffer(8, &[1, 2]), buffer(65_536, &[3])]), first);
+        let id = |index, generation| SegmentId { index, generation };
+        assert_eq!((peer.key(id(0, first), 1).key, peer.key(id(0, first), 1).address), (2, 8));
+        assert_eq!(peer.key(id(1, first), 1).status, Status::Unsupported);
+        assert_eq!(peer.key(id(2, first), 0).status, Status::Stale);
+        assert_eq!(peer.device(3), Some((1, "m1".to_owned())));
+        let second = peer.learn(devices(), vec![buffer(8, &[9, 2])]);
+        assert_eq!((peer.key(id(0, first), 0).status, peer.key(id(0, second), 0).key), (Status::Stale, 9));
+    }
+}
