@@ -12,6 +12,7 @@ mod latency;
 mod many_peers;
 mod peer;
 mod peers;
+mod perftest;
 mod rounds;
 mod same_host;
 mod shm;
@@ -22,7 +23,7 @@ use std::process::ExitCode;
 
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
-    handshakes | idle | killed-client | verbs | all] \
+    handshakes | idle | killed-client | verbs | perftest | all] \
                      [--rounds N]
        kvplane-bench peers [...]: see `cargo x help`";
 
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
             "idle" => idle::run(),
             "killed-client" => killed::run(rounds),
             "verbs" => verbs::run(rounds),
+            "perftest" => perftest::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),
         };
         if let Err(error) = outcome {

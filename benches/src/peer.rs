@@ -19,7 +19,7 @@ pub(crate) struct Peer {
     child: Child,
     /// What it said first: where it listens.
     pub(crate) said: String,
-    _stdin: Option<ChildStdin>,
+    stdin: Option<ChildStdin>,
 }
 
 impl Peer {
@@ -34,7 +34,14 @@ impl Peer {
         let stdout = child.stdout.take().ok_or("the peer's output was to be a pipe")?;
         BufReader::new(stdout).read_line(&mut said)?;
         let stdin = child.stdin.take();
-        Ok(Self { child, said: said.trim().to_owned(), _stdin: stdin })
+        Ok(Self { child, said: said.trim().to_owned(), stdin })
+    }
+
+    /// Gives it an order.
+    pub(crate) fn tell(&mut self, line: &str) -> Result<(), Failure> {
+        let stdin = self.stdin.as_mut().ok_or("the peer's input was to be a pipe")?;
+        writeln!(stdin, "{line}")?;
+        Ok(stdin.flush()?)
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -75,13 +82,14 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
             wait_for_parent();
             Ok(())
         }
+        ["perftest", device, pacing, directory] => crate::perftest::serve(device, pacing, directory),
         ["echo", pacing, sent, answered] => echo(pacing == &"spin", sent.parse()?, answered.parse()?),
         ["victim", way, directory] => victim(way, directory),
         _ => Err(format!("unknown role {words:?}").into()),
     }
 }
 
-fn say(line: &str) -> Result<(), Failure> {
+pub(crate) fn say(line: &str) -> Result<(), Failure> {
     println!("{line}");
     Ok(std::io::stdout().flush()?)
 }

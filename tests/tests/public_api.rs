@@ -6,9 +6,15 @@ use std::time::Duration;
 
 use kvplane::rpc::RuntimeDirectory;
 use kvplane::{
-    AsyncClient, Client, ClientConfig, Control, HugePages, Node, NodeConfig, NodeId, Put, Region, RegionOptions, Status,
+    AsyncClient, Client, ClientConfig, Control, HugePages, Node, NodeConfig, NodeId, Put, RdmaConfig, RdmaUse, Region,
+    RegionOptions, Status,
 };
 use kvplane_server::{ControlConfig, ControlHandle, ControlServer};
+
+#[path = "../../control/agent/tests/network/mod.rs"]
+mod network;
+
+use network::{End, instead_of_tcp, over_rdma};
 
 static BEDS: AtomicU32 = AtomicU32::new(0);
 
@@ -44,12 +50,20 @@ impl Bed {
             runtime_directory: Some(self.directory.clone()),
             shards: Some(1),
             huge: HugePages::Never,
+            rdma: instead_of_tcp(End::Serves, RdmaUse::Auto),
             ..NodeConfig::local("test", pool_bytes)
         }
     }
 
     fn client_config(&self, shared_memory: bool) -> ClientConfig {
-        ClientConfig { control: self.control_name(), shared_memory, tcp: !shared_memory, ..ClientConfig::local("test") }
+        let never = RdmaConfig::of(RdmaUse::Never);
+        ClientConfig {
+            control: self.control_name(),
+            shared_memory,
+            tcp: !shared_memory && !over_rdma(),
+            rdma: if shared_memory { never } else { instead_of_tcp(End::Asks, RdmaUse::Require) },
+            ..ClientConfig::local("test")
+        }
     }
 }
 

@@ -144,8 +144,10 @@ impl Client {
     /// # Errors
     /// When the kernel gives no ring.
     pub fn connect_with(config: &ClientConfig, link: ControlLink) -> Result<Self, Error> {
-        if !config.shared_memory && !config.tcp {
-            return Err(Error::Argument("neither shared memory nor TCP is allowed: no way to any node".to_owned()));
+        if !config.shared_memory && !config.tcp && config.rdma.mode != RdmaUse::Require {
+            return Err(Error::Argument(
+                "neither shared memory nor TCP is allowed, and RDMA is not required: no way to any node".to_owned(),
+            ));
         }
         let seen_map = link.map_generation();
         let map = link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;

@@ -1,6 +1,6 @@
 //! A real shard and a real initiator: every operation over both paths, with bytes checked by address-derived patterns.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use kvplane_engine::{
@@ -48,17 +48,24 @@ enum Way {
     Rdma,
 }
 
+/// Software devices; where tests run again over RDMA (docs/rig.md), this one of the machine.
+fn devices(name: &str) -> RdmaDevices {
+    static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default()]));
+    let options = RdmaOptions::default();
+    if std::env::var("KVPLANE_TEST_TRANSPORT").is_ok_and(|network| network == "rdma") {
+        let verbs = Verbs::open().expect("libibverbs");
+        return RdmaDevices { verbs, names: vec![name.to_owned()], preferred: 0, near: Arc::default(), options };
+    }
+    let verbs = Verbs::loopback(&FABRIC);
+    RdmaDevices { verbs, names: Vec::new(), preferred: 0, near: Arc::default(), options }
+}
+
 fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
     let shared = way == Way::Shm;
-    let fabric = Loopback::new(&[SoftPort::default()]);
-    let devices = RdmaDevices {
-        verbs: Verbs::loopback(&fabric),
-        names: Vec::new(),
-        preferred: 0,
-        near: Arc::default(),
-        options: RdmaOptions::default(),
-    };
-    let host = HostConfig { rdma: (way == Way::Rdma).then_some(devices), ..HostConfig::default() };
+    let [host, asking] = ["rxe1", "rxe0"].map(|device| match way {
+        Way::Tcp | Way::Shm => HostConfig::default(),
+        Way::Rdma => HostConfig { rdma: Some(devices(device)), ..HostConfig::default() },
+    });
     let path = std::env::temp_dir().join(format!("kvplane-engine-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&path).expect("a directory for the test's sockets");
     let directory = Directory(path.clone());
@@ -77,7 +84,7 @@ fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
         pool: Some(plain("pool", pool_bytes)),
         store: None,
         first_version: Version(1),
-        host: host.clone(),
+        host,
     })
     .expect("a shard on loopback");
     shard.own(Epoch(1), Box::new([u64::MAX; SLOTS / 64])).expect("room in the mailbox");
@@ -89,7 +96,7 @@ fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
         stream: way == Way::Tcp,
         ..Config::default()
     };
-    let mut initiator = Initiator::new(config, &host, Pacing::default()).expect("a ring");
+    let mut initiator = Initiator::new(config, &asking, Pacing::default()).expect("a ring");
     initiator.set_map(ClusterMap { epoch: Epoch(1), replicas: 1, members: vec![member(&shard)] });
     let memory = Region::allocate(&plain("memory", 16 << 20)).expect("memory");
     let buffer = initiator.add_buffer(Arc::clone(&memory));

@@ -4,6 +4,8 @@
 //! cannot disagree. A report says what was run, whether the trace was generated, and how far the store is from its
 //! model.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -109,8 +111,10 @@ pub struct ReplayReport {
     pub title: String,
     /// The trace: a path, or "generated ...".
     pub trace: String,
-    /// How blocks travelled.
+    /// How blocks were to travel.
     pub transport: String,
+    /// How they did: payload bytes by transport.
+    pub carried: BTreeMap<String, u64>,
     /// Bytes of a block.
     pub block_bytes: u64,
     /// Bytes of the pool.

@@ -1,10 +1,16 @@
-//! `cargo x bench`: prepare the machine with the benchmarks' rivals too, build release, hand over to `kvplane-bench`.
+//! `cargo x bench`: prepare the machine with the benchmarks' rivals too, build release, hand over to `kvplane-bench`, here
+//! or in a virtual machine with RDMA devices.
 
 use std::process::Command;
 
 use crate::process::{self, Failure};
+use crate::rig;
 use crate::setup::{self, packages::Group};
 use crate::workspace::Workspace;
+
+/// What the machine of `--rig` has. All its cores together have those of the host, so more would only get in each
+/// other's way.
+const MACHINE: [&str; 6] = ["--rxe", "2", "--cpus", "2", "--timeout", "900"];
 
 /// Runs the benchmarks and does not return where they could be started.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
@@ -12,7 +18,16 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     // The benchmarks start `kvplane` as a process of its own, so both are built.
     let build = ["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-benches"];
     process::run(&mut workspace.cargo(&build))?;
-    let mut bench = Command::new(workspace.release_binary("kvplane-bench"));
-    bench.args(arguments);
-    Err(process::become_program(&mut bench))
+    let program = workspace.release_binary("kvplane-bench");
+    let inside = arguments.iter().any(|word| word == "--rig");
+    let words = arguments.iter().filter(|word| *word != "--rig");
+    let mut bench = if inside {
+        rig::prepare(workspace)?;
+        let mut machine = rig::script(workspace, &MACHINE);
+        machine.arg("--").arg(program);
+        machine
+    } else {
+        Command::new(program)
+    };
+    Err(process::become_program(bench.args(words)))
 }

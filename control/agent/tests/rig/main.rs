@@ -8,6 +8,7 @@
 mod bed;
 mod drives;
 mod memory;
+mod near;
 mod netdevs;
 mod rdma;
 mod sysfs;

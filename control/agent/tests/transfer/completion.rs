@@ -16,7 +16,7 @@ use crate::rig::{PATIENCE, Way, block_on, check, fill, pair};
 
 #[test]
 fn writes_and_reads_by_address_over_both_ways() {
-    for way in Way::ALL {
+    for way in Way::all() {
         let (a, b, peer) = pair(way, 2 << 20);
         let there = b.region.address();
         fill(&a.region, 0, 1 << 20, 11);
@@ -57,7 +57,7 @@ fn a_large_batch_tells_of_each_task() {
 /// Nobody drives: the engine's own thread does.
 #[test]
 fn a_batch_that_nobody_waits_for_is_done() {
-    for (way, background) in Way::ALL.into_iter().flat_map(|way| [(way, false), (way, true)]) {
+    for (way, background) in Way::all().into_iter().flat_map(|way| [(way, false), (way, true)]) {
         let (a, b, peer) = pair(way, 1 << 20);
         fill(&b.region, 0, 1 << 20, 13);
         let read = a.request(Opcode::Read, 0, (peer, b.region.address()), 1 << 20);
@@ -79,7 +79,7 @@ fn a_batch_that_nobody_waits_for_is_done() {
 
 #[test]
 fn the_descriptor_is_readable_once() {
-    let (a, b, peer) = pair(Way::Tcp, 1 << 20);
+    let (a, b, peer) = pair(Way::network(), 1 << 20);
     let read = a.request(Opcode::Read, 0, (peer, b.region.address()), 1 << 20);
     for when in 0..20 {
         let batch = a.engine.submit(&[read], &SubmitOptions::default()).unwrap();
@@ -111,7 +111,7 @@ impl Wake for Count {
 
 #[test]
 fn a_future_is_woken_once() {
-    let (a, b, peer) = pair(Way::Tcp, 1 << 20);
+    let (a, b, peer) = pair(Way::network(), 1 << 20);
     let read = a.request(Opcode::Read, 0, (peer, b.region.address()), 1 << 20);
     for _ in 0..20 {
         let batch = a.engine.submit(&[read], &SubmitOptions::default()).unwrap();
@@ -132,7 +132,7 @@ fn a_future_is_woken_once() {
 
 #[test]
 fn a_wait_may_be_cut_short() {
-    let (a, b, peer) = pair(Way::Tcp, 4 << 20);
+    let (a, b, peer) = pair(Way::network(), 4 << 20);
     fill(&b.region, 0, 4 << 20, 14);
     let read = a.request(Opcode::Read, 0, (peer, b.region.address()), 4 << 20);
     let batch = a.engine.submit(&[read], &SubmitOptions::default()).unwrap();

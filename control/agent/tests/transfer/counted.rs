@@ -9,6 +9,7 @@ use kvplane::{
     SegmentHandle, SubmitOptions, TaskState, TransferEngine, TransferEngineConfig, Use,
 };
 
+use crate::network::{self, End};
 use crate::rig::{Side, Way, check, fill, pair, region};
 
 const BYTES: usize = 1 << 20;
@@ -103,7 +104,9 @@ fn devices_are_explained_and_counted_under_their_own_name() {
     assert!(metrics.rails.iter().all(|rail| rail.bytes == 0 || rail.peer == b.engine.name()), "{metrics:?}");
     let bytes: Vec<_> = by_transport(&metrics).into_iter().map(|(name, counts)| (name, counts.bytes)).collect();
     assert_eq!(bytes, [("rdma", BYTES as u64)]);
-    assert!(a.engine.metrics_text().contains("transport=\"rdma\",rail=\"loop0\""));
+    assert!(
+        a.engine.metrics_text().contains(&format!("transport=\"rdma\",rail=\"{}\"", network::devices(End::Asks)[0]))
+    );
     // A peer without devices says so when it is asked, and is reached otherwise.
     let auto = RdmaConfig { mode: RdmaUse::Auto, ..Way::Rdma.config().rdma };
     let auto = Side::new(TransferEngineConfig { tcp: true, rdma: auto, ..Way::Rdma.config() }, BYTES);

@@ -133,7 +133,7 @@ fn threads_write_and_read_odd_ranges_of_one_file() {
 #[test]
 fn a_batch_mixes_files_peers_and_our_own_memory() {
     const PART: usize = 300_001;
-    for way in Way::ALL {
+    for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
         let (one, two) = (Scratch::filled(BYTES, 32), Scratch::new());
         let one = a.engine.open_segment(&one.name("?readonly")).unwrap();

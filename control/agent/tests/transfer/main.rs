@@ -6,6 +6,8 @@ mod files;
 mod memory;
 mod names;
 mod namespaces;
+#[path = "../network/mod.rs"]
+mod network;
 mod processes;
 mod rig;
 mod stock_rdma;

@@ -11,7 +11,7 @@ use crate::rig::{Side, Way, check, fill, pair, region};
 
 #[test]
 fn registration_is_refused_by_its_rules() {
-    let engine = TransferEngine::start(Way::Tcp.config()).unwrap();
+    let engine = TransferEngine::start(Way::network().config()).unwrap();
     let options = RegisterOptions::default();
     let (first, second) = (region(8192), region(4096));
     engine.register(Arc::clone(&first), &options).unwrap();
@@ -34,7 +34,7 @@ fn registration_is_refused_by_its_rules() {
 
 #[test]
 fn where_memory_is_is_found_out_or_taken_as_said() {
-    let side = Side::new(Way::Tcp.config(), 8192);
+    let side = Side::new(Way::network().config(), 8192);
     fill(&side.region, 0, 8192, 1);
     side.engine.unregister(side.region.address()).unwrap();
     side.engine.register(Arc::clone(&side.region), &RegisterOptions::default()).unwrap();
@@ -54,7 +54,7 @@ fn where_memory_is_is_found_out_or_taken_as_said() {
 
 #[test]
 fn requests_outside_of_registered_memory_are_refused_as_a_whole() {
-    let (a, b, peer) = pair(Way::Tcp, 64 << 10);
+    let (a, b, peer) = pair(Way::network(), 64 << 10);
     let (there, end) = (b.region.address(), (64 << 10) as u64);
     let good = a.request(Opcode::Write, 0, (peer, there), 100);
     fill(&b.region, 0, 64 << 10, 1);
@@ -83,7 +83,7 @@ fn requests_outside_of_registered_memory_are_refused_as_a_whole() {
 
 #[test]
 fn what_is_not_accessible_is_not_there_and_what_is_read_only_is_not_written() {
-    let (a, b) = (Side::new(Way::Tcp.config(), 4096), TransferEngine::start(Way::Tcp.config()).unwrap());
+    let (a, b) = (Side::new(Way::network().config(), 4096), TransferEngine::start(Way::network().config()).unwrap());
     let (hidden, fixed) = (region(4096), region(4096));
     fill(&fixed, 0, 4096, 7);
     b.register(Arc::clone(&hidden), &RegisterOptions { remote_accessible: false, ..RegisterOptions::default() })
@@ -103,7 +103,7 @@ fn what_is_not_accessible_is_not_there_and_what_is_read_only_is_not_written() {
 /// Memory that was registered after the segment was opened is found, what was unregistered is not written.
 #[test]
 fn a_peers_memory_may_change() {
-    for way in Way::ALL {
+    for way in Way::all() {
         let (a, b, peer) = pair(way, 4096);
         let late = region(4096);
         b.engine.register(Arc::clone(&late), &RegisterOptions::default()).unwrap();
@@ -130,8 +130,8 @@ fn a_peers_memory_may_change() {
 /// All owners are asked, those who do not answer cost the others nothing.
 #[test]
 fn what_is_known_of_segments_is_renewed() {
-    let (a, b, peer) = pair(Way::Tcp, 4096);
-    let [c, gone] = [0, 1].map(|_| Side::new(Way::Tcp.config(), 4096));
+    let (a, b, peer) = pair(Way::network(), 4096);
+    let [c, gone] = [0, 1].map(|_| Side::new(Way::network().config(), 4096));
     let [other, _] = [&c, &gone].map(|side| a.engine.open_segment(side.engine.name()).unwrap());
     a.engine.sync_segments().unwrap();
     for side in [&b, &c] {
@@ -146,7 +146,7 @@ fn what_is_known_of_segments_is_renewed() {
 
 #[test]
 fn our_own_memory_is_copied_at_once() {
-    let a = Side::new(Way::Tcp.config(), 8192);
+    let a = Side::new(Way::network().config(), 8192);
     let own = a.engine.open_segment(&format!("/{}", a.engine.name())).unwrap();
     assert_eq!(own, SegmentHandle::LOCAL);
     fill(&a.region, 0, 1000, 5);
@@ -163,7 +163,7 @@ fn our_own_memory_is_copied_at_once() {
 
 #[test]
 fn scattered_ranges_have_one_result_for_each_set() {
-    for way in Way::ALL {
+    for way in Way::all() {
         let (a, b, peer) = pair(way, 1 << 20);
         for block in 0..64 {
             fill(&b.region, block * 8192, 100, block as u64);

@@ -26,7 +26,7 @@ fn wait_for_notices(engine: &TransferEngine, count: usize) -> Vec<Notice> {
 
 #[test]
 fn notices_arrive_once_and_in_order() {
-    let (a, b, peer) = pair(Way::Tcp, 1 << 20);
+    let (a, b, peer) = pair(Way::network(), 1 << 20);
     a.engine.notify(peer, &notice("first", "straight")).unwrap();
     a.engine.notify(SegmentHandle::LOCAL, &notice("own", "to ourselves")).unwrap();
     assert_eq!(a.engine.take_notices(), [notice("own", "to ourselves")]);
@@ -48,7 +48,7 @@ fn notices_arrive_once_and_in_order() {
 
 #[test]
 fn a_batch_that_failed_sends_no_notice() {
-    let (a, b, peer) = pair(Way::Tcp, 1 << 20);
+    let (a, b, peer) = pair(Way::network(), 1 << 20);
     let read = a.request(Opcode::Read, 0, (peer, b.region.address()), 1 << 20);
     let options =
         SubmitOptions { notice: Some(notice("never", "")), deadline: Some(Duration::ZERO), ..SubmitOptions::default() };
@@ -59,7 +59,7 @@ fn a_batch_that_failed_sends_no_notice() {
 
 #[test]
 fn a_probe_finds_the_living() {
-    let (a, b, _) = pair(Way::Tcp, 4096);
+    let (a, b, _) = pair(Way::network(), 4096);
     let name = b.engine.name().to_owned();
     assert_eq!(name, b.engine.local_address().to_string());
     a.engine.probe(&name).unwrap();

@@ -3,17 +3,18 @@
 use core::future::Future;
 use core::pin::pin;
 use core::task::{Context, Poll, Waker};
-use std::sync::{Arc, LazyLock};
+use std::cell::Cell;
+use std::sync::Arc;
 use std::task::Wake;
 use std::thread::Thread;
 use std::time::Duration;
 
 use kvplane::{
     HugePages, Opcode, Pacing, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions, SegmentHandle,
-    TransferEngine, TransferEngineConfig, TransferRequest, ZeroCopy, ZeroCopyOptions,
+    TransferEngine, TransferEngineConfig, TransferRequest, Transport, ZeroCopy, ZeroCopyOptions,
 };
 
-use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
+use crate::network::{self, End};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -24,17 +25,24 @@ pub(crate) enum Way {
     /// The same without copies into the kernel.
     Lent,
     Shm,
-    /// Over software devices.
+    /// Over software devices, or those of the machine.
     Rdma,
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 4] = [Self::Tcp, Self::Lent, Self::Shm, Self::Rdma];
+    /// Every way; those that are not RDMA have had their turn where tests run again over RDMA.
+    pub(crate) fn all() -> Vec<Self> {
+        if network::over_rdma() { vec![Self::Rdma] } else { vec![Self::Tcp, Self::Lent, Self::Shm, Self::Rdma] }
+    }
+
+    /// The way of tests that want a network, whichever it is.
+    pub(crate) fn network() -> Self {
+        if network::over_rdma() { Self::Rdma } else { Self::Tcp }
+    }
 
     fn rdma(self) -> RdmaConfig {
-        static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default(); 2]));
         match self {
-            Self::Rdma => RdmaConfig { verbs: Some(Verbs::loopback(&FABRIC)), ..RdmaConfig::of(RdmaUse::Require) },
+            Self::Rdma => network::rdma(End::Asks, RdmaUse::Require),
             Self::Tcp | Self::Lent | Self::Shm => RdmaConfig::of(RdmaUse::Never),
         }
     }
@@ -92,12 +100,28 @@ pub(crate) struct Side {
     pub(crate) region: Arc<Region>,
 }
 
+thread_local! {
+    /// Whether the next engine of this test's thread has the devices of who asks.
+    static ASKS: Cell<bool> = const { Cell::new(true) };
+}
+
 impl Side {
-    pub(crate) fn new(config: TransferEngineConfig, bytes: usize) -> Self {
+    /// Engines over RDMA have the devices of one end and of the other in turns, so that neighbours meet over the wire.
+    pub(crate) fn new(mut config: TransferEngineConfig, bytes: usize) -> Self {
+        if config.rdma.mode == RdmaUse::Require {
+            let end = if ASKS.replace(!ASKS.get()) { End::Asks } else { End::Serves };
+            config.rdma.devices = network::devices(end);
+        }
         let engine = TransferEngine::start(config).unwrap();
         let region = region(bytes);
         engine.register(Arc::clone(&region), &RegisterOptions::default()).unwrap();
         Self { engine, region }
+    }
+
+    /// The same with the devices of who is asked: for a process that serves.
+    pub(crate) fn serving(config: TransferEngineConfig, bytes: usize) -> Self {
+        ASKS.set(false);
+        Self::new(config, bytes)
     }
 
     pub(crate) fn request(
@@ -113,6 +137,17 @@ impl Side {
             target,
             target_offset: address,
             length: length as u64,
+        }
+    }
+}
+
+impl Drop for Side {
+    /// Where RDMA took the place of TCP, no payload has gone by TCP.
+    fn drop(&mut self) {
+        if network::over_rdma() && !std::thread::panicking() {
+            let rails = self.engine.metrics().rails;
+            let by_tcp: u64 = rails.iter().filter(|rail| rail.transport == Transport::Tcp).map(|rail| rail.bytes).sum();
+            assert_eq!(by_tcp, 0, "bytes went by TCP: {rails:?}");
         }
     }
 }

@@ -48,7 +48,7 @@ fn hammer(a: &Side, b: &Side, threads: usize, rounds: usize) {
 
 #[test]
 fn many_threads_share_an_initiator() {
-    for way in Way::ALL {
+    for way in Way::all() {
         let (a, b, _) = pair(way, 1 << 20);
         hammer(&a, &b, 16, 30);
     }
@@ -56,7 +56,7 @@ fn many_threads_share_an_initiator() {
 
 #[test]
 fn threads_may_have_initiators_of_their_own() {
-    for way in Way::ALL {
+    for way in Way::all() {
         let bytes = 1 << 20;
         let a = Side::new(TransferEngineConfig { initiators: 3, ..way.config() }, bytes);
         let b = Side::new(way.config(), bytes);
@@ -67,7 +67,7 @@ fn threads_may_have_initiators_of_their_own() {
 /// All wait for batches of each other's, also several for the same.
 #[test]
 fn sixty_four_threads_wait() {
-    let (a, b, peer) = pair(Way::Tcp, 2 << 20);
+    let (a, b, peer) = pair(Way::network(), 2 << 20);
     let there = b.region.address();
     let batches: Vec<_> = (0..32)
         .map(|n| {

@@ -13,7 +13,7 @@ const BYTES: usize = 2 << 20;
 /// Reads that end early in every way: what is written to their memory afterwards stays.
 #[test]
 fn nothing_touches_the_memory_of_a_batch_that_ended() {
-    for way in Way::ALL {
+    for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
         fill(&b.region, 0, BYTES, 21);
         for round in 0..40u64 {
@@ -53,7 +53,7 @@ fn nothing_touches_the_memory_of_a_batch_that_ended() {
 /// Writes that end early in every way: what their memory holds afterwards is never what the peer gets.
 #[test]
 fn a_peer_never_gets_what_came_after_the_end() {
-    for way in Way::ALL {
+    for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
         fill(&b.region, 0, BYTES, 41);
         for round in 0..60u64 {
@@ -119,7 +119,7 @@ fn what_peers_read_is_given_back_before_it_is_unregistered() {
 /// Unregistering waits for the batches that use the memory, and for peers.
 #[test]
 fn unregistered_memory_is_left_alone() {
-    for way in Way::ALL {
+    for way in Way::all() {
         let (a, b, peer) = pair(way, BYTES);
         for round in 0..10u64 {
             let mine = region(BYTES);
@@ -145,15 +145,15 @@ fn unregistered_memory_is_left_alone() {
 
 #[test]
 fn an_engine_that_is_dropped_ends_its_batches() {
-    let (a, b, peer) = pair(Way::Tcp, BYTES);
+    let (a, b, peer) = pair(Way::network(), BYTES);
     let read = a.request(Opcode::Read, 0, (peer, b.region.address()), BYTES);
     let batches: Vec<_> = (0..2).map(|_| a.engine.submit(&[read], &SubmitOptions::default()).unwrap()).collect();
-    let Side { engine, region } = a;
+    let region = Arc::clone(&a.region);
     std::thread::scope(|scope| {
         for batch in &batches {
             scope.spawn(move || assert!(batch.wait().state.is_final()));
         }
-        drop(engine);
+        drop(a);
     });
     assert!(batches.iter().all(|batch| batch.is_done()));
     fill(&region, 0, BYTES, 22);
@@ -163,7 +163,7 @@ fn an_engine_that_is_dropped_ends_its_batches() {
 /// A peer that comes again at the same address with other memory is not written to by its old description.
 #[test]
 fn a_peer_that_restarted_is_asked_again() {
-    let (a, b, peer) = pair(Way::Tcp, BYTES);
+    let (a, b, peer) = pair(Way::network(), BYTES);
     let (name, there) = (b.engine.name().to_owned(), b.region.address());
     fill(&a.region, 0, BYTES, 23);
     let write = a.request(Opcode::Write, 0, (peer, there), 4096);
@@ -172,7 +172,7 @@ fn a_peer_that_restarted_is_asked_again() {
     let short = SubmitOptions { deadline: Some(Duration::from_millis(500)), ..SubmitOptions::default() };
     let status = a.engine.submit(&[write], &short).unwrap().wait();
     assert!(matches!(status.state, TaskState::Failed | TaskState::Timeout), "{status:?}");
-    let config = TransferEngineConfig { listen: name.parse().unwrap(), ..Way::Tcp.config() };
+    let config = TransferEngineConfig { listen: name.parse().unwrap(), ..Way::network().config() };
     let b = Side::new(config, BYTES);
     fill(&b.region, 0, BYTES, 24);
     let mut failures = 0;
@@ -195,7 +195,7 @@ fn a_peer_that_restarted_is_asked_again() {
 /// Engines that come and go at one address leave nothing in the tables of who asks them.
 #[test]
 fn restarts_of_peers_do_not_add_up() {
-    for way in Way::ALL {
+    for way in Way::all() {
         let a = Side::new(TransferEngineConfig { initiators: 2, ..way.config() }, BYTES);
         let mut listen = way.config().listen;
         let mut opened = None;
@@ -229,7 +229,7 @@ fn restarts_of_peers_do_not_add_up() {
 /// A peer that says nothing does not hold up who submits for longer than the batch may take.
 #[test]
 fn asking_again_ends_with_the_deadline() {
-    let (a, b, peer) = pair(Way::Tcp, BYTES);
+    let (a, b, peer) = pair(Way::network(), BYTES);
     let address = b.engine.local_address();
     drop(b);
     let silent = std::net::TcpListener::bind(address).unwrap();
@@ -246,10 +246,10 @@ fn asking_again_ends_with_the_deadline() {
 /// Peers that say nothing are asked at the same time, so that many of them cost no more than one.
 #[test]
 fn those_who_are_asked_again_are_asked_at_the_same_time() {
-    let a = Side::new(Way::Tcp.config(), BYTES);
+    let a = Side::new(Way::network().config(), BYTES);
     let (requests, silent): (Vec<_>, Vec<_>) = (0..6)
         .map(|number| {
-            let b = Side::new(Way::Tcp.config(), 4096);
+            let b = Side::new(Way::network().config(), 4096);
             let peer = a.engine.open_segment(b.engine.name()).unwrap();
             let address = b.engine.local_address();
             drop(b);
@@ -293,8 +293,8 @@ fn those_who_are_asked_again_are_asked_at_the_same_time() {
 #[test]
 fn too_much_is_refused() {
     let (a, b, peer) = {
-        let a = Side::new(TransferEngineConfig { batches: 2, ..Way::Tcp.config() }, BYTES);
-        let b = Side::new(Way::Tcp.config(), BYTES);
+        let a = Side::new(TransferEngineConfig { batches: 2, ..Way::network().config() }, BYTES);
+        let b = Side::new(Way::network().config(), BYTES);
         let peer = a.engine.open_segment(b.engine.name()).unwrap();
         (a, b, peer)
     };

@@ -70,7 +70,7 @@ impl Foreign {
 
     fn copy(&mut self, token: u64, offset: usize, (at, bytes): (usize, usize), write: bool) {
         let local = part(&self.bed.asking.region, at, bytes);
-        self.bed.asking.rdma.copy(self.id, token, (self.segment, offset as u64), local, write);
+        self.bed.asking.copy(self.id, token, (self.segment, offset as u64), &local, write);
     }
 
     fn outcome(&mut self, token: u64) -> Result<(), Status> {
@@ -135,7 +135,7 @@ fn memory_that_is_retracted_is_reached_by_nobody_and_a_new_connection_reaches_th
         foreign.copy(2, 100, (0, 64), false);
         assert_eq!(foreign.outcome(2), Ok(()));
         check(&part(&foreign.bed.asking.region, 0, 64), 3, 100);
-        foreign.bed.asking.rdma.copy(foreign.id, 3, (old, 0), part(&theirs, 0, 1), false);
+        foreign.bed.asking.copy(foreign.id, 3, (old, 0), &part(&theirs, 0, 1), false);
         assert_eq!(foreign.outcome(3), Err(Status::Stale));
     });
 }

@@ -66,6 +66,7 @@ impl Demo {
             cluster: dev.cluster.clone(),
             runtime_directory: Some(dev.directory.clone()),
             way,
+            rdma_devices: Vec::new(),
             block_bytes: self.block_bytes,
             clients: self.clients,
             speed: None,

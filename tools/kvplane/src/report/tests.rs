@@ -30,6 +30,7 @@ pub(crate) fn sample(title: &str, slow: f64) -> ReplayReport {
         title: title.into(),
         trace: "../traces/conversation_trace.jsonl".into(),
         transport: title.into(),
+        carried: [(title.to_lowercase(), 18_900_000_000)].into(),
         block_bytes: 65_536,
         pool_bytes: 2 << 30,
         clients: 4,

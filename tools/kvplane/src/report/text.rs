@@ -26,6 +26,7 @@ pub(super) fn rows() -> Vec<(&'static str, Cell)> {
         ("LRU model, tokens", Box::new(move |run| percent(run.model_lru.rate_tokens()))),
         ("evictions", Box::new(|run| run.evictions.to_string())),
         ("moved", Box::new(|run| format!("{:.2} GB", run.bytes() as f64 / 1e9))),
+        ("carried by", Box::new(carried)),
         ("throughput", Box::new(|run| format!("{:.3} GB/s", run.gigabytes_per_s()))),
         ("CPU, clients", Box::new(|run| format!("{:.2} s", run.cpu_s_client))),
         (
@@ -35,6 +36,12 @@ pub(super) fn rows() -> Vec<(&'static str, Cell)> {
         ("CPU s per GB", Box::new(|run| format!("{:.3}", run.cpu_s_per_gigabyte()))),
         ("bytes wrong", Box::new(|run| run.bytes_wrong.to_string())),
     ]
+}
+
+/// What moved the bytes, with how many.
+fn carried(run: &ReplayReport) -> String {
+    let used = run.carried.iter().filter(|(_, bytes)| **bytes > 0);
+    used.map(|(transport, bytes)| format!("{transport} {:.2} GB", *bytes as f64 / 1e9)).collect::<Vec<_>>().join(", ")
 }
 
 /// Heads of the table of operations.

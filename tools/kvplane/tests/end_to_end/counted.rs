@@ -77,7 +77,7 @@ fn shards_are_scraped_where_that_was_asked_for() {
         }
         // A client of the store has no other way, not even one that it does not use.
         let rails = client.metrics().rails;
-        assert!(rails.iter().all(|rail| rail.transport.name() == way.name()), "{rails:?}");
+        assert!(rails.iter().all(|rail| rail.transport.name() == way.carrier()), "{rails:?}");
         assert_eq!(rails.iter().map(|rail| rail.bytes).sum::<u64>(), 20 * 100_000);
     }
     let (status, text) = http_get(address, "/metrics");

@@ -12,11 +12,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use kvplane::rpc::RuntimeDirectory;
-use kvplane::{Buffer, Client, Node, NodeConfig, Region, RegionOptions};
+use kvplane::{Buffer, Client, Node, NodeConfig, RdmaUse, Region, RegionOptions};
 use kvplane_proto::rng::Rng;
 use kvplane_server::{ControlConfig, ControlHandle, ControlServer};
 use kvplane_tools::pattern;
 
+use crate::network::{End, instead_of_tcp};
 use crate::support::{Process, Way, Workplace, wait_until};
 
 /// Far more than sockets buffer, so that a victim that is stopped leaves its transfer unfinished.
@@ -90,6 +91,7 @@ impl Cluster {
             control: place.control(),
             shards: Some(1),
             runtime_directory: Some(place.runtime()),
+            rdma: instead_of_tcp(End::Serves, RdmaUse::Auto),
             ..NodeConfig::local(name, POOL_BYTES)
         });
         Self { node: node.unwrap(), _control: control, place }

@@ -9,6 +9,8 @@ mod classes;
 mod commands;
 mod counted;
 mod kills;
+#[path = "../../../../control/agent/tests/network/mod.rs"]
+mod network;
 mod peers;
 mod replays;
 mod restarts;

@@ -16,7 +16,7 @@ fn replay(place: &Workplace, way: Way, clients: &str, shape: &str) -> Value {
         "--clients",
         clients,
         "--transport",
-        way.name(),
+        way.carrier(),
         "--json",
         "-",
     ];
@@ -28,10 +28,18 @@ fn replay(place: &Workplace, way: Way, clients: &str, shape: &str) -> Value {
 fn check(run: &Value, way: Way) {
     assert_eq!(
         (&run["bytes_wrong"], &run["requests"], &run["transport"]),
-        (&0.into(), &300.into(), &way.name().into())
+        (&0.into(), &300.into(), &way.carrier().into())
     );
     let got = run["operations"].as_array().unwrap().iter().find(|operation| operation["operation"] == "get").unwrap();
     assert!(got["bytes"].as_u64().unwrap() > 0, "nothing was read, so nothing was checked: {run}");
+    let carried = run["carried"].as_object().unwrap();
+    let least = run["operations"].as_array().unwrap().iter().filter_map(|operation| operation["bytes"].as_u64()).sum();
+    for (transport, bytes) in carried {
+        // What a full pool refused was moved all the same.
+        let right = if transport == way.carrier() { bytes.as_u64() >= Some(least) } else { bytes == &Value::from(0) };
+        assert!(right, "{} was to carry {least} bytes: {carried:?}", way.carrier());
+    }
+    println!("{}: {carried:?}", way.carrier());
 }
 
 fn gap(run: &Value) -> f64 {

@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvplane::{Client, ClientConfig, Control};
+use kvplane::{Client, ClientConfig, Control, RdmaConfig, RdmaUse};
+
+use crate::network::{End, installed_devices, instead_of_tcp, over_rdma};
 
 /// How long anything may take before it is taken to hang.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -57,10 +59,19 @@ impl Workplace {
         command
     }
 
-    /// The binary with these arguments, this cluster and this runtime directory.
+    /// The binary with these arguments, this cluster and this runtime directory. What serves objects has the devices of
+    /// one end, what asks for them those of the other.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.bare(arguments);
         command.args(["--cluster", &self.cluster, "--runtime-directory"]).arg(self.runtime());
+        let devices = match arguments.first() {
+            Some(&("dev" | "node")) => installed_devices(End::Serves),
+            Some(&"replay") if arguments.contains(&"rdma") => installed_devices(End::Asks),
+            _ => Vec::new(),
+        };
+        if !devices.is_empty() {
+            command.args(["--rdma-devices", &devices.join(",")]);
+        }
         command
     }
 
@@ -87,7 +98,11 @@ impl Workplace {
         ClientConfig {
             control: self.control(),
             shared_memory: way == Way::Shm,
-            tcp: way == Way::Tcp,
+            tcp: way == Way::Tcp && !over_rdma(),
+            rdma: match way {
+                Way::Shm => RdmaConfig::of(RdmaUse::Never),
+                Way::Tcp => instead_of_tcp(End::Asks, RdmaUse::Require),
+            },
             ..ClientConfig::local(&self.cluster)
         }
     }
@@ -117,6 +132,7 @@ impl Drop for Workplace {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
     Shm,
+    /// Over the network: by TCP, or by RDMA where that was asked for.
     Tcp,
 }
 
@@ -128,6 +144,11 @@ impl Way {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
         }
+    }
+
+    /// What carries the bytes.
+    pub(crate) fn carrier(self) -> &'static str {
+        if self == Self::Tcp && over_rdma() { "rdma" } else { self.name() }
     }
 }
 

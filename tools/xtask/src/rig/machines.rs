@@ -24,14 +24,21 @@ pub struct Job {
     pub target: Option<&'static str>,
     /// Only tests with this in their name.
     pub filter: Option<&'static str>,
+    /// Whether RDMA takes the place of TCP: `KVPLANE_TEST_TRANSPORT=rdma`. Fails where no packets of it were sent.
+    pub over_rdma: bool,
 }
 
 const fn job(package: &'static str, target: Option<&'static str>, filter: Option<&'static str>) -> Job {
-    Job { package, target, filter }
+    Job { package, target, filter, over_rdma: false }
+}
+
+/// The same tests over RDMA.
+const fn over_rdma(package: &'static str, target: &'static str, filter: Option<&'static str>) -> Job {
+    Job { package, target: Some(target), filter, over_rdma: true }
 }
 
 /// All of them, in the order in which they run.
-pub const ALL: [Machine; 5] = [
+pub const ALL: [Machine; 6] = [
     Machine {
         name: "hardware",
         options: &[
@@ -75,13 +82,30 @@ pub const ALL: [Machine; 5] = [
     },
     Machine {
         name: "pci-nics",
-        options: &["--cpus", "4", "--numa", "2", "--rxe", "2", "--nic", "igb", "--nvme", "2:64", "--hmat"],
+        options: &["--cpus", "4", "--numa", "2", "--rxe", "4", "--nic", "igb", "--nvme", "2:64", "--hmat"],
         jobs: &[
             job("kvplane", Some("rig"), None),
             job("kvplane-tools", Some("end_to_end"), Some("rig::")),
             job("kvplane-topology", None, None),
         ],
         limit_s: 240,
+        short: false,
+    },
+    Machine {
+        name: "over-rdma",
+        options: &["--rxe", "4", "--mem", "3072"],
+        jobs: &[
+            job("kvplane", Some("rig"), Some("--ignored")),
+            over_rdma("kvplane", "transfer", None),
+            over_rdma("kvplane-engine", "roundtrip", None),
+            over_rdma("kvplane-tests", "public_api", None),
+            over_rdma("kvplane-tools", "end_to_end", Some("replays::")),
+            over_rdma("kvplane-tools", "end_to_end", Some("restarts::")),
+            over_rdma("kvplane-tools", "end_to_end", Some("kills::")),
+            over_rdma("kvplane-tools", "end_to_end", Some("ssd::")),
+            over_rdma("kvplane-tools", "end_to_end", Some("shards_are_scraped")),
+        ],
+        limit_s: 1200,
         short: false,
     },
     Machine {

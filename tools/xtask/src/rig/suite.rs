@@ -25,6 +25,21 @@ run() {
   printf 'rig: %s\n' "$name"
   (cd "$directory" && exec "$@") || { printf 'rig: FAILED with status %s: %s\n' "$?" "$name"; failed=1; }
 }
+packets() {
+  local file sum=0
+  for file in /sys/class/infiniband/rxe*/ports/1/hw_counters/sent_pkts; do sum=$((sum + $(<"$file"))); done
+  echo "$sum"
+}
+# The same where RDMA takes the place of TCP. The devices count for themselves what they sent.
+over_rdma() {
+  local before=$(packets) sent
+  export KVPLANE_TEST_TRANSPORT=rdma
+  run "$@"
+  unset KVPLANE_TEST_TRANSPORT
+  sent=$(($(packets) - before))
+  printf 'rig: %s: the RDMA devices sent %s packets\n' "$1" "$sent"
+  ((sent > 100)) || { printf 'rig: FAILED: nothing went over RDMA: %s\n' "$1"; failed=1; }
+}
 "#;
 
 /// What was asked.
@@ -160,8 +175,10 @@ fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<Str
             return Err(Failure::new(format!("no test program {:?} of {} was built", job.target, job.package)));
         }
         for binary in chosen {
-            let mut command = Command::new("run");
-            command.arg(format!("{} {}", binary.package, binary.target)).arg(&binary.directory).arg(&binary.path);
+            let mut command = Command::new(if job.over_rdma { "over_rdma" } else { "run" });
+            let filter = job.filter.map(|filter| format!(" {filter}")).unwrap_or_default();
+            let name = format!("{} {}{filter}", binary.package, binary.target);
+            command.arg(name).arg(&binary.directory).arg(&binary.path);
             if words.is_empty() {
                 command.args(job.filter);
             }
@@ -220,7 +237,7 @@ mod tests {
         let built = [binary("kvplane", "rig"), binary("kvplane", "transfer")];
         let machine = machines::ALL.iter().find(|machine| machine.name == "nvme-tcp").unwrap();
         let text = programs(machine, &built, &[]).unwrap();
-        assert!(text.contains(r"run 'kvplane rig' / '/t/it'\''s rig' drives:: --show-output"), "{text}");
+        assert!(text.contains(r"run 'kvplane rig drives::' / '/t/it'\''s rig' drives:: --show-output"), "{text}");
         assert!(!text.contains("transfer"), "{text}");
         let named = programs(machine, &built, &["x".to_string()]).unwrap();
         assert!(named.contains(" x --show-output") && !named.contains("drives::"), "{named}");

@@ -66,7 +66,7 @@ pub struct Package {
 }
 
 /// Every package, in the order in which they are listed.
-pub const ALL: [Package; 9] = [
+pub const ALL: [Package; 10] = [
     Package {
         debian: "gcc",
         fedora: "gcc",
@@ -90,6 +90,14 @@ pub const ALL: [Package; 9] = [
         purpose: "the TCP stream figure that the loopback benchmark is held against",
         group: Group::Bench,
         probe: Probe::Program("iperf3"),
+    },
+    Package {
+        debian: "perftest",
+        fedora: "perftest",
+        arch: "perftest",
+        purpose: "ib_write_bw and its kin: what RDMA is held against, in the virtual machine too",
+        group: Group::Bench,
+        probe: Probe::Program("ib_write_bw"),
     },
     Package {
         debian: "busybox-static",

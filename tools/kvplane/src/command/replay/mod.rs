@@ -10,21 +10,25 @@ mod worker;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use kvplane::{ClientConfig, RdmaUse};
 use kvplane_tools::report::{self, ReplayReport};
 use kvplane_tools::trace::{self, Shape, Trace};
 
+use super::tebench::values;
 use super::{Failure, size};
 pub(crate) use run::{Plan, run};
 
 /// Which way blocks travel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Way {
-    /// Shared memory where the node is on this host, else TCP.
+    /// Shared memory where the node is on this host, else RDMA where both sides have it, else TCP.
     Auto,
     /// Shared memory only.
     Shm,
     /// TCP only.
     Tcp,
+    /// RDMA only.
+    Rdma,
 }
 
 impl Way {
@@ -33,7 +37,23 @@ impl Way {
             Self::Auto => "best way",
             Self::Shm => "shared memory",
             Self::Tcp => "TCP",
+            Self::Rdma => "RDMA",
         }
+    }
+
+    /// What a client is allowed that goes this way only.
+    pub(super) fn allow(self, config: ClientConfig, devices: &[String]) -> Result<ClientConfig, String> {
+        let mode = match self {
+            Self::Auto => RdmaUse::Auto,
+            Self::Rdma => RdmaUse::Require,
+            Self::Shm | Self::Tcp => RdmaUse::Never,
+        };
+        Ok(ClientConfig {
+            shared_memory: matches!(self, Self::Auto | Self::Shm),
+            tcp: matches!(self, Self::Auto | Self::Tcp),
+            rdma: values::rdma("--rdma-devices", mode, devices, "")?,
+            ..config
+        })
     }
 }
 
@@ -79,6 +99,9 @@ pub(crate) struct Replay {
     /// Which way blocks travel.
     #[arg(long, value_enum, default_value = "auto")]
     transport: Way,
+    /// RDMA devices to use, separated by commas; without it, all.
+    #[arg(long, alias = "rdma_devices", value_delimiter = ',')]
+    rdma_devices: Vec<String>,
     /// Process of the node, whose CPU time is then reported too.
     #[arg(long)]
     server_pid: Option<u32>,
@@ -111,6 +134,7 @@ impl Replay {
             cluster: self.cluster.clone(),
             runtime_directory: self.runtime_directory.clone(),
             way: self.transport,
+            rdma_devices: self.rdma_devices.clone(),
             block_bytes: self.block_bytes,
             clients: self.clients,
             speed: self.speed.0,

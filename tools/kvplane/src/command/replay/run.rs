@@ -29,6 +29,7 @@ pub(crate) struct Plan {
     pub(crate) cluster: String,
     pub(crate) runtime_directory: Option<PathBuf>,
     pub(crate) way: Way,
+    pub(crate) rdma_devices: Vec<String>,
     pub(crate) block_bytes: u64,
     pub(crate) clients: u32,
     pub(crate) speed: Option<f64>,
@@ -59,12 +60,8 @@ impl Shared<'_> {
 pub(crate) fn run(plan: &Plan, trace: &Trace) -> Result<ReplayReport, Failure> {
     let longest = trace.requests.iter().map(|request| request.blocks.len()).max().ok_or("the trace has no requests")?;
     let control = Control::Local { cluster: plan.cluster.clone(), runtime_directory: plan.runtime_directory.clone() };
-    let config = ClientConfig {
-        control: control.clone(),
-        shared_memory: plan.way != Way::Tcp,
-        tcp: plan.way != Way::Shm,
-        ..ClientConfig::local(&plan.cluster)
-    };
+    let config = ClientConfig { control: control.clone(), ..ClientConfig::local(&plan.cluster) };
+    let config = plan.way.allow(config, &plan.rdma_devices)?;
     let admin = ControlLink::to(&control, Role::Admin)?;
     let pool_bytes: u64 = admin.call(Status)?.members.iter().map(|member| member.capacity_bytes).sum();
     if plan.block_bytes > pool_bytes {
@@ -97,6 +94,7 @@ pub(crate) fn run(plan: &Plan, trace: &Trace) -> Result<ReplayReport, Failure> {
         title: plan.way.name().to_owned(),
         trace: trace.label.clone(),
         transport: format!("{:?}", plan.way).to_lowercase(),
+        carried: tally.carried,
         block_bytes: plan.block_bytes,
         pool_bytes,
         clients: plan.clients,

@@ -1,5 +1,6 @@
 //! One client of a replay: takes the next request, asks, gets, checks, puts.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ pub(super) struct Tally {
     pub(super) stored: u64,
     pub(super) hits: HitCounts,
     pub(super) bytes_wrong: u64,
+    /// Payload bytes that each transport moved.
+    pub(super) carried: BTreeMap<String, u64>,
 }
 
 impl Default for Tally {
@@ -34,6 +37,7 @@ impl Default for Tally {
             stored: 0,
             hits: HitCounts::default(),
             bytes_wrong: 0,
+            carried: BTreeMap::new(),
         }
     }
 }
@@ -51,6 +55,9 @@ impl Tally {
         self.hits.tokens += other.hits.tokens;
         self.hits.hit_tokens += other.hits.hit_tokens;
         self.bytes_wrong += other.bytes_wrong;
+        for (transport, bytes) in &other.carried {
+            *self.carried.entry(transport.clone()).or_default() += bytes;
+        }
     }
 }
 
@@ -81,9 +88,9 @@ impl Worker {
     pub(super) fn run(mut self, shared: &Shared<'_>) -> Result<Tally, String> {
         loop {
             let index = shared.next.fetch_add(1, Ordering::Relaxed) as usize;
-            let Some(request) = shared.trace.requests.get(index) else { return Ok(self.tally) };
+            let Some(request) = shared.trace.requests.get(index) else { return Ok(self.counted()) };
             if shared.failed.load(Ordering::Relaxed) {
-                return Ok(self.tally);
+                return Ok(self.counted());
             }
             wait_for_arrival(shared, request);
             let (hits, moved) = self.serve(request).map_err(|error| format!("request {}: {error}", index + 1))?;
@@ -92,6 +99,17 @@ impl Worker {
             shared.bytes.fetch_add(moved, Ordering::Relaxed);
             shared.done.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// What was counted, with what carried it.
+    fn counted(mut self) -> Tally {
+        let metrics = self.client.metrics();
+        let rails = metrics.rails.iter().map(|rail| (rail.transport, rail.bytes));
+        let departed = metrics.departed.iter().map(|(transport, counts)| (*transport, counts.bytes));
+        for (transport, bytes) in rails.chain(departed) {
+            *self.tally.carried.entry(transport.name().to_owned()).or_default() += bytes;
+        }
+        self.tally
     }
 
     /// One request. The length of the prefix that was there and whole, and the bytes moved.

@@ -1,0 +1,88 @@
+//! Memory, shards and NICs of one node: what moves between memories of one node goes over the NICs of that node.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use kvplane::{
+    Opcode, RdmaConfig, RdmaUse, Region, RegisterOptions, SubmitOptions, TaskState, TransferEngine,
+    TransferEngineConfig, TransferRequest, Transport,
+};
+
+use crate::bed::{alone, config, has, region};
+use crate::sysfs::cores_of;
+
+const BYTES: usize = 8 << 20;
+
+/// The node of the NIC under an RDMA device; none where the machine does not say.
+fn node_of(device: usize) -> Option<u32> {
+    // A soft-RoCE device has no place of its own; its NIC has.
+    let path = format!("/sys/class/net/nic{device}/device/numa_node");
+    std::fs::read_to_string(Path::new(&path)).ok()?.trim().parse().ok()
+}
+
+/// An engine that serves from a core of node 0, with one region on each node and one device of each.
+struct Host {
+    engine: TransferEngine,
+    regions: Vec<Arc<Region>>,
+    devices: Vec<String>,
+}
+
+impl Host {
+    fn start(first_device: usize, nodes: usize) -> Self {
+        let listen: SocketAddr = format!("10.77.0.{}:0", first_device + 1).parse().unwrap();
+        let devices: Vec<String> = (first_device..first_device + nodes).map(|number| format!("rxe{number}")).collect();
+        let rdma = RdmaConfig { devices: devices.clone(), ..RdmaConfig::of(RdmaUse::Require) };
+        let ways = TransferEngineConfig { rdma, tcp: false, shared_memory: false, core: cores_of(0).pop(), ..config() };
+        let engine = TransferEngine::start(TransferEngineConfig { listen, open_to_network: true, ..ways }).unwrap();
+        let regions: Vec<_> = (0..nodes).map(|node| region(BYTES, Some(node as u32))).collect();
+        for region in &regions {
+            engine.register(Arc::clone(region), &RegisterOptions::default()).unwrap();
+        }
+        Self { engine, regions, devices }
+    }
+
+    /// Bytes that went over each of its devices so far.
+    fn moved(&self) -> BTreeMap<String, u64> {
+        let rails = self.engine.metrics().rails.into_iter().filter(|rail| rail.transport == Transport::Rdma);
+        let mut moved: BTreeMap<_, _> = self.devices.iter().map(|name| (name.clone(), 0)).collect();
+        rails.for_each(|rail| *moved.entry(rail.device.expect("its name")).or_default() += rail.bytes);
+        moved
+    }
+}
+
+#[test]
+fn what_moves_between_memories_of_a_node_goes_over_its_nics() {
+    let _turn = alone();
+    let (Some(nodes), Some(count)) = (has("RIG_NUMA", "NUMA nodes"), has("RIG_RXE", "RDMA devices")) else { return };
+    if nodes < 2 || count < 2 * nodes || (0..count).any(|device| node_of(device).is_none()) {
+        println!("skipped: this machine has not two RDMA devices on NICs of each node");
+        return;
+    }
+    for device in 0..count {
+        assert_eq!(node_of(device), Some((device % nodes) as u32), "the rig deals NICs out to nodes in turns");
+    }
+    let (a, b) = (Host::start(0, nodes), Host::start(nodes, nodes));
+    let peer = a.engine.open_segment(b.engine.name()).unwrap();
+    for node in 0..nodes {
+        for opcode in [Opcode::Write, Opcode::Read] {
+            let before = a.moved();
+            let request = TransferRequest {
+                opcode,
+                source: a.regions[node].address(),
+                target: peer,
+                target_offset: b.regions[node].address(),
+                length: BYTES as u64,
+            };
+            let batch = a.engine.submit(&[request], &SubmitOptions::default()).unwrap();
+            assert_eq!(batch.wait().state, TaskState::Completed, "{:?}", batch.problem());
+            let moved: BTreeMap<String, u64> =
+                a.moved().into_iter().map(|(name, bytes)| (name.clone(), bytes - before[&name])).collect();
+            println!("node {node}, {opcode:?} of {} MiB: {moved:?}", BYTES >> 20);
+            assert_eq!(moved[&a.devices[node]], BYTES as u64, "all of it by the NIC of node {node}: {moved:?}");
+        }
+    }
+    let text = a.engine.metrics_text();
+    text.lines().filter(|line| line.contains("local") && line.contains("rxe")).for_each(|line| println!("{line}"));
+}
