@@ -6,6 +6,7 @@ mod files;
 mod memory;
 mod names;
 mod namespaces;
+mod near;
 mod processes;
 mod rig;
 mod stopped;
