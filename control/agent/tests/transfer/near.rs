@@ -2,6 +2,7 @@
 //! directory describes.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +40,10 @@ fn machine() -> Arc<Machine> {
     }
     for device in 0..4 {
         let directory = format!("class/infiniband/loop{device}");
-        file(format!("{directory}/device/numa_node"), format!("{}\n", device % 2));
+        let hardware = format!("devices/pci0000:00/0000:00:0{}.0", device + 1);
+        file(format!("{hardware}/numa_node"), format!("{}\n", device % 2));
+        fs::create_dir_all(root.join(&directory)).unwrap();
+        symlink(root.join(&hardware), root.join(&directory).join("device")).unwrap();
         file(format!("{directory}/ports/1/state"), "4: ACTIVE\n".into());
         file(format!("{directory}/ports/1/rate"), "100 Gb/sec (4X EDR)\n".into());
         file(format!("{directory}/ports/1/link_layer"), "Ethernet\n".into());
