@@ -173,6 +173,11 @@ impl Directory {
         }
     }
 
+    /// How near our devices are to our memory.
+    pub(super) fn near(&self) -> &NearDevices {
+        &self.near
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.name
     }

@@ -65,7 +65,13 @@ pub(crate) fn near_devices(machine: &Machine, matrix: &RailMatrix) -> NearDevice
         };
         devices.insert(device.name.clone(), matrix.rows.iter().map(nearness).collect());
     }
-    NearDevices { places, devices }
+    let reason = |name: &str, row: &kvplane_topology::rails::Row| {
+        let tier = row.tiers.iter().find(|tier| tier.rails.iter().any(|rail| rail == name));
+        tier.map_or("in no tier of its row".to_owned(), |tier| tier.reason.trim_end_matches('.').to_owned())
+    };
+    let reasons = |name: &String| (name.clone(), matrix.rows.iter().map(|row| reason(name, row)).collect());
+    let why = devices.keys().map(reasons).collect();
+    NearDevices { places, devices, why }
 }
 
 /// The devices of a shard: peers are given those that were dealt to its seat and are on its node, or, where there is

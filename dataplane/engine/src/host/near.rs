@@ -27,6 +27,8 @@ pub struct NearDevices {
     pub places: Vec<PlaceName>,
     /// For each device by its name, how near it is to each of them.
     pub devices: HashMap<String, Vec<Nearness>>,
+    /// The same in words, for people.
+    pub why: HashMap<String, Vec<String>>,
 }
 
 impl NearDevices {
@@ -105,7 +107,7 @@ mod tests {
         let place = |name: &str, node| PlaceName { name: name.to_owned(), node };
         let places = vec![place("cpu:0", Some(0)), place("cxl:2", Some(2)), place("cuda:0", None)];
         let row = vec![Nearness { tier: 1, same_node: Some(false) }; 3];
-        let near = NearDevices { places, devices: [("mlx5_0".to_owned(), row)].into() };
+        let near = NearDevices { places, devices: [("mlx5_0".to_owned(), row)].into(), ..Default::default() };
         let found = ["cpu:0", "cpu:2", "cxl:2", "cuda:0", "cpu:1", "*"].map(|name| near.place(name));
         assert_eq!(found, [1, 2, 2, 3, 0, 0].map(Place));
         assert_eq!((near.place_of_node(2), near.place_of_node(7)), (Place(2), Place::UNKNOWN));

@@ -6,5 +6,6 @@ mod copies;
 mod failures;
 mod foreign;
 mod frames;
+mod idle;
 mod payloads;
 mod sleep;
