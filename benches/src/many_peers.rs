@@ -70,7 +70,13 @@ impl Asker {
     }
 
     fn read(&mut self, peer: PeerId) -> Result<(), Failure> {
-        let target = SegmentTarget { peer, segment: self.segment, offset: 0, shareable: false };
+        let target = SegmentTarget {
+            peer,
+            segment: self.segment,
+            offset: 0,
+            shareable: false,
+            place: kvplane_proto::client::Place::UNKNOWN,
+        };
         let request = Request::Read(target, Local { buffer: self.buffer, offset: 0, bytes: SMALL_BYTES });
         let batch = self.initiator.submit(&[request], DEADLINE)?;
         self.initiator.wait(batch)?;

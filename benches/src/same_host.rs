@@ -74,7 +74,13 @@ impl Asker {
 
     fn request(&self, mapped: bool, write: bool, at: u64, bytes: u64) -> Request {
         let segment = self.segments[usize::from(!mapped)];
-        let target = SegmentTarget { peer: self.peer, segment, offset: at, shareable: mapped };
+        let target = SegmentTarget {
+            peer: self.peer,
+            segment,
+            offset: at,
+            shareable: mapped,
+            place: kvplane_proto::client::Place::UNKNOWN,
+        };
         let local = Local { buffer: self.buffer, offset: at, bytes };
         if write { Request::Write(target, local) } else { Request::Read(target, local) }
     }

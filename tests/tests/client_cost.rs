@@ -50,7 +50,13 @@ fn the_cost_of_a_small_read_in_the_client() {
     let segment = SegmentId { index: 1, generation: 1 };
     let requests: Vec<Request> = (0..BATCH)
         .map(|number| {
-            let target = SegmentTarget { peer, segment, offset: number << 20, shareable: false };
+            let target = SegmentTarget {
+                peer,
+                segment,
+                offset: number << 20,
+                shareable: false,
+                place: kvplane_proto::client::Place::UNKNOWN,
+            };
             Request::Read(target, Local { buffer: 0, offset: number << 13, bytes: 4096 })
         })
         .collect();

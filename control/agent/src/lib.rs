@@ -43,10 +43,10 @@ pub use node::{Node, NodeConfig};
 pub use size::parse_bytes;
 pub use ssd::SsdConfig;
 pub use transfer::{
-    Batch, BatchStatus, BufferInfo, Completed, Explanation, FileInfo, Metrics, Opcode, PathChange, RailSnapshot, Range,
-    Ranges, RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Session,
-    SlowTransfer, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig,
-    TransferRequest, TransportChoice, Use,
+    Batch, BatchStatus, BufferInfo, Completed, Explanation, FileInfo, MemoryRails, Metrics, Opcode, PathChange,
+    RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment,
+    SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine,
+    TransferEngineConfig, TransferRequest, TransportChoice, Use,
 };
 
 pub use kvplane_engine::{
@@ -54,7 +54,7 @@ pub use kvplane_engine::{
     ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu,
 };
 pub use kvplane_mooncake::{Environment, Notice};
-pub use kvplane_proto::client::{Intent, RailCounts, TaskResult, Transport};
+pub use kvplane_proto::client::{Intent, NodeCounts, RailCounts, TaskResult, Transport};
 pub use kvplane_proto::map::ClusterMap;
 pub use kvplane_proto::sched::{Health, Histogram, Priority};
 pub use kvplane_proto::{Digest, NodeId, Status, Version};

@@ -28,6 +28,7 @@ use crate::link::{Control, ControlLink, seed, software};
 use crate::machine::{discover_machine, scheduler_affinity};
 use crate::ssd::{SsdConfig, Ssds};
 use crate::transfer::RdmaConfig;
+use crate::transfer::near::dealt;
 
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
@@ -261,7 +262,11 @@ fn start_shards(
             pool: Some(pool),
             store: None,
             first_version: Version(incarnation.0),
-            host: HostConfig { rdma: rdma.clone(), tier: ssds.tier_of(seat.shard, count)?, ..HostConfig::default() },
+            host: HostConfig {
+                rdma: rdma.as_ref().map(|all| dealt(all, seat)),
+                tier: ssds.tier_of(seat.shard, count)?,
+                ..HostConfig::default()
+            },
         })?);
     }
     let mut notes = notes_of(&layout, &shards, pool_bytes);

@@ -141,7 +141,28 @@ fn render(shards: &[ShardSnapshot]) -> String {
         text.gauge(name, help);
         numbers(&mut text, *value);
     }
+    devices(&mut text, shards);
     text.finish()
+}
+
+/// What RDMA devices moved for peers, by whether they are where the pool is.
+fn devices(text: &mut Text, shards: &[ShardSnapshot]) {
+    if shards.iter().all(|shard| shard.rdma.is_empty()) {
+        return;
+    }
+    text.counter(
+        "kvplane_shard_payloads_by_node_total",
+        "Payloads moved over RDMA, by whether pool and device are on one NUMA node.",
+    );
+    for (number, shard) in shards.iter().enumerate() {
+        for device in &shard.rdma {
+            let counts = [("same", device.served.same), ("other", device.served.other)];
+            for (node, count) in counts.into_iter().chain([("unknown", device.served.unknown)]) {
+                let shard = number.to_string();
+                text.number(&[("shard", &shard), ("device", &device.name), ("node", node)], count);
+            }
+        }
+    }
 }
 
 #[cfg(test)]

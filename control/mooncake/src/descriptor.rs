@@ -17,12 +17,14 @@
 
 mod error;
 mod native;
+mod rails;
 mod wire;
 
 use serde_json::{Map, Value};
 
 pub use error::DescriptorError;
 pub use native::{NATIVE_VERSION, Native};
+pub use rails::{NativeDevice, NativePlace, NativeRails};
 
 use error::invalid;
 

@@ -8,6 +8,7 @@
 //! | `MC_TCP_BIND_ADDRESS` | the IP address to listen on and to announce |
 //! | `MC_METADATA_CLUSTER_ID` | a prefix of all keys in central metadata |
 //! | `MC_TE_FILTERS` | the RDMA devices that may be used, separated by commas |
+//! | `MC_CUSTOM_TOPO_JSON` | a file that says which RDMA devices serve which memory |
 //! | `MC_REDIS_USERNAME`, `MC_REDIS_PASSWORD`, `MC_REDIS_DB_INDEX` | for `redis://` |
 //!
 //! A value that cannot be is an error, where a stock engine goes on with its default.
@@ -41,6 +42,8 @@ pub struct Environment {
     pub cluster: String,
     /// RDMA devices that may be used, of those that there are; empty for all.
     pub device_filters: Vec<String>,
+    /// Path of a matrix of RDMA devices; none for what the machine's topology says.
+    pub rail_matrix: Option<String>,
     /// User for redis; empty for none.
     pub redis_username: String,
     /// Password for redis; empty for none.
@@ -75,6 +78,7 @@ impl Default for Environment {
             bind: None,
             cluster: String::new(),
             device_filters: Vec::new(),
+            rail_matrix: None,
             redis_username: String::new(),
             redis_password: String::new(),
             redis_database: 0,
@@ -132,6 +136,7 @@ impl Environment {
         let filters = find("MC_TE_FILTERS").unwrap_or_default();
         let names = filters.split(',').map(str::trim).filter(|name| !name.is_empty());
         settings.device_filters = names.map(str::to_owned).collect();
+        settings.rail_matrix = find("MC_CUSTOM_TOPO_JSON");
         settings.redis_username = find("MC_REDIS_USERNAME").unwrap_or_default();
         settings.redis_password = find("MC_REDIS_PASSWORD").unwrap_or_default();
         if let Some(value) = find("MC_REDIS_DB_INDEX") {
@@ -159,6 +164,7 @@ impl fmt::Debug for Environment {
             .field("bind", &self.bind)
             .field("cluster", &self.cluster)
             .field("device_filters", &self.device_filters)
+            .field("rail_matrix", &self.rail_matrix)
             .field("redis_database", &self.redis_database)
             .finish_non_exhaustive()
     }
@@ -190,6 +196,7 @@ mod tests {
             ("MC_TCP_BIND_ADDRESS", "::1"),
             ("MC_METADATA_CLUSTER_ID", "blue"),
             ("MC_TE_FILTERS", "mlx5_1, mlx5_0,"),
+            ("MC_CUSTOM_TOPO_JSON", "/etc/rails.json"),
             ("MC_REDIS_PASSWORD", "hush"),
             ("MC_REDIS_DB_INDEX", "3"),
         ])
@@ -198,6 +205,7 @@ mod tests {
         assert_eq!((settings.max_message_bytes, settings.call_timeout), (2 << 20, Duration::from_secs(2)));
         assert_eq!(settings.bind, Some("::1".parse().expect("an address")));
         assert_eq!(settings.device_filters, ["mlx5_1", "mlx5_0"]);
+        assert_eq!(settings.rail_matrix.as_deref(), Some("/etc/rails.json"));
         assert_eq!((settings.cluster.as_str(), settings.redis_database), ("blue", 3));
         assert!(!format!("{settings:?}").contains("hush"));
     }

@@ -28,7 +28,7 @@ mod timed;
 
 pub use caller::{CallError, Caller};
 pub use daemon::{Counts, Daemon, DaemonConfig, Listening, StartError, StopError};
-pub use descriptor::{Buffer, Descriptor, DescriptorError, Native, Protocol};
+pub use descriptor::{Buffer, Descriptor, DescriptorError, Native, NativeDevice, NativePlace, NativeRails, Protocol};
 pub use environment::{Environment, VariableError};
 pub use metadata::{ConnectionError, Metadata, MetadataStore, StoreError};
 pub use notice::{MalformedNotice, Notice};

@@ -9,7 +9,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_proto::client::{Client, Config, PeerAddress, PeerId, Request, SubmitError, SubmitOptions, TaskResult};
+use kvplane_proto::client::{
+    Client, Config, Near, PeerAddress, PeerId, Request, SubmitError, SubmitOptions, TaskResult,
+};
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::{BatchId, Epoch, SegmentId};
 use kvplane_sys::{Doorbell, Region, cpu};
@@ -61,6 +63,11 @@ impl Initiator {
         self.client().open_peer(address)
     }
 
+    /// The same for a peer that told how near its devices are to its memory.
+    pub fn open_peer_near(&mut self, address: PeerAddress, near: Near) -> PeerId {
+        self.client().open_peer_near(address, near)
+    }
+
     /// Leaves a peer; see [`Client::close_peer`]. False for one that is not open.
     pub fn close_peer(&mut self, peer: PeerId) -> bool {
         self.client().close_peer(peer, cpu::monotonic_ns())
@@ -72,8 +79,9 @@ impl Initiator {
     }
 
     /// Gives memory this name for requests, in place of what had it. No open batch may use that.
-    pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>) {
-        self.host.set_buffer(buffer, region);
+    /// `location` is where the memory is (`cpu:0`); `*` asks the kernel.
+    pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>, location: &str) {
+        self.host.set_buffer(buffer, region, location);
     }
 
     /// Forgets memory. No open batch may use it.

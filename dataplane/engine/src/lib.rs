@@ -10,7 +10,9 @@ pub mod initiator;
 pub mod pacing;
 pub mod shard;
 
-pub use host::{Host, HostConfig, PART_LEAST_BYTES, RdmaDevices, TierSetup};
+pub use host::{
+    DeviceSnapshot, Host, HostConfig, NearDevices, PART_LEAST_BYTES, PlaceName, RdmaDevices, TierSetup, node_of_region,
+};
 pub use initiator::Initiator;
 pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};

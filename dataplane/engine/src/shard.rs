@@ -24,7 +24,7 @@ use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions,
 use kvplane_transport::mooncake::ServerCounters;
 use kvplane_transport::{FaultCounters, NvmeCounters};
 
-use crate::host::{Host, HostConfig, HostCounters};
+use crate::host::{DeviceSnapshot, Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
 pub use error::ShardError;
 use leaving::{Leaving, see_off};
@@ -77,7 +77,7 @@ pub struct ShardConfig {
 }
 
 /// What a shard tells about itself.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ShardSnapshot {
     /// Its objects.
     pub store: Option<StoreStats>,
@@ -89,6 +89,8 @@ pub struct ShardSnapshot {
     pub service: ServiceCounters,
     /// Its rounds.
     pub host: HostCounters,
+    /// Its RDMA devices.
+    pub rdma: Vec<DeviceSnapshot>,
     /// What stock Mooncake engines asked of it.
     pub mooncake: ServerCounters,
     /// Faults that it made by plan.
@@ -464,7 +466,7 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
         Command::Snapshot { answer } => {
             let counters = *host.counters();
             let (faults, connections) = (host.faults(), host.connections() as u64);
-            let (mooncake, device) = (*host.stock_served(), host.device_counters());
+            let (mooncake, device, rdma) = (*host.stock_served(), host.device_counters(), host.rdma_snapshot());
             let Some(service) = host.service() else { return };
             let snapshot = ShardSnapshot {
                 store: service.store().map(Store::stats),
@@ -472,6 +474,7 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
                 device,
                 service: *service.counters(),
                 host: counters,
+                rdma,
                 mooncake,
                 faults,
                 connections,

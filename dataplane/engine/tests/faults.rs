@@ -211,7 +211,13 @@ impl Bed {
             tcp: self.shard.address(),
             shm: None,
         });
-        let at = |n| SegmentTarget { peer, segment, offset: n * WRITE_BYTES, shareable: false };
+        let at = |n| SegmentTarget {
+            peer,
+            segment,
+            offset: n * WRITE_BYTES,
+            shareable: false,
+            place: kvplane_proto::client::Place::UNKNOWN,
+        };
         (0..WRITES).for_each(|n| self.fill(100 + n, n * WRITE_BYTES, WRITE_BYTES));
         let writes: Vec<Request> =
             (0..WRITES).map(|n| Request::Write(at(n), self.local(n * WRITE_BYTES, WRITE_BYTES))).collect();

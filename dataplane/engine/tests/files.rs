@@ -30,7 +30,13 @@ impl Bed {
         let options = FileOptions { writable: true, create_bytes: Some(FILE_BYTES), direct: true };
         let file = initiator.host().open_file(&path, options).expect("a file");
         let peer = initiator.open_peer(PeerAddress::file(1));
-        let target = SegmentTarget { peer, segment: file, offset: 0, shareable: false };
+        let target = SegmentTarget {
+            peer,
+            segment: file,
+            offset: 0,
+            shareable: false,
+            place: kvplane_proto::client::Place::UNKNOWN,
+        };
         Self { initiator, region, buffer, file, target, path }
     }
 

@@ -115,7 +115,13 @@ fn bed(config: Config, fault: Option<FaultPlan>) -> Bed {
 
 impl Bed {
     fn request(&self, range: &Range, write: bool) -> Request {
-        let at = SegmentTarget { peer: self.peer, segment: self.segment, offset: range.remote, shareable: false };
+        let at = SegmentTarget {
+            peer: self.peer,
+            segment: self.segment,
+            offset: range.remote,
+            shareable: false,
+            place: kvplane_proto::client::Place::UNKNOWN,
+        };
         let local = Local { buffer: self.buffers[usize::from(!write)], offset: range.local, bytes: range.bytes };
         if write { Request::Write(at, local) } else { Request::Read(at, local) }
     }

@@ -96,7 +96,13 @@ impl Asker {
 
 /// An absolute address of a peer; it names no segment.
 fn target(peer: PeerId, address: u64) -> SegmentTarget {
-    SegmentTarget { peer, segment: SegmentId::default(), offset: address, shareable: false }
+    SegmentTarget {
+        peer,
+        segment: SegmentId::default(),
+        offset: address,
+        shareable: false,
+        place: kvplane_proto::client::Place::UNKNOWN,
+    }
 }
 
 #[test]
@@ -120,7 +126,13 @@ fn what_is_written_is_read_by_every_path() {
             let local = asker.local(at, bytes);
             writes.push(Request::Write(target(peer, base + at), local));
             reads.push(Request::Read(target(peer, base + at), local));
-            let known = SegmentTarget { peer: native, segment, offset: at, shareable: false };
+            let known = SegmentTarget {
+                peer: native,
+                segment,
+                offset: at,
+                shareable: false,
+                place: kvplane_proto::client::Place::UNKNOWN,
+            };
             native_reads.push(Request::Read(known, local));
             at += bytes + rng.below(50);
         }

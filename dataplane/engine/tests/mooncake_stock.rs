@@ -118,6 +118,7 @@ fn we_use_a_stock_engines_memory() {
             segment: SegmentId::default(),
             offset: address.wrapping_add(offset),
             shareable: false,
+            place: kvplane_proto::client::Place::UNKNOWN,
         };
         let local = |offset, bytes| Local { buffer, offset, bytes };
         let mut run = |requests: &[Request]| -> Vec<Status> {

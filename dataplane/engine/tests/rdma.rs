@@ -36,7 +36,13 @@ fn region(name: &str) -> Arc<Region> {
 
 fn host(fabric: &Loopback, names: [&str; 2]) -> HostConfig {
     let names = names.into_iter().map(str::to_owned).collect();
-    let devices = RdmaDevices { verbs: Verbs::loopback(fabric), names, options: RdmaOptions::default() };
+    let devices = RdmaDevices {
+        verbs: Verbs::loopback(fabric),
+        names,
+        preferred: 0,
+        near: Arc::default(),
+        options: RdmaOptions::default(),
+    };
     HostConfig { rdma: Some(devices), ..HostConfig::default() }
 }
 
@@ -99,7 +105,13 @@ fn check(region: &Region, seed: u64) {
 
 impl Bed {
     fn whole(&self, write: bool) -> Request {
-        let target = SegmentTarget { peer: self.peer, segment: self.segment, offset: 0, shareable: false };
+        let target = SegmentTarget {
+            peer: self.peer,
+            segment: self.segment,
+            offset: 0,
+            shareable: false,
+            place: kvplane_proto::client::Place::UNKNOWN,
+        };
         let local = Local { buffer: self.buffer, offset: 0, bytes: BYTES };
         if write { Request::Write(target, local) } else { Request::Read(target, local) }
     }

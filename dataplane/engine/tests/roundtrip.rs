@@ -52,11 +52,12 @@ enum Way {
 fn devices(name: &str) -> RdmaDevices {
     static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default()]));
     let options = RdmaOptions::default();
+    let near = Arc::default();
     if std::env::var("KVPLANE_TEST_TRANSPORT").is_ok_and(|network| network == "rdma") {
         let verbs = Verbs::open().expect("libibverbs");
-        return RdmaDevices { verbs, names: vec![name.to_owned()], options };
+        return RdmaDevices { verbs, names: vec![name.to_owned()], preferred: 0, near, options };
     }
-    RdmaDevices { verbs: Verbs::loopback(&FABRIC), names: Vec::new(), options }
+    RdmaDevices { verbs: Verbs::loopback(&FABRIC), names: Vec::new(), preferred: 0, near, options }
 }
 
 fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
@@ -262,7 +263,7 @@ fn segments(mut bed: Bed, shareable: bool) {
     let descriptor = SegmentDescriptor::decode(&description).expect("a whole description");
     assert_eq!((descriptor.name.as_str(), descriptor.regions.len()), ("segment", 1));
     assert_eq!((descriptor.regions[0].segment, descriptor.regions[0].bytes), (segment, 8 << 20));
-    let at = |offset| SegmentTarget { peer, segment, offset, shareable };
+    let at = |offset| SegmentTarget { peer, segment, offset, shareable, place: kvplane_proto::client::Place::UNKNOWN };
     bed.fill(5, 0, 5_000_001);
     let whole = bed.local(0, 5_000_001);
     assert_eq!(bed.statuses(&[Request::Write(at(4097), whole)]), [Status::Ok]);

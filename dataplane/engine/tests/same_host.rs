@@ -115,7 +115,13 @@ impl Asker {
     }
 
     fn at(&self, segment: SegmentId, offset: usize, shareable: bool) -> SegmentTarget {
-        SegmentTarget { peer: self.peer, segment, offset: offset as u64, shareable }
+        SegmentTarget {
+            peer: self.peer,
+            segment,
+            offset: offset as u64,
+            shareable,
+            place: kvplane_proto::client::Place::UNKNOWN,
+        }
     }
 
     fn run(&mut self, requests: &[Request]) -> Vec<Status> {

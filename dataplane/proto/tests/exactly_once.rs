@@ -138,7 +138,13 @@ impl World {
             if offset + bytes > end {
                 break;
             }
-            let target = SegmentTarget { peer: self.peer, segment, offset, shareable: false };
+            let target = SegmentTarget {
+                peer: self.peer,
+                segment,
+                offset,
+                shareable: false,
+                place: kvplane_proto::client::Place::UNKNOWN,
+            };
             let local = Local { buffer, offset: at, bytes };
             requests.push(if write { Request::Write(target, local) } else { Request::Read(target, local) });
         }

@@ -105,7 +105,13 @@ impl World {
         self.writes.push(Write { first, units, begun: self.tick, over: None, done: false });
         let buffer = self.writes.len() as u32;
         let segment = SegmentId { index: 1, generation: 1 };
-        let target = SegmentTarget { peer: self.peer, segment, offset: first as u64 * UNIT, shareable: true };
+        let target = SegmentTarget {
+            peer: self.peer,
+            segment,
+            offset: first as u64 * UNIT,
+            shareable: true,
+            place: kvplane_proto::client::Place::UNKNOWN,
+        };
         let local = Local { buffer, offset: 0, bytes: units as u64 * UNIT };
         let deadline_ns = self.now_ns + (1 + self.rng.below(300)) * MILLISECOND_NS;
         let batch = self.client.submit(&[Request::Write(target, local)], deadline_ns, self.now_ns);

@@ -93,6 +93,18 @@ pub enum Target {
     },
 }
 
+impl Target {
+    /// The first piece of its memory, if there is one.
+    #[must_use]
+    pub fn first(&self) -> Option<&IoBuf> {
+        match self {
+            Self::Discard => None,
+            Self::Memory { buffer, .. } => Some(buffer),
+            Self::Scatter { buffers, .. } => buffers.first(),
+        }
+    }
+}
+
 /// The memory of a payload, in order. One piece is the common case and costs no allocation.
 #[derive(Clone, Debug)]
 pub enum Pieces {

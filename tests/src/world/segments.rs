@@ -48,6 +48,7 @@ impl World {
             segment: self.lives[life].segment_id,
             offset: (at * self.segments.cell_bytes()) as u64,
             shareable: true,
+            place: kvplane_proto::client::Place::UNKNOWN,
         };
         let asked = Asked { key: 0, what: What::Write { write, bytes, target }, offset: Some(offset) };
         self.submit(client, vec![asked], deadline_ns);

@@ -7,6 +7,7 @@
 
 pub mod classes;
 pub mod counts;
+pub mod devices;
 pub mod plot;
 pub mod qos;
 pub mod stats;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvplane_engine::cpu;
+use kvplane_engine::{NearDevices, cpu};
 use kvplane_mooncake::descriptor::TCP;
 use kvplane_mooncake::{
     Buffer, Caller, Daemon, DaemonConfig, Descriptor, Listening, Metadata, MetadataStore, Native, Notice, NoticeLimits,
@@ -39,6 +39,8 @@ pub(super) struct Directory {
     tcp: bool,
     /// Whether our own protocol is spoken with peers that have it.
     native: bool,
+    /// Where memory may be.
+    near: Arc<NearDevices>,
     /// One publication after the other, so that the last one stays.
     publishing: Mutex<()>,
     /// Answers until it is dropped.
@@ -51,6 +53,8 @@ pub(super) struct Told {
     pub(super) bytes: u64,
     /// Its name in our own protocol.
     pub(super) region: u64,
+    /// Where it is.
+    pub(super) location: String,
 }
 
 /// Opens the port of our handshake daemon.
@@ -78,6 +82,7 @@ impl Directory {
         listening: Listening,
         native: Native,
         stock: Option<SocketAddr>,
+        near: Arc<NearDevices>,
     ) -> Result<Self, Error> {
         let metadata = Metadata::parse(&config.metadata).map_err(|error| Error::Argument(error.to_string()))?;
         let address = SocketAddr::new(config.announced(), listening.address().port());
@@ -104,6 +109,7 @@ impl Directory {
             shared_memory: config.shared_memory,
             tcp: config.tcp,
             native: config.native,
+            near,
             publishing: Mutex::new(()),
             _daemon: Mutex::new(daemon),
         };
@@ -147,6 +153,11 @@ impl Directory {
         }
     }
 
+    /// How near our devices are to our memory.
+    pub(super) fn near(&self) -> &NearDevices {
+        &self.near
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -169,6 +180,9 @@ impl Directory {
         descriptor.buffers = buffers.iter().map(|one| Buffer::new(&self.name, one.address, one.bytes)).collect();
         if let Some(native) = &mut descriptor.native {
             native.regions = buffers.iter().map(|one| one.region).collect();
+            if let Some(rails) = &mut native.rails {
+                rails.buffers = buffers.iter().map(|one| self.near.place(&one.location).0).collect();
+            }
         }
         let text = self.published.replace(&descriptor)?;
         match &self.store {

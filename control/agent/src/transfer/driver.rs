@@ -235,8 +235,8 @@ impl Driver {
         result
     }
 
-    pub(super) fn set_buffer(&self, index: u32, region: &Arc<Region>) {
-        self.with(|core| core.set_buffer(index, region));
+    pub(super) fn set_buffer(&self, index: u32, region: &Arc<Region>, location: &str) {
+        self.with(|core| core.set_buffer(index, region, location));
     }
 
     pub(super) fn remove_buffer(&self, index: u32) {

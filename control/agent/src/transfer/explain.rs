@@ -21,6 +21,7 @@ use super::directory::is_here;
 use super::file_name::is_file;
 use super::metrics::RailSnapshot;
 use super::open::DESCRIBE;
+use super::rails::MemoryRails;
 use super::rdma::RdmaUse;
 use super::segment::{BufferInfo, SegmentHandle};
 use crate::error::Error;
@@ -80,6 +81,8 @@ pub struct TransportChoice {
 pub struct Explanation {
     /// The transports.
     pub choices: Vec<TransportChoice>,
+    /// Which rails are used for which memory, where RDMA is.
+    pub rails: Vec<MemoryRails>,
 }
 
 impl Explanation {
@@ -115,7 +118,7 @@ impl Explanation {
             let known = found.iter().find(|(other, _)| *other == transport).map(|(_, result)| result.clone());
             (transport, known.unwrap_or_else(|| Err(peer.to_owned())))
         };
-        Self { choices: PREFERRED.into_iter().map(result_of).map(explain).collect() }
+        Self { choices: PREFERRED.into_iter().map(result_of).map(explain).collect(), rails: Vec::new() }
     }
 }
 
@@ -170,7 +173,8 @@ impl TransferEngine {
             (Transport::Tcp, tcp),
             (Transport::Mooncake, Err(own)),
         ];
-        Ok(Explanation::new("it is an engine, and no file", &ways))
+        let rails = if ways[3].1.is_ok() { self.rank_rails(&descriptor) } else { Vec::new() };
+        Ok(Explanation { rails, ..Explanation::new("it is an engine, and no file", &ways) })
     }
 
     /// Why these do not lead to a peer that was just asked.

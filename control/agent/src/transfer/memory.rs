@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use kvplane_engine::{Region, cpu};
+use kvplane_engine::{Region, node_of_region};
 use kvplane_proto::SegmentId;
 
 use crate::error::Error;
@@ -18,8 +18,8 @@ const BUFFERS: usize = 65_536;
 /// How memory is registered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegisterOptions {
-    /// Where the memory is: `cpu:N` for a NUMA node, or `*` to find out on which its first page is. It stays `*` where
-    /// that page was never touched, or the kernel does not say.
+    /// Where the memory is: `cpu:N` for a NUMA node, or `*` to find out on which its pages are. It stays `*` where
+    /// they are on several or were never touched, or the kernel does not say.
     pub location: String,
     /// Whether peers may use it. Without, it is only a source and destination of transfers of ours.
     pub remote_accessible: bool,
@@ -44,9 +44,9 @@ impl RegisterOptions {
 }
 
 impl RegisterOptions {
-    /// Where memory at this address is.
-    pub(super) fn location_of(&self, address: u64) -> String {
-        let found = if self.location == "*" { cpu::node_of(address) } else { None };
+    /// Where a region is.
+    pub(super) fn location_of(&self, region: &Region) -> String {
+        let found = if self.location == "*" { node_of_region(region) } else { None };
         found.map_or_else(|| self.location.clone(), |node| format!("cpu:{node}"))
     }
 }

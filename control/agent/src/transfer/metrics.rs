@@ -5,7 +5,7 @@ mod text;
 
 use kvplane_engine::ZeroCopyCounters;
 use kvplane_proto::Status;
-use kvplane_proto::client::{Client, PeerId, RailCounts, RailMetrics, Transport};
+use kvplane_proto::client::{Client, NodeCounts, PeerId, RailCounts, RailMetrics, Transport};
 use kvplane_proto::sched::{Health, Histogram};
 
 use super::TransferEngine;
@@ -49,6 +49,10 @@ pub struct RailSnapshot {
     pub unavailable: u64,
     /// Why it does not, until it was found to again; other paths are used meanwhile.
     pub reason: Option<String>,
+    /// Slices done on a rail over RDMA, by whether our device and our memory are on one NUMA node.
+    pub own_node: NodeCounts,
+    /// The same of the peer's device and its memory, as far as it told.
+    pub peer_node: NodeCounts,
     /// Time that slices waited for it.
     pub queue: Histogram,
     /// Time from being posted on it to being done.
@@ -81,6 +85,8 @@ impl RailSnapshot {
             unavailable: counts.unavailable,
             reason: None,
             slow: counts.slow,
+            own_node: counts.own_node,
+            peer_node: counts.peer_node,
             queue: counts.queue.clone(),
             service: counts.service.clone(),
         }
@@ -100,6 +106,8 @@ impl RailSnapshot {
             pauses: self.pauses,
             unavailable: self.unavailable,
             slow: self.slow,
+            own_node: self.own_node,
+            peer_node: self.peer_node,
             queue: self.queue.clone(),
             service: self.service.clone(),
         }

@@ -41,8 +41,10 @@ mod file_name;
 mod files;
 mod memory;
 mod metrics;
+pub(crate) mod near;
 mod open;
 mod peers;
+mod rails;
 mod rdma;
 mod register;
 mod request;
@@ -55,8 +57,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use kvplane_engine::{Initiator, Listen, Pacing, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu};
-use kvplane_mooncake::Native;
+use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu};
+use kvplane_mooncake::{Native, NativeRails};
 use kvplane_proto::Version;
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_store::service::Identity;
@@ -67,6 +69,7 @@ pub use explain::{Explanation, TransportChoice, Use};
 pub use files::FileInfo;
 pub use memory::RegisterOptions;
 pub use metrics::{Metrics, PathChange, RailSnapshot, SlowTransfer};
+pub use rails::{MemoryRails, RankedRail};
 pub use rdma::{RdmaConfig, RdmaUse};
 pub use request::{Opcode, Range, Ranges, ScatterRequest, SubmitOptions, TransferRequest};
 pub use segment::{BufferInfo, SegmentHandle, SegmentInfo};
@@ -109,6 +112,13 @@ impl core::fmt::Debug for TransferEngine {
     }
 }
 
+/// What peers are told of the devices that the serving thread has opened.
+fn told_rails(host: &HostConfig, shard: &ShardHandle) -> Result<Option<NativeRails>, Error> {
+    let Some(devices) = &host.rdma else { return Ok(None) };
+    let names: Vec<String> = shard.snapshot()?.rdma.into_iter().map(|device| device.name).collect();
+    Ok(near::told(&devices.near, &names))
+}
+
 impl TransferEngine {
     /// Starts serving.
     ///
@@ -118,6 +128,9 @@ impl TransferEngine {
         config.check()?;
         if config.rdma.filters.is_empty() {
             config.rdma.filters.clone_from(&config.environment.device_filters);
+        }
+        if config.rdma.matrix.is_none() {
+            config.rdma.matrix.clone_from(&config.environment.rail_matrix);
         }
         let listening = directory::listen(&config)?;
         let sockets = directory_of(&config)?;
@@ -156,9 +169,11 @@ impl TransferEngine {
             pid: std::process::id(),
             incarnation: unique,
             regions: Vec::new(),
+            rails: told_rails(&host, &shard)?,
             other: serde_json::Map::new(),
         };
-        let directory = Arc::new(Directory::start(&config, listening, native, shard.mooncake())?);
+        let near = host.rdma.as_ref().map(|devices| Arc::clone(&devices.near)).unwrap_or_default();
+        let directory = Arc::new(Directory::start(&config, listening, native, shard.mooncake(), near)?);
         let courier = Arc::new(Courier::new(Arc::clone(&directory)));
         let mut engine = Self {
             config,

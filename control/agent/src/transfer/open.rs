@@ -13,6 +13,7 @@ use super::TransferEngine;
 use super::batch::{Batch, Parts, State};
 use super::driver::Work;
 use super::file_name::is_file;
+use super::near::Theirs;
 use super::segment::{BufferInfo, Remote, SegmentHandle, SegmentInfo};
 use crate::error::Error;
 
@@ -210,6 +211,8 @@ impl TransferEngine {
         if address.kind != PeerKind::Native {
             return Ok(Remote::foreign(name, peer, &descriptor.buffers));
         }
+        let theirs = Theirs::of(&descriptor);
+        peer.set_near(theirs.near.clone());
         let asked = Remote::unknown(name, Arc::clone(&peer));
         let driver = self.driver();
         driver.admit(1)?;
@@ -225,7 +228,8 @@ impl TransferEngine {
             let cause = batch.problem().map(str::to_owned);
             return Err(Error::Status { what: format!("open segment {name}"), status, cause });
         }
-        Remote::new(name, peer, batch.state().description.get().map_or(&[], Vec::as_slice))
+        let description = batch.state().description.get().map_or(&[][..], Vec::as_slice);
+        Remote::new(name, peer, description, |region| theirs.place(region))
     }
 }
 

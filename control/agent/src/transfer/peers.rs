@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use kvplane_proto::client::PeerAddress;
+use kvplane_proto::client::{Near, PeerAddress};
 
 /// Addresses remembered before those that nobody holds any more are looked for.
 const FORGET_AT: usize = 64;
@@ -20,12 +20,23 @@ pub(super) struct Peer {
     pub(super) address: PeerAddress,
     /// The segment under which it was last opened.
     name: Mutex<String>,
+    /// How near its devices are to its memory, as it told last.
+    near: Mutex<Near>,
     departures: Departures,
 }
 
 impl Peer {
     pub(super) fn name(&self) -> String {
         self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn near(&self) -> Near {
+        self.near.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes what it told: for initiators that have not asked it yet.
+    pub(super) fn set_near(&self, near: Near) {
+        *self.near.lock().unwrap_or_else(PoisonError::into_inner) = near;
     }
 }
 
@@ -79,7 +90,13 @@ impl Peers {
     fn add(&mut self, address: PeerAddress, name: &str) -> Arc<Peer> {
         self.last += 1;
         let departures = self.departures.clone();
-        Arc::new(Peer { number: self.last, address, name: Mutex::new(name.to_owned()), departures })
+        Arc::new(Peer {
+            number: self.last,
+            address,
+            name: Mutex::new(name.to_owned()),
+            near: Mutex::default(),
+            departures,
+        })
     }
 
     pub(super) const fn departures(&self) -> &Departures {

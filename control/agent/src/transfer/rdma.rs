@@ -1,9 +1,13 @@
 //! Which RDMA devices a transfer engine uses, and why not.
 
+use std::sync::Arc;
+
 use kvplane_engine::RdmaDevices;
 use kvplane_sys::verbs::{Device, Verbs};
+use kvplane_topology::Machine;
 use kvplane_transport::RdmaOptions;
 
+use super::near;
 use crate::error::Error;
 
 /// Whether RDMA is used.
@@ -29,8 +33,14 @@ pub struct RdmaConfig {
     /// Where no devices are named: those that may be used, of those that there are. Empty for all. A transfer engine
     /// takes it from `MC_TE_FILTERS` unless it is given.
     pub filters: Vec<String>,
+    /// Which devices serve which memory: a matrix of Mooncake or a topology of TENT as JSON, or the path of a file of
+    /// it. Without, it follows from where devices and memory are. A transfer engine takes it from
+    /// `MC_CUSTOM_TOPO_JSON` unless it is given.
+    pub matrix: Option<String>,
     /// Where devices come from; `None` for this machine's own.
     pub verbs: Option<Verbs>,
+    /// What the machine is like; `None` to look at it.
+    pub machine: Option<Arc<Machine>>,
 }
 
 impl RdmaConfig {
@@ -60,7 +70,8 @@ impl RdmaConfig {
             }
         }
         let names = if self.devices.is_empty() { self.filtered(&devices)? } else { self.devices.clone() };
-        Ok(RdmaDevices { verbs, names, options: RdmaOptions::default() })
+        let (near, options) = (Arc::default(), RdmaOptions::default());
+        Ok(RdmaDevices { verbs, names, preferred: 0, near, options })
     }
 
     /// Those that the filters let through; none for all.
@@ -80,9 +91,15 @@ impl RdmaConfig {
     /// The devices for the engine's hosts; none where there are none, or they are not to be used.
     ///
     /// # Errors
-    /// When a device is named that is not there: says which there are. When they are required and there is none, or
+    /// When a device is named that is not there: says which there are. When a matrix does not fit the machine. When they are required and there is none, or
     /// none that can be used: says why.
     pub(crate) fn devices(&self) -> Result<Option<RdmaDevices>, Error> {
+        let Some(devices) = self.chosen()? else { return Ok(None) };
+        let near = near::discover(self.machine.as_deref(), self.matrix.as_deref())?;
+        Ok(Some(RdmaDevices { near, ..devices }))
+    }
+
+    fn chosen(&self) -> Result<Option<RdmaDevices>, Error> {
         let found = self.find();
         if self.mode == RdmaUse::Require {
             let devices = found.clone().map_err(|why| Error::Argument(format!("RDMA is required: {why}")))?;
@@ -125,7 +142,7 @@ mod tests {
     fn config(mode: RdmaUse, devices: &[&str], filters: &[&str]) -> RdmaConfig {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let verbs = Verbs::loopback(&Loopback::new(&[SoftPort::default(); 3]));
-        RdmaConfig { mode, devices: owned(devices), filters: owned(filters), verbs: Some(verbs) }
+        RdmaConfig { mode, devices: owned(devices), filters: owned(filters), verbs: Some(verbs), ..Default::default() }
     }
 
     #[test]

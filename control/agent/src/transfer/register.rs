@@ -57,7 +57,8 @@ impl TransferEngine {
     fn publish(&self) -> Result<(), Error> {
         let told = |buffer: &Arc<Buffer>| {
             let (address, bytes) = (buffer.address, buffer.bytes);
-            buffer.segment.map(|segment| Told { address, bytes, region: segment.to_bits() })
+            let location = buffer.location.clone();
+            buffer.segment.map(|segment| Told { address, bytes, region: segment.to_bits(), location })
         };
         self.directory.publish(|| self.memory.read().iter().filter_map(told).collect())
     }
@@ -82,8 +83,8 @@ impl TransferEngine {
             },
             false => None,
         };
-        self.drivers.iter().for_each(|driver| driver.set_buffer(index, region));
-        self.memory.write().insert(Arc::clone(region), options.location_of(address), index, segment);
+        self.drivers.iter().for_each(|driver| driver.set_buffer(index, region, &options.location));
+        self.memory.write().insert(Arc::clone(region), options.location_of(region), index, segment);
         Ok(())
     }
 

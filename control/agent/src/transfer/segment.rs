@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kvplane_mooncake::Buffer;
 use kvplane_proto::SegmentId;
-use kvplane_proto::client::PeerKind;
+use kvplane_proto::client::{PeerKind, Place};
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 
 use super::files::{FileInfo, OpenFile};
@@ -73,17 +73,25 @@ pub(super) struct Remote {
     pub(super) file: Option<OpenFile>,
     /// By address.
     pub(super) regions: Vec<RegionDescriptor>,
+    /// Where each of them is, as far as the peer told.
+    places: Vec<Place>,
     /// Whether a transfer found this to be out of date.
     pub(super) stale: AtomicBool,
 }
 
 impl Remote {
-    pub(super) fn new(name: &str, peer: Arc<Peer>, description: &[u8]) -> Result<Self, Error> {
+    pub(super) fn new(
+        name: &str,
+        peer: Arc<Peer>,
+        description: &[u8],
+        place: impl Fn(u64) -> Place,
+    ) -> Result<Self, Error> {
         let mut regions = SegmentDescriptor::decode(description)
             .map_err(|error| Error::Argument(format!("the segment {name} described itself wrongly: {error}")))?
             .regions;
         regions.sort_unstable_by_key(|region| region.address);
-        Ok(Self::with(name, peer, regions))
+        let places = regions.iter().map(|region| place(region.segment.to_bits())).collect();
+        Ok(Self { places, ..Self::with(name, peer, regions) })
     }
 
     /// A peer that has told nothing yet.
@@ -92,7 +100,7 @@ impl Remote {
     }
 
     fn with(name: &str, peer: Arc<Peer>, regions: Vec<RegionDescriptor>) -> Self {
-        Self { name: name.to_owned(), peer, file: None, regions, stale: AtomicBool::new(false) }
+        Self { name: name.to_owned(), peer, file: None, regions, places: Vec::new(), stale: AtomicBool::new(false) }
     }
 
     /// A file: one region that begins at 0.
@@ -123,13 +131,16 @@ impl Remote {
     }
 
     /// The region that holds a range, and how the peer's protocol says where in it the range begins.
-    pub(super) fn find(&self, address: u64, bytes: u64) -> Option<(&RegionDescriptor, u64)> {
+    /// And where the region is.
+    pub(super) fn find(&self, address: u64, bytes: u64) -> Option<(&RegionDescriptor, u64, Place)> {
         let after = self.regions.partition_point(|region| region.address <= address);
-        let region = self.regions.get(after.checked_sub(1)?)?;
+        let position = after.checked_sub(1)?;
+        let region = self.regions.get(position)?;
+        let place = self.places.get(position).copied().unwrap_or_default();
         let offset = address - region.address;
         let end = offset.checked_add(bytes)?;
         let absolute = matches!(self.peer.address.kind, PeerKind::Mooncake { .. });
-        (end <= region.bytes).then_some((region, if absolute { address } else { offset }))
+        (end <= region.bytes).then_some((region, if absolute { address } else { offset }, place))
     }
 
     pub(super) fn info(&self) -> SegmentInfo {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_engine::{Initiator, Region};
-use kvplane_proto::client::{PeerId, PeerKind, Request, SegmentTarget, TaskResult};
+use kvplane_proto::client::{PeerId, PeerKind, Place, Request, SegmentTarget, TaskResult};
 use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 use kvplane_proto::{BatchId, Status};
 
@@ -15,6 +15,7 @@ use super::config::{self, TransferEngineConfig};
 use super::directory::Directory;
 use super::file_name::is_file;
 use super::metrics::Metrics;
+use super::near::Theirs;
 use crate::client::{Buffer, Slice};
 use crate::error::Error;
 
@@ -24,6 +25,8 @@ pub struct Segment {
     peer: PeerId,
     /// Its regions, in order of registration.
     pub regions: Vec<RegionDescriptor>,
+    /// Where each of them is, as far as its owner told.
+    places: Vec<Place>,
 }
 
 /// One transfer: between a part of registered memory and a range of a segment's region.
@@ -65,11 +68,12 @@ impl Session {
         if is_file(name) {
             return Err(Error::Argument(format!("{name} is a file: the engine opens it, not a session")));
         }
-        let address = self.directory.address_of(&self.directory.find(name, deadline)?, deadline)?;
+        let found = self.directory.find(name, deadline)?;
+        let (address, theirs) = (self.directory.address_of(&found, deadline)?, Theirs::of(&found));
         if address.kind != PeerKind::Native {
             return Err(Error::Argument(format!("{name} speaks another protocol than ours: not from a session")));
         }
-        let peer = self.initiator.open_peer(address);
+        let peer = self.initiator.open_peer_near(address, theirs.near.clone());
         let batch = self.initiator.submit(&[Request::OpenSegment(peer)], deadline)?;
         self.initiator.wait(batch)?;
         let status = self.initiator.results(batch)[0].status;
@@ -81,7 +85,8 @@ impl Session {
         }
         let descriptor = SegmentDescriptor::decode(&description)
             .map_err(|error| Error::Argument(format!("the segment {name} described itself wrongly: {error}")))?;
-        Ok(Segment { peer, regions: descriptor.regions })
+        let places = descriptor.regions.iter().map(|region| theirs.place(region.segment.to_bits())).collect();
+        Ok(Segment { peer, regions: descriptor.regions, places })
     }
 
     /// Starts transfers as one batch; validated as a whole before any has an effect.
@@ -142,6 +147,7 @@ fn request(segment: &Segment, transfer: &Transfer) -> Result<Request, Error> {
         segment: region.segment,
         offset: transfer.offset,
         shareable: region.shareable,
+        place: segment.places[transfer.region],
     };
     Ok(match transfer.write {
         true => Request::Write(target, transfer.local.local),

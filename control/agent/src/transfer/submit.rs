@@ -201,9 +201,9 @@ impl TransferEngine {
                 check_file(index, request, &remote.name, file)?;
             }
             match remote.find(request.target_offset, request.length) {
-                Some((region, at)) => {
-                    let target =
-                        SegmentTarget { peer: *peer, segment: region.segment, offset: at, shareable: region.shareable };
+                Some((region, at, place)) => {
+                    let (segment, shareable) = (region.segment, region.shareable);
+                    let target = SegmentTarget { peer: *peer, segment, offset: at, shareable, place };
                     let local = Local { buffer: buffer.index, offset, bytes: request.length };
                     plan.cut(request.opcode, target, local, task);
                 }

@@ -6,6 +6,7 @@ mod files;
 mod memory;
 mod names;
 mod namespaces;
+mod near;
 #[path = "../network/mod.rs"]
 mod network;
 mod processes;

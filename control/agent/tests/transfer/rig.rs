@@ -145,12 +145,13 @@ impl Side {
 }
 
 impl Drop for Side {
-    /// Where RDMA took the place of TCP, no payload has gone by TCP.
+    /// What had to go by RDMA went by no other network.
     fn drop(&mut self) {
-        if network::over_rdma() && !std::thread::panicking() {
+        if self.rdma_only && !std::thread::panicking() {
             let rails = self.engine.metrics().rails;
-            let by_tcp: u64 = rails.iter().filter(|rail| rail.transport == Transport::Tcp).map(|rail| rail.bytes).sum();
-            assert_eq!(by_tcp, 0, "bytes went by TCP: {rails:?}");
+            let others = [Transport::Tcp, Transport::Shm, Transport::Cma];
+            let moved: u64 = rails.iter().filter(|rail| others.contains(&rail.transport)).map(|rail| rail.bytes).sum();
+            assert_eq!(moved, 0, "bytes went by others than RDMA: {rails:?}");
         }
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::error::invalid;
+use super::rails::NativeRails;
 use super::{DescriptorError, MAX_NAME_BYTES, short};
 
 /// The version of the key that this crate writes and reads.
@@ -34,6 +35,9 @@ pub struct Native {
     /// The region id of each buffer, in the order of `buffers`; or none at all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub regions: Vec<u64>,
+    /// Its RDMA devices, where it has some and knows where they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rails: Option<NativeRails>,
     /// Keys not known here, as they came.
     #[serde(flatten)]
     pub other: Map<String, Value>,
@@ -49,6 +53,9 @@ impl Native {
         if !self.regions.is_empty() && self.regions.len() != buffers {
             let reason = format!("has {} entries for {buffers} buffers", self.regions.len());
             return Err(invalid("kvplane.regions", reason));
+        }
+        if let Some(rails) = &self.rails {
+            rails.check(buffers)?;
         }
         if self.other.contains_key("version") {
             return Err(invalid("kvplane.version", "is written by the encoder".to_owned()));

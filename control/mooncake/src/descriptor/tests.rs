@@ -24,6 +24,7 @@ fn native(buffers: usize) -> Native {
         host: "3d1a2a54".to_owned(),
         pid: 77,
         incarnation: u64::MAX,
+        rails: None,
         regions: (0..buffers as u64).map(|index| index << 32 | 1).collect(),
         other: Map::new(),
     }

@@ -167,7 +167,14 @@ impl Host {
                 if header.payload_bytes > 0 {
                     match link {
                         Link::Tcp(id) => self.tcp.receive_payload(id, target),
-                        Link::Rdma(id) => self.rdma_work.driver.receive_payload(id, target),
+                        Link::Rdma(id) => {
+                            if self.roles.get(link) == Role::Served
+                                && let Some(buffer) = target.first()
+                            {
+                                self.rdma_work.count_served(id, buffer.region());
+                            }
+                            self.rdma_work.driver.receive_payload(id, target);
+                        }
                         Link::Mooncake(id) => self.stock_lanes.receive_payload(id, target),
                         Link::Shm(_) => unreachable!("no payloads follow over shared memory"),
                     }

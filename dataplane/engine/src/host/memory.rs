@@ -9,7 +9,7 @@ use kvplane_transport::shm::Extent;
 use super::Host;
 
 impl Host {
-    /// Gives caller's memory a name for requests.
+    /// Gives caller's memory a name for requests. Where it is, is asked of the kernel.
     pub fn add_buffer(&mut self, region: Arc<Region>) -> u32 {
         let index = self.buffers.iter().position(Option::is_none).unwrap_or_else(|| {
             self.buffers.push(None);
@@ -17,19 +17,30 @@ impl Host {
         });
         // Now, so that the first transfer need not wait for it.
         self.rdma_work.driver.register(&region);
+        self.set_place(index as u32, &region, None);
         self.buffers[index] = Some(region);
         index as u32
     }
 
-    /// Gives caller's memory this name for requests, in place of what had it. No open batch may use that.
-    pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>) {
+    /// Gives caller's memory this name for requests, in place of what had it. No open batch may use that. `location` is
+    /// where the memory is (`cpu:0`); `*` asks the kernel.
+    pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>, location: &str) {
         let index = buffer as usize;
         if self.buffers.len() <= index {
             self.buffers.resize(index + 1, None);
         }
         self.rdma_work.driver.register(&region);
+        self.set_place(buffer, &region, Some(location));
         if let Some(former) = self.buffers[index].replace(region) {
             self.forget_rdma(&former);
+        }
+    }
+
+    /// Registering has brought its pages into memory, if there is a device.
+    fn set_place(&mut self, buffer: u32, region: &Arc<Region>, location: Option<&str>) {
+        let place = self.place_of(region, location);
+        if let Some(client) = &mut self.client {
+            client.set_buffer_place(buffer, place);
         }
     }
 

@@ -15,6 +15,7 @@ mod copies;
 mod files;
 mod inbound;
 mod memory;
+mod near;
 mod outbound;
 mod rdma;
 mod roles;
@@ -38,6 +39,7 @@ use kvplane_store::service::Service;
 use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
 use kvplane_transport::mooncake::{Lanes, Server};
 use kvplane_transport::{ConnectionId, Event, Fault, Shm, Source, Token};
+pub use near::{DeviceSnapshot, NearDevices, PlaceName, node_of_region};
 pub use rdma::RdmaDevices;
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
@@ -123,10 +125,10 @@ impl Host {
         let (poller, mut client) = (Poller::new()?, client);
         let mut rdma_work = rdma::RdmaWork::new(config.rdma.as_ref(), &poller);
         if let Some(pool) = &pool {
-            rdma_work.driver.register(pool);
+            rdma_work.register_pool(pool);
         }
         if let Some(client) = &mut client {
-            client.set_rdma(rdma_work.speeds());
+            client.set_rdma(rdma_work.speeds(), rdma_work.table.clone());
         }
         let tier_work = match (&config.tier, &mut service, &pool) {
             (Some(setup), Some(service), Some(pool)) => Some(TierWork::new(setup, service, pool, &poller)?),

@@ -49,7 +49,12 @@ impl Host {
                 match Link::of_peer(peer) {
                     Link::Tcp(id) => self.tcp.send(id, &header, service.body(body), payload),
                     Link::Shm(id) => self.shm.send(id, &header, service.body(body)),
-                    Link::Rdma(id) => self.rdma_work.driver.send(id, &header, service.body(body), payload),
+                    Link::Rdma(id) => {
+                        if let Some(buffer) = payload.as_ref().and_then(|payload| payload.buffers.as_slice().first()) {
+                            self.rdma_work.count_served(id, buffer.region());
+                        }
+                        self.rdma_work.driver.send(id, &header, service.body(body), payload)
+                    }
                     Link::Mooncake(_) => unreachable!("the service answers no stock engine"),
                 };
             }

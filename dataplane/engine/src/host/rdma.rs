@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvplane_proto::client::{Client, LaneId, Local, SliceId};
+use kvplane_proto::client::{Client, LaneId, Local, Near, NodeCounts, Place, SliceId};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{GetItem, Kind, Operation, ReadItem, decode_items};
 use kvplane_proto::{RequestId, SegmentId, Status};
@@ -18,6 +18,7 @@ use kvplane_transport::{ConnectionId, Gone, Rdma, RdmaCounters, RdmaOptions};
 use super::Host;
 use super::copies::local_buffer;
 use super::inbound::Inputs;
+use super::near::{NearDevices, node_of_region};
 use super::roles::{Link, Role};
 
 /// RDMA devices for a host.
@@ -27,6 +28,10 @@ pub struct RdmaDevices {
     pub verbs: Verbs,
     /// Names of those to use, in the order of their numbers; empty for all.
     pub names: Vec<String>,
+    /// How many of the first of them peers are given; the others stand in when none of those works. 0: all.
+    pub preferred: u16,
+    /// How near they are to this machine's memory.
+    pub near: Arc<NearDevices>,
     /// Settings of the driver.
     pub options: RdmaOptions,
 }
@@ -40,16 +45,54 @@ pub(super) struct RdmaWork {
     copies: slab::Slab<(LaneId, SliceId)>,
     /// Why devices are not used.
     problems: Vec<String>,
+    pub(super) near: Arc<NearDevices>,
+    /// The same by the numbers of the devices that are open.
+    pub(super) table: Near,
+    /// The service's memory, and where it is.
+    pool: Option<(Arc<Region>, Place)>,
+    /// Payloads moved for peers, by device.
+    pub(super) served: Vec<NodeCounts>,
 }
 
 impl RdmaWork {
     pub(super) fn new(devices: Option<&RdmaDevices>, poller: &Poller) -> Self {
         let driver = Rdma::new(devices.map(|devices| devices.options).unwrap_or_default());
-        let mut work = Self { driver, carriers: HashMap::new(), copies: slab::Slab::new(), problems: Vec::new() };
+        let near = devices.map(|devices| Arc::clone(&devices.near)).unwrap_or_default();
+        let mut work = Self {
+            driver,
+            carriers: HashMap::new(),
+            copies: slab::Slab::new(),
+            problems: Vec::new(),
+            near,
+            table: Near::default(),
+            pool: None,
+            served: Vec::new(),
+        };
         if let Some(devices) = devices {
             work.open(devices, poller);
+            work.driver.prefer(devices.preferred.into());
         }
+        work.table = work.near.table(work.driver.device_names());
+        work.served.resize(work.driver.device_names().count(), NodeCounts::default());
         work
+    }
+
+    /// Registers the service's memory, and finds out where it is.
+    pub(super) fn register_pool(&mut self, pool: &Arc<Region>) {
+        self.driver.register(pool);
+        let node = node_of_region(pool).filter(|_| !self.served.is_empty());
+        let place = node.map_or(Place::UNKNOWN, |node| self.near.place_of_node(node));
+        self.pool = Some((Arc::clone(pool), place));
+    }
+
+    /// A payload moves between a region and the peer of this connection.
+    pub(super) fn count_served(&mut self, id: ConnectionId, region: &Arc<Region>) {
+        let (Some((device, _)), Some((pool, place))) = (self.driver.rail(id), &self.pool) else { return };
+        let place = if Arc::ptr_eq(pool, region) { *place } else { Place::UNKNOWN };
+        let same_node = self.table.of(device as u16, place).same_node;
+        if let Some(counts) = self.served.get_mut(device) {
+            counts.count(same_node);
+        }
     }
 
     fn open(&mut self, devices: &RdmaDevices, poller: &Poller) {

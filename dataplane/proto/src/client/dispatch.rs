@@ -1,6 +1,8 @@
 //! Late binding: slices wait with the peer, by class, and are given to a lane when its rail has room.
 //!
-//! A *group* is all rails of one path to one peer; its lanes are equal within a rail. What is posted is bounded by a
+//! A *group* is all rails of one path to one peer; its lanes are equal within a rail. Where the rails are over devices,
+//! a slice takes the nearest to its memory at both ends, and farther ones only while those are not in order; so slices
+//! of different places wait apart (`waiting`). What is posted is bounded by a
 //! few milliseconds of the rail's measured rate, so that what comes later and matters more is not behind much. Small
 //! slices have room of their own, and while they share a group with bulk, the first lane of each rail is theirs alone:
 //! a small request is never behind a large one on a connection.
@@ -9,11 +11,12 @@ use super::lane::{Cause, Endpoint};
 use super::metrics::RailBooks;
 use super::options::RailAddress;
 use super::path::Path;
-use super::table::{NOWHERE, slice_id};
+use super::table::NOWHERE;
 use super::types::{PeerId, SliceId};
+use super::waiting::Waiting;
 use super::{Client, Config};
 use crate::limits::Limits;
-use crate::sched::{Candidate, Choice, ClassQueue, Kinds, Priority, Rail, Ticket, pick};
+use crate::sched::{Candidate, Choice, Health, Priority, Rail, Ticket, pick};
 
 /// Bytes of small slices that a rail may have posted beside bulk; those of the highest class may have twice as many.
 const SMALL_WINDOW_BYTES: u64 = 1 << 20;
@@ -27,7 +30,10 @@ const STALL_FACTOR: f64 = 8.0;
 pub(super) struct Group {
     pub(super) path: Path,
     pub(super) rails: Vec<u32>,
-    pub(super) queue: ClassQueue,
+    /// What waits, by where its memory is; the first of them for what may take any rail.
+    pub(super) waiting: Vec<Waiting>,
+    /// Whose turn it is among those.
+    pub(super) turn: usize,
     dirty: bool,
     /// Until when it is not used, as it does not lead to the peer from here, and why.
     pub(super) unavailable: Option<(u64, String)>,
@@ -49,7 +55,7 @@ pub(super) struct RailEntry {
 
 /// What a lane is wanted for.
 #[derive(Clone, Copy)]
-struct Ask {
+pub(super) struct Ask {
     bytes: u64,
     small: bool,
     high: bool,
@@ -59,11 +65,19 @@ struct Ask {
     avoid: u32,
     /// Bytes of its request that are not done.
     open_bytes: u64,
+    /// Which of the group's queues it is of.
+    queue: u8,
 }
 
 impl Group {
     pub(super) fn new(path: Path, rails: Vec<u32>) -> Self {
-        Self { path, rails, queue: ClassQueue::new(), dirty: false, unavailable: None, express_until_ns: 0 }
+        let waiting = vec![Waiting::default()];
+        Self { path, rails, waiting, turn: 0, dirty: false, unavailable: None, express_until_ns: 0 }
+    }
+
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.iter().all(|waiting| waiting.queue.is_empty())
     }
 }
 
@@ -78,30 +92,33 @@ impl Client {
     /// Gives a slice to a lane if one has room and nothing waits, else to the group's queue.
     pub(super) fn enter_group(&mut self, id: SliceId, peer: PeerId, number: u8) {
         let now_ns = self.now_ns;
+        let queue = self.queue_for(id.index, peer.0, number);
         let slice = self.slices.at(id.index);
-        (slice.peer, slice.group, slice.queued_ns) = (peer.0, number, now_ns);
+        (slice.peer, slice.group, slice.queue, slice.queued_ns) = (peer.0, number, queue, now_ns);
         let bytes = slice.load_bytes();
         let batch = slice.batch.index;
         let ticket = Ticket { bytes, small: self.config.is_small(bytes), ..self.batches.at(batch).ticket };
         let ask = self.ask(id.index, ticket.small, ticket.priority);
         let group = &mut self.peers[peer.0 as usize].groups[usize::from(number)];
-        if ticket.small && (group.queue.has(false) || self.has_bulk(peer.0, number)) {
+        let large = group.waiting.iter().any(|waiting| waiting.queue.has(false));
+        if ticket.small && (large || self.has_bulk(peer.0, number)) {
             self.peers[peer.0 as usize].groups[usize::from(number)].express_until_ns =
                 now_ns.saturating_add(EXPRESS_NS);
         }
         let group = &self.peers[peer.0 as usize].groups[usize::from(number)];
         // Where nothing of its size waits, its turn is now.
-        let next = group.queue.is_empty() || ticket.small && !group.queue.has(true);
+        let waiting = &group.waiting[usize::from(queue)].queue;
+        let next = waiting.is_empty() || ticket.small && !waiting.has(true);
         let lane = if next { self.choose(group, ask) } else { None };
         if let Some(lane) = lane {
             self.bind(id, lane);
-            if !ticket.small {
+            if !ticket.small || self.is_far(peer.0, number, queue, lane) {
                 self.try_paused(peer.0, number);
             }
             return;
         }
         let group = &mut self.peers[peer.0 as usize].groups[usize::from(number)];
-        let place = group.queue.push(id.index, &ticket, now_ns);
+        let place = group.waiting[usize::from(queue)].queue.push(id.index, &ticket, now_ns);
         self.slices.at(id.index).place = place;
         self.mark_group(peer.0, number);
     }
@@ -111,15 +128,15 @@ impl Client {
         group.rails.iter().any(|&rail| self.rails[rail as usize].rail.inflight_bytes().0 > 0)
     }
 
-    fn ask(&mut self, index: u32, small: bool, priority: Priority) -> Ask {
+    pub(super) fn ask(&mut self, index: u32, small: bool, priority: Priority) -> Ask {
         let slice = self.slices.at(index);
-        let (bytes, task, batch) = (slice.load_bytes(), slice.task, slice.batch.index);
+        let (bytes, task, batch, queue) = (slice.load_bytes(), slice.task, slice.batch.index, slice.queue);
         let avoid = if slice.attempts > 0 { slice.rail } else { NOWHERE };
         let open = u64::from(self.batches.at(batch).open_slices[task as usize]);
-        Ask { bytes, small, high: priority == Priority::High, only: false, avoid, open_bytes: open * bytes }
+        Ask { bytes, small, high: priority == Priority::High, only: false, avoid, open_bytes: open * bytes, queue }
     }
 
-    fn bind(&mut self, id: SliceId, lane: u32) {
+    pub(super) fn bind(&mut self, id: SliceId, lane: u32) {
         let entry = &mut self.lanes[lane as usize];
         entry.queue.push_back(id);
         if entry.first == NOWHERE {
@@ -168,7 +185,7 @@ impl Client {
 
     pub(super) fn mark_group(&mut self, peer: u32, number: u8) {
         let group = &mut self.peers[peer as usize].groups[usize::from(number)];
-        if !group.dirty && !group.queue.is_empty() {
+        if !group.dirty && !group.is_empty() {
             group.dirty = true;
             self.dirty_groups.push_back((peer, number));
         }
@@ -190,40 +207,33 @@ impl Client {
         }
     }
 
-    /// Binds what waits for a group to lanes while there is room; connects more lanes for the rest.
-    fn dispatch(&mut self, peer: u32, number: u8) {
-        let now_ns = self.now_ns;
-        let mut kinds = Kinds { small: true, large: true };
-        loop {
-            let group = &mut self.peers[peer as usize].groups[usize::from(number)];
-            let Some(next) = group.queue.next(kinds, now_ns) else { break };
-            let ask = self.ask(next.item, next.small, next.priority);
-            let group = &self.peers[peer as usize].groups[usize::from(number)];
-            let Some(lane) = self.choose(group, ask) else {
-                if next.small {
-                    // One of a higher class may have room where this one has none, but those come first anyway.
-                    kinds.small = false;
-                } else {
-                    kinds.large = false;
-                }
-                continue;
-            };
-            self.peers[peer as usize].groups[usize::from(number)].queue.take(next.place, now_ns);
-            self.slices.at(next.item).place = NOWHERE;
-            let id = slice_id(next.item, self.slices.generation(next.item));
-            self.bind(id, lane);
-        }
-        self.connect_more(peer, number);
-    }
-
     /// The lane for a slice now, or none: then it waits.
-    fn choose(&self, group: &Group, ask: Ask) -> Option<u32> {
+    pub(super) fn choose(&self, group: &Group, ask: Ask) -> Option<u32> {
         let express = !ask.small && self.now_ns < group.express_until_ns;
         if let [rail] = group.rails[..] {
             return self.lane_of(rail, Ask { only: true, ..ask }, express);
         }
-        let usable = group.rails.iter().filter(|&&rail| self.is_up(rail));
-        let candidates = usable.clone().map(|&rail| {
+        let costs = &group.waiting[usize::from(ask.queue)].costs;
+        let mut cost = 0;
+        loop {
+            let (lane, settled) = self.choose_at(group, ask, express, cost);
+            if lane.is_some() || settled {
+                return lane;
+            }
+            // The rails at this distance are not in order: the next nearest help.
+            cost = costs.iter().copied().filter(|&other| other > cost).min()?;
+        }
+    }
+
+    /// The lane for a slice on the rails at this distance; and whether those are in order, one at least, so that none
+    /// farther away is to be looked at.
+    fn choose_at(&self, group: &Group, ask: Ask, express: bool, cost: u8) -> (Option<u32>, bool) {
+        let costs = &group.waiting[usize::from(ask.queue)].costs;
+        let here = group.rails.iter().enumerate().filter(|(at, _)| costs.get(*at).copied().unwrap_or(0) == cost);
+        let here = here.map(|(_, &rail)| rail);
+        let settled = here.clone().any(|rail| rail != ask.avoid && self.is_settled(rail));
+        let usable = here.filter(|&rail| self.is_up(rail));
+        let candidates = usable.clone().map(|rail| {
             let entry = &self.rails[rail as usize].rail;
             Candidate {
                 predicted_ns: entry.predict_ns(ask.bytes, ask.small, self.now_ns),
@@ -232,16 +242,31 @@ impl Client {
                 avoid: rail == ask.avoid,
             }
         });
-        match pick(candidates, ask.open_bytes) {
+        let lane = match pick(candidates, ask.open_bytes) {
             Choice::Rail(position) => {
-                let rail = *usable.clone().nth(position).expect("a rail that was offered");
+                let rail = usable.clone().nth(position).expect("a rail that was offered");
                 self.lane_of(rail, ask, express)
             }
             Choice::Wait | Choice::Nowhere => None,
-        }
+        };
+        (lane, settled)
     }
 
-    fn is_up(&self, rail: u32) -> bool {
+    /// Whether a rail can be relied on: it never failed, or has earned its trust back since. One that is not connected
+    /// yet is about to be.
+    pub(super) fn is_settled(&self, rail: u32) -> bool {
+        let entry = &self.rails[rail as usize].rail;
+        entry.health() == Health::Healthy && entry.is_trusted(self.window_of(rail))
+    }
+
+    /// Whether a lane's rail is not one of the nearest.
+    fn is_far(&self, peer: u32, number: u8, queue: u8, lane: u32) -> bool {
+        let group = &self.peers[peer as usize].groups[usize::from(number)];
+        let mut costs = group.waiting[usize::from(queue)].costs.iter().zip(&group.rails);
+        costs.any(|(cost, rail)| *cost > 0 && *rail == self.lanes[lane as usize].rail)
+    }
+
+    pub(super) fn is_up(&self, rail: u32) -> bool {
         self.rails[rail as usize].lanes.iter().any(|&lane| self.lanes[lane as usize].state == Endpoint::Ready)
     }
 
@@ -279,36 +304,6 @@ impl Client {
         self.rails[rail as usize].rail.window_bytes(self.config.post_ahead_ns, least)
     }
 
-    /// What still waits has found no room: as many more lanes are connected as it would fill, one of each rail first.
-    fn connect_more(&mut self, peer: u32, number: u8) {
-        let group = &self.peers[peer as usize].groups[usize::from(number)];
-        if group.queue.is_empty() {
-            return;
-        }
-        let mut wanted = group.queue.bytes().div_ceil(self.config.slice_bytes.max(Limits::SLICE_BYTES_LEAST)).max(1);
-        for position in 0..usize::from(self.config.lanes.max(1)) {
-            for number_of_rail in 0..self.peers[peer as usize].groups[usize::from(number)].rails.len() {
-                let rail = self.peers[peer as usize].groups[usize::from(number)].rails[number_of_rail];
-                let entry = &self.rails[rail as usize];
-                let Some(&lane) = entry.lanes.get(position) else { continue };
-                // A rail that is paused is tried by its first lane only, and others are connected regardless.
-                let paused = entry.rail.health() == crate::sched::Health::Paused;
-                if paused && position > 0 {
-                    continue;
-                }
-                let coming = match self.lanes[lane as usize].state {
-                    Endpoint::Idle => self.connect(lane),
-                    Endpoint::Connecting | Endpoint::Greeting => true,
-                    Endpoint::Ready | Endpoint::Resetting => false,
-                };
-                wanted -= u64::from(coming && !paused);
-                if wanted == 0 {
-                    return;
-                }
-            }
-        }
-    }
-
     /// Connects the rails whose pause is over, by their first lanes: where the others are so fast that nothing ever
     /// waits, those would stay alone.
     fn try_paused(&mut self, peer: u32, number: u8) {
@@ -316,7 +311,7 @@ impl Client {
         for position in 0..if rails > 1 { rails } else { 0 } {
             let rail = self.peers[peer as usize].groups[usize::from(number)].rails[position];
             let entry = &self.rails[rail as usize];
-            let over = entry.rail.health() == crate::sched::Health::Paused && entry.rail.is_hopeful(self.now_ns);
+            let over = entry.rail.health() == Health::Paused && entry.rail.is_hopeful(self.now_ns);
             if let Some(&lane) = entry.lanes.first()
                 && over
                 && self.lanes[lane as usize].state == Endpoint::Idle
@@ -324,15 +319,6 @@ impl Client {
                 self.connect(lane);
             }
         }
-    }
-
-    /// Takes all that waits for a group out of its queue.
-    pub(super) fn drain_group(&mut self, peer: usize, number: usize) -> Vec<u32> {
-        let waiting = self.peers[peer].groups[number].queue.drain();
-        for &index in &waiting {
-            self.slices.at(index).place = NOWHERE;
-        }
-        waiting
     }
 
     /// A lane is ready for use.

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use super::Client;
+use super::near::NodeCounts;
 use super::options::RailDevices;
 use super::path::{Path, Transport, Via};
 use super::table::{NOWHERE, Slice};
@@ -33,6 +34,10 @@ pub struct RailCounts {
     pub slow: u64,
     /// Times that it was found not to lead to the peer from here.
     pub unavailable: u64,
+    /// Slices done on a rail over devices, by whether our device and our memory are on one NUMA node.
+    pub own_node: NodeCounts,
+    /// The same of the peer's device and its memory, as far as the peer told.
+    pub peer_node: NodeCounts,
     /// Time from waiting for a lane to being bound to one.
     pub queue: Histogram,
     /// Time from being bound to being done.
@@ -55,6 +60,8 @@ impl RailCounts {
         self.pauses += other.pauses;
         self.slow += other.slow;
         self.unavailable += other.unavailable;
+        self.own_node.add(&other.own_node);
+        self.peer_node.add(&other.peer_node);
         self.queue.merge(&other.queue);
         self.service.merge(&other.service);
     }
@@ -70,6 +77,8 @@ impl RailCounts {
             pauses: self.pauses.saturating_sub(base.pauses),
             slow: self.slow.saturating_sub(base.slow),
             unavailable: self.unavailable.saturating_sub(base.unavailable),
+            own_node: self.own_node.beyond(&base.own_node),
+            peer_node: self.peer_node.beyond(&base.peer_node),
             queue: self.queue.beyond(&base.queue),
             service: self.service.beyond(&base.service),
         }
@@ -283,14 +292,24 @@ impl Client {
         }
     }
 
+    /// Whether a slice's memory and the device are on one node, at our end and at the peer's; none on a rail without
+    /// devices.
+    fn nodes_of(&self, slice: &Slice) -> Option<(Option<bool>, Option<bool>)> {
+        let devices = self.rails[slice.rail as usize].address?.rdma?;
+        let (ours, theirs) = self.places_of(&slice.request);
+        let peer = &self.peers[slice.peer as usize].near;
+        Some((self.near.of(devices.own, ours).same_node, peer.of(devices.peer, theirs).same_node))
+    }
+
     /// A slice that was on a rail has ended, and has left it.
     pub(super) fn count_end(&mut self, slice: &Slice, status: Status) {
         if slice.rail == NOWHERE {
             return;
         }
         let now_ns = self.now_ns;
-        let config = &self.config;
         let bytes = slice.load_bytes();
+        let nodes = self.nodes_of(slice);
+        let config = &self.config;
         let entry = &mut self.rails[slice.rail as usize];
         let transport = Transport::of(entry.path, slice.via);
         let counts = entry.books.of(transport);
@@ -299,6 +318,10 @@ impl Client {
             entry.rail.done(moved, config.is_small(bytes), slice.posted_ns, now_ns);
             counts.operations += 1;
             counts.bytes += moved;
+            if let Some((own, peer)) = nodes {
+                counts.own_node.count(own);
+                counts.peer_node.count(peer);
+            }
             counts.queue.add(slice.posted_ns.saturating_sub(slice.queued_ns));
             counts.service.add(now_ns.saturating_sub(slice.posted_ns));
             self.peers[slice.peer as usize].retries.earn();

@@ -23,6 +23,7 @@ mod flush;
 mod gather;
 mod lane;
 mod metrics;
+mod near;
 mod options;
 mod path;
 mod peers;
@@ -32,6 +33,7 @@ mod route;
 mod submit;
 mod table;
 mod types;
+mod waiting;
 
 #[cfg(test)]
 mod tests;
@@ -43,6 +45,7 @@ use fences::Fences;
 use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
 pub use metrics::{Failovers, RailCounts, RailMetrics, SlowOperation};
+pub use near::{Near, Nearness, NodeCounts, Place};
 pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
 pub use path::{Path, PeerKind, Transport, Via};
 use table::{Batch, Slice, Table, Wire};
@@ -70,6 +73,9 @@ pub struct Client {
     free_lanes: Vec<u32>,
     rails: Vec<RailEntry>,
     free_rails: Vec<u32>,
+    /// How near our devices are to our memory, and where each buffer of the host's is.
+    near: Near,
+    places: Vec<Place>,
     /// When lanes may connect again or must have been welcomed: at most one entry for each.
     alarms: BTreeSet<(u64, u32)>,
     batches: Table<Batch>,
@@ -107,6 +113,8 @@ pub struct Client {
 struct Peer {
     address: PeerAddress,
     groups: Vec<Group>,
+    /// How near its devices are to its memory, where it told.
+    near: Near,
     retries: RetryBudget,
     fences: Fences,
     /// The caller knows its id: it stays for good. Others come and go with the maps.
@@ -130,6 +138,8 @@ impl Client {
             free_lanes: Vec::new(),
             rails: Vec::new(),
             free_rails: Vec::new(),
+            near: Near::default(),
+            places: Vec::new(),
             alarms: BTreeSet::new(),
             batches: Table::new(),
             slices: Table::new(),

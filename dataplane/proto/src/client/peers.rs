@@ -7,6 +7,7 @@ use super::dispatch::{Group, RailEntry};
 use super::fences::Fences;
 use super::lane::{Cause, Endpoint, Lane};
 use super::metrics::RailBooks;
+use super::near::{Near, Place};
 use super::options::{RailAddress, RailDevices};
 use super::path::{Path, PeerKind, Transport, Via};
 use super::table::NOWHERE;
@@ -33,9 +34,29 @@ impl Client {
     /// The peer at this address, reached over these rails (at most [`Limits::RAILS`]; further ones are not used); its
     /// own address names it and is not used beside them. A peer that is known already keeps the rails that it has.
     pub fn open_peer_over(&mut self, address: PeerAddress, rails: &[RailAddress]) -> PeerId {
-        let peer = self.peer_at(address, &rails[..rails.len().min(Limits::RAILS)]);
+        let peer = self.peer_at(address, &rails[..rails.len().min(Limits::RAILS)], Near::default());
         self.peers[peer.0 as usize].pinned = true;
         peer
+    }
+
+    /// The peer at this address, whose devices are this near to its memory: see [`Near::pairs`]. A peer that is known
+    /// already keeps what it has.
+    pub fn open_peer_near(&mut self, address: PeerAddress, near: Near) -> PeerId {
+        let peer = self.peer_at(address, &[], near);
+        self.peers[peer.0 as usize].pinned = true;
+        peer
+    }
+
+    /// Says where a buffer of the host's is, by the host's number of the place.
+    pub fn set_buffer_place(&mut self, buffer: u32, place: Place) {
+        let index = buffer as usize;
+        if index >= self.places.len() {
+            if place == Place::UNKNOWN {
+                return;
+            }
+            self.places.resize(index + 1, Place::UNKNOWN);
+        }
+        self.places[index] = place;
     }
 
     /// Leaves a peer that the caller opened. What is still asked of its segments ends with
@@ -66,7 +87,7 @@ impl Client {
         true
     }
 
-    fn peer_at(&mut self, address: PeerAddress, rails: &[RailAddress]) -> PeerId {
+    fn peer_at(&mut self, address: PeerAddress, rails: &[RailAddress], near: Near) -> PeerId {
         if let Some(&peer) = self.peer_index.get(&address) {
             return peer;
         }
@@ -76,6 +97,7 @@ impl Client {
             next
         });
         self.peers[peer.0 as usize] = Peer::new(address.clone());
+        self.peers[peer.0 as usize].near = near;
         self.take_left_fences(peer);
         let several = self.config.lanes.max(1);
         match address.kind {
@@ -84,7 +106,7 @@ impl Client {
                     self.add_group(peer, Path::Shared, &[], 1);
                 }
                 let (rdma, plain): (Vec<_>, Vec<_>) = rails.iter().copied().partition(|rail| rail.rdma.is_some());
-                let rdma = if rdma.is_empty() { self.rdma_rails(address.tcp) } else { rdma };
+                let rdma = if rdma.is_empty() { self.rdma_rails(address.tcp, peer) } else { rdma };
                 if !rdma.is_empty() {
                     self.add_group(peer, Path::Rdma, &rdma, several);
                 }
@@ -101,23 +123,22 @@ impl Client {
         peer
     }
 
-    /// One rail from each of our devices to the peer's of the same number.
-    fn rdma_rails(&self, tcp: std::net::SocketAddr) -> Vec<RailAddress> {
-        let devices = self.config.rdma.iter().take(Limits::RAILS).enumerate();
-        let rail = |(number, &speed): (usize, &u64)| RailAddress {
-            local: None,
-            tcp,
-            bytes_per_second: if speed == 0 { NETWORK_BYTES_PER_SECOND } else { speed },
-            tier: 0,
-            rdma: Some(RailDevices { own: number as u16, peer: number as u16 }),
+    /// The rails from our devices to the peer's.
+    fn rdma_rails(&self, tcp: std::net::SocketAddr, peer: PeerId) -> Vec<RailAddress> {
+        let pairs = self.near.pairs(self.config.rdma.len(), &self.peers[peer.0 as usize].near);
+        let rail = |devices: RailDevices| {
+            let speed = self.config.rdma[usize::from(devices.own)];
+            let bytes_per_second = if speed == 0 { NETWORK_BYTES_PER_SECOND } else { speed };
+            RailAddress { local: None, tcp, bytes_per_second, tier: 0, rdma: Some(devices) }
         };
-        devices.map(rail).collect()
+        pairs.into_iter().map(rail).collect()
     }
 
-    /// Which RDMA devices this host has: see [`Config::rdma`](super::Config::rdma). For peers that are opened from now
-    /// on.
-    pub fn set_rdma(&mut self, bytes_per_second: Vec<u64>) {
+    /// Which RDMA devices this host has (see [`Config::rdma`](super::Config::rdma)), and how near they are to its
+    /// memory. For peers that are opened from now on.
+    pub fn set_rdma(&mut self, bytes_per_second: Vec<u64>, near: Near) {
         self.config.rdma = bytes_per_second;
+        self.near = near;
     }
 
     /// The peer said that it does not do what this lane is for: for a while its path is not tried, and what waited for
@@ -200,7 +221,7 @@ impl Client {
             return Some(peer);
         }
         let address = address_of(map, member, shard, &self.config.host)?;
-        let peer = self.peer_at(address, &[]);
+        let peer = self.peer_at(address, &[], Near::default());
         self.owner_peers[member][shard] = Some(peer);
         Some(peer)
     }
@@ -253,7 +274,7 @@ impl Client {
             lane.state == Endpoint::Idle && lane.first == NOWHERE
         });
         let entry = &mut self.peers[peer.0 as usize];
-        let waits = entry.groups.iter().any(|group| !group.queue.is_empty());
+        let waits = entry.groups.iter().any(|group| !group.is_empty());
         if !entry.departed || entry.groups.is_empty() || !quiet || waits {
             return;
         }
@@ -274,7 +295,7 @@ impl Peer {
     fn new(address: PeerAddress) -> Self {
         let retries = RetryBudget::new(Limits::RETRY_BURST);
         let fences = Fences::default();
-        Self { address, groups: Vec::new(), retries, fences, pinned: false, departed: false }
+        Self { address, groups: Vec::new(), near: Near::default(), retries, fences, pinned: false, departed: false }
     }
 }
 

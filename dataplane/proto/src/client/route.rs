@@ -111,8 +111,8 @@ impl Client {
         let slice = self.slices.at(index);
         let place = core::mem::replace(&mut slice.place, NOWHERE);
         if place != NOWHERE {
-            let (peer, group) = (slice.peer as usize, usize::from(slice.group));
-            self.peers[peer].groups[group].queue.remove(place);
+            let (peer, group, queue) = (slice.peer as usize, usize::from(slice.group), usize::from(slice.queue));
+            self.peers[peer].groups[group].waiting[queue].queue.remove(place);
             return;
         }
         if slice.lane == NOWHERE {

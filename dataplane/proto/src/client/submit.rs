@@ -196,6 +196,7 @@ impl Client {
             state: SliceState::Queued,
             peer: 0,
             group: 0,
+            queue: 0,
             place: NOWHERE,
             rail: NOWHERE,
             begun_ns: self.now_ns,

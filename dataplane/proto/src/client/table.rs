@@ -181,6 +181,8 @@ pub(super) struct Slice {
     /// The peer and the group of its rails that it waits for or is in flight to.
     pub(super) peer: u32,
     pub(super) group: u8,
+    /// Which of the group's queues it waits in.
+    pub(super) queue: u8,
     /// Its place in that group's queue; `NOWHERE` while it is not in it.
     pub(super) place: u32,
     /// The rail that carries it, or carried it last.

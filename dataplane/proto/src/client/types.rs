@@ -4,6 +4,7 @@ use core::fmt;
 use core::ops::Range;
 use std::net::SocketAddr;
 
+use super::near::Place;
 use super::path::{Path, PeerKind, Via};
 use crate::digest::Digest;
 use crate::frame::Header;
@@ -144,6 +145,8 @@ pub struct SegmentTarget {
     pub offset: u64,
     /// Whether it can be mapped over the shared path.
     pub shareable: bool,
+    /// Where its memory is, by the peer's number.
+    pub place: Place,
 }
 
 /// One request of a batch.

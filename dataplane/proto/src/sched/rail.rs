@@ -136,6 +136,12 @@ impl Rail {
         }
     }
 
+    /// Whether it may carry a whole window: it never failed, or has carried enough since.
+    #[must_use]
+    pub const fn is_trusted(&self, window_bytes: u64) -> bool {
+        self.bite_bytes >= window_bytes
+    }
+
     /// A slice is posted.
     pub fn book(&mut self, bytes: u64, small: bool, now_ns: u64) {
         if small {

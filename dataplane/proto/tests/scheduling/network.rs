@@ -153,6 +153,7 @@ impl Network {
             segment: SegmentId { index: 1, generation: 1 },
             offset: self.offset,
             shareable: false,
+            place: kvplane_proto::client::Place::UNKNOWN,
         };
         let local = Local { buffer: 0, offset: self.offset, bytes };
         let batch =

@@ -196,6 +196,8 @@ pub struct Rdma {
     open: usize,
     counter: u64,
     now_ns: u64,
+    /// Of the devices, how many of the first peers are given.
+    preferred: usize,
 }
 
 impl Rdma {
@@ -228,6 +230,7 @@ impl Rdma {
             open: 0,
             counter: 0,
             now_ns: 0,
+            preferred: 0,
         }
     }
 
@@ -242,6 +245,11 @@ impl Rdma {
         nic.watch(poller, index as u32).map_err(|error| RdmaError::NoDevice(format!("{}: {error}", device.name())))?;
         self.nics.push(nic);
         Ok(index)
+    }
+
+    /// Gives peers that connect one of the first so many devices, as long as one of those reaches them. 0: any.
+    pub const fn prefer(&mut self, devices: usize) {
+        self.preferred = devices;
     }
 
     /// The devices, by position: name, bits per second (0 when down or not known), and why it cannot be used, if so.

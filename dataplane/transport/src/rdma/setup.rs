@@ -113,15 +113,16 @@ impl Rdma {
         }
     }
 
-    /// Our device for an offer: the one of the same position among those that reach the peer, or the first.
+    /// Our device for an offer: the one of the same position among those that reach the peer, or the first; of the
+    /// preferred ones, if one of those does.
     fn nic_for(&self, offer: &Half) -> Option<usize> {
         let reaches = |nic: &usize| {
             let port = self.nics[*nic].port.as_ref().filter(|_| self.nics[*nic].failed.is_none());
             port.is_some_and(|(port, gids)| route(port, gids, offer).is_some())
         };
-        Some(usize::from(offer.rail))
-            .filter(|nic| *nic < self.nics.len() && reaches(nic))
-            .or_else(|| (0..self.nics.len()).find(reaches))
+        let preferred = if self.preferred == 0 { self.nics.len() } else { self.preferred.min(self.nics.len()) };
+        let wanted = usize::from(offer.rail).checked_rem(preferred);
+        wanted.filter(reaches).or_else(|| (0..self.nics.len()).find(reaches))
     }
 
     fn no_device(&self, offer: &Half) -> RdmaError {

@@ -78,6 +78,10 @@ pub(crate) struct Shape {
     /// other side's list. Without it, all.
     #[arg(long, alias = "rdma_devices", value_delimiter = ',')]
     rdma_devices: Vec<String>,
+    /// Which RDMA devices serve which memory: a matrix of Mooncake or a topology of TENT, as JSON or the path of a file
+    /// of it. Without it, it follows from where devices and memory are.
+    #[arg(long, alias = "nic_priority_matrix", default_value = "")]
+    nic_priority_matrix: String,
     /// Port of loopback for /metrics, what the shards counted as Prometheus text; 0 picks one. Without it, there is
     /// none.
     #[arg(long, alias = "metrics_port")]
@@ -180,7 +184,7 @@ impl Shape {
             runtime_directory: self.runtime_directory.clone(),
             pacing: self.pacing.map(Into::into),
             huge: HugePages::Try,
-            rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices)?,
+            rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices, &self.nic_priority_matrix)?,
             ssds: self.ssd.paths.clone(),
             tier: self.ssd.policy(),
             ..NodeConfig::local(cluster, self.pool)

@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use kvplane::{Explanation, TransferEngine, TransferEngineConfig, discover_machine, scheduler_affinity};
+use kvplane::{
+    Environment, Explanation, MemoryRails, RankedRail, RdmaConfig, TransferEngine, TransferEngineConfig,
+    discover_machine, scheduler_affinity,
+};
 use kvplane_topology::rails::{GivenMatrix, MAX_MATRIX_BYTES};
 use kvplane_topology::{
     CpuSet, Machine, PlanRequest, RailMatrix, Sysfs, cpulist, draw, hwloc, merge, plan, rail_matrix, synthetic,
@@ -40,7 +43,7 @@ pub(crate) struct Topology {
     format: Format,
     /// Say by which ways the engine of this name is reached from here, and why.
     #[arg(long, value_name = "PEER",
-        conflicts_with_all = ["shards", "cpus", "sysfs", "hwloc_xml", "synthetic", "matrix", "why"])]
+        conflicts_with_all = ["shards", "cpus", "sysfs", "hwloc_xml", "synthetic", "why"])]
     explain: Option<String>,
     /// As JSON; the same as --format json.
     #[arg(long, conflicts_with = "format")]
@@ -59,7 +62,7 @@ impl Topology {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let format = if self.json { Format::Json } else { self.format };
         if let Some(peer) = &self.explain {
-            return explain(peer, format == Format::Json);
+            return explain(peer, self.matrix.as_deref(), format == Format::Json);
         }
         let machine = self.machine()?;
         let here = self.sysfs.is_none() && self.hwloc_xml.is_none() && self.synthetic.is_none();
@@ -139,8 +142,10 @@ fn read_file(path: &Path, limit: usize) -> Result<String, Failure> {
 }
 
 /// Asks as an engine of the same machine and user would.
-fn explain(peer: &str, json: bool) -> Result<(), Failure> {
-    let engine = TransferEngine::start(TransferEngineConfig::default())?;
+fn explain(peer: &str, matrix: Option<&Path>, json: bool) -> Result<(), Failure> {
+    let environment = Environment::of_process()?;
+    let rdma = RdmaConfig { matrix: matrix.map(|path| path.display().to_string()), ..RdmaConfig::default() };
+    let engine = TransferEngine::start(TransferEngineConfig { environment, rdma, ..TransferEngineConfig::default() })?;
     let found = engine.explain(peer)?;
     if json {
         println!("{:#}", as_json(peer, &found));
@@ -165,7 +170,16 @@ fn as_json(peer: &str, found: &Explanation) -> serde_json::Value {
         })
         .collect();
     let chosen = serde_json::json!({ "mapped": found.for_mapped(), "pointers": found.for_pointers() });
-    serde_json::json!({ "peer": peer, "chosen": chosen, "transports": choices })
+    let rail = |rail: &RankedRail| {
+        let RankedRail { own, peer, rank, reason } = rail;
+        serde_json::json!({ "own": own, "peer": peer, "rank": rank, "reason": reason })
+    };
+    let memory = |one: &MemoryRails| {
+        let rails: Vec<_> = one.rails.iter().map(rail).collect();
+        serde_json::json!({ "own": one.own, "peer": one.peer, "rails": rails })
+    };
+    let rails: Vec<_> = found.rails.iter().map(memory).collect();
+    serde_json::json!({ "peer": peer, "chosen": chosen, "transports": choices, "rails": rails })
 }
 
 fn as_text(peer: &str, found: &Explanation) -> String {
@@ -181,6 +195,10 @@ fn as_text(peer: &str, found: &Explanation) -> String {
         if one.usable {
             text.push_str(&format!("{:17}mapped memory: {}; any other: {}\n", "", one.mapped, one.pointers));
         }
+    }
+    for one in &found.rails {
+        text.push('\n');
+        one.to_string().lines().for_each(|line| text.push_str(&format!("  {line}\n")));
     }
     text
 }

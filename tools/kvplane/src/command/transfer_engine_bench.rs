@@ -84,10 +84,12 @@ pub(crate) struct TransferEngineBench {
     /// with other transports.
     #[arg(long = "device_name", value_delimiter = ',')]
     device_name: Vec<String>,
-    /// Priorities of network cards: not used, as requests go over all devices, by what each is measured to serve.
+    /// Which RDMA devices serve which memory: a matrix of Mooncake or a topology of TENT, as JSON or the path of a file
+    /// of it. Without it, that of the variable `MC_CUSTOM_TOPO_JSON`,
+    /// or what follows from where devices and memory are. Not used with other transports.
     #[arg(long = "nic_priority_matrix", default_value = "")]
-    _nic_priority_matrix: String,
-    /// Finding network cards: --device_name is then not used.
+    nic_priority_matrix: String,
+    /// Finding network cards: --device_name and --nic_priority_matrix are then not used.
     #[arg(long = "auto_discovery", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     auto_discovery: bool,
@@ -187,7 +189,12 @@ impl TransferEngineBench {
     /// Devices are named for RDMA alone, as with Mooncake's tool.
     fn rdma(&self) -> Result<RdmaConfig, String> {
         let named = self.protocol == Transport::Rdma && !self.auto_discovery;
-        values::rdma("--device_name", self.protocol.rdma(), if named { &self.device_name } else { &[] })
+        values::rdma(
+            "--device_name",
+            self.protocol.rdma(),
+            if named { &self.device_name } else { &[] },
+            if named { &self.nic_priority_matrix } else { "" },
+        )
     }
 
     fn memory(&self, name: &str) -> Result<Arc<Region>, Failure> {

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::counts::{DeadlineGroup, Slow, Transport};
+use super::devices::Device;
 use super::qos::Report;
 use super::stats::CaseStats;
 
@@ -60,6 +61,8 @@ pub struct Beside {
     pub deadlines: Vec<DeadlineGroup>,
     /// What the transports counted.
     pub transports: Vec<Transport>,
+    /// What our RDMA devices did.
+    pub devices: Vec<Device>,
     /// Transfers that took long.
     pub slow: Vec<Slow>,
 }
@@ -67,10 +70,13 @@ pub struct Beside {
 /// All cases as JSON. `label` says what was run (operation, transport, machine).
 #[must_use]
 pub fn to_json(label: &str, cases: &[CaseStats], beside: &Beside) -> Value {
-    let Beside { qos, deadlines, transports, slow } = beside;
+    let Beside { qos, deadlines, transports, devices, slow } = beside;
     let mut all = json!({ "schema_version": 1, "label": label, "cases": cases, "transports": transports });
     if !qos.is_empty() {
         all["qos"] = json!(qos);
+    }
+    if !devices.is_empty() {
+        all["devices"] = json!(devices);
     }
     if !slow.is_empty() {
         all["slow"] = json!(slow);

@@ -28,7 +28,7 @@ struct Known {
 
 impl Known {
     fn open(initiator: &mut Initiator, peer: &Arc<Peer>) -> Self {
-        Self { peer: Arc::downgrade(peer), id: initiator.open_peer(peer.address.clone()), file: None }
+        Self { peer: Arc::downgrade(peer), id: initiator.open_peer_near(peer.address.clone(), peer.near()), file: None }
     }
 }
 
@@ -270,9 +270,9 @@ impl Core {
         self.initiator.as_ref().map_or_else(Default::default, |initiator| initiator.host_counters().zero_copy)
     }
 
-    pub(super) fn set_buffer(&mut self, index: u32, region: &Arc<Region>) {
+    pub(super) fn set_buffer(&mut self, index: u32, region: &Arc<Region>, location: &str) {
         if let Some(initiator) = &mut self.initiator {
-            initiator.set_buffer(index, Arc::clone(region));
+            initiator.set_buffer(index, Arc::clone(region), location);
         }
     }
 

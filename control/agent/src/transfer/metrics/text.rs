@@ -3,6 +3,7 @@
 use std::sync::PoisonError;
 
 use kvplane_engine::ShardSnapshot;
+use kvplane_proto::client::Transport;
 
 use super::exposition::Shown;
 use super::{Metrics, RailCounts};
@@ -52,6 +53,7 @@ fn series(text: &mut Text, shown: &[Shown]) {
         text.counter(name, help);
         shown.iter().for_each(|one| text.number(&labels(one), value(&one.counts)));
     }
+    nodes(text, shown);
     text.histogram("kvplane_transfer_queue_seconds", "Time that slices waited for the rail.");
     shown.iter().for_each(|one| text.times(&labels(one), &one.counts.queue));
     text.histogram("kvplane_transfer_service_seconds", "Time from being given to the rail to being done.");
@@ -63,6 +65,22 @@ fn series(text: &mut Text, shown: &[Shown]) {
     now.iter().for_each(|(labels, now)| text.number(labels, now.paused));
     text.gauge("kvplane_transfer_rail_bytes_per_second", "What the rail serves, as measured, or as taken.");
     now.iter().for_each(|(labels, now)| text.number(labels, now.bytes_per_second));
+}
+
+/// Whether memory and devices kept together.
+fn nodes(text: &mut Text, shown: &[Shown]) {
+    text.counter(
+        "kvplane_transfer_slices_by_node_total",
+        "Slices done over RDMA, by whether memory and device are on one NUMA node, at our end and at the peer's.",
+    );
+    for one in shown.iter().filter(|one| one.transport == Transport::Rdma) {
+        let [peer, transport, rail] = labels(one);
+        for (end, counts) in [("own", one.counts.own_node), ("peer", one.counts.peer_node)] {
+            for (node, count) in [("same", counts.same), ("other", counts.other), ("unknown", counts.unknown)] {
+                text.number(&[peer, transport, rail, ("end", end), ("node", node)], count);
+            }
+        }
+    }
 }
 
 fn whole(text: &mut Text, metrics: &Metrics) {

@@ -8,7 +8,10 @@ use crate::status::Status;
 
 fn write(peer: PeerId, segment: u32, shareable: bool, bytes: u64) -> Request {
     let segment = SegmentId { index: segment, generation: 1 };
-    Request::Write(SegmentTarget { peer, segment, offset: 0, shareable }, local(0, 0, bytes))
+    Request::Write(
+        SegmentTarget { peer, segment, offset: 0, shareable, place: crate::client::Place::UNKNOWN },
+        local(0, 0, bytes),
+    )
 }
 
 /// Carries out what the client wants, each copy in its own time; the first `closed` copies cannot be done.

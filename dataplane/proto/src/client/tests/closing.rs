@@ -24,6 +24,7 @@ fn reads(peer: PeerId, count: u64) -> Vec<Request> {
         segment: SegmentId { index: 0, generation: 1 },
         offset: 2 * number * PIECE_BYTES,
         shareable: true,
+        place: crate::client::Place::UNKNOWN,
     };
     (0..count).map(|number| Request::Read(target(number), local(0, 2 * number * PIECE_BYTES, PIECE_BYTES))).collect()
 }

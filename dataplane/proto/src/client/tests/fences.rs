@@ -15,7 +15,8 @@ fn two_lanes() -> Config {
 
 fn write(peer: PeerId, number: u64) -> Request {
     let segment = SegmentId { index: 1, generation: 1 };
-    let target = SegmentTarget { peer, segment, offset: number << 20, shareable: true };
+    let target =
+        SegmentTarget { peer, segment, offset: number << 20, shareable: true, place: crate::client::Place::UNKNOWN };
     Request::Write(target, local(0, number << 20, 200_000))
 }
 

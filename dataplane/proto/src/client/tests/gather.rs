@@ -15,7 +15,13 @@ fn one_lane() -> Config {
 
 fn target(rig: &mut Rig) -> SegmentTarget {
     let peer = rig.segment_peer(false);
-    SegmentTarget { peer, segment: SegmentId { index: 1, generation: 1 }, offset: 0, shareable: false }
+    SegmentTarget {
+        peer,
+        segment: SegmentId { index: 1, generation: 1 },
+        offset: 0,
+        shareable: false,
+        place: crate::client::Place::UNKNOWN,
+    }
 }
 
 fn at(target: SegmentTarget, offset: u64) -> SegmentTarget {

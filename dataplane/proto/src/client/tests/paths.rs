@@ -169,7 +169,13 @@ fn a_payload_that_ends_after_the_flush_opens_the_window() {
 
 fn target(rig: &mut Rig, shm: bool, offset: u64) -> SegmentTarget {
     let peer = rig.segment_peer(shm);
-    SegmentTarget { peer, segment: SegmentId { index: 1, generation: 1 }, offset, shareable: shm }
+    SegmentTarget {
+        peer,
+        segment: SegmentId { index: 1, generation: 1 },
+        offset,
+        shareable: shm,
+        place: crate::client::Place::UNKNOWN,
+    }
 }
 
 #[test]

@@ -76,7 +76,8 @@ impl World {
         }
         let peer = rig.segment_peer(shared);
         let segment = SegmentId { index: 1, generation: 1 };
-        let segment = SegmentTarget { peer, segment, offset: 0, shareable: shared };
+        let segment =
+            SegmentTarget { peer, segment, offset: 0, shareable: shared, place: crate::client::Place::UNKNOWN };
         Self {
             rig,
             pending: Vec::new(),

@@ -1,7 +1,7 @@
 //! RDMA: which requests a device does alone, what stands in for it, and ways between several devices.
 
 use super::rig::{Rig, SECOND_NS, Seen, digest, local, stream_config};
-use crate::client::{Config, LaneId, Path, PeerId, Request, SegmentTarget, Via};
+use crate::client::{Config, LaneId, Near, Nearness, NodeCounts, Path, PeerId, Place, Request, SegmentTarget, Via};
 use crate::ids::SegmentId;
 use crate::message::Operation;
 use crate::status::Status;
@@ -9,7 +9,7 @@ use crate::status::Status;
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
 
 fn at(peer: PeerId, offset: u64) -> SegmentTarget {
-    SegmentTarget { peer, segment: SEGMENT, offset, shareable: false }
+    SegmentTarget { peer, segment: SEGMENT, offset, shareable: false, place: crate::client::Place::UNKNOWN }
 }
 
 fn config(devices: usize) -> Config {
@@ -185,4 +185,102 @@ fn a_lane_that_ends_under_a_device_s_write_is_fenced_before_anything_more_is_ask
         assert_eq!(sent.contains(&Operation::Fence), write, "{sent:?}");
         assert_eq!(rig.finish(batch)[0].0, Status::Ok);
     }
+}
+
+/// Two devices on two nodes at both ends.
+fn two_nodes() -> Near {
+    let near = |same: bool| Nearness { tier: u8::from(!same), same_node: Some(same) };
+    Near::new(vec![vec![near(true), near(false)], vec![near(false), near(true)]])
+}
+
+/// A client whose buffer 0 is on node 0 and buffer 1 on node 1, and a peer of two nodes.
+fn two_sockets() -> (Rig, PeerId) {
+    let mut rig = Rig::new(Config { slice_bytes: 4096, ..config(2) }, 1);
+    rig.client.set_rdma(vec![12_500_000_000; 2], two_nodes());
+    rig.client.set_buffer_place(0, Place::at(0));
+    rig.client.set_buffer_place(1, Place::at(1));
+    let address = crate::client::PeerAddress::native(([127, 0, 0, 1], 1001).into(), None);
+    let peer = rig.client.open_peer_near(address, two_nodes());
+    (rig, peer)
+}
+
+/// Slices done by the devices of each rail, and what was counted of nodes: ours, the peer's.
+fn carried(rig: &Rig) -> Vec<((u16, u16), u64, NodeCounts, NodeCounts)> {
+    let rails = rig.client.rail_metrics().filter(|rail| rail.counts.operations > 0);
+    let rail = |rail: crate::client::RailMetrics<'_>| {
+        let devices = rail.devices.expect("devices");
+        ((devices.own, devices.peer), rail.counts.operations, rail.counts.own_node, rail.counts.peer_node)
+    };
+    rails.map(rail).collect()
+}
+
+#[test]
+fn memory_goes_by_the_devices_of_its_node_at_both_ends() {
+    for ours in [0, 1] {
+        for theirs in [0, 1] {
+            let (mut rig, peer) = two_sockets();
+            let target = SegmentTarget { place: Place::at(usize::from(theirs)), ..at(peer, 0) };
+            let batch = rig.submit(&[Request::Write(target, local(u32::from(ours), 0, 1 << 20))]);
+            let (_, connected) = run(&mut rig, |_, _, _| false);
+            assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+            let same = NodeCounts { same: 256, ..NodeCounts::default() };
+            assert_eq!(carried(&rig), [((ours, theirs), 256, same, same)]);
+            assert_eq!(connected, [Path::Rdma], "only the nearest is connected");
+        }
+    }
+}
+
+#[test]
+fn farther_devices_help_only_while_the_near_ones_are_out_of_order() {
+    let (mut rig, peer) = two_sockets();
+    let request = Request::Write(SegmentTarget { place: Place::at(0), ..at(peer, 0) }, local(0, 0, 1 << 20));
+    let down = |rig: &mut Rig, lane: LaneId, _| rig.client.rail_of(lane).and_then(|rail| rail.rdma).unwrap().own == 0;
+    let batch = rig.submit(&[request]);
+    let (_, connected) = run(&mut rig, down);
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    assert!(connected.len() > 1);
+    let far: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.other).sum();
+    assert_eq!((far, carried(&rig)[0].0), (256, (1, 0)), "near to the peer's memory at least");
+    // Back again: it is tried, and after a while it has all.
+    for round in 0..20 {
+        rig.now_ns += SECOND_NS;
+        rig.client.handle_timeout(rig.now_ns);
+        let before: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.same).sum();
+        let batch = rig.submit(&[request]);
+        run(&mut rig, |_, _, _| false);
+        assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+        let after: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.same).sum();
+        if after - before == 256 {
+            return;
+        }
+        assert!(round < 19, "{:?}", carried(&rig));
+    }
+}
+
+#[test]
+fn what_waits_for_one_device_does_not_hold_up_memory_of_another_node() {
+    let (mut rig, peer) = two_sockets();
+    let to = |node: usize| SegmentTarget { place: Place::at(node), ..at(peer, (node as u64) << 24) };
+    let bulk = rig.submit(&[Request::Write(to(0), local(0, 0, 64 << 20))]);
+    let other = rig.submit(&[Request::Write(to(1), local(1, 0, 1 << 20))]);
+    // The first device never gets on: its copies stay with it.
+    let mut held = Vec::new();
+    loop {
+        let seen = rig.drain();
+        if seen.is_empty() {
+            break;
+        }
+        for seen in seen {
+            let device = match &seen {
+                Seen::Copy { lane, .. } => rig.client.rail_of(*lane).and_then(|rail| rail.rdma).unwrap().own,
+                _ => 1,
+            };
+            if device == 0 { held.push(seen) } else { rig.act(seen) }
+        }
+    }
+    assert!(rig.client.is_complete(other) && !rig.client.is_complete(bulk));
+    held.into_iter().for_each(|seen| rig.act(seen));
+    run(&mut rig, |_, _, _| false);
+    assert!([bulk, other].iter().all(|batch| rig.finish(*batch)[0].0 == Status::Ok));
+    rig.assert_empty();
 }

@@ -439,7 +439,7 @@ impl Rig {
             assert!(lane.releases.is_empty() && lane.aborts.is_empty() && lane.commits.is_empty());
         }
         for peer in &self.client.peers {
-            assert!(peer.groups.iter().all(|group| group.queue.is_empty()));
+            assert!(peer.groups.iter().all(|group| group.is_empty()));
         }
         for rail in &self.client.rails {
             assert_eq!(rail.rail.inflight_bytes(), (0, 0));

@@ -11,7 +11,13 @@ use crate::status::Status;
 
 fn target(rig: &mut Rig, offset: u64) -> SegmentTarget {
     let peer = rig.segment_peer(false);
-    SegmentTarget { peer, segment: SegmentId { index: 1, generation: 1 }, offset, shareable: false }
+    SegmentTarget {
+        peer,
+        segment: SegmentId { index: 1, generation: 1 },
+        offset,
+        shareable: false,
+        place: crate::client::Place::UNKNOWN,
+    }
 }
 
 fn ranges(frames: &[Sent]) -> Vec<(u64, u64)> {

@@ -17,7 +17,13 @@ fn refused(requests: &[Request]) -> SubmitError {
 }
 
 fn target(peer: u32, offset: u64) -> SegmentTarget {
-    SegmentTarget { peer: PeerId(peer), segment: SegmentId { index: 1, generation: 1 }, offset, shareable: false }
+    SegmentTarget {
+        peer: PeerId(peer),
+        segment: SegmentId { index: 1, generation: 1 },
+        offset,
+        shareable: false,
+        place: crate::client::Place::UNKNOWN,
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::status::Status;
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
 
 fn at(peer: PeerId, offset: u64, shareable: bool) -> SegmentTarget {
-    SegmentTarget { peer, segment: SEGMENT, offset, shareable }
+    SegmentTarget { peer, segment: SEGMENT, offset, shareable, place: crate::client::Place::UNKNOWN }
 }
 
 fn mooncake(rig: &mut Rig) -> PeerId {

@@ -82,6 +82,11 @@ pub(super) struct EngineFlags {
     /// target's list. Without it, all, or those of the variable `MC_TE_FILTERS`.
     #[arg(long = "rdma_devices", value_delimiter = ',')]
     rdma_devices: Vec<String>,
+    /// Which RDMA devices serve which memory: a matrix of Mooncake or a topology of TENT, as JSON or the path of a file
+    /// of it. Without it, that of the variable `MC_CUSTOM_TOPO_JSON`,
+    /// or what follows from where devices and memory are.
+    #[arg(long = "nic_priority_matrix", default_value = "")]
+    nic_priority_matrix: String,
     /// Whose protocol to speak to targets: kvplane where they have it (also: classic, tent), or mooncake.
     #[arg(long = "backend", value_enum, default_value = "kvplane")]
     pub(super) backend: Backend,
@@ -151,7 +156,7 @@ impl EngineFlags {
             open_to_network: self.open_to_network,
             native: !self.is_stock(),
             shared_memory: !matches!(way, Transport::Tcp | Transport::Rdma),
-            rdma: values::rdma("--rdma_devices", way.rdma(), &self.rdma_devices)?,
+            rdma: values::rdma("--rdma_devices", way.rdma(), &self.rdma_devices, &self.nic_priority_matrix)?,
             mapping: way != Transport::Cma,
             cma: way != Transport::Shm,
             tcp: !matches!(way, Transport::Shm | Transport::Cma),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use kvplane::{Metrics, Region, RegisterOptions, TransferEngine, ZeroCopyCounters, cpu};
 use kvplane_tools::tebench::counts::{DeadlineGroup, Slow, Transport as Counted};
+use kvplane_tools::tebench::devices::Device;
 use kvplane_tools::tebench::qos::{Report, Sample};
 use kvplane_tools::tebench::table::Beside;
 use kvplane_tools::tebench::{Case, CaseStats, Class, Samples, Step, classes, plot, stats, table};
@@ -128,6 +129,9 @@ impl Run<'_> {
         self.zero_copy.add(&metrics.zero_copy);
         for counts in &self.beside.transports {
             self.say(|| counts.line());
+        }
+        for device in &self.beside.devices {
+            self.say(|| device.line());
         }
         let lent = self.zero_copy;
         if lent.calls + lent.fallbacks > 0 {
@@ -263,6 +267,7 @@ impl Run<'_> {
                 service: rail.service.clone(),
             };
             counts.add(&mut self.beside.transports);
+            Device::add(rail, &mut self.beside.devices);
         }
         self.beside.slow.extend(metrics.slow.iter().map(Slow::of));
     }

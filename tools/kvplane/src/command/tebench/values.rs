@@ -75,14 +75,19 @@ fn missing_transport(text: &str) -> Option<String> {
     Some(format!("{text} is not available: this build has {what}"))
 }
 
-/// RDMA in this mode, over these devices of the flag; all of them when it names none.
-pub(crate) fn rdma(flag: &str, mode: RdmaUse, devices: &[String]) -> Result<RdmaConfig, String> {
+/// RDMA in this mode, over these devices of the flag; all of them when it names none. `matrix` says which of them serve
+/// which memory, as JSON or the path of a file of it; empty for what the machine's topology says.
+pub(crate) fn rdma(flag: &str, mode: RdmaUse, devices: &[String], matrix: &str) -> Result<RdmaConfig, String> {
     let names = devices.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
     let devices: Vec<String> = names.collect();
     if mode == RdmaUse::Never && !devices.is_empty() {
         return Err(format!("{flag} {}: RDMA is switched off by the other flags", devices.join(",")));
     }
-    Ok(RdmaConfig { devices, ..RdmaConfig::of(mode) })
+    if mode == RdmaUse::Never && !matrix.is_empty() {
+        return Err("a matrix of RDMA devices is given, and RDMA is switched off by the other flags".to_owned());
+    }
+    let matrix = (!matrix.is_empty()).then(|| matrix.to_owned());
+    Ok(RdmaConfig { devices, matrix, ..RdmaConfig::of(mode) })
 }
 
 /// A kind of memory. Only system memory is there.
@@ -183,10 +188,10 @@ mod tests {
     #[test]
     fn devices_are_named_for_rdma_only() {
         let list = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
-        let config = rdma("--x", RdmaUse::Require, &list(" mlx5_1,, mlx5_0 ")).unwrap();
+        let config = rdma("--x", RdmaUse::Require, &list(" mlx5_1,, mlx5_0 "), "/m").unwrap();
         assert_eq!((config.mode, config.devices), (RdmaUse::Require, list("mlx5_1,mlx5_0")));
-        assert!(rdma("--x", Transport::Any.rdma(), &list("")).unwrap().devices.is_empty());
-        let error = rdma("--x", Transport::Tcp.rdma(), &list("mlx5_0")).unwrap_err();
+        assert!(rdma("--x", Transport::Any.rdma(), &list(""), "").unwrap().devices.is_empty());
+        let error = rdma("--x", Transport::Tcp.rdma(), &list("mlx5_0"), "").unwrap_err();
         assert!(error.contains("--x mlx5_0"), "{error}");
     }
 
