@@ -65,6 +65,8 @@ pub(crate) fn pacing_of(word: &str) -> Result<Pacing, Failure> {
     match word {
         "spin" => Ok(Pacing::Spin),
         "adaptive" => Ok(Pacing::default()),
+        // Spins while something is under way, also where that takes long, and parks who has nothing to wait for.
+        "patient" => Ok(Pacing::Adaptive { window_ns: 5_000_000 }),
         "park" => Ok(Pacing::Park),
         _ => Err(format!("unknown pacing {word:?}").into()),
     }

@@ -72,7 +72,7 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
         }
     }
     drop(bed);
-    let mut bed = Bed::start(devices, "spin")?;
+    let mut bed = Bed::start(devices, "patient")?;
     for bytes in [64, 256, 1024, 4096] {
         let mut theirs = Series::new(format!("ib_write_lat, {bytes} B"), "us");
         let mut ours = Series::new(format!("ours, {bytes} B, half of there and back"), "us");
@@ -251,7 +251,7 @@ impl Bed {
     fn start(devices: [&str; 2], pacing: &str) -> Result<Self, Failure> {
         let directory = Directory::new()?;
         let other = Peer::start(&["perftest", devices[1], pacing, directory.text()])?;
-        let (engine, region) = engine(devices[0], Pacing::Spin, directory.text())?;
+        let (engine, region) = engine(devices[0], pacing_of("patient")?, directory.text())?;
         let (name, there) = other.said.split_once(' ').ok_or("the peer did not start")?;
         let (peer, there) = (engine.open_segment(name)?, there.parse()?);
         Ok(Self { side: Side { engine, region, peer, there }, number: 0, other, _directory: directory })

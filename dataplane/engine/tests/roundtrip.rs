@@ -52,12 +52,12 @@ enum Way {
 fn devices(name: &str) -> RdmaDevices {
     static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default()]));
     let options = RdmaOptions::default();
+    let near = Arc::default();
     if std::env::var("KVPLANE_TEST_TRANSPORT").is_ok_and(|network| network == "rdma") {
         let verbs = Verbs::open().expect("libibverbs");
-        return RdmaDevices { verbs, names: vec![name.to_owned()], preferred: 0, near: Arc::default(), options };
+        return RdmaDevices { verbs, names: vec![name.to_owned()], preferred: 0, near, options };
     }
-    let verbs = Verbs::loopback(&FABRIC);
-    RdmaDevices { verbs, names: Vec::new(), preferred: 0, near: Arc::default(), options }
+    RdmaDevices { verbs: Verbs::loopback(&FABRIC), names: Vec::new(), preferred: 0, near, options }
 }
 
 fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {

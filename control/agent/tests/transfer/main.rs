@@ -7,7 +7,6 @@ mod memory;
 mod names;
 mod namespaces;
 mod near;
-
 #[path = "../network/mod.rs"]
 mod network;
 mod processes;

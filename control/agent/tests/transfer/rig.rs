@@ -98,6 +98,8 @@ pub(crate) fn check(region: &Region, offset: usize, bytes: usize, seed: u64) {
 pub(crate) struct Side {
     pub(crate) engine: TransferEngine,
     pub(crate) region: Arc<Region>,
+    /// Nothing but RDMA may carry what it moves.
+    rdma_only: bool,
 }
 
 thread_local! {
@@ -108,14 +110,15 @@ thread_local! {
 impl Side {
     /// Engines over RDMA have the devices of one end and of the other in turns, so that neighbours meet over the wire.
     pub(crate) fn new(mut config: TransferEngineConfig, bytes: usize) -> Self {
-        if config.rdma.mode == RdmaUse::Require {
+        let rdma_only = config.rdma.mode == RdmaUse::Require;
+        if rdma_only {
             let end = if ASKS.replace(!ASKS.get()) { End::Asks } else { End::Serves };
             config.rdma.devices = network::devices(end);
         }
         let engine = TransferEngine::start(config).unwrap();
         let region = region(bytes);
         engine.register(Arc::clone(&region), &RegisterOptions::default()).unwrap();
-        Self { engine, region }
+        Self { engine, region, rdma_only }
     }
 
     /// The same with the devices of who is asked: for a process that serves.
@@ -142,12 +145,13 @@ impl Side {
 }
 
 impl Drop for Side {
-    /// Where RDMA took the place of TCP, no payload has gone by TCP.
+    /// What had to go by RDMA went by no other network.
     fn drop(&mut self) {
-        if network::over_rdma() && !std::thread::panicking() {
+        if self.rdma_only && !std::thread::panicking() {
             let rails = self.engine.metrics().rails;
-            let by_tcp: u64 = rails.iter().filter(|rail| rail.transport == Transport::Tcp).map(|rail| rail.bytes).sum();
-            assert_eq!(by_tcp, 0, "bytes went by TCP: {rails:?}");
+            let others = [Transport::Tcp, Transport::Shm, Transport::Cma];
+            let moved: u64 = rails.iter().filter(|rail| others.contains(&rail.transport)).map(|rail| rail.bytes).sum();
+            assert_eq!(moved, 0, "bytes went by others than RDMA: {rails:?}");
         }
     }
 }

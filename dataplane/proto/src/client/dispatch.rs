@@ -272,7 +272,7 @@ impl Client {
         costs.any(|(cost, rail)| *cost > 0 && *rail == self.lanes[lane as usize].rail)
     }
 
-    fn is_up(&self, rail: u32) -> bool {
+    pub(super) fn is_up(&self, rail: u32) -> bool {
         self.rails[rail as usize].lanes.iter().any(|&lane| self.lanes[lane as usize].state == Endpoint::Ready)
     }
 

@@ -95,9 +95,11 @@ impl Client {
             address.tcp = own.tcp;
         }
         // By then it must be connected and welcomed; a peer that says nothing does not hold the lane for good, and a
-        // dead rail among others is not waited for as long.
-        let several = self.peers[peer.0 as usize].groups[usize::from(rail.group)].rails.len() > 1;
-        let hello_ns = if several { Limits::RAIL_HELLO_NS } else { Limits::HELLO_NS };
+        // dead rail beside one that works is not waited for as long. Where none works the peer may just be slow, and
+        // giving all of them up early would charge what waits for it.
+        let group = &self.peers[peer.0 as usize].groups[usize::from(rail.group)];
+        let others = group.rails.iter().any(|&rail| self.is_up(rail));
+        let hello_ns = if others { Limits::RAIL_HELLO_NS } else { Limits::HELLO_NS };
         self.set_alarm(lane, Some(self.now_ns.saturating_add(hello_ns)));
         self.outputs.push_back(Output::Connect { lane: id, address, path });
         true

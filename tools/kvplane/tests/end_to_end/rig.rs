@@ -78,7 +78,46 @@ fn topology_draws_the_machine() {
     let run = |arguments: &[&str]| crate::support::finish(place.bare(arguments), &[]).text();
     let text = run(&["topology"]);
     print!("{text}");
-    assert!(text.contains("NUMA") || text.contains("node"), "{text}");
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let (drives, devices) = (count("RIG_NVME"), count("RIG_RXE"));
+    // With memory of its own, CXL is a node without CPUs.
+    let nodes = count("RIG_NUMA") + usize::from(count("RIG_CXL") > 0);
+    assert!(lines[0].starts_with(&format!("{nodes} NUMA nodes, 4 physical cores, 4 CPUs")), "{text}");
+    assert!(lines[1].ends_with("housekeeping on CPU 0"), "{text}");
+    // Each thing stands under its node: what the rig deals out in turns, drawn in turns.
+    let place = |name: &str| {
+        let at = lines.iter().position(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
+        let node = lines[..at].iter().rev().find_map(|line| line.strip_prefix("node ")).expect("a node above");
+        node.split([':', ' ']).next().unwrap().to_owned()
+    };
+    for drive in 0..drives {
+        let controller = format!("/sys/class/nvme/nvme{drive}/device/numa_node");
+        let node = fs::read_to_string(controller).unwrap().trim().to_owned();
+        assert_eq!(place(&format!("disk nvme{drive}n1:")), node, "{text}");
+    }
+    let on_pci = fs::exists("/sys/class/net/nic0/device").unwrap();
+    for device in 0..devices {
+        // The ends of virtual cables are nowhere, and nobody claims that they are near.
+        let node = if on_pci { (device % 2).to_string() } else { "unknown".to_owned() };
+        assert_eq!(place(&format!("rdma rxe{device}: port 1 active")), node, "{text}");
+        assert_eq!(place(&format!("nic nic{device}:")), node, "{text}");
+    }
+    if on_pci {
+        // What a good engineer would write by hand: the NICs of the node first, those of the other behind.
+        let row = |line: &str| lines.iter().any(|one| one.split_ascii_whitespace().eq(line.split(' ')));
+        assert!(devices == 4 && row("cpu:0 1 node 2 d21 1 node 2 d21"), "{text}");
+        assert!(row("cpu:1 2 d21 1 node 2 d21 1 node"), "{text}");
+        let matrix: serde_json::Value = serde_json::from_str(&run(&["topology", "--format", "mooncake"])).unwrap();
+        let wanted = serde_json::json!({
+            "cpu:0": [["rxe0", "rxe2"], ["rxe1", "rxe3"]], "cpu:1": [["rxe1", "rxe3"], ["rxe0", "rxe2"]],
+        });
+        assert_eq!(matrix, wanted);
+    }
     let drawn: serde_json::Value = serde_json::from_str(&run(&["topology", "--json"])).unwrap();
-    assert!(drawn.is_object(), "{drawn}");
+    assert_eq!(drawn["machine"]["cores"].as_array().map(Vec::len), Some(4), "{drawn}");
+}
+
+/// How many of a thing the machine has, by the rig's variable.
+fn count(variable: &str) -> usize {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
