@@ -19,7 +19,7 @@ use crate::limits::Limits;
 use crate::sched::{Candidate, Choice, Health, Priority, Rail, Ticket, pick};
 
 /// Bytes of small slices that a rail may have posted beside bulk; those of the highest class may have twice as many.
-const SMALL_WINDOW_BYTES: u64 = 1 << 20;
+pub(super) const SMALL_WINDOW_BYTES: u64 = 1 << 20;
 /// The first lanes stay free of bulk for this long after a small slice met bulk.
 const EXPRESS_NS: u64 = 100_000_000;
 
@@ -40,7 +40,7 @@ pub(super) struct Group {
     /// Until when it is not used, as it does not lead to the peer from here, and why.
     pub(super) unavailable: Option<(u64, String)>,
     /// Until when bulk keeps off the first lane of each rail.
-    express_until_ns: u64,
+    pub(super) express_until_ns: u64,
 }
 
 /// A rail, its lanes and its books.
@@ -305,7 +305,7 @@ impl Client {
         least(&entry.lanes)
     }
 
-    fn window_of(&self, rail: u32) -> u64 {
+    pub(super) fn window_of(&self, rail: u32) -> u64 {
         let least = self.config.slice_bytes.saturating_mul(2);
         self.rails[rail as usize].rail.window_bytes(self.config.post_ahead_ns, least)
     }

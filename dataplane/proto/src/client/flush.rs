@@ -193,49 +193,6 @@ impl Client {
         true
     }
 
-    /// The copies behind an [`Output::CopySegment`] of a lane over RDMA that may go too: for a host that has the device
-    /// take several in a row. To be called before the next output is polled; what is left comes as outputs.
-    pub fn copies(&mut self, lane: LaneId) -> impl Iterator<Item = DeviceCopy> {
-        let ready = match self.current(lane) {
-            Some(entry) if entry.path == Path::Rdma && entry.state == Endpoint::Ready => {
-                let peer = entry.peer.0 as usize;
-                self.is_fenced(peer)
-            }
-            _ => false,
-        };
-        core::iter::from_fn(move || if ready { self.next_copy(lane.index) } else { None })
-    }
-
-    /// Takes the slice at the head of a lane over RDMA, if its device can do it by itself and there is room for it.
-    #[inline]
-    fn next_copy(&mut self, lane: u32) -> Option<DeviceCopy> {
-        let entry = &mut self.lanes[lane as usize];
-        let (id, slice) = loop {
-            let &id = entry.queue.front()?;
-            match self.slices.get_mut(id.index, id.generation) {
-                Some(slice) if slice.lane == lane && slice.state == SliceState::Queued => break (id, slice),
-                _ => entry.queue.pop_front(),
-            };
-        };
-        let (target, local, write) = match slice.request {
-            Request::Read(target, local) => (target, local, false),
-            Request::Write(target, local) => (target, local, true),
-            _ => return None,
-        };
-        if !entry.has_room(&self.config) || entry.is_closed(target.segment, Via::Rdma) {
-            return None;
-        }
-        entry.queue.pop_front();
-        entry.sent_bytes += local.bytes;
-        entry.flying += u32::from(local.bytes > 0);
-        slice.step(SliceEvent::Place);
-        slice.sent_ns = self.now_ns;
-        slice.sent_bytes = local.bytes;
-        slice.bytes = local.bytes;
-        slice.via = Via::Rdma;
-        Some(DeviceCopy { slice: id, segment: target.segment, offset: target.offset, local, write })
-    }
-
     /// The slice at the head of the queue; stale entries before it are dropped.
     pub(super) fn next_queued(&mut self, lane: u32) -> Option<SliceId> {
         while let Some(&id) = self.lanes[lane as usize].queue.front() {
@@ -408,7 +365,7 @@ impl Client {
     }
 
     pub(super) fn open_wire(&mut self, lane: LaneId, operation: Operation) -> RequestId {
-        let mut wire = self.wires.recycled().unwrap_or_else(|| Wire { lane, operation, slices: Vec::new() });
+        let mut wire = self.wires.recycled().unwrap_or_else(|| Wire::new(lane, operation));
         wire.lane = lane;
         wire.operation = operation;
         wire.slices.clear();

@@ -151,6 +151,7 @@ impl Lane {
     }
 
     /// Requests that may be under way at once.
+    #[inline]
     pub(super) fn depth(&self, config: &Config) -> usize {
         match self.path {
             Path::Mooncake => config.foreign_depth.max(1) as usize,
@@ -161,6 +162,7 @@ impl Lane {
     }
 
     /// Whether another request may be under way.
+    #[inline]
     pub(super) fn has_room(&self, config: &Config) -> bool {
         let open = match self.path {
             // Some of its slices have a request, some are the device's alone.

@@ -17,6 +17,7 @@
 //! Not here: sockets, memory (only [`Local`] names it), clocks (`now_ns` is an argument), and the choice of
 //! transport, which the host reports when a lane is connected.
 
+mod bulk;
 mod dispatch;
 mod fences;
 mod flush;
@@ -264,7 +265,7 @@ impl Client {
     pub fn release(&mut self, batch: BatchId) {
         if let Some(entry) = self.batches.get(batch.index, batch.generation) {
             assert_eq!(entry.remaining, 0, "a batch was released before it was complete");
-            let freed = self.batches.remove(batch.index);
+            let freed = self.batches.remove(batch.index, Batch::new());
             if freed.is_worth_keeping() {
                 self.batches.recycle(freed);
             }

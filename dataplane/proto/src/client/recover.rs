@@ -5,7 +5,7 @@
 
 use super::Client;
 use super::lane::{Cause, Endpoint, EndpointEvent};
-use super::table::{Held, SliceEvent, slice_id};
+use super::table::{Held, SliceEvent, Wire, slice_id};
 use super::types::{LaneId, Output, Request};
 use crate::limits::Limits;
 use crate::status::Status;
@@ -172,7 +172,7 @@ impl Client {
         for index in slices {
             let wire = self.slices.at(index).wire;
             if self.wires.get(wire.index, wire.generation).is_some() {
-                let freed = self.wires.remove(wire.index);
+                let freed = self.wires.remove(wire.index, Wire::VACANT);
                 self.wires.recycle(freed);
             }
             self.slice_lost(index, refusal, cause);

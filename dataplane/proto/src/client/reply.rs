@@ -75,7 +75,7 @@ impl Client {
 
     /// The request has its answer: its slices are the caller's to move on.
     pub(super) fn close_wire(&mut self, request: RequestId) -> Wire {
-        let wire = self.wires.remove(request.index);
+        let wire = self.wires.remove(request.index, Wire::VACANT);
         self.lanes[wire.lane.index as usize].outstanding -= 1;
         self.mark_dirty(wire.lane.index);
         wire
@@ -326,23 +326,6 @@ impl Client {
             (Held::Nothing, Err(Status::Unsupported)) => self.way_closed(lane.index, slice.index),
             (Held::Nothing, result) => self.copy_outcome(slice.index, result.map(|_| ())),
         }
-    }
-
-    /// The same for copies by a device that have all succeeded, oldest first.
-    pub fn all_copied(&mut self, lane: LaneId, slices: impl IntoIterator<Item = SliceId>, now_ns: u64) {
-        self.now_ns = now_ns;
-        if self.current(lane).is_none() {
-            return;
-        }
-        for id in slices {
-            let Some(slice) = self.slices.get(id.index, id.generation) else { continue };
-            if slice.lane == lane.index && slice.state == SliceState::Copying && slice.held == Held::Nothing {
-                self.unlink(id.index, lane.index);
-                self.complete(id.index, Status::Ok);
-            }
-        }
-        self.mark_group_of(lane.index);
-        self.mark_dirty(lane.index);
     }
 
     /// A segment cannot be moved in the way that was tried: the next is, as another attempt.

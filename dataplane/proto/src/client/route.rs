@@ -12,26 +12,11 @@ use crate::status::Status;
 impl Client {
     /// Sends a slice on its way to a path of its peer, or completes it when there is nowhere to send it.
     pub(super) fn route(&mut self, id: SliceId) {
-        self.route_like(id, &mut None);
+        self.find_route(id);
     }
 
-    /// The same for one of several slices that become routed at this moment: those to one segment in a row go the same
-    /// way.
-    #[inline]
-    pub(super) fn route_like(&mut self, id: SliceId, last: &mut Option<(SegmentTarget, u8)>) {
-        if let (Some(slice), Some((like, group))) = (self.slices.get(id.index, id.generation), &*last)
-            && let Request::Read(target, _) | Request::Write(target, _) = slice.request
-            && slice.attempts == 0
-            && (SegmentTarget { offset: like.offset, ..target }) == *like
-        {
-            self.enter_group(id, target.peer, *group);
-            return;
-        }
-        *last = self.find_route(id);
-    }
-
-    /// Routes a slice by itself. Returns where it went, if that is where others to its segment would go.
-    fn find_route(&mut self, id: SliceId) -> Option<(SegmentTarget, u8)> {
+    /// Routes a slice. Returns where it went, if that is where others to its segment would go now.
+    pub(super) fn find_route(&mut self, id: SliceId) -> Option<(SegmentTarget, u8)> {
         let slice = self.slices.get(id.index, id.generation)?;
         debug_assert!(slice.lane == NOWHERE && slice.state == SliceState::Queued, "a slice was routed twice");
         let request = slice.request;

@@ -68,11 +68,7 @@ impl Client {
         }
         self.remember_deadline(deadline_ns, id);
         // Routed only when all slices exist: a slice that fails at once must not complete the batch early.
-        let mut last = None;
-        for position in 0..self.batches.at(index).slices.len() {
-            let slice = self.batches.at(index).slices[position];
-            self.route_like(slice, &mut last);
-        }
+        self.route_all(index);
         Ok(id)
     }
 
@@ -188,6 +184,7 @@ impl Client {
         }
     }
 
+    #[inline]
     fn add_slice(&mut self, batch: BatchId, task: u32, tasks: u32, request: Request) -> SliceId {
         let (index, generation) = self.slices.insert(Slice {
             batch,
@@ -250,8 +247,9 @@ impl Client {
 
     /// Gives a slice its outcome.
     pub(super) fn complete(&mut self, index: u32, status: Status) {
-        let mut slice = self.slices.remove(index);
-        slice.step(super::table::SliceEvent::Finish);
+        let ended = self.slices.end(index);
+        ended.step(super::table::SliceEvent::Finish);
+        let slice = *ended;
         self.count_end(&slice, status);
         let batch = self.batches.at(slice.batch.index);
         if slice.tasks > 1 && batch.ended.is_none() && is_of_one(status) {

@@ -10,10 +10,17 @@ use crate::status::Status;
 
 /// A table of reused positions with a generation each. Grows to the largest number ever open; never shrinks.
 pub(super) struct Table<T> {
-    entries: Vec<(u32, Option<T>)>,
+    entries: Vec<Entry<T>>,
     free: Vec<u32>,
     recycled: Vec<T>,
     live: usize,
+}
+
+/// A position: which of its holders it has or had last, whether it still has it, and what that is.
+struct Entry<T> {
+    generation: u32,
+    live: bool,
+    value: T,
 }
 
 impl<T> Table<T> {
@@ -21,50 +28,68 @@ impl<T> Table<T> {
         Self { entries: Vec::new(), free: Vec::new(), recycled: Vec::new(), live: 0 }
     }
 
+    #[inline(always)]
     pub(super) fn insert(&mut self, value: T) -> (u32, u32) {
         self.live += 1;
         if let Some(index) = self.free.pop() {
             let entry = &mut self.entries[index as usize];
-            entry.1 = Some(value);
-            return (index, entry.0);
+            (entry.live, entry.value) = (true, value);
+            return (index, entry.generation);
         }
         let index = u32::try_from(self.entries.len()).expect("a table of 2^32 entries");
-        self.entries.push((1, Some(value)));
+        self.entries.push(Entry { generation: 1, live: true, value });
         (index, 1)
     }
 
+    #[inline]
     pub(super) fn get(&self, index: u32, generation: u32) -> Option<&T> {
         let entry = self.entries.get(index as usize)?;
-        if entry.0 == generation { entry.1.as_ref() } else { None }
+        (entry.generation == generation && entry.live).then_some(&entry.value)
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, index: u32, generation: u32) -> Option<&mut T> {
         let entry = self.entries.get_mut(index as usize)?;
-        if entry.0 == generation { entry.1.as_mut() } else { None }
+        (entry.generation == generation && entry.live).then_some(&mut entry.value)
     }
 
     /// The entry at a position that our own tables say is live.
+    #[inline]
     pub(super) fn at(&mut self, index: u32) -> &mut T {
-        self.entries[index as usize].1.as_mut().expect("a live table entry")
+        let entry = &mut self.entries[index as usize];
+        assert!(entry.live, "a live table entry");
+        &mut entry.value
     }
 
     /// The same, to look at only.
+    #[inline]
     pub(super) fn peek(&self, index: u32) -> &T {
-        self.entries[index as usize].1.as_ref().expect("a live table entry")
+        let entry = &self.entries[index as usize];
+        assert!(entry.live, "a live table entry");
+        &entry.value
     }
 
+    #[inline]
     pub(super) fn generation(&self, index: u32) -> u32 {
-        self.entries[index as usize].0
+        self.entries[index as usize].generation
     }
 
-    pub(super) fn remove(&mut self, index: u32) -> T {
+    /// Ends an entry; its value stays where it is until the position is used again.
+    #[inline]
+    pub(super) fn end(&mut self, index: u32) -> &mut T {
         let entry = &mut self.entries[index as usize];
-        let value = entry.1.take().expect("a live table entry");
+        assert!(entry.live, "a live table entry");
+        entry.live = false;
         // Never 0, so that the default id is nobody's.
-        entry.0 = entry.0.wrapping_add(1).max(1);
+        entry.generation = entry.generation.wrapping_add(1).max(1);
         self.free.push(index);
         self.live -= 1;
-        value
+        &mut entry.value
+    }
+
+    /// Takes an entry out that owns something.
+    pub(super) fn remove(&mut self, index: u32, vacant: T) -> T {
+        core::mem::replace(self.end(index), vacant)
     }
 
     /// Keeps a removed value so that its allocations can be used again.
@@ -171,6 +196,7 @@ crate::state_machine! {
 }
 
 /// A piece of a task that one lane moves.
+#[derive(Clone, Copy)]
 pub(super) struct Slice {
     pub(super) batch: BatchId,
     /// The first of the tasks that it serves, and how many they are: contiguous ones share slices.
@@ -233,6 +259,7 @@ pub(super) enum Held {
 }
 
 impl Slice {
+    #[inline]
     pub(super) fn step(&mut self, event: SliceEvent) {
         match self.state.on(event) {
             crate::states::Step::Moved(to) => self.state = to,
@@ -241,6 +268,7 @@ impl Slice {
     }
 
     /// Payload bytes that this slice moves at most.
+    #[inline]
     pub(super) fn weight_bytes(&self) -> u64 {
         self.request.local().map_or(0, |local: Local| local.bytes)
     }
@@ -248,6 +276,7 @@ impl Slice {
 
 impl Slice {
     /// What it counts for where loads are compared: something, even without a payload.
+    #[inline]
     pub(super) fn load_bytes(&self) -> u64 {
         self.weight_bytes().max(LEAST_LOAD_BYTES)
     }
@@ -258,6 +287,15 @@ pub(super) struct Wire {
     pub(super) lane: LaneId,
     pub(super) operation: Operation,
     pub(super) slices: Vec<u32>,
+}
+
+impl Wire {
+    /// Nobody's.
+    pub(super) const VACANT: Self = Self::new(LaneId { index: 0, generation: 0 }, Operation::Hello);
+
+    pub(super) const fn new(lane: LaneId, operation: Operation) -> Self {
+        Self { lane, operation, slices: Vec::new() }
+    }
 }
 
 pub(super) const fn slice_id(index: u32, generation: u32) -> SliceId {

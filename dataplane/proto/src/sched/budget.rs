@@ -26,7 +26,12 @@ impl RetryBudget {
 
     /// Something succeeded.
     pub fn earn(&mut self) {
-        self.milli = (self.milli + EARNED_MILLI).min(self.most_milli);
+        self.earn_many(1);
+    }
+
+    /// So many requests succeeded.
+    pub fn earn_many(&mut self, requests: u64) {
+        self.milli = self.milli.saturating_add(requests.saturating_mul(EARNED_MILLI)).min(self.most_milli);
     }
 
     /// Takes one retry; false when there is none left.

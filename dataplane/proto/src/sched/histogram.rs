@@ -39,11 +39,16 @@ impl Histogram {
 
     /// Counts one time.
     pub fn add(&mut self, ns: u64) {
+        self.add_many(ns, 1);
+    }
+
+    /// Counts so many times of this length.
+    pub fn add_many(&mut self, ns: u64, times: u64) {
         if self.counts.is_empty() {
             self.counts.resize(BUCKETS, 0);
         }
-        self.counts[Self::bucket(ns)] += 1;
-        self.sum_ns = self.sum_ns.saturating_add(ns);
+        self.counts[Self::bucket(ns)] += times;
+        self.sum_ns = self.sum_ns.saturating_add(ns.saturating_mul(times));
     }
 
     /// Adds what another counted.

@@ -178,6 +178,11 @@ impl Rail {
 
     /// A slice that was unbooked just now had moved `bytes`.
     pub fn done(&mut self, bytes: u64, small: bool, posted_ns: u64, now_ns: u64) {
+        self.all_done((1, bytes), small, posted_ns, now_ns);
+    }
+
+    /// The same for so many slices that together moved `bytes`, were posted together and are done together.
+    pub fn all_done(&mut self, (slices, bytes): (u64, u64), small: bool, posted_ns: u64, now_ns: u64) {
         let silence_ns = now_ns.saturating_sub(self.heard_ns.max(posted_ns));
         self.heard_ns = now_ns;
         // Forgotten slowly: what comes at once after a silence says nothing against it.
@@ -185,7 +190,7 @@ impl Rail {
         if !small || self.bulk_bytes > 0 {
             self.rate.served(bytes, posted_ns, now_ns);
         } else {
-            self.rate.served_small(bytes, posted_ns, self.small_bytes == 0, now_ns);
+            self.rate.served_small(bytes, posted_ns, slices == 1 && self.small_bytes == 0, now_ns);
         }
         if self.bite_bytes != u64::MAX {
             self.bite_bytes = self.bite_bytes.saturating_add(bytes);

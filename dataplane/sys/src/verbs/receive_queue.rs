@@ -80,7 +80,8 @@ pub(crate) struct ReceiveQueue {
 
 impl ReceiveQueue {
     pub(crate) fn new(depth: u32, stride: u32, batch: u32, post: PostRecv) -> Self {
-        Self { slots: Slots::new(depth, stride, true), chain: Chain::new(batch, stride), post }
+        // One that receives from a shared queue has none of its own.
+        Self { slots: Slots::new(depth, stride, true), chain: Chain::new(batch.min(depth), stride), post }
     }
 
     /// Takes everything out, for good.

@@ -1,8 +1,8 @@
 //! The sending half of a queue pair: requests are chained as they are queued and handed over with one doorbell.
 //!
 //! Only as many requests as one flush may take have room here, as a device copies them when it takes them; the tokens
-//! and the memory of those under way lie in `Slots`. Nothing is allocated for requests on memory that others in a row
-//! are on.
+//! and the memory of those under way lie in `Slots`. The usual request, one piece of the memory that the one before it
+//! was on, allocates nothing.
 
 use super::completion::{Kind, QueueId, request_id, sequence_bits};
 use super::connection::QueuePairOptions;
@@ -112,15 +112,46 @@ struct Prepared {
     piece: ibv_sge,
 }
 
+/// Places of equal length for what belongs to requests of one flush: made when they are first needed, as many queues
+/// never need them, and where they were made they stay.
+struct Places<T> {
+    each: usize,
+    chunks: Vec<Box<[T]>>,
+    /// Places that requests of this flush have.
+    used: usize,
+}
+
+/// Places of one chunk.
+const CHUNK: usize = 8;
+
+impl<T: Clone + Default> Places<T> {
+    const fn new(each: u32) -> Self {
+        Self { each: each as usize, chunks: Vec::new(), used: 0 }
+    }
+
+    /// A place that no request has; `first` says that none has any. At most `most` are given out before that is said.
+    fn take(&mut self, first: bool, most: usize) -> Result<&mut [T], Refusal> {
+        let place = if first { 0 } else { self.used };
+        if place >= most {
+            return Err(Refusal::BatchFull);
+        }
+        self.used = place + 1;
+        if place / CHUNK == self.chunks.len() {
+            self.chunks.push(vec![T::default(); CHUNK * self.each].into());
+        }
+        Ok(&mut self.chunks[place / CHUNK][place % CHUNK * self.each..][..self.each])
+    }
+}
+
 /// Requests of one flush, chained, over the ring of those under way.
 pub(crate) struct SendQueue {
     pub(crate) slots: Slots,
     /// A ring in which each points to the next.
     ring: Box<[Prepared]>,
-    /// Places for requests of several pieces, `stride` for each.
-    pieces: Box<[ibv_sge]>,
-    inline: Box<[u8]>,
-    inline_bytes: usize,
+    /// Places for requests of several pieces.
+    pieces: Places<ibv_sge>,
+    /// Places for the bytes of inline requests.
+    inline: Places<u8>,
     signal_every: u32,
     /// Requests since the last signalled one.
     silent: u32,
@@ -155,9 +186,8 @@ impl SendQueue {
         Self {
             slots: Slots::new(options.send_depth, options.send_pieces, false),
             ring,
-            pieces: vec![ibv_sge::default(); places * options.send_pieces as usize].into(),
-            inline: vec![0; places * options.inline_bytes as usize].into(),
-            inline_bytes: options.inline_bytes as usize,
+            pieces: Places::new(options.send_pieces),
+            inline: Places::new(options.inline_bytes),
             signal_every,
             silent: 0,
             id: request_id(Kind::Send, 0, id),
@@ -265,7 +295,7 @@ impl SendQueue {
     ) -> Result<c_int, Refusal> {
         let stride = self.slots.stride();
         check_pieces(pieces, stride, request.operation.is_read(), domain)?;
-        let places = &mut self.pieces[index * stride..][..stride];
+        let places = self.pieces.take(self.slots.unsent() == 0, self.ring.len())?;
         let count = fill(places, pieces);
         self.ring[index].request.sg_list = places.as_mut_ptr();
         self.slots.push(request.token, pieces);
@@ -276,10 +306,10 @@ impl SendQueue {
         if request.operation.is_read() {
             return Err(Refusal::InlineRead);
         }
-        if bytes.len() > self.inline_bytes {
-            return Err(Refusal::TooLongInline { bytes: bytes.len(), limit: self.inline_bytes });
+        if bytes.len() > self.inline.each {
+            return Err(Refusal::TooLongInline { bytes: bytes.len(), limit: self.inline.each });
         }
-        let copy = &mut self.inline[index * self.inline_bytes..][..bytes.len()];
+        let copy = &mut self.inline.take(self.slots.unsent() == 0, self.ring.len())?[..bytes.len()];
         copy.copy_from_slice(bytes);
         let place = &mut self.ring[index];
         let addr = copy.as_ptr().expose_provenance() as u64;

@@ -35,8 +35,10 @@ struct Run {
 /// The ring of one queue's requests.
 pub(crate) struct Slots {
     tokens: Box<[u64]>,
-    /// The memory of each request's first piece, oldest first. Of two runs the later one begins where the earlier
-    /// ended, or behind that. At most one for each request.
+    /// The memory of each request's first piece. Of two runs the later one begins where the earlier ended, or behind
+    /// that. At most one for each request.
+    newest: Option<Run>,
+    /// Those before it, oldest first.
     runs: VecDeque<Run>,
     /// The registrations of pieces behind the first, with the request that has them, oldest first.
     more: VecDeque<(u32, MemoryRegion)>,
@@ -55,6 +57,7 @@ impl Slots {
     pub(crate) fn new(depth: u32, stride: u32, receive: bool) -> Self {
         Self {
             tokens: vec![0; depth.next_power_of_two() as usize].into(),
+            newest: None,
             runs: VecDeque::new(),
             more: VecDeque::new(),
             stride: stride as usize,
@@ -104,7 +107,7 @@ impl Slots {
         self.tokens[at as usize & mask] = token;
         self.head = at.wrapping_add(1);
         if let [first, more @ ..] = pieces {
-            match self.runs.back_mut() {
+            match &mut self.newest {
                 Some(run) if run.until == at && run.memory.is_same(first.memory) => run.until = at.wrapping_add(1),
                 _ => self.begin_run(at, first.memory),
             }
@@ -116,7 +119,8 @@ impl Slots {
 
     #[cold]
     fn begin_run(&mut self, at: u32, memory: &MemoryRegion) {
-        self.runs.push_back(Run { memory: memory.clone(), from: at, until: at.wrapping_add(1) });
+        let run = Run { memory: memory.clone(), from: at, until: at.wrapping_add(1) };
+        self.runs.extend(self.newest.replace(run));
     }
 
     #[cold]
@@ -161,11 +165,11 @@ impl Slots {
         while self.head != self.sent {
             self.head = self.head.wrapping_sub(1);
             let at = self.head;
-            if let Some(run) = self.runs.back_mut().filter(|run| run.until == at.wrapping_add(1)) {
+            if let Some(run) = self.newest.as_mut().filter(|run| run.until == at.wrapping_add(1)) {
                 run.until = at;
                 // What it began with may be over.
                 if run.from == at || self.tail == at {
-                    self.runs.pop_back();
+                    self.newest = self.runs.pop_back();
                 }
             }
             while self.more.back().is_some_and(|(of, _)| *of == at) {
@@ -186,6 +190,9 @@ impl Slots {
         let tail = self.tail;
         while self.runs.front().is_some_and(|run| run.until.wrapping_sub(tail) <= count) {
             self.runs.pop_front();
+        }
+        if self.newest.as_ref().is_some_and(|run| run.until.wrapping_sub(tail) <= count) {
+            self.newest = None;
         }
         while self.more.front().is_some_and(|(of, _)| of.wrapping_sub(tail) < count) {
             self.more.pop_front();

@@ -1,0 +1,282 @@
+//! Many slices at once: ranges that go the same way in a row are bound, handed to a device and ended together.
+//!
+//! Nothing is decided here that is not decided for one slice elsewhere, and to the same result: what is the same for
+//! all of a run is looked at once, and what is summed up is added once. Whatever is out of the ordinary ends a run and
+//! goes the usual way, slice by slice.
+
+use super::Client;
+use super::dispatch::SMALL_WINDOW_BYTES;
+use super::lane::Endpoint;
+use super::path::{Path, Transport, Via};
+use super::table::{Held, NOWHERE, SliceEvent, SliceState};
+use super::types::{DeviceCopy, LaneId, Output, Request, SegmentTarget, SliceId};
+use crate::ids::Version;
+
+/// Lanes of a rail among which a run is dealt.
+const LANES: usize = 8;
+
+/// What a lane of a run gets.
+#[derive(Clone, Copy, Default)]
+struct Share {
+    lane: u32,
+    load_bytes: u64,
+    last: u32,
+}
+
+/// Slices that ended together and were posted together.
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    posted_ns: u64,
+    queued_ns: u64,
+    small: bool,
+    slices: u64,
+    bytes: u64,
+    load_bytes: u64,
+    sent_bytes: u64,
+    flying: u32,
+}
+
+impl Client {
+    /// Routes all slices of a new batch.
+    pub(super) fn route_all(&mut self, batch: u32) {
+        // Those that are split off on the way are routed at once.
+        let until = self.batches.at(batch).slices.len();
+        let mut position = 0;
+        while position < until {
+            let id = self.batches.at(batch).slices[position];
+            position += 1;
+            if let Some((like, group)) = self.find_route(id) {
+                position += self.bind_run(batch, position..until, &like, group);
+            }
+        }
+    }
+
+    /// Binds the slices at these positions of a batch to lanes, as long as they are like the one before them and go at
+    /// once: to the same segment, of the same size class, and over a path with one rail where nothing waits. Returns
+    /// how many.
+    fn bind_run(&mut self, batch: u32, which: core::ops::Range<usize>, like: &SegmentTarget, number: u8) -> usize {
+        let group = &self.peers[like.peer.0 as usize].groups[usize::from(number)];
+        let Some(&first) = self.batches.at(batch).slices.get(which.start) else { return 0 };
+        let (&[rail], true, true) = (&group.rails[..], group.queue.is_empty(), group.path.is_greeted()) else {
+            return 0;
+        };
+        let small = self.config.is_small(self.slices.peek(first.index).load_bytes());
+        let entry = &self.rails[rail as usize];
+        // Small slices beside bulk are a matter of turns.
+        let (bulk_bytes, small_bytes) = entry.rail.inflight_bytes();
+        if small && bulk_bytes > 0 || !small && self.now_ns < group.express_until_ns || entry.lanes.len() > LANES {
+            return 0;
+        }
+        let window_bytes = self.window_of(rail).max(if small { SMALL_WINDOW_BYTES } else { 0 });
+        if !entry.rail.has_room(small, window_bytes, true) {
+            return 0;
+        }
+        let mut shares = [Share::default(); LANES];
+        let mut open = 0;
+        for &lane in &entry.lanes {
+            let entry = &self.lanes[lane as usize];
+            if entry.state == Endpoint::Ready && entry.may_take_more(&self.config) {
+                shares[open] = Share { lane, load_bytes: entry.load_bytes, last: entry.last };
+                open += 1;
+            }
+        }
+        let booked_bytes = if small { small_bytes } else { bulk_bytes };
+        let (bound, bytes) =
+            self.deal(batch, which, (like, number, rail), (small, booked_bytes, window_bytes), &mut shares[..open]);
+        if bound == 0 {
+            return 0;
+        }
+        self.rails[rail as usize].rail.book(bytes, small, self.now_ns);
+        for share in &shares[..open] {
+            let entry = &mut self.lanes[share.lane as usize];
+            if entry.last != share.last {
+                (entry.last, entry.load_bytes) = (share.last, share.load_bytes);
+                self.mark_dirty(share.lane);
+            }
+        }
+        bound
+    }
+
+    /// Deals the slices of a run to lanes, each to the one with the least to do. Returns how many, and their load.
+    fn deal(
+        &mut self,
+        batch: u32,
+        which: core::ops::Range<usize>,
+        (like, group, rail): (&SegmentTarget, u8, u32),
+        (small, booked_bytes, window_bytes): (bool, u64, u64),
+        shares: &mut [Share],
+    ) -> (usize, u64) {
+        let Self { config, slices, lanes, now_ns, .. } = self;
+        let (mut bound, mut bytes) = (0, 0);
+        for &id in &self.batches.at(batch).slices[which] {
+            let slice = slices.at(id.index);
+            let (Request::Read(target, _) | Request::Write(target, _)) = slice.request else { break };
+            let load_bytes = slice.load_bytes();
+            let booked_bytes = booked_bytes + bytes;
+            let room = booked_bytes == 0 || booked_bytes < window_bytes;
+            let is_like = (SegmentTarget { offset: like.offset, ..target }) == *like;
+            if !room || !is_like || config.is_small(load_bytes) != small {
+                break;
+            }
+            let open = |share: &&mut Share| share.load_bytes == 0 || share.load_bytes < config.lane_window_bytes;
+            let Some(share) = shares.iter_mut().filter(open).min_by_key(|share| share.load_bytes) else { break };
+            (slice.peer, slice.group, slice.rail, slice.lane) = (target.peer.0, group, rail, share.lane);
+            slice.before = share.last;
+            let lane = &mut lanes[share.lane as usize];
+            lane.queue.push_back(id);
+            match share.last {
+                NOWHERE => (lane.first, lane.progress_ns) = (id.index, *now_ns),
+                before => slices.at(before).after = id.index,
+            }
+            share.last = id.index;
+            share.load_bytes += load_bytes;
+            bytes += load_bytes;
+            bound += 1;
+        }
+        (bound, bytes)
+    }
+
+    /// The copies behind an [`Output::CopySegment`] of a lane over RDMA that may go too: for a host that has the device
+    /// take several in a row. To be called before the next output is polled; what is left comes as outputs.
+    pub fn copies(&mut self, lane: LaneId) -> impl Iterator<Item = DeviceCopy> {
+        let ready = match self.current(lane) {
+            Some(entry) if entry.path == Path::Rdma && entry.state == Endpoint::Ready => {
+                let peer = entry.peer.0 as usize;
+                self.is_fenced(peer)
+            }
+            _ => false,
+        };
+        core::iter::from_fn(move || if ready { self.next_copy(lane.index) } else { None })
+    }
+
+    /// Takes the slice at the head of a lane over RDMA, if its device can do it by itself and there is room for it.
+    #[inline]
+    pub(super) fn next_copy(&mut self, lane: u32) -> Option<DeviceCopy> {
+        let entry = &mut self.lanes[lane as usize];
+        let (id, slice) = loop {
+            let &id = entry.queue.front()?;
+            match self.slices.get_mut(id.index, id.generation) {
+                Some(slice) if slice.lane == lane && slice.state == SliceState::Queued => break (id, slice),
+                _ => entry.queue.pop_front(),
+            };
+        };
+        let (target, local, write) = match slice.request {
+            Request::Read(target, local) => (target, local, false),
+            Request::Write(target, local) => (target, local, true),
+            _ => return None,
+        };
+        if !entry.has_room(&self.config) || entry.is_closed(target.segment, Via::Rdma) {
+            return None;
+        }
+        entry.queue.pop_front();
+        entry.sent_bytes += local.bytes;
+        entry.flying += u32::from(local.bytes > 0);
+        slice.step(SliceEvent::Place);
+        slice.sent_ns = self.now_ns;
+        slice.sent_bytes = local.bytes;
+        slice.bytes = local.bytes;
+        slice.via = Via::Rdma;
+        Some(DeviceCopy { slice: id, segment: target.segment, offset: target.offset, local, write })
+    }
+
+    /// As [`Self::copied`], for copies of a lane over RDMA that have all succeeded, oldest first.
+    pub fn all_copied(&mut self, lane: LaneId, slices: impl IntoIterator<Item = SliceId>, now_ns: u64) {
+        self.now_ns = now_ns;
+        if self.current(lane).is_none_or(|entry| entry.path != Path::Rdma) {
+            return;
+        }
+        let mut slices = slices.into_iter();
+        while let Some(odd) = self.end_run(lane.index, &mut slices) {
+            self.copied(lane, odd, Ok(0), now_ns);
+        }
+        self.lanes[lane.index as usize].progress_ns = now_ns;
+        self.mark_group_of(lane.index);
+        self.mark_dirty(lane.index);
+    }
+
+    /// Ends slices whose copies have succeeded, up to one that is out of the ordinary, which is returned.
+    fn end_run(&mut self, lane: u32, ids: &mut impl Iterator<Item = SliceId>) -> Option<SliceId> {
+        let mut tally = Tally::default();
+        let mut odd = None;
+        for id in ids {
+            let Some(slice) = self.slices.get(id.index, id.generation) else { continue };
+            let slow = self.now_ns.saturating_sub(slice.begun_ns) >= self.config.slow_ns;
+            let mine = slice.lane == lane && slice.state == SliceState::Copying;
+            if !mine || slow || slice.tasks != 1 || slice.held != Held::Nothing {
+                odd = Some(id);
+                break;
+            }
+            let (bytes, load_bytes) = (slice.weight_bytes(), slice.load_bytes());
+            let small = self.config.is_small(load_bytes);
+            if (slice.posted_ns, slice.queued_ns, small) != (tally.posted_ns, tally.queued_ns, tally.small) {
+                let next = Tally { posted_ns: slice.posted_ns, queued_ns: slice.queued_ns, small, ..Tally::default() };
+                let before = core::mem::replace(&mut tally, next);
+                self.take_stock(lane, &before);
+            }
+            tally.slices += 1;
+            tally.bytes += bytes;
+            tally.load_bytes += load_bytes;
+            self.end_copy(lane, id, &mut tally);
+        }
+        self.take_stock(lane, &tally);
+        odd
+    }
+
+    /// Takes a slice off its lane and its batch.
+    #[inline]
+    fn end_copy(&mut self, lane: u32, id: SliceId, tally: &mut Tally) {
+        let slice = self.slices.end(id.index);
+        slice.step(SliceEvent::Finish);
+        tally.sent_bytes += slice.sent_bytes;
+        tally.flying += u32::from(slice.sent_bytes > 0);
+        let (before, after, batch, task) = (slice.before, slice.after, slice.batch, slice.task as usize);
+        let (bytes, version) = (slice.bytes, slice.version);
+        let entry = &mut self.lanes[lane as usize];
+        match before {
+            NOWHERE => entry.first = after,
+            before => self.slices.at(before).after = after,
+        }
+        match after {
+            NOWHERE => entry.last = before,
+            after => self.slices.at(after).before = before,
+        }
+        let entry = self.batches.at(batch.index);
+        let result = &mut entry.results[task];
+        result.bytes += bytes;
+        result.version = Version(version);
+        let open = &mut entry.open_slices[task];
+        *open -= 1;
+        if *open > 0 {
+            return;
+        }
+        entry.remaining -= 1;
+        if self.config.report_tasks {
+            self.finished.push_back((batch, task as u32));
+        }
+        if entry.remaining == 0 {
+            self.outputs.push_back(Output::Done { batch });
+        }
+    }
+
+    /// Books the end of slices that left a lane.
+    fn take_stock(&mut self, lane: u32, tally: &Tally) {
+        let &Tally { posted_ns, queued_ns, small, slices, bytes, load_bytes, sent_bytes, flying } = tally;
+        if slices == 0 {
+            return;
+        }
+        let now_ns = self.now_ns;
+        let entry = &mut self.lanes[lane as usize];
+        entry.load_bytes -= load_bytes;
+        entry.sent_bytes -= sent_bytes;
+        entry.flying -= flying;
+        let (rail, peer) = (&mut self.rails[entry.rail as usize], entry.peer.0 as usize);
+        rail.rail.unbook(load_bytes, small);
+        rail.rail.all_done((slices, bytes), small, posted_ns, now_ns);
+        let counts = rail.books.of(Transport::Rdma);
+        counts.operations += slices;
+        counts.bytes += bytes;
+        counts.queue.add_many(posted_ns.saturating_sub(queued_ns), slices);
+        counts.service.add_many(now_ns.saturating_sub(posted_ns), slices);
+        self.peers[peer].retries.earn_many(slices);
+    }
+}
