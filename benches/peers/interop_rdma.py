@@ -21,7 +21,8 @@ import numpy as np
 
 from interop import BYTES, PATIENCE_S, ROUNDS, cuts, expect, mix, pattern, ranges  # noqa: F401
 
-os.environ.pop("MC_FORCE_TCP", None)
+for name in ("MC_FORCE_TCP", "MC_TCP_BIND_ADDRESS"):
+    os.environ.pop(name, None)
 SLOT = 1 << 16
 
 
@@ -208,6 +209,10 @@ def run(library, ours_at, theirs_at, seed):
         print(f"interop: rdma, stock reads and writes ours: every byte right (seed {seed}, round {number})", flush=True)
         we_ask(ours, child, rng, said["addr"])
         print(f"interop: rdma, we read and write stock: every byte right (seed {seed}, round {number})", flush=True)
+    child.process.kill()
+    began = time.monotonic()
+    expect("a transfer to a dead engine is said to be done", not ours.transfer(1, [(0, said["addr"], 1 << 20)]))
+    print(f"interop: rdma, the stock engine was killed: an error after {time.monotonic() - began:.1f} s", flush=True)
     os._exit(0)
 
 

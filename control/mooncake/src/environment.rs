@@ -9,6 +9,7 @@
 //! | `MC_METADATA_CLUSTER_ID` | a prefix of all keys in central metadata |
 //! | `MC_TE_FILTERS` | the RDMA devices that may be used, separated by commas |
 //! | `MC_CUSTOM_TOPO_JSON` | a file that says which RDMA devices serve which memory |
+//! | `MC_NUM_QP_PER_EP` | queue pairs of an RDMA connection with a stock engine, which must have as many: 1 to 16, 2 |
 //! | `MC_REDIS_USERNAME`, `MC_REDIS_PASSWORD`, `MC_REDIS_DB_INDEX` | for `redis://` |
 //!
 //! A value that cannot be is an error, where a stock engine goes on with its default.
@@ -26,6 +27,9 @@ pub(crate) const MAX_MESSAGE_BYTES: usize = 128 << 20;
 pub(crate) const DEFAULT_PORTS: RangeInclusive<u16> = 15_000..=17_000;
 /// How long a call to a peer may take unless said otherwise.
 pub(crate) const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Queue pairs of an RDMA connection unless said otherwise, and the most that may be said.
+const DEFAULT_QUEUE_PAIRS: usize = 2;
+const MAX_QUEUE_PAIRS: u64 = 16;
 
 /// Settings from the environment.
 #[derive(Clone, PartialEq, Eq)]
@@ -44,6 +48,8 @@ pub struct Environment {
     pub device_filters: Vec<String>,
     /// Path of a matrix of RDMA devices; none for what the machine's topology says.
     pub rail_matrix: Option<String>,
+    /// Queue pairs of an RDMA connection with a stock engine.
+    pub queue_pairs: usize,
     /// User for redis; empty for none.
     pub redis_username: String,
     /// Password for redis; empty for none.
@@ -79,6 +85,7 @@ impl Default for Environment {
             cluster: String::new(),
             device_filters: Vec::new(),
             rail_matrix: None,
+            queue_pairs: DEFAULT_QUEUE_PAIRS,
             redis_username: String::new(),
             redis_password: String::new(),
             redis_database: 0,
@@ -137,6 +144,9 @@ impl Environment {
         let names = filters.split(',').map(str::trim).filter(|name| !name.is_empty());
         settings.device_filters = names.map(str::to_owned).collect();
         settings.rail_matrix = find("MC_CUSTOM_TOPO_JSON");
+        if let Some(value) = find("MC_NUM_QP_PER_EP") {
+            settings.queue_pairs = number("MC_NUM_QP_PER_EP", &value, 1..=MAX_QUEUE_PAIRS)? as usize;
+        }
         settings.redis_username = find("MC_REDIS_USERNAME").unwrap_or_default();
         settings.redis_password = find("MC_REDIS_PASSWORD").unwrap_or_default();
         if let Some(value) = find("MC_REDIS_DB_INDEX") {
@@ -165,6 +175,7 @@ impl fmt::Debug for Environment {
             .field("cluster", &self.cluster)
             .field("device_filters", &self.device_filters)
             .field("rail_matrix", &self.rail_matrix)
+            .field("queue_pairs", &self.queue_pairs)
             .field("redis_database", &self.redis_database)
             .finish_non_exhaustive()
     }
@@ -197,6 +208,7 @@ mod tests {
             ("MC_METADATA_CLUSTER_ID", "blue"),
             ("MC_TE_FILTERS", "mlx5_1, mlx5_0,"),
             ("MC_CUSTOM_TOPO_JSON", "/etc/rails.json"),
+            ("MC_NUM_QP_PER_EP", "4"),
             ("MC_REDIS_PASSWORD", "hush"),
             ("MC_REDIS_DB_INDEX", "3"),
         ])
@@ -204,8 +216,8 @@ mod tests {
         assert_eq!(settings.ports, 20_000..=20_001);
         assert_eq!((settings.max_message_bytes, settings.call_timeout), (2 << 20, Duration::from_secs(2)));
         assert_eq!(settings.bind, Some("::1".parse().expect("an address")));
-        assert_eq!(settings.device_filters, ["mlx5_1", "mlx5_0"]);
         assert_eq!(settings.rail_matrix.as_deref(), Some("/etc/rails.json"));
+        assert_eq!((settings.device_filters.join(" ").as_str(), settings.queue_pairs), ("mlx5_1 mlx5_0", 4));
         assert_eq!((settings.cluster.as_str(), settings.redis_database), ("blue", 3));
         assert!(!format!("{settings:?}").contains("hush"));
     }
@@ -220,6 +232,7 @@ mod tests {
             ("MC_HANDSHAKE_CONNECT_TIMEOUT", "-1"),
             ("MC_TCP_BIND_ADDRESS", "eth0"),
             ("MC_REDIS_DB_INDEX", "256"),
+            ("MC_NUM_QP_PER_EP", "17"),
         ] {
             let error = read(&[(name, value)]).expect_err(name).to_string();
             assert!(error.contains("RPC_PORT") || error.contains(name), "{error}");

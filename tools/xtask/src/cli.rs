@@ -35,7 +35,9 @@ usage: cargo x COMMAND [...]
                        namespace of its own: [--folder DIR] [--install-only] [--only mooncake,nixl,ucx,gloo,iperf3,raw]
                        [--ours tcp,tcp-parked,shm,...] [--quick] [--sizes 4K,1M,...] [--batches 1,16,...]
                        [--rounds N] [--seconds S] [--retries N] [--markdown FILE]
-  interop [SEED]       a stock Mooncake wheel and ours read and write each other's segments, every byte compared
+  interop [--rdma] [SEED]
+                       a stock Mooncake wheel and ours read and write each other's segments, every byte compared; over
+                       RDMA in a virtual machine
   help                 this text";
 
 /// One parsed command.

@@ -4,6 +4,7 @@
 //! has loopback only; where the kernel gives none, nothing is started and that is said.
 
 pub mod install;
+mod interop_rdma;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -85,8 +86,12 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     Err(process::become_program(&mut command))
 }
 
-/// A stock wheel and ours read and write each other's segments. Skipped with a line where there is no wheel.
+/// A stock wheel and ours read and write each other's segments, over TCP or, where that is asked, over RDMA. Skipped with
+/// a line where there is no wheel.
 pub fn interop(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    if let Some(("--rdma", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        return interop_rdma::run(workspace, rest);
+    }
     setup::run(&[Group::Build])?;
     let folder = folder(workspace, None);
     if let Err(failure) = install::install(Peer::Mooncake, &folder) {

@@ -72,7 +72,8 @@ pub fn short_suite_where_possible(workspace: &Workspace) -> Result<(), Failure> 
     suite::run(workspace, &suite::Request { short: true, ..suite::Request::default() })
 }
 
-fn prepare_with_tools(workspace: &Workspace) -> Result<(), Failure> {
+/// The same, with the tools that the script needs; without root only the refusal.
+pub fn prepare_with_tools(workspace: &Workspace) -> Result<(), Failure> {
     // Asked first: without root nothing has to be installed to know that it will not do.
     if !setup::is_root() {
         return Err(Failure::new("needs root: the machine reads the whole of this host's root file system"));

@@ -113,10 +113,10 @@ impl Directory {
         let published = Published::new(&template, environment.max_message_bytes, NoticeLimits::default())?;
         let published = Arc::new(published);
         let daemon = listening.serve(Arc::clone(&published) as Arc<dyn kvplane_mooncake::Local>)?;
-        let (caller, store) = (Caller::new(environment), metadata.open(environment).map(Arc::from));
-        let stock = Stock::new(caller, (store.clone(), &environment.cluster), &name, unique);
+        let store: Option<Arc<dyn MetadataStore>> = metadata.open(environment).map(Arc::from);
+        let stock = Stock::new(environment, store.clone(), &name, unique);
         let directory = Self {
-            caller,
+            caller: Caller::new(environment),
             store,
             prefix: environment.cluster.clone(),
             name,

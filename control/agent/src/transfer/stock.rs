@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use kvplane_engine::{ForeignBuffer, ForeignHalf, ForeignPeer, Gid, Handshake, StockAnswer, StockEngines};
-use kvplane_mooncake::{Caller, Descriptor, MetadataStore, RdmaHandshake, nic_path};
+use kvplane_mooncake::{Caller, Descriptor, Environment, MetadataStore, RdmaHandshake, nic_path};
 use kvplane_proto::client::LaneId;
 
 use super::directory::daemon_of;
@@ -20,8 +20,6 @@ use crate::error::Error;
 const THREADS: usize = 4;
 /// Handshakes that may wait for a thread.
 const WAITING: usize = 4096;
-/// Queue pairs that a stock engine makes for a connection, unless its `MC_NUM_QP_PER_EP` says otherwise.
-const QUEUE_PAIRS: usize = 2;
 /// Engines remembered before those that nobody holds any more are looked for.
 const FORGET_AT: usize = 64;
 
@@ -31,6 +29,7 @@ pub(super) struct Stock {
     line: Arc<Line>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     unique: u64,
+    queue_pairs: usize,
 }
 
 #[derive(Default)]
@@ -54,21 +53,27 @@ struct Line {
 impl Stock {
     /// For an engine of this name. `unique` is that of its life.
     pub(super) fn new(
-        caller: Caller,
-        (store, prefix): (Option<Arc<dyn MetadataStore>>, &str),
+        environment: &Environment,
+        store: Option<Arc<dyn MetadataStore>>,
         name: &str,
         unique: u64,
     ) -> Self {
         let line = Line {
-            caller,
+            caller: Caller::new(environment),
             store,
-            prefix: prefix.to_owned(),
+            prefix: environment.cluster.clone(),
             name: name.to_owned(),
             waiting: Mutex::default(),
             more: Condvar::new(),
             stopping: AtomicBool::new(false),
         };
-        Self { known: Mutex::default(), line: Arc::new(line), threads: Mutex::default(), unique }
+        Self {
+            known: Mutex::default(),
+            line: Arc::new(line),
+            threads: Mutex::default(),
+            unique,
+            queue_pairs: environment.queue_pairs,
+        }
     }
 
     /// Takes what a stock engine says of itself: its number, what is known of it, and the generation of its buffers.
@@ -177,7 +182,7 @@ impl StockEngines for Stock {
     }
 
     fn queue_pairs(&self) -> usize {
-        QUEUE_PAIRS
+        self.queue_pairs
     }
 
     fn ask(&self, handshake: Handshake) {

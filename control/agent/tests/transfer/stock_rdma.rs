@@ -2,6 +2,7 @@
 //! and one-sided requests, on software devices.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kvplane::{
     BatchStatus, Opcode, RdmaConfig, RdmaUse, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine,
@@ -9,7 +10,7 @@ use kvplane::{
 };
 use kvplane_mooncake::{Caller, RdmaHandshake};
 
-use crate::rig::{Side, Way, check, fill, region};
+use crate::rig::{PATIENCE, Side, Way, check, fill, region};
 
 const BYTES: usize = 4 << 20;
 
@@ -164,4 +165,60 @@ fn handshakes_that_lead_nowhere_are_answered_with_the_reason() {
     let plain = Side::new(Way::Tcp.config(), 4096);
     let error = Caller::default().connect(plain.engine.name(), &ready).unwrap_err().to_string();
     assert!(error.contains("no RDMA transport"), "{error}");
+}
+
+#[test]
+fn threads_with_connections_of_their_own_do_not_end_each_others() {
+    let (b, threads) = (stock(), 6);
+    let config = TransferEngineConfig { native: false, initiators: 3, ..Way::Rdma.config() };
+    let a = Side::new(config, BYTES);
+    let handle = open(&a, &b);
+    let part = BYTES / threads;
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (a, b) = (&a, &b);
+            scope.spawn(move || {
+                for round in 0..20 {
+                    let (at, bytes, seed) = (thread * part, part / 2 - round, (thread * 100 + round) as u64);
+                    fill(&a.region, at, bytes, seed);
+                    assert_eq!(run(a, b, handle, &[(Opcode::Write, at, at + 7, bytes)]).state, TaskState::Completed);
+                    fill(&a.region, at, bytes, !seed);
+                    assert_eq!(run(a, b, handle, &[(Opcode::Read, at, at + 7, bytes)]).state, TaskState::Completed);
+                    check(&a.region, at, bytes, seed);
+                }
+            });
+        }
+    });
+    let rails = a.engine.metrics().rails;
+    assert_eq!(rails.iter().map(|rail| rail.retries).sum::<u64>(), 0, "{rails:?}");
+}
+
+#[test]
+fn a_peer_that_goes_leaves_errors_and_one_that_comes_back_is_reached() {
+    let (a, b) = (stock(), stock());
+    let handle = open(&a, &b);
+    let address = b.engine.local_address();
+    let there = b.region.address();
+    let requests: Vec<_> = (0..BYTES / 65_536)
+        .map(|slot| a.request(Opcode::Write, slot * 65_536, (handle, there + slot as u64 * 65_536), 65_536))
+        .collect();
+    let options = SubmitOptions { deadline: Some(Duration::from_secs(3)), ..SubmitOptions::default() };
+    let start = Instant::now();
+    let gone = std::thread::spawn(move || drop(b));
+    let last = loop {
+        match a.engine.submit(&requests, &options).map(|batch| batch.wait().state) {
+            Ok(TaskState::Completed) => assert!(start.elapsed() < PATIENCE, "it is gone"),
+            other => break other,
+        }
+    };
+    gone.join().unwrap();
+    assert!(!matches!(last, Ok(TaskState::Pending)), "{last:?}");
+    // Nothing of it is in flight any more: the memory can go at once.
+    a.engine.unregister(a.region.address()).unwrap();
+    a.engine.register(Arc::clone(&a.region), &RegisterOptions::default()).unwrap();
+    let again = TransferEngineConfig { native: false, listen: address, ..Way::Rdma.config() };
+    let b = Side::new(again, BYTES);
+    b.engine.announce_rdma(None).unwrap();
+    let handle = a.engine.open_segment_no_cache(b.engine.name()).unwrap();
+    to_and_fro(&a, &b, handle, 5);
 }

@@ -133,7 +133,7 @@ impl Rdma {
             {
                 return Ok(Foreign::half(link, own));
             }
-            self.close(id, Gone::Closed);
+            self.give_up(id.index);
         }
         self.make_foreign_room(nic);
         let id = self.add(nic, false, (0, UNUSED_DEPTH))?;
@@ -253,8 +253,20 @@ impl Rdma {
             let oldest = self.foreign_asking(nic).min_by_key(|(_, foreign)| foreign.age).map(|(index, _)| index);
             let Some(index) = oldest else { break };
             self.books.counters.evictions += 1;
-            self.close(ConnectionId { index, generation: self.generations[index as usize] }, Gone::Closed);
+            self.give_up(index);
         }
+    }
+
+    /// Ends a connection of a peer that asks us, at once: nothing of ours is under way on it.
+    fn give_up(&mut self, index: u32) {
+        let Some(link) = self.links[index as usize].as_deref_mut() else { return };
+        let nic = link.nic as usize;
+        link.state = State::Closing;
+        link.why = Some(Gone::Closed);
+        // Where the device refuses, the end of the queue pair does the same.
+        let _ = link.queue_pair.fail();
+        self.take_completions(nic);
+        self.finish(index);
     }
 }
 
