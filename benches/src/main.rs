@@ -16,6 +16,7 @@ mod rounds;
 mod same_host;
 mod shm;
 mod tcp;
+mod tier;
 mod verbs;
 
 use std::process::ExitCode;
@@ -24,6 +25,7 @@ const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
     handshakes | idle | killed-client | verbs | all] \
                      [--rounds N]
+       kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench peers [...]: see `cargo x help`";
 
 /// What a benchmark says when it cannot go on.
@@ -39,6 +41,9 @@ fn main() -> ExitCode {
     }
     if words.first().map(String::as_str) == Some("peers") {
         return finish(peers::run(&words[1..]));
+    }
+    if words.first().map(String::as_str) == Some("tier") {
+        return finish(tier::run(&words[1..]));
     }
     let mut rounds = 7;
     let mut names = Vec::new();
