@@ -26,6 +26,7 @@ const USAGE: &str =
     handshakes | idle | killed-client | verbs | all] \
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
+       kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
        kvplane-bench peers [...]: see `cargo x help`";
 
 /// What a benchmark says when it cannot go on.
@@ -44,6 +45,12 @@ fn main() -> ExitCode {
     }
     if words.first().map(String::as_str) == Some("tier") {
         return finish(tier::run(&words[1..]));
+    }
+    if words.first().map(String::as_str) == Some("tier-recovery") {
+        return finish(tier::recovery(&words[1..]));
+    }
+    if words.first().map(String::as_str) == Some("tier-puts") {
+        return finish(tier::saturated(&words[1..]));
     }
     let mut rounds = 7;
     let mut names = Vec::new();

@@ -100,6 +100,15 @@ impl Alone {
         Ok(opened)
     }
 
+    /// Whether the one call that is under way has ended.
+    pub(crate) fn take_ended(&mut self) -> Result<bool, Failure> {
+        match self.ended.pop() {
+            Some((_, true)) => Ok(true),
+            Some((_, false)) => Err("a call failed".into()),
+            None => Ok(false),
+        }
+    }
+
     pub(crate) fn until_recovered(&mut self) -> Result<(), Failure> {
         let until = Instant::now() + PATIENCE;
         while !self.tier.is_recovered() {

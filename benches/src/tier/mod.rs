@@ -7,6 +7,8 @@ mod alone;
 mod figures;
 mod fio;
 mod node;
+mod recovery;
+mod saturated;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,6 +23,8 @@ use alone::Alone;
 use figures::Figures;
 use fio::Fio;
 use node::NodeBed;
+pub(crate) use recovery::run as recovery;
+pub(crate) use saturated::run as saturated;
 
 const KIB4: u32 = 4 << 10;
 const MIB: u32 = 1 << 20;
@@ -34,6 +38,7 @@ pub(crate) struct Options {
     rounds: usize,
     time: Duration,
     only: Option<String>,
+    keys: u64,
 }
 
 impl Options {
@@ -44,6 +49,7 @@ impl Options {
             rounds: 5,
             time: Duration::from_secs(2),
             only: None,
+            keys: 5_000_000,
         };
         let mut rest = words.iter();
         while let Some(word) = rest.next() {
@@ -53,6 +59,7 @@ impl Options {
                 "--size" => options.file_bytes = kvplane::parse_bytes(value)?,
                 "--rounds" => options.rounds = value.parse()?,
                 "--seconds" => options.time = Duration::from_secs_f64(value.parse()?),
+                "--keys" => options.keys = value.parse()?,
                 "--only" => options.only = Some(value.clone()),
                 _ => return Err(format!("unknown flag {word}").into()),
             }

@@ -1,6 +1,7 @@
 //! A node with one shard and an SSD, and a client on the same host: what a caller gets.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvplane::rpc::RuntimeDirectory;
@@ -32,7 +33,9 @@ pub(crate) struct NodeBed {
 impl NodeBed {
     /// Starts a node, with the SSD or without, and waits until all that is on it is known.
     pub(crate) fn start(ssd: Option<(&Path, u64)>, ack: PutAck, memory: usize) -> Result<Self, Failure> {
-        let directory = Directory::new()?;
+        static BEDS: AtomicU64 = AtomicU64::new(0);
+        let mut directory = Directory::new()?;
+        directory.0.as_mut_os_string().push(format!("-{}", BEDS.fetch_add(1, Ordering::Relaxed)));
         let mut config = ControlConfig::new(CLUSTER);
         config.publish = Some(RuntimeDirectory::at(&directory.0));
         let control_server = ControlServer::start(config)?;

@@ -66,7 +66,7 @@ pub struct Package {
 }
 
 /// Every package, in the order in which they are listed.
-pub const ALL: [Package; 9] = [
+pub const ALL: [Package; 10] = [
     Package {
         debian: "gcc",
         fedora: "gcc",
@@ -90,6 +90,14 @@ pub const ALL: [Package; 9] = [
         purpose: "the TCP stream figure that the loopback benchmark is held against",
         group: Group::Bench,
         probe: Probe::Program("iperf3"),
+    },
+    Package {
+        debian: "fio",
+        fedora: "fio",
+        arch: "fio",
+        purpose: "what a disk gives, which the benchmarks of the SSD tier are held against",
+        group: Group::Bench,
+        probe: Probe::Program("fio"),
     },
     Package {
         debian: "busybox-static",
