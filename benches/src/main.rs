@@ -17,6 +17,7 @@ mod rounds;
 mod same_host;
 mod shm;
 mod tcp;
+mod tier;
 mod verbs;
 
 use std::process::ExitCode;
@@ -25,6 +26,8 @@ const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
     handshakes | idle | killed-client | verbs | perftest | all] \
                      [--rounds N]
+       kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
+       kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
        kvplane-bench peers [...]: see `cargo x help`";
 
 /// What a benchmark says when it cannot go on.
@@ -40,6 +43,15 @@ fn main() -> ExitCode {
     }
     if words.first().map(String::as_str) == Some("peers") {
         return finish(peers::run(&words[1..]));
+    }
+    if words.first().map(String::as_str) == Some("tier") {
+        return finish(tier::run(&words[1..]));
+    }
+    if words.first().map(String::as_str) == Some("tier-recovery") {
+        return finish(tier::recovery(&words[1..]));
+    }
+    if words.first().map(String::as_str) == Some("tier-puts") {
+        return finish(tier::saturated(&words[1..]));
     }
     let mut rounds = 7;
     let mut names = Vec::new();

@@ -143,7 +143,8 @@ impl TierConfig {
             durable_writes: false,
             max_reads: 256,
             max_waiters: 4096,
-            max_op_bytes: 1 << 20,
+            // An object of 1 MiB and its head in one piece.
+            max_op_bytes: (1 << 20) + (64 << 10),
             ops_in_flight: [128, 64, 32, 32],
             scan_bytes: 256 << 10,
             scan_buffers: 16,

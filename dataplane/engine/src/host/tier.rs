@@ -16,6 +16,8 @@ use super::Host;
 const BLOCK_BYTES: u32 = 4096;
 /// The least that a shard's part of a device may be: some segments of the smallest size.
 pub const PART_LEAST_BYTES: u64 = 24 << 20;
+/// How long completions are gone through before the host looks at its peers again, in nanoseconds.
+const ROUND_NS: u64 = 1_000_000;
 /// How long one step of waiting for the device is.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -141,7 +143,11 @@ impl Host {
         let (Some(work), Some(service)) = (&mut self.tier_work, &mut self.service) else { return Ok(false) };
         let nvme = &mut work.nvme;
         let mut progress = nvme.poll()?;
-        while let Some((id, result)) = nvme.poll_done() {
+        // What recovery reads takes time to go through: the rest waits for the next round, peers do not.
+        let until_ns = cpu::monotonic_ns() + ROUND_NS;
+        while cpu::monotonic_ns() < until_ns
+            && let Some((id, result)) = nvme.poll_done()
+        {
             progress = true;
             service.tier_completed(now_ns, id, result, nvme.memory());
         }

@@ -87,6 +87,11 @@ impl Ring {
         Ok(())
     }
 
+    /// Whether an operation on this buffer uses pages that are pinned already.
+    pub fn is_registered(&self, buffer: &IoBuf) -> bool {
+        self.fixed.place_of(buffer).is_some()
+    }
+
     /// Lets a region's pages go. Operations in flight on it keep them until they end.
     pub fn unregister_region(&mut self, region: &Arc<Region>) {
         for place in 0..self.fixed.windows.len() {

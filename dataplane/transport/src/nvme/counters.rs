@@ -72,6 +72,10 @@ pub struct NvmeCounters {
     pub written_bytes: u64,
     /// Operations whose completions were polled for.
     pub polled: u64,
+    /// Reads and writes whose memory was pinned before.
+    pub pinned: u64,
+    /// Times when operations were given to the kernel, as many as there were in one call.
+    pub submissions: u64,
     /// Times when the device asked to try again.
     pub retries: u64,
     /// How long reads took that somebody waited for.

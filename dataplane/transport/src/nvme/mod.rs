@@ -179,6 +179,7 @@ impl Nvme {
             }
         }
         if started {
+            self.counters.submissions += 1;
             self.ring.submit()?;
             if let Some((ring, _)) = &mut self.polled {
                 ring.submit()?;
@@ -196,6 +197,7 @@ impl Nvme {
             (Some((ring, file)), Action::Read | Action::Write { .. }) if self.polling => (ring, *file),
             _ => (&mut self.ring, self.file),
         };
+        let is_pinned = matches!(&pieces[..], [piece] if ring.is_registered(piece));
         let queued = match op.action {
             Action::Read => ring.scatter_at(file, &pieces, offset, token),
             Action::Write { durable } => ring.gather_at(file, &pieces, offset, durable, token),
@@ -204,6 +206,7 @@ impl Nvme {
         if queued.is_ok() {
             self.in_flight[op.priority as usize] += 1;
             self.counters.priorities[op.priority as usize].started += 1;
+            self.counters.pinned += u64::from(is_pinned);
         }
         queued.is_ok()
     }
@@ -319,10 +322,10 @@ impl Nvme {
         self.running.is_empty() && self.done.is_empty()
     }
 
-    /// Whether completions come only to who asks for them: then a host does not park meanwhile.
+    /// Whether completions come only to who asks for them, or wait to be taken: then a host does not park meanwhile.
     #[must_use]
     pub fn must_be_polled(&self) -> bool {
-        self.polled.as_ref().is_some_and(|(ring, _)| ring.in_flight() > 0)
+        !self.done.is_empty() || self.polled.as_ref().is_some_and(|(ring, _)| ring.in_flight() > 0)
     }
 
     /// Becomes readable when something has ended that is not polled for.

@@ -235,6 +235,31 @@ fn a_file_that_was_cut_gives_errors_not_bytes() {
 }
 
 #[test]
+fn whole_blocks_use_pinned_memory_and_one_call_gives_many() {
+    let scratch = Scratch::new("pinned");
+    let mut bed = Bed::open(&scratch, false);
+    fill(&mut bed, Ack::Buffered);
+    let template = block_op(&mut bed, 6);
+    let before = bed.nvme.counters();
+    for _ in 0..16 {
+        bed.nvme.start(template);
+    }
+    bed.nvme.flush().expect("a ring");
+    let counters = bed.nvme.counters();
+    assert_eq!(counters.submissions - before.submissions, 1);
+    if bed.nvme.remarks().iter().any(|remark| remark.contains("not pinned")) {
+        println!("skipped: pinned memory: {:?}", bed.nvme.remarks());
+    } else {
+        let pieces = template.pieces.as_slice();
+        assert_eq!(counters.pinned - before.pinned, 16, "{pieces:?}");
+    }
+    while !bed.nvme.is_idle() {
+        bed.nvme.poll().expect("a ring");
+        while bed.nvme.poll_done().is_some() {}
+    }
+}
+
+#[test]
 fn gets_pass_what_is_queued_before_them() {
     let scratch = Scratch::new("priority");
     let mut bed = Bed::open(&scratch, false);

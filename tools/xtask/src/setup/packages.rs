@@ -66,7 +66,7 @@ pub struct Package {
 }
 
 /// Every package, in the order in which they are listed.
-pub const ALL: [Package; 10] = [
+pub const ALL: [Package; 11] = [
     Package {
         debian: "gcc",
         fedora: "gcc",
@@ -98,6 +98,14 @@ pub const ALL: [Package; 10] = [
         purpose: "ib_write_bw and its kin: what RDMA is held against, in the virtual machine too",
         group: Group::Bench,
         probe: Probe::Program("ib_write_bw"),
+    },
+    Package {
+        debian: "fio",
+        fedora: "fio",
+        arch: "fio",
+        purpose: "what a disk gives, which the benchmarks of the SSD tier are held against",
+        group: Group::Bench,
+        probe: Probe::Program("fio"),
     },
     Package {
         debian: "busybox-static",

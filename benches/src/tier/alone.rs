@@ -1,0 +1,268 @@
+//! A tier on a file without a node around it: a closed loop of gets or puts, so that the queue is as deep as asked.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::{NodeId, ShardId, Version};
+use kvplane_proto::rng::Rng;
+use kvplane_sys::{HugePages, Interest, Poller, Region, RegionOptions, cpu};
+use kvplane_tier::{
+    Ack, Event, Get, Identity, OpenOptions, Output, Priority, Put, PutError, Span, Tier, TierConfig, Token,
+};
+use kvplane_transport::{Nvme, Part, Ssd, TierMemory};
+
+use super::figures::Figures;
+use crate::Failure;
+
+const BLOCK_BYTES: u32 = 4096;
+/// How long a round waits at the most: what the tier does by itself comes sooner.
+const STEP: Duration = Duration::from_millis(1);
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub(crate) fn region(name: &str, bytes: usize) -> Result<Arc<Region>, Failure> {
+    let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new(name, bytes) };
+    Ok(Region::allocate(&options)?)
+}
+
+/// A tier, its driver and a pool with a place for each call that may be under way.
+pub(crate) struct Alone {
+    pub(crate) tier: Tier,
+    pub(crate) nvme: Nvme,
+    pool: Arc<Region>,
+    poller: Poller,
+    /// What ended, with the call's token; `false` where it failed.
+    ended: Vec<(u64, bool)>,
+    /// Payloads that are the pool's again.
+    released: Vec<u64>,
+}
+
+impl Alone {
+    /// Opens, or makes, a tier on a file. Calls are taken; it may be recovering.
+    pub(crate) fn open(
+        path: &Path,
+        file_bytes: u64,
+        pool_bytes: usize,
+        change: impl FnOnce(&mut TierConfig),
+    ) -> Result<Self, Failure> {
+        let ssd = Arc::new(Ssd::open(path, Some(file_bytes))?);
+        let part = Part::new(&ssd, 0, 1);
+        let mut config = TierConfig::for_device(part.bytes(), BLOCK_BYTES);
+        config.durable_writes = part.offers().durable_writes;
+        change(&mut config);
+        let pool = region("bench-pool", pool_bytes)?;
+        let staging = region("bench-staging", config.staging_bytes() as usize)?;
+        let identity = Identity { cluster: 1, node: NodeId(1), shard: ShardId(0) };
+        let options = OpenOptions { identity, expected_uuid: None, format_blank: Some(7) };
+        let nvme = Nvme::new(part, TierMemory::new(Arc::clone(&pool), staging))?;
+        let poller = Poller::new()?;
+        poller.add(nvme.fd(), 0, Interest::Readable)?;
+        let tier = Tier::open(config, options)?;
+        let mut alone = Self { tier, nvme, pool, poller, ended: Vec::new(), released: Vec::new() };
+        let until = Instant::now() + PATIENCE;
+        while !alone.round()? {
+            if Instant::now() > until {
+                return Err("the tier does not open".into());
+            }
+        }
+        Ok(alone)
+    }
+
+    /// Drives everything once, and waits where nothing went on. Whether the tier was opened by now.
+    pub(crate) fn round(&mut self) -> Result<bool, Failure> {
+        let (mut opened, mut progress) = (false, self.nvme.poll()?);
+        while let Some((id, result)) = self.nvme.poll_done() {
+            self.tier.complete(cpu::monotonic_ns(), id, result, self.nvme.memory());
+        }
+        let now_ns = cpu::monotonic_ns();
+        while let Some(output) = self.tier.poll_output(now_ns, self.nvme.memory()) {
+            progress = true;
+            match output {
+                Output::Block(op) => self.nvme.start(op),
+                Output::Event(Event::Opened { .. }) => opened = true,
+                Output::Event(Event::Refused(error)) => return Err(error.to_string().into()),
+                Output::Event(Event::Degraded(reason)) => return Err(reason.to_string().into()),
+                Output::Event(Event::Got { token, .. } | Event::Stored { token, .. }) => {
+                    self.ended.push((token.0, true));
+                }
+                Output::Event(Event::Missed { token, .. } | Event::StoreFailed { token, .. }) => {
+                    self.ended.push((token.0, false));
+                }
+                Output::Event(Event::Released { token }) => self.released.push(token.0),
+                Output::Event(_) => {}
+            }
+        }
+        self.nvme.flush()?;
+        if !progress && !self.nvme.must_be_polled() {
+            self.poller.wait(STEP, &mut Vec::new())?;
+        }
+        Ok(opened)
+    }
+
+    /// Whether the one call that is under way has ended.
+    pub(crate) fn take_ended(&mut self) -> Result<bool, Failure> {
+        match self.ended.pop() {
+            Some((_, true)) => Ok(true),
+            Some((_, false)) => Err("a call failed".into()),
+            None => Ok(false),
+        }
+    }
+
+    pub(crate) fn until_recovered(&mut self) -> Result<(), Failure> {
+        let until = Instant::now() + PATIENCE;
+        while !self.tier.is_recovered() {
+            self.round()?;
+            if Instant::now() > until {
+                return Err("recovery does not end".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts objects of `bytes` with these numbers, as fast as they are taken.
+    pub(crate) fn fill(&mut self, keys: core::ops::Range<u64>, bytes: u32) -> Result<(), Failure> {
+        let depth = (self.pool.bytes() / place_bytes(bytes)).min(64);
+        let mut next = keys.start;
+        self.puts(depth, bytes, Ack::Buffered, &mut |_| {
+            next += 1;
+            (next <= keys.end).then_some(next - 1)
+        })?;
+        Ok(())
+    }
+
+    /// Puts for so long.
+    pub(crate) fn put_for(
+        &mut self,
+        time: Duration,
+        depth: usize,
+        bytes: u32,
+        ack: Ack,
+        first_key: &mut u64,
+    ) -> Result<Figures, Failure> {
+        self.puts(depth, bytes, ack, &mut |since| {
+            *first_key += 1;
+            (since < time).then_some(*first_key)
+        })
+    }
+
+    /// Keeps `depth` puts under way while `next` gives keys.
+    fn puts(
+        &mut self,
+        depth: usize,
+        bytes: u32,
+        ack: Ack,
+        next: &mut dyn FnMut(Duration) -> Option<u64>,
+    ) -> Result<Figures, Failure> {
+        let each = place_bytes(bytes);
+        let mut state: Vec<(Instant, bool, bool)> = vec![(Instant::now(), false, false); depth];
+        let (mut free, mut busy, mut over): (Vec<usize>, usize, bool) = ((0..depth).collect(), 0, false);
+        let (start, cpu_ns, mut samples) = (Instant::now(), cpu::thread_cpu_ns(), Vec::new());
+        let mut waiting = None;
+        while !over || busy > 0 {
+            while let Some(place) = free.last().copied()
+                && !over
+            {
+                let Some(key) = waiting.take().or_else(|| next(start.elapsed())) else {
+                    over = true;
+                    break;
+                };
+                // No two payloads are alike.
+                self.pool.copy_in(place * each, &key.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+                let put = Put {
+                    digest: digest(key),
+                    key: &[],
+                    version: Version(key + 1),
+                    payload: Span::pool((place * each) as u64, bytes),
+                    checksum: None,
+                    pinned: false,
+                    ack,
+                    token: Token(place as u64),
+                };
+                match self.tier.put(cpu::monotonic_ns(), &put, self.nvme.memory()) {
+                    Ok(accepted) => {
+                        state[place] = (Instant::now(), false, !accepted.lent);
+                        free.pop();
+                        busy += 1;
+                    }
+                    Err(PutError::Busy | PutError::Full) => {
+                        waiting = Some(key);
+                        break;
+                    }
+                    Err(error) => return Err(error.to_string().into()),
+                }
+            }
+            self.round()?;
+            for (token, good) in self.ended.drain(..) {
+                if !good {
+                    return Err("a put failed".into());
+                }
+                let place = &mut state[token as usize];
+                samples.push(place.0.elapsed().as_nanos() as u64);
+                place.1 = true;
+                if place.2 {
+                    free.push(token as usize);
+                    busy -= 1;
+                }
+            }
+            for token in self.released.drain(..) {
+                let place = &mut state[token as usize];
+                place.2 = true;
+                if place.1 {
+                    free.push(token as usize);
+                    busy -= 1;
+                }
+            }
+        }
+        Ok(Figures::of(samples, bytes.into(), start.elapsed(), cpu::thread_cpu_ns() - cpu_ns))
+    }
+
+    /// Keeps `depth` gets of random objects under way for so long.
+    pub(crate) fn get_for(
+        &mut self,
+        time: Duration,
+        depth: usize,
+        bytes: u32,
+        keys: core::ops::Range<u64>,
+        rng: &mut Rng,
+    ) -> Result<Figures, Failure> {
+        let each = place_bytes(bytes);
+        let mut since = vec![Instant::now(); depth];
+        let mut free: Vec<usize> = (0..depth).collect();
+        let (start, cpu_ns, mut samples) = (Instant::now(), cpu::thread_cpu_ns(), Vec::new());
+        loop {
+            let over = start.elapsed() >= time;
+            if over && free.len() == depth {
+                break;
+            }
+            while let Some(place) = free.last().copied()
+                && !over
+            {
+                let key = keys.start + rng.below(keys.end - keys.start);
+                let destination = Span::pool((place * each) as u64, bytes);
+                let token = Token(place as u64);
+                let get = Get { digest: digest(key), destination, priority: Priority::Get, token };
+                self.tier.get(&get).map_err(|error| format!("object {key}: {error}"))?;
+                since[place] = Instant::now();
+                free.pop();
+            }
+            self.round()?;
+            for (token, good) in self.ended.drain(..) {
+                if !good {
+                    return Err("a get gave nothing".into());
+                }
+                samples.push(since[token as usize].elapsed().as_nanos() as u64);
+                free.push(token as usize);
+            }
+        }
+        Ok(Figures::of(samples, bytes.into(), start.elapsed(), cpu::thread_cpu_ns() - cpu_ns))
+    }
+}
+
+pub(crate) fn digest(key: u64) -> Digest {
+    Digest::of(b"bench", &key.to_le_bytes())
+}
+
+const fn place_bytes(bytes: u32) -> usize {
+    (bytes as usize).next_multiple_of(4096)
+}

@@ -1,0 +1,88 @@
+//! `fio` on a file of its own beside ours: what device, file system and kernel give to who asks for nothing more.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::figures::Figures;
+use crate::Failure;
+
+/// A file that `fio` has written once, so that neither reads find holes nor writes have to allocate.
+pub(crate) struct Fio {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Fio {
+    pub(crate) fn lay_out(path: &Path, bytes: u64) -> Result<Self, Failure> {
+        let fio = Self { path: path.to_owned(), bytes };
+        fio.run(&["--rw=write", "--bs=1M", "--iodepth=8", "--end_fsync=1"])?;
+        Ok(fio)
+    }
+
+    /// Reads or writes for so long: `rw` is fio's word for how.
+    pub(crate) fn measure(
+        &self,
+        time: Duration,
+        rw: &str,
+        bytes: u32,
+        depth: usize,
+        more: &[&str],
+    ) -> Result<Figures, Failure> {
+        let words = [
+            format!("--rw={rw}"),
+            format!("--bs={bytes}"),
+            format!("--iodepth={depth}"),
+            format!("--runtime={}ms", time.as_millis()),
+            format!("--fixedbufs={}", u8::from(is_fixed())),
+        ];
+        let mut all: Vec<&str> = words.iter().map(String::as_str).collect();
+        all.extend(["--time_based", "--norandommap", "--randrepeat=0", "--registerfiles=1"]);
+        all.extend(more);
+        let report = self.run(&all)?;
+        let job = &report["jobs"][0];
+        let of = &job[if rw.contains("read") { "read" } else { "write" }];
+        let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+        let percentile = |name: &str| number(&of["clat_ns"]["percentile"][name]) / 1e3;
+        let (per_s, share) = (number(&of["iops"]), number(&job["usr_cpu"]) + number(&job["sys_cpu"]));
+        Ok(Figures {
+            per_s,
+            mb_s: number(&of["bw_bytes"]) / 1e6,
+            p50_us: percentile("50.000000"),
+            p99_us: percentile("99.000000"),
+            cpu_us: share / 100.0 * 1e6 / per_s.max(1.0),
+        })
+    }
+
+    /// A process that writes without end until it is ended.
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("fio");
+        command.args(["--name=bench", "--ioengine=io_uring", "--direct=1", "--output-format=json", "--fallocate=none"]);
+        command.arg(format!("--filename={}", self.path.display())).arg(format!("--size={}", self.bytes)).args(words);
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> Result<Value, Failure> {
+        let output = self.command(words).output().map_err(|error| format!("fio: {error}"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let start = text.find('{').unwrap_or(0);
+        let report: Result<Value, _> = serde_json::from_str(&text[start..]);
+        match report {
+            Ok(report) if output.status.success() => Ok(report),
+            _ => Err(format!("fio failed: {}{text}", String::from_utf8_lossy(&output.stderr)).into()),
+        }
+    }
+}
+
+impl Drop for Fio {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// fio cannot pin its buffers where memory may not be locked.
+fn is_fixed() -> bool {
+    kvplane_sys::cpu::raise_memlock_limit().is_ok_and(|bytes| bytes > 256 << 20)
+}

@@ -1,0 +1,223 @@
+//! The SSD tier against `fio` on a file beside it: same file system, block size, queue depth and O_DIRECT, in turns.
+//!
+//! Two of ours: the tier with its driver alone, whose queue is exactly as deep as fio's, and a node with its client,
+//! who asks for as many objects at a time. Checksums are on.
+
+mod alone;
+mod figures;
+mod fio;
+mod node;
+mod recovery;
+mod saturated;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kvplane::PutAck;
+use kvplane_proto::rng::Rng;
+use kvplane_tier::Ack;
+
+use crate::Failure;
+use crate::rounds::Series;
+use alone::Alone;
+use figures::Figures;
+use fio::Fio;
+use node::NodeBed;
+pub(crate) use recovery::run as recovery;
+pub(crate) use saturated::run as saturated;
+
+const KIB4: u32 = 4 << 10;
+const MIB: u32 = 1 << 20;
+/// The most bytes that are under way at once.
+const MEMORY: usize = 64 << 20;
+
+/// What is measured, and where.
+pub(crate) struct Options {
+    path: PathBuf,
+    file_bytes: u64,
+    rounds: usize,
+    time: Duration,
+    only: Option<String>,
+    keys: u64,
+}
+
+impl Options {
+    pub(crate) fn parse(words: &[String]) -> Result<Self, Failure> {
+        let mut options = Self {
+            path: std::env::current_exe()?.with_file_name("tier-bench"),
+            file_bytes: 3 << 30,
+            rounds: 5,
+            time: Duration::from_secs(2),
+            only: None,
+            keys: 5_000_000,
+        };
+        let mut rest = words.iter();
+        while let Some(word) = rest.next() {
+            let value = rest.next().ok_or_else(|| format!("{word} takes a value"))?;
+            match word.as_str() {
+                "--path" => options.path = value.into(),
+                "--size" => options.file_bytes = kvplane::parse_bytes(value)?,
+                "--rounds" => options.rounds = value.parse()?,
+                "--seconds" => options.time = Duration::from_secs_f64(value.parse()?),
+                "--keys" => options.keys = value.parse()?,
+                "--only" => options.only = Some(value.clone()),
+                _ => return Err(format!("unknown flag {word}").into()),
+            }
+        }
+        Ok(options)
+    }
+
+    fn beside(&self, name: &str) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        path.push(name);
+        path.into()
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
+    }
+}
+
+/// A file that goes with this value.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The figures of one case, ours and fio's.
+struct Case {
+    name: String,
+    sides: [Side; 3],
+    wanted: f64,
+    by_bytes: bool,
+}
+
+struct Side {
+    speed: Series,
+    p50: Series,
+    cpu: Series,
+}
+
+impl Case {
+    fn new(name: &str, wanted: f64, by_bytes: bool) -> Self {
+        let side = |side: &str| Side {
+            speed: Series::new(side, if by_bytes { "MB/s" } else { "/s" }),
+            p50: Series::new(format!("  {side}, p50"), "us"),
+            cpu: Series::new(format!("  {side}, CPU for each"), "us"),
+        };
+        Self { name: name.to_owned(), sides: ["fio", "tier alone", "node"].map(side), wanted, by_bytes }
+    }
+
+    fn push(&mut self, side: usize, figures: Figures) {
+        let by_bytes = self.by_bytes;
+        let side = &mut self.sides[side];
+        side.speed.push(if by_bytes { figures.mb_s } else { figures.per_s });
+        side.p50.push(figures.p50_us);
+        side.cpu.push(figures.cpu_us);
+    }
+
+    fn show(&self) {
+        println!("  {}:", self.name);
+        for side in &self.sides {
+            side.speed.show();
+            side.p50.show();
+            side.cpu.show();
+        }
+        for side in &self.sides[1..] {
+            side.speed.show_ratio(&self.sides[0].speed, &format!("at least {}", self.wanted));
+        }
+    }
+}
+
+/// Everything against fio.
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    let options = Options::parse(words)?;
+    println!("tier: gets and puts on {}, against fio beside it", options.path.display());
+    let files = ["-alone", "-node"].map(|name| Scratch(options.beside(name)));
+    files.iter().for_each(|file| drop(std::fs::remove_file(&file.0)));
+    let fio = Fio::lay_out(&options.beside("-fio"), options.file_bytes)?;
+    let [alone, node] = files.each_ref().map(|file| file.0.as_path());
+    reads(&options, &fio, alone, node)?;
+    writes(&options, &fio, alone, node, PutAck::Buffered)?;
+    writes(&options, &fio, alone, node, PutAck::Durable)
+}
+
+fn reads(options: &Options, fio: &Fio, alone: &Path, node: &Path) -> Result<(), Failure> {
+    // As many small ones as the index of such a file has room for, less what reclaim wants.
+    let small = 0..options.file_bytes / (40 << 10);
+    let large = 1 << 40..(1 << 40) + options.file_bytes / 3 / u64::from(MIB);
+    let mut ours = Alone::open(alone, options.file_bytes, MEMORY, |_| {})?;
+    let mut bed = NodeBed::start(Some((node, options.file_bytes)), PutAck::Buffered, MEMORY)?;
+    for (keys, bytes) in [(small.clone(), KIB4), (large.clone(), MIB)] {
+        ours.fill(keys.clone(), bytes)?;
+        bed.fill(keys, bytes)?;
+    }
+    // Nothing is in memory after a restart.
+    drop(bed);
+    let mut bed = NodeBed::start(Some((node, options.file_bytes)), PutAck::Buffered, MEMORY)?;
+    let mut rng = Rng::new(1, "tier-bench");
+    for (bytes, depth, keys) in
+        [(KIB4, 1, &small), (KIB4, 32, &small), (KIB4, 128, &small), (MIB, 8, &large), (MIB, 32, &large)]
+    {
+        let is_small = bytes == KIB4;
+        let name = format!("gets of {} KiB, {depth} at a time", bytes >> 10);
+        if !options.wants(&name) {
+            continue;
+        }
+        let mut case = Case::new(&name, if is_small { 0.8 } else { 0.9 }, !is_small);
+        for _ in 0..options.rounds {
+            case.push(0, fio.measure(options.time, "randread", bytes, depth, &[])?);
+            case.push(1, ours.get_for(options.time, depth, bytes, keys.clone(), &mut rng)?);
+            case.push(2, bed.get_for(options.time, depth, bytes, keys.clone(), &mut rng)?);
+        }
+        case.show();
+    }
+    device_lines(&ours, &bed)
+}
+
+fn writes(options: &Options, fio: &Fio, alone: &Path, node: &Path, ack: PutAck) -> Result<(), Failure> {
+    let durable = ack == PutAck::Durable;
+    let word = if durable { "durable" } else { "buffered" };
+    if !options.wants(word) {
+        return Ok(());
+    }
+    let mut ours = Alone::open(alone, options.file_bytes, MEMORY, |_| {})?;
+    ours.until_recovered()?;
+    let mut bed = NodeBed::start(Some((node, options.file_bytes)), ack, MEMORY)?;
+    let (mut ours_key, mut bed_key) = (1 << 41, 1 << 41);
+    if !durable {
+        // Once over the whole file: what is written for the first time has to be set aside by the file system.
+        let all = options.file_bytes / u64::from(MIB) + 64;
+        ours.fill(1 << 42..(1 << 42) + all, MIB)?;
+        bed.fill(1 << 42..(1 << 42) + all, MIB)?;
+    } else {
+        (ours_key, bed_key) = (1 << 43, 1 << 43);
+    }
+    for depth in [8, 32] {
+        let name = format!("{word} puts of 1024 KiB, {depth} at a time");
+        let sync = format!("--fdatasync={depth}");
+        let more: &[&str] = if durable { &[&sync] } else { &[] };
+        let alone_ack = if durable { Ack::Durable } else { Ack::Buffered };
+        let mut case = Case::new(&name, 0.9, true);
+        for _ in 0..options.rounds {
+            case.push(0, fio.measure(options.time, "write", MIB, depth, more)?);
+            case.push(1, ours.put_for(options.time, depth, MIB, alone_ack, &mut ours_key)?);
+            case.push(2, bed.put_for(options.time, depth, MIB, &mut bed_key)?);
+        }
+        case.show();
+    }
+    device_lines(&ours, &bed)
+}
+
+/// How the driver worked, so that figures can be explained.
+fn device_lines(ours: &Alone, bed: &NodeBed) -> Result<(), Failure> {
+    let remarks = ours.nvme.remarks().join("; ");
+    println!("  tier alone: {:?} {remarks}", ours.nvme.counters());
+    for shard in bed.node().snapshots()? {
+        println!("  node: {:?}", shard.device);
+    }
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! A node with one shard and an SSD, and a client on the same host: what a caller gets.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kvplane::rpc::RuntimeDirectory;
+use kvplane::{Buffer, Client, ClientConfig, Control, Node, NodeConfig, Put, PutAck, SsdConfig, TierPolicy};
+use kvplane_proto::ids::NodeId;
+use kvplane_proto::rng::Rng;
+use kvplane_server::{ControlConfig, ControlHandle, ControlServer};
+use kvplane_sys::cpu;
+
+use super::alone::region;
+use super::figures::Figures;
+use crate::Failure;
+use crate::bed::Directory;
+
+const CLUSTER: &str = "bench";
+const POOL_BYTES: u64 = 256 << 20;
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A node on a file. Its memory keeps nothing of what is read from the SSD.
+pub(crate) struct NodeBed {
+    client: Client,
+    buffer: Buffer,
+    memory: usize,
+    node: Node,
+    _control: ControlHandle,
+    _directory: Directory,
+}
+
+impl NodeBed {
+    /// Starts a node, with the SSD or without, and waits until all that is on it is known.
+    pub(crate) fn start(ssd: Option<(&Path, u64)>, ack: PutAck, memory: usize) -> Result<Self, Failure> {
+        static BEDS: AtomicU64 = AtomicU64::new(0);
+        let mut directory = Directory::new()?;
+        directory.0.as_mut_os_string().push(format!("-{}", BEDS.fetch_add(1, Ordering::Relaxed)));
+        let mut config = ControlConfig::new(CLUSTER);
+        config.publish = Some(RuntimeDirectory::at(&directory.0));
+        let control_server = ControlServer::start(config)?;
+        let runtime_directory = Some(directory.0.clone());
+        let control = Control::Local { cluster: CLUSTER.to_owned(), runtime_directory: runtime_directory.clone() };
+        let node = Node::start(&NodeConfig {
+            control: control.clone(),
+            node: Some(NodeId(1)),
+            shards: Some(1),
+            runtime_directory,
+            ssds: ssd.iter().map(|(path, bytes)| SsdConfig { path: path.to_path_buf(), bytes: Some(*bytes) }).collect(),
+            tier: TierPolicy { ack, promote_times: u8::MAX, ..TierPolicy::default() },
+            ..NodeConfig::local(CLUSTER, POOL_BYTES)
+        })?;
+        let until = Instant::now() + PATIENCE;
+        while node.snapshots()?.iter().filter_map(|shard| shard.tier).any(|tier| !tier.is_recovered) {
+            if Instant::now() > until {
+                return Err("recovery does not end".into());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let config = ClientConfig { control, deadline: Duration::from_secs(30), ..ClientConfig::local(CLUSTER) };
+        let mut client = Client::connect(&config)?;
+        let buffer = client.register(region("bench-client", memory)?);
+        Ok(Self { client, buffer, memory, node, _control: control_server, _directory: directory })
+    }
+
+    pub(crate) fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Puts objects with these numbers.
+    pub(crate) fn fill(&mut self, keys: core::ops::Range<u64>, bytes: u32) -> Result<(), Failure> {
+        let batch = (self.memory / place_bytes(bytes)).min(64) as u64;
+        let mut next = keys.start;
+        while next < keys.end {
+            let end = keys.end.min(next + batch);
+            self.put(next..end, bytes)?;
+            next = end;
+        }
+        Ok(())
+    }
+
+    /// Puts for so long, `depth` at a time.
+    pub(crate) fn put_for(
+        &mut self,
+        time: Duration,
+        depth: usize,
+        bytes: u32,
+        first_key: &mut u64,
+    ) -> Result<Figures, Failure> {
+        self.measure(time, depth, bytes, |bed| {
+            *first_key += depth as u64;
+            bed.put(*first_key - depth as u64..*first_key, bytes)
+        })
+    }
+
+    /// Gets of random objects for so long, `depth` at a time.
+    pub(crate) fn get_for(
+        &mut self,
+        time: Duration,
+        depth: usize,
+        bytes: u32,
+        keys: core::ops::Range<u64>,
+        rng: &mut Rng,
+    ) -> Result<Figures, Failure> {
+        self.measure(time, depth, bytes, |bed| {
+            let drawn: Vec<[u8; 8]> =
+                (0..depth).map(|_| (keys.start + rng.below(keys.end - keys.start)).to_le_bytes()).collect();
+            let each = place_bytes(bytes);
+            let items: Vec<_> =
+                drawn.iter().zip(0..).map(|(key, at)| (key, bed.buffer.slice(at * each, bytes as usize))).collect();
+            for got in bed.client.batch_get_into(&items)? {
+                got?.ok_or("an object is gone")?;
+            }
+            Ok(())
+        })
+    }
+
+    fn put(&mut self, keys: core::ops::Range<u64>, bytes: u32) -> Result<(), Failure> {
+        let each = place_bytes(bytes);
+        let mut waiting: Vec<u64> = keys.collect();
+        let until = Instant::now() + PATIENCE;
+        while !waiting.is_empty() {
+            let names: Vec<[u8; 8]> = waiting.iter().map(|key| key.to_le_bytes()).collect();
+            let items: Vec<_> =
+                names.iter().zip(0..).map(|(key, at)| (key, self.buffer.slice(at * each, bytes as usize))).collect();
+            let outcomes = self.client.batch_put_from(&items)?;
+            let refused = |(key, outcome): (u64, Result<Put, kvplane::Error>)| match outcome {
+                Ok(_) => None,
+                Err(error) => Some((key, error)),
+            };
+            let left: Vec<_> = waiting.iter().copied().zip(outcomes).filter_map(refused).collect();
+            if let Some((key, error)) = left.first().filter(|_| Instant::now() > until) {
+                return Err(format!("object {key}: {error}").into());
+            }
+            waiting = left.into_iter().map(|(key, _)| key).collect();
+        }
+        Ok(())
+    }
+
+    fn measure(
+        &mut self,
+        time: Duration,
+        depth: usize,
+        bytes: u32,
+        mut batch: impl FnMut(&mut Self) -> Result<(), Failure>,
+    ) -> Result<Figures, Failure> {
+        let (start, cpu_ns, mut samples) = (Instant::now(), cpu::process_cpu_ns(), Vec::new());
+        while start.elapsed() < time {
+            let since = Instant::now();
+            batch(self)?;
+            samples.extend(std::iter::repeat_n(since.elapsed().as_nanos() as u64, depth));
+        }
+        Ok(Figures::of(samples, bytes.into(), start.elapsed(), cpu::process_cpu_ns() - cpu_ns))
+    }
+}
+
+const fn place_bytes(bytes: u32) -> usize {
+    (bytes as usize).next_multiple_of(4096)
+}
