@@ -63,6 +63,10 @@ fn caught(mischief: Mischief, rules: &[Rule]) {
     for seed in 0..100 {
         if let Err(failure) = run(Scenario::of_tiers_with(seed, mischief)) {
             println!("{mischief:?}: after {seed} seeds, {failure}");
+            if !rules.contains(&failure.violation.rule) {
+                let _ = run_with_lines(Scenario::of_tiers_with(seed, mischief))
+                    .inspect_err(|failure| println!("{failure}"));
+            }
             assert!(rules.contains(&failure.violation.rule), "{mischief:?} was found, but not by {rules:?}: {failure}");
             return;
         }

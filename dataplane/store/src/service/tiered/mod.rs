@@ -194,7 +194,9 @@ impl Service {
                 Output::Event(event) => self.tier_event(event),
             }
         }
-        progress
+        // The tier may have made room by itself just now, without anything to be told: who waits for it has no other
+        // occasion.
+        progress || self.give_removals(memory) | self.give_writes(memory)
     }
 
     /// A block operation is over.
