@@ -14,9 +14,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
     HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot,
-    TierPolicy, cpu,
+    Standing, TierPolicy, cpu,
 };
-use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId, Slot, Version};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot, Version};
 use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
 use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
 use kvplane_rpc::{RefusalCode, Role, RuntimeDirectory};
@@ -139,6 +139,8 @@ impl Node {
             stop: Arc::clone(&stop),
             trouble: Arc::clone(&trouble),
             seen_map: 0,
+            applied: Epoch(0),
+            heard: Heard::default(),
             capacity_bytes: config.pool_bytes,
         };
         membership.join()?;
@@ -338,6 +340,13 @@ fn member_of(
     })
 }
 
+/// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
+#[derive(Clone, Copy, Default)]
+struct Heard {
+    epoch: u64,
+    since: u64,
+}
+
 struct Membership {
     link: ControlLink,
     member: Member,
@@ -345,11 +354,14 @@ struct Membership {
     stop: Arc<AtomicBool>,
     trouble: Arc<Mutex<Option<String>>>,
     seen_map: u64,
+    /// The map that the shards were told last in this life.
+    applied: Epoch,
+    heard: Heard,
     capacity_bytes: u64,
 }
 
 impl Membership {
-    fn join(&self) -> Result<(), Error> {
+    fn join(&mut self) -> Result<(), Error> {
         self.link.call(Join {
             member: self.member.clone(),
             capacity_bytes: self.capacity_bytes,
@@ -358,7 +370,7 @@ impl Membership {
         self.heartbeat()
     }
 
-    fn heartbeat(&self) -> Result<(), Error> {
+    fn heartbeat(&mut self) -> Result<(), Error> {
         let mut load = Load { objects: 0, used_bytes: 0, capacity_bytes: self.capacity_bytes };
         for shard in self.shards.iter() {
             if let Some(store) = shard.snapshot()?.store {
@@ -367,7 +379,8 @@ impl Membership {
             }
         }
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
-        self.link.call(Heartbeat { node, incarnation, load })?;
+        let alive = self.link.call(Heartbeat { node, incarnation, load })?;
+        self.heard = Heard { epoch: alive.epoch, since: alive.since };
         Ok(())
     }
 
@@ -413,12 +426,29 @@ impl Membership {
             return;
         }
         let Some(map) = self.link.map() else { return };
+        let Some(standing) = self.standing_of(map.epoch) else { return };
         let slots = owned_slots(&map, &self.member, self.shards.len());
-        let told = self.shards.iter().zip(slots).all(|(shard, slots)| shard.own(map.epoch, slots).is_ok());
+        let told = self.shards.iter().zip(slots).all(|(shard, slots)| shard.own(map.epoch, standing, slots).is_ok());
         // A full mailbox is tried again at the next look.
         if told {
-            self.seen_map = generation;
+            (self.seen_map, self.applied) = (generation, map.epoch);
         }
+    }
+
+    /// How long owners have been as this map says. A map that follows the last one needs no more than itself; of a first
+    /// one, or where some were missed, the control plane is asked. Nothing when it cannot say: the next look asks again,
+    /// or there is a newer map.
+    fn standing_of(&mut self, epoch: Epoch) -> Option<Standing> {
+        let state = self.link.welcome().state_id;
+        if self.applied != Epoch(0) && epoch.0 <= self.applied.0 + 1 {
+            return Some(Standing { state, since: epoch });
+        }
+        if epoch.0 > self.heard.epoch {
+            // A refusal is seen by the next heartbeat, which knows what to do about it.
+            self.heartbeat().ok()?;
+        }
+        let known = self.heard.since <= epoch.0 && epoch.0 <= self.heard.epoch;
+        known.then_some(Standing { state, since: Epoch(self.heard.since) })
     }
 
     fn live(mut self) {
@@ -454,6 +484,7 @@ impl Membership {
                     shard.begin_life(incarnation)?;
                 }
                 self.member.incarnation = incarnation;
+                self.applied = Epoch(0);
                 self.join()?;
                 self.list_pool()
             }

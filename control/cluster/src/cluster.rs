@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member};
 use kvplane_proto::states::Step;
@@ -20,7 +21,7 @@ use kvplane_proto::states::Step;
 use crate::catalog::{Catalog, Segment, SegmentOwner};
 use crate::config::ClusterConfig;
 use crate::message::{Change, Counters, Input, Load, MemberView, Output, Reply};
-use crate::record::{Header, MemberRecord, Record, RecordKey};
+use crate::record::{Header, Layout, MemberRecord, Record, RecordKey};
 use crate::rejection::Rejection;
 use crate::state::{MemberEvent, MemberState};
 
@@ -72,6 +73,7 @@ pub struct Cluster {
     pub(crate) now_ns: u64,
     /// The newest map; what members say now is in it after `publish`.
     pub(crate) map: ClusterMap,
+    pub(crate) layout: Layout,
     pub(crate) due_ns: Option<u64>,
     /// Durable changes of the call in progress.
     pub(crate) changes: Vec<Change>,
@@ -166,7 +168,7 @@ impl Cluster {
     pub fn snapshot(&self) -> Vec<Record> {
         let members = self.rows.values().map(Row::record);
         let segments = self.catalog.iter().cloned().map(Record::Segment);
-        core::iter::once(self.header()).chain(members).chain(segments).collect()
+        [self.header(), Record::Layout(self.layout)].into_iter().chain(members).chain(segments).collect()
     }
 
     /// Lets time pass: silence, deadlines, expiries.
@@ -253,6 +255,17 @@ impl Cluster {
         Epoch(self.map.epoch.0 + u64::from(self.map_changed))
     }
 
+    /// What [`Self::layout_since`] will be then.
+    pub(crate) fn newest_since(&self) -> Epoch {
+        if !self.map_changed {
+            return self.layout.since;
+        }
+        let members = self.map_members();
+        let map = ClusterMap { epoch: self.newest_epoch(), replicas: self.config.replicas, members };
+        let moved = claims(&map).is_some_and(|claims| claims != self.layout.claims);
+        if moved { map.epoch } else { self.layout.since }
+    }
+
     pub(crate) fn live_members(&self) -> usize {
         self.rows.values().filter(|row| row.state.is_live()).count()
     }
@@ -275,6 +288,19 @@ impl Cluster {
         Record::Header(Header { cluster: self.config.cluster.clone(), epoch, replicas })
     }
 
+    /// Since which epoch no slot has changed hands, seen from the newest map.
+    #[must_use]
+    pub const fn layout_since(&self) -> Epoch {
+        self.layout.since
+    }
+
+    /// Takes note when owners are others than before. Without anybody to own them, slots have not changed hands.
+    pub(crate) fn note_layout(&mut self) {
+        let Some(claims) = claims(&self.map).filter(|claims| *claims != self.layout.claims) else { return };
+        self.layout = Layout { since: self.map.epoch, claims };
+        self.changes.push(Change::Put(Record::Layout(self.layout)));
+    }
+
     /// Ends a call: makes the next epoch if the map changed, and queues what the driver must do, records first.
     pub(crate) fn publish(&mut self) {
         let map_changed = core::mem::take(&mut self.map_changed);
@@ -283,6 +309,7 @@ impl Cluster {
             self.map.replicas = self.config.replicas;
             self.map.members = self.map_members();
             self.changes.push(Change::Put(self.header()));
+            self.note_layout();
             self.counters.epochs += 1;
         }
         if !self.changes.is_empty() {
@@ -295,4 +322,17 @@ impl Cluster {
             self.outputs.push_back(Output::MapChanged(self.map.clone()));
         }
     }
+}
+
+/// A digest of what the owners of a map follow from; nothing where there are no owners.
+fn claims(map: &ClusterMap) -> Option<u128> {
+    let mut bytes = vec![map.replicas];
+    for member in map.members.iter().filter(|member| member.weight > 0) {
+        bytes.extend_from_slice(&member.node.0.to_le_bytes());
+        bytes.extend_from_slice(&member.weight.to_le_bytes());
+        bytes.extend_from_slice(&(member.shards.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&(member.failure_domain.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(member.failure_domain.as_bytes());
+    }
+    (bytes.len() > 1).then(|| Digest::of(b"owners", &bytes).0)
 }

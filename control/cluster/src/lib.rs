@@ -25,7 +25,7 @@ pub use catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, Segmen
 pub use cluster::Cluster;
 pub use config::{ClusterConfig, ConfigError, Limits};
 pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
-pub use record::{Header, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, RecordError, RecordKey};
+pub use record::{Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, RecordError, RecordKey};
 pub use rejection::Rejection;
 pub use start::StartError;
 pub use state::{MemberEvent, MemberState};

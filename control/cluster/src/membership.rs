@@ -122,7 +122,7 @@ impl Cluster {
         if joining {
             self.remember(node);
         }
-        Ok(Reply::Alive { epoch: self.newest_epoch() })
+        Ok(Reply::Alive { epoch: self.newest_epoch(), since: self.newest_since() })
     }
 
     pub(crate) fn leave(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {

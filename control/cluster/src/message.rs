@@ -93,6 +93,8 @@ pub enum Reply {
     Alive {
         /// The newest epoch.
         epoch: Epoch,
+        /// The epoch since which no slot has changed hands.
+        since: Epoch,
     },
     /// To a farewell.
     Left {

@@ -7,7 +7,7 @@
 //! ```text
 //! header:  0 u8 | epoch u64 | replicas u8 | cluster text member:  1 u8 | state u8 | ended u64 | capacity u64 |
 //! version text | member segment: 2 u8 | 0 u8, node u64, incarnation u64 or 1 u8, client u64 | kind u8 | bytes u64 |
-//! ttl u64 | address | name text
+//! ttl u64 | address | name text layout:  3 u8 | since u64 | claims u128
 //! ```
 //!
 //! Suspicion is not durable: it is about the recent past, of which a restarted control plane knows nothing.
@@ -57,6 +57,15 @@ pub struct MemberRecord {
     pub version: String,
 }
 
+/// Since when owners have been what they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Layout {
+    /// The epoch in which slots changed hands last. While nobody is a member, they have not.
+    pub since: Epoch,
+    /// A digest of what owners follow from.
+    pub claims: u128,
+}
+
 /// One durable record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
@@ -66,6 +75,8 @@ pub enum Record {
     Member(MemberRecord),
     /// A segment.
     Segment(Segment),
+    /// Since when owners have been what they are.
+    Layout(Layout),
 }
 
 /// The name under which a record is stored.
@@ -77,6 +88,8 @@ pub enum RecordKey {
     Member(NodeId),
     /// The segment of this name.
     Segment(String),
+    /// The layout: there is one.
+    Layout,
 }
 
 impl RecordKey {
@@ -87,6 +100,7 @@ impl RecordKey {
             Self::Header => vec![0],
             Self::Member(node) => [&[1][..], &node.0.to_be_bytes()].concat(),
             Self::Segment(name) => [&[2], name.as_bytes()].concat(),
+            Self::Layout => vec![3],
         }
     }
 }
@@ -131,6 +145,7 @@ impl Record {
             Self::Header(_) => RecordKey::Header,
             Self::Member(record) => RecordKey::Member(record.member.node),
             Self::Segment(segment) => RecordKey::Segment(segment.name.clone()),
+            Self::Layout(_) => RecordKey::Layout,
         }
     }
 
@@ -157,6 +172,12 @@ impl Record {
             Self::Segment(segment) => {
                 out.push(2);
                 put_segment(out, segment);
+            }
+            Self::Layout(layout) => {
+                out.push(3);
+                out.extend_from_slice(&layout.since.0.to_le_bytes());
+                out.extend_from_slice(&(layout.claims as u64).to_le_bytes());
+                out.extend_from_slice(&((layout.claims >> 64) as u64).to_le_bytes());
             }
         }
         seal(out, start);
@@ -185,6 +206,11 @@ impl Record {
                 Self::Member(MemberRecord { member, state, ended, capacity_bytes, version })
             }
             2 => Self::Segment(segment(&mut reader)?),
+            3 => {
+                let since = Epoch(reader.u64()?);
+                let claims = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;
+                Self::Layout(Layout { since, claims })
+            }
             kind => return Err(DecodeError::Field { what: "record kind", found: kind.into() }.into()),
         };
         reader.finish()?;

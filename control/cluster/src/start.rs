@@ -14,7 +14,7 @@ use crate::catalog::Catalog;
 use crate::cluster::{Cluster, Row};
 use crate::config::{ClusterConfig, ConfigError};
 use crate::message::{Change, Counters, Output};
-use crate::record::{Header, MemberRecord, Record, RecordKey};
+use crate::record::{Header, Layout, MemberRecord, Record, RecordKey};
 use crate::state::MemberState;
 
 /// Beyond this an epoch was not counted but corrupted; it leaves room to count on for ever.
@@ -101,6 +101,7 @@ impl Cluster {
             counters: Counters::default(),
             now_ns,
             map,
+            layout: Layout::default(),
             due_ns: None,
             changes: Vec::new(),
             lost: Vec::new(),
@@ -129,6 +130,7 @@ impl Cluster {
                 Record::Segment(segment) if self.owner_is_live(segment.owner) => {
                     self.catalog.insert(segment, graced_ns);
                 }
+                Record::Layout(layout) => self.layout = layout,
                 Record::Segment(segment) => self.changes.push(Change::Remove(RecordKey::Segment(segment.name))),
             }
         }
@@ -150,6 +152,10 @@ impl Cluster {
         over_limit("segments", self.catalog.len(), limits.segments)?;
         self.forget_longest_ended();
         self.map.members = self.map_members();
+        // Nothing remembered, or not of these members: what was before is not known.
+        if !self.map_changed {
+            self.note_layout();
+        }
         self.map.validate().map_err(StartError::Map)?;
         self.rearm();
         Ok(())

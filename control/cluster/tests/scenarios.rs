@@ -28,9 +28,9 @@ fn the_first_heartbeat_brings_a_member_into_the_map() {
     let joined = driver.join(member(1, 5, 7000)).unwrap();
     assert!(matches!(joined, Reply::Joined { epoch: Epoch(0), heartbeat_interval_ns: ns, .. } if ns == 100 * MS));
     assert_eq!((driver.in_map(), driver.state(1)), (vec![], Some(MemberState::Joining)));
-    assert_eq!(driver.beat(1, 5), Ok(Reply::Alive { epoch: Epoch(1) }));
+    assert_eq!(driver.beat(1, 5), Ok(Reply::Alive { epoch: Epoch(1), since: Epoch(1) }));
     assert_eq!(driver.in_map(), [(1, 5)]);
-    assert_eq!(driver.beat(1, 5), Ok(Reply::Alive { epoch: Epoch(1) }), "no change, no epoch");
+    assert_eq!(driver.beat(1, 5), Ok(Reply::Alive { epoch: Epoch(1), since: Epoch(1) }), "no change, no epoch");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_suspect_that_speaks_is_active_without_an_epoch() {
     driver.admit(1, 5);
     driver.sleep(400 * MS);
     assert_eq!(driver.state(1), Some(MemberState::Suspect));
-    assert_eq!(driver.beat(1, 5), Ok(Reply::Alive { epoch: Epoch(1) }));
+    assert_eq!(driver.beat(1, 5), Ok(Reply::Alive { epoch: Epoch(1), since: Epoch(1) }));
     assert_eq!(driver.state(1), Some(MemberState::Active));
     driver.sleep(400 * MS);
     assert_eq!(driver.state(1), Some(MemberState::Suspect), "silence counts anew");

@@ -148,6 +148,8 @@ pub struct Done;
 pub struct Alive {
     /// The newest epoch.
     pub epoch: u64,
+    /// The epoch since which no slot has changed hands.
+    pub since: u64,
 }
 
 /// Asks for the map.

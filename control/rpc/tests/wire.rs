@@ -77,7 +77,7 @@ fn golden_frames() {
     );
     let joined = Joined { epoch: 1, heartbeat_interval_ns: 2, heartbeat_deadline_ns: 3 };
     show("Joined", encode(&joined));
-    show("Alive", encode(&Alive { epoch: 1 }));
+    show("Alive", encode(&Alive { epoch: 1, since: 1 }));
     show("Renewed", encode(&Renewed { segments: 2 }));
     show("Done", encode(&Done));
     let map = ClusterMap { epoch: Epoch(3), replicas: 1, members: vec![] };

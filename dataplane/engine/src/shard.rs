@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
 use kvplane_proto::{SegmentId, Version};
-use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters, TierSnapshot};
+use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters, Standing, TierSnapshot};
 use kvplane_store::{Store, StoreConfig, StoreStats};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
 use kvplane_transport::mooncake::ServerCounters;
@@ -108,7 +108,7 @@ enum Command {
     Unregister { segment: SegmentId, within: Duration, answer: SyncSender<Result<(), ShardError>> },
     ListenShm { listener: UnixListener },
     BeginLife { incarnation: Incarnation },
-    Own { epoch: Epoch, slots: Box<[u64; SLOTS / 64]> },
+    Own { epoch: Epoch, standing: Standing, slots: Box<[u64; SLOTS / 64]> },
     Snapshot { answer: SyncSender<ShardSnapshot> },
     Ask(Box<dyn FnOnce(&mut Host) + Send>),
 }
@@ -244,12 +244,12 @@ impl ShardHandle {
         self.send(Command::BeginLife { incarnation })
     }
 
-    /// Tells which slots it owns.
+    /// Tells which slots it owns, and how long that has been so.
     ///
     /// # Errors
     /// When its mailbox is full.
-    pub fn own(&self, epoch: Epoch, slots: Box<[u64; SLOTS / 64]>) -> Result<(), ShardError> {
-        self.send(Command::Own { epoch, slots })
+    pub fn own(&self, epoch: Epoch, standing: Standing, slots: Box<[u64; SLOTS / 64]>) -> Result<(), ShardError> {
+        self.send(Command::Own { epoch, standing, slots })
     }
 
     /// What it tells about itself.
@@ -461,9 +461,9 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
                 service.begin_life(incarnation);
             }
         }
-        Command::Own { epoch, slots } => {
+        Command::Own { epoch, standing, slots } => {
             if let Some(service) = host.service() {
-                service.set_owned(epoch, |slot| slots[usize::from(slot) / 64] & (1 << (slot % 64)) != 0);
+                service.own(epoch, standing, |slot| slots[usize::from(slot) / 64] & (1 << (slot % 64)) != 0);
             }
         }
         Command::Ask(question) => question(host),

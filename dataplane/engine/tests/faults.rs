@@ -84,7 +84,9 @@ fn start_shard(fault: FaultPlan) -> ShardHandle {
         host: host(fault),
     })
     .expect("a shard on loopback");
-    shard.own(Epoch(1), Box::new([u64::MAX; SLOTS / 64])).expect("room in the mailbox");
+    shard
+        .own(Epoch(1), kvplane_engine::Standing { state: 1, since: Epoch(1) }, Box::new([u64::MAX; SLOTS / 64]))
+        .expect("room in the mailbox");
     shard
 }
 

@@ -87,7 +87,9 @@ fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
         host,
     })
     .expect("a shard on loopback");
-    shard.own(Epoch(1), Box::new([u64::MAX; SLOTS / 64])).expect("room in the mailbox");
+    shard
+        .own(Epoch(1), kvplane_engine::Standing { state: 1, since: Epoch(1) }, Box::new([u64::MAX; SLOTS / 64]))
+        .expect("room in the mailbox");
     let config = Config {
         cluster: "test".to_owned(),
         host: "here".to_owned(),

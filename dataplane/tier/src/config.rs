@@ -2,7 +2,9 @@
 
 use core::fmt;
 
-use crate::format::{FIRST_SEGMENT_OFFSET, FooterPage, RECORD_HEADER_BYTES, SUPERBLOCK_IO_BYTES, Shape, UNIT_BYTES};
+use crate::format::{
+    FIRST_SEGMENT_OFFSET, FooterPage, OWNERSHIP_IO_BYTES, RECORD_HEADER_BYTES, SUPERBLOCK_IO_BYTES, Shape, UNIT_BYTES,
+};
 use crate::index::DEVICE_BYTES_MOST;
 use crate::ops::PRIORITIES;
 
@@ -252,6 +254,7 @@ const fn power(field: &'static str, value: u32) -> Result<(), ConfigError> {
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) superblocks: u64,
+    pub(crate) notes: u64,
     pub(crate) header: u64,
     pub(crate) blank: u64,
     pub(crate) page: u64,
@@ -280,6 +283,7 @@ impl Layout {
         let group_bytes = group_bytes.next_multiple_of(STAGING_ALIGN_BYTES);
         Self {
             superblocks: take(2 * u64::from(SUPERBLOCK_IO_BYTES)),
+            notes: take(2 * u64::from(OWNERSHIP_IO_BYTES)),
             header: take(block),
             blank: take(block),
             page: take(config.footer_page_bytes.into()),

@@ -8,11 +8,13 @@
 //! Not here: when anything is written, or what follows from what is read.
 
 mod footer;
+mod ownership;
 mod record;
 mod segment;
 mod superblock;
 
 pub use footer::{FOOTER_ENTRY_BYTES, FOOTER_HEADER_BYTES, FooterEntry, FooterPage};
+pub use ownership::{OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS, Ownership, SlotSet};
 pub use record::{AWAY_MOST, Kind, MAX_CHUNKS, RECORD_HEADER_BYTES, RecordHeader, Shape};
 pub use segment::{SEGMENT_HEADER_BYTES, SEGMENT_HEADER_OFFSETS, SegmentHeader};
 pub use superblock::{SUPERBLOCK_BYTES, Superblock, SuperblockFound};

@@ -167,6 +167,10 @@ pub(crate) enum Owner {
     SuperblockRead(u8),
     /// The superblock is written.
     SuperblockWrite,
+    /// A note of owned slots is read.
+    NoteRead(u8),
+    /// Or written.
+    NoteWrite,
     /// A segment is made blank.
     Blank(u32),
     /// A segment's header is read into one of the blocks of the scan area.

@@ -14,6 +14,7 @@ mod check;
 mod commit;
 mod groups;
 mod headers;
+mod ownership;
 mod read;
 mod reclaim;
 mod recover;
@@ -41,6 +42,7 @@ use crate::slots::{SlotId, Slots};
 use crate::types::{Event, OpenOptions, Output, RecordView};
 use commit::Flushes;
 use groups::Log;
+use ownership::Notes;
 use read::Read;
 use reclaim::Reclaim;
 use recover::Recovery;
@@ -65,6 +67,7 @@ pub struct Tier {
     phase: Phase,
     /// What was found; nothing where it could not be read.
     superblocks: [Option<SuperblockFound>; 2],
+    notes: Notes,
     degraded: Option<Reason>,
     index: Index,
     segments: Segments,
@@ -111,7 +114,7 @@ impl Tier {
         config.validate()?;
         let layout = Layout::of(&config);
         let reads = config.max_reads + config.max_moves;
-        let jobs = reads + config.groups + config.scan_buffers + 2 * headers::PLACES + 8;
+        let jobs = reads + config.groups + config.scan_buffers + 2 * headers::PLACES + 12;
         let budget_bytes = config.segment_bytes / 100 * u64::from(config.reinsert_percent);
         let entries = Layout::entries_most(&config) as usize;
         let events = 2 * config.max_waiters as usize + config.max_reads as usize + 64;
@@ -121,8 +124,9 @@ impl Tier {
             uuid: 0,
             life: 0,
             next_sequence: 0,
-            phase: Phase::Superblocks { left: 2 },
+            phase: Phase::Superblocks { left: 4 },
             superblocks: [None; 2],
+            notes: Notes::default(),
             degraded: None,
             index: Index::new(config.max_records, config.hash_seed),
             segments: Segments::new(config.segments),
@@ -153,6 +157,7 @@ impl Tier {
             config,
         };
         tier.read_superblocks();
+        tier.read_notes();
         Ok(tier)
     }
 
@@ -211,6 +216,11 @@ impl Tier {
         }
         match owner {
             Owner::SuperblockRead(copy) => self.superblock_read(copy, result, memory),
+            Owner::NoteRead(copy) => {
+                self.note_read(copy, result);
+                self.one_read(memory);
+            }
+            Owner::NoteWrite => self.note_written(result, memory),
             Owner::SuperblockWrite => self.superblock_written(result, memory),
             Owner::Blank(_) => self.blanked(result, memory),
             Owner::HeaderRead { segment, place } => self.header_read(segment, place, result, memory),

@@ -134,6 +134,8 @@ pub enum Event {
         /// How often it was opened.
         life: u64,
     },
+    /// What [`crate::Tier::note_ownership`] was given is durable.
+    OwnershipNoted,
     /// The device is not taken.
     Refused(OpenError),
     /// Every record has been looked at.

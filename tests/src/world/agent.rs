@@ -7,6 +7,8 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, Slot};
 use kvplane_proto::map::{ClusterMap, OwnerTable};
 
+use kvplane_store::service::Standing;
+
 use super::World;
 use super::check::epochs::Epochs;
 use super::check::{Rule, broken};
@@ -16,6 +18,8 @@ use super::scenario::{MS, Mischief};
 
 /// How often a node says that it is alive, or asks to join.
 const AGENT_NS: u64 = 100 * MS;
+/// The identity of the control plane's state, which outlives its processes here.
+const STATE: u64 = 1;
 
 impl World {
     /// The agent's turn: join, or say that the node is alive.
@@ -59,7 +63,14 @@ impl World {
                 self.nodes[index].joined = true;
                 self.speak(index);
             }
-            Ok(Reply::Alive { epoch }) if *epoch > self.nodes[index].epoch => {
+            Ok(Reply::Alive { epoch, since }) => {
+                // Answers come in any order.
+                if *epoch >= self.nodes[index].heard.0 {
+                    self.nodes[index].heard = (*epoch, *since);
+                }
+                if *epoch <= self.nodes[index].epoch {
+                    return;
+                }
                 self.tell_control(Party::Node(index), Message::Fetch(Party::Node(index)));
             }
             Ok(_) | Err(Rejection::NodeIdInUse { .. }) => {}
@@ -85,7 +96,7 @@ impl World {
         let node = &mut self.nodes[index];
         node.incarnation += 1;
         node.joined = false;
-        node.epoch = Epoch(0);
+        (node.epoch, node.heard) = (Epoch(0), (Epoch(0), Epoch(0)));
         let incarnation = node.incarnation;
         for life in node.shards.clone() {
             self.lives[life].epoch = 0;
@@ -104,6 +115,7 @@ impl World {
         if !node.up || epoch <= before {
             return;
         }
+        let Some(since) = self.standing_of(index, epoch) else { return };
         self.nodes[index].epoch = epoch;
         self.detail(epoch.0, || format!("node {index} goes from epoch {before} to {epoch}"));
         let owners = self.owners_of(map);
@@ -113,7 +125,8 @@ impl World {
             .iter()
             .position(|member| member.node.0 == index as u64 + 1 && member.incarnation.0 == node.incarnation);
         // A slot may have been somewhere else in an epoch that was missed, and come back: what is here may be old.
-        let missed = before.0 > 0 && epoch.0 > before.0 + 1 && !self.scenario.has(Mischief::SkipEpochs);
+        let missed =
+            before.0 > 0 && epoch.0 > before.0 + 1 && since > before && !self.scenario.has(Mischief::SkipEpochs);
         for (shard, index) in node.shards.clone().into_iter().enumerate() {
             let owns = |slot: u16| {
                 let owner = owners.owners(Slot(slot)).first();
@@ -122,17 +135,36 @@ impl World {
                 })
             };
             let lineage = self.lineage(index);
-            self.dropped(lineage, |digest| missed || !owns(digest.slot().0));
+            let note = self.lives[index].service.tier_ownership();
+            let believed = note.is_some_and(|note| note.epoch >= since && note.epoch <= epoch);
+            let forgotten = before.0 == 0 && !believed && self.scenario.tier.is_some();
+            self.dropped(lineage, |digest| missed || forgotten || !owns(digest.slot().0));
             let life = &mut self.lives[index];
             if missed {
                 life.service.set_owned(before, |_| false);
             }
-            life.service.set_owned(epoch, owns);
+            life.service.own(epoch, Standing { state: STATE, since }, owns);
             let observed = Epochs::observe("a shard", Epoch(life.epoch), epoch);
             life.epoch = epoch.0;
             self.require(observed);
             self.drain_service(index, None);
         }
+    }
+
+    /// Since when owners have been as the map of this epoch says; nothing when the control plane has to be asked first.
+    fn standing_of(&self, index: usize, epoch: Epoch) -> Option<Epoch> {
+        let node = &self.nodes[index];
+        if self.scenario.has(Mischief::BelieveDisks) {
+            return Some(Epoch(0));
+        }
+        if node.epoch.0 > 0 && epoch.0 <= node.epoch.0 + 1 {
+            return Some(epoch);
+        }
+        if self.scenario.has(Mischief::SkipEpochs) {
+            return Some(epoch);
+        }
+        let (newest, since) = node.heard;
+        (since <= epoch && epoch <= newest).then_some(since)
     }
 
     /// A shard dropped objects. What a disk had of them may be there again when nobody else had their slots meanwhile.

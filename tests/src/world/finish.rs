@@ -49,8 +49,8 @@ impl World {
             if self.tiers_degraded() {
                 return;
             }
-            // What a disk has of an object may turn out to be damaged when it is asked for.
-            let hurt = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any());
+            // What a disk has of an object may turn out to be damaged when it is asked for, or be reclaimed by then.
+            let hurt = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any() || tier.may_reclaim());
             let (put, get): (&[Status], &[Status]) = if hurt {
                 (&[Status::Ok, Status::Exists, Status::NoSpace], &[Status::Ok, Status::NotFound])
             } else {
@@ -76,6 +76,10 @@ impl World {
         self.run_until(until_ns, |world| !world.clients[client].batches.contains_key(&batch));
         if count(self) != before + 1 {
             let what = format!("client {client}, key {key}: {what:?} did not end with {good:?} although all is well");
+            for (index, life) in self.lives.iter().enumerate().filter(|(_, life)| life.alive) {
+                let snapshot = life.service.tier_snapshot();
+                self.trace.line(self.now_ns, || format!("life {index}: {snapshot:?}"));
+            }
             self.violate(broken(Rule::Liveness, what));
         }
     }

@@ -27,6 +27,8 @@ pub(crate) struct Node {
     pub(crate) leaving: bool,
     pub(crate) joined: bool,
     pub(crate) epoch: Epoch,
+    /// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
+    pub(crate) heard: (Epoch, Epoch),
     /// So many operations of its disks are carried out before it dies.
     pub(crate) ops_left: Option<u32>,
     /// The next crash is one of the power.
@@ -116,6 +118,7 @@ impl Node {
             leaving: false,
             joined: false,
             epoch: Epoch(0),
+            heard: (Epoch(0), Epoch(0)),
             ops_left: None,
             power_fails: false,
             weight: 1 + rng.below(4) as u32,
@@ -157,7 +160,7 @@ impl World {
         node.incarnation += 1;
         node.joined = false;
         node.leaving = false;
-        node.epoch = Epoch(0);
+        (node.epoch, node.heard) = (Epoch(0), (Epoch(0), Epoch(0)));
         node.slowness = 1;
         node.ports += u16::from(moved);
         node.shards.clear();

@@ -49,6 +49,8 @@ pub enum Mischief {
     SkipFlush,
     /// The shard's host believes its disk: checksums are computed of what should have come.
     TrustDisk,
+    /// The agent says that no slot ever changed hands, whatever the control plane says.
+    BelieveDisks,
     /// The shard's host does not write tombstones.
     DropTombstones,
 }
@@ -148,9 +150,8 @@ impl Scenario {
         scenario.chunk_bytes = scenario.chunk_bytes.min(object_bytes);
         scenario.keys = [4, 16, 32][rng.below(3) as usize];
         scenario.remove_weight = [5, 20, 40][rng.below(3) as usize];
-        scenario.nodes = 1;
+        scenario.nodes = 1 + rng.below(3) as usize;
         scenario.chances.weights[super::faults::Fault::CrashNode as usize] = 2 + rng.below(6);
-        scenario.chances.weights[super::faults::Fault::LeaveNode as usize] = 0;
         scenario.tier = Some(TierScenario::draw(rng, object_bytes, scenario.keys));
         scenario
     }
@@ -161,6 +162,12 @@ impl Scenario {
         let mut scenario = Self { mischief: Some(mischief), ..Self::of_tiers(seed) };
         if let Some(tier) = &mut scenario.tier {
             tier.suit(mischief);
+        }
+        match mischief {
+            // Without removals, what is missing is found by the audit.
+            Mischief::SkipFlush => scenario.remove_weight = 0,
+            Mischief::BelieveDisks => scenario = scenario.with_slots_that_move(),
+            _ => {}
         }
         scenario
     }
@@ -196,6 +203,20 @@ impl Scenario {
             chances: Chances { control_loss: 0.3, fault_interval_ns: 40 * MS, weights, ..Chances::default() },
             ..Self::of_seed(seed)
         }
+    }
+
+    /// Slots that go away and come back while their former owner is down, and users who remove a lot meanwhile.
+    fn with_slots_that_move(mut self) -> Self {
+        self.nodes = 3;
+        self.clients = 4;
+        (self.keys, self.batches, self.batch_requests, self.remove_weight) = (16, 600, 4, 40);
+        (self.think_ns, self.latency_ns, self.object_bytes) = (MS, 10 * US, 2 << 10);
+        (self.pool_bytes, self.chunk_bytes) = (32 << 10, 2 << 10);
+        let mut weights = [0; super::faults::FAULTS];
+        weights[super::faults::Fault::LeaveNode as usize] = 2;
+        weights[super::faults::Fault::CrashNode as usize] = 1;
+        self.chances = Chances { fault_interval_ns: 60 * MS, weights, ..Chances::default() };
+        self
     }
 
     pub(crate) fn has(&self, mischief: Mischief) -> bool {

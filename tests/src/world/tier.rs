@@ -112,6 +112,11 @@ impl TierScenario {
         }
     }
 
+    /// Whether its disks are small enough to be filled.
+    pub(crate) const fn may_reclaim(&self) -> bool {
+        self.config.segments < 64
+    }
+
     /// Whether a put that was acknowledged is still there after every crash of this scenario.
     pub(crate) fn promises(&self) -> bool {
         self.policy.write == WritePolicy::Through && self.policy.ack != PutAck::Memory && !self.faults.any()

@@ -96,7 +96,7 @@ impl Service for Recorder {
         Ok(Joined { epoch: 1, heartbeat_interval_ns: 1, heartbeat_deadline_ns: 2 })
     }
     fn heartbeat(&self, _: Caller, _: Heartbeat) -> Result<Alive, Refusal> {
-        Ok(Alive { epoch: 1 })
+        Ok(Alive { epoch: 1, since: 1 })
     }
     fn leave(&self, _: Caller, _: Leave) -> Result<Done, Refusal> {
         Ok(Done)

@@ -55,7 +55,7 @@ impl Service for Control {
     fn heartbeat(&self, _: Caller, call: Heartbeat) -> Result<Alive, Refusal> {
         let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
         match self.handle(Input::Heartbeat { node, incarnation, load: call.load.into() })? {
-            Reply::Alive { epoch } => Ok(Alive { epoch: epoch.0 }),
+            Reply::Alive { epoch, since } => Ok(Alive { epoch: epoch.0, since: since.0 }),
             reply => Err(unexpected(&reply)),
         }
     }

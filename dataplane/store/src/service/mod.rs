@@ -36,7 +36,7 @@ use session::{Pending, Session};
 pub use tiered::{PutAck, TierCounters, TierPolicy, TierSnapshot, WritePolicy};
 pub use types::{
     CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo,
-    ServiceCounters,
+    ServiceCounters, Standing,
 };
 
 use crate::store::Store;
@@ -52,8 +52,6 @@ pub struct Service {
     store: Option<Store>,
     /// The SSD under the store.
     tiered: Option<Box<tiered::Tiered>>,
-    /// Whether anything was ever owned in this life.
-    ever_owned: bool,
     segments: SegmentTable,
     sessions: Vec<Option<Session>>,
     outputs: VecDeque<Output>,
@@ -93,7 +91,6 @@ impl Service {
             owned: Box::new([0; SLOTS / 64]),
             store,
             tiered: None,
-            ever_owned: false,
             segments: SegmentTable::new((life ^ life >> 32) as u32),
             sessions: Vec::new(),
             outputs: VecDeque::new(),
@@ -108,38 +105,41 @@ impl Service {
         }
     }
 
-    /// Serves these slots from now on. Objects of slots that left are removed: if the slot comes back later, what was
-    /// here may be older than what was written elsewhere meanwhile.
+    /// Serves these slots from now on, by a map of which nothing else is known. See [`Self::own`].
     pub fn set_owned(&mut self, epoch: Epoch, owned: impl Fn(u16) -> bool) {
-        if epoch < self.epoch {
+        self.own(epoch, Standing { state: 0, since: epoch }, owned);
+    }
+
+    /// Serves these slots from now on; those that are new, with a tier, as soon as that is written down. Objects of
+    /// slots that left are removed: if the slot comes back later, what was here may be older than what was written
+    /// elsewhere meanwhile.
+    pub fn own(&mut self, epoch: Epoch, standing: Standing, owned: impl Fn(u16) -> bool) {
+        let heard = self.heard_epoch();
+        if epoch < heard {
             return;
         }
+        self.restore_owned(epoch, standing);
         // In an epoch that was missed, a slot may have been another's and come back: nothing from before it is to be
-        // trusted.
-        let missed = self.epoch != Epoch(0) && epoch.0 > self.epoch.0 + 1;
-        self.epoch = epoch;
+        // trusted, unless no slot has changed hands since.
+        let missed = heard != Epoch(0) && epoch.0 > heard.0 + 1 && standing.since > heard;
         if let (true, Some(store)) = (missed, &mut self.store) {
             self.counters.dropped_objects += store.remove_all();
         }
         let mut lost = false;
-        // What the SSD has from an earlier life counts as owned until the first map that gives this shard anything.
-        let first = !self.ever_owned && (0..SLOTS).any(|slot| owned(slot as u16));
-        let untrusted = missed && self.ever_owned;
-        self.ever_owned |= first;
         for slot in 0..SLOTS {
             let (word, bit) = (slot / 64, 1u64 << (slot % 64));
             let had = self.owned[word] & bit != 0;
-            let has = owned(slot as u16);
-            lost |= had && !has;
-            if untrusted || (had || first) && !has {
+            if had && (missed || !owned(slot as u16)) {
+                lost = true;
                 self.slot_left(slot);
+                self.owned[word] &= !bit;
             }
-            self.owned[word] = if has { self.owned[word] | bit } else { self.owned[word] & !bit };
         }
-        if let (true, Some(store)) = (lost, &mut self.store) {
+        if let (true, false, Some(store)) = (lost, missed, &mut self.store) {
             let owned = &self.owned;
             self.counters.dropped_objects += store.retain(|digest| owns(owned, digest));
         }
+        self.serve_owned(epoch, &owned);
     }
 
     /// Starts a new life of the shard: its former one was declared over, so its objects may be older than what others
@@ -147,6 +147,7 @@ impl Service {
     /// [`Self::set_owned`].
     pub fn begin_life(&mut self, incarnation: Incarnation) {
         self.identity.incarnation = incarnation;
+        self.forget_wanted();
         self.set_owned(self.epoch, |_| false);
         self.epoch = Epoch(0);
         let peers: Vec<PeerKey> = self

@@ -4,7 +4,7 @@ use core::fmt;
 use core::ops::Range;
 
 use kvplane_proto::frame::Header;
-use kvplane_proto::ids::{Incarnation, NodeId, PinId, SegmentId, ShardId};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, PinId, SegmentId, ShardId};
 use kvplane_proto::{Limits, Status};
 
 /// Who answers.
@@ -20,6 +20,15 @@ pub struct Identity {
     pub shard: ShardId,
     /// Name under which its segments are opened.
     pub segment_name: String,
+}
+
+/// How long owners have been as a map says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Standing {
+    /// Which state of the control plane the map is of: epochs of different states do not compare.
+    pub state: u64,
+    /// From this epoch up to the map's no slot has changed hands.
+    pub since: Epoch,
 }
 
 /// A connection; the host's index and generation.

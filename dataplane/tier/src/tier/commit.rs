@@ -15,6 +15,8 @@ use crate::types::{Ack, Event};
 pub(super) enum Barrier {
     /// Superblocks, or the blank segments under them, are durable.
     Superblock,
+    /// A note of owned slots is durable.
+    Note,
     /// The header of a segment is durable.
     Prepared(u32),
     /// The records of a segment are durable, so its footer may be written.
@@ -114,6 +116,7 @@ impl Tier {
     fn pass(&mut self, barrier: Barrier, result: Result<(), Fault>, memory: &mut dyn Memory) {
         match barrier {
             Barrier::Superblock => self.superblock_durable(result, memory),
+            Barrier::Note => self.note_durable(result),
             Barrier::Prepared(segment) => self.header_durable(segment, result),
             Barrier::Records(segment) => self.records_durable(segment, result),
             Barrier::Victim => self.victim_durable(result),

@@ -19,7 +19,7 @@ use crate::types::Event;
 /// How far the start has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// Both copies of the superblock are being read.
+    /// Both copies of the superblock, and of the note of owned slots, are being read.
     Superblocks { left: u8 },
     /// Segments are made blank.
     Blanking { next: u32, left: u32 },
@@ -53,19 +53,27 @@ impl Tier {
     }
 
     pub(super) fn superblock_read(&mut self, copy: u8, result: Result<(), Fault>, memory: &mut dyn Memory) {
-        let Phase::Superblocks { left } = &mut self.phase else { return };
-        *left -= 1;
-        let is_last = *left == 0;
         self.superblocks[usize::from(copy)] = result.ok().map(|()| {
             let mut bytes = [0; SUPERBLOCK_BYTES];
             memory.read(self.superblock_span(usize::from(copy)).part(0, SUPERBLOCK_BYTES as u32), &mut bytes);
             Superblock::decode(&bytes)
         });
-        if is_last {
-            match self.choose() {
-                Ok(()) => self.start_claim_or_format(memory),
-                Err(error) => self.refuse(error),
+        self.one_read(memory);
+    }
+
+    /// One of the superblocks or notes is read; with the last it is known whose device it is.
+    pub(super) fn one_read(&mut self, memory: &mut dyn Memory) {
+        let Phase::Superblocks { left } = &mut self.phase else { return };
+        *left -= 1;
+        if *left > 0 {
+            return;
+        }
+        match self.choose() {
+            Ok(()) => {
+                self.choose_note(memory);
+                self.start_claim_or_format(memory);
             }
+            Err(error) => self.refuse(error),
         }
     }
 

@@ -230,6 +230,7 @@ impl World {
         match event {
             Event::Opened { .. } => self.opened = true,
             Event::Refused(error) => self.refused = Some(error),
+            Event::OwnershipNoted => {}
             Event::Recovered(report) => self.reports.push(report),
             Event::Degraded(reason) => assert!(self.device_fails, "{reason}"),
             Event::Stored { token, ack } => self.promised(token, Some(ack)),

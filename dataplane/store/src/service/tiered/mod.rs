@@ -13,6 +13,7 @@
 //! stands on the device, which is the tier's.
 
 mod deferred;
+mod ownership;
 mod policy;
 mod prefetch;
 mod reads;
@@ -34,6 +35,7 @@ pub(super) use deferred::{Replies, no_lookup};
 pub(super) use reads::Waiter;
 
 use deferred::{Deferred, Slot};
+use ownership::Noted;
 use policy::Frequency;
 use prefetch::Prefetched;
 use sweep::Sweep;
@@ -99,6 +101,7 @@ pub(super) struct Tiered {
     held_bytes: u64,
     deferred: BTreeMap<u64, Deferred>,
     sweep: Sweep,
+    noted: Noted,
     prefetched: Prefetched,
     recovered: Option<RecoveryReport>,
     /// Nothing waits any longer than it must.
@@ -128,6 +131,7 @@ impl Tiered {
             held_bytes: 0,
             deferred: BTreeMap::new(),
             sweep: Sweep::new(),
+            noted: Noted::new(),
             prefetched: Prefetched::new(pool_bytes / 100 * u64::from(policy.prefetch_percent)),
             recovered: None,
             closing: false,
@@ -178,6 +182,7 @@ impl Service {
         self.now_ns = now_ns;
         self.expire_prefetched();
         let mut progress = self.sweep_tier();
+        progress |= self.note_work(memory);
         progress |= self.give_removals(memory);
         progress |= self.give_writes(memory);
         while let Some(tiered) = &mut self.tiered
@@ -189,7 +194,9 @@ impl Service {
                 Output::Event(event) => self.tier_event(event),
             }
         }
-        progress
+        // The tier may have made room by itself just now, without anything to be told: who waits for it has no other
+        // occasion.
+        progress || self.give_removals(memory) | self.give_writes(memory)
     }
 
     /// A block operation is over.
@@ -221,6 +228,7 @@ impl Service {
         let Some(tiered) = &mut self.tiered else { return };
         match event {
             Event::Opened { .. } | Event::Refused(_) | Event::Degraded(_) => tiered.notices.push_back(event),
+            Event::OwnershipNoted => self.noted(),
             Event::Recovered(report) => {
                 tiered.recovered = Some(report);
                 tiered.notices.push_back(event);

@@ -41,6 +41,8 @@ pub struct TierCounters {
     pub removals_unwritten: u64,
     /// Objects that reclaim dropped.
     pub reclaimed: u64,
+    /// Slots whose objects on the SSD were believed at the start: nobody else can have had them meanwhile.
+    pub slots_kept: u64,
     /// Objects removed because their slot went to another owner.
     pub swept: u64,
 }

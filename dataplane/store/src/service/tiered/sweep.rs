@@ -1,8 +1,8 @@
 //! Slots that went to another owner: what the SSD has of them is hidden at once, then removed bit by bit.
 
 use kvplane_proto::Digest;
-use kvplane_proto::ids::{SLOTS, Version};
-use kvplane_tier::RecordView;
+use kvplane_proto::ids::Version;
+use kvplane_tier::{RecordView, SlotSet};
 
 use super::Service;
 
@@ -11,40 +11,54 @@ const STEP: usize = 256;
 /// Removals that may wait before the sweep goes on.
 const WAITING_MOST: usize = 256;
 
-/// Which slots were given away, and how far their objects are removed.
+/// Slots of which the SSD may have void objects, and how far these are removed.
 #[derive(Debug)]
 pub(super) struct Sweep {
-    slots: Box<[u64; SLOTS / 64]>,
-    /// Objects of these slots with lesser versions are void.
-    floor: Version,
+    pub(super) slots: SlotSet,
+    /// Those of them that are served again: their objects are void below `floor` only.
+    pub(super) regained: SlotSet,
+    pub(super) floor: Version,
     /// Where in the tier's index the walk is.
-    at: Option<usize>,
+    pub(super) at: Option<usize>,
     /// Whether this walk found anything.
     found: bool,
+    /// Removals that the SSD has not taken yet.
+    pub(super) waiting: usize,
 }
 
 impl Sweep {
     pub(super) fn new() -> Self {
-        Self { slots: Box::new([0; SLOTS / 64]), floor: Version(0), at: None, found: false }
+        let (slots, regained) = (SlotSet::none(), SlotSet::none());
+        Self { slots, regained, floor: Version(0), at: None, found: false, waiting: 0 }
     }
 
     /// Whether an object is void.
     pub(super) fn hides(&self, view: &RecordView) -> bool {
-        self.at.is_some() && view.version < self.floor && self.has(view.digest)
+        self.at.is_some()
+            && self.has(view.digest)
+            && (view.version < self.floor || !self.regained.has(view.digest.slot()))
     }
 
     fn has(&self, digest: Digest) -> bool {
-        let slot = usize::from(digest.slot().0);
-        self.slots[slot / 64] & (1 << (slot % 64)) != 0
+        self.slots.has(digest.slot())
+    }
+
+    /// These slots are served again: objects from `floor` on count.
+    pub(super) fn regain(&mut self, slots: &SlotSet, floor: Version) {
+        let void = slots.with(&self.slots, |slots, void| slots & void);
+        if !void.is_empty() {
+            self.regained = self.regained.with(&void, |one, other| one | other);
+            self.floor = floor;
+        }
     }
 }
 
 impl Service {
     /// A slot is another's from now on.
     pub(in crate::service) fn slot_left(&mut self, slot: usize) {
-        let (Some(tiered), Some(store)) = (&mut self.tiered, &self.store) else { return };
-        tiered.sweep.slots[slot / 64] |= 1 << (slot % 64);
-        tiered.sweep.floor = store.next_version();
+        let Some(tiered) = &mut self.tiered else { return };
+        tiered.sweep.slots.0[slot / 64] |= 1 << (slot % 64);
+        tiered.sweep.regained.0[slot / 64] &= !(1 << (slot % 64));
         tiered.sweep.at = Some(0);
     }
 
@@ -57,21 +71,28 @@ impl Service {
             return false;
         }
         let (views, next) = tiered.tier.walk(at, STEP);
+        let mut progress = !views.is_empty() || at > 0;
         for view in views {
             if tiered.sweep.hides(&view) && !tiered.removing.contains(&view.digest) {
                 tiered.sweep.found = true;
                 tiered.counters.swept += 1;
+                tiered.sweep.waiting += 1;
                 tiered.queue_removal(view.digest, None);
             }
         }
-        tiered.sweep.at = next;
-        if next.is_none() {
-            // Objects move in the index while others are removed, so one was overlooked perhaps: until none is found.
-            tiered.sweep.at = core::mem::take(&mut tiered.sweep.found).then_some(0);
-            if tiered.sweep.at.is_none() {
-                tiered.sweep.slots.fill(0);
+        // Objects move in the index while others are removed, so one was overlooked perhaps: until none is found.
+        let again = core::mem::take(&mut tiered.sweep.found);
+        tiered.sweep.found = again && next.is_some();
+        tiered.sweep.at = next.or(Some(0));
+        if next.is_none() && !again {
+            if tiered.sweep.waiting > 0 {
+                return false;
             }
+            tiered.sweep.at = None;
+            (tiered.sweep.slots, tiered.sweep.regained) = (SlotSet::none(), SlotSet::none());
+            tiered.noted.dirty = true;
+            progress = true;
         }
-        true
+        progress
     }
 }

@@ -283,6 +283,11 @@ impl Service {
 
     /// A removal that is not on the SSD may be undone by a restart: whoever asked for it is told.
     fn removal_told(&mut self, told: Option<Slot>, good: bool) {
+        if told.is_none()
+            && let Some(tiered) = &mut self.tiered
+        {
+            tiered.sweep.waiting -= 1;
+        }
         if let Some(slot) = told {
             self.settle(slot, |replies, _| {
                 if let (Replies::Bits(_, status), false) = (replies, good) {

@@ -1,0 +1,165 @@
+//! Which slots are served, where there is an SSD: what it has of a slot counts only as long as nobody else can have had
+//! that slot meanwhile, also over restarts.
+//!
+//! The tier keeps a durable note of the slots that are owned and by which map. Slots that leave are closed at once. One
+//! that comes is served when the note with it is durable: a start after that knows that its objects are this shard's.
+//! At a start the note is believed if the control plane says that no slot has changed hands since its map; else all
+//! that the device has is void. If the device takes no writes, nothing is waited for: it gets nothing new either.
+
+use kvplane_proto::ids::{Epoch, SLOTS, Slot};
+use kvplane_tier::{Memory, Ownership, SlotSet};
+
+use super::super::Service;
+use super::super::types::Standing;
+
+/// What is known of the slots, and what is being written down.
+#[derive(Debug)]
+pub(in crate::service) struct Noted {
+    /// Which state of the control plane maps are of.
+    state: u64,
+    /// Whether it was looked at what the device said.
+    restored: bool,
+    /// The map that waits to be served.
+    wanted: Option<(Epoch, SlotSet)>,
+    /// Whether something changed that is not written down.
+    pub(super) dirty: bool,
+    /// What is being written: its epoch and what will be served then.
+    writing: Option<Writing>,
+}
+
+#[derive(Debug)]
+struct Writing {
+    epoch: Epoch,
+    regained: SlotSet,
+}
+
+impl Noted {
+    pub(super) const fn new() -> Self {
+        Self { state: 0, restored: false, wanted: None, dirty: false, writing: None }
+    }
+}
+
+impl Service {
+    /// The newest map that was heard of.
+    pub(in crate::service) fn heard_epoch(&self) -> Epoch {
+        let wanted = self.tiered.as_ref().and_then(|tiered| tiered.noted.wanted.as_ref());
+        wanted.map_or(self.epoch, |(epoch, _)| *epoch)
+    }
+
+    /// What waits to be served will not be.
+    pub(in crate::service) fn forget_wanted(&mut self) {
+        self.tiered.iter_mut().for_each(|tiered| tiered.noted.wanted = None);
+    }
+
+    /// Whether a first map lets what the device has be believed. Reads the device's note once in a life.
+    pub(in crate::service) fn restore_owned(&mut self, epoch: Epoch, standing: Standing) {
+        let (Some(tiered), Some(store)) = (&mut self.tiered, &self.store) else { return };
+        if standing.state != 0 {
+            tiered.noted.state = standing.state;
+        }
+        if core::mem::replace(&mut tiered.noted.restored, true) {
+            return;
+        }
+        let note = tiered.tier.ownership().filter(|note| is_believed(note, epoch, standing));
+        let sweep = &mut tiered.sweep;
+        sweep.at = Some(0);
+        if let Some(note) = note {
+            sweep.slots = note.owned.with(&note.void, |owned, void| !owned | void);
+            sweep.regained = note.void.clone();
+            sweep.floor = note.floor;
+            self.owned.copy_from_slice(&note.owned.0[..]);
+            tiered.counters.slots_kept = note.owned.0.iter().map(|word| u64::from(word.count_ones())).sum();
+        } else {
+            sweep.slots = SlotSet::none().with(&SlotSet::none(), |_, _| u64::MAX);
+            sweep.floor = store.next_version();
+        }
+    }
+
+    /// Serves a map: at once, or with a tier when the slots that came are written down.
+    pub(in crate::service) fn serve_owned(&mut self, epoch: Epoch, owned: &impl Fn(u16) -> bool) {
+        let mut wanted = SlotSet::none();
+        for slot in (0..SLOTS as u16).filter(|slot| owned(*slot)) {
+            wanted.0[usize::from(slot) / 64] |= 1 << (slot % 64);
+        }
+        let gains = wanted.0.iter().zip(self.owned.iter()).any(|(wanted, owned)| wanted & !owned != 0);
+        if let Some(tiered) = self.tiered.as_mut() {
+            tiered.noted.dirty = true;
+            if gains && tiered.tier.degraded().is_none() {
+                tiered.noted.wanted = Some((epoch, wanted));
+                return;
+            }
+            tiered.noted.wanted = None;
+        }
+        self.install(epoch, &wanted);
+    }
+
+    fn install(&mut self, epoch: Epoch, owned: &SlotSet) {
+        self.epoch = epoch;
+        self.owned.copy_from_slice(&owned.0[..]);
+    }
+
+    /// Writes down what is owned, when that has changed and can be said.
+    pub(super) fn note_work(&mut self, memory: &mut dyn Memory) -> bool {
+        let (Some(tiered), Some(store)) = (&mut self.tiered, &self.store) else { return false };
+        if tiered.tier.degraded().is_some() {
+            let Some((epoch, owned)) = tiered.noted.wanted.take() else { return false };
+            // What the device has of a slot that came may be void, and cannot be struck out any more.
+            let came = owned.with(&SlotSet(self.owned.clone()), |wanted, owned| wanted & !owned);
+            tiered.sweep.regain(&came, store.next_version());
+            self.install(epoch, &owned);
+            return true;
+        }
+        if tiered.noted.writing.is_some() || !tiered.noted.dirty {
+            return false;
+        }
+        let served = SlotSet(self.owned.clone());
+        let (epoch, owned) = tiered.noted.wanted.clone().unwrap_or_else(|| (self.epoch, served.clone()));
+        let back =
+            owned.with(&served, |wanted, served| wanted & !served).with(&tiered.sweep.slots, |came, void| came & void);
+        let mut floor = tiered.sweep.floor;
+        if !back.is_empty() {
+            // One floor is all that a note can say: the objects of the time before go first.
+            if !tiered.sweep.regained.is_empty() && floor != store.next_version() {
+                return false;
+            }
+            floor = store.next_version();
+        }
+        let regained = back.with(&tiered.sweep.regained, |one, other| one | other);
+        let void = regained.with(&owned, |regained, owned| regained & owned);
+        let note = Ownership { state: tiered.noted.state, epoch, owned, void, floor };
+        if !tiered.tier.note_ownership(&note, memory) {
+            return false;
+        }
+        tiered.sweep.floor = floor;
+        tiered.noted.dirty = false;
+        tiered.noted.writing = Some(Writing { epoch, regained: back });
+        true
+    }
+
+    /// A note is durable: what it says is served, if it is still wanted.
+    pub(super) fn noted(&mut self) {
+        let Some(tiered) = &mut self.tiered else { return };
+        let Some(Writing { epoch, regained }) = tiered.noted.writing.take() else { return };
+        let Some((_, owned)) = tiered.noted.wanted.take_if(|(wanted, _)| *wanted == epoch) else { return };
+        let floor = tiered.sweep.floor;
+        tiered.sweep.regain(&regained, floor);
+        self.install(epoch, &owned);
+    }
+
+    /// What the device said about its slots when it was opened: by which state of the control plane, and by which map.
+    #[must_use]
+    pub fn tier_ownership(&self) -> Option<&Ownership> {
+        self.tiered.as_ref()?.tier.ownership()
+    }
+
+    /// Whether a slot is served.
+    #[must_use]
+    pub fn serves(&self, slot: Slot) -> bool {
+        self.owned[usize::from(slot.0) / 64] & (1 << (slot.0 % 64)) != 0
+    }
+}
+
+fn is_believed(note: &Ownership, epoch: Epoch, standing: Standing) -> bool {
+    // 0 is no state.
+    note.state != 0 && note.state == standing.state && standing.since <= note.epoch && note.epoch <= epoch
+}
