@@ -15,12 +15,13 @@ pub use initiator::Initiator;
 pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};
 
-pub use kvplane_store::service::{PutAck, TierCounters, TierPolicy, TierSnapshot, WritePolicy};
+pub use kvplane_store::service::{Admission, PutAck, TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy};
 pub use kvplane_sys::{
     CrossError, DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
 };
 pub use kvplane_tier::{
-    Identity as TierIdentity, Priority as TierPriority, Reason as TierReason, RecoveryReport, TierStats,
+    Identity as TierIdentity, Priority as TierPriority, Reason as TierReason, RecoveryReport, ScrubReport, ScrubState,
+    TierStats, format::FORMAT_VERSION as TIER_FORMAT,
 };
 pub use kvplane_transport::nvme::{Latency, NvmeCounters, Part, Ssd};
 pub use kvplane_transport::shm::{Probe, probe};

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
 use kvplane_proto::{SegmentId, Version};
-use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters, TierSnapshot};
+use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters, TierOrder, TierSnapshot};
 use kvplane_store::{Store, StoreConfig, StoreStats};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
 use kvplane_transport::mooncake::ServerCounters;
@@ -105,6 +105,7 @@ enum Command {
     ListenShm { listener: UnixListener },
     BeginLife { incarnation: Incarnation },
     Own { epoch: Epoch, slots: Box<[u64; SLOTS / 64]> },
+    Tier { order: TierOrder, answer: SyncSender<bool> },
     Snapshot { answer: SyncSender<ShardSnapshot> },
 }
 
@@ -245,6 +246,16 @@ impl ShardHandle {
     /// When its mailbox is full.
     pub fn own(&self, epoch: Epoch, slots: Box<[u64; SLOTS / 64]>) -> Result<(), ShardError> {
         self.send(Command::Own { epoch, slots })
+    }
+
+    /// Asks something of its tier; false when it has none.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn order_tier(&self, order: TierOrder) -> Result<bool, ShardError> {
+        let (answer, wait) = sync_channel(1);
+        self.send(Command::Tier { order, answer })?;
+        self.wait(&wait)
     }
 
     /// What it tells about itself.
@@ -460,6 +471,11 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
             if let Some(service) = host.service() {
                 service.set_owned(epoch, |slot| slots[usize::from(slot) / 64] & (1 << (slot % 64)) != 0);
             }
+        }
+        Command::Tier { order, answer } => {
+            let now_ns = host.now_ns();
+            // Whoever asked may have given up; the order stands.
+            let _ = answer.send(host.service().is_some_and(|service| service.order_tier(order, now_ns)));
         }
         Command::Snapshot { answer } => {
             let counters = *host.counters();

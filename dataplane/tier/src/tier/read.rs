@@ -21,6 +21,8 @@ pub(super) enum Purpose {
     Get(Token),
     /// A record that is written again.
     Move(u64),
+    /// A record that is only checked.
+    Scrub,
 }
 
 /// A read under way.
@@ -141,6 +143,10 @@ impl Tier {
                 });
             }
             Purpose::Move(number) => self.move_read(number, slot, verified),
+            Purpose::Scrub => {
+                self.end_read(slot);
+                self.scrubbed(&read.entry, verified);
+            }
         }
     }
 

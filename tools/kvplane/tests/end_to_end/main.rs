@@ -15,6 +15,7 @@ mod restarts;
 mod rig;
 mod ssd;
 mod support;
+mod tiers;
 mod tools;
 mod topology;
 mod transfers;

@@ -12,7 +12,9 @@
 //! The host gives memory and time with [`Service::drive_tier`] and carries out the block operations. Not here: what
 //! stands on the device, which is the tier's.
 
+mod budget;
 mod deferred;
+mod orders;
 mod policy;
 mod prefetch;
 mod reads;
@@ -27,12 +29,15 @@ use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_tier::{BlockOp, Event, Fault, Memory, OpId, Output, RecordView, RecoveryReport, Tier, Token};
 
 use super::Service;
+pub use budget::Admission;
+pub use orders::TierOrder;
 pub use policy::{PutAck, TierPolicy, WritePolicy};
 pub use stats::{TierCounters, TierSnapshot};
 
 pub(super) use deferred::{Replies, no_lookup};
 pub(super) use reads::Waiter;
 
+use budget::Budget;
 use deferred::{Deferred, Slot};
 use policy::Frequency;
 use prefetch::Prefetched;
@@ -100,6 +105,10 @@ pub(super) struct Tiered {
     deferred: BTreeMap<u64, Deferred>,
     sweep: Sweep,
     prefetched: Prefetched,
+    budget: Budget,
+    /// What of the tier's writes was charged.
+    charged_bytes: u64,
+    told_admission: Admission,
     recovered: Option<RecoveryReport>,
     /// Nothing waits any longer than it must.
     closing: bool,
@@ -129,6 +138,9 @@ impl Tiered {
             deferred: BTreeMap::new(),
             sweep: Sweep::new(),
             prefetched: Prefetched::new(pool_bytes / 100 * u64::from(policy.prefetch_percent)),
+            budget: Budget::new(policy.bytes_per_day),
+            charged_bytes: 0,
+            told_admission: Admission::Full,
             recovered: None,
             closing: false,
             notices: VecDeque::new(),
@@ -163,10 +175,11 @@ impl Service {
     ///
     /// # Panics
     /// When it has no store, or one whose units do not suit direct I/O: a mistake of the host's.
-    pub fn attach_tier(&mut self, tier: Tier, policy: TierPolicy) {
+    pub fn attach_tier(&mut self, mut tier: Tier, policy: TierPolicy) {
         let store = self.store.as_ref().expect("a tier is under a store");
         let (unit, align) = (store.config().unit_bytes, u64::from(tier.config().memory_align_bytes));
         assert!(unit.is_multiple_of(align), "objects at multiples of {unit} for a tier that wants {align}");
+        tier.set_scrub(policy.scrub_bytes_per_s);
         self.tiered = Some(Box::new(Tiered::new(tier, policy, store.config().pool_bytes, store.config().max_pins)));
     }
 
@@ -176,6 +189,7 @@ impl Service {
             return false;
         }
         self.now_ns = now_ns;
+        self.charge_budget();
         self.expire_prefetched();
         let mut progress = self.sweep_tier();
         progress |= self.give_removals(memory);
@@ -235,6 +249,7 @@ impl Service {
                 tiered.counters.removals_unwritten += 1;
                 self.removal_done(token);
             }
+            Event::Quarantined { digest, miss } => self.quarantined(digest, miss),
             Event::Evicted { .. } => tiered.counters.reclaimed += 1,
         }
     }
