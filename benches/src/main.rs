@@ -4,6 +4,7 @@
 //! of the rounds' ratios; machines here are shared and noisy, so absolute figures are for orientation. Spinning is
 //! compared with spinning, parked with parked.
 
+mod ahead;
 mod bed;
 mod handshakes;
 mod idle;
@@ -22,7 +23,7 @@ use std::process::ExitCode;
 
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
-    handshakes | idle | killed-client | verbs | all] \
+    handshakes | idle | killed-client | verbs | read-ahead | all] \
                      [--rounds N]
        kvplane-bench peers [...]: see `cargo x help`";
 
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
             "idle",
             "killed-client",
             "verbs",
+            "read-ahead",
         ]
         .map(String::from)
         .into();
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
             "idle" => idle::run(),
             "killed-client" => killed::run(rounds),
             "verbs" => verbs::run(rounds),
+            "read-ahead" => ahead::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),
         };
         if let Err(error) = outcome {
