@@ -43,16 +43,26 @@ pub(crate) struct Bed {
 
 impl Bed {
     pub(crate) fn start(pool_bytes: u64, pacing: &str) -> Result<Self, Failure> {
+        Self::start_with(pool_bytes, pacing, |config, _| config)
+    }
+
+    /// With settings changed; the directory goes with the bed.
+    pub(crate) fn start_with(
+        pool_bytes: u64,
+        pacing: &str,
+        change: impl FnOnce(NodeConfig, &Path) -> NodeConfig,
+    ) -> Result<Self, Failure> {
         let directory = Directory::new()?;
         let mut config = ControlConfig::new(CLUSTER);
         config.publish = Some(RuntimeDirectory::at(&directory.0));
         let control = ControlServer::start(config)?;
-        let node = Node::start(&NodeConfig {
+        let settings = NodeConfig {
             control: control_of(&directory.0),
             runtime_directory: Some(directory.0.clone()),
             pacing: Some(pacing_of(pacing)?),
             ..NodeConfig::local(CLUSTER, pool_bytes)
-        })?;
+        };
+        let node = Node::start(&change(settings, &directory.0))?;
         Ok(Self { node, _control: control, directory })
     }
 }

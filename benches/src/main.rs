@@ -4,6 +4,7 @@
 //! of the rounds' ratios; machines here are shared and noisy, so absolute figures are for orientation. Spinning is
 //! compared with spinning, parked with parked.
 
+mod ahead;
 mod bed;
 mod handshakes;
 mod idle;
@@ -24,7 +25,7 @@ use std::process::ExitCode;
 
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
-    handshakes | idle | killed-client | verbs | perftest | all] \
+    handshakes | idle | killed-client | verbs | perftest | read-ahead | all] \
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
             "idle",
             "killed-client",
             "verbs",
+            "read-ahead",
         ]
         .map(String::from)
         .into();
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
             "killed-client" => killed::run(rounds),
             "verbs" => verbs::run(rounds),
             "perftest" => perftest::run(rounds),
+            "read-ahead" => ahead::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),
         };
         if let Err(error) = outcome {

@@ -31,10 +31,11 @@ mod prometheus;
 mod size;
 mod sockets;
 mod ssd;
+mod tier_report;
 mod transfer;
 
 pub use asynchronous::AsyncClient;
-pub use client::{Buffer, Client, ClientConfig, Got, Put, Slice};
+pub use client::{Buffer, Client, ClientConfig, Got, PrefetchTo, Put, Slice};
 pub use error::Error;
 pub use link::{Control, ControlLink};
 pub use machine::{discover_machine, scheduler_affinity};

@@ -27,6 +27,7 @@ use crate::error::Error;
 use crate::link::{Control, ControlLink, seed, software};
 use crate::machine::{discover_machine, scheduler_affinity};
 use crate::ssd::{SsdConfig, Ssds};
+use crate::tier_report::TierReports;
 use crate::transfer::RdmaConfig;
 use crate::transfer::near::dealt;
 
@@ -128,7 +129,7 @@ impl Node {
         // Versions and lives only ever grow, over restarts too, as long as the clock is not set back behind a former
         // life.
         let born_ns = unix_ns();
-        let (shards, notes) = start_shards(config, &cluster, node, Incarnation(born_ns))?;
+        let (shards, notes, devices) = start_shards(config, &cluster, node, Incarnation(born_ns))?;
         let shards = Arc::new(shards);
         let member = member_of(config, node, Incarnation(born_ns), &shards)?;
         let (stop, trouble) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
@@ -142,6 +143,7 @@ impl Node {
             applied: Epoch(0),
             heard: Heard::default(),
             capacity_bytes: config.pool_bytes,
+            tiers: TierReports::new(devices),
         };
         membership.join()?;
         membership.wait_until_mapped()?;
@@ -220,12 +222,10 @@ fn directory_of(config: &NodeConfig) -> Result<RuntimeDirectory, Error> {
     Ok(directory)
 }
 
-fn start_shards(
-    config: &NodeConfig,
-    cluster: &str,
-    node: NodeId,
-    incarnation: Incarnation,
-) -> Result<(Vec<ShardHandle>, Vec<String>), Error> {
+/// Shards, what is to be said of them, and the device under each if there are any.
+type Started = (Vec<ShardHandle>, Vec<String>, Vec<String>);
+
+fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: Incarnation) -> Result<Started, Error> {
     let machine = discover_machine()?;
     let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
     let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;
@@ -277,7 +277,7 @@ fn start_shards(
         Ok(names) => format!("RDMA by {names}"),
         Err(why) => format!("no RDMA: {why}"),
     });
-    Ok((shards, notes))
+    Ok((shards, notes, ssds.devices(count)))
 }
 
 /// Whether every shard gets memory enough, and a port.
@@ -358,6 +358,7 @@ struct Membership {
     applied: Epoch,
     heard: Heard,
     capacity_bytes: u64,
+    tiers: TierReports,
 }
 
 impl Membership {
@@ -381,6 +382,7 @@ impl Membership {
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
         let alive = self.link.call(Heartbeat { node, incarnation, load })?;
         self.heard = Heard { epoch: alive.epoch, since: alive.since };
+        self.tiers.exchange(&self.link, node, incarnation, &self.shards);
         Ok(())
     }
 

@@ -39,7 +39,7 @@ const GAUGES: [Number; 6] = [
 ];
 
 /// Of shards with an SSD only.
-const TIER_COUNTERS: [Number; 26] = [
+const TIER_COUNTERS: [Number; 33] = [
     ("kvplane_tier_hits_total", "Gets answered from the SSD.", |one| tier(one).counters.hits),
     ("kvplane_tier_hit_bytes_total", "Bytes of objects read from the SSD.", |one| tier(one).stats.hit_bytes),
     ("kvplane_tier_misses_total", "Gets that found a damaged or removed object.", |one| tier(one).counters.misses),
@@ -49,6 +49,21 @@ const TIER_COUNTERS: [Number; 26] = [
     ("kvplane_tier_prefetches_used_total", "Objects read ahead and then asked for.", |one| {
         tier(one).counters.prefetches_used
     }),
+    ("kvplane_tier_prefetches_expired_total", "Objects read ahead that nobody asked for in time.", |one| {
+        tier(one).counters.prefetches_expired
+    }),
+    ("kvplane_tier_prefetch_refusals_total", "Objects not read ahead for want of room.", |one| {
+        tier(one).counters.prefetch_refusals
+    }),
+    ("kvplane_tier_writes_over_budget_total", "Objects not written as the day's bytes were used.", |one| {
+        tier(one).counters.writes_over_budget
+    }),
+    ("kvplane_tier_quarantined_total", "Records that the scrubber found not to be whole.", |one| {
+        tier(one).counters.quarantined
+    }),
+    ("kvplane_tier_rewritten_total", "Of those, written again from memory.", |one| tier(one).counters.rewritten),
+    ("kvplane_tier_scrub_passes_total", "Times that every record was checked.", |one| tier(one).scrub.passes),
+    ("kvplane_tier_log_bytes_total", "Bytes of records written, by reclaim too.", |one| tier(one).stats.written_bytes),
     ("kvplane_tier_writes_total", "Objects given to the SSD.", |one| tier(one).counters.writes),
     ("kvplane_tier_write_bytes_total", "Bytes of them.", |one| tier(one).counters.write_bytes),
     ("kvplane_tier_writes_skipped_total", "Objects not written for want of room.", |one| {
@@ -74,11 +89,20 @@ const TIER_COUNTERS: [Number; 26] = [
     ("kvplane_tier_flush_nanoseconds_total", "Time in flushes.", |one| device(one).flush_latency.sum_ns),
 ];
 
-const TIER_GAUGES: [Number; 16] = [
+const TIER_GAUGES: [Number; 23] = [
     ("kvplane_tier_objects", "Objects on the SSD.", |one| tier(one).stats.objects.into()),
     ("kvplane_tier_live_bytes", "Bytes of live records on the SSD.", |one| tier(one).stats.live_bytes),
     ("kvplane_tier_free_segments", "Segments without records.", |one| tier(one).stats.free_segments.into()),
     ("kvplane_tier_bad_segments", "Segments with write errors.", |one| tier(one).stats.bad_segments.into()),
+    ("kvplane_tier_segments", "Segments.", |one| tier(one).stats.segments.into()),
+    ("kvplane_tier_dead_bytes", "Bytes of used segments that no live record takes.", |one| tier(one).stats.dead_bytes),
+    ("kvplane_tier_admission", "What is written: 0 all, 1 selected, 2 only what was promised.", |one| {
+        tier(one).admission as u64
+    }),
+    ("kvplane_tier_day_bytes", "Bytes written in the last day.", |one| tier(one).day_bytes),
+    ("kvplane_tier_budget_bytes", "Bytes that may be written a day; 0 without a limit.", |one| tier(one).bytes_per_day),
+    ("kvplane_tier_scrub_records", "Records checked in the scrubber's pass.", |one| tier(one).scrub.pass.records),
+    ("kvplane_tier_scrub_bytes", "Bytes of them.", |one| tier(one).scrub.pass.bytes),
     ("kvplane_tier_backlog_objects", "Objects that wait to be written.", |one| tier(one).backlog),
     ("kvplane_tier_backlog_bytes", "Bytes of them.", |one| tier(one).backlog_bytes),
     ("kvplane_tier_reading", "Reads under way.", |one| tier(one).reading),

@@ -71,6 +71,13 @@ impl Ssds {
         Ok(Self { ssds, cluster: Digest::of(b"cluster", cluster.as_bytes()).0, node, policy })
     }
 
+    /// A shard's part of what the node may do.
+    fn policy_of(&self, shards: u64) -> TierPolicy {
+        let part = |bytes: u64| if bytes == 0 { 0 } else { (bytes / shards).max(1) };
+        let TierPolicy { bytes_per_day, scrub_bytes_per_s, .. } = self.policy;
+        TierPolicy { bytes_per_day: part(bytes_per_day), scrub_bytes_per_s: part(scrub_bytes_per_s), ..self.policy }
+    }
+
     /// The tier of one of `shards` shards: they take the SSDs in turn, and each SSD is cut into equal parts.
     pub(crate) fn tier_of(&self, shard: usize, shards: usize) -> Result<Option<TierSetup>, Error> {
         let count = self.ssds.len();
@@ -80,11 +87,18 @@ impl Ssds {
         let (which, part) = (shard % count, shard / count);
         Ok(Some(TierSetup {
             part: Part::new(&self.ssds[which], part as u64, parts(which, count, shards)),
-            policy: self.policy,
+            policy: self.policy_of(shards as u64),
             identity: TierIdentity { cluster: self.cluster, node: self.node, shard: ShardId(shard as u16) },
             fresh_uuid: u128::from(seed()?) << 64 | u128::from(seed()?),
             hash_seed: seed()?,
         }))
+    }
+
+    /// The device of each shard; none without SSDs.
+    pub(crate) fn devices(&self, shards: usize) -> Vec<String> {
+        let count = self.ssds.len();
+        let shards = if count == 0 { 0 } else { shards };
+        (0..shards).map(|shard| self.ssds[shard % count].path().display().to_string()).collect()
     }
 
     /// How they are used, for logs.

@@ -12,8 +12,8 @@ use crate::codec::{CodecError, HEADER_BYTES, Header, Message, decode, encode};
 use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::SMALL_BODY_BYTES;
 use crate::message::{
-    GetMap, GetSegment, Heartbeat, Hello, Join, Leave, ListSegments, RegisterSegment, RenewSegments, Status,
-    UnregisterSegment, WatchMap,
+    GetMap, GetSegment, Heartbeat, Hello, Join, Leave, ListSegments, ListTiers, OrderTiers, RegisterSegment,
+    RenewSegments, ReportTiers, Status, UnregisterSegment, WatchMap,
 };
 use crate::role::Role;
 use crate::server::Host;
@@ -103,6 +103,7 @@ impl Call {
         const ANY: &[Role] = &[Control, Node, Client, Admin];
         const MEMBERS: &[Role] = &[Control, Node];
         const HOLDERS: &[Role] = &[Control, Node, Client];
+        const OPERATORS: &[Role] = &[Control, Admin];
         let (service, caller) = (&*self.host.service, self.caller);
         match kind {
             Hello::KIND => self.answer("hello", ANY, frame, |c| service.hello(caller, c)),
@@ -122,7 +123,10 @@ impl Call {
             }
             GetSegment::KIND => self.answer("get_segment", ANY, frame, |c| service.get_segment(caller, c)),
             ListSegments::KIND => self.answer("list_segments", ANY, frame, |c| service.list_segments(caller, c)),
-            Status::KIND => self.answer("status", &[Control, Admin], frame, |_: Status| service.status(caller)),
+            Status::KIND => self.answer("status", OPERATORS, frame, |_: Status| service.status(caller)),
+            ReportTiers::KIND => self.answer("report_tiers", MEMBERS, frame, |c| service.report_tiers(caller, c)),
+            ListTiers::KIND => self.answer("list_tiers", OPERATORS, frame, |c| service.list_tiers(caller, c)),
+            OrderTiers::KIND => self.answer("order_tiers", OPERATORS, frame, |c| service.order_tiers(caller, c)),
             kind => Err(CodecError::Kind(kind)),
         }
     }

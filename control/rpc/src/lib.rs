@@ -24,6 +24,7 @@ pub mod message;
 mod role;
 pub mod server;
 pub mod service;
+mod tier;
 mod tls;
 pub mod watch;
 

@@ -16,6 +16,10 @@ use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::{ClusterMap, Member};
 
 use crate::codec::Message;
+pub use crate::tier::{
+    ListTiers, OrderTiers, ReportTiers, SHARDS_PER_REPORT, TierAction, TierList, TierNode, TierOrder, TierOrders,
+    TierShard, TiersOrdered,
+};
 
 /// A message that a client sends, and what it gets back.
 pub trait Request: Message {
@@ -53,6 +57,9 @@ messages! {
     GetSegment = 0x000a small => SegmentReply;
     ListSegments = 0x000b small => SegmentList;
     Status = 0x000c small => StatusReply;
+    ReportTiers = 0x000d small => TierOrders;
+    ListTiers = 0x000e small => TierList;
+    OrderTiers = 0x000f small => TiersOrdered;
     Welcome = 0x8001 small;
     Joined = 0x8002 small;
     Alive = 0x8003 small;
@@ -62,6 +69,9 @@ messages! {
     SegmentReply = 0x800a small;
     SegmentList = 0x800b large;
     StatusReply = 0x800c large;
+    TierOrders = 0x800d small;
+    TierList = 0x800e large;
+    TiersOrdered = 0x800f large;
 }
 
 /// First call of every connection.

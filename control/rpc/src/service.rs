@@ -11,8 +11,9 @@ use tokio::sync::watch;
 use crate::codec::{CodecError, encode};
 use crate::error::Refusal;
 use crate::message::{
-    Alive, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, MapReply, RegisterSegment,
-    RenewSegments, Renewed, SegmentList, SegmentReply, StatusReply, UnregisterSegment, Welcome,
+    Alive, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListTiers, MapReply, OrderTiers,
+    RegisterSegment, RenewSegments, Renewed, ReportTiers, SegmentList, SegmentReply, StatusReply, TierList, TierOrders,
+    TiersOrdered, UnregisterSegment, Welcome,
 };
 use crate::role::Role;
 
@@ -99,6 +100,12 @@ pub trait Service: Send + Sync + 'static {
     fn list_segments(&self, caller: Caller, call: ListSegments) -> Result<SegmentList, Refusal>;
     /// The state of the cluster, for operators.
     fn status(&self, caller: Caller) -> Result<StatusReply, Refusal>;
+    /// How a node's tiers are; the answer says what it is to do with them.
+    fn report_tiers(&self, caller: Caller, call: ReportTiers) -> Result<TierOrders, Refusal>;
+    /// What nodes reported of their tiers.
+    fn list_tiers(&self, caller: Caller, call: ListTiers) -> Result<TierList, Refusal>;
+    /// Orders something of nodes' tiers.
+    fn order_tiers(&self, caller: Caller, call: OrderTiers) -> Result<TiersOrdered, Refusal>;
     /// The current map, and every later one, as frames of [`MapReply`].
     fn maps(&self) -> watch::Receiver<MapFrame>;
     /// Counts an event.

@@ -65,6 +65,11 @@ fn golden_frames() {
     show("GetSegment", encode(&GetSegment { name: "s".to_owned() }));
     show("ListSegments", encode(&ListSegments { after: Some("r".to_owned()), limit: 9 }));
     show("Status", encode(&Status));
+    let shard = TierShard { shard: 1, device: "d".to_owned(), live_bytes: 7, ..TierShard::default() };
+    let report = ReportTiers { node: 7, incarnation: 2, carried_out: 3, shards: vec![shard.clone()] };
+    show("ReportTiers", encode(&report));
+    show("ListTiers", encode(&ListTiers { node: Some(7) }));
+    show("OrderTiers", encode(&OrderTiers { node: None, action: TierAction::Verify { bytes_per_s: 9 } }));
     show(
         "Welcome",
         encode(&Welcome {
@@ -109,6 +114,11 @@ fn golden_frames() {
             members: vec![status],
         }),
     );
+    let order = TierOrder { number: 4, action: TierAction::Reclaim { free_percent: 20 } };
+    show("TierOrders", encode(&TierOrders { orders: vec![order] }));
+    let node = TierNode { node: 7, incarnation: 2, age_ns: 5, carried_out: 3, shards: vec![shard] };
+    show("TierList", encode(&TierList { nodes: vec![node] }));
+    show("TiersOrdered", encode(&TiersOrdered { orders: vec![(7, 4)] }));
     show("Refusal", encode(&Refusal::new(RefusalCode::NotFound, "no")));
     assert_eq!(found, include_str!("golden_frames.txt"));
     check_complete(&found);

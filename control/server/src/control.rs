@@ -17,6 +17,7 @@ use tokio::time::sleep_until;
 
 use crate::counts::Counts;
 use crate::store::Store;
+use crate::tiers::Tiers;
 
 mod calls;
 
@@ -26,8 +27,19 @@ pub(crate) const SOFTWARE: &str = concat!("kvplane-control ", env!("CARGO_PKG_VE
 struct Core {
     cluster: Cluster,
     store: Store,
+    tiers: Tiers,
     /// Why nothing may be changed any more.
     failure: Option<String>,
+}
+
+impl Core {
+    /// What was reported by nodes that are no members any more is of no use.
+    fn forget_tiers(&mut self) {
+        let Self { cluster, tiers, .. } = self;
+        tiers.retain(|node, life| {
+            cluster.members().any(|view| view.member.node.0 == node && view.member.incarnation.0 == life)
+        });
+    }
 }
 
 /// The control plane, as its endpoints see it.
@@ -46,7 +58,7 @@ impl Control {
     pub(crate) fn new(cluster: Cluster, store: Store, started: Instant) -> Result<Self, Refusal> {
         let map = MapReply { map: cluster.map().clone() };
         let control = Self {
-            core: Mutex::new(Core { cluster, store, failure: None }),
+            core: Mutex::new(Core { cluster, store, tiers: Tiers::default(), failure: None }),
             maps: watch::channel(frame(&map)?).0,
             failed: watch::channel(None).0,
             rearm: Notify::new(),

@@ -15,6 +15,7 @@ mod http;
 mod metadata;
 mod server;
 mod store;
+mod tiers;
 
 pub use config::{ControlConfig, StartError};
 pub use metadata::MetadataLimits;

@@ -18,13 +18,16 @@ pub use initiator::Initiator;
 pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys};
 
-pub use kvplane_store::service::{PutAck, Standing, TierCounters, TierPolicy, TierSnapshot, WritePolicy};
+pub use kvplane_store::service::{
+    Admission, PutAck, Standing, TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy,
+};
 pub use kvplane_sys::verbs::Gid;
 pub use kvplane_sys::{
     CrossError, DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
 };
 pub use kvplane_tier::{
-    Identity as TierIdentity, Priority as TierPriority, Reason as TierReason, RecoveryReport, TierStats,
+    Identity as TierIdentity, Priority as TierPriority, Reason as TierReason, RecoveryReport, ScrubReport, ScrubState,
+    TierStats, format::FORMAT_VERSION as TIER_FORMAT,
 };
 pub use kvplane_transport::nvme::{Latency, NvmeCounters, Part, Ssd};
 pub use kvplane_transport::shm::{Probe, probe};

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
 use kvplane_proto::{SegmentId, Version};
-use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters, Standing, TierSnapshot};
+use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters, Standing, TierOrder, TierSnapshot};
 use kvplane_store::{Store, StoreConfig, StoreStats};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
 use kvplane_transport::mooncake::ServerCounters;
@@ -109,6 +109,7 @@ enum Command {
     ListenShm { listener: UnixListener },
     BeginLife { incarnation: Incarnation },
     Own { epoch: Epoch, standing: Standing, slots: Box<[u64; SLOTS / 64]> },
+    Tier { order: TierOrder, answer: SyncSender<bool> },
     Snapshot { answer: SyncSender<ShardSnapshot> },
     Ask(Box<dyn FnOnce(&mut Host) + Send>),
 }
@@ -250,6 +251,16 @@ impl ShardHandle {
     /// When its mailbox is full.
     pub fn own(&self, epoch: Epoch, standing: Standing, slots: Box<[u64; SLOTS / 64]>) -> Result<(), ShardError> {
         self.send(Command::Own { epoch, standing, slots })
+    }
+
+    /// Asks something of its tier; false when it has none.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn order_tier(&self, order: TierOrder) -> Result<bool, ShardError> {
+        let (answer, wait) = sync_channel(1);
+        self.send(Command::Tier { order, answer })?;
+        self.wait(&wait)
     }
 
     /// What it tells about itself.
@@ -467,6 +478,11 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
             }
         }
         Command::Ask(question) => question(host),
+        Command::Tier { order, answer } => {
+            let now_ns = host.now_ns();
+            // Whoever asked may have given up; the order stands.
+            let _ = answer.send(host.service().is_some_and(|service| service.order_tier(order, now_ns)));
+        }
         Command::Snapshot { answer } => {
             let counters = *host.counters();
             let (faults, connections) = (host.faults(), host.connections() as u64);

@@ -29,7 +29,10 @@ pub const VERSION: u8 = 2;
 /// Flag: the payload checksum is valid and must be checked.
 pub const FLAG_CHECKSUM: u32 = 1;
 /// Every flag this version knows.
-const FLAGS_KNOWN: u32 = FLAG_CHECKSUM;
+/// In an `Exists`: what is on an SSD is wanted in memory next. The same bit, as an `Exists` has no payload to check, so
+/// that a node that does not know this takes it for a plain question.
+pub const FLAG_AHEAD: u32 = FLAG_CHECKSUM;
+const FLAGS_KNOWN: u32 = FLAG_CHECKSUM | FLAG_AHEAD;
 
 /// A decoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

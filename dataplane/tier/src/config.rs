@@ -264,6 +264,7 @@ pub(crate) struct Layout {
     pub(crate) read_bytes: u32,
     pub(crate) scans: u64,
     pub(crate) copies: u64,
+    pub(crate) scrub: u64,
     pub(crate) bytes: u64,
 }
 
@@ -289,12 +290,18 @@ impl Layout {
             page: take(config.footer_page_bytes.into()),
             groups: take(group_bytes * u64::from(config.groups)),
             group_bytes: group_bytes as u32,
-            reads: take(read_bytes * u64::from(config.max_reads + config.max_moves)),
+            reads: take(read_bytes * u64::from(Self::reads_most(config))),
             read_bytes: read_bytes as u32,
             scans: take(u64::from(config.scan_bytes) * u64::from(config.scan_buffers)),
             copies: take(config.copy_bytes.into()),
+            scrub: take(Self::copy_most(config)),
             bytes: end,
         }
+    }
+
+    /// Records that may be being read: for gets, for reclaim, and one for the scrubber.
+    pub(crate) const fn reads_most(config: &TierConfig) -> u32 {
+        config.max_reads + config.max_moves + 1
     }
 
     /// Bytes before the payload of the largest object with the longest key.

@@ -5,6 +5,8 @@
 //! An entry has the payload's checksum: what is read is checked against memory, whatever stands beside it on the device.
 //! Which records are live follows from this table alone: reclaim asks it about each entry of a footer.
 
+use std::collections::VecDeque;
+
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_proto::rng::mix64;
@@ -13,6 +15,9 @@ use crate::format::{AWAY_MOST, FooterEntry, Kind, Shape, UNIT_BYTES};
 
 /// The most times that a hit is counted.
 pub const MAX_HITS: u8 = 3;
+
+/// Entries carried over the place of a walk that are remembered.
+const CARRIED_MOST: usize = 1024;
 
 const USED: u8 = 1;
 const EXTENT: u8 = 2;
@@ -167,12 +172,63 @@ pub(crate) struct Index {
     limit: u32,
     len: u32,
     seed: u64,
+    walker: Walker,
+}
+
+/// A walk through the table that takes long: entries that others' coming and going carries over its place, from where it
+/// has not been to where it has, are noted.
+#[derive(Debug, Default)]
+struct Walker {
+    at: usize,
+    carried: VecDeque<Digest>,
+    lost: u64,
+}
+
+impl Walker {
+    fn moved(&mut self, digest: Digest, from: usize, to: usize) {
+        if from < self.at || to >= self.at {
+            return;
+        }
+        if self.carried.len() < CARRIED_MOST {
+            self.carried.push_back(digest);
+        } else {
+            self.lost += 1;
+        }
+    }
 }
 
 impl Index {
     pub(crate) fn new(limit: u32, seed: u64) -> Self {
         let places = limit as usize + (limit as usize).div_ceil(6) + 1;
-        Self { places: vec![EMPTY; places], limit, len: 0, seed }
+        Self { places: vec![EMPTY; places], limit, len: 0, seed, walker: Walker::default() }
+    }
+
+    /// How many places there are.
+    pub(crate) const fn places(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The entry at a place.
+    pub(crate) fn at(&self, place: usize) -> Option<&Entry> {
+        self.places.get(place).filter(|entry| entry.is_used())
+    }
+
+    /// A long walk has been at all places before this one; at 0 it begins.
+    pub(crate) fn watch(&mut self, place: usize) {
+        if place == 0 {
+            self.walker = Walker::default();
+        }
+        self.walker.at = place;
+    }
+
+    /// An entry that the walk would have missed, as it moved behind it.
+    pub(crate) fn carried_over(&mut self) -> Option<Digest> {
+        self.walker.carried.pop_front()
+    }
+
+    /// The walk is over; how many entries it may have missed because too many moved at once.
+    pub(crate) fn unwatch(&mut self) -> u64 {
+        core::mem::take(&mut self.walker).lost
     }
 
     pub(crate) const fn len(&self) -> u32 {
@@ -214,6 +270,9 @@ impl Index {
                 (carried, distance) = (settled, its);
             }
             at = self.next(at);
+            if at == 0 {
+                self.walker.moved(carried.digest(), self.places.len() - 1, 0);
+            }
             distance += 1;
         }
     }
@@ -263,6 +322,7 @@ impl Index {
                 break;
             }
             self.places[hole] = follower;
+            self.walker.moved(follower.digest(), next, hole);
             hole = next;
         }
         self.places[hole] = EMPTY;
@@ -353,6 +413,42 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_long_walk_sees_everything_that_is_there_all_the_while(
+            seed in any::<u64>(),
+            stays in 1..40u64,
+            ops in prop::collection::vec((0..3u8, 0..40u64), 0..300),
+        ) {
+            let mut index = Index::new(80, seed);
+            let put = |index: &mut Index, key: u64| {
+                index.set(Entry::new(Kind::Object, Digest(u128::from(key) << 64 | u128::from(key % 3)), Version(1), key));
+            };
+            (0..stays).for_each(|key| put(&mut index, key));
+            (100..140).step_by(2).for_each(|key| put(&mut index, key));
+            let mut seen = std::collections::BTreeSet::new();
+            let (mut at, mut ops) = (0, ops.into_iter());
+            index.watch(0);
+            while at < index.places() {
+                match ops.next() {
+                    Some((0, key)) => put(&mut index, 100 + key),
+                    Some((1, key)) => {
+                        let key = 100 + key;
+                        index.remove(Digest(u128::from(key) << 64 | u128::from(key % 3)));
+                    }
+                    _ => {
+                        seen.extend(index.at(at).map(Entry::sequence));
+                        at += 1;
+                        index.watch(at);
+                    }
+                }
+            }
+            while let Some(digest) = index.carried_over() {
+                seen.extend(index.find(digest).map(Entry::sequence));
+            }
+            prop_assert_eq!(index.unwatch(), 0);
+            prop_assert!((0..stays).all(|key| seen.contains(&key)), "of {} only {:?}", stays, seen);
+        }
+
         #[test]
         fn an_entry_keeps_what_it_is_told(
             words in any::<(u128, u64, u64, u64)>(), unit in any::<u32>(), segment in 0..1u64 << 33,

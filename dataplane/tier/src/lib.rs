@@ -9,6 +9,7 @@
 //! * [`memory`] and [`ops`]: what the host provides and carries out.
 //! * [`types`] and [`errors`]: what goes in and comes out.
 //! * [`policy`]: what reclaim keeps.
+//! * [`scrub`]: when records are checked.
 //! * [`tier`]: the state machine.
 
 #![forbid(unsafe_code)]
@@ -20,6 +21,7 @@ mod index;
 pub mod memory;
 pub mod ops;
 pub mod policy;
+pub mod scrub;
 mod segments;
 mod slots;
 pub mod tier;
@@ -31,6 +33,7 @@ pub use format::{Ownership, SlotSet};
 pub use index::{BYTES_PER_OBJECT, MAX_HITS};
 pub use memory::{Memory, Space, Span};
 pub use ops::{Action, BlockOp, Fault, OpId, Pieces, Priority};
+pub use scrub::{ScrubPass, ScrubReport, ScrubState};
 pub use tier::{Tier, TierStats};
 pub use types::{
     Accepted, Ack, Event, Get, Identity, Miss, OpenOptions, Output, Put, RecordView, RecoveryReport, Removal, Token,

@@ -20,6 +20,7 @@ mod reclaim;
 mod recover;
 mod remove;
 mod scan;
+mod scrub;
 mod seal;
 mod start;
 mod stats;
@@ -37,6 +38,7 @@ use crate::index::{Entry, Index};
 use crate::memory::Memory;
 use crate::ops::{Fault, Jobs, OpId, Owner};
 use crate::policy::ReclaimPolicy;
+use crate::scrub::Scrubber;
 use crate::segments::Segments;
 use crate::slots::{SlotId, Slots};
 use crate::types::{Event, OpenOptions, Output, RecordView};
@@ -80,6 +82,9 @@ pub struct Tier {
     /// Reads of what is not written yet.
     waiting: VecDeque<SlotId>,
     reclaim: Reclaim,
+    scrubber: Scrubber,
+    /// A record is being checked.
+    scrubbing: bool,
     recovery: Recovery,
     events: VecDeque<Event>,
     /// Acknowledgements that are outstanding or not taken.
@@ -113,7 +118,7 @@ impl Tier {
     pub fn open(config: TierConfig, options: OpenOptions) -> Result<Self, ConfigError> {
         config.validate()?;
         let layout = Layout::of(&config);
-        let reads = config.max_reads + config.max_moves;
+        let reads = Layout::reads_most(&config);
         let jobs = reads + config.groups + config.scan_buffers + 2 * headers::PLACES + 12;
         let budget_bytes = config.segment_bytes / 100 * u64::from(config.reinsert_percent);
         let entries = Layout::entries_most(&config) as usize;
@@ -138,6 +143,8 @@ impl Tier {
             gets: 0,
             waiting: VecDeque::with_capacity(reads as usize),
             reclaim: Reclaim::new(config.max_moves),
+            scrubber: Scrubber::default(),
+            scrubbing: false,
             recovery: Recovery::new(&config),
             events: VecDeque::with_capacity(events),
             waiters: 0,
@@ -255,7 +262,7 @@ impl Tier {
         let group = self.log.open_since_ns().map(|since| since.saturating_add(self.config.group_delay_ns));
         let sync = self.flushes.unsynced_since_ns.map(|since| since.saturating_add(self.config.sync_interval_ns));
         let sync = sync.filter(|_| self.degraded.is_none());
-        group.into_iter().chain(sync).min()
+        [group, sync, self.scrub_due_ns()].into_iter().flatten().min()
     }
 
     /// Everything that goes on by itself. Each part does a bounded amount.
@@ -266,6 +273,7 @@ impl Tier {
         self.prepare_work(memory);
         self.seal_work(memory);
         self.flush_work(now_ns);
+        self.scrub_work(now_ns);
     }
 
     /// No more writes. What waits for them fails.

@@ -189,6 +189,13 @@ pub enum Event {
         /// Why.
         fault: Fault,
     },
+    /// A record was checked and is not whole: the object is not in the tier any more.
+    Quarantined {
+        /// Its name.
+        digest: Digest,
+        /// What was wrong.
+        miss: Miss,
+    },
     /// Reclaim dropped the object.
     Evicted {
         /// Its name.

@@ -119,6 +119,15 @@ impl Service for Recorder {
     fn status(&self, _: Caller) -> Result<StatusReply, Refusal> {
         Err(Refusal::new(RefusalCode::ShuttingDown, "a test"))
     }
+    fn report_tiers(&self, _: Caller, _: ReportTiers) -> Result<TierOrders, Refusal> {
+        Ok(TierOrders { orders: vec![] })
+    }
+    fn list_tiers(&self, _: Caller, _: ListTiers) -> Result<TierList, Refusal> {
+        Ok(TierList { nodes: vec![] })
+    }
+    fn order_tiers(&self, _: Caller, _: OrderTiers) -> Result<TiersOrdered, Refusal> {
+        Ok(TiersOrdered { orders: vec![] })
+    }
     fn maps(&self) -> watch::Receiver<MapFrame> {
         self.maps.subscribe()
     }

@@ -4,8 +4,9 @@ use kvplane_cluster::{ClientId, Input, Reply, SegmentOwner};
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
-    Alive, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, Owner, RegisterSegment,
-    RenewSegments, Renewed, Segment, SegmentList, SegmentReply, StatusReply, UnregisterSegment, Welcome,
+    Alive, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListTiers, OrderTiers, Owner,
+    RegisterSegment, RenewSegments, Renewed, ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply,
+    StatusReply, TierList, TierOrders, TiersOrdered, UnregisterSegment, Welcome,
 };
 use kvplane_rpc::{Caller, Event, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::watch;
@@ -130,6 +131,42 @@ impl Service for Control {
             segments: view.segments.len() as u64,
             members: view.members,
         })
+    }
+
+    fn report_tiers(&self, _: Caller, call: ReportTiers) -> Result<TierOrders, Refusal> {
+        let now_ns = self.now_ns();
+        let mut core = self.core()?;
+        let life = core.cluster.members().find(|view| view.member.node.0 == call.node);
+        let life = life.filter(|view| view.member.incarnation.0 == call.incarnation);
+        let Some(life) = life else {
+            let reason = format!("life {} of node {} is not that of a member", call.incarnation, call.node);
+            return Err(Refusal::new(RefusalCode::UnknownMember, reason));
+        };
+        let shards = life.member.shards.len();
+        if call.shards.len() > SHARDS_PER_REPORT || call.shards.iter().any(|shard| usize::from(shard.shard) >= shards) {
+            let reason = format!("node {} has {shards} shards, and reports of others or too many", call.node);
+            return Err(Refusal::new(RefusalCode::BadRequest, reason));
+        }
+        Ok(TierOrders { orders: core.tiers.report(call, now_ns) })
+    }
+
+    fn list_tiers(&self, _: Caller, call: ListTiers) -> Result<TierList, Refusal> {
+        let now_ns = self.now_ns();
+        let mut core = self.core()?;
+        core.forget_tiers();
+        Ok(TierList { nodes: core.tiers.list(call.node, now_ns) })
+    }
+
+    fn order_tiers(&self, _: Caller, call: OrderTiers) -> Result<TiersOrdered, Refusal> {
+        let mut core = self.core()?;
+        core.forget_tiers();
+        let orders = core.tiers.order(call.node, call.action);
+        if orders.is_empty() {
+            let whom = call.node.map_or_else(|| "no node".to_owned(), |node| format!("node {node} is not known, or"));
+            let reason = format!("{whom} has an SSD: start nodes with --ssd");
+            return Err(Refusal::new(RefusalCode::NotFound, reason));
+        }
+        Ok(TiersOrdered { orders })
     }
 
     fn maps(&self) -> watch::Receiver<MapFrame> {

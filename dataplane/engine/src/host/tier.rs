@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_store::service::{Service, TierPolicy};
+use kvplane_store::service::{Admission, Service, TierPolicy};
 use kvplane_sys::{HugePages, Interest, Poller, Region, RegionOptions, cpu};
 use kvplane_tier::{Event, Identity, OpenError, OpenOptions, Tier, TierConfig};
 use kvplane_transport::{Nvme, NvmeCounters, Part, Source, TierMemory, Token};
@@ -160,6 +160,7 @@ impl Host {
                 self.last_problem = Some(problem);
             }
             self.take_tier_notices();
+            self.tell_admission();
         }
         Ok(progress)
     }
@@ -171,6 +172,23 @@ impl Host {
         {
             self.note(&event);
         }
+    }
+
+    /// Says so when less is written than is wanted, and when that is over.
+    fn tell_admission(&mut self) {
+        let Some(admission) = self.service.as_mut().and_then(Service::poll_admission) else { return };
+        let Some(work) = &mut self.tier_work else { return };
+        let path = work.nvme.part().path().display();
+        let what = match admission {
+            Admission::Full => "the bytes that may be written suffice again: all that is wanted is written",
+            Admission::Selective => {
+                "of the bytes that may be written a day many are used: only what was put or asked for twice is written"
+            }
+            Admission::Promised => {
+                "the bytes that may be written a day are used up: only what was promised is written (raise --ssd-budget)"
+            }
+        };
+        work.notices.push_back(format!("{path}: {what}"));
     }
 
     fn note(&mut self, event: &Event) {

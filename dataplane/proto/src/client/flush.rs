@@ -7,7 +7,7 @@ use super::path::{Path, Via};
 use super::table::{SliceEvent, SliceState, Wire, request_id};
 use super::types::{DeviceCopy, LaneId, Local, Output, Request, SliceId};
 use crate::digest::Digest;
-use crate::frame::{Header, VERSION};
+use crate::frame::{FLAG_AHEAD, Header, VERSION};
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{
@@ -167,7 +167,7 @@ impl Client {
             (Path::Stream | Path::Rdma, Request::Read(..) | Request::Write(..)) if self.may_gather(first.index) => {
                 self.send_many(lane, matches!(request, Request::Write(..)));
             }
-            (_, Request::Exists(_)) => self.send_digests(lane, Operation::Exists),
+            (_, Request::Exists(_) | Request::Prefetch(_)) => self.send_digests(lane, Operation::Exists),
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
             (_, Request::Remove(_)) => self.send_digests(lane, Operation::Remove),
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
@@ -218,11 +218,16 @@ impl Client {
         let id = self.lanes[lane as usize].id(lane);
         let request_id = self.open_wire(id, operation);
         let mut header = Header::request(Kind::Request(operation), request_id);
-        let (start, mut count) = (self.bytes.len(), 0);
+        let (start, mut count, mut ahead) = (self.bytes.len(), 0, false);
         while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
             let request = self.slices.at(next.index).request;
             let Some(digest) = digest_for(operation, &request) else { break };
+            let is_ahead = matches!(request, Request::Prefetch(_));
+            if count > 0 && is_ahead != ahead {
+                break;
+            }
+            ahead = is_ahead;
             match (operation, request) {
                 (Operation::Reserve, Request::Put(_, local)) => {
                     ReserveItem { digest, bytes: local.bytes }.encode(&mut self.bytes);
@@ -236,6 +241,7 @@ impl Client {
             self.join_wire(request_id, next.index);
             count += 1;
         }
+        header.flags |= if ahead { FLAG_AHEAD } else { 0 };
         let body = start..self.bytes.len();
         self.send(id, header, body, count, &[]);
     }
@@ -404,7 +410,7 @@ impl Client {
 /// The digest of a request that this operation serves.
 const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
     match (operation, request) {
-        (Operation::Exists, Request::Exists(digest))
+        (Operation::Exists, Request::Exists(digest) | Request::Prefetch(digest))
         | (Operation::Size, Request::Size(digest))
         | (Operation::Remove, Request::Remove(digest))
         | (Operation::Lookup, Request::Get(digest, _))

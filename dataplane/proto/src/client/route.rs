@@ -23,6 +23,7 @@ impl Client {
         let failed_twice = (slice.attempts >= 2).then_some(slice.group);
         let peer = match request {
             Request::Exists(digest)
+            | Request::Prefetch(digest)
             | Request::Size(digest)
             | Request::Remove(digest)
             | Request::Get(digest, _)

@@ -154,6 +154,8 @@ pub struct SegmentTarget {
 pub enum Request {
     /// Is the object there?
     Exists(Digest),
+    /// Is the object there? If it is on an SSD, bring it to the node's memory, to be asked for within the deadline.
+    Prefetch(Digest),
     /// How long is it?
     Size(Digest),
     /// Remove it.
@@ -176,7 +178,7 @@ impl Request {
     pub const fn local(&self) -> Option<Local> {
         match *self {
             Self::Get(_, local) | Self::Put(_, local) | Self::Read(_, local) | Self::Write(_, local) => Some(local),
-            Self::Exists(_) | Self::Size(_) | Self::Remove(_) | Self::OpenSegment(_) => None,
+            Self::Exists(_) | Self::Prefetch(_) | Self::Size(_) | Self::Remove(_) | Self::OpenSegment(_) => None,
         }
     }
 
@@ -186,7 +188,9 @@ impl Request {
         match *self {
             Self::Read(target, _) | Self::Write(target, _) => Some(target.peer),
             Self::OpenSegment(peer) => Some(peer),
-            Self::Exists(_) | Self::Size(_) | Self::Remove(_) | Self::Get(..) | Self::Put(..) => None,
+            Self::Exists(_) | Self::Prefetch(_) | Self::Size(_) | Self::Remove(_) | Self::Get(..) | Self::Put(..) => {
+                None
+            }
         }
     }
 }

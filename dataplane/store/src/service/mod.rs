@@ -33,7 +33,7 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{Digest, Limits, Status};
 use segments::SegmentTable;
 use session::{Pending, Session};
-pub use tiered::{PutAck, TierCounters, TierPolicy, TierSnapshot, WritePolicy};
+pub use tiered::{Admission, PutAck, TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy};
 pub use types::{
     CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo,
     ServiceCounters, Standing,

@@ -33,14 +33,15 @@ impl Service {
         let Some(items) = self.owned_digests(peer, Operation::Exists, header, body)? else {
             return Ok(PayloadTo::Discard);
         };
+        let until_ns = self.wants_ahead(header);
         let start = self.bytes.len();
         let count = items.len();
         let mut bits = Vec::with_capacity(count);
         for item in items {
             let here = self.store.as_ref().is_some_and(|store| store.exists(item.digest));
             let view = if here { None } else { self.on_ssd(item.digest) };
-            if let Some(view) = &view {
-                self.prefetch(view);
+            if let (Some(view), Some(until_ns)) = (&view, until_ns) {
+                self.prefetch(view, until_ns);
             }
             bits.push(here || view.is_some());
         }

@@ -23,6 +23,8 @@ pub(super) enum Purpose {
     Get(Token),
     /// A record that is written again.
     Move(u64),
+    /// A record that is only checked.
+    Scrub,
 }
 
 /// What is being read of a record.
@@ -174,6 +176,10 @@ impl Tier {
                 });
             }
             Purpose::Move(number) => self.move_read(number, slot, verified),
+            Purpose::Scrub => {
+                self.end_read(slot);
+                self.scrubbed(&read.entry, verified);
+            }
         }
     }
 

@@ -75,12 +75,25 @@ pub(super) struct Reclaim {
     head: u64,
     /// The first move when listing had to wait for one to be over.
     waits_for: Option<u64>,
+    /// So many segments are to be free, because somebody asked for it,
+    wanted_free: u32,
+    /// within so many turns.
+    turns_left: u32,
 }
 
 impl Reclaim {
     pub(super) fn new(max_moves: u32) -> Self {
         let moves = VecDeque::with_capacity(max_moves as usize);
-        Self { victim: None, moves, first_move: 0, max_moves: max_moves as usize, head: 0, waits_for: None }
+        Self {
+            victim: None,
+            moves,
+            first_move: 0,
+            max_moves: max_moves as usize,
+            head: 0,
+            waits_for: None,
+            wanted_free: 0,
+            turns_left: 0,
+        }
     }
 
     pub(super) const fn is_active(&self) -> bool {
@@ -111,6 +124,20 @@ impl Reclaim {
 }
 
 impl Tier {
+    /// Reclaims until so many segments are free, or all that is left is what reclaim would keep. 0 ends that. More than
+    /// half of the segments cannot be asked for: what is kept needs room.
+    pub fn reclaim_until(&mut self, free_segments: u32) {
+        self.reclaim.wanted_free = free_segments.min(self.config.segments / 2);
+        // Twice round: what was hot the first time is not the second.
+        self.reclaim.turns_left = 2 * self.config.segments;
+    }
+
+    /// Segments that somebody wants to be free; 0 when there are as many, or nobody asked.
+    #[must_use]
+    pub const fn wanted_free_segments(&self) -> u32 {
+        self.reclaim.wanted_free
+    }
+
     pub(super) fn reclaim_work(&mut self, now_ns: u64, memory: &mut dyn Memory) {
         if self.phase != Phase::Running || !self.writable() {
             return;
@@ -142,17 +169,25 @@ impl Tier {
     /// The oldest segment gives way when few are free, or the index is nearly full.
     fn choose_victim(&mut self) {
         let crowded = self.index.len() >= self.config.max_records - self.config.max_records / 32;
-        let few = self.segments.free_count() < self.config.free_segments_low;
+        let free = self.segments.free_count();
+        if free >= self.reclaim.wanted_free || self.reclaim.turns_left == 0 {
+            self.reclaim.wanted_free = 0;
+        }
+        let few = free < self.config.free_segments_low.max(self.reclaim.wanted_free);
         let preparing = self.preparing.is_some() && !crowded;
         if preparing || !(crowded || few) {
             return;
         }
-        let Some(segment) = self.segments.filled.front().copied() else { return };
+        let Some(segment) = self.segments.filled.front().copied() else {
+            self.reclaim.wanted_free = 0;
+            return;
+        };
         let state = self.segments[segment].state;
         if !matches!(state, SegmentState::Sealed | SegmentState::Retired) || self.segments[segment].groups > 0 {
             return;
         }
         self.segments.filled.pop_front();
+        self.reclaim.turns_left = self.reclaim.turns_left.saturating_sub(1);
         self.segments.step(segment, SegmentEvent::Reclaim);
         let most = self.config.scan_bytes / self.config.footer_page_bytes;
         let window = FooterWindow { first: 0, count: most.min(self.config.footer_pages), pages: 0 };

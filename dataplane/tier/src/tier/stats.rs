@@ -10,6 +10,12 @@ pub struct TierStats {
     pub objects: u32,
     /// Bytes of live records on the device.
     pub live_bytes: u64,
+    /// Segments that the device is cut into.
+    pub segments: u32,
+    /// Segments that take records, or whose records and footer are being written.
+    pub open_segments: u32,
+    /// Bytes of segments with records that no live record takes.
+    pub dead_bytes: u64,
     /// Segments without records.
     pub free_segments: u32,
     /// Segments with write errors.
@@ -72,14 +78,25 @@ impl Tier {
     /// Counts since the start, and how much there is now. Walks the segments.
     #[must_use]
     pub fn stats(&self) -> TierStats {
-        let sealed = self.segments.iter().filter(|(_, segment)| segment.state == SegmentState::Sealed);
+        let count =
+            |is: fn(SegmentState) -> bool| self.segments.iter().filter(|(_, segment)| is(segment.state)).count() as u32;
+        let with_records = u64::from(count(SegmentState::has_records));
         TierStats {
             objects: self.index.len() - self.stats.tombstones_held as u32,
             free_segments: self.segments.free_count(),
-            sealed_segments: sealed.count() as u32,
+            segments: self.config.segments,
+            sealed_segments: count(|state| state == SegmentState::Sealed),
+            open_segments: count(|state| matches!(state, SegmentState::Open | SegmentState::Sealing)),
+            dead_bytes: (with_records * self.config.segment_bytes).saturating_sub(self.stats.live_bytes),
             stale_completions: self.jobs.stale,
             ..self.stats
         }
+    }
+
+    /// Bytes written to the device in groups of records, since the start.
+    #[must_use]
+    pub const fn written_bytes(&self) -> u64 {
+        self.stats.written_bytes
     }
 
     /// Whether nothing is under way: no operation, no unwritten record, nothing unsynced that somebody waits for.

@@ -38,6 +38,8 @@ pub(crate) struct World {
     pub(crate) device_fails: bool,
     pub(crate) got: BTreeMap<u64, Option<u64>>,
     pub(crate) hits: u64,
+    /// What the scrubber found.
+    pub(crate) quarantined: BTreeSet<Digest>,
     /// What was evicted since the last check began.
     evicted: BTreeSet<Digest>,
     calls: BTreeMap<u64, Call>,
@@ -68,6 +70,7 @@ impl World {
             device_fails: false,
             got: BTreeMap::new(),
             hits: 0,
+            quarantined: BTreeSet::new(),
             evicted: BTreeSet::new(),
             calls: BTreeMap::new(),
             places: (0..PLACES).collect(),
@@ -253,6 +256,10 @@ impl World {
                 let Some(Call::Get { place, .. }) = self.calls.remove(&token.0) else { panic!("{event:?}") };
                 self.give_back(place);
                 self.got.insert(token.0, None);
+            }
+            Event::Quarantined { digest, miss } => {
+                assert!(self.device_fails, "{digest}: {miss:?}");
+                self.quarantined.insert(digest);
             }
             Event::Evicted { digest, .. } => {
                 let history = self.model.keys.entry(digest).or_default();

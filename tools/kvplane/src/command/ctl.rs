@@ -7,7 +7,7 @@ use kvplane::rpc::Role;
 use kvplane::rpc::message::{Leave, ListSegments, Status};
 use kvplane::{Client, ClientConfig, Control, ControlLink, Put};
 
-use super::{Failure, size};
+use super::{Failure, size, tier};
 
 /// Look at and operate a cluster.
 #[derive(Args)]
@@ -28,6 +28,9 @@ enum Action {
     Status,
     /// Segments in the catalog.
     Segments,
+    /// The SSDs under nodes.
+    #[command(subcommand)]
+    Tier(tier::Action),
     /// Take a node out of the map.
     Remove {
         /// Its number.
@@ -65,6 +68,7 @@ impl Ctl {
         match &self.action {
             Action::Status => self.status(),
             Action::Segments => self.segments(),
+            Action::Tier(action) => tier::run(&self.link()?, action),
             Action::Remove { node } => {
                 let link = self.link()?;
                 link.call(Leave { node: *node, incarnation: None })?;

@@ -71,6 +71,8 @@ impl Demo {
             clients: self.clients,
             speed: None,
             server_pid: Some(dev.child.id()),
+            ahead: false,
+            pause: Duration::ZERO,
         };
         let report = replay::run(&plan, trace)?;
         dev.stop()?;
@@ -115,14 +117,19 @@ fn recorded(named: Option<PathBuf>) -> Result<PathBuf, String> {
 }
 
 /// A `kvplane dev` of our own. Dropping it ends it.
-struct Dev {
-    child: Child,
-    cluster: String,
-    directory: PathBuf,
+pub(crate) struct Dev {
+    pub(crate) child: Child,
+    pub(crate) cluster: String,
+    pub(crate) directory: PathBuf,
 }
 
 impl Dev {
     fn start(pool: u64) -> Result<Self, Failure> {
+        Self::start_with(pool, &[])
+    }
+
+    /// With more arguments.
+    pub(crate) fn start_with(pool: u64, more: &[String]) -> Result<Self, Failure> {
         let cluster = "demo".to_owned();
         let directory = std::env::temp_dir().join(format!("kvplane-demo-{}", std::process::id()));
         let mut child = Command::new(std::env::current_exe()?)
@@ -136,6 +143,7 @@ impl Dev {
                 "--runtime-directory",
             ])
             .arg(&directory)
+            .args(more)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

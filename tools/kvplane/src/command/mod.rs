@@ -10,6 +10,7 @@ mod replay;
 mod size;
 mod stop;
 mod tebench;
+mod tier;
 mod topology;
 mod transfer_engine_bench;
 

@@ -115,10 +115,20 @@ struct Ssd {
     /// How much of the memory may be held by objects that wait to be written, in percent.
     #[arg(long = "ssd-backlog", default_value_t = 25, value_parser = clap::value_parser!(u8).range(1..=75))]
     backlog: u8,
-    /// How much of the memory may be filled by objects that are read from the SSD because somebody asked whether they
-    /// exist, in percent; 0 reads nothing ahead.
-    #[arg(long = "ssd-prefetch", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=50))]
+    /// How much of the memory may be filled by objects that are read ahead from the SSD, in percent; 0 reads nothing
+    /// ahead.
+    #[arg(long = "ssd-prefetch", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=50))]
     prefetch: u8,
+    /// Read ahead what somebody asks the existence of, also where they do not say that they want it next.
+    #[arg(long = "ssd-prefetch-on-exists")]
+    prefetch_on_exists: bool,
+    /// Bytes that may be written to the SSDs in a day; 0 for as many as there are. Near the limit only what is put or
+    /// asked for twice is written, beyond it only what was promised by --ssd-ack.
+    #[arg(long = "ssd-budget", value_name = "BYTES", default_value = "0", value_parser = size::parse)]
+    budget: u64,
+    /// How fast the records on the SSDs are checked in the background, in bytes a second; 0 for not at all.
+    #[arg(long = "ssd-scrub", value_name = "BYTES", default_value = "16M", value_parser = size::parse)]
+    scrub: u64,
 }
 
 /// When objects are written.
@@ -159,6 +169,9 @@ impl Ssd {
             promote_times: self.promote,
             backlog_percent: self.backlog,
             prefetch_percent: self.prefetch,
+            prefetch_on_exists: self.prefetch_on_exists,
+            bytes_per_day: self.budget,
+            scrub_bytes_per_s: self.scrub,
         }
     }
 }

@@ -17,6 +17,7 @@ mod restarts;
 mod rig;
 mod ssd;
 mod support;
+mod tiers;
 mod tools;
 mod topology;
 mod transfers;

@@ -19,27 +19,27 @@ const SSD: &str = "128M";
 /// Packed ones, extents, whole blocks and odd ends, one and several checksums.
 const SIZES: [usize; 8] = [1, 100, 4096, 20_000, 32 << 10, 100_001, 300_000, 1 << 20];
 
-fn size_of(key: u64) -> usize {
+pub(crate) fn size_of(key: u64) -> usize {
     SIZES[key as usize % SIZES.len()]
 }
 
-fn value(key: u64) -> Vec<u8> {
+pub(crate) fn value(key: u64) -> Vec<u8> {
     let mut bytes = vec![0; size_of(key)];
     pattern::fill(key, 0, &mut bytes);
     bytes
 }
 
-fn name(key: u64) -> String {
+pub(crate) fn name(key: u64) -> String {
     format!("object-{key}")
 }
 
-struct Bed {
-    place: Workplace,
+pub(crate) struct Bed {
+    pub(crate) place: Workplace,
     more: Vec<String>,
 }
 
 impl Bed {
-    fn new(name: &str, more: &[&str]) -> Self {
+    pub(crate) fn new(name: &str, more: &[&str]) -> Self {
         let place = Workplace::new(name);
         let ssd = format!("{}:{SSD}", text(&place.path("ssd")));
         let mut all = vec!["--ssd".to_owned(), ssd, "--metrics-port".to_owned(), "0".to_owned()];
@@ -47,29 +47,29 @@ impl Bed {
         Self { place, more: all }
     }
 
-    fn start(&self) -> Process {
+    pub(crate) fn start(&self) -> Process {
         let more: Vec<&str> = self.more.iter().map(String::as_str).collect();
         self.place.dev("16M", &[&["--shards", "1"], &more[..]].concat())
     }
 
-    fn client(&self, way: Way) -> Client {
+    pub(crate) fn client(&self, way: Way) -> Client {
         let config = ClientConfig { deadline: Duration::from_secs(5), ..self.place.client_config(way) };
         Client::connect(&config).unwrap()
     }
 }
 
-fn counted(dev: &Process, family: &str) -> f64 {
+pub(crate) fn counted(dev: &Process, family: &str) -> f64 {
     let address = dev.address("counters of the shards on http://");
     sum(&http_get(address, "/metrics").1, family, "shard")
 }
 
-fn recovered(dev: &Process) {
+pub(crate) fn recovered(dev: &Process) {
     let all = wait_until(|| (counted(dev, "kvplane_tier_recovered") == 1.0).then_some(()));
     assert!(all.is_some(), "recovery does not end: {:?}", dev.said());
 }
 
 /// Whether the object is there; with its own bytes, if it is.
-fn is_there(client: &mut Client, key: u64) -> bool {
+pub(crate) fn is_there(client: &mut Client, key: u64) -> bool {
     let Some(got) = client.get(name(key).as_bytes()).unwrap() else { return false };
     assert_eq!(got.len(), size_of(key), "object {key}");
     pattern::check(key, 0, &got).unwrap_or_else(|mismatch| panic!("wrong bytes of object {key}: {mismatch}"));
@@ -215,7 +215,7 @@ fn damage_on_the_device_is_a_miss_and_never_wrong_bytes() {
 }
 
 /// Flips a bit in every 1.5 MiB or so of what was written, but not in the superblocks.
-fn flip(path: &Path) {
+pub(crate) fn flip(path: &Path) {
     let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
     let bytes = file.metadata().unwrap().len();
     let (mut at, mut block) = (1 << 20, vec![0; 4096]);
@@ -287,7 +287,7 @@ fn what_nobody_asks_for_again_is_not_written_where_that_is_wanted() {
 
 #[test]
 fn what_somebody_asks_about_is_read_ahead_where_that_is_wanted() {
-    let bed = Bed::new("ahead", &["--ssd-ack", "buffered", "--ssd-prefetch", "40"]);
+    let bed = Bed::new("ahead", &["--ssd-ack", "buffered", "--ssd-prefetch", "40", "--ssd-prefetch-on-exists"]);
     let mut dev = bed.start();
     let mut client = bed.client(Way::Tcp);
     for key in 0..16 {

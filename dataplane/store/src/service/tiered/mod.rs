@@ -12,7 +12,9 @@
 //! The host gives memory and time with [`Service::drive_tier`] and carries out the block operations. Not here: what
 //! stands on the device, which is the tier's.
 
+mod budget;
 mod deferred;
+mod orders;
 mod ownership;
 mod policy;
 mod prefetch;
@@ -28,12 +30,15 @@ use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_tier::{BlockOp, Event, Fault, Memory, OpId, Output, RecordView, RecoveryReport, Tier, Token};
 
 use super::Service;
+pub use budget::Admission;
+pub use orders::TierOrder;
 pub use policy::{PutAck, TierPolicy, WritePolicy};
 pub use stats::{TierCounters, TierSnapshot};
 
 pub(super) use deferred::{Replies, no_lookup};
 pub(super) use reads::Waiter;
 
+use budget::Budget;
 use deferred::{Deferred, Slot};
 use ownership::Noted;
 use policy::Frequency;
@@ -103,6 +108,10 @@ pub(super) struct Tiered {
     sweep: Sweep,
     noted: Noted,
     prefetched: Prefetched,
+    budget: Budget,
+    /// What of the tier's writes was charged.
+    charged_bytes: u64,
+    told_admission: Admission,
     recovered: Option<RecoveryReport>,
     /// Nothing waits any longer than it must.
     closing: bool,
@@ -133,6 +142,9 @@ impl Tiered {
             sweep: Sweep::new(),
             noted: Noted::new(),
             prefetched: Prefetched::new(pool_bytes / 100 * u64::from(policy.prefetch_percent)),
+            budget: Budget::new(policy.bytes_per_day),
+            charged_bytes: 0,
+            told_admission: Admission::Full,
             recovered: None,
             closing: false,
             notices: VecDeque::new(),
@@ -167,10 +179,11 @@ impl Service {
     ///
     /// # Panics
     /// When it has no store, or one whose units do not suit direct I/O: a mistake of the host's.
-    pub fn attach_tier(&mut self, tier: Tier, policy: TierPolicy) {
+    pub fn attach_tier(&mut self, mut tier: Tier, policy: TierPolicy) {
         let store = self.store.as_ref().expect("a tier is under a store");
         let (unit, align) = (store.config().unit_bytes, u64::from(tier.config().memory_align_bytes));
         assert!(unit.is_multiple_of(align), "objects at multiples of {unit} for a tier that wants {align}");
+        tier.set_scrub(policy.scrub_bytes_per_s);
         self.tiered = Some(Box::new(Tiered::new(tier, policy, store.config().pool_bytes, store.config().max_pins)));
     }
 
@@ -180,6 +193,7 @@ impl Service {
             return false;
         }
         self.now_ns = now_ns;
+        self.charge_budget();
         self.expire_prefetched();
         let mut progress = self.sweep_tier();
         progress |= self.note_work(memory);
@@ -243,6 +257,7 @@ impl Service {
                 tiered.counters.removals_unwritten += 1;
                 self.removal_done(token, false);
             }
+            Event::Quarantined { digest, miss } => self.quarantined(digest, miss),
             Event::Evicted { .. } => tiered.counters.reclaimed += 1,
         }
     }

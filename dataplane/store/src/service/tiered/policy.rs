@@ -44,9 +44,15 @@ pub struct TierPolicy {
     /// How much of the pool may be held for objects that wait to be written, in percent. Beyond it, puts that must be
     /// written are refused as busy; others are not written.
     pub backlog_percent: u8,
-    /// How much of the pool may be filled by objects that are read ahead because somebody asked whether they exist, in
-    /// percent. 0: nothing is read ahead.
+    /// How much of the pool may be filled by objects that are read ahead, in percent. 0: nothing is read ahead.
     pub prefetch_percent: u8,
+    /// Whether objects are read ahead because somebody asked whether they exist, and did not say.
+    pub prefetch_on_exists: bool,
+    /// Bytes that may be written to the SSD in a day; 0 for as many as there are. What was promised to be there is
+    /// written all the same.
+    pub bytes_per_day: u64,
+    /// How fast the records on the SSD are checked in the background, in bytes a second; 0 for not at all.
+    pub scrub_bytes_per_s: u64,
 }
 
 impl Default for TierPolicy {
@@ -56,7 +62,10 @@ impl Default for TierPolicy {
             ack: PutAck::Memory,
             promote_times: 1,
             backlog_percent: 25,
-            prefetch_percent: 0,
+            prefetch_percent: 10,
+            prefetch_on_exists: false,
+            bytes_per_day: 0,
+            scrub_bytes_per_s: 0,
         }
     }
 }

@@ -1,53 +1,65 @@
-//! Reading ahead: who asks whether objects are there often wants them next.
+//! Reading ahead: who asks whether objects are there often wants them next, and may say so.
 //!
-//! What was read ahead and not asked for yet stays within a part of the pool; after a while it goes again. A get that
-//! comes before the read is over joins it.
+//! What was read ahead and not asked for yet stays within a part of the pool; when its time is over it leaves memory
+//! again. A get that comes before the read is over joins it, and nothing is read twice.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_proto::Digest;
+use kvplane_proto::frame::{FLAG_AHEAD, Header};
 use kvplane_tier::{Priority, RecordView};
 
 use super::Service;
 
-/// How long what was read ahead stays without being asked for.
+/// How long what was read ahead stays without being asked for, where nobody said.
 const UNUSED_NS: u64 = 10_000_000_000;
-/// The most objects that were read ahead lately.
-const ORDER_MOST: usize = 65_536;
+/// The longest that it may be said to be wanted.
+const UNUSED_MOST_NS: u64 = 60_000_000_000;
+/// The most objects that were read ahead and not asked for.
+const OBJECTS_MOST: usize = 65_536;
 
 /// What was read ahead.
 #[derive(Debug)]
 pub(super) struct Prefetched {
     most_bytes: u64,
     bytes: u64,
-    /// Not asked for yet: bytes, and since when.
+    /// Not asked for yet: bytes, and until when they are wanted.
     objects: BTreeMap<Digest, (u64, u64)>,
-    order: VecDeque<(u64, Digest)>,
+    order: BTreeSet<(u64, Digest)>,
 }
 
 impl Prefetched {
     pub(super) fn new(most_bytes: u64) -> Self {
-        Self { most_bytes, bytes: 0, objects: BTreeMap::new(), order: VecDeque::new() }
+        Self { most_bytes, bytes: 0, objects: BTreeMap::new(), order: BTreeSet::new() }
     }
 
     /// Takes an object off the account; false when it is not on it.
     pub(super) fn take(&mut self, digest: Digest) -> bool {
-        let Some((bytes, _)) = self.objects.remove(&digest) else { return false };
+        let Some((bytes, until_ns)) = self.objects.remove(&digest) else { return false };
         self.bytes -= bytes;
-        while self.order.front().is_some_and(|(_, digest)| !self.objects.contains_key(digest)) {
-            self.order.pop_front();
-        }
+        self.order.remove(&(until_ns, digest));
         true
     }
 
     fn has_room(&self, bytes: u64) -> bool {
-        self.bytes.saturating_add(bytes) <= self.most_bytes && self.order.len() < ORDER_MOST
+        self.bytes.saturating_add(bytes) <= self.most_bytes && self.objects.len() < OBJECTS_MOST
     }
 
-    fn add(&mut self, digest: Digest, bytes: u64, now_ns: u64) {
+    fn add(&mut self, digest: Digest, bytes: u64, until_ns: u64) {
         self.bytes += bytes;
-        self.objects.insert(digest, (bytes, now_ns));
-        self.order.push_back((now_ns, digest));
+        self.objects.insert(digest, (bytes, until_ns));
+        self.order.insert((until_ns, digest));
+    }
+
+    /// Somebody else wants it too, perhaps for longer; false when it is not on the account.
+    fn extend(&mut self, digest: Digest, until_ns: u64) -> bool {
+        let Some((_, until)) = self.objects.get_mut(&digest) else { return false };
+        if until_ns > *until {
+            self.order.remove(&(*until, digest));
+            self.order.insert((until_ns, digest));
+            *until = until_ns;
+        }
+        true
     }
 
     pub(super) fn has(&self, digest: Digest) -> bool {
@@ -55,17 +67,30 @@ impl Prefetched {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<u64> {
-        self.order.front().map(|(since_ns, _)| since_ns.saturating_add(UNUSED_NS))
+        self.order.first().map(|(until_ns, _)| *until_ns)
     }
 }
 
 impl Service {
-    /// Begins to read an object ahead, if that is wanted and there is room.
-    pub(in crate::service) fn prefetch(&mut self, view: &RecordView) {
-        let now_ns = self.now_ns;
+    /// Until when the objects of an exists are wanted in memory; nothing where they are not.
+    pub(in crate::service) fn wants_ahead(&self, header: &Header) -> Option<u64> {
+        let policy = &self.tiered.as_ref()?.policy;
+        let said = header.flags & FLAG_AHEAD != 0;
+        if policy.prefetch_percent == 0 || !(said || policy.prefetch_on_exists) {
+            return None;
+        }
+        let wanted_ns = match u64::from(header.deadline_us) * 1000 {
+            wanted_ns @ 1.. if said => wanted_ns.min(UNUSED_MOST_NS),
+            _ => UNUSED_NS,
+        };
+        Some(self.now_ns.saturating_add(wanted_ns))
+    }
+
+    /// Begins to read an object ahead, if there is room.
+    pub(in crate::service) fn prefetch(&mut self, view: &RecordView, until_ns: u64) {
         let Some(tiered) = &mut self.tiered else { return };
         let (digest, bytes) = (view.digest, u64::from(view.payload_bytes));
-        if tiered.prefetched.most_bytes == 0 || tiered.prefetched.has(digest) || tiered.reading.contains_key(&digest) {
+        if tiered.prefetched.extend(digest, until_ns) || tiered.reading.contains_key(&digest) {
             return;
         }
         let room = tiered.prefetched.has_room(bytes);
@@ -75,7 +100,7 @@ impl Service {
         }
         let Some(tiered) = &mut self.tiered else { return };
         tiered.counters.prefetches += 1;
-        tiered.prefetched.add(digest, bytes, now_ns);
+        tiered.prefetched.add(digest, bytes, until_ns);
     }
 
     /// An object is asked for, read ahead or not.
@@ -91,11 +116,12 @@ impl Service {
     pub(super) fn expire_prefetched(&mut self) {
         let now_ns = self.now_ns;
         while let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store)
-            && tiered.prefetched.poll_timeout().is_some_and(|at_ns| at_ns <= now_ns)
-            && let Some((since_ns, digest)) = tiered.prefetched.order.pop_front()
+            && let Some((until_ns, digest)) = tiered.prefetched.order.first().copied()
+            && until_ns <= now_ns
         {
-            let unused = tiered.prefetched.objects.get(&digest).is_some_and(|(_, since)| *since == since_ns);
-            if unused && tiered.prefetched.take(digest) && tiered.locate(digest).is_some() {
+            tiered.prefetched.take(digest);
+            tiered.counters.prefetches_expired += 1;
+            if tiered.locate(digest).is_some() {
                 store.drop_copy(digest);
             }
         }

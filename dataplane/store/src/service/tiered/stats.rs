@@ -1,8 +1,8 @@
 //! What is counted between memory and SSD.
 
-use kvplane_tier::{Reason, RecoveryReport, TierStats};
+use kvplane_tier::{Reason, RecoveryReport, ScrubReport, TierStats};
 
-use super::Service;
+use super::{Admission, Service};
 
 /// Counted since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -23,6 +23,8 @@ pub struct TierCounters {
     pub prefetches: u64,
     /// Of those, asked for afterwards.
     pub prefetches_used: u64,
+    /// Of those, not asked for in time: they left memory again.
+    pub prefetches_expired: u64,
     /// Objects not read ahead for want of room.
     pub prefetch_refusals: u64,
     /// Objects given to the tier.
@@ -33,6 +35,8 @@ pub struct TierCounters {
     pub writes_put_off: u64,
     /// Objects that were not written for want of room among those that wait, or too large.
     pub writes_skipped: u64,
+    /// Objects that were not written because the day's bytes were used up.
+    pub writes_over_budget: u64,
     /// Objects that could not be written.
     pub writes_failed: u64,
     /// Removals written.
@@ -43,6 +47,10 @@ pub struct TierCounters {
     pub reclaimed: u64,
     /// Slots whose objects on the SSD were believed at the start: nobody else can have had them meanwhile.
     pub slots_kept: u64,
+    /// Records that the scrubber found not to be whole.
+    pub quarantined: u64,
+    /// Of those, written again from memory.
+    pub rewritten: u64,
     /// Objects removed because their slot went to another owner.
     pub swept: u64,
 }
@@ -66,6 +74,18 @@ pub struct TierSnapshot {
     pub recovered: Option<RecoveryReport>,
     /// Why nothing is written, if so.
     pub degraded: Option<Reason>,
+    /// What the scrubber does and has found.
+    pub scrub: ScrubReport,
+    /// Segments that an operator wants to be free, while they are not.
+    pub wanted_free_segments: u32,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// What is written at the moment.
+    pub admission: Admission,
+    /// Bytes written in the last day, or since the start.
+    pub day_bytes: u64,
+    /// Bytes that may be; 0 without a limit.
+    pub bytes_per_day: u64,
 }
 
 impl Service {
@@ -82,6 +102,12 @@ impl Service {
             is_recovered: tiered.tier.is_recovered(),
             recovered: tiered.recovered,
             degraded: tiered.tier.degraded(),
+            scrub: tiered.tier.scrub_report(),
+            wanted_free_segments: tiered.tier.wanted_free_segments(),
+            segment_bytes: tiered.tier.config().segment_bytes,
+            admission: tiered.budget.admission(),
+            day_bytes: tiered.budget.day_bytes(),
+            bytes_per_day: tiered.budget.bytes_per_day(),
         })
     }
 }

@@ -5,7 +5,7 @@ use kvplane_tier::{Ack, Memory, Put, PutError, Removal, RemoveError, Span, Token
 
 use super::super::types::PeerKey;
 use super::deferred::{Replies, Slot};
-use super::{Call, Held, PutAck, REMOVALS_MOST, ROUND_BYTES, Service, Tiered, WritePolicy};
+use super::{Admission, Call, Held, PutAck, REMOVALS_MOST, ROUND_BYTES, Service, Tiered, WritePolicy};
 
 impl Tiered {
     /// Whether there is room for another object that waits to be written.
@@ -67,7 +67,7 @@ impl Service {
             WritePolicy::Selective { times } => tiered.frequency.estimate(digest) >= times,
             WritePolicy::Through | WritePolicy::Back { .. } => true,
         };
-        if wanted {
+        if wanted && (told.is_some() || self.admitted(digest)) {
             self.hold_for_write(digest, told);
         }
     }
@@ -80,15 +80,28 @@ impl Service {
         let wanted = match tiered.policy.write {
             WritePolicy::Selective { times } => seen >= times,
             // There may have been no room when it was put.
-            WritePolicy::Through => tiered.counters.writes_skipped > 0,
+            WritePolicy::Through => tiered.counters.writes_skipped + tiered.counters.writes_over_budget > 0,
             WritePolicy::Back { .. } => false,
         };
-        if wanted && !tiered.writing.contains(&digest) && tiered.locate(digest).is_none() {
+        let wanted = wanted && !tiered.writing.contains(&digest) && tiered.locate(digest).is_none();
+        if wanted && self.admitted(digest) {
             self.hold_for_write(digest, None);
         }
     }
 
-    fn hold_for_write(&mut self, digest: Digest, told: Option<Slot>) {
+    /// Whether the day's bytes allow for an object that nobody was promised.
+    fn admitted(&mut self, digest: Digest) -> bool {
+        let Some(tiered) = &mut self.tiered else { return false };
+        let admitted = match tiered.budget.admission() {
+            Admission::Full => true,
+            Admission::Selective => tiered.frequency.estimate(digest) >= 2,
+            Admission::Promised => false,
+        };
+        tiered.counters.writes_over_budget += u64::from(!admitted);
+        admitted
+    }
+
+    pub(super) fn hold_for_write(&mut self, digest: Digest, told: Option<Slot>) {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
         let bytes = store.size(digest).unwrap_or(0);
         let wanted = tiered.fits(bytes) && (tiered.has_room(bytes) || tiered.policy.must_write());

@@ -5,9 +5,11 @@
 //! a block that is stale, misplaced or torn is noticed.
 
 mod run;
+mod tiered;
 mod worker;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use kvplane::{ClientConfig, RdmaUse};
@@ -102,6 +104,15 @@ pub(crate) struct Replay {
     /// RDMA devices to use, separated by commas; without it, all.
     #[arg(long, alias = "rdma_devices", value_delimiter = ',')]
     rdma_devices: Vec<String>,
+    /// Say with the exists that the blocks are wanted next, so that nodes read ahead what is on SSDs, and wait so many
+    /// milliseconds before getting them, as an engine does that schedules the request meanwhile.
+    #[arg(long, value_name = "MS")]
+    ahead: Option<u64>,
+    /// Wait so many milliseconds between exists and get, without saying why.
+    #[arg(long, value_name = "MS", conflicts_with = "ahead")]
+    pause: Option<u64>,
+    #[command(flatten)]
+    tier: tiered::TierFlags,
     /// Process of the node, whose CPU time is then reported too.
     #[arg(long)]
     server_pid: Option<u32>,
@@ -139,8 +150,13 @@ impl Replay {
             clients: self.clients,
             speed: self.speed.0,
             server_pid: self.server_pid,
+            ahead: self.ahead.is_some(),
+            pause: Duration::from_millis(self.ahead.or(self.pause).unwrap_or(0)),
         };
-        let reports = [run(&plan, &trace)?];
+        let reports = match &self.tier.tier {
+            Some(_) => tiered::replay(&plan, &trace, &self.tier)?,
+            None => vec![run(&plan, &trace)?],
+        };
         deliver(&reports, self.json.as_deref(), self.html.as_deref())?;
         judge(&reports)
     }

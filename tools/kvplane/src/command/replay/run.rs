@@ -25,6 +25,7 @@ const TIMELINE_POINTS: u64 = 200;
 const SAMPLE: Duration = Duration::from_millis(100);
 
 /// What to run.
+#[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) cluster: String,
     pub(crate) runtime_directory: Option<PathBuf>,
@@ -34,6 +35,16 @@ pub(crate) struct Plan {
     pub(crate) clients: u32,
     pub(crate) speed: Option<f64>,
     pub(crate) server_pid: Option<u32>,
+    /// Whether the exists says that the blocks are wanted next.
+    pub(crate) ahead: bool,
+    /// How long after the exists the blocks are asked for.
+    pub(crate) pause: Duration,
+}
+
+impl Plan {
+    pub(super) fn control(&self) -> Control {
+        Control::Local { cluster: self.cluster.clone(), runtime_directory: self.runtime_directory.clone() }
+    }
 }
 
 /// What the clients share.
@@ -48,6 +59,8 @@ pub(super) struct Shared<'a> {
     /// Set when every client is ready.
     pub(super) start: OnceLock<Instant>,
     pub(super) speed: Option<f64>,
+    pub(super) ahead: bool,
+    pub(super) pause: Duration,
 }
 
 impl Shared<'_> {
@@ -59,7 +72,7 @@ impl Shared<'_> {
 /// Replays a trace against a live cluster.
 pub(crate) fn run(plan: &Plan, trace: &Trace) -> Result<ReplayReport, Failure> {
     let longest = trace.requests.iter().map(|request| request.blocks.len()).max().ok_or("the trace has no requests")?;
-    let control = Control::Local { cluster: plan.cluster.clone(), runtime_directory: plan.runtime_directory.clone() };
+    let control = plan.control();
     let config = ClientConfig { control: control.clone(), ..ClientConfig::local(&plan.cluster) };
     let config = plan.way.allow(config, &plan.rdma_devices)?;
     let admin = ControlLink::to(&control, Role::Admin)?;
@@ -85,6 +98,8 @@ pub(crate) fn run(plan: &Plan, trace: &Trace) -> Result<ReplayReport, Failure> {
         failed: AtomicBool::new(false),
         start: OnceLock::new(),
         speed: plan.speed,
+        ahead: plan.ahead,
+        pause: plan.pause,
     };
     let (tally, timeline) = drive(&make, plan.clients, &shared, &segmented)?;
     let wall_s = shared.elapsed().as_secs_f64();

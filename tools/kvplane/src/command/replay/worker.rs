@@ -93,7 +93,7 @@ impl Worker {
                 return Ok(self.counted());
             }
             wait_for_arrival(shared, request);
-            let (hits, moved) = self.serve(request).map_err(|error| format!("request {}: {error}", index + 1))?;
+            let (hits, moved) = self.serve(request, shared).map_err(|error| format!("request {}: {error}", index + 1))?;
             shared.blocks.fetch_add(request.blocks.len() as u64, Ordering::Relaxed);
             shared.hit_blocks.fetch_add(hits as u64, Ordering::Relaxed);
             shared.bytes.fetch_add(moved, Ordering::Relaxed);
@@ -113,16 +113,22 @@ impl Worker {
     }
 
     /// One request. The length of the prefix that was there and whole, and the bytes moved.
-    fn serve(&mut self, request: &Request) -> Result<(usize, u64), Failure> {
+    fn serve(&mut self, request: &Request, shared: &Shared<'_>) -> Result<(usize, u64), Failure> {
         self.keys.clear();
         // Runs with blocks of different sizes share a store without meeting.
         let bytes = self.block_bytes;
         self.keys.extend(request.blocks.iter().map(|block| format!("block-{bytes}-{block}")));
         let start = Instant::now();
-        let there = self.client.batch_exists(&self.keys)?;
+        let there = match shared.ahead {
+            true => self.client.batch_exists_ahead(&self.keys)?,
+            false => self.client.batch_exists(&self.keys)?,
+        };
         self.tally.exists.record(start.elapsed().as_nanos() as u64);
         self.tally.exists_items += there.len() as u64;
         let prefix = there.iter().take_while(|&&there| there).count();
+        if prefix > 0 && !shared.pause.is_zero() {
+            std::thread::sleep(shared.pause);
+        }
         let hits = self.get(prefix)?;
         let stored = self.put(hits)?;
         self.tally.hits.add(request, hits);

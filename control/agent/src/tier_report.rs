@@ -1,0 +1,157 @@
+//! A node's SSD tiers as the control plane hears of them after each heartbeat, and the orders that come back.
+
+use std::time::{Duration, Instant};
+
+use kvplane_engine::{Admission, ScrubState, ShardHandle, ShardSnapshot, TIER_FORMAT, TierOrder, TierSnapshot};
+use kvplane_rpc::message::{self, ReportTiers, SHARDS_PER_REPORT, TierAction, TierShard};
+
+use crate::error::Error;
+use crate::link::ControlLink;
+
+/// How long nothing is reported after the control plane could not take a report: an older one does not know them.
+const PAUSE: Duration = Duration::from_secs(60);
+/// The most of a text that travels.
+const TEXT_BYTES: usize = 256;
+
+/// What a node reports, and what it was told.
+pub(crate) struct TierReports {
+    /// Each shard's device.
+    devices: Vec<String>,
+    carried_out: u64,
+    paused_until: Option<Instant>,
+}
+
+impl TierReports {
+    /// For shards with these devices; empty for a node without SSDs.
+    pub(crate) const fn new(devices: Vec<String>) -> Self {
+        Self { devices, carried_out: 0, paused_until: None }
+    }
+
+    /// Reports how the tiers are and carries out what is ordered; if anything was, reports once more. What goes wrong
+    /// goes wrong with this report only: the next heartbeat brings another.
+    pub(crate) fn exchange(&mut self, link: &ControlLink, node: u64, incarnation: u64, shards: &[ShardHandle]) {
+        if self.devices.is_empty() || self.paused_until.is_some_and(|until| Instant::now() < until) {
+            return;
+        }
+        for _ in 0..2 {
+            match self.report(link, node, incarnation, shards) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    let refused = matches!(&error, Error::Call(call) if call.refusal().is_some());
+                    self.paused_until = (!refused).then(|| Instant::now() + PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Reports once; whether something was ordered and carried out.
+    fn report(
+        &mut self,
+        link: &ControlLink,
+        node: u64,
+        incarnation: u64,
+        shards: &[ShardHandle],
+    ) -> Result<bool, Error> {
+        let mut told = Vec::new();
+        for (part, handles) in shards.chunks(SHARDS_PER_REPORT).enumerate() {
+            let mut all = Vec::with_capacity(handles.len());
+            for (at, handle) in handles.iter().enumerate() {
+                let shard = part * SHARDS_PER_REPORT + at;
+                let snapshot = handle.snapshot()?;
+                let device = self.devices.get(shard).map_or("", String::as_str);
+                all.extend(snapshot.tier.map(|tier| describe(shard as u16, device, &snapshot, &tier)));
+            }
+            let carried_out = self.carried_out;
+            told = link.call(ReportTiers { node, incarnation, carried_out, shards: all })?.orders;
+        }
+        let mut anything = false;
+        for order in told.into_iter().filter(|order| order.number > self.carried_out).collect::<Vec<_>>() {
+            for shard in shards {
+                shard.order_tier(order_of(&order, shards.len() as u64))?;
+            }
+            self.carried_out = self.carried_out.max(order.number);
+            anything = true;
+        }
+        Ok(anything)
+    }
+}
+
+/// A shard's part of what a node is to do.
+fn order_of(order: &message::TierOrder, shards: u64) -> TierOrder {
+    match order.action {
+        TierAction::Verify { bytes_per_s: 0 } => TierOrder::Verify { bytes_per_s: 0 },
+        TierAction::Verify { bytes_per_s } => TierOrder::Verify { bytes_per_s: (bytes_per_s / shards).max(1) },
+        TierAction::Reclaim { free_percent } => TierOrder::Reclaim { free_percent },
+    }
+}
+
+fn short(mut text: String) -> String {
+    while text.len() > TEXT_BYTES {
+        text.pop();
+    }
+    text
+}
+
+fn describe(shard: u16, device: &str, snapshot: &ShardSnapshot, tier: &TierSnapshot) -> TierShard {
+    let (stats, counters, scrub) = (&tier.stats, &tier.counters, &tier.scrub);
+    let store = snapshot.store.unwrap_or_default();
+    let state = match tier.degraded {
+        Some(reason) => format!("memory only for what is new: {reason}"),
+        None if tier.is_recovered => "serving".to_owned(),
+        None => "recovering".to_owned(),
+    };
+    let admission = match tier.admission {
+        Admission::Full => "all",
+        Admission::Selective => "selective",
+        Admission::Promised => "promised",
+    };
+    let scrubbing = match scrub.state {
+        ScrubState::Idle => "idle",
+        ScrubState::Background => "background",
+        ScrubState::Ordered => "verify",
+        ScrubState::Paused => "paused",
+    };
+    TierShard {
+        shard,
+        device: short(device.to_owned()),
+        format: TIER_FORMAT,
+        state: short(state),
+        objects: stats.objects.into(),
+        segments: stats.segments,
+        free_segments: stats.free_segments,
+        sealed_segments: stats.sealed_segments,
+        open_segments: stats.open_segments,
+        bad_segments: stats.bad_segments,
+        segment_bytes: tier.segment_bytes,
+        live_bytes: stats.live_bytes,
+        dead_bytes: stats.dead_bytes,
+        put_bytes: stats.put_bytes,
+        written_bytes: stats.written_bytes,
+        memory_hits: store.hits,
+        ssd_hits: counters.hits,
+        misses: store.misses.saturating_sub(counters.hits),
+        read_ahead: counters.prefetches,
+        read_ahead_used: counters.prefetches_used,
+        read_faults: stats.read_faults,
+        write_faults: stats.write_faults,
+        damaged: stats.damaged,
+        stale: stats.stale,
+        misdirected: stats.misdirected,
+        quarantined: counters.quarantined,
+        rewritten: counters.rewritten,
+        admission: admission.to_owned(),
+        day_bytes: tier.day_bytes,
+        bytes_per_day: tier.bytes_per_day,
+        over_budget: counters.writes_over_budget,
+        scrub: scrubbing.to_owned(),
+        scrub_bytes_per_s: scrub.bytes_per_s,
+        scrub_objects: scrub.pass.objects,
+        scrub_records: scrub.pass.records,
+        scrub_bytes: scrub.pass.bytes,
+        scrub_bad: scrub.pass.bad_records,
+        scrub_passes: scrub.passes,
+        wanted_free_segments: tier.wanted_free_segments,
+    }
+}

@@ -1,0 +1,139 @@
+//! `kvplane replay --tier`: the trace against a node of its own whose memory holds a part of the working set and whose SSD
+//! holds all of it, with or without a kill in the middle; held against a cache without limits.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use kvplane::ControlLink;
+use kvplane::rpc::Role;
+use kvplane::rpc::message::{ListTiers, TierShard};
+use kvplane_tools::model::{self, Policy};
+use kvplane_tools::report::ReplayReport;
+use kvplane_tools::trace::{HitCounts, Trace};
+
+use super::{Plan, run};
+use crate::command::demo::Dev;
+use crate::command::{Failure, size};
+
+/// What a record takes beside its block: header, key, padding.
+const RECORD_BYTES: u64 = 8 << 10;
+/// The tier's index has room for one object in so many bytes of the device.
+const OBJECT_BYTES: u64 = 34 << 10;
+/// The least memory that a node with an SSD works well with.
+const POOL_LEAST_BYTES: u64 = 16 << 20;
+/// How long recovery may take.
+const RECOVERY: Duration = Duration::from_secs(120);
+
+/// A node of the replay's own.
+#[derive(Args, Clone)]
+pub(super) struct TierFlags {
+    /// Start a node with an SSD for this run, the SSD being a file in this directory, and compare the hit rate with that
+    /// of a cache without limits.
+    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["cluster", "runtime_directory", "server_pid"])]
+    pub(super) tier: Option<PathBuf>,
+    /// How much of the trace's blocks the node's memory holds, in percent; the SSD holds all.
+    #[arg(long, default_value_t = 10, requires = "tier", value_parser = clap::value_parser!(u64).range(1..=100))]
+    tier_memory: u64,
+    /// Kill the node after half of the requests, and start it again.
+    #[arg(long, requires = "tier")]
+    restart: bool,
+    /// More arguments of the node, as `--tier-node=--ssd-prefetch=20`.
+    #[arg(long, requires = "tier", allow_hyphen_values = true)]
+    tier_node: Vec<String>,
+}
+
+/// Runs it; each life of the node is a report.
+pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &TierFlags) -> Result<Vec<ReplayReport>, Failure> {
+    let Some(place) = &flags.tier else { return Err("--tier names no directory".into()) };
+    let blocks = trace.requests.iter().flat_map(|request| &request.blocks).collect::<BTreeSet<_>>().len() as u64;
+    let pool = (blocks * plan.block_bytes * flags.tier_memory / 100).max(POOL_LEAST_BYTES).next_multiple_of(1 << 20);
+    let ssd_bytes = blocks * (plan.block_bytes + RECORD_BYTES).max(OBJECT_BYTES) * 5 / 4 + (256 << 20);
+    let ssd_bytes = ssd_bytes.next_multiple_of(1 << 20);
+    std::fs::create_dir_all(place).map_err(|error| format!("{}: {error}", place.display()))?;
+    let file = File(place.join(format!("kvplane-replay-{}", std::process::id())));
+    let mut node: Vec<String> = vec!["--ssd".to_owned(), format!("{}:{ssd_bytes}", file.0.display())];
+    node.extend(["--ssd-ack".to_owned(), "buffered".to_owned()]);
+    node.extend(flags.tier_node.iter().cloned());
+    println!(
+        "{blocks} blocks of {}: {} of memory, {} of SSD",
+        size::show(plan.block_bytes),
+        size::show(pool),
+        size::show(ssd_bytes)
+    );
+    let halves = if flags.restart { trace.requests.len().div_ceil(2).max(1) } else { trace.requests.len().max(1) };
+    let (mut reports, mut counts) = (Vec::new(), HitCounts::default());
+    for (life, requests) in trace.requests.chunks(halves).enumerate() {
+        let part = Trace { requests: requests.to_vec(), ..trace.clone() };
+        // Dropped at the end of the turn, the node is killed: nothing tells it to write what waits.
+        let dev = Dev::start_with(pool, &node)?;
+        let plan = Plan {
+            cluster: dev.cluster.clone(),
+            runtime_directory: Some(dev.directory.clone()),
+            server_pid: Some(dev.child.id()),
+            ..plan.clone()
+        };
+        let admin = ControlLink::to(&plan.control(), Role::Admin)?;
+        recovered(&admin)?;
+        let mut report = run(&plan, &part)?;
+        report.title = format!("{} with SSD, life {}", report.title, life + 1);
+        counts.blocks += report.hits.blocks;
+        counts.hit_blocks += report.hits.hit_blocks;
+        reports.push(report);
+        say_hits(&shards(&admin)?);
+    }
+    judge(trace, &counts, flags.restart);
+    Ok(reports)
+}
+
+/// The file of the SSD, which goes with the run.
+struct File(PathBuf);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn shards(admin: &ControlLink) -> Result<Vec<TierShard>, Failure> {
+    Ok(admin.call(ListTiers { node: None })?.nodes.into_iter().flat_map(|node| node.shards).collect())
+}
+
+/// Waits until every record was looked at.
+fn recovered(admin: &ControlLink) -> Result<(), Failure> {
+    let start = Instant::now();
+    loop {
+        let shards = shards(admin)?;
+        if !shards.is_empty() && shards.iter().all(|shard| shard.state != "recovering") {
+            return Ok(());
+        }
+        if start.elapsed() > RECOVERY {
+            return Err(format!("recovery took more than {} s", RECOVERY.as_secs()).into());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn say_hits(shards: &[TierShard]) {
+    let sum = |value: fn(&TierShard) -> u64| shards.iter().map(value).sum::<u64>();
+    println!(
+        "tiers: {} hits in memory, {} on the SSD, {} misses; {} objects on the SSD, {} read ahead, {} of them used",
+        sum(|shard| shard.memory_hits),
+        sum(|shard| shard.ssd_hits),
+        sum(|shard| shard.misses),
+        sum(|shard| shard.objects),
+        sum(|shard| shard.read_ahead),
+        sum(|shard| shard.read_ahead_used)
+    );
+}
+
+fn judge(trace: &Trace, counts: &HitCounts, restarted: bool) {
+    let without_limit = model::simulate(Policy::Lru, &trace.requests, 1, u64::MAX).counts.rate_blocks();
+    let rate = counts.rate_blocks();
+    let (what, wanted) = if restarted { ("with a kill in the middle", 0.02) } else { ("in one life", 0.005) };
+    println!(
+        "blocks hit {what}: {rate:.4}; a cache without limits {without_limit:.4}; {:.4} less, wanted: at most {wanted}",
+        without_limit - rate
+    );
+}
