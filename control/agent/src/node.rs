@@ -20,6 +20,8 @@ use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId, Slot, Version};
 use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
 use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
 use kvplane_rpc::{RefusalCode, Role, RuntimeDirectory};
+use kvplane_store::StoreConfig;
+use kvplane_store::eviction::Eviction;
 use kvplane_store::service::Identity;
 use kvplane_topology::{PlanRequest, ShardPlan, plan};
 
@@ -57,6 +59,13 @@ pub struct NodeConfig {
     pub runtime_directory: Option<PathBuf>,
     /// How the shards wait; `None` follows the machine: shards that share cores park at once.
     pub pacing: Option<Pacing>,
+    /// What decides which object goes when room is needed.
+    pub eviction: Eviction,
+    /// When more of a shard's memory is used than this many percent, puts evict a little more than they need. 100: no
+    /// object goes before there is need.
+    pub high_watermark_percent: u8,
+    /// How far, in percent, that goes on; at most `high_watermark_percent`.
+    pub low_watermark_percent: u8,
     /// Which pages to ask for.
     pub huge: HugePages,
     /// Whether RDMA is offered, and on which devices.
@@ -82,6 +91,9 @@ impl NodeConfig {
             failure_domain: None,
             runtime_directory: None,
             pacing: None,
+            eviction: Eviction::default(),
+            high_watermark_percent: 100,
+            low_watermark_percent: 100,
             huge: HugePages::Try,
             rdma: RdmaConfig::default(),
             ssds: Vec::new(),
@@ -259,7 +271,13 @@ fn start_shards(
                 shm: Some(directory.path().join(format!("{cluster}.{node}.{shard}.shm"))),
             },
             pool: Some(pool),
-            store: None,
+            store: Some(StoreConfig {
+                eviction: config.eviction,
+                high_watermark_percent: config.high_watermark_percent,
+                low_watermark_percent: config.low_watermark_percent,
+                hash_seed: seed()?,
+                ..StoreConfig::for_pool(pool_bytes)
+            }),
             first_version: Version(incarnation.0),
             host: HostConfig { rdma: rdma.clone(), tier: ssds.tier_of(seat.shard, count)?, ..HostConfig::default() },
         })?);

@@ -15,6 +15,7 @@ pub use initiator::Initiator;
 pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot};
 
+pub use kvplane_store::eviction::Eviction;
 pub use kvplane_store::service::{PutAck, TierCounters, TierPolicy, TierSnapshot, WritePolicy};
 pub use kvplane_sys::{
     CrossError, DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
