@@ -7,6 +7,7 @@
 mod bed;
 mod handshakes;
 mod idle;
+mod keys;
 mod killed;
 mod latency;
 mod many_peers;
@@ -22,7 +23,7 @@ use std::process::ExitCode;
 
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
-    handshakes | idle | killed-client | verbs | all] \
+    handshakes | idle | killed-client | keys | verbs | all] \
                      [--rounds N]
        kvplane-bench peers [...]: see `cargo x help`";
 
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
             "handshakes",
             "idle",
             "killed-client",
+            "keys",
             "verbs",
         ]
         .map(String::from)
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
             "handshakes" => handshakes::run(rounds),
             "idle" => idle::run(),
             "killed-client" => killed::run(rounds),
+            "keys" => keys::run(rounds),
             "verbs" => verbs::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),
         };

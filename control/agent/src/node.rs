@@ -59,6 +59,9 @@ pub struct NodeConfig {
     pub runtime_directory: Option<PathBuf>,
     /// How the shards wait; `None` follows the machine: shards that share cores park at once.
     pub pacing: Option<Pacing>,
+    /// How many objects the memory may hold, over all shards; without it, one for each 4 KiB. Each costs up to 100
+    /// bytes more of memory, taken as they come.
+    pub max_objects: Option<u64>,
     /// What decides which object goes when room is needed.
     pub eviction: Eviction,
     /// When more of a shard's memory is used than this many percent, puts evict a little more than they need. 100: no
@@ -91,6 +94,7 @@ impl NodeConfig {
             failure_domain: None,
             runtime_directory: None,
             pacing: None,
+            max_objects: None,
             eviction: Eviction::default(),
             high_watermark_percent: 100,
             low_watermark_percent: 100,
@@ -271,13 +275,7 @@ fn start_shards(
                 shm: Some(directory.path().join(format!("{cluster}.{node}.{shard}.shm"))),
             },
             pool: Some(pool),
-            store: Some(StoreConfig {
-                eviction: config.eviction,
-                high_watermark_percent: config.high_watermark_percent,
-                low_watermark_percent: config.low_watermark_percent,
-                hash_seed: seed()?,
-                ..StoreConfig::for_pool(pool_bytes)
-            }),
+            store: Some(store_of(config, pool_bytes, count)?),
             first_version: Version(incarnation.0),
             host: HostConfig { rdma: rdma.clone(), tier: ssds.tier_of(seat.shard, count)?, ..HostConfig::default() },
         })?);
@@ -289,6 +287,26 @@ fn start_shards(
         Err(why) => format!("no RDMA: {why}"),
     });
     Ok((shards, notes))
+}
+
+/// The limits of one of `shards` shards with so much memory.
+fn store_of(config: &NodeConfig, pool_bytes: u64, shards: usize) -> Result<StoreConfig, Error> {
+    let usual = StoreConfig::for_pool(pool_bytes);
+    let max_objects = match config.max_objects {
+        Some(objects) => u32::try_from(objects.div_ceil(shards as u64))
+            .map_err(|_| Error::Argument(format!("{objects} objects over {shards} shards are too many for each")))?,
+        None => usual.max_objects,
+    };
+    let store = StoreConfig {
+        max_objects,
+        eviction: config.eviction,
+        high_watermark_percent: config.high_watermark_percent,
+        low_watermark_percent: config.low_watermark_percent,
+        hash_seed: seed()?,
+        ..usual
+    };
+    store.validate().map_err(|error| Error::Argument(error.to_string()))?;
+    Ok(store)
 }
 
 /// Whether every shard gets memory enough, and a port.
