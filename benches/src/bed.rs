@@ -1,6 +1,7 @@
 //! What benchmarks run against: a control plane and a node in this process, and engines.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use kvplane::rpc::RuntimeDirectory;
 use kvplane::{ClientConfig, Control, Node, NodeConfig, Pacing, TransferEngineConfig};
@@ -19,7 +20,9 @@ pub(crate) struct Directory(pub(crate) PathBuf);
 
 impl Directory {
     pub(crate) fn new() -> Result<Self, Failure> {
-        let path = std::env::temp_dir().join(format!("kvplane-bench-{}", std::process::id()));
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("kvplane-bench-{}-{number}", std::process::id()));
         Ok(Self(path))
     }
 
@@ -44,6 +47,11 @@ pub(crate) struct Bed {
 impl Bed {
     pub(crate) fn start(pool_bytes: u64, pacing: &str) -> Result<Self, Failure> {
         Self::start_with(pool_bytes, pacing, |config, _| config)
+    }
+
+    /// A node whose memory may hold so many objects.
+    pub(crate) fn with_objects(pool_bytes: u64, max_objects: Option<u64>, pacing: &str) -> Result<Self, Failure> {
+        Self::start_with(pool_bytes, pacing, |config, _| NodeConfig { max_objects, ..config })
     }
 
     /// With settings changed; the directory goes with the bed.

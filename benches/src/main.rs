@@ -8,6 +8,7 @@ mod ahead;
 mod bed;
 mod handshakes;
 mod idle;
+mod keys;
 mod killed;
 mod latency;
 mod many_peers;
@@ -25,7 +26,7 @@ use std::process::ExitCode;
 
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
-    handshakes | idle | killed-client | verbs | perftest | read-ahead | all] \
+    handshakes | idle | killed-client | keys | verbs | perftest | read-ahead | all] \
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
             "handshakes",
             "idle",
             "killed-client",
+            "keys",
             "verbs",
             "read-ahead",
         ]
@@ -95,6 +97,7 @@ fn main() -> ExitCode {
             "handshakes" => handshakes::run(rounds),
             "idle" => idle::run(),
             "killed-client" => killed::run(rounds),
+            "keys" => keys::run(rounds),
             "verbs" => verbs::run(rounds),
             "perftest" => perftest::run(rounds),
             "read-ahead" => ahead::run(rounds),

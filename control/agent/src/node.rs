@@ -20,6 +20,8 @@ use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot, Versi
 use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
 use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
 use kvplane_rpc::{RefusalCode, Role, RuntimeDirectory};
+use kvplane_store::StoreConfig;
+use kvplane_store::eviction::Eviction;
 use kvplane_store::service::Identity;
 use kvplane_topology::{PlanRequest, ShardPlan, plan};
 
@@ -59,6 +61,16 @@ pub struct NodeConfig {
     pub runtime_directory: Option<PathBuf>,
     /// How the shards wait; `None` follows the machine: shards that share cores park at once.
     pub pacing: Option<Pacing>,
+    /// How many objects the memory may hold, over all shards; without it, one for each 4 KiB. Each costs up to 100
+    /// bytes more of memory, taken as they come.
+    pub max_objects: Option<u64>,
+    /// What decides which object goes when room is needed.
+    pub eviction: Eviction,
+    /// When more of a shard's memory is used than this many percent, puts evict a little more than they need. 100: no
+    /// object goes before there is need.
+    pub high_watermark_percent: u8,
+    /// How far, in percent, that goes on; at most `high_watermark_percent`.
+    pub low_watermark_percent: u8,
     /// Which pages to ask for.
     pub huge: HugePages,
     /// Whether RDMA is offered, and on which devices.
@@ -84,6 +96,10 @@ impl NodeConfig {
             failure_domain: None,
             runtime_directory: None,
             pacing: None,
+            max_objects: None,
+            eviction: Eviction::default(),
+            high_watermark_percent: 100,
+            low_watermark_percent: 100,
             huge: HugePages::Try,
             rdma: RdmaConfig::default(),
             ssds: Vec::new(),
@@ -262,7 +278,7 @@ fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: I
                 shm: Some(directory.path().join(format!("{cluster}.{node}.{shard}.shm"))),
             },
             pool: Some(pool),
-            store: None,
+            store: Some(store_of(config, pool_bytes, count)?),
             first_version: Version(incarnation.0),
             host: HostConfig {
                 rdma: rdma.as_ref().map(|all| dealt(all, seat)),
@@ -278,6 +294,26 @@ fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: I
         Err(why) => format!("no RDMA: {why}"),
     });
     Ok((shards, notes, ssds.devices(count)))
+}
+
+/// The limits of one of `shards` shards with so much memory.
+fn store_of(config: &NodeConfig, pool_bytes: u64, shards: usize) -> Result<StoreConfig, Error> {
+    let usual = StoreConfig::for_pool(pool_bytes);
+    let max_objects = match config.max_objects {
+        Some(objects) => u32::try_from(objects.div_ceil(shards as u64))
+            .map_err(|_| Error::Argument(format!("{objects} objects over {shards} shards are too many for each")))?,
+        None => usual.max_objects,
+    };
+    let store = StoreConfig {
+        max_objects,
+        eviction: config.eviction,
+        high_watermark_percent: config.high_watermark_percent,
+        low_watermark_percent: config.low_watermark_percent,
+        hash_seed: seed()?,
+        ..usual
+    };
+    store.validate().map_err(|error| Error::Argument(error.to_string()))?;
+    Ok(store)
 }
 
 /// Whether every shard gets memory enough, and a port.

@@ -18,6 +18,7 @@ pub use initiator::Initiator;
 pub use pacing::Pacing;
 pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys};
 
+pub use kvplane_store::eviction::Eviction;
 pub use kvplane_store::service::{
     Admission, PutAck, Standing, TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy,
 };

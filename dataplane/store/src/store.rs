@@ -26,7 +26,7 @@ use crate::entry::{Entries, EntryId, STATES, State};
 use crate::errors::{GetError, StalePin};
 use crate::eviction::{ChosenPolicy, EvictionPolicy};
 use crate::generational::GenerationalTable;
-use crate::index::Index;
+use crate::index::{Index, TOGETHER};
 use stats::Counters;
 
 /// A range of the pool: exactly the object's bytes.
@@ -116,6 +116,27 @@ impl<P: EvictionPolicy> Store<P> {
     #[must_use]
     pub fn exists(&self, digest: Digest) -> bool {
         self.index.find(&self.entries, digest).is_some()
+    }
+
+    /// As [`Self::exists`], of many: faster than one by one where the objects are more than the caches hold.
+    pub fn exist(&self, digests: impl IntoIterator<Item = Digest>, mut each: impl FnMut(Digest, bool)) {
+        let mut digests = digests.into_iter();
+        let mut together = [Digest(0); TOGETHER];
+        loop {
+            let mut count = 0;
+            for (place, digest) in together.iter_mut().zip(&mut digests) {
+                *place = digest;
+                count += 1;
+            }
+            let mut found = [None; TOGETHER];
+            self.index.find_together(&self.entries, &together[..count], &mut found[..count]);
+            for (digest, found) in together[..count].iter().zip(found) {
+                each(*digest, found.is_some());
+            }
+            if count < TOGETHER {
+                return;
+            }
+        }
     }
 
     /// The object's size. Not an access.

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SegmentId, ShardId, Version};
 use kvplane_proto::map::{Member, ShardAddress};
 use kvplane_proto::rng::Rng;
+use kvplane_store::eviction::Eviction;
 use kvplane_store::service::{Identity, PeerKey, Service};
 use kvplane_store::{Store, StoreConfig};
 
@@ -183,6 +184,7 @@ impl World {
             max_pins: self.scenario.max_pins,
             max_reservations: self.scenario.max_reservations,
             hash_seed: self.scenario.seed,
+            eviction: Eviction::ALL[self.scenario.seed as usize % Eviction::ALL.len()],
             ..StoreConfig::for_pool(self.scenario.pool_bytes)
         };
         let store = Store::new(config, Version(first)).expect("the scenario's store is valid");

@@ -96,6 +96,9 @@ impl TierScenario {
             promote_times: 1 + rng.below(3) as u8,
             backlog_percent: 50,
             prefetch_percent: if rng.chance(0.3) { 30 } else { 0 },
+            prefetch_on_exists: rng.chance(0.7),
+            bytes_per_day: 0,
+            scrub_bytes_per_s: if rng.chance(0.3) { 16 << 20 } else { 0 },
         };
         let latency_ns = [20 * US, 200 * US, 2 * MS][rng.below(3) as usize];
         Self { config, policy, faults: draw_faults(rng), power: ack == PutAck::Durable && rng.chance(0.7), latency_ns }

@@ -3,12 +3,13 @@
 //!
 //! Nothing in these modules opens a connection: the commands in the binary drive the store and the transfer engine
 //! and hand their measurements here. That keeps the judges (patterns, cache models, statistics) independent of what
-//! they judge.
+//! they judge; [`sim`] alone runs the store itself, and is judged by them.
 
 pub mod histogram;
 pub mod html;
 pub mod model;
 pub mod pattern;
 pub mod report;
+pub mod sim;
 pub mod tebench;
 pub mod trace;

@@ -7,6 +7,7 @@
 use super::Client;
 use super::dispatch::SMALL_WINDOW_BYTES;
 use super::lane::Endpoint;
+use super::near::Place;
 use super::path::{Path, Transport, Via};
 use super::table::{Held, NOWHERE, SliceEvent, SliceState};
 use super::types::{DeviceCopy, LaneId, Output, Request, SegmentTarget, SliceId};
@@ -29,6 +30,8 @@ struct Tally {
     posted_ns: u64,
     queued_ns: u64,
     small: bool,
+    /// Where their memory is, at our end and at the peer's.
+    places: (Place, Place),
     slices: u64,
     bytes: u64,
     load_bytes: u64,
@@ -57,7 +60,7 @@ impl Client {
     fn bind_run(&mut self, batch: u32, which: core::ops::Range<usize>, like: &SegmentTarget, number: u8) -> usize {
         let group = &self.peers[like.peer.0 as usize].groups[usize::from(number)];
         let Some(&first) = self.batches.at(batch).slices.get(which.start) else { return 0 };
-        let (&[rail], true, true) = (&group.rails[..], group.queue.is_empty(), group.path.is_greeted()) else {
+        let (&[rail], true, true) = (&group.rails[..], group.is_empty(), group.path.is_greeted()) else {
             return 0;
         };
         let small = self.config.is_small(self.slices.peek(first.index).load_bytes());
@@ -81,8 +84,14 @@ impl Client {
             }
         }
         let booked_bytes = if small { small_bytes } else { bulk_bytes };
-        let (bound, bytes) =
-            self.deal(batch, which, (like, number, rail), (small, booked_bytes, window_bytes), &mut shares[..open]);
+        let queue = self.queue_for(first.index, like.peer.0, number);
+        let (bound, bytes) = self.deal(
+            batch,
+            which,
+            (like, number, queue, rail),
+            (small, booked_bytes, window_bytes),
+            &mut shares[..open],
+        );
         if bound == 0 {
             return 0;
         }
@@ -102,7 +111,7 @@ impl Client {
         &mut self,
         batch: u32,
         which: core::ops::Range<usize>,
-        (like, group, rail): (&SegmentTarget, u8, u32),
+        (like, group, queue, rail): (&SegmentTarget, u8, u8, u32),
         (small, booked_bytes, window_bytes): (bool, u64, u64),
         shares: &mut [Share],
     ) -> (usize, u64) {
@@ -121,6 +130,7 @@ impl Client {
             let open = |share: &&mut Share| share.load_bytes == 0 || share.load_bytes < config.lane_window_bytes;
             let Some(share) = shares.iter_mut().filter(open).min_by_key(|share| share.load_bytes) else { break };
             (slice.peer, slice.group, slice.rail, slice.lane) = (target.peer.0, group, rail, share.lane);
+            slice.queue = queue;
             slice.before = share.last;
             let lane = &mut lanes[share.lane as usize];
             lane.queue.push_back(id);
@@ -208,8 +218,9 @@ impl Client {
             }
             let (bytes, load_bytes) = (slice.weight_bytes(), slice.load_bytes());
             let small = self.config.is_small(load_bytes);
-            if (slice.posted_ns, slice.queued_ns, small) != (tally.posted_ns, tally.queued_ns, tally.small) {
-                let next = Tally { posted_ns: slice.posted_ns, queued_ns: slice.queued_ns, small, ..Tally::default() };
+            let (posted_ns, queued_ns, places) = (slice.posted_ns, slice.queued_ns, self.places_of(&slice.request));
+            if (posted_ns, queued_ns, small, places) != (tally.posted_ns, tally.queued_ns, tally.small, tally.places) {
+                let next = Tally { posted_ns, queued_ns, small, places, ..Tally::default() };
                 let before = core::mem::replace(&mut tally, next);
                 self.take_stock(lane, &before);
             }
@@ -260,7 +271,7 @@ impl Client {
 
     /// Books the end of slices that left a lane.
     fn take_stock(&mut self, lane: u32, tally: &Tally) {
-        let &Tally { posted_ns, queued_ns, small, slices, bytes, load_bytes, sent_bytes, flying } = tally;
+        let &Tally { posted_ns, queued_ns, small, places, slices, bytes, load_bytes, sent_bytes, flying } = tally;
         if slices == 0 {
             return;
         }
@@ -269,12 +280,18 @@ impl Client {
         entry.load_bytes -= load_bytes;
         entry.sent_bytes -= sent_bytes;
         entry.flying -= flying;
-        let (rail, peer) = (&mut self.rails[entry.rail as usize], entry.peer.0 as usize);
+        let (rail, peer) = (entry.rail, entry.peer.0 as usize);
+        let nodes = self.nodes_of(rail, peer, places);
+        let rail = &mut self.rails[rail as usize];
         rail.rail.unbook(load_bytes, small);
         rail.rail.all_done((slices, bytes), small, posted_ns, now_ns);
         let counts = rail.books.of(Transport::Rdma);
         counts.operations += slices;
         counts.bytes += bytes;
+        if let Some((own, peer)) = nodes {
+            counts.own_node.count_many(own, slices);
+            counts.peer_node.count_many(peer, slices);
+        }
         counts.queue.add_many(posted_ns.saturating_sub(queued_ns), slices);
         counts.service.add_many(now_ns.saturating_sub(posted_ns), slices);
         self.peers[peer].retries.earn_many(slices);

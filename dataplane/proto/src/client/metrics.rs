@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::Client;
-use super::near::NodeCounts;
+use super::near::{NodeCounts, Place};
 use super::options::RailDevices;
 use super::path::{Path, Transport, Via};
 use super::table::{NOWHERE, Slice};
@@ -292,13 +292,17 @@ impl Client {
         }
     }
 
-    /// Whether a slice's memory and the device are on one node, at our end and at the peer's; none on a rail without
+    /// Whether memory at these places and the devices of a rail are on one node, at our end and at the peer's; none on a rail without
     /// devices.
-    fn nodes_of(&self, slice: &Slice) -> Option<(Option<bool>, Option<bool>)> {
-        let devices = self.rails[slice.rail as usize].address?.rdma?;
-        let (ours, theirs) = self.places_of(&slice.request);
-        let peer = &self.peers[slice.peer as usize].near;
-        Some((self.near.of(devices.own, ours).same_node, peer.of(devices.peer, theirs).same_node))
+    pub(super) fn nodes_of(
+        &self,
+        rail: u32,
+        peer: usize,
+        (ours, theirs): (Place, Place),
+    ) -> Option<(Option<bool>, Option<bool>)> {
+        let devices = self.rails[rail as usize].address?.rdma?;
+        let near = &self.peers[peer].near;
+        Some((self.near.of(devices.own, ours).same_node, near.of(devices.peer, theirs).same_node))
     }
 
     /// A slice that was on a rail has ended, and has left it.
@@ -308,7 +312,7 @@ impl Client {
         }
         let now_ns = self.now_ns;
         let bytes = slice.load_bytes();
-        let nodes = self.nodes_of(slice);
+        let nodes = self.nodes_of(slice.rail, slice.peer as usize, self.places_of(&slice.request));
         let config = &self.config;
         let entry = &mut self.rails[slice.rail as usize];
         let transport = Transport::of(entry.path, slice.via);

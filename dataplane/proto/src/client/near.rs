@@ -140,10 +140,15 @@ pub struct NodeCounts {
 impl NodeCounts {
     /// Counts one.
     pub const fn count(&mut self, same_node: Option<bool>) {
+        self.count_many(same_node, 1);
+    }
+
+    /// Counts so many of a kind.
+    pub const fn count_many(&mut self, same_node: Option<bool>, slices: u64) {
         match same_node {
-            Some(true) => self.same += 1,
-            Some(false) => self.other += 1,
-            None => self.unknown += 1,
+            Some(true) => self.same += slices,
+            Some(false) => self.other += slices,
+            None => self.unknown += slices,
         }
     }
 

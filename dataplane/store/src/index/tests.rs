@@ -26,6 +26,12 @@ fn agree(limit: u32, digests: &[Digest]) {
         for digest in digests {
             assert_eq!(index.find(&entries, *digest), model.get(digest).copied());
         }
+        for digests in digests.chunks(TOGETHER) {
+            let mut found = vec![Some(EntryId(99)); digests.len()];
+            index.find_together(&entries, digests, &mut found);
+            let expected: Vec<_> = digests.iter().map(|digest| model.get(digest).copied()).collect();
+            assert_eq!(found, expected);
+        }
         assert_eq!(index.len() as usize, model.len());
         index.check(&entries);
     }

@@ -37,13 +37,19 @@ impl Service {
         let start = self.bytes.len();
         let count = items.len();
         let mut bits = Vec::with_capacity(count);
-        for item in items {
-            let here = self.store.as_ref().is_some_and(|store| store.exists(item.digest));
-            let view = if here { None } else { self.on_ssd(item.digest) };
-            if let (Some(view), Some(until_ns)) = (&view, until_ns) {
-                self.prefetch(view, until_ns);
+        match &self.store {
+            Some(store) => store.exist(items.clone().map(|item| item.digest), |_, here| bits.push(here)),
+            None => bits.resize(count, false),
+        }
+        if self.tiered.is_some() {
+            for (bit, item) in bits.iter_mut().zip(items).filter(|(bit, _)| !**bit) {
+                if let Some(view) = self.on_ssd(item.digest) {
+                    if let Some(until_ns) = until_ns {
+                        self.prefetch(&view, until_ns);
+                    }
+                    *bit = true;
+                }
             }
-            bits.push(here || view.is_some());
         }
         Bitmap::encode(bits, &mut self.bytes);
         self.answer_items(peer, Operation::Exists, header, start, count);

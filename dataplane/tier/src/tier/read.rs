@@ -2,7 +2,8 @@
 //!
 //! Of an extent the payload is read and nothing else: whole blocks straight to their destination, the last incomplete
 //! one to a buffer. Its checksum is in memory, with the index, so neither old nor misplaced nor damaged bytes pass. The
-//! head is read too where the key is wanted, and where the payload was wrong: it says what became of the record.
+//! head is read too where the key is wanted, where all of the record is to be checked, and where the payload was wrong:
+//! it says what became of the record.
 //! A packed record is read as a whole into a buffer, head and all, and its payload copied.
 
 use kvplane_proto::checksum::frame_checksum;
@@ -212,7 +213,7 @@ impl Tier {
             (Err(fault), _) => Err(Miss::Fault(fault)),
             (Ok(()), Part::Payload) => {
                 let payload_right = self.verify_payload(read, self.read_buffer(slot), memory).is_ok();
-                if !payload_right || matches!(read.purpose, Purpose::Move(_)) {
+                if !payload_right || !matches!(read.purpose, Purpose::Get(_)) {
                     self.read_head(slot, payload_right);
                     return None;
                 }

@@ -80,7 +80,7 @@ impl Tier {
         let destination = Span::staging(self.layout.scrub, entry.shape().payload_bytes);
         self.scrubber.reading(now_ns, self.record_bytes(entry.shape()));
         self.scrubbing = true;
-        self.begin_read(Read { entry, destination, priority: Priority::Background, purpose: Purpose::Scrub });
+        self.begin_read(Read::new(entry, destination, Priority::Background, Purpose::Scrub));
         true
     }
 

@@ -7,6 +7,7 @@ mod dev;
 mod metrics;
 mod node;
 mod replay;
+mod sim;
 mod size;
 mod stop;
 mod tebench;
@@ -48,6 +49,8 @@ pub(crate) enum Command {
     TransferEngineBench(Box<transfer_engine_bench::TransferEngineBench>),
     /// Replay a trace of requests against live nodes, and check every byte.
     Replay(replay::Replay),
+    /// What would be, without a cluster: hit rates of caches.
+    Sim(sim::Sim),
     /// What this machine is, and where shards would sit.
     Topology(topology::Topology),
     /// Start a node, replay the conversation trace over shared memory and TCP, and leave a report.
@@ -64,6 +67,7 @@ impl Command {
             Self::Tebench(command) => command.run(),
             Self::TransferEngineBench(command) => command.run(),
             Self::Replay(command) => command.run(),
+            Self::Sim(command) => command.run(),
             Self::Topology(command) => command.run(),
             Self::Demo(command) => command.run(),
         }

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use kvplane::{HugePages, MetricsServer, NodeConfig, NodeId, PutAck, RdmaUse, SsdConfig, TierPolicy, WritePolicy};
+use kvplane::{
+    Eviction, HugePages, MetricsServer, NodeConfig, NodeId, PutAck, RdmaUse, SsdConfig, TierPolicy, WritePolicy,
+};
 
 use super::tebench::{PacingChoice, values};
 use super::{Failure, metrics, size, stop};
@@ -71,6 +73,16 @@ pub(crate) struct Shape {
     /// How shards wait; without it, what suits the machine.
     #[arg(long, value_enum)]
     pacing: Option<PacingChoice>,
+    /// How many objects the memory may hold; without it, one for each 4 KiB. Each costs up to 100 bytes more.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    max_objects: Option<u64>,
+    /// What goes when room is needed: slru (what was asked for twice outlives what was asked for once), s3fifo, or lru.
+    #[arg(long, default_value = "slru")]
+    eviction: Eviction,
+    /// When puts begin to evict a little more than they need, in percent of the memory, and how far they go on:
+    /// HIGH,LOW. 100,100: nothing goes before there is need.
+    #[arg(long, value_name = "HIGH,LOW", default_value = "100,100", value_parser = watermarks)]
+    watermarks: (u8, u8),
     /// RDMA: where it can be had (auto), never, or with an error where it cannot (require).
     #[arg(long, value_enum, default_value = "auto")]
     rdma: RdmaChoice,
@@ -176,6 +188,16 @@ impl Ssd {
     }
 }
 
+/// `HIGH,LOW` in percent.
+fn watermarks(text: &str) -> Result<(u8, u8), String> {
+    let parts =
+        text.split_once(',').and_then(|(high, low)| Some((high.trim().parse().ok()?, low.trim().parse().ok()?)));
+    match parts {
+        Some((high @ 1..=100, low)) if low <= high => Ok((high, low)),
+        _ => Err(format!("{text:?} is not two percentages, the higher one first and from 1 to 100: say 95,90")),
+    }
+}
+
 impl Shape {
     /// Gives the node a number where none was given.
     pub(crate) fn or_node_id(&mut self, node: u64) {
@@ -196,6 +218,10 @@ impl Shape {
             failure_domain: self.failure_domain.clone(),
             runtime_directory: self.runtime_directory.clone(),
             pacing: self.pacing.map(Into::into),
+            max_objects: self.max_objects,
+            eviction: self.eviction,
+            high_watermark_percent: self.watermarks.0,
+            low_watermark_percent: self.watermarks.1,
             huge: HugePages::Try,
             rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices, &self.nic_priority_matrix)?,
             ssds: self.ssd.paths.clone(),

@@ -68,6 +68,15 @@ pub(crate) enum Generated {
     Toolagent,
 }
 
+impl From<Generated> for Shape {
+    fn from(generated: Generated) -> Self {
+        match generated {
+            Generated::Conversation => Self::Conversation,
+            Generated::Toolagent => Self::ToolAgent,
+        }
+    }
+}
+
 /// Replay a trace.
 #[derive(Args)]
 pub(crate) struct Replay {
@@ -163,10 +172,7 @@ impl Replay {
 
     fn load(&self) -> Result<Trace, Failure> {
         if let Some(shape) = self.generate {
-            let shape = match shape {
-                Generated::Conversation => Shape::Conversation,
-                Generated::Toolagent => Shape::ToolAgent,
-            };
+            let shape = Shape::from(shape);
             let requests = self.requests.unwrap_or(shape.published_requests() as u64);
             return Ok(trace::generate(shape, usize::try_from(requests)?, self.seed)?);
         }

@@ -1,0 +1,135 @@
+//! `kvplane sim`: what would be, without a cluster.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use kvplane_tools::sim::published::SIZES;
+use kvplane_tools::sim::report::{self, CacheReport};
+use kvplane_tools::sim::{Cell, Keeper, MAX_TOKENS, Row};
+use kvplane_tools::trace::{self, Shape, Trace};
+
+use super::Failure;
+use super::replay::Generated;
+
+/// Simulate.
+#[derive(Args)]
+pub(crate) struct Sim {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// What a cache finds of a trace, by eviction policy and size, beside Belady's bound and the paper's figures.
+    Cache(Cache),
+}
+
+#[derive(Args)]
+struct Cache {
+    /// Traces in Mooncake's format.
+    #[arg(long, num_args = 1.., conflicts_with = "generate", required_unless_present = "generate")]
+    trace: Vec<PathBuf>,
+    /// Generate a trace of this shape instead.
+    #[arg(long, value_enum)]
+    generate: Option<Generated>,
+    /// Seed of a generated trace.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only the first so many requests.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    requests: Option<u64>,
+    /// Sizes of the cache in tokens, separated by commas; `k` and `M` are thousands and millions. Without it, those of
+    /// the paper's Figure 9 and 3M, which is about 1 TB for a model of 70 billion parameters.
+    #[arg(long, value_delimiter = ',', value_parser = tokens)]
+    tokens: Vec<u64>,
+    /// Write the figures as JSON to this file; `-` is standard output.
+    #[arg(long)]
+    json: Option<String>,
+    /// Write a page with plots to this file.
+    #[arg(long)]
+    html: Option<PathBuf>,
+    /// Write the tables as Markdown to this file.
+    #[arg(long)]
+    markdown: Option<PathBuf>,
+}
+
+/// A number of tokens: `10000`, `100k`, `3M`.
+fn tokens(text: &str) -> Result<u64, String> {
+    let (digits, factor) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (&text[..text.len() - 1], 1_000),
+        Some(b'm' | b'M') => (&text[..text.len() - 1], 1_000_000),
+        _ => (text, 1),
+    };
+    let tokens = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    match tokens {
+        Some(tokens @ 1..=MAX_TOKENS) => Ok(tokens),
+        _ => Err(format!("{text:?} is no size of a cache: give tokens, from 1 to {MAX_TOKENS}, such as 100k or 3M")),
+    }
+}
+
+impl Sim {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let What::Cache(cache) = self.what;
+        cache.run()
+    }
+}
+
+impl Cache {
+    fn run(self) -> Result<(), Failure> {
+        let mut sizes = self.tokens.clone();
+        if sizes.is_empty() {
+            sizes = SIZES.to_vec();
+            sizes.push(3_000_000);
+        }
+        sizes.sort_unstable();
+        sizes.dedup();
+        let reports: Vec<CacheReport> = self.traces()?.iter().map(|trace| simulate(trace, &sizes)).collect();
+        match self.json.as_deref() {
+            Some("-") => println!("{:#}", report::to_json(&reports)),
+            Some(path) => {
+                print!("{}", report::to_text(&reports));
+                std::fs::write(path, format!("{:#}\n", report::to_json(&reports)))
+                    .map_err(|error| format!("{path}: {error}"))?;
+            }
+            None => print!("{}", report::to_text(&reports)),
+        }
+        if let Some(path) = &self.html {
+            report::write_html(&reports, path)?;
+        }
+        if let Some(path) = &self.markdown {
+            std::fs::write(path, report::to_markdown(&reports))
+                .map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    fn traces(&self) -> Result<Vec<Trace>, Failure> {
+        let mut traces = Vec::new();
+        if let Some(shape) = self.generate {
+            let shape = Shape::from(shape);
+            let requests = self.requests.unwrap_or(shape.published_requests() as u64);
+            traces.push(trace::generate(shape, usize::try_from(requests)?, self.seed)?);
+        }
+        for path in &self.trace {
+            let mut trace = trace::load(path)?;
+            if let Some(requests) = self.requests {
+                trace.requests.truncate(usize::try_from(requests)?);
+            }
+            traces.push(trace);
+        }
+        Ok(traces)
+    }
+}
+
+fn simulate(trace: &Trace, sizes: &[u64]) -> CacheReport {
+    let row = |keeper: Keeper| {
+        let cells = sizes.iter().map(|&tokens| Cell { tokens, hits: keeper.replay(&trace.requests, tokens) });
+        Row { keeper, cells: cells.collect() }
+    };
+    CacheReport {
+        trace: trace.label.clone(),
+        requests: trace.requests.len(),
+        sizes: sizes.to_vec(),
+        rows: Keeper::all().into_iter().map(row).collect(),
+    }
+}

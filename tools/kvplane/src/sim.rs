@@ -1,0 +1,108 @@
+//! What caches of many sizes find of a trace: every eviction policy of the store, variants that might replace one, and
+//! Belady's bound, which knows the future.
+//!
+//! The policies are the store's own: a real [`kvplane_store::Store`] without bytes behind it, in which a token takes one
+//! granule. So a figure includes what the allocator loses to fragmentation. The trace is replayed request by request as
+//! `kvplane replay` does it. [`crate::model`] judges the same policies independently; a test compares the two.
+
+mod belady;
+mod leaves;
+pub mod published;
+pub mod report;
+mod stored;
+
+use kvplane_store::eviction::Eviction;
+use serde::Serialize;
+
+use crate::trace::{HitCounts, Request};
+
+/// The largest cache that can be simulated, in tokens.
+pub const MAX_TOKENS: u64 = kvplane_store::allocator::MAX_POOL_BYTES / kvplane_store::allocator::GRANULE_BYTES;
+
+/// Who decides what is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keeper {
+    /// A policy of the store.
+    Policy {
+        /// Which one.
+        eviction: Eviction,
+        /// Whether the partial last blocks of prompts are stored. Hardly anybody asks for them again.
+        tails: bool,
+        /// Whether, in place of a block that others continue, one that nobody continues goes.
+        leaves_first: bool,
+    },
+    /// Whoever is asked for last goes first, which takes knowing the future: no policy finds more.
+    Belady,
+}
+
+impl Keeper {
+    /// All that are compared, in the order in which they are shown.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for (tails, leaves_first) in [(true, false), (false, false), (false, true)] {
+            all.extend(Eviction::ALL.map(|eviction| Self::Policy { eviction, tails, leaves_first }));
+        }
+        all.push(Self::Belady);
+        all
+    }
+
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> String {
+        match self {
+            Self::Belady => "Belady's bound".to_owned(),
+            Self::Policy { eviction, tails, leaves_first } => {
+                let tails = if tails { "" } else { ", no tails" };
+                let leaves = if leaves_first { ", leaves first" } else { "" };
+                format!("{eviction}{tails}{leaves}")
+            }
+        }
+    }
+
+    /// Replays `requests` against a cache of `tokens`.
+    ///
+    /// # Panics
+    /// When `tokens` is 0 or above [`MAX_TOKENS`].
+    #[must_use]
+    pub fn replay(self, requests: &[Request], tokens: u64) -> HitCounts {
+        assert!((1..=MAX_TOKENS).contains(&tokens), "a cache of {tokens} tokens");
+        match self {
+            Self::Belady => belady::replay(requests, tokens),
+            Self::Policy { eviction, tails, leaves_first } => {
+                stored::replay(requests, tokens, eviction, tails, leaves_first)
+            }
+        }
+    }
+}
+
+/// What one keeper found at one size.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Cell {
+    /// The cache's size in tokens.
+    pub tokens: u64,
+    /// What it found.
+    pub hits: HitCounts,
+}
+
+/// What one keeper found at every size.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Who decided.
+    pub keeper: Keeper,
+    /// One cell for each size, in the order asked for.
+    pub cells: Vec<Cell>,
+}
+
+/// The tokens of the block at `at` of a request.
+fn block_tokens(request: &Request, at: usize) -> u64 {
+    request.tokens_in_prefix(at + 1) - request.tokens_in_prefix(at)
+}
+
+/// Whether the block at `at` of a request is a full one.
+fn is_full(request: &Request, at: usize) -> bool {
+    block_tokens(request, at) == u64::from(crate::trace::BLOCK_TOKENS)
+}
+
+#[cfg(test)]
+mod tests;
