@@ -118,8 +118,8 @@ impl Rdma {
         }
     }
 
-    /// Connects a stock engine that asks us: `from` is its name for the device that it asks from, `device` that of ours.
-    /// The same half again gives the same answer; another one replaces the connection.
+    /// Connects a stock engine that asks us: `from` is its name for the device that it asks from, `device` that of our
+    /// own. The same half again gives the same answer; another one replaces the connection.
     ///
     /// # Errors
     /// When the device is not there or down, has no place, or the half cannot be connected.
