@@ -3,7 +3,7 @@
 usage: interop_rdma.py run LIBRARY OURS THEIRS [SEED]   both directions; exit status 1 on a difference
        interop_rdma.py stock THEIRS BYTES               a stock engine that obeys the lines of its standard input
 
-OURS and THEIRS are `address,device` of two NICs: `10.77.0.1,rxe0 10.77.0.2,rxe1`. Each word of a buffer follows from its
+OURS and THEIRS are an address and devices: `10.77.0.1,rxe0,rxe2 10.77.0.2,rxe1,rxe3`; all of them must be used. Each word of a buffer follows from its
 own address and a seed, so what is misplaced is seen. The stock engine listens on every address: run it in a machine of
 its own (`cargo x rig`).
 """
@@ -19,11 +19,14 @@ import time
 
 import numpy as np
 
-from interop import BYTES, PATIENCE_S, ROUNDS, cuts, expect, mix, pattern, ranges  # noqa: F401
+from interop import expect, pattern
 
 for name in ("MC_FORCE_TCP", "MC_TCP_BIND_ADDRESS"):
     os.environ.pop(name, None)
 SLOT = 1 << 16
+BYTES = 2 << 20
+# An emulated machine is slow.
+PATIENCE_S = 600
 
 
 class Memory:
@@ -45,7 +48,7 @@ class Memory:
 
 
 def stock(where, size):
-    address, device = where.split(",")
+    address, device = where.split(",", 1)
     os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
     os.environ.setdefault("MC_GID_INDEX", "1")
     os.environ["MC_TCP_BIND_ADDRESS"] = address
@@ -95,7 +98,7 @@ class Ours:
     """An engine of the C library."""
 
     def __init__(self, library, where, size):
-        address, device = where.split(",")
+        address, device = where.split(",", 1)
         os.environ["MC_TE_FILTERS"] = device
         self.c = ctypes.CDLL(library)
         self.c.createTransferEngine.restype = self.c.installTransport.restype = ctypes.c_void_p
@@ -103,7 +106,7 @@ class Ours:
         created = self.c.createTransferEngine(b"P2PHANDSHAKE", address.encode(), address.encode(), ctypes.c_uint64(0), 0)
         expect("our engine does not start", created)
         self.engine, self.memory = ctypes.c_void_p(created), Memory(size)
-        matrix = (ctypes.c_char_p * 2)(json.dumps({"cpu:0": [[device], []]}).encode(), None)
+        matrix = (ctypes.c_char_p * 2)(json.dumps({"cpu:0": [device.split(","), []]}).encode(), None)
         expect("no transport rdma", self.c.installTransport(self.engine, b"rdma", matrix))
         status = self.c.registerLocalMemory(
             self.engine, ctypes.c_void_p(self.memory.addr), ctypes.c_size_t(size), b"cpu:0", 1)
@@ -197,7 +200,14 @@ def we_ask(ours, child, rng, base):
         expect("we wrote beside it", all(child.ask("holds", seed, a, b - a) for a, b in gaps if a < b))
 
 
+def packets(device):
+    with open(f"/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts") as counter:
+        return int(counter.read())
+
+
 def run(library, ours_at, theirs_at, seed):
+    devices = sorted(ours_at.split(",")[1:] + theirs_at.split(",")[1:])
+    before = [packets(device) for device in devices]
     child = Child([sys.executable, __file__, "stock", theirs_at, str(BYTES)])
     said = child.until("name")
     ours = Ours(library, ours_at, BYTES)
@@ -209,7 +219,11 @@ def run(library, ours_at, theirs_at, seed):
         print(f"interop: rdma, stock reads and writes ours: every byte right (seed {seed}, round {number})", flush=True)
         we_ask(ours, child, rng, said["addr"])
         print(f"interop: rdma, we read and write stock: every byte right (seed {seed}, round {number})", flush=True)
+    sent = [packets(device) - count for device, count in zip(devices, before)]
+    print("interop: rdma, packets sent:", ", ".join(f"{a} {b}" for a, b in zip(devices, sent)), flush=True)
+    expect("a device was not used", all(sent))
     child.process.kill()
+    child.process.wait()
     began = time.monotonic()
     expect("a transfer to a dead engine is said to be done", not ours.transfer(1, [(0, said["addr"], 1 << 20)]))
     print(f"interop: rdma, the stock engine was killed: an error after {time.monotonic() - began:.1f} s", flush=True)

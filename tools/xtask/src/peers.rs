@@ -86,8 +86,8 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     Err(process::become_program(&mut command))
 }
 
-/// A stock wheel and ours read and write each other's segments, over TCP or, where that is asked, over RDMA. Skipped with
-/// a line where there is no wheel.
+/// A stock wheel and ours read and write each other's segments, over TCP or, where that is asked, over RDMA. Skipped
+/// with a line where there is no wheel.
 pub fn interop(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     if let Some(("--rdma", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
         return interop_rdma::run(workspace, rest);

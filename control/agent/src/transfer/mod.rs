@@ -193,16 +193,21 @@ impl TransferEngine {
             batches: AtomicU64::new(0),
             exposition: Mutex::default(),
         };
-        let departures = engine.segments.read().peers.departures().clone();
-        for number in 0..engine.config.initiators {
-            let client = config::client(&engine.config, true)?;
-            let host = HostConfig { stock: Some((engine.directory.stock(), number as u64)), ..host.clone() };
-            let initiator = Initiator::new(client, &host, engine.config.pacing)?;
-            let driver = Driver::new(initiator, &engine.config, departures.clone())?;
-            engine.threads.push(driver.start_progress(number)?);
-            engine.drivers.push(driver);
-        }
+        engine.start_initiators(&host)?;
         Ok(engine)
+    }
+
+    fn start_initiators(&mut self, host: &HostConfig) -> Result<(), Error> {
+        let departures = self.segments.read().peers.departures().clone();
+        for number in 0..self.config.initiators {
+            let client = config::client(&self.config, true)?;
+            let host = HostConfig { stock: Some((self.directory.stock(), number as u64)), ..host.clone() };
+            let initiator = Initiator::new(client, &host, self.config.pacing)?;
+            let driver = Driver::new(initiator, &self.config, departures.clone())?;
+            self.threads.push(driver.start_progress(number)?);
+            self.drivers.push(driver);
+        }
+        Ok(())
     }
 
     /// The name by which peers open its segment: peer to peer the address of its handshake daemon, `ip:port`.
@@ -273,5 +278,7 @@ impl Drop for TransferEngine {
             // A panic there was printed when it happened.
             let _ = thread.join();
         }
+        // Not by the last handle's going: a handshake may have one for a moment.
+        self.shard.stop();
     }
 }

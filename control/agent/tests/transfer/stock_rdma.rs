@@ -1,5 +1,5 @@
-//! Engines that speak with each other as stock Mooncake engines do over RDMA: descriptors with keys, handshakes by JSON,
-//! and one-sided requests, on software devices.
+//! Engines that speak with each other as stock Mooncake engines do over RDMA: descriptors with keys, handshakes in
+//! JSON, and one-sided requests, on software devices.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

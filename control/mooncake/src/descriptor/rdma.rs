@@ -144,7 +144,10 @@ impl Descriptor {
     /// order of [`Matrix::devices`].
     pub fn set_rdma(&mut self, segment: &RdmaSegment, matrix: &Matrix) {
         self.protocol = Protocol::One(RDMA.to_owned());
-        let device = |device: &RdmaDevice| serde_json::json!({ "gid": gid_to_text(&device.gid), "lid": device.lid, "name": device.name });
+        let device = |device: &RdmaDevice| {
+            let RdmaDevice { name, lid, gid } = device;
+            serde_json::json!({ "gid": gid_to_text(gid), "lid": lid, "name": name })
+        };
         self.other.insert("devices".to_owned(), segment.devices.iter().map(device).collect());
         self.other.insert("priority_matrix".to_owned(), serde_json::json!(matrix));
         for (buffer, keys) in self.buffers.iter_mut().zip(&segment.keys) {

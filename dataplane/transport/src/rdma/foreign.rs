@@ -54,20 +54,25 @@ pub struct ForeignDevice {
 pub(super) struct Foreign {
     /// The further queue pairs: nothing is posted on them.
     pub(super) spares: Vec<QueuePair>,
-    /// The peer that we ask, and which of its devices.
-    asked: Option<(Arc<ForeignPeer>, usize)>,
-    /// The path and the queue pairs of a peer that asks us.
-    asking: Option<(String, Vec<u32>)>,
+    other: Other,
     /// The order of connections.
     age: u64,
+}
+
+/// Who is at the other end.
+enum Other {
+    /// A peer that we ask, and which of its devices.
+    Asked(Arc<ForeignPeer>, usize),
+    /// A peer that asks us: its path, and its queue pairs.
+    Asks(String, Vec<u32>),
 }
 
 impl Foreign {
     /// The key of the peer's memory on the device that this connection leads to.
     pub(super) fn key(&self, segment: SegmentId) -> SegmentKey {
-        match &self.asked {
-            Some((peer, device)) => peer.key(segment, *device),
-            None => SegmentKey::refused(Outcome::Stale),
+        match &self.other {
+            Other::Asked(peer, device) => peer.key(segment, *device),
+            Other::Asks(..) => SegmentKey::refused(Outcome::Stale),
         }
     }
 
@@ -96,7 +101,7 @@ impl Rdma {
         // The device has promised completions for so many requests of each connection.
         let depth = self.options.send_depth - (queue_pairs as u32 - 1) * UNUSED_DEPTH;
         let id = self.add(nic, true, (0, depth))?;
-        let made = self.make_foreign(id, queue_pairs, (Some((peer, device)), None));
+        let made = self.make_foreign(id, queue_pairs, Other::Asked(peer, device));
         made.map(|half| (id, half)).inspect_err(|_| self.drop_unused(id))
     }
 
@@ -113,8 +118,8 @@ impl Rdma {
         }
     }
 
-    /// Connects a stock engine that asks us: `from` is its name for the device that it asks from, `device` that of ours.
-    /// The same half again gives the same answer; another one replaces the connection.
+    /// Connects a stock engine that asks us: `from` is its name for the device that it asks from, `device` that of our
+    /// own. The same half again gives the same answer; another one replaces the connection.
     ///
     /// # Errors
     /// When the device is not there or down, has no place, or the half cannot be connected.
@@ -137,8 +142,8 @@ impl Rdma {
         }
         self.make_foreign_room(nic);
         let id = self.add(nic, false, (0, UNUSED_DEPTH))?;
-        let asking = (from.to_owned(), half.queue_pairs.clone());
-        let made = self.make_foreign(id, half.queue_pairs.len(), (None, Some(asking)));
+        let asks = Other::Asks(from.to_owned(), half.queue_pairs.clone());
+        let made = self.make_foreign(id, half.queue_pairs.len(), asks);
         let connected =
             made.and_then(|own| self.connect_foreign(id, half, PeerAccess { write: true, read: true }).map(|()| own));
         let own = connected.inspect_err(|_| self.drop_unused(id))?;
@@ -171,12 +176,7 @@ impl Rdma {
     }
 
     /// The queue pairs of a link that is to be one with a stock engine, and our half of it.
-    fn make_foreign(
-        &mut self,
-        id: ConnectionId,
-        queue_pairs: usize,
-        (asked, asking): (Option<(Arc<ForeignPeer>, usize)>, Option<(String, Vec<u32>)>),
-    ) -> Result<ForeignHalf, RdmaError> {
+    fn make_foreign(&mut self, id: ConnectionId, queue_pairs: usize, other: Other) -> Result<ForeignHalf, RdmaError> {
         let age = self.counter;
         let gone = || RdmaError::NoDevice("its port went down".to_owned());
         let Some((link, nic, _)) = self.parts(id) else { return Err(gone()) };
@@ -188,7 +188,7 @@ impl Rdma {
         }
         nic.links.extend(spares.iter().map(|spare| (spare.qp_num(), id.index)));
         link.packet_number = 0;
-        link.foreign = Some(Box::new(Foreign { spares, asked, asking, age }));
+        link.foreign = Some(Box::new(Foreign { spares, other, age }));
         Ok(Foreign::half(link, own))
     }
 
@@ -231,7 +231,7 @@ impl Rdma {
     /// The connection of a peer that asks from this device of its, and its queue pairs.
     fn foreign_from(&self, nic: usize, from: &str) -> Option<(ConnectionId, Vec<u32>)> {
         self.foreign_asking(nic).find_map(|(index, foreign)| {
-            let (path, queue_pairs) = foreign.asking.as_ref()?;
+            let Other::Asks(path, queue_pairs) = &foreign.other else { return None };
             let id = ConnectionId { index, generation: self.generations[index as usize] };
             (path == from).then(|| (id, queue_pairs.clone()))
         })
@@ -241,7 +241,7 @@ impl Rdma {
     fn foreign_asking(&self, nic: usize) -> impl Iterator<Item = (u32, &Foreign)> {
         self.links.iter().enumerate().filter_map(move |(index, link)| {
             let link = link.as_deref().filter(|link| link.nic as usize == nic && link.state == State::Open)?;
-            let foreign = link.foreign.as_deref().filter(|foreign| foreign.asking.is_some())?;
+            let foreign = link.foreign.as_deref().filter(|foreign| matches!(foreign.other, Other::Asks(..)))?;
             Some((index as u32, foreign))
         })
     }

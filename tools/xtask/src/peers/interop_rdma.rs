@@ -11,9 +11,9 @@ use crate::setup::{self, packages::Group};
 use crate::workspace::Workspace;
 
 /// What the machine has. It may take this long: emulated, the wheel alone takes half a minute to load.
-const MACHINE: [&str; 6] = ["--rxe", "2", "--mem", "3072", "--timeout", "900"];
-/// The two sides: address and device.
-const SIDES: [&str; 2] = ["10.77.0.1,rxe0", "10.77.0.2,rxe1"];
+const MACHINE: [&str; 6] = ["--rxe", "4", "--mem", "3072", "--timeout", "900"];
+/// The two sides: an address and devices.
+const SIDES: [&str; 2] = ["10.77.0.1,rxe0,rxe2", "10.77.0.2,rxe1,rxe3"];
 
 /// Skipped with a line where there is no wheel, or no machine can be prepared.
 pub(super) fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {

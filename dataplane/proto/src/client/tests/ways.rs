@@ -291,6 +291,7 @@ impl World {
             (rig.client.open_peer(PeerAddress::local()), Path::Local),
             (rig.client.open_peer(PeerAddress::file(1)), Path::File),
             (mooncake(&mut rig), Path::Mooncake),
+            (rig.client.open_peer(PeerAddress::mooncake_rdma(1)), Path::MooncakeRdma),
         ];
         let (pending, open) = (Vec::new(), Vec::new());
         Self { rig, peers, pending, open, paths: BTreeMap::new(), depth: BTreeMap::new(), buffer: 0 }
@@ -372,6 +373,7 @@ impl World {
                 Seen::Connect { lane, path } => drop(self.paths.insert(*lane, *path)),
                 Seen::Copy { lane, .. } => match (self.paths[lane], ways.next().expect("a way for each copy")) {
                     (Path::Shared, Some(Via::Cma)) => assert!(self.rig.cma),
+                    (Path::MooncakeRdma, Some(Via::Rdma)) => {}
                     (Path::Shared, Some(Via::Map)) | (Path::Local, Some(Via::Own)) | (Path::File, None) => {}
                     other => panic!("{other:?}"),
                 },
