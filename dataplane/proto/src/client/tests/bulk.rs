@@ -129,6 +129,10 @@ impl Bed {
                 ended.pop_front();
                 self.rig.client.copied(lane, first, Err(status), now_ns);
             }
+            // What is not called does not tell the time.
+            if ended.is_empty() {
+                continue;
+            }
             if self.many {
                 self.rig.client.all_copied(lane, ended, now_ns);
             } else {
