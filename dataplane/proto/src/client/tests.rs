@@ -2,7 +2,6 @@
 
 mod answers;
 mod books;
-mod bulk;
 mod closing;
 mod failures;
 mod fences;
