@@ -1,8 +1,8 @@
 //! Many slices at once: ranges that go the same way in a row are bound, handed to a device and ended together.
 //!
 //! Nothing is decided here that is not decided for one slice elsewhere: what is the same for all of a run is looked at
-//! once, and what is summed up is added once. Whatever is out of the ordinary ends a run and goes the usual way, slice by
-//! slice. A rail's measured rate may come out a few millionths apart.
+//! once, and what is summed up is added once. Whatever is out of the ordinary ends a run and goes the usual way, slice
+//! by slice. A rail's measured rate may come out a few millionths apart.
 
 use super::dispatch::SMALL_WINDOW_BYTES;
 use super::lane::{Endpoint, Lane};
