@@ -1,16 +1,16 @@
 //! Many slices at once: ranges that go the same way in a row are bound, handed to a device and ended together.
 //!
-//! Nothing is decided here that is not decided for one slice elsewhere, and to the same result: what is the same for
-//! all of a run is looked at once, and what is summed up is added once. Whatever is out of the ordinary ends a run and
-//! goes the usual way, slice by slice.
+//! Nothing is decided here that is not decided for one slice elsewhere: what is the same for all of a run is looked at
+//! once, and what is summed up is added once. Whatever is out of the ordinary ends a run and goes the usual way, slice
+//! by slice. A rail's measured rate may come out a few millionths apart.
 
-use super::Client;
 use super::dispatch::SMALL_WINDOW_BYTES;
-use super::lane::Endpoint;
+use super::lane::{Endpoint, Lane};
 use super::near::Place;
 use super::path::{Path, Transport, Via};
-use super::table::{Held, NOWHERE, SliceEvent, SliceState};
+use super::table::{Held, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table};
 use super::types::{DeviceCopy, LaneId, Output, Request, SegmentTarget, SliceId};
+use super::{Client, Config};
 use crate::ids::Version;
 
 /// Lanes of a rail among which a run is dealt.
@@ -37,6 +37,45 @@ struct Tally {
     load_bytes: u64,
     sent_bytes: u64,
     flying: u32,
+}
+
+/// The copies at the head of a lane's queue.
+pub(super) struct Copies<'a> {
+    index: u32,
+    lane: &'a mut Lane,
+    slices: &'a mut Table<Slice>,
+    config: &'a Config,
+    now_ns: u64,
+}
+
+impl Iterator for Copies<'_> {
+    type Item = DeviceCopy;
+
+    #[inline]
+    fn next(&mut self) -> Option<DeviceCopy> {
+        let lane = &mut *self.lane;
+        let (id, slice) = loop {
+            let &id = lane.queue.front()?;
+            match self.slices.get_mut(id.index, id.generation) {
+                Some(slice) if slice.lane == self.index && slice.state == SliceState::Queued => break (id, slice),
+                _ => lane.queue.pop_front(),
+            };
+        };
+        let write = matches!(slice.request, Request::Write(..));
+        let (Request::Read(target, local) | Request::Write(target, local)) = slice.request else { return None };
+        if !lane.has_room(self.config) || lane.is_closed(target.segment, Via::Rdma) {
+            return None;
+        }
+        lane.queue.pop_front();
+        lane.sent_bytes += local.bytes;
+        lane.flying += u32::from(local.bytes > 0);
+        slice.step(SliceEvent::Place);
+        slice.sent_ns = self.now_ns;
+        slice.sent_bytes = local.bytes;
+        slice.bytes = local.bytes;
+        slice.via = Via::Rdma;
+        Some(DeviceCopy { slice: id, segment: target.segment, offset: target.offset, local, write })
+    }
 }
 
 impl Client {
@@ -116,20 +155,28 @@ impl Client {
         shares: &mut [Share],
     ) -> (usize, u64) {
         let Self { config, slices, lanes, now_ns, .. } = self;
-        let (mut bound, mut bytes) = (0, 0);
+        let (lane_bytes, small_bytes) = (config.lane_window_bytes, config.small_bytes);
+        let (mut bound, mut bytes, mut task) = (0, 0, NOWHERE);
         for &id in &self.batches.at(batch).slices[which] {
             let slice = slices.at(id.index);
-            let (Request::Read(target, _) | Request::Write(target, _)) = slice.request else { break };
-            let load_bytes = slice.load_bytes();
+            let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { break };
+            let load_bytes = local.bytes.max(LEAST_LOAD_BYTES);
             let booked_bytes = booked_bytes + bytes;
-            let room = booked_bytes == 0 || booked_bytes < window_bytes;
-            let is_like = (SegmentTarget { offset: like.offset, ..target }) == *like;
-            if !room || !is_like || config.is_small(load_bytes) != small {
+            // Slices of one task are to one segment.
+            let is_like = slice.task == task || (SegmentTarget { offset: like.offset, ..*target }) == *like;
+            let is_small = load_bytes <= small_bytes;
+            if !is_like || is_small != small || booked_bytes != 0 && booked_bytes >= window_bytes {
                 break;
             }
-            let open = |share: &&mut Share| share.load_bytes == 0 || share.load_bytes < config.lane_window_bytes;
-            let Some(share) = shares.iter_mut().filter(open).min_by_key(|share| share.load_bytes) else { break };
-            (slice.peer, slice.group, slice.rail, slice.lane) = (target.peer.0, group, rail, share.lane);
+            let (mut least_bytes, mut least) = (u64::MAX, None);
+            for share in &mut *shares {
+                if share.load_bytes < least_bytes && (share.load_bytes == 0 || share.load_bytes < lane_bytes) {
+                    (least_bytes, least) = (share.load_bytes, Some(share));
+                }
+            }
+            let Some(share) = least else { break };
+            task = slice.task;
+            (slice.peer, slice.group, slice.rail, slice.lane) = (like.peer.0, group, rail, share.lane);
             slice.queue = queue;
             slice.before = share.last;
             let lane = &mut lanes[share.lane as usize];
@@ -156,37 +203,15 @@ impl Client {
             }
             _ => false,
         };
-        core::iter::from_fn(move || if ready { self.next_copy(lane.index) } else { None })
+        let mut copies = ready.then(|| self.copies_of(lane.index));
+        core::iter::from_fn(move || copies.as_mut()?.next())
     }
 
-    /// Takes the slice at the head of a lane over RDMA, if its device can do it by itself and there is room for it.
+    /// The copies that the device of a lane over RDMA can do by itself, as far as there is room for them.
     #[inline]
-    pub(super) fn next_copy(&mut self, lane: u32) -> Option<DeviceCopy> {
-        let entry = &mut self.lanes[lane as usize];
-        let (id, slice) = loop {
-            let &id = entry.queue.front()?;
-            match self.slices.get_mut(id.index, id.generation) {
-                Some(slice) if slice.lane == lane && slice.state == SliceState::Queued => break (id, slice),
-                _ => entry.queue.pop_front(),
-            };
-        };
-        let (target, local, write) = match slice.request {
-            Request::Read(target, local) => (target, local, false),
-            Request::Write(target, local) => (target, local, true),
-            _ => return None,
-        };
-        if !entry.has_room(&self.config) || entry.is_closed(target.segment, Via::Rdma) {
-            return None;
-        }
-        entry.queue.pop_front();
-        entry.sent_bytes += local.bytes;
-        entry.flying += u32::from(local.bytes > 0);
-        slice.step(SliceEvent::Place);
-        slice.sent_ns = self.now_ns;
-        slice.sent_bytes = local.bytes;
-        slice.bytes = local.bytes;
-        slice.via = Via::Rdma;
-        Some(DeviceCopy { slice: id, segment: target.segment, offset: target.offset, local, write })
+    pub(super) fn copies_of(&mut self, index: u32) -> Copies<'_> {
+        let Self { lanes, slices, config, now_ns, .. } = self;
+        Copies { index, lane: &mut lanes[index as usize], slices, config, now_ns: *now_ns }
     }
 
     /// As [`Self::copied`], for copies of a lane over RDMA that have all succeeded, oldest first.

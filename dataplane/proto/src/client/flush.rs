@@ -146,7 +146,7 @@ impl Client {
         }
         let path = self.lanes[lane as usize].path;
         if path == Path::Rdma
-            && let Some(DeviceCopy { slice, segment, offset, local, write }) = self.next_copy(lane)
+            && let Some(DeviceCopy { slice, segment, offset, local, write }) = self.copies_of(lane).next()
         {
             let id = self.lanes[lane as usize].id(lane);
             self.outputs.push_back(Output::CopySegment {

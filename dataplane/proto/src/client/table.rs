@@ -245,7 +245,7 @@ pub(super) struct Slice {
 }
 
 /// Load of a slice without payload.
-const LEAST_LOAD_BYTES: u64 = 64;
+pub(super) const LEAST_LOAD_BYTES: u64 = 64;
 
 /// No position in a table.
 pub(super) const NOWHERE: u32 = u32::MAX;

@@ -11,6 +11,7 @@ use super::ffi::*;
 use super::memory::{Domain, Piece};
 use super::slots::{Retired, Slots};
 use libc::c_int;
+use std::collections::VecDeque;
 use std::io;
 use std::ptr;
 use std::sync::Arc;
@@ -117,8 +118,10 @@ struct Prepared {
 struct Places<T> {
     each: usize,
     chunks: Vec<Box<[T]>>,
-    /// Places that requests of this flush have.
-    used: usize,
+    /// Places that no request has.
+    free: Vec<usize>,
+    /// Requests that were not handed over when they were last looked at, and their places, oldest first.
+    used: VecDeque<(u32, usize)>,
 }
 
 /// Places of one chunk.
@@ -126,20 +129,28 @@ const CHUNK: usize = 8;
 
 impl<T: Clone + Default> Places<T> {
     const fn new(each: u32) -> Self {
-        Self { each: each as usize, chunks: Vec::new(), used: 0 }
+        Self { each: each as usize, chunks: Vec::new(), free: Vec::new(), used: VecDeque::new() }
     }
 
-    /// A place that no request has; `first` says that none has any. At most `most` are given out before that is said.
-    fn take(&mut self, first: bool, most: usize) -> Result<&mut [T], Refusal> {
-        let place = if first { 0 } else { self.used };
-        if place >= most {
-            return Err(Refusal::BatchFull);
+    /// A place for the next request of these slots: at most as many are in use as requests wait to be handed over.
+    fn take(&mut self, slots: &Slots) -> &mut [T] {
+        let (head, unsent) = (slots.head(), slots.unsent());
+        // As distances back from the next request: those behind it were dropped, those far before it are the device's.
+        let waits = |&(at, _): &(u32, usize)| (1..=unsent).contains(&head.wrapping_sub(at));
+        while let Some((_, place)) = self.used.pop_front_if(|used| !waits(used)) {
+            self.free.push(place);
         }
-        self.used = place + 1;
-        if place / CHUNK == self.chunks.len() {
+        while let Some((_, place)) = self.used.pop_back_if(|used| !waits(used)) {
+            self.free.push(place);
+        }
+        if self.free.is_empty() {
+            let first = self.chunks.len() * CHUNK;
+            self.free.extend((first..first + CHUNK).rev());
             self.chunks.push(vec![T::default(); CHUNK * self.each].into());
         }
-        Ok(&mut self.chunks[place / CHUNK][place % CHUNK * self.each..][..self.each])
+        let place = self.free.pop().unwrap_or_default();
+        self.used.push_back((head, place));
+        &mut self.chunks[place / CHUNK][place % CHUNK * self.each..][..self.each]
     }
 }
 
@@ -239,9 +250,9 @@ impl SendQueue {
         domain: &Arc<Domain>,
     ) -> Result<(), Refusal> {
         self.check_room()?;
-        check_pieces(&[*piece], self.slots.stride(), !write, domain)?;
+        check_piece(piece, !write, domain)?;
         let (index, sequence) = (self.next(), self.slots.next_sequence());
-        self.slots.push(token, &[*piece]);
+        self.slots.push_one(token, piece.memory);
         let signalled = self.is_signalled(false);
         let place = &mut self.ring[index];
         place.piece = piece.raw();
@@ -295,7 +306,7 @@ impl SendQueue {
     ) -> Result<c_int, Refusal> {
         let stride = self.slots.stride();
         check_pieces(pieces, stride, request.operation.is_read(), domain)?;
-        let places = self.pieces.take(self.slots.unsent() == 0, self.ring.len())?;
+        let places = self.pieces.take(&self.slots);
         let count = fill(places, pieces);
         self.ring[index].request.sg_list = places.as_mut_ptr();
         self.slots.push(request.token, pieces);
@@ -309,7 +320,7 @@ impl SendQueue {
         if bytes.len() > self.inline.each {
             return Err(Refusal::TooLongInline { bytes: bytes.len(), limit: self.inline.each });
         }
-        let copy = &mut self.inline.take(self.slots.unsent() == 0, self.ring.len())?[..bytes.len()];
+        let copy = &mut self.inline.take(&self.slots)[..bytes.len()];
         copy.copy_from_slice(bytes);
         let place = &mut self.ring[index];
         let addr = copy.as_ptr().expose_provenance() as u64;
@@ -398,13 +409,17 @@ pub(crate) fn check_pieces(
     if pieces.len() > limit {
         return Err(Refusal::TooManyPieces { pieces: pieces.len(), limit });
     }
-    for piece in pieces {
-        if !piece.memory.is_of(domain) {
-            return Err(Refusal::OtherDomain);
-        }
-        if written && !piece.memory.device_may_write() {
-            return Err(Refusal::NotWritable);
-        }
+    pieces.iter().try_for_each(|piece| check_piece(piece, written, domain))
+}
+
+/// The same for one.
+#[inline]
+fn check_piece(piece: &Piece<'_>, written: bool, domain: &Arc<Domain>) -> Result<(), Refusal> {
+    if !piece.memory.is_of(domain) {
+        return Err(Refusal::OtherDomain);
+    }
+    if written && !piece.memory.device_may_write() {
+        return Err(Refusal::NotWritable);
     }
     Ok(())
 }

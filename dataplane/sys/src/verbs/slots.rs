@@ -102,18 +102,34 @@ impl Slots {
     /// Takes a request. There is room, and the pieces are at most `stride`.
     #[inline]
     pub(crate) fn push(&mut self, token: u64, pieces: &[Piece<'_>]) {
+        let at = self.take(token);
+        if let [first, more @ ..] = pieces {
+            self.hold(at, first.memory);
+            self.hold_more(at, more);
+        }
+    }
+
+    /// Takes a request on one piece of this memory. There is room.
+    #[inline]
+    pub(crate) fn push_one(&mut self, token: u64, memory: &MemoryRegion) {
+        let at = self.take(token);
+        self.hold(at, memory);
+    }
+
+    #[inline]
+    fn take(&mut self, token: u64) -> u32 {
         let at = self.head;
         let mask = self.tokens.len() - 1;
         self.tokens[at as usize & mask] = token;
         self.head = at.wrapping_add(1);
-        if let [first, more @ ..] = pieces {
-            match &mut self.newest {
-                Some(run) if run.until == at && run.memory.is_same(first.memory) => run.until = at.wrapping_add(1),
-                _ => self.begin_run(at, first.memory),
-            }
-            if !more.is_empty() {
-                self.hold_more(at, more);
-            }
+        at
+    }
+
+    #[inline]
+    fn hold(&mut self, at: u32, memory: &MemoryRegion) {
+        match &mut self.newest {
+            Some(run) if run.until == at && run.memory.is_same(memory) => run.until = at.wrapping_add(1),
+            _ => self.begin_run(at, memory),
         }
     }
 
@@ -123,7 +139,6 @@ impl Slots {
         self.runs.extend(self.newest.replace(run));
     }
 
-    #[cold]
     fn hold_more(&mut self, at: u32, pieces: &[Piece<'_>]) {
         self.more.extend(pieces.iter().map(|piece| (at, piece.memory.clone())));
     }
@@ -259,7 +274,10 @@ mod tests {
                     Act::Push(on) if slots.room() > 0 => {
                         token += 1;
                         let pieces: Vec<_> = on.iter().map(|&at| memories[at].piece(0, 8).unwrap()).collect();
-                        slots.push(token, &pieces);
+                        match &pieces[..] {
+                            [one] => slots.push_one(token, one.memory),
+                            pieces => slots.push(token, pieces),
+                        }
                         model.push_back((token, on));
                     }
                     Act::Push(_) => prop_assert_eq!(model.len(), 8),
@@ -269,7 +287,8 @@ mod tests {
                         sent += count as usize;
                     }
                     Act::Retire(ahead) => {
-                        let over = slots.retire(slots.tail.wrapping_add(ahead) & SEQUENCE_MASK, Status::Success, &mut each);
+                        let sequence = slots.tail.wrapping_add(ahead) & SEQUENCE_MASK;
+                        let over = slots.retire(sequence, Status::Success, &mut each);
                         prop_assert_eq!(over, (ahead as usize) < sent);
                         let count = if over { ahead as usize + 1 } else { 0 };
                         expected.extend(model.drain(..count).map(|(token, _)| token));
