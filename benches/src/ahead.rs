@@ -19,7 +19,10 @@ const LEAD: Duration = Duration::from_millis(10);
 const WAY: &str = "shm";
 
 pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
-    println!("read ahead on exists: p50 of gets from the SSD, {} ms after the exists, {rounds} rounds", LEAD.as_millis());
+    println!(
+        "read ahead on exists: p50 of gets from the SSD, {} ms after the exists, {rounds} rounds",
+        LEAD.as_millis()
+    );
     for bytes in [64 << 10, 1 << 20] {
         of_size(bytes, rounds)?;
     }
@@ -47,7 +50,8 @@ fn of_size(bytes: usize, rounds: usize) -> Result<(), Failure> {
         }
     }
     let size = format!("{} KiB", bytes >> 10);
-    let (mut plain, mut ahead) = (Series::new(format!("{size}, plain"), "us"), Series::new(format!("{size}, ahead"), "us"));
+    let (mut plain, mut ahead) =
+        (Series::new(format!("{size}, plain"), "us"), Series::new(format!("{size}, ahead"), "us"));
     let mut next = 0;
     for round in 0..rounds {
         for turn in 0..2 {

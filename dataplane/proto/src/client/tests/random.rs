@@ -284,7 +284,7 @@ fn spoil(reply: &mut Reply, which: u64) {
 fn check_result(request: &Request, status: Status, bytes: u64) {
     let number = |wanted: crate::Digest| (0..LASTING).find(|&number| digest(number) == wanted);
     match *request {
-        Request::Exists(_) | Request::Remove(_) => assert_eq!(bytes, 0),
+        Request::Exists(_) | Request::Prefetch(_) | Request::Remove(_) => assert_eq!(bytes, 0),
         Request::Size(digest) | Request::Get(digest, _) => {
             if let (Status::Ok, Some(number)) = (status, number(digest)) {
                 assert_eq!(bytes, lasting_bytes(number), "the result of another request");

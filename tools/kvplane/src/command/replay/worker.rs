@@ -86,7 +86,8 @@ impl Worker {
                 return Ok(self.tally);
             }
             wait_for_arrival(shared, request);
-            let (hits, moved) = self.serve(request, shared).map_err(|error| format!("request {}: {error}", index + 1))?;
+            let (hits, moved) =
+                self.serve(request, shared).map_err(|error| format!("request {}: {error}", index + 1))?;
             shared.blocks.fetch_add(request.blocks.len() as u64, Ordering::Relaxed);
             shared.hit_blocks.fetch_add(hits as u64, Ordering::Relaxed);
             shared.bytes.fetch_add(moved, Ordering::Relaxed);
