@@ -65,11 +65,7 @@ fn golden_frames() {
     show("GetSegment", encode(&GetSegment { name: "s".to_owned() }));
     show("ListSegments", encode(&ListSegments { after: Some("r".to_owned()), limit: 9 }));
     show("Status", encode(&Status));
-    let shard = TierShard { shard: 1, device: "d".to_owned(), live_bytes: 7, ..TierShard::default() };
-    let report = ReportTiers { node: 7, incarnation: 2, carried_out: 3, shards: vec![shard.clone()] };
-    show("ReportTiers", encode(&report));
-    show("ListTiers", encode(&ListTiers { node: Some(7) }));
-    show("OrderTiers", encode(&OrderTiers { node: None, action: TierAction::Verify { bytes_per_s: 9 } }));
+    show_tier_requests(&mut show);
     show(
         "Welcome",
         encode(&Welcome {
@@ -114,14 +110,31 @@ fn golden_frames() {
             members: vec![status],
         }),
     );
-    let order = TierOrder { number: 4, action: TierAction::Reclaim { free_percent: 20 } };
-    show("TierOrders", encode(&TierOrders { orders: vec![order] }));
-    let node = TierNode { node: 7, incarnation: 2, age_ns: 5, carried_out: 3, shards: vec![shard] };
-    show("TierList", encode(&TierList { nodes: vec![node] }));
-    show("TiersOrdered", encode(&TiersOrdered { orders: vec![(7, 4)] }));
+    show_tier_replies(&mut show);
     show("Refusal", encode(&Refusal::new(RefusalCode::NotFound, "no")));
     assert_eq!(found, include_str!("golden_frames.txt"));
     check_complete(&found);
+}
+
+type Show<'a> = &'a mut dyn FnMut(&str, Result<Vec<u8>, CodecError>);
+
+fn tier_shard() -> TierShard {
+    TierShard { shard: 1, device: "d".to_owned(), live_bytes: 7, ..TierShard::default() }
+}
+
+fn show_tier_requests(show: Show<'_>) {
+    let report = ReportTiers { node: 7, incarnation: 2, carried_out: 3, shards: vec![tier_shard()] };
+    show("ReportTiers", encode(&report));
+    show("ListTiers", encode(&ListTiers { node: Some(7) }));
+    show("OrderTiers", encode(&OrderTiers { node: None, action: TierAction::Verify { bytes_per_s: 9 } }));
+}
+
+fn show_tier_replies(show: Show<'_>) {
+    let order = TierOrder { number: 4, action: TierAction::Reclaim { free_percent: 20 } };
+    show("TierOrders", encode(&TierOrders { orders: vec![order] }));
+    let node = TierNode { node: 7, incarnation: 2, age_ns: 5, carried_out: 3, shards: vec![tier_shard()] };
+    show("TierList", encode(&TierList { nodes: vec![node] }));
+    show("TiersOrdered", encode(&TiersOrdered { orders: vec![(7, 4)] }));
 }
 
 /// No kind is without a golden frame.

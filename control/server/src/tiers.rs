@@ -1,5 +1,5 @@
-//! What nodes report of their SSD tiers, and the orders that wait for them. In memory only: it comes again with the next
-//! heartbeats, and an order that was lost is given again by whoever waits for it.
+//! What nodes report of their SSD tiers, and the orders that wait for them. In memory only: reports come again with the
+//! next heartbeats, and an order that was lost is given again by whoever wants it.
 
 use std::collections::BTreeMap;
 

@@ -175,8 +175,8 @@ pub(crate) struct Index {
     walker: Walker,
 }
 
-/// A walk through the table that takes long: entries that others' coming and going carries over its place, from where it
-/// has not been to where it has, are noted.
+/// A walk through the table that takes long: entries that others' coming and going carries over its place, from where
+/// it has not been to where it has, are noted.
 #[derive(Debug, Default)]
 struct Walker {
     at: usize,
@@ -421,7 +421,8 @@ mod tests {
         ) {
             let mut index = Index::new(80, seed);
             let put = |index: &mut Index, key: u64| {
-                index.set(Entry::new(Kind::Object, Digest(u128::from(key) << 64 | u128::from(key % 3)), Version(1), key));
+                let digest = Digest(u128::from(key) << 64 | u128::from(key % 3));
+                index.set(Entry::new(Kind::Object, digest, Version(1), key));
             };
             (0..stays).for_each(|key| put(&mut index, key));
             (100..140).step_by(2).for_each(|key| put(&mut index, key));

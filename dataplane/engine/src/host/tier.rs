@@ -185,7 +185,7 @@ impl Host {
                 "of the bytes that may be written a day many are used: only what was put or asked for twice is written"
             }
             Admission::Promised => {
-                "the bytes that may be written a day are used up: only what was promised is written (raise --ssd-budget)"
+                "the bytes that may be written a day are used up: only what was promised is written (see --ssd-budget)"
             }
         };
         work.notices.push_back(format!("{path}: {what}"));

@@ -1,7 +1,7 @@
 //! Scrubbing: every record is read and checked now and then, so that damage is known before somebody wants the object.
 //!
-//! One record is under way at a time, at the lowest priority. One that is not whole goes as it does when a get finds it:
-//! it is not given any more, counted, and the host is told. What is not written yet is passed over.
+//! One record is under way at a time, at the lowest priority. One that is not whole goes as it does when a get finds
+//! it: it is not given any more, counted, and the host is told. What is not written yet is passed over.
 
 use super::Tier;
 use super::read::{Purpose, Read};

@@ -89,3 +89,18 @@ fn files_of_a_replay_are_written() {
     command.arg("--trace").arg(&trace);
     crate::support::finish(command, &[]).failed(1, &["/nowhere/report.json"]);
 }
+
+#[test]
+fn with_an_ssd_the_hit_rate_is_that_of_a_cache_without_limits_over_a_kill_too() {
+    let place = Workplace::new("replay-ssd");
+    let ssd = place.path("ssd");
+    for more in [&["--ahead", "1"][..], &["--restart"]] {
+        let mut arguments = vec!["replay", "--generate", "conversation", "--requests", "300", "--block-bytes", "4K"];
+        arguments.extend(["--tier", crate::support::text(&ssd)]);
+        arguments.extend(more);
+        let outcome = crate::support::finish(place.bare(&arguments), &[]);
+        let said = String::from_utf8(outcome.well()).unwrap();
+        let line = said.lines().find(|line| line.starts_with("blocks hit")).unwrap_or_else(|| panic!("{said}"));
+        assert!(line.contains(" 0.0000 less"), "{line}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::rig::{Rig, SECOND_NS, Seen, digest, local, shared_config, stream_config};
 use crate::client::{Config, Path, Request, SegmentTarget};
-use crate::frame::{FLAG_CHECKSUM, VERSION};
+use crate::frame::{FLAG_AHEAD, FLAG_CHECKSUM, VERSION};
 use crate::ids::SegmentId;
 use crate::limits::Limits;
 use crate::message::{DigestItem, GetItem, Hello, Operation, ReadItem, SegmentDescriptor};
@@ -12,6 +12,8 @@ fn every_object_request() -> Vec<Request> {
     vec![
         Request::Exists(digest(1)),
         Request::Exists(digest(9)),
+        Request::Prefetch(digest(1)),
+        Request::Prefetch(digest(9)),
         Request::Size(digest(1)),
         Request::Size(digest(9)),
         Request::Get(digest(1), local(0, 0, 5000)),
@@ -33,6 +35,8 @@ fn check_every_object_request(config: Config) {
     let expected = [
         (Status::Ok, 0, 0),
         (Status::NotFound, 0, 0),
+        (Status::Ok, 0, 0),
+        (Status::NotFound, 0, 0),
         (Status::Ok, 4096, 0),
         (Status::NotFound, 0, 0),
         (Status::Ok, 4096, 2),
@@ -47,6 +51,20 @@ fn check_every_object_request(config: Config) {
     assert!(!rig.objects.contains_key(&digest(4)));
     rig.assert_empty();
     assert_eq!(rig.client.counters().stale_frames, 0);
+}
+
+#[test]
+fn what_is_wanted_next_is_asked_for_in_a_frame_of_its_own() {
+    let mut rig = Rig::new(Config { lanes: 1, ..stream_config() }, 1);
+    let asked = [1, 2, 3, 4].map(|number| match number {
+        2 | 3 => Request::Prefetch(digest(number)),
+        _ => Request::Exists(digest(number)),
+    });
+    rig.submit(&asked);
+    let frames = rig.frames();
+    let shapes: Vec<_> = frames.iter().map(|sent| (sent.operation(), sent.header.items, sent.header.flags)).collect();
+    let exists = Operation::Exists;
+    assert_eq!(shapes, [(exists, 1, 0), (exists, 2, FLAG_AHEAD), (exists, 1, 0)]);
 }
 
 #[test]

@@ -127,3 +127,24 @@ impl Service {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quota_is_strict_and_whoever_wants_longest_decides() {
+        let mut prefetched = Prefetched::new(100);
+        prefetched.add(Digest(1), 60, 10);
+        assert!(prefetched.has_room(40) && !prefetched.has_room(41));
+        prefetched.add(Digest(2), 40, 5);
+        assert!(!prefetched.has_room(1));
+        assert!(prefetched.extend(Digest(2), 20) && prefetched.extend(Digest(2), 7));
+        assert!(!prefetched.extend(Digest(3), 7), "nobody reads it");
+        assert_eq!(prefetched.poll_timeout(), Some(10));
+        assert!(prefetched.take(Digest(1)) && !prefetched.take(Digest(1)));
+        assert_eq!((prefetched.poll_timeout(), prefetched.has_room(60)), (Some(20), true));
+        assert!(prefetched.take(Digest(2)));
+        assert_eq!((prefetched.poll_timeout(), prefetched.bytes), (None, 0));
+    }
+}

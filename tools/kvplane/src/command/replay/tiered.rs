@@ -1,5 +1,5 @@
-//! `kvplane replay --tier`: the trace against a node of its own whose memory holds a part of the working set and whose SSD
-//! holds all of it, with or without a kill in the middle; held against a cache without limits.
+//! `kvplane replay --tier`: the trace against a node of its own whose memory holds a part of the working set and whose
+//! SSD holds all of it, with or without a kill in the middle; held against a cache without limits.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -29,8 +29,8 @@ const RECOVERY: Duration = Duration::from_secs(120);
 /// A node of the replay's own.
 #[derive(Args, Clone)]
 pub(super) struct TierFlags {
-    /// Start a node with an SSD for this run, the SSD being a file in this directory, and compare the hit rate with that
-    /// of a cache without limits.
+    /// Start a node with an SSD for this run, the SSD being a file in this directory, and compare the hit rate with
+    /// that of a cache without limits.
     #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["cluster", "runtime_directory", "server_pid"])]
     pub(super) tier: Option<PathBuf>,
     /// How much of the trace's blocks the node's memory holds, in percent; the SSD holds all.
