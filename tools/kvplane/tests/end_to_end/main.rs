@@ -14,6 +14,7 @@ mod replays;
 mod restarts;
 mod rig;
 mod ssd;
+mod ssd_slots;
 mod support;
 mod tools;
 mod topology;
