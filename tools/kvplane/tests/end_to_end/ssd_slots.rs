@@ -41,7 +41,7 @@ fn what_was_removed_elsewhere_does_not_come_back_and_what_nobody_else_had_is_kep
     let place = Workplace::new("ssd-slots");
     let state = place.path("state");
     let control = Process::start(place.command(&["control", "--state", text(&state)]));
-    control.wait_for("ready");
+    control.wait_for("metrics on");
     let members = |count: u64| wait_until(|| (health(control.http())["members"] == count).then_some(()));
     let mut node = with_ssd(&place);
     assert_eq!(members(1), Some(()));
