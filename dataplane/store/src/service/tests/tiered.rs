@@ -476,25 +476,3 @@ fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
         assert!(world.got > 20);
     }
 }
-
-/// The sweep of a slot that came back is not over when the process ends: what was void stays void.
-#[test]
-fn what_was_void_before_a_restart_is_void_after_it() {
-    for (seed, policy) in policies().into_iter().take(2).cycle().take(4).enumerate() {
-        let mut world = World::new(500 + seed as u64, policy);
-        for _ in 0..12 {
-            world.run(40);
-            world.lose_or_regain();
-            for _ in 0..world.rng.below(12) {
-                world.step();
-            }
-            world.restart();
-            if world.service.tier_snapshot().expect("a tier").counters.slots_kept == 0 {
-                // The process ended before it had written down what it owned by the last map.
-                (0..KEYS as u8).for_each(|key| world.now_may(key, None));
-            }
-        }
-        world.end();
-        assert!(world.got > 20);
-    }
-}
