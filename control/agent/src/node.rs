@@ -157,7 +157,7 @@ impl Node {
             trouble: Arc::clone(&trouble),
             seen_map: 0,
             applied: Epoch(0),
-            heard: Heard::default(),
+            heard: (Epoch(0), Epoch(0)),
             capacity_bytes: config.pool_bytes,
             tiers: TierReports::new(devices),
         };
@@ -376,13 +376,6 @@ fn member_of(
     })
 }
 
-/// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
-#[derive(Clone, Copy, Default)]
-struct Heard {
-    epoch: u64,
-    since: u64,
-}
-
 struct Membership {
     link: ControlLink,
     member: Member,
@@ -392,7 +385,8 @@ struct Membership {
     seen_map: u64,
     /// The map that the shards were told last in this life.
     applied: Epoch,
-    heard: Heard,
+    /// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
+    heard: (Epoch, Epoch),
     capacity_bytes: u64,
     tiers: TierReports,
 }
@@ -417,7 +411,7 @@ impl Membership {
         }
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
         let alive = self.link.call(Heartbeat { node, incarnation, load })?;
-        self.heard = Heard { epoch: alive.epoch, since: alive.since };
+        self.heard = (Epoch(alive.epoch), Epoch(alive.since));
         self.tiers.exchange(&self.link, node, incarnation, &self.shards);
         Ok(())
     }
@@ -473,20 +467,19 @@ impl Membership {
         }
     }
 
-    /// How long owners have been as this map says. A map that follows the last one needs no more than itself; of a first
-    /// one, or where some were missed, the control plane is asked. Nothing when it cannot say: the next look asks again,
-    /// or there is a newer map.
+    /// How long owners have been as this map says: one that follows the last needs no more than itself, of others the
+    /// control plane is asked. Nothing when it cannot say; the next look asks again, or there is a newer map.
     fn standing_of(&mut self, epoch: Epoch) -> Option<Standing> {
         let state = self.link.welcome().state_id;
         if self.applied != Epoch(0) && epoch.0 <= self.applied.0 + 1 {
             return Some(Standing { state, since: epoch });
         }
-        if epoch.0 > self.heard.epoch {
+        if epoch > self.heard.0 {
             // A refusal is seen by the next heartbeat, which knows what to do about it.
             self.heartbeat().ok()?;
         }
-        let known = self.heard.since <= epoch.0 && epoch.0 <= self.heard.epoch;
-        known.then_some(Standing { state, since: Epoch(self.heard.since) })
+        let (newest, since) = self.heard;
+        (since <= epoch && epoch <= newest).then_some(Standing { state, since })
     }
 
     fn live(mut self) {

@@ -324,15 +324,22 @@ impl Cluster {
     }
 }
 
-/// A digest of what the owners of a map follow from; nothing where there are no owners.
+/// A digest of what the owners of a map follow from; nothing where there are no owners. One copy of each slot goes by
+/// numbers, shares and shards alone; of failure domains it matters only who shares one, not what it is called.
 fn claims(map: &ClusterMap) -> Option<u128> {
+    let owners: Vec<&Member> = map.members.iter().filter(|member| member.weight > 0).collect();
     let mut bytes = vec![map.replicas];
-    for member in map.members.iter().filter(|member| member.weight > 0) {
+    for member in &owners {
         bytes.extend_from_slice(&member.node.0.to_le_bytes());
-        bytes.extend_from_slice(&member.weight.to_le_bytes());
         bytes.extend_from_slice(&(member.shards.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(&(member.failure_domain.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(member.failure_domain.as_bytes());
+        // Whoever is alone owns everything, whatever the share.
+        if owners.len() > 1 {
+            bytes.extend_from_slice(&member.weight.to_le_bytes());
+        }
+        if map.replicas > 1 {
+            let first = owners.iter().position(|other| other.failure_domain == member.failure_domain);
+            bytes.extend_from_slice(&(first.unwrap_or(0) as u64).to_le_bytes());
+        }
     }
-    (bytes.len() > 1).then(|| Digest::of(b"owners", &bytes).0)
+    (!owners.is_empty()).then(|| Digest::of(b"owners", &bytes).0)
 }

@@ -116,7 +116,7 @@ impl World {
         let down_ns = 1 + rng.below(longest_ns);
         match fault {
             Fault::ResetConnection => self.reset_connection(),
-            Fault::CrashNode if self.nodes[node].up && self.scenario.tier.is_some() && down_ns % 3 > 0 => {
+            Fault::CrashNode if self.nodes[node].up && self.scenario.tier.is_some() && !down_ns.is_multiple_of(3) => {
                 // Between any two operations of its disks.
                 self.nodes[node].ops_left = Some(1 + (down_ns % 61) as u32);
             }

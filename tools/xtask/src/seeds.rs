@@ -1,4 +1,4 @@
-//! `cargo x seeds` and `cargo x kills`: as many seeds of the simulation, and kills of real nodes, as somebody has time for.
+//! `cargo x seeds` and `cargo x kills`: as many seeds of the simulation, and kills of real nodes, as there is time for.
 
 use crate::process::{self, Failure};
 use crate::workspace::Workspace;

@@ -19,7 +19,8 @@ pub(crate) struct Dev {
     /// Address for QUIC.
     #[arg(long, default_value = "127.0.0.1:0")]
     control: SocketAddr,
-    /// Directory of the control plane's state; without it, the state ends with the process.
+    /// Directory of the control plane's state; without it, PATH.control where --ssd names a file, else the state ends
+    /// with the process, and what an SSD has with it.
     #[arg(long)]
     state: Option<PathBuf>,
     /// End when standard input ends: for whoever starts this as a part of something and may be killed.
@@ -33,8 +34,9 @@ impl Dev {
     pub(crate) fn run(mut self) -> Result<(), Failure> {
         // The only node of its cluster needs no number of its own, but an SSD wants the same one every time.
         self.shape.or_node_id(1);
+        let state = self.state.clone().or_else(|| self.shape.state_beside_ssd());
         let runtime = self.shape.runtime_directory.as_ref();
-        let mut plane = control::start(&self.cluster, self.control, self.http, self.state.clone(), 1, runtime)?;
+        let mut plane = control::start(&self.cluster, self.control, self.http, state, 1, runtime)?;
         let (node, metrics) = self.shape.start(&self.cluster)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, plane.address());
         self.http.announce(&plane);

@@ -204,6 +204,15 @@ impl Shape {
         self.node_id.get_or_insert(node);
     }
 
+    /// Where the control plane's state goes when nobody says it: beside the first SSD that is a file, for what is on it
+    /// counts only as long as the control plane remembers whose slots were whose.
+    pub(crate) fn state_beside_ssd(&self) -> Option<PathBuf> {
+        let path = &self.ssd.paths.first()?.path;
+        let mut name = path.file_name().filter(|_| !path.starts_with("/dev"))?.to_owned();
+        name.push(".control");
+        Some(path.with_file_name(name))
+    }
+
     pub(crate) fn start(&self, cluster: &str) -> Result<(Arc<kvplane::Node>, Option<MetricsServer>), Failure> {
         let config = NodeConfig {
             control: kvplane::Control::Local {

