@@ -52,12 +52,13 @@ fn caches_are_simulated_in_three_forms() {
     let (page, figures) = (place.file("page.html", b""), place.file("figures.json", b""));
     let sim = ["sim", "cache", "--generate", "conversation", "--requests", "200", "--tokens", "1M,100k"];
     let files = ["--html", text(&page), "--json", text(&figures)];
-    let table = place.run(&[&sim[..], &files[..]].concat()).text();
+    let table = finish(place.bare(&[&sim[..], &files[..]].concat()), &[]).text();
     assert!(table.contains("slru, no tails") && table.contains("Belady's bound"), "{table}");
     let figures: serde_json::Value = serde_json::from_slice(&std::fs::read(&figures).unwrap()).unwrap();
     assert_eq!(figures["traces"][0]["sizes_tokens"], serde_json::json!([100_000, 1_000_000]));
     assert!(std::fs::read_to_string(&page).unwrap().contains("<svg"));
-    place.run(&["sim", "cache", "--generate", "conversation", "--tokens", "0"]).failed(2, &["no size of a cache"]);
+    let nothing = ["sim", "cache", "--generate", "conversation", "--tokens", "0"];
+    finish(place.bare(&nothing), &[]).failed(2, &["no size of a cache"]);
 }
 
 #[test]
