@@ -1,5 +1,5 @@
-//! Ten million keys on one node: what each costs in memory, and whether looking one up takes longer than among a hundred
-//! thousand.
+//! Ten million keys on one node: what each costs in memory, and whether looking one up takes longer than among a
+//! hundred thousand.
 //!
 //! The memory is the process's own, as the kernel counts it (`RssAnon`, which leaves out the shared memory that objects
 //! lie in), before and after the keys came. Lookups ask for keys in an order that no cache can guess: one by one and in

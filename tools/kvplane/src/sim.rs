@@ -2,8 +2,9 @@
 //! Belady's bound, which knows the future.
 //!
 //! The policies are the store's own: a real [`kvplane_store::Store`] without bytes behind it, in which a token takes
-//! one granule. So a figure includes what the allocator loses to fragmentation. The trace is replayed request by request as
-//! `kvplane replay` does it. [`crate::model`] judges the same policies independently; a test compares the two.
+//! one granule. So a figure includes what the allocator loses to fragmentation. The trace is replayed request by
+//! request as `kvplane replay` does it. [`crate::model`] judges the same policies independently; a test compares the
+//! two.
 
 mod belady;
 mod leaves;
