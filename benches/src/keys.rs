@@ -1,8 +1,8 @@
-//! Ten million keys on one node: what each costs in memory, and whether looking one up takes longer than among a hundred
-//! thousand.
+//! Ten million keys on one node: what each costs in memory, and whether looking one up takes longer than among a
+//! hundred thousand.
 //!
-//! The memory is the process's own, as the kernel counts it (`RssAnon`: objects lie in shared memory, which is not in
-//! it), before and after the keys came. Lookups ask for keys in an order that no cache can guess: one by one and in
+//! The memory is the process's own, as the kernel counts it (`RssAnon`, which leaves out the shared memory that objects
+//! lie in), before and after the keys came. Lookups ask for keys in an order that no cache can guess: one by one and in
 //! batches through a client over shared memory, and in the store alone.
 
 use std::time::Instant;

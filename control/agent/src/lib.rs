@@ -31,6 +31,7 @@ mod prometheus;
 mod size;
 mod sockets;
 mod ssd;
+mod store_limits;
 mod tier_report;
 mod transfer;
 

@@ -20,7 +20,6 @@ use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot, Versi
 use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
 use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
 use kvplane_rpc::{RefusalCode, Role, RuntimeDirectory};
-use kvplane_store::StoreConfig;
 use kvplane_store::eviction::Eviction;
 use kvplane_store::service::Identity;
 use kvplane_topology::{PlanRequest, ShardPlan, plan};
@@ -29,6 +28,7 @@ use crate::error::Error;
 use crate::link::{Control, ControlLink, seed, software};
 use crate::machine::{discover_machine, scheduler_affinity};
 use crate::ssd::{SsdConfig, Ssds};
+use crate::store_limits;
 use crate::tier_report::TierReports;
 use crate::transfer::RdmaConfig;
 use crate::transfer::near::dealt;
@@ -278,7 +278,7 @@ fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: I
                 shm: Some(directory.path().join(format!("{cluster}.{node}.{shard}.shm"))),
             },
             pool: Some(pool),
-            store: Some(store_of(config, pool_bytes, count)?),
+            store: Some(store_limits::of_shard(config, pool_bytes, count)?),
             first_version: Version(incarnation.0),
             host: HostConfig {
                 rdma: rdma.as_ref().map(|all| dealt(all, seat)),
@@ -294,26 +294,6 @@ fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: I
         Err(why) => format!("no RDMA: {why}"),
     });
     Ok((shards, notes, ssds.devices(count)))
-}
-
-/// The limits of one of `shards` shards with so much memory.
-fn store_of(config: &NodeConfig, pool_bytes: u64, shards: usize) -> Result<StoreConfig, Error> {
-    let usual = StoreConfig::for_pool(pool_bytes);
-    let max_objects = match config.max_objects {
-        Some(objects) => u32::try_from(objects.div_ceil(shards as u64))
-            .map_err(|_| Error::Argument(format!("{objects} objects over {shards} shards are too many for each")))?,
-        None => usual.max_objects,
-    };
-    let store = StoreConfig {
-        max_objects,
-        eviction: config.eviction,
-        high_watermark_percent: config.high_watermark_percent,
-        low_watermark_percent: config.low_watermark_percent,
-        hash_seed: seed()?,
-        ..usual
-    };
-    store.validate().map_err(|error| Error::Argument(error.to_string()))?;
-    Ok(store)
 }
 
 /// Whether every shard gets memory enough, and a port.

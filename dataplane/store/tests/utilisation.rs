@@ -1,5 +1,5 @@
-//! How full a pool of mixed sizes stays while ten times its size goes through it. Deterministic: `-- --nocapture` prints
-//! the figures.
+//! How full a pool of mixed sizes stays while ten times its size goes through it. Deterministic; `-- --nocapture`
+//! prints the figures.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;

@@ -1,9 +1,10 @@
 //! What caches of many sizes find of a trace: every eviction policy of the store, variants that might replace one, and
 //! Belady's bound, which knows the future.
 //!
-//! The policies are the store's own: a real [`kvplane_store::Store`] without bytes behind it, in which a token takes one
-//! granule. So a figure includes what the allocator loses to fragmentation. The trace is replayed request by request as
-//! `kvplane replay` does it. [`crate::model`] judges the same policies independently; a test compares the two.
+//! The policies are the store's own: a real [`kvplane_store::Store`] without bytes behind it, in which a token takes
+//! one granule. So a figure includes what the allocator loses to fragmentation. The trace is replayed request by
+//! request as `kvplane replay` does it. [`crate::model`] judges the same policies independently; a test compares the
+//! two.
 
 mod belady;
 mod leaves;

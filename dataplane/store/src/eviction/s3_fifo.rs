@@ -6,8 +6,8 @@
 //! once. At the old end of the main queue those that were asked for since go round again, with one less to their
 //! credit. Victims are taken from the small queue while that fills its share, else from the main queue.
 //!
-//! Each turn of the main queue is paid for by an access, and each object leaves the small queue once. Pinned objects are
-//! passed over as `segment` says. The entry's stamp has the order above two bits of frequency.
+//! Each turn of the main queue is paid for by an access, and each object leaves the small queue once. Pinned objects
+//! are passed over as `segment` says. The entry's stamp has the order above two bits of frequency.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::rng::mix64;

@@ -2,9 +2,9 @@
 //!
 //! **Pins do not change the order.** A pinned object keeps the place that its accesses gave it; it is only passed over.
 //! Passing over must not cost a walk each time, so a pinned object found at the old end is *parked*: moved to a side
-//! list of its segment. All parked objects are older than all listed ones were when they were parked. Each pin causes at
-//! most one parking. When the last pin goes the object returns to the old end of the list by stamp (the time it came to
-//! the segment's recent end), past at most those that were parked before it and returned sooner.
+//! list of its segment. All parked objects are older than all listed ones were when they were parked. Each pin causes
+//! at most one parking. When the last pin goes the object returns to the old end of the list by stamp (the time it
+//! came to the segment's recent end), past at most those that were parked before it and returned sooner.
 //!
 //! Parking appends. Where every access brings an object to the recent end, nobody is parked a second time under the
 //! same stamp, so the parked are sorted too, and the segment's oldest is the older of the two heads.

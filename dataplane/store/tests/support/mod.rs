@@ -103,7 +103,7 @@ impl ReferenceS3Fifo {
     }
 
     /// Moves the first of the small queue without pins on to the main one, or names it as the victim.
-    fn from_small(&mut self, entries: &Entries) -> Option<Result<EntryId, ()>> {
+    fn step_small(&mut self, entries: &Entries) -> Option<Result<EntryId, ()>> {
         let at = self.small.iter().position(|id| entries[*id].pins() == 0)?;
         if self.frequencies[&self.small[at].0] < 2 {
             return Some(Ok(self.small[at]));
@@ -115,7 +115,7 @@ impl ReferenceS3Fifo {
     }
 
     /// Sends the first of the main queue without pins round again, or names it as the victim.
-    fn from_main(&mut self, entries: &Entries) -> Option<Result<EntryId, ()>> {
+    fn step_main(&mut self, entries: &Entries) -> Option<Result<EntryId, ()>> {
         let at = self.main.iter().position(|id| entries[*id].pins() == 0)?;
         let id = self.main[at];
         let frequency = self.frequencies.get_mut(&id.0).expect("every entry has one");
@@ -165,9 +165,9 @@ impl EvictionPolicy for ReferenceS3Fifo {
         loop {
             let small: u64 = self.small.iter().map(|id| entries[*id].granules()).sum();
             let step = if small >= self.small_limit_granules {
-                self.from_small(entries).or_else(|| self.from_main(entries))
+                self.step_small(entries).or_else(|| self.step_main(entries))
             } else {
-                self.from_main(entries).or_else(|| self.from_small(entries))
+                self.step_main(entries).or_else(|| self.step_small(entries))
             };
             match step {
                 Some(Ok(victim)) => return Some(victim),

@@ -1,7 +1,7 @@
 //! What the paper published about hit rates by cache size, to stand beside what we find.
 //!
-//! Figure 9 of "Mooncake: Trading more storage for less computation" (FAST 2025): an LRU cache, hit rates by tokens, read
-//! off the drawing. The traces are found by what is in them: the number of requests and of tokens.
+//! Figure 9 of "Mooncake: Trading more storage for less computation" (FAST 2025): an LRU cache, hit rates by tokens,
+//! read off the drawing. The traces are found by what is in them: the number of requests and of tokens.
 
 use crate::trace::HitCounts;
 

@@ -47,6 +47,33 @@ fn dev_serves_ctl_and_http_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn caches_are_simulated_in_three_forms() {
+    let place = Workplace::new("sim");
+    let (page, figures) = (place.file("page.html", b""), place.file("figures.json", b""));
+    let sim = ["sim", "cache", "--generate", "conversation", "--requests", "200", "--tokens", "1M,100k"];
+    let files = ["--html", text(&page), "--json", text(&figures)];
+    let table = finish(place.bare(&[&sim[..], &files[..]].concat()), &[]).text();
+    assert!(table.contains("slru, no tails") && table.contains("Belady's bound"), "{table}");
+    let figures: serde_json::Value = serde_json::from_slice(&std::fs::read(&figures).unwrap()).unwrap();
+    assert_eq!(figures["traces"][0]["sizes_tokens"], serde_json::json!([100_000, 1_000_000]));
+    assert!(std::fs::read_to_string(&page).unwrap().contains("<svg"));
+    let nothing = ["sim", "cache", "--generate", "conversation", "--tokens", "0"];
+    finish(place.bare(&nothing), &[]).failed(2, &["no size of a cache"]);
+}
+
+#[test]
+fn a_node_is_told_what_goes() {
+    let place = Workplace::new("evict");
+    let mut dev = place.dev("32M", &["--eviction", "s3fifo", "--watermarks", "90,80", "--max-objects", "5000"]);
+    let file = place.file("value", &[7; 1000]);
+    place.run(&["ctl", "put", "key", text(&file)]).well();
+    assert_eq!(place.run(&["ctl", "size", "key"]).text(), "1000\n");
+    assert!(dev.stop().success());
+    place.run(&["dev", "--eviction", "random"]).failed(2, &["no eviction policy: say slru, s3fifo or lru"]);
+    place.run(&["dev", "--watermarks", "80,90"]).failed(2, &["is not two percentages"]);
+}
+
+#[test]
 fn an_interrupt_ends_dev_well_too() {
     let place = Workplace::new("interrupt");
     let mut dev = place.dev("8M", &[]);
