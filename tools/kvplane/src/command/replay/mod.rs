@@ -51,7 +51,7 @@ impl Way {
         Ok(ClientConfig {
             shared_memory: matches!(self, Self::Auto | Self::Shm),
             tcp: matches!(self, Self::Auto | Self::Tcp),
-            rdma: values::rdma("--rdma-devices", mode, devices)?,
+            rdma: values::rdma("--rdma-devices", mode, devices, "")?,
             ..config
         })
     }
