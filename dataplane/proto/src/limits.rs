@@ -48,6 +48,8 @@ impl Limits {
     /// Time without progress after which a connection with work is given up, where another rail can take over. Longer
     /// where the work that it has would take longer.
     pub const STALL_NS: u64 = 100_000_000;
+    /// The most by which earlier silences of a rail put that off.
+    pub const RAIL_SILENCE_NS: u64 = 2_000_000_000;
     /// Deadline of a request that names none.
     pub const DEFAULT_DEADLINE_NS: u64 = 10_000_000_000;
     /// Attempts of one slice, the first included.

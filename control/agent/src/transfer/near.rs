@@ -170,3 +170,117 @@ pub(crate) fn discover(machine: Option<&Machine>, given: Option<&str>) -> Result
     };
     Ok(Arc::new(near_devices(&machine, &matrix_of(&machine, given)?)))
 }
+
+#[cfg(test)]
+mod tests {
+    use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
+    use kvplane_topology::model::{LinkLayer, PortState, RdmaDevice, RdmaPort};
+    use kvplane_topology::plan::QueueShare;
+    use kvplane_topology::synthetic;
+
+    use super::*;
+
+    /// Two nodes; loop0 and loop1 on node 0, loop2 on node 1, loop3 somewhere and slow.
+    fn machine() -> Machine {
+        let mut machine = synthetic::parse("numa:2 core:4 pu:1").unwrap();
+        let port = |speed_mbps| RdmaPort {
+            number: 1,
+            state: PortState::Active,
+            physical_state: None,
+            link_layer: LinkLayer::Ethernet,
+            speed_mbps: Some(speed_mbps),
+            active_mtu_bytes: None,
+            netdev: None,
+        };
+        let device = |(name, numa_node, speed): (&str, Option<u32>, u64)| RdmaDevice {
+            name: name.to_owned(),
+            numa_node,
+            pci: None,
+            driver: None,
+            ports: vec![port(speed)],
+        };
+        let all = [("loop0", Some(0), 100_000), ("loop1", Some(0), 100_000), ("loop2", Some(1), 100_000)];
+        machine.rdma_devices = all.into_iter().chain([("loop3", None, 10_000)]).map(device).collect();
+        machine
+    }
+
+    fn devices(names: &[&str]) -> RdmaDevices {
+        RdmaDevices {
+            verbs: Verbs::loopback(&Loopback::new(&[SoftPort::default(); 4])),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            preferred: 0,
+            near: discover(Some(&machine()), None).unwrap(),
+            options: kvplane_transport::RdmaOptions::default(),
+        }
+    }
+
+    fn seat(node: u32, nics: &[(&str, bool)]) -> ShardSeat {
+        let share = |&(device, local): &(&str, bool)| QueueShare {
+            device: device.to_owned(),
+            queue: 0,
+            numa_node: None,
+            local,
+        };
+        ShardSeat {
+            shard: 0,
+            core: None,
+            numa_node: Some(node),
+            nics: nics.iter().map(share).collect(),
+            drives: Vec::new(),
+            reason: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_matrix_becomes_tiers_and_nodes() {
+        let near = devices(&[]).near;
+        let table = near.table(["loop0", "loop2", "loop3", "other"].into_iter());
+        let at = |device: u16, node: u32| table.of(device, near.place_of_node(node));
+        assert_eq!((at(0, 0).tier, at(0, 0).same_node), (0, Some(true)));
+        assert_eq!((at(0, 1).same_node, at(1, 1).tier, at(1, 1).same_node), (Some(false), 0, Some(true)));
+        assert!(at(0, 1).tier > 0 && at(1, 0).tier > 0);
+        // A tenth of the others' speed: behind all others, wherever it is.
+        assert!(at(2, 0).tier > at(1, 0).tier && at(2, 0).same_node.is_none());
+        assert_eq!(at(3, 0), Nearness::default(), "nothing is known of a device that is not in the machine");
+        assert!(near.why["loop0"][0].contains("node 0"), "{:?}", near.why["loop0"]);
+    }
+
+    #[test]
+    fn shards_are_given_the_devices_of_their_node_and_one_to_stand_in() {
+        let names = |devices: &RdmaDevices, seat: &ShardSeat| {
+            let dealt = dealt(devices, seat);
+            (dealt.names, dealt.preferred)
+        };
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let all = devices(&[]);
+        let near = seat(0, &[("loop0", true), ("loop1", true), ("loop2", false)]);
+        assert_eq!(names(&all, &near), (owned(&["loop0", "loop1"]), 2));
+        // One alone: the nearest of the others stands in for it.
+        assert_eq!(names(&all, &seat(0, &[("loop1", true)])), (owned(&["loop1", "loop0"]), 1));
+        assert_eq!(names(&all, &seat(1, &[("loop2", true)])).1, 1);
+        // None of its node, or none that may be used: all.
+        assert_eq!(names(&all, &seat(1, &[("loop0", false)])), (owned(&["loop0", "loop1", "loop2", "loop3"]), 0));
+        assert_eq!(names(&devices(&["loop2", "loop3"]), &near), (owned(&["loop2", "loop3"]), 0));
+        assert_eq!(names(&devices(&["loop2", "loop0"]), &near), (owned(&["loop0", "loop2"]), 1));
+    }
+
+    #[test]
+    fn a_matrix_is_read_from_a_file_or_given_as_it_is() {
+        let machine = machine();
+        let text = r#"{"cpu:0":[["loop2"],["loop0"]]}"#;
+        let path = std::env::temp_dir().join(format!("kvplane-matrix-{}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        let by_path = discover(Some(&machine), path.to_str()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let inline = discover(Some(&machine), Some(text)).unwrap();
+        for near in [by_path, inline] {
+            let table = near.table(["loop2", "loop0", "loop1"].into_iter());
+            let tiers = [0, 1, 2].map(|device| table.of(device, near.place("cpu:0")).tier);
+            assert_eq!(tiers, [0, 1, 2], "what a row does not name comes last");
+        }
+        let mut gone = machine.clone();
+        gone.rdma_devices[2].ports[0].state = PortState::Down;
+        let error = discover(Some(&gone), Some(text)).unwrap_err().to_string();
+        assert!(error.contains("loop2") && error.contains("cannot be used: no active port"), "{error}");
+    }
+}

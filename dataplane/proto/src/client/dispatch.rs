@@ -25,6 +25,8 @@ const EXPRESS_NS: u64 = 100_000_000;
 
 /// A lane is given up when it is silent for so many times the time that its work should take.
 const STALL_FACTOR: f64 = 8.0;
+/// And not before it is silent for so many times the longest silence of its rail, up to [`Limits::RAIL_SILENCE_NS`].
+const SILENCES: u64 = 4;
 
 /// The rails of one path to a peer, and what waits for them.
 pub(super) struct Group {
@@ -160,8 +162,12 @@ impl Client {
             let usual_ns = rate.base_ns().max(rate.latency_ns());
             // How far away the peer is, is not known before something was served.
             let least_ns = if usual_ns > 0.0 { Limits::STALL_NS } else { Limits::RAIL_HELLO_NS };
-            let work_ns = usual_ns + entry.load_bytes as f64 / rate.bytes_per_ns();
-            least_ns.max((work_ns * STALL_FACTOR) as u64)
+            // Lanes share their rail: what the others have may be served before.
+            let rail = &client.rails[entry.rail as usize].rail;
+            let (bulk, small) = rail.inflight_bytes();
+            let work_ns = usual_ns + (bulk + small) as f64 / rate.bytes_per_ns();
+            let silence_ns = rail.silence_ns().saturating_mul(SILENCES).min(Limits::RAIL_SILENCE_NS);
+            least_ns.max((work_ns * STALL_FACTOR) as u64).max(silence_ns)
         };
         let entry = &self.lanes[lane as usize];
         if entry.first == NOWHERE {

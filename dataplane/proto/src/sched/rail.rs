@@ -41,6 +41,8 @@ crate::state_machine! {
 
 /// How much a predicted time counts, by the NUMA distance of the port: same node, other node, unknown or far.
 const TIER_PENALTY: [f64; 3] = [1.0, 5.0, 10.0];
+/// Slices after which a silence has lost most of its weight.
+const SILENCE_MEMORY: u64 = 1_024;
 /// What a rail may carry at once when it has just proved itself.
 const BITE_BYTES: u64 = 256 << 10;
 
@@ -55,6 +57,9 @@ pub struct Rail {
     /// What it may carry after a failure, growing; `u64::MAX` where it never failed.
     bite_bytes: u64,
     paused_until_ns: u64,
+    /// The longest time of late in which nothing was done although something was posted, and when something was last.
+    silence_ns: u64,
+    heard_ns: u64,
 }
 
 impl Rail {
@@ -69,6 +74,8 @@ impl Rail {
             small_bytes: 0,
             bite_bytes: u64::MAX,
             paused_until_ns: 0,
+            silence_ns: 0,
+            heard_ns: 0,
         }
     }
 
@@ -88,6 +95,12 @@ impl Rail {
     #[must_use]
     pub const fn inflight_bytes(&self) -> (u64, u64) {
         (self.bulk_bytes, self.small_bytes)
+    }
+
+    /// The longest time of late in which it was silent although it had work. Slow rails tell of many slices at once.
+    #[must_use]
+    pub const fn silence_ns(&self) -> u64 {
+        self.silence_ns
     }
 
     /// Whether slices may be promised to it: it is not paused, or its pause is over and it may be tried.
@@ -165,6 +178,10 @@ impl Rail {
 
     /// A slice that was unbooked just now had moved `bytes`.
     pub fn done(&mut self, bytes: u64, small: bool, posted_ns: u64, now_ns: u64) {
+        let silence_ns = now_ns.saturating_sub(self.heard_ns.max(posted_ns));
+        self.heard_ns = now_ns;
+        // Forgotten slowly: what comes at once after a silence says nothing against it.
+        self.silence_ns = silence_ns.max(self.silence_ns - self.silence_ns / SILENCE_MEMORY);
         if !small || self.bulk_bytes > 0 {
             self.rate.served(bytes, posted_ns, now_ns);
         } else {

@@ -349,3 +349,33 @@ fn a_latency_that_was_learned_at_a_bad_moment_is_forgotten() {
     small(&mut rail, 14_096, &mut now_ns);
     assert!(rail.rate().latency_ns() < 20e3, "{}", rail.rate().latency_ns());
 }
+
+#[test]
+fn a_rail_that_tells_of_many_slices_at_once_is_known_to_be_silent_in_between() {
+    let mut rail = Rail::new(10_000_000_000, 0);
+    let mut now_ns = 1_000;
+    // Thirty-two slices, told of together every 160 ms.
+    for _ in 0..4 {
+        (0..32).for_each(|_| rail.book(256 << 10, false, now_ns));
+        let posted_ns = core::mem::replace(&mut now_ns, now_ns + 160_000_000);
+        for _ in 0..32 {
+            rail.unbook(256 << 10, false);
+            rail.done(256 << 10, false, posted_ns, now_ns);
+        }
+    }
+    assert!((150_000_000..=160_000_000).contains(&rail.silence_ns()), "{}", rail.silence_ns());
+    // Idle time is no silence.
+    now_ns += 10_000_000_000;
+    rail.book(4096, true, now_ns);
+    rail.unbook(4096, true);
+    rail.done(4096, true, now_ns, now_ns + 1_000_000);
+    assert!(rail.silence_ns() < 160_000_000);
+    // What becomes quick again is soon taken to be.
+    for _ in 0..10_000 {
+        rail.book(4096, true, now_ns);
+        rail.unbook(4096, true);
+        rail.done(4096, true, now_ns, now_ns + 10_000);
+        now_ns += 10_000;
+    }
+    assert!(rail.silence_ns() < 100_000, "{}", rail.silence_ns());
+}

@@ -29,6 +29,7 @@ impl Rdma {
             progress |= self.take_completions(nic);
         }
         progress |= self.see_off();
+        self.look_after_idle();
         progress
     }
 

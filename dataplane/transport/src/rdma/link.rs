@@ -227,6 +227,8 @@ pub(super) struct Link {
     // The end.
     pub(super) why: Option<Gone>,
     pub(super) closing_since_ns: Option<u64>,
+    /// Since when nothing has been seen to happen on it, or its peer was asked for a sign of life.
+    pub(super) idle_since_ns: Option<u64>,
     pub(super) last_receive: bool,
     /// Close once everything is sent.
     pub(super) closing_after_send: Option<Gone>,
@@ -270,6 +272,7 @@ impl Link {
             posted: VecDeque::new(),
             why: None,
             closing_since_ns: None,
+            idle_since_ns: None,
             last_receive: false,
             closing_after_send: None,
         }

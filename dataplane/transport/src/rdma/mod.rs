@@ -25,6 +25,7 @@ mod copies;
 mod credits;
 mod end;
 mod endpoints;
+mod idle;
 mod input;
 mod link;
 mod memory;
@@ -60,6 +61,8 @@ use wire::{EAGER_BYTES, OFFERS, Place};
 const SIGNAL_EVERY: u32 = 32;
 /// Completions of one lot.
 const LOT: usize = nic::POLLED;
+/// Memory from which on each device's registration has a thread of its own.
+const ALONE_BYTES: usize = 256 << 20;
 /// Records kept for their memory, and the longest of them.
 const SPARES: usize = 16;
 const SPARE_BYTES: usize = 16 << 10;
@@ -82,6 +85,8 @@ pub struct RdmaOptions {
     /// Regions of memory that are registered with one device, beside published segments. The bytes of others are
     /// copied through buffers.
     pub regions: u32,
+    /// An idle connection's peer is asked for a sign of life after so long, and again after as long.
+    pub keepalive_ns: u64,
 }
 
 impl Default for RdmaOptions {
@@ -94,6 +99,7 @@ impl Default for RdmaOptions {
             send_slots: 128,
             send_depth: 128,
             regions: 65_536,
+            keepalive_ns: 10_000_000_000,
         }
     }
 }
@@ -115,6 +121,8 @@ pub struct RdmaCounters {
     pub bounced_bytes: u64,
     /// Connections given up for others.
     pub evictions: u64,
+    /// Times that the peer of an idle connection was asked for a sign of life.
+    pub keepalives: u64,
 }
 
 /// Why there is no connection.
@@ -198,6 +206,8 @@ pub struct Rdma {
     now_ns: u64,
     /// Of the devices, how many of the first peers are given.
     preferred: usize,
+    /// When idle connections are looked at again.
+    look_ns: u64,
 }
 
 impl Rdma {
@@ -231,6 +241,7 @@ impl Rdma {
             counter: 0,
             now_ns: 0,
             preferred: 0,
+            look_ns: 0,
         }
     }
 
@@ -425,10 +436,23 @@ impl Rdma {
     }
 
     /// Registers memory with all devices now instead of at its first use.
+    ///
+    /// Long regions are registered by a thread for each device, as pinning takes its time.
     pub fn register(&mut self, region: &Arc<Region>) {
-        for nic in &mut self.nics {
-            nic.memory.ensure(region);
-        }
+        let (first, others) = match &mut self.nics[..] {
+            [] => return,
+            [first, others @ ..] if region.bytes() >= ALONE_BYTES => (first, others),
+            nics => return nics.iter_mut().for_each(|nic| _ = nic.memory.ensure(region)),
+        };
+        std::thread::scope(|scope| {
+            for nic in others {
+                let memory = &mut nic.memory;
+                let builder = std::thread::Builder::new().name("kvp-register".to_owned());
+                // Without a thread for it, it is registered when it is first needed.
+                let _ = builder.spawn_scoped(scope, move || memory.ensure(region));
+            }
+            first.memory.ensure(region);
+        });
     }
 
     /// Why memory could not be registered, once.

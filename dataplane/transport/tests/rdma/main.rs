@@ -5,5 +5,6 @@ mod bed;
 mod copies;
 mod failures;
 mod frames;
+mod idle;
 mod payloads;
 mod sleep;
