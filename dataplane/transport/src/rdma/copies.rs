@@ -239,7 +239,9 @@ impl Link {
         posted.left = posted.left.saturating_sub(1);
         let failed = match status {
             Status::Success => None,
-            Status::RemoteAccess | Status::RemoteInvalid => Some(Outcome::Stale),
+            // The key is of no use any more. A request that the other device calls invalid says nothing of the key:
+            // soft-RoCE answers so where packets were lost, and another connection may do.
+            Status::RemoteAccess => Some(Outcome::Stale),
             _ => Some(Outcome::Unreachable),
         };
         posted.failed = posted.failed.or(failed);
