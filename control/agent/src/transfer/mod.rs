@@ -126,12 +126,7 @@ impl TransferEngine {
     /// When the port is taken or the kernel refuses: says which and what to do.
     pub fn start(mut config: TransferEngineConfig) -> Result<Self, Error> {
         config.check()?;
-        if config.rdma.filters.is_empty() {
-            config.rdma.filters.clone_from(&config.environment.device_filters);
-        }
-        if config.rdma.matrix.is_none() {
-            config.rdma.matrix.clone_from(&config.environment.rail_matrix);
-        }
+        config.rdma.heed(&config.environment);
         let listening = directory::listen(&config)?;
         let sockets = directory_of(&config)?;
         let unique = seed()?.max(1);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kvplane_engine::RdmaDevices;
+use kvplane_mooncake::Environment;
 use kvplane_sys::verbs::{Device, Verbs};
 use kvplane_topology::Machine;
 use kvplane_transport::RdmaOptions;
@@ -50,6 +51,16 @@ impl RdmaConfig {
         Self { mode, ..Self::default() }
     }
 
+    /// Takes what is not given from the environment.
+    pub(super) fn heed(&mut self, environment: &Environment) {
+        if self.filters.is_empty() {
+            self.filters.clone_from(&environment.device_filters);
+        }
+        if self.matrix.is_none() {
+            self.matrix.clone_from(&environment.rail_matrix);
+        }
+    }
+
     /// The devices there are, or why there are none.
     fn find(&self) -> Result<RdmaDevices, String> {
         if self.mode == RdmaUse::Never {
@@ -91,8 +102,8 @@ impl RdmaConfig {
     /// The devices for the engine's hosts; none where there are none, or they are not to be used.
     ///
     /// # Errors
-    /// When a device is named that is not there: says which there are. When a matrix does not fit the machine. When they are required and there is none, or
-    /// none that can be used: says why.
+    /// When a device is named that is not there: says which there are. When a matrix does not fit the machine. When
+    /// they are required and there is none, or none that can be used: says why.
     pub(crate) fn devices(&self) -> Result<Option<RdmaDevices>, Error> {
         let Some(devices) = self.chosen()? else { return Ok(None) };
         let near = near::discover(self.machine.as_deref(), self.matrix.as_deref())?;

@@ -49,9 +49,9 @@ fn our_key_travels_beside_the_stock_ones() {
     assert_eq!(decode(&text).expect("our own"), descriptor);
     let newer = text.replace(r#""version":1"#, r#""version":2"#);
     assert_eq!(decode(&newer).expect("a newer peer is a stock peer").native, None);
-    let extended = text.replace(r#""version":1"#, r#""version":1,"rails":[1,2]"#);
+    let extended = text.replace(r#""version":1"#, r#""version":1,"tracks":[1,2]"#);
     let read = decode(&extended).expect("unknown keys are kept").native.expect("the key");
-    assert_eq!(read.other.get("rails"), Some(&json!([1, 2])));
+    assert_eq!(read.other.get("tracks"), Some(&json!([1, 2])));
 }
 
 #[test]
@@ -178,4 +178,26 @@ proptest! {
             prop_assert_eq!(decode(&text).expect("our own"), read);
         }
     }
+}
+
+#[test]
+fn rails_are_told_and_what_does_not_fit_together_is_refused() {
+    use super::rails::{NativeDevice, NativePlace, NativeRails};
+    let device = |name: &str| NativeDevice { name: name.to_owned() };
+    let place = NativePlace { name: "cpu:0".to_owned(), tiers: vec![0, 1], same_node: vec![Some(true), None] };
+    let devices = vec![device("mlx5_0"), device("mlx5_1")];
+    let rails = NativeRails { devices, places: vec![place], buffers: vec![1, 0] };
+    assert!(rails.check(2).is_ok() && NativeRails::default().check(2).is_ok());
+    let text = serde_json::to_string(&rails).unwrap();
+    assert_eq!(serde_json::from_str::<NativeRails>(&text).unwrap(), rails);
+    let refused = |change: fn(&mut NativeRails)| {
+        let mut changed = rails.clone();
+        change(&mut changed);
+        assert!(changed.check(2).is_err(), "{changed:?}");
+    };
+    refused(|rails| rails.buffers[0] = 2);
+    refused(|rails| rails.buffers.truncate(1));
+    refused(|rails| rails.places[0].tiers.truncate(1));
+    refused(|rails| rails.devices[0].name.clear());
+    refused(|rails| rails.devices = vec![rails.devices[0].clone(); 65]);
 }

@@ -357,7 +357,8 @@ fn a_rail_that_tells_of_many_slices_at_once_is_known_to_be_silent_in_between() {
     // Thirty-two slices, told of together every 160 ms.
     for _ in 0..4 {
         (0..32).for_each(|_| rail.book(256 << 10, false, now_ns));
-        let posted_ns = core::mem::replace(&mut now_ns, now_ns + 160_000_000);
+        let posted_ns = now_ns;
+        now_ns += 160_000_000;
         for _ in 0..32 {
             rail.unbook(256 << 10, false);
             rail.done(256 << 10, false, posted_ns, now_ns);

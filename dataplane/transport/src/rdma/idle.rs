@@ -17,6 +17,11 @@ use crate::types::{ConnectionId, Gone};
 const LOOK_NS: u64 = 1_000_000_000;
 
 impl Rdma {
+    /// Gives peers that connect one of the first so many devices, as long as one of those reaches them. 0: any.
+    pub const fn prefer(&mut self, devices: usize) {
+        self.preferred = devices;
+    }
+
     /// Looks after idle connections, once in a while.
     pub(super) fn look_after_idle(&mut self) {
         let now_ns = self.now_ns;

@@ -9,7 +9,11 @@ use std::sync::Arc;
 use kvplane_sys::verbs::{Access, MemoryRegion, Piece, ProtectionDomain};
 use kvplane_sys::{IoBuf, Region};
 
+use super::Rdma;
 use super::mixing::MixedMap;
+
+/// Memory from which on each device's registration has a thread of its own.
+const ALONE_BYTES: usize = 256 << 20;
 
 /// The registered memory of one device.
 pub(super) struct MemoryTable {
@@ -86,5 +90,27 @@ impl MemoryTable {
     /// Why memory was refused, once.
     pub(super) const fn take_problem(&mut self) -> Option<String> {
         self.problem.take()
+    }
+}
+
+impl Rdma {
+    /// Registers memory with all devices now instead of at its first use.
+    ///
+    /// Long regions are registered by a thread for each device, as pinning takes its time.
+    pub fn register(&mut self, region: &Arc<Region>) {
+        let (first, others) = match &mut self.nics[..] {
+            [] => return,
+            [first, others @ ..] if region.bytes() >= ALONE_BYTES => (first, others),
+            nics => return nics.iter_mut().for_each(|nic| _ = nic.memory.ensure(region)),
+        };
+        std::thread::scope(|scope| {
+            for nic in others {
+                let memory = &mut nic.memory;
+                let builder = std::thread::Builder::new().name("kvp-register".to_owned());
+                // Without a thread for it, it is registered when it is first needed.
+                let _ = builder.spawn_scoped(scope, move || memory.ensure(region));
+            }
+            first.memory.ensure(region);
+        });
     }
 }

@@ -61,8 +61,6 @@ use wire::{EAGER_BYTES, OFFERS, Place};
 const SIGNAL_EVERY: u32 = 32;
 /// Completions of one lot.
 const LOT: usize = nic::POLLED;
-/// Memory from which on each device's registration has a thread of its own.
-const ALONE_BYTES: usize = 256 << 20;
 /// Records kept for their memory, and the longest of them.
 const SPARES: usize = 16;
 const SPARE_BYTES: usize = 16 << 10;
@@ -258,11 +256,6 @@ impl Rdma {
         Ok(index)
     }
 
-    /// Gives peers that connect one of the first so many devices, as long as one of those reaches them. 0: any.
-    pub const fn prefer(&mut self, devices: usize) {
-        self.preferred = devices;
-    }
-
     /// The devices, by position: name, bits per second (0 when down or not known), and why it cannot be used, if so.
     pub fn devices(&self) -> impl Iterator<Item = (&str, u64, Option<String>)> {
         self.nics.iter().map(|nic| {
@@ -433,26 +426,6 @@ impl Rdma {
     /// Lets go of memory that is not used any more: it is unpinned.
     pub fn forget(&mut self, region: &Arc<Region>) {
         self.nics.iter_mut().for_each(|nic| nic.memory.forget(region));
-    }
-
-    /// Registers memory with all devices now instead of at its first use.
-    ///
-    /// Long regions are registered by a thread for each device, as pinning takes its time.
-    pub fn register(&mut self, region: &Arc<Region>) {
-        let (first, others) = match &mut self.nics[..] {
-            [] => return,
-            [first, others @ ..] if region.bytes() >= ALONE_BYTES => (first, others),
-            nics => return nics.iter_mut().for_each(|nic| _ = nic.memory.ensure(region)),
-        };
-        std::thread::scope(|scope| {
-            for nic in others {
-                let memory = &mut nic.memory;
-                let builder = std::thread::Builder::new().name("kvp-register".to_owned());
-                // Without a thread for it, it is registered when it is first needed.
-                let _ = builder.spawn_scoped(scope, move || memory.ensure(region));
-            }
-            first.memory.ensure(region);
-        });
     }
 
     /// Why memory could not be registered, once.
