@@ -126,8 +126,8 @@ fn perftest(program: &str, devices: [&str; 2], bytes: usize, count: usize, colum
     let output = client.0.stdout.take().ok_or("its output was to be a pipe")?;
     wait_until(program, || Ok(client.0.try_wait()?.is_some()))?;
     let text = std::io::read_to_string(output)?;
-    let figures = text.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
-    let line = figures.filter(|words| words.first() == Some(&&*bytes.to_string())).last();
+    let mut figures = text.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+    let line = figures.rfind(|words| words.first() == Some(&&*bytes.to_string()));
     let figure = line.as_ref().and_then(|words| words.get(column)?.parse().ok());
     figure.ok_or_else(|| format!("{program} gave no figures:\n{text}").into())
 }

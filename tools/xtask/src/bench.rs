@@ -1,5 +1,6 @@
-//! `cargo x bench`: prepare the machine with the benchmarks' rivals too, build release, hand over to `kvplane-bench`, here
-//! or in a virtual machine with RDMA devices.
+//! `cargo x bench`: prepare the machine with the benchmarks' rivals too, build release, hand over to `kvplane-bench`.
+//!
+//! With `--rig` that runs in a virtual machine with RDMA devices.
 
 use std::process::Command;
 

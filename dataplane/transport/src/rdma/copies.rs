@@ -299,7 +299,9 @@ impl Link {
     pub(super) fn copy_over(&mut self, id: ConnectionId, token: Option<u64>, status: Status, books: &mut Books) {
         let failed = match status {
             Status::Success => None,
-            Status::RemoteAccess | Status::RemoteInvalid => Some(Outcome::Stale),
+            // The key is of no use any more. A request that the other device calls invalid says nothing of the key:
+            // soft-RoCE answers so where packets were lost, and another connection may do.
+            Status::RemoteAccess => Some(Outcome::Stale),
             _ => Some(Outcome::Unreachable),
         };
         let failed = self.part_failed.or(failed);

@@ -16,8 +16,8 @@ use kvplane::{Client, ClientConfig, Control, RdmaConfig, RdmaUse};
 
 use crate::network::{End, installed_devices, instead_of_tcp, over_rdma};
 
-/// How long anything may take before it is taken to hang.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long anything may take before it is taken to hang. Emulated processors are slow.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A directory and a cluster name of one test's own; the directory goes with it.
 pub(crate) struct Workplace {

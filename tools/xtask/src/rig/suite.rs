@@ -176,7 +176,7 @@ fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<Str
         }
         for binary in chosen {
             let mut command = Command::new(if job.over_rdma { "over_rdma" } else { "run" });
-            let filter = job.filter.map(|filter| format!(" {filter}")).unwrap_or_default();
+            let filter = job.filter.filter(|_| words.is_empty()).map(|filter| format!(" {filter}")).unwrap_or_default();
             let name = format!("{} {}{filter}", binary.package, binary.target);
             command.arg(name).arg(&binary.directory).arg(&binary.path);
             if words.is_empty() {
