@@ -46,14 +46,11 @@ fn main() -> ExitCode {
     if words.first().map(String::as_str) == Some("peers") {
         return finish(peers::run(&words[1..]));
     }
-    if words.first().map(String::as_str) == Some("tier") {
-        return finish(tier::run(&words[1..]));
-    }
-    if words.first().map(String::as_str) == Some("tier-recovery") {
-        return finish(tier::recovery(&words[1..]));
-    }
-    if words.first().map(String::as_str) == Some("tier-puts") {
-        return finish(tier::saturated(&words[1..]));
+    match words.first().map(String::as_str) {
+        Some("tier") => return finish(tier::run(&words[1..])),
+        Some("tier-recovery") => return finish(tier::recovery(&words[1..])),
+        Some("tier-puts") => return finish(tier::saturated(&words[1..])),
+        _ => {}
     }
     let mut rounds = 7;
     let mut names = Vec::new();

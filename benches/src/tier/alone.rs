@@ -30,6 +30,8 @@ pub(crate) fn region(name: &str, bytes: usize) -> Result<Arc<Region>, Failure> {
 pub(crate) struct Alone {
     pub(crate) tier: Tier,
     pub(crate) nvme: Nvme,
+    /// What the process had of memory when pool and staging area were there and pinned, and the tier was not.
+    pub(crate) anonymous_bytes: u64,
     pool: Arc<Region>,
     poller: Poller,
     /// What ended, with the call's token; `false` where it failed.
@@ -58,8 +60,9 @@ impl Alone {
         let nvme = Nvme::new(part, TierMemory::new(Arc::clone(&pool), staging))?;
         let poller = Poller::new()?;
         poller.add(nvme.fd(), 0, Interest::Readable)?;
+        let anonymous_bytes = anonymous_bytes()?;
         let tier = Tier::open(config, options)?;
-        let mut alone = Self { tier, nvme, pool, poller, ended: Vec::new(), released: Vec::new() };
+        let mut alone = Self { tier, nvme, anonymous_bytes, pool, poller, ended: Vec::new(), released: Vec::new() };
         let until = Instant::now() + PATIENCE;
         while !alone.round()? {
             if Instant::now() > until {
@@ -109,6 +112,18 @@ impl Alone {
         }
     }
 
+    /// Until everything is written, footers too.
+    pub(crate) fn settle(&mut self) -> Result<(), Failure> {
+        let until = Instant::now() + PATIENCE;
+        while !self.tier.is_idle() {
+            self.round()?;
+            if Instant::now() > until {
+                return Err("the tier does not come to rest".into());
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn until_recovered(&mut self) -> Result<(), Failure> {
         let until = Instant::now() + PATIENCE;
         while !self.tier.is_recovered() {
@@ -122,7 +137,7 @@ impl Alone {
 
     /// Puts objects of `bytes` with these numbers, as fast as they are taken.
     pub(crate) fn fill(&mut self, keys: core::ops::Range<u64>, bytes: u32) -> Result<(), Failure> {
-        let depth = (self.pool.bytes() / place_bytes(bytes)).min(64);
+        let depth = (self.pool.bytes() / place_bytes(bytes)).min(2048);
         let mut next = keys.start;
         self.puts(depth, bytes, Ack::Buffered, &mut |_| {
             next += 1;
@@ -265,4 +280,12 @@ pub(crate) fn digest(key: u64) -> Digest {
 
 const fn place_bytes(bytes: u32) -> usize {
     (bytes as usize).next_multiple_of(4096)
+}
+
+/// What this process has of memory of its own, in bytes.
+pub(crate) fn anonymous_bytes() -> Result<u64, Failure> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("no RssAnon")?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kib << 10)
 }

@@ -56,7 +56,8 @@ impl Options {
             let value = rest.next().ok_or_else(|| format!("{word} takes a value"))?;
             match word.as_str() {
                 "--path" => options.path = value.into(),
-                "--size" => options.file_bytes = kvplane::parse_bytes(value)?,
+                // Whole blocks: a file of another length is not open to direct I/O.
+                "--size" => options.file_bytes = kvplane::parse_bytes(value)? >> 20 << 20,
                 "--rounds" => options.rounds = value.parse()?,
                 "--seconds" => options.time = Duration::from_secs_f64(value.parse()?),
                 "--keys" => options.keys = value.parse()?,

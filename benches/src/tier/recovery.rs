@@ -7,14 +7,15 @@ use kvplane_proto::rng::Rng;
 use kvplane_sys::cpu;
 use kvplane_tier::{Get, Priority, Span, TierConfig, Token};
 
-use super::alone::{Alone, digest};
+use super::alone::{Alone, anonymous_bytes, digest};
 use super::{MEMORY, Options, Scratch};
 use crate::Failure;
 use crate::rounds::Series;
 
 /// Short objects, so that millions of keys need no large device.
 const OBJECT_BYTES: u32 = 64;
-const SEGMENT_BYTES: u64 = 128 << 20;
+/// Short ones, so that the last, which has no footer and is scanned, is a small part of all.
+const SEGMENT_BYTES: u64 = 32 << 20;
 /// Keys that are asked for after each round until one is there.
 const TRIES: u64 = 16;
 
@@ -31,12 +32,13 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let change = |config: &mut TierConfig| {
         config.segment_bytes = SEGMENT_BYTES;
         config.segments = segments as u32;
-        config.footer_pages = 2048;
+        config.footer_pages = 512;
         // Reclaim begins when a 32nd of the index is left.
         config.max_records = (keys + keys / 31 + 64) as u32;
     };
     let mut filler = Alone::open(&file.0, file_bytes, MEMORY, change)?;
     filler.fill(0..keys, OBJECT_BYTES)?;
+    filler.settle()?;
     drop(filler);
     let mut rng = Rng::new(1, "tier-recovery");
     let mut series = [
@@ -47,7 +49,6 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         Series::new("memory for each key", "bytes"),
     ];
     for _ in 0..options.rounds {
-        let anonymous = anonymous_bytes()?;
         let (start, cpu_ns) = (Instant::now(), cpu::thread_cpu_ns());
         let mut ours = Alone::open(&file.0, file_bytes, MEMORY, change)?;
         let first_hit = first_hit(&mut ours, keys, &mut rng, start)?;
@@ -57,7 +58,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         if known != keys {
             return Err(format!("{known} of {keys} keys are known").into());
         }
-        let memory = anonymous_bytes()?.saturating_sub(anonymous);
+        let memory = anonymous_bytes()?.saturating_sub(ours.anonymous_bytes);
         series[0].push(first_hit.as_secs_f64() * 1e3);
         series[1].push(all.as_secs_f64() * 1e3);
         series[2].push(cpu_ns as f64 / 1e6);
@@ -86,12 +87,4 @@ fn first_hit(ours: &mut Alone, keys: u64, rng: &mut Rng, start: Instant) -> Resu
         }
         ours.round()?;
     }
-}
-
-/// What this process has of memory that is nobody else's: without the pool and the staging area, which are shared.
-fn anonymous_bytes() -> Result<u64, Failure> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("no RssAnon")?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
-    Ok(kib << 10)
 }

@@ -159,7 +159,7 @@ impl TierConfig {
         }
     }
 
-    /// Whether a payload of so many bytes begins at a block and takes whole blocks, so that it is read with nothing else.
+    /// Whether a payload of so many bytes begins at a block and takes whole blocks, so that it is read alone.
     #[must_use]
     pub const fn has_blocks_of_its_own(&self, bytes: u32) -> bool {
         let padding = bytes.next_multiple_of(self.block_bytes) - bytes;

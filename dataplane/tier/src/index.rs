@@ -2,7 +2,7 @@
 //!
 //! Robin Hood ordering (Celis, 1986) keeps searches for what is absent short; deletion shifts back and leaves no marks.
 //! At most six sevenths of the places are in use, so an object on the device costs [`BYTES_PER_OBJECT`] of memory.
-//! An entry has the payload's checksum: what is read is checked against memory, whatever stands beside it on the device.
+//! An entry has the payload's checksum: what is read is checked against memory, whatever is beside it on the device.
 //! Which records are live follows from this table alone: reclaim asks it about each entry of a footer.
 
 use std::collections::VecDeque;

@@ -1,7 +1,8 @@
 //! Groups of records: what is written at once, and the segment that they go to.
 //!
 //! A group is a contiguous range of the device: packed records and short extents in its buffer, long extents as pieces
-//! of their own, padded to the block. Heads of extents share blocks as far as they fit. Where it has tombstones, it ends with a block of their twins, so that no single damaged block brings a
+//! of their own, padded to the block. Heads of extents share blocks as far as they fit. Where it has tombstones, it
+//! ends with a block of their twins, so that no single damaged block brings a
 //! removed object back.
 
 use std::collections::VecDeque;

@@ -200,7 +200,8 @@ impl Tier {
         key
     }
 
-    /// Checks what was read; the payload is in its destination afterwards. Nothing when the head is wanted too, which is
+    /// Checks what was read; the payload is in its destination afterwards. Nothing when the head is wanted too,
+    /// which is
     /// then being read.
     fn verify(
         &mut self,
