@@ -32,6 +32,22 @@ const USAGE: &str =
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
        kvplane-bench peers [...]: see `cargo x help`";
 
+/// What runs when nothing is named: all that needs nothing but this machine.
+const ALL: [&str; 12] = [
+    "tcp-stream",
+    "tcp-latency",
+    "shm-stream",
+    "shm-latency",
+    "same-host",
+    "many-peers",
+    "handshakes",
+    "idle",
+    "killed-client",
+    "keys",
+    "verbs",
+    "read-ahead",
+];
+
 /// What a benchmark says when it cannot go on.
 type Failure = Box<dyn std::error::Error>;
 
@@ -66,22 +82,7 @@ fn main() -> ExitCode {
         }
     }
     if names.is_empty() || names == ["all"] {
-        names = [
-            "tcp-stream",
-            "tcp-latency",
-            "shm-stream",
-            "shm-latency",
-            "same-host",
-            "many-peers",
-            "handshakes",
-            "idle",
-            "killed-client",
-            "keys",
-            "verbs",
-            "read-ahead",
-        ]
-        .map(String::from)
-        .into();
+        names = ALL.map(String::from).into();
     }
     for name in &names {
         let outcome = match name.as_str() {

@@ -5,38 +5,38 @@
 //! ended (it was silent for too long and its slots are others' now), it drops what it holds and joins with a new
 //! life.
 
+mod membership;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
     HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot,
-    Standing, TierPolicy, cpu,
+    TierPolicy, cpu,
 };
-use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot, Version};
-use kvplane_proto::map::{ClusterMap, Member, OwnerTable, ShardAddress};
-use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
-use kvplane_rpc::{RefusalCode, Role, RuntimeDirectory};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
+use kvplane_proto::map::{Member, ShardAddress};
+use kvplane_rpc::{Role, RuntimeDirectory};
 use kvplane_store::eviction::Eviction;
 use kvplane_store::service::Identity;
 use kvplane_topology::{PlanRequest, ShardPlan, plan};
 
 use crate::error::Error;
-use crate::link::{Control, ControlLink, seed, software};
+use crate::link::{Control, ControlLink, seed};
 use crate::machine::{discover_machine, scheduler_affinity};
 use crate::ssd::{SsdConfig, Ssds};
 use crate::store_limits;
 use crate::tier_report::TierReports;
 use crate::transfer::RdmaConfig;
 use crate::transfer::near::dealt;
+use membership::Membership;
 
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
-/// How often the membership thread looks around between heartbeats.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// Settings of a node.
 #[derive(Clone, Debug)]
@@ -354,170 +354,4 @@ fn member_of(
             .map(|shard| ShardAddress { tcp: shard.address(), shm: shard.shm().map(|path| path.display().to_string()) })
             .collect(),
     })
-}
-
-struct Membership {
-    link: ControlLink,
-    member: Member,
-    shards: Arc<Vec<ShardHandle>>,
-    stop: Arc<AtomicBool>,
-    trouble: Arc<Mutex<Option<String>>>,
-    seen_map: u64,
-    /// The map that the shards were told last in this life.
-    applied: Epoch,
-    /// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
-    heard: (Epoch, Epoch),
-    capacity_bytes: u64,
-    tiers: TierReports,
-}
-
-impl Membership {
-    fn join(&mut self) -> Result<(), Error> {
-        self.link.call(Join {
-            member: self.member.clone(),
-            capacity_bytes: self.capacity_bytes,
-            version: software().to_owned(),
-        })?;
-        self.heartbeat()
-    }
-
-    fn heartbeat(&mut self) -> Result<(), Error> {
-        let mut load = Load { objects: 0, used_bytes: 0, capacity_bytes: self.capacity_bytes };
-        for shard in self.shards.iter() {
-            if let Some(store) = shard.snapshot()?.store {
-                load.objects += store.objects;
-                load.used_bytes += store.used_bytes;
-            }
-        }
-        let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
-        let alive = self.link.call(Heartbeat { node, incarnation, load })?;
-        self.heard = (Epoch(alive.epoch), Epoch(alive.since));
-        self.tiers.exchange(&self.link, node, incarnation, &self.shards);
-        Ok(())
-    }
-
-    fn wait_until_mapped(&mut self) -> Result<(), Error> {
-        let patience = Duration::from_secs(10);
-        let start = std::time::Instant::now();
-        loop {
-            self.follow_map();
-            let mapped = self.link.map().is_some_and(|map| {
-                map.member(self.member.node).is_some_and(|member| member.incarnation == self.member.incarnation)
-            });
-            if mapped {
-                return Ok(());
-            }
-            if start.elapsed() > patience {
-                return Err(Error::Argument(format!("the node was not in the map after {} s", patience.as_secs())));
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    /// Puts the pool into the catalog, where tools that look for storage find it.
-    fn list_pool(&self) -> Result<(), Error> {
-        let Some(address) = self.shards.first().map(ShardHandle::address) else { return Ok(()) };
-        let owner = Owner::Node { node: self.member.node.0, incarnation: self.member.incarnation.0 };
-        self.link.call(RegisterSegment {
-            segment: Segment {
-                name: address.to_string(),
-                owner,
-                kind: Kind::Dram,
-                bytes: self.capacity_bytes,
-                address,
-                ttl_ns: 0,
-            },
-        })?;
-        Ok(())
-    }
-
-    /// Tells the shards what they own by the newest map.
-    fn follow_map(&mut self) {
-        let generation = self.link.map_generation();
-        if generation == self.seen_map {
-            return;
-        }
-        let Some(map) = self.link.map() else { return };
-        let Some(standing) = self.standing_of(map.epoch) else { return };
-        let slots = owned_slots(&map, &self.member, self.shards.len());
-        let told = self.shards.iter().zip(slots).all(|(shard, slots)| shard.own(map.epoch, standing, slots).is_ok());
-        // A full mailbox is tried again at the next look.
-        if told {
-            (self.seen_map, self.applied) = (generation, map.epoch);
-        }
-    }
-
-    /// How long owners have been as this map says: one that follows the last needs no more than itself, of others the
-    /// control plane is asked. Nothing when it cannot say; the next look asks again, or there is a newer map.
-    fn standing_of(&mut self, epoch: Epoch) -> Option<Standing> {
-        let state = self.link.welcome().state_id;
-        if self.applied != Epoch(0) && epoch.0 <= self.applied.0 + 1 {
-            return Some(Standing { state, since: epoch });
-        }
-        if epoch > self.heard.0 {
-            // A refusal is seen by the next heartbeat, which knows what to do about it.
-            self.heartbeat().ok()?;
-        }
-        let (newest, since) = self.heard;
-        (since <= epoch && epoch <= newest).then_some(Standing { state, since })
-    }
-
-    fn live(mut self) {
-        let interval = Duration::from_nanos(self.link.welcome().heartbeat_interval_ns).max(LOOK);
-        let mut last = std::time::Instant::now();
-        while !self.stop.load(Ordering::Relaxed) {
-            std::thread::sleep(LOOK);
-            self.follow_map();
-            if last.elapsed() < interval {
-                continue;
-            }
-            last = std::time::Instant::now();
-            let outcome = self.heartbeat().or_else(|error| self.recover(error));
-            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = outcome.err().map(|e| e.to_string());
-        }
-        let (node, incarnation) = (self.member.node.0, Some(self.member.incarnation.0));
-        // Without an answer, the others find out by the silence.
-        let _ = self.link.call(Leave { node, incarnation });
-    }
-
-    /// A heartbeat was refused.
-    fn recover(&mut self, error: Error) -> Result<(), Error> {
-        let Error::Call(call) = &error else { return Err(error) };
-        match call.refusal() {
-            Some(RefusalCode::UnknownMember) => {
-                self.join()?;
-                self.list_pool()
-            }
-            Some(RefusalCode::LifeEnded) => {
-                // Our slots are others' by now. What we hold may be older than what they were given.
-                let incarnation = Incarnation(unix_ns().max(self.member.incarnation.0 + 1));
-                for shard in self.shards.iter() {
-                    shard.begin_life(incarnation)?;
-                }
-                self.member.incarnation = incarnation;
-                self.applied = Epoch(0);
-                self.join()?;
-                self.list_pool()
-            }
-            _ => Err(error),
-        }
-    }
-}
-
-/// For each shard, the slots that the map gives it.
-#[allow(clippy::vec_box, reason = "each box goes to its shard as it is, through a mailbox of small messages")]
-fn owned_slots(map: &ClusterMap, me: &Member, shards: usize) -> Vec<Box<[u64; SLOTS / 64]>> {
-    let mut slots = vec![Box::new([0u64; SLOTS / 64]); shards];
-    let Some(index) = map.members.iter().position(|m| m.node == me.node && m.incarnation == me.incarnation) else {
-        return slots;
-    };
-    let table = OwnerTable::compute(map);
-    for slot in 0..SLOTS {
-        for owner in table.owners(Slot(slot as u16)) {
-            if usize::from(owner.member) == index {
-                slots[usize::from(owner.shard.0)][slot / 64] |= 1 << (slot % 64);
-            }
-        }
-    }
-    slots
 }

@@ -6,6 +6,7 @@
 
 mod error;
 mod leaving;
+mod listeners;
 mod stock;
 
 use std::io;
@@ -29,6 +30,7 @@ use crate::host::{DeviceSnapshot, Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
 pub use error::ShardError;
 use leaving::{Leaving, see_off};
+use listeners::{listen_unix, when_free};
 pub use stock::StockKeys;
 
 /// Commands that may wait for a shard.
@@ -37,11 +39,6 @@ const MAILBOX_ENTRIES: usize = 256;
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two attempts to put something into a full mailbox.
 const MAILBOX_RETRY: Duration = Duration::from_micros(100);
-/// How often a port or path that is taken is tried again, and after what wait. The kernel takes the rings of a
-/// process that was killed down only after it is gone, and they hold its listeners until then: whoever starts it
-/// again at once must not fail.
-const LISTEN_ATTEMPTS: u32 = 50;
-const LISTEN_RETRY: Duration = Duration::from_millis(20);
 /// How long the tier's device may take to be opened (formatting a blank one included), and what waits to be written.
 const TIER_OPEN: Duration = Duration::from_secs(60);
 const TIER_CLOSE: Duration = Duration::from_secs(10);
@@ -418,32 +415,6 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, Started), St
     };
     host.watch_mailbox(doorbell).map_err(|error| error.to_string())?;
     Ok((host, Started { address, mooncake, page_kind }))
-}
-
-/// What `listen` gives, tried again for a while as long as the address is in use.
-fn when_free<T>(mut listen: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    for _ in 1..LISTEN_ATTEMPTS {
-        match listen() {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(LISTEN_RETRY),
-            result => return result,
-        }
-    }
-    listen()
-}
-
-/// A Unix listener at a path; what a dead process left there is replaced, a living one is not.
-fn listen_unix(path: &std::path::Path) -> io::Result<UnixListener> {
-    if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        let text = format!("{} is in use by another process", path.display());
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
-    }
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    if path.exists() {
-        std::fs::remove_file(path).map_err(named)?;
-    }
-    let listener = UnixListener::bind(path).map_err(named)?;
-    listener.set_nonblocking(true).map_err(named)?;
-    Ok(listener)
 }
 
 fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {

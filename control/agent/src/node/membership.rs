@@ -1,0 +1,185 @@
+//! A node's membership: joining, heartbeats, and the slots that each new map gives its shards.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use kvplane_engine::{ShardHandle, Standing};
+use kvplane_proto::ids::{Epoch, Incarnation, SLOTS, Slot};
+use kvplane_proto::map::{ClusterMap, Member, OwnerTable};
+use kvplane_rpc::RefusalCode;
+use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
+
+use super::unix_ns;
+use crate::error::Error;
+use crate::link::{ControlLink, software};
+use crate::tier_report::TierReports;
+
+/// How often the membership thread looks around between heartbeats.
+const LOOK: Duration = Duration::from_millis(20);
+
+pub(super) struct Membership {
+    pub(super) link: ControlLink,
+    pub(super) member: Member,
+    pub(super) shards: Arc<Vec<ShardHandle>>,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) trouble: Arc<Mutex<Option<String>>>,
+    pub(super) seen_map: u64,
+    /// The map that the shards were told last in this life.
+    pub(super) applied: Epoch,
+    /// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
+    pub(super) heard: (Epoch, Epoch),
+    pub(super) capacity_bytes: u64,
+    pub(super) tiers: TierReports,
+}
+
+impl Membership {
+    pub(super) fn join(&mut self) -> Result<(), Error> {
+        self.link.call(Join {
+            member: self.member.clone(),
+            capacity_bytes: self.capacity_bytes,
+            version: software().to_owned(),
+        })?;
+        self.heartbeat()
+    }
+
+    fn heartbeat(&mut self) -> Result<(), Error> {
+        let mut load = Load { objects: 0, used_bytes: 0, capacity_bytes: self.capacity_bytes };
+        for shard in self.shards.iter() {
+            if let Some(store) = shard.snapshot()?.store {
+                load.objects += store.objects;
+                load.used_bytes += store.used_bytes;
+            }
+        }
+        let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
+        let alive = self.link.call(Heartbeat { node, incarnation, load })?;
+        self.heard = (Epoch(alive.epoch), Epoch(alive.since));
+        self.tiers.exchange(&self.link, node, incarnation, &self.shards);
+        Ok(())
+    }
+
+    pub(super) fn wait_until_mapped(&mut self) -> Result<(), Error> {
+        let patience = Duration::from_secs(10);
+        let start = std::time::Instant::now();
+        loop {
+            self.follow_map();
+            let mapped = self.link.map().is_some_and(|map| {
+                map.member(self.member.node).is_some_and(|member| member.incarnation == self.member.incarnation)
+            });
+            if mapped {
+                return Ok(());
+            }
+            if start.elapsed() > patience {
+                return Err(Error::Argument(format!("the node was not in the map after {} s", patience.as_secs())));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Puts the pool into the catalog, where tools that look for storage find it.
+    pub(super) fn list_pool(&self) -> Result<(), Error> {
+        let Some(address) = self.shards.first().map(ShardHandle::address) else { return Ok(()) };
+        let owner = Owner::Node { node: self.member.node.0, incarnation: self.member.incarnation.0 };
+        self.link.call(RegisterSegment {
+            segment: Segment {
+                name: address.to_string(),
+                owner,
+                kind: Kind::Dram,
+                bytes: self.capacity_bytes,
+                address,
+                ttl_ns: 0,
+            },
+        })?;
+        Ok(())
+    }
+
+    /// Tells the shards what they own by the newest map.
+    fn follow_map(&mut self) {
+        let generation = self.link.map_generation();
+        if generation == self.seen_map {
+            return;
+        }
+        let Some(map) = self.link.map() else { return };
+        let Some(standing) = self.standing_of(map.epoch) else { return };
+        let slots = owned_slots(&map, &self.member, self.shards.len());
+        let told = self.shards.iter().zip(slots).all(|(shard, slots)| shard.own(map.epoch, standing, slots).is_ok());
+        // A full mailbox is tried again at the next look.
+        if told {
+            (self.seen_map, self.applied) = (generation, map.epoch);
+        }
+    }
+
+    /// How long owners have been as this map says: one that follows the last needs no more than itself, of others the
+    /// control plane is asked. Nothing when it cannot say; the next look asks again, or there is a newer map.
+    fn standing_of(&mut self, epoch: Epoch) -> Option<Standing> {
+        let state = self.link.welcome().state_id;
+        if self.applied != Epoch(0) && epoch.0 <= self.applied.0 + 1 {
+            return Some(Standing { state, since: epoch });
+        }
+        if epoch > self.heard.0 {
+            // A refusal is seen by the next heartbeat, which knows what to do about it.
+            self.heartbeat().ok()?;
+        }
+        let (newest, since) = self.heard;
+        (since <= epoch && epoch <= newest).then_some(Standing { state, since })
+    }
+
+    pub(super) fn live(mut self) {
+        let interval = Duration::from_nanos(self.link.welcome().heartbeat_interval_ns).max(LOOK);
+        let mut last = std::time::Instant::now();
+        while !self.stop.load(Ordering::Relaxed) {
+            std::thread::sleep(LOOK);
+            self.follow_map();
+            if last.elapsed() < interval {
+                continue;
+            }
+            last = std::time::Instant::now();
+            let outcome = self.heartbeat().or_else(|error| self.recover(error));
+            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = outcome.err().map(|e| e.to_string());
+        }
+        let (node, incarnation) = (self.member.node.0, Some(self.member.incarnation.0));
+        // Without an answer, the others find out by the silence.
+        let _ = self.link.call(Leave { node, incarnation });
+    }
+
+    /// A heartbeat was refused.
+    fn recover(&mut self, error: Error) -> Result<(), Error> {
+        let Error::Call(call) = &error else { return Err(error) };
+        match call.refusal() {
+            Some(RefusalCode::UnknownMember) => {
+                self.join()?;
+                self.list_pool()
+            }
+            Some(RefusalCode::LifeEnded) => {
+                // Our slots are others' by now. What we hold may be older than what they were given.
+                let incarnation = Incarnation(unix_ns().max(self.member.incarnation.0 + 1));
+                for shard in self.shards.iter() {
+                    shard.begin_life(incarnation)?;
+                }
+                self.member.incarnation = incarnation;
+                self.applied = Epoch(0);
+                self.join()?;
+                self.list_pool()
+            }
+            _ => Err(error),
+        }
+    }
+}
+
+/// For each shard, the slots that the map gives it.
+#[allow(clippy::vec_box, reason = "each box goes to its shard as it is, through a mailbox of small messages")]
+fn owned_slots(map: &ClusterMap, me: &Member, shards: usize) -> Vec<Box<[u64; SLOTS / 64]>> {
+    let mut slots = vec![Box::new([0u64; SLOTS / 64]); shards];
+    let Some(index) = map.members.iter().position(|m| m.node == me.node && m.incarnation == me.incarnation) else {
+        return slots;
+    };
+    let table = OwnerTable::compute(map);
+    for slot in 0..SLOTS {
+        for owner in table.owners(Slot(slot as u16)) {
+            if usize::from(owner.member) == index {
+                slots[usize::from(owner.shard.0)][slot / 64] |= 1 << (slot % 64);
+            }
+        }
+    }
+    slots
+}
