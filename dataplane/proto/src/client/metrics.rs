@@ -292,8 +292,8 @@ impl Client {
         }
     }
 
-    /// Whether memory at these places and the devices of a rail are on one node, at our end and at the peer's; none on a
-    /// rail without devices.
+    /// Whether memory at these places and the devices of a rail are on one node, at our end and at the peer's; none
+    /// on a rail without devices.
     pub(super) fn nodes_of(
         &self,
         rail: u32,
