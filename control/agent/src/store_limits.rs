@@ -14,14 +14,12 @@ pub(crate) fn of_shard(config: &NodeConfig, pool_bytes: u64, shards: usize) -> R
             .map_err(|_| Error::Argument(format!("{objects} objects over {shards} shards are too many for each")))?,
         None => usual.max_objects,
     };
-    let store = StoreConfig {
+    Ok(StoreConfig {
         max_objects,
         eviction: config.eviction,
         high_watermark_percent: config.high_watermark_percent,
         low_watermark_percent: config.low_watermark_percent,
         hash_seed: seed()?,
         ..usual
-    };
-    store.validate().map_err(|error| Error::Argument(error.to_string()))?;
-    Ok(store)
+    })
 }

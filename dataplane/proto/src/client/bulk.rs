@@ -217,10 +217,12 @@ impl Client {
     /// As [`Self::copied`], for copies of a lane over RDMA that have all succeeded, oldest first.
     pub fn all_copied(&mut self, lane: LaneId, slices: impl IntoIterator<Item = SliceId>, now_ns: u64) {
         self.now_ns = now_ns;
-        if self.current(lane).is_none_or(|entry| entry.path != Path::Rdma) {
-            return;
-        }
         let mut slices = slices.into_iter();
+        match self.current(lane).map(|entry| entry.path) {
+            Some(Path::Rdma) => {}
+            Some(_) => return slices.for_each(|slice| self.copied(lane, slice, Ok(0), now_ns)),
+            None => return,
+        }
         while let Some(odd) = self.end_run(lane.index, &mut slices) {
             self.copied(lane, odd, Ok(0), now_ns);
         }

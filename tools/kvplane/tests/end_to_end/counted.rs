@@ -21,7 +21,7 @@ fn the_way_to_another_process_is_explained_as_it_is_taken() {
     let (_target, address) = target(&place);
     let found: Value = serde_json::from_str(&explain(&place, &address, &["--json"]).text()).unwrap();
     let names: Vec<_> = found["transports"].as_array().unwrap().iter().map(|one| &one["transport"]).collect();
-    assert_eq!(names, ["local", "shm", "cma", "rdma", "tcp", "mooncake", "file"]);
+    assert_eq!(names, ["local", "shm", "cma", "rdma", "tcp", "mooncake-rdma", "mooncake", "file"]);
     assert_eq!(found["chosen"]["mapped"], "shm", "{found}");
     // What is said of the kernel's permission is what happens: a run over cma alone works, or it does not.
     let run = tebench(&place, &address, &["--xport_type=cma", "--op_type=read_verify", "--json=-"]);

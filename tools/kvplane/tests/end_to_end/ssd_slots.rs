@@ -53,7 +53,9 @@ fn what_was_removed_elsewhere_does_not_come_back_and_what_nobody_else_had_is_kep
     node.kill();
     let mut node = with_ssd(&place);
     for key in 0..KEYS {
-        assert!(there(&mut client, key), "object {key} was durable");
+        // What is not recovered yet is a miss.
+        let found = wait_until(|| there(&mut client, key).then_some(()));
+        assert_eq!(found, Some(()), "object {key} was durable");
     }
     // It leaves, its slots are another's, and there half of the objects are removed.
     assert!(node.stop().success());
