@@ -111,3 +111,22 @@ fn a_restart_in_peace_scans_only_what_was_open() {
     assert!(report.sealed_segments >= 3 && report.scanned_segments <= 2, "{report}");
     assert_eq!((report.torn_records, report.damaged_headers, report.unreadable_windows), (0, 0, 0), "{report}");
 }
+
+#[test]
+fn starts_that_are_cut_short_cost_nothing() {
+    let mut world = World::new(small(4096), 5);
+    world.until_recovered();
+    for key in 0..3 {
+        world.settle();
+        world.put(digest(key), 3000, false, Ack::Durable).expect("there is room");
+    }
+    world.settle();
+    for _ in 0..3 * world.tier.config().segments {
+        world.restart(false);
+        world.until_recovered();
+        world.settle();
+    }
+    world.tier.check();
+    world.verify(Promise::Durable, true).expect("nothing else was written");
+    assert_eq!(all(&world).len(), 3, "objects made room for segments that nobody used");
+}

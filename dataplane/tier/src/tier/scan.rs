@@ -312,9 +312,11 @@ impl Tier {
         }
         self.segments[segment].generation = generation;
         self.oldest_live = self.oldest_live.max(scan.oldest_live);
-        if scan.generation.is_none() && scan.entries.is_empty() {
+        // What was made ready and never used is free, or every start that is cut short would cost a segment.
+        if scan.entries.is_empty() && (scan.generation.is_none() || !scan.unreadable) {
+            let durable_sequence = if scan.generation.is_some() { scan.durable_sequence } else { 0 };
             self.scanned_empty(segment, scan);
-            return self.segment_known(segment, 0);
+            return self.segment_known(segment, durable_sequence);
         }
         for entry in &scan.entries {
             self.apply(segment, entry);
@@ -324,7 +326,7 @@ impl Tier {
         self.segment_known(segment, scan.durable_sequence);
     }
 
-    /// Nothing was found in a segment without a header: it is free, or broken.
+    /// Nothing was found in a segment: it is free, and the next to be used, or broken.
     fn scanned_empty(&mut self, segment: u32, mut scan: Scan) {
         scan.entries.clear();
         self.spare_entries.push(scan.entries);
@@ -334,7 +336,7 @@ impl Tier {
             self.segments.step(segment, SegmentEvent::Discard);
         } else {
             self.segments.step(segment, SegmentEvent::FoundFree);
-            self.segments.free.push_back(segment);
+            self.segments.free.push_front(segment);
         }
     }
 }
