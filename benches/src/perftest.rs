@@ -30,8 +30,8 @@ const DEPTH: usize = 128;
 const BATCH: usize = 32;
 /// Bytes that one round of a bandwidth moves.
 const ROUND_BYTES: usize = 48 << 20;
-/// Memory of either side.
-const REGION_BYTES: usize = 16 << 20;
+/// Memory of either side: a batch of the longest messages, as reads of one batch must not overlap.
+const REGION_BYTES: usize = BATCH << 20;
 /// Writes there and back of one round of a latency.
 const CALLS: usize = 1500;
 /// Where the other side writes, in either memory.

@@ -84,7 +84,9 @@ pub const ALL: [Machine; 6] = [
         name: "pci-nics",
         options: &["--cpus", "4", "--numa", "2", "--rxe", "4", "--nic", "igb", "--nvme", "2:64", "--hmat"],
         jobs: &[
-            job("kvplane", Some("rig"), None),
+            job("kvplane", Some("rig"), Some("near::")),
+            job("kvplane", Some("rig"), Some("memory::")),
+            job("kvplane", Some("rig"), Some("drives::")),
             job("kvplane-tools", Some("end_to_end"), Some("rig::")),
             job("kvplane-topology", None, None),
         ],
