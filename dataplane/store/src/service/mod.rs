@@ -139,6 +139,9 @@ impl Service {
             let owned = &self.owned;
             self.counters.dropped_objects += store.retain(|digest| owns(owned, digest));
         }
+        if lost {
+            self.refuse_void_puts();
+        }
         self.serve_owned(epoch, &owned);
     }
 

@@ -100,6 +100,10 @@ impl Reclaim {
         self.victim.is_some()
     }
 
+    fn progress(&self) -> Option<(u32, Stage)> {
+        self.victim.as_ref().map(|victim| (victim.segment, victim.stage))
+    }
+
     /// Memory for a record, in turn: what was taken first is given back first.
     fn take(&mut self, bytes: u32, area: u64) -> Option<u64> {
         let bytes = u64::from(bytes).next_multiple_of(STAGING_ALIGN_BYTES);
@@ -143,6 +147,17 @@ impl Tier {
             return;
         }
         self.append_moves(now_ns, memory);
+        // As far as it goes without the device: when it stops, something is under way that calls for the next turn.
+        loop {
+            let before = self.reclaim.progress();
+            self.reclaim_step(memory);
+            if self.reclaim.progress() == before {
+                return;
+            }
+        }
+    }
+
+    fn reclaim_step(&mut self, memory: &mut dyn Memory) {
         let Some(victim) = &self.reclaim.victim else { return self.choose_victim() };
         match victim.stage {
             Stage::Listing(page, entry) if self.may_list() => self.list(page, entry, memory),

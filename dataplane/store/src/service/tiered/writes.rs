@@ -3,6 +3,7 @@
 use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Ack, Memory, Put, PutError, Removal, RemoveError, Span, Token};
 
+use super::super::owns;
 use super::super::types::PeerKey;
 use super::deferred::{Replies, Slot};
 use super::{Admission, Call, Held, PutAck, REMOVALS_MOST, ROUND_BYTES, Service, Tiered, WritePolicy};
@@ -231,11 +232,31 @@ impl Service {
         if let Some(store) = &mut self.store {
             store.drop_copy(digest);
         }
+        self.refuse_put(slot, Status::NoSpace);
+    }
+
+    fn refuse_put(&mut self, slot: Slot, why: Status) {
         self.settle(slot, |replies, item| match replies {
-            Replies::Put(status, _) => *status = Status::NoSpace,
-            Replies::Commits(replies) => replies[item].status = Status::NoSpace,
+            Replies::Put(status, _) => *status = why,
+            Replies::Commits(replies) => replies[item].status = why,
             Replies::Lookups(_) | Replies::Bits(..) => {}
         });
+    }
+
+    /// Puts whose slot has left while they were written are refused now: their objects are void, and would be so too
+    /// if the slot came back before the device is done.
+    pub(in crate::service) fn refuse_void_puts(&mut self) {
+        let Some(tiered) = &mut self.tiered else { return };
+        let given = tiered.calls.values_mut().filter_map(|call| match call {
+            Call::Write { held, .. } => Some(held),
+            _ => None,
+        });
+        let waiting = tiered.dirty.iter_mut().chain(&mut tiered.writes).chain(given);
+        let owned = &self.owned;
+        let void: Vec<Slot> =
+            waiting.filter(|held| !owns(owned, held.digest)).filter_map(|held| held.told.take()).collect();
+        self.counters.wrong_owner += void.len() as u64;
+        void.into_iter().for_each(|slot| self.refuse_put(slot, Status::WrongOwner));
     }
 
     /// Removes objects from the SSD; answers when all are gone for good, `bits` being what was there.

@@ -1,0 +1,397 @@
+//! The world of a service with an SSD: memory, a device that carries operations out in any order, and what callers were
+//! told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{Epoch, NodeId, ShardId, Version};
+use kvplane_proto::message::{Bitmap, GetItem, Kind, Operation};
+use kvplane_proto::rng::Rng;
+use kvplane_proto::{RequestId, Status};
+use kvplane_tier::{Action, BlockOp, Fault, Identity, Memory, OpenOptions, Space, Span, Tier, TierConfig};
+
+use super::super::rig::{body_of, digest, digests, hello, identity};
+use crate::service::{Output, Path, PayloadTo, PeerKey, Places, Service, Standing, TierPolicy};
+use crate::{Store, StoreConfig};
+
+pub(super) const DEVICE_BYTES: usize = 64 << 20;
+const POOL_BYTES: u64 = 256 << 10;
+pub(super) const KEYS: u64 = 12;
+const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
+
+struct HostMemory {
+    pool: Vec<u8>,
+    staging: Vec<u8>,
+}
+
+impl HostMemory {
+    fn of(&self, span: Span) -> &[u8] {
+        let memory = if span.space == Space::Pool { &self.pool } else { &self.staging };
+        &memory[span.offset as usize..][..span.bytes as usize]
+    }
+
+    fn of_mut(&mut self, span: Span) -> &mut [u8] {
+        let memory = if span.space == Space::Pool { &mut self.pool } else { &mut self.staging };
+        &mut memory[span.offset as usize..][..span.bytes as usize]
+    }
+}
+
+impl Memory for HostMemory {
+    fn read(&self, from: Span, into: &mut [u8]) {
+        into.copy_from_slice(self.of(from));
+    }
+
+    fn write(&mut self, from: &[u8], to: Span) {
+        self.of_mut(to).copy_from_slice(from);
+    }
+
+    fn copy(&mut self, from: Span, to: Span) {
+        let bytes = self.of(from).to_vec();
+        self.of_mut(to).copy_from_slice(&bytes);
+    }
+
+    fn checksum(&self, span: Span, sum: &mut PayloadChecksum) {
+        sum.update(self.of(span));
+    }
+}
+
+/// What a key may hold: a put by its number, or nothing.
+pub(super) type May = BTreeSet<Option<u64>>;
+
+enum Asked {
+    Put { key: u8, put: u64 },
+    Get { key: u8, seen: May },
+    Remove { key: u8 },
+}
+
+pub(super) struct World {
+    pub(super) rng: Rng,
+    pub(super) service: Service,
+    memory: HostMemory,
+    device: Vec<u8>,
+    ops: Vec<BlockOp>,
+    policy: TierPolicy,
+    now_ns: u64,
+    life: u64,
+    pub(super) epoch: u64,
+    /// The epoch in which slots changed hands last.
+    pub(super) steady: u64,
+    requests: u32,
+    puts: u64,
+    asked: BTreeMap<u32, Asked>,
+    pub(super) may: BTreeMap<u8, May>,
+    pub(super) lost_slots: BTreeSet<u8>,
+    /// How often an operation of the device fails, in percent.
+    pub(super) faults: u64,
+    pub(super) got: u64,
+    pub(super) ssd_hits: u64,
+}
+
+fn bytes_of(put: u64) -> Vec<u8> {
+    let bytes = [700, 4096, 30_000, 40_000, 70_001][put as usize % 5];
+    (0..bytes)
+        .map(|at: u64| ((put * 1009 + at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (at % 8 * 8)) as u8)
+        .collect()
+}
+
+fn service(device: &[u8], life: u64, policy: TierPolicy) -> (Service, HostMemory) {
+    let config = TierConfig {
+        max_reads: 8,
+        groups: 4,
+        scan_buffers: 2,
+        max_waiters: 16,
+        ..TierConfig::for_device(device.len() as u64, 4096)
+    };
+    let staging = vec![0; config.staging_bytes() as usize];
+    let owner = Identity { cluster: 1, node: NodeId(1), shard: ShardId(0) };
+    let options = OpenOptions { identity: owner, expected_uuid: None, format_blank: Some(9) };
+    let tier = Tier::open(config, options).expect("a tier");
+    let limits = StoreConfig { unit_bytes: 4096, max_pins: 64, ..StoreConfig::for_pool(POOL_BYTES) };
+    let store = Store::new(limits, Version(life << 32)).expect("a store");
+    let mut service = Service::new(identity(), Some(store));
+    service.attach_tier(tier, policy);
+    (service, HostMemory { pool: vec![0; POOL_BYTES as usize], staging })
+}
+
+impl World {
+    pub(super) fn new(seed: u64, policy: TierPolicy) -> Self {
+        Self::on(DEVICE_BYTES, seed, policy)
+    }
+
+    pub(super) fn on(device_bytes: usize, seed: u64, policy: TierPolicy) -> Self {
+        let device = vec![0; device_bytes];
+        let (service, memory) = service(&device, 1, policy);
+        let mut world = Self {
+            rng: Rng::new(seed, "tiered"),
+            service,
+            memory,
+            device,
+            ops: Vec::new(),
+            policy,
+            now_ns: 1,
+            life: 1,
+            epoch: 1,
+            steady: 1,
+            requests: 0,
+            puts: 0,
+            asked: BTreeMap::new(),
+            may: (0..KEYS as u8).map(|key| (key, May::from([None]))).collect(),
+            lost_slots: BTreeSet::new(),
+            faults: 0,
+            got: 0,
+            ssd_hits: 0,
+        };
+        world.begin();
+        world
+    }
+
+    fn begin(&mut self) {
+        // The device first: what it says of the slots counts with the first map.
+        self.settle();
+        self.own();
+        self.service.peer_joined(PEER, Path::Stream, self.now_ns);
+        let hello = hello().encode();
+        let header = Header::request(Kind::Request(Operation::Hello), self.next_request()).with_body(&hello, 1);
+        self.service.request(PEER, &header, &hello, self.now_ns);
+        self.settle();
+    }
+
+    pub(super) fn own(&mut self) {
+        let lost: BTreeSet<u16> = self.lost_slots.iter().map(|key| digest(*key).slot().0).collect();
+        self.epoch += 1;
+        // Nobody else had the others meanwhile: slots are lost and regained one by one here, and no map is missed.
+        let standing = Standing { state: 1, since: Epoch(self.steady) };
+        self.service.own(Epoch(self.epoch), standing, |slot| !lost.contains(&slot));
+    }
+
+    fn next_request(&mut self) -> RequestId {
+        self.requests += 1;
+        RequestId { index: self.requests, generation: 1 }
+    }
+
+    /// The process dies: what the device was not done with is done or not.
+    pub(super) fn restart(&mut self) {
+        while !self.ops.is_empty() {
+            let op = self.ops.swap_remove(self.rng.below(self.ops.len() as u64) as usize);
+            if self.rng.below(2) == 0 {
+                // Whoever would have been told is gone.
+                let _ = self.carry_out(&op);
+            }
+        }
+        self.ssd_hits += self.service.tier_snapshot().expect("a tier").counters.hits;
+        self.asked.clear();
+        self.life += 1;
+        (self.service, self.memory) = service(&self.device, self.life, self.policy);
+        self.begin();
+        while !self.service.tier_snapshot().expect("a tier").is_recovered {
+            self.step();
+        }
+    }
+
+    fn carry_out(&mut self, op: &BlockOp) -> Result<u32, Fault> {
+        if self.rng.below(100) < self.faults {
+            return if self.rng.below(2) == 0 { Err(Fault::Io) } else { Ok(op.bytes / 2) };
+        }
+        let mut at = op.offset as usize;
+        for piece in op.pieces.as_slice() {
+            let place = &mut self.device[at..at + piece.bytes as usize];
+            match op.action {
+                Action::Read => self.memory.of_mut(*piece).copy_from_slice(place),
+                Action::Write { .. } => place.copy_from_slice(self.memory.of(*piece)),
+                Action::Flush => {}
+            }
+            at += piece.bytes as usize;
+        }
+        Ok(op.bytes)
+    }
+
+    /// Lets the tier work, and one operation end. Whether there was anything to do.
+    pub(super) fn step(&mut self) -> bool {
+        self.now_ns += 1_000_000;
+        let mut started = Vec::new();
+        let mut progress = self.service.drive_tier(self.now_ns, &mut self.memory, &mut |op| started.push(op));
+        self.ops.extend(started);
+        if !self.ops.is_empty() {
+            progress = true;
+            let op = self.ops.swap_remove(self.rng.below(self.ops.len() as u64) as usize);
+            let result = self.carry_out(&op);
+            self.service.tier_completed(self.now_ns, op.id, result, &mut self.memory);
+        }
+        self.hear();
+        progress
+    }
+
+    pub(super) fn settle(&mut self) {
+        for _ in 0..100_000 {
+            if !self.step() && self.asked.is_empty() {
+                return;
+            }
+        }
+        panic!("{} requests are never answered", self.asked.len());
+    }
+
+    pub(super) fn now_may(&mut self, key: u8, state: Option<u64>) {
+        self.may.get_mut(&key).expect("a key").insert(state);
+        for asked in self.asked.values_mut() {
+            if let Asked::Get { key: of, seen } = asked
+                && *of == key
+            {
+                seen.insert(state);
+            }
+        }
+    }
+
+    fn is_changing(&self, key: u8) -> bool {
+        self.asked.values().any(|asked| match asked {
+            Asked::Put { key: of, .. } | Asked::Remove { key: of } => *of == key,
+            Asked::Get { .. } => false,
+        })
+    }
+
+    fn act(&mut self) {
+        let key = self.rng.below(KEYS) as u8;
+        match self.rng.below(10) {
+            0..=3 if !self.is_changing(key) => self.put(key),
+            4 if !self.is_changing(key) => {
+                self.now_may(key, None);
+                let request = self.ask(Operation::Remove, &digests([key]));
+                self.asked.insert(request, Asked::Remove { key });
+            }
+            5 => drop(self.ask(Operation::Exists, &digests([key]))),
+            _ => {
+                let request = self.next_request();
+                let item = GetItem { digest: digest(key), request, capacity_bytes: u64::MAX };
+                let body = body_of([item]);
+                let header = Header::request(Kind::Request(Operation::Get), request).with_body(&body, 1);
+                self.asked.insert(request.index, Asked::Get { key, seen: self.may[&key].clone() });
+                self.service.request(PEER, &header, &body, self.now_ns);
+            }
+        }
+        self.hear();
+    }
+
+    fn ask(&mut self, operation: Operation, body: &[u8]) -> u32 {
+        let request = self.next_request();
+        let header = Header::request(Kind::Request(operation), request).with_body(body, 1);
+        self.service.request(PEER, &header, body, self.now_ns);
+        request.index
+    }
+
+    pub(super) fn put(&mut self, key: u8) {
+        self.puts += 1;
+        let (put, bytes) = (self.puts, bytes_of(self.puts));
+        let (request, body, sum) = (self.next_request(), digests([key]), payload_checksum(&bytes));
+        self.now_may(key, Some(put));
+        self.asked.insert(request.index, Asked::Put { key, put });
+        let header = Header::request(Kind::Request(Operation::Put), request)
+            .with_body(&body, 1)
+            .with_payload(bytes.len() as u64, Some(sum));
+        match self.service.request(PEER, &header, &body, self.now_ns) {
+            PayloadTo::Place(place) => {
+                assert!(place.offset.is_multiple_of(4096), "as direct I/O wants it");
+                self.memory.pool[place.offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+            }
+            PayloadTo::Discard => {}
+            PayloadTo::Places(_) => panic!("an object is in one place"),
+        }
+        self.service.payload_done(PEER, Some(sum), self.now_ns);
+    }
+
+    fn hear(&mut self) {
+        while let Some(output) = self.service.poll_output() {
+            let Output::Frame { header, payload, body, .. } = output else { panic!("not {output:?}") };
+            if let Some(asked) = self.asked.remove(&header.request.index) {
+                let body = self.service.body(body).to_vec();
+                let bytes = payload.as_ref().map(|(places, _)| match places {
+                    Places::One(place) => self.memory.pool[place.offset as usize..][..place.bytes as usize].to_vec(),
+                    Places::Many(_) => panic!("an object is in one place"),
+                });
+                self.check(asked, &header, &body, bytes);
+            }
+            if let Some((_, hold)) = payload {
+                self.service.sent(hold);
+            }
+        }
+    }
+
+    fn check(&mut self, asked: Asked, header: &Header, body: &[u8], bytes: Option<Vec<u8>>) {
+        match asked {
+            Asked::Put { key, put } => match header.status {
+                Status::Ok if !self.lost_slots.contains(&key) => self.only(key, &[Some(put)]),
+                Status::Ok => {}
+                // It was never there, or it is gone again; a failure to write it may come to light again.
+                Status::Exists | Status::WrongOwner | Status::Busy if self.faults == 0 => {
+                    self.may.get_mut(&key).expect("a key").remove(&Some(put));
+                }
+                _ => self.now_may(key, None),
+            },
+            Asked::Remove { key } => {
+                assert!(header.status != Status::Ok || Bitmap::decode(body, header.items).is_some());
+                if header.status == Status::Ok && self.faults == 0 {
+                    self.only(key, &[None]);
+                }
+            }
+            Asked::Get { key, mut seen } => {
+                if self.faults > 0 {
+                    seen.insert(None);
+                }
+                match (header.status, bytes) {
+                    (Status::Ok, Some(bytes)) => {
+                        assert_eq!(header.checksum(), Some(payload_checksum(&bytes)));
+                        let found = seen.iter().flatten().find(|put| bytes_of(**put) == bytes);
+                        assert!(found.is_some(), "key {key}: none of {seen:?}");
+                        self.got += 1;
+                    }
+                    (Status::NotFound, None) => assert!(seen.contains(&None), "key {key} is lost: {seen:?}"),
+                    (Status::Busy | Status::WrongOwner, None) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+
+    fn only(&mut self, key: u8, states: &[Option<u64>]) {
+        states.iter().for_each(|state| self.now_may(key, *state));
+        self.may.insert(key, states.iter().copied().collect());
+    }
+
+    pub(super) fn lose_or_regain(&mut self) {
+        let key = self.rng.below(KEYS) as u8;
+        if !self.lost_slots.remove(&key) {
+            self.lost_slots.insert(key);
+            // Puts under way may have come before or after.
+            let under_way = self.asked.values().any(|asked| matches!(asked, Asked::Put { key: of, .. } if *of == key));
+            if under_way { self.now_may(key, None) } else { self.only(key, &[None]) }
+        }
+        self.steady = self.epoch + 1;
+        self.own();
+        // Back before anything was done about it.
+        if self.rng.below(2) == 0 && self.lost_slots.remove(&key) {
+            self.steady = self.epoch + 1;
+            self.own();
+        }
+    }
+
+    pub(super) fn run(&mut self, steps: u32) {
+        for _ in 0..steps {
+            self.act();
+            for _ in 0..self.rng.below(6) {
+                self.step();
+            }
+        }
+    }
+
+    pub(super) fn end(&mut self) {
+        self.settle();
+        while !self.service.close_tier() {
+            self.step();
+        }
+        let snapshot = self.service.tier_snapshot().expect("a tier");
+        self.ssd_hits += snapshot.counters.hits;
+        assert_eq!((snapshot.backlog, snapshot.backlog_bytes, snapshot.reading), (0, 0, 0));
+        let store = self.service.store().expect("a store");
+        store.check();
+        assert_eq!((store.stats().pins, store.stats().reservations), (0, 0));
+    }
+}
