@@ -28,6 +28,8 @@ pub(crate) use saturated::run as saturated;
 
 const KIB4: u32 = 4 << 10;
 const MIB: u32 = 1 << 20;
+/// How often who fills a file takes turns with the others.
+const PARTS: u32 = 8;
 /// The most bytes that are under way at once.
 const MEMORY: usize = 64 << 20;
 
@@ -72,6 +74,15 @@ impl Options {
         let mut path = self.path.clone().into_os_string();
         path.push(name);
         path.into()
+    }
+
+    /// Files that are not there yet.
+    fn scratch<const N: usize>(&self, names: [&str; N]) -> [Scratch; N] {
+        names.map(|name| {
+            let file = Scratch(self.beside(name));
+            drop(std::fs::remove_file(&file.0));
+            file
+        })
     }
 
     fn wants(&self, name: &str) -> bool {
@@ -137,42 +148,49 @@ impl Case {
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let options = Options::parse(words)?;
     println!("tier: gets and puts on {}, against fio beside it", options.path.display());
-    let files = ["-alone", "-node"].map(|name| Scratch(options.beside(name)));
-    files.iter().for_each(|file| drop(std::fs::remove_file(&file.0)));
-    let fio = Fio::lay_out(&options.beside("-fio"), options.file_bytes)?;
-    let [alone, node] = files.each_ref().map(|file| file.0.as_path());
-    reads(&options, &fio, alone, node)?;
+    let files = options.scratch(["-alone", "-node", "-fio"]);
+    let [alone, node, fio] = files.each_ref().map(|file| file.0.as_path());
+    reads(&options, fio, alone, node)?;
+    let fio = Fio::on(fio, 0..options.file_bytes);
     writes(&options, &fio, alone, node, PutAck::Buffered)?;
     writes(&options, &fio, alone, node, PutAck::Durable)
 }
 
-fn reads(options: &Options, fio: &Fio, alone: &Path, node: &Path) -> Result<(), Failure> {
-    // As many small ones as the index of such a file has room for, less what reclaim wants.
-    let small = 0..options.file_bytes / (40 << 10);
-    let large = 1 << 40..(1 << 40) + options.file_bytes / 3 / u64::from(MIB);
-    let mut ours = Alone::open(alone, options.file_bytes, MEMORY, |_| {})?;
-    let mut bed = NodeBed::start(Some((node, options.file_bytes)), PutAck::Buffered, MEMORY)?;
-    for (keys, bytes) in [(small.clone(), KIB4), (large.clone(), MIB)] {
-        ours.fill(keys.clone(), bytes)?;
-        bed.fill(keys, bytes)?;
+/// A third of each file are objects of 4 KiB, another of 1 MiB. fio reads as many bytes, which were written at the same
+/// time: how recent and how much that is decides what caches below us have of it.
+fn reads(options: &Options, fio: &Path, alone: &Path, node: &Path) -> Result<(), Failure> {
+    let third = options.file_bytes / 3 / u64::from(PARTS * MIB) * u64::from(PARTS * MIB);
+    let mut ours = Alone::open(alone, options.file_bytes, MEMORY, |config| {
+        *config = config.clone().with_object_bytes(KIB4);
+    })?;
+    let start = || NodeBed::start(Some((node, options.file_bytes)), PutAck::Buffered, MEMORY);
+    let mut bed = start()?;
+    let [small, large] = [(KIB4, 0, 0), (MIB, 1 << 40, third)]
+        .map(|(bytes, key, start)| (bytes, key..key + third / u64::from(bytes), Fio::on(fio, start..start + third)));
+    for ((bytes, keys, _), start) in [(&small, 0), (&large, third)] {
+        for part in 0..u64::from(PARTS) {
+            let (step, range) = ((keys.end - keys.start) / u64::from(PARTS), third / u64::from(PARTS));
+            let keys = keys.start + part * step..keys.start + (part + 1) * step;
+            ours.fill(keys.clone(), *bytes)?;
+            bed.fill(keys, *bytes)?;
+            Fio::on(fio, start + part * range..start + (part + 1) * range).lay_out()?;
+        }
     }
     // Nothing is in memory after a restart.
     drop(bed);
-    let mut bed = NodeBed::start(Some((node, options.file_bytes)), PutAck::Buffered, MEMORY)?;
+    let mut bed = start()?;
     let mut rng = Rng::new(1, "tier-bench");
-    for (bytes, depth, keys) in
-        [(KIB4, 1, &small), (KIB4, 32, &small), (KIB4, 128, &small), (MIB, 8, &large), (MIB, 32, &large)]
-    {
-        let is_small = bytes == KIB4;
+    for ((bytes, keys, fio), depth) in [(&small, 1), (&small, 32), (&small, 128), (&large, 8), (&large, 32)] {
+        let is_small = *bytes == KIB4;
         let name = format!("gets of {} KiB, {depth} at a time", bytes >> 10);
         if !options.wants(&name) {
             continue;
         }
         let mut case = Case::new(&name, if is_small { 0.8 } else { 0.9 }, !is_small);
         for _ in 0..options.rounds {
-            case.push(0, fio.measure(options.time, "randread", bytes, depth, &[])?);
-            case.push(1, ours.get_for(options.time, depth, bytes, keys.clone(), &mut rng)?);
-            case.push(2, bed.get_for(options.time, depth, bytes, keys.clone(), &mut rng)?);
+            case.push(0, fio.measure(options.time, "randread", *bytes, depth, &[])?);
+            case.push(1, ours.get_for(options.time, depth, *bytes, keys.clone(), &mut rng)?);
+            case.push(2, bed.get_for(options.time, depth, *bytes, keys.clone(), &mut rng)?);
         }
         case.show();
     }
