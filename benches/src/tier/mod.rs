@@ -150,19 +150,51 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     println!("tier: gets and puts on {}, against fio beside it", options.path.display());
     let files = options.scratch(["-alone", "-node", "-fio"]);
     let [alone, node, fio] = files.each_ref().map(|file| file.0.as_path());
-    reads(&options, fio, alone, node)?;
+    if GETS.iter().any(|(bytes, depth)| options.wants(&name_of(*bytes, *depth))) {
+        reads(&options, fio, alone, node)?;
+    }
     let fio = Fio::on(fio, 0..options.file_bytes);
-    writes(&options, &fio, alone, node, PutAck::Buffered)?;
-    writes(&options, &fio, alone, node, PutAck::Durable)
+    let mut is_laid_out = false;
+    for (ack, word) in [(PutAck::Buffered, "buffered"), (PutAck::Durable, "durable")] {
+        if !options.wants(word) {
+            continue;
+        }
+        if !is_laid_out {
+            lay_out(&options, &fio, alone, node)?;
+            is_laid_out = true;
+        }
+        writes(&options, &fio, alone, node, ack, word)?;
+    }
+    Ok(())
+}
+
+/// Writes all of each file: what is written for the first time has to be set aside by the file system.
+fn lay_out(options: &Options, fio: &Fio, alone: &Path, node: &Path) -> Result<(), Failure> {
+    let keys = 1 << 42..(1 << 42) + options.file_bytes / u64::from(MIB) + 64;
+    let mut ours = open(options, alone)?;
+    ours.until_recovered()?;
+    ours.fill(keys.clone(), MIB)?;
+    NodeBed::start(Some((node, options.file_bytes)), PutAck::Buffered, MEMORY)?.fill(keys, MIB)?;
+    fio.lay_out()
+}
+
+fn open(options: &Options, path: &Path) -> Result<Alone, Failure> {
+    // As many objects as the node has room for.
+    Alone::open(path, options.file_bytes, MEMORY, |config| *config = config.clone().with_object_bytes(KIB4))
+}
+
+/// Bytes and depth of what is read.
+const GETS: [(u32, usize); 5] = [(KIB4, 1), (KIB4, 32), (KIB4, 128), (MIB, 8), (MIB, 32)];
+
+fn name_of(bytes: u32, depth: usize) -> String {
+    format!("gets of {} KiB, {depth} at a time", bytes >> 10)
 }
 
 /// A third of each file are objects of 4 KiB, another of 1 MiB. fio reads as many bytes, which were written at the same
 /// time: how recent and how much that is decides what caches below us have of it.
 fn reads(options: &Options, fio: &Path, alone: &Path, node: &Path) -> Result<(), Failure> {
     let third = options.file_bytes / 3 / u64::from(PARTS * MIB) * u64::from(PARTS * MIB);
-    let mut ours = Alone::open(alone, options.file_bytes, MEMORY, |config| {
-        *config = config.clone().with_object_bytes(KIB4);
-    })?;
+    let mut ours = open(options, alone)?;
     let start = || NodeBed::start(Some((node, options.file_bytes)), PutAck::Buffered, MEMORY);
     let mut bed = start()?;
     let [small, large] = [(KIB4, 0, 0), (MIB, 1 << 40, third)]
@@ -180,41 +212,31 @@ fn reads(options: &Options, fio: &Path, alone: &Path, node: &Path) -> Result<(),
     drop(bed);
     let mut bed = start()?;
     let mut rng = Rng::new(1, "tier-bench");
-    for ((bytes, keys, fio), depth) in [(&small, 1), (&small, 32), (&small, 128), (&large, 8), (&large, 32)] {
-        let is_small = *bytes == KIB4;
-        let name = format!("gets of {} KiB, {depth} at a time", bytes >> 10);
+    for (bytes, depth) in GETS {
+        let is_small = bytes == KIB4;
+        let (_, keys, fio) = if is_small { &small } else { &large };
+        let name = name_of(bytes, depth);
         if !options.wants(&name) {
             continue;
         }
         let mut case = Case::new(&name, if is_small { 0.8 } else { 0.9 }, !is_small);
         for _ in 0..options.rounds {
-            case.push(0, fio.measure(options.time, "randread", *bytes, depth, &[])?);
-            case.push(1, ours.get_for(options.time, depth, *bytes, keys.clone(), &mut rng)?);
-            case.push(2, bed.get_for(options.time, depth, *bytes, keys.clone(), &mut rng)?);
+            case.push(0, fio.measure(options.time, "randread", bytes, depth, &[])?);
+            case.push(1, ours.get_for(options.time, depth, bytes, keys.clone(), &mut rng)?);
+            case.push(2, bed.get_for(options.time, depth, bytes, keys.clone(), &mut rng)?);
         }
         case.show();
     }
     device_lines(&ours, &bed)
 }
 
-fn writes(options: &Options, fio: &Fio, alone: &Path, node: &Path, ack: PutAck) -> Result<(), Failure> {
+fn writes(options: &Options, fio: &Fio, alone: &Path, node: &Path, ack: PutAck, word: &str) -> Result<(), Failure> {
     let durable = ack == PutAck::Durable;
-    let word = if durable { "durable" } else { "buffered" };
-    if !options.wants(word) {
-        return Ok(());
-    }
-    let mut ours = Alone::open(alone, options.file_bytes, MEMORY, |_| {})?;
+    let mut ours = open(options, alone)?;
     ours.until_recovered()?;
     let mut bed = NodeBed::start(Some((node, options.file_bytes)), ack, MEMORY)?;
-    let (mut ours_key, mut bed_key) = (1 << 41, 1 << 41);
-    if !durable {
-        // Once over the whole file: what is written for the first time has to be set aside by the file system.
-        let all = options.file_bytes / u64::from(MIB) + 64;
-        ours.fill(1 << 42..(1 << 42) + all, MIB)?;
-        bed.fill(1 << 42..(1 << 42) + all, MIB)?;
-    } else {
-        (ours_key, bed_key) = (1 << 43, 1 << 43);
-    }
+    let first = if durable { 1 << 43 } else { 1 << 41 };
+    let (mut ours_key, mut bed_key) = (first, first);
     for depth in [8, 32] {
         let name = format!("{word} puts of 1024 KiB, {depth} at a time");
         let sync = format!("--fdatasync={depth}");

@@ -6,7 +6,7 @@ use kvplane::PutAck;
 
 use super::fio::Fio;
 use super::node::NodeBed;
-use super::{KIB4, MEMORY, MIB, Options, Scratch};
+use super::{KIB4, MEMORY, MIB, Options};
 use crate::Failure;
 use crate::rounds::Series;
 
