@@ -1,5 +1,6 @@
 //! `fio` on a file of its own beside ours: what device, file system and kernel give to who asks for nothing more.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -9,17 +10,21 @@ use serde_json::Value;
 use super::figures::Figures;
 use crate::Failure;
 
-/// A file that `fio` has written once, so that neither reads find holes nor writes have to allocate.
+/// A range of a file that `fio` reads and writes.
 pub(crate) struct Fio {
     path: PathBuf,
-    bytes: u64,
+    range: Range<u64>,
 }
 
 impl Fio {
-    pub(crate) fn lay_out(path: &Path, bytes: u64) -> Result<Self, Failure> {
-        let fio = Self { path: path.to_owned(), bytes };
-        fio.run(&["--rw=write", "--bs=1M", "--iodepth=8", "--end_fsync=1"])?;
-        Ok(fio)
+    /// Of whole blocks.
+    pub(crate) fn on(path: &Path, range: Range<u64>) -> Self {
+        Self { path: path.to_owned(), range }
+    }
+
+    /// Writes the range once, so that neither reads find holes nor writes have to allocate.
+    pub(crate) fn lay_out(&self) -> Result<(), Failure> {
+        self.run(&["--rw=write", "--bs=1M", "--iodepth=8", "--end_fsync=1"]).map(drop)
     }
 
     /// Reads or writes for so long: `rw` is fio's word for how.
@@ -60,7 +65,9 @@ impl Fio {
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("fio");
         command.args(["--name=bench", "--ioengine=io_uring", "--direct=1", "--output-format=json", "--fallocate=none"]);
-        command.arg(format!("--filename={}", self.path.display())).arg(format!("--size={}", self.bytes)).args(words);
+        let (start, bytes) = (self.range.start, self.range.end - self.range.start);
+        command.args([format!("--filename={}", self.path.display()), format!("--offset={start}")]);
+        command.arg(format!("--size={bytes}")).args(words);
         command
     }
 
@@ -73,12 +80,6 @@ impl Fio {
             Ok(report) if output.status.success() => Ok(report),
             _ => Err(format!("fio failed: {}{text}", String::from_utf8_lossy(&output.stderr)).into()),
         }
-    }
-}
-
-impl Drop for Fio {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
     }
 }
 

@@ -28,6 +28,8 @@ pub(crate) use saturated::run as saturated;
 
 const KIB4: u32 = 4 << 10;
 const MIB: u32 = 1 << 20;
+/// How often who fills a file takes turns with the others.
+const PARTS: u32 = 8;
 /// The most bytes that are under way at once.
 const MEMORY: usize = 64 << 20;
 
@@ -72,6 +74,15 @@ impl Options {
         let mut path = self.path.clone().into_os_string();
         path.push(name);
         path.into()
+    }
+
+    /// Files that are not there yet.
+    fn scratch<const N: usize>(&self, names: [&str; N]) -> [Scratch; N] {
+        names.map(|name| {
+            let file = Scratch(self.beside(name));
+            drop(std::fs::remove_file(&file.0));
+            file
+        })
     }
 
     fn wants(&self, name: &str) -> bool {
@@ -137,34 +148,74 @@ impl Case {
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let options = Options::parse(words)?;
     println!("tier: gets and puts on {}, against fio beside it", options.path.display());
-    let files = ["-alone", "-node"].map(|name| Scratch(options.beside(name)));
-    files.iter().for_each(|file| drop(std::fs::remove_file(&file.0)));
-    let fio = Fio::lay_out(&options.beside("-fio"), options.file_bytes)?;
-    let [alone, node] = files.each_ref().map(|file| file.0.as_path());
-    reads(&options, &fio, alone, node)?;
-    writes(&options, &fio, alone, node, PutAck::Buffered)?;
-    writes(&options, &fio, alone, node, PutAck::Durable)
+    let files = options.scratch(["-alone", "-node", "-fio"]);
+    let [alone, node, fio] = files.each_ref().map(|file| file.0.as_path());
+    if GETS.iter().any(|(bytes, depth)| options.wants(&name_of(*bytes, *depth))) {
+        reads(&options, fio, alone, node)?;
+    }
+    let fio = Fio::on(fio, 0..options.file_bytes);
+    let mut is_laid_out = false;
+    for (ack, word) in [(PutAck::Buffered, "buffered"), (PutAck::Durable, "durable")] {
+        if !options.wants(word) {
+            continue;
+        }
+        if !is_laid_out {
+            lay_out(&options, &fio, alone, node)?;
+            is_laid_out = true;
+        }
+        writes(&options, &fio, alone, node, ack, word)?;
+    }
+    Ok(())
 }
 
-fn reads(options: &Options, fio: &Fio, alone: &Path, node: &Path) -> Result<(), Failure> {
-    // As many small ones as the index of such a file has room for, less what reclaim wants.
-    let small = 0..options.file_bytes / (40 << 10);
-    let large = 1 << 40..(1 << 40) + options.file_bytes / 3 / u64::from(MIB);
-    let mut ours = Alone::open(alone, options.file_bytes, MEMORY, |_| {})?;
-    let mut bed = NodeBed::start(Some((node, options.file_bytes)), PutAck::Buffered, MEMORY)?;
-    for (keys, bytes) in [(small.clone(), KIB4), (large.clone(), MIB)] {
-        ours.fill(keys.clone(), bytes)?;
-        bed.fill(keys, bytes)?;
+/// Writes all of each file: what is written for the first time has to be set aside by the file system.
+fn lay_out(options: &Options, fio: &Fio, alone: &Path, node: &Path) -> Result<(), Failure> {
+    let keys = 1 << 42..(1 << 42) + options.file_bytes / u64::from(MIB) + 64;
+    let mut ours = open(options, alone)?;
+    ours.until_recovered()?;
+    ours.fill(keys.clone(), MIB)?;
+    NodeBed::start(Some((node, options.file_bytes)), PutAck::Buffered, MEMORY)?.fill(keys, MIB)?;
+    fio.lay_out()
+}
+
+fn open(options: &Options, path: &Path) -> Result<Alone, Failure> {
+    // As many objects as the node has room for.
+    Alone::open(path, options.file_bytes, MEMORY, |config| *config = config.clone().with_object_bytes(KIB4))
+}
+
+/// Bytes and depth of what is read.
+const GETS: [(u32, usize); 5] = [(KIB4, 1), (KIB4, 32), (KIB4, 128), (MIB, 8), (MIB, 32)];
+
+fn name_of(bytes: u32, depth: usize) -> String {
+    format!("gets of {} KiB, {depth} at a time", bytes >> 10)
+}
+
+/// A third of each file are objects of 4 KiB, another of 1 MiB. fio reads as many bytes, which were written at the same
+/// time: how recent and how much that is decides what caches below us have of it.
+fn reads(options: &Options, fio: &Path, alone: &Path, node: &Path) -> Result<(), Failure> {
+    let third = options.file_bytes / 3 / u64::from(PARTS * MIB) * u64::from(PARTS * MIB);
+    let mut ours = open(options, alone)?;
+    let start = || NodeBed::start(Some((node, options.file_bytes)), PutAck::Buffered, MEMORY);
+    let mut bed = start()?;
+    let [small, large] = [(KIB4, 0, 0), (MIB, 1 << 40, third)]
+        .map(|(bytes, key, start)| (bytes, key..key + third / u64::from(bytes), Fio::on(fio, start..start + third)));
+    for ((bytes, keys, _), start) in [(&small, 0), (&large, third)] {
+        for part in 0..u64::from(PARTS) {
+            let (step, range) = ((keys.end - keys.start) / u64::from(PARTS), third / u64::from(PARTS));
+            let keys = keys.start + part * step..keys.start + (part + 1) * step;
+            ours.fill(keys.clone(), *bytes)?;
+            bed.fill(keys, *bytes)?;
+            Fio::on(fio, start + part * range..start + (part + 1) * range).lay_out()?;
+        }
     }
     // Nothing is in memory after a restart.
     drop(bed);
-    let mut bed = NodeBed::start(Some((node, options.file_bytes)), PutAck::Buffered, MEMORY)?;
+    let mut bed = start()?;
     let mut rng = Rng::new(1, "tier-bench");
-    for (bytes, depth, keys) in
-        [(KIB4, 1, &small), (KIB4, 32, &small), (KIB4, 128, &small), (MIB, 8, &large), (MIB, 32, &large)]
-    {
+    for (bytes, depth) in GETS {
         let is_small = bytes == KIB4;
-        let name = format!("gets of {} KiB, {depth} at a time", bytes >> 10);
+        let (_, keys, fio) = if is_small { &small } else { &large };
+        let name = name_of(bytes, depth);
         if !options.wants(&name) {
             continue;
         }
@@ -179,24 +230,13 @@ fn reads(options: &Options, fio: &Fio, alone: &Path, node: &Path) -> Result<(), 
     device_lines(&ours, &bed)
 }
 
-fn writes(options: &Options, fio: &Fio, alone: &Path, node: &Path, ack: PutAck) -> Result<(), Failure> {
+fn writes(options: &Options, fio: &Fio, alone: &Path, node: &Path, ack: PutAck, word: &str) -> Result<(), Failure> {
     let durable = ack == PutAck::Durable;
-    let word = if durable { "durable" } else { "buffered" };
-    if !options.wants(word) {
-        return Ok(());
-    }
-    let mut ours = Alone::open(alone, options.file_bytes, MEMORY, |_| {})?;
+    let mut ours = open(options, alone)?;
     ours.until_recovered()?;
     let mut bed = NodeBed::start(Some((node, options.file_bytes)), ack, MEMORY)?;
-    let (mut ours_key, mut bed_key) = (1 << 41, 1 << 41);
-    if !durable {
-        // Once over the whole file: what is written for the first time has to be set aside by the file system.
-        let all = options.file_bytes / u64::from(MIB) + 64;
-        ours.fill(1 << 42..(1 << 42) + all, MIB)?;
-        bed.fill(1 << 42..(1 << 42) + all, MIB)?;
-    } else {
-        (ours_key, bed_key) = (1 << 43, 1 << 43);
-    }
+    let first = if durable { 1 << 43 } else { 1 << 41 };
+    let (mut ours_key, mut bed_key) = (first, first);
     for depth in [8, 32] {
         let name = format!("{word} puts of 1024 KiB, {depth} at a time");
         let sync = format!("--fdatasync={depth}");

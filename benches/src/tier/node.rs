@@ -47,6 +47,7 @@ impl NodeBed {
             shards: Some(1),
             runtime_directory,
             ssds: ssd.iter().map(|(path, bytes)| SsdConfig { path: path.to_path_buf(), bytes: Some(*bytes) }).collect(),
+            ssd_object_bytes: 4096,
             tier: TierPolicy { ack, promote_times: u8::MAX, ..TierPolicy::default() },
             ..NodeConfig::local(CLUSTER, POOL_BYTES)
         })?;

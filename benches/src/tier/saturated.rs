@@ -6,7 +6,7 @@ use kvplane::PutAck;
 
 use super::fio::Fio;
 use super::node::NodeBed;
-use super::{KIB4, MEMORY, MIB, Options, Scratch};
+use super::{KIB4, MEMORY, MIB, Options};
 use crate::Failure;
 use crate::rounds::Series;
 
@@ -24,9 +24,9 @@ impl Drop for Running {
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let options = Options::parse(words)?;
     println!("tier-puts: p99 of puts by one client, the disk written to by fio as fast as it goes");
-    let file = Scratch(options.beside("-node"));
-    drop(std::fs::remove_file(&file.0));
-    let fio = Fio::lay_out(&options.beside("-fio"), options.file_bytes / 2)?;
+    let [file, load] = options.scratch(["-node", "-fio"]);
+    let fio = Fio::on(&load.0, 0..options.file_bytes / 2);
+    fio.lay_out()?;
     let words = ["--rw=randwrite", "--bs=1M", "--iodepth=32", "--time_based", "--runtime=1h", "--thread"];
     for (ack, word) in [(PutAck::Memory, "acknowledged in memory"), (PutAck::Buffered, "acknowledged when written")] {
         let mut with = NodeBed::start(Some((&file.0, options.file_bytes)), ack, MEMORY)?;

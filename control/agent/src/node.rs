@@ -16,7 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
     HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot,
-    TierPolicy, cpu,
+    TIER_OBJECT_BYTES, TierPolicy, cpu,
 };
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
 use kvplane_proto::map::{Member, ShardAddress};
@@ -77,6 +77,9 @@ pub struct NodeConfig {
     pub rdma: RdmaConfig,
     /// Files and devices for what memory has no room for; with any, `node` must be said, for they remember it.
     pub ssds: Vec<SsdConfig>,
+    /// How long objects on the SSDs are on average, from 512 to 2^30 bytes. That decides for how many of them the index
+    /// has room, at 61 bytes of memory each: of shorter ones fewer fit than the device has space for.
+    pub ssd_object_bytes: u32,
     /// How memory and SSDs work together.
     pub tier: TierPolicy,
 }
@@ -103,6 +106,7 @@ impl NodeConfig {
             huge: HugePages::Try,
             rdma: RdmaConfig::default(),
             ssds: Vec::new(),
+            ssd_object_bytes: TIER_OBJECT_BYTES,
             tier: TierPolicy::default(),
         }
     }
@@ -250,7 +254,7 @@ fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: I
     let directory = directory_of(config)?;
     let rdma = config.rdma.devices()?;
     let count = layout.shards.len();
-    let ssds = Ssds::open(&config.ssds, count, cluster, node, config.tier)?;
+    let ssds = Ssds::open(config, count, cluster, node)?;
     let mut shards = Vec::new();
     for seat in &layout.shards {
         let shard = ShardId(seat.shard as u16);

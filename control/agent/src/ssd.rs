@@ -1,5 +1,6 @@
 //! SSDs under a node's shards: named on the command line, claimed once, and shared out among the shards.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,7 +10,11 @@ use kvplane_proto::ids::{NodeId, ShardId};
 
 use crate::error::Error;
 use crate::link::seed;
+use crate::node::NodeConfig;
 use crate::size::parse_bytes;
+
+/// How long objects on an SSD may be on average. Shorter ones fill the footers before they fill the segments.
+const OBJECT_BYTES: RangeInclusive<u32> = 512..=1 << 30;
 
 /// A file or block device for objects that memory has no room for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,6 +44,7 @@ impl std::str::FromStr for SsdConfig {
 /// What the shards share.
 pub(crate) struct Ssds {
     ssds: Vec<Arc<Ssd>>,
+    object_bytes: u32,
     cluster: u128,
     node: NodeId,
     policy: TierPolicy,
@@ -46,13 +52,13 @@ pub(crate) struct Ssds {
 
 impl Ssds {
     /// Takes all of them for this process.
-    pub(crate) fn open(
-        configs: &[SsdConfig],
-        shards: usize,
-        cluster: &str,
-        node: NodeId,
-        policy: TierPolicy,
-    ) -> Result<Self, Error> {
+    pub(crate) fn open(of: &NodeConfig, shards: usize, cluster: &str, node: NodeId) -> Result<Self, Error> {
+        let (configs, object_bytes) = (&of.ssds, of.ssd_object_bytes);
+        if !OBJECT_BYTES.contains(&object_bytes) {
+            let (least, most) = (OBJECT_BYTES.start(), OBJECT_BYTES.end());
+            let text = format!("objects of {object_bytes} bytes on an SSD: give a mean length from {least} to {most}");
+            return Err(Error::Argument(text));
+        }
         if configs.len() > shards {
             let text = format!("{} SSDs for {shards} shards: name at most one for each shard", configs.len());
             return Err(Error::Argument(text));
@@ -68,7 +74,8 @@ impl Ssds {
         let open = |config: &SsdConfig| Ssd::open(&config.path, config.bytes).map(Arc::new);
         let ssds: Result<_, _> = configs.iter().map(open).collect();
         let ssds = ssds.map_err(|error| Error::Argument(error.to_string()))?;
-        Ok(Self { ssds, cluster: Digest::of(b"cluster", cluster.as_bytes()).0, node, policy })
+        let cluster = Digest::of(b"cluster", cluster.as_bytes()).0;
+        Ok(Self { ssds, object_bytes, cluster, node, policy: of.tier })
     }
 
     /// A shard's part of what the node may do.
@@ -88,6 +95,7 @@ impl Ssds {
         Ok(Some(TierSetup {
             part: Part::new(&self.ssds[which], part as u64, parts(which, count, shards)),
             policy: self.policy_of(shards as u64),
+            object_bytes: self.object_bytes,
             identity: TierIdentity { cluster: self.cluster, node: self.node, shard: ShardId(shard as u16) },
             fresh_uuid: u128::from(seed()?) << 64 | u128::from(seed()?),
             hash_seed: seed()?,

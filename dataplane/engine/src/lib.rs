@@ -27,8 +27,8 @@ pub use kvplane_sys::{
     CrossError, DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
 };
 pub use kvplane_tier::{
-    Identity as TierIdentity, Priority as TierPriority, Reason as TierReason, RecoveryReport, ScrubReport, ScrubState,
-    TierStats, format::FORMAT_VERSION as TIER_FORMAT,
+    Identity as TierIdentity, OBJECT_BYTES as TIER_OBJECT_BYTES, Priority as TierPriority, Reason as TierReason,
+    RecoveryReport, ScrubReport, ScrubState, TierStats, format::FORMAT_VERSION as TIER_FORMAT,
 };
 pub use kvplane_transport::nvme::{Latency, NvmeCounters, Part, Ssd};
 pub use kvplane_transport::shm::{Probe, probe};

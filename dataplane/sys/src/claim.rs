@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::file::{BLOCK_BYTES, DirectFile, FileOptions};
+use crate::file::{BLOCK_BYTES, DirectFile};
 
 /// A file or device that this process has alone.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct ClaimedFile {
 
 impl ClaimedFile {
     /// Takes a file or device; a file that is not there is made, with all its `bytes` allocated. Of what is there at
-    /// most `bytes` are used, or without that all.
+    /// most `bytes` are used, or without that all. Only whole blocks count, so that all of it is open to direct I/O.
     ///
     /// # Errors
     /// When somebody else has it, it is no file or device, its length does not do, there is not enough space, or it
@@ -39,6 +39,7 @@ impl ClaimedFile {
         if let Some(bytes) = bytes.filter(|bytes| *bytes < BLOCK_BYTES as u64) {
             return Err(named(invalid(format!("a size of {bytes} bytes is less than a block of {BLOCK_BYTES}"))));
         }
+        let bytes = bytes.map(|asked| whole_blocks(asked, path, "the size of", &mut remarks));
         let is_device = path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
         let (guard, writable) = if is_device { open_device(path) } else { open_file(path, bytes) }.map_err(named)?;
         if !writable {
@@ -48,7 +49,7 @@ impl ClaimedFile {
         if !is_device {
             fit(&guard, path, bytes, &mut remarks).map_err(named)?;
         }
-        let file = DirectFile::open(path, FileOptions { writable, create_bytes: None, direct: true })?;
+        let file = DirectFile::open_whole_blocks(path, writable)?;
         if let Err(why) = file.direct() {
             remarks.push(format!("{} goes through the page cache: {why}", path.display()));
         }
@@ -60,7 +61,7 @@ impl ClaimedFile {
         let metadata = guard.metadata().map_err(named)?;
         let number = if is_device { metadata.rdev() } else { metadata.dev() };
         let device = (u64::from(libc::major(number)), u64::from(libc::minor(number)));
-        let bytes = usable / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let bytes = whole_blocks(usable, path, "its length of", &mut remarks);
         Ok(Self { file, _guard: guard, bytes, device, is_device, remarks })
     }
 
@@ -93,6 +94,16 @@ impl ClaimedFile {
     pub fn remarks(&self) -> &[String] {
         &self.remarks
     }
+}
+
+/// So many bytes less those of a block that is not whole, which is said.
+fn whole_blocks(bytes: u64, path: &Path, what: &str, remarks: &mut Vec<String>) -> u64 {
+    let whole = bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+    if whole != bytes {
+        let path = path.display();
+        remarks.push(format!("{path}: {what} {bytes} bytes is rounded down to {whole}, whole blocks of {BLOCK_BYTES}"));
+    }
+    whole
 }
 
 fn invalid(text: String) -> io::Error {
@@ -227,13 +238,28 @@ mod tests {
         let scratch = Scratch::new("made");
         let claimed = ClaimedFile::open(&scratch.0, Some((1 << 20) + 5)).expect("made");
         assert_eq!(claimed.bytes(), 1 << 20);
+        assert!(claimed.remarks().iter().any(|remark| remark.contains("1048581 bytes is rounded down to 1048576")));
         let metadata = scratch.0.metadata().expect("it is there");
         assert!(metadata.blocks() * 512 >= 1 << 20, "space is set aside");
         assert!(refusal(&scratch.0, None).contains("in use by another process"));
         drop(claimed);
         assert_eq!(ClaimedFile::open(&scratch.0, None).expect("free again").bytes(), 1 << 20);
         assert_eq!(ClaimedFile::open(&scratch.0, Some(8192)).expect("a part").bytes(), 8192);
-        assert!(refusal(&scratch.0, Some(2 << 20)).contains("1048581 bytes, 2097152 were asked for"));
+        assert!(refusal(&scratch.0, Some(2 << 20)).contains("1048576 bytes, 2097152 were asked for"));
+    }
+
+    #[test]
+    fn a_file_with_a_part_of_a_block_at_its_end_is_used_up_to_there() {
+        let scratch = Scratch::new("odd");
+        std::fs::write(&scratch.0, vec![7; (64 << 10) + 100]).expect("written");
+        let odd = ClaimedFile::open(&scratch.0, None).expect("opened");
+        assert_eq!(odd.bytes(), 64 << 10);
+        assert!(odd.remarks().iter().any(|remark| remark.contains("its length of 65636 bytes is rounded down")));
+        let is_direct = odd.file().direct().is_ok();
+        drop(odd);
+        File::options().write(true).open(&scratch.0).and_then(|file| file.set_len(64 << 10)).expect("cut");
+        let whole = ClaimedFile::open(&scratch.0, None).expect("opened");
+        assert_eq!(whole.file().direct().is_ok(), is_direct, "direct I/O does not depend on the last block");
     }
 
     #[test]

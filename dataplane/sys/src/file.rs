@@ -42,6 +42,19 @@ impl DirectFile {
     /// # Errors
     /// When it cannot be opened or made, is no regular file or block device, or is empty: names the path.
     pub fn open(path: &Path, options: FileOptions) -> io::Result<Self> {
+        Self::open_as(path, options, false)
+    }
+
+    /// Opens what is there, of which the caller uses whole blocks only: what is behind the last one does not keep I/O
+    /// from being direct.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(crate) fn open_whole_blocks(path: &Path, writable: bool) -> io::Result<Self> {
+        Self::open_as(path, FileOptions { writable, create_bytes: None, direct: true }, true)
+    }
+
+    fn open_as(path: &Path, options: FileOptions, whole_blocks: bool) -> io::Result<Self> {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         let mut how = OpenOptions::new();
         how.read(true).write(options.writable);
@@ -56,7 +69,8 @@ impl DirectFile {
             let text = format!("{}: an empty file holds no segment; give it a length", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let (file, buffered_because) = match direct(path, &how, options.direct, bytes) {
+        let used = if whole_blocks { bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64 } else { bytes };
+        let (file, buffered_because) = match direct(path, &how, options.direct, used) {
             Ok(direct) => (direct, None),
             Err(why) => (file, Some(why)),
         };

@@ -11,6 +11,9 @@ use crate::ops::PRIORITIES;
 /// Alignment of the parts of the staging area.
 pub const STAGING_ALIGN_BYTES: u64 = 4_096;
 
+/// How long objects are on average, where nobody says it.
+pub const OBJECT_BYTES: u32 = 32 << 10;
+
 /// The limits of a tier. The first seven are properties of the device's content: they must be the same at every start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierConfig {
@@ -118,7 +121,7 @@ impl core::error::Error for ConfigError {}
 
 impl TierConfig {
     /// Limits that suit a device of `device_bytes` with blocks of `block_bytes`: segments of 128 MiB, or a 64th of a
-    /// small device; a record for every 32 KiB.
+    /// small device; a record for every [`OBJECT_BYTES`].
     #[must_use]
     pub fn for_device(device_bytes: u64, block_bytes: u32) -> Self {
         let usable = device_bytes.saturating_sub(FIRST_SEGMENT_OFFSET);
@@ -136,7 +139,7 @@ impl TierConfig {
             memory_align_bytes: block_bytes,
             extent_bytes: 32 << 10,
             footer_pages: (segment_bytes / 32 / (16 << 10)) as u32,
-            max_records: (usable / (32 << 10)).clamp(1024, 1 << 28) as u32,
+            max_records: records_for(usable, OBJECT_BYTES),
             hash_seed: 0,
             group_bytes: 256 << 10,
             group_delay_ns: 200_000,
@@ -157,6 +160,14 @@ impl TierConfig {
             free_segments_low: 3,
             max_bad_segments: (segments / 4).min(8),
         }
+    }
+
+    /// Makes room in the index for objects of `bytes` on average. Each costs [`crate::BYTES_PER_OBJECT`] of memory; what
+    /// the index has no room for is reclaimed early, however much of the device is free. May differ at every start.
+    #[must_use]
+    pub fn with_object_bytes(self, bytes: u32) -> Self {
+        let usable = u64::from(self.segments) * self.segment_bytes;
+        Self { max_records: records_for(usable, bytes), ..self }
     }
 
     /// Whether a payload of so many bytes begins at a block and takes whole blocks, so that it is read alone.
@@ -233,6 +244,10 @@ impl TierConfig {
         multiple("max_op_bytes", self.max_op_bytes.into(), 4_096)?;
         multiple("scan_bytes", self.scan_bytes.into(), 4_096)
     }
+}
+
+fn records_for(device_bytes: u64, object_bytes: u32) -> u32 {
+    (device_bytes / u64::from(object_bytes.max(1))).clamp(1024, 1 << 30) as u32
 }
 
 const fn within(field: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
@@ -340,6 +355,8 @@ mod tests {
                 assert!(config.device_bytes() <= device_bytes);
             }
         }
+        let small = TierConfig::for_device(1 << 30, 4096).with_object_bytes(4096);
+        assert_eq!((small.validate(), small.max_records >= 250_000), (Ok(()), true), "objects of a block");
         let config = TierConfig::for_device(1 << 40, 4096);
         assert!(config.staging_bytes() < 96 << 20, "{} B", config.staging_bytes());
     }

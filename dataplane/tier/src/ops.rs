@@ -183,8 +183,10 @@ pub(crate) enum Owner {
     Read(SlotId),
     /// A page of a footer is written.
     Page,
-    /// A window of recovery is filled.
+    /// A window of a footer is filled, at recovery.
     Reader(u32),
+    /// A window of a scanned segment is filled, at recovery.
+    Scan,
     /// A window of the footer of the segment that is reclaimed is filled.
     Victim,
     /// Flush.

@@ -236,6 +236,7 @@ impl Tier {
             Owner::Read(slot) => self.read_done(slot, result, memory),
             Owner::Page => self.page_written(result, memory),
             Owner::Reader(reader) => self.reader_filled(reader, result, memory),
+            Owner::Scan => self.scan_filled(result, memory),
             Owner::Victim => self.victim_filled(result),
             Owner::Flush => self.flushed(result, memory),
         }

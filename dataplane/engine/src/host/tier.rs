@@ -28,6 +28,8 @@ pub struct TierSetup {
     pub part: Part,
     /// How memory and SSD work together.
     pub policy: TierPolicy,
+    /// How long objects are on average: the index has room for so many as fill the part.
+    pub object_bytes: u32,
     /// Whose it is: a device of anybody else is refused.
     pub identity: Identity,
     /// A random number: the uuid of the device, should it be blank.
@@ -58,7 +60,7 @@ impl TierWork {
             let text = format!("{path} gives {bytes} bytes to each shard, fewer than {PART_LEAST_BYTES}: give it more");
             return Err(invalid(text));
         }
-        let mut config = TierConfig::for_device(bytes, BLOCK_BYTES);
+        let mut config = TierConfig::for_device(bytes, BLOCK_BYTES).with_object_bytes(setup.object_bytes);
         config.hash_seed = setup.hash_seed;
         config.durable_writes = setup.part.offers().durable_writes;
         let options = RegionOptions {

@@ -32,28 +32,41 @@ pub(super) struct FooterWindow {
     pub(super) pages: u32,
 }
 
-#[derive(Debug)]
-enum Task {
-    Footer { segment: u32, window: FooterWindow, durable_sequence: u64 },
-    Scan(Box<Scan>),
+/// A footer that is being read.
+#[derive(Clone, Copy, Debug)]
+struct Footer {
+    segment: u32,
+    window: FooterWindow,
+    durable_sequence: u64,
 }
 
 /// One buffer of recovery and what is read into it.
 #[derive(Debug, Default)]
 struct Reader {
-    task: Option<Task>,
+    footer: Option<Footer>,
+    /// The window is being read; else it is asked for when nothing is scanned any more.
+    under_way: bool,
 }
+
+/// Footers that are read at a time: while one window is gone through the next one comes. More would only let the newest
+/// segments wait for older ones, as it is the going through that takes long.
+const FOOTERS: u32 = 2;
 
 /// Recovery.
 #[derive(Debug)]
 pub(super) struct Recovery {
-    /// Segments to look at, in order. Those with damaged headers come first, for they may be the newest.
+    /// Segments whose footers are to be read, in order. Those with damaged headers are scanned before, for they may be
+    /// the newest.
     queue: VecDeque<u32>,
     damaged: Vec<u32>,
     /// Segments whose turn to be shown has not come, in order.
     unshown: VecDeque<u32>,
     known: Vec<bool>,
     readers: Vec<Reader>,
+    /// Segments without a footer, and of which generation they are, if that is known.
+    to_scan: Vec<(u32, Option<u64>)>,
+    /// The scan under way: it has all buffers, and nothing else is read meanwhile.
+    scan: Option<Box<Scan>>,
     floor: u64,
     ending: bool,
     pub(super) report: RecoveryReport,
@@ -66,7 +79,9 @@ impl Recovery {
             damaged: Vec::new(),
             unshown: VecDeque::new(),
             known: vec![false; config.segments as usize],
-            readers: (0..config.scan_buffers).map(|_| Reader::default()).collect(),
+            readers: (0..config.scan_buffers.min(FOOTERS)).map(|_| Reader::default()).collect(),
+            to_scan: Vec::new(),
+            scan: None,
             floor: 0,
             ending: false,
             report: RecoveryReport::default(),
@@ -85,23 +100,32 @@ impl Recovery {
 
     pub(super) fn begin(&mut self, newest_first: impl Iterator<Item = u32>) {
         self.unshown = newest_first.collect();
-        self.queue = self.damaged.iter().copied().chain(self.unshown.iter().copied()).collect();
+        self.queue.clone_from(&self.unshown);
+        self.to_scan = self.damaged.iter().map(|segment| (*segment, None)).collect();
     }
 }
 
 impl Tier {
-    /// Gives idle buffers something to read; ends recovery when all is known.
+    /// Gives idle buffers something to read; ends recovery when all is known. A scan comes before every footer: what
+    /// it finds is newer than what the footers have, and nothing older is shown before.
     pub(super) fn recovery_work(&mut self) {
-        if self.phase != Phase::Recovering || self.recovery.ending {
+        if self.phase != Phase::Recovering || self.recovery.ending || self.recovery.scan.is_some() {
             return;
         }
-        for reader in 0..self.recovery.readers.len() {
-            if self.recovery.readers[reader].task.is_none() && !self.next_task(reader as u32) {
-                break;
-            }
+        let reading = self.recovery.readers.iter().any(|reader| reader.under_way);
+        let wants_scan = !self.recovery.to_scan.is_empty() && self.has_list_for_scan();
+        if wants_scan && !reading {
+            return self.begin_scan();
         }
-        let idle = self.recovery.readers.iter().all(|reader| reader.task.is_none());
-        if idle && self.recovery.queue.is_empty() {
+        let after_damaged = self.recovery.damaged.iter().any(|segment| !self.recovery.known[*segment as usize]);
+        if wants_scan || after_damaged {
+            return;
+        }
+        for reader in 0..self.recovery.readers.len() as u32 {
+            self.next_footer(reader);
+        }
+        let idle = self.recovery.readers.iter().all(|reader| reader.footer.is_none());
+        if idle && self.recovery.queue.is_empty() && self.recovery.to_scan.is_empty() {
             self.recovery.ending = true;
             self.recovery_known();
             if self.writable() {
@@ -112,48 +136,47 @@ impl Tier {
         }
     }
 
-    fn next_task(&mut self, reader: u32) -> bool {
-        let Some(segment) = self.recovery.queue.front().copied() else { return false };
-        let is_damaged = self.recovery.is_damaged(segment);
-        // What has a header waits for what has none: that may be newer.
-        let busy = self.recovery.readers.iter().any(|reader| reader.task.is_some());
-        let after_damaged = !is_damaged && self.recovery.damaged.iter().any(|one| !self.recovery.known[*one as usize]);
-        if after_damaged && busy {
-            return false;
+    /// Reads the next window of a reader's footer, or the first of the next segment.
+    fn next_footer(&mut self, reader: u32) {
+        if self.recovery.readers[reader as usize].under_way {
+            return;
         }
-        if !is_damaged && self.segments[segment].generation < self.oldest_live {
-            // What was learnt from the records of a segment without a header.
-            self.recovery.queue.pop_front();
-            self.segments.step(segment, SegmentEvent::FoundFree);
-            self.segments.free.push_back(segment);
-            self.recovery.known[segment as usize] = true;
-            self.show_known();
-            return true;
-        }
-        if is_damaged && !self.begin_scan(reader, segment, None) {
-            return false;
-        }
-        self.recovery.queue.pop_front();
-        if !is_damaged {
+        while self.recovery.readers[reader as usize].footer.is_none() {
+            let Some(segment) = self.recovery.queue.pop_front() else { return };
+            if self.segments[segment].generation < self.oldest_live {
+                // What was learnt from the records of a segment without a header.
+                self.segments.step(segment, SegmentEvent::FoundFree);
+                self.segments.free.push_back(segment);
+                self.recovery.known[segment as usize] = true;
+                self.show_known();
+                continue;
+            }
             let count = self.config.scan_bytes / self.config.footer_page_bytes;
             let window = FooterWindow { first: 0, count: count.min(self.config.footer_pages), pages: 0 };
-            self.recovery.readers[reader as usize].task = Some(Task::Footer { segment, window, durable_sequence: 0 });
+            self.recovery.readers[reader as usize].footer = Some(Footer { segment, window, durable_sequence: 0 });
+        }
+        let at = &mut self.recovery.readers[reader as usize];
+        if let Some(Footer { segment, window, .. }) = at.footer {
+            at.under_way = true;
             self.read_window(segment, window, Owner::Reader(reader), self.reader_buffer(reader));
         }
-        true
     }
 
-    /// Begins to scan a segment, if a list for its records is free; one is left for puts.
-    fn begin_scan(&mut self, reader: u32, segment: u32, generation: Option<u64>) -> bool {
+    /// Whether a list for the records of a scanned segment is free; one is left for puts.
+    const fn has_list_for_scan(&self) -> bool {
         let needed = if self.log.open.is_some() { 1 } else { 2 };
-        if self.spare_entries.len() < needed {
-            return false;
-        }
-        let Some(entries) = self.spare_entries.pop() else { return false };
+        self.spare_entries.len() >= needed
+    }
+
+    /// Begins to scan the newest segment that has no footer; first those of which it is not known how new they are.
+    fn begin_scan(&mut self) {
+        let newest = |(_, (_, generation)): &(usize, &(u32, Option<u64>))| generation.unwrap_or(u64::MAX);
+        let Some((at, _)) = self.recovery.to_scan.iter().enumerate().max_by_key(newest) else { return };
+        let Some(entries) = self.spare_entries.pop() else { return };
+        let (segment, generation) = self.recovery.to_scan.remove(at);
         let scan = Box::new(Scan::new(segment, generation, entries, self.block()));
-        self.read_for_scan(reader, &scan);
-        self.recovery.readers[reader as usize].task = Some(Task::Scan(scan));
-        true
+        self.read_for_scan(&scan);
+        self.recovery.scan = Some(scan);
     }
 
     pub(super) fn reader_buffer(&self, reader: u32) -> u64 {
@@ -190,41 +213,33 @@ impl Tier {
     }
 
     pub(super) fn reader_filled(&mut self, reader: u32, result: Result<(), Fault>, memory: &dyn Memory) {
-        match self.recovery.readers[reader as usize].task.take() {
-            Some(Task::Footer { segment, window, durable_sequence }) => {
-                let next = result.ok().and_then(|()| self.footer_window(reader, segment, window, memory));
-                match next {
-                    None => self.scan_instead(reader, segment),
-                    Some((Some(window), durable)) => {
-                        let durable_sequence = durable.max(durable_sequence);
-                        self.recovery.readers[reader as usize].task =
-                            Some(Task::Footer { segment, window, durable_sequence });
-                        self.read_window(segment, window, Owner::Reader(reader), self.reader_buffer(reader));
-                    }
-                    Some((None, durable)) => {
-                        self.recovery.report.sealed_segments += 1;
-                        self.segments.step(segment, SegmentEvent::FoundSealed);
-                        self.segment_known(segment, durable.max(durable_sequence));
-                    }
-                }
+        let at = &mut self.recovery.readers[reader as usize];
+        at.under_way = false;
+        let Some(Footer { segment, window, durable_sequence }) = at.footer.take() else { return };
+        let next = result.ok().and_then(|()| self.footer_window(reader, segment, window, memory));
+        match next {
+            None => self.recovery.to_scan.push((segment, Some(self.segments[segment].generation))),
+            Some((Some(window), durable)) => {
+                let durable_sequence = durable.max(durable_sequence);
+                self.recovery.readers[reader as usize].footer = Some(Footer { segment, window, durable_sequence });
             }
-            Some(Task::Scan(mut scan)) => {
-                if self.scan_window(&mut scan, reader, result, memory) {
-                    self.read_for_scan(reader, &scan);
-                    self.recovery.readers[reader as usize].task = Some(Task::Scan(scan));
-                } else {
-                    self.scan_over(*scan);
-                }
+            Some((None, durable)) => {
+                self.recovery.report.sealed_segments += 1;
+                self.segments.step(segment, SegmentEvent::FoundSealed);
+                self.segment_known(segment, durable.max(durable_sequence));
             }
-            None => {}
         }
+        self.recovery_work();
     }
 
-    fn scan_instead(&mut self, reader: u32, segment: u32) {
-        let generation = self.segments[segment].generation;
-        if !self.begin_scan(reader, segment, Some(generation)) {
-            // No list is free: back into the queue, and once more from the footer.
-            self.recovery.queue.push_front(segment);
+    /// A window of the scan is read.
+    pub(super) fn scan_filled(&mut self, result: Result<(), Fault>, memory: &dyn Memory) {
+        let Some(mut scan) = self.recovery.scan.take() else { return };
+        if self.scan_window(&mut scan, result, memory) {
+            self.read_for_scan(&scan);
+            self.recovery.scan = Some(scan);
+        } else {
+            self.scan_over(*scan);
         }
     }
 

@@ -16,6 +16,9 @@ use crate::memory::{Memory, Span};
 use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
 use crate::segments::SegmentEvent;
 
+/// The longest window. A host serves nobody while it goes through one.
+const WINDOW_MOST: u64 = 4 << 20;
+
 /// A record whose payload is to be checked.
 #[derive(Debug)]
 struct Pending {
@@ -46,6 +49,8 @@ pub(super) struct Scan {
     at: u64,
     window: u64,
     window_bytes: u32,
+    /// Before this place, something could not be read: windows are small.
+    narrow_until: u64,
     /// What heads have announced, in the order of the payloads.
     pending: VecDeque<Pending>,
     unreadable: bool,
@@ -71,6 +76,7 @@ impl Scan {
             at: from,
             window: 0,
             window_bytes: 0,
+            narrow_until: 0,
             pending: VecDeque::new(),
             unreadable: false,
             durable_sequence: 0,
@@ -111,31 +117,33 @@ impl Scan {
 
 impl Tier {
     /// Reads the window at which the scan goes on.
-    pub(super) fn read_for_scan(&mut self, reader: u32, scan: &Scan) {
+    pub(super) fn read_for_scan(&mut self, scan: &Scan) {
         let (offset, bytes) = self.scan_range(scan);
-        let pieces = Pieces::of(&[Span::staging(self.reader_buffer(reader), bytes)]);
-        let (owner, action) = (Owner::Reader(reader), Action::Read);
+        let pieces = Pieces::of(&[Span::staging(self.layout.scans, bytes)]);
+        let (owner, action) = (Owner::Scan, Action::Read);
         let offset = self.segment_at(scan.segment) + offset;
         self.jobs.submit(Job { owner, action, offset, pieces, priority: Priority::Background });
     }
 
     fn scan_range(&self, scan: &Scan) -> (u64, u32) {
         let from = scan.reach() - scan.reach() % self.block();
-        let bytes = u64::from(self.config.scan_bytes).min(self.config.segment_bytes - from);
+        // All buffers make one window: it is read in several operations at once.
+        let windows = if from < scan.narrow_until { 1 } else { u64::from(self.config.scan_buffers) };
+        let bytes = (windows * u64::from(self.config.scan_bytes)).min(WINDOW_MOST);
+        let bytes = bytes.max(self.config.scan_bytes.into()).min(self.config.segment_bytes - from);
         (from, bytes as u32)
     }
 
     /// Looks through a window. Whether there is another.
-    pub(super) fn scan_window(
-        &mut self,
-        scan: &mut Scan,
-        reader: u32,
-        result: Result<(), Fault>,
-        memory: &dyn Memory,
-    ) -> bool {
+    pub(super) fn scan_window(&mut self, scan: &mut Scan, result: Result<(), Fault>, memory: &dyn Memory) -> bool {
         (scan.window, scan.window_bytes) = self.scan_range(scan);
         let window_end = scan.window + u64::from(scan.window_bytes);
         let end = self.config.segment_bytes - u64::from(self.config.footer_page_bytes);
+        if result.is_err() && scan.window_bytes > self.config.scan_bytes {
+            // Once more in small parts, so that no more is given up than cannot be read.
+            scan.narrow_until = window_end;
+            return true;
+        }
         if result.is_err() {
             self.recovery.report.unreadable_windows += 1;
             scan.unreadable = true;
@@ -143,7 +151,7 @@ impl Tier {
             scan.at = scan.at.max(window_end);
             return scan.at < end;
         }
-        let buffer = self.reader_buffer(reader);
+        let buffer = self.layout.scans;
         loop {
             let step = if scan.due().is_some() {
                 self.scan_payload(scan, buffer, memory)

@@ -113,6 +113,10 @@ struct Ssd {
     /// must be the same at every start.
     #[arg(long = "ssd", value_name = "PATH[:SIZE]")]
     paths: Vec<SsdConfig>,
+    /// How long objects on the SSDs are on average. The index in memory has room for as many as fill the SSDs then, at
+    /// 61 bytes each: 4K fills them also with objects of 4 KiB, for eight times the memory that 32K takes.
+    #[arg(long = "ssd-object-bytes", value_name = "BYTES", default_value = "32K", value_parser = object_bytes)]
+    object_bytes: u32,
     /// When objects are written to the SSD: as soon as they are put, when they were put or asked for twice, or after a
     /// while and before they leave memory.
     #[arg(long = "ssd-write", value_enum, default_value = "through")]
@@ -188,6 +192,11 @@ impl Ssd {
     }
 }
 
+/// A mean length, which is checked where it is used.
+fn object_bytes(text: &str) -> Result<u32, String> {
+    u32::try_from(size::parse(text)?).map_err(|_| format!("{text}: that long no object is"))
+}
+
 /// `HIGH,LOW` in percent.
 fn watermarks(text: &str) -> Result<(u8, u8), String> {
     let parts =
@@ -234,6 +243,7 @@ impl Shape {
             huge: HugePages::Try,
             rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices, &self.nic_priority_matrix)?,
             ssds: self.ssd.paths.clone(),
+            ssd_object_bytes: self.ssd.object_bytes,
             tier: self.ssd.policy(),
             ..NodeConfig::local(cluster, self.pool)
         };
