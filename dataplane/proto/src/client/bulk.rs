@@ -2,7 +2,7 @@
 //!
 //! Nothing is decided here that is not decided for one slice elsewhere: what is the same for all of a run is looked at
 //! once, and what is summed up is added once. Whatever is out of the ordinary ends a run and goes the usual way, slice
-//! by slice. A rail's measured rate may come out a few millionths apart.
+//! by slice. What comes of a run is exactly what comes of its slices one by one (`tests/bulk.rs`).
 
 use super::dispatch::SMALL_WINDOW_BYTES;
 use super::lane::{Endpoint, Lane};
