@@ -2,13 +2,13 @@
 //!
 //! Nothing is decided here that is not decided for one slice elsewhere: what is the same for all of a run is looked at
 //! once, and what is summed up is added once. Whatever is out of the ordinary ends a run and goes the usual way, slice
-//! by slice. A rail's measured rate may come out a few millionths apart.
+//! by slice. What comes of a run is exactly what comes of its slices one by one (`tests/bulk.rs`).
 
 use super::dispatch::SMALL_WINDOW_BYTES;
 use super::lane::{Endpoint, Lane};
 use super::near::Place;
 use super::path::{Path, Transport, Via};
-use super::table::{Held, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table};
+use super::table::{Held, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table, slice_id};
 use super::types::{DeviceCopy, LaneId, Output, Request, SegmentTarget, SliceId};
 use super::{Client, Config};
 use crate::ids::Version;
@@ -16,11 +16,13 @@ use crate::ids::Version;
 /// Lanes of a rail among which a run is dealt.
 const LANES: usize = 8;
 
-/// What a lane of a run gets.
+/// What a lane of a run gets: how many slices, the first of them, and the last slice that it has.
 #[derive(Clone, Copy, Default)]
 struct Share {
     lane: u32,
     load_bytes: u64,
+    bound: u32,
+    first: u32,
     last: u32,
 }
 
@@ -39,9 +41,8 @@ struct Tally {
     flying: u32,
 }
 
-/// The copies at the head of a lane's queue.
+/// The copies that a lane sends next.
 pub(super) struct Copies<'a> {
-    index: u32,
     lane: &'a mut Lane,
     slices: &'a mut Table<Slice>,
     config: &'a Config,
@@ -54,27 +55,29 @@ impl Iterator for Copies<'_> {
     #[inline]
     fn next(&mut self) -> Option<DeviceCopy> {
         let lane = &mut *self.lane;
-        let (id, slice) = loop {
-            let &id = lane.queue.front()?;
-            match self.slices.get_mut(id.index, id.generation) {
-                Some(slice) if slice.lane == self.index && slice.state == SliceState::Queued => break (id, slice),
-                _ => lane.queue.pop_front(),
-            };
-        };
+        let index = lane.next;
+        if index == NOWHERE {
+            return None;
+        }
+        let (generation, slice) = self.slices.named(index);
         let write = matches!(slice.request, Request::Write(..));
         let (Request::Read(target, local) | Request::Write(target, local)) = slice.request else { return None };
         if !lane.has_room(self.config) || lane.is_closed(target.segment, Via::Rdma) {
             return None;
         }
-        lane.queue.pop_front();
-        lane.sent_bytes += local.bytes;
-        lane.flying += u32::from(local.bytes > 0);
         slice.step(SliceEvent::Place);
         slice.sent_ns = self.now_ns;
         slice.sent_bytes = local.bytes;
+        lane.sends(slice);
         slice.bytes = local.bytes;
         slice.via = Via::Rdma;
-        Some(DeviceCopy { slice: id, segment: target.segment, offset: target.offset, local, write })
+        Some(DeviceCopy {
+            slice: slice_id(index, generation),
+            segment: target.segment,
+            offset: target.offset,
+            local,
+            write,
+        })
     }
 }
 
@@ -118,7 +121,7 @@ impl Client {
         for &lane in &entry.lanes {
             let entry = &self.lanes[lane as usize];
             if entry.state == Endpoint::Ready && entry.may_take_more(&self.config) {
-                shares[open] = Share { lane, load_bytes: entry.load_bytes, last: entry.last };
+                shares[open] = Share { lane, load_bytes: entry.load_bytes, bound: 0, first: NOWHERE, last: entry.last };
                 open += 1;
             }
         }
@@ -137,10 +140,18 @@ impl Client {
         self.rails[rail as usize].rail.book(bytes, small, self.now_ns);
         for share in &shares[..open] {
             let entry = &mut self.lanes[share.lane as usize];
-            if entry.last != share.last {
-                (entry.last, entry.load_bytes) = (share.last, share.load_bytes);
-                self.mark_dirty(share.lane);
+            if share.bound == 0 {
+                continue;
             }
+            if entry.last == NOWHERE {
+                (entry.first, entry.progress_ns) = (share.first, self.now_ns);
+            }
+            if entry.next == NOWHERE {
+                entry.next = share.first;
+            }
+            entry.queued += share.bound;
+            (entry.last, entry.load_bytes) = (share.last, share.load_bytes);
+            self.mark_dirty(share.lane);
         }
         bound
     }
@@ -154,7 +165,7 @@ impl Client {
         (small, booked_bytes, window_bytes): (bool, u64, u64),
         shares: &mut [Share],
     ) -> (usize, u64) {
-        let Self { config, slices, lanes, now_ns, .. } = self;
+        let Self { config, slices, .. } = self;
         let (lane_bytes, small_bytes) = (config.lane_window_bytes, config.small_bytes);
         let (mut bound, mut bytes, mut task) = (0, 0, NOWHERE);
         for &id in &self.batches.at(batch).slices[which] {
@@ -179,12 +190,13 @@ impl Client {
             (slice.peer, slice.group, slice.rail, slice.lane) = (like.peer.0, group, rail, share.lane);
             slice.queue = queue;
             slice.before = share.last;
-            let lane = &mut lanes[share.lane as usize];
-            lane.queue.push_back(id);
-            match share.last {
-                NOWHERE => (lane.first, lane.progress_ns) = (id.index, *now_ns),
-                before => slices.at(before).after = id.index,
+            if share.last != NOWHERE {
+                slices.at(share.last).after = id.index;
             }
+            if share.bound == 0 {
+                share.first = id.index;
+            }
+            share.bound += 1;
             share.last = id.index;
             share.load_bytes += load_bytes;
             bytes += load_bytes;
@@ -211,7 +223,7 @@ impl Client {
     #[inline]
     pub(super) fn copies_of(&mut self, index: u32) -> Copies<'_> {
         let Self { lanes, slices, config, now_ns, .. } = self;
-        Copies { index, lane: &mut lanes[index as usize], slices, config, now_ns: *now_ns }
+        Copies { lane: &mut lanes[index as usize], slices, config, now_ns: *now_ns }
     }
 
     /// As [`Self::copied`], for copies of a lane over RDMA that have all succeeded, oldest first.

@@ -140,7 +140,6 @@ impl Client {
 
     pub(super) fn bind(&mut self, id: SliceId, lane: u32) {
         let entry = &mut self.lanes[lane as usize];
-        entry.queue.push_back(id);
         if entry.first == NOWHERE {
             entry.progress_ns = self.now_ns;
         }

@@ -86,7 +86,7 @@ impl Client {
             return true;
         }
         let (count, answered) = (fences.count(), fences.answered);
-        let (in_order, idle) = (entry.path.writes_in_order(), entry.queue.is_empty() && entry.commits.is_empty());
+        let (in_order, idle) = (entry.path.writes_in_order(), entry.queued == 0 && entry.commits.is_empty());
         let may_follow = in_order && fences.open.len() <= Limits::FENCED;
         while !idle && self.lanes[lane as usize].fenced < count {
             let told = self.lanes[lane as usize].fenced.max(answered);

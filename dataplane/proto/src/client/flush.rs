@@ -4,7 +4,7 @@ use super::Client;
 use super::fences::connection_number;
 use super::lane::{Endpoint, EndpointEvent};
 use super::path::{Path, Via};
-use super::table::{SliceEvent, SliceState, Wire, request_id};
+use super::table::{NOWHERE, SliceEvent, Wire, request_id, slice_id};
 use super::types::{DeviceCopy, LaneId, Local, Output, Request, SliceId};
 use crate::digest::Digest;
 use crate::frame::{FLAG_AHEAD, Header, VERSION};
@@ -193,15 +193,10 @@ impl Client {
         true
     }
 
-    /// The slice at the head of the queue; stale entries before it are dropped.
-    pub(super) fn next_queued(&mut self, lane: u32) -> Option<SliceId> {
-        while let Some(&id) = self.lanes[lane as usize].queue.front() {
-            match self.slices.get(id.index, id.generation) {
-                Some(slice) if slice.lane == lane && slice.state == SliceState::Queued => return Some(id),
-                _ => self.lanes[lane as usize].queue.pop_front(),
-            };
-        }
-        None
+    /// The oldest slice of a lane that was not sent.
+    pub(super) fn next_queued(&self, lane: u32) -> Option<SliceId> {
+        let next = self.lanes[lane as usize].next;
+        (next != NOWHERE).then(|| slice_id(next, self.slices.generation(next)))
     }
 
     pub(super) fn window_open(&self, lane: u32) -> bool {
@@ -329,7 +324,6 @@ impl Client {
             _ => Some(Via::Own),
         };
         let Some(via) = via else {
-            entry.queue.pop_front();
             self.leave_lane(id.index);
             self.route(id);
             return;
@@ -348,16 +342,13 @@ impl Client {
         });
     }
 
-    /// The slice at the head of the queue takes its part of the window.
+    /// The oldest slice that was not sent takes its part of the window.
     fn leave_queue(&mut self, lane: u32, slice: u32) {
         let now_ns = self.now_ns;
         let slice = self.slices.at(slice);
         slice.sent_ns = now_ns;
         slice.sent_bytes = slice.weight_bytes();
-        let entry = &mut self.lanes[lane as usize];
-        entry.queue.pop_front();
-        entry.sent_bytes += slice.sent_bytes;
-        entry.flying += u32::from(slice.sent_bytes > 0);
+        self.lanes[lane as usize].sends(slice);
     }
 
     pub(super) fn take_queued(&mut self, lane: u32, slice: u32) {

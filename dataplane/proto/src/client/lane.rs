@@ -1,10 +1,10 @@
 //! A lane: one connection to a shard, its handshake and what waits on it.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 
 use crate::client::path::{Path, Via};
-use crate::client::table::NOWHERE;
-use crate::client::types::{Config, LaneId, PeerId, SliceId};
+use crate::client::table::{NOWHERE, Slice};
+use crate::client::types::{Config, LaneId, PeerId};
 use crate::ids::{PinId, ReservationId, SegmentId};
 use crate::limits::Limits;
 use crate::message::CommitItem;
@@ -77,8 +77,10 @@ pub(super) struct Lane {
     pub(super) generation: u32,
     pub(super) number: u16,
     pub(super) state: Endpoint,
-    /// Slices bound to it that the next flush sends, oldest first.
-    pub(super) queue: VecDeque<SliceId>,
+    /// The first slice of its list that the next flush sends, and how many there are from it on: what was sent stands
+    /// before what was not, as both go in order.
+    pub(super) next: u32,
+    pub(super) queued: u32,
     /// Requests without an answer.
     pub(super) outstanding: u32,
     /// Slices with a payload that left the queue and are not done.
@@ -125,7 +127,8 @@ impl Lane {
             generation: 1,
             number,
             state: Endpoint::Idle,
-            queue: VecDeque::new(),
+            next: NOWHERE,
+            queued: 0,
             outstanding: 0,
             flying: 0,
             load_bytes: 0,
@@ -173,12 +176,20 @@ impl Lane {
         (open as usize) < self.depth(config) && (self.sent_bytes == 0 || self.sent_bytes < config.lane_window_bytes)
     }
 
+    /// The next slice of its list is sent: it takes its part of the window, which it says.
+    #[inline]
+    pub(super) fn sends(&mut self, slice: &Slice) {
+        self.next = slice.after;
+        self.queued -= 1;
+        self.sent_bytes += slice.sent_bytes;
+        self.flying += u32::from(slice.sent_bytes > 0);
+    }
+
     /// Whether another slice may be bound to it. Where few requests may be under way, the rest waits for its turn with
     /// its group instead.
     pub(super) fn may_take_more(&self, config: &Config) -> bool {
-        let open =
-            if self.path.is_greeted() { self.outstanding as usize } else { self.flying as usize + self.queue.len() };
-        open < self.depth(config)
+        let open = if self.path.is_greeted() { self.outstanding } else { self.flying + self.queued };
+        (open as usize) < self.depth(config)
     }
 
     /// The way in which this lane moves a segment. Before the host knows about cma, it is taken to work.
@@ -264,7 +275,6 @@ impl Lane {
         self.generation = self.generation.wrapping_add(1);
         self.outstanding = 0;
         self.greeted = false;
-        self.queue.clear();
         self.releases.clear();
         self.aborts.clear();
         self.commits.clear();

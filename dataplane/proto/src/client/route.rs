@@ -102,6 +102,10 @@ impl Client {
         } else {
             self.slices.at(before).after = index;
         }
+        if entry.next == NOWHERE {
+            entry.next = index;
+        }
+        entry.queued += 1;
         let rail = entry.rail;
         let slice = self.slices.at(index);
         (slice.lane, slice.before, slice.after) = (lane, before, NOWHERE);
@@ -115,8 +119,7 @@ impl Client {
         }
     }
 
-    /// Takes a slice out of its group's queue, or it and its load off its lane. What the lane has not sent of it yet
-    /// goes stale and is skipped.
+    /// Takes a slice out of its group's queue, or it and its load off its lane.
     pub(super) fn leave_lane(&mut self, index: u32) {
         let slice = self.slices.at(index);
         let place = core::mem::replace(&mut slice.place, NOWHERE);
@@ -142,8 +145,13 @@ impl Client {
         slice.lane = NOWHERE;
         let (before, after) = (slice.before, slice.after);
         let (load_bytes, sent_bytes) = (slice.load_bytes(), slice.sent_bytes);
+        let queued = slice.state == SliceState::Queued;
         slice.sent_bytes = 0;
         let entry = &mut self.lanes[lane as usize];
+        entry.queued -= u32::from(queued);
+        if entry.next == index {
+            entry.next = after;
+        }
         entry.load_bytes -= load_bytes;
         entry.sent_bytes -= sent_bytes;
         entry.flying -= u32::from(sent_bytes > 0);

@@ -61,6 +61,14 @@ impl<T> Table<T> {
         &mut entry.value
     }
 
+    /// The same, with the generation that its position has now.
+    #[inline]
+    pub(super) fn named(&mut self, index: u32) -> (u32, &mut T) {
+        let entry = &mut self.entries[index as usize];
+        assert!(entry.live, "a live table entry");
+        (entry.generation, &mut entry.value)
+    }
+
     /// The same, to look at only.
     #[inline]
     pub(super) fn peek(&self, index: u32) -> &T {

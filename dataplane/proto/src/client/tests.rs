@@ -2,6 +2,7 @@
 
 mod answers;
 mod books;
+mod bulk;
 mod closing;
 mod failures;
 mod fences;

@@ -181,16 +181,24 @@ impl Rail {
         self.all_done((1, bytes), small, posted_ns, now_ns);
     }
 
-    /// The same for so many slices that together moved `bytes`, were posted together and are done together.
+    /// The same for so many slices, one at least, that together moved `bytes`, were posted together and are done
+    /// together. It leaves the rail exactly as if each had been told of by itself.
     pub fn all_done(&mut self, (slices, bytes): (u64, u64), small: bool, posted_ns: u64, now_ns: u64) {
         let silence_ns = now_ns.saturating_sub(self.heard_ns.max(posted_ns));
         self.heard_ns = now_ns;
         // Forgotten slowly: what comes at once after a silence says nothing against it.
         self.silence_ns = silence_ns.max(self.silence_ns - self.silence_ns / SILENCE_MEMORY);
+        for _ in 1..slices {
+            if self.silence_ns < SILENCE_MEMORY {
+                break;
+            }
+            self.silence_ns -= self.silence_ns / SILENCE_MEMORY;
+        }
         if !small || self.bulk_bytes > 0 {
-            self.rate.served(bytes, posted_ns, now_ns);
+            self.rate.served((slices, bytes), posted_ns, now_ns);
         } else {
-            self.rate.served_small(bytes, posted_ns, slices == 1 && self.small_bytes == 0, now_ns);
+            // Only the last of them leaves the rail empty.
+            self.rate.served_small((slices, bytes), posted_ns, self.small_bytes == 0, now_ns);
         }
         if self.bite_bytes != u64::MAX {
             self.bite_bytes = self.bite_bytes.saturating_add(bytes);

@@ -19,7 +19,10 @@ const LEAST: f64 = 0.001;
 #[derive(Clone, Debug)]
 pub struct Rate {
     seed: f64,
+    /// Bytes that were done until the last interval ended, less by age, and those done since: whole numbers, so that
+    /// what ends at one time adds up to the same however it is told.
     bytes: f64,
+    fresh_bytes: u64,
     span_ns: f64,
     latency_ns: f64,
     /// Time of a large slice that nothing was before, latency and its own bytes.
@@ -39,6 +42,7 @@ impl Rate {
         Self {
             seed,
             bytes: seed * SEED_NS,
+            fresh_bytes: 0,
             span_ns: SEED_NS,
             latency_ns: 0.0,
             base_ns: 0.0,
@@ -51,7 +55,7 @@ impl Rate {
     /// Bytes in a nanosecond.
     #[must_use]
     pub fn bytes_per_ns(&self) -> f64 {
-        (self.bytes / self.span_ns).max(LEAST)
+        ((self.bytes + self.fresh_bytes as f64) / self.span_ns).max(LEAST)
     }
 
     /// Time that a transfer takes beside its bytes.
@@ -76,7 +80,7 @@ impl Rate {
         let doublings = (idle_ns / FORGET_NS).min(30) as i32;
         if doublings > 0 && self.bytes_per_ns() < self.seed {
             let rate = (self.bytes_per_ns() * 2f64.powi(doublings)).min(self.seed);
-            (self.bytes, self.span_ns) = (rate * SEED_NS, SEED_NS);
+            (self.bytes, self.fresh_bytes, self.span_ns) = (rate * SEED_NS, 0, SEED_NS);
         }
         self.mark_ns = now_ns;
         self.first = true;
@@ -101,8 +105,8 @@ impl Rate {
         self.base_ns
     }
 
-    /// `bytes` that were posted at `posted_ns` are done while bulk is or was under way.
-    pub fn served(&mut self, bytes: u64, posted_ns: u64, now_ns: u64) {
+    /// So many slices, with `bytes` in all, that were posted at `posted_ns` are done while bulk is or was under way.
+    pub fn served(&mut self, (slices, bytes): (u64, u64), posted_ns: u64, now_ns: u64) {
         let mut span_ns = now_ns.saturating_sub(self.mark_ns) as f64;
         let took_ns = now_ns.saturating_sub(posted_ns) as f64;
         if self.first && self.base_ns > 0.0 {
@@ -110,19 +114,32 @@ impl Rate {
         } else if self.first || took_ns < self.base_ns {
             self.base_ns = took_ns;
         }
+        // The second of them is not the first of its interval.
+        if slices > 1 && took_ns < self.base_ns {
+            self.base_ns = took_ns;
+        }
         if core::mem::take(&mut self.first) {
             // Never all of it: a latency that was learned too high must not make a rail look infinitely fast.
             span_ns -= self.latency_ns.min(span_ns * 0.5);
         }
-        let keep = MEMORY_NS / (MEMORY_NS + span_ns);
-        self.bytes = self.bytes * keep + bytes as f64;
-        self.span_ns = self.span_ns * keep + span_ns;
+        if span_ns == 0.0 {
+            self.fresh_bytes += bytes;
+        } else {
+            let keep = MEMORY_NS / (MEMORY_NS + span_ns);
+            self.bytes = (self.bytes + self.fresh_bytes as f64) * keep;
+            self.fresh_bytes = bytes;
+            self.span_ns = self.span_ns * keep + span_ns;
+        }
         self.mark_ns = now_ns;
         self.last_done_ns = now_ns;
     }
 
-    /// A small transfer is done; `alone` if nothing else was under way.
-    pub fn served_small(&mut self, bytes: u64, posted_ns: u64, alone: bool, now_ns: u64) {
+    /// So many small transfers, with `bytes` in all, are done; `alone` if nothing is under way after the last.
+    pub fn served_small(&mut self, (slices, bytes): (u64, u64), posted_ns: u64, alone: bool, now_ns: u64) {
+        if slices > 1 {
+            // The last of them was not alone before, unless they took no time at all.
+            self.last_done_ns = now_ns;
+        }
         if alone && posted_ns >= self.last_done_ns {
             let sample_ns = now_ns.saturating_sub(posted_ns) as f64 - bytes as f64 / self.bytes_per_ns();
             let sample_ns = sample_ns.max(0.0);
