@@ -49,7 +49,7 @@ enum Way {
 /// Something that slices can be pushed through.
 enum Pipe {
     Whole(Box<Whole>),
-    Driver(Stream),
+    Driver(Box<Stream>),
 }
 
 impl Way {
@@ -79,7 +79,7 @@ impl Way {
             Self::Range => Pipe::Whole(Box::new(Whole::new(Shape::Range, SLICE_BYTES)?)),
             Self::Requests => Pipe::Whole(Box::new(Whole::new(Shape::Scattered, SLICE_BYTES)?)),
             Self::Small => Pipe::Whole(Box::new(Whole::new(Shape::Scattered, SMALL_BYTES)?)),
-            Self::Driver => Pipe::Driver(Stream::new(SLICE_BYTES)?),
+            Self::Driver => Pipe::Driver(Box::new(Stream::new(SLICE_BYTES)?)),
         })
     }
 }
