@@ -1,5 +1,6 @@
 //! `fio` on a file of its own beside ours: what device, file system and kernel give to who asks for nothing more.
 
+use std::fs::OpenOptions;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,6 +25,9 @@ impl Fio {
 
     /// Writes the range once, so that neither reads find holes nor writes have to allocate.
     pub(crate) fn lay_out(&self) -> Result<(), Failure> {
+        // fio makes a file anew that is too short for what it is to write, and what others wrote before is gone.
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&self.path)?;
+        file.set_len(file.metadata()?.len().max(self.range.end))?;
         self.run(&["--rw=write", "--bs=1M", "--iodepth=8", "--end_fsync=1"]).map(drop)
     }
 

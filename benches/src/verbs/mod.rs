@@ -48,8 +48,8 @@ enum Way {
 
 /// Something that slices can be pushed through.
 enum Pipe {
-    Whole(Whole),
-    Driver(Stream),
+    Whole(Box<Whole>),
+    Driver(Box<Stream>),
 }
 
 impl Way {
@@ -76,10 +76,10 @@ impl Way {
 
     fn open(self) -> Result<Pipe, Failure> {
         Ok(match self {
-            Self::Range => Pipe::Whole(Whole::new(Shape::Range, SLICE_BYTES)?),
-            Self::Requests => Pipe::Whole(Whole::new(Shape::Scattered, SLICE_BYTES)?),
-            Self::Small => Pipe::Whole(Whole::new(Shape::Scattered, SMALL_BYTES)?),
-            Self::Driver => Pipe::Driver(Stream::new(SLICE_BYTES)?),
+            Self::Range => Pipe::Whole(Box::new(Whole::new(Shape::Range, SLICE_BYTES)?)),
+            Self::Requests => Pipe::Whole(Box::new(Whole::new(Shape::Scattered, SLICE_BYTES)?)),
+            Self::Small => Pipe::Whole(Box::new(Whole::new(Shape::Scattered, SMALL_BYTES)?)),
+            Self::Driver => Pipe::Driver(Box::new(Stream::new(SLICE_BYTES)?)),
         })
     }
 }

@@ -162,8 +162,9 @@ impl TierConfig {
         }
     }
 
-    /// Makes room in the index for objects of `bytes` on average. Each costs [`crate::BYTES_PER_OBJECT`] of memory; what
-    /// the index has no room for is reclaimed early, however much of the device is free. May differ at every start.
+    /// Makes room in the index for objects of `bytes` on average. Each costs [`crate::BYTES_PER_OBJECT`] of memory;
+    /// what the index has no room for is reclaimed early, however much of the device is free. May differ at every
+    /// start.
     #[must_use]
     pub fn with_object_bytes(self, bytes: u32) -> Self {
         let usable = u64::from(self.segments) * self.segment_bytes;
