@@ -159,7 +159,10 @@ mod tests {
     #[test]
     fn only_what_is_missing_is_installed_and_nothing_it_recommends() {
         let missing: Vec<&Package> = packages::ALL.iter().filter(|package| package.group == Group::Bench).collect();
-        assert_eq!(install_arguments(&missing), ["install", "-y", "--no-install-recommends", "iperf3", "perftest", "fio"]);
+        assert_eq!(
+            install_arguments(&missing),
+            ["install", "-y", "--no-install-recommends", "iperf3", "perftest", "fio"]
+        );
         assert!(listed(&missing).contains("iperf3"));
     }
 }
