@@ -168,7 +168,9 @@ impl Cluster {
     pub fn snapshot(&self) -> Vec<Record> {
         let members = self.rows.values().map(Row::record);
         let segments = self.catalog.iter().cloned().map(Record::Segment);
-        [self.header(), Record::Layout(self.layout)].into_iter().chain(members).chain(segments).collect()
+        // It is written when a member first gets slots.
+        let layout = (self.layout != Layout::default()).then_some(Record::Layout(self.layout));
+        core::iter::once(self.header()).chain(members).chain(segments).chain(layout).collect()
     }
 
     /// Lets time pass: silence, deadlines, expiries.
