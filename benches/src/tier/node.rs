@@ -38,6 +38,8 @@ impl NodeBed {
         directory.0.as_mut_os_string().push(format!("-{}", BEDS.fetch_add(1, Ordering::Relaxed)));
         let mut config = ControlConfig::new(CLUSTER);
         config.publish = Some(RuntimeDirectory::at(&directory.0));
+        // What is on the SSD is believed by who knows that nobody else had its slots meanwhile.
+        config.state_directory = ssd.map(|(path, _)| path.with_extension("control"));
         let control_server = ControlServer::start(config)?;
         let runtime_directory = Some(directory.0.clone());
         let control = Control::Local { cluster: CLUSTER.to_owned(), runtime_directory: runtime_directory.clone() };
