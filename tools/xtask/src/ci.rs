@@ -9,6 +9,7 @@ use crate::elf;
 use crate::peers;
 use crate::process::{self, Failure};
 use crate::rig;
+use crate::seeds;
 use crate::setup::{self, packages::Group};
 use crate::testing;
 use crate::tidy;
@@ -35,6 +36,8 @@ pub enum Step {
     Test,
     /// The simulation, over many seeds.
     Seeds,
+    /// A node over an SSD, killed again and again.
+    Kills,
     /// The release build of the binary that ships.
     Release,
     /// That binary starts without any optional library.
@@ -47,12 +50,13 @@ pub enum Step {
 
 impl Step {
     /// Every step, in order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Fmt,
         Self::Tidy,
         Self::Clippy,
         Self::Test,
         Self::Seeds,
+        Self::Kills,
         Self::Release,
         Self::Linkage,
         Self::Interop,
@@ -68,6 +72,7 @@ impl Step {
             Self::Clippy => "clippy",
             Self::Test => "test",
             Self::Seeds => "seeds",
+            Self::Kills => "kills",
             Self::Release => "release",
             Self::Linkage => "linkage",
             Self::Interop => "interop",
@@ -93,6 +98,7 @@ impl Step {
                     .env("KVPLANE_SEEDS", SEEDS)
                     .env("KVPLANE_TIER_SEEDS", TIER_SEEDS),
             ),
+            Self::Kills => seeds::kills(workspace, &[]),
             Self::Release => cargo(&["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-capi"]),
             Self::Linkage => check_linkage(workspace),
             Self::Interop => peers::interop(workspace, &[]),

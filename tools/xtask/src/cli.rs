@@ -25,7 +25,7 @@ usage: cargo x COMMAND [...]
                        run a command in a virtual machine with soft-RoCE, NVMe, NUMA and CXL: see `cargo x rig --help`
   tidy [--write-map]   check the source tree; --write-map regenerates the code map in docs/architecture.md
   ci [STEP...]         everything a change must pass, or the steps named:
-                       fmt, tidy, clippy, test, seeds, release, linkage,
+                       fmt, tidy, clippy, test, seeds, kills, release, linkage,
                        interop, rig
   seeds [--tier] [COUNT] [--from SEED]
                        seeds of the simulated world, on all cores; --tier: of shards with faulty disks
