@@ -6,6 +6,7 @@
 
 pub mod checksum;
 pub mod client;
+pub mod config;
 pub mod digest;
 pub mod frame;
 pub mod ids;
@@ -17,6 +18,7 @@ pub mod sched;
 pub mod states;
 pub mod status;
 
+pub use config::ConfigError;
 pub use digest::Digest;
 pub use ids::{
     BatchId, Epoch, Incarnation, NodeId, PinId, RequestId, ReservationId, SegmentId, ShardId, Slot, Version,

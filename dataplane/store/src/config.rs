@@ -1,6 +1,6 @@
 //! The limits of a shard's store, and what they may be. All memory of the store follows from them.
 
-use core::fmt;
+use kvplane_proto::ConfigError;
 
 use crate::allocator::{GRANULE_BYTES, MAX_HELD_BLOCKS, MAX_POOL_BYTES};
 use crate::eviction::Eviction;
@@ -37,46 +37,6 @@ pub struct StoreConfig {
     /// Salts the hash table, so that a peer who chooses digests cannot choose collisions. Draw it at start.
     pub hash_seed: u64,
 }
-
-/// A field of [`StoreConfig`] that cannot be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ConfigError {
-    /// The value is outside its range.
-    OutOfRange {
-        /// Name of the field.
-        field: &'static str,
-        /// What it was.
-        value: u64,
-        /// The least it may be.
-        least: u64,
-        /// The most it may be.
-        most: u64,
-    },
-    /// The value is not a multiple of the unit it must be counted in.
-    NotMultiple {
-        /// Name of the field.
-        field: &'static str,
-        /// What it was.
-        value: u64,
-        /// What it must be a multiple of.
-        unit: u64,
-    },
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OutOfRange { field, value, least, most } => {
-                write!(f, "{field} is {value}: set it between {least} and {most}")
-            }
-            Self::NotMultiple { field, value, unit } => {
-                write!(f, "{field} is {value}: set it to a multiple of {unit}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for ConfigError {}
 
 impl StoreConfig {
     /// Limits that suit a pool of `pool_bytes`, which is rounded down to whole granules: an object for every 4 KiB,

@@ -23,6 +23,6 @@ pub mod index;
 pub mod service;
 pub mod store;
 
-pub use config::{ConfigError, StoreConfig};
+pub use config::StoreConfig;
 pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
 pub use store::{Extent, ObjectView, Store, StoreStats};

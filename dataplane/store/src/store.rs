@@ -17,11 +17,12 @@ mod stats;
 
 pub use stats::StoreStats;
 
+use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, Version};
 
 use crate::allocator::{Allocator, Block};
-use crate::config::{ConfigError, StoreConfig};
+use crate::config::StoreConfig;
 use crate::entry::{Entries, EntryId, STATES, State};
 use crate::errors::{GetError, StalePin};
 use crate::eviction::{ChosenPolicy, EvictionPolicy};

@@ -1,6 +1,6 @@
 //! What a tier is made of, and where its parts lie in the staging area. All its memory follows from this.
 
-use core::fmt;
+use kvplane_proto::ConfigError;
 
 use crate::format::{
     FIRST_SEGMENT_OFFSET, FooterPage, OWNERSHIP_IO_BYTES, RECORD_HEADER_BYTES, SUPERBLOCK_IO_BYTES, Shape, UNIT_BYTES,
@@ -77,47 +77,6 @@ pub struct TierConfig {
     /// Segments with write errors that are borne before the tier takes no more writes.
     pub max_bad_segments: u32,
 }
-
-/// A field of [`TierConfig`] that cannot be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ConfigError {
-    /// The value is outside its range.
-    OutOfRange {
-        /// Name of the field.
-        field: &'static str,
-        /// What it was.
-        value: u64,
-        /// The least it may be.
-        least: u64,
-        /// The most it may be.
-        most: u64,
-    },
-    /// The value is not a multiple of the unit it must be counted in, or no power of two where it must be.
-    NotMultiple {
-        /// Name of the field.
-        field: &'static str,
-        /// What it was.
-        value: u64,
-        /// What it must be a multiple of; 0 for a power of two.
-        unit: u64,
-    },
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OutOfRange { field, value, least, most } => {
-                write!(f, "{field} is {value}: set it between {least} and {most}")
-            }
-            Self::NotMultiple { field, value, unit: 0 } => write!(f, "{field} is {value}: set it to a power of two"),
-            Self::NotMultiple { field, value, unit } => {
-                write!(f, "{field} is {value}: set it to a multiple of {unit}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for ConfigError {}
 
 impl TierConfig {
     /// Limits that suit a device of `device_bytes` with blocks of `block_bytes`: segments of 128 MiB, or a 64th of a

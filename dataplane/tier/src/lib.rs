@@ -27,7 +27,7 @@ mod slots;
 pub mod tier;
 pub mod types;
 
-pub use config::{ConfigError, OBJECT_BYTES, TierConfig};
+pub use config::{OBJECT_BYTES, TierConfig};
 pub use errors::{GetError, OpenError, PutError, Reason, RemoveError};
 pub use format::{Ownership, SlotSet};
 pub use index::{BYTES_PER_OBJECT, MAX_HITS};

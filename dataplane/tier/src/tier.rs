@@ -29,9 +29,10 @@ pub use stats::TierStats;
 
 use std::collections::VecDeque;
 
+use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;
 
-use crate::config::{ConfigError, Layout, TierConfig};
+use crate::config::{Layout, TierConfig};
 use crate::errors::Reason;
 use crate::format::{FIRST_SEGMENT_OFFSET, FooterEntry, Shape, SuperblockFound};
 use crate::index::{Entry, Index};
