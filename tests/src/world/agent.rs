@@ -172,7 +172,7 @@ impl World {
         if self.scenario.tier.is_some() {
             self.shadow.promises_void(lineage, dropped);
         } else {
-            self.shadow.dropped(lineage, dropped);
+            self.shadow.dropped(lineage, self.trace.events, dropped);
         }
     }
 

@@ -35,6 +35,8 @@ pub(crate) struct Held {
     pins: BTreeMap<PinId, u64>,
     /// Removals that were not answered yet: of which keys, and below which version.
     removes: BTreeMap<u64, (Vec<usize>, u64)>,
+    /// Questions for places that were not answered yet: at which event they came, and by which epoch the shard served.
+    lookups: BTreeMap<u64, (u64, u64)>,
     /// Whether the client was told that the shard wants to close.
     pub(crate) end_told: bool,
 }
@@ -100,7 +102,7 @@ impl World {
         let Kind::Reply(operation) = header.kind else { return };
         if operation == Operation::Get {
             if let Some(place) = payload {
-                self.observe_read(index, header.argument, place.offset, place.bytes);
+                self.observe_read(index, header.argument, (place.offset, place.bytes), None);
             }
             return;
         }
@@ -118,7 +120,7 @@ impl World {
                     self.observe_commit(index, room, header.argument);
                 }
             }
-            Operation::Lookup => self.observe_lookup(index, header, body),
+            Operation::Lookup => self.observe_lookup(index, header, body, None),
             Operation::Reserve => self.observe_reserve(index, header, body, asked),
             Operation::Commit => self.observe_commits(index, header, body, asked),
             Operation::Remove => self.observe_remove(index, asked),
@@ -139,9 +141,15 @@ impl World {
                     }
                 }
             }
-            Operation::Lookup if good => self.observe_lookup(index, header, body),
+            Operation::Lookup => {
+                let held = self.connections.get_mut(&index).map(|connection| &mut connection.held);
+                let asked = held.and_then(|held| held.lookups.remove(&header.request.to_bits()));
+                if good {
+                    self.observe_lookup(index, header, body, asked);
+                }
+            }
             Operation::Remove => self.observe_removed(index, header),
-            Operation::Put | Operation::Commit | Operation::Lookup => {}
+            Operation::Put | Operation::Commit => {}
             _ => return false,
         }
         true
@@ -160,6 +168,10 @@ impl World {
                     rooms.extend(connection.held.reservations.remove(&item.reservation));
                 }
                 rooms.into_iter().for_each(|room| self.observe_made(index, room));
+            }
+            Kind::Request(Operation::Lookup) => {
+                let asked = (self.trace.events, self.lives[life].epoch);
+                connection.held.lookups.insert(header.request.to_bits(), asked);
             }
             Kind::Request(Operation::Remove) => {
                 let items = decode_items::<DigestItem>(body, header.items).into_iter().flatten();
@@ -204,17 +216,18 @@ impl World {
         }
         let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
         for key in keys {
-            self.shadow.removed(key, lineage, floor);
+            self.shadow.removed(key, lineage, floor, self.trace.events);
             self.removals.remove_answered(client, key, epoch, self.now_ns);
         }
     }
 
     /// A version is answered, and its bytes are lent for reading.
-    fn observe_read(&mut self, index: u32, version: u64, offset: u64, bytes: u64) {
+    /// What it says is as of now, or of the event and epoch of a question that was kept.
+    fn observe_read(&mut self, index: u32, version: u64, (offset, bytes): (u64, u64), asked: Option<(u64, u64)>) {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, life) = (connection.client, connection.life);
-        let epoch = self.lives[life].epoch;
-        let answered = self.removals.get_answered(&self.shadow, client, version, epoch, self.now_ns);
+        let asked = asked.unwrap_or((u64::MAX, self.lives[life].epoch));
+        let answered = self.removals.get_answered(&self.shadow, client, version, asked, self.now_ns);
         self.require(answered);
         let lent = self.lives[life].ledger.lend(index, Use::Read, offset, bytes);
         self.require(lent);
@@ -223,12 +236,12 @@ impl World {
         self.require(kept);
     }
 
-    fn observe_lookup(&mut self, index: u32, header: &Header, body: &[u8]) {
+    fn observe_lookup(&mut self, index: u32, header: &Header, body: &[u8], asked: Option<(u64, u64)>) {
         for item in decode_items::<LookupReply>(body, header.items).into_iter().flatten() {
             if item.status != Status::Ok {
                 continue;
             }
-            self.observe_read(index, item.version.0, item.offset, item.bytes);
+            self.observe_read(index, item.version.0, (item.offset, item.bytes), asked);
             if let Some(connection) = self.connections.get_mut(&index) {
                 connection.held.pins.insert(item.pin, item.offset);
             }
@@ -286,7 +299,7 @@ impl World {
         let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
         for item in decode_items::<DigestItem>(asked.body, asked.header.items).into_iter().flatten() {
             if let Some(key) = self.shadow.key(item.digest) {
-                self.shadow.removed(key, lineage, u64::MAX);
+                self.shadow.removed(key, lineage, u64::MAX, self.trace.events);
                 self.removals.remove_answered(client, key, epoch, self.now_ns);
             }
         }

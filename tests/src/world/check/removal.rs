@@ -1,7 +1,8 @@
 //! No read after remove, as far as it is promised.
 //!
-//! *At one shard*, strictly: once a life of a shard has processed a remove of a key, none of its answers names a
-//! version that it had before.
+//! *At one shard*, strictly: once a life of a shard has processed a remove of a key, no answer to a question that comes
+//! later names a version that it had before. (A question of several objects may be answered when the last of them came
+//! from a disk; the first were pinned before.)
 //!
 //! *Across shards*: a remove that was answered by a shard at epoch `e` and acknowledged, and a get of the same key that
 //! was submitted after that acknowledgement and answered by shards at epochs of at least `e` only, returns no version
@@ -38,18 +39,19 @@ impl Removals {
         Self { gets: BTreeMap::new(), removes: BTreeMap::new(), done: (0..keys).map(|_| Vec::new()).collect() }
     }
 
-    /// A shard answers a client's get with a version.
+    /// A shard answers a client's get with a version. `asked` is the event of the question, and the epoch by which the
+    /// shard served then.
     pub(crate) fn get_answered(
         &mut self,
         shadow: &Shadow,
         client: usize,
         version: u64,
-        epoch: u64,
+        (event, epoch): (u64, u64),
         now_ns: u64,
     ) -> Checked {
         self.gets.entry((client, version)).or_default().push((now_ns, epoch));
         match shadow.commit_of(version) {
-            Some(commit) if commit.removed => Err(broken(
+            Some(commit) if commit.removed.is_some_and(|removed| removed < event) => Err(broken(
                 Rule::Removed,
                 format!("version {version} was removed from the shard that answers it: {commit:?}"),
             )),

@@ -38,8 +38,8 @@ pub(crate) struct Commit {
     pub(crate) epoch: u64,
     /// When its put was acknowledged to a client.
     pub(crate) acked_ns: Option<u64>,
-    /// Whether its shard was told to remove it, or lost its slot.
-    pub(crate) removed: bool,
+    /// At which event its shard carried out that it is removed, or lost its slot.
+    pub(crate) removed: Option<u64>,
     /// Whether it must still be there after every crash.
     pub(crate) promised: bool,
     /// Whether somebody asked for its removal, or wrote it anew: nothing is promised of it any more.
@@ -119,7 +119,7 @@ impl Shadow {
             life: place.0,
             epoch: place.1,
             acked_ns: None,
-            removed: false,
+            removed: None,
             promised: false,
             void: false,
         };
@@ -177,9 +177,10 @@ impl Shadow {
     }
 
     /// A shard's life was told to remove a key: its versions below `floor` are gone.
-    pub(crate) fn removed(&mut self, key: usize, life: usize, floor: u64) {
+    pub(crate) fn removed(&mut self, key: usize, life: usize, floor: u64, event: u64) {
         for (_, commit) in self.commits.range_mut(..floor).filter(|(_, one)| one.key == key && one.life == life) {
-            (commit.removed, commit.promised, commit.void) = (true, false, true);
+            (commit.promised, commit.void) = (false, true);
+            commit.removed.get_or_insert(event);
         }
     }
 
@@ -213,15 +214,16 @@ impl Shadow {
 
     /// What was removed from a life may be back.
     pub(crate) fn removals_void(&mut self, life: usize) {
-        self.commits.values_mut().filter(|commit| commit.life == life).for_each(|commit| commit.removed = false);
+        self.commits.values_mut().filter(|commit| commit.life == life).for_each(|commit| commit.removed = None);
     }
 
     /// A shard's life dropped the objects of these digests: they may be older than what was written elsewhere
     /// meanwhile.
-    pub(crate) fn dropped(&mut self, life: usize, dropped: impl Fn(Digest) -> bool) {
+    pub(crate) fn dropped(&mut self, life: usize, event: u64, dropped: impl Fn(Digest) -> bool) {
         let digests = &self.digests;
         for commit in self.commits.values_mut().filter(|commit| commit.life == life && dropped(digests[commit.key])) {
-            (commit.removed, commit.promised, commit.void) = (true, false, true);
+            (commit.promised, commit.void) = (false, true);
+            commit.removed.get_or_insert(event);
         }
     }
 
