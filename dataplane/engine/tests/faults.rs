@@ -1,6 +1,8 @@
 //! A real shard and a real initiator over connections that fail by seeded plans: whatever is reported as done is
 //! right, whatever is not ends with an error, and nothing stays behind.
 
+mod support;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -8,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvplane_engine::{
-    FaultCounters, FaultPlan, HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard,
-    ShardConfig, ShardHandle, ZeroCopy, ZeroCopyOptions,
+    FaultCounters, FaultPlan, HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, Shard, ShardConfig,
+    ShardHandle, ZeroCopy, ZeroCopyOptions,
 };
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
@@ -17,8 +19,8 @@ use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
 use kvplane_proto::message::{Kind, Operation, Welcome};
 use kvplane_proto::rng::mix64;
-use kvplane_proto::{Digest, Epoch, Status, Version};
-use kvplane_store::service::{Identity, SegmentInfo};
+use kvplane_proto::{Digest, Epoch, Status};
+use kvplane_store::service::SegmentInfo;
 
 const OBJECTS: u64 = 20;
 /// Place of each object in the caller's memory: its source, and where it is read back to.
@@ -66,24 +68,9 @@ fn host(fault: FaultPlan) -> HostConfig {
 }
 
 fn start_shard(fault: FaultPlan) -> ShardHandle {
-    let identity = Identity {
-        cluster: "test".to_owned(),
-        node: NodeId(1),
-        incarnation: Incarnation(7),
-        shard: ShardId(0),
-        segment_name: "segment".to_owned(),
-    };
-    let shard = Shard::start(ShardConfig {
-        identity,
-        core: None,
-        pacing: Pacing::Park,
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: None },
-        pool: Some(plain("pool", 16 << 20)),
-        store: None,
-        first_version: Version(1),
-        host: host(fault),
-    })
-    .expect("a shard on loopback");
+    let shard =
+        Shard::start(ShardConfig { pool: Some(plain("pool", 16 << 20)), host: host(fault), ..support::config() })
+            .expect("a shard on loopback");
     shard
         .own(Epoch(1), kvplane_engine::Standing { state: 1, since: Epoch(1) }, Box::new([u64::MAX; SLOTS / 64]))
         .expect("room in the mailbox");

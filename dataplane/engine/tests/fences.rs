@@ -4,6 +4,8 @@
 //! The test drives the host itself, so it decides what has arrived before the host looks. The other connection's bytes
 //! arrive first, so the host, which takes sockets in the order in which they became ready, meets the old ones last.
 
+mod support;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -16,7 +18,7 @@ use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::message::{Hello, IdItem, Item, Kind, Operation, RunItem, WriteItem};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{RequestId, SegmentId, Status};
-use kvplane_store::service::{Identity, SegmentInfo, Service};
+use kvplane_store::service::{SegmentInfo, Service};
 use kvplane_sys::net;
 
 /// Bytes of the segment and of each write: more than is copied out of the staging, less than a socket's buffer.
@@ -63,13 +65,7 @@ fn bytes_of(number: u64) -> Vec<u8> {
 
 impl Bed {
     fn new() -> Self {
-        let identity = Identity {
-            cluster: "test".to_owned(),
-            node: NodeId(1),
-            incarnation: Incarnation(7),
-            shard: ShardId(0),
-            segment_name: "segment".to_owned(),
-        };
+        let identity = support::identity();
         let service = Service::new(identity, None);
         let mut host = Host::new(&HostConfig::default(), Some(service), None, None).expect("a poller");
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");

@@ -1,21 +1,23 @@
 //! Many small ranges over real TCP: thousands of any size and place, in one batch, with and without checksums, over
 //! connections that fail, and among ranges that are refused.
 
+mod support;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_engine::{
-    FaultPlan, HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
+    FaultPlan, HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
 };
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget, TaskResult};
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::message::{Hello, Item, Kind, Operation, RunItem};
 use kvplane_proto::rng::{Rng, mix64};
-use kvplane_proto::{RequestId, SegmentId, Status, Version};
-use kvplane_store::service::{Identity, SegmentInfo};
+use kvplane_proto::{RequestId, SegmentId, Status};
+use kvplane_store::service::SegmentInfo;
 
 /// Nothing in these tests may take so long: a hang is better reported than suffered.
 const HANG: Duration = Duration::from_secs(60);
@@ -75,25 +77,8 @@ fn check(region: &Region, offset: u64, bytes: u64, (seed, from): (u64, u64)) {
 }
 
 fn bed(config: Config, fault: Option<FaultPlan>) -> Bed {
-    let identity = Identity {
-        cluster: "test".to_owned(),
-        node: NodeId(1),
-        incarnation: Incarnation(7),
-        shard: ShardId(0),
-        segment_name: "segment".to_owned(),
-    };
     let host = HostConfig { fault, ..HostConfig::default() };
-    let shard = Shard::start(ShardConfig {
-        identity,
-        core: None,
-        pacing: Pacing::Park,
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: None },
-        pool: None,
-        store: None,
-        first_version: Version(1),
-        host: host.clone(),
-    })
-    .expect("a shard on loopback");
+    let shard = Shard::start(ShardConfig { host: host.clone(), ..support::config() }).expect("a shard on loopback");
     let (target, source, back) = (memory("target"), memory("source"), memory("back"));
     fill(&target, TARGET);
     fill(&source, SOURCE);

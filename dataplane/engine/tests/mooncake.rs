@@ -5,6 +5,8 @@
 //! once, a peer that is back is found again, and shutdown ends everything. The protocol's details are tested with its
 //! driver, `transport/tests/mooncake`.
 
+mod support;
+
 #[path = "../../transport/tests/mooncake/raw.rs"]
 #[allow(dead_code, reason = "shared with the tests of the driver, which use all of it")]
 mod raw;
@@ -16,33 +18,20 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, Region, Shard, ShardConfig, ShardHandle};
+use kvplane_proto::Status;
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget};
-use kvplane_proto::ids::{Incarnation, NodeId, SegmentId, ShardId};
+use kvplane_proto::ids::SegmentId;
 use kvplane_proto::rng::Rng;
-use kvplane_proto::{Status, Version};
-use kvplane_store::service::{Identity, SegmentInfo};
+use kvplane_store::service::SegmentInfo;
 use kvplane_transport::mooncake::wire::Dialect;
 use raw::{OK, PATIENCE, REJECTED, Raw, byte_at, bytes_at, content, memory};
 
 const BYTES: u64 = 16 << 20;
 
 fn shard(listen: SocketAddr) -> ShardHandle {
-    let identity = Identity {
-        cluster: "test".to_owned(),
-        node: NodeId(1),
-        incarnation: Incarnation(7),
-        shard: ShardId(0),
-        segment_name: "segment".to_owned(),
-    };
     Shard::start(ShardConfig {
-        identity,
-        core: None,
-        pacing: Pacing::Park,
         listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: Some(listen) },
-        pool: None,
-        store: None,
-        first_version: Version(1),
-        host: HostConfig::default(),
+        ..support::config()
     })
     .expect("a shard on loopback")
 }

@@ -3,6 +3,8 @@
 //! It runs where `KVPLANE_MOONCAKE_PYTHON` names a Python that can import `mooncake.engine`, and is skipped elsewhere.
 //! Stock engines listen on all addresses, so run it where only loopback exists.
 
+mod support;
+
 #[path = "../../transport/tests/mooncake/raw.rs"]
 #[allow(dead_code, reason = "shared with the tests of the driver, which use all of it")]
 mod raw;
@@ -12,10 +14,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, Shard, ShardConfig};
+use kvplane_proto::Status;
 use kvplane_proto::client::{Config, Local, PeerAddress, Request, SegmentTarget};
-use kvplane_proto::ids::{Incarnation, NodeId, SegmentId, ShardId};
-use kvplane_proto::{Status, Version};
-use kvplane_store::service::{Identity, SegmentInfo};
+use kvplane_proto::ids::SegmentId;
+use kvplane_store::service::SegmentInfo;
 use raw::{PATIENCE, content, memory};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mooncake_stock.py");
@@ -63,20 +65,8 @@ fn a_stock_engine_uses_our_memory() {
     // Both versions of the protocol, and connections that are kept.
     for extra in [None, Some(("MC_TCP_PROTO", "1")), Some(("MC_TCP_ENABLE_CONNECTION_POOL", "1"))] {
         let shard = Shard::start(ShardConfig {
-            identity: Identity {
-                cluster: "test".to_owned(),
-                node: NodeId(1),
-                incarnation: Incarnation(7),
-                shard: ShardId(0),
-                segment_name: "segment".to_owned(),
-            },
-            core: None,
-            pacing: Pacing::Park,
             listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: Some(([127, 0, 0, 1], 0).into()) },
-            pool: None,
-            store: None,
-            first_version: Version(1),
-            host: HostConfig::default(),
+            ..support::config()
         })
         .expect("a shard on loopback");
         let bytes: u64 = 5 << 20;

@@ -1,17 +1,17 @@
 //! A shard and an initiator with two RDMA devices each, and what becomes of requests when devices fail.
 
+mod support;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_engine::{
-    HostConfig, HugePages, Initiator, Listen, Pacing, RdmaDevices, Region, RegionOptions, Shard, ShardConfig,
-    ShardHandle,
+    HostConfig, HugePages, Initiator, Pacing, RdmaDevices, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
 };
 use kvplane_proto::client::{Config, Local, Path, PeerAddress, PeerId, Request, SegmentTarget};
-use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::rng::mix64;
-use kvplane_proto::{BatchId, SegmentId, Status, Version};
-use kvplane_store::service::{Identity, SegmentInfo};
+use kvplane_proto::{BatchId, SegmentId, Status};
+use kvplane_store::service::SegmentInfo;
 use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
 use kvplane_transport::RdmaOptions;
 
@@ -49,22 +49,9 @@ fn host(fabric: &Loopback, names: [&str; 2]) -> HostConfig {
 /// The initiator has the devices 0 and 1 of the fabric, the shard 2 and 3, if any.
 fn bed(shard_has_devices: bool) -> Bed {
     let fabric = Loopback::new(&[SoftPort::default(); 4]);
-    let identity = Identity {
-        cluster: "test".to_owned(),
-        node: NodeId(1),
-        incarnation: Incarnation(7),
-        shard: ShardId(0),
-        segment_name: "segment".to_owned(),
-    };
     let shard = Shard::start(ShardConfig {
-        identity,
-        core: None,
-        pacing: Pacing::Park,
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: None },
-        pool: None,
-        store: None,
-        first_version: Version(1),
         host: if shard_has_devices { host(&fabric, ["loop2", "loop3"]) } else { HostConfig::default() },
+        ..support::config()
     })
     .expect("a shard on loopback");
     let theirs = region("theirs");

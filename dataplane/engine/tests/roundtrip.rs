@@ -1,5 +1,7 @@
 //! A real shard and a real initiator: every operation over both paths, with bytes checked by address-derived patterns.
 
+mod support;
+
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -69,22 +71,12 @@ fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
     let path = std::env::temp_dir().join(format!("kvplane-engine-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&path).expect("a directory for the test's sockets");
     let directory = Directory(path.clone());
-    let identity = Identity {
-        cluster: "test".to_owned(),
-        node: NodeId(1),
-        incarnation: Incarnation(7),
-        shard: ShardId(0),
-        segment_name: "segment".to_owned(),
-    };
     let shard = Shard::start(ShardConfig {
-        identity,
-        core: None,
         pacing: Pacing::default(),
         listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(path.join("shard.sock")), mooncake: None },
         pool: Some(plain("pool", pool_bytes)),
-        store: None,
-        first_version: Version(1),
         host,
+        ..support::config()
     })
     .expect("a shard on loopback");
     shard

@@ -1,6 +1,8 @@
 //! Segments of peers on this host, and of this process: which way they take, that bytes arrive, and that nothing
 //! touches memory after it was unregistered.
 
+mod support;
+
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -10,11 +12,11 @@ use std::time::Duration;
 use kvplane_engine::{
     HostConfig, HugePages, Initiator, Listen, Pacing, Region, RegionOptions, Shard, ShardConfig, ShardHandle,
 };
+use kvplane_proto::Status;
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerId, Request, SegmentTarget, Transport};
-use kvplane_proto::ids::{Incarnation, NodeId, SegmentId, ShardId};
+use kvplane_proto::ids::SegmentId;
 use kvplane_proto::rng::mix64;
-use kvplane_proto::{Status, Version};
-use kvplane_store::service::{Identity, SegmentInfo};
+use kvplane_store::service::SegmentInfo;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const BYTES: usize = 4 << 20;
@@ -36,26 +38,10 @@ impl Owner {
     fn new(name: &str) -> Self {
         let directory = std::env::temp_dir().join(format!("kvplane-same-host-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory for the test's sockets");
-        let identity = Identity {
-            cluster: "test".to_owned(),
-            node: NodeId(0),
-            incarnation: Incarnation(7),
-            shard: ShardId(0),
-            segment_name: "segment".to_owned(),
-        };
         let listen =
             Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(directory.join("shard.sock")), mooncake: None };
-        let shard = Shard::start(ShardConfig {
-            identity,
-            core: None,
-            pacing: Pacing::default(),
-            listen,
-            pool: None,
-            store: None,
-            first_version: Version(1),
-            host: HostConfig::default(),
-        })
-        .expect("a shard on loopback");
+        let shard = Shard::start(ShardConfig { pacing: Pacing::default(), listen, ..support::config() })
+            .expect("a shard on loopback");
         Self { shard, directory }
     }
 
