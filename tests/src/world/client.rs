@@ -10,6 +10,7 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::Rng;
 
 use super::check::memory::{Loan, Memory};
+use super::check::segments::CELLS;
 use super::check::{Rule, broken};
 use super::copy::Copy;
 use super::network::{End, Way};
@@ -215,6 +216,7 @@ impl World {
         client.batches.clear();
         let copying = client.copying.take();
         let lanes = std::mem::take(&mut client.lanes);
+        self.segments.orphan(index * CELLS..(index + 1) * CELLS);
         for connection in lanes.into_values() {
             if let Some(open) = self.connections.get_mut(&connection) {
                 open.client_end = End::Gone;

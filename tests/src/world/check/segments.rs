@@ -3,7 +3,8 @@
 //!
 //! Each client has cells of its own in each shard's segment. Who wrote a cell follows from its bytes. A cell says
 //! something when its newest write is done and all others to it were over before that one began: then it has exactly
-//! that one's bytes, from then on. Between writes that were open together, no order is promised.
+//! that one's bytes, from then on. Between writes that were open together, no order is promised, nor between those that
+//! a killed process gave up and those of the process that comes after it: that one knows nothing to be fenced off.
 
 use kvplane_proto::Digest;
 
@@ -53,6 +54,14 @@ impl Segments {
         let entry = &mut self.writes[write];
         (entry.over, entry.done) = (Some(self.tick), done);
         (entry.life, entry.first..entry.first + entry.cells)
+    }
+
+    /// The process that wrote to these cells is no more: what it gave up may come at any time.
+    pub(crate) fn orphan(&mut self, cells: core::ops::Range<usize>) {
+        self.writes
+            .iter_mut()
+            .filter(|write| !write.done && cells.contains(&write.first))
+            .for_each(|write| write.over = None);
     }
 
     /// Whether what is in a cell may be there.
