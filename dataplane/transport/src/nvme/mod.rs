@@ -2,7 +2,8 @@
 //!
 //! * Operations wait in a queue for each priority. The most urgent goes first, and each priority has a depth of its
 //!   own, so that prefetch, reclaim and recovery neither starve gets nor fill the device's queue before them.
-//! * What is queued in one round goes to the kernel in one call.
+//! * What is queued goes to the kernel some operations at a time, and what has ended comes back so: the device works on
+//!   the first while the next are made ready. With all at once they would go up and down together, and it would idle.
 //! * Memory is the pool's own pages and the tier's staging area, pinned once where the kernel allows. Operations of one
 //!   piece use that; those of several pieces are scattered or gathered, and their pages pinned for each.
 //! * Where the device's completions can be polled for, reads and writes go to a second ring that does; the first
@@ -35,6 +36,10 @@ const RING_ENTRIES: u32 = 256;
 /// How often an operation that the kernel puts off is tried.
 const ATTEMPTS_MOST: u32 = 100;
 
+/// How many operations go to the kernel in one call, and come back in one. A call costs less than a microsecond; what an
+/// operation's end and beginning cost us together, mostly for checksums, is several.
+const AT_A_TIME: usize = 8;
+
 /// How many operations of each priority the device has at once.
 pub const DEPTHS: [usize; Priority::ALL.len()] = [128, 64, 24, 16];
 
@@ -62,6 +67,8 @@ pub struct Nvme {
     in_flight: [usize; Priority::ALL.len()],
     done: VecDeque<(OpId, Result<u32, Fault>)>,
     completions: Vec<Completion>,
+    /// What has ended and was not looked at, and whether it was polled for.
+    ended: VecDeque<(Completion, bool)>,
     counters: NvmeCounters,
     remarks: Vec<String>,
     last_problem: Option<String>,
@@ -110,6 +117,7 @@ impl Nvme {
             in_flight: [0; Priority::ALL.len()],
             done: VecDeque::new(),
             completions: Vec::new(),
+            ended: VecDeque::new(),
             counters: NvmeCounters::default(),
             remarks,
             last_problem: None,
@@ -162,12 +170,12 @@ impl Nvme {
         self.queues[op.priority as usize].push_back(index);
     }
 
-    /// Gives the kernel what is queued, as far as the depths allow: the most urgent first, in one call.
+    /// Gives the kernel what is queued, as far as the depths allow: the most urgent first, in few calls.
     ///
     /// # Errors
     /// When the ring fails.
     pub fn flush(&mut self) -> io::Result<()> {
-        let mut started = false;
+        let mut waiting = 0;
         for (priority, depth) in DEPTHS.into_iter().enumerate() {
             while self.in_flight[priority] < depth {
                 let Some(index) = self.queues[priority].pop_front() else { break };
@@ -175,17 +183,20 @@ impl Nvme {
                     self.queues[priority].push_front(index);
                     break;
                 }
-                started = true;
+                waiting += 1;
+                if waiting == AT_A_TIME {
+                    waiting = 0;
+                    self.submit()?;
+                }
             }
         }
-        if started {
-            self.counters.submissions += 1;
-            self.ring.submit()?;
-            if let Some((ring, _)) = &mut self.polled {
-                ring.submit()?;
-            }
-        }
-        Ok(())
+        if waiting > 0 { self.submit() } else { Ok(()) }
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        self.counters.submissions += 1;
+        self.ring.submit()?;
+        self.polled.as_mut().map_or(Ok(()), |(ring, _)| ring.submit())
     }
 
     /// Puts an operation into a ring. Whether there was room.
@@ -211,26 +222,33 @@ impl Nvme {
         queued.is_ok()
     }
 
-    /// Takes what has ended. Never blocks. Whether anything did.
+    /// Takes some of what has ended: there may be more. Never blocks. Whether anything did.
     ///
     /// # Errors
     /// When a ring fails.
     pub fn poll(&mut self) -> io::Result<bool> {
-        if self.in_flight.iter().all(|in_flight| *in_flight == 0) {
-            return Ok(false);
+        if self.ended.is_empty() {
+            self.harvest()?;
         }
-        let mut completions = core::mem::take(&mut self.completions);
+        let some = self.ended.len().min(AT_A_TIME);
+        for _ in 0..some {
+            let Some((completion, polled)) = self.ended.pop_front() else { break };
+            self.completed(completion, polled);
+        }
+        Ok(some > 0)
+    }
+
+    fn harvest(&mut self) -> io::Result<()> {
+        if self.in_flight.iter().all(|in_flight| *in_flight == 0) {
+            return Ok(());
+        }
         let mut polled = 0;
         if let Some((ring, _)) = &mut self.polled {
-            polled = ring.poll(&mut completions)?;
+            polled = ring.poll(&mut self.completions)?;
         }
-        self.ring.poll(&mut completions)?;
-        let progress = !completions.is_empty();
-        for (at, completion) in completions.drain(..).enumerate() {
-            self.completed(completion, at < polled);
-        }
-        self.completions = completions;
-        Ok(progress)
+        self.ring.poll(&mut self.completions)?;
+        self.ended.extend(self.completions.drain(..).enumerate().map(|(at, completion)| (completion, at < polled)));
+        Ok(())
     }
 
     fn completed(&mut self, completion: Completion, polled: bool) {
@@ -325,7 +343,8 @@ impl Nvme {
     /// Whether completions come only to who asks for them, or wait to be taken: then a host does not park meanwhile.
     #[must_use]
     pub fn must_be_polled(&self) -> bool {
-        !self.done.is_empty() || self.polled.as_ref().is_some_and(|(ring, _)| ring.in_flight() > 0)
+        let taken = self.done.len() + self.ended.len();
+        taken > 0 || self.polled.as_ref().is_some_and(|(ring, _)| ring.in_flight() > 0)
     }
 
     /// Becomes readable when something has ended that is not polled for.
