@@ -41,7 +41,7 @@ impl Limits {
     pub const RESERVATION_NS: u64 = 30_000_000_000;
     /// Time for a new connection to say hello.
     pub const HELLO_NS: u64 = 5_000_000_000;
-    /// Time for a new connection to say hello on a rail that has others beside it.
+    /// Time for a new connection to say hello on a rail that has others beside it; more where that was not enough.
     pub const RAIL_HELLO_NS: u64 = 500_000_000;
     /// How long a path that does not lead to its peer is not tried again, where there is another.
     pub const UNAVAILABLE_NS: u64 = 10_000_000_000;

@@ -59,6 +59,8 @@ pub(super) struct Driver {
     /// Wakes a parked leader.
     doorbell: Doorbell,
     in_flight: AtomicUsize,
+    /// Connections are on their way, for which no batch may wait: rails that were gone come back so.
+    connecting: AtomicBool,
     open_slices: AtomicUsize,
     most_in_flight: usize,
     /// Threads that wait for a batch, leading or following.
@@ -108,6 +110,7 @@ impl Driver {
             inbox_filled: AtomicBool::new(false),
             doorbell,
             in_flight: AtomicUsize::new(0),
+            connecting: AtomicBool::new(false),
             open_slices: AtomicUsize::new(0),
             most_in_flight: config.batches,
             foreground: AtomicUsize::new(0),
@@ -368,10 +371,15 @@ impl Driver {
         }
     }
 
+    /// Whether somebody has to drive.
+    fn is_busy(&self) -> bool {
+        self.in_flight.load(Ordering::SeqCst) > 0 || self.connecting.load(Ordering::Relaxed)
+    }
+
     /// Finds somebody to lead where nobody does and something is in flight.
     fn hand_over(&self) {
         fence(Ordering::SeqCst);
-        if self.in_flight.load(Ordering::SeqCst) == 0 || self.led.load(Ordering::SeqCst) {
+        if !self.is_busy() || self.led.load(Ordering::SeqCst) {
             return;
         }
         if self.following.load(Ordering::SeqCst) > 0

@@ -58,6 +58,8 @@ const ROUNDS_PER_LOOK: u32 = 16;
 const BUSY_ROUNDS_PER_LOOK: u32 = 12;
 /// Bytes moved in a round from which on asking the poller costs nothing in comparison.
 const LONG_ROUND_BYTES: usize = 64 << 10;
+/// Nobody looked for so long: what has a deadline could not meet it.
+const AWAY_NS: u64 = kvplane_proto::Limits::STALL_NS / 4;
 /// The longest park; bounds what a lost doorbell could cost.
 const PARK_LONGEST: Duration = Duration::from_millis(500);
 
@@ -235,8 +237,7 @@ impl Host {
         self.readiness = readiness;
         // Spinning, the clock is read now and then only: what comes is seen sooner the shorter an empty round is.
         if told || self.rounds_since_clock >= ROUNDS_PER_CLOCK {
-            self.now_ns = cpu::monotonic_ns();
-            self.rounds_since_clock = 0;
+            self.read_clock();
         }
         self.rounds_since_clock += 1;
         self.clocked_bytes = 0;
@@ -269,6 +270,17 @@ impl Host {
             self.counters.zero_copy = *self.tcp.zero_copy();
         }
         Ok(progress)
+    }
+
+    /// Reads the clock for a round. Whose thread drives us may have been busy with something else.
+    fn read_clock(&mut self) {
+        let since_ns = core::mem::replace(&mut self.now_ns, cpu::monotonic_ns());
+        self.rounds_since_clock = 0;
+        if self.now_ns.saturating_sub(since_ns) >= AWAY_NS
+            && let Some(client) = &mut self.client
+        {
+            client.was_away(since_ns, self.now_ns);
+        }
     }
 
     /// When what is being taken has come: the clock is read for the first thing of a round, and again after many bytes.
@@ -401,6 +413,7 @@ impl Host {
             let timeout = self.until_timer().min(longest).min(most);
             self.counters.parks += 1;
             self.poller.wait(timeout, &mut self.readiness)?;
+            self.now_ns = cpu::monotonic_ns();
         }
         self.rounds_since_clock = ROUNDS_PER_CLOCK;
         (self.rounds_since_look, self.idle_rounds) = (0, 0);

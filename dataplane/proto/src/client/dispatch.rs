@@ -7,7 +7,7 @@
 //! slices have room of their own, and while they share a group with bulk, the first lane of each rail is theirs alone:
 //! a small request is never behind a large one on a connection.
 
-use super::lane::{Cause, Endpoint};
+use super::lane::{Cause, Endpoint, EndpointEvent};
 use super::metrics::RailBooks;
 use super::options::RailAddress;
 use super::path::Path;
@@ -326,8 +326,10 @@ impl Client {
         }
     }
 
-    /// A lane is ready for use.
-    pub(super) fn lane_up(&mut self, lane: u32) {
+    /// A lane's peer has welcomed us: it is ready for use.
+    pub(super) fn welcomed(&mut self, lane: u32) {
+        self.step_lane(lane, EndpointEvent::Welcome);
+        self.lanes[lane as usize].welcomed();
         let rail = &mut self.rails[self.lanes[lane as usize].rail as usize];
         rail.rail.connected();
         let (peer, group) = (rail.peer as usize, usize::from(rail.group));

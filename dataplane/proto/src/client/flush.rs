@@ -20,16 +20,14 @@ impl Client {
     pub fn connected(&mut self, lane: LaneId, now_ns: u64) {
         self.now_ns = now_ns;
         let (cluster, client) = (self.config.cluster.clone(), self.config.client);
-        let Some(entry) = self.current(lane) else { return };
-        if !entry.step(EndpointEvent::Connected) {
+        if self.current(lane).is_none() || !self.step_lane(lane.index, EndpointEvent::Connected) {
             return;
         }
-        if !entry.path.is_greeted() {
-            entry.step(EndpointEvent::Welcome);
-            entry.welcomed();
-            self.lane_up(lane.index);
+        if !self.lanes[lane.index as usize].path.is_greeted() {
+            self.welcomed(lane.index);
             return;
         }
+        let entry = &self.lanes[lane.index as usize];
         let (number, peer) = (entry.number, entry.peer);
         let address = &self.peers[peer.0 as usize].address;
         let hello = Hello {
@@ -87,7 +85,8 @@ impl Client {
             }
             return false;
         }
-        entry.step(EndpointEvent::Connect);
+        self.step_lane(lane, EndpointEvent::Connect);
+        let entry = &self.lanes[lane as usize];
         let (id, path, peer) = (entry.id(lane), entry.path, entry.peer);
         let rail = &self.rails[entry.rail as usize];
         let mut address = self.peers[peer.0 as usize].address.clone();
@@ -99,7 +98,7 @@ impl Client {
         // giving all of them up early would charge what waits for it.
         let group = &self.peers[peer.0 as usize].groups[usize::from(rail.group)];
         let others = group.rails.iter().any(|&rail| self.is_up(rail));
-        let hello_ns = if others { Limits::RAIL_HELLO_NS } else { Limits::HELLO_NS };
+        let hello_ns = if others { entry.rail_hello_ns() } else { Limits::HELLO_NS };
         self.set_alarm(lane, Some(self.now_ns.saturating_add(hello_ns)));
         self.outputs.push_back(Output::Connect { lane: id, address, path });
         true

@@ -56,6 +56,9 @@ const BACKOFF_FIRST_NS: u64 = 5_000_000;
 const BACKOFF_LONG_NS: u64 = 32_000_000;
 const OUTAGE_PARTS: u64 = 16;
 const BACKOFF_LAST_NS: u64 = 1_000_000_000;
+/// How often the time for a greeting doubles. Together with the last wait it has to stay well under the 5 s after which
+/// a rail that is back is to be used.
+const HELLO_DOUBLINGS: u32 = 2;
 
 /// Why we end a connection ourselves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -249,6 +252,13 @@ impl Lane {
     /// Whether it is on its way to be used.
     pub(super) const fn is_coming(&self) -> bool {
         matches!(self.state, Endpoint::Connecting | Endpoint::Greeting)
+    }
+
+    /// How long the next connection may take until it is welcomed, where other rails work meanwhile. One that was too
+    /// slow is given more time: a machine that is busy may need it.
+    pub(super) const fn rail_hello_ns(&self) -> u64 {
+        let doublings = if self.failures < HELLO_DOUBLINGS { self.failures } else { HELLO_DOUBLINGS };
+        Limits::RAIL_HELLO_NS << doublings
     }
 
     /// When the next connection may be tried.

@@ -79,6 +79,8 @@ pub struct Client {
     places: Vec<Place>,
     /// When lanes may connect again or must have been welcomed: at most one entry for each.
     alarms: BTreeSet<(u64, u32)>,
+    /// Lanes that are on their way to be used.
+    coming: u32,
     batches: Table<Batch>,
     slices: Table<Slice>,
     wires: Table<Wire>,
@@ -142,6 +144,7 @@ impl Client {
             near: Near::default(),
             places: Vec::new(),
             alarms: BTreeSet::new(),
+            coming: 0,
             batches: Table::new(),
             slices: Table::new(),
             wires: Table::new(),
@@ -283,6 +286,13 @@ impl Client {
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Whether connections are on their way: somebody has to look after those even where no batch is open, or they are
+    /// never there when one is.
+    #[must_use]
+    pub const fn is_connecting(&self) -> bool {
+        self.coming > 0
     }
 
     /// Batches that are not yet released.

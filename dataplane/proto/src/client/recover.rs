@@ -135,12 +135,42 @@ impl Client {
         }
     }
 
+    /// The host has not looked at anything since then, so that nothing could move: that is not held against the peers.
+    /// To be called before what has come meanwhile is taken.
+    pub fn was_away(&mut self, since_ns: u64, now_ns: u64) {
+        self.now_ns = now_ns;
+        let gap_ns = now_ns.saturating_sub(since_ns);
+        let watched: Vec<(u64, u32)> = self.alarms.iter().copied().collect();
+        for (at_ns, lane) in watched {
+            let entry = &mut self.lanes[lane as usize];
+            let later_ns = |at_ns: u64, latest_ns: u64| at_ns.max(at_ns.saturating_add(gap_ns).min(latest_ns));
+            if entry.is_coming() {
+                self.set_alarm(lane, Some(later_ns(at_ns, now_ns.saturating_add(Limits::RAIL_HELLO_NS))));
+            } else {
+                entry.progress_ns = later_ns(entry.progress_ns, now_ns);
+            }
+        }
+    }
+
+    /// Applies an event to a lane; false when it was stale.
+    pub(super) fn step_lane(&mut self, lane: u32, event: EndpointEvent) -> bool {
+        let entry = &mut self.lanes[lane as usize];
+        let came = entry.is_coming();
+        let moved = entry.step(event);
+        match (came, entry.is_coming()) {
+            (false, true) => self.coming += 1,
+            (true, false) => self.coming -= 1,
+            _ => {}
+        }
+        moved
+    }
+
     /// Asks the host to end a lane's I/O; nothing to do for one that is idle or being reset.
     pub(super) fn reset_lane(&mut self, lane: u32, cause: Cause) {
-        let entry = &mut self.lanes[lane as usize];
-        if entry.state == Endpoint::Idle || !entry.step(EndpointEvent::Reset) {
+        if self.lanes[lane as usize].state == Endpoint::Idle || !self.step_lane(lane, EndpointEvent::Reset) {
             return;
         }
+        let entry = &mut self.lanes[lane as usize];
         entry.cause = Some(cause);
         let id = entry.id(lane);
         self.counters.resets += 1;
@@ -153,7 +183,7 @@ impl Client {
     pub fn lane_gone(&mut self, lane: LaneId, now_ns: u64) {
         self.now_ns = now_ns;
         let before = self.current(lane).map(|entry| entry.state);
-        if !self.current(lane).is_some_and(|entry| entry.step(EndpointEvent::Gone)) {
+        if before.is_none() || !self.step_lane(lane.index, EndpointEvent::Gone) {
             self.counters.stale_frames += 1;
             return;
         }

@@ -98,9 +98,7 @@ impl Client {
             let why = format!("who listens there is another than the peer: {:?}, not {:?}", welcome.node, wanted.node);
             return self.not_the_peer(lane.index, if other { Status::WrongOwner } else { Status::Incompatible }, &why);
         }
-        entry.step(EndpointEvent::Welcome);
-        entry.welcomed();
-        self.lane_up(lane.index);
+        self.welcomed(lane.index);
         Ok(())
     }
 

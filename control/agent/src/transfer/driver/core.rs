@@ -1,6 +1,7 @@
 //! What is behind a driver's lock: the initiator, and which batch is which.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -153,6 +154,10 @@ impl Core {
         let mut rounds = 0;
         while result.is_ok() {
             self.reap(driver);
+            let connecting = self.initiator.as_mut().is_some_and(|initiator| initiator.books().is_connecting());
+            if connecting != driver.connecting.load(Ordering::Relaxed) {
+                driver.connecting.store(connecting, Ordering::Relaxed);
+            }
             // What ended may have been the last to hold a peer.
             if self.leave_departed() {
                 rounds = LEAVING_ROUNDS;
@@ -228,6 +233,7 @@ impl Core {
         if let Some(failed) = self.initiator.take() {
             self.ending = Some(failed);
         }
+        driver.connecting.store(false, Ordering::Relaxed);
         self.bury(driver, Duration::ZERO);
     }
 

@@ -1,4 +1,4 @@
-//! The engine's own thread: it drives what is in flight when nobody waits.
+//! The engine's own thread: it drives what is in flight, and connections that are on their way, when nobody waits.
 //!
 //! Where somebody asked to be told, it is woken at once. Else it looks once a millisecond, as most batches are waited
 //! for by who submitted them, and a wake-up for each would cost them more than the transfer. Some time after the last
@@ -89,7 +89,7 @@ impl Driver {
                 self.poll();
             }
             let kicked = self.kicked.swap(false, Ordering::SeqCst);
-            let busy = self.in_flight() > 0;
+            let busy = self.is_busy();
             idle = if busy || kicked { 0 } else { idle + 1 };
             let rounds = self.rounds.load(Ordering::Relaxed);
             let lonely = kicked || rounds == seen || self.pushed.load(Ordering::SeqCst) > 0;
@@ -98,7 +98,7 @@ impl Driver {
                 && self.foreground.load(Ordering::SeqCst) == 0
                 && let Some(core) = self.try_core()
             {
-                self.lead(core, true, None, || self.in_flight() == 0 || self.stopping.load(Ordering::SeqCst));
+                self.lead(core, true, None, || !self.is_busy() || self.stopping.load(Ordering::SeqCst));
                 self.hand_over();
             }
             seen = self.rounds.load(Ordering::Relaxed);
@@ -108,11 +108,11 @@ impl Driver {
             }
             self.asleep.store(true, Ordering::SeqCst);
             // Either this sees the batch, or who submits it sees that we sleep.
-            if self.in_flight() == 0 && !self.stopping.load(Ordering::SeqCst) {
+            if !self.is_busy() && !self.stopping.load(Ordering::SeqCst) {
                 std::thread::park_timeout(SLEEP);
             }
             self.asleep.store(false, Ordering::SeqCst);
-            idle = if self.in_flight() > 0 { 0 } else { IDLE_TICKS };
+            idle = if self.is_busy() { 0 } else { IDLE_TICKS };
             // Who has just submitted most likely waits himself.
             seen = self.rounds.load(Ordering::Relaxed).wrapping_add(1);
             if idle == 0 && !self.kicked.load(Ordering::SeqCst) {

@@ -257,6 +257,51 @@ fn farther_devices_help_only_while_the_near_ones_are_out_of_order() {
     }
 }
 
+/// Batches are over before the near device's connection has moved a step, and nobody looks in between.
+#[test]
+fn a_device_comes_back_though_its_host_looks_rarely() {
+    let (mut rig, peer) = two_sockets();
+    let request = Request::Write(SegmentTarget { place: Place::at(0), ..at(peer, 0) }, local(0, 0, 1 << 20));
+    let near = |rig: &Rig, lane: LaneId| rig.client.rail_of(lane).and_then(|rail| rail.rdma).unwrap().own == 0;
+    let mut batch = rig.submit(&[request]);
+    run(&mut rig, |rig, lane, _| near(rig, lane));
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    assert!(!rig.client.is_connecting());
+    let mut late: Vec<Seen> = Vec::new();
+    for _ in 0..20 {
+        let since_ns = rig.now_ns;
+        rig.now_ns += 3 * SECOND_NS;
+        rig.client.was_away(since_ns, rig.now_ns);
+        core::mem::take(&mut late).into_iter().for_each(|seen| rig.act(seen));
+        rig.client.handle_timeout(rig.now_ns);
+        let before: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.same).sum();
+        batch = rig.submit(&[request]);
+        loop {
+            let seen = rig.drain();
+            if seen.is_empty() {
+                break;
+            }
+            for seen in seen {
+                match seen {
+                    Seen::Connect { lane, .. } if near(&rig, lane) => late.push(seen),
+                    Seen::Frame(ref sent) if sent.operation() == Operation::Hello && near(&rig, sent.lane) => {
+                        late.push(seen);
+                    }
+                    Seen::Reset(lane) => panic!("{lane:?} had no time"),
+                    other => rig.act(other),
+                }
+            }
+        }
+        assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+        assert_eq!(rig.client.is_connecting(), !late.is_empty());
+        let after: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.same).sum();
+        if after - before == 256 {
+            return;
+        }
+    }
+    panic!("{:?}", carried(&rig));
+}
+
 #[test]
 fn what_waits_for_one_device_does_not_hold_up_memory_of_another_node() {
     let (mut rig, peer) = two_sockets();
