@@ -40,7 +40,11 @@ impl ClaimedFile {
             return Err(named(invalid(format!("a size of {bytes} bytes is less than a block of {BLOCK_BYTES}"))));
         }
         let bytes = bytes.map(|asked| whole_blocks(asked, path, "the size of", &mut remarks));
-        let is_device = path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
+        let found = path.metadata().ok();
+        let is_device = found.as_ref().is_some_and(|metadata| metadata.file_type().is_block_device());
+        if !is_device {
+            check_limit(bytes.or(found.map(|metadata| metadata.len())).unwrap_or(0)).map_err(named)?;
+        }
         let (guard, writable) = if is_device { open_device(path) } else { open_file(path, bytes) }.map_err(named)?;
         if !writable {
             remarks.push(format!("{} is read-only: what is there is served, nothing is added", path.display()));
@@ -115,12 +119,34 @@ fn taken() -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, text)
 }
 
+/// Whether it may be open to reading: a device that is set so says "permission denied".
+fn is_read_only(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
+}
+
+/// Whoever writes behind the limit of file sizes (`ulimit -f`) is ended by a signal, not told by an error.
+fn check_limit(bytes: u64) -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is ours, and as the call wants it.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0 && limit.rlim_cur < bytes {
+        let most = limit.rlim_cur;
+        let text =
+            format!("{bytes} bytes are above the limit of file sizes, {most}: raise it (ulimit -f), or use less");
+        return Err(invalid(text));
+    }
+    Ok(())
+}
+
 fn open_device(path: &Path) -> io::Result<(File, bool)> {
+    let number = path.metadata()?.rdev();
+    let read_only = format!("/sys/dev/block/{}:{}/ro", libc::major(number), libc::minor(number));
+    // Such a device may be opened for writing, and takes no writes.
+    let is_writable = std::fs::read_to_string(read_only).map_or(true, |text| text.trim() != "1");
     let mut how = OpenOptions::new();
     how.read(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC);
-    let opened = match how.clone().write(true).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => how.open(path).map(|file| (file, false)),
-        opened => opened.map(|file| (file, true)),
+    let opened = match how.clone().write(is_writable).open(path) {
+        Err(error) if is_read_only(&error) => how.open(path).map(|file| (file, false)).or(Err(error)),
+        opened => opened.map(|file| (file, is_writable)),
     };
     opened.map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => io::Error::new(
@@ -143,7 +169,7 @@ fn open_file(path: &Path, bytes: Option<u64>) -> io::Result<(File, bool)> {
     // Not waiting for the other end of what turns out to be a pipe.
     how.custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
     let opened = match how.clone().write(true).create(bytes.is_some()).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => how.open(path).map(|file| (file, false)),
+        Err(error) if is_read_only(&error) => how.open(path).map(|file| (file, false)).or(Err(error)),
         opened => opened.map(|file| (file, true)),
     };
     let (file, writable) = opened?;

@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::ops::Fault;
+
 /// Why a device is not opened. Nothing was written to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenError {
@@ -13,6 +15,8 @@ pub enum OpenError {
     Damaged,
     /// Neither copy can be read.
     Unreadable,
+    /// It is blank, and cannot be formatted.
+    Unwritable,
     /// A format that this program does not know.
     OtherVersion {
         /// The device's.
@@ -45,6 +49,14 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    /// Whether the device fails, rather than being another's or of another kind: whoever has memory can do without.
+    #[must_use]
+    pub const fn is_fault(&self) -> bool {
+        matches!(self, Self::Unreadable | Self::Unwritable)
+    }
+}
+
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -56,6 +68,7 @@ impl fmt::Display for OpenError {
                 f.write_str("both superblocks of the device are damaged: check the device; format it to start anew")
             }
             Self::Unreadable => f.write_str("both superblocks of the device cannot be read: check the device"),
+            Self::Unwritable => f.write_str("the device is blank and takes no writes: name one that can be written"),
             Self::OtherVersion { found, known } => {
                 write!(
                     f,
@@ -94,7 +107,19 @@ pub enum Reason {
     /// The device is gone.
     Gone,
     /// The device was refused at the start.
-    Refused,
+    Refused(OpenError),
+}
+
+impl Reason {
+    /// What follows from a superblock or note that could not be written.
+    pub(crate) const fn of_superblock(fault: Fault) -> Self {
+        match fault {
+            Fault::NoSpace => Self::NoSpace,
+            Fault::ReadOnly => Self::DeviceReadOnly,
+            Fault::Gone => Self::Gone,
+            _ => Self::SuperblockUnwritten,
+        }
+    }
 }
 
 impl fmt::Display for Reason {
@@ -106,7 +131,7 @@ impl fmt::Display for Reason {
             Self::FlushFailed => f.write_str("a flush failed: check the device, then restart"),
             Self::SuperblockUnwritten => f.write_str("the superblock could not be written: check the device"),
             Self::Gone => f.write_str("the device is gone: attach it, then restart"),
-            Self::Refused => f.write_str("the device was refused when it was opened"),
+            Self::Refused(error) => write!(f, "the device was not opened: {error}"),
         }
     }
 }

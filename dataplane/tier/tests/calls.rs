@@ -360,5 +360,29 @@ fn without_format_a_blank_device_is_refused() {
     let unused: &HostMemory = &world.memory;
     assert!(!unused.pool.is_empty() && world.device.bytes().iter().all(|byte| *byte == 0));
     let one = put(&mut world, 1, Span::pool(0, 10), Ack::Durable);
-    assert_eq!(take(&mut world, &one), Err(PutError::Unavailable(Reason::Refused)));
+    assert_eq!(take(&mut world, &one), Err(PutError::Unavailable(Reason::Refused(kvplane_tier::OpenError::Blank))));
+}
+
+#[test]
+fn a_device_that_takes_no_writes_serves_what_it_has_and_a_blank_one_says_why_it_has_nothing() {
+    let config = small(512);
+    let mut world = World::new(config.clone(), 1);
+    (world.device.faults.write_error, world.device_fails) = (1.0, true);
+    world.until_open();
+    let refused = kvplane_tier::OpenError::Unwritable;
+    assert_eq!((world.refused, refused.is_fault()), (Some(refused), true));
+    let one = put(&mut world, 1, Span::pool(0, 10), Ack::Durable);
+    assert_eq!(take(&mut world, &one), Err(PutError::Unavailable(Reason::Refused(refused))));
+    // Nothing can come back from there, so a removal is one.
+    let removed = world.tier.remove(0, digest(1), Ack::Durable, Token(1), &mut world.memory);
+    assert_eq!(removed, Ok(kvplane_tier::Removal::Absent));
+    let mut world = self::world(config);
+    let one = put(&mut world, 1, Span::pool(0, 10), Ack::Durable);
+    take(&mut world, &one).expect("room");
+    settle(&mut world);
+    (world.device.faults.write_error, world.device_fails) = (1.0, true);
+    world.restart(false);
+    world.until_recovered();
+    assert_eq!((world.refused, world.tier.degraded()), (None, Some(Reason::SuperblockUnwritten)));
+    assert!(world.tier.locate(digest(1)).is_some());
 }

@@ -29,7 +29,8 @@ usage: cargo x COMMAND [...]
                        interop, rig
   seeds [--tier] [COUNT] [--from SEED]
                        seeds of the simulated world, on all cores; --tier: of shards with faulty disks
-  kills [COUNT]        kill -9 of a node over an SSD, so often (200), with every object read back each time
+  kills [--power] [COUNT]  kill -9 of a node over an SSD, so often (200), with every object read back each time; with
+                       --power the SSD loses its power too
   bench [--rig] [...]  build release and run the benchmarks; arguments are passed to `kvplane-bench`; with --rig
                        in a virtual machine with RDMA devices, as `perftest` needs it
   peers [...]          install other transfer engines into a folder and measure ours beside them, in a network

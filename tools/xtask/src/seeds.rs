@@ -47,11 +47,18 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     process::run(command.env(name, &request.count).env("KVPLANE_SEED", &request.from))
 }
 
-/// Kills a node over an SSD again and again, and reads everything back each time.
+/// Kills a node over an SSD again and again, and reads everything back each time. With `--power` the SSD loses its power
+/// each time too.
 pub fn kills(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
-    let count = arguments.iter().find(|word| *word != "--ssd").map_or(Ok(KILLS.to_string()), |word| number(word))?;
-    let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", "ssd::kills", "--nocapture"];
-    process::run(workspace.cargo(&words).env("KVPLANE_KILLS", count))
+    let power = arguments.iter().any(|word| word == "--power");
+    let mut counts = arguments.iter().filter(|word| !["--ssd", "--power"].contains(&word.as_str()));
+    let count = counts.next().map_or(Ok(KILLS.to_string()), |word| number(word))?;
+    let (test, name) = match power {
+        true => ("ssd::power_failures", "KVPLANE_POWER_FAILURES"),
+        false => ("ssd::kills", "KVPLANE_KILLS"),
+    };
+    let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", test, "--nocapture"];
+    process::run(workspace.cargo(&words).env(name, count))
 }
 
 #[cfg(test)]

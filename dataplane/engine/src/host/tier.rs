@@ -96,6 +96,12 @@ impl Host {
                         let text = "start with as many shards and SSDs, and with the size, that it was made with";
                         return Err(format!("{path}: {error}; {text}"));
                     }
+                    // A device that fails is no reason to do without the memory.
+                    Event::Refused(error) if error.is_fault() => {
+                        self.note(&event);
+                        self.tier_work.iter_mut().for_each(|work| work.is_open = true);
+                        return Ok(());
+                    }
                     Event::Refused(error) => return Err(format!("{path}: {error}")),
                     Event::Opened { .. } => {
                         self.tier_work.iter_mut().for_each(|work| work.is_open = true);
@@ -198,10 +204,8 @@ impl Host {
         let path = work.nvme.part().path().display();
         let text = match event {
             Event::Recovered(report) => format!("{path}: {report}"),
-            Event::Degraded(reason) => match &self.last_problem {
-                Some(problem) => format!("{path}: {reason}; memory alone is used for what is new ({problem})"),
-                None => format!("{path}: {reason}; memory alone is used for what is new"),
-            },
+            Event::Degraded(reason) => alone(&path, reason, self.last_problem.as_ref()),
+            Event::Refused(error) => alone(&path, error, self.last_problem.as_ref()),
             other => format!("{path}: {other:?}"),
         };
         work.notices.push_back(text);
@@ -222,4 +226,9 @@ impl Host {
     pub(super) fn tier_must_be_polled(&self) -> bool {
         self.tier_work.as_ref().is_some_and(|work| work.nvme.must_be_polled())
     }
+}
+
+fn alone(path: &std::path::Display<'_>, why: &dyn std::fmt::Display, problem: Option<&String>) -> String {
+    let problem = problem.map_or_else(String::new, |problem| format!(" ({problem})"));
+    format!("{path}: {why}; memory alone is used for what is new{problem}")
 }

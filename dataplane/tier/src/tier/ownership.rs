@@ -77,8 +77,8 @@ impl Tier {
     }
 
     pub(super) fn note_written(&mut self, result: Result<(), Fault>, memory: &mut dyn Memory) {
-        if result.is_err() {
-            self.degrade(Reason::SuperblockUnwritten, memory);
+        if let Err(fault) = result {
+            self.degrade(Reason::of_superblock(fault), memory);
         }
         if self.writable() {
             self.after_flush(Barrier::Note);

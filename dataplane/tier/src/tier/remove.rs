@@ -6,7 +6,7 @@ use kvplane_proto::ids::Version;
 use super::Tier;
 use super::groups::{Need, TOMBSTONE_BYTES, Waiter};
 use super::start::Phase;
-use crate::errors::RemoveError;
+use crate::errors::{OpenError, Reason, RemoveError};
 use crate::format::Kind;
 use crate::index::Entry;
 use crate::memory::Memory;
@@ -26,6 +26,10 @@ impl Tier {
         memory: &mut dyn Memory,
     ) -> Result<Removal, RemoveError> {
         if let Some(reason) = self.unavailable() {
+            if reason == Reason::Refused(OpenError::Unwritable) {
+                // It is blank: nothing can come back from there.
+                return Ok(Removal::Absent);
+            }
             self.forget(digest);
             return Err(RemoveError::Unavailable(reason));
         }

@@ -79,7 +79,7 @@ impl Tier {
 
     fn refuse(&mut self, error: OpenError) {
         self.phase = Phase::Refused;
-        self.degraded = Some(Reason::Refused);
+        self.degraded = Some(Reason::Refused(error));
         self.events.push_back(Event::Refused(error));
     }
 
@@ -178,8 +178,8 @@ impl Tier {
     }
 
     pub(super) fn blanked(&mut self, result: Result<(), Fault>, memory: &mut dyn Memory) {
-        if result.is_err() {
-            self.degrade(Reason::SuperblockUnwritten, memory);
+        if let Err(fault) = result {
+            self.degrade(Reason::of_superblock(fault), memory);
         }
         let Phase::Blanking { next, left } = &mut self.phase else { return };
         *left -= 1;
@@ -191,7 +191,7 @@ impl Tier {
             self.phase = Phase::Blanked;
             self.after_flush(Barrier::Superblock);
         } else if is_last {
-            self.refuse(OpenError::Unreadable);
+            self.refuse(OpenError::Unwritable);
         }
     }
 
@@ -221,8 +221,8 @@ impl Tier {
         match result {
             Ok(()) if self.writable() => self.after_flush(Barrier::Superblock),
             Ok(()) => self.superblock_durable(Err(Fault::ReadOnly), memory),
-            Err(_) => {
-                self.degrade(Reason::SuperblockUnwritten, memory);
+            Err(fault) => {
+                self.degrade(Reason::of_superblock(fault), memory);
                 self.superblock_durable(result, memory);
             }
         }
@@ -242,7 +242,7 @@ impl Tier {
             }
             Phase::Claiming { formatted: false, .. } => self.read_headers(),
             Phase::Claiming { .. } if result.is_ok() => self.formatted(),
-            Phase::Blanked | Phase::Claiming { .. } => self.refuse(OpenError::Unreadable),
+            Phase::Blanked | Phase::Claiming { .. } => self.refuse(OpenError::Unwritable),
             _ => {}
         }
     }

@@ -8,6 +8,8 @@ mod arguments;
 mod classes;
 mod commands;
 mod counted;
+mod disks;
+mod fuse;
 mod kills;
 #[path = "../../../../control/agent/tests/network/mod.rs"]
 mod network;
@@ -16,6 +18,7 @@ mod replays;
 mod restarts;
 mod rig;
 mod ssd;
+mod ssd_faults;
 mod ssd_slots;
 mod support;
 mod tiers;

@@ -1,0 +1,291 @@
+//! Disks that fail as they are told: a file with a write cache that the power can be taken from, and block devices over
+//! files. What this machine does not let us make is skipped, with a line that says why.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use kvplane_proto::rng::Rng;
+
+use crate::fuse::{Backing, Mount};
+
+pub(crate) const EIO: i32 = 5;
+pub(crate) const ENOSPC: i32 = 28;
+pub(crate) const EROFS: i32 = 30;
+
+/// A write survives a power failure whole, up to a sector, or not at all.
+const SECTOR: usize = 512;
+/// How long a flush takes.
+const FLUSH: Duration = Duration::from_millis(4);
+
+/// What goes wrong.
+#[derive(Default)]
+pub(crate) struct Faults {
+    /// Reads that touch this fail.
+    pub(crate) unreadable: Option<Range<u64>>,
+    /// Every write fails so.
+    pub(crate) writes: Option<i32>,
+    /// Every flush fails so.
+    pub(crate) flushes: Option<i32>,
+    /// Flushes are acknowledged and not done.
+    pub(crate) lies: bool,
+    /// Writes from here on are acknowledged and not done.
+    pub(crate) lost: Option<u64>,
+}
+
+struct State {
+    /// What a flush made durable, and what was written since, in order.
+    durable: Vec<u8>,
+    pending: VecDeque<(usize, Vec<u8>)>,
+    /// What is read.
+    now: Vec<u8>,
+    faults: Faults,
+    flushes: u64,
+    /// Writes that were flushed.
+    flushed: u64,
+}
+
+struct Cached(Mutex<State>);
+
+impl Cached {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl Backing for Cached {
+    fn bytes(&self) -> u64 {
+        self.state().now.len() as u64
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+        let state = self.state();
+        let end = offset + into.len() as u64;
+        if state.faults.unreadable.as_ref().is_some_and(|bad| offset < bad.end && bad.start < end) {
+            return Err(EIO);
+        }
+        into.copy_from_slice(state.now.get(offset as usize..end as usize).ok_or(EIO)?);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), i32> {
+        let mut state = self.state();
+        if let Some(error) = state.faults.writes {
+            return Err(error);
+        }
+        if state.faults.lost.is_some_and(|lost| offset >= lost) {
+            return Ok(());
+        }
+        let at = offset as usize;
+        state.now.get_mut(at..at + from.len()).ok_or(ENOSPC)?.copy_from_slice(from);
+        state.pending.push_back((at, from.to_vec()));
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), i32> {
+        let mut state = self.state();
+        if let Some(error) = state.faults.flushes {
+            return Err(error);
+        }
+        state.flushes += 1;
+        if state.faults.lies {
+            return Ok(());
+        }
+        // What comes while it takes its time is not covered.
+        let upto = state.flushed + state.pending.len() as u64;
+        drop(state);
+        std::thread::sleep(FLUSH);
+        state = self.state();
+        while state.flushed < upto
+            && let Some((at, bytes)) = state.pending.pop_front()
+        {
+            state.durable[at..at + bytes.len()].copy_from_slice(&bytes);
+            state.flushed += 1;
+        }
+        Ok(())
+    }
+}
+
+/// A file with a write cache.
+pub(crate) struct Disk {
+    cached: Arc<Cached>,
+    mount: Mount,
+}
+
+impl Disk {
+    /// A blank one in this directory.
+    pub(crate) fn new(directory: &Path, bytes: usize) -> Option<Self> {
+        let (durable, now) = (vec![0; bytes], vec![0; bytes]);
+        let state = State { durable, pending: VecDeque::new(), now, faults: Faults::default(), flushes: 0, flushed: 0 };
+        let cached = Arc::new(Cached(Mutex::new(state)));
+        match Mount::new(&directory.join("mount"), Arc::clone(&cached) as Arc<dyn Backing>) {
+            Ok(mount) => Some(Self { cached, mount }),
+            Err(why) => skipped("a file system of our own", &why),
+        }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.mount.file()
+    }
+
+    pub(crate) fn set(&self, faults: Faults) {
+        self.cached.state().faults = faults;
+    }
+
+    /// How often it was flushed.
+    pub(crate) fn flushes(&self) -> u64 {
+        self.cached.state().flushes
+    }
+
+    /// Takes the power away, and with it everything that was not flushed; how many writes that were.
+    pub(crate) fn lose_unflushed(&self) -> usize {
+        self.settle(|_| Kept::Nothing)
+    }
+
+    /// Takes the power away: what was flushed stays; of what was written since, each write stays, is lost, or is torn.
+    /// How many writes had not been flushed.
+    pub(crate) fn cut(&self, rng: &mut Rng) -> usize {
+        // Now and then everything since the flush is lost, or nothing.
+        let lost_percent = [0, 30, 70, 100, 100][rng.below(5) as usize];
+        self.settle(|sectors| match rng.below(100) {
+            percent if percent < lost_percent => Kept::Nothing,
+            _ if rng.below(4) == 0 => Kept::Sectors((0..sectors).map(|_| rng.below(2) == 0).collect()),
+            _ => Kept::All,
+        })
+    }
+
+    fn settle(&self, mut kept: impl FnMut(usize) -> Kept) -> usize {
+        let mut state = self.cached.state();
+        let pending: Vec<_> = state.pending.drain(..).collect();
+        state.flushed += pending.len() as u64;
+        for (at, bytes) in &pending {
+            let kept = kept(bytes.len().div_ceil(SECTOR));
+            for (sector, part) in bytes.chunks(SECTOR).enumerate() {
+                let stays = match &kept {
+                    Kept::All => true,
+                    Kept::Nothing => false,
+                    Kept::Sectors(which) => which[sector],
+                };
+                if stays {
+                    let at = at + sector * SECTOR;
+                    state.durable[at..at + part.len()].copy_from_slice(part);
+                }
+            }
+        }
+        let State { durable, now, .. } = &mut *state;
+        now.copy_from_slice(durable);
+        pending.len()
+    }
+}
+
+/// What is left of a write that was not flushed.
+enum Kept {
+    All,
+    Nothing,
+    Sectors(Vec<bool>),
+}
+
+/// A block device over a file; gone when it is dropped.
+pub(crate) struct Loop {
+    pub(crate) device: String,
+    file: PathBuf,
+}
+
+impl Loop {
+    /// Over a file of this length, which is made where there is none.
+    pub(crate) fn over(file: PathBuf, bytes: u64, options: &[&str]) -> Option<Self> {
+        let made = std::fs::File::options().write(true).create(true).truncate(false).open(&file).unwrap();
+        made.set_len(bytes).unwrap();
+        let device = run("losetup", &[options, &["--find", "--show", file.to_str().unwrap()]].concat());
+        match device {
+            Ok(device) => Some(Self { device: device.trim().to_owned(), file }),
+            Err(why) => skipped("a block device over a file", &why),
+        }
+    }
+
+    /// Whatever lies behind is an error when it is read from now on.
+    pub(crate) fn lose_from(&self, bytes: u64) {
+        std::fs::File::options().write(true).open(&self.file).unwrap().set_len(bytes).unwrap();
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = run("losetup", &["--detach", &self.device]);
+    }
+}
+
+/// A device that the kernel maps to others as a table says; gone when it is dropped.
+pub(crate) struct Mapped {
+    name: String,
+}
+
+impl Mapped {
+    pub(crate) fn new(table: &str) -> Option<Self> {
+        let name = format!("kvplane-test-{}", std::process::id());
+        match run("dmsetup", &["create", &name, "--noudevsync", "--table", table]) {
+            Ok(_) => Some(Self { name }),
+            Err(why) => skipped("a mapped device", &why),
+        }
+    }
+
+    pub(crate) fn path(&self) -> String {
+        format!("/dev/mapper/{}", self.name)
+    }
+
+    /// Another table from now on.
+    pub(crate) fn load(&self, table: &str) {
+        for words in [&["suspend", "--noudevsync"][..], &["load", "--table", table], &["resume", "--noudevsync"]] {
+            run("dmsetup", &[&words[..1], &[&self.name], &words[1..]].concat()).unwrap();
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let _ = run("dmsetup", &["remove", "--force", "--noudevsync", "--retry", &self.name]);
+    }
+}
+
+/// A small ext4; unmounted when it is dropped.
+pub(crate) struct SmallFileSystem {
+    pub(crate) directory: PathBuf,
+    _device: Loop,
+}
+
+impl SmallFileSystem {
+    pub(crate) fn new(directory: &Path, bytes: u64) -> Option<Self> {
+        let device = Loop::over(directory.join("image"), bytes, &[])?;
+        let at = directory.join("small");
+        std::fs::create_dir(&at).unwrap();
+        let made = run("mkfs.ext4", &["-q", "-F", &device.device]);
+        let mounted = made.and_then(|_| run("mount", &[&device.device, at.to_str().unwrap()]));
+        match mounted {
+            Ok(_) => Some(Self { directory: at, _device: device }),
+            Err(why) => skipped("a small file system", &why),
+        }
+    }
+}
+
+impl Drop for SmallFileSystem {
+    fn drop(&mut self) {
+        let _ = run("umount", &["--lazy", self.directory.to_str().unwrap()]);
+    }
+}
+
+/// What a program said, or why it failed.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
+    let done = Command::new(program).args(arguments).output().map_err(|error| format!("{program}: {error}"))?;
+    if done.status.success() {
+        return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
+    }
+    Err(format!("{program}: {}", String::from_utf8_lossy(&done.stderr).trim()))
+}
+
+pub(crate) fn skipped<T>(what: &str, why: &str) -> Option<T> {
+    println!("skipped: {what}: {why}");
+    None
+}
