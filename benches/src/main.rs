@@ -18,6 +18,7 @@ mod perftest;
 mod rounds;
 mod same_host;
 mod shm;
+mod stores;
 mod tcp;
 mod tier;
 mod verbs;
@@ -30,7 +31,7 @@ const USAGE: &str =
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
-       kvplane-bench peers [...]: see `cargo x help`";
+       kvplane-bench [peers | stores] [...]: see `cargo x help`";
 
 /// What runs when nothing is named: all that needs nothing but this machine.
 const ALL: [&str; 12] = [
@@ -61,6 +62,9 @@ fn main() -> ExitCode {
     }
     if words.first().map(String::as_str) == Some("peers") {
         return finish(peers::run(&words[1..]));
+    }
+    if words.first().map(String::as_str) == Some("stores") {
+        return finish(stores::run(&words[1..]));
     }
     match words.first().map(String::as_str) {
         Some("tier") => return finish(tier::run(&words[1..])),

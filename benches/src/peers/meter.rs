@@ -78,6 +78,27 @@ impl Meter {
     }
 }
 
+/// The totals of one moment, for what begins and ends when we say so.
+pub(crate) struct Mark {
+    sample: Sample,
+    threads: HashMap<String, f64>,
+}
+
+impl Mark {
+    pub(crate) fn now(pids: &[u32]) -> Self {
+        let mut threads = HashMap::new();
+        Self { sample: sample(pids, &mut threads), threads }
+    }
+
+    /// What it cost since.
+    pub(crate) fn until_now(mut self, pids: &[u32]) -> Usage {
+        let end = sample(pids, &mut self.threads);
+        let seconds = (end.at - self.sample.at).as_secs_f64();
+        let at = end.at;
+        window(&[self.sample, end], at, seconds)
+    }
+}
+
 fn window(samples: &[Sample], end: Instant, seconds: f64) -> Usage {
     let begin = end.checked_sub(Duration::from_secs_f64(seconds.max(0.0))).unwrap_or(end);
     let delta = |value: fn(&Sample) -> f64| (at(samples, end, value) - at(samples, begin, value)).max(0.0);

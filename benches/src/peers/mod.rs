@@ -4,19 +4,19 @@
 //! median of the rounds' ratios. Whoever is not being measured is halted, for some of them spin. `cargo x peers`
 //! installs the peers and starts this in a network namespace of its own.
 
-mod cells;
+pub(crate) mod cells;
 mod driver;
 mod entries;
-mod meter;
+pub(crate) mod meter;
 mod options;
 mod ours;
-mod process;
+pub(crate) mod process;
 mod programs;
 mod raw;
 mod report;
 mod row;
 mod side;
-mod targets;
+pub(crate) mod targets;
 
 use std::fs;
 use std::io::Write;

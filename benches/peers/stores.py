@@ -1,0 +1,191 @@
+"""What the drivers of other stores share: memory with bytes that say where they belong, timed loops, the dialogue.
+
+`kvplane-bench stores` starts a script as `serve POOL_BYTES DIRECTORY` once, and as `client SERVER INDEX BUFFER_BYTES
+[WAY]` for each client; SERVER is what the server said. Both say one JSON line when they are ready, with the processes
+whose CPU counts. A client answers each line on standard input with one JSON line:
+
+  put SIZE BATCH SECONDS MOST ROUND   new keys, at most MOST calls    -> calls, begin, end, p50_us, p99_us, p999_us
+  get SIZE BATCH SECONDS              the keys put last, in turns     -> the same
+  check SIZE BATCH                    reads some calls' keys again    -> checked_bytes, or error
+  clear                               removes what was put
+
+Keys and lists of addresses are made before the clock starts. Standard library alone.
+"""
+import ctypes
+import gc
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from array import array
+
+LINE = 64
+SHIFTS = 61  # each call begins some lines further on, so that no call's bytes are those of the one before it
+MARGIN = LINE * SHIFTS
+CHECKED_BYTES = 512 << 20
+libc = ctypes.CDLL(None)
+libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+class Memory:
+    """A range of memory by address, and as a view. Anonymous unless somebody else has it already."""
+
+    def __init__(self, size, addr=None):
+        if addr is None:
+            self.map = mmap.mmap(-1, size)
+            self.map.madvise(mmap.MADV_HUGEPAGE)
+            addr = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self.addr, self.size = addr, size
+        self.view = memoryview((ctypes.c_char * size).from_address(addr)).cast("B")
+        ctypes.memset(addr, 1, size)
+
+    def fill(self, index):
+        """Every word says which client's it is and where it lies."""
+        step = 8 << 20
+        for at in range(0, self.size, step):
+            size = min(step, self.size - at)
+            words = array("Q", range((index << 40) + at, (index << 40) + at + size, 8))
+            self.view[at : at + size] = memoryview(words).cast("B")
+
+
+class Store:
+    """One client. Subclasses say how to put, get and remove; `slack` is room in `found` beside the values."""
+
+    slack = 0
+
+    def __init__(self, index, buffer_bytes):
+        self.index, self.bytes = index, buffer_bytes
+        self.source, self.found = self.memory(buffer_bytes + MARGIN), self.memory(buffer_bytes + self.slack)
+        self.source.fill(index)
+        self.keys, self.ready, self.calls = [], [], 0
+
+    def memory(self, size):
+        return Memory(size)
+
+    def prepare(self, keys, size):
+        """What a call needs beside addresses, made before the clock starts."""
+        return keys
+
+    def places(self, size, batch, call):
+        """Where in the source a call's values lie. Batches beyond the buffer use it again."""
+        slots, shift = self.bytes // size, LINE * (call % SHIFTS)
+        return [shift + (item % slots) * size for item in range(batch)]
+
+    def place_found(self, size, item):
+        """Where in `found` an item of a batch comes to lie."""
+        return (item % (self.bytes // size)) * size
+
+    def run(self, words):
+        if words[0] == "clear":
+            for keys in self.keys:
+                self.remove(keys)
+            self.keys, self.ready = [], []
+            return {}
+        size, batch = int(words[1]), int(words[2])
+        if words[0] == "check":
+            return self.check(size, batch)
+        seconds = float(words[3])
+        sources = [self.prepare_places(self.places(size, batch, call), size) for call in range(SHIFTS)]
+        if words[0] == "put":
+            most, prefix = int(words[4]), f"{int(words[5]):04d}{self.index:02d}"
+            self.keys = [[f"{prefix}{call:06d}{item:04d}" for item in range(batch)] for call in range(most)]
+            self.ready = [self.prepare(keys, size) for keys in self.keys]
+            answer = timed(lambda call: self.put(self.ready[call], sources[call % SHIFTS], size), most, seconds)
+            self.calls = answer.get("calls", 0)
+            self.keys, self.ready = self.keys[: self.calls], self.ready[: self.calls]
+            return answer
+        targets = self.prepare_found(size, batch)
+        ready, calls = self.ready, self.calls
+        return timed(lambda call: self.get(ready[call % calls], targets, size), 1 << 40, seconds)
+
+    def check(self, size, batch):
+        slots, checked = self.bytes // size, 0
+        for call in range(0, self.calls, max(1, self.calls // 8)):
+            places = self.places(size, batch, call)
+            for first in range(0, batch, slots):
+                count = min(slots, batch - first)
+                ctypes.memset(self.found.addr, 0xEE, self.found.size)
+                part = self.prepare(self.keys[call][first : first + count], size)
+                if self.get(part, self.prepare_found(size, count), size):
+                    return dict(error=f"call {call} cannot be read again")
+                for item in range(count):
+                    there = self.found.addr + self.place_found(size, item)
+                    if libc.memcmp(there, self.source.addr + places[first + item], size):
+                        return dict(error=f"wrong bytes in item {first + item} of call {call}")
+                checked += count * size
+                if checked >= CHECKED_BYTES:
+                    return dict(checked_bytes=checked)
+        return dict(checked_bytes=checked)
+
+
+def timed(call, most, seconds):
+    """Calls until the time is over; `call` gets its number and returns something true on failure."""
+    clock, samples = time.perf_counter, []
+    gc.disable()
+    begin, start = time.time(), clock()
+    before, end = start, start + seconds
+    for number in range(most):
+        if call(number):
+            gc.enable()
+            return dict(error=f"call {number} failed")
+        after = clock()
+        samples.append(after - before)
+        before = after
+        if after >= end:
+            break
+    finish = time.time()
+    gc.enable()
+    samples.sort()
+    at = lambda share: round(samples[min(len(samples) - 1, int(share * len(samples)))] * 1e6, 2)
+    return dict(calls=len(samples), begin=begin, end=finish, p50_us=at(0.5), p99_us=at(0.99), p999_us=at(0.999))
+
+
+def say(**fields):
+    print(json.dumps(fields), flush=True)
+
+
+def serve_client(store):
+    say(ready=True, pids=[os.getpid()])
+    for line in sys.stdin:
+        try:
+            say(**store.run(line.split()))
+        except Exception as problem:  # the other side decides what an error means
+            say(error=repr(problem)[:200])
+    os._exit(0)
+
+
+def child(argv, log):
+    """A server's process, which ends when this script does."""
+    file = open(log, "wb")
+    pid = os.getpid()
+
+    def tie():
+        libc.prctl(1, signal.SIGKILL)
+        if os.getppid() != pid:
+            os._exit(1)
+
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, preexec_fn=tie)
+
+
+def wait_for_port(port, patience=30):
+    import socket
+
+    end = time.time() + patience
+    while time.time() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise SystemExit(f"nobody listens on port {port}")
+
+
+def serve_until_parent_goes(children, version, said):
+    say(ready=True, version=version, said=said, pids=[one.pid for one in children])
+    sys.stdin.read()
+    for one in children:
+        one.kill()
+    os._exit(0)

@@ -1,0 +1,98 @@
+//! A client's memory: what it puts, with bytes that say where they belong, and where it finds what it got.
+
+use std::sync::Arc;
+
+use kvplane::{HugePages, Region, RegionOptions};
+
+use crate::Failure;
+
+/// Each call's values begin some lines further on, so that no call's bytes are those of the one before it.
+const SHIFTS: usize = 61;
+const LINE_BYTES: usize = 64;
+const WORD_BYTES: usize = 8;
+
+/// Source and destination of one client.
+pub(crate) struct Memory {
+    pub(crate) source: Arc<Region>,
+    pub(crate) found: Arc<Region>,
+    bytes: usize,
+    first_word: u64,
+}
+
+impl Memory {
+    /// Filled: every word says which client's it is and where it lies.
+    pub(crate) fn new(index: u64, bytes: usize) -> Result<Self, Failure> {
+        let region = |name: &str, bytes| {
+            let options = RegionOptions { huge: HugePages::Try, prefault: true, ..RegionOptions::new(name, bytes) };
+            Region::allocate(&options)
+        };
+        let memory = Self {
+            source: region("bench-source", bytes + SHIFTS * LINE_BYTES)?,
+            found: region("bench-found", bytes)?,
+            bytes,
+            first_word: index << 40,
+        };
+        memory.source.fill_with(0, memory.source.bytes(), &mut |at, part| memory.pattern(at, part));
+        Ok(memory)
+    }
+
+    /// What the source has from `at` on.
+    fn pattern(&self, at: u64, part: &mut [u8]) {
+        for (n, word) in part.chunks_exact_mut(WORD_BYTES).enumerate() {
+            word.copy_from_slice(&(self.first_word + at + (n * WORD_BYTES) as u64).to_le_bytes());
+        }
+    }
+
+    /// How many objects lie side by side; items beyond them use the same memory again.
+    pub(crate) const fn slots(&self, size: usize) -> usize {
+        self.bytes / size
+    }
+
+    /// Where an item of a call lies in the source.
+    pub(crate) const fn source_at(&self, size: usize, call: usize, item: usize) -> usize {
+        (call % SHIFTS) * LINE_BYTES + self.found_at(size, item)
+    }
+
+    /// Where it comes to lie.
+    pub(crate) const fn found_at(&self, size: usize, item: usize) -> usize {
+        (item % self.slots(size)) * size
+    }
+
+    /// Makes sure that nothing from before is taken for what was got.
+    pub(crate) fn wipe(&self) {
+        self.found.fill_with(0, self.bytes, &mut |_, part| part.fill(0xee));
+    }
+
+    /// Whether the destination has this item of this call.
+    pub(crate) fn is_right(&self, size: usize, call: usize, item: usize) -> bool {
+        let (source, mut right) = (self.source_at(size, call, item) as u64, true);
+        let mut expected = Vec::new();
+        self.found.read_with(self.found_at(size, item), size, &mut |at, part| {
+            expected.resize(part.len(), 0);
+            self.pattern(source + at, &mut expected);
+            right &= part == expected;
+        });
+        right
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_elsewhere_is_not_right() {
+        let memory = Memory::new(3, 1 << 16).unwrap();
+        memory.wipe();
+        assert!(!memory.is_right(4096, 5, 2));
+        Region::copy_between(
+            &memory.found,
+            memory.found_at(4096, 2),
+            &memory.source,
+            memory.source_at(4096, 5, 2),
+            4096,
+        );
+        assert!(memory.is_right(4096, 5, 2));
+        assert!(!memory.is_right(4096, 6, 2) && !memory.is_right(4096, 5, 3));
+    }
+}

@@ -1,0 +1,167 @@
+//! `kvplane-bench stores`: our store beside those of others, same sizes, same batches, same number of clients, in turns.
+//!
+//! For each cell ours and every other store are measured one after the other, and that several times; what is compared
+//! is the median of the rounds' ratios. Each server and each client is a process of its own, and none of them spins
+//! while it has nothing to do, so all stay up while others are measured. `cargo x stores` installs what is needed and
+//! starts this in a network namespace of its own.
+
+mod cells;
+mod client;
+mod memory;
+mod options;
+mod ours;
+mod report;
+mod side;
+mod targets;
+
+use std::fs;
+use std::io::Write;
+
+use crate::Failure;
+use cells::{Cell, Op};
+use options::Options;
+use report::{Results, Row};
+use side::{Clients, Server, Side};
+
+pub(crate) use client::{ROLE_CLIENT, run as client};
+pub(crate) use ours::{ROLE_SERVER, serve};
+
+/// The sides in the order of the tables.
+pub(crate) const NAMES: [&str; 7] =
+    ["ours tcp", "mooncake remote", "redis", "memcached", "ours shm", "mooncake dummy", "memcpy"];
+
+pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
+    let options = options::parse(words)?;
+    let sides = side::of(&options)?;
+    fs::create_dir_all(&options.folder)?;
+    let path = options.folder.join("stores.jsonl");
+    let mut file = fs::File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mut results = Results::default();
+    println!("{}", report::header());
+    for &size in &options.sizes {
+        let pool_bytes = pool_bytes(&options, size);
+        let mut servers = start_servers(&sides, pool_bytes, &options);
+        for &clients in &options.clients {
+            let cells = fitting(&options, size, clients, pool_bytes);
+            let Some(most) = cells.iter().map(Cell::bytes).max() else { continue };
+            let mut started = start_clients(&sides, &servers, &options, clients, most / clients);
+            for cell in &cells {
+                for round in 0..options.rounds {
+                    for (side, clients) in &mut started {
+                        let server = servers.iter().find(|(name, _)| *name == side.server).map(|(_, server)| server);
+                        let pids = server.map_or(&[][..], |server| &server.pids);
+                        for row in measure(side, clients, pids, *cell, round, (&options, pool_bytes)) {
+                            writeln!(file, "{}", row.to_json())?;
+                            results.push(row);
+                        }
+                    }
+                }
+                Op::BOTH.iter().for_each(|op| println!("{}", results.table(cell, *op)));
+            }
+        }
+        servers.drain(..).for_each(drop);
+    }
+    println!("targets (ratios are ours by theirs, medians of {} rounds):", options.rounds);
+    targets::verdicts(&results).iter().for_each(|line| println!("{line}"));
+    if let Some(path) = &options.markdown {
+        fs::write(path, results.markdown()).map_err(|error| format!("{}: {error}", path.display()))?;
+        println!("tables: {}", path.display());
+    }
+    println!("rows: {}", path.display());
+    Ok(())
+}
+
+/// Memory of each server: for the largest cell that is wanted and fits, all servers' together.
+fn pool_bytes(options: &Options, size: u64) -> u64 {
+    let wanted = options.clients.iter().flat_map(|clients| options.batches.iter().map(move |batch| clients * batch));
+    let affordable = affordable_bytes() / 5;
+    let fits = |bytes: &u64| cells::pool_for(*bytes) <= affordable;
+    let largest = wanted.map(|objects| objects * size).filter(fits).max().unwrap_or(0);
+    options.pool_bytes.unwrap_or_else(|| cells::pool_for(largest).max(cells::LEAST_POOL_BYTES))
+}
+
+fn fitting(options: &Options, size: u64, clients: u64, pool_bytes: u64) -> Vec<Cell> {
+    let cells = options.batches.iter().map(|&batch| Cell { size, batch, clients });
+    let (fit, large): (Vec<Cell>, Vec<Cell>) = cells.partition(|cell| cell.bytes() <= cells::share(pool_bytes));
+    for cell in large {
+        let (cell_bytes, room) = (cells::human(cell.bytes()), cells::human(pool_bytes));
+        println!("skipped: {cell}: {cell_bytes} at once, and each store has {room}");
+    }
+    fit
+}
+
+/// Every server that is needed; says which do not start.
+fn start_servers(sides: &[Side], pool_bytes: u64, options: &Options) -> Vec<(&'static str, Server)> {
+    let mut servers: Vec<(&'static str, Server)> = Vec::new();
+    for side in sides {
+        if side.server.is_empty() || servers.iter().any(|(name, _)| *name == side.server) {
+            continue;
+        }
+        match Server::start(side, pool_bytes, options) {
+            Ok(server) => servers.push((side.server, server)),
+            Err(problem) => println!("skipped: {}: {problem}", side.name),
+        }
+    }
+    servers
+}
+
+fn start_clients<'a>(
+    sides: &'a [Side],
+    servers: &[(&'static str, Server)],
+    options: &Options,
+    count: u64,
+    call_bytes: u64,
+) -> Vec<(&'a Side, Clients)> {
+    let mut started = Vec::new();
+    for side in sides {
+        let server = servers.iter().find(|(name, _)| *name == side.server).map(|(_, server)| server);
+        if server.is_none() && !side.server.is_empty() {
+            continue;
+        }
+        let buffer_bytes = cells::buffer_for(call_bytes);
+        match Clients::start(side, server.map_or("", |server| &server.said), options, count, buffer_bytes) {
+            Ok(clients) => started.push((side, clients)),
+            Err(problem) => println!("skipped: {} with {count} clients: {problem}", side.name),
+        }
+    }
+    started
+}
+
+/// Puts, gets what was put, checks it, and removes it.
+fn measure(
+    side: &Side,
+    clients: &mut Clients,
+    servers: &[u32],
+    cell: Cell,
+    round: usize,
+    (options, pool_bytes): (&Options, u64),
+) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let most = (cells::share(pool_bytes) / cell.bytes()).clamp(1, (options.seconds * 4e5) as u64 + 1);
+    let (size, batch, seconds) = (cell.size, cell.batch, options.seconds);
+    for op in Op::BOTH {
+        let line = match op {
+            Op::Put => format!("put {size} {batch} {seconds} {most} {}", clients.next_round()),
+            Op::Get => format!("get {size} {batch} {seconds}"),
+        };
+        match clients.timed(&line, servers, cell) {
+            Ok((figures, usage)) => rows.push(Row { side: side.name, cell, op, round, figures, usage }),
+            Err(problem) => println!("no figure: {} at {cell} {}, round {round}: {problem}", side.name, op.word()),
+        }
+    }
+    for line in [format!("check {size} {batch}"), "clear".to_owned()] {
+        if let Err(problem) = clients.ask(&line) {
+            println!("WRONG: {} at {cell}, round {round}: {line}: {problem}", side.name);
+            rows.clear();
+        }
+    }
+    rows
+}
+
+/// Bytes that the machine has left, less a fifth.
+fn affordable_bytes() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0);
+    (kib << 10) / 5 * 4
+}
