@@ -16,11 +16,13 @@ pub use host::{
 };
 pub use initiator::Initiator;
 pub use pacing::Pacing;
-pub use shard::{Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys};
+pub use shard::{Found, Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys};
 
+pub use kvplane_store::events::{Change, EventPage, Medium, StoreEvent};
 pub use kvplane_store::eviction::Eviction;
 pub use kvplane_store::service::{
-    Admission, PutAck, Standing, TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy,
+    Admission, OperationTimes, PutAck, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, SnapshotPage, Standing,
+    TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy,
 };
 pub use kvplane_sys::verbs::Gid;
 pub use kvplane_sys::{

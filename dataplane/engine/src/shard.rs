@@ -5,6 +5,7 @@
 //! handle is dropped.
 
 mod error;
+mod follow;
 mod leaving;
 mod listeners;
 mod stock;
@@ -20,7 +21,9 @@ use std::time::{Duration, Instant};
 
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
 use kvplane_proto::{SegmentId, Version};
-use kvplane_store::service::{Identity, SegmentInfo, Service, ServiceCounters, Standing, TierOrder, TierSnapshot};
+use kvplane_store::service::{
+    Identity, SegmentInfo, Service, ServiceCounters, ServiceTimes, Standing, TierOrder, TierSnapshot,
+};
 use kvplane_store::{Store, StoreConfig, StoreStats};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
 use kvplane_transport::mooncake::ServerCounters;
@@ -29,6 +32,7 @@ use kvplane_transport::{FaultCounters, NvmeCounters};
 use crate::host::{DeviceSnapshot, Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
 pub use error::ShardError;
+pub use follow::Found;
 use leaving::{Leaving, see_off};
 use listeners::{listen_unix, when_free};
 pub use stock::StockKeys;
@@ -86,6 +90,8 @@ pub struct ShardSnapshot {
     pub device: Option<NvmeCounters>,
     /// Its requests.
     pub service: ServiceCounters,
+    /// How long requests took.
+    pub times: ServiceTimes,
     /// Its rounds.
     pub host: HostCounters,
     /// Its RDMA devices.
@@ -359,6 +365,9 @@ fn run(
             return Ok(());
         }
         progress |= host.poll()?;
+        if progress {
+            host.tell_follower();
+        }
         while let Some(notice) = host.poll_tier_notice() {
             eprintln!("kvplane: {name}: {notice}");
         }
@@ -464,6 +473,7 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
                 tier: service.tier_snapshot(),
                 device,
                 service: *service.counters(),
+                times: service.times(),
                 host: counters,
                 rdma,
                 mooncake,

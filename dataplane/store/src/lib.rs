@@ -17,6 +17,7 @@ pub mod allocator;
 pub mod config;
 pub mod entry;
 pub mod errors;
+pub mod events;
 pub mod eviction;
 mod generational;
 pub mod index;
@@ -25,4 +26,4 @@ pub mod store;
 
 pub use config::StoreConfig;
 pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
-pub use store::{Extent, ObjectView, Store, StoreStats};
+pub use store::{Extent, ObjectView, SIZE_CLASSES, Store, StoreStats};

@@ -15,7 +15,7 @@ mod put;
 mod space;
 mod stats;
 
-pub use stats::StoreStats;
+pub use stats::{SIZE_CLASSES, StoreStats};
 
 use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;
@@ -25,6 +25,7 @@ use crate::allocator::{Allocator, Block};
 use crate::config::StoreConfig;
 use crate::entry::{Entries, EntryId, STATES, State};
 use crate::errors::{GetError, StalePin};
+use crate::events::{Change, EventLog, Medium};
 use crate::eviction::{ChosenPolicy, EvictionPolicy};
 use crate::generational::GenerationalTable;
 use crate::index::{Index, TOGETHER};
@@ -70,6 +71,8 @@ pub struct Store<P = ChosenPolicy> {
     draining: bool,
     next_version: u64,
     counters: Counters,
+    /// What became of the objects, where somebody follows.
+    pub(crate) events: EventLog,
 }
 
 impl Store {
@@ -103,6 +106,7 @@ impl<P: EvictionPolicy> Store<P> {
             draining: false,
             next_version: first_version.0,
             counters: Counters::default(),
+            events: EventLog::default(),
             config,
         })
     }
@@ -243,6 +247,29 @@ impl<P: EvictionPolicy> Store<P> {
         }
     }
 
+    /// Some of the visible objects and their sizes: looks at so many entries from `from` on. Then where to go on.
+    #[must_use]
+    pub fn walk(&self, from: u32, most: u32) -> (Vec<(Digest, u64)>, Option<u32>) {
+        let touched = self.entries.touched();
+        let end = from.saturating_add(most.max(1)).min(touched);
+        let entries = (from..end).map(|at| &self.entries[EntryId(at)]);
+        let live = entries.filter(|entry| entry.state() == State::Live);
+        (live.map(|entry| (entry.digest(), entry.bytes())).collect(), (end < touched).then_some(end))
+    }
+
+    /// What became of the objects, as far as it is kept.
+    #[must_use]
+    pub const fn events(&self) -> &EventLog {
+        &self.events
+    }
+
+    /// Keeps the latest so many events from now on; 0 keeps none. Nothing happens where as many are kept already.
+    pub fn keep_events(&mut self, capacity: usize) {
+        if self.events.capacity() != capacity {
+            self.events.keep(capacity);
+        }
+    }
+
     /// The version that the next commit gives.
     #[must_use]
     pub const fn next_version(&self) -> Version {
@@ -251,7 +278,12 @@ impl<P: EvictionPolicy> Store<P> {
 
     /// Removes every object; returns how many there were. Walks the arena.
     pub fn remove_all(&mut self) -> u64 {
-        self.retain(|_| false)
+        // One event says it for all.
+        let events = core::mem::take(&mut self.events);
+        let removed = self.retain(|_| false);
+        self.events = events;
+        self.events.push(Change::Cleared, Medium::Memory, Digest(0), 0);
+        removed
     }
 
     /// Removes every object whose digest `keep` refuses; returns how many. Walks the arena.
@@ -278,6 +310,7 @@ impl<P: EvictionPolicy> Store<P> {
         let taken = self.index.remove(self.entries[id].digest(), id);
         assert!(taken, "{id:?} is live but not in the index");
         self.counters.payload_bytes -= self.entries[id].bytes();
+        self.events.push(Change::Removed, Medium::Memory, self.entries[id].digest(), 0);
     }
 
     /// Hides a live entry and frees it, at once or when its last pin goes.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvplane_store::service::SLOW_AFTER_NS;
 use kvplane_transport::mooncake::ServerOptions;
 use kvplane_transport::{FaultPlan, ZeroCopyCounters, ZeroCopyOptions};
 
@@ -24,6 +25,8 @@ pub struct HostConfig {
     pub zero_copy: ZeroCopyOptions,
     /// The SSD under the service's store.
     pub tier: Option<TierSetup>,
+    /// From how many nanoseconds on a request that was answered here is remembered as slow.
+    pub slow_after_ns: u64,
 }
 
 impl Default for HostConfig {
@@ -36,6 +39,7 @@ impl Default for HostConfig {
             stock: None,
             zero_copy: ZeroCopyOptions::default(),
             tier: None,
+            slow_after_ns: SLOW_AFTER_NS,
         }
     }
 }

@@ -48,8 +48,9 @@ impl Host {
 
     pub(super) fn sent(&mut self, hold: u64) {
         match self.lent.remove(hold as usize) {
-            Lent::Answer(hold) => {
+            Lent::Answer(hold, leaving) => {
                 if let Some(service) = &mut self.service {
+                    service.left(&leaving, self.now_ns);
                     service.sent(hold);
                 }
             }

@@ -97,6 +97,8 @@ pub struct Host {
     readiness: Vec<Readiness>,
     scratch: Vec<u8>,
     mailbox: Option<Doorbell>,
+    /// Who follows the objects' events, and the number of the next when it was last told.
+    follower: Option<(Doorbell, u64)>,
     done: VecDeque<BatchId>,
     unregistered: Vec<SegmentId>,
     map_wanted: bool,
@@ -128,6 +130,9 @@ impl Host {
         pool: Option<Arc<Region>>,
     ) -> io::Result<Self> {
         let (poller, mut client) = (Poller::new()?, client);
+        if let Some(service) = &mut service {
+            service.set_slow_after(config.slow_after_ns);
+        }
         let mut rdma_work = rdma::RdmaWork::new(config.rdma.as_ref(), &poller);
         if let Some(pool) = &pool {
             rdma_work.register_pool(pool);
@@ -167,6 +172,7 @@ impl Host {
             readiness: Vec::new(),
             scratch: Vec::new(),
             mailbox: None,
+            follower: None,
             done: VecDeque::new(),
             unregistered: Vec::new(),
             map_wanted: false,
@@ -261,6 +267,9 @@ impl Host {
         self.rdma_work.driver.flush();
         self.flush_files()?;
         progress |= self.stock_lanes.flush(&self.poller, now_ns);
+        if let Some(service) = &mut self.service {
+            service.round_over(cpu::monotonic_ns);
+        }
         let moved_bytes = self.tcp.take_moved_bytes();
         progress |= moved_bytes > 0;
         self.long_round = moved_bytes >= LONG_ROUND_BYTES;

@@ -38,12 +38,13 @@ impl Host {
     fn service_output(&mut self, output: ServiceOutput) {
         match output {
             ServiceOutput::Frame { peer, header, body, payload } => {
-                let payload = payload.map(|(places, hold)| {
+                let payload = payload.and_then(|(places, hold)| {
+                    let leaving = self.service.as_ref()?.leaving(&header, self.now_ns);
                     let buffers = match places {
                         Places::One(place) => self.memory(place).into(),
                         Places::Many(range) => self.memories(range).into(),
                     };
-                    Outgoing { buffers, hold: Some(self.lent.insert(Lent::Answer(hold)) as u64) }
+                    Some(Outgoing { buffers, hold: Some(self.lent.insert(Lent::Answer(hold, leaving)) as u64) })
                 });
                 let Some(service) = &self.service else { return };
                 match Link::of_peer(peer) {

@@ -2,7 +2,7 @@
 
 use kvplane_proto::RequestId;
 use kvplane_proto::client::{LaneId, SliceId};
-use kvplane_store::service::{Hold, Path, PeerKey};
+use kvplane_store::service::{Hold, Leaving, Path, PeerKey};
 use kvplane_transport::ConnectionId;
 
 /// A connection of one of the drivers.
@@ -107,7 +107,7 @@ impl Roles {
 #[derive(Debug)]
 pub(super) enum Lent {
     /// What the service holds for an answer.
-    Answer(Hold),
+    Answer(Hold, Leaving),
     /// The caller's memory, for this request.
     Upload(RequestId),
 }

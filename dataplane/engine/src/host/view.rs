@@ -3,6 +3,7 @@
 use kvplane_proto::client::Client;
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
+use kvplane_sys::Doorbell;
 use kvplane_transport::FaultCounters;
 use kvplane_transport::mooncake::{LaneCounters, ServerCounters};
 
@@ -62,6 +63,22 @@ impl Host {
     #[must_use]
     pub const fn stock_asked(&self) -> &LaneCounters {
         self.stock_lanes.counters()
+    }
+
+    /// Rings this bell when there are new events of the service's objects.
+    pub fn follow(&mut self, bell: Option<Doorbell>) {
+        self.follower = bell.map(|bell| (bell, 0));
+    }
+
+    /// Rings the follower's bell if there is something new.
+    pub(crate) fn tell_follower(&mut self) {
+        if let (Some((bell, told)), Some(service)) = (&mut self.follower, &self.service) {
+            let next = service.next_event();
+            if next != *told {
+                *told = next;
+                bell.ring();
+            }
+        }
     }
 
     /// Connections open, by any driver.

@@ -12,6 +12,7 @@
 //! An object's bytes arrive in a fresh extent: a late writer reaches nothing that anybody reads. When a peer has said
 //! that a connection of its own is over, nothing of that is carried out any more.
 
+mod follow;
 mod held;
 mod objects;
 mod ranges;
@@ -19,13 +20,13 @@ mod segments;
 mod session;
 mod shared;
 mod tiered;
+mod timing;
 mod types;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
-
+pub use follow::SnapshotPage;
 use held::{Deadlines, Handles};
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
@@ -34,6 +35,8 @@ use kvplane_proto::{Digest, Limits, Status};
 use segments::SegmentTable;
 use session::{Pending, Session};
 pub use tiered::{Admission, PutAck, TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy};
+pub use timing::{Leaving, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, Timing};
+use timing::{Outputs, Timed};
 pub use types::{
     CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo,
     ServiceCounters, Standing,
@@ -54,7 +57,10 @@ pub struct Service {
     tiered: Option<Box<tiered::Tiered>>,
     segments: SegmentTable,
     sessions: Vec<Option<Session>>,
-    outputs: VecDeque<Output>,
+    outputs: Outputs,
+    timed: Timed,
+    /// Of the frame that was polled last.
+    taken: Timing,
     bytes: Vec<u8>,
     /// Places of payloads that lie in several.
     places: Vec<Place>,
@@ -93,7 +99,9 @@ impl Service {
             tiered: None,
             segments: SegmentTable::new((life ^ life >> 32) as u32),
             sessions: Vec::new(),
-            outputs: VecDeque::new(),
+            outputs: Outputs::default(),
+            timed: Timed::new(),
+            taken: Timing::default(),
             bytes: Vec::new(),
             places: Vec::new(),
             greeting: Deadlines::new(0),
@@ -168,7 +176,7 @@ impl Service {
 
     /// The next thing for the host to do. Read a frame's [`Self::body`] and [`Self::places`] before asking again.
     pub fn poll_output(&mut self) -> Option<Output> {
-        let output = self.outputs.pop_front();
+        let output = self.take_output();
         if output.is_none() {
             self.bytes.clear();
             self.places.clear();
@@ -210,10 +218,13 @@ impl Service {
     /// `Discard`.
     pub fn request(&mut self, peer: PeerKey, header: &Header, body: &[u8], now_ns: u64) -> PayloadTo {
         self.now_ns = now_ns;
-        if self.session(peer).is_none() {
-            return PayloadTo::Discard;
-        }
+        self.outputs.arrived(now_ns);
+        let Some(session) = self.session(peer) else { return PayloadTo::Discard };
+        session.arrived_ns = now_ns;
         self.counters.requests += 1;
+        if let Kind::Request(operation) = header.kind {
+            self.timed.asked(operation, header.items);
+        }
         match self.dispatch(peer, header, body) {
             Ok(to) => to,
             Err(reason) => {
@@ -275,7 +286,10 @@ impl Service {
     pub fn payload_done(&mut self, peer: PeerKey, checksum: Option<u64>, now_ns: u64) {
         self.now_ns = now_ns;
         let Some(session) = self.session(peer) else { return };
+        let arrived_ns = session.arrived_ns;
         let Some(pending) = session.pending.take() else { return };
+        self.outputs.arrived(arrived_ns);
+        self.outputs.timing.receive_ns = now_ns.saturating_sub(arrived_ns);
         match pending {
             Pending::Refused { request, operation, status: Status::WrongOwner, .. } => {
                 self.refuse(peer, operation, request, Status::WrongOwner);
@@ -318,6 +332,7 @@ impl Service {
     /// Deadlines of greetings and reservations.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
+        self.outputs.arrived(now_ns);
         while let Some(index) = self.greeting.take_due(now_ns) {
             self.expire_greeting(index);
         }

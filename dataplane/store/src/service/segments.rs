@@ -3,7 +3,7 @@
 //! A region that is being unregistered takes no new requests, and its memory is given back only when those under way
 //! have ended: until then a peer's bytes may still be on their way into it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use kvplane_proto::frame::{FLAG_CHECKSUM, Header};
 use kvplane_proto::ids::SegmentId;
@@ -13,6 +13,7 @@ use kvplane_proto::{Limits, Status};
 use super::Service;
 use super::ranges::ManyReads;
 use super::session::Pending;
+use super::timing::Outputs;
 use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo};
 
 struct Entry {
@@ -151,14 +152,14 @@ impl SegmentTable {
         Hold::Segment { segment, read }
     }
 
-    pub(super) fn finish_read(&mut self, segment: SegmentId, read: u32, outputs: &mut VecDeque<Output>) {
+    pub(super) fn finish_read(&mut self, segment: SegmentId, read: u32, outputs: &mut Outputs) {
         let reader = self.reads.get_mut(read as usize).and_then(|entry| entry.take_if(|(_, from)| *from == segment));
         assert!(reader.is_some(), "an answer's segment was let go twice");
         self.free_reads.push(read);
         self.release(segment, outputs);
     }
 
-    pub(super) fn release(&mut self, id: SegmentId, outputs: &mut VecDeque<Output>) {
+    pub(super) fn release(&mut self, id: SegmentId, outputs: &mut Outputs) {
         let entry = self.get(id).expect("a segment in use stays registered");
         entry.users -= 1;
         if entry.users == 0 && entry.leaving {

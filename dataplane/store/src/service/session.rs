@@ -30,6 +30,8 @@ pub(super) struct Session {
     connection: u64,
     pub(super) closing: bool,
     pub(super) pending: Option<Pending>,
+    /// When its last request came.
+    pub(super) arrived_ns: u64,
     /// Pins lent over shared memory.
     pub(super) pins: List,
     /// Reservations lent over shared memory, or the one whose payload is under way.
@@ -62,6 +64,7 @@ impl Service {
             connection: 0,
             closing: false,
             pending: None,
+            arrived_ns: now_ns,
             pins: List::new(),
             reservations: List::new(),
         });
@@ -74,6 +77,7 @@ impl Service {
     /// because the kernel closes it after the process's memory is gone.
     pub fn peer_gone(&mut self, peer: PeerKey, now_ns: u64) {
         self.now_ns = now_ns;
+        self.outputs.arrived(now_ns);
         // Also when it is being closed from our side, which is when `session` no longer finds it.
         let Some(entry) = self.sessions.get_mut(peer.index as usize) else { return };
         let Some(mut session) = entry.take_if(|session| session.generation == peer.generation) else { return };

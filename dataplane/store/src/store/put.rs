@@ -6,7 +6,9 @@ use kvplane_proto::ids::{ReservationId, Version};
 use super::{Extent, Store};
 use crate::entry::{Entries, EntryId, State};
 use crate::errors::{CommitError, ReserveError, StaleReservation};
+use crate::events::{Change, Medium};
 use crate::eviction::EvictionPolicy;
+use crate::store::stats::size_class;
 
 impl<P: EvictionPolicy> Store<P> {
     /// Takes space for an object of `bytes`, evicting what nobody uses if need be. Its writer may write the extent
@@ -51,7 +53,8 @@ impl<P: EvictionPolicy> Store<P> {
     /// When the 2^64 versions are used up.
     pub fn commit(&mut self, reservation: ReservationId, checksum: u64) -> Result<Version, CommitError> {
         let version = Version(self.next_version);
-        self.show(reservation, checksum, version)?;
+        let bytes = self.show(reservation, checksum, version)?;
+        self.counters.sizes[size_class(bytes)] += 1;
         self.next_version = self.next_version.checked_add(1).expect("versions are not used up");
         self.counters.puts += 1;
         Ok(version)
@@ -62,10 +65,11 @@ impl<P: EvictionPolicy> Store<P> {
     /// # Errors
     /// As there.
     pub fn restore(&mut self, reservation: ReservationId, checksum: u64, version: Version) -> Result<(), CommitError> {
-        self.show(reservation, checksum, version)
+        self.show(reservation, checksum, version).map(|_| ())
     }
 
-    fn show(&mut self, reservation: ReservationId, checksum: u64, version: Version) -> Result<(), CommitError> {
+    /// Makes it visible; gives its size.
+    fn show(&mut self, reservation: ReservationId, checksum: u64, version: Version) -> Result<u64, CommitError> {
         let Some(id) = self.reserved(reservation) else { return Err(CommitError::Stale) };
         if self.entries[id].state() == State::Quarantined {
             return Err(CommitError::Expired);
@@ -80,8 +84,10 @@ impl<P: EvictionPolicy> Store<P> {
         self.change_state(id, |entries: &mut Entries, id| entries.commit(id, version, checksum));
         self.index.insert(digest, id);
         self.policy.insert(&mut self.entries, id);
-        self.counters.payload_bytes += self.entries[id].bytes();
-        Ok(())
+        let bytes = self.entries[id].bytes();
+        self.counters.payload_bytes += bytes;
+        self.events.push(Change::Stored, Medium::Memory, digest, bytes);
+        Ok(bytes)
     }
 
     /// The digest and the size that a reservation was made for; `None` when it is stale, which is counted.

@@ -21,6 +21,21 @@ pub(super) struct Counters {
     pub(super) evictions: u64,
     pub(super) evicted_bytes: u64,
     pub(super) stale_ids: u64,
+    /// Objects that became visible, by size class.
+    pub(super) sizes: [u64; SIZE_CLASSES],
+}
+
+/// Size classes: of a class are objects of up to two to its power of bytes, and more than the class before. The last
+/// takes all that are larger.
+pub const SIZE_CLASSES: usize = 32;
+
+pub(super) const fn size_class(bytes: u64) -> usize {
+    let class = bytes.saturating_sub(1).checked_ilog2();
+    let class = match class {
+        None => 0,
+        Some(power) => power as usize + 1,
+    };
+    if class < SIZE_CLASSES { class } else { SIZE_CLASSES - 1 }
 }
 
 /// A snapshot of gauges and counters. Gauges of space count whole granules: `used_bytes + free_bytes` is the pool, and
@@ -75,6 +90,14 @@ pub struct StoreStats {
     pub evicted_bytes: u64,
     /// Messages about pins and reservations that were not held.
     pub stale_ids: u64,
+    /// Objects that became visible, by size: see [`SIZE_CLASSES`].
+    pub sizes: [u64; SIZE_CLASSES],
+    /// The number of the next event.
+    pub next_event: u64,
+    /// Events that were dropped before anybody read them.
+    pub events_lost: u64,
+    /// Whether events are kept.
+    pub keeps_events: bool,
 }
 
 impl<P: EvictionPolicy> Store<P> {
@@ -109,6 +132,10 @@ impl<P: EvictionPolicy> Store<P> {
             evictions: counters.evictions,
             evicted_bytes: counters.evicted_bytes,
             stale_ids: counters.stale_ids,
+            sizes: counters.sizes,
+            next_event: self.events.next(),
+            events_lost: self.events.lost(),
+            keeps_events: self.events.is_kept(),
         }
     }
 }

@@ -6,7 +6,7 @@ use kvplane_proto::ids::{PinId, RequestId, Version};
 use kvplane_proto::message::{Bitmap, CommitReply, Item, Kind, LookupReply, Operation};
 
 use super::super::types::{Output, PeerKey};
-use super::Service;
+use super::{Service, Timing};
 
 /// One item of a deferred answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +32,9 @@ pub(super) struct Deferred {
     request: RequestId,
     replies: Replies,
     left: usize,
+    /// How it stood when the wait began, and when that was.
+    timing: Timing,
+    since_ns: u64,
 }
 
 impl Replies {
@@ -66,10 +69,11 @@ impl Service {
         replies: Replies,
         left: usize,
     ) -> impl Fn(usize) -> Slot + use<> {
+        let (timing, since_ns) = (self.outputs.timing, self.now_ns);
         let tiered = self.tiered.as_mut().expect("only what waits for a tier is deferred");
         tiered.next_call += 1;
         let answer = tiered.next_call;
-        tiered.deferred.insert(answer, Deferred { peer, request, replies, left });
+        tiered.deferred.insert(answer, Deferred { peer, request, replies, left, timing, since_ns });
         move |item| Slot { answer, item }
     }
 
@@ -92,10 +96,11 @@ impl Service {
     }
 
     fn send_deferred(&mut self, deferred: Deferred) {
-        let Deferred { peer, request, replies, .. } = deferred;
+        let Deferred { peer, request, replies, timing, since_ns, .. } = deferred;
         if self.session(peer).is_none() {
             return;
         }
+        self.outputs.waited(timing, None, since_ns, self.now_ns);
         let (operation, start) = (replies.operation(), self.bytes.len());
         let items = match replies {
             Replies::Put(status, version) => {

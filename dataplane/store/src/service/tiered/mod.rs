@@ -29,7 +29,7 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_tier::{BlockOp, Event, Fault, Memory, OpId, Output, RecordView, RecoveryReport, Tier, Token};
 
-use super::Service;
+use super::{Service, Timing};
 pub use budget::Admission;
 pub use orders::TierOrder;
 pub use policy::{PutAck, TierPolicy, WritePolicy};
@@ -74,7 +74,7 @@ enum Call {
         digest: Digest,
         version: Version,
         reservation: ReservationId,
-        waiters: Vec<Waiter>,
+        waiters: Vec<(Waiter, Timing)>,
     },
     Remove {
         told: Option<Slot>,
@@ -153,9 +153,16 @@ impl Tiered {
     }
 
     /// What the SSD has of an object that may be given.
-    fn locate(&self, digest: Digest) -> Option<RecordView> {
+    pub(super) fn locate(&self, digest: Digest) -> Option<RecordView> {
         let view = self.tier.locate(digest)?;
         (!self.removing.contains(&digest) && !self.sweep.hides(&view)).then_some(view)
+    }
+
+    /// Some of what the SSD has and may be given: looks at so many places of the index. Then where to go on.
+    pub(super) fn walk(&self, from: usize, most: usize) -> (Vec<RecordView>, Option<usize>) {
+        let (views, next) = self.tier.walk(from, most);
+        let hidden = |view: &RecordView| self.removing.contains(&view.digest) || self.sweep.hides(view);
+        (views.into_iter().filter(|view| !hidden(view)).collect(), next)
     }
 
     fn call(&mut self, call: Call) -> Token {
@@ -246,6 +253,7 @@ impl Service {
             Event::Recovered(report) => {
                 tiered.recovered = Some(report);
                 tiered.notices.push_back(event);
+                self.ssd_known_anew();
             }
             Event::Stored { token, .. } => self.written(token, true),
             Event::StoreFailed { token, .. } => self.written(token, false),
@@ -257,8 +265,14 @@ impl Service {
                 tiered.counters.removals_unwritten += 1;
                 self.removal_done(token, false);
             }
-            Event::Quarantined { digest, miss } => self.quarantined(digest, miss),
-            Event::Evicted { .. } => tiered.counters.reclaimed += 1,
+            Event::Quarantined { digest, miss } => {
+                self.tell_of_ssd(digest);
+                self.quarantined(digest, miss);
+            }
+            Event::Evicted { digest, .. } => {
+                tiered.counters.reclaimed += 1;
+                self.tell_of_ssd(digest);
+            }
         }
     }
 

@@ -38,7 +38,7 @@ impl Service {
             if waiters.len() == WAITERS_MOST {
                 return Err(Status::Busy);
             }
-            waiters.push(waiter);
+            waiters.push((waiter, self.outputs.timing));
             tiered.counters.reads_shared += 1;
             return Ok(());
         }
@@ -62,6 +62,7 @@ impl Service {
             })?;
         let destination = Span::pool(extent.offset, view.payload_bytes);
         let token = Token(tiered.next_call + 1);
+        let waiters = waiter.into_iter().map(|waiter| (waiter, self.outputs.timing)).collect();
         if let Err(error) = tiered.tier.get(&Get { digest, destination, priority, token }) {
             store.abort(reservation).expect("a reservation that was just made");
             return Err(match error {
@@ -69,7 +70,7 @@ impl Service {
                 _ => Status::NotFound,
             });
         }
-        tiered.call(Call::Read { digest, version: view.version, reservation, waiters: waiter.into_iter().collect() });
+        tiered.call(Call::Read { digest, version: view.version, reservation, waiters });
         tiered.reading.insert(digest, token.0);
         Ok(())
     }
@@ -97,10 +98,15 @@ impl Service {
             tiered.counters.reads += 1;
             tiered.counters.hits += waiters.len() as u64;
         }
-        for waiter in waiters {
+        for (waiter, timing) in waiters {
+            self.outputs.waited(timing, Some(digest), timing.arrived_ns, self.now_ns);
             self.serve(digest, waiter);
         }
         self.promote_or_drop(digest, restored);
+        if found.is_none() {
+            // What it was to be read from may be gone.
+            self.tell_of_ssd(digest);
+        }
     }
 
     /// What was read stays in memory if it is asked for often enough; else its bytes go when those who asked have them.

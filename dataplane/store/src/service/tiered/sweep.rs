@@ -72,12 +72,14 @@ impl Service {
         }
         let (views, next) = tiered.tier.walk(at, STEP);
         let mut progress = !views.is_empty() || at > 0;
+        let mut void = Vec::new();
         for view in views {
             if tiered.sweep.hides(&view) && !tiered.removing.contains(&view.digest) {
                 tiered.sweep.found = true;
                 tiered.counters.swept += 1;
                 tiered.sweep.waiting += 1;
                 tiered.queue_removal(view.digest, None);
+                void.push(view.digest);
             }
         }
         // Objects move in the index while others are removed, so one was overlooked perhaps: until none is found.
@@ -93,6 +95,7 @@ impl Service {
             tiered.noted.dirty = true;
             progress = true;
         }
+        void.into_iter().for_each(|digest| self.tell_of_ssd(digest));
         progress
     }
 }

@@ -187,6 +187,7 @@ impl Service {
         *unwritten = false;
         let (told, digest, over) = (held.told.take(), held.digest, !*lent);
         tiered.counters.writes_failed += u64::from(!good);
+        self.tell_of_ssd(digest);
         if let Some(slot) = told {
             if good {
                 self.settle(slot, |_, _| {});
@@ -276,6 +277,7 @@ impl Service {
         for (item, digest) in digests.iter().enumerate() {
             tiered.queue_removal(*digest, Some(slot_of(item)));
         }
+        digests.iter().for_each(|digest| self.tell_of_ssd(*digest));
         Ok(())
     }
 

@@ -1,0 +1,86 @@
+//! What others ask of a shard's objects from outside the data path: its events, what there is, and single objects.
+
+use std::sync::mpsc::sync_channel;
+
+use kvplane_proto::Digest;
+use kvplane_store::events::EventPage;
+use kvplane_store::service::{Service, SnapshotPage};
+use kvplane_sys::Doorbell;
+
+use super::{Command, ShardError, ShardHandle};
+use crate::host::Host;
+
+/// Where an object is, and how long it is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Found {
+    /// In memory: its offset in the pool and its size.
+    pub memory: Option<(u64, u64)>,
+    /// On the SSD: its size.
+    pub ssd: Option<u64>,
+}
+
+impl ShardHandle {
+    /// Keeps the latest so many events of its objects from now on, and rings `bell` when there are new ones; 0 keeps
+    /// none.
+    ///
+    /// # Errors
+    /// When its mailbox is full.
+    pub fn keep_events(&self, capacity: usize, bell: Option<Doorbell>) -> Result<(), ShardError> {
+        self.send(Command::Ask(Box::new(move |host| {
+            if let Some(service) = host.service() {
+                service.keep_events(capacity);
+            }
+            host.follow(bell);
+        })))
+    }
+
+    /// At most `most` events from the number `from` on.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn read_events(&self, from: u64, most: usize) -> Result<EventPage, ShardError> {
+        self.ask_service(move |service| service.read_events(from, most))
+    }
+
+    /// Some of the objects there are: see [`Service::snapshot_objects`].
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn snapshot_objects(&self, cursor: u64, most: usize) -> Result<SnapshotPage, ShardError> {
+        self.ask_service(move |service| service.snapshot_objects(cursor, most))
+    }
+
+    /// The number of the next event.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn next_event(&self) -> Result<u64, ShardError> {
+        self.ask_service(|service| service.next_event())
+    }
+
+    /// Where each of these objects is. Counts as no access.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn find(&self, digests: Vec<Digest>) -> Result<Vec<Found>, ShardError> {
+        self.ask_service(move |service| digests.into_iter().map(|digest| found(service, digest)).collect())
+    }
+
+    fn ask_service<T: Default + Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Service) -> T + Send + 'static,
+    ) -> Result<T, ShardError> {
+        let (answer, wait) = sync_channel(1);
+        let ask = move |host: &mut Host| {
+            // Whoever asked may have given up.
+            let _ = answer.send(host.service().map_or_else(T::default, question));
+        };
+        self.send(Command::Ask(Box::new(ask)))?;
+        self.wait(&wait)
+    }
+}
+
+fn found(service: &Service, digest: Digest) -> Found {
+    let object = service.store().and_then(|store| store.peek(digest));
+    Found { memory: object.map(|view| (view.extent.offset, view.extent.bytes)), ssd: service.ssd_bytes(digest) }
+}
