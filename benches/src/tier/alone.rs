@@ -17,6 +17,8 @@ use super::figures::Figures;
 use crate::Failure;
 
 const BLOCK_BYTES: u32 = 4096;
+/// Bytes of puts in one round.
+const ROUND_BYTES: u32 = 1 << 20;
 /// How long a round waits at the most: what the tier does by itself comes sooner.
 const STEP: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -175,8 +177,11 @@ impl Alone {
         let (start, cpu_ns, mut samples) = (Instant::now(), cpu::thread_cpu_ns(), Vec::new());
         let mut waiting = None;
         while !over || busy > 0 {
+            // As a shard does: what was given is on its way before the next are made ready.
+            let mut given = 0;
             while let Some(place) = free.last().copied()
                 && !over
+                && given < ROUND_BYTES
             {
                 let Some(key) = waiting.take().or_else(|| next(start.elapsed())) else {
                     over = true;
@@ -199,6 +204,7 @@ impl Alone {
                         state[place] = (Instant::now(), false, !accepted.lent);
                         free.pop();
                         busy += 1;
+                        given += bytes;
                     }
                     Err(PutError::Busy | PutError::Full) => {
                         waiting = Some(key);

@@ -37,11 +37,6 @@ impl Tier {
             self.stats.put_refusals += 1;
             return Err(PutError::Full);
         }
-        let computed = self.sum_chunks(put.payload, memory);
-        if let Some(stated) = put.checksum.filter(|stated| *stated != computed) {
-            self.stats.bad_payloads += 1;
-            return Err(PutError::Checksum { stated, computed });
-        }
         // What is replaced is struck out first: if the new record is damaged one day, the old one does not come back.
         let replaced = known.filter(|entry| !entry.is_removed());
         let need = self.need(shape, replaced.is_some());
@@ -49,6 +44,12 @@ impl Tier {
             self.stats.put_refusals += 1;
             if no_room == NoRoom::Full { PutError::Full } else { PutError::Busy }
         })?;
+        // Only now: who finds no room asks again, and sums take longer than everything else here.
+        let computed = self.sum_chunks(put.payload, memory);
+        if let Some(stated) = put.checksum.filter(|stated| *stated != computed) {
+            self.stats.bad_payloads += 1;
+            return Err(PutError::Checksum { stated, computed });
+        }
         if let Some(entry) = replaced {
             self.append_tombstone(put.digest, entry.version(), None, memory);
         }

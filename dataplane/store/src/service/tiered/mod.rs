@@ -47,8 +47,9 @@ use sweep::Sweep;
 
 /// The most removals that wait to be written.
 const REMOVALS_MOST: usize = 65_536;
-/// Bytes that are given to the tier in one round, as their checksums take time.
-const ROUND_BYTES: u64 = 8 << 20;
+/// Bytes that are given to the tier in one round: their checksums take time, in which nobody else is served and the
+/// device does not know of them.
+const ROUND_BYTES: u64 = 1 << 20;
 
 /// An object that is pinned until it is written.
 #[derive(Clone, Copy, Debug)]
