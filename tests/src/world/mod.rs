@@ -92,7 +92,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(scenario: Scenario, keep_lines: bool) -> Self {
+    pub(crate) fn new(scenario: Scenario, kept_lines: usize) -> Self {
         let seed = scenario.seed;
         let streams = Streams {
             schedule: Rng::new(seed, "schedule"),
@@ -106,7 +106,7 @@ impl World {
             now_ns: MS,
             queue: Queue::default(),
             streams,
-            trace: Trace::new(keep_lines),
+            trace: Trace::new(kept_lines),
             nodes: Vec::new(),
             lives: Vec::new(),
             disks: BTreeMap::new(),

@@ -5,6 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::check::{Rule, Violation, broken};
 use super::{Scenario, Statistics, World};
 
+/// Events that a failure shows.
+const LINES: usize = 60;
+
 /// A run that ended well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
@@ -48,21 +51,22 @@ impl std::fmt::Display for Failure {
 /// # Errors
 /// The first rule that was broken; an assertion in the code under test counts as one.
 pub fn run(scenario: Scenario) -> Result<Outcome, Failure> {
-    start(scenario, false)
+    start(scenario, 0)
 }
 
-/// Runs a scenario and keeps its last events as text, which takes longer.
+/// Runs a scenario and keeps its last events as text, which takes longer: `KVPLANE_LINES` of them, or 60.
 ///
 /// # Errors
 /// As [`run`], with lines.
 pub fn run_with_lines(scenario: Scenario) -> Result<Outcome, Failure> {
-    start(scenario, true)
+    let kept = std::env::var("KVPLANE_LINES").ok().and_then(|text| text.parse().ok());
+    start(scenario, kept.unwrap_or(LINES))
 }
 
-fn start(scenario: Scenario, keep_lines: bool) -> Result<Outcome, Failure> {
+fn start(scenario: Scenario, kept_lines: usize) -> Result<Outcome, Failure> {
     let (seed, test) = (scenario.seed, if scenario.tier.is_some() { "tiers" } else { "world" });
-    let tier = scenario.tier.as_ref().filter(|_| keep_lines).map(|tier| tier.to_string());
-    let mut world = World::new(scenario, keep_lines);
+    let tier = scenario.tier.as_ref().filter(|_| kept_lines > 0).map(|tier| tier.to_string());
+    let mut world = World::new(scenario, kept_lines);
     // The world is looked at after a panic only for its trace.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.live())) {
         let text = panic.downcast_ref::<String>().cloned();

@@ -4,22 +4,20 @@ use std::collections::VecDeque;
 
 use kvplane_proto::rng::mix64;
 
-/// Events that a failure shows.
-const SHOWN: usize = 60;
-
 /// The folded history.
 #[derive(Default)]
 pub(crate) struct Trace {
     hash: u64,
     pub(crate) events: u64,
     last: VecDeque<(u64, String)>,
-    /// Lines are made only where somebody will read them: a run is repeated for its lines when it failed.
-    keep_lines: bool,
+    /// How many lines are kept. Lines are made only where somebody will read them: a run is repeated for its lines when
+    /// it failed.
+    kept: usize,
 }
 
 impl Trace {
-    pub(crate) fn new(keep_lines: bool) -> Self {
-        Self { keep_lines, ..Self::default() }
+    pub(crate) fn new(kept: usize) -> Self {
+        Self { kept, ..Self::default() }
     }
 
     pub(crate) fn fold(&mut self, word: u64) {
@@ -27,10 +25,10 @@ impl Trace {
     }
 
     pub(crate) fn line(&mut self, now_ns: u64, line: impl FnOnce() -> String) {
-        if !self.keep_lines {
+        if self.kept == 0 {
             return;
         }
-        if self.last.len() == SHOWN {
+        if self.last.len() == self.kept {
             self.last.pop_front();
         }
         self.last.push_back((now_ns, line()));

@@ -54,6 +54,13 @@ impl Tier {
         Ok(Removal::Pending)
     }
 
+    /// Whether the device may have objects that the index does not know and the next start finds: what could not be read
+    /// or written, and what was given up because of that.
+    #[must_use]
+    pub const fn is_untracked(&self) -> bool {
+        self.untracked
+    }
+
     /// Whether the device may have records, of what the index does not know, that a restart would find: also those
     /// whose removal is not durable yet.
     fn is_doubtful(&self) -> bool {

@@ -114,6 +114,34 @@ fn what_was_void_before_a_restart_is_void_after_it() {
     }
 }
 
+/// What could not be read when its slots were found to be void can be read after the next start.
+#[test]
+fn what_was_void_and_could_not_be_read_is_void_when_it_can() {
+    let mut given_up = 0;
+    for (seed, policy) in policies().into_iter().take(2).cycle().take(6).enumerate() {
+        let mut world = World::on(3 * DEVICE_BYTES, 700 + seed as u64, policy);
+        world.run(150);
+        world.settle();
+        // Slots were another's meanwhile.
+        world.epoch += 2;
+        world.steady = world.epoch;
+        world.may.values_mut().for_each(|may| *may = May::from([None]));
+        world.unreadable = 8192..16_384;
+        world.restart();
+        world.settle();
+        let report = world.service.tier_snapshot().expect("a tier").recovered.expect("a report");
+        given_up += report.given_up + report.unreadable_windows;
+        world.run(seed as u32 * 10);
+        world.settle();
+        world.unreadable = 0..0;
+        world.restart();
+        world.run(200);
+        world.end();
+        assert!(world.got > 20);
+    }
+    assert!(given_up > 0, "everything could be read");
+}
+
 /// What was being written when its slot left is void, also if the slot is back before the device is done.
 #[test]
 fn a_put_whose_slot_left_while_it_was_written_is_refused() {

@@ -118,8 +118,10 @@ impl Service {
             owned.with(&served, |wanted, served| wanted & !served).with(&tiered.sweep.slots, |came, void| came & void);
         let mut floor = tiered.sweep.floor;
         if !back.is_empty() {
-            // One floor is all that a note can say: the objects of the time before go first.
-            if !tiered.sweep.regained.is_empty() && floor != store.next_version() {
+            // One floor is all that a note can say: the objects of the time before go first. Where they cannot, what
+            // was put since then in slots that came back before is void at the next start.
+            let sweeping = tiered.sweep.at.is_some();
+            if sweeping && !tiered.sweep.regained.is_empty() && floor != store.next_version() {
                 return false;
             }
             floor = store.next_version();

@@ -1,4 +1,7 @@
 //! Slots that went to another owner: what the SSD has of them is hidden at once, then removed bit by bit.
+//!
+//! Objects that the tier does not know in this life, because it could not read them, cannot be removed one by one. Where
+//! there may be such, the slots stay noted as void when the sweep is over, and the next start sweeps them again.
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::Version;
@@ -18,7 +21,7 @@ pub(super) struct Sweep {
     /// Those of them that are served again: their objects are void below `floor` only.
     pub(super) regained: SlotSet,
     pub(super) floor: Version,
-    /// Where in the tier's index the walk is.
+    /// Where in the tier's index the walk is; `None` when nothing that the tier knows is void.
     pub(super) at: Option<usize>,
     /// Whether this walk found anything.
     found: bool,
@@ -91,8 +94,10 @@ impl Service {
                 return false;
             }
             tiered.sweep.at = None;
-            (tiered.sweep.slots, tiered.sweep.regained) = (SlotSet::none(), SlotSet::none());
-            tiered.noted.dirty = true;
+            if !tiered.tier.is_untracked() {
+                (tiered.sweep.slots, tiered.sweep.regained) = (SlotSet::none(), SlotSet::none());
+                tiered.noted.dirty = true;
+            }
             progress = true;
         }
         void.into_iter().for_each(|digest| self.tell_of_ssd(digest));

@@ -17,6 +17,8 @@ use crate::{Store, StoreConfig};
 
 pub(super) const DEVICE_BYTES: usize = 64 << 20;
 const POOL_BYTES: u64 = 256 << 10;
+/// Where segments begin on a device.
+const SEGMENTS_AT: u64 = 65_536;
 pub(super) const KEYS: u64 = 12;
 const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
 
@@ -84,6 +86,8 @@ pub(super) struct World {
     pub(super) lost_slots: BTreeSet<u8>,
     /// How often an operation of the device fails, in percent.
     pub(super) faults: u64,
+    /// Where the device cannot be read, from the start of each segment.
+    pub(super) unreadable: core::ops::Range<u64>,
     pub(super) got: u64,
     pub(super) ssd_hits: u64,
 }
@@ -139,6 +143,7 @@ impl World {
             may: (0..KEYS as u8).map(|key| (key, May::from([None]))).collect(),
             lost_slots: BTreeSet::new(),
             faults: 0,
+            unreadable: 0..0,
             got: 0,
             ssd_hits: 0,
         };
@@ -189,7 +194,17 @@ impl World {
         }
     }
 
+    fn is_unreadable(&self, op: &BlockOp) -> bool {
+        let tier = self.service.tier_snapshot().expect("a tier");
+        let first = op.offset.checked_sub(SEGMENTS_AT).map(|at| at % tier.segment_bytes);
+        let holds = |at: u64| self.unreadable.start < at + u64::from(op.bytes) && at < self.unreadable.end;
+        op.action == Action::Read && first.is_some_and(holds)
+    }
+
     fn carry_out(&mut self, op: &BlockOp) -> Result<u32, Fault> {
+        if self.is_unreadable(op) {
+            return Err(Fault::Io);
+        }
         if self.rng.below(100) < self.faults {
             return if self.rng.below(2) == 0 { Err(Fault::Io) } else { Ok(op.bytes / 2) };
         }
