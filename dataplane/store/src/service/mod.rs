@@ -18,6 +18,7 @@ mod ranges;
 mod segments;
 mod session;
 mod shared;
+mod tail;
 mod tiered;
 mod types;
 
@@ -33,6 +34,7 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{Digest, Limits, Status};
 use segments::SegmentTable;
 use session::{Pending, Session};
+pub use tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
 pub use tiered::{Admission, PutAck, TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy};
 pub use types::{
     CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, RegisterError, SegmentInfo,
