@@ -25,7 +25,7 @@ pub const HEADER_BYTES: usize = 64;
 /// First bytes of every frame.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"KVPF");
 /// Version of the frame layout and of the messages in it.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Flag: the payload checksum is valid and must be checked.
 pub const FLAG_CHECKSUM: u32 = 1;
 /// Every flag this version knows.

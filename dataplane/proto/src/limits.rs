@@ -20,6 +20,8 @@ impl Limits {
     pub const NAME_BYTES: usize = 255;
     /// Bytes of a key.
     pub const KEY_BYTES: usize = 4_096;
+    /// The longest that an object can be asked to be kept before others: a day, in milliseconds.
+    pub const SOFT_PIN_MS: u32 = 86_400_000;
     /// Regions of one segment.
     pub const REGIONS_PER_SEGMENT: usize = 1_024;
     /// Segments that one shard serves.
@@ -65,7 +67,9 @@ impl Limits {
     pub const RAILS: usize = 64;
 }
 
-// The largest item of any batched body is 48 bytes (a lookup's answer).
+// The largest item of any batched body is 48 bytes (a lookup's answer), but for puts: their names are as long as they
+// are, so whoever sends puts looks at the bytes too. One put with the longest name fits.
+const _: () = assert!(64 + Limits::NAME_BYTES + Limits::KEY_BYTES <= Limits::BODY_BYTES);
 const _: () = assert!(Limits::ITEMS_PER_FRAME * 48 <= Limits::BODY_BYTES);
 // Any gathered ranges can be named as runs of 1, and their sum is a payload.
 const _: () = assert!(Limits::RANGES_PER_FRAME <= Limits::ITEMS_PER_FRAME);

@@ -4,8 +4,9 @@
 
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::message::{
-    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, LookupReply, ReadItem, RegionDescriptor,
-    ReserveItem, ReserveReply, RunItem, SegmentDescriptor, SizeReply, Welcome, WriteItem, decode_items, encode_items,
+    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, LookupReply, PutItem, ReadItem,
+    RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor, SizeReply, Welcome, WriteItem, decode_items,
+    decode_puts, encode_items,
 };
 use kvplane_proto::{Epoch, Limits, SegmentId, ShardId};
 use proptest::prelude::*;
@@ -20,6 +21,20 @@ fn check_items<T: Item + Clone>(body: &[u8], items: u32) {
     assert_eq!(again, body);
 }
 
+fn check_puts(body: &[u8], items: u32) {
+    let Some(puts) = decode_puts(body, items) else { return };
+    assert_eq!(puts.len(), items as usize);
+    let (mut again, mut names) = (Vec::new(), Vec::new());
+    for (item, name) in puts {
+        assert!(name.is_within_limits());
+        item.encode(&mut again);
+        names.extend_from_slice(name.tenant);
+        names.extend_from_slice(name.key);
+    }
+    again.extend_from_slice(&names);
+    assert_eq!(again, body);
+}
+
 fn check_every_item(body: &[u8], items: u32) {
     check_items::<DigestItem>(body, items);
     check_items::<GetItem>(body, items);
@@ -28,7 +43,8 @@ fn check_every_item(body: &[u8], items: u32) {
     check_items::<WriteItem>(body, items);
     check_items::<RunItem>(body, items);
     check_items::<LookupReply>(body, items);
-    check_items::<ReserveItem>(body, items);
+    check_items::<PutItem>(body, items);
+    check_puts(body, items);
     check_items::<ReserveReply>(body, items);
     check_items::<CommitItem>(body, items);
     check_items::<CommitReply>(body, items);

@@ -2,7 +2,7 @@
 
 use kvplane_proto::frame::{HEADER_BYTES, VERSION};
 use kvplane_proto::message::{
-    CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, LookupReply, Operation, ReadItem, ReserveItem,
+    CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, LookupReply, Operation, PutItem, ReadItem,
     ReserveReply, RunItem, SizeReply, WriteItem,
 };
 use kvplane_proto::{Limits, Status};
@@ -42,7 +42,7 @@ fn every_record_is_described_with_its_size() {
         ("WriteItem", WriteItem::BYTES),
         ("RunItem", RunItem::BYTES),
         ("LookupReply", LookupReply::BYTES),
-        ("ReserveItem", ReserveItem::BYTES),
+        ("PutItem", PutItem::BYTES),
         ("ReserveReply", ReserveReply::BYTES),
         ("CommitItem", CommitItem::BYTES),
         ("CommitReply", CommitReply::BYTES),
@@ -58,13 +58,15 @@ fn every_record_is_described_with_its_size() {
 
 #[test]
 fn the_limits_are_those_of_the_code() {
-    let limits: [(&str, u64); 10] = [
+    let limits: [(&str, u64); 12] = [
         ("items of a frame", Limits::ITEMS_PER_FRAME as u64),
         ("ranges of a gathered request", Limits::RANGES_PER_FRAME as u64),
         ("bytes of all ranges of a gathered request", Limits::GATHER_BYTES),
         ("bytes of a body", Limits::BODY_BYTES as u64),
         ("bytes of a payload", Limits::PAYLOAD_BYTES),
         ("bytes of a name", Limits::NAME_BYTES as u64),
+        ("bytes of a key", Limits::KEY_BYTES as u64),
+        ("milliseconds of a soft pin", Limits::SOFT_PIN_MS.into()),
         ("regions of a segment", Limits::REGIONS_PER_SEGMENT as u64),
         ("requests open on one connection", Limits::REQUESTS_PER_CONNECTION as u64),
         ("milliseconds from connecting to the greeting", Limits::HELLO_NS / 1_000_000),

@@ -2,9 +2,9 @@
 
 use kvplane_proto::ids::{Incarnation, NodeId, PinId, ReservationId};
 use kvplane_proto::message::{
-    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, HelloError, IdItem, Item, LookupReply, ReadItem,
-    RegionDescriptor, ReserveItem, ReserveReply, RunItem, SegmentDescriptor, SegmentError, SizeReply, Welcome,
-    WriteItem, decode_items, encode_items,
+    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, HelloError, IdItem, Item, LookupReply, ObjectName,
+    PutItem, PutOptions, ReadItem, RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor, SegmentError, SizeReply,
+    Welcome, WriteItem, decode_items, decode_puts, encode_items,
 };
 use kvplane_proto::{Digest, Epoch, Limits, RequestId, SegmentId, ShardId, Status, Version};
 
@@ -48,7 +48,20 @@ fn requests_items_have_these_bytes() {
         RunItem { segment: SEGMENT, offset: first, stride_bytes: second, bytes: 0x0102_0304, ranges: 0x0a0b_0c0d },
         &["1d1c1b1a14131211", words[0], words[1], "04030201", "0d0c0b0a"],
     );
-    check(ReserveItem { digest: DIGEST, bytes: first }, &[DIGEST_HEX, words[0]]);
+    let options = PutOptions {
+        tenant: 0x0102_0304,
+        group: second,
+        soft_pin_ms: 0x0203_0405,
+        hard_pin: true,
+        data_type: 7,
+        replace: true,
+    };
+    let item = PutItem { key_bytes: 0x0a0b, tenant_bytes: 0x0c, ..PutItem::plain(DIGEST, first) };
+    let zeros = "00".repeat(19);
+    check(
+        item.with_options(&options),
+        &[DIGEST_HEX, words[0], words[1], "04030201", "05040302", "0b0a", "0c", "07", "03", &zeros],
+    );
     check(CommitItem { reservation: RESERVATION, checksum: first }, &["3d3c3b3a34333231", words[0]]);
     check(IdItem { id: PIN.to_bits() }, &["2d2c2b2a24232221"]);
 }
@@ -232,7 +245,6 @@ fn the_largest_item_frame_fits_a_body() {
         ReadItem::BYTES,
         WriteItem::BYTES,
         LookupReply::BYTES,
-        ReserveItem::BYTES,
         ReserveReply::BYTES,
         CommitItem::BYTES,
         CommitReply::BYTES,
@@ -249,4 +261,35 @@ fn handshake_and_segment_errors_say_the_numbers() {
     assert!(SegmentError::Length(4).to_string().contains("4 bytes"));
     assert!(SegmentError::Name.to_string().contains("255"));
     assert!(SegmentError::Regions(1025).to_string().contains("1025"));
+}
+
+#[test]
+fn puts_come_with_their_names() {
+    let names = [
+        ObjectName { tenant: b"", key: b"block-0" },
+        ObjectName { tenant: b"somebody", key: &[0xff, 0, 7] },
+        ObjectName::NONE,
+    ];
+    let item = |name: &ObjectName<'_>| match name {
+        ObjectName { key: [], .. } => PutItem::plain(DIGEST, 9),
+        name => PutItem::named(name, 9, &PutOptions::default()),
+    };
+    let mut body = Vec::new();
+    encode_items(names.iter().map(item), &mut body);
+    names.iter().for_each(|name| body.extend_from_slice(&[name.tenant, name.key].concat()));
+    let puts: Vec<_> = decode_puts(&body, 3).expect("a good body").collect();
+    assert_eq!(puts, names.iter().map(|name| (item(name), *name)).collect::<Vec<_>>());
+    assert_eq!(puts[1].0.digest, Digest::of(b"somebody", &[0xff, 0, 7]));
+    assert!(decode_puts(&body[..body.len() - 1], 3).is_none(), "a name is cut off");
+    assert!(decode_puts(&body, 2).is_none() && decode_puts(&body, 4).is_none());
+    let bad = |item: PutItem| {
+        let mut body = Vec::new();
+        item.encode(&mut body);
+        body.resize(body.len() + item.name_bytes(), b'k');
+        decode_puts(&body, 1).is_none()
+    };
+    let longest = PutItem { key_bytes: Limits::KEY_BYTES as u16, ..PutItem::plain(DIGEST, 1) };
+    assert!(!bad(longest) && bad(PutItem { key_bytes: Limits::KEY_BYTES as u16 + 1, ..longest }));
+    assert!(bad(PutItem { tenant_bytes: 3, ..PutItem::plain(DIGEST, 1) }), "a tenant without a key");
+    assert!(bad(PutItem { soft_pin_ms: Limits::SOFT_PIN_MS + 1, ..longest }));
 }

@@ -3,10 +3,11 @@
 use kvplane_proto::ConfigError;
 
 use crate::allocator::{GRANULE_BYTES, MAX_HELD_BLOCKS, MAX_POOL_BYTES};
+use crate::entry::PINS_MOST;
 use crate::eviction::Eviction;
 
 /// The most pins, and the most reservations, that can be configured.
-pub const MAX_HANDLES: u32 = 1 << 24;
+pub const MAX_HANDLES: u32 = PINS_MOST;
 
 /// What a store is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 
-use crate::allocator::{Block, granules_of};
+use crate::allocator::{Block, GRANULE_BYTES, granules_of};
 
 /// No entry, in links.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -90,13 +90,62 @@ pub struct Entry {
     block: Block,
     pub(crate) before: u32,
     pub(crate) after: u32,
+    /// How many pins there are, below [`MARKS_AT`], and marks from there on.
     pins: u32,
     bytes_high: u8,
     state: State,
     pub(crate) place: Place,
-    /// Space is taken in units of so many granules, as a power of two.
-    unit_log2: u8,
+    /// Space is taken in units of so many granules, as a power of two: three bits. Above them, how many granules more
+    /// than its bytes alone it takes for its tail.
+    space: u8,
 }
+
+/// Where in `pins` marks begin.
+const MARKS_AT: u32 = 24;
+/// The most pins that an entry counts.
+pub(crate) const PINS_MOST: u32 = (1 << MARKS_AT) - 1;
+/// Bits of `space` that say the unit.
+const UNIT_BITS: u32 = 3;
+
+/// Something that is so or not of an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mark {
+    /// Its tail is there.
+    Tail = 1,
+    /// Its commit replaces an object of its digest.
+    Replace = 2,
+}
+
+/// What an entry is reserved for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reserve {
+    /// The object's name.
+    pub digest: Digest,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes behind it that belong to it: at most [`TAIL_BYTES_MOST`].
+    pub tail_bytes: u32,
+    /// Whether its tail is there when it is committed.
+    pub has_tail: bool,
+    /// Whether an object of the digest is replaced by it.
+    pub replace: bool,
+}
+
+impl Reserve {
+    /// Of so many bytes and nothing else.
+    #[must_use]
+    pub const fn plain(digest: Digest, bytes: u64) -> Self {
+        Self { digest, bytes, tail_bytes: 0, has_tail: false, replace: false }
+    }
+
+    /// Granules that its tail takes beside those of its bytes.
+    const fn extra_granules(&self) -> u64 {
+        granules_of(self.bytes + self.tail_bytes as u64) - granules_of(self.bytes)
+    }
+}
+
+/// The longest tail.
+pub const TAIL_BYTES_MOST: u32 = 31 * GRANULE_BYTES as u32;
 
 const _: () = assert!(size_of::<Entry>() == 64);
 
@@ -128,13 +177,25 @@ impl Entry {
     /// The space that it takes in the pool.
     #[must_use]
     pub const fn granules(&self) -> u64 {
-        granules_of(self.bytes()).next_multiple_of(1 << self.unit_log2)
+        let granules = granules_of(self.bytes()) + (self.space >> UNIT_BITS) as u64;
+        granules.next_multiple_of(1 << (self.space & ((1 << UNIT_BITS) - 1)))
     }
 
     /// How many readers hold it.
     #[must_use]
     pub const fn pins(&self) -> u32 {
-        self.pins
+        self.pins & PINS_MOST
+    }
+
+    /// Whether this is so of it.
+    #[must_use]
+    pub const fn is(&self, mark: Mark) -> bool {
+        self.pins & (mark as u32) << MARKS_AT != 0
+    }
+
+    const fn mark(&mut self, mark: Mark, set: bool) {
+        let bit = (mark as u32) << MARKS_AT;
+        self.pins = if set { self.pins | bit } else { self.pins & !bit };
     }
 
     /// Where it is in its life.
@@ -152,7 +213,7 @@ impl Entry {
     /// Whether eviction may take it.
     #[must_use]
     pub fn is_evictable(&self) -> bool {
-        self.state == State::Live && self.pins == 0
+        self.state == State::Live && self.pins() == 0
     }
 }
 
@@ -191,9 +252,11 @@ impl Entries {
     ///
     /// # Panics
     /// When the arena is full, or the size takes more than 40 bits: the caller checks both.
-    pub fn reserve(&mut self, digest: Digest, bytes: u64, block: Block) -> EntryId {
+    pub fn reserve(&mut self, wanted: &Reserve, block: Block) -> EntryId {
+        let Reserve { digest, bytes, tail_bytes, has_tail, replace } = *wanted;
         assert!(!self.is_full(), "all {} entries are in use", self.limit);
         assert!(bytes >> 40 == 0, "an object of {bytes} B");
+        assert!(tail_bytes <= TAIL_BYTES_MOST, "a tail of {tail_bytes} B");
         self.used += 1;
         let entry = Entry {
             digest: [digest.0 as u64, (digest.0 >> 64) as u64],
@@ -208,8 +271,11 @@ impl Entries {
             bytes_high: (bytes >> 32) as u8,
             state: step(State::Vacant, Event::Reserve),
             place: Place::Nowhere,
-            unit_log2: self.unit_log2,
+            space: self.unit_log2 | (wanted.extra_granules() as u8) << UNIT_BITS,
         };
+        let mut entry = entry;
+        entry.mark(Mark::Tail, has_tail);
+        entry.mark(Mark::Replace, replace);
         if self.vacant == NONE {
             self.slots.push(entry);
             return EntryId(self.slots.len() as u32 - 1);
@@ -235,7 +301,7 @@ impl Entries {
 
     /// `Live` to `Doomed`.
     pub fn doom(&mut self, id: EntryId) {
-        assert!(self[id].pins > 0, "{id:?} is doomed, but nobody reads it");
+        assert!(self[id].pins() > 0, "{id:?} is doomed, but nobody reads it");
         self[id].state = step(self[id].state, Event::Doom);
     }
 
@@ -246,7 +312,7 @@ impl Entries {
     pub fn release(&mut self, id: EntryId) {
         let vacant = self.vacant;
         let entry = &mut self[id];
-        assert!(entry.pins == 0 && entry.place == Place::Nowhere, "releasing {entry:?}");
+        assert!(entry.pins() == 0 && entry.place == Place::Nowhere, "releasing {entry:?}");
         entry.state = step(entry.state, Event::Release);
         entry.after = vacant;
         self.vacant = id.0;
@@ -255,16 +321,23 @@ impl Entries {
 
     /// One more reader; returns how many there are.
     pub fn pin(&mut self, id: EntryId) -> u32 {
-        assert!(self[id].state == State::Live, "pinning {:?}", self[id]);
-        self[id].pins += 1;
-        self[id].pins
+        let entry = &mut self[id];
+        assert!(entry.state == State::Live && entry.pins() < PINS_MOST, "pinning {entry:?}");
+        entry.pins += 1;
+        entry.pins()
     }
 
     /// One reader fewer; returns how many are left.
     pub fn unpin(&mut self, id: EntryId) -> u32 {
         let entry = &mut self[id];
-        entry.pins = entry.pins.checked_sub(1).expect("a pin that is held is counted");
-        entry.pins
+        assert!(entry.pins() > 0, "a pin that is held is counted");
+        entry.pins -= 1;
+        entry.pins()
+    }
+
+    /// Notes that an entry's tail is there now.
+    pub fn set_tail(&mut self, id: EntryId) {
+        self[id].mark(Mark::Tail, true);
     }
 
     /// Every entry in use, in the arena's order.
@@ -332,7 +405,7 @@ mod tests {
     fn an_entry_keeps_what_it_is_given() {
         let mut entries = Entries::new(2);
         let digest = Digest(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
-        let id = entries.reserve(digest, (1 << 40) - 1, block());
+        let id = entries.reserve(&Reserve::plain(digest, (1 << 40) - 1), block());
         entries.commit(id, Version(7), 8);
         let entry = &entries[id];
         assert_eq!((entry.digest(), entry.bytes()), (digest, (1 << 40) - 1));
@@ -340,10 +413,24 @@ mod tests {
     }
 
     #[test]
+    fn a_tail_takes_granules_only_where_it_does_not_fit() {
+        let granules = |unit_bytes, bytes, tail_bytes| {
+            let mut entries = Entries::new(1).in_units(unit_bytes);
+            let wanted = Reserve { tail_bytes, has_tail: true, ..Reserve::plain(Digest(1), bytes) };
+            let id = entries.reserve(&wanted, block());
+            assert!(entries[id].is(Mark::Tail) && !entries[id].is(Mark::Replace) && entries[id].pins() == 0);
+            entries[id].granules()
+        };
+        assert_eq!([granules(256, 256, 0), granules(256, 200, 56), granules(256, 256, 1)], [1, 1, 2]);
+        assert_eq!([granules(4096, 4000, 96), granules(4096, 4096, 60)], [16, 32]);
+        assert_eq!(granules(256, (1 << 40) - 1, TAIL_BYTES_MOST), (1 << 32) + 31);
+    }
+
+    #[test]
     #[should_panic(expected = "Quarantined met Commit")]
     fn a_step_outside_the_table_is_caught() {
         let mut entries = Entries::new(1);
-        let id = entries.reserve(Digest(1), 1, block());
+        let id = entries.reserve(&Reserve::plain(Digest(1), 1), block());
         entries.expire(id);
         entries.commit(id, Version(1), 0);
     }

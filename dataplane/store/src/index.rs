@@ -152,6 +152,28 @@ impl Index {
         true
     }
 
+    /// The entries whose fingerprint is from `from` up to `to`, which may be one beyond the last. They lie between the
+    /// homes of the two or, displaced, behind: until one is at home, or there is none.
+    pub fn between(&self, from: u64, to: u64) -> impl Iterator<Item = (u32, EntryId)> {
+        let slots = self.slots.len();
+        let home = |point: u64| ((u128::from(point) * slots as u128) >> 32) as usize;
+        let (first, last) = (home(from), home(to));
+        let ends = move |at: usize| {
+            let slot = self.slots[at % slots];
+            at > last && (slot.entry == NONE || self.distance(slot.fingerprint, at % slots) == 0)
+        };
+        let walked = (first..first + slots).take_while(move |at| !ends(*at));
+        let found = walked.map(move |at| self.slots[at % slots]).filter(|slot| slot.entry != NONE);
+        let within = found.filter(move |slot| (from..to).contains(&slot.fingerprint.into()));
+        within.map(|slot| (slot.fingerprint, EntryId(slot.entry)))
+    }
+
+    /// How many slots there are.
+    #[must_use]
+    pub const fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Asserts that every slot leads to an entry that can be found by its digest, and that all are counted.
     ///
     /// # Panics

@@ -25,5 +25,6 @@ pub mod service;
 pub mod store;
 
 pub use config::StoreConfig;
+pub use entry::{Reserve, TAIL_BYTES_MOST};
 pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
 pub use store::{Extent, ObjectView, SIZE_CLASSES, Store, StoreStats};

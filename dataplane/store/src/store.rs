@@ -3,7 +3,8 @@
 //! * Objects are immutable. A version is given at commit, greater than any given before.
 //! * A pin keeps an object's bytes where they are; a removed object's bytes go with its last pin.
 //! * A put reserves an extent, its writer fills it, and it becomes visible at commit. Several puts of one digest may
-//!   be under way; the first commit wins. An extent whose put failed stays in quarantine until the host knows that its
+//!   be under way; the first commit wins, unless a later one was made to replace: then that is the object, and who
+//!   reads the former one reads on. An extent whose put failed stays in quarantine until the host knows that its
 //!   writer has stopped ([`Store::abort`]).
 //! * Room is made inside `reserve`, by evicting what nobody uses.
 //!
@@ -21,9 +22,9 @@ use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, Version};
 
-use crate::allocator::{Allocator, Block};
+use crate::allocator::{Allocator, Block, GRANULE_BYTES};
 use crate::config::StoreConfig;
-use crate::entry::{Entries, EntryId, STATES, State};
+use crate::entry::{Entries, EntryId, Mark, STATES, State};
 use crate::errors::{GetError, StalePin};
 use crate::events::{Change, EventLog, Medium};
 use crate::eviction::{ChosenPolicy, EvictionPolicy};
@@ -49,6 +50,8 @@ pub struct ObjectView {
     pub version: Version,
     /// The checksum that its writer gave.
     pub checksum: u64,
+    /// Whether its tail lies behind its bytes.
+    pub has_tail: bool,
 }
 
 /// The state of one shard, with an eviction policy of type `P`. One thread's.
@@ -156,6 +159,20 @@ impl<P: EvictionPolicy> Store<P> {
         self.index.find(&self.entries, digest).map(|id| self.view(id))
     }
 
+    /// The objects whose point (32 bits of a mix of the digest, salted by the configured seed) is from `from` up to
+    /// `to`, which may be one beyond the last: each with its point, in no order. Looks at about as many places as that is
+    /// of all. Not an access.
+    pub fn between(&self, from: u64, to: u64) -> impl Iterator<Item = (u32, Digest, ObjectView)> {
+        let found = self.index.between(from, to);
+        found.map(|(point, id)| (point, self.entries[id].digest(), self.view(id)))
+    }
+
+    /// How many places [`Self::between`] has in all.
+    #[must_use]
+    pub const fn places(&self) -> usize {
+        self.index.slots()
+    }
+
     /// Pins an object, so that its bytes stay until [`Store::unpin`]. Counts as an access.
     ///
     /// # Errors
@@ -195,6 +212,20 @@ impl<P: EvictionPolicy> Store<P> {
         entry.is_some_and(|entry| self.entries[EntryId(entry)].state() == State::Live)
     }
 
+    /// Notes that the tail of a pinned object is behind its bytes now; there was room for it from the start.
+    pub fn set_tail(&mut self, pin: PinId) {
+        if let Some(entry) = self.pins.get(pin.index, pin.generation) {
+            self.entries.set_tail(EntryId(entry));
+        }
+    }
+
+    /// Bytes behind a pinned object that are its own.
+    #[must_use]
+    pub fn tail_room(&self, pin: PinId) -> u64 {
+        let entry = self.pins.get(pin.index, pin.generation).map(|entry| &self.entries[EntryId(entry)]);
+        entry.map_or(0, |entry| entry.granules() * GRANULE_BYTES - entry.bytes())
+    }
+
     /// Pins an entry; there is a free pin.
     fn pin_entry(&mut self, id: EntryId) -> (PinId, ObjectView) {
         if self.entries.pin(id) == 1 {
@@ -206,7 +237,12 @@ impl<P: EvictionPolicy> Store<P> {
 
     fn view(&self, id: EntryId) -> ObjectView {
         let entry = &self.entries[id];
-        ObjectView { extent: self.extent(id), version: entry.version(), checksum: entry.checksum() }
+        ObjectView {
+            extent: self.extent(id),
+            version: entry.version(),
+            checksum: entry.checksum(),
+            has_tail: entry.is(Mark::Tail),
+        }
     }
 
     /// Releases a pin. With the last one, a removed object's bytes are free.

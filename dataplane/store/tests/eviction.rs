@@ -5,7 +5,7 @@ mod support;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_store::allocator::Allocator;
-use kvplane_store::entry::{Entries, EntryId};
+use kvplane_store::entry::{Entries, EntryId, Reserve};
 use kvplane_store::eviction::{EvictionPolicy, S3Fifo, SegmentedLru};
 use proptest::prelude::*;
 use support::{ReferenceLru, ReferenceS3Fifo, ReferenceSegmentedLru};
@@ -60,7 +60,7 @@ impl<F: EvictionPolicy, T: EvictionPolicy> Pair<F, T> {
 
     fn insert(&mut self, granules: u64, key: u8) -> EntryId {
         let block = self.allocator.allocate(256).unwrap();
-        let id = self.entries.reserve(Digest(key.into()), granules * 256, block);
+        let id = self.entries.reserve(&Reserve::plain(Digest(key.into()), granules * 256), block);
         self.entries.commit(id, Version(1), 0);
         self.fast.insert(&mut self.entries, id);
         self.twin.insert(&mut self.entries, id);

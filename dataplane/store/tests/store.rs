@@ -7,7 +7,7 @@ mod support;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_store::eviction::{Eviction, EvictionPolicy};
-use kvplane_store::{CommitError, GetError, ReserveError, Store, StoreConfig};
+use kvplane_store::{CommitError, GetError, Reserve, ReserveError, Store, StoreConfig, TAIL_BYTES_MOST};
 use proptest::prelude::*;
 use shadow::{Op, Shadow};
 use support::{ReferenceLru, ReferenceS3Fifo, ReferenceSegmentedLru};
@@ -16,9 +16,11 @@ const KIB: u64 = 1024;
 
 fn op() -> impl Strategy<Value = Op> {
     let size = prop_oneof![4 => Just(2048u64), 3 => 1..3000u64, 1 => 3000..20_000u64];
+    let tail = prop_oneof![Just(0), 1..60u32, 0..TAIL_BYTES_MOST];
     let digest = || 0..14u8;
     prop_oneof![
-        8 => (digest(), size).prop_map(|(key, bytes)| Op::Reserve { key, bytes }),
+        8 => (digest(), size, tail, prop::bool::weighted(0.3))
+            .prop_map(|(key, bytes, tail_bytes, replace)| Op::Reserve { key, bytes, tail_bytes, replace }),
         8 => any::<usize>().prop_map(Op::Commit),
         6 => digest().prop_map(|key| Op::Get { key }),
         5 => any::<usize>().prop_map(Op::Unpin),
@@ -251,5 +253,29 @@ fn beyond_its_high_watermark_a_pool_drains_to_the_low_one() {
     let after: Vec<u64> = (75..90).map(|key| (put(&mut store, key, 256), used(&store)).1).collect();
     assert_eq!(after, [72, 69, 66, 63, 60, 57, 54, 51, 50, 51, 52, 53, 54, 55, 56]);
     assert!(!store.exists(Digest(0)) && store.exists(Digest(89)), "the oldest went");
+    store.check();
+}
+
+#[test]
+fn a_replacement_takes_effect_at_its_commit_and_readers_of_the_former_read_on() {
+    let mut store = small(1 << 20);
+    let former = put(&mut store, 1, 300);
+    let (pin, view) = store.get(Digest(1)).unwrap();
+    let wanted = Reserve { replace: true, ..Reserve::plain(Digest(1), 5000) };
+    let (newer, _) = store.reserve_for(&wanted).expect("there is room");
+    assert_eq!(store.size(Digest(1)), Some(300), "nothing changes before");
+    let version = store.commit(newer, 7).expect("it may replace");
+    assert!(version > former);
+    assert_eq!((store.size(Digest(1)), store.stats().objects, store.stats().replacements), (Some(5000), 1, 1));
+    assert_eq!(store.held(pin), Some(view), "its reader reads on");
+    assert!(!store.is_live(pin));
+    store.unpin(pin).expect("it is held");
+    // A replacement that fails leaves the object as it is.
+    let (failed, _) = store.reserve_for(&wanted).expect("there is room");
+    store.abort(failed).expect("it is held");
+    assert_eq!(store.get(Digest(1)).unwrap().1.version, version);
+    // Where there is none it is a put.
+    let (first, _) = store.reserve_for(&Reserve { digest: Digest(2), ..wanted }).expect("there is room");
+    store.commit(first, 7).expect("nobody else puts it");
     store.check();
 }

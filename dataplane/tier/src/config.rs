@@ -5,7 +5,7 @@ use kvplane_proto::ConfigError;
 use crate::format::{
     FIRST_SEGMENT_OFFSET, FooterPage, OWNERSHIP_IO_BYTES, RECORD_HEADER_BYTES, SUPERBLOCK_IO_BYTES, Shape, UNIT_BYTES,
 };
-use crate::index::DEVICE_BYTES_MOST;
+use crate::index::{DEVICE_BYTES_MOST, KEY_BYTES_MOST};
 use crate::ops::PRIORITIES;
 
 /// Alignment of the parts of the staging area.
@@ -94,7 +94,7 @@ impl TierConfig {
             footer_page_bytes: 16 << 10,
             chunk_bytes: 256 << 10,
             max_object_bytes,
-            max_key_bytes: 512,
+            max_key_bytes: 4400,
             memory_align_bytes: block_bytes,
             extent_bytes: 32 << 10,
             footer_pages: (segment_bytes / 32 / (16 << 10)) as u32,
@@ -164,7 +164,7 @@ impl TierConfig {
         )?;
         within("segments", self.segments.into(), 4, 1 << 20)?;
         within("device_bytes", self.device_bytes(), 0, DEVICE_BYTES_MOST)?;
-        within("max_key_bytes", self.max_key_bytes.into(), 0, 4_096)?;
+        within("max_key_bytes", self.max_key_bytes.into(), 0, KEY_BYTES_MOST.into())?;
         within("extent_bytes", self.extent_bytes.into(), block, self.chunk_bytes.into())?;
         let footer = u64::from(self.footer_pages) * u64::from(self.footer_page_bytes);
         // Beside the largest object: the segment's header, a tombstone and its twin with their padding.

@@ -304,6 +304,26 @@ impl Index {
         places.filter(|(_, entry)| entry.is_used()).map(|(at, entry)| (at + 1, entry))
     }
 
+    /// The upper half of what a digest is mixed to: says where its search begins, up to the size of the table.
+    pub(crate) const fn point(&self, digest: Digest) -> u32 {
+        (self.mixed(digest) >> 32) as u32
+    }
+
+    /// The entries whose point is from `from` up to `to`, which may be one beyond the last point. They lie between the
+    /// homes of the two or, displaced, behind: until one is at home, or there is none.
+    pub(crate) fn between(&self, from: u64, to: u64) -> impl Iterator<Item = &Entry> {
+        let places = self.places.len();
+        let home = |point: u64| ((u128::from(point) << 32) * places as u128 >> 64) as usize;
+        let (first, last) = (home(from), home(to));
+        let ends = move |at: usize| {
+            let entry = &self.places[at % places];
+            at > last && (!entry.is_used() || self.distance(entry.digest(), at % places) == 0)
+        };
+        let walked = (first..first + places).take_while(move |at| !ends(*at));
+        let entries = walked.map(move |at| &self.places[at % places]).filter(|entry| entry.is_used());
+        entries.filter(move |entry| (from..to).contains(&self.point(entry.digest()).into()))
+    }
+
     /// Asserts that every entry is found and all are counted.
     pub(crate) fn check(&self) {
         let mut seen = 0;
@@ -350,8 +370,11 @@ impl Index {
 
     /// Where a search begins: a seeded mix of both words, scaled to the table.
     const fn home(&self, digest: Digest) -> usize {
-        let mixed = mix64(mix64(digest.low() ^ self.seed) ^ (digest.0 >> 64) as u64);
-        ((mixed as u128 * self.places.len() as u128) >> 64) as usize
+        ((self.mixed(digest) as u128 * self.places.len() as u128) >> 64) as usize
+    }
+
+    const fn mixed(&self, digest: Digest) -> u64 {
+        mix64(mix64(digest.low() ^ self.seed) ^ (digest.0 >> 64) as u64)
     }
 
     const fn next(&self, at: usize) -> usize {
@@ -377,6 +400,7 @@ mod tests {
         fn the_table_is_a_map(
             limit in 1..40u32,
             seed in any::<u64>(),
+            cut in 0..1u64 << 32,
             ops in prop::collection::vec((0..4u8, 0..60u64), 0..300),
         ) {
             let mut index = Index::new(limit, seed);
@@ -408,6 +432,16 @@ mod tests {
                 for (digest, sequence) in &twin {
                     prop_assert_eq!(index.find(*digest).map(Entry::sequence), Some(*sequence));
                 }
+                // In pieces, each is found once.
+                let cuts = [0, cut, (cut * 3).min(1 << 32), 1 << 32];
+                let mut found: Vec<u64> = Vec::new();
+                for (from, to) in cuts.iter().zip(&cuts[1..]) {
+                    found.extend(index.between(*from, *to).map(Entry::sequence));
+                }
+                found.sort_unstable();
+                let mut all: Vec<u64> = twin.values().copied().collect();
+                all.sort_unstable();
+                prop_assert_eq!(found, all);
             }
         }
     }

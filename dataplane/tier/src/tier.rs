@@ -27,7 +27,7 @@ mod stats;
 
 pub use stats::TierStats;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;
@@ -42,7 +42,7 @@ use crate::policy::ReclaimPolicy;
 use crate::scrub::Scrubber;
 use crate::segments::Segments;
 use crate::slots::{SlotId, Slots};
-use crate::types::{Event, OpenOptions, Output, RecordView};
+use crate::types::{Event, OpenOptions, Output, RecordView, Token};
 use commit::Flushes;
 use groups::Log;
 use ownership::Notes;
@@ -80,6 +80,8 @@ pub struct Tier {
     seals: VecDeque<Seal>,
     reads: Slots<Read>,
     gets: u32,
+    /// Keys that were read and not taken.
+    keys: BTreeMap<Token, Vec<u8>>,
     /// Reads of what is not written yet.
     waiting: VecDeque<SlotId>,
     reclaim: Reclaim,
@@ -142,6 +144,7 @@ impl Tier {
             seals: VecDeque::with_capacity(ENTRY_LISTS),
             reads: Slots::new(reads),
             gets: 0,
+            keys: BTreeMap::new(),
             waiting: VecDeque::with_capacity(reads as usize),
             reclaim: Reclaim::new(config.max_moves),
             scrubber: Scrubber::default(),
@@ -206,6 +209,18 @@ impl Tier {
         }
         let end = if views.len() == most { end } else { None };
         (views, end)
+    }
+
+    /// Objects whose place in the order of [`Self::point_of`] is from `from` up to `to`, in no order. Looks at about as
+    /// many places of the index as that is of all.
+    pub fn between(&self, from: u64, to: u64) -> impl Iterator<Item = RecordView> {
+        self.index.between(from, to).filter(|entry| self.is_shown(entry)).map(view)
+    }
+
+    /// The order in which [`Self::between`] walks: 32 bits of a mix of the digest, salted by the configured seed.
+    #[must_use]
+    pub const fn point_of(&self, digest: Digest) -> u32 {
+        self.index.point(digest)
     }
 
     /// Says whether reclaim is to keep an object; false when there is none. Lasts until the next start, or with the
@@ -381,6 +396,7 @@ fn view(entry: &Entry) -> RecordView {
         digest: entry.digest(),
         version: entry.version(),
         payload_bytes: entry.shape().payload_bytes,
+        key_bytes: entry.shape().key_bytes,
         extent: entry.shape().extent,
         pinned: entry.is_pinned(),
     }

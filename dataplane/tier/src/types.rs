@@ -105,6 +105,8 @@ pub struct RecordView {
     pub version: Version,
     /// Its size.
     pub payload_bytes: u32,
+    /// Bytes of the key that is kept with it.
+    pub key_bytes: u16,
     /// Whether it moves without a copy, so that its destination must be aligned.
     pub extent: bool,
     /// Whether reclaim is to keep it.
@@ -169,6 +171,13 @@ pub enum Event {
         version: Version,
         /// CRC-64/NVME of the whole payload.
         checksum: u64,
+    },
+    /// The key is there: see [`crate::Tier::take_key`].
+    Key {
+        /// The call.
+        token: Token,
+        /// The version of the object that it was kept with.
+        version: Version,
     },
     /// The object could not be given and is not in the tier any more; the destination holds anything.
     Missed {

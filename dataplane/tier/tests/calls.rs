@@ -386,3 +386,20 @@ fn a_device_that_takes_no_writes_serves_what_it_has_and_a_blank_one_says_why_it_
     assert_eq!((world.refused, world.tier.degraded()), (None, Some(Reason::SuperblockUnwritten)));
     assert!(world.tier.locate(digest(1)).is_some());
 }
+
+#[test]
+fn a_key_is_read_without_its_object() {
+    let mut world = world(small(512));
+    for (key, bytes) in [(1, 700), (2, 65_537)] {
+        let one = put(&mut world, key, Span::pool(key << 17, bytes), Ack::Durable);
+        take(&mut world, &one).expect("room");
+        settle(&mut world);
+        assert_eq!(world.tier.locate(digest(key)).map(|view| view.key_bytes), Some(5));
+        let hits = world.tier.stats().hits;
+        world.tier.get_key(digest(key), Priority::Background, Token(9)).expect("it is known");
+        assert_eq!(settle(&mut world), [Event::Key { token: Token(9), version: Version(key + 1) }]);
+        assert_eq!(world.tier.take_key(Token(9)).as_deref(), Some(&b"a key"[..]));
+        assert_eq!((world.tier.take_key(Token(9)), world.tier.stats().hits), (None, hits));
+    }
+    assert_eq!(world.tier.get_key(digest(3), Priority::Background, Token(9)), Err(GetError::NotFound));
+}

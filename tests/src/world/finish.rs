@@ -56,7 +56,7 @@ impl World {
             } else {
                 (&[Status::Ok, Status::Exists], &[Status::Ok])
             };
-            self.probe(client, key, What::Put { write, bytes }, put);
+            self.probe(client, key, What::Put { write, bytes, replace: false }, put);
             self.probe(client, key, What::Get { capacity: self.scenario.object_bytes }, get);
             if self.violation.is_some() {
                 return;

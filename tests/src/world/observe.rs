@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::message::{
-    CommitItem, CommitReply, DigestItem, IdItem, Kind, LookupReply, Operation, ReserveItem, ReserveReply, decode_items,
+    CommitItem, CommitReply, DigestItem, IdItem, Item, Kind, LookupReply, Operation, PutItem, ReserveReply,
+    decode_items, decode_puts,
 };
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Digest, RequestId, Status};
@@ -24,6 +25,7 @@ pub(crate) struct Room {
     digest: Digest,
     offset: u64,
     bytes: u64,
+    replace: bool,
 }
 
 /// What a connection has of a shard's pool.
@@ -37,6 +39,8 @@ pub(crate) struct Held {
     removes: BTreeMap<u64, (Vec<usize>, u64)>,
     /// Questions for places that were not answered yet: at which event they came, and by which epoch the shard served.
     lookups: BTreeMap<u64, (u64, u64)>,
+    /// With a tier: objects that others of the same frame replaced at once, by the frame and their place in it.
+    hidden: BTreeMap<(u64, usize), (Room, Vec<u8>)>,
     /// Whether the client was told that the shard wants to close.
     pub(crate) end_told: bool,
 }
@@ -55,12 +59,9 @@ impl World {
         let life = connection.life;
         match (header.kind, to) {
             (Kind::Request(Operation::Put), Destination::Pool { offset }) => {
-                let Some(item) = decode_items::<DigestItem>(body, header.items).and_then(|mut items| items.next())
-                else {
-                    return;
-                };
-                let bytes = header.payload_bytes;
-                connection.held.put = Some(Room { digest: item.digest, offset, bytes });
+                let Some((item, _)) = decode_puts(body, header.items).and_then(|mut puts| puts.next()) else { return };
+                let (bytes, replace) = (header.payload_bytes, item.options().replace);
+                connection.held.put = Some(Room { digest: item.digest, offset, bytes, replace });
                 let lent = self.lives[life].ledger.lend(index, Use::Write, offset, bytes);
                 self.require(lent);
             }
@@ -133,11 +134,12 @@ impl World {
         let good = header.status == Status::Ok;
         let promises = self.scenario.tier.as_ref().is_some_and(super::tier::TierScenario::promises);
         match operation {
-            Operation::Put if good && promises => self.shadow.promise(header.argument),
-            Operation::Commit if good && promises => {
-                for item in decode_items::<CommitReply>(body, header.items).into_iter().flatten() {
+            Operation::Put if good => self.observe_acked(index, header.argument, promises),
+            Operation::Commit if good => {
+                for (at, item) in decode_items::<CommitReply>(body, header.items).into_iter().flatten().enumerate() {
                     if item.status == Status::Ok {
-                        self.shadow.promise(item.version.0);
+                        self.observe_hidden(index, (header.request.to_bits(), at), item.version.0);
+                        self.observe_acked(index, item.version.0, promises);
                     }
                 }
             }
@@ -155,6 +157,35 @@ impl World {
         true
     }
 
+    /// With a tier: a put is answered, so what it was to replace is gone.
+    fn observe_acked(&mut self, index: u32, version: u64, promises: bool) {
+        if promises {
+            self.shadow.promise(version);
+        }
+        self.observe_replaced(index, version);
+    }
+
+    /// A put was answered whose object was replaced before anybody could look: only its answer tells its version.
+    fn observe_hidden(&mut self, index: u32, place: (u64, usize), version: u64) {
+        let Some(connection) = self.connections.get_mut(&index) else { return };
+        let life = connection.life;
+        let Some((room, bytes)) = connection.held.hidden.remove(&place) else { return };
+        if self.shadow.commit_of(version).is_none() {
+            let at = (self.lineage(life), self.lives[life].epoch);
+            let committed = self.shadow.commit(version, room.digest, room.replace, at, &bytes);
+            self.require(committed);
+        }
+    }
+
+    /// A version that replaces others is answered for.
+    fn observe_replaced(&mut self, index: u32, version: u64) {
+        let Some(connection) = self.connections.get(&index) else { return };
+        let (client, epoch) = (connection.client, self.lives[connection.life].epoch);
+        if let Some(key) = self.shadow.replaced(version) {
+            self.removals.remove_answered(client, key, epoch, self.now_ns);
+        }
+    }
+
     /// With a tier: what a request did at once, whenever its answer comes.
     pub(crate) fn observe_begun(&mut self, index: u32, header: &Header, body: &[u8]) {
         let Some(connection) = self.connections.get_mut(&index).filter(|_| self.scenario.tier.is_some()) else {
@@ -166,6 +197,13 @@ impl World {
                 let mut rooms = Vec::new();
                 for item in decode_items::<CommitItem>(body, header.items).into_iter().flatten() {
                     rooms.extend(connection.held.reservations.remove(&item.reservation));
+                }
+                for (at, room) in rooms.iter().enumerate() {
+                    if rooms[at + 1..].iter().any(|later| later.replace && later.digest == room.digest) {
+                        let bytes = self.lives[life].bytes(room.offset, room.bytes).to_vec();
+                        let Some(connection) = self.connections.get_mut(&index) else { return };
+                        connection.held.hidden.insert((header.request.to_bits(), at), (*room, bytes));
+                    }
                 }
                 rooms.into_iter().for_each(|room| self.observe_made(index, room));
             }
@@ -249,12 +287,13 @@ impl World {
     }
 
     fn observe_reserve(&mut self, index: u32, header: &Header, body: &[u8], asked: Asked<'_>) {
-        let items = decode_items::<ReserveItem>(asked.body, asked.header.items).into_iter().flatten();
-        for (item, reply) in items.zip(decode_items::<ReserveReply>(body, header.items).into_iter().flatten()) {
+        let puts = decode_puts(asked.body, asked.header.items).into_iter().flatten();
+        for ((item, _), reply) in puts.zip(decode_items::<ReserveReply>(body, header.items).into_iter().flatten()) {
             if reply.status != Status::Ok {
                 continue;
             }
-            let room = Room { digest: item.digest, offset: reply.offset, bytes: item.bytes };
+            let replace = item.options().replace;
+            let room = Room { digest: item.digest, offset: reply.offset, bytes: item.bytes, replace };
             let Some(connection) = self.connections.get_mut(&index) else { return };
             connection.held.reservations.insert(reply.reservation, room);
             let lent = self.lives[connection.life].ledger.lend(index, Use::Write, room.offset, room.bytes);
@@ -286,11 +325,14 @@ impl World {
         let bytes = life.bytes(room.offset, room.bytes);
         let bytes = bytes.to_vec();
         let place = (self.lineage(index_of_life), self.lives[index_of_life].epoch);
-        let committed = self.shadow.commit(version, room.digest, place, &bytes);
+        let committed = self.shadow.commit(version, room.digest, room.replace, place, &bytes);
         self.statistics.commits += 1;
         self.trace.fold(mix64(version) ^ room.digest.low());
         self.require(grown);
         self.require(committed);
+        if self.scenario.tier.is_none() {
+            self.observe_replaced(index, version);
+        }
     }
 
     fn observe_remove(&mut self, index: u32, asked: Asked<'_>) {
@@ -322,11 +364,14 @@ impl World {
         let Some(connection) = self.connections.get(&index) else { return };
         let (life, peer) = (connection.life, connection.peer);
         let bytes = self.lives[life].bytes(offset, header.payload_bytes).to_vec();
+        let mut again = Vec::new();
+        PutItem::plain(digest, header.payload_bytes).encode(&mut again);
         let body = digest.to_bytes();
         let mut remove = Header::request(Kind::Request(Operation::Remove), RequestId::default());
         remove = remove.with_body(&body, 1);
         let _ = self.lives[life].service.request(peer, &remove, &body, self.now_ns);
         self.drain_service(life, Some(Asked { connection: index, header: &remove, body: &body }));
+        let body = again;
         let put = header.with_body(&body, 1);
         if let kvplane_store::service::PayloadTo::Place(place) =
             self.lives[life].service.request(peer, &put, &body, self.now_ns)

@@ -21,6 +21,7 @@ pub(crate) enum What {
     Put {
         write: usize,
         bytes: u64,
+        replace: bool,
     },
     /// Of cells of a segment.
     Write {
@@ -103,10 +104,13 @@ impl World {
                 let right = result.bytes > capacity && self.shadow.has_length(key, result.bytes);
                 if right { Ok(()) } else { Err(unfit(asked, result)) }
             }
-            (What::Put { write, bytes }, Status::Ok) => {
+            (What::Put { write, bytes, replace }, Status::Ok) => {
                 self.statistics.puts += 1;
                 if result.bytes != bytes {
                     return Err(unfit(asked, result));
+                }
+                if replace {
+                    self.removals.remove_done(client, key, open.started_ns, now_ns);
                 }
                 self.shadow.acked(write, result.version.0, now_ns)
             }
@@ -124,7 +128,8 @@ impl World {
             (_, Status::DeadlineExceeded) if now_ns < open.deadline_ns => Err(unfit(asked, result)),
             (_, Status::Cancelled) if !open.cancelled => Err(unfit(asked, result)),
             (What::Write { .. }, Status::Ok | Status::Stale | Status::Unsupported)
-            | (What::Put { .. }, Status::Exists | Status::NoSpace)
+            | (What::Put { replace: false, .. }, Status::Exists)
+            | (What::Put { .. }, Status::NoSpace)
             | (What::Remove, Status::NoSpace)
             | (What::Get { .. } | What::Size | What::Exists, Status::NotFound)
             | (What::Exists, Status::Ok)

@@ -78,6 +78,8 @@ pub struct Scenario {
     pub(crate) batch_requests: u64,
     pub(crate) think_ns: u64,
     pub(crate) remove_weight: u64,
+    /// How many of the puts replace what is there.
+    pub(crate) replace_chance: f64,
     pub(crate) chunk_bytes: u64,
     pub(crate) latency_ns: u64,
     pub(crate) faults_until_ns: u64,
@@ -130,6 +132,7 @@ impl Scenario {
             batch_requests: pick(rng, &[1, 4, 12]),
             think_ns: pick(rng, &[10 * US, MS, 5 * MS]),
             remove_weight: pick(rng, &[0, 5, 20]),
+            replace_chance: pick(&mut Rng::new(seed, "replace"), &[0, 10, 50]) as f64 / 100.0,
             chunk_bytes: pick(rng, &[256, 4 << 10, 64 << 10]).min(object_bytes),
             latency_ns: pick(rng, &[10 * US, 200 * US, 2 * MS]),
             faults_until_ns: 2500 * MS,

@@ -153,6 +153,10 @@ impl World {
                     });
                     self.answer(life, peer, header, &body, payload, asked);
                 }
+                Output::Tail { offset, bytes } => {
+                    let tail = self.lives[life].service.body(bytes).to_vec();
+                    self.lives[life].pool[offset as usize..offset as usize + tail.len()].copy_from_slice(&tail);
+                }
                 Output::Close { peer, reason } => self.close_peer(life, peer, reason),
                 Output::Unregistered { .. } => {}
             }

@@ -60,7 +60,7 @@ impl TierScenario {
             footer_page_bytes: 4096,
             chunk_bytes: 64 << 10,
             max_object_bytes: object_bytes as u32,
-            max_key_bytes: 0,
+            max_key_bytes: 128,
             memory_align_bytes: 256,
             extent_bytes: if rng.chance(0.5) { 4096 } else { 16 << 10 },
             footer_pages: 2,

@@ -1,11 +1,13 @@
 //! What the users of the clients do: batches of everything, on few keys or many, with deadlines short and long, some
 //! withdrawn.
 
-use kvplane_proto::client::{Local, Request};
+use kvplane_proto::client::{Local, PutBook, Request, SubmitOptions};
 use kvplane_proto::ids::BatchId;
+use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
 
 use super::World;
 use super::check::memory::Loan;
+use super::check::shadow::Shadow;
 use super::check::{Rule, broken};
 use super::queue::Event;
 use super::results::{Asked, OpenBatch, What};
@@ -66,9 +68,10 @@ impl World {
         let drawn = rng.below(90 + remove);
         let bytes = if rng.chance(0.3) { 1 + rng.below(limit.min(600)) } else { limit / 2 + 1 + rng.below(limit / 2) };
         let small = rng.chance(0.05);
+        let replace = rng.chance(self.scenario.replace_chance);
         let what = match drawn {
             0..40 => What::Get { capacity: if small { 1 + rng.below(limit) } else { limit } },
-            40..75 => What::Put { write: self.shadow.write(key, bytes), bytes },
+            40..75 => What::Put { write: self.shadow.write(key, bytes), bytes, replace },
             75..83 => What::Exists,
             83..90 => What::Size,
             _ => What::Remove,
@@ -80,7 +83,7 @@ impl World {
     pub(crate) fn ask(&mut self, client: usize, key: usize, what: What) -> Option<Asked> {
         let loan = match what {
             What::Get { capacity } => Loan::Get(capacity),
-            What::Put { write, bytes } | What::Write { write, bytes, .. } => Loan::Put { write, bytes },
+            What::Put { write, bytes, .. } | What::Write { write, bytes, .. } => Loan::Put { write, bytes },
             What::Exists | What::Size | What::Remove => return Some(Asked { key, what, offset: None }),
         };
         match self.clients[client].memory.lend(loan, self.shadow.digest(key)) {
@@ -93,9 +96,11 @@ impl World {
     }
 
     pub(crate) fn submit(&mut self, client: usize, asked: Vec<Asked>, deadline_ns: u64) -> Option<BatchId> {
-        let requests: Vec<Request> = asked.iter().map(|asked| self.request_of(asked)).collect();
+        let mut puts = PutBook::new();
+        let requests: Vec<Request> = asked.iter().map(|asked| self.request_of(asked, &mut puts)).collect();
         let now_ns = self.now_ns;
-        match self.clients[client].client.submit(&requests, deadline_ns, now_ns) {
+        let options = SubmitOptions::until(deadline_ns);
+        match self.clients[client].client.submit_puts(&requests, &puts, &options, now_ns) {
             Ok(batch) => {
                 let size = asked.len();
                 self.detail(u64::from(batch.index), || format!("client {client} submits {batch:?} x{size}: {asked:?}"));
@@ -119,12 +124,17 @@ impl World {
         }
     }
 
-    fn request_of(&self, asked: &Asked) -> Request {
+    fn request_of(&self, asked: &Asked, puts: &mut PutBook) -> Request {
         let digest = self.shadow.digest(asked.key);
         let offset = asked.offset.unwrap_or(0);
         match asked.what {
             What::Get { capacity } => Request::Get(digest, Local { buffer: 0, offset, bytes: capacity }),
-            What::Put { bytes, .. } => Request::Put(digest, Local { buffer: 0, offset, bytes }),
+            What::Put { bytes, replace, .. } => {
+                let key = Shadow::name(asked.key);
+                let name = ObjectName { tenant: b"", key: key.as_bytes() };
+                let item = PutItem::named(&name, bytes, &PutOptions { replace, ..PutOptions::default() });
+                Request::PutAs(digest, Local { buffer: 0, offset, bytes }, puts.push(item, &name))
+            }
             What::Write { bytes, target, .. } => Request::Write(target, Local { buffer: 0, offset, bytes }),
             What::Exists => Request::Exists(digest),
             What::Size => Request::Size(digest),

@@ -59,6 +59,11 @@ impl Host {
                     Link::Mooncake(_) => unreachable!("the service answers no stock engine"),
                 };
             }
+            ServiceOutput::Tail { offset, bytes } => {
+                if let (Some(pool), Some(service)) = (&self.pool, &self.service) {
+                    pool.copy_in(offset as usize, service.body(bytes));
+                }
+            }
             ServiceOutput::Close { peer, reason } => {
                 if reason != CloseReason::Fenced {
                     self.counters.broken += 1;

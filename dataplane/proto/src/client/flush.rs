@@ -11,8 +11,7 @@ use crate::frame::{FLAG_AHEAD, Header, VERSION};
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{
-    CommitItem, DigestItem, GetItem, Hello, IdItem, Item, Kind, Operation, ReadItem, ReserveItem, WriteItem,
-    encode_items,
+    CommitItem, DigestItem, GetItem, Hello, IdItem, Item, Kind, Operation, ReadItem, WriteItem, encode_items,
 };
 
 impl Client {
@@ -171,16 +170,18 @@ impl Client {
             (_, Request::Remove(_)) => self.send_digests(lane, Operation::Remove),
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
             (Path::Shared, Request::Get(..)) => self.send_digests(lane, Operation::Lookup),
-            (Path::Shared, Request::Put(..)) => self.send_digests(lane, Operation::Reserve),
+            (Path::Shared, Request::Put(..) | Request::PutAs(..)) => self.send_reserve(lane),
             (_, Request::Get(..)) => self.send_each(lane, Operation::Get),
-            (_, Request::Put(digest, local)) => {
-                self.send_payload(lane, first.index, Operation::Put, local, true, &DigestItem { digest });
-            }
+            (_, Request::Put(..) | Request::PutAs(..)) => self.send_put(lane, first.index),
             (Path::Stream | Path::Rdma | Path::Mooncake, Request::Read(..)) => self.send_each(lane, Operation::Read),
             (Path::Stream | Path::Rdma | Path::Mooncake, Request::Write(target, local)) => {
                 let item = WriteItem { segment: target.segment, offset: target.offset };
                 let checksum = self.sums_segments(lane);
-                self.send_payload(lane, first.index, Operation::Write, local, checksum, &item);
+                let mut body = core::mem::take(&mut self.names);
+                body.clear();
+                item.encode(&mut body);
+                self.send_payload(lane, first.index, Operation::Write, local, checksum, &body);
+                self.names = body;
             }
             (Path::Shared | Path::Local | Path::MooncakeRdma | Path::File, Request::Read(target, local)) => {
                 self.copy_segment(lane, first, target, local, false);
@@ -222,12 +223,7 @@ impl Client {
                 break;
             }
             ahead = is_ahead;
-            match (operation, request) {
-                (Operation::Reserve, Request::Put(_, local)) => {
-                    ReserveItem { digest, bytes: local.bytes }.encode(&mut self.bytes);
-                }
-                _ => DigestItem { digest }.encode(&mut self.bytes),
-            }
+            DigestItem { digest }.encode(&mut self.bytes);
             if count == 0 {
                 header.deadline_us = self.deadline_us(next.index);
             }
@@ -294,17 +290,17 @@ impl Client {
         self.send(id, header, none, 0, &[]);
     }
 
-    fn send_payload(
+    pub(super) fn send_payload(
         &mut self,
         lane: u32,
         slice: u32,
         operation: Operation,
         local: Local,
         checksum: bool,
-        item: &impl Item,
+        body: &[u8],
     ) {
         let id = self.lanes[lane as usize].id(lane);
-        let body = self.append(|out| item.encode(out));
+        let body = self.append(|out| out.extend_from_slice(body));
         let request = self.open_wire(id, operation);
         let mut header =
             Header::request(Kind::Request(operation), request).with_payload(local.bytes, checksum.then_some(0));
@@ -403,8 +399,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
         (Operation::Exists, Request::Exists(digest) | Request::Prefetch(digest))
         | (Operation::Size, Request::Size(digest))
         | (Operation::Remove, Request::Remove(digest))
-        | (Operation::Lookup, Request::Get(digest, _))
-        | (Operation::Reserve, Request::Put(digest, _)) => Some(*digest),
+        | (Operation::Lookup, Request::Get(digest, _)) => Some(*digest),
         _ => None,
     }
 }

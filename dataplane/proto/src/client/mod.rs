@@ -28,6 +28,7 @@ mod near;
 mod options;
 mod path;
 mod peers;
+mod puts;
 mod recover;
 mod reply;
 mod route;
@@ -49,6 +50,7 @@ pub use metrics::{Failovers, RailCounts, RailMetrics, SlowOperation};
 pub use near::{Near, Nearness, NodeCounts, Place};
 pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
 pub use path::{Path, PeerKind, Transport, Via};
+pub use puts::PutBook;
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
@@ -94,6 +96,8 @@ pub struct Client {
     locals: Vec<Local>,
     /// The ranges of one gathered payload, for the moment.
     pieces: Vec<Local>,
+    /// Names on their way into a body.
+    names: Vec<u8>,
     /// Lanes with something to send.
     dirty: VecDeque<u32>,
     /// Groups with something that waits and may have room now: peer, and number.
@@ -154,6 +158,7 @@ impl Client {
             bytes: Vec::new(),
             locals: Vec::new(),
             pieces: Vec::new(),
+            names: Vec::new(),
             dirty: VecDeque::new(),
             dirty_groups: VecDeque::new(),
             parked: BTreeSet::new(),

@@ -287,7 +287,7 @@ impl Client {
             self.settle(index, item.status);
             return;
         }
-        let Request::Put(_, local) = slice.request else { unreachable!("a reservation is asked for puts only") };
+        let (_, local) = slice.request.put().expect("a reservation is asked for puts only");
         slice.held = Held::Reservation(item.reservation);
         slice.step(SliceEvent::Place);
         let lane = self.lanes[slice.lane as usize].id(slice.lane);

@@ -27,7 +27,8 @@ impl Client {
             | Request::Size(digest)
             | Request::Remove(digest)
             | Request::Get(digest, _)
-            | Request::Put(digest, _) => self.owner_peer(digest),
+            | Request::Put(digest, _)
+            | Request::PutAs(digest, ..) => self.owner_peer(digest),
             Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
             Request::OpenSegment(peer) => Some(peer),
         };

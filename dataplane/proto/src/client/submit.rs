@@ -4,6 +4,7 @@ use core::ops::Range;
 
 use super::lane::Cause;
 use super::options::SubmitOptions;
+use super::puts::PutBook;
 use super::table::{Batch, Held, NOWHERE, Slice, SliceState, slice_id};
 use super::types::{Local, Request, SliceId, SubmitError, TaskResult};
 use super::{Client, Output};
@@ -33,11 +34,26 @@ impl Client {
         options: &SubmitOptions,
         now_ns: u64,
     ) -> Result<BatchId, SubmitError> {
+        self.submit_puts(requests, &PutBook::new(), options, now_ns)
+    }
+
+    /// As [`Self::submit_with`], with a book in which puts say more about their objects.
+    ///
+    /// # Errors
+    /// When any request is malformed; then none has any effect.
+    pub fn submit_puts(
+        &mut self,
+        requests: &[Request],
+        puts: &PutBook,
+        options: &SubmitOptions,
+        now_ns: u64,
+    ) -> Result<BatchId, SubmitError> {
         let deadline_ns = options.deadline_ns;
         self.now_ns = now_ns;
-        self.validate(requests)?;
+        self.validate(requests, puts.len())?;
         let mut batch = self.batches.recycled().unwrap_or_else(Batch::new);
         batch.ranges.clear();
+        batch.puts.copy_from(puts);
         batch.ticket = Ticket {
             priority: options.priority.unwrap_or(options.intent.priority()),
             tenant: options.tenant,
@@ -92,7 +108,7 @@ impl Client {
         self.deadlines.push(core::cmp::Reverse((deadline_ns, batch)));
     }
 
-    fn validate(&self, requests: &[Request]) -> Result<(), SubmitError> {
+    fn validate(&self, requests: &[Request], puts: usize) -> Result<(), SubmitError> {
         if requests.is_empty() {
             return Err(SubmitError::Empty);
         }
@@ -103,6 +119,11 @@ impl Client {
         for (index, request) in requests.iter().enumerate() {
             if request.peer().is_some_and(|peer| !self.peers.get(peer.0 as usize).is_some_and(|peer| peer.pinned)) {
                 return Err(SubmitError::UnknownPeer { index });
+            }
+            if let Request::PutAs(_, _, number) = *request
+                && number as usize >= puts
+            {
+                return Err(SubmitError::UnknownPut { index });
             }
             slices += 1;
             let Some(local) = request.local() else { continue };

@@ -1,6 +1,7 @@
 //! Generational tables, and what the client keeps in them.
 
 use crate::client::path::Via;
+use crate::client::puts::PutBook;
 use crate::client::types::{LaneId, Local, Request, SliceId, TaskResult};
 use crate::ids::{BatchId, PinId, RequestId, ReservationId};
 use crate::limits::Limits;
@@ -130,6 +131,8 @@ pub(super) struct Batch {
     pub(super) ended: Option<Status>,
     /// The memory of each task, where slices serve several tasks: `(offset, bytes)`.
     pub(super) ranges: Vec<(u64, u64)>,
+    /// What its puts say.
+    pub(super) puts: PutBook,
     /// Its place in the order of things; bytes and size are each slice's own.
     pub(super) ticket: Ticket,
 }
@@ -145,6 +148,7 @@ impl Batch {
             deadline_ns: 0,
             ended: None,
             ranges: Vec::new(),
+            puts: PutBook::new(),
             ticket: Ticket {
                 priority: Priority::Medium,
                 tenant: 0,
@@ -158,7 +162,9 @@ impl Batch {
 
     /// Whether its allocations are small enough to be kept for the next batch.
     pub(super) const fn is_worth_keeping(&self) -> bool {
-        self.results.capacity() <= Limits::ITEMS_PER_FRAME && self.slices.capacity() <= Limits::ITEMS_PER_FRAME
+        self.results.capacity() <= Limits::ITEMS_PER_FRAME
+            && self.slices.capacity() <= Limits::ITEMS_PER_FRAME
+            && self.puts.is_worth_keeping()
     }
 }
 

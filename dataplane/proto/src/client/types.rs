@@ -164,6 +164,8 @@ pub enum Request {
     Get(Digest, Local),
     /// Keep these bytes under this digest.
     Put(Digest, Local),
+    /// Keep these bytes under this digest, as the entry of this number of the batch's [`super::PutBook`] says.
+    PutAs(Digest, Local, u32),
     /// Bring a range of a segment into memory.
     Read(SegmentTarget, Local),
     /// Write a range of a segment.
@@ -177,7 +179,11 @@ impl Request {
     #[must_use]
     pub const fn local(&self) -> Option<Local> {
         match *self {
-            Self::Get(_, local) | Self::Put(_, local) | Self::Read(_, local) | Self::Write(_, local) => Some(local),
+            Self::Get(_, local)
+            | Self::Put(_, local)
+            | Self::PutAs(_, local, _)
+            | Self::Read(_, local)
+            | Self::Write(_, local) => Some(local),
             Self::Exists(_) | Self::Prefetch(_) | Self::Size(_) | Self::Remove(_) | Self::OpenSegment(_) => None,
         }
     }
@@ -188,9 +194,7 @@ impl Request {
         match *self {
             Self::Read(target, _) | Self::Write(target, _) => Some(target.peer),
             Self::OpenSegment(peer) => Some(peer),
-            Self::Exists(_) | Self::Prefetch(_) | Self::Size(_) | Self::Remove(_) | Self::Get(..) | Self::Put(..) => {
-                None
-            }
+            _ => None,
         }
     }
 }
@@ -383,6 +387,11 @@ pub enum SubmitError {
         /// Which request.
         index: usize,
     },
+    /// A put names an entry that the batch's book does not have.
+    UnknownPut {
+        /// Which request.
+        index: usize,
+    },
     /// Two requests of the batch write to overlapping memory of the caller.
     Overlap {
         /// One of them.
@@ -409,6 +418,7 @@ impl fmt::Display for SubmitError {
                 "{open} slices are open and {slices} more would be over the limit of {limit}: wait for some to complete"
             ),
             Self::UnknownPeer { index } => write!(f, "request {index} names a segment that was not opened"),
+            Self::UnknownPut { index } => write!(f, "request {index} names an entry that the book of puts has not"),
             Self::Overlap { first, second } => {
                 write!(f, "requests {first} and {second} write to overlapping memory")
             }

@@ -1,5 +1,6 @@
 //! The fixed-size records that bodies are made of.
 
+use super::put::{PutFlags, Zeros};
 use crate::digest::Digest;
 use crate::ids::{PinId, RequestId, ReservationId, SegmentId, Version};
 use crate::limits::Limits;
@@ -84,6 +85,8 @@ macro_rules! fields {
 }
 
 fields! {
+    u8: 1, |value| value, |raw: u8| Some(raw);
+    u16: 2, |value| value, |raw: u16| Some(raw);
     u32: 4, |value| value, |raw: u32| Some(raw);
     u64: 8, |value| value, |raw: u64| Some(raw);
     Digest: 16, |value| value.0, |raw: u128| Some(Digest(raw));
@@ -93,6 +96,19 @@ fields! {
     ReservationId: 8, |value| value.to_bits(), |raw: u64| Some(Self::from_bits(raw));
     Version: 8, |value| value.0, |raw: u64| Some(Self(raw));
     Status: 8, |value| value as u64, |raw: u64| Self::from_code(u16::try_from(raw).ok()?);
+    PutFlags: 1, |value| value.0, |raw: u8| Self::from_bits(raw);
+}
+
+impl Field for Zeros {
+    const BYTES: usize = Self::BYTES;
+
+    fn put(self, out: &mut Vec<u8>) {
+        out.resize(out.len() + Self::BYTES, 0);
+    }
+
+    fn take(bytes: &[u8]) -> Option<Self> {
+        bytes.get(..Self::BYTES)?.iter().all(|byte| *byte == 0).then_some(Self)
+    }
 }
 
 macro_rules! records {
@@ -189,12 +205,28 @@ records! {
         /// CRC-64/NVME of its bytes.
         checksum: u64,
     }
-    /// Asks for room for one object.
-    ReserveItem {
+    /// An object to be kept. Behind all records of a body stand their names, in order: tenant, then key.
+    PutItem {
         /// The object.
         digest: Digest,
         /// Its length.
         bytes: u64,
+        /// The group that it belongs to; 0 for none.
+        group: u64,
+        /// The account that it is charged to; 0 for none.
+        tenant: u32,
+        /// For how long it is kept before others, in milliseconds; 0 for not at all.
+        soft_pin_ms: u32,
+        /// Bytes of the key; 0 where the key is not told.
+        key_bytes: u16,
+        /// Bytes of the tenant's name.
+        tenant_bytes: u8,
+        /// What it is, by the caller's numbers.
+        data_type: u8,
+        /// What is asked beside.
+        flags: PutFlags,
+        /// For later versions.
+        zeros: Zeros,
     }
     /// Tells where to write an object in the shared pool.
     ReserveReply {

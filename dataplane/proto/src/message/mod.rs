@@ -5,14 +5,16 @@
 
 mod hello;
 mod items;
+mod put;
 mod runs;
 mod segment;
 
 pub use hello::{Hello, HelloError, Welcome};
 pub use items::{
-    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Items, LookupReply, ReadItem, ReserveItem,
+    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Items, LookupReply, PutItem, ReadItem,
     ReserveReply, RunItem, SizeReply, WriteItem, decode_items, encode_items,
 };
+pub use put::{ObjectName, PutFlags, PutOptions, Puts, Zeros, decode_puts};
 pub use runs::RunPacker;
 pub use segment::{RegionDescriptor, SegmentDescriptor, SegmentError};
 
@@ -54,7 +56,7 @@ kinds! {
     /// Send these objects. [`GetItem`]s / one reply for each item, under the item's own request id, the object as
     /// payload, argument = version.
     Get = 5;
-    /// Keep this object: one [`DigestItem`], the object as payload / argument = version.
+    /// Keep this object: one [`PutItem`] and its name, the object as payload / argument = version.
     Put = 6;
     /// Send these ranges of a segment. [`ReadItem`]s / one reply for each item, the range as payload.
     Read = 7;
@@ -73,7 +75,7 @@ kinds! {
     Fence = 12;
     /// Shared memory: where are these objects? Pins them. [`DigestItem`]s / [`LookupReply`]s.
     Lookup = 16;
-    /// Shared memory: give room for these objects. [`ReserveItem`]s / [`ReserveReply`]s.
+    /// Shared memory: give room for these objects. [`PutItem`]s and their names / [`ReserveReply`]s.
     Reserve = 17;
     /// Shared memory: these reservations are filled. [`CommitItem`]s / [`CommitReply`]s.
     Commit = 18;

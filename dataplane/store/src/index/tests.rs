@@ -6,6 +6,7 @@ use kvplane_proto::rng::Rng;
 use proptest::prelude::*;
 
 use super::*;
+use crate::entry::Reserve;
 
 /// Inserts or removes each digest in turn and compares with a map after each step.
 fn agree(limit: u32, digests: &[Digest]) {
@@ -19,7 +20,7 @@ fn agree(limit: u32, digests: &[Digest]) {
             assert!(!index.remove(digest, id), "it is gone");
             entries.release(id);
         } else if model.len() < limit as usize {
-            let id = entries.reserve(digest, 1, block);
+            let id = entries.reserve(&Reserve::plain(digest, 1), block);
             index.insert(digest, id);
             model.insert(digest, id);
         }
@@ -77,7 +78,7 @@ fn a_full_table_of_digests_with_equal_words_keeps_its_probes_short() {
         let mut entries = Entries::new(10_000);
         let mut index = Index::new(10_000, 5);
         for n in 0..10_000 {
-            let id = entries.reserve(Digest(shape(n)), 1, block);
+            let id = entries.reserve(&Reserve::plain(Digest(shape(n)), 1), block);
             index.insert(Digest(shape(n)), id);
         }
         let used = index.slots.iter().enumerate().filter(|(_, slot)| slot.entry != NONE);

@@ -2,14 +2,27 @@
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
-use kvplane_proto::message::{Bitmap, DigestItem, GetItem, Item, Operation, SizeReply};
+use kvplane_proto::message::{
+    Bitmap, DigestItem, GetItem, Item, ObjectName, Operation, PutItem, Puts, SizeReply, decode_puts,
+};
 use kvplane_proto::{Digest, Limits, Status};
 
 use super::session::Pending;
+use super::tail::TailHead;
 use super::tiered::{Replies, Waiter};
-use super::types::{CloseReason, Hold, Memory, PayloadTo, PeerKey, Place};
+use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place};
 use super::{Service, owns};
-use crate::{CommitError, GetError, ReserveError};
+use crate::{CommitError, GetError, Reserve, ReserveError};
+
+/// An object that was just made visible.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Made {
+    pub(super) version: Version,
+    pub(super) digest: Digest,
+    pub(super) bytes: u64,
+    /// Whether it takes the place of others.
+    pub(super) replaces: bool,
+}
 
 impl Service {
     /// The digests of a request, if every one is ours; else the request is answered with `WrongOwner`.
@@ -130,19 +143,22 @@ impl Service {
         if u64::from(view.payload_bytes) > item.capacity_bytes {
             return Err((Status::BufferTooSmall, view.payload_bytes.into()));
         }
-        self.read_from_ssd(&view, Waiter::Stream(peer, item.request)).map_err(|status| (status, 0))
+        self.read_from_ssd(&view, Waiter::Stream(peer, item.request, item.capacity_bytes)).map_err(|status| (status, 0))
     }
 
     pub(super) fn put(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        let mut items = Self::items::<DigestItem>(header, body)?;
-        let (Some(item), None) = (items.next(), items.next()) else {
+        let mut puts = Self::puts(header, body)?;
+        let (Some((item, name)), None) = (puts.next(), puts.next()) else {
             return Err(CloseReason::Malformed("a put of not one object"));
         };
+        if item.bytes != header.payload_bytes {
+            return Err(CloseReason::Malformed("a put of another length than its payload's"));
+        }
         let Some(expected) = header.checksum() else {
             return Err(CloseReason::Malformed("a put without checksum"));
         };
         let request = header.request;
-        match self.reserve_one(peer, item.digest, header.payload_bytes) {
+        match self.reserve_one(peer, &item, &name) {
             Ok((reservation, place)) => {
                 let pending = Pending::Put { request, reservation, expected };
                 self.session(peer).expect("a session that was just looked up").pending = Some(pending);
@@ -156,13 +172,19 @@ impl Service {
         }
     }
 
-    /// Room for an object, held by the peer.
+    /// The puts of a body with their names, or the end of the connection.
+    pub(super) fn puts<'a>(header: &Header, body: &'a [u8]) -> Result<Puts<'a>, CloseReason> {
+        decode_puts(body, header.items).ok_or(CloseReason::Malformed("a torn body of puts"))
+    }
+
+    /// Room for an object, held by the peer; its tail is on its way there.
     pub(super) fn reserve_one(
         &mut self,
         peer: PeerKey,
-        digest: Digest,
-        bytes: u64,
+        item: &PutItem,
+        name: &ObjectName<'_>,
     ) -> Result<(ReservationId, Place), Status> {
+        let PutItem { digest, bytes, .. } = *item;
         if !self.owns(digest) {
             self.counters.wrong_owner += 1;
             return Err(Status::WrongOwner);
@@ -171,12 +193,28 @@ impl Service {
         if bytes > Limits::PAYLOAD_BYTES {
             return Err(Status::TooLarge);
         }
-        if self.on_ssd(digest).is_some() {
+        // Under a name that is not its own, it would be listed, and removed, as another.
+        if item.key_bytes > 0 && name.digest() != digest {
+            return Err(Status::BadRequest);
+        }
+        let replace = item.options().replace;
+        if replace {
+            self.may_replace()?;
+        } else if self.on_ssd(digest).is_some() {
             return Err(Status::Exists);
         }
         self.may_put(bytes)?;
         let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
-        let (reservation, extent) = store.reserve(digest, bytes).map_err(reserve_status)?;
+        let tail = TailHead::of(item);
+        let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
+        let wanted = Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace };
+        let (reservation, extent) = store.reserve_for(&wanted).map_err(reserve_status)?;
+        if let Some(tail) = tail {
+            let start = self.bytes.len();
+            tail.encode(name, &mut self.bytes);
+            let bytes = start..self.bytes.len();
+            self.outputs.push_back(Output::Tail { offset: extent.offset + extent.bytes, bytes });
+        }
         self.lend_reservation(peer, reservation);
         Ok((reservation, Place { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes }))
     }
@@ -200,25 +238,23 @@ impl Service {
             Err(Status::Corrupt)
         };
         match outcome {
-            Ok((version, digest, bytes)) if self.put_waits(digest, bytes) => {
-                let slot_of = self.defer(peer, request, Replies::Put(Status::Ok, version), 1);
-                self.keep(digest, Some(slot_of(0)));
-            }
-            Ok((version, digest, _)) => {
-                self.answer_id(peer, Operation::Put, request, Status::Ok, version.0);
-                self.keep(digest, None);
+            Ok(made) => {
+                let waits = self.waits_of(&made);
+                if waits.count() > 0 {
+                    let slot_of = self.defer(peer, request, Replies::Put(Status::Ok, made.version), waits.count());
+                    self.make_last(&made, waits, Some(slot_of(0)));
+                } else {
+                    self.answer_id(peer, Operation::Put, request, Status::Ok, made.version.0);
+                    self.make_last(&made, waits, None);
+                }
             }
             Err(status) => self.refuse(peer, Operation::Put, request, status),
         }
     }
 
     /// Makes an object visible whose bytes are in place. Takes the reservation, whatever comes of it: its writer has
-    /// finished. Gives the object's version, name and size.
-    pub(super) fn commit_one(
-        &mut self,
-        reservation: ReservationId,
-        checksum: u64,
-    ) -> Result<(Version, Digest, u64), Status> {
+    /// finished.
+    pub(super) fn commit_one(&mut self, reservation: ReservationId, checksum: u64) -> Result<Made, Status> {
         let store = self.store.as_mut().expect("a reservation is of a store");
         let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
         if !owns(&self.owned, digest) {
@@ -227,10 +263,11 @@ impl Service {
             self.abort_one(reservation);
             return Err(Status::WrongOwner);
         }
+        let replaces = store.replaces(reservation);
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 self.counters.put_bytes += bytes;
-                Ok((version, digest, bytes))
+                Ok(Made { version, digest, bytes, replaces })
             }
             Err(error) => {
                 if error == CommitError::Expired {

@@ -3,9 +3,7 @@
 use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
-use kvplane_proto::message::{
-    CommitItem, CommitReply, DigestItem, IdItem, Item, LookupReply, Operation, ReserveItem, ReserveReply,
-};
+use kvplane_proto::message::{CommitItem, CommitReply, DigestItem, IdItem, Item, LookupReply, Operation, ReserveReply};
 
 use super::Service;
 use super::objects::get_status;
@@ -76,46 +74,49 @@ impl Service {
     }
 
     pub(super) fn reserve(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        let items = Self::items::<ReserveItem>(header, body)?;
-        let (start, count) = (self.bytes.len(), items.len());
-        for item in items {
-            let reply = match self.reserve_one(peer, item.digest, item.bytes) {
+        let puts = Self::puts(header, body)?;
+        let mut replies = Vec::with_capacity(puts.len());
+        for (item, name) in puts {
+            replies.push(match self.reserve_one(peer, &item, &name) {
                 Ok((reservation, place)) => ReserveReply { status: Status::Ok, reservation, offset: place.offset },
                 Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
-            };
-            reply.encode(&mut self.bytes);
+            });
         }
+        let (start, count) = (self.bytes.len(), replies.len());
+        replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
         self.answer_items(peer, Operation::Reserve, header, start, count);
         Ok(PayloadTo::Discard)
     }
 
     pub(super) fn commit(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<CommitItem>(header, body)?;
-        let (mut replies, mut kept, mut waits) = (Vec::with_capacity(items.len()), Vec::new(), 0);
+        let (mut replies, mut all, mut left) = (Vec::with_capacity(items.len()), Vec::new(), 0);
         for item in items {
             if !self.take_reservation(peer, item.reservation) {
-                kept.into_iter().for_each(|(digest, _)| self.keep(digest, None));
+                all.into_iter().for_each(|(made, waits, _)| self.make_last(&made, waits, None));
                 return Err(CloseReason::Malformed("a commit of a reservation that it does not hold"));
             }
             let (status, version) = match self.commit_one(item.reservation, item.checksum) {
-                Ok((version, digest, bytes)) => {
-                    let wait = self.put_waits(digest, bytes);
-                    waits += usize::from(wait);
-                    kept.push((digest, wait.then_some(replies.len())));
-                    (Status::Ok, version)
+                Ok(made) => {
+                    let waits = self.waits_of(&made);
+                    left += waits.count();
+                    all.push((made, waits, replies.len()));
+                    (Status::Ok, made.version)
                 }
                 Err(status) => (status, Version(0)),
             };
             replies.push(CommitReply { status, version });
         }
-        if waits == 0 {
+        if left == 0 {
             let (start, count) = (self.bytes.len(), replies.len());
             replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
             self.answer_items(peer, Operation::Commit, header, start, count);
-            kept.into_iter().for_each(|(digest, _)| self.keep(digest, None));
+            all.into_iter().for_each(|(made, waits, _)| self.make_last(&made, waits, None));
         } else {
-            let slot_of = self.defer(peer, header.request, Replies::Commits(replies), waits);
-            kept.into_iter().for_each(|(digest, item)| self.keep(digest, item.map(&slot_of)));
+            let slot_of = self.defer(peer, header.request, Replies::Commits(replies), left);
+            for (made, waits, item) in all {
+                self.make_last(&made, waits, (waits.count() > 0).then(|| slot_of(item)));
+            }
         }
         Ok(PayloadTo::Discard)
     }

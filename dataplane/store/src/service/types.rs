@@ -154,6 +154,13 @@ pub enum Output {
         /// Its payload, and what to give back once it has left.
         payload: Option<(Places, Hold)>,
     },
+    /// Write these bytes to the pool, before anything else is done: the tail of an object that is being put.
+    Tail {
+        /// Where in the pool.
+        offset: u64,
+        /// The bytes: see [`super::Service::body`].
+        bytes: Range<usize>,
+    },
     /// End this connection's I/O, then [`super::Service::peer_gone`]. Answers before it are sent if that is possible.
     Close {
         /// Whose.

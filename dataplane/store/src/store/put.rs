@@ -4,7 +4,7 @@ use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{ReservationId, Version};
 
 use super::{Extent, Store};
-use crate::entry::{Entries, EntryId, State};
+use crate::entry::{Entries, EntryId, Mark, Reserve, State};
 use crate::errors::{CommitError, ReserveError, StaleReservation};
 use crate::events::{Change, Medium};
 use crate::eviction::EvictionPolicy;
@@ -19,24 +19,37 @@ impl<P: EvictionPolicy> Store<P> {
     /// extents cut the pool into pieces that are all too small, some objects (at most about twice `bytes`) may have
     /// gone before that is known.
     pub fn reserve(&mut self, digest: Digest, bytes: u64) -> Result<(ReservationId, Extent), ReserveError> {
+        self.reserve_for(&Reserve::plain(digest, bytes))
+    }
+
+    /// As [`Self::reserve`], with more to say about the object: its tail lies behind its bytes, within the same block.
+    /// Where an object is replaced, it stays until the new one is committed.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reserve_for(&mut self, wanted: &Reserve) -> Result<(ReservationId, Extent), ReserveError> {
+        let Reserve { digest, bytes, tail_bytes, .. } = *wanted;
         if bytes == 0 {
             return Err(ReserveError::Empty);
         }
         if bytes > self.config.max_object_bytes {
             return Err(ReserveError::TooLarge { bytes, limit_bytes: self.config.max_object_bytes });
         }
-        if let Some(id) = self.index.find(&self.entries, digest) {
+        if !wanted.replace
+            && let Some(id) = self.index.find(&self.entries, digest)
+        {
             self.counters.exists_conflicts += 1;
             self.policy.access(&mut self.entries, id);
             return Err(ReserveError::Exists);
         }
+        let space_bytes = bytes + u64::from(tail_bytes);
         if self.reservations.is_full() {
             self.counters.reserve_refusals += 1;
             let limit = self.config.max_reservations;
             return Err(ReserveError::TooManyReservations { limit });
         }
-        let block = self.room(bytes).inspect_err(|_| self.counters.reserve_refusals += 1)?;
-        let id = self.entries.reserve(digest, bytes, block);
+        let block = self.room(space_bytes).inspect_err(|_| self.counters.reserve_refusals += 1)?;
+        let id = self.entries.reserve(wanted, block);
         self.allocator.set_owner(block, id.0);
         self.granules[State::Reserved as usize] += self.entries[id].granules();
         let (index, generation) = self.reservations.insert(id.0);
@@ -76,10 +89,15 @@ impl<P: EvictionPolicy> Store<P> {
         }
         self.reservations.remove(reservation.index, reservation.generation);
         let digest = self.entries[id].digest();
-        if self.index.find(&self.entries, digest).is_some() {
-            self.counters.exists_conflicts += 1;
-            self.release(id);
-            return Err(CommitError::Exists);
+        if let Some(former) = self.index.find(&self.entries, digest) {
+            if !self.entries[id].is(Mark::Replace) {
+                self.counters.exists_conflicts += 1;
+                self.release(id);
+                return Err(CommitError::Exists);
+            }
+            // Who reads it reads on: its bytes stay until the last pin goes.
+            self.counters.replacements += 1;
+            self.remove_entry(former);
         }
         self.change_state(id, |entries: &mut Entries, id| entries.commit(id, version, checksum));
         self.index.insert(digest, id);
@@ -88,6 +106,13 @@ impl<P: EvictionPolicy> Store<P> {
         self.counters.payload_bytes += bytes;
         self.events.push(Change::Stored, Medium::Memory, digest, bytes);
         Ok(bytes)
+    }
+
+    /// Whether the commit of a reservation replaces an object; false when it is stale.
+    #[must_use]
+    pub fn replaces(&self, reservation: ReservationId) -> bool {
+        let entry = self.reservations.get(reservation.index, reservation.generation);
+        entry.is_some_and(|entry| self.entries[EntryId(entry)].is(Mark::Replace))
     }
 
     /// The digest and the size that a reservation was made for; `None` when it is stale, which is counted.

@@ -14,6 +14,7 @@ pub(super) struct Counters {
     pub(super) pin_refusals: u64,
     pub(super) puts: u64,
     pub(super) exists_conflicts: u64,
+    pub(super) replacements: u64,
     pub(super) reserve_refusals: u64,
     pub(super) expirations: u64,
     pub(super) aborts: u64,
@@ -76,6 +77,8 @@ pub struct StoreStats {
     pub puts: u64,
     /// Puts, at reserve or commit, of a digest that had an object.
     pub exists_conflicts: u64,
+    /// Objects replaced by a newer version.
+    pub replacements: u64,
     /// Reserves refused for want of space, objects or reservations.
     pub reserve_refusals: u64,
     /// Puts whose deadline passed.
@@ -125,6 +128,7 @@ impl<P: EvictionPolicy> Store<P> {
             pin_refusals: counters.pin_refusals,
             puts: counters.puts,
             exists_conflicts: counters.exists_conflicts,
+            replacements: counters.replacements,
             reserve_refusals: counters.reserve_refusals,
             expirations: counters.expirations,
             aborts: counters.aborts,

@@ -6,7 +6,7 @@ use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_store::allocator::granules_of;
 use kvplane_store::eviction::EvictionPolicy;
-use kvplane_store::{CommitError, Extent, GetError, ObjectView, ReserveError, Store, StoreStats};
+use kvplane_store::{CommitError, Extent, GetError, ObjectView, Reserve, ReserveError, Store, StoreStats};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
@@ -17,6 +17,8 @@ pub(crate) enum Op {
     Reserve {
         key: u8,
         bytes: u64,
+        tail_bytes: u32,
+        replace: bool,
     },
     Commit(usize),
     Expire(usize),
@@ -33,6 +35,7 @@ pub(crate) enum Op {
 #[derive(Clone, Debug)]
 struct Object {
     view: ObjectView,
+    tail_bytes: u32,
     pins: u32,
 }
 
@@ -40,6 +43,8 @@ struct Put {
     id: ReservationId,
     digest: Digest,
     extent: Extent,
+    tail_bytes: u32,
+    replace: bool,
     expired: bool,
 }
 
@@ -78,7 +83,11 @@ impl<P: EvictionPolicy> Shadow<P> {
         let answer = match *op {
             Op::Get { key } => self.get(digest(key)),
             Op::Unpin(pick) => self.unpin(pick),
-            Op::Reserve { key, bytes } => self.reserve(digest(key), bytes),
+            Op::Reserve { key, bytes, tail_bytes, replace } => {
+                let wanted =
+                    Reserve { tail_bytes, replace, has_tail: tail_bytes > 0, ..Reserve::plain(digest(key), bytes) };
+                self.reserve(&wanted)
+            }
             Op::Commit(pick) => self.commit(pick),
             Op::Expire(pick) => self.expire(pick),
             Op::Abort(pick) => self.abort(pick),
@@ -132,27 +141,28 @@ impl<P: EvictionPolicy> Shadow<P> {
         format!("{pin:?}")
     }
 
-    fn reserve(&mut self, digest: Digest, bytes: u64) -> String {
+    fn reserve(&mut self, wanted: &Reserve) -> String {
+        let Reserve { digest, bytes, tail_bytes, replace, .. } = *wanted;
         let before = self.store.stats();
         let gap_before = self.longest_gap(|_| true);
         let gap_without_unused = self.longest_gap(|object| object.pins > 0);
-        let answer = self.store.reserve(digest, bytes);
+        let answer = self.store.reserve_for(wanted);
         self.drop_evicted(before);
         let config = self.store.config().clone();
-        let needed = granules_of(bytes);
+        let needed = granules_of(bytes + u64::from(tail_bytes));
         let in_use = self.in_use();
         let evicted = self.store.stats().evictions - before.evictions;
         match answer {
             Ok((id, extent)) => {
                 assert_eq!(extent.bytes, bytes);
-                assert!(!self.live.contains_key(&digest));
+                assert!(replace || !self.live.contains_key(&digest));
                 let room = before.objects as usize + self.doomed.len() + self.puts.len();
                 if gap_before >= needed && room < config.max_objects as usize {
                     assert_eq!(evicted, 0, "evicted although {gap_before} granules were free");
                 }
-                self.puts.push(Put { id, digest, extent, expired: false });
+                self.puts.push(Put { id, digest, extent, tail_bytes, replace, expired: false });
             }
-            Err(ReserveError::Exists) => assert!(self.live.contains_key(&digest)),
+            Err(ReserveError::Exists) => assert!(!replace && self.live.contains_key(&digest)),
             Err(ReserveError::TooLarge { limit_bytes, .. }) => assert!(bytes > limit_bytes),
             Err(ReserveError::TooManyReservations { limit }) => {
                 assert_eq!(self.puts.len(), limit as usize);
@@ -175,19 +185,21 @@ impl<P: EvictionPolicy> Shadow<P> {
             return String::new();
         }
         let pick = pick % self.puts.len();
-        let Put { id, digest, extent, expired } = self.puts[pick];
+        let Put { id, digest, extent, tail_bytes, replace, expired } = self.puts[pick];
+        assert_eq!(self.store.replaces(id), replace);
         let checksum = u64::from(id.generation) << 40 | extent.offset;
         let answer = self.store.commit(id, checksum);
         match answer {
             Err(CommitError::Expired) => assert!(expired),
-            Err(CommitError::Exists) => assert!(!expired && self.live.contains_key(&digest)),
+            Err(CommitError::Exists) => assert!(!expired && !replace && self.live.contains_key(&digest)),
             Err(CommitError::Stale) => panic!("{id:?} is held"),
             Ok(version) => {
                 assert!(!expired && version > self.last_version, "versions grow");
                 self.last_version = version;
-                let view = ObjectView { extent, version, checksum };
-                let before = self.live.insert(digest, Object { view, pins: 0 });
-                assert!(before.is_none(), "the first commit wins");
+                let view = ObjectView { extent, version, checksum, has_tail: tail_bytes > 0 };
+                assert!(replace || !self.live.contains_key(&digest), "the first commit wins");
+                self.forget(digest);
+                self.live.insert(digest, Object { view, tail_bytes, pins: 0 });
             }
         }
         if !expired {
@@ -269,10 +281,12 @@ impl<P: EvictionPolicy> Shadow<P> {
 
     /// Everything that is lent: puts, removed objects, and those live objects that `stays`.
     fn lent(&self, stays: impl Fn(&Object) -> bool) -> Vec<(u64, u64)> {
-        let live = self.live.values().filter(|object| stays(object)).map(|object| object.view.extent);
-        let doomed = self.doomed.values().map(|object| object.view.extent);
-        let puts = self.puts.iter().map(|put| put.extent);
-        let granules = |extent: Extent| (extent.offset / 256, granules_of(extent.bytes));
+        let of = |object: &Object| (object.view.extent, object.tail_bytes);
+        let live = self.live.values().filter(|object| stays(object)).map(of);
+        let doomed = self.doomed.values().map(of);
+        let puts = self.puts.iter().map(|put| (put.extent, put.tail_bytes));
+        let granules =
+            |(extent, tail): (Extent, u32)| (extent.offset / 256, granules_of(extent.bytes + u64::from(tail)));
         let mut lent: Vec<_> = live.chain(doomed).chain(puts).map(granules).collect();
         lent.sort_unstable();
         lent
@@ -307,7 +321,8 @@ impl<P: EvictionPolicy> Shadow<P> {
         assert_eq!(stats.pins, self.pins.len() as u64);
         assert_eq!(stats.reservations, self.puts.len() as u64);
         let quarantined = self.puts.iter().filter(|put| put.expired);
-        let quarantined: u64 = quarantined.map(|put| granules_of(put.extent.bytes) * 256).sum();
+        let space = |put: &Put| granules_of(put.extent.bytes + u64::from(put.tail_bytes)) * 256;
+        let quarantined: u64 = quarantined.map(space).sum();
         assert_eq!(stats.quarantined_bytes, quarantined);
     }
 }

@@ -22,6 +22,8 @@ use crate::types::{Event, Get, Miss, Token};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Purpose {
     Get(Token),
+    /// Only the key is wanted.
+    Key(Token),
     /// A record that is written again.
     Move(u64),
     /// A record that is only checked.
@@ -51,7 +53,11 @@ pub(super) struct Read {
 
 impl Read {
     pub(super) const fn new(entry: Entry, destination: Span, priority: Priority, purpose: Purpose) -> Self {
-        let part = if entry.shape().extent { Part::Payload } else { Part::Whole };
+        let part = match purpose {
+            Purpose::Key(_) => Part::Head { payload_right: true },
+            _ if entry.shape().extent => Part::Payload,
+            _ => Part::Whole,
+        };
         Self { entry, destination, priority, purpose, part }
     }
 }
@@ -89,6 +95,29 @@ impl Tier {
         let purpose = Purpose::Get(get.token);
         self.begin_read(Read::new(entry, at, get.priority, purpose));
         Ok(())
+    }
+
+    /// Begins to read the key that is kept with an object. [`Event::Key`] or [`Event::Missed`] follows; with the former,
+    /// [`Self::take_key`] has it. Counts as no hit.
+    ///
+    /// # Errors
+    /// See [`GetError`]; nothing happened.
+    pub fn get_key(&mut self, digest: Digest, priority: Priority, token: Token) -> Result<(), GetError> {
+        if self.degraded == Some(Reason::Gone) {
+            return Err(GetError::Unavailable(Reason::Gone));
+        }
+        let Some(entry) = self.shown(digest).copied() else { return Err(GetError::NotFound) };
+        if self.gets == self.config.max_reads || self.is_clogged() {
+            return Err(GetError::Busy);
+        }
+        self.gets += 1;
+        self.begin_read(Read::new(entry, Span::default(), priority, Purpose::Key(token)));
+        Ok(())
+    }
+
+    /// The key that [`Event::Key`] told of; once.
+    pub fn take_key(&mut self, token: Token) -> Option<Vec<u8>> {
+        self.keys.remove(&token)
     }
 
     /// Begins a read for which a place is free.
@@ -173,6 +202,18 @@ impl Tier {
                         self.stats.hit_bytes += u64::from(read.destination.bytes);
                         Event::Got { token, version: read.entry.version(), checksum }
                     }
+                    Err(miss) => Event::Missed { token, miss },
+                });
+            }
+            Purpose::Key(token) => {
+                if verified.is_ok() {
+                    let key = self.read_key(slot, &read.entry, memory);
+                    self.keys.insert(token, key);
+                }
+                self.end_read(slot);
+                self.gets -= 1;
+                self.events.push_back(match verified {
+                    Ok(_) => Event::Key { token, version: read.entry.version() },
                     Err(miss) => Event::Missed { token, miss },
                 });
             }

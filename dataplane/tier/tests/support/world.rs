@@ -21,6 +21,7 @@ enum Call {
     Put { digest: Digest, step: usize, place: u64, lent: bool },
     Remove { digest: Digest, step: usize, ack: Ack },
     Get { digest: Digest, floor: usize, bytes: u32, place: u64 },
+    Key { digest: Digest },
 }
 
 pub(crate) struct World {
@@ -226,7 +227,19 @@ impl World {
             self.give_back(place);
             return None;
         }
+        self.get_key(digest);
         Some(token)
+    }
+
+    /// Asks for the key too, now and then.
+    fn get_key(&mut self, digest: Digest) {
+        if self.next_token.is_multiple_of(3) {
+            let token = self.token(Call::Key { digest });
+            if let Err(error) = self.tier.get_key(digest, Priority::Background, token) {
+                assert_eq!(error, GetError::Busy);
+                self.calls.remove(&token.0);
+            }
+        }
     }
 
     fn event(&mut self, event: Event) {
@@ -251,8 +264,17 @@ impl World {
                 self.give_back(place);
             }
             Event::Got { token, version, checksum } => self.got(token, version.0, checksum),
+            Event::Key { token, .. } => {
+                let Some(Call::Key { digest }) = self.calls.remove(&token.0) else { panic!("{event:?}") };
+                assert_eq!(self.tier.take_key(token), Some(digest.to_string().into_bytes()));
+                assert_eq!(self.tier.take_key(token), None, "once");
+            }
             Event::Missed { token, miss } => {
                 assert!(self.device_fails, "{miss:?}");
+                if let Some(Call::Key { .. }) = self.calls.get(&token.0) {
+                    self.calls.remove(&token.0);
+                    return;
+                }
                 let Some(Call::Get { place, .. }) = self.calls.remove(&token.0) else { panic!("{event:?}") };
                 self.give_back(place);
                 self.got.insert(token.0, None);

@@ -32,6 +32,8 @@ pub(crate) struct Commit {
     pub(crate) key: usize,
     pub(crate) write: usize,
     pub(crate) bytes: u64,
+    /// Whether it took the place of those before it.
+    pub(crate) replace: bool,
     /// What holds it: a life of a shard, or the lives that share a disk.
     pub(crate) life: usize,
     /// By which epoch its shard served then.
@@ -57,7 +59,7 @@ pub(crate) struct Shadow {
 
 impl Shadow {
     pub(crate) fn new(keys: usize) -> Self {
-        let digests: Vec<Digest> = (0..keys).map(|key| Digest::of(b"", format!("block-{key}").as_bytes())).collect();
+        let digests: Vec<Digest> = (0..keys).map(|key| Digest::of(b"", Self::name(key).as_bytes())).collect();
         let by_digest = digests.iter().enumerate().map(|(key, &digest)| (digest, key)).collect();
         Self { by_key: vec![Vec::new(); keys], digests, by_digest, writes: Vec::new(), commits: BTreeMap::new() }
     }
@@ -88,7 +90,14 @@ impl Shadow {
     }
 
     /// A shard, in a life and at an epoch, made these bytes visible.
-    pub(crate) fn commit(&mut self, version: u64, digest: Digest, place: (usize, u64), bytes: &[u8]) -> Checked {
+    pub(crate) fn commit(
+        &mut self,
+        version: u64,
+        digest: Digest,
+        replace: bool,
+        place: (usize, u64),
+        bytes: &[u8],
+    ) -> Checked {
         let Some(key) = self.key(digest) else {
             return Err(broken(Rule::Commit, format!("version {version} is of {digest}, which nobody put")));
         };
@@ -116,6 +125,7 @@ impl Shadow {
             key,
             write,
             bytes: length,
+            replace,
             life: place.0,
             epoch: place.1,
             acked_ns: None,
@@ -182,6 +192,18 @@ impl Shadow {
             (commit.promised, commit.void) = (false, true);
             commit.removed.get_or_insert(event);
         }
+    }
+
+    /// A version was answered for. If it replaces others, those are gone: of which key.
+    pub(crate) fn replaced(&mut self, version: u64) -> Option<usize> {
+        let Commit { key, life, .. } = self.commits.get(&version).copied().filter(|commit| commit.replace)?;
+        self.removed(key, life, version);
+        Some(key)
+    }
+
+    /// The name that a key has.
+    pub(crate) fn name(key: usize) -> String {
+        format!("block-{key}")
     }
 
     /// A shard's life was asked to remove a key: nothing is promised of its versions below `floor` any more.

@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::rig::{Object, Reply, Rig, SECOND_NS, SEGMENT_BYTES, Seen, digest, map, shared_config, stream_config};
-use crate::client::{Config, LaneId, Local, Request, SegmentTarget, SliceId};
+use super::rig::{
+    Object, Reply, Rig, SECOND_NS, SEGMENT_BYTES, Seen, digest, map, push_name, shared_config, stream_config,
+};
+use crate::client::{Config, LaneId, Local, PutBook, Request, SegmentTarget, SliceId, SubmitOptions};
 use crate::frame::Header;
 use crate::ids::{BatchId, RequestId, SegmentId};
 use crate::message::{Kind, Operation};
@@ -120,6 +122,7 @@ impl World {
         let buffer = self.submitted;
         self.submitted += 1;
         let mut offset = 0;
+        let mut book = PutBook::new();
         let requests: Vec<Request> = (0..=which % 5)
             .map(|position| {
                 let number = (which / 5 + position * 7) % (LASTING + 6);
@@ -131,14 +134,21 @@ impl World {
                     1 => Request::Size(digest(number)),
                     2 => Request::Remove(digest(number.max(LASTING))),
                     3 | 4 => Request::Get(digest(number), local),
-                    5 => Request::Put(digest(number), local),
+                    5 if number.is_multiple_of(2) => Request::Put(digest(number), local),
+                    5 => {
+                        // What replaces an object that lasts is as long.
+                        let local =
+                            Local { bytes: if number < LASTING { lasting_bytes(number) } else { bytes }, ..local };
+                        Request::PutAs(digest(number), local, push_name(&mut book, number, 0))
+                    }
                     6 => Request::Read(self.part(which), Local { bytes: 10_000, ..local }),
                     _ => Request::Write(self.part(which), Local { bytes: 10_000, ..local }),
                 }
             })
             .collect();
         let deadline_ns = self.rig.now_ns + which * which * which % (3 * SECOND_NS);
-        let batch = self.rig.client.submit(&requests, deadline_ns, self.rig.now_ns).expect("a valid batch");
+        let options = SubmitOptions::until(deadline_ns);
+        let batch = self.rig.client.submit_puts(&requests, &book, &options, self.rig.now_ns).expect("a valid batch");
         self.open.insert(batch, requests);
     }
 
@@ -291,7 +301,9 @@ fn check_result(request: &Request, status: Status, bytes: u64) {
                 assert_eq!(bytes, lasting_bytes(number), "the result of another request");
             }
         }
-        Request::Put(_, local) => assert_eq!(bytes, if status == Status::Ok { local.bytes } else { 0 }),
+        Request::Put(_, local) | Request::PutAs(_, local, _) => {
+            assert_eq!(bytes, if status == Status::Ok { local.bytes } else { 0 })
+        }
         Request::Read(_, local) | Request::Write(_, local) => {
             assert!(bytes <= local.bytes && (status != Status::Ok || bytes == local.bytes));
         }

@@ -7,15 +7,15 @@ use std::net::SocketAddr;
 use super::answers::{check_range, descriptor, many, read, single};
 use crate::client::table::NOWHERE;
 use crate::client::{
-    Client, Config, LaneId, Local, Output, Path, PayloadTo, PeerAddress, PeerId, Request, SliceId, Via,
+    Client, Config, LaneId, Local, Output, Path, PayloadTo, PeerAddress, PeerId, PutBook, Request, SliceId, Via,
 };
 use crate::digest::Digest;
 use crate::frame::{Header, VERSION};
 use crate::ids::{BatchId, Epoch, Incarnation, NodeId, PinId, ReservationId, ShardId, Version};
 use crate::map::{ClusterMap, Member, ShardAddress};
 use crate::message::{
-    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Kind, LookupReply, Operation, ReserveItem,
-    ReserveReply, SizeReply, Welcome, WriteItem, decode_items,
+    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Kind, LookupReply, ObjectName, Operation,
+    PutItem, PutOptions, ReserveReply, SizeReply, Welcome, WriteItem, decode_items, decode_puts,
 };
 use crate::status::Status;
 
@@ -43,6 +43,20 @@ impl Sent {
 
     pub(super) fn items<T: Item>(&self) -> Vec<T> {
         decode_items(&self.body, self.header.items).expect("a well-formed body").collect()
+    }
+
+    /// The puts of a frame, each with the name and the wishes of its own digest, or with none.
+    pub(super) fn puts(&self) -> Vec<PutItem> {
+        let puts = decode_puts(&self.body, self.header.items).expect("a well-formed body");
+        puts.map(|(item, name)| {
+            if item.key_bytes == 0 {
+                assert_eq!(item, PutItem::plain(item.digest, item.bytes));
+            } else {
+                assert_eq!((name.digest(), item.options()), (item.digest, wishes(item.digest)));
+            }
+            item
+        })
+        .collect()
     }
 }
 
@@ -78,7 +92,7 @@ pub(super) struct Rig {
     pub(super) objects: BTreeMap<Digest, Object>,
     pub(super) addresses: BTreeMap<LaneId, PeerAddress>,
     pub(super) pins: BTreeSet<(LaneId, u64)>,
-    pub(super) reservations: BTreeMap<(LaneId, u64), ReserveItem>,
+    pub(super) reservations: BTreeMap<(LaneId, u64), PutItem>,
     pub(super) done: Vec<BatchId>,
     pub(super) maps_wanted: usize,
     /// Whether the kernel copies between us and the peers.
@@ -95,6 +109,26 @@ pub(super) fn sum_of(digest: Digest) -> u64 {
 
 pub(super) fn digest(number: u64) -> Digest {
     Digest::of(b"test", &number.to_le_bytes())
+}
+
+/// The name under which [`digest`] is made.
+pub(super) fn push_name(book: &mut PutBook, number: u64, bytes: u64) -> u32 {
+    let key = number.to_le_bytes();
+    let name = ObjectName { tenant: b"test", key: &key };
+    book.push(PutItem::named(&name, bytes, &wishes(digest(number))), &name)
+}
+
+/// How the object of a digest is to be kept.
+fn wishes(digest: Digest) -> PutOptions {
+    let bits = digest.low();
+    PutOptions {
+        tenant: bits as u32,
+        group: bits >> 7,
+        soft_pin_ms: bits as u32 & 0xffff,
+        hard_pin: bits & 1 != 0,
+        data_type: bits as u8,
+        replace: bits & 2 != 0,
+    }
 }
 
 pub(super) fn local(buffer: u32, offset: u64, bytes: u64) -> Local {
@@ -319,7 +353,7 @@ impl Rig {
                 sent.items().iter().for_each(|item| self.lookup(sent.lane, item).encode(&mut body));
             }
             Operation::Reserve => {
-                sent.items().iter().for_each(|item| self.reserve(sent.lane, item).encode(&mut body));
+                sent.puts().iter().for_each(|item| self.reserve(sent.lane, item).encode(&mut body));
             }
             Operation::Commit => sent.items().iter().for_each(|item| self.commit(sent.lane, item).encode(&mut body)),
             Operation::Rdma => unreachable!("drivers talk about connections, clients do not"),
@@ -375,8 +409,8 @@ impl Rig {
     }
 
     fn put(&mut self, sent: &Sent) -> Reply {
-        let item = sent.items::<DigestItem>()[0];
-        if self.objects.contains_key(&item.digest) {
+        let item = sent.puts()[0];
+        if self.objects.contains_key(&item.digest) && !item.options().replace {
             return single(sent, Status::Exists, 0);
         }
         let object = Object { bytes: sent.header.payload_bytes, version: 77 };
@@ -402,8 +436,8 @@ impl Rig {
         reply
     }
 
-    fn reserve(&mut self, lane: LaneId, item: &ReserveItem) -> ReserveReply {
-        if self.objects.contains_key(&item.digest) {
+    fn reserve(&mut self, lane: LaneId, item: &PutItem) -> ReserveReply {
+        if self.objects.contains_key(&item.digest) && !item.options().replace {
             return ReserveReply { status: Status::Exists, reservation: ReservationId::default(), offset: 0 };
         }
         let reservation = ReservationId { index: self.id(), generation: 2 };

@@ -1,7 +1,7 @@
 //! Batches that are refused, and those that need nobody.
 
-use super::rig::{Rig, SECOND_NS, digest, local, map, stream_config};
-use crate::client::{Client, PeerId, Request, SegmentTarget, SubmitError};
+use super::rig::{Rig, SECOND_NS, digest, local, map, push_name, stream_config};
+use crate::client::{Client, PeerId, PutBook, Request, SegmentTarget, SubmitError, SubmitOptions};
 use crate::ids::SegmentId;
 use crate::limits::Limits;
 use crate::status::Status;
@@ -135,4 +135,16 @@ fn an_open_batch_cannot_be_released() {
     let mut rig = Rig::new(stream_config(), 1);
     let batch = rig.submit(&[Request::Exists(digest(1))]);
     rig.client.release(batch);
+}
+
+#[test]
+fn a_put_without_its_entry_is_refused() {
+    let mut rig = Rig::new(stream_config(), 1);
+    let mut book = PutBook::new();
+    let number = push_name(&mut book, 1, 0);
+    let options = SubmitOptions::until(SECOND_NS);
+    let puts = [Request::PutAs(digest(1), local(1, 0, 10), number), Request::PutAs(digest(2), local(1, 0, 10), 1)];
+    let refused = rig.client.submit_puts(&puts, &book, &options, 1);
+    assert_eq!(refused, Err(SubmitError::UnknownPut { index: 1 }));
+    rig.client.submit_puts(&puts[..1], &book, &options, 1).expect("a valid batch");
 }

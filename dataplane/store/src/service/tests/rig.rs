@@ -3,8 +3,8 @@
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ReservationId, SegmentId, ShardId, Version};
 use kvplane_proto::message::{
-    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, Kind, LookupReply, Operation,
-    ReserveItem, ReserveReply, decode_items, encode_items,
+    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, Kind, LookupReply, Operation, PutItem,
+    ReserveReply, decode_items, encode_items,
 };
 use kvplane_proto::{Digest, PinId, Status};
 
@@ -35,6 +35,8 @@ pub(super) enum Said {
     Answer(Answer),
     Close(PeerKey, CloseReason),
     Unregistered(SegmentId),
+    /// Where in the pool, and the bytes.
+    Tail(u64, Vec<u8>),
 }
 
 pub(super) struct Rig {
@@ -177,7 +179,7 @@ impl Rig {
     }
 
     pub(super) fn begin_put(&mut self, peer: PeerKey, key: u8, bytes: u64) -> PayloadTo {
-        self.offer(peer, Operation::Put, &digests([key]), bytes)
+        self.offer(peer, Operation::Put, &body_of([PutItem::plain(digest(key), bytes)]), bytes)
     }
 
     /// The payload has arrived whole.
@@ -213,7 +215,7 @@ impl Rig {
     }
 
     pub(super) fn reserve(&mut self, peer: PeerKey, key: u8, bytes: u64) -> ReserveReply {
-        self.ask(peer, Operation::Reserve, &body_of([ReserveItem { digest: digest(key), bytes }]), 1);
+        self.ask(peer, Operation::Reserve, &body_of([PutItem::plain(digest(key), bytes)]), 1);
         self.answer().items()[0]
     }
 
@@ -267,6 +269,7 @@ impl Rig {
                     Said::Answer(Answer { peer, header, body, payload, places })
                 }
                 Output::Close { peer, reason } => Said::Close(peer, reason),
+                Output::Tail { offset, bytes } => Said::Tail(offset, self.service.body(bytes).to_vec()),
                 Output::Unregistered { segment } => Said::Unregistered(segment),
             });
         }

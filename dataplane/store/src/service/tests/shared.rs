@@ -1,7 +1,7 @@
 //! Objects over shared memory.
 
 use kvplane_proto::ids::{PinId, ReservationId, Version};
-use kvplane_proto::message::{CommitItem, CommitReply, IdItem, LookupReply, Operation, ReserveItem, ReserveReply};
+use kvplane_proto::message::{CommitItem, CommitReply, IdItem, LookupReply, Operation, PutItem, ReserveReply};
 use kvplane_proto::{Limits, Status};
 
 use super::rig::{CHECKSUM, POOL_BYTES, Rig, body_of, digest, digests};
@@ -39,7 +39,7 @@ fn batches_are_answered_item_by_item() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Shared);
     store_one(&mut rig, peer, 1, 100);
-    let item = |key, bytes| ReserveItem { digest: digest(key), bytes };
+    let item = |key, bytes| PutItem::plain(digest(key), bytes);
     let reserves = [item(1, 100), item(2, 0), item(3, POOL_BYTES + 1), item(4, u64::MAX), item(5, 10), item(5, 20)];
     rig.ask(peer, Operation::Reserve, &body_of(reserves), 6);
     let replies: Vec<ReserveReply> = rig.answer().items();

@@ -21,6 +21,7 @@ mod prefetch;
 mod reads;
 mod stats;
 mod sweep;
+mod tails;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -56,6 +57,7 @@ const ROUND_BYTES: u64 = 1 << 20;
 struct Held {
     pin: PinId,
     digest: Digest,
+    version: Version,
     bytes: u64,
     since_ns: u64,
     /// Who waits for it.
@@ -78,8 +80,24 @@ enum Call {
         waiters: Vec<(Waiter, Timing)>,
     },
     Remove {
-        told: Option<Slot>,
+        strike: Strike,
     },
+    Tail {
+        digest: Digest,
+        version: Version,
+        pin: PinId,
+    },
+}
+
+/// Why the SSD is to remove an object, and who waits for it.
+#[derive(Clone, Copy, Debug)]
+enum Strike {
+    /// Somebody asked for it.
+    Asked(Slot),
+    /// Its slot went to another owner.
+    Swept,
+    /// It was replaced by this version.
+    Replaced { digest: Digest, version: Version, told: Option<Slot> },
 }
 
 /// The tier of a shard and what is under way between it and memory.
@@ -94,14 +112,16 @@ pub(super) struct Tiered {
     calls: BTreeMap<u64, Call>,
     /// The read under way of each object.
     reading: BTreeMap<Digest, u64>,
-    removals: VecDeque<(Digest, Option<Slot>)>,
+    /// Objects in memory whose tails are to be read.
+    tails: VecDeque<(Digest, Version)>,
+    removals: VecDeque<(Digest, Strike)>,
     /// Objects whose removal waits to be given to the tier.
     removing: BTreeSet<Digest>,
     /// Objects that may wait for a while.
     dirty: VecDeque<Held>,
     writes: VecDeque<Held>,
     /// Objects that are dirty, waiting or being written.
-    writing: BTreeSet<Digest>,
+    writing: BTreeSet<(Digest, Version)>,
     /// Pins held for writes, and their bytes.
     held: usize,
     held_bytes: u64,
@@ -132,6 +152,7 @@ impl Tiered {
             next_call: 0,
             calls: BTreeMap::new(),
             reading: BTreeMap::new(),
+            tails: VecDeque::new(),
             removals: VecDeque::new(),
             removing: BTreeSet::new(),
             dirty: VecDeque::new(),
@@ -207,13 +228,14 @@ impl Service {
         progress |= self.note_work(memory);
         progress |= self.give_removals(memory);
         progress |= self.give_writes(memory);
+        progress |= self.read_tails();
         while let Some(tiered) = &mut self.tiered
             && let Some(output) = tiered.tier.poll_output(now_ns, memory)
         {
             progress = true;
             match output {
                 Output::Block(op) => start(op),
-                Output::Event(event) => self.tier_event(event),
+                Output::Event(event) => self.tier_event(event, memory),
             }
         }
         // The tier may have made room by itself just now, without anything to be told: who waits for it has no other
@@ -238,7 +260,7 @@ impl Service {
         let Some(tiered) = &mut self.tiered else { return true };
         tiered.closing = true;
         // Reads go on being of use to nobody; recovery begins anew.
-        let under_way = tiered.calls.values().any(|call| !matches!(call, Call::Read { .. }));
+        let under_way = tiered.calls.values().any(|call| !matches!(call, Call::Read { .. } | Call::Tail { .. }));
         tiered.tier.degraded().is_some() || tiered.held == 0 && tiered.removals.is_empty() && !under_way
     }
 
@@ -246,7 +268,7 @@ impl Service {
         self.tiered.as_ref()?.poll_timeout()
     }
 
-    fn tier_event(&mut self, event: Event) {
+    fn tier_event(&mut self, event: Event, memory: &mut dyn Memory) {
         let Some(tiered) = &mut self.tiered else { return };
         match event {
             Event::Opened { .. } | Event::Refused(_) | Event::Degraded(_) => tiered.notices.push_back(event),
@@ -260,7 +282,8 @@ impl Service {
             Event::StoreFailed { token, .. } => self.written(token, false),
             Event::Released { token } => self.released(token),
             Event::Got { token, version, checksum } => self.read_done(token, Some((version, checksum))),
-            Event::Missed { token, .. } => self.read_done(token, None),
+            Event::Key { token, version } => self.tail_read(token, Some(version), memory),
+            Event::Missed { token, .. } => self.missed(token, memory),
             Event::Removed { token } => self.removal_done(token, true),
             Event::RemoveFailed { token, .. } => {
                 tiered.counters.removals_unwritten += 1;

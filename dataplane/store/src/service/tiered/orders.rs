@@ -56,7 +56,7 @@ impl Service {
         tiered.counters.quarantined += 1;
         let here = self.store.as_ref().is_some_and(|store| store.exists(digest));
         // A device that is gone or cannot be read does not get better by writing to it; but another place may do.
-        let lost = tiered.writing.contains(&digest) || tiered.removing.contains(&digest) || matches!(miss, Miss::Stale);
+        let lost = tiered.is_writing(digest) || tiered.removing.contains(&digest) || matches!(miss, Miss::Stale);
         if here && !lost {
             tiered.counters.rewritten += 1;
             self.hold_for_write(digest, None);

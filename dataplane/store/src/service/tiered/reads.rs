@@ -9,8 +9,9 @@ use kvplane_tier::{Get, GetError, Priority, RecordView, Span, Token};
 use super::super::objects::reserve_status;
 use super::super::types::{Hold, Memory, Output, PeerKey, Place, Places};
 use super::deferred::{Replies, Slot, no_lookup};
+use super::tails::tail_bytes_of;
 use super::{Call, Service};
-use crate::ObjectView;
+use crate::{ObjectView, Reserve};
 
 /// How many may wait for one read.
 const WAITERS_MOST: usize = 1024;
@@ -18,8 +19,8 @@ const WAITERS_MOST: usize = 1024;
 /// Who waits for an object.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::service) enum Waiter {
-    /// An answer with the object's bytes.
-    Stream(PeerKey, RequestId),
+    /// An answer with the object's bytes, if they are not more than this.
+    Stream(PeerKey, RequestId, u64),
     /// A place in the pool for the peer to copy from.
     Shared(Slot),
 }
@@ -55,11 +56,12 @@ impl Service {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return Err(Status::NotFound) };
         let digest = view.digest;
         // What is in the way goes sooner or later: pins and puts have deadlines.
-        let (reservation, extent) =
-            store.reserve(digest, view.payload_bytes.into()).map_err(|error| match reserve_status(error) {
-                Status::NoSpace => Status::Busy,
-                status => status,
-            })?;
+        let tail_bytes = tail_bytes_of(view);
+        let wanted = Reserve { tail_bytes, ..Reserve::plain(digest, view.payload_bytes.into()) };
+        let (reservation, extent) = store.reserve_for(&wanted).map_err(|error| match reserve_status(error) {
+            Status::NoSpace => Status::Busy,
+            status => status,
+        })?;
         let destination = Span::pool(extent.offset, view.payload_bytes);
         let token = Token(tiered.next_call + 1);
         let waiters = waiter.into_iter().map(|waiter| (waiter, self.outputs.timing)).collect();
@@ -117,10 +119,12 @@ impl Service {
         }
         // What was read ahead waits for whoever wants it.
         if tiered.prefetched.has(digest) {
+            self.want_tail(digest);
             return;
         }
         if tiered.frequency.estimate(digest) >= tiered.policy.promote_times {
             tiered.counters.promotions += 1;
+            self.want_tail(digest);
         } else {
             tiered.counters.passed_through += 1;
             store.drop_copy(digest);
@@ -130,7 +134,7 @@ impl Service {
     /// Gives an object that is in memory now, if it is.
     fn serve(&mut self, digest: Digest, waiter: Waiter) {
         let peer = match waiter {
-            Waiter::Stream(peer, _) => Some(peer),
+            Waiter::Stream(peer, ..) => Some(peer),
             Waiter::Shared(slot) => self.peer_of(slot),
         };
         let here = peer.filter(|peer| self.session(*peer).is_some());
@@ -142,10 +146,17 @@ impl Service {
             self.counters.get_bytes += object.extent.bytes;
         }
         match (waiter, held) {
-            (Waiter::Stream(peer, request), Ok((pin, object))) => {
+            // It may have been replaced by a longer one while it was read.
+            (Waiter::Stream(peer, request, capacity_bytes), Ok((pin, object)))
+                if object.extent.bytes > capacity_bytes =>
+            {
+                self.sent(Hold::Pin(pin));
+                self.answer_id(peer, Operation::Get, request, Status::BufferTooSmall, object.extent.bytes);
+            }
+            (Waiter::Stream(peer, request, _), Ok((pin, object))) => {
                 self.answer_get(peer, request, Hold::Pin(pin), &object);
             }
-            (Waiter::Stream(peer, request), Err(status)) if here.is_some() => {
+            (Waiter::Stream(peer, request, _), Err(status)) if here.is_some() => {
                 self.answer_id(peer, Operation::Get, request, status, 0);
             }
             (Waiter::Stream(..), Err(_)) => {}

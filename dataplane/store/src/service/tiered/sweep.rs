@@ -7,7 +7,7 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_tier::{RecordView, SlotSet};
 
-use super::Service;
+use super::{Service, Strike};
 
 /// Objects looked at in one round.
 const STEP: usize = 256;
@@ -81,7 +81,7 @@ impl Service {
                 tiered.sweep.found = true;
                 tiered.counters.swept += 1;
                 tiered.sweep.waiting += 1;
-                tiered.queue_removal(view.digest, None);
+                tiered.queue_removal(view.digest, Strike::Swept);
                 void.push(view.digest);
             }
         }

@@ -1,12 +1,43 @@
 //! From memory to the SSD: writes, and the removals that go before them.
 
+use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Ack, Memory, Put, PutError, Removal, RemoveError, Span, Token};
 
+use super::super::objects::Made;
 use super::super::owns;
+use super::super::tail::{TAIL_HEAD_BYTES, TailHead};
 use super::super::types::PeerKey;
 use super::deferred::{Replies, Slot};
-use super::{Admission, Call, Held, PutAck, REMOVALS_MOST, ROUND_BYTES, Service, Tiered, WritePolicy};
+use super::{Admission, Call, Held, PutAck, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
+use crate::Extent;
+
+/// The tail behind an object's bytes, which is there.
+fn read_tail(extent: &Extent, memory: &dyn Memory) -> Vec<u8> {
+    let (at, mut head) = (extent.offset + extent.bytes, [0; TAIL_HEAD_BYTES]);
+    memory.read(Span::pool(at, TAIL_HEAD_BYTES as u32), &mut head);
+    // Whoever has mapped the pool may have spoilt it.
+    let Some(bytes) = TailHead::decode(&head).map(|head| head.tail_bytes()) else { return Vec::new() };
+    let mut tail = vec![0; bytes];
+    memory.read(Span::pool(at, bytes as u32), &mut tail);
+    tail
+}
+
+/// What the answer of a put waits for.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::service) struct Waits {
+    /// That it is written.
+    write: bool,
+    /// That what it replaces is struck out.
+    strike: bool,
+}
+
+impl Waits {
+    /// How many times its slot is settled.
+    pub(in crate::service) fn count(self) -> usize {
+        usize::from(self.write) + usize::from(self.strike)
+    }
+}
 
 impl Tiered {
     /// Whether there is room for another object that waits to be written.
@@ -49,8 +80,39 @@ impl Service {
         Ok(())
     }
 
+    /// Whether there is room for what a replacement has the SSD strike out.
+    pub(in crate::service) fn may_replace(&self) -> Result<(), Status> {
+        let full = self.tiered.as_ref().is_some_and(|tiered| tiered.removals.len() >= REMOVALS_MOST);
+        if full { Err(Status::Busy) } else { Ok(()) }
+    }
+
+    /// What the answer of a put waits for. To be asked once: it counts that the object was put.
+    pub(in crate::service) fn waits_of(&mut self, made: &Made) -> Waits {
+        Waits { write: self.put_waits(made.digest, made.bytes), strike: made.replaces && self.must_strike(made.digest) }
+    }
+
+    /// Whether the SSD may have, or bring back after a restart, what an object replaces.
+    fn must_strike(&self, digest: Digest) -> bool {
+        // One that takes no writes strikes nothing out: only what it is known to have stands in the way.
+        let Some(tiered) = &self.tiered else { return false };
+        tiered.tier.degraded().is_none() || tiered.locate(digest).is_some()
+    }
+
+    /// An object was put: what it replaces is struck out on the SSD, and then it goes there by the policy. `told` is
+    /// told of each that is waited for.
+    pub(in crate::service) fn make_last(&mut self, made: &Made, waits: Waits, told: Option<Slot>) {
+        if waits.strike
+            && let Some(tiered) = &mut self.tiered
+        {
+            tiered.prefetched.take(made.digest);
+            let strike = Strike::Replaced { digest: made.digest, version: made.version, told };
+            tiered.queue_removal(made.digest, strike);
+        }
+        self.keep(made.digest, told.filter(|_| waits.write));
+    }
+
     /// Counts that an object was put, and says whether its answer waits until it is written.
-    pub(in crate::service) fn put_waits(&mut self, digest: Digest, bytes: u64) -> bool {
+    fn put_waits(&mut self, digest: Digest, bytes: u64) -> bool {
         let Some(tiered) = &mut self.tiered else { return false };
         let seen = tiered.frequency.see(digest);
         let at_once = match tiered.policy.write {
@@ -62,7 +124,7 @@ impl Service {
     }
 
     /// An object was put: it goes to the SSD by the policy; `told` waits for that.
-    pub(in crate::service) fn keep(&mut self, digest: Digest, told: Option<Slot>) {
+    fn keep(&mut self, digest: Digest, told: Option<Slot>) {
         let Some(tiered) = &self.tiered else { return };
         let wanted = match tiered.policy.write {
             WritePolicy::Selective { times } => tiered.frequency.estimate(digest) >= times,
@@ -84,7 +146,7 @@ impl Service {
             WritePolicy::Through => tiered.counters.writes_skipped + tiered.counters.writes_over_budget > 0,
             WritePolicy::Back { .. } => false,
         };
-        let wanted = wanted && !tiered.writing.contains(&digest) && tiered.locate(digest).is_none();
+        let wanted = wanted && !tiered.is_writing(digest) && tiered.locate(digest).is_none();
         if wanted && self.admitted(digest) {
             self.hold_for_write(digest, None);
         }
@@ -109,15 +171,16 @@ impl Service {
         let held = if wanted { store.hold(digest) } else { None };
         let Some((pin, object)) = held else {
             tiered.counters.writes_skipped += 1;
-            if let Some(slot) = told {
-                self.write_failed(digest, slot);
+            if let (Some(slot), Some(object)) = (told, store.peek(digest)) {
+                self.write_failed(digest, object.version, slot);
             }
             return;
         };
-        let held = Held { pin, digest, bytes: object.extent.bytes, since_ns: self.now_ns, told };
+        let version = object.version;
+        let held = Held { pin, digest, version, bytes: object.extent.bytes, since_ns: self.now_ns, told };
         tiered.held += 1;
         tiered.held_bytes += held.bytes;
-        tiered.writing.insert(digest);
+        tiered.writing.insert((digest, version));
         match tiered.policy.write {
             WritePolicy::Back { .. } => tiered.dirty.push_back(held),
             _ => tiered.writes.push_back(held),
@@ -143,9 +206,10 @@ impl Service {
             let object = store.held(held.pin).expect("a pin of our own");
             let ack = if tiered.policy.ack == PutAck::Durable { Ack::Durable } else { Ack::Buffered };
             let token = Token(tiered.next_call + 1);
+            let tail = if object.has_tail { read_tail(&object.extent, memory) } else { Vec::new() };
             let put = Put {
                 digest: held.digest,
-                key: &[],
+                key: &tail,
                 version: object.version,
                 payload: Span::pool(object.extent.offset, object.extent.bytes as u32),
                 checksum: Some(object.checksum),
@@ -168,12 +232,12 @@ impl Service {
                     tiered.call(Call::Write { held, lent: accepted.lent, unwritten: true });
                 }
                 Err(error) => {
+                    tiered.counters.writes_failed += 1;
                     if matches!(error, PutError::Checksum { .. }) {
                         // Not what its writer stated: nobody is to be given that.
                         self.counters.corrupt += 1;
-                        store.drop_copy(held.digest);
+                        self.drop_version(held.digest, held.version);
                     }
-                    tiered.counters.writes_failed += 1;
                     self.let_go(&held, false);
                 }
             }
@@ -185,14 +249,14 @@ impl Service {
         let Some(tiered) = &mut self.tiered else { return };
         let Some(Call::Write { held, lent, unwritten }) = tiered.calls.get_mut(&token.0) else { return };
         *unwritten = false;
-        let (told, digest, over) = (held.told.take(), held.digest, !*lent);
+        let (told, digest, version, over) = (held.told.take(), held.digest, held.version, !*lent);
         tiered.counters.writes_failed += u64::from(!good);
         self.tell_of_ssd(digest);
         if let Some(slot) = told {
             if good {
                 self.settle(slot, |_, _| {});
             } else {
-                self.write_failed(digest, slot);
+                self.write_failed(digest, version, slot);
             }
         }
         if over {
@@ -221,19 +285,29 @@ impl Service {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
         tiered.held -= 1;
         tiered.held_bytes -= held.bytes;
-        tiered.writing.remove(&held.digest);
+        tiered.writing.remove(&(held.digest, held.version));
         store.unpin(held.pin).expect("a pin of our own");
         if let Some(slot) = held.told.filter(|_| !good) {
-            self.write_failed(held.digest, slot);
+            self.write_failed(held.digest, held.version, slot);
         }
     }
 
-    /// A put that was to be written cannot be: it is taken back, and its answer says so.
-    fn write_failed(&mut self, digest: Digest, slot: Slot) {
-        if let Some(store) = &mut self.store {
+    /// A put that was to be written cannot be: it is taken back, and its answer says so. One that was replaced meanwhile
+    /// is not the last word: whoever put it may try again.
+    fn write_failed(&mut self, digest: Digest, version: Version, slot: Slot) {
+        let replaced =
+            self.store.as_ref().and_then(|store| store.peek(digest)).is_some_and(|now| now.version > version);
+        self.drop_version(digest, version);
+        self.refuse_put(slot, if replaced { Status::Busy } else { Status::NoSpace });
+    }
+
+    /// Drops an object from memory, unless it is another version by now.
+    pub(super) fn drop_version(&mut self, digest: Digest, version: Version) {
+        if let Some(store) = &mut self.store
+            && store.peek(digest).is_some_and(|object| object.version == version)
+        {
             store.drop_copy(digest);
         }
-        self.refuse_put(slot, Status::NoSpace);
     }
 
     fn refuse_put(&mut self, slot: Slot, why: Status) {
@@ -275,7 +349,7 @@ impl Service {
         let slot_of = self.defer(peer, request, Replies::Bits(bits, Status::Ok), digests.len());
         let tiered = self.tiered.as_mut().expect("asked only with a tier");
         for (item, digest) in digests.iter().enumerate() {
-            tiered.queue_removal(*digest, Some(slot_of(item)));
+            tiered.queue_removal(*digest, Strike::Asked(slot_of(item)));
         }
         digests.iter().for_each(|digest| self.tell_of_ssd(*digest));
         Ok(())
@@ -286,7 +360,7 @@ impl Service {
         let mut progress = false;
         loop {
             let Some(tiered) = &mut self.tiered else { return progress };
-            let Some((digest, told)) = tiered.removals.front().copied() else { return progress };
+            let Some((digest, strike)) = tiered.removals.front().copied() else { return progress };
             let ack = if tiered.policy.ack == PutAck::Durable { Ack::Durable } else { Ack::Buffered };
             let token = Token(tiered.next_call + 1);
             let taken = tiered.tier.remove(self.now_ns, digest, ack, token, memory);
@@ -299,12 +373,12 @@ impl Service {
             match taken {
                 Ok(Removal::Pending) => {
                     tiered.counters.removals += 1;
-                    tiered.call(Call::Remove { told });
+                    tiered.call(Call::Remove { strike });
                 }
-                Ok(Removal::Absent) => self.removal_told(told, true),
+                Ok(Removal::Absent) => self.removal_told(strike, true),
                 Err(_) => {
                     tiered.counters.removals_unwritten += 1;
-                    self.removal_told(told, false);
+                    self.removal_told(strike, false);
                 }
             }
         }
@@ -312,31 +386,40 @@ impl Service {
 
     pub(super) fn removal_done(&mut self, token: Token, good: bool) {
         let Some(tiered) = &mut self.tiered else { return };
-        if let Some(Call::Remove { told }) = tiered.calls.remove(&token.0) {
-            self.removal_told(told, good);
+        if let Some(Call::Remove { strike }) = tiered.calls.remove(&token.0) {
+            self.removal_told(strike, good);
         }
     }
 
     /// A removal that is not on the SSD may be undone by a restart: whoever asked for it is told.
-    fn removal_told(&mut self, told: Option<Slot>, good: bool) {
-        if told.is_none()
-            && let Some(tiered) = &mut self.tiered
-        {
-            tiered.sweep.waiting -= 1;
-        }
-        if let Some(slot) = told {
-            self.settle(slot, |replies, _| {
+    fn removal_told(&mut self, strike: Strike, good: bool) {
+        match strike {
+            Strike::Swept => self.tiered.iter_mut().for_each(|tiered| tiered.sweep.waiting -= 1),
+            Strike::Asked(slot) => self.settle(slot, |replies, _| {
                 if let (Replies::Bits(_, status), false) = (replies, good) {
                     *status = Status::NoSpace;
                 }
-            });
+            }),
+            Strike::Replaced { told: Some(slot), .. } if good => self.settle(slot, |_, _| {}),
+            Strike::Replaced { digest, version, told } => {
+                if !good {
+                    // What it replaced may come back, so it has not.
+                    self.drop_version(digest, version);
+                }
+                told.into_iter().for_each(|slot| self.refuse_put(slot, Status::NoSpace));
+            }
         }
     }
 }
 
 impl Tiered {
-    pub(super) fn queue_removal(&mut self, digest: Digest, told: Option<Slot>) {
-        self.removals.push_back((digest, told));
+    pub(super) fn queue_removal(&mut self, digest: Digest, strike: Strike) {
+        self.removals.push_back((digest, strike));
         self.removing.insert(digest);
+    }
+
+    /// Whether a version of an object is on its way to the SSD.
+    pub(super) fn is_writing(&self, digest: Digest) -> bool {
+        self.writing.range((digest, Version(0))..=(digest, Version(u64::MAX))).next().is_some()
     }
 }

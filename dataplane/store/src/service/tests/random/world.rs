@@ -6,7 +6,8 @@ use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, PinId, RequestId, ReservationId, SegmentId};
 use kvplane_proto::message::{
-    CommitItem, GetItem, IdItem, Kind, LookupReply, Operation, ReadItem, ReserveItem, ReserveReply, RunItem, WriteItem,
+    CommitItem, GetItem, IdItem, Kind, LookupReply, Operation, PutItem, PutOptions, ReadItem, ReserveReply, RunItem,
+    WriteItem,
 };
 
 use super::super::rig::{Answer, CHECKSUM, Rig, Said, body_of, config, digest, digests, hello, identity, segment_info};
@@ -66,9 +67,20 @@ struct Peer {
     /// Puts without an answer.
     puts: Vec<RequestId>,
     /// What was asked in each request for reservations.
-    reserves: BTreeMap<RequestId, Vec<ReserveItem>>,
+    reserves: BTreeMap<RequestId, Vec<PutItem>>,
     pins: Vec<(PinId, Place)>,
     reservations: Vec<(ReservationId, Place)>,
+}
+
+/// A put, of which some have a tail and some replace.
+fn put_of(key: u8, bytes: u64, pick: usize) -> PutItem {
+    let options = PutOptions { group: (pick % 2) as u64, replace: pick.is_multiple_of(3), ..PutOptions::default() };
+    PutItem::plain(digest(key), bytes).with_options(&options)
+}
+
+fn overlap(one: &Place, two: &Place) -> bool {
+    let both = one.memory == Memory::Pool && two.memory == Memory::Pool;
+    both && one.offset < two.offset + two.bytes && two.offset < one.offset + one.bytes
 }
 
 pub(super) struct World {
@@ -164,7 +176,7 @@ impl World {
         let segment = self.segments.iter().chain(&self.leaving).nth(pick % 4).copied().unwrap_or_default();
         let (body, items, payload_bytes) = match operation {
             Operation::OpenSegment => (Vec::new(), 0, 0),
-            Operation::Put => (digests([key]), 1, bytes),
+            Operation::Put => (body_of([put_of(key, bytes, pick)]), 1, bytes),
             Operation::Write => (body_of([WriteItem { segment, offset: pick as u64 }]), 1, bytes),
             Operation::Read => (body_of([ReadItem { request, segment, offset: pick as u64, bytes }]), 1, 0),
             Operation::ReadMany | Operation::WriteMany => {
@@ -175,8 +187,7 @@ impl World {
             }
             Operation::Get => (body_of([GetItem { digest: digest(key), request, capacity_bytes: bytes * 8 }]), 1, 0),
             Operation::Reserve => {
-                let items: Vec<ReserveItem> =
-                    (0..pick as u8 % 3).map(|n| ReserveItem { digest: digest(key + n), bytes }).collect();
+                let items: Vec<PutItem> = (0..pick as u8 % 3).map(|n| put_of(key + n, bytes, pick)).collect();
                 if let Some(peer) = &mut self.peers[peer] {
                     peer.reserves.insert(request, items.clone());
                 }
@@ -293,6 +304,11 @@ impl World {
                     peer.closed = true;
                     peer.puts.clear();
                 }
+                Said::Tail(offset, bytes) => {
+                    let tail = Place { memory: Memory::Pool, offset, bytes: bytes.len() as u64 };
+                    let used = self.writes().chain(self.reads()).find(|place| overlap(&tail, place));
+                    assert_eq!(used, None, "a tail is written where others are");
+                }
                 Said::Unregistered(segment) => {
                     let at = self.leaving.iter().position(|&leaving| leaving == segment);
                     self.leaving.swap_remove(at.expect("it was unregistered, once"));
@@ -348,15 +364,16 @@ impl World {
             .flat_map(|peer| peer.arriving.iter().flatten().copied().chain(peer.reservations.iter().map(|held| held.1)))
     }
 
+    /// Ranges that are read.
+    fn reads(&self) -> impl Iterator<Item = Place> {
+        let lent = self.peers.iter().flatten().flat_map(|peer| peer.pins.iter().map(|held| held.1));
+        lent.chain(self.holds.iter().flat_map(|held| held.0.iter().copied()))
+    }
+
     pub(super) fn check(&self) {
         self.rig.store().check();
-        let in_pool = |place: &Place| place.memory == Memory::Pool;
-        let overlap =
-            |one: &Place, two: &Place| one.offset < two.offset + two.bytes && two.offset < one.offset + one.bytes;
-        let writes: Vec<Place> = self.writes().filter(in_pool).collect();
-        let lent = self.peers.iter().flatten().flat_map(|peer| peer.pins.iter().map(|held| held.1));
-        let leaving = self.holds.iter().flat_map(|held| held.0.iter().copied()).filter(in_pool);
-        let reads: Vec<Place> = lent.chain(leaving).collect();
+        let writes: Vec<Place> = self.writes().collect();
+        let reads: Vec<Place> = self.reads().collect();
         for (at, write) in writes.iter().enumerate() {
             let others = writes[..at].iter().chain(&reads);
             for other in others {

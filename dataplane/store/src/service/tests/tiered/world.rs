@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, NodeId, ShardId, Version};
-use kvplane_proto::message::{Bitmap, GetItem, Kind, Operation};
+use kvplane_proto::message::{Bitmap, GetItem, Kind, Operation, PutItem, PutOptions};
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{RequestId, Status};
 use kvplane_tier::{Action, BlockOp, Fault, Identity, Memory, OpenOptions, Space, Span, Tier, TierConfig};
@@ -296,7 +296,9 @@ impl World {
     pub(super) fn put(&mut self, key: u8) {
         self.puts += 1;
         let (put, bytes) = (self.puts, bytes_of(self.puts));
-        let (request, body, sum) = (self.next_request(), digests([key]), payload_checksum(&bytes));
+        let options = PutOptions { group: self.rng.below(2), replace: self.rng.below(3) == 0, ..PutOptions::default() };
+        let item = PutItem::plain(digest(key), bytes.len() as u64).with_options(&options);
+        let (request, body, sum) = (self.next_request(), body_of([item]), payload_checksum(&bytes));
         self.now_may(key, Some(put));
         self.asked.insert(request.index, Asked::Put { key, put });
         let header = Header::request(Kind::Request(Operation::Put), request)
@@ -315,6 +317,11 @@ impl World {
 
     fn hear(&mut self) {
         while let Some(output) = self.service.poll_output() {
+            if let Output::Tail { offset, bytes } = output {
+                let tail = self.service.body(bytes).to_vec();
+                self.memory.pool[offset as usize..][..tail.len()].copy_from_slice(&tail);
+                continue;
+            }
             let Output::Frame { header, payload, body, .. } = output else { panic!("not {output:?}") };
             if let Some(asked) = self.asked.remove(&header.request.index) {
                 let body = self.service.body(body).to_vec();

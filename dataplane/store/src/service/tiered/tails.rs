@@ -1,0 +1,97 @@
+//! Tails of objects that came back from the SSD: an object is read without what stands before it, so its tail follows
+//! when it stays in memory.
+//!
+//! An object that has its tail on the SSD only and loses it there leaves memory too: it would be without a name.
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::Version;
+use kvplane_tier::{GetError, Memory, Priority, RecordView, Span, Token};
+
+use super::{Call, Service};
+use crate::TAIL_BYTES_MOST;
+
+/// The most objects that wait for their tails.
+const WAITING_MOST: usize = 65_536;
+
+/// Bytes of an object's tail, where its record has one.
+pub(super) fn tail_bytes_of(view: &RecordView) -> u32 {
+    let bytes = u32::from(view.key_bytes);
+    if bytes <= TAIL_BYTES_MOST { bytes } else { 0 }
+}
+
+impl Service {
+    /// An object that came back stays: its tail is to follow.
+    pub(super) fn want_tail(&mut self, digest: Digest) {
+        let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
+        let Some(version) = store.peek(digest).filter(|object| !object.has_tail).map(|object| object.version) else {
+            return;
+        };
+        if tiered.locate(digest).is_some_and(|view| tail_bytes_of(&view) == 0) {
+            return;
+        }
+        if tiered.tails.len() < WAITING_MOST {
+            tiered.tails.push_back((digest, version));
+        } else {
+            store.drop_copy(digest);
+        }
+    }
+
+    /// Has tails read, as far as the tier takes it.
+    pub(super) fn read_tails(&mut self) -> bool {
+        let mut progress = false;
+        while let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store)
+            && let Some((digest, version)) = tiered.tails.front().copied()
+        {
+            let here = store.peek(digest).is_some_and(|object| object.version == version && !object.has_tail);
+            let there = tiered.locate(digest).is_some_and(|view| view.version == version);
+            let token = Token(tiered.next_call + 1);
+            if here && there {
+                let Some((pin, _)) = store.hold(digest) else { return progress };
+                match tiered.tier.get_key(digest, Priority::Background, token) {
+                    Ok(()) => drop(tiered.call(Call::Tail { digest, version, pin })),
+                    Err(error) => {
+                        store.unpin(pin).expect("a pin of our own");
+                        if error == GetError::Busy {
+                            return progress;
+                        }
+                    }
+                }
+            } else if here {
+                store.drop_copy(digest);
+            }
+            tiered.tails.pop_front();
+            progress = true;
+        }
+        progress
+    }
+
+    /// A tail was read, or cannot be.
+    pub(super) fn tail_read(&mut self, token: Token, read: Option<Version>, memory: &mut dyn Memory) {
+        let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
+        let tail = tiered.tier.take_key(token).filter(|_| read.is_some());
+        let Some(Call::Tail { digest, version, pin }) = tiered.calls.remove(&token.0) else { return };
+        let object = store.held(pin).expect("a pin of our own");
+        let good = match tail {
+            Some(tail) if read == Some(version) && !tail.is_empty() && tail.len() as u64 <= store.tail_room(pin) => {
+                memory.write(&tail, Span::pool(object.extent.offset + object.extent.bytes, tail.len() as u32));
+                store.set_tail(pin);
+                true
+            }
+            _ => false,
+        };
+        store.unpin(pin).expect("a pin of our own");
+        if !good {
+            self.drop_version(digest, version);
+        }
+    }
+
+    /// What was asked for could not be read.
+    pub(super) fn missed(&mut self, token: Token, memory: &mut dyn Memory) {
+        let call = self.tiered.as_ref().and_then(|tiered| tiered.calls.get(&token.0));
+        if matches!(call, Some(Call::Tail { .. })) {
+            self.tail_read(token, None, memory);
+        } else {
+            self.read_done(token, None);
+        }
+    }
+}
