@@ -22,6 +22,7 @@ mod dispatch;
 mod fences;
 mod flush;
 mod gather;
+mod intake;
 mod lane;
 mod metrics;
 mod near;
@@ -80,6 +81,8 @@ pub struct Client {
     /// When lanes may connect again or must have been welcomed: at most one entry for each.
     alarms: BTreeSet<(u64, u32)>,
     batches: Table<Batch>,
+    /// Those of the batch that is being submitted.
+    stretches: Vec<intake::Stretch>,
     slices: Table<Slice>,
     wires: Table<Wire>,
     /// Deadlines of batches; entries of completed ones are dropped as they surface, or when they are the greater part.
@@ -143,6 +146,7 @@ impl Client {
             places: Vec::new(),
             alarms: BTreeSet::new(),
             batches: Table::new(),
+            stretches: Vec::new(),
             slices: Table::new(),
             wires: Table::new(),
             deadlines: BinaryHeap::new(),
