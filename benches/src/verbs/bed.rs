@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvplane_proto::SegmentId;
 use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs};
 use kvplane_sys::{HugePages, Poller, Region, RegionOptions, cpu};
-use kvplane_transport::{ConnectionId, Copied, Event, Gone, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
+use kvplane_transport::{ConnectionId, Ended, Event, Gone, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
 
 use crate::Failure;
 
@@ -80,7 +80,7 @@ pub(super) struct Stream {
     connection: ConnectionId,
     memory: Arc<Region>,
     slice_bytes: usize,
-    copied: Vec<Copied>,
+    copied: Ended,
     // Its device has the receives of the other end.
     _asked: End,
 }
@@ -93,7 +93,8 @@ impl Stream {
         let (connection, _) = connect(&mut asking, &mut asked)?;
         let (ours, theirs) = (region(BATCH * slice_bytes)?, region(BATCH * slice_bytes)?);
         asked.rdma.publish(SEGMENT, &theirs, (BATCH * slice_bytes) as u64, true);
-        let mut stream = Self { asking, connection, memory: ours, slice_bytes, copied: Vec::new(), _asked: asked };
+        let mut stream =
+            Self { asking, connection, memory: ours, slice_bytes, copied: Ended::default(), _asked: asked };
         stream.learn_key()?;
         Ok(stream)
     }
@@ -106,7 +107,9 @@ impl Stream {
             self.asking.round();
             self._asked.round();
             self.asking.rdma.take_copied(&mut self.copied);
-            if let Some(copied) = self.copied.pop() {
+            let first = self.copied.iter().next();
+            if let Some(copied) = first {
+                self.copied.clear();
                 return copied.outcome.map_err(|status| format!("the first copy: {status}").into());
             }
             if Instant::now() > until {
@@ -137,10 +140,11 @@ impl Stream {
             submitted = until;
             self.asking.round();
             self.asking.rdma.take_copied(&mut self.copied);
-            for copied in self.copied.drain(..) {
-                copied.outcome.map_err(|status| format!("slice {done}: {status}"))?;
-                done += 1;
+            for (_, outcome, tokens) in self.copied.runs() {
+                outcome.map_err(|status| format!("slice {done}: {status}"))?;
+                done += tokens.len() as u64;
             }
+            self.copied.clear();
         }
         let (elapsed, after) = (start.elapsed(), *self.asking.rdma.counters());
         let counters = RdmaCounters {

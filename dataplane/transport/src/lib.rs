@@ -25,8 +25,8 @@ pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use file::{FileTransfer, Files};
 pub use nvme::{Nvme, NvmeCounters, Part, Ssd, TierMemory};
 pub use rdma::{
-    Copied, FOREIGN_QUEUE_PAIRS, ForeignBuffer, ForeignDevice, ForeignHalf, ForeignPeer, Rdma, RdmaCopy, RdmaCounters,
-    RdmaError, RdmaOptions,
+    Copied, Ended, FOREIGN_QUEUE_PAIRS, ForeignBuffer, ForeignDevice, ForeignHalf, ForeignPeer, Rdma, RdmaCopy,
+    RdmaCounters, RdmaError, RdmaOptions,
 };
 pub use shm::Shm;
 pub use tcp::{Tcp, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};

@@ -13,7 +13,7 @@ use kvplane_proto::message::{GetItem, Kind, Operation, ReadItem, decode_items};
 use kvplane_proto::{Limits, RequestId, Status};
 use kvplane_sys::verbs::Verbs;
 use kvplane_sys::{Poller, Region};
-use kvplane_transport::{ConnectionId, Copied, Gone, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
+use kvplane_transport::{ConnectionId, Ended, Gone, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
 
 use super::Host;
 use super::copies::local_buffer;
@@ -41,8 +41,9 @@ pub(super) struct RdmaWork {
     pub(super) driver: Rdma,
     /// The TCP connection that each RDMA connection came from.
     carriers: HashMap<ConnectionId, ConnectionId>,
-    /// Copies that are over, for the moment.
-    copied: Vec<Copied>,
+    /// Copies that the devices are given, and copies that are over, for the moment.
+    copies: Vec<DeviceCopy>,
+    copied: Ended,
     /// Why devices are not used.
     problems: Vec<String>,
     pub(super) near: Arc<NearDevices>,
@@ -61,7 +62,8 @@ impl RdmaWork {
         let mut work = Self {
             driver,
             carriers: HashMap::new(),
-            copied: Vec::new(),
+            copies: Vec::new(),
+            copied: Ended::default(),
             problems: Vec::new(),
             near,
             table: Near::default(),
@@ -254,8 +256,11 @@ impl Host {
         // Where the lane is gone, whoever waited for the copies knows it.
         let (Some(Link::Rdma(id)), Some(client)) = (self.link_of(lane), &mut self.client) else { return };
         let buffers = &self.buffers;
-        let copies = core::iter::once(first).chain(client.copies(lane));
-        self.rdma_work.driver.copy_many(id, copies.map(|copy| on_device(buffers, &copy)));
+        let RdmaWork { driver, copies, .. } = &mut self.rdma_work;
+        copies.clear();
+        copies.push(first);
+        client.take_copies(lane, copies);
+        driver.copy_many(id, copies.iter().map(|copy| on_device(buffers, copy)));
     }
 
     pub(super) fn take_rdma_events(&mut self) -> bool {
@@ -277,24 +282,19 @@ impl Host {
         let mut copied = core::mem::take(&mut self.rdma_work.copied);
         self.rdma_work.driver.take_copied(&mut copied);
         let progress = !copied.is_empty();
-        let mut rest = &copied[..];
-        while let Some(first) = rest.first() {
+        for (connection, outcome, tokens) in copied.runs() {
             let now_ns = self.arrival_ns();
-            // Those that went well in a row, on one connection; or one that did not.
-            let alike = |copied: &&Copied| copied.connection == first.connection && copied.outcome.is_ok();
-            let count = rest.iter().take_while(alike).count();
-            let (these, others) = rest.split_at(count.max(1));
-            rest = others;
-            let lane = self.roles.get(Link::Rdma(first.connection));
+            let lane = self.roles.get(Link::Rdma(connection));
             let (Role::Lane(lane, _), Some(client)) = (lane, &mut self.client) else { continue };
-            match first.outcome {
+            let slices = tokens.iter().map(|&token| slice_of(token));
+            match outcome {
                 Ok(()) => {
-                    self.counters.rdma_copies += count as u64;
-                    client.all_copied(lane, these.iter().map(|copied| slice_of(copied.token)), now_ns);
+                    self.counters.rdma_copies += tokens.len() as u64;
+                    client.all_copied(lane, slices, now_ns);
                 }
                 // What a failed connection leaves undone is told by its end.
                 Err(Status::Unreachable) => {}
-                Err(status) => client.copied(lane, slice_of(first.token), Err(status), now_ns),
+                Err(status) => slices.for_each(|slice| client.copied(lane, slice, Err(status), now_ns)),
             }
         }
         copied.clear();

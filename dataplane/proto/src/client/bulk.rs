@@ -4,14 +4,13 @@
 //! once, and what is summed up is added once. Whatever is out of the ordinary ends a run and goes the usual way, slice
 //! by slice. What comes of a run is exactly what comes of its slices one by one (`tests/bulk.rs`).
 
+use super::Client;
 use super::dispatch::SMALL_WINDOW_BYTES;
 use super::lane::{Endpoint, Lane};
 use super::near::Place;
 use super::path::{Path, Transport, Via};
-use super::table::{Held, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table, slice_id};
+use super::table::{Held, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table, Times, slice_id};
 use super::types::{DeviceCopy, LaneId, Output, Request, SegmentTarget, SliceId};
-use super::{Client, Config};
-use crate::ids::Version;
 
 /// Lanes of a rail among which a run is dealt.
 const LANES: usize = 8;
@@ -29,55 +28,23 @@ struct Share {
 /// Slices that ended together and were posted together.
 #[derive(Clone, Copy, Default)]
 struct Tally {
-    posted_ns: u64,
-    queued_ns: u64,
+    times: Times,
     small: bool,
-    /// Where their memory is, at our end and at the peer's.
+    /// Where their memory is, at our end and at the peer's, and what that was found out from: our buffer.
     places: (Place, Place),
+    memory: (u32, Place),
     slices: u64,
     bytes: u64,
     load_bytes: u64,
-    sent_bytes: u64,
-    flying: u32,
 }
 
-/// The copies that a lane sends next.
-pub(super) struct Copies<'a> {
-    lane: &'a mut Lane,
-    slices: &'a mut Table<Slice>,
-    config: &'a Config,
-    now_ns: u64,
-}
-
-impl Iterator for Copies<'_> {
-    type Item = DeviceCopy;
-
-    #[inline]
-    fn next(&mut self) -> Option<DeviceCopy> {
-        let lane = &mut *self.lane;
-        let index = lane.next;
-        if index == NOWHERE {
-            return None;
-        }
-        let (generation, slice) = self.slices.named(index);
-        let write = matches!(slice.request, Request::Write(..));
-        let (Request::Read(target, local) | Request::Write(target, local)) = slice.request else { return None };
-        if !lane.has_room(self.config) || lane.is_closed(target.segment, Via::Rdma) {
-            return None;
-        }
-        slice.step(SliceEvent::Place);
-        slice.sent_ns = self.now_ns;
-        slice.sent_bytes = local.bytes;
-        lane.sends(slice);
-        slice.bytes = local.bytes;
-        slice.via = Via::Rdma;
-        Some(DeviceCopy {
-            slice: slice_id(index, generation),
-            segment: target.segment,
-            offset: target.offset,
-            local,
-            write,
-        })
+/// Takes a slice that is not the first of its lane's list out of it.
+#[cold]
+fn unlink(slices: &mut Table<Slice>, lane: &mut Lane, before: u32, after: u32) {
+    slices.at(before).after = after;
+    match after {
+        NOWHERE => lane.last = before,
+        after => slices.at(after).before = before,
     }
 }
 
@@ -205,25 +172,49 @@ impl Client {
         (bound, bytes)
     }
 
-    /// The copies behind an [`Output::CopySegment`] of a lane over RDMA that may go too: for a host that has the device
-    /// take several in a row. To be called before the next output is polled; what is left comes as outputs.
-    pub fn copies(&mut self, lane: LaneId) -> impl Iterator<Item = DeviceCopy> {
-        let ready = match self.current(lane) {
-            Some(entry) if entry.path == Path::Rdma && entry.state == Endpoint::Ready => {
-                let peer = entry.peer.0 as usize;
-                self.is_fenced(peer)
-            }
-            _ => false,
-        };
-        let mut copies = ready.then(|| self.copies_of(lane.index));
-        core::iter::from_fn(move || copies.as_mut()?.next())
+    /// The copies behind an [`Output::CopySegment`] of a lane over RDMA that may go too, put behind those in `into`: for
+    /// a host that has the device take several in a row. To be called before the next output is polled; what is left
+    /// comes as outputs.
+    pub fn take_copies(&mut self, lane: LaneId, into: &mut Vec<DeviceCopy>) {
+        let Some(entry) = self.current(lane) else { return };
+        let (queued, peer) = (entry.queued as usize, entry.peer.0 as usize);
+        if entry.path == Path::Rdma && entry.state == Endpoint::Ready && self.is_fenced(peer) {
+            into.reserve(queued);
+            self.send_copies(lane.index, usize::MAX, |copy| into.push(copy));
+        }
     }
 
-    /// The copies that the device of a lane over RDMA can do by itself, as far as there is room for them.
+    /// Sends at most so many copies that the device of a lane over RDMA can do by itself, as far as there is room.
     #[inline]
-    pub(super) fn copies_of(&mut self, index: u32) -> Copies<'_> {
+    pub(super) fn send_copies(&mut self, index: u32, most: usize, mut each: impl FnMut(DeviceCopy)) {
         let Self { lanes, slices, config, now_ns, .. } = self;
-        Copies { lane: &mut lanes[index as usize], slices, config, now_ns: *now_ns }
+        let (lane, now_ns) = (&mut lanes[index as usize], *now_ns);
+        let mut next = lane.next;
+        let mut taken = 0;
+        let (mut flying, mut sent_bytes) = (lane.flying, lane.sent_bytes);
+        while taken < most && next != NOWHERE && lane.has_room_beside(config, flying, sent_bytes) {
+            let (generation, slice) = slices.named(next);
+            let write = matches!(slice.request, Request::Write(..));
+            let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { break };
+            if lane.is_closed(target.segment, Via::Rdma) {
+                break;
+            }
+            let id = slice_id(next, generation);
+            let copy = DeviceCopy { slice: id, segment: target.segment, offset: target.offset, local: *local, write };
+            let bytes = local.bytes;
+            slice.step(SliceEvent::Place);
+            slice.sent_ns = now_ns;
+            slice.via = Via::Rdma;
+            (slice.sent_bytes, slice.bytes) = (bytes, bytes);
+            // None is without bytes.
+            flying += 1;
+            sent_bytes += bytes;
+            taken += 1;
+            next = slice.after;
+            each(copy);
+        }
+        lane.queued -= taken as u32;
+        (lane.next, lane.flying, lane.sent_bytes) = (next, flying, sent_bytes);
     }
 
     /// As [`Self::copied`], for copies of a lane over RDMA that have all succeeded, oldest first.
@@ -235,95 +226,139 @@ impl Client {
             Some(_) => return slices.for_each(|slice| self.copied(lane, slice, Ok(0), now_ns)),
             None => return,
         }
-        while let Some(odd) = self.end_run(lane.index, &mut slices) {
-            self.copied(lane, odd, Ok(0), now_ns);
+        let mut next = slices.next();
+        while let Some(id) = next {
+            next = match self.tally_for(lane.index, id) {
+                Some(mut tally) => {
+                    let next = self.end_alike(lane.index, id, &mut slices, &mut tally);
+                    self.take_stock(lane.index, &tally);
+                    next
+                }
+                None => {
+                    self.copied(lane, id, Ok(0), now_ns);
+                    slices.next()
+                }
+            };
         }
         self.lanes[lane.index as usize].progress_ns = now_ns;
         self.mark_group_of(lane.index);
         self.mark_dirty(lane.index);
     }
 
-    /// Ends slices whose copies have succeeded, up to one that is out of the ordinary, which is returned.
-    fn end_run(&mut self, lane: u32, ids: &mut impl Iterator<Item = SliceId>) -> Option<SliceId> {
-        let mut tally = Tally::default();
-        let mut odd = None;
-        for id in ids {
-            let Some(slice) = self.slices.get(id.index, id.generation) else { continue };
-            let slow = self.now_ns.saturating_sub(slice.begun_ns) >= self.config.slow_ns;
-            let mine = slice.lane == lane && slice.state == SliceState::Copying;
-            if !mine || slow || slice.tasks != 1 || slice.held != Held::Nothing {
-                odd = Some(id);
-                break;
-            }
-            let (bytes, load_bytes) = (slice.weight_bytes(), slice.load_bytes());
-            let small = self.config.is_small(load_bytes);
-            let (posted_ns, queued_ns, places) = (slice.posted_ns, slice.queued_ns, self.places_of(&slice.request));
-            if (posted_ns, queued_ns, small, places) != (tally.posted_ns, tally.queued_ns, tally.small, tally.places) {
-                let next = Tally { posted_ns, queued_ns, small, places, ..Tally::default() };
-                let before = core::mem::replace(&mut tally, next);
-                self.take_stock(lane, &before);
-            }
-            tally.slices += 1;
-            tally.bytes += bytes;
-            tally.load_bytes += load_bytes;
-            self.end_copy(lane, id, &mut tally);
+    /// What a slice has in common with those that end together with it; none for one that is out of the ordinary.
+    fn tally_for(&self, lane: u32, id: SliceId) -> Option<Tally> {
+        let slice = self.slices.get(id.index, id.generation)?;
+        let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { return None };
+        let slow = self.now_ns.saturating_sub(slice.times.begun_ns) >= self.config.slow_ns;
+        let mine = slice.lane == lane && slice.state == SliceState::Copying;
+        if !mine || slow || slice.tasks != 1 || slice.held != Held::Nothing {
+            return None;
         }
-        self.take_stock(lane, &tally);
-        odd
+        Some(Tally {
+            times: slice.times,
+            small: self.config.is_small(slice.load_bytes()),
+            memory: (local.buffer, target.place),
+            places: self.places_of(&slice.request),
+            ..Tally::default()
+        })
     }
 
-    /// Takes a slice off its lane and its batch.
+    /// Ends a slice whose copy has succeeded and those behind it that have everything of a tally in common. Returns
+    /// the first that has not.
     #[inline]
-    fn end_copy(&mut self, lane: u32, id: SliceId, tally: &mut Tally) {
-        let slice = self.slices.end(id.index);
-        slice.step(SliceEvent::Finish);
-        tally.sent_bytes += slice.sent_bytes;
-        tally.flying += u32::from(slice.sent_bytes > 0);
-        let (before, after, batch, task) = (slice.before, slice.after, slice.batch, slice.task as usize);
-        let (bytes, version) = (slice.bytes, slice.version);
-        let entry = &mut self.lanes[lane as usize];
-        match before {
-            NOWHERE => entry.first = after,
-            before => self.slices.at(before).after = after,
+    fn end_alike(
+        &mut self,
+        lane: u32,
+        first: SliceId,
+        ids: &mut impl Iterator<Item = SliceId>,
+        tally: &mut Tally,
+    ) -> Option<SliceId> {
+        let Self { config, places, lanes, slices, batches, outputs, finished, .. } = self;
+        let lane_entry = &mut lanes[lane as usize];
+        let Tally { times, small, memory, places: both, slices: mut count, mut bytes, mut load_bytes } = *tally;
+        let mut memory = memory;
+        let (small_bytes, report) = (config.small_bytes, config.report_tasks);
+        let mut batch = slices.peek(first.index).batch;
+        let mut entry = batches.at(batch.index);
+        // Those at the front of the lane's list leave it without a look at their neighbours.
+        let mut front = lane_entry.first;
+        let mut next = Some(first);
+        while let Some(id) = next {
+            let Some(slice) = slices.get(id.index, id.generation) else {
+                next = ids.next();
+                continue;
+            };
+            let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { break };
+            let slice_bytes = local.bytes;
+            let slice_load_bytes = slice_bytes.max(LEAST_LOAD_BYTES);
+            let mine = slice.lane == lane && slice.state == SliceState::Copying && slice.tasks == 1;
+            if !mine || slice.times != times || (slice_load_bytes <= small_bytes) != small {
+                break;
+            }
+            if (local.buffer, target.place) != memory {
+                let ours = places.get(local.buffer as usize).copied().unwrap_or_default();
+                if (ours, target.place) != both {
+                    break;
+                }
+                memory = (local.buffer, target.place);
+            }
+            debug_assert!(slice.sent_bytes == slice_bytes && slice.bytes == slice_bytes, "it was sent as a whole");
+            debug_assert!(slice.version == 0 && slice.held == Held::Nothing, "it was not asked for by a frame");
+            count += 1;
+            bytes += slice_bytes;
+            load_bytes += slice_load_bytes;
+            let slice = slices.end(id.index);
+            slice.step(SliceEvent::Finish);
+            let (before, after, task) = (slice.before, slice.after, slice.task as usize);
+            if slice.batch != batch {
+                batch = slice.batch;
+                entry = batches.at(batch.index);
+            }
+            if id.index == front {
+                front = after;
+            } else {
+                unlink(slices, lane_entry, before, after);
+            }
+            entry.results[task].bytes += slice_bytes;
+            let open = &mut entry.open_slices[task];
+            *open -= 1;
+            if *open == 0 {
+                entry.remaining -= 1;
+                if report {
+                    finished.push_back((batch, task as u32));
+                }
+                if entry.remaining == 0 {
+                    outputs.push_back(Output::Done { batch });
+                }
+            }
+            next = ids.next();
         }
-        match after {
-            NOWHERE => entry.last = before,
-            after => self.slices.at(after).before = before,
+        lane_entry.first = front;
+        match front {
+            NOWHERE => lane_entry.last = NOWHERE,
+            front => slices.at(front).before = NOWHERE,
         }
-        let entry = self.batches.at(batch.index);
-        let result = &mut entry.results[task];
-        result.bytes += bytes;
-        result.version = Version(version);
-        let open = &mut entry.open_slices[task];
-        *open -= 1;
-        if *open > 0 {
-            return;
-        }
-        entry.remaining -= 1;
-        if self.config.report_tasks {
-            self.finished.push_back((batch, task as u32));
-        }
-        if entry.remaining == 0 {
-            self.outputs.push_back(Output::Done { batch });
-        }
+        (tally.slices, tally.bytes, tally.load_bytes) = (count, bytes, load_bytes);
+        next
     }
 
     /// Books the end of slices that left a lane.
     fn take_stock(&mut self, lane: u32, tally: &Tally) {
-        let &Tally { posted_ns, queued_ns, small, places, slices, bytes, load_bytes, sent_bytes, flying } = tally;
+        let &Tally { times, small, places, slices, bytes, load_bytes, .. } = tally;
         if slices == 0 {
             return;
         }
         let now_ns = self.now_ns;
         let entry = &mut self.lanes[lane as usize];
         entry.load_bytes -= load_bytes;
-        entry.sent_bytes -= sent_bytes;
-        entry.flying -= flying;
+        // Each was sent as a whole.
+        entry.sent_bytes -= bytes;
+        entry.flying -= slices as u32;
         let (rail, peer) = (entry.rail, entry.peer.0 as usize);
         let nodes = self.nodes_of(rail, peer, places);
         let rail = &mut self.rails[rail as usize];
         rail.rail.unbook(load_bytes, small);
-        rail.rail.all_done((slices, bytes), small, posted_ns, now_ns);
+        rail.rail.all_done((slices, bytes), small, times.posted_ns, now_ns);
         let counts = rail.books.of(Transport::Rdma);
         counts.operations += slices;
         counts.bytes += bytes;
@@ -331,8 +366,8 @@ impl Client {
             counts.own_node.count_many(own, slices);
             counts.peer_node.count_many(peer, slices);
         }
-        counts.queue.add_many(posted_ns.saturating_sub(queued_ns), slices);
-        counts.service.add_many(now_ns.saturating_sub(posted_ns), slices);
+        counts.queue.add_many(times.posted_ns.saturating_sub(times.queued_ns), slices);
+        counts.service.add_many(now_ns.saturating_sub(times.posted_ns), slices);
         self.peers[peer].retries.earn_many(slices);
     }
 }

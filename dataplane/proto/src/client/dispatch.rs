@@ -96,7 +96,7 @@ impl Client {
         let now_ns = self.now_ns;
         let queue = self.queue_for(id.index, peer.0, number);
         let slice = self.slices.at(id.index);
-        (slice.peer, slice.group, slice.queue, slice.queued_ns) = (peer.0, number, queue, now_ns);
+        (slice.peer, slice.group, slice.queue, slice.times.queued_ns) = (peer.0, number, queue, now_ns);
         let bytes = slice.load_bytes();
         let batch = slice.batch.index;
         let ticket = Ticket { bytes, small: self.config.is_small(bytes), ..self.batches.at(batch).ticket };

@@ -143,9 +143,11 @@ impl Client {
             return false;
         }
         let path = self.lanes[lane as usize].path;
-        if path == Path::Rdma
-            && let Some(DeviceCopy { slice, segment, offset, local, write }) = self.copies_of(lane).next()
-        {
+        let mut copy = None;
+        if path == Path::Rdma {
+            self.send_copies(lane, 1, |one| copy = Some(one));
+        }
+        if let Some(DeviceCopy { slice, segment, offset, local, write }) = copy {
             let id = self.lanes[lane as usize].id(lane);
             self.outputs.push_back(Output::CopySegment {
                 lane: id,

@@ -319,18 +319,18 @@ impl Client {
         let counts = entry.books.of(transport);
         if status == Status::Ok {
             let moved = if matches!(slice.request, Request::Get(..)) { slice.bytes } else { slice.weight_bytes() };
-            entry.rail.done(moved, config.is_small(bytes), slice.posted_ns, now_ns);
+            entry.rail.done(moved, config.is_small(bytes), slice.times.posted_ns, now_ns);
             counts.operations += 1;
             counts.bytes += moved;
             if let Some((own, peer)) = nodes {
                 counts.own_node.count(own);
                 counts.peer_node.count(peer);
             }
-            counts.queue.add(slice.posted_ns.saturating_sub(slice.queued_ns));
-            counts.service.add(now_ns.saturating_sub(slice.posted_ns));
+            counts.queue.add(slice.times.posted_ns.saturating_sub(slice.times.queued_ns));
+            counts.service.add(now_ns.saturating_sub(slice.times.posted_ns));
             self.peers[slice.peer as usize].retries.earn();
         }
-        if now_ns.saturating_sub(slice.begun_ns) < config.slow_ns {
+        if now_ns.saturating_sub(slice.times.begun_ns) < config.slow_ns {
             return;
         }
         counts.slow += 1;
@@ -341,10 +341,10 @@ impl Client {
             peer: PeerId(slice.peer),
             transport,
             bytes: slice.weight_bytes(),
-            begun_ns: slice.begun_ns,
-            queued_ns: slice.queued_ns,
-            posted_ns: slice.posted_ns,
-            sent_ns: if slice.sent_ns < slice.posted_ns { now_ns } else { slice.sent_ns },
+            begun_ns: slice.times.begun_ns,
+            queued_ns: slice.times.queued_ns,
+            posted_ns: slice.times.posted_ns,
+            sent_ns: if slice.sent_ns < slice.times.posted_ns { now_ns } else { slice.sent_ns },
             done_ns: now_ns,
             attempts: slice.attempts,
             status,

@@ -22,6 +22,7 @@ mod dispatch;
 mod fences;
 mod flush;
 mod gather;
+mod intake;
 mod lane;
 mod metrics;
 mod near;
@@ -84,6 +85,8 @@ pub struct Client {
     /// Lanes that are on their way to be used.
     coming: u32,
     batches: Table<Batch>,
+    /// Those of the batch that is being submitted.
+    stretches: Vec<intake::Stretch>,
     slices: Table<Slice>,
     wires: Table<Wire>,
     /// Deadlines of batches; entries of completed ones are dropped as they surface, or when they are the greater part.
@@ -150,6 +153,7 @@ impl Client {
             alarms: BTreeSet::new(),
             coming: 0,
             batches: Table::new(),
+            stretches: Vec::new(),
             slices: Table::new(),
             wires: Table::new(),
             deadlines: BinaryHeap::new(),

@@ -5,12 +5,11 @@ use core::ops::Range;
 use super::lane::Cause;
 use super::options::SubmitOptions;
 use super::puts::PutBook;
-use super::table::{Batch, Held, NOWHERE, Slice, SliceState, slice_id};
-use super::types::{Local, Request, SliceId, SubmitError, TaskResult};
+use super::table::{Batch, Held, NOWHERE, Slice, SliceState, Times, slice_id};
+use super::types::{Local, Request, SegmentTarget, SliceId, SubmitError, TaskResult};
 use super::{Client, Output};
 use crate::ids::{BatchId, RequestId, Version};
-use crate::limits::Limits;
-use crate::sched::{Cuts, Ticket, cut_bytes, merge_runs};
+use crate::sched::Ticket;
 use crate::status::Status;
 
 impl Client {
@@ -50,7 +49,10 @@ impl Client {
     ) -> Result<BatchId, SubmitError> {
         let deadline_ns = options.deadline_ns;
         self.now_ns = now_ns;
-        self.validate(requests, puts.len())?;
+        let mut stretches = core::mem::take(&mut self.stretches);
+        let checked = self.take_in(requests, puts.len(), &mut stretches);
+        self.stretches = stretches;
+        checked?;
         let mut batch = self.batches.recycled().unwrap_or_else(Batch::new);
         batch.ranges.clear();
         batch.puts.copy_from(puts);
@@ -73,9 +75,12 @@ impl Client {
         batch.open_slices.resize(requests.len(), 0);
         let (index, generation) = self.batches.insert(batch);
         let id = BatchId { index, generation };
-        let merge = self.config.merge;
-        for run in merge_runs(requests.len(), |next| merge && touches(&requests[next - 1], &requests[next])) {
-            self.cut(id, run, requests);
+        for position in 0..self.stretches.len() {
+            let stretch = self.stretches[position];
+            match stretch.whole {
+                true => self.add_whole(id, stretch.tasks(), requests),
+                false => self.cut(id, stretch.tasks(), requests),
+            }
         }
         if deadline_ns <= now_ns {
             // Nothing is sent for it: ending it later would cost others their lane.
@@ -108,109 +113,68 @@ impl Client {
         self.deadlines.push(core::cmp::Reverse((deadline_ns, batch)));
     }
 
-    fn validate(&self, requests: &[Request], puts: usize) -> Result<(), SubmitError> {
-        if requests.is_empty() {
-            return Err(SubmitError::Empty);
-        }
-        if requests.len() > Limits::BATCH_REQUESTS {
-            return Err(SubmitError::TooMany { requests: requests.len(), limit: Limits::BATCH_REQUESTS });
-        }
-        let mut slices = 0;
-        for (index, request) in requests.iter().enumerate() {
-            if request.peer().is_some_and(|peer| !self.peers.get(peer.0 as usize).is_some_and(|peer| peer.pinned)) {
-                return Err(SubmitError::UnknownPeer { index });
-            }
-            if let Request::PutAs(_, _, number) = *request
-                && number as usize >= puts
-            {
-                return Err(SubmitError::UnknownPut { index });
-            }
-            slices += 1;
-            let Some(local) = request.local() else { continue };
-            // A put of 0 bytes is refused here as it would be by the store.
-            if local.bytes == 0 {
-                return Err(SubmitError::ZeroBytes { index });
-            }
-            if local.bytes > Limits::PAYLOAD_BYTES {
-                return Err(SubmitError::TooLarge { index, bytes: local.bytes, limit: Limits::PAYLOAD_BYTES });
-            }
-            let starts = match request {
-                Request::Read(target, _) | Request::Write(target, _) => local.offset.max(target.offset),
-                _ => local.offset,
-            };
-            if starts.checked_add(local.bytes).is_none() {
-                return Err(SubmitError::OutOfRange { index });
-            }
-            if let Request::Read(target, _) | Request::Write(target, _) = request {
-                slices += self.cuts(target.offset, local.bytes, target.peer).slices() as usize - 1;
-            }
-        }
-        let open = self.slices.len();
-        if open + slices > Limits::OPEN_SLICES {
-            return Err(SubmitError::Busy { open, slices, limit: Limits::OPEN_SLICES });
-        }
-        check_overlap(requests)
+    /// Makes a slice of each request.
+    fn add_whole(&mut self, id: BatchId, tasks: Range<usize>, requests: &[Request]) {
+        let like = self.new_slice(id, tasks.start as u32, requests[tasks.start]);
+        let batch = self.batches.at(id.index);
+        batch.open_slices[tasks.clone()].fill(1);
+        batch.slices.reserve(tasks.len());
+        let asked = (tasks.start as u32..).zip(&requests[tasks.clone()]);
+        self.slices.insert_all(&like, tasks.len(), asked, |slice, index, generation, (task, request)| {
+            (slice.task, slice.request) = (task, *request);
+            batch.slices.push(slice_id(index, generation));
+        });
     }
 
-    fn slice_bytes(&self) -> u64 {
-        self.config.slice_bytes.max(Limits::SLICE_BYTES_LEAST)
-    }
-
-    /// The slices of a range: every rail of the peer gets a piece of a large one.
-    fn cuts(&self, offset: u64, bytes: u64, peer: super::PeerId) -> Cuts {
-        let rails = self.peers[peer.0 as usize].groups.iter().map(|group| group.rails.len()).max();
-        let slice_bytes = cut_bytes(bytes, self.slice_bytes(), rails.unwrap_or(1));
-        Cuts::new(offset, bytes, slice_bytes, self.config.align_bytes)
-    }
-
-    /// Cuts requests that touch each other, or a single one, into slices.
+    /// Cuts a request into slices, or requests that touch each other.
     fn cut(&mut self, batch: BatchId, run: Range<usize>, requests: &[Request]) {
         let (first, last) = (&requests[run.start], &requests[run.end - 1]);
-        let (Request::Read(target, local) | Request::Write(target, local)) = *first else {
-            self.add_slice(batch, run.start as u32, 1, *first);
+        let (Request::Read(target, local) | Request::Write(target, local)) = *first else { return };
+        if run.len() == 1 {
+            self.cut_one(batch, run.start as u32, target, local, first);
             return;
-        };
+        }
         let end = last.local().map_or(0, |local| local.offset + local.bytes);
-        let bytes = end - local.offset;
-        let several = run.len() > 1;
-        if several {
-            let ranges = &mut self.batches.at(batch.index).ranges;
-            ranges.resize(requests.len(), (0, 0));
-            for task in run.clone() {
-                ranges[task] = requests[task].local().map_or((0, 0), |local| (local.offset, local.bytes));
-            }
+        let ranges = &mut self.batches.at(batch.index).ranges;
+        ranges.resize(requests.len(), (0, 0));
+        for task in run.clone() {
+            ranges[task] = requests[task].local().map_or((0, 0), |local| (local.offset, local.bytes));
         }
         let mut task = run.start;
         let task_end = |task: usize| requests[task].local().map_or(0, |local| local.offset + local.bytes);
-        for (offset, bytes) in self.cuts(target.offset, bytes, target.peer) {
-            let part = Local { buffer: local.buffer, offset: local.offset + (offset - target.offset), bytes };
-            let target = super::SegmentTarget { offset, ..target };
-            let request = if matches!(first, Request::Read(..)) {
-                Request::Read(target, part)
-            } else {
-                Request::Write(target, part)
-            };
-            if !several {
-                self.add_slice(batch, task as u32, 1, request);
-                continue;
-            }
+        for cut in self.cuts(target.offset, end - local.offset, target.peer) {
+            let (request, part) = part_of(first, target, local, cut);
             while task_end(task) <= part.offset {
                 task += 1;
             }
             let from = task;
-            while task_end(task) < part.offset + bytes {
+            while task_end(task) < part.offset + part.bytes {
                 task += 1;
             }
             self.add_slice(batch, from as u32, (task - from + 1) as u32, request);
         }
     }
 
-    #[inline]
-    fn add_slice(&mut self, batch: BatchId, task: u32, tasks: u32, request: Request) -> SliceId {
-        let (index, generation) = self.slices.insert(Slice {
+    /// Cuts one request into slices.
+    fn cut_one(&mut self, id: BatchId, task: u32, target: SegmentTarget, local: Local, request: &Request) {
+        let like = self.new_slice(id, task, *request);
+        let cuts = self.cuts(target.offset, local.bytes, target.peer);
+        let count = cuts.slices() as usize;
+        let batch = self.batches.at(id.index);
+        batch.open_slices[task as usize] = count as u32;
+        batch.slices.reserve(count);
+        self.slices.insert_all(&like, count, cuts, |slice, index, generation, cut| {
+            slice.request = part_of(request, target, local, cut).0;
+            batch.slices.push(slice_id(index, generation));
+        });
+    }
+
+    /// A slice that nothing has happened to yet.
+    fn new_slice(&self, batch: BatchId, task: u32, request: Request) -> Slice {
+        Slice {
             batch,
             task,
-            tasks,
+            tasks: 1,
             request,
             state: SliceState::Queued,
             peer: 0,
@@ -218,9 +182,7 @@ impl Client {
             queue: 0,
             place: NOWHERE,
             rail: NOWHERE,
-            begun_ns: self.now_ns,
-            queued_ns: self.now_ns,
-            posted_ns: self.now_ns,
+            times: Times { begun_ns: self.now_ns, queued_ns: self.now_ns, posted_ns: self.now_ns },
             sent_ns: 0,
             lane: NOWHERE,
             before: NOWHERE,
@@ -235,14 +197,17 @@ impl Client {
             version: 0,
             expected_checksum: None,
             held: Held::Nothing,
-        });
-        let id = slice_id(index, generation);
+        }
+    }
+
+    fn add_slice(&mut self, batch: BatchId, task: u32, tasks: u32, request: Request) {
+        let slice = Slice { tasks, ..self.new_slice(batch, task, request) };
+        let (index, generation) = self.slices.insert(slice);
         let entry = self.batches.at(batch.index);
-        entry.slices.push(id);
+        entry.slices.push(slice_id(index, generation));
         for task in task..task + tasks {
             entry.open_slices[task as usize] += 1;
         }
-        id
     }
 
     /// One of several requests that share a slice may have failed it: each is asked on its own.
@@ -251,7 +216,7 @@ impl Client {
         let first = self.batches.at(slice.batch.index).slices.len();
         for task in slice.task..slice.task + slice.tasks {
             let (offset, bytes) = self.batches.at(slice.batch.index).overlap(task, local);
-            let target = super::SegmentTarget { offset: target.offset + (offset - local.offset), ..target };
+            let target = SegmentTarget { offset: target.offset + (offset - local.offset), ..target };
             let part = Local { buffer: local.buffer, offset, bytes };
             let request = match slice.request {
                 Request::Read(..) => Request::Read(target, part),
@@ -347,37 +312,14 @@ const fn is_of_one(status: Status) -> bool {
     )
 }
 
-/// Whether a request continues the one before it, in the caller's memory and in the peer's.
-fn touches(before: &Request, next: &Request) -> bool {
-    let ((Request::Read(target, local), Request::Read(next, to))
-    | (Request::Write(target, local), Request::Write(next, to))) = (before, next)
-    else {
-        return false;
+/// The part of a read or write that is a cut of the target's range, and its memory.
+#[inline]
+fn part_of(request: &Request, target: SegmentTarget, local: Local, (offset, bytes): (u64, u64)) -> (Request, Local) {
+    let part = Local { offset: local.offset + (offset - target.offset), bytes, ..local };
+    let target = SegmentTarget { offset, ..target };
+    let request = match request {
+        Request::Read(..) => Request::Read(target, part),
+        _ => Request::Write(target, part),
     };
-    let follows = super::SegmentTarget { offset: target.offset + local.bytes, ..*target };
-    follows == *next && local.buffer == to.buffer && local.offset + local.bytes == to.offset
-}
-
-/// No two requests of a batch may write to the same memory: the outcome would depend on the network.
-fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
-    let writes = |request: &Request| match request {
-        Request::Get(_, local) | Request::Read(_, local) => Some(*local),
-        _ => None,
-    };
-    let mut ranges: Vec<(u32, u64, u64, usize)> = requests
-        .iter()
-        .enumerate()
-        .filter_map(|(index, request)| writes(request).map(|l| (l.buffer, l.offset, l.bytes, index)))
-        .collect();
-    if ranges.len() < 2 {
-        return Ok(());
-    }
-    ranges.sort_unstable();
-    for pair in ranges.windows(2) {
-        let ((buffer, offset, bytes, first), (next_buffer, next_offset, _, second)) = (pair[0], pair[1]);
-        if buffer == next_buffer && offset + bytes > next_offset {
-            return Err(SubmitError::Overlap { first: first.min(second), second: first.max(second) });
-        }
-    }
-    Ok(())
+    (request, part)
 }

@@ -42,6 +42,46 @@ impl<T> Table<T> {
         (index, 1)
     }
 
+    /// Inserts a copy of `like` for each item, at most so many. What `each` makes of a copy gets its position, its
+    /// generation, and the item.
+    #[inline]
+    pub(super) fn insert_all<I>(
+        &mut self,
+        like: &T,
+        most: usize,
+        items: impl IntoIterator<Item = I>,
+        mut each: impl FnMut(&mut T, u32, u32, I),
+    ) where
+        T: Copy,
+    {
+        self.prepare(like, most);
+        let mut used = 0;
+        for (&index, item) in self.free.iter().rev().zip(items) {
+            let entry = &mut self.entries[index as usize];
+            (entry.live, entry.value) = (true, *like);
+            each(&mut entry.value, index, entry.generation, item);
+            used += 1;
+        }
+        self.free.truncate(self.free.len() - used);
+        self.live += used;
+    }
+
+    /// Makes so many free positions, filled with copies of anything.
+    fn prepare(&mut self, any: &T, count: usize)
+    where
+        T: Copy,
+    {
+        let first = self.entries.len();
+        let until = first + count.saturating_sub(self.free.len());
+        if first == until {
+            return;
+        }
+        let end = u32::try_from(until).expect("a table of 2^32 entries");
+        self.entries.resize_with(until, || Entry { generation: 1, live: false, value: *any });
+        // Used after those that are free, in order: as if they were inserted one by one.
+        self.free.splice(..0, (first as u32..end).rev());
+    }
+
     #[inline]
     pub(super) fn get(&self, index: u32, generation: u32) -> Option<&T> {
         let entry = self.entries.get(index as usize)?;
@@ -227,11 +267,8 @@ pub(super) struct Slice {
     pub(super) place: u32,
     /// The rail that carries it, or carried it last.
     pub(super) rail: u32,
-    /// When it was made; since when it waits; when it was bound to a lane, and when it left that lane's queue, which is
-    /// of an earlier attempt if it is before.
-    pub(super) begun_ns: u64,
-    pub(super) queued_ns: u64,
-    pub(super) posted_ns: u64,
+    pub(super) times: Times,
+    /// When it left its lane's queue; of an earlier attempt if it is before it was bound.
     pub(super) sent_ns: u64,
     /// Lane that it is bound to or in flight on; `NOWHERE` while it waits.
     pub(super) lane: u32,
@@ -256,6 +293,17 @@ pub(super) struct Slice {
     pub(super) expected_checksum: Option<u64>,
     /// Held on the peer while we copy over the shared path.
     pub(super) held: Held,
+}
+
+/// When things happened to a slice.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Times {
+    /// It was made.
+    pub(super) begun_ns: u64,
+    /// It began to wait.
+    pub(super) queued_ns: u64,
+    /// It was bound to a lane.
+    pub(super) posted_ns: u64,
 }
 
 /// Load of a slice without payload.

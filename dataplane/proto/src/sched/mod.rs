@@ -5,16 +5,17 @@
 
 mod budget;
 mod classes;
+mod cuts;
 mod histogram;
-mod merge;
 mod pick;
 mod rail;
 mod rate;
 
 pub use budget::RetryBudget;
 pub use classes::{ClassQueue, Kinds, Next, Priority, Ticket};
+pub(crate) use cuts::LEAST_BYTES;
+pub use cuts::{Cuts, cut_bytes};
 pub use histogram::Histogram;
-pub use merge::{Cuts, cut_bytes, merge_runs};
 pub use pick::{Candidate, Choice, pick};
 pub use rail::{Health, HealthEvent, Rail};
 pub use rate::Rate;

@@ -6,10 +6,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::classes::PROMOTE_NS;
-use super::merge::LEAST_BYTES;
+use super::cuts::LEAST_BYTES;
 use super::{
     Candidate, Choice, ClassQueue, Cuts, Health, HealthEvent, Histogram, Kinds, Priority, Rail, Rate, RetryBudget,
-    Ticket, cut_bytes, merge_runs, pick,
+    Ticket, cut_bytes, pick,
 };
 use crate::states::render;
 
@@ -196,14 +196,6 @@ proptest! {
             prop_assert_eq!(found.len(), 1, "small ones are not cut");
         }
     }
-}
-
-#[test]
-fn runs_end_where_requests_do_not_touch() {
-    let touches = [false, true, true, false, true, false];
-    let runs: Vec<_> = merge_runs(touches.len(), |next| touches[next]).collect();
-    assert_eq!(runs, [0..3, 3..5, 5..6]);
-    assert_eq!(merge_runs(0, |_| true).count(), 0);
 }
 
 #[test]

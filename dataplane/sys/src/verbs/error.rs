@@ -228,6 +228,8 @@ pub enum Refusal {
     InlineRead,
     /// A piece's memory was registered with another protection domain than the queue's.
     OtherDomain,
+    /// A piece of a run is not of the memory that the run is of.
+    OtherMemory,
     /// A piece's memory was not registered for the device to write, and the request writes to it.
     NotWritable,
     /// The queue takes its receives from a shared receive queue.
@@ -247,6 +249,7 @@ impl fmt::Display for Refusal {
             Self::TooLongInline { bytes, limit } => write!(f, "{bytes} bytes inline, {limit} is the most"),
             Self::InlineRead => f.write_str("a read cannot be inline"),
             Self::OtherDomain => f.write_str("the memory is registered with another protection domain"),
+            Self::OtherMemory => f.write_str("the piece is not of the memory that its run is of"),
             Self::NotWritable => f.write_str("the memory is registered read-only, and the request writes to it"),
             Self::Shared => f.write_str("the queue pair receives from a shared receive queue: post there"),
             Self::State(state) => write!(f, "the queue pair is in state {state:?}"),

@@ -4,13 +4,14 @@
 //! one thread at a time. What it has posted holds its memory; when it is dropped the device forgets it first, and the
 //! memory is let go after that.
 
-use super::completion::{Completion, Kind, QueueId};
+use super::completion::{Completion, Kind, QueueId, Status};
 use super::completion_queue::{CompletionQueue, Queue};
 use super::connection::{Connection, PeerAccess, QueuePairOptions};
 use super::context::Context;
 use super::error::{PostError, Refusal, VerbsError};
 use super::ffi::*;
 use super::memory::{Domain, Piece, ProtectionDomain};
+use super::one_sided::{OneSided, Run};
 use super::receive_queue::{ReceiveQueue, SharedQueue, SharedReceiveQueue};
 use super::send_queue::{Remote, Request, SendQueue};
 use super::slots::Retired;
@@ -256,6 +257,23 @@ impl QueuePair {
         self.send.push_one_sided(token, write, remote, piece, &self.domain)
     }
 
+    /// As [`QueuePair::push_one_sided`], for several in a row: queues what `next` has, as long as there is room. Returns
+    /// how many.
+    ///
+    /// # Errors
+    /// As there, and then nothing was changed; or a piece is not of the run's memory, and those before it are queued.
+    #[inline]
+    pub fn push_run<'a>(
+        &mut self,
+        run: &Run<'a>,
+        next: impl FnMut() -> Option<OneSided<'a>>,
+    ) -> Result<usize, Refusal> {
+        if !self.state.takes_sends() {
+            return Err(Refusal::State(self.state));
+        }
+        self.send.push_run(run, &self.domain, next)
+    }
+
     /// Hands everything that is queued to the device, with one doorbell. Returns how many requests. `signal_last` asks
     /// for a completion of the last of them, and so of all; without it, those behind the last signalled one are only
     /// known to be over when a later one is (see [`QueuePair::has_silent_tail`]).
@@ -293,17 +311,26 @@ impl QueuePair {
     /// false when the completion is not of this queue pair.
     #[inline]
     pub fn retire(&mut self, completion: &Completion<'_>, mut each: impl FnMut(Retired)) -> bool {
+        let receive = completion.is_receive();
+        self.retire_runs(completion, |tokens, status| {
+            tokens.iter().for_each(|&token| each(Retired { token, status, receive }));
+        })
+    }
+
+    /// The same by the tokens of those in a row that ended alike.
+    #[inline]
+    pub fn retire_runs(&mut self, completion: &Completion<'_>, mut each: impl FnMut(&[u64], Status)) -> bool {
         let ours = completion.is_from(&self.queue) && completion.id() == self.id && completion.qp_num() == self.qp_num;
         if !ours {
             return false;
         }
         let (sequence, status) = (completion.sequence(), completion.status());
         let retired = match completion.kind() {
-            Some(Kind::Send) => self.send.slots.retire(sequence, status, &mut each),
-            Some(Kind::Receive) => self.receive.slots.retire(sequence, status, &mut each),
+            Some(Kind::Send) => self.send.slots.retire_runs(sequence, status, &mut each),
+            Some(Kind::Receive) => self.receive.slots.retire_runs(sequence, status, &mut each),
             _ => false,
         };
-        if retired && status != super::Status::Success && self.state != QueueState::Reset {
+        if retired && status != Status::Success && self.state != QueueState::Reset {
             self.state = QueueState::Error;
         }
         retired

@@ -8,7 +8,7 @@ use super::completion::{Kind, QueueId, request_id, sequence_bits};
 use super::connection::QueuePairOptions;
 use super::error::{PostError, Refusal};
 use super::ffi::*;
-use super::memory::{Domain, Piece};
+use super::memory::{Domain, MemoryRegion, Piece};
 use super::slots::{Retired, Slots};
 use libc::c_int;
 use std::collections::VecDeque;
@@ -108,9 +108,9 @@ impl<'a> Request<'a> {
 /// A request as the device reads it, with its first piece.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Prepared {
-    request: ibv_send_wr,
-    piece: ibv_sge,
+pub(super) struct Prepared {
+    pub(super) request: ibv_send_wr,
+    pub(super) piece: ibv_sge,
 }
 
 /// Places of equal length for what belongs to requests of one flush: made when they are first needed, as many queues
@@ -158,16 +158,16 @@ impl<T: Clone + Default> Places<T> {
 pub(crate) struct SendQueue {
     pub(crate) slots: Slots,
     /// A ring in which each points to the next.
-    ring: Box<[Prepared]>,
+    pub(super) ring: Box<[Prepared]>,
     /// Places for requests of several pieces.
     pieces: Places<ibv_sge>,
     /// Places for the bytes of inline requests.
     inline: Places<u8>,
-    signal_every: u32,
+    pub(super) signal_every: u32,
     /// Requests since the last signalled one.
-    silent: u32,
+    pub(super) silent: u32,
     /// The part of requests' ids that says whose they are.
-    id: u64,
+    pub(super) id: u64,
     post: PostSend,
 }
 
@@ -239,37 +239,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// The same for a write or a read with one piece that asks for nothing else.
     #[inline]
-    pub(crate) fn push_one_sided(
-        &mut self,
-        token: u64,
-        write: bool,
-        remote: Remote,
-        piece: &Piece<'_>,
-        domain: &Arc<Domain>,
-    ) -> Result<(), Refusal> {
-        self.check_room()?;
-        check_piece(piece, !write, domain)?;
-        let (index, sequence) = (self.next(), self.slots.next_sequence());
-        self.slots.push_one(token, piece.memory);
-        let signalled = self.is_signalled(false);
-        let place = &mut self.ring[index];
-        place.piece = piece.raw();
-        place.request.sg_list = &raw mut place.piece;
-        place.request.wr_id = self.id | sequence_bits(sequence);
-        // To some devices a piece of zero bytes means 2 GiB.
-        place.request.num_sge = c_int::from(piece.bytes() > 0);
-        place.request.opcode = if write { WR_RDMA_WRITE } else { WR_RDMA_READ };
-        place.request.send_flags = u32::from(signalled) * SEND_SIGNALED;
-        place.request.imm_data = 0;
-        place.request.remote_addr = remote.address;
-        place.request.rkey = remote.key;
-        Ok(())
-    }
-
-    #[inline]
-    fn check_room(&self) -> Result<(), Refusal> {
+    pub(super) fn check_room(&self) -> Result<(), Refusal> {
         if self.slots.room() == 0 {
             return Err(Refusal::Full);
         }
@@ -409,16 +380,16 @@ pub(crate) fn check_pieces(
     if pieces.len() > limit {
         return Err(Refusal::TooManyPieces { pieces: pieces.len(), limit });
     }
-    pieces.iter().try_for_each(|piece| check_piece(piece, written, domain))
+    pieces.iter().try_for_each(|piece| check_memory(piece.memory, written, domain))
 }
 
-/// The same for one.
+/// The same for the memory of one.
 #[inline]
-fn check_piece(piece: &Piece<'_>, written: bool, domain: &Arc<Domain>) -> Result<(), Refusal> {
-    if !piece.memory.is_of(domain) {
+pub(super) fn check_memory(memory: &MemoryRegion, written: bool, domain: &Arc<Domain>) -> Result<(), Refusal> {
+    if !memory.is_of(domain) {
         return Err(Refusal::OtherDomain);
     }
-    if written && !piece.memory.device_may_write() {
+    if written && !memory.device_may_write() {
         return Err(Refusal::NotWritable);
     }
     Ok(())

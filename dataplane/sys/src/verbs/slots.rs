@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 /// Sequence numbers travel in 30 bits of a request's id.
 pub(crate) const SEQUENCE_BITS: u32 = 30;
-const SEQUENCE_MASK: u32 = (1 << SEQUENCE_BITS) - 1;
+pub(super) const SEQUENCE_MASK: u32 = (1 << SEQUENCE_BITS) - 1;
 
 /// A request that is over: the device does not touch its memory any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,16 +104,25 @@ impl Slots {
     pub(crate) fn push(&mut self, token: u64, pieces: &[Piece<'_>]) {
         let at = self.take(token);
         if let [first, more @ ..] = pieces {
-            self.hold(at, first.memory);
+            self.hold(at, 1, first.memory);
             self.hold_more(at, more);
         }
     }
 
-    /// Takes a request on one piece of this memory. There is room.
+    /// The places of tokens, to be filled in from the head on as far as there is room, for [`Self::push_many`].
     #[inline]
-    pub(crate) fn push_one(&mut self, token: u64, memory: &MemoryRegion) {
-        let at = self.take(token);
-        self.hold(at, memory);
+    pub(super) fn tokens(&mut self) -> &mut [u64] {
+        &mut self.tokens
+    }
+
+    /// Takes so many requests whose tokens are in place, each on one piece of this memory. There is room.
+    #[inline]
+    pub(super) fn push_many(&mut self, count: u32, memory: &MemoryRegion) {
+        if count > 0 {
+            let at = self.head;
+            self.head = at.wrapping_add(count);
+            self.hold(at, count, memory);
+        }
     }
 
     #[inline]
@@ -126,16 +135,16 @@ impl Slots {
     }
 
     #[inline]
-    fn hold(&mut self, at: u32, memory: &MemoryRegion) {
+    fn hold(&mut self, at: u32, count: u32, memory: &MemoryRegion) {
         match &mut self.newest {
-            Some(run) if run.until == at && run.memory.is_same(memory) => run.until = at.wrapping_add(1),
-            _ => self.begin_run(at, memory),
+            Some(run) if run.until == at && run.memory.is_same(memory) => run.until = at.wrapping_add(count),
+            _ => self.begin_run(at, count, memory),
         }
     }
 
     #[cold]
-    fn begin_run(&mut self, at: u32, memory: &MemoryRegion) {
-        let run = Run { memory: memory.clone(), from: at, until: at.wrapping_add(1) };
+    fn begin_run(&mut self, at: u32, count: u32, memory: &MemoryRegion) {
+        let run = Run { memory: memory.clone(), from: at, until: at.wrapping_add(count) };
         self.runs.extend(self.newest.replace(run));
     }
 
@@ -149,8 +158,10 @@ impl Slots {
         self.sent = self.sent.wrapping_add(count);
     }
 
-    /// A completion names this request: it and all before it are over. Returns false for one that is over already.
-    pub(crate) fn retire(&mut self, sequence: u32, status: Status, each: &mut impl FnMut(Retired)) -> bool {
+    /// A completion names this request: it and all before it are over. Tells their tokens, oldest first, in runs of
+    /// those that ended alike. Returns false for one that is over already.
+    #[inline]
+    pub(super) fn retire_runs(&mut self, sequence: u32, status: Status, each: &mut impl FnMut(&[u64], Status)) -> bool {
         let ahead = sequence.wrapping_sub(self.tail) & SEQUENCE_MASK;
         if ahead >= self.outstanding() {
             return false;
@@ -160,10 +171,20 @@ impl Slots {
         self.failed |= status != Status::Success;
         let first = self.tail;
         self.pass(ahead + 1);
-        // One place that calls, so that it is compiled into the loop.
-        for left in (0..=ahead).rev() {
-            let status = if left > 0 { before } else { status };
-            self.tell(first.wrapping_add(ahead - left), status, each);
+        let alike = if before == status { ahead + 1 } else { ahead };
+        // Those may wrap around the end of the ring; the last one is by itself where it ended otherwise.
+        let start = first as usize & (self.tokens.len() - 1);
+        let until_end = (alike as usize).min(self.tokens.len() - start);
+        let last = first.wrapping_add(ahead) as usize & (self.tokens.len() - 1);
+        let parts = [
+            (&self.tokens[start..start + until_end], before),
+            (&self.tokens[..alike as usize - until_end], before),
+            (if alike == ahead { &self.tokens[last..=last] } else { &[] }, status),
+        ];
+        for (tokens, status) in parts {
+            if !tokens.is_empty() {
+                each(tokens, status);
+            }
         }
         true
     }
@@ -275,7 +296,11 @@ mod tests {
                         token += 1;
                         let pieces: Vec<_> = on.iter().map(|&at| memories[at].piece(0, 8).unwrap()).collect();
                         match &pieces[..] {
-                            [one] => slots.push_one(token, one.memory),
+                            [one] => {
+                                let at = slots.head() as usize & (slots.tokens().len() - 1);
+                                slots.tokens()[at] = token;
+                                slots.push_many(1, one.memory);
+                            }
                             pieces => slots.push(token, pieces),
                         }
                         model.push_back((token, on));
@@ -288,7 +313,8 @@ mod tests {
                     }
                     Act::Retire(ahead) => {
                         let sequence = slots.tail.wrapping_add(ahead) & SEQUENCE_MASK;
-                        let over = slots.retire(sequence, Status::Success, &mut each);
+                        let mut each = |tokens: &[u64], _| told.extend_from_slice(tokens);
+                        let over = slots.retire_runs(sequence, Status::Success, &mut each);
                         prop_assert_eq!(over, (ahead as usize) < sent);
                         let count = if over { ahead as usize + 1 } else { 0 };
                         expected.extend(model.drain(..count).map(|(token, _)| token));

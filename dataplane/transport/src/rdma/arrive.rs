@@ -4,7 +4,7 @@ use kvplane_proto::{Limits, SegmentId, Status as Outcome};
 use kvplane_sys::verbs::{AsyncEvent, Completion, Retired, Status};
 
 use super::Rdma;
-use super::copies::Copied;
+use super::ended::Ended;
 use super::link::{Control, KeyState, Link, State, Work};
 use super::wire::{ENVELOPE_BYTES, Envelope, MessageKind, Place, SegmentKey};
 use crate::types::{ConnectionId, Event, Gone};
@@ -55,11 +55,7 @@ impl Rdma {
                         {
                             self.books.counters.signalled += 1;
                             let id = ConnectionId { index, generation: self.generations[index as usize] };
-                            let copied = &mut self.books.copied;
-                            link.retire(&completion, |over| match over {
-                                Over::Copy(token) => copied.push(Copied::new(id, token, Ok(()))),
-                                Over::Work(one) => retired.push((index, one)),
-                            });
+                            link.retire(id, &completion, &mut self.books.copied, &mut retired);
                             if !core::mem::replace(&mut link.dirty, true) {
                                 self.dirty.push_back(index);
                             }
@@ -235,23 +231,28 @@ impl Rdma {
     }
 }
 
-/// What a completion ends.
-enum Over {
-    /// A copy, by its token: it succeeded.
-    Copy(u64),
-    /// Anything else.
-    Work(Retired),
-}
-
 impl Link {
     /// Takes back what a completion ends. Copies that succeeded are most of it, and need nothing else of the link.
     #[inline]
-    fn retire(&mut self, completion: &Completion<'_>, mut each: impl FnMut(Over)) {
-        self.queue_pair.retire(completion, |one| match Work::from_bits(one.token) {
-            // The parts before it have succeeded too.
-            Work::Copy(token) if one.status == Status::Success => each(Over::Copy(token)),
-            Work::CopyPart if one.status == Status::Success => {}
-            _ => each(Over::Work(one)),
+    fn retire(
+        &mut self,
+        id: ConnectionId,
+        completion: &Completion<'_>,
+        copied: &mut Ended,
+        others: &mut Vec<(u32, Retired)>,
+    ) {
+        self.queue_pair.retire_runs(completion, |tokens, status| {
+            if status == Status::Success && copied.push_all(id, tokens) {
+                return;
+            }
+            for &token in tokens {
+                match Work::from_bits(token) {
+                    // The parts before it have succeeded too.
+                    Work::Copy(token) if status == Status::Success => copied.push(id, token, Ok(())),
+                    Work::CopyPart if status == Status::Success => {}
+                    _ => others.push((id.index, Retired { token, status, receive: false })),
+                }
+            }
         });
     }
 

@@ -4,13 +4,15 @@
 //! generation. Copies of a connection start in order; a copy is over when the device says so, or holds nothing of it
 //! any more. The owner of a segment ends access by deregistering it: the device refuses what comes later.
 
+use core::ptr;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvplane_proto::{Limits, SegmentId, Status as Outcome};
-use kvplane_sys::verbs::{MemoryRegion, Piece, QueuePair, Refusal, Remote, Status};
+use kvplane_sys::verbs::{MemoryRegion, OneSided, Piece, QueuePair, Refusal, Remote, Run, Status};
 use kvplane_sys::{IoBuf, Region};
 
+use super::ended::Ended;
 use super::link::{Control, Copy, KeyState, Link, State, Work};
 use super::memory::access;
 use super::nic::Nic;
@@ -45,23 +47,6 @@ pub struct RdmaCopy<'a> {
     pub bytes: usize,
     /// To the segment, or from it.
     pub write: bool,
-}
-
-/// A copy that is over.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Copied {
-    /// The connection that had it.
-    pub connection: ConnectionId,
-    /// The caller's name for it.
-    pub token: u64,
-    /// How it went.
-    pub outcome: Result<(), Outcome>,
-}
-
-impl Copied {
-    pub(super) const fn new(connection: ConnectionId, token: u64, outcome: Result<(), Outcome>) -> Self {
-        Self { connection, token, outcome }
-    }
 }
 
 impl Copy {
@@ -152,38 +137,76 @@ impl Rdma {
     pub fn copy_many<'a>(&mut self, id: ConnectionId, copies: impl IntoIterator<Item = RdmaCopy<'a>>) {
         let mut copies = copies.into_iter();
         let Some((link, nic, books)) = self.parts(id).filter(|(link, _, _)| link.state == State::Open) else {
-            let over = copies.map(|copy| Copied::new(id, copy.token, Err(Outcome::Unreachable)));
-            self.books.copied.extend(over);
+            copies.for_each(|copy| self.books.copied.push(id, copy.token, Err(Outcome::Unreachable)));
             return;
         };
         let mut failed = None;
-        for copy in copies.by_ref() {
+        let mut next = copies.next();
+        while let Some(copy) = next {
+            let (posted, left) = link.post_run(copy, &mut copies, nic);
+            if posted > 0 {
+                next = left;
+                continue;
+            }
+            next = copies.next();
             if let Err(why) = link.take_copy(id, &copy, nic, books) {
-                books.copied.push(Copied::new(id, copy.token, Err(Outcome::Unreachable)));
+                books.copied.push(id, copy.token, Err(Outcome::Unreachable));
                 failed = Some(why);
                 break;
             }
         }
+        let rest = next.into_iter().chain(copies);
         if !core::mem::replace(&mut link.dirty, true) {
             self.dirty.push_back(id.index);
         }
         if let Some(why) = failed {
-            self.books.copied.extend(copies.map(|copy| Copied::new(id, copy.token, Err(Outcome::Unreachable))));
+            rest.for_each(|copy| self.books.copied.push(id, copy.token, Err(Outcome::Unreachable)));
             self.close(id, why);
         }
     }
 
     /// Puts the copies that are over behind those in `into`. Their memory is touched by nobody any more.
-    pub fn take_copied(&mut self, into: &mut Vec<Copied>) {
-        if into.is_empty() {
-            core::mem::swap(into, &mut self.books.copied);
-        } else {
-            into.append(&mut self.books.copied);
-        }
+    pub fn take_copied(&mut self, into: &mut Ended) {
+        into.append(&mut self.books.copied);
     }
 }
 
 impl Link {
+    /// Posts a copy and those behind it that are of the same memory at both ends, as long as there is room. Returns
+    /// how many, and the first that was not posted.
+    #[inline]
+    fn post_run<'a>(
+        &mut self,
+        first: RdmaCopy<'a>,
+        copies: &mut impl Iterator<Item = RdmaCopy<'a>>,
+        nic: &mut Nic,
+    ) -> (usize, Option<RdmaCopy<'a>>) {
+        let Some((segment, key)) = &self.last_key else { return (0, Some(first)) };
+        let open = if first.write { key.writable } else { first.region.writable() };
+        if *segment != first.segment || key.status != Outcome::Ok || !open || !self.waiting.is_empty() {
+            return (0, Some(first));
+        }
+        let Some(memory) = nic.memory.find(first.region) else { return (0, Some(first)) };
+        let most = self.queue_pair.room().saturating_sub(ROOM_FOR_MESSAGES);
+        let (mut next, mut left) = (Some(first), None);
+        let pushed = self.queue_pair.push_run(&Run { memory, key: key.key, write: first.write, most }, || {
+            let copy = match next.take() {
+                Some(copy) => copy,
+                None => copies.next()?,
+            };
+            let (bytes, end) = (copy.bytes as u64, copy.offset.checked_add(copy.bytes as u64));
+            let alike = copy.segment == *segment && copy.write == first.write && ptr::eq(copy.region, first.region);
+            let fits = alike && bytes <= REQUEST_BYTES && end.is_some_and(|end| end <= key.bytes);
+            let Some(piece) = memory.piece(copy.at, bytes as u32).filter(|_| fits) else {
+                left = Some(copy);
+                return None;
+            };
+            Some(OneSided { token: Work::Copy(copy.token).to_bits(), address: key.address + copy.offset, piece })
+        });
+        // A queue pair that takes nothing says why when it is asked for the first alone.
+        (pushed.unwrap_or(0), left.or(next))
+    }
+
     #[inline]
     fn take_copy(
         &mut self,
@@ -203,9 +226,9 @@ impl Link {
     fn keep_copy(&mut self, id: ConnectionId, copy: &RdmaCopy<'_>, books: &mut Books) {
         let end = copy.at.checked_add(copy.bytes);
         if end.is_none_or(|end| end > copy.region.bytes()) {
-            books.copied.push(Copied::new(id, copy.token, Err(Outcome::OutOfRange)));
+            books.copied.push(id, copy.token, Err(Outcome::OutOfRange));
         } else if self.waiting.len() >= Limits::REQUESTS_PER_CONNECTION {
-            books.copied.push(Copied::new(id, copy.token, Err(Outcome::Busy)));
+            books.copied.push(id, copy.token, Err(Outcome::Busy));
         } else {
             let local = IoBuf::new(Arc::clone(copy.region), copy.at, copy.bytes);
             let RdmaCopy { token, segment, offset, write, .. } = *copy;
@@ -223,7 +246,7 @@ impl Link {
                     break;
                 }
                 Err(why) => {
-                    books.copied.push(Copied::new(id, copy.token, Err(Outcome::Unreachable)));
+                    books.copied.push(id, copy.token, Err(Outcome::Unreachable));
                     return Err(why);
                 }
             }
@@ -253,7 +276,7 @@ impl Link {
         let (memory, whole) = match check(copy, key, nic, requests <= most) {
             Ok(checked) => checked,
             Err(status) => {
-                books.copied.push(Copied::new(id, copy.token, Err(status)));
+                books.copied.push(id, copy.token, Err(status));
                 return Ok(true);
             }
         };
@@ -308,7 +331,7 @@ impl Link {
         self.part_failed = failed;
         if let Some(token) = token {
             self.part_failed = None;
-            books.copied.push(Copied::new(id, token, failed.map_or(Ok(()), Err)));
+            books.copied.push(id, token, failed.map_or(Ok(()), Err));
         }
     }
 }

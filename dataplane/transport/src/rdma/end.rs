@@ -8,7 +8,6 @@
 use kvplane_proto::Status as Outcome;
 
 use super::Rdma;
-use super::copies::Copied;
 use super::foreign::forget_spares;
 use super::link::{Expect, Link, State, Work};
 use crate::types::{ConnectionId, Event, Gone};
@@ -84,7 +83,7 @@ impl Rdma {
         let copied = &mut self.books.copied;
         queue_pair.close(|retired| match Work::from_bits(retired.token) {
             Work::Slot(slot) => nic.free_slot(slot),
-            Work::Copy(token) => copied.push(Copied::new(id, token, Err(Outcome::Unreachable))),
+            Work::Copy(token) => copied.push(id, token, Err(Outcome::Unreachable)),
             _ => {}
         });
         for (_, receive) in inbox {
@@ -103,7 +102,7 @@ impl Rdma {
             books.events.extend(lent.hold.map(Event::Sent));
         }
         books.events.extend(frames.iter().filter_map(|frame| frame.payload.as_ref()?.hold).map(Event::Sent));
-        books.copied.extend(waiting.iter().map(|copy| Copied::new(id, copy.token, Err(Outcome::Unreachable))));
+        waiting.iter().for_each(|copy| books.copied.push(id, copy.token, Err(Outcome::Unreachable)));
         books.events.push_back(Event::Gone(id, why.unwrap_or(Gone::Closed)));
         self.wake_starved();
     }

@@ -69,6 +69,12 @@ impl Work {
         }
     }
 
+    /// Whether this is [`Self::Copy`].
+    #[inline]
+    pub(super) const fn is_copy(bits: u64) -> bool {
+        bits >> KIND_SHIFT == COPY
+    }
+
     /// The largest token of a copy.
     pub(super) const MOST_TOKEN: u64 = (1 << KIND_SHIFT) - 1;
 }

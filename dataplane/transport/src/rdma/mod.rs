@@ -24,6 +24,7 @@ mod arrive;
 mod copies;
 mod credits;
 mod end;
+mod ended;
 mod endpoints;
 mod foreign;
 mod foreign_peer;
@@ -52,9 +53,10 @@ use kvplane_sys::{Poller, Region};
 
 use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Event, Outgoing, Pieces};
+pub use copies::RdmaCopy;
 use copies::Segment;
-pub use copies::{Copied, RdmaCopy};
 use credits::GRANT_LEAST;
+pub use ended::{Copied, Ended};
 pub use foreign::{FOREIGN_QUEUE_PAIRS, ForeignDevice, ForeignHalf};
 pub use foreign_peer::{ForeignBuffer, ForeignPeer};
 use link::{Frame, Link, State};
@@ -163,7 +165,7 @@ impl From<VerbsError> for RdmaError {
 #[derive(Default)]
 struct Books {
     events: VecDeque<Event>,
-    copied: Vec<Copied>,
+    copied: Ended,
     counters: RdmaCounters,
     problem: Option<String>,
     /// A message, for the moment.

@@ -10,7 +10,9 @@ use kvplane_proto::rng::mix64;
 use kvplane_proto::{RequestId, SegmentId, Status};
 use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs};
 use kvplane_sys::{HugePages, IoBuf, Poller, Readiness, Region, RegionOptions, cpu};
-use kvplane_transport::{ConnectionId, Event, Gone, Input, Outgoing, Rdma, RdmaCopy, RdmaOptions, Target, Token};
+use kvplane_transport::{
+    ConnectionId, Ended, Event, Gone, Input, Outgoing, Rdma, RdmaCopy, RdmaOptions, Target, Token,
+};
 
 /// How long anything may take, on the slowest machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -146,9 +148,9 @@ impl End {
     }
 
     fn take_copied(&mut self) {
-        let mut copied = Vec::new();
+        let mut copied = Ended::default();
         self.rdma.take_copied(&mut copied);
-        self.copied.extend(copied.into_iter().map(|copied| (copied.token, copied.outcome)));
+        self.copied.extend(copied.iter().map(|copied| (copied.token, copied.outcome)));
     }
 
     /// Asks for a copy.

@@ -138,7 +138,9 @@ impl Bed {
                 Output::CopySegment { lane, slice, local, .. } => {
                     let mut taken = vec![(slice, local.offset)];
                     if self.many {
-                        taken.extend(client.copies(lane).map(|copy| (copy.slice, copy.local.offset)));
+                        let mut more = Vec::new();
+                        client.take_copies(lane, &mut more);
+                        taken.extend(more.iter().map(|copy| (copy.slice, copy.local.offset)));
                     }
                     self.copying.entry(lane).or_default().extend(taken.iter().map(|taken| taken.0));
                     self.seen.posted.entry(lane.index).or_default().extend(taken.iter().map(|taken| taken.1));

@@ -86,11 +86,11 @@ fn slots_survive_the_end_of_their_numbers() {
         }
         assert_eq!((slots.room(), slots.unsent()), (0, 3));
         slots.sent(3);
-        assert!(slots.retire(sequence, Status::Success, &mut |retired: Retired| told.push(retired.token)));
-        assert!(!slots.retire(sequence, Status::Success, &mut |_| panic!("retired twice")));
+        assert!(slots.retire_runs(sequence, Status::Success, &mut |tokens, _| told.extend_from_slice(tokens)));
+        assert!(!slots.retire_runs(sequence, Status::Success, &mut |_, _| panic!("retired twice")));
     }
     assert!(told.into_iter().eq(0..30_000));
-    assert!(!slots.retire(sequence.wrapping_add(1), Status::Success, &mut |_| panic!("never sent")));
+    assert!(!slots.retire_runs(sequence.wrapping_add(1), Status::Success, &mut |_, _| panic!("never sent")));
 }
 
 #[test]

@@ -1,30 +1,10 @@
-//! Requests that touch each other become one piece of work, and large ones are cut into slices.
+//! Large ranges are cut into slices.
 //!
 //! A cut falls where the target's offset is a multiple of the alignment, so that pages and disk blocks are not split
 //! among slices. A short rest goes with the last slice. Nothing is cut below [`LEAST_BYTES`].
 
-use core::ops::Range;
-
 /// A piece is not made smaller than this to occupy another rail.
 pub(crate) const LEAST_BYTES: u64 = 64 << 10;
-
-/// Groups of requests that are contiguous, in order: each range of positions for which `touches(position)` says that
-/// the request continues the one before it.
-pub fn merge_runs(requests: usize, touches: impl Fn(usize) -> bool) -> impl Iterator<Item = Range<usize>> {
-    let mut start = 0;
-    core::iter::from_fn(move || {
-        if start >= requests {
-            return None;
-        }
-        let mut end = start + 1;
-        while end < requests && touches(end) {
-            end += 1;
-        }
-        let run = start..end;
-        start = end;
-        Some(run)
-    })
-}
 
 /// Bytes of a slice of a range of `bytes`: `most_bytes`, or less so that each of `rails` gets a piece.
 #[must_use]
