@@ -1,7 +1,7 @@
 //! Answers come in: each is matched to its open request or counted as stale, and moves its slices on.
 
 use super::Client;
-use super::lane::{Cause, Endpoint, EndpointEvent};
+use super::lane::{Cause, Endpoint};
 use super::path::Path;
 use super::table::{Held, SliceEvent, SliceState, Wire, slice_id};
 use super::types::{LaneId, Local, Output, PayloadTo, Request, SliceId};
