@@ -10,5 +10,6 @@ mod drives;
 mod memory;
 mod near;
 mod netdevs;
+mod packets;
 mod rdma;
 mod sysfs;

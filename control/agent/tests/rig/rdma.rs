@@ -168,9 +168,10 @@ fn one_large_request_is_shared_evenly() {
                 now.map(|(name, bytes)| (name.clone(), bytes - before.get(&name).copied().unwrap_or(0))).collect();
             let apart = moved.values().max().unwrap().abs_diff(*moved.values().min().unwrap()) as f64;
             println!(
-                "{opcode:?} of {} MiB, round {round}: {moved:?}, {:.1} % apart, {took:?}",
+                "{opcode:?} of {} MiB, round {round}: {moved:?}, {:.1} % apart, {took:?}; {}",
                 LARGE >> 20,
-                100.0 * apart / *moved.values().max().unwrap() as f64
+                100.0 * apart / *moved.values().max().unwrap() as f64,
+                pair.rails()
             );
             assert_eq!(moved.values().sum::<u64>(), LARGE as u64);
             even += u64::from(shared_evenly(&moved));

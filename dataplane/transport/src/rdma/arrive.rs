@@ -1,7 +1,7 @@
 //! What a device tells: requests that are over, messages that came, ports that went down.
 
 use kvplane_proto::{Limits, SegmentId, Status as Outcome};
-use kvplane_sys::verbs::{AsyncEvent, Completion, Retired, Status};
+use kvplane_sys::verbs::{AsyncEvent, Completion, Mtu, Retired, Status};
 
 use super::Rdma;
 use super::ended::Ended;
@@ -102,7 +102,7 @@ impl Rdma {
             Work::Copy(token) => link.copy_over(id, Some(token), status, &mut self.books),
         }
         if !success && link.state == State::Open {
-            let why = describe(nic.context.name(), status);
+            let why = describe(nic.context.name(), status, link.path_mtu);
             self.close(id, why);
         }
         self.mark_dirty(index);
@@ -119,7 +119,7 @@ impl Rdma {
         let entry = &mut self.nics[nic];
         if status != Status::Success {
             entry.repost(receive);
-            let why = describe(entry.context.name(), status);
+            let why = describe(entry.context.name(), status, link.path_mtu);
             self.close(id, why);
             return;
         }
@@ -278,9 +278,14 @@ impl Link {
 }
 
 /// Why a connection failed, for people.
-fn describe(device: &str, status: Status) -> Gone {
+fn describe(device: &str, status: Status, path_mtu: Mtu) -> Gone {
     Gone::Rdma(match status {
-        Status::RetryExceeded => format!("{device}: the peer does not answer"),
+        // Nobody says of a packet that it was too long for a switch in between.
+        Status::RetryExceeded => format!(
+            "{device}: the peer does not answer; if small transfers work, the network in between drops packets of our \
+             MTU of {} bytes: set that of all its ports to the same, larger one",
+            path_mtu.bytes()
+        ),
         Status::RemoteAccess => format!("{device}: the peer's memory is not registered for it any more"),
         Status::ReceiverNotReady => format!("{device}: the peer has no receive posted"),
         Status::Flushed => format!("{device}: the connection failed"),

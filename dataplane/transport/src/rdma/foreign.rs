@@ -223,7 +223,7 @@ impl Rdma {
                 not_ready_retries: NOT_READY_RETRIES,
             })?;
         }
-        link.bits_per_second = port.bits_per_second;
+        (link.bits_per_second, link.path_mtu) = (port.bits_per_second, port.active_mtu);
         link.state = State::Open;
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use kvplane_proto::frame::Header;
 use kvplane_proto::{RequestId, SegmentId, Status};
 use kvplane_sys::IoBuf;
-use kvplane_sys::verbs::QueuePair;
+use kvplane_sys::verbs::{Mtu, QueuePair};
 
 use super::credits::Credits;
 use super::endpoints::EndpointId;
@@ -196,6 +196,8 @@ pub(super) struct Link {
     pub(super) message_bytes: usize,
     /// The slower of both ports; 0 when that is not known.
     pub(super) bits_per_second: u64,
+    /// The longest packets that both ports take.
+    pub(super) path_mtu: Mtu,
     /// Whether we asked for it.
     pub(super) asks: bool,
     /// Answers that are outstanding.
@@ -259,6 +261,7 @@ impl Link {
             send_depth: 0,
             message_bytes: 0,
             bits_per_second: 0,
+            path_mtu: Mtu::Bytes256,
             asks,
             awaited: 0,
             ready: false,

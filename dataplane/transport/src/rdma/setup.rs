@@ -262,6 +262,7 @@ impl Rdma {
             not_ready_retries: NOT_READY_RETRIES,
         };
         link.queue_pair.connect(&connection)?;
+        link.path_mtu = connection.path_mtu;
         link.credits = Credits::new(link.grant, peer.grant);
         link.message_bytes = message_bytes.min(peer.message_bytes) as usize;
         link.bits_per_second = match (port.bits_per_second, peer.bits_per_second) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvplane_proto::message::Operation;
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{SegmentId, Status};
-use kvplane_sys::verbs::Loopback;
+use kvplane_sys::verbs::{Loopback, Mtu, SoftPort, Verbs};
 use kvplane_transport::{Gone, RdmaOptions, Target};
 
 use crate::bed::{Bed, End, answers, asks, check, fill, on_devices, part, request};
@@ -198,4 +198,30 @@ fn a_device_that_is_pulled_out_ends_everything_on_it() {
         let error = bed.asking.rdma.offer(0, 0).expect_err("there is no device").to_string();
         assert!(error.contains("loop0"), "{error}");
     });
+}
+
+#[test]
+fn ports_of_different_packets_agree_on_the_shorter_ones() {
+    for mtus in [[Mtu::Bytes4096, Mtu::Bytes1024], [Mtu::Bytes256, Mtu::Bytes2048]] {
+        let fabric = Loopback::new(&mtus.map(|mtu| SoftPort { mtu, ..SoftPort::default() }));
+        let mut bed = Bed::new(&Verbs::loopback(&fabric).devices().unwrap(), BYTES, RdmaOptions::default());
+        let theirs = bed.asked.region.clone();
+        bed.asked.rdma.publish(SEGMENT, &theirs, BYTES as u64, true);
+        start(&mut bed, 10);
+        bed.until("all is over", |bed| bed.asking.copied.len() == 10);
+        assert!(bed.asking.copied.iter().all(|copied| copied.1 == Ok(())), "{:?}", bed.asking.copied);
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_answer_may_be_one_that_the_packets_do_not_reach() {
+    let fabric = Loopback::new(&[SoftPort::default(); 2]);
+    let mut bed = Bed::new(&Verbs::loopback(&fabric).devices().unwrap(), BYTES, RdmaOptions::default());
+    let theirs = bed.asked.region.clone();
+    bed.asked.rdma.publish(SEGMENT, &theirs, BYTES as u64, true);
+    fabric.set_port(1, false);
+    start(&mut bed, 1);
+    bed.until("the end is told", |bed| !bed.asking.gone.is_empty());
+    let why = bed.asking.gone[0].1.to_string();
+    assert!(why.contains("does not answer") && why.contains("MTU of 4096 bytes"), "{why}");
 }

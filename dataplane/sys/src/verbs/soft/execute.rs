@@ -166,6 +166,7 @@ impl State {
         let answers = matches!(peer.state, QueueState::ReadyToReceive | QueueState::ReadyToSend)
             && queue.peer_device == Some(peer.device)
             && peer.peer == number
+            && peer.path_mtu == queue.path_mtu
             && self.ports[queue.device].up
             && self.ports[peer.device].up;
         answers.then_some(peer)

@@ -149,6 +149,8 @@ pub(super) struct QueuePair {
     pub(super) access: u32,
     pub(super) peer: u32,
     pub(super) peer_device: Option<usize>,
+    /// Both ends have to agree on it, or nothing gets through.
+    pub(super) path_mtu: u32,
     pub(super) not_ready_retries: u8,
     pub(super) retries_left: u8,
     pub(super) sends: VecDeque<Send>,

@@ -68,6 +68,7 @@ pub(super) unsafe extern "C" fn create_qp(raw: *mut ibv_pd, options: *mut ibv_qp
         access: 0,
         peer: 0,
         peer_device: None,
+        path_mtu: 0,
         not_ready_retries: 0,
         retries_left: 0,
         sends: VecDeque::new(),
@@ -82,6 +83,8 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attributes: *mut ibv
     // SAFETY: a queue pair of ours, the caller's attributes.
     let (mut state, number, attributes) = unsafe { (state((*raw).context), (*raw).qp_num, &*attributes) };
     let devices = state.ports.len();
+    let device = state.queue_pairs.get(&number).map(|queue| queue.device);
+    let own_mtu = device.map_or(0, |device| state.ports[device].claims.mtu.raw());
     let Some(queue) = state.queue_pairs.get_mut(&number) else { return libc::EINVAL };
     let Some(to) = QueueState::from_raw(attributes.qp_state) else { return libc::EINVAL };
     if queue.state.to(to) != Some(mask as u32) {
@@ -90,7 +93,9 @@ pub(super) unsafe extern "C" fn modify_qp(raw: *mut ibv_qp, attributes: *mut ibv
     match to {
         QueueState::Initialized if attributes.port_num != 1 => return libc::EINVAL,
         QueueState::Initialized => queue.access = attributes.qp_access_flags,
+        QueueState::ReadyToReceive if attributes.path_mtu > own_mtu => return libc::EINVAL,
         QueueState::ReadyToReceive => {
+            queue.path_mtu = attributes.path_mtu;
             let gid = attributes.ah_attr.dgid;
             queue.peer_device = (0..devices).find(|device| gids(*device).map(words).contains(&gid));
             queue.peer = attributes.dest_qp_num;
