@@ -11,7 +11,7 @@ use kvplane_sys::{HugePages, Interest, Poller, Region, RegionOptions, cpu};
 use kvplane_tier::{
     Ack, Event, Get, Identity, OpenOptions, Output, Priority, Put, PutError, Span, Tier, TierConfig, Token,
 };
-use kvplane_transport::{Nvme, Part, Ssd, TierMemory};
+use kvplane_transport::{IoChoice, Nvme, Part, Ssd, TierMemory};
 
 use super::figures::Figures;
 use crate::Failure;
@@ -50,7 +50,7 @@ impl Alone {
         pool_bytes: usize,
         change: impl FnOnce(&mut TierConfig),
     ) -> Result<Self, Failure> {
-        let ssd = Arc::new(Ssd::open(path, Some(file_bytes))?);
+        let ssd = Arc::new(Ssd::open(path, Some(file_bytes), IoChoice::Auto)?);
         let part = Part::new(&ssd, 0, 1);
         let mut config = TierConfig::for_device(part.bytes(), BLOCK_BYTES);
         config.durable_writes = part.offers().durable_writes;
@@ -61,7 +61,9 @@ impl Alone {
         let options = OpenOptions { identity, expected_uuid: None, format_blank: Some(7) };
         let nvme = Nvme::new(part, TierMemory::new(Arc::clone(&pool), staging))?;
         let poller = Poller::new()?;
-        poller.add(nvme.fd(), 0, Interest::Readable)?;
+        for fd in nvme.fds() {
+            poller.add(fd, 0, Interest::Readable)?;
+        }
         let anonymous_bytes = anonymous_bytes()?;
         let tier = Tier::open(config, options)?;
         let mut alone = Self { tier, nvme, anonymous_bytes, pool, poller, ended: Vec::new(), released: Vec::new() };

@@ -52,8 +52,8 @@ pub use transfer::{
 };
 
 pub use kvplane_engine::{
-    Eviction, HugePages, Pacing, PageKind, PutAck, Region, RegionError, RegionOptions, ShardSnapshot, TierPolicy,
-    WritePolicy, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu,
+    Eviction, HugePages, IoChoice, Pacing, PageKind, PutAck, Region, RegionError, RegionOptions, ShardSnapshot,
+    TierPolicy, WritePolicy, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu,
 };
 pub use kvplane_mooncake::{Environment, Notice};
 pub use kvplane_proto::client::{Intent, NodeCounts, RailCounts, TaskResult, Transport};

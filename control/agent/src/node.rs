@@ -15,8 +15,8 @@ use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
-    HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot,
-    TIER_OBJECT_BYTES, TierPolicy, cpu,
+    HostConfig, HugePages, IoChoice, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle,
+    ShardSnapshot, TIER_OBJECT_BYTES, TierPolicy, cpu,
 };
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
 use kvplane_proto::map::{Member, ShardAddress};
@@ -80,6 +80,8 @@ pub struct NodeConfig {
     /// How long objects on the SSDs are on average, from 512 to 2^30 bytes. That decides for how many of them the index
     /// has room, at 61 bytes of memory each: of shorter ones fewer fit than the device has space for.
     pub ssd_object_bytes: u32,
+    /// Which way reads and writes take to the SSDs.
+    pub ssd_io: IoChoice,
     /// How memory and SSDs work together.
     pub tier: TierPolicy,
 }
@@ -107,6 +109,7 @@ impl NodeConfig {
             rdma: RdmaConfig::default(),
             ssds: Vec::new(),
             ssd_object_bytes: TIER_OBJECT_BYTES,
+            ssd_io: IoChoice::Auto,
             tier: TierPolicy::default(),
         }
     }

@@ -39,7 +39,7 @@ const GAUGES: [Number; 6] = [
 ];
 
 /// Of shards with an SSD only.
-const TIER_COUNTERS: [Number; 33] = [
+const TIER_COUNTERS: [Number; 36] = [
     ("kvplane_tier_hits_total", "Gets answered from the SSD.", |one| tier(one).counters.hits),
     ("kvplane_tier_hit_bytes_total", "Bytes of objects read from the SSD.", |one| tier(one).stats.hit_bytes),
     ("kvplane_tier_misses_total", "Gets that found a damaged or removed object.", |one| tier(one).counters.misses),
@@ -85,6 +85,11 @@ const TIER_COUNTERS: [Number; 33] = [
     ("kvplane_tier_device_writes_total", "Writes of the device.", |one| device(one).writes),
     ("kvplane_tier_device_read_bytes_total", "Bytes read from the device.", |one| device(one).read_bytes),
     ("kvplane_tier_device_written_bytes_total", "Bytes written to it.", |one| device(one).written_bytes),
+    ("kvplane_tier_device_commands_total", "Of both, NVMe commands by passthrough.", |one| device(one).commands),
+    ("kvplane_tier_device_commands_failed_total", "NVMe commands that failed and were tried the plain way.", |one| {
+        device(one).commands_failed
+    }),
+    ("kvplane_tier_device_polled_total", "Reads and writes whose ends were polled for.", |one| device(one).polled),
     ("kvplane_tier_flushes_total", "Flushes.", |one| device(one).flush_latency.count),
     ("kvplane_tier_flush_nanoseconds_total", "Time in flushes.", |one| device(one).flush_latency.sum_ns),
 ];

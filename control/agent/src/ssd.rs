@@ -71,7 +71,7 @@ impl Ssds {
                 return Err(Error::Argument(format!("{path}: {bytes} bytes are fewer than the {least} that it takes")));
             }
         }
-        let open = |config: &SsdConfig| Ssd::open(&config.path, config.bytes).map(Arc::new);
+        let open = |config: &SsdConfig| Ssd::open(&config.path, config.bytes, of.ssd_io).map(Arc::new);
         let ssds: Result<_, _> = configs.iter().map(open).collect();
         let ssds = ssds.map_err(|error| Error::Argument(error.to_string()))?;
         let cluster = Digest::of(b"cluster", cluster.as_bytes()).0;

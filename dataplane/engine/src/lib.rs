@@ -32,7 +32,7 @@ pub use kvplane_tier::{
     Identity as TierIdentity, OBJECT_BYTES as TIER_OBJECT_BYTES, Priority as TierPriority, Reason as TierReason,
     RecoveryReport, ScrubReport, ScrubState, TierStats, format::FORMAT_VERSION as TIER_FORMAT,
 };
-pub use kvplane_transport::nvme::{Latency, NvmeCounters, Part, Ssd};
+pub use kvplane_transport::nvme::{IoChoice, Latency, NvmeCounters, Part, Ssd};
 pub use kvplane_transport::shm::{Probe, probe};
 pub use kvplane_transport::{
     FOREIGN_QUEUE_PAIRS, FaultCounters, FaultPlan, ForeignBuffer, ForeignDevice, ForeignHalf, ForeignPeer, ZeroCopy,

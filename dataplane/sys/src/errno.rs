@@ -1,3 +1,3 @@
 //! Error numbers of the kernel that callers tell apart, for crates that do not know libc.
 
-pub use libc::{EAGAIN, EBADF, EDQUOT, EINTR, ENODEV, ENOSPC, ENXIO, EOPNOTSUPP, EPERM, EROFS};
+pub use libc::{EACCES, EAGAIN, EBADF, EDQUOT, EINTR, EINVAL, ENODEV, ENOSPC, ENOTTY, ENXIO, EOPNOTSUPP, EPERM, EROFS};

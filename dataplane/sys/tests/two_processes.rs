@@ -3,7 +3,9 @@
 
 use kvplane_sys::doorbell::event_fd;
 use kvplane_sys::unix::{peer_credentials, recv_with_fds, send_with_fds};
-use kvplane_sys::{HugePages, Region, RegionOptions, Ring, SharedDoorbell, ShmConsumer, ShmProducer, shm_ring};
+use kvplane_sys::{
+    HugePages, Interest, Poller, Region, RegionOptions, SharedDoorbell, ShmConsumer, ShmProducer, shm_ring,
+};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
@@ -23,7 +25,7 @@ struct Link {
     input: ShmConsumer,
     peer: SharedDoorbell,
     own: SharedDoorbell,
-    ring: Ring,
+    poller: Poller,
 }
 
 impl Link {
@@ -31,14 +33,14 @@ impl Link {
         let (to, from) = if first { (THERE, BACK) } else { (BACK, THERE) };
         let (peer_flag, own_flag) = if first { (0, 128) } else { (128, 0) };
         let own = SharedDoorbell::new(Arc::clone(region), own_flag, own);
-        let mut ring = Ring::new(8).expect("io_uring");
-        ring.poll_readable(own.fd(), 1).expect("room");
+        let poller = Poller::new().expect("epoll");
+        poller.add(own.fd(), 1, Interest::Readable).expect("added");
         Self {
             out: ShmProducer::new(Arc::clone(region), to, CAPACITY),
             input: ShmConsumer::new(Arc::clone(region), from, CAPACITY),
             peer: SharedDoorbell::new(Arc::clone(region), peer_flag, peer),
             own,
-            ring,
+            poller,
         }
     }
 
@@ -57,7 +59,7 @@ impl Link {
             self.own.prepare_sleep();
             if self.input.is_empty() {
                 woken.clear();
-                self.ring.wait(Duration::from_secs(20), &mut woken).expect("wait");
+                self.poller.wait(Duration::from_secs(20), &mut woken).expect("wait");
                 assert!(!woken.is_empty(), "nobody rang");
             }
             self.own.awake();

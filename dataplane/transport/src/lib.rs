@@ -23,7 +23,7 @@ pub mod types;
 
 pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use file::{FileTransfer, Files};
-pub use nvme::{Nvme, NvmeCounters, Part, Ssd, TierMemory};
+pub use nvme::{IoChoice, Nvme, NvmeCounters, Part, Ssd, TierMemory};
 pub use rdma::{
     Copied, Ended, FOREIGN_QUEUE_PAIRS, ForeignBuffer, ForeignDevice, ForeignHalf, ForeignPeer, Rdma, RdmaCopy,
     RdmaCounters, RdmaError, RdmaOptions,

@@ -181,7 +181,7 @@ impl World {
     fn observe_replaced(&mut self, index: u32, version: u64) {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, epoch) = (connection.client, self.lives[connection.life].epoch);
-        if let Some(key) = self.shadow.replaced(version) {
+        if let Some(key) = self.shadow.replaced(version, self.trace.events) {
             self.removals.remove_answered(client, key, epoch, self.now_ns);
         }
     }

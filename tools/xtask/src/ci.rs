@@ -15,6 +15,8 @@ use crate::testing;
 use crate::tidy;
 use crate::workspace::Workspace;
 
+/// Times that the SSD loses its power under a node that is killed.
+const POWER_FAILURES: &str = "60";
 /// How many seeds the simulation runs through here; a plain test run takes fewer.
 pub const SEEDS: &str = "200";
 /// And those whose shards have faulty disks.
@@ -98,7 +100,10 @@ impl Step {
                     .env("KVPLANE_SEEDS", SEEDS)
                     .env("KVPLANE_TIER_SEEDS", TIER_SEEDS),
             ),
-            Self::Kills => seeds::kills(workspace, &[]),
+            Self::Kills => {
+                seeds::kills(workspace, &[])?;
+                seeds::kills(workspace, &["--power".to_string(), POWER_FAILURES.to_string()])
+            }
             Self::Release => cargo(&["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-capi"]),
             Self::Linkage => check_linkage(workspace),
             Self::Interop => peers::interop(workspace, &[]),

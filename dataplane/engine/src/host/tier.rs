@@ -42,6 +42,8 @@ pub struct TierSetup {
 pub(super) struct TierWork {
     nvme: Nvme,
     is_open: bool,
+    /// How many of the driver's remarks were taken.
+    told: usize,
     notices: VecDeque<String>,
 }
 
@@ -63,6 +65,9 @@ impl TierWork {
         let mut config = TierConfig::for_device(bytes, BLOCK_BYTES).with_object_bytes(setup.object_bytes);
         config.hash_seed = setup.hash_seed;
         config.durable_writes = setup.part.offers().durable_writes;
+        if let Some(most) = setup.part.offers().command_bytes_most {
+            config.max_op_bytes = config.max_op_bytes.min(most);
+        }
         let options = RegionOptions {
             huge: HugePages::Never,
             ..RegionOptions::new("kvplane-tier", config.staging_bytes() as usize)
@@ -73,10 +78,20 @@ impl TierWork {
         let tier = Tier::open(config, options).map_err(|error| invalid(format!("{path}: {error}")))?;
         let nvme = Nvme::new(setup.part.clone(), TierMemory::new(Arc::clone(pool), staging))?;
         let token = Token { source: Source::Tier, index: 0, generation: 0 };
-        poller.add(nvme.fd(), token.to_bits(), Interest::Readable)?;
+        for fd in nvme.fds() {
+            poller.add(fd, token.to_bits(), Interest::Readable)?;
+        }
         service.attach_tier(tier, setup.policy);
-        let notices = nvme.remarks().iter().cloned().collect();
-        Ok(Self { nvme, is_open: false, notices })
+        let mut work = Self { nvme, is_open: false, told: 0, notices: VecDeque::new() };
+        work.take_remarks();
+        Ok(work)
+    }
+
+    fn take_remarks(&mut self) {
+        let path = self.nvme.part().path().display();
+        let new = self.nvme.remarks()[self.told..].iter().map(|remark| format!("{path}: {remark}"));
+        self.notices.extend(new);
+        self.told = self.nvme.remarks().len();
     }
 }
 
@@ -163,6 +178,8 @@ impl Host {
         progress |= service.drive_tier(now_ns, nvme.memory(), &mut |op| started.push(op));
         started.into_iter().for_each(|op| nvme.start(op));
         nvme.flush()?;
+        work.take_remarks();
+        let nvme = &mut work.nvme;
         if progress {
             if let Some(problem) = nvme.take_problem() {
                 self.last_problem = Some(problem);

@@ -8,7 +8,7 @@ use super::queue::{length, offset_limit};
 use super::{Ring, RingFull};
 use crate::region::IoBuf;
 use io_uring::squeue::{Entry, Flags};
-use io_uring::{opcode, types};
+use io_uring::{cqueue, opcode, squeue, types};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -27,7 +27,7 @@ pub(super) struct Registered {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegisteredFile(u32);
 
-impl Ring {
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
     /// Makes a file known to the ring for good.
     ///
     /// # Errors
@@ -44,7 +44,9 @@ impl Ring {
         self.files.count += 1;
         Ok(RegisteredFile(place))
     }
+}
 
+impl Ring {
     /// Reads a contiguous range of a file into these pieces, in order; the result is the bytes read.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 
 use super::Ring;
 use crate::region::{IoBuf, Region};
+use io_uring::{cqueue, squeue};
 use std::io;
 use std::sync::Arc;
 
@@ -59,7 +60,7 @@ impl Fixed {
     }
 }
 
-impl Ring {
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
     /// Pins a region's pages for file operations of this ring: all of it, or none.
     ///
     /// # Errors

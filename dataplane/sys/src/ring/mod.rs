@@ -1,4 +1,4 @@
-//! A safe io_uring: files and polls of one host.
+//! A safe io_uring: files and devices of one host.
 //!
 //! The ring owns what the kernel may touch. An operation's buffer (`Arc<Region>` inside [`IoBuf`]) stays in its table
 //! until the operation's last completion has been read, whatever the caller drops meanwhile. [`Ring::end`] cancels
@@ -8,13 +8,14 @@
 //! The caller names operations by token; several may share one. Results are the kernel's: bytes, or a negative
 //! errno. A short count is a result, not an error, and resuming is the caller's.
 //!
-//! A descriptor is resolved to its file when the operation is submitted, by the next [`Ring::poll`], [`Ring::wait`] or
+//! A descriptor is resolved to its file when the operation is submitted, by the next [`Ring::poll`] or
 //! [`Ring::submit`], not when it is queued; after that, closing it is fine. Whoever closes a descriptor with
 //! operations queued since the last of those calls must submit first, or the operation may act on whatever file got
 //! the number. It never acts on memory other than the buffers given.
 //!
 //! It does not retry, time out or order operations.
 
+mod commands;
 mod device;
 mod fixed;
 mod operations;
@@ -27,8 +28,8 @@ pub use crate::region::IoBuf;
 pub use device::RegisteredFile;
 
 use io_uring::types::{CancelBuilder, SubmitArgs, Timespec};
-use io_uring::{EnterFlags, IoUring, cqueue};
-use operations::{INTERNAL, Operations};
+use io_uring::{EnterFlags, IoUring, cqueue, squeue};
+use operations::Operations;
 use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -40,8 +41,6 @@ use std::time::{Duration, Instant};
 const DROP_DEADLINE: Duration = Duration::from_secs(10);
 /// How long one step of such a wait is.
 const END_STEP: Duration = Duration::from_millis(20);
-/// The longest single park.
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 static LEAKED_OPERATIONS: AtomicU64 = AtomicU64::new(0);
 static LEAKED_BYTES: AtomicU64 = AtomicU64::new(0);
@@ -65,10 +64,8 @@ pub fn leaked() -> Leaked {
 pub struct Completion {
     /// The caller's name for the operation.
     pub token: u64,
-    /// Bytes, poll events or zero; a negative errno when it failed.
+    /// Bytes or zero; a negative errno when it failed.
     pub result: i32,
-    /// Whether the operation goes on: a multishot operation without this has ended and wants to be armed again.
-    pub more: bool,
 }
 
 /// Neither the submission queue nor the operation table has room, and submitting did not make any: call
@@ -84,10 +81,9 @@ impl fmt::Display for RingFull {
 
 impl std::error::Error for RingFull {}
 
-/// An io_uring with everything in flight on it. It belongs on the thread that made it, unless it was made
-/// [shared](Ring::shared): the kernel refuses others.
-pub struct Ring {
-    uring: ManuallyDrop<IoUring>,
+/// An io_uring with everything in flight on it, for several threads in turn.
+pub struct Ring<S: squeue::EntryMarker = squeue::Entry, C: cqueue::EntryMarker = cqueue::Entry> {
+    uring: ManuallyDrop<IoUring<S, C>>,
     operations: ManuallyDrop<Operations>,
     /// Entries ever pushed to the submission queue.
     pushed: u64,
@@ -96,6 +92,8 @@ pub struct Ring {
     files: device::Registered,
     /// Completions come only to who asks the device for them.
     polled: bool,
+    /// Results are statuses of a drive.
+    commands: bool,
     /// Nothing is submitted any more.
     ended: bool,
     /// How long dropping it waits for the kernel.
@@ -105,17 +103,15 @@ pub struct Ring {
 // SAFETY: whoever has the ring has it alone: nothing in it is shared with its former thread, and the addresses in its
 // table are those of allocations that it owns. The kernel answers with an error to a thread that may not submit, and
 // then the ring keeps what it holds.
-unsafe impl Send for Ring {}
+unsafe impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Send for Ring<S, C> {}
+
+/// A ring for commands to NVMe drives.
+pub type CommandRing = Ring<squeue::Entry128, cqueue::Entry32>;
 
 impl Ring {
     /// Makes a ring with at least `entries` submission entries. At most four times as many operations can be in flight.
-    /// The error says what to do where io_uring is forbidden or memory may not be locked.
-    pub fn new(entries: u32) -> io::Result<Self> {
-        let (uring, setup) = setup::build(entries, &setup::SETUPS)?;
-        Self::with(uring, setup)
-    }
-
-    /// As [`Ring::new`], for several threads in turn: each submits and takes completions of all.
+    /// Several threads may use it in turn: each submits and takes completions of all. The error says what to do where
+    /// io_uring is forbidden or memory may not be locked.
     pub fn shared(entries: u32) -> io::Result<Self> {
         let (uring, setup) = setup::build(entries, &setup::SHARED_SETUPS)?;
         Self::with(uring, setup)
@@ -130,8 +126,10 @@ impl Ring {
         ring.polled = true;
         Ok(ring)
     }
+}
 
-    fn with(uring: IoUring, setup: &'static str) -> io::Result<Self> {
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
+    fn with(uring: IoUring<S, C>, setup: &'static str) -> io::Result<Self> {
         let parameters = uring.params();
         if !parameters.is_feature_ext_arg() || !parameters.is_feature_nodrop() {
             let text = "io_uring of this kernel is too old: Linux 5.19 or later is needed";
@@ -146,6 +144,7 @@ impl Ring {
             fixed: fixed::Fixed::default(),
             files: device::Registered::default(),
             polled: false,
+            commands: false,
             ended: false,
             patience: DROP_DEADLINE,
         })
@@ -158,7 +157,7 @@ impl Ring {
         format!("io_uring {} ({submissions} submissions, {completions} completions)", self.setup)
     }
 
-    /// Operations whose last completion has not been read. Cancellations do not count.
+    /// Operations whose completion has not been read.
     pub fn in_flight(&self) -> usize {
         self.operations.len()
     }
@@ -173,19 +172,6 @@ impl Ring {
         if enter {
             self.submit()?;
         }
-        Ok(self.harvest(out))
-    }
-
-    /// Submits what is queued and parks until there is a completion or `timeout` has passed. May return early with
-    /// none, on a signal for example.
-    pub fn wait(&mut self, timeout: Duration, out: &mut Vec<Completion>) -> io::Result<usize> {
-        if !self.uring.completion().is_empty() {
-            return self.poll(out);
-        }
-        self.check_open()?;
-        let timeout = Timespec::from(timeout.min(LONGEST_WAIT));
-        let arguments = SubmitArgs::new().timespec(&timeout);
-        tolerate(self.uring.submitter().submit_with_args(1, &arguments))?;
         Ok(self.harvest(out))
     }
 
@@ -247,23 +233,15 @@ impl Ring {
     fn harvest(&mut self, out: &mut Vec<Completion>) -> usize {
         let before = out.len();
         for entry in self.uring.completion() {
-            out.extend(settle(&mut self.operations, &entry));
+            let entry: cqueue::Entry = entry.into();
+            // Lets go of what the operation held.
+            let Some(operation) = self.operations.remove(entry.user_data()) else { continue };
+            let status = entry.result();
+            let result = if self.commands { commands::result_of(status, operation.bytes()) } else { status };
+            out.push(Completion { token: operation.token, result });
         }
         out.len() - before
     }
-}
-
-/// Turns one completion queue entry into what the caller sees, and lets go of what the operation held.
-fn settle(operations: &mut Operations, entry: &cqueue::Entry) -> Option<Completion> {
-    if entry.user_data() == INTERNAL {
-        return None;
-    }
-    let more = cqueue::more(entry.flags());
-    let token = operations.get(entry.user_data())?.token;
-    if !more {
-        operations.remove(entry.user_data());
-    }
-    Some(Completion { token, result: entry.result(), more })
 }
 
 /// What `io_uring_enter` says when it merely has nothing for us: interrupted, timed out, or out of room until
@@ -278,16 +256,15 @@ fn tolerate(entered: io::Result<usize>) -> io::Result<()> {
     }
 }
 
-/// Readable while there are completions to take: for a [`Poller`](crate::Poller). Of a shared ring only; one that
-/// defers its completions has none before it is asked.
-impl AsFd for Ring {
+/// Readable while there are completions to take: for a [`Poller`](crate::Poller). Not of a polled ring.
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> AsFd for Ring<S, C> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open as long as the ring is.
         unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) }
     }
 }
 
-impl Drop for Ring {
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Drop for Ring<S, C> {
     fn drop(&mut self) {
         let done = self.end(self.patience);
         // SAFETY: dropped here and not used again. Closing the ring makes the kernel abort the rest by itself.
@@ -309,7 +286,7 @@ impl Drop for Ring {
     }
 }
 
-impl fmt::Debug for Ring {
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> fmt::Debug for Ring<S, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Ring({}, {} in flight)", self.describe(), self.in_flight())
     }

@@ -1,14 +1,10 @@
 //! What the kernel may still touch: the table of in-flight operations.
 //!
-//! Each operation owns the buffer whose address the kernel has, until its last completion arrives. Its user data is the
-//! table index and a generation, so that a cancellation that arrives late misses the operation that took the index
-//! over.
+//! Each operation owns the buffer whose address the kernel has, until its completion arrives. Its user data is the table
+//! index and a generation, so that a completion that nobody waits for misses the operation that took the index over.
 
 use crate::region::IoBuf;
 use slab::Slab;
-
-/// User data of our own cancellations; an index in the table is always smaller.
-pub(super) const INTERNAL: u64 = u64::MAX;
 
 /// What of ours the kernel has addresses of.
 pub(super) enum Held {
@@ -67,6 +63,12 @@ pub(super) struct Operation {
     held: Held,
 }
 
+impl Operation {
+    pub(super) fn bytes(&self) -> usize {
+        self.held.bytes()
+    }
+}
+
 /// All operations in flight.
 pub(super) struct Operations {
     slab: Slab<Operation>,
@@ -86,7 +88,7 @@ impl Operations {
 
     /// Bytes of the buffers that are kept alive.
     pub(super) fn held_bytes(&self) -> usize {
-        self.slab.iter().map(|(_, operation)| operation.held.bytes()).sum()
+        self.slab.iter().map(|(_, operation)| operation.bytes()).sum()
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -107,22 +109,15 @@ impl Operations {
         (operation.generation == generation(user_data)).then_some(operation)
     }
 
-    /// Forgets an operation after its last completion and lets go of what it held.
-    pub(super) fn remove(&mut self, user_data: u64) {
-        if self.get(user_data).is_some() {
-            self.slab.remove(index(user_data));
-        }
+    /// Takes an operation out after its completion, with what it held.
+    pub(super) fn remove(&mut self, user_data: u64) -> Option<Operation> {
+        self.get(user_data)?;
+        self.slab.try_remove(index(user_data))
     }
 
     /// Forgets all operations from this submission on: the kernel never saw them.
     pub(super) fn forget_from(&mut self, sequence: u64) {
         self.slab.retain(|_, operation| operation.sequence < sequence);
-    }
-
-    /// The user data of every operation of a token.
-    pub(super) fn of_token(&self, token: u64) -> impl Iterator<Item = u64> + '_ {
-        let named = self.slab.iter().filter(move |(_, operation)| operation.token == token);
-        named.map(|(index, operation)| user_data(index, operation.generation))
     }
 }
 

@@ -1,10 +1,9 @@
 //! Queueing operations: each builds its entry, and puts what the kernel will touch into the table first.
 
-use super::operations::{Held, INTERNAL};
+use super::operations::Held;
 use super::{Ring, RingFull};
 use crate::region::IoBuf;
-use io_uring::squeue::Entry;
-use io_uring::{opcode, types::Fd};
+use io_uring::{cqueue, opcode, squeue, types::Fd};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// The longest single transfer: results are 32-bit signed, and the kernel moves no more than 2 GiB at once.
@@ -20,14 +19,6 @@ pub(super) fn offset_limit(file_offset: u64) {
 }
 
 impl Ring {
-    /// Reports each time the descriptor becomes readable or its peer hangs up, until cancelled (multishot). The
-    /// result is the `poll` events.
-    pub fn poll_readable(&mut self, fd: BorrowedFd<'_>, token: u64) -> Result<(), RingFull> {
-        let events = (libc::POLLIN | libc::POLLRDHUP) as u32;
-        let entry = opcode::PollAdd::new(Fd(fd.as_raw_fd()), events).multi(true);
-        self.start(token, None, entry.build())
-    }
-
     /// Reads from a file at an offset; the result is the bytes read, short at the end of the file.
     pub fn read_at(&mut self, fd: BorrowedFd<'_>, buffer: IoBuf, file_offset: u64, token: u64) -> Result<(), RingFull> {
         offset_limit(file_offset);
@@ -55,23 +46,14 @@ impl Ring {
         };
         self.start(token, Some(buffer), entry)
     }
+}
 
-    /// Cancels all operations of a token. Each still completes, with `-ECANCELED` unless it was faster; the
-    /// cancellation itself reports nothing. On [`RingFull`] some may be cancelled already; asking again is harmless.
-    /// Looks at every operation in flight.
-    pub fn cancel(&mut self, token: u64) -> Result<(), RingFull> {
-        let targets: Vec<u64> = self.operations.of_token(token).collect();
-        for target in targets {
-            self.make_queue_room()?;
-            self.push(&opcode::AsyncCancel::new(target).build().user_data(INTERNAL));
-        }
-        Ok(())
-    }
-
-    pub(super) fn start(&mut self, token: u64, held: impl Into<Held>, entry: Entry) -> Result<(), RingFull> {
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
+    pub(super) fn start(&mut self, token: u64, held: impl Into<Held>, mut entry: S) -> Result<(), RingFull> {
         self.make_room()?;
         let user_data = self.operations.insert(token, self.pushed, held);
-        self.push(&entry.user_data(user_data));
+        entry.set_user_data(user_data);
+        self.push(&entry);
         Ok(())
     }
 
@@ -94,9 +76,9 @@ impl Ring {
         Ok(())
     }
 
-    fn push(&mut self, entry: &Entry) {
+    fn push(&mut self, entry: &S) {
         // SAFETY: every address in the entry points into something that the operation table holds until the
-        // operation's last completion (`start` put it there), or the entry has none (cancellation).
+        // operation's completion: `start` put it there.
         let pushed = unsafe { self.uring.submission().push(entry) };
         assert!(pushed.is_ok(), "room was made before");
         self.pushed += 1;

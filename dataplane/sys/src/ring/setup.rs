@@ -1,55 +1,51 @@
 //! Making the ring itself: the best setup this kernel knows, and advice when it knows none.
 
-use io_uring::{Builder, IoUring};
+use io_uring::{IoUring, cqueue, squeue};
 use std::io;
 
 /// Completion queue entries for each submission queue entry.
 const COMPLETIONS_PER_SUBMISSION: u32 = 4;
 
-/// A setup's name for logs, and how to ask for it.
-pub(super) type Setup = (&'static str, fn(&mut Builder));
+/// A way to set a ring up.
+#[derive(Clone, Copy)]
+pub(super) struct Setup {
+    /// Its name for logs.
+    pub(super) name: &'static str,
+    polled: bool,
+    submit_all: bool,
+}
 
-/// How to set a ring up, best first: completions run when this thread asks for them, else when it enters the
-/// kernel anyway, else whenever the kernel likes.
-pub(super) const SETUPS: [Setup; 3] = [
-    ("SINGLE_ISSUER|DEFER_TASKRUN|TASKRUN_FLAG|SUBMIT_ALL", |builder| {
-        builder.setup_single_issuer().setup_defer_taskrun();
-        builder.setup_taskrun_flag().setup_submit_all();
-    }),
-    ("COOP_TASKRUN|TASKRUN_FLAG|SUBMIT_ALL", |builder| {
-        builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
-    }),
-    ("plain", |_| {}),
-];
-
-/// How to set a ring up that several threads use in turn: what one submitted must complete while it does something
-/// else, and without being asked by it.
+/// How to set a ring up that several threads use in turn, best first: what one submitted must complete while it does
+/// something else, and without being asked by it.
 pub(super) const SHARED_SETUPS: [Setup; 2] = [
-    ("SUBMIT_ALL", |builder| {
-        builder.setup_submit_all();
-    }),
-    ("plain", |_| {}),
+    Setup { name: "SUBMIT_ALL", polled: false, submit_all: true },
+    Setup { name: "plain", polled: false, submit_all: false },
 ];
 
 /// How to set a ring up whose completions are looked for at the device instead of waiting for its interrupts.
 pub(super) const POLLED_SETUPS: [Setup; 2] = [
-    ("IOPOLL|SUBMIT_ALL", |builder| {
-        builder.setup_iopoll().setup_submit_all();
-    }),
-    ("IOPOLL", |builder| {
-        builder.setup_iopoll();
-    }),
+    Setup { name: "IOPOLL|SUBMIT_ALL", polled: true, submit_all: true },
+    Setup { name: "IOPOLL", polled: true, submit_all: false },
 ];
 
 /// Sets a ring up by the first of these setups that the kernel knows; says which.
-pub(super) fn build(entries: u32, setups: &[Setup]) -> io::Result<(IoUring, &'static str)> {
-    for &(setup, apply) in setups {
-        let mut builder = IoUring::builder();
+pub(super) fn build<S, C>(entries: u32, setups: &[Setup]) -> io::Result<(IoUring<S, C>, &'static str)>
+where
+    S: squeue::EntryMarker,
+    C: cqueue::EntryMarker,
+{
+    for setup in setups {
+        let mut builder = IoUring::<S, C>::builder();
         builder.dontfork().setup_clamp();
         builder.setup_cqsize(entries.saturating_mul(COMPLETIONS_PER_SUBMISSION));
-        apply(&mut builder);
+        if setup.polled {
+            builder.setup_iopoll();
+        }
+        if setup.submit_all {
+            builder.setup_submit_all();
+        }
         match builder.build(entries) {
-            Ok(uring) => return Ok((uring, setup)),
+            Ok(uring) => return Ok((uring, setup.name)),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Err(error) => return Err(explain(&error, entries)),
         }

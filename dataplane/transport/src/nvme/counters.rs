@@ -72,6 +72,10 @@ pub struct NvmeCounters {
     pub written_bytes: u64,
     /// Operations whose completions were polled for.
     pub polled: u64,
+    /// Reads and writes that were commands to the drive.
+    pub commands: u64,
+    /// Commands that failed, and were tried the plain way.
+    pub commands_failed: u64,
     /// Reads and writes whose memory was pinned before.
     pub pinned: u64,
     /// Times when operations were given to the kernel, as many as there were in one call.

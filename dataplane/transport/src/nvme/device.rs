@@ -5,10 +5,24 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kvplane_sys::ClaimedFile;
+use kvplane_sys::{ClaimedFile, NvmeNamespace};
 
 /// Parts begin at multiples of this.
 const PART_BYTES: u64 = 1 << 20;
+
+/// Which way reads and writes take to a device. What it cannot do is done by io_uring alone, and said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum IoChoice {
+    /// Commands by passthrough where it is an NVMe drive, polled for where the device offers that.
+    #[default]
+    Auto,
+    /// io_uring with completions by interrupt.
+    Uring,
+    /// io_uring with completions that are polled for.
+    Polled,
+    /// Commands by passthrough.
+    Passthrough,
+}
 
 /// What a device offers beyond plain reads and writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -17,6 +31,8 @@ pub struct Offers {
     pub polling: bool,
     /// A single write can be made durable without a flush of everything.
     pub durable_writes: bool,
+    /// It takes NVMe commands, which move at most so many bytes each.
+    pub command_bytes_most: Option<u32>,
 }
 
 /// A claimed file or device, to be shared out.
@@ -25,6 +41,7 @@ pub struct Ssd {
     claimed: ClaimedFile,
     path: PathBuf,
     offers: Offers,
+    namespace: Option<NvmeNamespace>,
     remarks: Vec<String>,
 }
 
@@ -33,12 +50,27 @@ impl Ssd {
     ///
     /// # Errors
     /// As there.
-    pub fn open(path: &Path, bytes: Option<u64>) -> io::Result<Self> {
+    pub fn open(path: &Path, bytes: Option<u64>, io: IoChoice) -> io::Result<Self> {
         let claimed = ClaimedFile::open(path, bytes)?;
-        let (offers, described) = detect(&claimed, Path::new("/sys/dev/block"));
         let mut remarks = claimed.remarks().to_vec();
-        remarks.push(format!("{}: {} MiB, {described}", path.display(), claimed.bytes() >> 20));
-        Ok(Self { claimed, path: path.to_owned(), offers, remarks })
+        let (mut offers, described) = detect(&claimed, Path::new("/sys/dev/block"), io);
+        if io == IoChoice::Polled && !offers.polling {
+            remarks.push(format!("{}: the device does not let its completions be polled for", path.display()));
+        }
+        let namespace = namespace_of(&claimed, io).unwrap_or_else(|why| {
+            remarks.push(format!("{}: no commands by passthrough: {why}", path.display()));
+            None
+        });
+        offers.command_bytes_most = namespace.as_ref().map(NvmeNamespace::command_bytes_most);
+        let way = match &namespace {
+            Some(namespace) => {
+                let most_kib = namespace.command_bytes_most() >> 10;
+                format!("NVMe commands by {} of at most {most_kib} KiB", namespace.name())
+            }
+            None => "io_uring".to_owned(),
+        };
+        remarks.push(format!("{}: {} MiB, {way}, {described}", path.display(), claimed.bytes() >> 20));
+        Ok(Self { claimed, path: path.to_owned(), offers, namespace, remarks })
     }
 
     /// Bytes that may be used.
@@ -57,6 +89,10 @@ impl Ssd {
     #[must_use]
     pub fn remarks(&self) -> &[String] {
         &self.remarks
+    }
+
+    pub(super) const fn namespace(&self) -> Option<&NvmeNamespace> {
+        self.namespace.as_ref()
     }
 
     pub(super) const fn claimed(&self) -> &ClaimedFile {
@@ -103,8 +139,20 @@ impl Part {
     }
 }
 
+/// The drive that is to be given commands.
+fn namespace_of(claimed: &ClaimedFile, io: IoChoice) -> Result<Option<NvmeNamespace>, String> {
+    match io {
+        IoChoice::Uring | IoChoice::Polled => Ok(None),
+        IoChoice::Auto => NvmeNamespace::behind(claimed),
+        IoChoice::Passthrough => {
+            let namespace = NvmeNamespace::behind(claimed)?;
+            namespace.map(Some).ok_or_else(|| "it is no NVMe drive".to_owned())
+        }
+    }
+}
+
 /// What the kernel says of the device, below the directory of devices by number.
-fn detect(claimed: &ClaimedFile, root: &Path) -> (Offers, String) {
+fn detect(claimed: &ClaimedFile, root: &Path, io: IoChoice) -> (Offers, String) {
     let (major, minor) = claimed.device();
     let device = root.join(format!("{major}:{minor}"));
     // A partition's queue is that of the whole device, one directory up.
@@ -117,15 +165,16 @@ fn detect(claimed: &ClaimedFile, root: &Path) -> (Offers, String) {
     let is_one = |name: &str| says(name).as_deref() == Some("1");
     let direct = claimed.file().direct().is_ok();
     let offers = Offers {
-        polling: direct && is_one("io_poll"),
+        polling: direct && io != IoChoice::Uring && is_one("io_poll"),
         // In a file, a durable write may have to commit the file system's journal too.
         durable_writes: direct && claimed.is_device() && is_one("fua"),
+        command_bytes_most: None,
     };
     let io = if direct { "direct I/O" } else { "through the page cache" };
     let polling = if offers.polling { "completions polled" } else { "completions by interrupt" };
     let durable = if offers.durable_writes { "durable by FUA" } else { "durable by fdatasync" };
     let cache = says("write_cache").unwrap_or_else(|| "unknown".to_owned());
-    (offers, format!("io_uring, {io}, {polling}, {durable}, write cache {cache}"))
+    (offers, format!("{io}, {polling}, {durable}, write cache {cache}"))
 }
 
 #[cfg(test)]
@@ -139,7 +188,7 @@ mod tests {
         let file = root.join("file");
         fs::create_dir_all(&root).expect("a directory");
         let claimed = ClaimedFile::open(&file, Some(1 << 20)).expect("a file");
-        let (none, described) = detect(&claimed, &root);
+        let (none, described) = detect(&claimed, &root, IoChoice::Auto);
         assert_eq!(none, Offers::default());
         assert!(described.contains("write cache unknown"), "{described}");
         let (major, minor) = claimed.device();
@@ -148,11 +197,20 @@ mod tests {
         for (name, text) in [("io_poll", "1\n"), ("fua", "1\n"), ("write_cache", "write back\n")] {
             fs::write(queue.join(name), text).expect("written");
         }
-        let (offers, described) = detect(&claimed, &root);
+        let (offers, described) = detect(&claimed, &root, IoChoice::Auto);
         let direct = claimed.file().direct().is_ok();
-        assert_eq!(offers, Offers { polling: direct, durable_writes: false }, "a file: no FUA");
+        assert_eq!(offers, Offers { polling: direct, ..Offers::default() }, "a file: no FUA");
         assert!(described.ends_with("durable by fdatasync, write cache write back"), "{described}");
+        assert!(!detect(&claimed, &root, IoChoice::Uring).0.polling);
         drop(claimed);
+        let wanted = Ssd::open(&file, None, IoChoice::Passthrough).expect("opened all the same");
+        let remarks = wanted.remarks().concat();
+        assert!(remarks.contains("no commands by passthrough: it is no NVMe drive"), "{remarks}");
+        drop(wanted);
+        let wanted = Ssd::open(&file, None, IoChoice::Polled).expect("opened all the same");
+        let offered = wanted.offers.polling || wanted.remarks().concat().contains("does not let its completions");
+        assert!(offered, "{:?}", wanted.remarks());
+        drop(wanted);
         fs::remove_dir_all(&root).expect("removed");
     }
 }

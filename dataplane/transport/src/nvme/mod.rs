@@ -8,14 +8,17 @@
 //!   piece use that; those of several pieces are scattered or gathered, and their pages pinned for each.
 //! * Where the device's completions can be polled for, reads and writes go to a second ring that does; the first
 //!   refusal puts everything back on the plain one. Flushes always take the plain one.
+//! * Of an NVMe drive reads and writes are commands to it (`passthrough.rs`). One that fails is tried again the plain
+//!   way, whose error counts; a drive that refuses commands is given none any more.
 //! * A short count is given to the tier as it is, which takes it for an error. Only what the kernel asks to be tried
 //!   again is, and not for ever.
 //!
-//! Thread affinity: one thread at a time; it may be another each time. Not here: NVMe commands by passthrough.
+//! Thread affinity: one thread at a time; it may be another each time.
 
 mod counters;
 mod device;
 mod memory;
+mod passthrough;
 #[cfg(test)]
 mod tests;
 
@@ -26,9 +29,10 @@ use std::time::Duration;
 
 use kvplane_sys::{Completion, IoBuf, RegisteredFile, Ring, cpu};
 use kvplane_tier::{Action, BlockOp, Fault, OpId, Priority};
+use passthrough::Commands;
 
 pub use counters::{BUCKETS, Latency, NvmeCounters, PriorityCounters};
-pub use device::{Offers, Part, Ssd};
+pub use device::{IoChoice, Offers, Part, Ssd};
 pub use memory::TierMemory;
 
 /// Entries of a ring: all that may be in flight.
@@ -50,6 +54,16 @@ struct Running {
     op: BlockOp,
     since_ns: u64,
     attempts: u32,
+    /// By a command it could not be done.
+    plain: bool,
+}
+
+/// The rings, and so who was asked for a completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Commands,
+    Polled,
+    Plain,
 }
 
 /// The driver of one tier.
@@ -62,13 +76,15 @@ pub struct Nvme {
     polled: Option<(Ring, RegisteredFile)>,
     /// Whether it is used.
     polling: bool,
+    /// The ring of commands to the drive, as long as it takes them.
+    commands: Option<Commands>,
     running: slab::Slab<Running>,
     queues: [VecDeque<usize>; Priority::ALL.len()],
     in_flight: [usize; Priority::ALL.len()],
     done: VecDeque<(OpId, Result<u32, Fault>)>,
     completions: Vec<Completion>,
-    /// What has ended and was not looked at, and whether it was polled for.
-    ended: VecDeque<(Completion, bool)>,
+    /// What has ended and was not looked at, and by which way it went.
+    ended: VecDeque<(Completion, Way)>,
     counters: NvmeCounters,
     remarks: Vec<String>,
     last_problem: Option<String>,
@@ -89,6 +105,12 @@ impl Nvme {
         let mut ring = Ring::shared(RING_ENTRIES)?;
         let fd = part.ssd.claimed().file().fd();
         let file = ring.register_file(fd)?;
+        let commands = match part.ssd.namespace() {
+            Some(_) => Commands::new(&part, &mut ring, file, polling).map_err(|why| refused(&why)),
+            None => Err(String::new()),
+        };
+        remarks.extend(commands.as_ref().err().filter(|why| !why.is_empty()).cloned());
+        let mut commands = commands.ok();
         let mut polled = None;
         if polling {
             let made = Ring::polled(RING_ENTRIES).and_then(|mut ring| Ok((ring.register_file(fd)?, ring)));
@@ -98,11 +120,12 @@ impl Nvme {
             }
         }
         for region in memory.regions() {
-            for ring in [Some(&mut ring), polled.as_mut().map(|(ring, _)| ring)].into_iter().flatten() {
-                if let Err(error) = ring.register_region(region) {
-                    let bytes = region.bytes();
-                    remarks.push(format!("{bytes} bytes of memory are not pinned, which costs CPU time: {error}"));
-                }
+            let rings = [Some(&mut ring), polled.as_mut().map(|(ring, _)| ring)];
+            let pinned = rings.into_iter().flatten().map(|ring| ring.register_region(region));
+            let also = commands.as_mut().map(|commands| commands.ring.register_region(region));
+            if let Some(error) = pinned.chain(also).find_map(Result::err) {
+                let bytes = region.bytes();
+                remarks.push(format!("{bytes} bytes of memory are not pinned, which costs CPU time: {error}"));
             }
         }
         Ok(Self {
@@ -112,6 +135,7 @@ impl Nvme {
             file,
             polling: polled.is_some(),
             polled,
+            commands,
             running: slab::Slab::new(),
             queues: core::array::from_fn(|_| VecDeque::new()),
             in_flight: [0; Priority::ALL.len()],
@@ -166,7 +190,7 @@ impl Nvme {
             self.done.push_back((op.id, Err(Fault::Io)));
             return;
         }
-        let index = self.running.insert(Running { op, since_ns: cpu::monotonic_ns(), attempts: 0 });
+        let index = self.running.insert(Running { op, since_ns: cpu::monotonic_ns(), attempts: 0, plain: false });
         self.queues[op.priority as usize].push_back(index);
     }
 
@@ -196,23 +220,35 @@ impl Nvme {
     fn submit(&mut self) -> io::Result<()> {
         self.counters.submissions += 1;
         self.ring.submit()?;
-        self.polled.as_mut().map_or(Ok(()), |(ring, _)| ring.submit())
+        if let Some((ring, _)) = &mut self.polled {
+            ring.submit()?;
+        }
+        self.commands.as_mut().map_or(Ok(()), |commands| commands.ring.submit())
     }
 
     /// Puts an operation into a ring. Whether there was room.
     fn issue(&mut self, index: usize) -> bool {
-        let Some(Running { op, .. }) = self.running.get(index).copied() else { return true };
+        let Some(Running { op, plain, .. }) = self.running.get(index).copied() else { return true };
         let (offset, token) = (self.part.start + op.offset, index as u64);
         let pieces: Vec<IoBuf> = op.pieces.as_slice().iter().map(|span| self.memory.buffer(*span)).collect();
-        let (ring, file) = match (&mut self.polled, op.action) {
-            (Some((ring, file)), Action::Read | Action::Write { .. }) if self.polling => (ring, *file),
-            _ => (&mut self.ring, self.file),
-        };
-        let is_pinned = matches!(&pieces[..], [piece] if ring.is_registered(piece));
-        let queued = match op.action {
-            Action::Read => ring.scatter_at(file, &pieces, offset, token),
-            Action::Write { durable } => ring.gather_at(file, &pieces, offset, durable, token),
-            Action::Flush => ring.sync_data(file, token),
+        let moves = !matches!(op.action, Action::Flush);
+        let (queued, is_pinned) = match &mut self.commands {
+            Some(commands) if moves && !plain && commands.takes(&self.part, &op) => {
+                commands.issue(&self.part, op.action, &pieces, offset, token)
+            }
+            _ => {
+                let (ring, file) = match &mut self.polled {
+                    Some((ring, file)) if self.polling && moves => (ring, *file),
+                    _ => (&mut self.ring, self.file),
+                };
+                let is_pinned = matches!(&pieces[..], [piece] if ring.is_registered(piece));
+                let queued = match op.action {
+                    Action::Read => ring.scatter_at(file, &pieces, offset, token),
+                    Action::Write { durable } => ring.gather_at(file, &pieces, offset, durable, token),
+                    Action::Flush => ring.sync_data(file, token),
+                };
+                (queued, is_pinned)
+            }
         };
         if queued.is_ok() {
             self.in_flight[op.priority as usize] += 1;
@@ -232,8 +268,8 @@ impl Nvme {
         }
         let some = self.ended.len().min(AT_A_TIME);
         for _ in 0..some {
-            let Some((completion, polled)) = self.ended.pop_front() else { break };
-            self.completed(completion, polled);
+            let Some((completion, way)) = self.ended.pop_front() else { break };
+            self.completed(completion, way);
         }
         Ok(some > 0)
     }
@@ -242,21 +278,30 @@ impl Nvme {
         if self.in_flight.iter().all(|in_flight| *in_flight == 0) {
             return Ok(());
         }
-        let mut polled = 0;
-        if let Some((ring, _)) = &mut self.polled {
-            polled = ring.poll(&mut self.completions)?;
+        for way in [Way::Commands, Way::Polled, Way::Plain] {
+            match (way, &mut self.commands, &mut self.polled) {
+                (Way::Commands, Some(commands), _) => commands.ring.poll(&mut self.completions)?,
+                (Way::Polled, _, Some((ring, _))) => ring.poll(&mut self.completions)?,
+                (Way::Plain, ..) => self.ring.poll(&mut self.completions)?,
+                _ => 0,
+            };
+            self.ended.extend(self.completions.drain(..).map(|completion| (completion, way)));
         }
-        self.ring.poll(&mut self.completions)?;
-        self.ended.extend(self.completions.drain(..).enumerate().map(|(at, completion)| (completion, at < polled)));
         Ok(())
     }
 
-    fn completed(&mut self, completion: Completion, polled: bool) {
+    fn completed(&mut self, completion: Completion, way: Way) {
         let index = completion.token as usize;
         let Some(running) = self.running.get_mut(index) else { return };
         let op = running.op;
         self.in_flight[op.priority as usize] -= 1;
-        if polled && completion.result == -kvplane_sys::errno::EOPNOTSUPP {
+        if way == Way::Commands && completion.result < 0 {
+            running.plain = true;
+            self.queues[op.priority as usize].push_back(index);
+            self.command_failed(&op, completion.result);
+            return;
+        }
+        if way == Way::Polled && completion.result == -kvplane_sys::errno::EOPNOTSUPP {
             self.stop_polling();
             self.queues[op.priority as usize].push_back(index);
             return;
@@ -270,10 +315,25 @@ impl Nvme {
         }
         let took_ns = cpu::monotonic_ns().saturating_sub(running.since_ns);
         self.running.remove(index);
-        self.counters.polled += u64::from(polled);
+        let is_polled =
+            way == Way::Polled || self.commands.as_ref().is_some_and(|all| way == Way::Commands && all.polled);
+        self.counters.polled += u64::from(is_polled);
+        self.counters.commands += u64::from(way == Way::Commands);
         let result = self.outcome(&op, completion.result);
         self.count(&op, result, took_ns);
         self.done.push_back((op.id, result));
+    }
+
+    /// Said only where the drive takes no commands at all: what fails is tried the plain way, and said then.
+    fn command_failed(&mut self, op: &BlockOp, result: i32) {
+        use kvplane_sys::errno::{EACCES, EINVAL, ENOTTY, EOPNOTSUPP, EPERM};
+        self.counters.commands_failed += 1;
+        let Some(commands) = &mut self.commands else { return };
+        if commands.is_used && [EACCES, EINVAL, ENOTTY, EOPNOTSUPP, EPERM].contains(&-result) {
+            commands.is_used = false;
+            let (error, bytes) = (io::Error::from_raw_os_error(-result), op.bytes);
+            self.remarks.push(refused(&format!("one of {bytes} bytes: {error}")));
+        }
     }
 
     fn outcome(&mut self, op: &BlockOp, result: i32) -> Result<u32, Fault> {
@@ -343,21 +403,29 @@ impl Nvme {
     /// Whether completions come only to who asks for them, or wait to be taken: then a host does not park meanwhile.
     #[must_use]
     pub fn must_be_polled(&self) -> bool {
-        let taken = self.done.len() + self.ended.len();
-        taken > 0 || self.polled.as_ref().is_some_and(|(ring, _)| ring.in_flight() > 0)
+        let waits = |in_flight: usize| in_flight > 0;
+        !self.done.is_empty()
+            || !self.ended.is_empty()
+            || self.polled.as_ref().is_some_and(|(ring, _)| waits(ring.in_flight()))
+            || self.commands.as_ref().is_some_and(|commands| commands.polled && waits(commands.ring.in_flight()))
     }
 
-    /// Becomes readable when something has ended that is not polled for.
-    #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.ring.as_fd()
+    /// One of them becomes readable when something has ended that is not polled for.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let commands = self.commands.as_ref().filter(|commands| !commands.polled);
+        [Some(self.ring.as_fd()), commands.map(|commands| commands.ring.as_fd())].into_iter().flatten()
     }
 
     /// Ends all I/O for good and waits for the kernel to let go of the memory, at most `longest`. Whether it has.
     pub fn end(&mut self, longest: Duration) -> bool {
         let polled = self.polled.as_mut().is_none_or(|(ring, _)| ring.end(longest));
-        self.ring.end(longest) && polled
+        let commands = self.commands.as_mut().is_none_or(|commands| commands.ring.end(longest));
+        self.ring.end(longest) && polled && commands
     }
+}
+
+fn refused(why: &str) -> String {
+    format!("the drive takes no commands, io_uring is used: {why}")
 }
 
 fn fault_of(error: &io::Error) -> Fault {

@@ -1,7 +1,7 @@
 //! The driver under a real tier, on real files.
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use kvplane_proto::Digest;
@@ -56,9 +56,13 @@ struct Bed {
 
 impl Bed {
     fn open(scratch: &Scratch, polling: bool) -> Self {
-        let ssd = Arc::new(Ssd::open(&scratch.0, Some(FILE_BYTES)).expect("a file"));
-        let part = Part::new(&ssd, 0, 1);
-        let config = TierConfig { group_delay_ns: 0, ..TierConfig::for_device(part.bytes(), 4096) };
+        let ssd = Arc::new(Ssd::open(&scratch.0, Some(FILE_BYTES), IoChoice::Uring).expect("a file"));
+        Self::over(Part::new(&ssd, 0, 1), polling)
+    }
+
+    fn over(part: Part, polling: bool) -> Self {
+        let mut config = TierConfig { group_delay_ns: 0, ..TierConfig::for_device(part.bytes(), 4096) };
+        config.max_op_bytes = config.max_op_bytes.min(part.offers().command_bytes_most.unwrap_or(u32::MAX));
         let pool = region(POOL_BYTES);
         let memory = TierMemory::new(Arc::clone(&pool), region(config.staging_bytes() as usize));
         let identity = Identity { cluster: 1, node: NodeId(2), shard: ShardId(3) };
@@ -329,4 +333,111 @@ fn errors_of_the_kernel_are_told_apart_by_what_follows_from_them() {
     ] {
         assert_eq!(fault_of(&io::Error::from_raw_os_error(error)), fault, "{error}");
     }
+}
+
+/// A drive of the rig, blank; one test has it at a time.
+fn drive(which: usize) -> Option<(PathBuf, MutexGuard<'static, ()>)> {
+    static DRIVES: Mutex<()> = Mutex::new(());
+    let alone = DRIVES.lock().unwrap_or_else(PoisonError::into_inner);
+    let count = std::env::var("RIG_NVME").ok().and_then(|count| count.parse().ok()).unwrap_or(0);
+    if which >= count {
+        println!("skipped: {} NVMe drives are needed, there are {count}: see docs/rig.md", which + 1);
+        return None;
+    }
+    let path = PathBuf::from(format!("/dev/rig/d{which}"));
+    let device = std::fs::File::options().write(true).open(&path).expect("the drive");
+    std::os::unix::fs::FileExt::write_all_at(&device, &vec![0; FILE_BYTES as usize], 0).expect("wiped");
+    device.sync_all().expect("wiped");
+    Some((path, alone))
+}
+
+/// Puts on one way and gets on all.
+fn by_commands(path: &Path) {
+    let open = |io| Arc::new(Ssd::open(path, None, io).expect("the drive"));
+    for io in [IoChoice::Passthrough, IoChoice::Auto, IoChoice::Uring, IoChoice::Polled] {
+        let ssd = open(io);
+        println!("{io:?}: {:?}", ssd.remarks());
+        let polls = ssd.remarks().concat().contains("completions polled");
+        let mut bed = Bed::over(Part::new(&ssd, 1, 2), polls);
+        drop(ssd);
+        if io == IoChoice::Passthrough {
+            fill(&mut bed, Ack::Durable);
+        } else {
+            bed.until(|event| matches!(event, Event::Recovered(_)));
+        }
+        there(&mut bed);
+        let counters = bed.nvme.counters();
+        println!("{:?} {counters:?}", bed.nvme.remarks());
+        let commands = matches!(io, IoChoice::Passthrough | IoChoice::Auto);
+        assert_eq!((counters.commands > 0, counters.commands_failed), (commands, 0));
+        assert_eq!(counters.polled > 0, polls);
+        assert!(bed.nvme.remarks().is_empty(), "{:?}", bed.nvme.remarks());
+        // While it is ours nobody can mount it, and commands go nowhere else.
+        assert!(Ssd::open(path, None, io).expect_err("taken").to_string().contains("in use"));
+        assert!(bed.nvme.end(Duration::from_secs(10)));
+    }
+}
+
+#[test]
+fn a_drive_takes_commands_and_the_other_ways_find_what_they_wrote() {
+    if let Some((path, _alone)) = drive(0) {
+        by_commands(&path);
+    }
+}
+
+#[test]
+fn a_partition_is_written_where_it_is_and_nowhere_else() {
+    let Some((whole, _alone)) = drive(1) else { return };
+    let whole = std::fs::canonicalize(whole).expect("the drive");
+    // A table of two partitions, in sectors.
+    let mut table = vec![0; 512];
+    for (at, (start, sectors)) in [(4096_u32, 8192_u32), (16384, (56 << 20) / 512)].into_iter().enumerate() {
+        let entry = &mut table[446 + 16 * at..][..16];
+        entry[4] = 0x83;
+        entry[8..12].copy_from_slice(&start.to_le_bytes());
+        entry[12..].copy_from_slice(&sectors.to_le_bytes());
+    }
+    table[510..].copy_from_slice(&[0x55, 0xaa]);
+    let device = std::fs::File::options().write(true).open(&whole).expect("the drive");
+    std::os::unix::fs::FileExt::write_all_at(&device, &table, 0).expect("written");
+    device.sync_all().expect("written");
+    drop(device);
+    let read_again = std::process::Command::new("blockdev").arg("--rereadpt").arg(&whole).status();
+    assert!(read_again.expect("blockdev").success());
+    let read = |bytes: usize| {
+        let mut all = vec![0; bytes];
+        let device = std::fs::File::open(&whole).expect("the drive");
+        std::os::unix::fs::FileExt::read_exact_at(&device, &mut all, 0).expect("read");
+        all
+    };
+    let before = read(16384 * 512);
+    let part = PathBuf::from(format!("{}p2", whole.display()));
+    by_commands(&part);
+    assert!(read(16384 * 512) == before, "what is before the partition is as it was");
+}
+
+#[test]
+fn a_drive_that_refuses_a_command_is_given_no_more() {
+    let Some((path, _alone)) = drive(0) else { return };
+    let ssd = Arc::new(Ssd::open(&path, None, IoChoice::Passthrough).expect("the drive"));
+    let mut bed = Bed::over(Part::new(&ssd, 0, 1), false);
+    fill(&mut bed, Ack::Durable);
+    // As an old kernel would: what was refused is done the plain way.
+    let op = block_op(&mut bed, 6);
+    bed.nvme.start(op);
+    // Not given to the drive, which would do it.
+    let index = bed.nvme.queues[op.priority as usize].pop_front().expect("one waits");
+    bed.nvme.in_flight[op.priority as usize] += 1;
+    bed.nvme.completed(Completion { token: index as u64, result: -kvplane_sys::errno::EOPNOTSUPP }, Way::Commands);
+    assert!(bed.nvme.remarks().iter().any(|remark| remark.contains("takes no commands")), "{:?}", bed.nvme.remarks());
+    let before = bed.nvme.counters();
+    while !bed.nvme.is_idle() {
+        bed.nvme.poll().expect("a ring");
+        bed.nvme.flush().expect("a ring");
+        while let Some((_, result)) = bed.nvme.poll_done() {
+            assert_eq!(result, Ok(op.bytes));
+        }
+    }
+    let after = bed.nvme.counters();
+    assert_eq!((after.commands_failed, after.commands), (1, before.commands));
 }

@@ -195,9 +195,9 @@ impl Shadow {
     }
 
     /// A version was answered for. If it replaces others, those are gone: of which key.
-    pub(crate) fn replaced(&mut self, version: u64) -> Option<usize> {
+    pub(crate) fn replaced(&mut self, version: u64, event: u64) -> Option<usize> {
         let Commit { key, life, .. } = self.commits.get(&version).copied().filter(|commit| commit.replace)?;
-        self.removed(key, life, version);
+        self.removed(key, life, version, event);
         Some(key)
     }
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use kvplane::{
-    Eviction, HugePages, MetricsServer, NodeConfig, NodeId, PutAck, RdmaUse, SsdConfig, TierPolicy, WritePolicy,
+    Eviction, HugePages, IoChoice, MetricsServer, NodeConfig, NodeId, PutAck, RdmaUse, SsdConfig, TierPolicy,
+    WritePolicy,
 };
 
 use super::tebench::{PacingChoice, values};
@@ -117,6 +118,11 @@ struct Ssd {
     /// 61 bytes each: 4K fills them also with objects of 4 KiB, for eight times the memory that 32K takes.
     #[arg(long = "ssd-object-bytes", value_name = "BYTES", default_value = "32K", value_parser = object_bytes)]
     object_bytes: u32,
+    /// Which way reads and writes take to the SSDs. `auto` gives an NVMe drive commands by passthrough (/dev/ngXnY), and
+    /// polls for their ends where the kernel has queues for that (nvme.poll_queues); what a device or file does not
+    /// offer is done by io_uring, and said.
+    #[arg(long = "ssd-io", value_enum, default_value = "auto")]
+    io: IoArgument,
     /// When objects are written to the SSD: as soon as they are put, when they were put or asked for twice, or after a
     /// while and before they leave memory.
     #[arg(long = "ssd-write", value_enum, default_value = "through")]
@@ -145,6 +151,19 @@ struct Ssd {
     /// How fast the records on the SSDs are checked in the background, in bytes a second; 0 for not at all.
     #[arg(long = "ssd-scrub", value_name = "BYTES", default_value = "16M", value_parser = size::parse)]
     scrub: u64,
+}
+
+/// The way to the SSDs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum IoArgument {
+    /// What the device offers, best first.
+    Auto,
+    /// io_uring, completions by interrupt.
+    Uring,
+    /// io_uring, completions polled for.
+    Iopoll,
+    /// NVMe commands by passthrough.
+    Passthrough,
 }
 
 /// When objects are written.
@@ -244,6 +263,12 @@ impl Shape {
             rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices, &self.nic_priority_matrix)?,
             ssds: self.ssd.paths.clone(),
             ssd_object_bytes: self.ssd.object_bytes,
+            ssd_io: match self.ssd.io {
+                IoArgument::Auto => IoChoice::Auto,
+                IoArgument::Uring => IoChoice::Uring,
+                IoArgument::Iopoll => IoChoice::Polled,
+                IoArgument::Passthrough => IoChoice::Passthrough,
+            },
             tier: self.ssd.policy(),
             ..NodeConfig::local(cluster, self.pool)
         };

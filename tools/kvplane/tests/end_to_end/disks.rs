@@ -121,7 +121,8 @@ impl Disk {
         let (durable, now) = (vec![0; bytes], vec![0; bytes]);
         let state = State { durable, pending: VecDeque::new(), now, faults: Faults::default(), flushes: 0, flushed: 0 };
         let cached = Arc::new(Cached(Mutex::new(state)));
-        match Mount::new(&directory.join("mount"), Arc::clone(&cached) as Arc<dyn Backing>) {
+        let backing: Arc<dyn Backing> = Arc::<Cached>::clone(&cached);
+        match Mount::new(&directory.join("mount"), &backing) {
             Ok(mount) => Some(Self { cached, mount }),
             Err(why) => skipped("a file system of our own", &why),
         }

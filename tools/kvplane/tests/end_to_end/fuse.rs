@@ -43,7 +43,7 @@ impl Mount {
     ///
     /// # Errors
     /// When this machine does not let us: says why.
-    pub(crate) fn new(at: &Path, backing: Arc<dyn Backing>) -> Result<Self, String> {
+    pub(crate) fn new(at: &Path, backing: &Arc<dyn Backing>) -> Result<Self, String> {
         let connection = File::options().read(true).write(true).open("/dev/fuse").map_err(|error| error.to_string())?;
         std::fs::create_dir(at).map_err(|error| error.to_string())?;
         let given = connection.try_clone().map_err(|error| error.to_string())?;
@@ -59,7 +59,7 @@ impl Mount {
         let mut threads = Vec::new();
         for _ in 0..THREADS {
             let connection = connection.try_clone().map_err(|error| error.to_string())?;
-            let backing = Arc::clone(&backing);
+            let backing = Arc::clone(backing);
             threads.push(std::thread::spawn(move || serve(connection, &*backing)));
         }
         Ok(Self { at: at.to_owned(), threads })

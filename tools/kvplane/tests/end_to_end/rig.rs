@@ -5,6 +5,7 @@ use std::fs;
 
 use kvplane::Client;
 
+use crate::ssd::{Bed, counted, is_there, name, recovered, value};
 use crate::support::{Process, Way, Workplace};
 
 /// Whether the machine has several NUMA nodes.
@@ -120,4 +121,38 @@ fn topology_draws_the_machine() {
 /// How many of a thing the machine has, by the rig's variable.
 fn count(variable: &str) -> usize {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// Each way to the drive finds what the others wrote.
+#[test]
+fn objects_on_a_drive_are_there_whichever_way_is_taken() {
+    if count("RIG_NVME") == 0 {
+        println!("skipped: this machine has no NVMe drive; `cargo x test --rig` runs it in one that does");
+        return;
+    }
+    let mut bed = Bed::over(Workplace::new("drive"), "/dev/rig/d1", &["--ssd-ack", "durable", "--ssd-promote", "15"]);
+    let mut next = 0;
+    for (way, says) in [
+        ("passthrough", "NVMe commands by /dev/ng"),
+        ("uring", "io_uring, direct I/O, completions by interrupt"),
+        ("auto", "NVMe commands by /dev/ng"),
+        ("iopoll", "io_uring, direct I/O, completions polled"),
+    ] {
+        bed = Bed::over(bed.place, "/dev/rig/d1", &["--ssd-ack", "durable", "--ssd-promote", "15", "--ssd-io", way]);
+        let mut dev = bed.start();
+        recovered(&dev);
+        println!("{}", dev.wait_for(says));
+        for way in Way::BOTH {
+            let mut client = bed.client(way);
+            assert!((0..next).all(|key| is_there(&mut client, key)), "{way:?}");
+            for key in next..next + 8 {
+                client.put(name(key).as_bytes(), &value(key)).unwrap();
+            }
+            next += 8;
+        }
+        let commands = counted(&dev, "kvplane_tier_device_commands_total");
+        assert_eq!(commands > 0.0, says.contains("commands"), "{commands} commands");
+        assert_eq!(counted(&dev, "kvplane_tier_device_commands_failed_total"), 0.0);
+        dev.kill();
+    }
 }

@@ -38,7 +38,7 @@ const fn over_rdma(package: &'static str, target: &'static str, filter: Option<&
 }
 
 /// All of them, in the order in which they run.
-pub const ALL: [Machine; 6] = [
+pub const ALL: [Machine; 7] = [
     Machine {
         name: "hardware",
         options: &[
@@ -64,6 +64,17 @@ pub const ALL: [Machine; 6] = [
             job("kvplane-transport", None, Some("rdma")),
         ],
         limit_s: 360,
+        short: true,
+    },
+    Machine {
+        name: "disks",
+        options: &["--nvme", "2:64", "--modprobe", "dm-flakey"],
+        jobs: &[
+            job("kvplane-transport", Some("lib"), Some("nvme")),
+            job("kvplane-tools", Some("end_to_end"), Some("rig::objects_on_a_drive")),
+            job("kvplane-tools", Some("end_to_end"), Some("ssd_faults::a_mapped_device")),
+        ],
+        limit_s: 240,
         short: true,
     },
     Machine {
