@@ -28,6 +28,14 @@ fn installed() -> usize {
     std::env::var("RIG_RXE").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
+/// Connections that this machine's devices gave up so far as the other end did not answer: emulated ones do when their
+/// machine stands still for half a second.
+pub(crate) fn connections_given_up() -> u64 {
+    let counter = |number| format!("/sys/class/infiniband/rxe{number}/ports/1/hw_counters/retry_exceeded_err");
+    let read = |number| std::fs::read_to_string(counter(number)).ok()?.trim().parse::<u64>().ok();
+    (0..installed()).filter_map(read).sum()
+}
+
 /// Where devices come from: `None` for the machine's own.
 pub(crate) fn verbs() -> Option<Verbs> {
     static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default(); 4]));

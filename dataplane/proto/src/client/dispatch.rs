@@ -25,6 +25,8 @@ const EXPRESS_NS: u64 = 100_000_000;
 
 /// A lane is given up when it is silent for so many times the time that its work should take.
 const STALL_FACTOR: f64 = 8.0;
+/// Nor while its oldest slice may still come at this rate.
+const LEAST_BYTES_PER_SECOND: u64 = 4_000_000;
 /// And not before it is silent for so many times the longest silence of its rail, up to [`Limits::RAIL_SILENCE_NS`].
 const SILENCES: u64 = 4;
 
@@ -166,7 +168,12 @@ impl Client {
             let (bulk, small) = rail.inflight_bytes();
             let work_ns = usual_ns + (bulk + small) as f64 / rate.bytes_per_ns();
             let silence_ns = rail.silence_ns().saturating_mul(SILENCES).min(Limits::RAIL_SILENCE_NS);
-            least_ns.max((work_ns * STALL_FACTOR) as u64).max(silence_ns)
+            // Nothing is heard of a payload before all of it is there, and a stated speed need not be the real one.
+            let whole_ns = match entry.first {
+                NOWHERE => 0,
+                first => client.slices.peek(first).load_bytes().saturating_mul(1_000_000_000) / LEAST_BYTES_PER_SECOND,
+            };
+            least_ns.max((work_ns * STALL_FACTOR) as u64).max(silence_ns).max(whole_ns)
         };
         let entry = &self.lanes[lane as usize];
         if entry.first == NOWHERE {
@@ -177,7 +184,8 @@ impl Client {
             self.set_alarm(lane, Some(stalled_ns));
             return;
         }
-        let rail = entry.rail as usize;
+        let (rail, silent_ns) = (entry.rail as usize, self.now_ns.saturating_sub(entry.progress_ns));
+        self.rails[rail].rail.gave_up(silent_ns);
         for position in 0..self.rails[rail].lanes.len() {
             let other = self.rails[rail].lanes[position];
             let entry = &self.lanes[other as usize];

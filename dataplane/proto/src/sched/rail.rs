@@ -103,6 +103,12 @@ impl Rail {
         self.silence_ns
     }
 
+    /// It was not waited for any longer after such a silence. Should it have been slow and not gone, it gets more time
+    /// when it is back.
+    pub fn gave_up(&mut self, silent_ns: u64) {
+        self.silence_ns = self.silence_ns.max(silent_ns);
+    }
+
     /// Whether slices may be promised to it: it is not paused, or its pause is over and it may be tried.
     #[must_use]
     pub fn is_hopeful(&self, now_ns: u64) -> bool {

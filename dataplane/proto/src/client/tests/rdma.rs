@@ -257,6 +257,47 @@ fn farther_devices_help_only_while_the_near_ones_are_out_of_order() {
     }
 }
 
+#[test]
+fn a_large_object_has_the_time_that_a_slow_way_takes() {
+    let mut rig = Rig::new(config(2), 1);
+    let batch = rig.submit(&[Request::Put(digest(1), local(0, 0, 16 << 20))]);
+    let put = loop {
+        let mut seen = rig.drain();
+        let put = |seen: &Seen| matches!(seen, Seen::Frame(sent) if sent.operation() == Operation::Put);
+        match seen.iter().position(put) {
+            Some(at) => break seen.swap_remove(at),
+            None => seen.into_iter().for_each(|seen| rig.act(seen)),
+        }
+    };
+    // The peer fetches at a hundredth of what the devices are said to do.
+    for _ in 0..30 {
+        rig.now_ns += SECOND_NS / 10;
+        rig.client.handle_timeout(rig.now_ns);
+        let seen = rig.drain();
+        assert!(!seen.iter().any(|seen| matches!(seen, Seen::Reset(_))), "given up {} ns later", rig.now_ns);
+    }
+    rig.act(put);
+    run(&mut rig, |_, _, _| false);
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    // What says nothing at all is given up, and soon where the slices are small.
+    let peer = rig.segment_peer(false);
+    let batch = rig.submit(&[Request::Write(at(peer, 0), local(0, 0, 4096))]);
+    let copy = loop {
+        let mut seen = rig.drain();
+        match seen.iter().position(|seen| matches!(seen, Seen::Copy { .. })) {
+            Some(at) => break seen.swap_remove(at),
+            None => seen.into_iter().for_each(|seen| rig.act(seen)),
+        }
+    };
+    let Seen::Copy { lane, .. } = copy else { unreachable!("a copy") };
+    rig.now_ns += SECOND_NS;
+    rig.client.handle_timeout(rig.now_ns);
+    assert!(rig.drain().iter().any(|seen| matches!(seen, Seen::Reset(reset) if *reset == lane)));
+    rig.lose(lane);
+    rig.run_until(rig.now_ns + SECOND_NS);
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+}
+
 /// Batches are over before the near device's connection has moved a step, and nobody looks in between.
 #[test]
 fn a_device_comes_back_though_its_host_looks_rarely() {
