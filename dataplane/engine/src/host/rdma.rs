@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvplane_proto::client::{Client, DeviceCopy, LaneId, Near, NodeCounts, Place, SliceId};
+use kvplane_proto::client::{Client, Copies, DeviceCopy, LaneId, Near, NodeCounts, Place, SliceId};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{GetItem, Kind, Operation, ReadItem, decode_items};
 use kvplane_proto::{Limits, RequestId, Status};
@@ -41,8 +41,7 @@ pub(super) struct RdmaWork {
     pub(super) driver: Rdma,
     /// The TCP connection that each RDMA connection came from.
     carriers: HashMap<ConnectionId, ConnectionId>,
-    /// Copies that the devices are given, and copies that are over, for the moment.
-    copies: Vec<DeviceCopy>,
+    /// Copies that are over, for the moment.
     copied: Ended,
     /// Why devices are not used.
     problems: Vec<String>,
@@ -62,7 +61,6 @@ impl RdmaWork {
         let mut work = Self {
             driver,
             carriers: HashMap::new(),
-            copies: Vec::new(),
             copied: Ended::default(),
             problems: Vec::new(),
             near,
@@ -178,6 +176,25 @@ fn on_device<'a>(buffers: &'a [Option<Arc<Region>>], copy: &DeviceCopy) -> RdmaC
     RdmaCopy { token: token_of(slice), segment, offset, region, at, bytes, write }
 }
 
+/// What a client has for a device.
+struct OnDevice<'a> {
+    copies: Copies<'a>,
+    buffers: &'a [Option<Arc<Region>>],
+}
+
+impl<'a> Iterator for OnDevice<'a> {
+    type Item = RdmaCopy<'a>;
+
+    // As for [`Copies`].
+    #[inline(always)]
+    fn next(&mut self) -> Option<RdmaCopy<'a>> {
+        match self.copies.next() {
+            Some(copy) => Some(on_device(self.buffers, &copy)),
+            None => None,
+        }
+    }
+}
+
 impl Host {
     /// The TCP connection for a lane over RDMA is there: makes an offer on it.
     pub(super) fn offer_rdma(&mut self, carrier: ConnectionId, lane: LaneId) {
@@ -256,11 +273,11 @@ impl Host {
         // Where the lane is gone, whoever waited for the copies knows it.
         let (Some(Link::Rdma(id)), Some(client)) = (self.link_of(lane), &mut self.client) else { return };
         let buffers = &self.buffers;
-        let RdmaWork { driver, copies, .. } = &mut self.rdma_work;
-        copies.clear();
-        copies.push(first);
-        client.take_copies(lane, copies);
-        driver.copy_many(id, copies.iter().map(|copy| on_device(buffers, copy)));
+        let (driver, first) = (&mut self.rdma_work.driver, on_device(buffers, &first));
+        match client.copies(lane) {
+            Some(copies) => driver.copy_all(id, first, OnDevice { copies, buffers }),
+            None => driver.copy_many(id, [first]),
+        }
     }
 
     pub(super) fn take_rdma_events(&mut self) -> bool {

@@ -4,13 +4,13 @@
 //! once, and what is summed up is added once. Whatever is out of the ordinary ends a run and goes the usual way, slice
 //! by slice. What comes of a run is exactly what comes of its slices one by one (`tests/bulk.rs`).
 
-use super::Client;
 use super::dispatch::SMALL_WINDOW_BYTES;
 use super::lane::{Endpoint, Lane};
 use super::near::Place;
 use super::path::{Path, Transport, Via};
 use super::table::{Held, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table, Times, slice_id};
 use super::types::{DeviceCopy, LaneId, Output, Request, SegmentTarget, SliceId};
+use super::{Client, Config};
 
 /// Lanes of a rail among which a run is dealt.
 const LANES: usize = 8;
@@ -20,9 +20,47 @@ const LANES: usize = 8;
 struct Share {
     lane: u32,
     load_bytes: u64,
+    /// What they are known by as those that were bound together to this lane.
+    run: u64,
     bound: u32,
     first: u32,
     last: u32,
+}
+
+/// Whose turn it is: the lane with the least to do, the first among equals. Where all have the same to do and slices
+/// are equal, that is each in its turn.
+#[derive(Default)]
+struct Turns {
+    /// Whose turn is next while the rest of a round is known, and the load of its slices; 0 where it is not.
+    next: usize,
+    load_bytes: u64,
+}
+
+impl Turns {
+    #[inline]
+    fn next(&mut self, shares: &[Share], load_bytes: u64) -> usize {
+        if load_bytes != self.load_bytes {
+            return self.look(shares, load_bytes);
+        }
+        let at = self.next;
+        self.next = if at + 1 == shares.len() { 0 } else { at + 1 };
+        at
+    }
+
+    #[inline(never)]
+    fn look(&mut self, shares: &[Share], load_bytes: u64) -> usize {
+        let least_bytes = shares.iter().map(|share| share.load_bytes).min().unwrap_or(0);
+        let at = shares.iter().position(|share| share.load_bytes == least_bytes).unwrap_or(0);
+        // The others are all as the first of a round leaves them, or as the last of a round finds them.
+        let rest = |one: &Share, other: u64| one.load_bytes == other;
+        let begun = shares[..at].iter().all(|one| rest(one, least_bytes + load_bytes));
+        let known = begun && shares.get(at..).is_some_and(|ahead| ahead.iter().all(|one| rest(one, least_bytes)));
+        (self.next, self.load_bytes) = (0, 0);
+        if known && !shares.is_empty() {
+            (self.next, self.load_bytes) = (if at + 1 == shares.len() { 0 } else { at + 1 }, load_bytes);
+        }
+        at
+    }
 }
 
 /// Slices that ended together and were posted together.
@@ -30,12 +68,80 @@ struct Share {
 struct Tally {
     times: Times,
     small: bool,
-    /// Where their memory is, at our end and at the peer's, and what that was found out from: our buffer.
+    /// Where their memory is, at our end and at the peer's.
     places: (Place, Place),
-    memory: (u32, Place),
     slices: u64,
     bytes: u64,
     load_bytes: u64,
+}
+
+impl Tally {
+    /// Whether a slice that was sent has all of it in common.
+    fn has(&self, slice: &Slice, lane: u32, config: &Config, places: &[Place]) -> bool {
+        let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { return false };
+        let ours = places.get(local.buffer as usize).copied().unwrap_or_default();
+        slice.lane == lane
+            && slice.state == SliceState::Copying
+            && slice.tasks == 1
+            && slice.times == self.times
+            && config.is_small(slice.load_bytes()) == self.small
+            && (ours, target.place) == self.places
+    }
+}
+
+/// The copies that a lane sends next.
+pub struct Copies<'a> {
+    slices: &'a mut Table<Slice>,
+    lane: &'a mut Lane,
+    now_ns: u64,
+    most_flying: u32,
+    window_bytes: u64,
+    closes_ways: bool,
+    /// The state of the lane, which it gets when they end.
+    next: u32,
+    flying: u32,
+    sent_bytes: u64,
+    taken: u32,
+}
+
+impl Iterator for Copies<'_> {
+    type Item = DeviceCopy;
+
+    // For each slice, and of little use if it is a call.
+    #[inline(always)]
+    fn next(&mut self) -> Option<DeviceCopy> {
+        let index = self.next;
+        if index == NOWHERE || self.flying >= self.most_flying || self.sent_bytes >= self.window_bytes {
+            return None;
+        }
+        let (generation, slice) = self.slices.named(index);
+        let write = matches!(slice.request, Request::Write(..));
+        let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { return None };
+        if self.closes_ways && self.lane.is_closed(target.segment, Via::Rdma) {
+            return None;
+        }
+        let slice_id = slice_id(index, generation);
+        let copy = DeviceCopy { slice: slice_id, segment: target.segment, offset: target.offset, local: *local, write };
+        let bytes = local.bytes;
+        slice.step(SliceEvent::Place);
+        slice.sent_ns = self.now_ns;
+        slice.via = Via::Rdma;
+        (slice.sent_bytes, slice.bytes) = (bytes, bytes);
+        // None is without bytes.
+        self.flying += 1;
+        self.sent_bytes += bytes;
+        self.taken += 1;
+        self.next = slice.after;
+        Some(copy)
+    }
+}
+
+impl Drop for Copies<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.lane.queued -= self.taken;
+        (self.lane.next, self.lane.flying, self.lane.sent_bytes) = (self.next, self.flying, self.sent_bytes);
+    }
 }
 
 /// Takes a slice that is not the first of its lane's list out of it.
@@ -88,7 +194,9 @@ impl Client {
         for &lane in &entry.lanes {
             let entry = &self.lanes[lane as usize];
             if entry.state == Endpoint::Ready && entry.may_take_more(&self.config) {
-                shares[open] = Share { lane, load_bytes: entry.load_bytes, bound: 0, first: NOWHERE, last: entry.last };
+                let (load_bytes, last) = (entry.load_bytes, entry.last);
+                self.runs += 1;
+                shares[open] = Share { lane, load_bytes, run: self.runs, bound: 0, first: NOWHERE, last };
                 open += 1;
             }
         }
@@ -132,30 +240,36 @@ impl Client {
         (small, booked_bytes, window_bytes): (bool, u64, u64),
         shares: &mut [Share],
     ) -> (usize, u64) {
-        let Self { config, slices, .. } = self;
-        let (lane_bytes, small_bytes) = (config.lane_window_bytes, config.small_bytes);
+        let Self { config, slices, batches, places, .. } = self;
+        // One that is larger goes alone.
+        let (lane_bytes, window_bytes) = (config.lane_window_bytes.max(1), window_bytes.max(1));
+        let small_bytes = config.small_bytes;
         let (mut bound, mut bytes, mut task) = (0, 0, NOWHERE);
-        for &id in &self.batches.at(batch).slices[which] {
+        // Our buffer, and where it is: one place for all, as they are booked together when they end.
+        let (mut buffer, mut ours) = (u32::MAX, None);
+        let mut turns = Turns::default();
+        for &id in &batches.at(batch).slices[which] {
             let slice = slices.at(id.index);
             let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { break };
             let load_bytes = local.bytes.max(LEAST_LOAD_BYTES);
-            let booked_bytes = booked_bytes + bytes;
             // Slices of one task are to one segment.
             let is_like = slice.task == task || (SegmentTarget { offset: like.offset, ..*target }) == *like;
-            let is_small = load_bytes <= small_bytes;
-            if !is_like || is_small != small || booked_bytes != 0 && booked_bytes >= window_bytes {
+            if !is_like || (load_bytes <= small_bytes) != small || booked_bytes + bytes >= window_bytes {
                 break;
             }
-            let (mut least_bytes, mut least) = (u64::MAX, None);
-            for share in &mut *shares {
-                if share.load_bytes < least_bytes && (share.load_bytes == 0 || share.load_bytes < lane_bytes) {
-                    (least_bytes, least) = (share.load_bytes, Some(share));
+            if local.buffer != buffer {
+                let place = places.get(local.buffer as usize).copied().unwrap_or_default();
+                if *ours.get_or_insert(place) != place {
+                    break;
                 }
+                buffer = local.buffer;
             }
-            let Some(share) = least else { break };
+            let at = turns.next(shares, load_bytes);
+            let Some(share) = shares.get_mut(at).filter(|share| share.load_bytes < lane_bytes) else { break };
             task = slice.task;
             (slice.peer, slice.group, slice.rail, slice.lane) = (like.peer.0, group, rail, share.lane);
             slice.queue = queue;
+            slice.run = if slice.tasks == 1 { share.run } else { 0 };
             slice.before = share.last;
             if share.last != NOWHERE {
                 slices.at(share.last).after = id.index;
@@ -172,49 +286,33 @@ impl Client {
         (bound, bytes)
     }
 
-    /// The copies behind an [`Output::CopySegment`] of a lane over RDMA that may go too, put behind those in `into`: for
-    /// a host that has the device take several in a row. To be called before the next output is polled; what is left
-    /// comes as outputs.
-    pub fn take_copies(&mut self, lane: LaneId, into: &mut Vec<DeviceCopy>) {
-        let Some(entry) = self.current(lane) else { return };
-        let (queued, peer) = (entry.queued as usize, entry.peer.0 as usize);
-        if entry.path == Path::Rdma && entry.state == Endpoint::Ready && self.is_fenced(peer) {
-            into.reserve(queued);
-            self.send_copies(lane.index, usize::MAX, |copy| into.push(copy));
-        }
+    /// The copies behind an [`Output::CopySegment`] of a lane over RDMA that may go too: for a host that has the device
+    /// take several in a row. To be called before the next output is polled; what is left comes as outputs.
+    #[inline]
+    pub fn copies(&mut self, lane: LaneId) -> Option<Copies<'_>> {
+        let entry = self.current(lane)?;
+        let (ready, peer) = (entry.path == Path::Rdma && entry.state == Endpoint::Ready, entry.peer.0 as usize);
+        (ready && self.is_fenced(peer)).then(|| self.copies_of(lane.index))
     }
 
-    /// Sends at most so many copies that the device of a lane over RDMA can do by itself, as far as there is room.
+    /// The copies that the device of a lane over RDMA can do by itself, as far as there is room for them.
     #[inline]
-    pub(super) fn send_copies(&mut self, index: u32, most: usize, mut each: impl FnMut(DeviceCopy)) {
+    pub(super) fn copies_of(&mut self, index: u32) -> Copies<'_> {
         let Self { lanes, slices, config, now_ns, .. } = self;
-        let (lane, now_ns) = (&mut lanes[index as usize], *now_ns);
-        let mut next = lane.next;
-        let mut taken = 0;
-        let (mut flying, mut sent_bytes) = (lane.flying, lane.sent_bytes);
-        while taken < most && next != NOWHERE && lane.has_room_beside(config, flying, sent_bytes) {
-            let (generation, slice) = slices.named(next);
-            let write = matches!(slice.request, Request::Write(..));
-            let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { break };
-            if lane.is_closed(target.segment, Via::Rdma) {
-                break;
-            }
-            let id = slice_id(next, generation);
-            let copy = DeviceCopy { slice: id, segment: target.segment, offset: target.offset, local: *local, write };
-            let bytes = local.bytes;
-            slice.step(SliceEvent::Place);
-            slice.sent_ns = now_ns;
-            slice.via = Via::Rdma;
-            (slice.sent_bytes, slice.bytes) = (bytes, bytes);
-            // None is without bytes.
-            flying += 1;
-            sent_bytes += bytes;
-            taken += 1;
-            next = slice.after;
-            each(copy);
+        let lane = &mut lanes[index as usize];
+        Copies {
+            next: lane.next,
+            flying: lane.flying,
+            sent_bytes: lane.sent_bytes,
+            taken: 0,
+            most_flying: lane.most_flying(config),
+            // One that is larger goes alone.
+            window_bytes: config.lane_window_bytes.max(1),
+            closes_ways: lane.closes_ways(),
+            now_ns: *now_ns,
+            slices,
+            lane,
         }
-        lane.queued -= taken as u32;
-        (lane.next, lane.flying, lane.sent_bytes) = (next, flying, sent_bytes);
     }
 
     /// As [`Self::copied`], for copies of a lane over RDMA that have all succeeded, oldest first.
@@ -248,7 +346,6 @@ impl Client {
     /// What a slice has in common with those that end together with it; none for one that is out of the ordinary.
     fn tally_for(&self, lane: u32, id: SliceId) -> Option<Tally> {
         let slice = self.slices.get(id.index, id.generation)?;
-        let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { return None };
         let slow = self.now_ns.saturating_sub(slice.times.begun_ns) >= self.config.slow_ns;
         let mine = slice.lane == lane && slice.state == SliceState::Copying;
         if !mine || slow || slice.tasks != 1 || slice.held != Held::Nothing {
@@ -257,7 +354,6 @@ impl Client {
         Some(Tally {
             times: slice.times,
             small: self.config.is_small(slice.load_bytes()),
-            memory: (local.buffer, target.place),
             places: self.places_of(&slice.request),
             ..Tally::default()
         })
@@ -275,9 +371,10 @@ impl Client {
     ) -> Option<SliceId> {
         let Self { config, places, lanes, slices, batches, outputs, finished, .. } = self;
         let lane_entry = &mut lanes[lane as usize];
-        let Tally { times, small, memory, places: both, slices: mut count, mut bytes, mut load_bytes } = *tally;
-        let mut memory = memory;
-        let (small_bytes, report) = (config.small_bytes, config.report_tasks);
+        let report = config.report_tasks;
+        // The first is looked at like any other; nobody's run is this one.
+        let mut run = u64::MAX;
+        let (mut count, mut bytes, mut load_bytes) = (0, 0, 0);
         let mut batch = slices.peek(first.index).batch;
         let mut entry = batches.at(batch.index);
         // Those at the front of the lane's list leave it without a look at their neighbours.
@@ -288,27 +385,27 @@ impl Client {
                 next = ids.next();
                 continue;
             };
-            let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { break };
-            let slice_bytes = local.bytes;
-            let slice_load_bytes = slice_bytes.max(LEAST_LOAD_BYTES);
-            let mine = slice.lane == lane && slice.state == SliceState::Copying && slice.tasks == 1;
-            if !mine || slice.times != times || (slice_load_bytes <= small_bytes) != small {
-                break;
-            }
-            if (local.buffer, target.place) != memory {
-                let ours = places.get(local.buffer as usize).copied().unwrap_or_default();
-                if (ours, target.place) != both {
+            if slice.run != run {
+                if !tally.has(slice, lane, config, places) {
                     break;
                 }
-                memory = (local.buffer, target.place);
+                run = if slice.run == 0 { u64::MAX } else { slice.run };
             }
-            debug_assert!(slice.sent_bytes == slice_bytes && slice.bytes == slice_bytes, "it was sent as a whole");
+            if slice.state != SliceState::Copying {
+                break;
+            }
+            debug_assert!(tally.has(slice, lane, config, places), "a run has all of it in common");
+            debug_assert!(
+                slice.sent_bytes == slice.weight_bytes() && slice.bytes == slice.sent_bytes,
+                "sent as a whole"
+            );
             debug_assert!(slice.version == 0 && slice.held == Held::Nothing, "it was not asked for by a frame");
-            count += 1;
-            bytes += slice_bytes;
-            load_bytes += slice_load_bytes;
             let slice = slices.end(id.index);
             slice.step(SliceEvent::Finish);
+            let slice_bytes = slice.bytes;
+            count += 1;
+            bytes += slice_bytes;
+            load_bytes += slice_bytes.max(LEAST_LOAD_BYTES);
             let (before, after, task) = (slice.before, slice.after, slice.task as usize);
             if slice.batch != batch {
                 batch = slice.batch;

@@ -143,10 +143,7 @@ impl Client {
             return false;
         }
         let path = self.lanes[lane as usize].path;
-        let mut copy = None;
-        if path == Path::Rdma {
-            self.send_copies(lane, 1, |one| copy = Some(one));
-        }
+        let copy = if path == Path::Rdma { self.copies_of(lane).next() } else { None };
         if let Some(DeviceCopy { slice, segment, offset, local, write }) = copy {
             let id = self.lanes[lane as usize].id(lane);
             self.outputs.push_back(Output::CopySegment {

@@ -23,6 +23,10 @@ impl Stretch {
     }
 }
 
+/// No peer has this id, and no range begins there.
+const NOBODY: PeerId = PeerId(u32::MAX);
+const NOWHERE: (u64, u64) = (u64::MAX, u64::MAX);
+
 /// Stretches in the making.
 struct Grouping<'a> {
     done: &'a mut Vec<Stretch>,
@@ -79,17 +83,16 @@ impl Client {
         }
         into.clear();
         let mut grouping = Grouping { done: into, last: Stretch { from: 0, until: 0, whole: true } };
-        // What is known of the peer of the request before.
-        let (mut known, mut whole_bytes) = (None, 0);
+        // What is known of the peer of the request before, and where that ends: in our memory, and in the peer's.
+        let (mut known, mut whole_bytes, mut ends) = (NOBODY, 0, NOWHERE);
         let (mut slices, mut written) = (0, 0);
-        let mut before = &requests[0];
         for (index, request) in requests.iter().enumerate() {
             let (mut touches, mut whole) = (false, true);
             match request {
                 Request::Read(target, local) | Request::Write(target, local) => {
-                    if known != Some(target.peer) {
+                    if known != target.peer {
                         self.check_peer(index, target.peer)?;
-                        (known, whole_bytes) = (Some(target.peer), self.whole_bytes(target.peer));
+                        (known, whole_bytes) = (target.peer, self.whole_bytes(target.peer));
                     }
                     check_local(index, local, local.offset.max(target.offset))?;
                     if local.bytes > whole_bytes {
@@ -97,25 +100,27 @@ impl Client {
                         slices += cuts - 1;
                         whole = cuts == 1;
                     }
-                    touches = self.config.merge && index > 0 && continues(before, request, target, local);
+                    let begins = (local.offset, target.offset);
+                    touches = begins == ends && self.config.merge && continues(&requests[index - 1], request);
+                    ends = (local.offset + local.bytes, target.offset + local.bytes);
                     written += usize::from(matches!(request, Request::Read(..)));
                 }
-                Request::Get(_, local) | Request::Put(_, local) => {
-                    check_local(index, local, local.offset)?;
-                    written += usize::from(matches!(request, Request::Get(..)));
-                }
-                Request::PutAs(_, local, number) => {
-                    if *number as usize >= puts {
+                Request::Get(_, local) | Request::Put(_, local) | Request::PutAs(_, local, _) => {
+                    ends = NOWHERE;
+                    if matches!(request, Request::PutAs(_, _, number) if *number as usize >= puts) {
                         return Err(SubmitError::UnknownPut { index });
                     }
                     check_local(index, local, local.offset)?;
+                    written += usize::from(matches!(request, Request::Get(..)));
                 }
-                Request::OpenSegment(peer) => self.check_peer(index, *peer)?,
-                Request::Exists(_) | Request::Prefetch(_) | Request::Size(_) | Request::Remove(_) => {}
+                Request::OpenSegment(peer) => {
+                    ends = NOWHERE;
+                    self.check_peer(index, *peer)?;
+                }
+                Request::Exists(_) | Request::Prefetch(_) | Request::Size(_) | Request::Remove(_) => ends = NOWHERE,
             }
             slices += 1;
             grouping.add(index as u32, touches, whole);
-            before = request;
         }
         let Grouping { done, last } = grouping;
         done.push(last);
@@ -173,16 +178,15 @@ fn check_local(index: usize, local: &Local, starts: u64) -> Result<(), SubmitErr
     Ok(())
 }
 
-/// Whether a request with this target and memory continues the one before it, in the caller's memory and in the peer's.
-#[inline]
-fn continues(before: &Request, request: &Request, next: &SegmentTarget, to: &Local) -> bool {
-    let (Request::Read(target, local) | Request::Write(target, local)) = before else { return false };
-    // What is different most often is looked at first.
-    local.offset.wrapping_add(local.bytes) == to.offset
-        && target.offset.wrapping_add(local.bytes) == next.offset
-        && core::mem::discriminant(before) == core::mem::discriminant(request)
-        && local.buffer == to.buffer
-        && SegmentTarget { offset: next.offset, ..*target } == *next
+/// Whether a read or write that begins where the request before it ends continues that.
+fn continues(before: &Request, request: &Request) -> bool {
+    let ((Request::Read(target, local), Request::Read(next, to))
+    | (Request::Write(target, local), Request::Write(next, to))) = (before, request)
+    else {
+        return false;
+    };
+    let begins = target.offset.checked_add(local.bytes) == Some(next.offset);
+    begins && local.buffer == to.buffer && SegmentTarget { offset: next.offset, ..*target } == *next
 }
 
 /// No two requests of a batch may write to the same memory: the outcome would depend on the network.

@@ -170,19 +170,24 @@ impl Lane {
     /// Whether another request may be under way.
     #[inline]
     pub(super) fn has_room(&self, config: &Config) -> bool {
-        self.has_room_beside(config, self.flying, self.sent_bytes)
-    }
-
-    /// The same beside so many slices that were sent, and their bytes.
-    #[inline]
-    pub(super) fn has_room_beside(&self, config: &Config, flying: u32, sent_bytes: u64) -> bool {
         let open = match self.path {
             // Some of its slices have a request, some are the device's alone.
-            Path::Rdma => self.outstanding.max(flying),
+            Path::Rdma => self.outstanding.max(self.flying),
             path if path.is_greeted() => self.outstanding,
-            _ => flying,
+            _ => self.flying,
         };
-        (open as usize) < self.depth(config) && (sent_bytes == 0 || sent_bytes < config.lane_window_bytes)
+        (open as usize) < self.depth(config) && (self.sent_bytes == 0 || self.sent_bytes < config.lane_window_bytes)
+    }
+
+    /// How many copies of the device's alone may be under way, by their number.
+    pub(super) fn most_flying(&self, config: &Config) -> u32 {
+        let depth = self.depth(config) as u32;
+        if self.outstanding < depth { depth } else { 0 }
+    }
+
+    /// Whether some segment is known not to be moved in some way.
+    pub(super) fn closes_ways(&self) -> bool {
+        !self.closed.is_empty()
     }
 
     /// The next slice of its list is sent: it takes its part of the window, which it says.

@@ -43,6 +43,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
+pub use bulk::Copies;
 use dispatch::{Group, RailEntry};
 use fences::Fences;
 use lane::Lane;
@@ -87,6 +88,8 @@ pub struct Client {
     batches: Table<Batch>,
     /// Those of the batch that is being submitted.
     stretches: Vec<intake::Stretch>,
+    /// Runs of slices that were bound together so far, by lane.
+    runs: u64,
     slices: Table<Slice>,
     wires: Table<Wire>,
     /// Deadlines of batches; entries of completed ones are dropped as they surface, or when they are the greater part.
@@ -154,6 +157,7 @@ impl Client {
             coming: 0,
             batches: Table::new(),
             stretches: Vec::new(),
+            runs: 0,
             slices: Table::new(),
             wires: Table::new(),
             deadlines: BinaryHeap::new(),

@@ -111,6 +111,7 @@ impl Client {
         let slice = self.slices.at(index);
         (slice.lane, slice.before, slice.after) = (lane, before, NOWHERE);
         slice.times.posted_ns = self.now_ns;
+        slice.run = 0;
         let (last, via) = (core::mem::replace(&mut slice.rail, rail), slice.via);
         let bytes = slice.load_bytes();
         entry.load_bytes += bytes;

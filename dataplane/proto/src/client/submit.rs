@@ -181,6 +181,7 @@ impl Client {
             group: 0,
             queue: 0,
             place: NOWHERE,
+            run: 0,
             rail: NOWHERE,
             times: Times { begun_ns: self.now_ns, queued_ns: self.now_ns, posted_ns: self.now_ns },
             sent_ns: 0,

@@ -265,6 +265,8 @@ pub(super) struct Slice {
     pub(super) queue: u8,
     /// Its place in that group's queue; `NOWHERE` while it is not in it.
     pub(super) place: u32,
+    /// Those with which it was bound to its lane: they are alike in all that is booked at their end. 0 for none.
+    pub(super) run: u64,
     /// The rail that carries it, or carried it last.
     pub(super) rail: u32,
     pub(super) times: Times,

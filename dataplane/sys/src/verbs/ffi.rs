@@ -311,7 +311,7 @@ pub(crate) struct ibv_wc {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ibv_sge {
     pub(crate) addr: u64,
     pub(crate) length: u32,

@@ -5,39 +5,59 @@ use super::error::Refusal;
 use super::ffi::*;
 use super::memory::{Domain, MemoryRegion, Piece};
 use super::send_queue::{Remote, SendQueue, check_memory};
+use super::slots::SEQUENCE_MASK;
 use libc::c_int;
 use std::sync::Arc;
 
 /// Writes to one registration of a peer, or reads of it, from or to one registration of ours.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    /// Our memory.
-    pub memory: &'a MemoryRegion,
-    /// What the peer's registration asks for.
-    pub key: u32,
-    /// To the peer, or from it.
-    pub write: bool,
-    /// How many there are at most.
-    pub most: usize,
+    memory: &'a MemoryRegion,
+    /// Of the memory: where it begins, its length, and what the device calls it.
+    start: u64,
+    bytes: usize,
+    local_key: u32,
+    key: u32,
+    write: bool,
+    most: usize,
 }
 
-/// One of them.
+/// One of them, on memory of the run for certain.
 #[derive(Clone, Copy, Debug)]
 pub struct OneSided<'a> {
-    /// The caller's name for it.
-    pub token: u64,
-    /// Where, as the peer names it.
-    pub address: u64,
-    /// Of the run's memory.
-    pub piece: Piece<'a>,
+    memory: &'a MemoryRegion,
+    token: u64,
+    address: u64,
+    piece: ibv_sge,
+}
+
+impl<'a> Run<'a> {
+    /// From or to `memory`: at most so many writes, or reads, with the key that the peer's registration asks for.
+    #[inline]
+    #[must_use]
+    pub fn new(memory: &'a MemoryRegion, key: u32, write: bool, most: usize) -> Self {
+        let (start, bytes, local_key) = (memory.address(), memory.bytes(), memory.local_key());
+        Self { memory, start, bytes, local_key, key, write, most }
+    }
+
+    /// One of them: the caller's name for it, where in the peer's memory, as the peer names it, and where in ours.
+    /// `None` when it is not inside.
+    #[inline]
+    #[must_use]
+    pub fn one(&self, token: u64, address: u64, offset: usize, bytes: u32) -> Option<OneSided<'a>> {
+        let end = offset.checked_add(bytes as usize)?;
+        let piece = ibv_sge { addr: self.start + offset as u64, length: bytes, lkey: self.local_key };
+        (end <= self.bytes).then_some(OneSided { memory: self.memory, token, address, piece })
+    }
 }
 
 impl SendQueue {
-    /// Queues what `next` has, as long as there is room. Returns how many.
+    /// Queues this one and what `next` has, as long as there is room. Returns how many.
     #[inline]
     pub(crate) fn push_run<'a>(
         &mut self,
         run: &Run<'a>,
+        first: OneSided<'a>,
         domain: &Arc<Domain>,
         mut next: impl FnMut() -> Option<OneSided<'a>>,
     ) -> Result<usize, Refusal> {
@@ -45,38 +65,47 @@ impl SendQueue {
         let opcode = if run.write { WR_RDMA_WRITE } else { WR_RDMA_READ };
         let (from, unsent) = (self.slots.head(), self.slots.unsent() as usize);
         let most = run.most.min(self.slots.room() as usize).min(self.ring.len().saturating_sub(unsent));
+        if most == 0 {
+            return Ok(0);
+        }
         let until = from.wrapping_add(most as u32);
+        let (id, signal_every) = (self.id, self.signal_every);
         let (ring, tokens) = (&mut self.ring[..], self.slots.tokens());
         let (ring_mask, token_mask) = (ring.len() - 1, tokens.len() - 1);
-        let (mut silent, mut at, mut stranger) = (self.silent, from, false);
-        while at != until {
-            let Some(one) = next() else { break };
-            if !std::ptr::eq(one.piece.memory, run.memory) {
-                stranger = true;
-                break;
+        let (mut silent, mut at, mut one) = (self.silent, from, first);
+        let end = loop {
+            if !std::ptr::eq(one.memory, run.memory) {
+                break Err(Refusal::OtherMemory);
             }
             tokens[at as usize & token_mask] = one.token;
             silent += 1;
-            let signalled = silent >= self.signal_every;
+            let signalled = silent >= signal_every;
             silent = if signalled { 0 } else { silent };
             let place = &mut ring[at as usize & ring_mask];
-            place.piece = one.piece.raw();
+            place.piece = one.piece;
             place.request.sg_list = &raw mut place.piece;
-            place.request.wr_id = self.id | sequence_bits(at & super::slots::SEQUENCE_MASK);
+            place.request.wr_id = id | sequence_bits(at & SEQUENCE_MASK);
             // To some devices a piece of zero bytes means 2 GiB.
-            place.request.num_sge = c_int::from(one.piece.bytes() > 0);
+            place.request.num_sge = c_int::from(one.piece.length > 0);
             place.request.opcode = opcode;
             place.request.send_flags = u32::from(signalled) * SEND_SIGNALED;
             place.request.imm_data = 0;
             place.request.remote_addr = one.address;
             place.request.rkey = run.key;
             at = at.wrapping_add(1);
-        }
+            if at == until {
+                break Ok(());
+            }
+            match next() {
+                Some(next) => one = next,
+                None => break Ok(()),
+            }
+        };
         // Where something above did not return, nothing was queued.
         self.silent = silent;
         let count = at.wrapping_sub(from);
         self.slots.push_many(count, run.memory);
-        if stranger { Err(Refusal::OtherMemory) } else { Ok(count as usize) }
+        end.map(|()| count as usize)
     }
 
     /// Queues one write or read that asks for nothing else.
@@ -90,8 +119,9 @@ impl SendQueue {
         domain: &Arc<Domain>,
     ) -> Result<(), Refusal> {
         self.check_room()?;
-        let run = Run { memory: piece.memory, key: remote.key, write, most: 1 };
-        self.push_run(&run, domain, || Some(OneSided { token, address: remote.address, piece: *piece }))?;
+        let run = Run::new(piece.memory, remote.key, write, 1);
+        let one = OneSided { memory: piece.memory, token, address: remote.address, piece: piece.raw() };
+        self.push_run(&run, one, domain, || None)?;
         Ok(())
     }
 }

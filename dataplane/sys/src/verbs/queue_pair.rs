@@ -257,8 +257,8 @@ impl QueuePair {
         self.send.push_one_sided(token, write, remote, piece, &self.domain)
     }
 
-    /// As [`QueuePair::push_one_sided`], for several in a row: queues what `next` has, as long as there is room. Returns
-    /// how many.
+    /// As [`QueuePair::push_one_sided`], for several in a row: queues the first and what `next` has, as long as there is
+    /// room. Returns how many.
     ///
     /// # Errors
     /// As there, and then nothing was changed; or a piece is not of the run's memory, and those before it are queued.
@@ -266,12 +266,13 @@ impl QueuePair {
     pub fn push_run<'a>(
         &mut self,
         run: &Run<'a>,
+        first: OneSided<'a>,
         next: impl FnMut() -> Option<OneSided<'a>>,
     ) -> Result<usize, Refusal> {
         if !self.state.takes_sends() {
             return Err(Refusal::State(self.state));
         }
-        self.send.push_run(run, &self.domain, next)
+        self.send.push_run(run, first, &self.domain, next)
     }
 
     /// Hands everything that is queued to the device, with one doorbell. Returns how many requests. `signal_last` asks

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvplane_proto::{Limits, SegmentId, Status as Outcome};
-use kvplane_sys::verbs::{MemoryRegion, OneSided, Piece, QueuePair, Refusal, Remote, Run, Status};
+use kvplane_sys::verbs::{MemoryRegion, Piece, QueuePair, Refusal, Remote, Run, Status};
 use kvplane_sys::{IoBuf, Region};
 
 use super::ended::Ended;
@@ -136,12 +136,26 @@ impl Rdma {
     /// connection ended first, so whether it was done is not known. Several in a row cost much less than each alone.
     pub fn copy_many<'a>(&mut self, id: ConnectionId, copies: impl IntoIterator<Item = RdmaCopy<'a>>) {
         let mut copies = copies.into_iter();
+        if let Some(first) = copies.next() {
+            self.copy_all(id, first, copies);
+        }
+    }
+
+    /// The same for one that is known and those behind it.
+    #[inline]
+    pub fn copy_all<'a>(
+        &mut self,
+        id: ConnectionId,
+        first: RdmaCopy<'a>,
+        mut copies: impl Iterator<Item = RdmaCopy<'a>>,
+    ) {
         let Some((link, nic, books)) = self.parts(id).filter(|(link, _, _)| link.state == State::Open) else {
-            copies.for_each(|copy| self.books.copied.push(id, copy.token, Err(Outcome::Unreachable)));
+            let all = core::iter::once(first).chain(copies);
+            all.for_each(|copy| self.books.copied.push(id, copy.token, Err(Outcome::Unreachable)));
             return;
         };
         let mut failed = None;
-        let mut next = copies.next();
+        let mut next = Some(first);
         while let Some(copy) = next {
             let (posted, left) = link.post_run(copy, &mut copies, nic);
             if posted > 0 {
@@ -188,23 +202,33 @@ impl Link {
         }
         let Some(memory) = nic.memory.find(first.region) else { return (0, Some(first)) };
         let most = self.queue_pair.room().saturating_sub(ROOM_FOR_MESSAGES);
-        let (mut next, mut left) = (Some(first), None);
-        let pushed = self.queue_pair.push_run(&Run { memory, key: key.key, write: first.write, most }, || {
-            let copy = match next.take() {
-                Some(copy) => copy,
-                None => copies.next()?,
-            };
-            let (bytes, end) = (copy.bytes as u64, copy.offset.checked_add(copy.bytes as u64));
-            let alike = copy.segment == *segment && copy.write == first.write && ptr::eq(copy.region, first.region);
-            let fits = alike && bytes <= REQUEST_BYTES && end.is_some_and(|end| end <= key.bytes);
-            let Some(piece) = memory.piece(copy.at, bytes as u32).filter(|_| fits) else {
-                left = Some(copy);
+        let (segment, address, key_bytes) = (*segment, key.address, key.bytes);
+        let RdmaCopy { write, region, .. } = first;
+        let run = Run::new(memory, key.key, write, most);
+        // What it needs by value: it is done for each copy.
+        let one = move |copy: &RdmaCopy<'_>| {
+            let (bytes, end) = (copy.bytes as u64, copy.offset.checked_add(copy.bytes as u64)?);
+            let alike = copy.segment == segment && copy.write == write && ptr::eq(copy.region, region);
+            if !alike || bytes > REQUEST_BYTES || end > key_bytes {
                 return None;
-            };
-            Some(OneSided { token: Work::Copy(copy.token).to_bits(), address: key.address + copy.offset, piece })
+            }
+            run.one(Work::Copy(copy.token).to_bits(), address + copy.offset, copy.at, bytes as u32)
+        };
+        let Some(begin) = one(&first) else { return (0, Some(first)) };
+        let mut left = None;
+        let pushed = self.queue_pair.push_run(&run, begin, || {
+            let copy = copies.next()?;
+            let next = one(&copy);
+            if next.is_none() {
+                left = Some(copy);
+            }
+            next
         });
-        // A queue pair that takes nothing says why when it is asked for the first alone.
-        (pushed.unwrap_or(0), left.or(next))
+        match pushed {
+            Ok(posted @ 1..) => (posted, left),
+            // A queue pair that takes nothing says why when it is asked for the first alone.
+            Ok(0) | Err(_) => (0, Some(first)),
+        }
     }
 
     #[inline]

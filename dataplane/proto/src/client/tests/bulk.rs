@@ -138,9 +138,8 @@ impl Bed {
                 Output::CopySegment { lane, slice, local, .. } => {
                     let mut taken = vec![(slice, local.offset)];
                     if self.many {
-                        let mut more = Vec::new();
-                        client.take_copies(lane, &mut more);
-                        taken.extend(more.iter().map(|copy| (copy.slice, copy.local.offset)));
+                        let more = client.copies(lane).into_iter().flatten();
+                        taken.extend(more.map(|copy| (copy.slice, copy.local.offset)));
                     }
                     self.copying.entry(lane).or_default().extend(taken.iter().map(|taken| taken.0));
                     self.seen.posted.entry(lane.index).or_default().extend(taken.iter().map(|taken| taken.1));

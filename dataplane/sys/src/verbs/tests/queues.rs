@@ -2,7 +2,7 @@
 
 use super::super::completion::{Kind, QueueId, Status};
 use super::super::ffi::*;
-use super::super::slots::{Retired, Slots};
+use super::super::slots::Slots;
 use super::super::{
     Access, Loopback, Operation, Payload, ProtectionDomain, QueuePairOptions, Remote, Request, SharedReceiveQueue,
     SoftPort, Verbs,
