@@ -15,6 +15,7 @@ use super::types::{CloseReason, PayloadTo, PeerKey};
 impl Service {
     pub(super) fn lookup(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<DigestItem>(header, body)?;
+        self.warm(items.clone().map(|item| item.digest));
         let (mut replies, mut elsewhere) = (Vec::with_capacity(items.len()), Vec::new());
         for item in items {
             let reply = self.lookup_one(peer, &item).unwrap_or_else(no_lookup);
@@ -77,6 +78,7 @@ impl Service {
 
     pub(super) fn reserve(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<ReserveItem>(header, body)?;
+        self.warm(items.clone().map(|item| item.digest));
         let (start, count) = (self.bytes.len(), items.len());
         for item in items {
             let reply = match self.reserve_one(peer, item.digest, item.bytes) {
