@@ -66,14 +66,15 @@ fn round(bed: &Bed, way: &str, meanwhile: Meanwhile) -> Result<Round, Failure> {
     let memory = client.register(Region::allocate(&RegionOptions::new("tails", BYTES))?);
     let slice = memory.slice(0, BYTES);
     let keys: Vec<String> = (0..HOT).map(|n| format!("hot-{n}")).collect();
-    for key in &keys {
-        client.put_from(key.as_bytes(), slice)?;
-    }
-    let before = counted(bed)?;
+    // It says when each of its puts evicts.
     let churn = match meanwhile {
         Meanwhile::Evictions => Some(Peer::start(&[ROLE_CHURN, way, bed.directory.text()])?),
         _ => None,
     };
+    for key in keys.iter().chain(&keys) {
+        client.put_from(key.as_bytes(), slice)?;
+    }
+    let before = counted(bed)?;
     let (mut samples_us, mut missed, start) = (Vec::with_capacity(GETS), 0u32, Instant::now());
     let stop = AtomicBool::new(meanwhile != Meanwhile::Joins);
     let directory = bed.directory.0.as_path();
