@@ -13,7 +13,7 @@ os.environ.update(MC_TCP_BIND_ADDRESS="127.0.0.1")
 
 from importlib.metadata import distributions  # noqa: E402
 from mooncake.store import MooncakeDistributedStore  # noqa: E402
-from stores import Memory, Store, child, serve_client, serve_until_parent_goes, wait_for_port  # noqa: E402
+from stores import MOST_SOURCE_BYTES, Memory, Store, child, serve_client, serve_until_parent_goes, wait_for_port  # noqa: E402
 
 MASTER, OWNER, METRICS = 17051, 17052, 17090
 METADATA = "P2PHANDSHAKE"
@@ -22,7 +22,7 @@ METADATA = "P2PHANDSHAKE"
 class Mooncake(Store):
     def __init__(self, index, buffer_bytes, way):
         self.store, self.way = MooncakeDistributedStore(), way
-        room = 2 * buffer_bytes + (64 << 20)
+        room = buffer_bytes + min(buffer_bytes, MOST_SOURCE_BYTES) + (64 << 20)
         if way == "dummy":
             failed = self.store.setup_dummy(room, 16 << 20, f"127.0.0.1:{OWNER}")
         else:

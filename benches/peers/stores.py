@@ -26,6 +26,7 @@ LINE = 64
 SHIFTS = 61  # each call begins some lines further on, so that no call's bytes are those of the one before it
 MARGIN = LINE * SHIFTS
 CHECKED_BYTES = 512 << 20
+MOST_SOURCE_BYTES = 128 << 20
 libc = ctypes.CDLL(None)
 libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
@@ -57,8 +58,8 @@ class Store:
     slack = 0
 
     def __init__(self, index, buffer_bytes):
-        self.index, self.bytes = index, buffer_bytes
-        self.source, self.found = self.memory(buffer_bytes + MARGIN), self.memory(buffer_bytes + self.slack)
+        self.index, self.source_bytes = index, min(buffer_bytes, MOST_SOURCE_BYTES)
+        self.source, self.found = self.memory(self.source_bytes + MARGIN), self.memory(buffer_bytes + self.slack)
         self.source.fill(index)
         self.keys, self.ready, self.calls = [], [], 0
 
@@ -70,13 +71,13 @@ class Store:
         return keys
 
     def places(self, size, batch, call):
-        """Where in the source a call's values lie. Batches beyond the buffer use it again."""
-        slots, shift = self.bytes // size, LINE * (call % SHIFTS)
+        """Where in the source a call's values lie. Items beyond its end use it again."""
+        slots, shift = self.source_bytes // size, LINE * (call % SHIFTS)
         return [shift + (item % slots) * size for item in range(batch)]
 
     def place_found(self, size, item):
         """Where in `found` an item of a batch comes to lie."""
-        return (item % (self.bytes // size)) * size
+        return item * size
 
     def run(self, words):
         if words[0] == "clear":
@@ -102,22 +103,17 @@ class Store:
         return timed(lambda call: self.get(ready[call % calls], targets, size), 1 << 40, seconds)
 
     def check(self, size, batch):
-        slots, checked = self.bytes // size, 0
+        checked, targets = 0, self.prepare_found(size, batch)
         for call in range(0, self.calls, max(1, self.calls // 8)):
-            places = self.places(size, batch, call)
-            for first in range(0, batch, slots):
-                count = min(slots, batch - first)
-                ctypes.memset(self.found.addr, 0xEE, self.found.size)
-                part = self.prepare(self.keys[call][first : first + count], size)
-                if self.get(part, self.prepare_found(size, count), size):
-                    return dict(error=f"call {call} cannot be read again")
-                for item in range(count):
-                    there = self.found.addr + self.place_found(size, item)
-                    if libc.memcmp(there, self.source.addr + places[first + item], size):
-                        return dict(error=f"wrong bytes in item {first + item} of call {call}")
-                checked += count * size
-                if checked >= CHECKED_BYTES:
-                    return dict(checked_bytes=checked)
+            ctypes.memset(self.found.addr, 0xEE, self.found.size)
+            if self.get(self.ready[call], targets, size):
+                return dict(error=f"call {call} cannot be read again")
+            for item, at in enumerate(self.places(size, batch, call)):
+                if libc.memcmp(self.found.addr + self.place_found(size, item), self.source.addr + at, size):
+                    return dict(error=f"wrong bytes in item {item} of call {call}")
+            checked += batch * size
+            if checked >= CHECKED_BYTES:
+                break
         return dict(checked_bytes=checked)
 
 

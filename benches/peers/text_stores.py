@@ -28,15 +28,14 @@ class Text(Store):
         self.answers = memoryview(bytearray(1 << 16))
 
     def piece(self, size):
-        return min(self.bytes // size, max(1, PIECE_BYTES // size), MOST_PARTS // 2)
+        return min(max(1, PIECE_BYTES // size), MOST_PARTS // 2)
 
     def stride(self, size):
         return len(self.head(size)) + size + 2
 
     def place_found(self, size, item):
         count = self.piece(size)
-        piece = (item // count) % (self.bytes // size // count)
-        return piece * (count * self.stride(size) + self.tail) + (item % count) * self.stride(size) + len(self.head(size))
+        return (item // count) * (count * self.stride(size) + self.tail) + (item % count) * self.stride(size) + len(self.head(size))
 
     def prepare(self, keys, size):
         count, pieces = self.piece(size), []

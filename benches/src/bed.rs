@@ -75,6 +75,15 @@ impl Bed {
     }
 }
 
+/// One more node of a bed's cluster, which leaves it when it is dropped.
+pub(crate) fn another_node(directory: &Path, pool_bytes: u64) -> Result<Node, Failure> {
+    Ok(Node::start(&NodeConfig {
+        control: control_of(directory),
+        runtime_directory: Some(directory.to_owned()),
+        ..NodeConfig::local(CLUSTER, pool_bytes)
+    })?)
+}
+
 fn control_of(directory: &Path) -> Control {
     Control::Local { cluster: CLUSTER.to_owned(), runtime_directory: Some(directory.to_owned()) }
 }

@@ -5,6 +5,7 @@
 //! compared with spinning, parked with parked.
 
 mod ahead;
+mod asked;
 mod bed;
 mod handshakes;
 mod idle;
@@ -19,6 +20,7 @@ mod rounds;
 mod same_host;
 mod shm;
 mod stores;
+mod tails;
 mod tcp;
 mod tier;
 mod verbs;
@@ -27,14 +29,15 @@ use std::process::ExitCode;
 
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
-    handshakes | idle | killed-client | keys | verbs | perftest | read-ahead | all] \
+    handshakes | idle | killed-client | keys | verbs | perftest | read-ahead | put-latency | \
+    exists | get-tails | all] \
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
        kvplane-bench [peers | stores] [...]: see `cargo x help`";
 
 /// What runs when nothing is named: all that needs nothing but this machine.
-const ALL: [&str; 12] = [
+const ALL: [&str; 15] = [
     "tcp-stream",
     "tcp-latency",
     "shm-stream",
@@ -47,6 +50,9 @@ const ALL: [&str; 12] = [
     "keys",
     "verbs",
     "read-ahead",
+    "put-latency",
+    "exists",
+    "get-tails",
 ];
 
 /// What a benchmark says when it cannot go on.
@@ -103,6 +109,9 @@ fn main() -> ExitCode {
             "verbs" => verbs::run(rounds),
             "perftest" => perftest::run(rounds),
             "read-ahead" => ahead::run(rounds),
+            "put-latency" => asked::put_latency(rounds),
+            "exists" => asked::exists(rounds),
+            "get-tails" => tails::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),
         };
         if let Err(error) = outcome {

@@ -9,6 +9,7 @@ use kvplane::{Client, HugePages, Region, RegionOptions, TransferEngine, cpu};
 use crate::Failure;
 use crate::bed;
 use crate::stores;
+use crate::tails;
 
 /// First argument of a process in another role.
 pub(crate) const ROLE: &str = "--role";
@@ -86,6 +87,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         ["perftest", device, pacing, directory] => crate::perftest::serve(device, pacing, directory),
         ["echo", pacing, sent, answered] => echo(pacing == &"spin", sent.parse()?, answered.parse()?),
         ["victim", way, directory] => victim(way, directory),
+        [tails::ROLE_CHURN, way, directory] => tails::churn(way, directory),
         [stores::ROLE_SERVER, pool_bytes] => stores::serve(pool_bytes),
         [stores::ROLE_CLIENT, way, server, index, bytes] => stores::client(way, server, index, bytes),
         _ => Err(format!("unknown role {words:?}").into()),

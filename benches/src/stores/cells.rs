@@ -4,10 +4,12 @@ pub(crate) use crate::peers::cells::{human, parse_size};
 
 /// A store has at least so much memory, or runs of small objects would be over at once.
 pub(crate) const LEAST_POOL_BYTES: u64 = 3 << 29;
-/// A client's buffers are larger than a core's caches, where its calls are, and no larger than this: larger batches go
-/// from the same memory again.
-const MOST_BUFFER_BYTES: u64 = 128 << 20;
+/// A client puts from memory that is larger than the caches, where its calls are, and no larger than this: what is
+/// beyond in a batch is put from the same memory again. What it gets needs room for the whole batch.
+pub(crate) const MOST_SOURCE_BYTES: u64 = 128 << 20;
 const LEAST_BUFFER_BYTES: u64 = 16 << 20;
+/// Where the clients of a side need more than this, those of one side are there at a time.
+const MOST_TOGETHER_BYTES: u64 = 512 << 20;
 
 /// Puts first: gets read what they left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +47,16 @@ impl Cell {
     pub(crate) const fn bytes(&self) -> u64 {
         self.size * self.batch * self.clients
     }
+
+    /// Each client's room for what it gets.
+    pub(crate) fn buffer_bytes(&self) -> u64 {
+        buffer_for(self.size * self.batch)
+    }
+
+    /// Whether the clients of all sides can be there at a time.
+    pub(crate) fn is_modest(&self) -> bool {
+        self.clients * self.buffer_bytes() <= MOST_TOGETHER_BYTES
+    }
 }
 
 impl std::fmt::Display for Cell {
@@ -65,9 +77,9 @@ pub(crate) const fn pool_for(bytes: u64) -> u64 {
     (bytes / 13 * 20 + (64 << 20)) >> 20 << 20
 }
 
-/// A client's buffer where one call of it moves so much; a power of two, as sizes are.
+/// A client's room for what it gets where one call of it moves so much; a power of two, as sizes are.
 pub(crate) fn buffer_for(call_bytes: u64) -> u64 {
-    call_bytes.next_power_of_two().clamp(LEAST_BUFFER_BYTES, MOST_BUFFER_BYTES)
+    call_bytes.next_power_of_two().max(LEAST_BUFFER_BYTES)
 }
 
 #[cfg(test)]

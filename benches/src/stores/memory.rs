@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kvplane::{HugePages, Region, RegionOptions};
 
+use super::cells::MOST_SOURCE_BYTES;
 use crate::Failure;
 
 /// Each call's values begin some lines further on, so that no call's bytes are those of the one before it.
@@ -15,7 +16,7 @@ const WORD_BYTES: usize = 8;
 pub(crate) struct Memory {
     pub(crate) source: Arc<Region>,
     pub(crate) found: Arc<Region>,
-    bytes: usize,
+    source_bytes: usize,
     first_word: u64,
 }
 
@@ -26,10 +27,11 @@ impl Memory {
             let options = RegionOptions { huge: HugePages::Try, prefault: true, ..RegionOptions::new(name, bytes) };
             Region::allocate(&options)
         };
+        let source_bytes = bytes.min(MOST_SOURCE_BYTES as usize);
         let memory = Self {
-            source: region("bench-source", bytes + SHIFTS * LINE_BYTES)?,
+            source: region("bench-source", source_bytes + SHIFTS * LINE_BYTES)?,
             found: region("bench-found", bytes)?,
-            bytes,
+            source_bytes,
             first_word: index << 40,
         };
         memory.source.fill_with(0, memory.source.bytes(), &mut |at, part| memory.pattern(at, part));
@@ -43,31 +45,26 @@ impl Memory {
         }
     }
 
-    /// How many objects lie side by side; items beyond them use the same memory again.
-    pub(crate) const fn slots(&self, size: usize) -> usize {
-        self.bytes / size
-    }
-
-    /// Where an item of a call lies in the source.
+    /// Where an item of a call lies in the source. Items beyond its end use it again.
     pub(crate) const fn source_at(&self, size: usize, call: usize, item: usize) -> usize {
-        (call % SHIFTS) * LINE_BYTES + self.found_at(size, item)
+        (call % SHIFTS) * LINE_BYTES + (item % (self.source_bytes / size)) * size
     }
 
     /// Where it comes to lie.
-    pub(crate) const fn found_at(&self, size: usize, item: usize) -> usize {
-        (item % self.slots(size)) * size
+    pub(crate) const fn found_at(size: usize, item: usize) -> usize {
+        item * size
     }
 
     /// Makes sure that nothing from before is taken for what was got.
     pub(crate) fn wipe(&self) {
-        self.found.fill_with(0, self.bytes, &mut |_, part| part.fill(0xee));
+        self.found.fill_with(0, self.found.bytes(), &mut |_, part| part.fill(0xee));
     }
 
     /// Whether the destination has this item of this call.
     pub(crate) fn is_right(&self, size: usize, call: usize, item: usize) -> bool {
         let (source, mut right) = (self.source_at(size, call, item) as u64, true);
         let mut expected = Vec::new();
-        self.found.read_with(self.found_at(size, item), size, &mut |at, part| {
+        self.found.read_with(Self::found_at(size, item), size, &mut |at, part| {
             expected.resize(part.len(), 0);
             self.pattern(source + at, &mut expected);
             right &= part == expected;
@@ -87,7 +84,7 @@ mod tests {
         assert!(!memory.is_right(4096, 5, 2));
         Region::copy_between(
             &memory.found,
-            memory.found_at(4096, 2),
+            Memory::found_at(4096, 2),
             &memory.source,
             memory.source_at(4096, 5, 2),
             4096,

@@ -30,6 +30,9 @@ pub(crate) use ours::{ROLE_SERVER, serve};
 pub(crate) const NAMES: [&str; 7] =
     ["ours tcp", "mooncake remote", "redis", "memcached", "ours shm", "mooncake dummy", "memcpy"];
 
+/// Below this a copy stays in the caches of one core.
+const SMALLEST_COPY_BYTES: u64 = 1 << 20;
+
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let options = options::parse(words)?;
     let sides = side::of(&options)?;
@@ -43,20 +46,32 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         let mut servers = start_servers(&sides, pool_bytes, &options);
         for &clients in &options.clients {
             let cells = fitting(&options, size, clients, pool_bytes);
-            let Some(most) = cells.iter().map(Cell::bytes).max() else { continue };
-            let mut started = start_clients(&sides, &servers, &options, clients, most / clients);
-            for cell in &cells {
-                for round in 0..options.rounds {
+            let (modest, large): (Vec<Cell>, Vec<Cell>) = cells.into_iter().partition(Cell::is_modest);
+            if let Some(buffer_bytes) = modest.iter().map(Cell::buffer_bytes).max() {
+                let (servers, options) = (&servers, &options);
+                let start = |side| start_clients(side, servers, options, clients, buffer_bytes);
+                let mut started: Vec<_> = sides.iter().filter_map(|side| Some((side, start(side)?))).collect();
+                for (cell, round) in rounds_of(&modest, options.rounds) {
                     for (side, clients) in &mut started {
-                        let server = servers.iter().find(|(name, _)| *name == side.server).map(|(_, server)| server);
-                        let pids = server.map_or(&[][..], |server| &server.pids);
-                        for row in measure(side, clients, pids, *cell, round, (&options, pool_bytes)) {
-                            writeln!(file, "{}", row.to_json())?;
-                            results.push(row);
-                        }
+                        let pids = pids_of(servers, side);
+                        keep(
+                            measure(side, clients, pids, *cell, round, (options, pool_bytes)),
+                            &mut file,
+                            &mut results,
+                        )?;
                     }
+                    show(&results, cell, round + 1 == options.rounds);
                 }
-                Op::BOTH.iter().for_each(|op| println!("{}", results.table(cell, *op)));
+            }
+            for (cell, round) in rounds_of(&large, options.rounds) {
+                for side in &sides {
+                    let started = start_clients(side, &servers, &options, clients, cell.buffer_bytes());
+                    let Some(mut clients) = started else { continue };
+                    let pids = pids_of(&servers, side);
+                    let rows = measure(side, &mut clients, pids, *cell, round, (&options, pool_bytes));
+                    keep(rows, &mut file, &mut results)?;
+                }
+                show(&results, cell, round + 1 == options.rounds);
             }
         }
         servers.drain(..).for_each(drop);
@@ -71,11 +86,37 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Memory of each server: for the largest cell that is wanted and fits, all servers' together.
+fn rounds_of(cells: &[Cell], rounds: usize) -> impl Iterator<Item = (&Cell, usize)> {
+    cells.iter().flat_map(move |cell| (0..rounds).map(move |round| (cell, round)))
+}
+
+fn keep(rows: Vec<Row>, file: &mut fs::File, results: &mut Results) -> Result<(), Failure> {
+    for row in rows {
+        writeln!(file, "{}", row.to_json())?;
+        results.push(row);
+    }
+    Ok(())
+}
+
+fn show(results: &Results, cell: &Cell, done: bool) {
+    if done {
+        Op::BOTH.iter().for_each(|op| println!("{}", results.table(cell, *op)));
+    }
+}
+
+fn server_of<'a>(servers: &'a [(&'static str, Server)], side: &Side) -> Option<&'a Server> {
+    servers.iter().find(|(name, _)| *name == side.server).map(|(_, server)| server)
+}
+
+fn pids_of<'a>(servers: &'a [(&'static str, Server)], side: &Side) -> &'a [u32] {
+    server_of(servers, side).map_or(&[], |server| &server.pids)
+}
+
+/// Memory of each server: for the largest cell that is wanted and fits, all servers' and one side's clients together.
 fn pool_bytes(options: &Options, size: u64) -> u64 {
     let wanted = options.clients.iter().flat_map(|clients| options.batches.iter().map(move |batch| clients * batch));
-    let affordable = affordable_bytes() / 5;
-    let fits = |bytes: &u64| cells::pool_for(*bytes) <= affordable;
+    let affordable = affordable_bytes();
+    let fits = |bytes: &u64| 4 * cells::pool_for(*bytes) + 2 * bytes <= affordable;
     let largest = wanted.map(|objects| objects * size).filter(fits).max().unwrap_or(0);
     options.pool_bytes.unwrap_or_else(|| cells::pool_for(largest).max(cells::LEAST_POOL_BYTES))
 }
@@ -105,26 +146,19 @@ fn start_servers(sides: &[Side], pool_bytes: u64, options: &Options) -> Vec<(&'s
     servers
 }
 
-fn start_clients<'a>(
-    sides: &'a [Side],
+fn start_clients(
+    side: &Side,
     servers: &[(&'static str, Server)],
     options: &Options,
     count: u64,
-    call_bytes: u64,
-) -> Vec<(&'a Side, Clients)> {
-    let mut started = Vec::new();
-    for side in sides {
-        let server = servers.iter().find(|(name, _)| *name == side.server).map(|(_, server)| server);
-        if server.is_none() && !side.server.is_empty() {
-            continue;
-        }
-        let buffer_bytes = cells::buffer_for(call_bytes);
-        match Clients::start(side, server.map_or("", |server| &server.said), options, count, buffer_bytes) {
-            Ok(clients) => started.push((side, clients)),
-            Err(problem) => println!("skipped: {} with {count} clients: {problem}", side.name),
-        }
+    buffer_bytes: u64,
+) -> Option<Clients> {
+    let server = server_of(servers, side);
+    if server.is_none() && !side.server.is_empty() {
+        return None;
     }
-    started
+    let started = Clients::start(side, server.map_or("", |server| &server.said), options, count, buffer_bytes);
+    started.inspect_err(|problem| println!("skipped: {} with {count} clients: {problem}", side.name)).ok()
 }
 
 /// Puts, gets what was put, checks it, and removes it.
@@ -137,6 +171,11 @@ fn measure(
     (options, pool_bytes): (&Options, u64),
 ) -> Vec<Row> {
     let mut rows = Vec::new();
+    // Who only copies has less memory for it, and small copies say nothing of memory.
+    let pool_bytes = if side.server.is_empty() { cells::LEAST_POOL_BYTES } else { pool_bytes };
+    if cell.bytes() > cells::share(pool_bytes) || side.server.is_empty() && cell.size < SMALLEST_COPY_BYTES {
+        return rows;
+    }
     let most = (cells::share(pool_bytes) / cell.bytes()).clamp(1, (options.seconds * 4e5) as u64 + 1);
     let (size, batch, seconds) = (cell.size, cell.batch, options.seconds);
     for op in Op::BOTH {
@@ -158,10 +197,10 @@ fn measure(
     rows
 }
 
-/// Bytes that the machine has left, less a fifth.
+/// Bytes that the machine has left, less a tenth.
 fn affordable_bytes() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0);
-    (kib << 10) / 5 * 4
+    (kib << 10) / 10 * 9
 }

@@ -64,8 +64,8 @@ impl Objects for Ours {
         Ok(())
     }
 
-    fn get(&mut self, memory: &Memory, keys: &[Key], size: usize) -> Result<(), Failure> {
-        let slice = |item| self.found.slice(memory.found_at(size, item), size);
+    fn get(&mut self, _memory: &Memory, keys: &[Key], size: usize) -> Result<(), Failure> {
+        let slice = |item| self.found.slice(Memory::found_at(size, item), size);
         if let [key] = keys {
             self.client.get_into(key, slice(0))?.ok_or("an object is gone")?;
             return Ok(());
@@ -114,9 +114,9 @@ impl Objects for Copies {
         Ok(())
     }
 
-    fn get(&mut self, memory: &Memory, keys: &[Key], size: usize) -> Result<(), Failure> {
+    fn get(&mut self, _memory: &Memory, keys: &[Key], size: usize) -> Result<(), Failure> {
         for (item, key) in keys.iter().enumerate() {
-            let (from, to) = (*self.places.get(key).ok_or("no such key")?, memory.found_at(size, item));
+            let (from, to) = (*self.places.get(key).ok_or("no such key")?, Memory::found_at(size, item));
             let target = std::hint::black_box(&mut self.found[to..to + size]);
             target.copy_from_slice(std::hint::black_box(&self.memory[from..from + size]));
         }

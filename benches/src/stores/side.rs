@@ -121,7 +121,7 @@ impl Clients {
         let mut clients = Self { processes: Vec::new(), pids: Vec::new(), rounds: (count * 1000) as u32 };
         for index in 0..count {
             let mut command = side.command(options)?;
-            // Who only copies has as much memory of its own as a store would have for it.
+            // Who only copies has its share of memory for it.
             let (index, bytes) = (index.to_string(), buffer_bytes.to_string());
             let room = (super::cells::LEAST_POOL_BYTES / count).to_string();
             let server = if side.server.is_empty() { &room } else { server };

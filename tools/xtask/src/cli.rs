@@ -1,8 +1,8 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
-//! `demo`, `test`, `seeds`, `kills`, `bench`, `peers`, `interop` and `rig` pass what follows them on untouched, so
-//! their flags are checked by whoever gets them. For the others an unknown word is an error with the usage text and
-//! exit status 2.
+//! `demo`, `test`, `seeds`, `kills`, `bench`, `peers`, `stores`, `interop` and `rig` pass what follows them on
+//! untouched, so their flags are checked by whoever gets them. For the others an unknown word is an error with the
+//! usage text and exit status 2.
 
 use crate::ci::Step;
 use crate::setup::packages::Group;
@@ -37,6 +37,10 @@ usage: cargo x COMMAND [...]
                        namespace of its own: [--folder DIR] [--install-only] [--only mooncake,nixl,ucx,gloo,iperf3,raw]
                        [--ours tcp,tcp-parked,shm,...] [--quick] [--sizes 4K,1M,...] [--batches 1,16,...]
                        [--rounds N] [--seconds S] [--retries N] [--markdown FILE]
+  stores [...]         install stock Mooncake, redis and memcached and measure our store beside theirs, in a network
+                       namespace of its own: [--folder DIR] [--install-only] [--only 'ours tcp,redis,...']
+                       [--sizes 4K,1M,...] [--batches 1,16,...] [--clients 1,4] [--rounds N] [--seconds S]
+                       [--pool SIZE] [--markdown FILE]
   interop [--rdma] [SEED]
                        a stock Mooncake wheel and ours read and write each other's segments, every byte compared; over
                        RDMA in a virtual machine
@@ -68,6 +72,8 @@ pub enum Task {
     Bench(Vec<String>),
     /// Measure beside other transfer engines with these arguments.
     Peers(Vec<String>),
+    /// Measure the store beside others with these arguments.
+    Stores(Vec<String>),
     /// Exchange bytes with a stock Mooncake with these arguments.
     Interop(Vec<String>),
     /// Run a command in a virtual machine with these arguments.
@@ -87,8 +93,9 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "seeds" if !asks_help => Ok(Task::Seeds(rest.to_vec())),
         "kills" if !asks_help => Ok(Task::Kills(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
-        "seeds" | "kills" | "setup" | "tidy" | "ci" | "peers" | "interop" if asks_help => Ok(Task::Help),
+        "seeds" | "kills" | "setup" | "tidy" | "ci" | "peers" | "stores" | "interop" if asks_help => Ok(Task::Help),
         "peers" => Ok(Task::Peers(rest.to_vec())),
+        "stores" => Ok(Task::Stores(rest.to_vec())),
         "interop" => Ok(Task::Interop(rest.to_vec())),
         "setup" => Ok(Task::Setup(each(rest, "setup", Group::parse)?)),
         "ci" => Ok(Task::Ci(each(rest, "ci", Step::parse)?)),
@@ -128,6 +135,7 @@ mod tests {
         assert_eq!(parsed("ci --help"), Ok(Task::Help));
         assert_eq!(parsed("peers --help"), Ok(Task::Help));
         assert_eq!(parsed("peers --quick"), Ok(Task::Peers(vec!["--quick".to_string()])));
+        assert_eq!(parsed("stores --rounds 2"), Ok(Task::Stores(vec!["--rounds".to_string(), "2".to_string()])));
         assert_eq!(parsed("kills 5000"), Ok(Task::Kills(vec!["5000".to_string()])));
         assert_eq!(parsed("seeds --help"), Ok(Task::Help));
         assert_eq!(parsed("interop 7"), Ok(Task::Interop(vec!["7".to_string()])));

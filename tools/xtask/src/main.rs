@@ -42,6 +42,7 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Ci(steps) => ci::run(&workspace, &steps),
         Task::Bench(arguments) => bench::run(&workspace, &arguments),
         Task::Peers(arguments) => peers::run(&workspace, &arguments),
+        Task::Stores(arguments) => peers::stores(&workspace, &arguments),
         Task::Interop(arguments) => peers::interop(&workspace, &arguments),
         Task::Rig(arguments) => Err(rig::run(&workspace, &arguments)),
     }

@@ -1,4 +1,5 @@
-//! `cargo x peers` and `cargo x interop`: other transfer engines beside ours, in a network of their own.
+//! `cargo x peers`, `cargo x stores` and `cargo x interop`: other engines and stores beside ours, in a network of their
+//! own.
 //!
 //! Stock Mooncake listens on every address and asks nobody who he is. So everything runs in a network namespace that
 //! has loopback only; where the kernel gives none, nothing is started and that is said.
@@ -86,6 +87,56 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     Err(process::become_program(&mut command))
 }
 
+/// Installs other stores, builds, and measures ours and theirs in turns.
+pub fn stores(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let request = parse_stores(arguments)?;
+    setup::run(&[Group::Build])?;
+    let folder = folder(workspace, request.folder);
+    if let Err(failure) = install::install(Peer::Mooncake, &folder) {
+        eprintln!("stores: skipped: mooncake: {failure}");
+    }
+    for (program, package) in [("redis-server", "redis-server"), ("memcached", "memcached")] {
+        // Only the programs are wanted; Debian's packages would start them as services too where there is an init.
+        if process::find_program(program).is_none()
+            && let Err(failure) = setup::install_named(&[package])
+        {
+            eprintln!("stores: skipped: {program}: {failure}");
+        }
+    }
+    if request.install_only {
+        return Ok(());
+    }
+    process::run(&mut workspace.cargo(&["build", "--release", "--package", "kvplane-benches"]))?;
+    let Some(mut command) = in_own_network() else { return Ok(()) };
+    command.arg(workspace.release_binary("kvplane-bench")).arg("stores").arg("--folder").arg(&folder);
+    command.arg("--scripts").arg(scripts(workspace)).args(&request.rest);
+    Err(process::become_program(&mut command))
+}
+
+/// As `parse`, but names of sides are for the measuring program.
+fn parse_stores(arguments: &[String]) -> Result<Request, Failure> {
+    let (sides, others): (Vec<_>, Vec<_>) = joined(arguments).into_iter().partition(|word| word.starts_with("--only="));
+    let mut request = parse(&others)?;
+    request.rest.extend(sides);
+    Ok(request)
+}
+
+/// `--only NAMES` as one word.
+fn joined(arguments: &[String]) -> Vec<String> {
+    let mut words = arguments.iter();
+    let mut joined = Vec::new();
+    while let Some(word) = words.next() {
+        match (word.as_str(), words.as_slice().first()) {
+            ("--only", Some(names)) => {
+                joined.push(format!("--only={names}"));
+                words.next();
+            }
+            _ => joined.push(word.clone()),
+        }
+    }
+    joined
+}
+
 /// A stock wheel and ours read and write each other's segments, over TCP or, where that is asked, over RDMA. Skipped
 /// with a line where there is no wheel.
 pub fn interop(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
@@ -167,6 +218,13 @@ mod tests {
         assert_eq!(request.rest, ["--quick", "--only=ucx,raw", "--rounds", "5"]);
         let all = parsed("--install-only").unwrap();
         assert_eq!((all.peers.len(), all.install_only), (Peer::ALL.len(), true));
+    }
+
+    #[test]
+    fn sides_of_stores_are_passed_on() {
+        let words = ["--only", "ours tcp,redis", "--rounds", "2"].map(str::to_string);
+        let request = parse_stores(&words).unwrap();
+        assert_eq!(request.rest, ["--rounds", "2", "--only=ours tcp,redis"]);
     }
 
     #[test]

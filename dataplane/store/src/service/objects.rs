@@ -24,6 +24,9 @@ pub(super) struct Made {
     pub(super) replaces: bool,
 }
 
+/// Fewer look-ups than this are as soon done one by one.
+const WARMED: usize = 4;
+
 impl Service {
     /// The digests of a request, if every one is ours; else the request is answered with `WrongOwner`.
     fn owned_digests<'a>(
@@ -108,12 +111,26 @@ impl Service {
     }
 
     pub(super) fn get(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        for item in Self::items::<GetItem>(header, body)? {
+        let items = Self::items::<GetItem>(header, body)?;
+        self.warm(items.clone().map(|item| item.digest));
+        for item in items {
             if let Err((status, argument)) = self.get_one(peer, &item) {
                 self.answer_id(peer, Operation::Get, item.request, status, argument);
             }
         }
         Ok(PayloadTo::Discard)
+    }
+
+    /// Has the memory that looking up many objects waits for come together, as each look-up by itself waits twice.
+    pub(super) fn warm(&self, digests: impl ExactSizeIterator<Item = Digest>) {
+        if digests.len() >= WARMED
+            && let Some(store) = &self.store
+        {
+            let mut there = 0u32;
+            store.exist(digests, |_, here| there += u32::from(here));
+            // Or nobody would need to have looked.
+            core::hint::black_box(there);
+        }
     }
 
     fn get_one(&mut self, peer: PeerKey, item: &GetItem) -> Result<(), (Status, u64)> {

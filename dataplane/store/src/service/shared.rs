@@ -13,6 +13,7 @@ use super::types::{CloseReason, PayloadTo, PeerKey};
 impl Service {
     pub(super) fn lookup(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<DigestItem>(header, body)?;
+        self.warm(items.clone().map(|item| item.digest));
         let (mut replies, mut elsewhere) = (Vec::with_capacity(items.len()), Vec::new());
         for item in items {
             let reply = self.lookup_one(peer, &item).unwrap_or_else(no_lookup);
@@ -75,6 +76,7 @@ impl Service {
 
     pub(super) fn reserve(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let puts = Self::puts(header, body)?;
+        self.warm(puts.clone().map(|(item, _)| item.digest));
         let mut replies = Vec::with_capacity(puts.len());
         for (item, name) in puts {
             replies.push(match self.reserve_one(peer, &item, &name) {

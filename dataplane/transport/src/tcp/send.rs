@@ -18,8 +18,9 @@ use super::connection::{Connection, Frame, Piece, State};
 use super::zero_copy::{ZeroCopyCounters, ZeroCopyOptions};
 use crate::types::{ConnectionId, Event, Gone, Pieces};
 
-/// Bytes of the staging: the largest frame without payload, and room for small payloads.
-const STAGING_BYTES: usize = 256 * 1024;
+/// Bytes of the staging: the largest frame without payload, and room for small payloads: for 64 of 4 KiB with their
+/// headers, half of a usual batch of gets, or each half would need two calls.
+const STAGING_BYTES: usize = (256 + 16) * 1024;
 const _: () = assert!(STAGING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES);
 /// What one connection may send in a round, about. Bounds how long others wait, and lets what was just summed up still
 /// be in the cache when the kernel copies it.
