@@ -77,6 +77,7 @@ pub struct ReportEvents {
 }
 
 /// Somebody asks for all events: the reply is a stream of [`Events`], which begins with a snapshot of every shard.
+/// Watchers that do not keep up lose their stream, and begin anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct WatchEvents;
 
@@ -85,8 +86,6 @@ pub struct WatchEvents;
 pub struct Events {
     /// What.
     pub events: NodeEvents,
-    /// How many reports before this one the watcher missed, as it did not keep up; a snapshot follows.
-    pub missed: u64,
 }
 
 /// What became of objects of a shard.

@@ -191,7 +191,7 @@ fn show_shard_replies(show: Show<'_>) {
     let node = ShardNode { node: 7, incarnation: 2, age_ns: 5, shards: vec![shard_figures()] };
     show("ShardList", encode(&ShardList { nodes: vec![node] }));
     show("NodeOrder", encode(&NodeOrder { number: 3, order: Order::Find { digests: vec![6] } }));
-    show("Events", encode(&Events { events: node_events(), missed: 9 }));
+    show("Events", encode(&Events { events: node_events() }));
 }
 
 /// As many as one message may hold are a small message.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
 use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
 
+use crate::access::HttpToken;
 use crate::metadata::MetadataLimits;
 use crate::store::StoreError;
 
@@ -18,9 +19,12 @@ pub struct ControlConfig {
     pub cluster: ClusterConfig,
     /// Where to listen for QUIC; port 0 lets the system choose.
     pub listen: SocketAddr,
-    /// Where to serve HTTP, if at all. HTTP has no authentication, so the address must be a loopback one.
+    /// Where to serve HTTP, if at all. Beyond loopback only with `http_token`.
     pub http_listen: Option<SocketAddr>,
-    /// Lifts the restriction on `http_listen`, for networks that are trusted as a whole.
+    /// What whoever asks over HTTP must bring, but for `/health` and Mooncake's metadata.
+    pub http_token: Option<HttpToken>,
+    /// Lets everybody who reaches it use Mooncake's metadata, whose protocol has no authentication: for networks that
+    /// are trusted as a whole.
     pub http_without_authentication_anywhere: bool,
     /// Serves Mooncake's engines as their metadata server, at `/metadata` of `http_listen`; none for not at all.
     pub mooncake_metadata: Option<MetadataLimits>,
@@ -41,6 +45,7 @@ impl ControlConfig {
             cluster: ClusterConfig::new(cluster),
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             http_listen: None,
+            http_token: None,
             http_without_authentication_anywhere: false,
             mooncake_metadata: None,
             state_directory: None,
@@ -90,8 +95,8 @@ impl fmt::Display for StartError {
             Self::Serve(error) => error.fmt(f),
             Self::HttpNotLoopback(address) => write!(
                 f,
-                "HTTP on {address} would be open to others without authentication: use a loopback address, or allow \
-                 it explicitly"
+                "HTTP on {address} would be open to others without authentication: use a loopback address, or give a \
+                 file with a token that whoever asks must bring (--http-token-file)"
             ),
             Self::MetadataWithoutHttp => {
                 f.write_str("Mooncake's metadata is served over HTTP: give an address for HTTP, or do without it")

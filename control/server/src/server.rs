@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
+use crate::access::Access;
 use crate::config::{ControlConfig, StartError};
 use crate::control::Control;
 use crate::http;
@@ -81,6 +82,7 @@ struct Running {
     control: Arc<Control>,
     server: Server,
     http: Option<(TcpListener, SocketAddr)>,
+    access: Access,
     metadata: Option<MetadataLimits>,
     local: LocalCluster,
     _publication: Option<Publication>,
@@ -136,7 +138,8 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     let name = ClusterName::new(&config.cluster.cluster)?;
     if let Some(address) = config.http_listen
         && !address.ip().is_loopback()
-        && !config.http_without_authentication_anywhere
+        && config.http_token.is_none()
+        && !(config.http_without_authentication_anywhere && config.mooncake_metadata.is_some())
     {
         return Err(StartError::HttpNotLoopback(address));
     }
@@ -177,12 +180,15 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
         identities.push((role, authority.issue(role)?));
     }
     let reachable = reachable(server.address());
+    control.set_address(reachable);
     let local = LocalCluster::new(name, reachable, authority.trust().clone(), identities);
     let publication = match &config.publish {
         None => None,
         Some(directory) => Some(directory.publish(&local).map_err(StartError::Publish)?),
     };
-    Ok(Running { control, server, http, metadata: config.mooncake_metadata, local, _publication: publication })
+    let access = Access { token: config.http_token, open_metadata: config.http_without_authentication_anywhere };
+    let metadata = config.mooncake_metadata;
+    Ok(Running { control, server, http, access, metadata, local, _publication: publication })
 }
 
 /// An address at which a process on this machine reaches a listener on `address`.
@@ -197,10 +203,10 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 
 /// Runs until told to stop, the handle is gone, or the control plane fails.
 fn live(runtime: &Runtime, running: Running, stopping: oneshot::Receiver<()>) -> Result<(), EndError> {
-    let Running { control, server, http, metadata, local: _, _publication } = running;
+    let Running { control, server, http, access, metadata, local: _, _publication } = running;
     runtime.block_on(async {
         if let Some((listener, _)) = http {
-            let pages = http::Pages::new(control.clone(), metadata);
+            let pages = http::Pages::new(control.clone(), access, metadata);
             tokio::spawn(http::serve(listener, pages));
         }
         let result = tokio::select! {
