@@ -26,6 +26,9 @@ pub struct ControlConfig {
     /// Lets everybody who reaches it use Mooncake's metadata, whose protocol has no authentication: for networks that
     /// are trusted as a whole.
     pub http_without_authentication_anywhere: bool,
+    /// Where to publish what becomes of objects, as Mooncake's master does over ZeroMQ; none for not at all. That has
+    /// no authentication, so the address must be a loopback one.
+    pub kv_events_listen: Option<SocketAddr>,
     /// Serves Mooncake's engines as their metadata server, at `/metadata` of `http_listen`; none for not at all.
     pub mooncake_metadata: Option<MetadataLimits>,
     /// Directory of the state and the authority's key, made with mode 0700 if its parent exists. Without one, nothing
@@ -47,6 +50,7 @@ impl ControlConfig {
             http_listen: None,
             http_token: None,
             http_without_authentication_anywhere: false,
+            kv_events_listen: None,
             mooncake_metadata: None,
             state_directory: None,
             publish: None,
@@ -70,6 +74,15 @@ pub enum StartError {
     Serve(ServeError),
     /// HTTP would be open to others.
     HttpNotLoopback(SocketAddr),
+    /// Events would be told to others.
+    EventsNotLoopback(SocketAddr),
+    /// Events cannot be published.
+    EventsListen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
     /// A metadata server is wanted, and no HTTP for it.
     MetadataWithoutHttp,
     /// HTTP cannot listen.
@@ -98,6 +111,12 @@ impl fmt::Display for StartError {
                 "HTTP on {address} would be open to others without authentication: use a loopback address, or give a \
                  file with a token that whoever asks must bring (--http-token-file)"
             ),
+            Self::EventsNotLoopback(address) => write!(
+                f,
+                "events on {address} would be told to whoever reaches it, as ZeroMQ without security has no \
+                 authentication: use a loopback address"
+            ),
+            Self::EventsListen { address, source } => write!(f, "cannot publish events on TCP {address}: {source}"),
             Self::MetadataWithoutHttp => {
                 f.write_str("Mooncake's metadata is served over HTTP: give an address for HTTP, or do without it")
             }

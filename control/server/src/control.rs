@@ -228,6 +228,14 @@ impl Control {
         watching
     }
 
+    /// Whoever follows wants to know everything anew.
+    pub(crate) fn want_snapshot(&self) {
+        if let Ok(mut core) = self.core() {
+            core.follow.want_snapshot(self.now_ns());
+        }
+        self.rearm.notify_one();
+    }
+
     /// What HTTP shows; fails when the control plane has.
     pub(crate) fn view(&self) -> Result<View, Refusal> {
         let core = self.core()?;

@@ -15,11 +15,15 @@ mod control;
 mod counts;
 mod follow;
 mod http;
+mod kv_events;
 mod metadata;
+mod mooncake_metrics;
+mod msgpack;
 mod server;
 mod shards;
 mod store;
 mod tiers;
+mod zmtp;
 
 pub use access::HttpToken;
 pub use admin::shard_json;

@@ -27,6 +27,10 @@ pub(crate) struct Http {
     /// whoever reaches it may read and write it.
     #[arg(long)]
     http_without_authentication: bool,
+    /// Loopback address at which to publish what becomes of objects over ZeroMQ, as Mooncake's master does with its KV
+    /// events; without it, kvplane ctl events still shows them.
+    #[arg(long, value_name = "ADDRESS")]
+    kv_events: Option<SocketAddr>,
     /// Be the metadata server of Mooncake engines too: http://ADDRESS/metadata in their configuration.
     #[arg(long)]
     mooncake_metadata: bool,
@@ -70,6 +74,7 @@ pub(crate) fn start(
     config.cluster.replicas = replicas;
     config.listen = listen;
     config.http_listen = Some(http.address);
+    config.kv_events_listen = http.kv_events;
     config.http_token = http.http_token_file.as_deref().map(HttpToken::read).transpose()?;
     config.http_without_authentication_anywhere = http.http_without_authentication;
     config.mooncake_metadata = http.mooncake_metadata.then(MetadataLimits::default);
@@ -92,6 +97,9 @@ impl Http {
     pub(crate) fn announce(&self, control: &ControlHandle) {
         let Some(address) = control.http_address() else { return };
         println!("health and metrics on http://{address}/health and /metrics");
+        if let Some(events) = control.events_address() {
+            println!("events of objects on tcp://{events} (ZeroMQ)");
+        }
         if self.mooncake_metadata {
             println!("metadata server of Mooncake engines: http://{address}/metadata");
         }
