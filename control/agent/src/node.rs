@@ -16,8 +16,8 @@ use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
-    HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle, ShardSnapshot,
-    TIER_OBJECT_BYTES, TierPolicy, cpu,
+    HostConfig, HugePages, Listen, Pacing, PageKind, RegionOptions, SLOW_AFTER_NS, Shard, ShardConfig, ShardHandle,
+    ShardSnapshot, TIER_OBJECT_BYTES, TierPolicy, cpu,
 };
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
 use kvplane_proto::map::{Member, ShardAddress};
@@ -85,6 +85,8 @@ pub struct NodeConfig {
     pub ssd_object_bytes: u32,
     /// How memory and SSDs work together.
     pub tier: TierPolicy,
+    /// From how many nanoseconds on a request is remembered as slow.
+    pub slow_after_ns: u64,
 }
 
 impl NodeConfig {
@@ -111,6 +113,7 @@ impl NodeConfig {
             ssds: Vec::new(),
             ssd_object_bytes: TIER_OBJECT_BYTES,
             tier: TierPolicy::default(),
+            slow_after_ns: SLOW_AFTER_NS,
         }
     }
 }
@@ -302,6 +305,7 @@ fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: I
             host: HostConfig {
                 rdma: rdma.as_ref().map(|all| dealt(all, seat)),
                 tier: ssds.tier_of(seat.shard, count)?,
+                slow_after_ns: config.slow_after_ns,
                 ..HostConfig::default()
             },
         })?);
