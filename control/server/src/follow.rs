@@ -1,8 +1,8 @@
 //! Who is followed by whom: orders to nodes, their answers, and what becomes of objects on its way to all who watch.
 //!
 //! Nodes are told to keep and report events as long as somebody watches. A watcher that is new makes every node send a
-//! snapshot, at most once in [`SNAPSHOT_EVERY_NS`]; all watchers get it. Nothing here waits: who does not take its items
-//! in time loses the stream, and begins anew.
+//! snapshot, at most once in [`SNAPSHOT_EVERY_NS`]; all watchers get it. Nothing here waits: who does not take its
+//! items in time loses the stream, and begins anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 

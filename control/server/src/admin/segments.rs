@@ -65,6 +65,7 @@ pub(super) fn detail(view: &View) -> Value {
         .iter()
         .map(|segment| {
             let used = used_bytes(view, segment);
+            let percent = if segment.bytes == 0 { 0.0 } else { used as f64 * 100.0 / segment.bytes as f64 };
             let (owner, life) = match segment.owner {
                 Owner::Node { node, incarnation } => (node, incarnation),
                 Owner::Client { client } => (client, 0),
@@ -82,7 +83,7 @@ pub(super) fn detail(view: &View) -> Value {
                 "status": state(view, segment).0,
                 "allocator_used_bytes": used,
                 "allocator_capacity_bytes": segment.bytes,
-                "allocator_usage_percent": if segment.bytes == 0 { 0.0 } else { used as f64 * 100.0 / segment.bytes as f64 },
+                "allocator_usage_percent": percent,
             })
         })
         .collect();
