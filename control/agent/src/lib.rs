@@ -28,6 +28,7 @@ mod metrics_server;
 mod node;
 mod node_metrics;
 mod prometheus;
+mod shard_report;
 mod size;
 mod sockets;
 mod ssd;

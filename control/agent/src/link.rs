@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::rng::Rng;
-use kvplane_rpc::message::{Request, Welcome};
+use kvplane_rpc::message::{Request, Streamed, Welcome};
 use kvplane_rpc::{CallError, Client, ClientConfig, ClusterName, IdentityError, Role, RuntimeDirectory, random_u64};
 use tokio::sync::{mpsc, oneshot};
 
@@ -167,6 +167,23 @@ impl ControlLink {
         &self.welcome
     }
 
+    /// Asks for a stream and gives each of its items to `each`, on the line's thread: it must not wait. The stream ends
+    /// when `each` is false, and with the connection; then `each` is dropped, and that is all that is said of it.
+    ///
+    /// # Errors
+    /// When too many calls wait, or the thread has ended.
+    pub fn stream<R>(&self, request: R, each: impl FnMut(R::Item) -> bool + Send + 'static) -> Result<(), Error>
+    where
+        R: Streamed + Send + 'static,
+        R::Item: Send + 'static,
+    {
+        let mut each = each;
+        let job: Job = Box::new(move |client| Box::pin(async move { drain(&client, &request, &mut each).await }));
+        self.jobs.try_send(job).map_err(|_| {
+            Error::Argument(format!("{CALLS} calls wait for the control plane already, or its thread has ended"))
+        })
+    }
+
     /// Makes a call and waits for its answer, which has a deadline.
     ///
     /// # Errors
@@ -188,6 +205,16 @@ impl ControlLink {
         })?;
         let answer = wait.recv().map_err(|_| Error::Argument("the control thread has ended".to_owned()))?;
         answer.map_err(Error::Call)
+    }
+}
+
+/// Gives each item of a stream to `each` until that has enough, the stream ends, or its end is out of reach.
+async fn drain<R: Streamed>(client: &Client, request: &R, each: &mut (dyn FnMut(R::Item) -> bool + Send)) {
+    let Ok(mut items) = client.stream(request).await else { return };
+    while let Ok(item) = items.next().await {
+        if !each(item) {
+            return;
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! ended (it was silent for too long and its slots are others' now), it drops what it holds and joins with a new
 //! life.
 
+mod follower;
 mod membership;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,8 +16,8 @@ use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
-    HostConfig, HugePages, IoChoice, Listen, Pacing, PageKind, RegionOptions, Shard, ShardConfig, ShardHandle,
-    ShardSnapshot, TIER_OBJECT_BYTES, TierPolicy, cpu,
+    HostConfig, HugePages, IoChoice, Listen, Pacing, PageKind, RegionOptions, SLOW_AFTER_NS, Shard, ShardConfig,
+    ShardHandle, ShardSnapshot, TIER_OBJECT_BYTES, TierPolicy, cpu,
 };
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
 use kvplane_proto::map::{Member, ShardAddress};
@@ -28,11 +29,13 @@ use kvplane_topology::{PlanRequest, ShardPlan, plan};
 use crate::error::Error;
 use crate::link::{Control, ControlLink, seed};
 use crate::machine::{discover_machine, scheduler_affinity};
+use crate::shard_report::ShardReports;
 use crate::ssd::{SsdConfig, Ssds};
 use crate::store_limits;
 use crate::tier_report::TierReports;
 use crate::transfer::RdmaConfig;
 use crate::transfer::near::dealt;
+use follower::Follower;
 use membership::Membership;
 
 /// Smallest pool of a shard.
@@ -84,6 +87,8 @@ pub struct NodeConfig {
     pub ssd_io: IoChoice,
     /// How memory and SSDs work together.
     pub tier: TierPolicy,
+    /// From how many nanoseconds on a request is remembered as slow.
+    pub slow_after_ns: u64,
 }
 
 impl NodeConfig {
@@ -111,6 +116,7 @@ impl NodeConfig {
             ssd_object_bytes: TIER_OBJECT_BYTES,
             ssd_io: IoChoice::Auto,
             tier: TierPolicy::default(),
+            slow_after_ns: SLOW_AFTER_NS,
         }
     }
 }
@@ -120,7 +126,7 @@ pub struct Node {
     shards: Arc<Vec<ShardHandle>>,
     node: NodeId,
     stop: Arc<AtomicBool>,
-    membership: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     trouble: Arc<Mutex<Option<String>>>,
     notes: Vec<String>,
 }
@@ -167,12 +173,24 @@ impl Node {
             heard: (Epoch(0), Epoch(0)),
             capacity_bytes: config.pool_bytes,
             tiers: TierReports::new(devices),
+            figures: ShardReports::default(),
+            life: Arc::new(Mutex::new(born_ns)),
         };
         membership.join()?;
         membership.wait_until_mapped()?;
         membership.list_pool()?;
+        let follower = Follower {
+            link: membership.link.clone(),
+            node: node.0,
+            incarnation: Arc::clone(&membership.life),
+            shards: Arc::clone(&shards),
+            stop: Arc::clone(&stop),
+        };
         let thread = std::thread::Builder::new().name("kvplane-member".to_owned()).spawn(move || membership.live())?;
-        Ok(Self { shards, node, stop, membership: Some(thread), trouble, notes })
+        let mut node = Self { shards, node, stop, threads: vec![thread], trouble, notes };
+        let thread = std::thread::Builder::new().name("kvplane-follow".to_owned()).spawn(move || follower.live())?;
+        node.threads.push(thread);
+        Ok(node)
     }
 
     /// Who it is.
@@ -222,7 +240,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.membership.take() {
+        for thread in self.threads.drain(..) {
             // A panic there was its own; the shards end either way.
             let _ = thread.join();
         }
@@ -290,6 +308,7 @@ fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: I
             host: HostConfig {
                 rdma: rdma.as_ref().map(|all| dealt(all, seat)),
                 tier: ssds.tier_of(seat.shard, count)?,
+                slow_after_ns: config.slow_after_ns,
                 ..HostConfig::default()
             },
         })?);

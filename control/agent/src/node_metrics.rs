@@ -1,6 +1,6 @@
 //! A storage node's counters as Prometheus text, shard by shard.
 
-use kvplane_engine::{NvmeCounters, ShardSnapshot, TierSnapshot};
+use kvplane_engine::{NvmeCounters, OperationTimes, ShardSnapshot, TierSnapshot};
 
 use crate::error::Error;
 use crate::node::Node;
@@ -9,7 +9,7 @@ use crate::prometheus::Text;
 /// A number of a shard, with its family.
 type Number = (&'static str, &'static str, fn(&ShardSnapshot) -> u64);
 
-const COUNTERS: [Number; 17] = [
+const COUNTERS: [Number; 18] = [
     ("kvplane_shard_requests_total", "Requests that arrived.", |one| one.service.requests),
     ("kvplane_shard_get_bytes_total", "Objects' bytes sent or lent to peers.", |one| one.service.get_bytes),
     ("kvplane_shard_put_bytes_total", "Objects' bytes taken in.", |one| one.service.put_bytes),
@@ -23,6 +23,7 @@ const COUNTERS: [Number; 17] = [
     ("kvplane_shard_evicted_bytes_total", "Bytes of evicted objects.", |one| store(one).evicted_bytes),
     ("kvplane_shard_wrong_owner_total", "Requests for keys of other shards.", |one| one.service.wrong_owner),
     ("kvplane_shard_corrupt_total", "Payloads that did not match their checksum.", |one| one.service.corrupt),
+    ("kvplane_shard_slow_total", "Requests that were slow: see /debug/shards.", |one| one.times.slow_count),
     ("kvplane_shard_accepted_total", "Connections accepted.", |one| one.host.accepted),
     ("kvplane_shard_broken_total", "Frames that broke the protocol.", |one| one.host.broken),
     ("kvplane_shard_parks_total", "Times that the shard slept.", |one| one.host.parks),
@@ -170,8 +171,37 @@ fn render(shards: &[ShardSnapshot]) -> String {
         text.gauge(name, help);
         numbers(&mut text, *value);
     }
+    operations(&mut text, shards);
     devices(&mut text, shards);
     text.finish()
+}
+
+/// How long requests took, by operation and tier.
+fn operations(text: &mut Text, shards: &[ShardSnapshot]) {
+    let mut all: Vec<(String, &OperationTimes)> = Vec::new();
+    for (number, shard) in shards.iter().enumerate() {
+        all.extend(shard.times.operations.iter().map(|one| (number.to_string(), one)));
+    }
+    if all.is_empty() {
+        return;
+    }
+    let labels = |one: &OperationTimes| {
+        let tier = if one.ssd { "ssd" } else { "memory" };
+        (format!("{:?}", one.operation).to_lowercase(), tier)
+    };
+    text.histogram(
+        "kvplane_shard_operation_seconds",
+        "Time from a request's arrival to its answer's departure, by whether it waited for the SSD.",
+    );
+    for (shard, one) in &all {
+        let (operation, tier) = labels(one);
+        text.times(&[("shard", shard), ("operation", &operation), ("tier", tier)], &one.times);
+    }
+    text.counter("kvplane_shard_operation_failures_total", "Requests that were not answered with Ok.");
+    for (shard, one) in &all {
+        let (operation, tier) = labels(one);
+        text.number(&[("shard", shard), ("operation", &operation), ("tier", tier)], one.failed);
+    }
 }
 
 /// What RDMA devices moved for peers, by whether they are where the pool is.

@@ -6,18 +6,20 @@
 use std::sync::Arc;
 
 use quinn::{Connection, ReadToEndError, RecvStream, SendStream};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::codec::{CodecError, HEADER_BYTES, Header, Message, decode, encode};
 use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::SMALL_BODY_BYTES;
 use crate::message::{
-    GetMap, GetSegment, Heartbeat, Hello, Join, Leave, ListSegments, ListTiers, OrderTiers, RegisterSegment,
-    RenewSegments, ReportTiers, Status, UnregisterSegment, WatchMap,
+    AnswerOrder, GetMap, GetSegment, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTiers, OrderTiers,
+    RegisterSegment, RenewSegments, ReportEvents, ReportShard, ReportTiers, Status, UnregisterSegment, WatchEvents,
+    WatchMap, WatchOrders,
 };
 use crate::role::Role;
 use crate::server::Host;
-use crate::service::{Caller, Event};
+use crate::service::{Caller, Event, ItemFrame};
 
 /// One call in progress.
 pub(crate) struct Call {
@@ -45,8 +47,21 @@ impl Call {
             Ok(header) => header.kind,
             Err(error) => return self.bad_frame(&error.to_string()),
         };
-        if kind == WatchMap::KIND {
-            return self.watch(&frame, send).await;
+        match kind {
+            WatchMap::KIND => return self.watch(&frame, send).await,
+            WatchOrders::KIND => {
+                let roles = &[Role::Control, Role::Node];
+                let items =
+                    self.items("watch_orders", roles, &frame, |c| self.host.service.watch_orders(self.caller, c));
+                return self.stream(items, send).await;
+            }
+            WatchEvents::KIND => {
+                let roles = &[Role::Control, Role::Client, Role::Admin];
+                let watch = |_: WatchEvents| self.host.service.watch_events(self.caller);
+                let items = self.items("watch_events", roles, &frame, watch);
+                return self.stream(items, send).await;
+            }
+            _ => {}
         }
         let reply = match self.dispatch(kind, &frame) {
             Ok(reply) => reply,
@@ -98,6 +113,60 @@ impl Call {
         }
     }
 
+    /// What a watcher is to get, or why not.
+    fn items<C: Message>(
+        &self,
+        method: &'static str,
+        roles: &[Role],
+        frame: &[u8],
+        watch: impl FnOnce(C) -> Result<mpsc::Receiver<ItemFrame>, Refusal>,
+    ) -> Result<Result<mpsc::Receiver<ItemFrame>, Refusal>, CodecError> {
+        let call = decode(frame)?;
+        let role = self.caller.role;
+        let items = if roles.contains(&role) {
+            watch(call)
+        } else {
+            let reason = format!("a certificate of role {role} may not call {method}");
+            Err(Refusal::new(RefusalCode::NotPermitted, reason))
+        };
+        self.host.service.observe(Event::Called { method, ok: items.is_ok() });
+        Ok(items)
+    }
+
+    /// Sends items until either side goes.
+    async fn stream(
+        &self,
+        items: Result<Result<mpsc::Receiver<ItemFrame>, Refusal>, CodecError>,
+        mut send: SendStream,
+    ) {
+        let mut items = match items {
+            Ok(Ok(items)) => items,
+            Ok(Err(refusal)) => {
+                if let Ok(frame) = encode(&refusal)
+                    && self.write(&mut send, &frame).await
+                {
+                    // An error says that the caller is gone.
+                    let _ = send.finish();
+                }
+                return;
+            }
+            Err(error) => return self.bad_frame(&error.to_string()),
+        };
+        loop {
+            tokio::select! {
+                item = items.recv() => match item {
+                    Some(frame) => if !self.write(&mut send, &frame).await { return },
+                    None => {
+                        let _ = send.finish();
+                        return;
+                    }
+                },
+                // The caller is not interested any more.
+                _ = send.stopped() => return,
+            }
+        }
+    }
+
     fn dispatch(&self, kind: u16, frame: &[u8]) -> Result<Vec<u8>, CodecError> {
         use Role::{Admin, Client, Control, Node};
         const ANY: &[Role] = &[Control, Node, Client, Admin];
@@ -126,6 +195,10 @@ impl Call {
             Status::KIND => self.answer("status", OPERATORS, frame, |_: Status| service.status(caller)),
             ReportTiers::KIND => self.answer("report_tiers", MEMBERS, frame, |c| service.report_tiers(caller, c)),
             ListTiers::KIND => self.answer("list_tiers", OPERATORS, frame, |c| service.list_tiers(caller, c)),
+            ReportShard::KIND => self.answer("report_shard", MEMBERS, frame, |c| service.report_shard(caller, c)),
+            ListShards::KIND => self.answer("list_shards", OPERATORS, frame, |c| service.list_shards(caller, c)),
+            AnswerOrder::KIND => self.answer("answer_order", MEMBERS, frame, |c| service.answer_order(caller, c)),
+            ReportEvents::KIND => self.answer("report_events", MEMBERS, frame, |c| service.report_events(caller, c)),
             OrderTiers::KIND => self.answer("order_tiers", OPERATORS, frame, |c| service.order_tiers(caller, c)),
             kind => Err(CodecError::Kind(kind)),
         }

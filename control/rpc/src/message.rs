@@ -16,6 +16,14 @@ use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::{ClusterMap, Member};
 
 use crate::codec::Message;
+pub use crate::events::{
+    AnswerOrder, EVENTS_PER_REPORT, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
+    ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
+};
+pub use crate::shards::{
+    EventFigures, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT, ShardFigures,
+    ShardList, ShardNode, SlowFigures, SsdFigures,
+};
 pub use crate::tier::{
     ListTiers, OrderTiers, ReportTiers, SHARDS_PER_REPORT, TierAction, TierList, TierNode, TierOrder, TierOrders,
     TierShard, TiersOrdered,
@@ -25,6 +33,20 @@ pub use crate::tier::{
 pub trait Request: Message {
     /// The reply when the call succeeds.
     type Reply: Message;
+}
+
+/// A message that a client sends, and what it gets back one after the other.
+pub trait Streamed: Message {
+    /// What comes.
+    type Item: Message;
+}
+
+impl Streamed for WatchOrders {
+    type Item = NodeOrder;
+}
+
+impl Streamed for WatchEvents {
+    type Item = Events;
 }
 
 macro_rules! messages {
@@ -60,6 +82,12 @@ messages! {
     ReportTiers = 0x000d small => TierOrders;
     ListTiers = 0x000e small => TierList;
     OrderTiers = 0x000f small => TiersOrdered;
+    ReportShard = 0x0010 small => Done;
+    ListShards = 0x0011 small => ShardList;
+    WatchOrders = 0x0012 small;
+    AnswerOrder = 0x0013 small => Done;
+    ReportEvents = 0x0014 small => Done;
+    WatchEvents = 0x0015 small;
     Welcome = 0x8001 small;
     Joined = 0x8002 small;
     Alive = 0x8003 small;
@@ -72,6 +100,9 @@ messages! {
     TierOrders = 0x800d small;
     TierList = 0x800e large;
     TiersOrdered = 0x800f large;
+    ShardList = 0x8011 large;
+    NodeOrder = 0x8012 small;
+    Events = 0x8015 small;
 }
 
 /// First call of every connection.

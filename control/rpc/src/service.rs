@@ -6,14 +6,14 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
-use crate::codec::{CodecError, encode};
+use crate::codec::{CodecError, Message, encode};
 use crate::error::Refusal;
 use crate::message::{
-    Alive, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListTiers, MapReply, OrderTiers,
-    RegisterSegment, RenewSegments, Renewed, ReportTiers, SegmentList, SegmentReply, StatusReply, TierList, TierOrders,
-    TiersOrdered, UnregisterSegment, Welcome,
+    Alive, AnswerOrder, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers,
+    MapReply, OrderTiers, RegisterSegment, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SegmentList,
+    SegmentReply, ShardList, StatusReply, TierList, TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::role::Role;
 
@@ -106,10 +106,33 @@ pub trait Service: Send + Sync + 'static {
     fn list_tiers(&self, caller: Caller, call: ListTiers) -> Result<TierList, Refusal>;
     /// Orders something of nodes' tiers.
     fn order_tiers(&self, caller: Caller, call: OrderTiers) -> Result<TiersOrdered, Refusal>;
+    /// How a node's shard does.
+    fn report_shard(&self, caller: Caller, call: ReportShard) -> Result<Done, Refusal>;
+    /// What nodes reported of their shards.
+    fn list_shards(&self, caller: Caller, call: ListShards) -> Result<ShardList, Refusal>;
+    /// The orders of a node, until it goes.
+    fn watch_orders(&self, caller: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal>;
+    /// What came of an order.
+    fn answer_order(&self, caller: Caller, call: AnswerOrder) -> Result<Done, Refusal>;
+    /// What became of objects of a node.
+    fn report_events(&self, caller: Caller, call: ReportEvents) -> Result<Done, Refusal>;
+    /// What becomes of all objects, until the watcher goes.
+    fn watch_events(&self, caller: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal>;
     /// The current map, and every later one, as frames of [`MapReply`].
     fn maps(&self) -> watch::Receiver<MapFrame>;
     /// Counts an event.
     fn observe(&self, event: Event);
+}
+
+/// An item of a stream, encoded once for all who watch it.
+pub type ItemFrame = Arc<[u8]>;
+
+/// Encodes an item of a stream.
+///
+/// # Errors
+/// [`CodecError::TooLarge`].
+pub fn item_frame<I: Message>(item: &I) -> Result<ItemFrame, CodecError> {
+    Ok(encode(item)?.into())
 }
 
 /// A map, encoded once for all who watch it.

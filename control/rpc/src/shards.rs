@@ -4,7 +4,7 @@
 //! shards there are. So nobody has to reach a node to see how it does. Counts are since the node's start.
 
 /// Kinds of request in one report at most.
-pub const OPERATIONS_PER_REPORT: usize = 32;
+pub const OPERATIONS_PER_REPORT: usize = 28;
 /// Slow operations in one report at most: the latest.
 pub const SLOW_PER_REPORT: usize = 32;
 

@@ -10,14 +10,12 @@ use std::sync::Arc;
 
 use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::ClusterMap;
-use quinn::{Connection, RecvStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::client::Client;
-use crate::codec::{HEADER_BYTES, Header, Message, decode_body, encode};
-use crate::error::{CallError, Refusal};
+use crate::error::CallError;
 use crate::message::{MapReply, WatchMap};
 
 /// What a watch knows.
@@ -102,13 +100,14 @@ impl Client {
             Some(map) if same_state => Some(map.epoch),
             _ => None,
         };
-        let mut receive = match self.subscribe(&connection, known).await {
+        let call = WatchMap { known_epoch: known.map(|epoch| epoch.0) };
+        let mut receive = match self.subscribe(&connection, &call).await {
             Ok(receive) => receive,
             Err(error) => return error,
         };
         sender.send_if_modified(|state| state.trouble.take().is_some());
         loop {
-            match self.next_map(&connection, &mut receive).await {
+            match self.next_item::<MapReply>(&connection, &mut receive).await.map(|reply| reply.map) {
                 Ok(map) if known.is_some_and(|known| map.epoch <= known) => {}
                 Ok(map) => {
                     known = Some(map.epoch);
@@ -117,43 +116,5 @@ impl Client {
                 Err(error) => return error,
             }
         }
-    }
-
-    async fn subscribe(&self, connection: &Connection, known: Option<Epoch>) -> Result<RecvStream, CallError> {
-        let call = WatchMap { known_epoch: known.map(|epoch| epoch.0) };
-        let frame = encode(&call).map_err(CallError::BadRequest)?;
-        let subscribe = async {
-            let (mut send, receive) = connection.open_bi().await.map_err(|e| e.to_string())?;
-            send.write_all(&frame).await.map_err(|e| e.to_string())?;
-            send.finish().map_err(|e| e.to_string())?;
-            Ok(receive)
-        };
-        let waited = self.limits().call_deadline;
-        match tokio::time::timeout(waited, subscribe).await {
-            Ok(Ok(receive)) => Ok(receive),
-            Ok(Err(reason)) => Err(self.broken(connection, reason).await),
-            Err(_) => Err(CallError::Deadline { address: self.address(), waited }),
-        }
-    }
-
-    /// The next map; waits for as long as the connection is alive, which keep-alives and the idle timeout see to.
-    async fn next_map(&self, connection: &Connection, receive: &mut RecvStream) -> Result<ClusterMap, CallError> {
-        let address = self.address();
-        let bad_reply = |error| CallError::BadReply { address, error };
-        let mut header = [0; HEADER_BYTES];
-        if let Err(error) = receive.read_exact(&mut header).await {
-            return Err(self.broken(connection, error.to_string()).await);
-        }
-        let header = Header::decode(&header).map_err(bad_reply)?;
-        let refused = header.kind == Refusal::KIND;
-        let header = if refused { header.expect::<Refusal>() } else { header.expect::<MapReply>() };
-        let mut body = vec![0; header.map_err(bad_reply)?.body_bytes];
-        if let Err(error) = receive.read_exact(&mut body).await {
-            return Err(self.broken(connection, error.to_string()).await);
-        }
-        if refused {
-            return Err(CallError::Refused(decode_body(&body).map_err(bad_reply)?));
-        }
-        Ok(decode_body::<MapReply>(&body).map_err(bad_reply)?.map)
     }
 }

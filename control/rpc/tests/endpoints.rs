@@ -40,6 +40,27 @@ fn a_certificate_proves_its_role() {
 }
 
 #[test]
+fn a_stream_gives_its_items_in_order_and_then_its_end_or_a_refusal() {
+    run(async {
+        let rig = Rig::start().await;
+        let node = rig.client(Role::Node).await;
+        let mut orders = node.stream(&WatchOrders { node: 9, incarnation: 1 }).await.expect("a stream");
+        for number in 0..3 {
+            let order = Order::Find { digests: vec![9] };
+            assert_eq!(orders.next().await.expect("an item"), NodeOrder { number, order });
+        }
+        assert!(orders.next().await.is_err(), "there are no more");
+        // The connection goes on.
+        let client = rig.client(Role::Client).await;
+        let mut events = client.stream(&WatchEvents).await.expect("a stream");
+        let refusal = events.next().await.expect_err("there are none");
+        assert_eq!(refusal.refusal(), Some(RefusalCode::NotFound));
+        let mut forbidden = client.stream(&WatchOrders { node: 9, incarnation: 1 }).await.expect("a stream");
+        assert_eq!(forbidden.next().await.expect_err("not a node").refusal(), Some(RefusalCode::NotPermitted));
+    });
+}
+
+#[test]
 fn refusals_carry_code_and_reason() {
     run(async {
         let rig = Rig::start().await;

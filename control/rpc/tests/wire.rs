@@ -66,6 +66,7 @@ fn golden_frames() {
     show("ListSegments", encode(&ListSegments { after: Some("r".to_owned()), limit: 9 }));
     show("Status", encode(&Status));
     show_tier_requests(&mut show);
+    show_shard_requests(&mut show);
     show(
         "Welcome",
         encode(&Welcome {
@@ -111,6 +112,7 @@ fn golden_frames() {
         }),
     );
     show_tier_replies(&mut show);
+    show_shard_replies(&mut show);
     show("Refusal", encode(&Refusal::new(RefusalCode::NotFound, "no")));
     assert_eq!(found, include_str!("golden_frames.txt"));
     check_complete(&found);
@@ -135,6 +137,82 @@ fn show_tier_replies(show: Show<'_>) {
     let node = TierNode { node: 7, incarnation: 2, age_ns: 5, carried_out: 3, shards: vec![tier_shard()] };
     show("TierList", encode(&TierList { nodes: vec![node] }));
     show("TiersOrdered", encode(&TiersOrdered { orders: vec![(7, 4)] }));
+}
+
+fn shard_figures() -> ShardFigures {
+    let operation = OperationFigures {
+        operation: "get".to_owned(),
+        ssd: true,
+        count: 2,
+        failed: 1,
+        items: 3,
+        sum_ns: 9,
+        buckets: vec![(8, 2)],
+    };
+    let slow = SlowFigures { operation: "put".to_owned(), digest: Some(5), total_ns: 6, ..SlowFigures::default() };
+    ShardFigures {
+        shard: 1,
+        address: "a".to_owned(),
+        objects: 2,
+        sizes: vec![1],
+        ssd: Some(SsdFigures { hits: 4, ..SsdFigures::default() }),
+        operations: vec![operation],
+        slow: vec![slow],
+        events: EventFigures { kept: true, next: 7, lost: 8 },
+        ..ShardFigures::default()
+    }
+}
+
+fn node_events() -> NodeEvents {
+    let event =
+        ObjectEvent { change: ObjectChange::Removed, medium: ObjectMedium::Ssd, digest: u128::MAX - 1, bytes: 3 };
+    NodeEvents {
+        node: 7,
+        incarnation: 2,
+        shard: 1,
+        part: EventReport::SnapshotGoesOn,
+        first: 4,
+        lost: 5,
+        events: vec![event],
+    }
+}
+
+fn show_shard_requests(show: Show<'_>) {
+    show("ReportShard", encode(&ReportShard { node: 7, incarnation: 2, shard: shard_figures() }));
+    show("ListShards", encode(&ListShards { node: Some(7) }));
+    show("WatchOrders", encode(&WatchOrders { node: 7, incarnation: 2 }));
+    let found = vec![KeyFound { address: "a".to_owned(), memory: Some((1, 2)), ssd: None }];
+    show("AnswerOrder", encode(&AnswerOrder { node: 7, incarnation: 2, number: 3, found }));
+    show("ReportEvents", encode(&ReportEvents { events: node_events() }));
+    show("WatchEvents", encode(&WatchEvents));
+}
+
+fn show_shard_replies(show: Show<'_>) {
+    let node = ShardNode { node: 7, incarnation: 2, age_ns: 5, shards: vec![shard_figures()] };
+    show("ShardList", encode(&ShardList { nodes: vec![node] }));
+    show("NodeOrder", encode(&NodeOrder { number: 3, order: Order::Find { digests: vec![6] } }));
+    show("Events", encode(&Events { events: node_events() }));
+}
+
+/// As many as one message may hold are a small message.
+#[test]
+fn full_reports_are_small() {
+    let events = vec![node_events().events[0]; EVENTS_PER_REPORT];
+    encode(&ReportEvents { events: NodeEvents { events, ..node_events() } }).expect("a full report of events");
+    let digests = vec![u128::MAX; OBJECTS_PER_ORDER];
+    encode(&NodeOrder { number: 1, order: Order::Find { digests } }).expect("a full order");
+    let found = KeyFound { address: "[ffff:ffff:ffff:ffff::1]:65535".to_owned(), memory: Some((1, 1)), ssd: Some(1) };
+    let found = vec![found; OBJECTS_PER_ORDER];
+    encode(&AnswerOrder { node: 1, incarnation: 1, number: 1, found }).expect("a full answer");
+    let figures = shard_figures();
+    let operation = OperationFigures { buckets: vec![(1, 1); 112], ..figures.operations[0].clone() };
+    let shard = ShardFigures {
+        sizes: vec![1; 32],
+        operations: vec![operation; OPERATIONS_PER_REPORT],
+        slow: vec![SlowFigures { status: "s".repeat(64), ..figures.slow[0].clone() }; SLOW_PER_REPORT],
+        ..figures
+    };
+    encode(&ReportShard { node: 1, incarnation: 1, shard }).expect("a full report of a shard");
 }
 
 /// No kind is without a golden frame.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
 use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
 
+use crate::access::HttpToken;
 use crate::metadata::MetadataLimits;
 use crate::store::StoreError;
 
@@ -18,10 +19,16 @@ pub struct ControlConfig {
     pub cluster: ClusterConfig,
     /// Where to listen for QUIC; port 0 lets the system choose.
     pub listen: SocketAddr,
-    /// Where to serve HTTP, if at all. HTTP has no authentication, so the address must be a loopback one.
+    /// Where to serve HTTP, if at all. Beyond loopback only with `http_token`.
     pub http_listen: Option<SocketAddr>,
-    /// Lifts the restriction on `http_listen`, for networks that are trusted as a whole.
+    /// What whoever asks over HTTP must bring, but for `/health` and Mooncake's metadata.
+    pub http_token: Option<HttpToken>,
+    /// Lets everybody who reaches it use Mooncake's metadata, whose protocol has no authentication: for networks that
+    /// are trusted as a whole.
     pub http_without_authentication_anywhere: bool,
+    /// Where to publish what becomes of objects, as Mooncake's master does over ZeroMQ; none for not at all. That has
+    /// no authentication, so the address must be a loopback one.
+    pub kv_events_listen: Option<SocketAddr>,
     /// Serves Mooncake's engines as their metadata server, at `/metadata` of `http_listen`; none for not at all.
     pub mooncake_metadata: Option<MetadataLimits>,
     /// Directory of the state and the authority's key, made with mode 0700 if its parent exists. Without one, nothing
@@ -41,7 +48,9 @@ impl ControlConfig {
             cluster: ClusterConfig::new(cluster),
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             http_listen: None,
+            http_token: None,
             http_without_authentication_anywhere: false,
+            kv_events_listen: None,
             mooncake_metadata: None,
             state_directory: None,
             publish: None,
@@ -65,6 +74,15 @@ pub enum StartError {
     Serve(ServeError),
     /// HTTP would be open to others.
     HttpNotLoopback(SocketAddr),
+    /// Events would be told to others.
+    EventsNotLoopback(SocketAddr),
+    /// Events cannot be published.
+    EventsListen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
     /// A metadata server is wanted, and no HTTP for it.
     MetadataWithoutHttp,
     /// HTTP cannot listen.
@@ -90,9 +108,15 @@ impl fmt::Display for StartError {
             Self::Serve(error) => error.fmt(f),
             Self::HttpNotLoopback(address) => write!(
                 f,
-                "HTTP on {address} would be open to others without authentication: use a loopback address, or allow \
-                 it explicitly"
+                "HTTP on {address} would be open to others without authentication: use a loopback address, or give a \
+                 file with a token that whoever asks must bring (--http-token-file)"
             ),
+            Self::EventsNotLoopback(address) => write!(
+                f,
+                "events on {address} would be told to whoever reaches it, as ZeroMQ without security has no \
+                 authentication: use a loopback address"
+            ),
+            Self::EventsListen { address, source } => write!(f, "cannot publish events on TCP {address}: {source}"),
             Self::MetadataWithoutHttp => {
                 f.write_str("Mooncake's metadata is served over HTTP: give an address for HTTP, or do without it")
             }

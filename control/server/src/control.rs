@@ -6,16 +6,23 @@
 //!
 //! Everything runs on one thread; the lock is there for the compiler and is never waited for.
 
-use std::sync::{Mutex, MutexGuard};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use kvplane_cluster::{Cluster, Counters, Input, Output, Reply};
-use kvplane_rpc::message::{Load, MapReply, MemberStatus};
-use kvplane_rpc::{MapFrame, Refusal, RefusalCode};
-use tokio::sync::{Notify, watch};
+use kvplane_cluster::{Cluster, Counters, Input, MemberState, Output, Reply};
+use kvplane_proto::Digest;
+use kvplane_proto::ids::Epoch;
+use kvplane_proto::map::OwnerTable;
+use kvplane_rpc::message::{KeyFound, Load, MapReply, MemberStatus, Segment, ShardNode};
+use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::sleep_until;
 
 use crate::counts::Counts;
+use crate::follow::{Follow, Published};
+use crate::shards::Shards;
 use crate::store::Store;
 use crate::tiers::Tiers;
 
@@ -28,17 +35,40 @@ struct Core {
     cluster: Cluster,
     store: Store,
     tiers: Tiers,
+    shards: Shards,
+    follow: Follow,
+    /// The owners of all slots by the map of this epoch, once somebody asked.
+    owners: Option<(Epoch, OwnerTable)>,
     /// Why nothing may be changed any more.
     failure: Option<String>,
 }
 
 impl Core {
     /// What was reported by nodes that are no members any more is of no use.
-    fn forget_tiers(&mut self) {
-        let Self { cluster, tiers, .. } = self;
+    fn forget_gone(&mut self) {
+        let Self { cluster, tiers, shards, follow, .. } = self;
         tiers.retain(|node, life| {
             cluster.members().any(|view| view.member.node.0 == node && view.member.incarnation.0 == life)
         });
+        let live: BTreeSet<(u64, u64)> = cluster
+            .members()
+            .filter(|view| !matches!(view.state, MemberState::Dead | MemberState::Left))
+            .map(|view| (view.member.node.0, view.member.incarnation.0))
+            .collect();
+        shards.retain(|node, life| live.contains(&(node, life)));
+        follow.retain(|node, life| live.contains(&(node, life)));
+    }
+
+    /// Refuses what is no member's.
+    fn check_life(&self, node: u64, incarnation: u64) -> Result<usize, Refusal> {
+        let life = self.cluster.members().find(|view| view.member.node.0 == node);
+        match life.filter(|view| view.member.incarnation.0 == incarnation) {
+            Some(life) => Ok(life.member.shards.len()),
+            None => {
+                let reason = format!("life {incarnation} of node {node} is not that of a member");
+                Err(Refusal::new(RefusalCode::UnknownMember, reason))
+            }
+        }
     }
 }
 
@@ -50,6 +80,7 @@ pub(crate) struct Control {
     failed: watch::Sender<Option<String>>,
     rearm: Notify,
     started: Instant,
+    address: OnceLock<SocketAddr>,
     pub(crate) counts: Counts,
 }
 
@@ -58,11 +89,20 @@ impl Control {
     pub(crate) fn new(cluster: Cluster, store: Store, started: Instant) -> Result<Self, Refusal> {
         let map = MapReply { map: cluster.map().clone() };
         let control = Self {
-            core: Mutex::new(Core { cluster, store, tiers: Tiers::default(), failure: None }),
+            core: Mutex::new(Core {
+                cluster,
+                store,
+                tiers: Tiers::default(),
+                shards: Shards::default(),
+                follow: Follow::default(),
+                owners: None,
+                failure: None,
+            }),
             maps: watch::channel(frame(&map)?).0,
             failed: watch::channel(None).0,
             rearm: Notify::new(),
             started,
+            address: OnceLock::new(),
             counts: Counts::default(),
         };
         control.carry_out(&mut *control.core()?)?;
@@ -111,6 +151,7 @@ impl Control {
                 }
                 Output::MapChanged(map) => {
                     self.maps.send_replace(frame(&MapReply { map })?);
+                    core.forget_gone();
                 }
                 // Who waits for a member sees the map without it; the loss itself is in the counters.
                 Output::MemberLost { .. } => {}
@@ -126,7 +167,10 @@ impl Control {
             if let Some(reason) = failed.borrow_and_update().clone() {
                 return reason;
             }
-            let due_ns = self.core().ok().and_then(|core| core.cluster.poll_timeout());
+            let due_ns = self.core().ok().and_then(|mut core| {
+                let follow = core.follow.tick(self.now_ns());
+                [core.cluster.poll_timeout(), follow].into_iter().flatten().min()
+            });
             let due = async {
                 match due_ns {
                     Some(due_ns) => {
@@ -147,6 +191,51 @@ impl Control {
         }
     }
 
+    /// The nodes that own an object's slot.
+    pub(crate) fn owners(&self, digest: Digest) -> Result<Vec<u64>, Refusal> {
+        let mut core = self.core()?;
+        let Core { cluster, owners, .. } = &mut *core;
+        let map = cluster.map();
+        let (_, table) = match owners {
+            Some(known) if known.0 == map.epoch => known,
+            _ => owners.insert((map.epoch, OwnerTable::compute(map))),
+        };
+        let members = table.owners(digest.slot()).iter().filter_map(|owner| map.members.get(usize::from(owner.member)));
+        Ok(members.map(|member| member.node.0).collect())
+    }
+
+    /// Asks a node where these objects are.
+    pub(crate) fn find(&self, node: u64, digests: Vec<u128>) -> Result<oneshot::Receiver<Vec<KeyFound>>, Refusal> {
+        self.core()?.follow.find(node, digests)
+    }
+
+    /// Where calls reach this control plane.
+    pub(crate) fn address(&self) -> String {
+        self.address.get().map_or_else(String::new, ToString::to_string)
+    }
+
+    /// Says that, once.
+    pub(crate) fn set_address(&self, address: SocketAddr) {
+        // It is said once, when the endpoint is there.
+        let _ = self.address.set(address);
+    }
+
+    /// What becomes of all objects, beginning with a snapshot.
+    pub(crate) fn follow(&self) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        let watching = self.core()?.follow.watch(self.now_ns());
+        // There may be something to do later now.
+        self.rearm.notify_one();
+        watching
+    }
+
+    /// Whoever follows wants to know everything anew.
+    pub(crate) fn want_snapshot(&self) {
+        if let Ok(mut core) = self.core() {
+            core.follow.want_snapshot(self.now_ns());
+        }
+        self.rearm.notify_one();
+    }
+
     /// What HTTP shows; fails when the control plane has.
     pub(crate) fn view(&self) -> Result<View, Refusal> {
         let core = self.core()?;
@@ -156,7 +245,10 @@ impl Control {
             counters: core.cluster.counters(),
             uptime_ns: self.now_ns(),
             members: Vec::new(),
-            segments: core.cluster.segments().map(|segment| segment.name.clone()).collect(),
+            segments: core.cluster.segments().map(|segment| Segment::from(segment.clone())).collect(),
+            shards: core.shards.list(None, self.now_ns()),
+            published: core.follow.published,
+            is_followed: core.follow.is_watched(),
         };
         view.members.extend(core.cluster.members().map(|member| self.member_status(&member)));
         Ok(view)
@@ -187,7 +279,10 @@ pub(crate) struct View {
     pub(crate) counters: Counters,
     pub(crate) uptime_ns: u64,
     pub(crate) members: Vec<MemberStatus>,
-    pub(crate) segments: Vec<String>,
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) shards: Vec<ShardNode>,
+    pub(crate) published: Published,
+    pub(crate) is_followed: bool,
 }
 
 fn frame(map: &MapReply) -> Result<MapFrame, Refusal> {

@@ -12,6 +12,7 @@ use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local
 use metrics_exporter_prometheus::PrometheusBuilder;
 
 use crate::control::View;
+use crate::mooncake_metrics;
 
 /// States of a member in the order of their table, so that an empty one shows as 0.
 const STATES: [&str; 5] = ["joining", "active", "suspect", "dead", "left"];
@@ -59,7 +60,14 @@ impl Counts {
             self.with(|numbers| fill_rim(numbers));
             fill_cluster(view);
         });
-        recorder.handle().render()
+        let calls = |method: &str| {
+            self.with(|numbers| {
+                let of = |ok| numbers.calls.iter().find(|((name, was), _)| *name == method && *was == ok);
+                let count = |ok| of(ok).map_or(0, |(_, count)| *count);
+                (count(true) + count(false), count(false))
+            })
+        };
+        recorder.handle().render() + &mooncake_metrics::render(view, &calls)
     }
 }
 

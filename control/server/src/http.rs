@@ -1,4 +1,4 @@
-//! HTTP for probes, Prometheus and tools that know Mooncake's paths: without authentication, on loopback.
+//! HTTP for probes, Prometheus, operators and tools that know Mooncake's paths: on loopback, or for who has the token.
 //!
 //! | path | answer |
 //! |---|---|
@@ -6,6 +6,7 @@
 //! | `/metrics` | Prometheus text |
 //! | `/get_all_segments` | names of segments, one a line |
 //! | `/metadata` | Mooncake's metadata server, where it is switched on: the only path that can be written |
+//! | others | see [`crate::admin`] |
 //!
 //! One request per connection, all of it within a deadline; heads are limited, and so are bodies, which other paths
 //! than `/metadata` refuse unread. At most a fixed number of connections are served at a time; further ones wait in the
@@ -13,13 +14,13 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Body, Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -29,6 +30,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use crate::access::Access;
+use crate::admin;
 use crate::control::{Control, SOFTWARE};
 use crate::counts::is_live;
 use crate::metadata::{Metadata, MetadataLimits};
@@ -45,19 +48,22 @@ const HEADERS: usize = 64;
 const _: () = assert!(HEAD_DEADLINE.as_secs() < DEADLINE.as_secs());
 
 const METADATA: &str = "/metadata";
-const TEXT: &str = "text/plain; charset=utf-8";
-const JSON: &str = "application/json";
+/// Mooncake has no number for it: its paths are open to all.
+const UNAUTHORIZED: i32 = -1;
+pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+pub(crate) const JSON: &str = "application/json";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// What is shown, and what is kept for others.
 pub(crate) struct Pages {
     control: Arc<Control>,
+    access: Access,
     metadata: Option<Metadata>,
 }
 
 impl Pages {
-    pub(crate) fn new(control: Arc<Control>, metadata: Option<MetadataLimits>) -> Self {
-        Self { control, metadata: metadata.map(Metadata::new) }
+    pub(crate) fn new(control: Arc<Control>, access: Access, metadata: Option<MetadataLimits>) -> Self {
+        Self { control, access, metadata: metadata.map(Metadata::new) }
     }
 }
 
@@ -78,8 +84,8 @@ pub(crate) async fn serve(listener: TcpListener, pages: Pages) {
         let Ok(permit) = permits.clone().acquire_owned().await else { return };
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(connection(stream, pages.clone(), permit));
+                Ok((stream, from)) => {
+                    connections.spawn(connection(stream, from.ip(), pages.clone(), permit));
                 }
                 // Out of descriptors, mostly: accepting at once again would spin.
                 Err(_) => sleep(Duration::from_millis(100)).await,
@@ -89,10 +95,10 @@ pub(crate) async fn serve(listener: TcpListener, pages: Pages) {
     }
 }
 
-async fn connection(stream: TcpStream, pages: Arc<Pages>, _permit: OwnedSemaphorePermit) {
+async fn connection(stream: TcpStream, from: IpAddr, pages: Arc<Pages>, _permit: OwnedSemaphorePermit) {
     let service = service_fn(move |request: Request<Incoming>| {
         let pages = pages.clone();
-        async move { Ok::<_, Infallible>(answer(&pages, request).await) }
+        async move { Ok::<_, Infallible>(answer(&pages, from, request).await) }
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -105,20 +111,31 @@ async fn connection(stream: TcpStream, pages: Arc<Pages>, _permit: OwnedSemaphor
     let _ = timeout(DEADLINE, serving).await;
 }
 
-type Answer = (StatusCode, &'static str, Bytes);
+pub(crate) type Answer = (StatusCode, &'static str, Bytes);
 
-async fn answer(pages: &Pages, request: Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let permitted = pages.access.permits(request.uri().path(), from, request.headers());
     let (path, (status, content_type, body)) = match &pages.metadata {
+        _ if !permitted => {
+            let what = "this needs the header Authorization: Bearer with the token of the control plane's token file";
+            ("refused", admin::failure(StatusCode::UNAUTHORIZED, UNAUTHORIZED, what))
+        }
         Some(metadata) if request.uri().path() == METADATA => {
             let (status, body) = metadata.answer(request).await;
             (METADATA, (status, if status == StatusCode::OK { JSON } else { TEXT }, body))
         }
-        _ => route(pages, &request),
+        _ => match admin::known(request.uri().path()) {
+            Some(path) => (path, admin::answer(&pages.control, path, &request).await),
+            None => route(pages, &request),
+        },
     };
     pages.control.counts.observe_http(path, status.as_u16());
     let mut response = Response::new(Full::new(body));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
     response
 }
 
@@ -130,8 +147,10 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
         "/get_all_segments" => "/get_all_segments",
         _ => {
             let text = match pages.metadata {
-                None => "There are /health, /metrics and /get_all_segments.\n",
-                Some(_) => "There are /health, /metrics, /get_all_segments and /metadata.\n",
+                None => {
+                    "There are /health, /metrics, /get_all_segments, /debug/shards and more: see docs/operations.md.\n"
+                }
+                Some(_) => "There are /health, /metrics, /get_all_segments, /debug/shards, /metadata and more.\n",
             };
             return ("other", (StatusCode::NOT_FOUND, TEXT, text.into()));
         }
@@ -154,7 +173,10 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
         "/health" => {
             let health = serde_json::json!({
                 "status": "ok",
+                "role": "leader",
+                "ha_state": "serving",
                 "service_ready": true,
+                "view_version": view.epoch,
                 "software": SOFTWARE,
                 "cluster": view.cluster,
                 "epoch": view.epoch,
@@ -164,13 +186,16 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
             (StatusCode::OK, JSON, format!("{health}\n").into())
         }
         "/metrics" => (StatusCode::OK, PROMETHEUS, control.counts.render(&view).into()),
-        _ => (StatusCode::OK, TEXT, lines(&view.segments).into()),
+        _ => {
+            let names: Vec<&str> = view.segments.iter().map(|segment| segment.name.as_str()).collect();
+            (StatusCode::OK, TEXT, lines(&names).into())
+        }
     };
     (path, answer)
 }
 
 /// One name a line; control characters, which could feign a line, are escaped.
-fn lines(names: &[String]) -> String {
+fn lines(names: &[&str]) -> String {
     let mut text = String::new();
     for name in names {
         for letter in name.chars() {
@@ -191,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_name_cannot_feign_a_line() {
-        let names = ["plain".to_owned(), "two\nlines".to_owned(), "é".to_owned()];
+        let names = ["plain", "two\nlines", "é"];
         assert_eq!(lines(&names), "plain\ntwo\\nlines\né\n");
     }
 }

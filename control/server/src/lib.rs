@@ -3,20 +3,30 @@
 //! * [`ControlServer`], [`ControlHandle`]: start and stop one on a thread of its own.
 //! * [`ControlConfig`], [`StartError`]: settings, and what can be wrong with them.
 //! * [`MetadataLimits`]: what it keeps as a metadata server of Mooncake's engines.
-//! * `control`: drives the pure `kvplane-cluster` and answers calls; `store`: its memory; `http`, `counts`: what it
-//!   shows.
+//! * `control`: drives the pure `kvplane-cluster` and answers calls; `store`: its memory; `http`, `admin`, `counts`:
+//!   what it shows, and `access` to whom; `shards`, `tiers`, `follow`: what nodes report and are told.
 //!
 //! It decides nothing itself and is on nobody's data path: with it down, puts and gets go on with the last map.
 
+mod access;
+mod admin;
 mod config;
 mod control;
 mod counts;
+mod follow;
 mod http;
+mod kv_events;
 mod metadata;
+mod mooncake_metrics;
+mod msgpack;
 mod server;
+mod shards;
 mod store;
 mod tiers;
+mod zmtp;
 
+pub use access::HttpToken;
+pub use admin::shard_json;
 pub use config::{ControlConfig, StartError};
 pub use metadata::MetadataLimits;
 pub use server::{ControlHandle, ControlServer, EndError, STATE_FILE};

@@ -18,9 +18,11 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
+use crate::access::Access;
 use crate::config::{ControlConfig, StartError};
 use crate::control::Control;
 use crate::http;
+use crate::kv_events;
 use crate::metadata::MetadataLimits;
 use crate::store::Store;
 
@@ -62,6 +64,7 @@ impl std::error::Error for EndError {}
 pub struct ControlHandle {
     address: SocketAddr,
     http_address: Option<SocketAddr>,
+    events_address: Option<SocketAddr>,
     local: LocalCluster,
     stop: Option<oneshot::Sender<()>>,
     ended: mpsc::Receiver<Result<(), EndError>>,
@@ -81,6 +84,8 @@ struct Running {
     control: Arc<Control>,
     server: Server,
     http: Option<(TcpListener, SocketAddr)>,
+    events: Option<(TcpListener, SocketAddr)>,
+    access: Access,
     metadata: Option<MetadataLimits>,
     local: LocalCluster,
     _publication: Option<Publication>,
@@ -105,7 +110,8 @@ impl ControlServer {
                 // Whoever started us is waiting.
                 Err(error) => drop(started.send(Err(error))),
                 Ok((runtime, running)) => {
-                    let addresses = (running.server.address(), running.http.as_ref().map(|http| http.1));
+                    let of = |listening: &Option<(TcpListener, SocketAddr)>| listening.as_ref().map(|(_, at)| *at);
+                    let addresses = (running.server.address(), of(&running.http), of(&running.events));
                     let _ = started.send(Ok((addresses, running.local.clone())));
                     let _ = finished.send(live(&runtime, running, stopping));
                 }
@@ -114,9 +120,10 @@ impl ControlServer {
         let thread =
             thread::Builder::new().name("kvplane-control".to_owned()).spawn(body).map_err(StartError::Thread)?;
         match starting.recv() {
-            Ok(Ok(((address, http_address), local))) => Ok(ControlHandle {
+            Ok(Ok(((address, http_address, events_address), local))) => Ok(ControlHandle {
                 address,
                 http_address,
+                events_address,
                 local,
                 stop: Some(stop),
                 ended,
@@ -136,9 +143,15 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     let name = ClusterName::new(&config.cluster.cluster)?;
     if let Some(address) = config.http_listen
         && !address.ip().is_loopback()
-        && !config.http_without_authentication_anywhere
+        && config.http_token.is_none()
+        && !(config.http_without_authentication_anywhere && config.mooncake_metadata.is_some())
     {
         return Err(StartError::HttpNotLoopback(address));
+    }
+    if let Some(address) = config.kv_events_listen
+        && !address.ip().is_loopback()
+    {
+        return Err(StartError::EventsNotLoopback(address));
     }
     if config.http_listen.is_none() && config.mooncake_metadata.is_some() {
         return Err(StartError::MetadataWithoutHttp);
@@ -172,17 +185,26 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
             Some(http::listen(address).await.map_err(|source| StartError::HttpListen { address, source })?)
         }
     };
+    let events = match config.kv_events_listen {
+        None => None,
+        Some(address) => {
+            Some(kv_events::listen(address).await.map_err(|source| StartError::EventsListen { address, source })?)
+        }
+    };
     let mut identities = Vec::new();
     for role in [Role::Node, Role::Client, Role::Admin] {
         identities.push((role, authority.issue(role)?));
     }
     let reachable = reachable(server.address());
+    control.set_address(reachable);
     let local = LocalCluster::new(name, reachable, authority.trust().clone(), identities);
     let publication = match &config.publish {
         None => None,
         Some(directory) => Some(directory.publish(&local).map_err(StartError::Publish)?),
     };
-    Ok(Running { control, server, http, metadata: config.mooncake_metadata, local, _publication: publication })
+    let access = Access { token: config.http_token, open_metadata: config.http_without_authentication_anywhere };
+    let metadata = config.mooncake_metadata;
+    Ok(Running { control, server, http, events, access, metadata, local, _publication: publication })
 }
 
 /// An address at which a process on this machine reaches a listener on `address`.
@@ -197,11 +219,15 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 
 /// Runs until told to stop, the handle is gone, or the control plane fails.
 fn live(runtime: &Runtime, running: Running, stopping: oneshot::Receiver<()>) -> Result<(), EndError> {
-    let Running { control, server, http, metadata, local: _, _publication } = running;
+    let Running { control, server, http, events, access, metadata, local, _publication } = running;
     runtime.block_on(async {
         if let Some((listener, _)) = http {
-            let pages = http::Pages::new(control.clone(), metadata);
+            let pages = http::Pages::new(control.clone(), access, metadata);
             tokio::spawn(http::serve(listener, pages));
+        }
+        if let Some((listener, _)) = events {
+            let cluster = local.cluster.as_str().to_owned();
+            tokio::spawn(kv_events::serve(listener, control.clone(), cluster));
         }
         let result = tokio::select! {
             // Told, or the handle is gone: both mean to stop.
@@ -224,6 +250,12 @@ impl ControlHandle {
     #[must_use]
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http_address
+    }
+
+    /// Where events are published, if they are.
+    #[must_use]
+    pub fn events_address(&self) -> Option<SocketAddr> {
+        self.events_address
     }
 
     /// Address, trust and identities for clients in this process.

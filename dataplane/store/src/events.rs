@@ -80,7 +80,8 @@ impl EventLog {
             self.ring.reserve_exact(capacity);
         }
         // Who knows the log from before missed something.
-        self.break_off();
+        self.ring.clear();
+        self.next += 1;
     }
 
     /// How many are kept.
@@ -101,7 +102,7 @@ impl EventLog {
         self.next
     }
 
-    /// Events that were dropped, or never kept, since the first reader.
+    /// Events that were dropped for want of room, or could not be said.
     #[must_use]
     pub const fn lost(&self) -> u64 {
         self.lost

@@ -13,6 +13,7 @@ pub mod leftovers;
 pub mod length;
 pub mod lex;
 pub mod manifest;
+pub mod parity;
 pub mod purity;
 pub mod syntax;
 pub mod text;
@@ -46,7 +47,7 @@ impl Violation {
 pub type Rule = fn(&Tree, &mut Vec<Violation>);
 
 /// Every rule with its name, which is printed with each violation.
-pub const RULES: [(&str, Rule); 9] = [
+pub const RULES: [(&str, Rule); 10] = [
     ("dependencies", dependencies::check),
     ("unsafe", unsafe_code::check),
     ("purity", purity::check),
@@ -56,6 +57,7 @@ pub const RULES: [(&str, Rule); 9] = [
     ("code-map", code_map::check),
     ("text", text::check),
     ("adr", adr::check),
+    ("parity", parity::check),
 ];
 
 /// Every violation, one printable line each, by rule and place.

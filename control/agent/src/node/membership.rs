@@ -13,6 +13,7 @@ use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSe
 use super::unix_ns;
 use crate::error::Error;
 use crate::link::{ControlLink, software};
+use crate::shard_report::ShardReports;
 use crate::tier_report::TierReports;
 
 /// How often the membership thread looks around between heartbeats.
@@ -31,6 +32,9 @@ pub(super) struct Membership {
     pub(super) heard: (Epoch, Epoch),
     pub(super) capacity_bytes: u64,
     pub(super) tiers: TierReports,
+    pub(super) figures: ShardReports,
+    /// The present life, for who reports beside.
+    pub(super) life: Arc<Mutex<u64>>,
 }
 
 impl Membership {
@@ -45,15 +49,19 @@ impl Membership {
 
     fn heartbeat(&mut self) -> Result<(), Error> {
         let mut load = Load { objects: 0, used_bytes: 0, capacity_bytes: self.capacity_bytes };
+        let mut snapshots = Vec::with_capacity(self.shards.len());
         for shard in self.shards.iter() {
-            if let Some(store) = shard.snapshot()?.store {
+            let snapshot = shard.snapshot()?;
+            if let Some(store) = &snapshot.store {
                 load.objects += store.objects;
                 load.used_bytes += store.used_bytes;
             }
+            snapshots.push(snapshot);
         }
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
         let alive = self.link.call(Heartbeat { node, incarnation, load })?;
         self.heard = (Epoch(alive.epoch), Epoch(alive.since));
+        self.figures.report(&self.link, (node, incarnation), &self.shards, &snapshots);
         self.tiers.exchange(&self.link, node, incarnation, &self.shards);
         Ok(())
     }
@@ -157,6 +165,7 @@ impl Membership {
                     shard.begin_life(incarnation)?;
                 }
                 self.member.incarnation = incarnation;
+                *self.life.lock().unwrap_or_else(PoisonError::into_inner) = incarnation.0;
                 self.applied = Epoch(0);
                 self.join()?;
                 self.list_pool()

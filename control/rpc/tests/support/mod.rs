@@ -14,10 +14,10 @@ use kvplane_proto::map::ClusterMap;
 use kvplane_proto::rng::Rng;
 use kvplane_rpc::message::*;
 use kvplane_rpc::{
-    Authority, Caller, Client, ClientConfig, ClusterName, ConnectError, Event, Limits, MapFrame, Refusal, RefusalCode,
-    Role, ServeError, Server, ServerConfig, Service,
+    Authority, Caller, Client, ClientConfig, ClusterName, ConnectError, Event, ItemFrame, Limits, MapFrame, Refusal,
+    RefusalCode, Role, ServeError, Server, ServerConfig, Service, item_frame,
 };
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 /// A directory that goes away with the test.
 pub struct Scratch(pub PathBuf);
@@ -119,6 +119,35 @@ impl Service for Recorder {
     fn status(&self, _: Caller) -> Result<StatusReply, Refusal> {
         Err(Refusal::new(RefusalCode::ShuttingDown, "a test"))
     }
+    fn report_shard(&self, _: Caller, _: ReportShard) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
+
+    fn list_shards(&self, _: Caller, _: ListShards) -> Result<ShardList, Refusal> {
+        Ok(ShardList { nodes: Vec::new() })
+    }
+
+    fn watch_orders(&self, _: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        let (send, receive) = mpsc::channel(4);
+        for number in 0..3 {
+            let order = Order::Find { digests: vec![u128::from(call.node)] };
+            send.try_send(item_frame(&NodeOrder { number, order }).expect("a small item")).expect("there is room");
+        }
+        Ok(receive)
+    }
+
+    fn answer_order(&self, _: Caller, _: AnswerOrder) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
+
+    fn report_events(&self, _: Caller, _: ReportEvents) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
+
+    fn watch_events(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        Err(Refusal::new(RefusalCode::NotFound, "no events here"))
+    }
+
     fn report_tiers(&self, _: Caller, _: ReportTiers) -> Result<TierOrders, Refusal> {
         Ok(TierOrders { orders: vec![] })
     }

@@ -4,12 +4,13 @@ use kvplane_cluster::{ClientId, Input, Reply, SegmentOwner};
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
-    Alive, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListTiers, OrderTiers, Owner,
-    RegisterSegment, RenewSegments, Renewed, ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply,
-    StatusReply, TierList, TierOrders, TiersOrdered, UnregisterSegment, Welcome,
+    Alive, AnswerOrder, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers,
+    OrderTiers, Owner, RegisterSegment, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers,
+    SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, ShardList, StatusReply, TierList, TierOrders, TiersOrdered,
+    UnregisterSegment, WatchOrders, Welcome,
 };
-use kvplane_rpc::{Caller, Event, MapFrame, Refusal, RefusalCode, Role, Service};
-use tokio::sync::watch;
+use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
+use tokio::sync::{mpsc, watch};
 
 use super::{Control, SOFTWARE};
 
@@ -136,13 +137,7 @@ impl Service for Control {
     fn report_tiers(&self, _: Caller, call: ReportTiers) -> Result<TierOrders, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.core()?;
-        let life = core.cluster.members().find(|view| view.member.node.0 == call.node);
-        let life = life.filter(|view| view.member.incarnation.0 == call.incarnation);
-        let Some(life) = life else {
-            let reason = format!("life {} of node {} is not that of a member", call.incarnation, call.node);
-            return Err(Refusal::new(RefusalCode::UnknownMember, reason));
-        };
-        let shards = life.member.shards.len();
+        let shards = core.check_life(call.node, call.incarnation)?;
         if call.shards.len() > SHARDS_PER_REPORT || call.shards.iter().any(|shard| usize::from(shard.shard) >= shards) {
             let reason = format!("node {} has {shards} shards, and reports of others or too many", call.node);
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
@@ -153,13 +148,13 @@ impl Service for Control {
     fn list_tiers(&self, _: Caller, call: ListTiers) -> Result<TierList, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.core()?;
-        core.forget_tiers();
+        core.forget_gone();
         Ok(TierList { nodes: core.tiers.list(call.node, now_ns) })
     }
 
     fn order_tiers(&self, _: Caller, call: OrderTiers) -> Result<TiersOrdered, Refusal> {
         let mut core = self.core()?;
-        core.forget_tiers();
+        core.forget_gone();
         let orders = core.tiers.order(call.node, call.action);
         if orders.is_empty() {
             let whom = call.node.map_or_else(|| "no node".to_owned(), |node| format!("node {node} is not known, or"));
@@ -167,6 +162,54 @@ impl Service for Control {
             return Err(Refusal::new(RefusalCode::NotFound, reason));
         }
         Ok(TiersOrdered { orders })
+    }
+
+    fn report_shard(&self, _: Caller, call: ReportShard) -> Result<Done, Refusal> {
+        let now_ns = self.now_ns();
+        let mut core = self.core()?;
+        let shards = core.check_life(call.node, call.incarnation)?;
+        if usize::from(call.shard.shard) >= shards {
+            let reason = format!("node {} has {shards} shards, and reports of {}", call.node, call.shard.shard);
+            return Err(Refusal::new(RefusalCode::BadRequest, reason));
+        }
+        core.shards.report(call, now_ns);
+        Ok(Done)
+    }
+
+    fn list_shards(&self, _: Caller, call: ListShards) -> Result<ShardList, Refusal> {
+        let now_ns = self.now_ns();
+        let mut core = self.core()?;
+        core.forget_gone();
+        Ok(ShardList { nodes: core.shards.list(call.node, now_ns) })
+    }
+
+    fn watch_orders(&self, _: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        let mut core = self.core()?;
+        core.check_life(call.node, call.incarnation)?;
+        core.follow.line(call.node, call.incarnation)
+    }
+
+    fn answer_order(&self, _: Caller, call: AnswerOrder) -> Result<Done, Refusal> {
+        let mut core = self.core()?;
+        core.check_life(call.node, call.incarnation)?;
+        core.follow.answered(call);
+        Ok(Done)
+    }
+
+    fn report_events(&self, _: Caller, call: ReportEvents) -> Result<Done, Refusal> {
+        let mut core = self.core()?;
+        let events = &call.events;
+        core.check_life(events.node, events.incarnation)?;
+        if !core.follow.knows(events.node, events.incarnation) {
+            let reason = format!("node {} reports events without being told to", events.node);
+            return Err(Refusal::new(RefusalCode::BadRequest, reason));
+        }
+        core.follow.publish(events)?;
+        Ok(Done)
+    }
+
+    fn watch_events(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        self.follow()
     }
 
     fn maps(&self) -> watch::Receiver<MapFrame> {

@@ -30,6 +30,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 pub use config::{HostConfig, HostCounters};
@@ -98,7 +99,7 @@ pub struct Host {
     scratch: Vec<u8>,
     mailbox: Option<Doorbell>,
     /// Who follows the objects' events, and the number of the next when it was last told.
-    follower: Option<(Doorbell, u64)>,
+    follower: Option<(SyncSender<()>, u64)>,
     done: VecDeque<BatchId>,
     unregistered: Vec<SegmentId>,
     map_wanted: bool,

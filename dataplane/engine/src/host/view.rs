@@ -1,9 +1,10 @@
 //! What whoever drives a host sees of it: its two sides, what has ended, and what was counted.
 
+use std::sync::mpsc::SyncSender;
+
 use kvplane_proto::client::Client;
 use kvplane_proto::{BatchId, SegmentId};
 use kvplane_store::service::Service;
-use kvplane_sys::Doorbell;
 use kvplane_transport::FaultCounters;
 use kvplane_transport::mooncake::{LaneCounters, ServerCounters};
 
@@ -65,18 +66,19 @@ impl Host {
         self.stock_lanes.counters()
     }
 
-    /// Rings this bell when there are new events of the service's objects.
-    pub fn follow(&mut self, bell: Option<Doorbell>) {
+    /// Says to `bell` when there are new events of the service's objects.
+    pub fn follow(&mut self, bell: Option<SyncSender<()>>) {
         self.follower = bell.map(|bell| (bell, 0));
     }
 
-    /// Rings the follower's bell if there is something new.
+    /// Tells the follower if there is something new.
     pub(crate) fn tell_follower(&mut self) {
         if let (Some((bell, told)), Some(service)) = (&mut self.follower, &self.service) {
             let next = service.next_event();
             if next != *told {
                 *told = next;
-                bell.ring();
+                // A full one is not read yet; its reader will see this too.
+                let _ = bell.try_send(());
             }
         }
     }

@@ -1,11 +1,10 @@
 //! What others ask of a shard's objects from outside the data path: its events, what there is, and single objects.
 
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use kvplane_proto::Digest;
 use kvplane_store::events::EventPage;
 use kvplane_store::service::{Service, SnapshotPage};
-use kvplane_sys::Doorbell;
 
 use super::{Command, ShardError, ShardHandle};
 use crate::host::Host;
@@ -20,12 +19,12 @@ pub struct Found {
 }
 
 impl ShardHandle {
-    /// Keeps the latest so many events of its objects from now on, and rings `bell` when there are new ones; 0 keeps
-    /// none.
+    /// Keeps the latest so many events of its objects from now on, and says so to `bell` when there are new ones,
+    /// without waiting where it is full; 0 keeps none.
     ///
     /// # Errors
     /// When its mailbox is full.
-    pub fn keep_events(&self, capacity: usize, bell: Option<Doorbell>) -> Result<(), ShardError> {
+    pub fn keep_events(&self, capacity: usize, bell: Option<SyncSender<()>>) -> Result<(), ShardError> {
         self.send(Command::Ask(Box::new(move |host| {
             if let Some(service) = host.service() {
                 service.keep_events(capacity);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer, MetadataLimits};
+use kvplane_server::{ControlConfig, ControlHandle, ControlServer, HttpToken, MetadataLimits};
 
 use super::{Failure, stop};
 
@@ -14,14 +14,23 @@ use super::{Failure, stop};
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// What is served over HTTP, and where.
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone)]
 pub(crate) struct Http {
-    /// Loopback address for /health, /metrics and /get_all_segments.
+    /// Address for /health, /metrics, /debug/shards and Mooncake's paths. Beyond loopback it needs --http-token-file.
     #[arg(long = "http", default_value = "127.0.0.1:0", value_name = "HTTP")]
     address: SocketAddr,
-    /// Allow --http on an address that other machines reach; whoever reaches it is let in.
+    /// A file with the token that whoever asks over HTTP must bring, as Authorization: Bearer TOKEN. Only /health and
+    /// Mooncake's metadata go without.
+    #[arg(long, value_name = "FILE")]
+    http_token_file: Option<PathBuf>,
+    /// Allow --mooncake-metadata on an address that other machines reach; its protocol has no authentication, so
+    /// whoever reaches it may read and write it.
     #[arg(long)]
     http_without_authentication: bool,
+    /// Loopback address at which to publish what becomes of objects over ZeroMQ, as Mooncake's master does with its KV
+    /// events; without it, kvplane ctl events still shows them.
+    #[arg(long, value_name = "ADDRESS")]
+    kv_events: Option<SocketAddr>,
     /// Be the metadata server of Mooncake engines too: http://ADDRESS/metadata in their configuration.
     #[arg(long)]
     mooncake_metadata: bool,
@@ -52,7 +61,7 @@ pub(crate) struct Control {
 pub(crate) fn start(
     cluster: &str,
     listen: SocketAddr,
-    http: Http,
+    http: &Http,
     state: Option<PathBuf>,
     replicas: u8,
     runtime_directory: Option<&PathBuf>,
@@ -65,6 +74,8 @@ pub(crate) fn start(
     config.cluster.replicas = replicas;
     config.listen = listen;
     config.http_listen = Some(http.address);
+    config.kv_events_listen = http.kv_events;
+    config.http_token = http.http_token_file.as_deref().map(HttpToken::read).transpose()?;
     config.http_without_authentication_anywhere = http.http_without_authentication;
     config.mooncake_metadata = http.mooncake_metadata.then(MetadataLimits::default);
     config.state_directory = state;
@@ -86,6 +97,9 @@ impl Http {
     pub(crate) fn announce(&self, control: &ControlHandle) {
         let Some(address) = control.http_address() else { return };
         println!("health and metrics on http://{address}/health and /metrics");
+        if let Some(events) = control.events_address() {
+            println!("events of objects on tcp://{events} (ZeroMQ)");
+        }
         if self.mooncake_metadata {
             println!("metadata server of Mooncake engines: http://{address}/metadata");
         }
@@ -96,7 +110,7 @@ impl Control {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let state = Some(self.state.clone());
         let runtime = self.runtime_directory.as_ref();
-        let mut control = start(&self.cluster, self.listen, self.http, state, self.replicas, runtime)?;
+        let mut control = start(&self.cluster, self.listen, &self.http, state, self.replicas, runtime)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, control.address());
         self.http.announce(&control);
         stop::wait(|| watch(&mut control))?;

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use kvplane::rpc::Role;
-use kvplane::rpc::message::{Leave, ListSegments, Status};
+use kvplane::rpc::message::{Leave, ListSegments, MemberStatus, Owner, Segment, Status};
 use kvplane::{Client, ClientConfig, Control, ControlLink, Put};
+use serde_json::{Value, json};
 
-use super::{Failure, size, tier};
+use super::{Failure, events, shards, size, tier};
 
 /// Look at and operate a cluster.
 #[derive(Args)]
@@ -25,9 +26,23 @@ pub(crate) struct Ctl {
 #[derive(Subcommand)]
 enum Action {
     /// Members, their states and loads.
-    Status,
+    Status {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Segments in the catalog.
-    Segments,
+    Segments {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Every shard: what it holds, what it did, how long requests took.
+    Shards(shards::Shards),
+    /// A live view of the shards' speeds.
+    Top(shards::Top),
+    /// What becomes of objects, beginning with those there are.
+    Events(events::Follow),
     /// The SSDs under nodes.
     #[command(subcommand)]
     Tier(tier::Action),
@@ -66,8 +81,11 @@ const PAGE: u32 = 512;
 impl Ctl {
     pub(crate) fn run(self) -> Result<(), Failure> {
         match &self.action {
-            Action::Status => self.status(),
-            Action::Segments => self.segments(),
+            Action::Status { json } => self.status(*json),
+            Action::Segments { json } => self.segments(*json),
+            Action::Shards(shards) => shards.run(&self.link()?),
+            Action::Top(top) => top.run(&self.link()?),
+            Action::Events(follow) => follow.run(&self.link()?),
             Action::Tier(action) => tier::run(&self.link()?, action),
             Action::Remove { node } => {
                 let link = self.link()?;
@@ -119,8 +137,22 @@ impl Ctl {
         Ok(())
     }
 
-    fn status(&self) -> Result<(), Failure> {
+    fn status(&self, as_json: bool) -> Result<(), Failure> {
         let status = self.link()?.call(Status)?;
+        if as_json {
+            let members: Vec<Value> = status.members.iter().map(member_json).collect();
+            let shown = json!({
+                "cluster": status.cluster,
+                "software": status.software,
+                "epoch": status.epoch,
+                "replicas": status.replicas,
+                "segments": status.segments,
+                "uptime_ns": status.uptime_ns,
+                "members": members,
+            });
+            println!("{shown:#}");
+            return Ok(());
+        }
         println!("cluster {:?}, epoch {}, {}", self.cluster, status.epoch, status.software);
         println!(
             "{:>20}  {:8}  {:>6}  {:>10}  {:>24}  domain",
@@ -137,18 +169,58 @@ impl Ctl {
         Ok(())
     }
 
-    fn segments(&self) -> Result<(), Failure> {
+    fn segments(&self, as_json: bool) -> Result<(), Failure> {
         let link = self.link()?;
-        let mut after = None;
+        let (mut after, mut listed) = (None, Vec::new());
         loop {
             let page = link.call(ListSegments { after: after.clone(), limit: PAGE })?;
             for segment in &page.segments {
+                if as_json {
+                    listed.push(segment_json(segment));
+                    continue;
+                }
                 println!("{:40}  {:>12}  {}", segment.name, size::show(segment.bytes), segment.address);
             }
             match page.segments.last() {
                 Some(last) if page.more => after = Some(last.name.clone()),
-                _ => return Ok(()),
+                _ => break,
             }
         }
+        if as_json {
+            println!("{:#}", json!({ "segments": listed }));
+        }
+        Ok(())
     }
+}
+
+fn member_json(member: &MemberStatus) -> Value {
+    let load = member.load.unwrap_or_default();
+    json!({
+        "node": member.node,
+        "incarnation": member.incarnation,
+        "state": member.state,
+        "weight": member.weight,
+        "shards": member.shards,
+        "failure_domain": member.failure_domain,
+        "host": member.host,
+        "version": member.version,
+        "silent_ns": member.silent_ns,
+        "objects": load.objects,
+        "used_bytes": load.used_bytes,
+        "capacity_bytes": member.capacity_bytes,
+    })
+}
+
+fn segment_json(segment: &Segment) -> Value {
+    let owner = match segment.owner {
+        Owner::Node { node, incarnation } => json!({ "node": node, "incarnation": incarnation }),
+        Owner::Client { client } => json!({ "client": client }),
+    };
+    json!({
+        "name": segment.name,
+        "kind": format!("{:?}", segment.kind).to_lowercase(),
+        "bytes": segment.bytes,
+        "address": segment.address.to_string(),
+        "owner": owner,
+    })
 }

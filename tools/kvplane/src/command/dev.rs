@@ -36,7 +36,7 @@ impl Dev {
         self.shape.or_node_id(1);
         let state = self.state.clone().or_else(|| self.shape.state_beside_ssd());
         let runtime = self.shape.runtime_directory.as_ref();
-        let mut plane = control::start(&self.cluster, self.control, self.http, state, 1, runtime)?;
+        let mut plane = control::start(&self.cluster, self.control, &self.http, state, 1, runtime)?;
         let (node, metrics) = self.shape.start(&self.cluster)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, plane.address());
         self.http.announce(&plane);

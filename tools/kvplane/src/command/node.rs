@@ -99,6 +99,9 @@ pub(crate) struct Shape {
     /// none.
     #[arg(long, alias = "metrics_port")]
     metrics_port: Option<u16>,
+    /// From how many milliseconds on a request is slow: the latest are shown with their stages by ctl shards --slow.
+    #[arg(long, value_name = "MS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    slow_ms: u64,
     #[command(flatten)]
     ssd: Ssd,
     /// Directory of local identities and sockets, instead of the user's runtime directory.
@@ -270,6 +273,7 @@ impl Shape {
                 IoArgument::Passthrough => IoChoice::Passthrough,
             },
             tier: self.ssd.policy(),
+            slow_after_ns: self.slow_ms * 1_000_000,
             ..NodeConfig::local(cluster, self.pool)
         };
         let node = Arc::new(kvplane::Node::start(&config)?);

@@ -1,0 +1,139 @@
+//! A node's shards as the control plane hears of them after each heartbeat.
+
+use std::time::{Duration, Instant};
+
+use kvplane_engine::{ShardHandle, ShardSnapshot, SlowOperation, cpu};
+use kvplane_rpc::message::{
+    EventFigures, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures,
+    SsdFigures,
+};
+
+use crate::error::Error;
+use crate::link::ControlLink;
+
+/// How long nothing is reported after the control plane could not take a report: an older one does not know them.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// Whether reports are taken.
+#[derive(Default)]
+pub(crate) struct ShardReports {
+    paused_until: Option<Instant>,
+}
+
+impl ShardReports {
+    /// Reports each shard. What goes wrong goes wrong with this report only: the next heartbeat brings another.
+    pub(crate) fn report(
+        &mut self,
+        link: &ControlLink,
+        (node, incarnation): (u64, u64),
+        shards: &[ShardHandle],
+        snapshots: &[ShardSnapshot],
+    ) {
+        if self.paused_until.is_some_and(|until| Instant::now() < until) {
+            return;
+        }
+        for (number, (handle, snapshot)) in shards.iter().zip(snapshots).enumerate() {
+            let shard = figures(number as u16, &handle.address().to_string(), snapshot, cpu::monotonic_ns());
+            if let Err(error) = link.call(ReportShard { node, incarnation, shard }) {
+                let refused = matches!(&error, Error::Call(call) if call.refusal().is_some());
+                self.paused_until = (!refused).then(|| Instant::now() + PAUSE);
+                return;
+            }
+        }
+    }
+}
+
+/// What is told of a shard.
+pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_ns: u64) -> ShardFigures {
+    let (store, service) = (snapshot.store.unwrap_or_default(), &snapshot.service);
+    let slow = &snapshot.times.slow;
+    ShardFigures {
+        shard,
+        address: address.to_owned(),
+        objects: store.objects,
+        object_bytes: store.payload_bytes,
+        pool_bytes: store.pool_bytes,
+        used_bytes: store.used_bytes,
+        largest_free_bytes: store.largest_free_bytes,
+        pinned_bytes: store.pinned_bytes,
+        reserved_bytes: store.reserved_bytes + store.quarantined_bytes,
+        pins: store.pins,
+        reservations: store.reservations,
+        connections: snapshot.connections,
+        hits: store.hits,
+        misses: store.misses,
+        get_bytes: service.get_bytes,
+        put_bytes: service.put_bytes,
+        puts: store.puts,
+        put_conflicts: store.exists_conflicts,
+        put_refusals: store.reserve_refusals,
+        put_expirations: store.expirations,
+        put_aborts: store.aborts,
+        removes: store.removes,
+        evictions: store.evictions,
+        evicted_bytes: store.evicted_bytes,
+        wrong_owner: service.wrong_owner,
+        corrupt: service.corrupt,
+        broken: snapshot.host.broken,
+        parks: snapshot.host.parks,
+        cpu_ns: snapshot.cpu_ns,
+        sizes: store.sizes.to_vec(),
+        ssd: ssd(snapshot),
+        operations: operations(snapshot),
+        slow_count: snapshot.times.slow_count,
+        slow_after_ns: snapshot.times.slow_after_ns,
+        slow: slow.iter().skip(slow.len().saturating_sub(SLOW_PER_REPORT)).map(|one| slow_one(one, now_ns)).collect(),
+        events: EventFigures { kept: store.keeps_events, next: store.next_event, lost: store.events_lost },
+    }
+}
+
+fn ssd(snapshot: &ShardSnapshot) -> Option<SsdFigures> {
+    let tier = snapshot.tier.as_ref()?;
+    let (stats, counters) = (&tier.stats, &tier.counters);
+    Some(SsdFigures {
+        objects: stats.objects.into(),
+        live_bytes: stats.live_bytes,
+        bytes: u64::from(stats.segments) * tier.segment_bytes,
+        hits: counters.hits,
+        hit_bytes: stats.hit_bytes,
+        misses: counters.misses,
+        promotions: counters.promotions,
+        writes: counters.writes,
+        write_bytes: counters.write_bytes,
+        writes_lost: counters.writes_failed + counters.writes_skipped,
+        backlog: tier.backlog,
+        reclaimed: counters.reclaimed,
+    })
+}
+
+fn operations(snapshot: &ShardSnapshot) -> Vec<OperationFigures> {
+    let times = &snapshot.times;
+    let of = times.operations.iter().take(OPERATIONS_PER_REPORT);
+    of.map(|one| {
+        let items = times.items.iter().find(|(operation, _)| *operation == one.operation && !one.ssd);
+        OperationFigures {
+            operation: format!("{:?}", one.operation).to_lowercase(),
+            ssd: one.ssd,
+            count: one.times.count(),
+            failed: one.failed,
+            items: items.map_or(0, |(_, items)| *items),
+            sum_ns: one.times.sum_ns(),
+            buckets: one.times.buckets().collect(),
+        }
+    })
+    .collect()
+}
+
+fn slow_one(one: &SlowOperation, now_ns: u64) -> SlowFigures {
+    SlowFigures {
+        operation: format!("{:?}", one.operation).to_lowercase(),
+        status: one.status.to_string().chars().take(64).collect(),
+        digest: one.digest.map(|digest| digest.0),
+        bytes: one.bytes,
+        age_ns: now_ns.saturating_sub(one.arrived_ns),
+        total_ns: one.total_ns,
+        receive_ns: one.receive_ns,
+        ssd_ns: one.ssd_ns,
+        send_ns: one.send_ns,
+    }
+}

@@ -1,0 +1,135 @@
+//! Who may ask over HTTP: this machine, or whoever brings the token.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+
+use hyper::HeaderMap;
+use hyper::header::AUTHORIZATION;
+
+/// The shortest token: shorter ones can be guessed.
+const SHORTEST: usize = 16;
+const LONGEST: usize = 4096;
+
+/// A bearer token. Not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HttpToken(Vec<u8>);
+
+impl fmt::Debug for HttpToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HttpToken")
+    }
+}
+
+impl HttpToken {
+    /// Reads a token from a file; white space around it does not count.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or what it holds is no good token: says what to do.
+    pub fn read(path: &Path) -> io::Result<Self> {
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let text = fs::read_to_string(path).map_err(named)?;
+        Self::new(text.trim()).map_err(|what| named(io::Error::new(io::ErrorKind::InvalidData, what)))
+    }
+
+    /// A token.
+    ///
+    /// # Errors
+    /// When it is too short, too long, or has characters that no header can carry.
+    pub fn new(text: &str) -> Result<Self, String> {
+        let bytes = text.len();
+        if !(SHORTEST..=LONGEST).contains(&bytes) {
+            return Err(format!("a token of {bytes} bytes: from {SHORTEST} to {LONGEST} are right"));
+        }
+        if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err("a token has letters, digits and signs of ASCII only, and no space".to_owned());
+        }
+        Ok(Self(text.as_bytes().to_vec()))
+    }
+
+    /// Whether this is it; takes as long for a wrong one as for a right one of the same length.
+    fn is(&self, other: &[u8]) -> bool {
+        let differing = self.0.iter().zip(other).fold(0, |differing, (one, other)| differing | (one ^ other));
+        self.0.len() == other.len() && differing == 0
+    }
+}
+
+/// Who may ask for what.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Access {
+    pub(crate) token: Option<HttpToken>,
+    /// Whether Mooncake's metadata, whose protocol has no tokens, may be used by everybody who reaches it.
+    pub(crate) open_metadata: bool,
+}
+
+impl Access {
+    /// Whether a request may be answered.
+    pub(crate) fn permits(&self, path: &str, from: IpAddr, headers: &HeaderMap) -> bool {
+        let local = from.to_canonical().is_loopback();
+        match path {
+            "/health" => true,
+            // Engines cannot bring a token.
+            "/metadata" if local || self.open_metadata => true,
+            _ => match &self.token {
+                None => local,
+                Some(token) => headers.get(AUTHORIZATION).and_then(bearer).is_some_and(|brought| token.is(brought)),
+            },
+        }
+    }
+}
+
+fn bearer(value: &hyper::header::HeaderValue) -> Option<&[u8]> {
+    let (scheme, rest) = value.as_bytes().split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| rest.trim_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+
+    fn with(authorization: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, authorization.parse().expect("a header"));
+        headers
+    }
+
+    #[test]
+    fn strangers_need_the_token_and_nobody_needs_it_for_health() {
+        let (here, mapped) = (IpAddr::from(Ipv4Addr::LOCALHOST), Ipv4Addr::LOCALHOST.to_ipv6_mapped().into());
+        let there = IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
+        let none = HeaderMap::new();
+        let open = Access::default();
+        assert!(open.permits("/metrics", here, &none) && open.permits("/metrics", mapped, &none));
+        assert!(!open.permits("/metrics", there, &none) && open.permits("/health", there, &none));
+        assert!(!open.permits("/metadata", there, &none) && open.permits("/metadata", here, &none));
+        let metadata = Access { open_metadata: true, ..Access::default() };
+        assert!(metadata.permits("/metadata", there, &none) && !metadata.permits("/metrics", there, &none));
+        let token = HttpToken::new("0123456789abcdef").expect("a good token");
+        let closed = Access { token: Some(token), open_metadata: false };
+        for (headers, expected) in [
+            (with("Bearer 0123456789abcdef"), true),
+            (with("bearer  0123456789abcdef "), true),
+            (with("Bearer 0123456789abcdeF"), false),
+            (with("Bearer 0123456789abcdef0"), false),
+            (with("Basic 0123456789abcdef"), false),
+            (with("Bearer"), false),
+            (HeaderMap::new(), false),
+        ] {
+            assert_eq!(closed.permits("/metrics", there, &headers), expected, "{headers:?}");
+            assert_eq!(closed.permits("/debug/shards", here, &headers), expected, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn bad_tokens_are_refused_with_what_is_wrong() {
+        assert!(HttpToken::new("short").is_err_and(|what| what.contains("5 bytes")));
+        assert!(HttpToken::new("0123456789abcde\u{e9}").is_err_and(|what| what.contains("ASCII")));
+        let missing = HttpToken::read(Path::new("/nowhere/token")).expect_err("no such file");
+        assert!(missing.to_string().contains("/nowhere/token"), "{missing}");
+        assert_eq!(format!("{:?}", HttpToken::new("0123456789abcdef")), "Ok(HttpToken)");
+    }
+}

@@ -1,0 +1,170 @@
+//! What operators ask over HTTP, in the paths and the JSON that Mooncake's tools know, and what they do not know yet.
+//!
+//! | path | answer |
+//! |---|---|
+//! | `/debug/shards` | JSON: every shard with all its numbers, times of requests, and slow requests by stages |
+//! | `/metrics/summary` | one line for people |
+//! | `/role`, `/ha_status`, `/leader` | who leads: this process |
+//! | `/query_key?key=`, `/batch_query_keys?keys=` | where objects are; their owners are asked |
+//! | `/query_segment?segment=`, `/get_segments_detail`, `/api/v1/segments/status?segment=` | segments |
+//! | `/kv_events/status` | what was published |
+//!
+//! Mooncake's other paths answer 501 and say why. Keys are of the tenant that `tenant_id` names, else of the default
+//! one. Nodes report with their heartbeats, so that numbers are at most one interval old.
+
+mod keys;
+mod segments;
+mod shards;
+
+use hyper::body::Incoming;
+use hyper::{Method, Request, StatusCode};
+use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
+
+use crate::control::{Control, View};
+use crate::http::{Answer, JSON, TEXT};
+use kvplane_rpc::Refusal;
+pub use shards::shard_json;
+
+/// Mooncake's numbers, for those that its tools look at.
+const INTERNAL: i32 = -1;
+const SEGMENT_NOT_FOUND: i32 = -101;
+const INVALID_PARAMS: i32 = -600;
+const OBJECT_NOT_FOUND: i32 = -704;
+const UNAVAILABLE: i32 = -1010;
+const NOT_SUPPORTED: i32 = -1012;
+
+/// Paths that Mooncake has and this does not yet, and what to do instead.
+const WAITING: [(&str, &str); 6] = [
+    (
+        "/get_all_keys",
+        "keys are not listed yet: objects are known by digests, see /debug/shards and kvplane ctl events",
+    ),
+    ("/api/v1/remove_all", "objects are not removed all at once yet: remove them by their keys"),
+    ("/api/v1/drain_jobs", "segments are not drained yet: kvplane ctl remove takes a node out of the map"),
+    ("/api/v1/drain_jobs/query", "segments are not drained yet"),
+    ("/api/v1/drain_jobs/cancel", "segments are not drained yet"),
+    ("/api/v1/tenant_quotas", "there are no quotas yet"),
+];
+
+/// Paths that are answered, all with GET.
+const SERVED: [&str; 10] = [
+    "/debug/shards",
+    "/metrics/summary",
+    "/role",
+    "/ha_status",
+    "/leader",
+    "/query_key",
+    "/batch_query_keys",
+    "/query_segment",
+    "/get_segments_detail",
+    "/kv_events/status",
+];
+const SEGMENT_STATUS: &str = "/api/v1/segments/status";
+
+/// The path as metrics name it, if it is one of these.
+pub(crate) fn known(path: &str) -> Option<&'static str> {
+    let waiting = WAITING.iter().map(|(waiting, _)| *waiting);
+    SERVED.iter().copied().chain([SEGMENT_STATUS]).chain(waiting).find(|known| *known == path)
+}
+
+pub(crate) fn answer_json(status: StatusCode, value: &Value) -> Answer {
+    (status, JSON, format!("{value}\n").into())
+}
+
+/// A failure as Mooncake's tools read it.
+pub(crate) fn failure(status: StatusCode, code: i32, message: &str) -> Answer {
+    answer_json(status, &json!({ "success": false, "error_code": code, "error_message": message }))
+}
+
+fn refused(refusal: &Refusal) -> Answer {
+    failure(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, &refusal.reason)
+}
+
+fn ok(value: &Value) -> Answer {
+    answer_json(StatusCode::OK, value)
+}
+
+fn text(text: impl Into<String>) -> Answer {
+    (StatusCode::OK, TEXT, text.into().into())
+}
+
+/// A parameter of the query, decoded; the first of its name.
+fn parameter(request: &Request<Incoming>, name: &str) -> Option<String> {
+    let query = request.uri().query()?;
+    let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
+    Some(percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy().into_owned())
+}
+
+/// The answer for a path that [`known`] knows.
+pub(crate) async fn answer(control: &Control, path: &'static str, request: &Request<Incoming>) -> Answer {
+    if let Some((_, instead)) = WAITING.iter().find(|(waiting, _)| *waiting == path) {
+        return failure(StatusCode::NOT_IMPLEMENTED, NOT_SUPPORTED, instead);
+    }
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, "only GET and HEAD are served here");
+    }
+    let view = match control.view() {
+        Ok(view) => view,
+        Err(refusal) => return refused(&refusal),
+    };
+    let required = |name| {
+        let value = parameter(request, name).filter(|value| !value.is_empty());
+        let missing = || failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, &format!("the query must have a {name}"));
+        value.ok_or_else(missing)
+    };
+    let tenant = parameter(request, "tenant_id").filter(|tenant| tenant != "default").unwrap_or_default();
+    let answer = match path {
+        "/debug/shards" => Ok(ok(&shards::all(&view))),
+        "/metrics/summary" => Ok(text(summary(&view))),
+        "/role" => Ok(text("leader")),
+        "/ha_status" => Ok(text("serving")),
+        "/leader" => {
+            let address = control.address();
+            Ok(ok(&json!({ "present": true, "leader_address": address, "view_version": view.epoch })))
+        }
+        "/query_key" => match required("key") {
+            Ok(key) => Ok(keys::one(control, &tenant, &key).await),
+            Err(missing) => Err(missing),
+        },
+        "/batch_query_keys" => match required("keys") {
+            Ok(keys) => Ok(keys::several(control, &tenant, &keys).await),
+            Err(missing) => Err(missing),
+        },
+        "/query_segment" => required("segment").map(|name| segments::used(&view, &name)),
+        "/get_segments_detail" => Ok(ok(&segments::detail(&view))),
+        SEGMENT_STATUS => required("segment").map(|name| segments::status(&view, &name)),
+        _ => Ok(ok(&events_status(&view))),
+    };
+    answer.unwrap_or_else(|answer| answer)
+}
+
+fn summary(view: &View) -> String {
+    let shards = || view.shards.iter().flat_map(|node| &node.shards);
+    let sum = |of: fn(&kvplane_rpc::message::ShardFigures) -> u64| shards().map(of).sum::<u64>();
+    format!(
+        "role=leader, state=serving, service_ready=true, epoch={}, members={}, segments={}, objects={}, used={} of {} \
+         bytes, hits={}, misses={}, puts={}, evictions={}\n",
+        view.epoch,
+        view.members.iter().filter(|member| crate::counts::is_live(member)).count(),
+        view.segments.len(),
+        sum(|shard| shard.objects),
+        sum(|shard| shard.used_bytes),
+        sum(|shard| shard.pool_bytes),
+        sum(|shard| shard.hits),
+        sum(|shard| shard.misses),
+        sum(|shard| shard.puts),
+        sum(|shard| shard.evictions),
+    )
+}
+
+fn events_status(view: &View) -> Value {
+    let kept = view.shards.iter().flat_map(|node| &node.shards).map(|shard| shard.events);
+    json!({
+        "enabled": view.is_followed,
+        "published_batches": view.published.reports,
+        "published_events": view.published.events,
+        "dropped_events": view.published.lost + kept.map(|events| events.lost).sum::<u64>(),
+        "skipped_unparsed_keys": 0,
+    })
+}

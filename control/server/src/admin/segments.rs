@@ -1,0 +1,91 @@
+//! Segments as Mooncake shows them. A node's pool is one segment, over all its shards.
+
+use hyper::StatusCode;
+use kvplane_rpc::message::{Owner, Segment};
+use serde_json::{Value, json};
+
+use super::{SEGMENT_NOT_FOUND, failure, ok, text};
+use crate::control::View;
+use crate::http::Answer;
+
+/// Bytes taken of a segment's memory, where somebody reports that: of a client's memory nobody does.
+fn used_bytes(view: &View, segment: &Segment) -> u64 {
+    let Owner::Node { node, incarnation } = segment.owner else { return 0 };
+    let of = view.shards.iter().filter(|one| one.node == node && one.incarnation == incarnation);
+    of.flat_map(|one| &one.shards).map(|shard| shard.used_bytes).sum()
+}
+
+/// The word and the number that Mooncake has for the state of a segment's owner.
+fn state(view: &View, segment: &Segment) -> (&'static str, u8) {
+    let Owner::Node { node, incarnation } = segment.owner else { return ("OK", 1) };
+    let owner = view.members.iter().find(|member| member.node == node && member.incarnation == incarnation);
+    match owner.map(|member| member.state.as_str()) {
+        Some("active" | "suspect") => ("OK", 1),
+        Some("joining") | None => ("UNDEFINED", 0),
+        Some(_) => ("UNMOUNTING", 5),
+    }
+}
+
+fn find<'a>(view: &'a View, name: &str) -> Result<&'a Segment, Answer> {
+    let found = view.segments.iter().find(|segment| segment.name == name);
+    found.ok_or_else(|| {
+        failure(
+            StatusCode::NOT_FOUND,
+            SEGMENT_NOT_FOUND,
+            &format!("there is no segment {name:?}: see /get_all_segments"),
+        )
+    })
+}
+
+/// Used and capacity, as text.
+pub(super) fn used(view: &View, name: &str) -> Answer {
+    match find(view, name) {
+        Ok(segment) => {
+            let used = used_bytes(view, segment);
+            text(format!("{name}\nUsed(bytes): {used}\nCapacity(bytes) : {}\n", segment.bytes))
+        }
+        Err(answer) => answer,
+    }
+}
+
+pub(super) fn status(view: &View, name: &str) -> Answer {
+    match find(view, name) {
+        Ok(segment) => {
+            let (name_of, number) = state(view, segment);
+            ok(&json!({ "success": true, "segment": name, "status": number, "status_name": name_of }))
+        }
+        Err(answer) => answer,
+    }
+}
+
+/// All segments with what is known of them.
+pub(super) fn detail(view: &View) -> Value {
+    let segments: Vec<Value> = view
+        .segments
+        .iter()
+        .map(|segment| {
+            let used = used_bytes(view, segment);
+            let percent = if segment.bytes == 0 { 0.0 } else { used as f64 * 100.0 / segment.bytes as f64 };
+            let (owner, life) = match segment.owner {
+                Owner::Node { node, incarnation } => (node, incarnation),
+                Owner::Client { client } => (client, 0),
+            };
+            json!({
+                "segment_name": segment.name,
+                "segment_id": format!("{owner:016x}-{life:016x}"),
+                "client_id": owner.to_string(),
+                // Places are named by offsets from here.
+                "base_address": "0x0",
+                "size_bytes": segment.bytes,
+                "size_human": format!("{} GiB", segment.bytes as f64 / f64::from(1 << 30)),
+                "te_endpoint": segment.address.to_string(),
+                "protocol": "tcp",
+                "status": state(view, segment).0,
+                "allocator_used_bytes": used,
+                "allocator_capacity_bytes": segment.bytes,
+                "allocator_usage_percent": percent,
+            })
+        })
+        .collect();
+    json!({ "total_segments": segments.len(), "segments": segments })
+}

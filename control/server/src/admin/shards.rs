@@ -1,0 +1,110 @@
+//! Shards as JSON.
+
+use kvplane_rpc::message::{OperationFigures, ShardFigures, SlowFigures};
+use serde_json::{Value, json};
+
+use crate::control::View;
+
+/// All nodes that report.
+pub(super) fn all(view: &View) -> Value {
+    let nodes: Vec<Value> = view
+        .shards
+        .iter()
+        .map(|node| {
+            json!({
+                "node": node.node,
+                "incarnation": node.incarnation,
+                "age_ns": node.age_ns,
+                "shards": node.shards.iter().map(shard_json).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    json!({ "cluster": view.cluster, "epoch": view.epoch, "nodes": nodes })
+}
+
+/// A shard with all its numbers.
+#[must_use]
+pub fn shard_json(shard: &ShardFigures) -> Value {
+    json!({
+        "shard": shard.shard,
+        "address": shard.address,
+        "objects": shard.objects,
+        "object_bytes": shard.object_bytes,
+        "pool": {
+            "bytes": shard.pool_bytes,
+            "used_bytes": shard.used_bytes,
+            "largest_free_bytes": shard.largest_free_bytes,
+            "pinned_bytes": shard.pinned_bytes,
+            "reserved_bytes": shard.reserved_bytes,
+        },
+        "pins": shard.pins,
+        "reservations": shard.reservations,
+        "connections": shard.connections,
+        "gets": { "hits": shard.hits, "misses": shard.misses, "bytes": shard.get_bytes },
+        "puts": {
+            "objects": shard.puts,
+            "bytes": shard.put_bytes,
+            "conflicts": shard.put_conflicts,
+            "refusals": shard.put_refusals,
+            "expirations": shard.put_expirations,
+            "aborts": shard.put_aborts,
+        },
+        "removes": shard.removes,
+        "evictions": { "objects": shard.evictions, "bytes": shard.evicted_bytes },
+        "trouble": { "wrong_owner": shard.wrong_owner, "corrupt": shard.corrupt, "broken_frames": shard.broken },
+        "thread": { "parks": shard.parks, "cpu_ns": shard.cpu_ns },
+        "ssd": shard.ssd.map(|ssd| json!({
+            "objects": ssd.objects,
+            "live_bytes": ssd.live_bytes,
+            "bytes": ssd.bytes,
+            "hits": ssd.hits,
+            "hit_bytes": ssd.hit_bytes,
+            "misses": ssd.misses,
+            "promotions": ssd.promotions,
+            "writes": ssd.writes,
+            "write_bytes": ssd.write_bytes,
+            "writes_lost": ssd.writes_lost,
+            "backlog": ssd.backlog,
+            "reclaimed": ssd.reclaimed,
+        })),
+        "operations": shard.operations.iter().map(operation_json).collect::<Vec<_>>(),
+        "slow": {
+            "after_ns": shard.slow_after_ns,
+            "count": shard.slow_count,
+            "latest": shard.slow.iter().map(slow_json).collect::<Vec<_>>(),
+        },
+        "events": { "kept": shard.events.kept, "next": shard.events.next, "lost": shard.events.lost },
+    })
+}
+
+fn operation_json(one: &OperationFigures) -> Value {
+    json!({
+        "operation": one.operation,
+        "tier": if one.ssd { "ssd" } else { "memory" },
+        "count": one.count,
+        "failed": one.failed,
+        "items": one.items,
+        "sum_ns": one.sum_ns,
+        "p50_ns": one.quantile_ns(0.5),
+        "p90_ns": one.quantile_ns(0.9),
+        "p99_ns": one.quantile_ns(0.99),
+        "p999_ns": one.quantile_ns(0.999),
+    })
+}
+
+fn slow_json(slow: &SlowFigures) -> Value {
+    json!({
+        "operation": slow.operation,
+        "status": slow.status,
+        "digest": slow.digest.map(|digest| format!("{digest:032x}")),
+        "bytes": slow.bytes,
+        "age_ns": slow.age_ns,
+        "total_ns": slow.total_ns,
+        "stages": {
+            "receive_ns": slow.receive_ns,
+            "ssd_ns": slow.ssd_ns,
+            "send_ns": slow.send_ns,
+            "else_ns": slow.total_ns.saturating_sub(slow.receive_ns + slow.ssd_ns + slow.send_ns),
+        },
+    })
+}
