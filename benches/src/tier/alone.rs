@@ -173,7 +173,6 @@ impl Alone {
         ack: Ack,
         next: &mut dyn FnMut(Duration) -> Option<u64>,
     ) -> Result<Figures, Failure> {
-        let each = place_bytes(bytes);
         let mut state: Vec<(Instant, bool, bool)> = vec![(Instant::now(), false, false); depth];
         let (mut free, mut busy, mut over): (Vec<usize>, usize, bool) = ((0..depth).collect(), 0, false);
         let (start, cpu_ns, mut samples) = (Instant::now(), cpu::thread_cpu_ns(), Vec::new());
@@ -189,31 +188,14 @@ impl Alone {
                     over = true;
                     break;
                 };
-                // No two payloads are alike.
-                self.pool.copy_in(place * each, &key.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-                let put = Put {
-                    digest: digest(key),
-                    key: &[],
-                    version: Version(key + 1),
-                    payload: Span::pool((place * each) as u64, bytes),
-                    checksum: None,
-                    pinned: false,
-                    ack,
-                    token: Token(place as u64),
+                let Some(lent) = self.begin_put(place, key, bytes, ack)? else {
+                    waiting = Some(key);
+                    break;
                 };
-                match self.tier.put(cpu::monotonic_ns(), &put, self.nvme.memory()) {
-                    Ok(accepted) => {
-                        state[place] = (Instant::now(), false, !accepted.lent);
-                        free.pop();
-                        busy += 1;
-                        given += bytes;
-                    }
-                    Err(PutError::Busy | PutError::Full) => {
-                        waiting = Some(key);
-                        break;
-                    }
-                    Err(error) => return Err(error.to_string().into()),
-                }
+                state[place] = (Instant::now(), false, !lent);
+                free.pop();
+                busy += 1;
+                given += bytes;
             }
             self.round()?;
             for (token, good) in self.ended.drain(..) {
@@ -238,6 +220,27 @@ impl Alone {
             }
         }
         Ok(Figures::of(samples, bytes.into(), start.elapsed(), cpu::thread_cpu_ns() - cpu_ns))
+    }
+
+    /// Puts an object with a payload like no other. Whether that is lent; `None` where there is no room now.
+    fn begin_put(&mut self, place: usize, key: u64, bytes: u32, ack: Ack) -> Result<Option<bool>, Failure> {
+        let at = place * place_bytes(bytes);
+        self.pool.copy_in(at, &key.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        let put = Put {
+            digest: digest(key),
+            key: &[],
+            version: Version(key + 1),
+            payload: Span::pool(at as u64, bytes),
+            checksum: None,
+            pinned: false,
+            ack,
+            token: Token(place as u64),
+        };
+        match self.tier.put(cpu::monotonic_ns(), &put, self.nvme.memory()) {
+            Ok(accepted) => Ok(Some(accepted.lent)),
+            Err(PutError::Busy | PutError::Full) => Ok(None),
+            Err(error) => Err(error.to_string().into()),
+        }
     }
 
     /// Keeps `depth` gets of random objects under way for so long.

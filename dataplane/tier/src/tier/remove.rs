@@ -54,8 +54,8 @@ impl Tier {
         Ok(Removal::Pending)
     }
 
-    /// Whether the device may have objects that the index does not know and the next start finds: what could not be read
-    /// or written, and what was given up because of that.
+    /// Whether the device may have objects that the index does not know and the next start finds: what could not be
+    /// read or written, and what was given up because of that.
     #[must_use]
     pub const fn is_untracked(&self) -> bool {
         self.untracked

@@ -40,8 +40,8 @@ const RING_ENTRIES: u32 = 256;
 /// How often an operation that the kernel puts off is tried.
 const ATTEMPTS_MOST: u32 = 100;
 
-/// How many operations go to the kernel in one call, and come back in one. A call costs less than a microsecond; the end
-/// and the beginning of an operation cost us several, mostly for checksums.
+/// How many operations go to the kernel in one call, and come back in one. A call costs less than a microsecond; the
+/// end and the beginning of an operation cost us several, mostly for checksums.
 const AT_A_TIME: usize = 8;
 
 /// How many operations of each priority the device has at once.
