@@ -146,10 +146,12 @@ fn handshakes_that_lead_nowhere_are_answered_with_the_reason() {
     let side = stock();
     let name = side.engine.name();
     let device = device_names(&side.engine).swap_remove(0);
+    // An address that can be reached, as a real device looks for a way there.
+    let gid = Caller::default().descriptor(name, "{}").unwrap().rdma().unwrap().devices[1].gid;
     let good = RdmaHandshake {
         local_path: "10.0.0.1:1@m0".to_owned(),
         local_lid: 0,
-        local_gid: Some([1; 16]),
+        local_gid: Some(gid),
         peer_path: format!("{name}@{device}"),
         queue_pairs: vec![1 << 20, 1 << 21],
         ready: Some(false),

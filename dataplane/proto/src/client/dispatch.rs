@@ -71,6 +71,8 @@ pub(super) struct Ask {
     open_bytes: u64,
     /// Which of the group's queues it is of.
     queue: u8,
+    /// The widest window of the rails beside, by their stated speeds.
+    widest_ns: f64,
 }
 
 impl Group {
@@ -137,7 +139,16 @@ impl Client {
         let (bytes, task, batch, queue) = (slice.load_bytes(), slice.task, slice.batch.index, slice.queue);
         let avoid = if slice.attempts > 0 { slice.rail } else { NOWHERE };
         let open = u64::from(self.batches.at(batch).open_slices[task as usize]);
-        Ask { bytes, small, high: priority == Priority::High, only: false, avoid, open_bytes: open * bytes, queue }
+        Ask {
+            bytes,
+            small,
+            high: priority == Priority::High,
+            only: false,
+            avoid,
+            open_bytes: open * bytes,
+            queue,
+            widest_ns: 0.0,
+        }
     }
 
     pub(super) fn bind(&mut self, id: SliceId, lane: u32) {
@@ -246,6 +257,9 @@ impl Client {
         let here = here.map(|(_, &rail)| rail);
         let settled = here.clone().any(|rail| rail != ask.avoid && self.is_settled(rail));
         let usable = here.filter(|&rail| self.is_up(rail));
+        let window_ns = |rail: u32| self.rails[rail as usize].rail.window_ns(self.window_of(rail));
+        let widest_ns = if ask.small { 0.0 } else { usable.clone().map(window_ns).fold(0.0, f64::max) };
+        let ask = Ask { widest_ns, ..ask };
         let candidates = usable.clone().map(|rail| {
             let entry = &self.rails[rail as usize].rail;
             Candidate {
@@ -288,7 +302,7 @@ impl Client {
         let entry = &self.rails[rail as usize];
         let window = self.window_of(rail);
         let window = match (ask.small, entry.rail.inflight_bytes().0) {
-            (false, _) => window,
+            (false, _) => entry.rail.even_window_bytes(window, ask.widest_ns),
             // Nothing to keep off: small slices have all of it.
             (true, 0) => window.max(SMALL_WINDOW_BYTES),
             (true, _) => SMALL_WINDOW_BYTES << u32::from(ask.high),

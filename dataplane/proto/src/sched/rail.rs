@@ -43,6 +43,8 @@ crate::state_machine! {
 const TIER_PENALTY: [f64; 3] = [1.0, 5.0, 10.0];
 /// Slices after which a silence has lost most of its weight.
 const SILENCE_MEMORY: u64 = 1_024;
+/// How many times its own window a rail may have beside others with larger ones.
+const EVEN_MOST: u64 = 4;
 /// What a rail may carry at once when it has just proved itself.
 const BITE_BYTES: u64 = 256 << 10;
 
@@ -140,6 +142,22 @@ impl Rail {
     pub fn window_bytes(&self, ahead_ns: u64, least_bytes: u64) -> u64 {
         let window = self.rate.bytes_per_ns() * (ahead_ns as f64 + self.rate.base_ns());
         (window as u64).max(least_bytes)
+    }
+
+    /// A window by what the port claims: nanoseconds of work at its stated speed.
+    #[must_use]
+    pub fn window_ns(&self, window_bytes: u64) -> f64 {
+        window_bytes as f64 / self.rate.stated()
+    }
+
+    /// Its window beside other rails, of which one has as much as `widest_ns` ([`Self::window_ns`]): as much by its
+    /// own stated speed. Ports that are driven by the same cores, or by one bus, share those by what each has posted;
+    /// with windows by measured rates alone, whichever was ahead once would stay so. One that is really slower has no
+    /// more than a few times its own.
+    #[must_use]
+    pub fn even_window_bytes(&self, window_bytes: u64, widest_ns: f64) -> u64 {
+        let even = (widest_ns * self.rate.stated()) as u64;
+        even.clamp(window_bytes, window_bytes.saturating_mul(EVEN_MOST))
     }
 
     /// Whether it may carry one more slice of this kind. One larger than the whole window goes alone. It has to prove

@@ -52,6 +52,12 @@ impl Rate {
         }
     }
 
+    /// Bytes in a nanosecond that the port claims.
+    #[must_use]
+    pub const fn stated(&self) -> f64 {
+        self.seed
+    }
+
     /// Bytes in a nanosecond.
     #[must_use]
     pub fn bytes_per_ns(&self) -> f64 {

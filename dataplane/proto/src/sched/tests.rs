@@ -260,6 +260,80 @@ fn a_far_rail_is_taken_only_when_the_near_one_is_much_busier() {
     assert!(predict(1, 0) < predict(2, 0));
 }
 
+/// Two rails that state the same speed carry a long request; `serve(posted)` says how many bytes each moves in a step
+/// of 100 us, by what each has posted. What each has carried.
+fn two_rails(even: bool, serve: impl Fn([u64; 2]) -> [f64; 2]) -> [u64; 2] {
+    const SLICE: u64 = 256 << 10;
+    const STEP_NS: u64 = 100_000;
+    let mut rails = [Rail::new(1_250_000_000, 0), Rail::new(1_250_000_000, 0)];
+    let (mut posted, mut moved, mut carried) = ([vec![], vec![]], [0.0; 2], [0; 2]);
+    for step in 0..200_000 {
+        let now_ns = step * STEP_NS;
+        let windows = [0, 1].map(|rail: usize| rails[rail].window_bytes(2_000_000, 2 * SLICE));
+        let widest_ns = rails.iter().zip(windows).map(|(rail, window)| rail.window_ns(window)).fold(0.0, f64::max);
+        // The first begins a little earlier.
+        for rail in 0..if step < 100 { 1 } else { 2 } {
+            let window = if even { rails[rail].even_window_bytes(windows[rail], widest_ns) } else { windows[rail] };
+            while rails[rail].has_room(false, window, false) {
+                rails[rail].book(SLICE, false, now_ns);
+                posted[rail].push(now_ns);
+            }
+        }
+        let bytes = serve([0, 1].map(|rail: usize| posted[rail].len() as u64 * SLICE));
+        for rail in 0..2 {
+            moved[rail] += bytes[rail];
+            while moved[rail] >= SLICE as f64 && !posted[rail].is_empty() {
+                moved[rail] -= SLICE as f64;
+                carried[rail] += SLICE;
+                rails[rail].unbook(SLICE, false);
+                rails[rail].done(SLICE, false, posted[rail].remove(0), now_ns);
+            }
+        }
+    }
+    carried
+}
+
+proptest! {
+    #[test]
+    fn ports_of_one_machine_share_it_evenly(total in 3_000.0..100_000.0f64, bias in 0.95..1.05f64) {
+        // What serves both gives each by what it has posted, and is a little partial.
+        let by_posted = |posted: [u64; 2]| {
+            let weights = [posted[0] as f64 * bias, posted[1] as f64];
+            let sum = (weights[0] + weights[1]).max(1.0);
+            weights.map(|weight| total * weight / sum)
+        };
+        let carried = two_rails(true, by_posted);
+        let (least, most) = (carried[0].min(carried[1]), carried[0].max(carried[1]));
+        prop_assert!(most - least <= most / 10, "{carried:?}");
+    }
+
+    #[test]
+    fn ports_that_differ_carry_what_they_can(fast in 10_000.0..100_000.0f64, ratio in 1.0..8.0f64) {
+        let each = [fast, fast / ratio];
+        let alone = |posted: [u64; 2]| [0, 1].map(|rail: usize| if posted[rail] > 0 { each[rail] } else { 0.0 });
+        let carried = two_rails(true, alone);
+        let seen = carried[0] as f64 / carried[1] as f64;
+        prop_assert!((seen / ratio - 1.0).abs() < 0.1, "{carried:?}, {ratio}");
+    }
+}
+
+/// What windows by measured rates alone come to: the one that began is ahead, or behind, for good.
+#[test]
+fn windows_of_their_own_keep_ports_of_one_machine_apart() {
+    let by_posted = |posted: [u64; 2]| {
+        let sum = (posted[0] + posted[1]).max(1) as f64;
+        posted.map(|posted| 34_713.0 * posted as f64 / sum)
+    };
+    let apart = |[one, other]: [u64; 2]| one.abs_diff(other) as f64 / one.max(other) as f64;
+    let (own, even) = (two_rails(false, by_posted), two_rails(true, by_posted));
+    println!(
+        "{:.1} % apart with windows of their own, {:.1} % with even ones",
+        100.0 * apart(own),
+        100.0 * apart(even)
+    );
+    assert!(apart(own) > 0.15 && apart(even) < 0.03, "{own:?}, {even:?}");
+}
+
 #[test]
 fn a_slow_rail_helps_but_does_not_end_a_request() {
     let rail = |predicted_ns: f64, rate: f64, room| Candidate { predicted_ns, rate, room, avoid: false };
