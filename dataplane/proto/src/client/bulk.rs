@@ -94,14 +94,14 @@ pub struct Copies<'a> {
     slices: &'a mut Table<Slice>,
     lane: &'a mut Lane,
     now_ns: u64,
-    most_flying: u32,
     window_bytes: u64,
     closes_ways: bool,
+    /// How many more there may be.
+    left: u32,
     /// The state of the lane, which it gets when they end.
     next: u32,
-    flying: u32,
-    sent_bytes: u64,
     taken: u32,
+    sent_bytes: u64,
 }
 
 impl Iterator for Copies<'_> {
@@ -111,7 +111,7 @@ impl Iterator for Copies<'_> {
     #[inline(always)]
     fn next(&mut self) -> Option<DeviceCopy> {
         let index = self.next;
-        if index == NOWHERE || self.flying >= self.most_flying || self.sent_bytes >= self.window_bytes {
+        if index == NOWHERE || self.taken >= self.left || self.sent_bytes >= self.window_bytes {
             return None;
         }
         let (generation, slice) = self.slices.named(index);
@@ -127,8 +127,6 @@ impl Iterator for Copies<'_> {
         slice.sent_ns = self.now_ns;
         slice.via = Via::Rdma;
         (slice.sent_bytes, slice.bytes) = (bytes, bytes);
-        // None is without bytes.
-        self.flying += 1;
         self.sent_bytes += bytes;
         self.taken += 1;
         self.next = slice.after;
@@ -140,7 +138,9 @@ impl Drop for Copies<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.lane.queued -= self.taken;
-        (self.lane.next, self.lane.flying, self.lane.sent_bytes) = (self.next, self.flying, self.sent_bytes);
+        // None is without bytes.
+        self.lane.flying += self.taken;
+        (self.lane.next, self.lane.sent_bytes) = (self.next, self.sent_bytes);
     }
 }
 
@@ -301,11 +301,10 @@ impl Client {
         let Self { lanes, slices, config, now_ns, .. } = self;
         let lane = &mut lanes[index as usize];
         Copies {
+            left: lane.may_fly(config),
             next: lane.next,
-            flying: lane.flying,
-            sent_bytes: lane.sent_bytes,
             taken: 0,
-            most_flying: lane.most_flying(config),
+            sent_bytes: lane.sent_bytes,
             // One that is larger goes alone.
             window_bytes: config.lane_window_bytes.max(1),
             closes_ways: lane.closes_ways(),

@@ -179,10 +179,10 @@ impl Lane {
         (open as usize) < self.depth(config) && (self.sent_bytes == 0 || self.sent_bytes < config.lane_window_bytes)
     }
 
-    /// How many copies of the device's alone may be under way, by their number.
-    pub(super) fn most_flying(&self, config: &Config) -> u32 {
+    /// How many more copies that the device makes by itself may be under way, by their number.
+    pub(super) fn may_fly(&self, config: &Config) -> u32 {
         let depth = self.depth(config) as u32;
-        if self.outstanding < depth { depth } else { 0 }
+        if self.outstanding < depth { depth.saturating_sub(self.flying) } else { 0 }
     }
 
     /// Whether some segment is known not to be moved in some way.

@@ -7,6 +7,7 @@ mod closing;
 mod failures;
 mod fences;
 mod gather;
+mod intake;
 mod machines;
 mod maps;
 mod paths;

@@ -16,12 +16,13 @@ const SLICE_BYTES: u64 = 128 << 10;
 /// Requests are this far apart in the caller's memory: none continues another.
 const STRIDE: u64 = 1 << 20;
 
-/// A write: its bytes, which of the two segments, and whether from the second node's memory and to it.
-type Write = (u64, u32, bool, bool);
+/// A write or a read: its bytes, which of the two segments, by which of our buffers, of which the last two are on the
+/// second node, whether the segment is there, and whether it is a read.
+type Ask = (u64, u32, u32, bool, bool);
 
 #[derive(Clone, Debug)]
 enum Step {
-    Submit(Vec<Write>),
+    Submit(Vec<Ask>),
     /// The host takes what there is to do.
     Take,
     /// Of each lane so many copies end, in order; perhaps the first of them with an error.
@@ -30,11 +31,11 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let bytes = prop_oneof![Just(64), Just(64 << 10), 1..SLICE_BYTES, Just(SLICE_BYTES)];
-    let far = || proptest::bool::weighted(0.1);
+    let bytes = prop_oneof![Just(64), Just(64 << 10), 1..SLICE_BYTES, Just(SLICE_BYTES), 1..4 * SLICE_BYTES];
+    let (buffer, rare) = (prop_oneof![8 => 0u32..2, 1 => 2u32..4], || proptest::bool::weighted(0.1));
     let status = prop_oneof![Just(Status::Stale), Just(Status::Unsupported), Just(Status::Busy)];
     let step = prop_oneof![
-        3 => proptest::collection::vec((bytes, 1u32..3, far(), far()), 1..40).prop_map(Step::Submit),
+        3 => proptest::collection::vec((bytes, 1u32..3, buffer, rare(), rare()), 1..40).prop_map(Step::Submit),
         3 => Just(Step::Take),
         3 => (0usize..30, proptest::option::weighted(0.1, status)).prop_map(|(count, failed)| Step::End(count, failed)),
         2 => (0u64..150_000_000).prop_map(Step::Wait),
@@ -82,7 +83,7 @@ impl Bed {
         };
         let mut rig = Rig::new(config, 1);
         rig.client.set_rdma(vec![1_000_000_000; devices], nodes(devices));
-        (0..2).for_each(|node| rig.client.set_buffer_place(node, Place::at(node as usize)));
+        (0..4).for_each(|buffer| rig.client.set_buffer_place(buffer, Place::at(buffer as usize / 2)));
         let peer = rig.client.open_peer_near(PeerAddress::native(([127, 0, 0, 1], 50).into(), None), nodes(devices));
         Self { rig, peer, many, copying: BTreeMap::new(), batches: Vec::new(), next: 0, seen: Seen::default() }
     }
@@ -91,10 +92,11 @@ impl Bed {
         match step {
             Step::Submit(writes) => {
                 let peer = self.peer;
-                let request = |(at, &(bytes, index, from, to)): (u64, &Write)| {
+                let request = |(at, &(bytes, index, buffer, to, read)): (u64, &Ask)| {
                     let (segment, place) = (SegmentId { index, generation: 1 }, Place::at(usize::from(to)));
                     let target = SegmentTarget { peer, segment, offset: 0, shareable: false, place };
-                    Request::Write(target, local(u32::from(from), at * STRIDE, bytes))
+                    let local = local(buffer, at * STRIDE, bytes);
+                    if read { Request::Read(target, local) } else { Request::Write(target, local) }
                 };
                 let requests: Vec<_> = (self.next..).zip(writes).map(request).collect();
                 self.next += requests.len() as u64;
@@ -183,7 +185,7 @@ impl Bed {
 
     fn run(mut self, steps: &[Step]) -> Seen {
         // A connection of each lane, so that no frame is among what follows.
-        self.step(&Step::Submit(vec![(SLICE_BYTES, 1, false, false); 64]));
+        self.step(&Step::Submit(vec![(SLICE_BYTES, 1, 0, false, false); 64]));
         steps.iter().for_each(|step| self.step(step));
         for _ in 0..2_000 {
             self.take();
