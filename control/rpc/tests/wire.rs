@@ -43,6 +43,22 @@ fn segment() -> Segment {
     }
 }
 
+fn member_status() -> MemberStatus {
+    MemberStatus {
+        node: 7,
+        incarnation: 2,
+        state: "alive".to_owned(),
+        weight: 100,
+        shards: 1,
+        failure_domain: "r".to_owned(),
+        host: "h".to_owned(),
+        version: "v".to_owned(),
+        capacity_bytes: 3,
+        silent_ns: Some(4),
+        load: Some(Load { objects: 1, used_bytes: 2, capacity_bytes: 3 }),
+    }
+}
+
 /// Every message has its bytes here; a changed line is a changed protocol and needs another version.
 #[test]
 fn golden_frames() {
@@ -86,19 +102,6 @@ fn golden_frames() {
     show("MapReply", encode(&MapReply { map }));
     show("SegmentReply", encode(&SegmentReply { segment: segment() }));
     show("SegmentList", encode(&SegmentList { segments: vec![segment()], more: true }));
-    let status = MemberStatus {
-        node: 7,
-        incarnation: 2,
-        state: "alive".to_owned(),
-        weight: 100,
-        shards: 1,
-        failure_domain: "r".to_owned(),
-        host: "h".to_owned(),
-        version: "v".to_owned(),
-        capacity_bytes: 3,
-        silent_ns: Some(4),
-        load: Some(load),
-    };
     show(
         "StatusReply",
         encode(&StatusReply {
@@ -108,7 +111,7 @@ fn golden_frames() {
             epoch: 1,
             replicas: 2,
             segments: 1,
-            members: vec![status],
+            members: vec![member_status()],
         }),
     );
     show_tier_replies(&mut show);

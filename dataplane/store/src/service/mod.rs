@@ -61,8 +61,8 @@ pub struct Service {
     sessions: Vec<Option<Session>>,
     outputs: Outputs,
     timed: Timed,
-    /// Of the frame that was polled last.
-    taken: Timing,
+    /// Of the frame that was polled last: when its request came, and whether it waited for the SSD.
+    taken: (u64, bool),
     bytes: Vec<u8>,
     /// Places of payloads that lie in several.
     places: Vec<Place>,
@@ -103,7 +103,7 @@ impl Service {
             sessions: Vec::new(),
             outputs: Outputs::default(),
             timed: Timed::new(),
-            taken: Timing::default(),
+            taken: (0, false),
             bytes: Vec::new(),
             places: Vec::new(),
             greeting: Deadlines::new(0),
@@ -290,8 +290,7 @@ impl Service {
         let Some(session) = self.session(peer) else { return };
         let arrived_ns = session.arrived_ns;
         let Some(pending) = session.pending.take() else { return };
-        self.outputs.arrived(arrived_ns);
-        self.outputs.timing.receive_ns = now_ns.saturating_sub(arrived_ns);
+        self.outputs.received(arrived_ns, now_ns);
         match pending {
             Pending::Refused { request, operation, status: Status::WrongOwner, .. } => {
                 self.refuse(peer, operation, request, Status::WrongOwner);

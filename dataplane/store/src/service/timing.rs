@@ -97,17 +97,17 @@ pub struct ServiceTimes {
 /// The counting side.
 #[derive(Debug)]
 pub(super) struct Timed {
-    /// Answered in the round of their arrival, and not yet in the histogram.
-    fast: [u32; PLACES],
+    /// Answered in the round of their arrival, and not yet in the histogram. None of them waited for the SSD.
+    fast: [u32; KINDS],
     /// How many of those share a reading.
-    share: [u32; PLACES],
+    share: [u32; KINDS],
     /// The last reading.
-    last_ns: [u64; PLACES],
+    last_ns: [u64; KINDS],
     failed: [u64; PLACES],
     items: [u64; KINDS],
     times: Vec<Histogram>,
     /// Which of `fast` grew in this round, and when what they answered came.
-    round: u128,
+    round: u64,
     round_arrived_ns: u64,
     /// Whether this round's end wants the clock.
     due: bool,
@@ -116,18 +116,22 @@ pub(super) struct Timed {
     slow_after_ns: u64,
 }
 
-const _: () = assert!(PLACES <= u128::BITS as usize);
+const _: () = assert!(KINDS <= u64::BITS as usize);
+
+const fn kind_of(operation: Operation) -> usize {
+    operation as usize & (KINDS - 1)
+}
 
 const fn place(operation: Operation, ssd: bool) -> usize {
-    (operation as usize & (KINDS - 1)) * 2 + ssd as usize
+    kind_of(operation) * 2 + ssd as usize
 }
 
 impl Timed {
     pub(super) fn new() -> Self {
         Self {
-            fast: [0; PLACES],
-            share: [1; PLACES],
-            last_ns: [0; PLACES],
+            fast: [0; KINDS],
+            share: [1; KINDS],
+            last_ns: [0; KINDS],
             failed: [0; PLACES],
             items: [0; KINDS],
             times: vec![Histogram::new(); PLACES],
@@ -141,26 +145,31 @@ impl Timed {
     }
 
     pub(super) const fn asked(&mut self, operation: Operation, items: u32) {
-        self.items[operation as usize & (KINDS - 1)] += items as u64;
+        self.items[kind_of(operation)] += items as u64;
     }
 
-    /// An answer leaves.
+    /// An answer leaves in the round in which its request came.
     #[inline]
+    fn answered_at_once(&mut self, header: &Header, now_ns: u64) {
+        let Kind::Reply(operation) = header.kind else { return };
+        let kind = kind_of(operation);
+        if header.status != Status::Ok {
+            self.failed[2 * kind] += 1;
+        }
+        self.fast[kind] += 1;
+        self.due |= self.fast[kind] >= self.share[kind];
+        self.round |= 1 << kind;
+        self.round_arrived_ns = now_ns;
+    }
+
+    /// An answer leaves whose request came some time ago.
+    #[cold]
     fn answered(&mut self, header: &Header, timing: &Timing, digest: Option<Digest>, now_ns: u64) {
         let Kind::Reply(operation) = header.kind else { return };
-        let place = place(operation, timing.ssd);
-        self.failed[place] += u64::from(header.status != Status::Ok);
-        if now_ns == timing.arrived_ns {
-            self.fast[place] += 1;
-            self.due |= self.fast[place] >= self.share[place];
-            self.round |= 1 << place;
-            self.round_arrived_ns = now_ns;
-        } else {
-            self.took(header, operation, timing, digest, now_ns);
-        }
+        self.failed[place(operation, timing.ssd)] += u64::from(header.status != Status::Ok);
+        self.took(header, operation, timing, digest, now_ns);
     }
 
-    #[cold]
     fn took(&mut self, header: &Header, operation: Operation, timing: &Timing, digest: Option<Digest>, now_ns: u64) {
         let total_ns = now_ns.saturating_sub(timing.arrived_ns);
         self.times[place(operation, timing.ssd)].add(total_ns);
@@ -197,20 +206,27 @@ impl Timed {
         self.slow.push_back(one);
     }
 
+    #[inline]
     fn round_over(&mut self, clock: impl FnOnce() -> u64) {
         if self.due {
-            let took_ns = clock().saturating_sub(self.round_arrived_ns);
-            while self.round != 0 {
-                let place = self.round.trailing_zeros() as usize;
-                self.round &= self.round - 1;
-                self.times[place].add_many(took_ns, self.fast[place].into());
-                self.fast[place] = 0;
-                self.last_ns[place] = took_ns;
-                self.share[place] = (self.share[place] * 2).min(SAMPLE);
-            }
-            self.due = false;
+            self.settle(clock());
         }
         self.round = 0;
+    }
+
+    /// What was answered in this round and is counted for, took until now.
+    #[cold]
+    fn settle(&mut self, now_ns: u64) {
+        let took_ns = now_ns.saturating_sub(self.round_arrived_ns);
+        while self.round != 0 {
+            let kind = self.round.trailing_zeros() as usize;
+            self.round &= self.round - 1;
+            self.times[2 * kind].add_many(took_ns, self.fast[kind].into());
+            self.fast[kind] = 0;
+            self.last_ns[kind] = took_ns;
+            self.share[kind] = (self.share[kind] * 2).min(SAMPLE);
+        }
+        self.due = false;
     }
 
     fn snapshot(&self) -> ServiceTimes {
@@ -218,14 +234,15 @@ impl Timed {
         for (operation, ssd) in Operation::ALL.iter().flat_map(|operation| [(*operation, false), (*operation, true)]) {
             let place = place(operation, ssd);
             let mut times = self.times[place].clone();
-            if self.fast[place] > 0 {
-                times.add_many(self.last_ns[place], self.fast[place].into());
+            let kind = kind_of(operation);
+            if !ssd && self.fast[kind] > 0 {
+                times.add_many(self.last_ns[kind], self.fast[kind].into());
             }
             if times.count() > 0 {
                 operations.push(OperationTimes { operation, ssd, times, failed: self.failed[place] });
             }
         }
-        let items = Operation::ALL.iter().map(|operation| (*operation, self.items[*operation as usize & (KINDS - 1)]));
+        let items = Operation::ALL.iter().map(|operation| (*operation, self.items[kind_of(*operation)]));
         ServiceTimes {
             operations,
             items: items.filter(|(_, items)| *items > 0).collect(),
@@ -240,49 +257,93 @@ impl Timed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leaving {
     operation: Operation,
-    ssd_ns: u64,
-    receive_ns: u64,
+    ssd: bool,
     arrived_ns: u64,
     since_ns: u64,
     bytes: u64,
 }
 
-/// What waits to be polled, each with where its time went.
+/// What waits to be polled; beside it, where the time went of what was not answered at once.
 #[derive(Debug, Default)]
 pub(super) struct Outputs {
-    queue: VecDeque<(Output, Timing, Option<Digest>)>,
-    /// Of what is being answered.
-    pub(super) timing: Timing,
-    pub(super) digest: Option<Digest>,
+    queue: VecDeque<Output>,
+    /// How many were polled so far.
+    polled: u64,
+    /// By the number that they have when they are polled.
+    late: VecDeque<(u64, Timing, Option<Digest>)>,
+    is_late: bool,
+    /// Of what is being answered, where that is late.
+    timing: Timing,
+    digest: Option<Digest>,
+    arrived_ns: u64,
 }
 
 impl Outputs {
+    #[inline]
     pub(super) fn push_back(&mut self, output: Output) {
-        self.queue.push_back((output, self.timing, self.digest));
+        if self.is_late && matches!(output, Output::Frame { .. }) {
+            self.late.push_back((self.polled + self.queue.len() as u64, self.timing, self.digest));
+        }
+        self.queue.push_back(output);
     }
 
     /// What is answered from now on came just now.
+    #[inline]
     pub(super) const fn arrived(&mut self, now_ns: u64) {
-        self.timing = Timing { arrived_ns: now_ns, receive_ns: 0, ssd_ns: 0, ssd: false };
-        self.digest = None;
+        self.arrived_ns = now_ns;
+        self.is_late = false;
+    }
+
+    /// What is answered from now on came then, and its payload now.
+    pub(super) const fn received(&mut self, arrived_ns: u64, now_ns: u64) {
+        self.arrived(arrived_ns);
+        if now_ns != arrived_ns {
+            self.timing = Timing { arrived_ns, receive_ns: now_ns.saturating_sub(arrived_ns), ssd_ns: 0, ssd: false };
+            (self.is_late, self.digest) = (true, None);
+        }
     }
 
     /// What is answered from now on has waited for the SSD.
     pub(super) const fn waited(&mut self, timing: Timing, digest: Option<Digest>, since_ns: u64, now_ns: u64) {
         self.timing = Timing { ssd: true, ssd_ns: now_ns.saturating_sub(since_ns), ..timing };
-        self.digest = digest;
+        (self.is_late, self.digest) = (true, digest);
+    }
+
+    /// Where the time went so far of what is being answered.
+    pub(super) const fn timing(&self) -> Timing {
+        if self.is_late {
+            return self.timing;
+        }
+        Timing { arrived_ns: self.arrived_ns, receive_ns: 0, ssd_ns: 0, ssd: false }
     }
 }
 
 impl Service {
-    /// The next output, counted.
+    /// Takes the next output, and counts it. It is counted where it lies, as it is long.
+    #[inline]
     pub(super) fn take_output(&mut self) -> Option<Output> {
-        let (output, timing, digest) = self.outputs.queue.pop_front()?;
-        if let Output::Frame { header, .. } = &output {
-            self.timed.answered(header, &timing, digest, self.now_ns);
-            self.taken = timing;
+        let number = self.outputs.polled;
+        self.outputs.polled += 1;
+        let header = match self.outputs.queue.front() {
+            Some(Output::Frame { header, .. }) => header,
+            Some(_) => return self.outputs.queue.pop_front(),
+            None => {
+                self.outputs.polled = number;
+                return None;
+            }
+        };
+        match self.outputs.late.front() {
+            Some(&(late, timing, digest)) if late == number => {
+                self.taken = (timing.arrived_ns, timing.ssd);
+                self.timed.answered(header, &timing, digest, self.now_ns);
+                self.outputs.late.pop_front();
+            }
+            _ => {
+                self.taken = (self.now_ns, false);
+                self.timed.answered_at_once(header, self.now_ns);
+            }
         }
-        Some(output)
+        self.outputs.queue.pop_front()
     }
 
     /// A round of the host is over and what it answered has left; `clock` is read now and then.
@@ -295,31 +356,37 @@ impl Service {
 
     /// What to remember of the frame that was polled last, until its payload has left.
     #[must_use]
+    #[inline]
     pub const fn leaving(&self, header: &Header, now_ns: u64) -> Leaving {
-        let Timing { arrived_ns, receive_ns, ssd_ns, .. } = self.taken;
         let operation = match header.kind {
             Kind::Request(operation) | Kind::Reply(operation) => operation,
         };
-        Leaving { operation, ssd_ns, receive_ns, arrived_ns, since_ns: now_ns, bytes: header.payload_bytes }
+        let (arrived_ns, ssd) = self.taken;
+        Leaving { operation, ssd, arrived_ns, since_ns: now_ns, bytes: header.payload_bytes }
     }
 
     /// A payload has left.
     #[inline]
     pub fn left(&mut self, leaving: &Leaving, now_ns: u64) {
-        let send_ns = now_ns.saturating_sub(leaving.since_ns);
-        if send_ns >= self.timed.slow_after_ns {
-            self.timed.remember(SlowOperation {
-                operation: leaving.operation,
-                status: Status::Ok,
-                digest: None,
-                bytes: leaving.bytes,
-                arrived_ns: leaving.arrived_ns,
-                total_ns: now_ns.saturating_sub(leaving.arrived_ns),
-                receive_ns: leaving.receive_ns,
-                ssd_ns: leaving.ssd_ns,
-                send_ns,
-            });
+        if now_ns.saturating_sub(leaving.since_ns) >= self.timed.slow_after_ns {
+            self.left_slowly(leaving, now_ns);
         }
+    }
+
+    #[cold]
+    fn left_slowly(&mut self, leaving: &Leaving, now_ns: u64) {
+        let before_ns = leaving.since_ns.saturating_sub(leaving.arrived_ns);
+        self.timed.remember(SlowOperation {
+            operation: leaving.operation,
+            status: Status::Ok,
+            digest: None,
+            bytes: leaving.bytes,
+            arrived_ns: leaving.arrived_ns,
+            total_ns: now_ns.saturating_sub(leaving.arrived_ns),
+            receive_ns: 0,
+            ssd_ns: if leaving.ssd { before_ns } else { 0 },
+            send_ns: now_ns.saturating_sub(leaving.since_ns),
+        });
     }
 
     /// From when on a request is slow; above 0.

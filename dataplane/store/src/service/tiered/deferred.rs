@@ -69,7 +69,7 @@ impl Service {
         replies: Replies,
         left: usize,
     ) -> impl Fn(usize) -> Slot + use<> {
-        let (timing, since_ns) = (self.outputs.timing, self.now_ns);
+        let (timing, since_ns) = (self.outputs.timing(), self.now_ns);
         let tiered = self.tiered.as_mut().expect("only what waits for a tier is deferred");
         tiered.next_call += 1;
         let answer = tiered.next_call;

@@ -39,7 +39,7 @@ impl Service {
             if waiters.len() == WAITERS_MOST {
                 return Err(Status::Busy);
             }
-            waiters.push((waiter, self.outputs.timing));
+            waiters.push((waiter, self.outputs.timing()));
             tiered.counters.reads_shared += 1;
             return Ok(());
         }
@@ -64,7 +64,7 @@ impl Service {
         })?;
         let destination = Span::pool(extent.offset, view.payload_bytes);
         let token = Token(tiered.next_call + 1);
-        let waiters = waiter.into_iter().map(|waiter| (waiter, self.outputs.timing)).collect();
+        let waiters = waiter.into_iter().map(|waiter| (waiter, self.outputs.timing())).collect();
         if let Err(error) = tiered.tier.get(&Get { digest, destination, priority, token }) {
             store.abort(reservation).expect("a reservation that was just made");
             return Err(match error {

@@ -18,7 +18,7 @@ fn what_is_answered_at_once_shares_a_reading_and_none_is_lost() {
     let mut readings = 0;
     for round in 0..1000u64 {
         let now_ns = 1000 * round;
-        timed.answered(&reply(Operation::Get), &at(now_ns), None, now_ns);
+        timed.answered_at_once(&reply(Operation::Get), now_ns);
         timed.round_over(|| {
             readings += 1;
             now_ns + 700
@@ -34,14 +34,14 @@ fn what_is_answered_at_once_shares_a_reading_and_none_is_lost() {
 #[test]
 fn only_what_was_answered_in_a_round_gets_its_time() {
     let mut timed = Timed::new();
-    timed.answered(&reply(Operation::Get), &at(10), None, 10);
+    timed.answered_at_once(&reply(Operation::Get), 10);
     timed.round_over(|| 110);
     // The next two gets share a reading, which comes in another round than the put's.
-    timed.answered(&reply(Operation::Get), &at(200), None, 200);
+    timed.answered_at_once(&reply(Operation::Get), 200);
     timed.round_over(|| panic!("not due"));
-    timed.answered(&reply(Operation::Put), &at(1000), None, 1000);
+    timed.answered_at_once(&reply(Operation::Put), 1000);
     timed.round_over(|| 6000);
-    timed.answered(&reply(Operation::Get), &at(7000), None, 7000);
+    timed.answered_at_once(&reply(Operation::Get), 7000);
     timed.round_over(|| 7100);
     let times = timed.snapshot();
     let sums: Vec<(Operation, u64, u64)> =
@@ -77,8 +77,8 @@ fn failures_and_items_are_counted_by_kind() {
     timed.asked(Operation::Exists, 1024);
     timed.asked(Operation::Exists, 1);
     let refused = Header::reply(Kind::Reply(Operation::Exists), RequestId::default(), Status::WrongOwner);
-    timed.answered(&refused, &at(1), None, 1);
-    timed.answered(&reply(Operation::Exists), &at(1), None, 1);
+    timed.answered_at_once(&refused, 1);
+    timed.answered_at_once(&reply(Operation::Exists), 1);
     timed.round_over(|| 2);
     let times = timed.snapshot();
     assert_eq!(times.items, [(Operation::Exists, 1025)]);
