@@ -315,7 +315,8 @@ impl Tier {
             self.removal_lost(floor);
         }
         let durable = |entry: &&FooterEntry| entry.kind == Kind::Tombstone && entry.sequence <= scan.durable_sequence;
-        if (scan.entries.iter().filter(durable).count() as u32) < scan.durable_tombstones {
+        let misses_removals = (scan.entries.iter().filter(durable).count() as u32) < scan.durable_tombstones;
+        if misses_removals {
             self.removal_lost(scan.durable_sequence + 1);
         }
         self.segments[segment].generation = generation;
@@ -330,6 +331,10 @@ impl Tier {
             self.apply(segment, entry);
         }
         self.segments.step(segment, SegmentEvent::FoundUnsealed);
+        if scan.unreadable || misses_removals {
+            // A footer would hide from the next start that removals are missing, and what is given up now came back.
+            self.segments.step(segment, SegmentEvent::Fail);
+        }
         self.seal(segment, scan.entries, scan.durable_sequence);
         self.segment_known(segment, scan.durable_sequence);
     }
