@@ -279,16 +279,20 @@ impl Link {
 
 /// Why a connection failed, for people.
 fn describe(device: &str, status: Status, path_mtu: Mtu) -> Gone {
-    Gone::Rdma(match status {
-        // Nobody says of a packet that it was too long for a switch in between.
-        Status::RetryExceeded => format!(
-            "{device}: the peer does not answer; if small transfers work, the network in between drops packets of our \
-             MTU of {} bytes: set that of all its ports to the same, larger one",
+    // Nobody says of a packet that it was too long for a switch in between.
+    let perhaps = || {
+        format!(
+            "if small transfers work, the network in between drops packets of our MTU of {} bytes: set that of all \
+             its ports to the same, larger one",
             path_mtu.bytes()
-        ),
+        )
+    };
+    Gone::Rdma(match status {
+        Status::RetryExceeded => format!("{device}: the peer does not answer; {}", perhaps()),
         Status::RemoteAccess => format!("{device}: the peer's memory is not registered for it any more"),
         Status::ReceiverNotReady => format!("{device}: the peer has no receive posted"),
-        Status::Flushed => format!("{device}: the connection failed"),
+        // The device did not say why, or said it of something else.
+        Status::Flushed => format!("{device}: the connection failed; {}", perhaps()),
         status => format!("{device}: a request failed: {status:?}"),
     })
 }
