@@ -1,4 +1,4 @@
-//! `kvplane-bench stores`: our store beside those of others, same sizes, same batches, same number of clients, in turns.
+//! `kvplane-bench stores`: our store beside those of others, same sizes, batches and number of clients, in turns.
 //!
 //! For each cell ours and every other store are measured one after the other, and that several times; what is compared
 //! is the median of the rounds' ratios. Each server and each client is a process of its own, and none of them spins

@@ -1,4 +1,4 @@
-//! Our side: a node in a process of its own, its clients over TCP or shared memory, and one thread's memcpy beside them.
+//! Our side: a node in a process of its own, its clients over TCP or shared memory; and one thread's memcpy.
 
 use std::collections::HashMap;
 
