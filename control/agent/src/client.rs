@@ -261,7 +261,7 @@ impl Client {
         {
             self.seen_map = generation;
             let map = (*known.map).clone();
-            // A control plane that has lost its state counts epochs anew. Until nodes have joined it, the old map serves.
+            // A control plane that has lost its state counts epochs anew. Until nodes join it, the old map serves.
             if self.state == known.state {
                 self.initiator.set_map(map);
             } else if !map.members.is_empty() {

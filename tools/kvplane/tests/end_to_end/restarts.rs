@@ -80,6 +80,8 @@ fn a_control_plane_that_comes_back_elsewhere_is_found() {
     let place = Workplace::new("moved");
     let mut first = control(&place, "127.0.0.1:0");
     let node = Process::start(place.command(&["node", "--pool", "8M", "--node-id", "9"]));
+    // A member is on the map a little after it is one.
+    node.wait_for("node 9 with");
     let member = |control: &Process| wait_until(|| (health(control.http())["members"] == 1).then_some(()));
     assert_eq!(member(&first), Some(()));
     let mut client = place.client(Way::Tcp);
@@ -129,8 +131,8 @@ fn a_node_killed_and_started_again_serves_the_same_clients() {
     assert!(node.stop().success());
 }
 
-/// Under the new state anybody may have had its slots before it joined, so what it has is dropped; what comes after that
-/// is as good as ever, on its SSD too.
+/// Under the new state anybody may have had its slots before it joined, so what it has is dropped; what comes after
+/// that is as good as ever, on its SSD too.
 #[test]
 fn a_control_plane_that_lost_its_state_gets_the_nodes_and_clients_back() {
     let place = Workplace::new("lost-state");

@@ -1,5 +1,5 @@
-//! SSDs of several nodes: what was removed while another had the slots does not come back, what is damaged at one is not
-//! given by any.
+//! SSDs of several nodes: what was removed while another had the slots does not come back, what is damaged at one is
+//! not given by any.
 
 use std::time::Duration;
 
