@@ -127,6 +127,8 @@ pub struct Client {
     initiator: Initiator,
     link: ControlLink,
     seen_map: u64,
+    /// Which state of the control plane the map in use is of.
+    state: u64,
     tenant: Vec<u8>,
     deadline: Duration,
     bounce: Option<Buffer>,
@@ -153,7 +155,7 @@ impl Client {
             ));
         }
         let seen_map = link.map_generation();
-        let map = link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let first = link.state_map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
         let client = Config {
             cluster: config.control.cluster().to_owned(),
             client: seed()?,
@@ -170,9 +172,9 @@ impl Client {
         let rdma = config.rdma.devices()?;
         let host = HostConfig { verify_shared: config.verify_shared, rdma, ..HostConfig::default() };
         let mut initiator = Initiator::new(client, &host, config.pacing)?;
-        initiator.set_map((*map).clone());
+        initiator.set_map((*first.map).clone());
         let tenant = config.tenant.clone().into_bytes();
-        Ok(Self { initiator, link, seen_map, tenant, deadline: config.deadline, bounce: None })
+        Ok(Self { initiator, link, seen_map, state: first.state, tenant, deadline: config.deadline, bounce: None })
     }
 
     /// The line to the control plane, to share.
@@ -255,10 +257,17 @@ impl Client {
     pub(crate) fn follow_map(&mut self) {
         let generation = self.link.map_generation();
         if generation != self.seen_map
-            && let Some(map) = self.link.map()
+            && let Some(known) = self.link.state_map()
         {
             self.seen_map = generation;
-            self.initiator.set_map((*map).clone());
+            let map = (*known.map).clone();
+            // A control plane that has lost its state counts epochs anew. Until nodes join it, the old map serves.
+            if self.state == known.state {
+                self.initiator.set_map(map);
+            } else if !map.members.is_empty() {
+                self.state = known.state;
+                self.initiator.adopt_map(map);
+            }
         }
     }
 

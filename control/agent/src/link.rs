@@ -73,7 +73,14 @@ pub(crate) const fn software() -> &'static str {
 struct Shared {
     /// Grows with every map that came; 0 before the first.
     generation: AtomicU64,
-    map: Mutex<Option<Arc<ClusterMap>>>,
+    map: Mutex<Option<StateMap>>,
+}
+
+/// A map, and which state of the control plane it is of: epochs of different states do not compare.
+#[derive(Clone)]
+pub(crate) struct StateMap {
+    pub(crate) state: u64,
+    pub(crate) map: Arc<ClusterMap>,
 }
 
 type Job = Box<dyn FnOnce(Client) -> std::pin::Pin<Box<dyn Future<Output = ()>>> + Send>;
@@ -158,6 +165,10 @@ impl ControlLink {
     /// The latest map.
     #[must_use]
     pub fn map(&self) -> Option<Arc<ClusterMap>> {
+        self.state_map().map(|known| known.map)
+    }
+
+    pub(crate) fn state_map(&self) -> Option<StateMap> {
         self.shared.map.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -267,12 +278,13 @@ async fn live(
     let mut look = tokio::time::interval(LOOK_AGAIN);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        let state = watch.state();
-        if let Some(map) = state.map
-            && known != Some(map.epoch)
+        let seen = watch.state();
+        let state = seen.state_id;
+        if let Some(map) = seen.map
+            && known != Some((state, map.epoch))
         {
-            known = Some(map.epoch);
-            *shared.map.lock().unwrap_or_else(PoisonError::into_inner) = Some(map);
+            known = Some((state, map.epoch));
+            *shared.map.lock().unwrap_or_else(PoisonError::into_inner) = Some(StateMap { state, map });
             shared.generation.fetch_add(1, Ordering::Release);
         }
         tokio::select! {
@@ -280,7 +292,7 @@ async fn live(
             Some(job) = jobs.recv() => {
                 tokio::task::spawn_local(job(client.clone()));
             }
-            _ = look.tick(), if state.trouble.is_some() => {
+            _ = look.tick(), if seen.trouble.is_some() => {
                 if line.moved()
                     && let Ok(rng) = reconnections()
                     && let Ok(other) = Client::new(&line.config, rng)

@@ -170,6 +170,7 @@ impl Node {
             trouble: Arc::clone(&trouble),
             seen_map: 0,
             applied: Epoch(0),
+            state: 0,
             heard: (Epoch(0), Epoch(0)),
             capacity_bytes: config.pool_bytes,
             tiers: TierReports::new(devices),

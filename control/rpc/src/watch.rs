@@ -23,6 +23,8 @@ use crate::message::{MapReply, WatchMap};
 pub struct WatchState {
     /// The latest map; none before the first arrived.
     pub map: Option<Arc<ClusterMap>>,
+    /// Which state of the control plane that map is of: epochs of different states do not compare.
+    pub state_id: u64,
     /// Why the map may be out of date; none while the control plane is connected.
     pub trouble: Option<Arc<CallError>>,
 }
@@ -111,7 +113,7 @@ impl Client {
                 Ok(map) if known.is_some_and(|known| map.epoch <= known) => {}
                 Ok(map) => {
                     known = Some(map.epoch);
-                    sender.send_modify(|state| state.map = Some(Arc::new(map)));
+                    sender.send_modify(|state| (state.map, state.state_id) = (Some(Arc::new(map)), welcome.state_id));
                 }
                 Err(error) => return error,
             }

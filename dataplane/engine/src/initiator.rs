@@ -48,6 +48,11 @@ impl Initiator {
         self.client().set_map(map, cpu::monotonic_ns());
     }
 
+    /// Routes by a map of another state of the control plane, whose epochs do not compare with those before.
+    pub fn adopt_map(&mut self, map: ClusterMap) {
+        self.client().adopt_map(map, cpu::monotonic_ns());
+    }
+
     /// Epoch of the map in use.
     pub fn epoch(&mut self) -> Epoch {
         self.client().epoch()

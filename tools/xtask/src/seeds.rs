@@ -47,8 +47,8 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     process::run(command.env(name, &request.count).env("KVPLANE_SEED", &request.from))
 }
 
-/// Kills a node over an SSD again and again, and reads everything back each time. With `--power` the SSD loses its power
-/// each time too.
+/// Kills a node over an SSD again and again, and reads everything back each time. With `--power` the SSD loses its
+/// power each time too.
 pub fn kills(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let power = arguments.iter().any(|word| word == "--power");
     let mut counts = arguments.iter().filter(|word| !["--ssd", "--power"].contains(&word.as_str()));

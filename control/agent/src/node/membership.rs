@@ -1,4 +1,7 @@
 //! A node's membership: joining, heartbeats, and the slots that each new map gives its shards.
+//!
+//! A control plane that lost its state counts epochs anew and knows no members. Then nobody can say who had our slots
+//! meanwhile: whoever finds that out first, the heartbeat or the map, begins a new life.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +15,7 @@ use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSe
 
 use super::unix_ns;
 use crate::error::Error;
-use crate::link::{ControlLink, software};
+use crate::link::{ControlLink, StateMap, software};
 use crate::shard_report::ShardReports;
 use crate::tier_report::TierReports;
 
@@ -28,6 +31,8 @@ pub(super) struct Membership {
     pub(super) seen_map: u64,
     /// The map that the shards were told last in this life.
     pub(super) applied: Epoch,
+    /// Which state of the control plane that map was of.
+    pub(super) state: u64,
     /// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
     pub(super) heard: (Epoch, Epoch),
     pub(super) capacity_bytes: u64,
@@ -107,20 +112,26 @@ impl Membership {
         if generation == self.seen_map {
             return;
         }
-        let Some(map) = self.link.map() else { return };
-        let Some(standing) = self.standing_of(map.epoch) else { return };
+        let Some(StateMap { state, map }) = self.link.state_map() else { return };
+        if self.applied != Epoch(0) && self.state != state {
+            // Epochs of two states do not compare, and nobody knows who was given our slots by either.
+            if let Err(error) = self.begin_life() {
+                *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+            }
+            return;
+        }
+        let Some(standing) = self.standing_of(state, map.epoch) else { return };
         let slots = owned_slots(&map, &self.member, self.shards.len());
         let told = self.shards.iter().zip(slots).all(|(shard, slots)| shard.own(map.epoch, standing, slots).is_ok());
         // A full mailbox is tried again at the next look.
         if told {
-            (self.seen_map, self.applied) = (generation, map.epoch);
+            (self.seen_map, self.applied, self.state) = (generation, map.epoch, state);
         }
     }
 
     /// How long owners have been as this map says: one that follows the last needs no more than itself, of others the
     /// control plane is asked. Nothing when it cannot say; the next look asks again, or there is a newer map.
-    fn standing_of(&mut self, epoch: Epoch) -> Option<Standing> {
-        let state = self.link.welcome().state_id;
+    fn standing_of(&mut self, state: u64, epoch: Epoch) -> Option<Standing> {
         if self.applied != Epoch(0) && epoch.0 <= self.applied.0 + 1 {
             return Some(Standing { state, since: epoch });
         }
@@ -154,24 +165,24 @@ impl Membership {
     fn recover(&mut self, error: Error) -> Result<(), Error> {
         let Error::Call(call) = &error else { return Err(error) };
         match call.refusal() {
-            Some(RefusalCode::UnknownMember) => {
-                self.join()?;
-                self.list_pool()
-            }
-            Some(RefusalCode::LifeEnded) => {
-                // Our slots are others' by now. What we hold may be older than what they were given.
-                let incarnation = Incarnation(unix_ns().max(self.member.incarnation.0 + 1));
-                for shard in self.shards.iter() {
-                    shard.begin_life(incarnation)?;
-                }
-                self.member.incarnation = incarnation;
-                *self.life.lock().unwrap_or_else(PoisonError::into_inner) = incarnation.0;
-                self.applied = Epoch(0);
-                self.join()?;
-                self.list_pool()
-            }
+            // Our slots are others' by now, or may be. What we hold may be older than what they were given.
+            Some(RefusalCode::UnknownMember | RefusalCode::LifeEnded) => self.begin_life(),
             _ => Err(error),
         }
+    }
+
+    /// Drops what the shards have, and joins as a new life of this node. The shards are first: no member ever has what
+    /// it had before it was one.
+    fn begin_life(&mut self) -> Result<(), Error> {
+        let incarnation = Incarnation(unix_ns().max(self.member.incarnation.0 + 1));
+        for shard in self.shards.iter() {
+            shard.begin_life(incarnation)?;
+        }
+        self.member.incarnation = incarnation;
+        *self.life.lock().unwrap_or_else(PoisonError::into_inner) = incarnation.0;
+        (self.applied, self.heard) = (Epoch(0), (Epoch(0), Epoch(0)));
+        self.join()?;
+        self.list_pool()
     }
 }
 

@@ -193,6 +193,13 @@ impl Client {
         self.unpark(u64::MAX);
     }
 
+    /// Routes by `map` from now on, whatever the epoch of the one in use: it is of another state of the control plane,
+    /// whose epochs say nothing about those of the first.
+    pub fn adopt_map(&mut self, map: ClusterMap, now_ns: u64) {
+        self.map = None;
+        self.set_map(map, now_ns);
+    }
+
     /// Epoch of the map in use; 0 before the first.
     #[must_use]
     pub fn epoch(&self) -> Epoch {

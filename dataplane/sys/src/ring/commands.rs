@@ -91,8 +91,8 @@ impl CommandRing {
         self.command(namespace, pieces, offset, READ, false, token)
     }
 
-    /// Writes these pieces, in order, to a contiguous range of the claimed device. With `durable` it completes only when
-    /// they would survive a power failure.
+    /// Writes these pieces, in order, to a contiguous range of the claimed device. With `durable` it completes only
+    /// when they would survive a power failure.
     ///
     /// # Errors
     /// When the ring has no room.

@@ -1,7 +1,8 @@
 //! What the kernel may still touch: the table of in-flight operations.
 //!
-//! Each operation owns the buffer whose address the kernel has, until its completion arrives. Its user data is the table
-//! index and a generation, so that a completion that nobody waits for misses the operation that took the index over.
+//! Each operation owns the buffer whose address the kernel has, until its completion arrives. Its user data is the
+//! table index and a generation, so that a completion that nobody waits for misses the operation that took the index
+//! over.
 
 use crate::region::IoBuf;
 use slab::Slab;

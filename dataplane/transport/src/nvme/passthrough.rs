@@ -1,7 +1,7 @@
 //! Reads and writes as NVMe commands to the drive behind the device.
 //!
-//! Before any is given, two blocks are read both ways: the first and the last of what is used. A command counts blocks of
-//! the namespace, and if that were not the same place, nothing else here would notice in time.
+//! Before any is given, two blocks are read both ways: the first and the last of what is used. A command counts blocks
+//! of the namespace, and if that were not the same place, nothing else here would notice in time.
 
 use std::time::{Duration, Instant};
 

@@ -121,8 +121,8 @@ struct Ssd {
     /// 61 bytes each: 4K fills them also with objects of 4 KiB, for eight times the memory that 32K takes.
     #[arg(long = "ssd-object-bytes", value_name = "BYTES", default_value = "32K", value_parser = object_bytes)]
     object_bytes: u32,
-    /// Which way reads and writes take to the SSDs. `auto` gives an NVMe drive commands by passthrough (/dev/ngXnY), and
-    /// polls for their ends where the kernel has queues for that (nvme.poll_queues); what a device or file does not
+    /// Which way reads and writes take to the SSDs. `auto` gives an NVMe drive commands by passthrough (/dev/ngXnY),
+    /// and polls for their ends where the kernel has queues for that (nvme.poll_queues); what a device or file does not
     /// offer is done by io_uring, and said.
     #[arg(long = "ssd-io", value_enum, default_value = "auto")]
     io: IoArgument,

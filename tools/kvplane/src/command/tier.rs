@@ -23,8 +23,8 @@ const SILENCE_NS: u64 = 60_000_000_000;
 pub(crate) enum Action {
     /// Each shard's device: segments, bytes, hits, errors, what is written, what the scrubber does.
     Status(Common),
-    /// Read and check every record, while calls are served. What is damaged is taken out: another replica serves it, or
-    /// it is a miss. Fails when anything was.
+    /// Read and check every record, while calls are served. What is damaged is taken out and is a miss from then
+    /// on, unless memory has it: then it is written again. Fails when anything was.
     Verify(Verify),
     /// Make room: reclaim the oldest segments until so much of each device is free.
     Reclaim(Reclaim),

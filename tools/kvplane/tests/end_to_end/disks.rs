@@ -222,19 +222,18 @@ impl Drop for Loop {
 /// A device that the kernel maps to others as a table says; gone when it is dropped.
 pub(crate) struct Mapped {
     name: String,
+    pub(crate) device: String,
 }
 
 impl Mapped {
     pub(crate) fn new(table: &str) -> Option<Self> {
         let name = format!("kvplane-test-{}", std::process::id());
-        match run("dmsetup", &["create", &name, "--noudevsync", "--table", table]) {
-            Ok(_) => Some(Self { name }),
-            Err(why) => skipped("a mapped device", &why),
+        if let Err(why) = run("dmsetup", &["create", &name, "--noudevsync", "--table", table]) {
+            return skipped("a mapped device", &why);
         }
-    }
-
-    pub(crate) fn path(&self) -> String {
-        format!("/dev/mapper/{}", self.name)
+        // Where nobody makes names below /dev/mapper, the kernel's own is there.
+        let device = run("dmsetup", &["info", "--columns", "--noheadings", "-o", "blkdevname", &name]).unwrap();
+        Some(Self { name, device: format!("/dev/{}", device.trim()) })
     }
 
     /// Another table from now on.

@@ -80,6 +80,8 @@ fn a_control_plane_that_comes_back_elsewhere_is_found() {
     let place = Workplace::new("moved");
     let mut first = control(&place, "127.0.0.1:0");
     let node = Process::start(place.command(&["node", "--pool", "8M", "--node-id", "9"]));
+    // A member is on the map a little after it is one.
+    node.wait_for("node 9 with");
     let member = |control: &Process| wait_until(|| (health(control.http())["members"] == 1).then_some(()));
     assert_eq!(member(&first), Some(()));
     let mut client = place.client(Way::Tcp);
@@ -127,4 +129,65 @@ fn a_node_killed_and_started_again_serves_the_same_clients() {
         assert_eq!(client.get(b"before-3").unwrap(), None);
     }
     assert!(node.stop().success());
+}
+
+/// Under the new state anybody may have had its slots before it joined, so what it has is dropped; what comes after
+/// that is as good as ever, on its SSD too.
+#[test]
+fn a_control_plane_that_lost_its_state_gets_the_nodes_and_clients_back() {
+    let place = Workplace::new("lost-state");
+    let mut plane = control(&place, "127.0.0.1:0");
+    let ssd = format!("{}:64M", text(&place.path("ssd")));
+    let words = ["node", "--pool", "16M", "--node-id", "7", "--shards", "1", "--ssd", &ssd, "--ssd-ack", "durable"];
+    let start = || {
+        let node = Process::start(place.command(&words));
+        node.wait_for("node 7 with");
+        node
+    };
+    let mut node = start();
+    let mut other = Process::start(place.command(&["node", "--pool", "16M", "--node-id", "8", "--shards", "1"]));
+    other.wait_for("node 8 with");
+    let members = |plane: &Process, count: u64| wait_until(|| (health(plane.http())["members"] == count).then_some(()));
+    assert_eq!(members(&plane, 2), Some(()));
+    let mut clients = Way::BOTH.map(|way| place.client(way));
+    // Epochs of the first state go on for a while.
+    for _ in 0..3 {
+        assert!(other.stop().success());
+        other = Process::start(place.command(&["node", "--pool", "16M", "--node-id", "8", "--shards", "1"]));
+        other.wait_for("node 8 with");
+    }
+    clients.iter_mut().for_each(|client| put_and_get(client, "before"));
+    let before = health(plane.http())["epoch"].as_u64().unwrap();
+    plane.kill();
+    std::fs::remove_dir_all(place.path("state")).unwrap();
+    let plane = control(&place, "127.0.0.1:0");
+    assert_eq!(members(&plane, 2), Some(()));
+    let after = health(plane.http())["epoch"].as_u64().unwrap();
+    assert!(after < before, "epochs are counted anew: {after} after {before}");
+    // Clients that were there all the while, and new ones, over both ways.
+    let mut all: Vec<kvplane::Client> = clients.into_iter().chain(Way::BOTH.map(|way| place.client(way))).collect();
+    for (which, client) in all.iter_mut().enumerate() {
+        let put = wait_until(|| client.put(format!("settled-{which}").as_bytes(), b"yes").ok());
+        assert!(put.is_some());
+        assert!((0..50).all(|at| client.get(format!("before-{at}").as_bytes()).unwrap().is_none()));
+        put_and_get(client, &format!("after-{which}"));
+    }
+    // The note on the SSD is of the new state: a restart keeps what came since. The other node has none.
+    assert!(other.stop().success());
+    assert_eq!(members(&plane, 1), Some(()));
+    put_and_get(&mut all[0], "kept");
+    node.kill();
+    let _node = wait_until(|| {
+        let mut node = Process::start(place.command(&words));
+        let line = node.wait_for("node");
+        if line.starts_with("node 7 with") {
+            return Some(node);
+        }
+        node.ended();
+        None
+    });
+    for at in 0..50 {
+        let kept = wait_until(|| all[1].get(format!("kept-{at}").as_bytes()).ok().flatten());
+        assert_eq!(kept.as_deref(), Some(&vec![at as u8; 1000 + at][..]), "kept-{at}");
+    }
 }

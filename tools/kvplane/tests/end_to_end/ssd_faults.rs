@@ -181,28 +181,28 @@ fn a_mapped_device_that_fails_and_forgets() {
     let linear = |from: u64, to: u64| format!("{from} {} linear {below} {from}", to - from);
     let whole = linear(0, sectors);
     let Some(mapped) = Mapped::new(&whole) else { return };
-    let bed = Bed::over(place, &mapped.path(), &["--ssd-ack", "durable", "--ssd-scrub", "0"]);
+    let bed = Bed::over(place, &mapped.device, &["--ssd-ack", "durable", "--ssd-scrub", "0"]);
     let mut dev = bed.start();
-    put(&mut bed.client(Way::Tcp), 0..64);
+    put(&mut bed.client(Way::Tcp), 0..32);
     dev.kill();
     let mut dev = bed.start();
     recovered(&dev);
-    let (from, to) = (10_240, 18_432);
+    let (from, to) = (4_096, 12_288);
     mapped.load(&format!("{}\n{from} {} error\n{}", linear(0, from), to - from, linear(to, sectors)));
-    let found = there(&bed, 0..64);
-    assert!((1..64).contains(&found), "{found} of 64 are there");
+    let found = there(&bed, 0..32);
+    assert!((1..32).contains(&found), "{found} of 32 are there");
     assert!(counted(&dev, "kvplane_tier_read_faults_total") >= 1.0);
     dev.assert_alive();
     // It acknowledges every write and does none.
     mapped.load(&format!("0 {sectors} flakey {below} 0 0 3600 1 drop_writes"));
-    put(&mut bed.client(Way::Tcp), 100..132);
+    put(&mut bed.client(Way::Tcp), 100..116);
     dev.kill();
     mapped.load(&whole);
     let mut dev = bed.start();
     recovered(&dev);
-    there(&bed, 0..64);
-    mend(&bed, 0..64);
-    mend(&bed, 100..132);
+    there(&bed, 0..32);
+    mend(&bed, 0..32);
+    mend(&bed, 100..116);
     dev.assert_alive();
 }
 

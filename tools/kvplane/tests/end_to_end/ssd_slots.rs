@@ -1,9 +1,11 @@
-//! An SSD whose slots were another node's meanwhile: what was removed there does not come back from here.
+//! SSDs of several nodes: what was removed while another had the slots does not come back, what is damaged at one is
+//! not given by any.
 
 use std::time::Duration;
 
 use kvplane::Client;
 
+use crate::ssd;
 use crate::support::{Process, Way, Workplace, health, text, wait_until};
 
 const KEYS: usize = 60;
@@ -69,4 +71,45 @@ fn what_was_removed_elsewhere_does_not_come_back_and_what_nobody_else_had_is_kep
     assert_eq!(members(2), Some(()));
     let back = (0..KEYS / 2).filter(|key| there(&mut client, *key)).count();
     assert_eq!(back, 0, "objects that were removed are back");
+}
+
+/// A node with an SSD and little memory.
+fn small_node(place: &Workplace, number: &str) -> Process {
+    let ssd = format!("{}:64M", text(&place.path(number)));
+    let words = ["--node-id", number, "--ssd", &ssd, "--ssd-ack", "durable", "--ssd-promote", "15", "--ssd-scrub", "0"];
+    let shape = ["node", "--pool", "8M", "--shards", "1", "--metrics-port", "0"];
+    let node = Process::start(place.command(&[&shape[..], &words].concat()));
+    node.wait_for(&format!("node {number} with"));
+    node
+}
+
+/// There is one copy of an object, so what its node finds damaged is a miss; whoever puts it again has it again.
+#[test]
+fn damage_under_one_node_of_two_is_a_miss_there_and_nothing_at_the_other() {
+    let place = Workplace::new("one-of-two");
+    let state = place.path("state");
+    let control = Process::start(place.command(&["control", "--state", text(&state)]));
+    control.wait_for("metrics on");
+    let nodes = ["7", "8"].map(|number| small_node(&place, number));
+    let both = wait_until(|| (health(control.http())["members"] == 2).then_some(()));
+    assert_eq!(both, Some(()));
+    let mut clients = Way::BOTH.map(|way| place.client(way));
+    for key in 0..128 {
+        let mut put = || clients[0].put(ssd::name(key).as_bytes(), &ssd::value(key)).ok();
+        assert_eq!(wait_until(&mut put).map(drop), Some(()), "object {key}");
+    }
+    ssd::flip(&place.path("7"));
+    for client in &mut clients {
+        let there = (0..128).filter(|key| ssd::is_there(client, *key)).count();
+        assert!((1..128).contains(&there), "{there} of 128 are there");
+    }
+    let damaged = nodes.each_ref().map(|node| ssd::counted(node, "kvplane_tier_damaged_total"));
+    assert!(damaged[0] >= 1.0 && damaged[1] == 0.0, "{damaged:?}");
+    for key in 0..128 {
+        let [put, get] = &mut clients;
+        if !ssd::is_there(put, key) {
+            put.put(ssd::name(key).as_bytes(), &ssd::value(key)).unwrap();
+        }
+        assert!(ssd::is_there(get, key), "object {key}");
+    }
 }

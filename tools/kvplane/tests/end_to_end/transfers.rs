@@ -102,3 +102,23 @@ fn an_initiator_that_dies_or_asks_for_too_much_harms_nobody() {
     initiate(&place, &address, Way::Tcp, &small).well();
     target.assert_alive();
 }
+
+/// The same load on a file segment, and nothing left of it afterwards.
+#[test]
+fn a_drive_is_measured_through_a_file_segment() {
+    let place = Workplace::new("drive");
+    let directory = format!("--tier={}", place.directory.display());
+    let more = ["tebench", &directory, "--total_buffer_size=4M", "--duration=0.2", "--warm_up=0.05", "--json=-"];
+    let run = |more: &[&str]| finish(place.bare(more), &[]);
+    for words in [&["--check_consistency"][..], &["--op_type=write_seed"], &["--xport_type=iouring"]] {
+        let blocks = ["--start_block_size=4K", "--max_block_size=8K"];
+        let rows: Value = serde_json::from_str(&run(&[&more[..], &blocks, words].concat()).text()).unwrap();
+        let transports = rows["transports"].as_array().unwrap();
+        assert_eq!((transports.len(), &transports[0]["transport"]), (1, &Value::from("file")), "{rows}");
+        assert!(transports[0]["bytes"].as_u64() > Some(4096), "{rows}");
+    }
+    run(&["tebench", &directory, "--target_seg_name=local"]).failed(1, &["--tier makes a target of its own"]);
+    run(&["tebench", "--tier=/nowhere"]).failed(1, &["--tier /nowhere: No such file"]);
+    let left = std::fs::read_dir(&place.directory).unwrap().flatten();
+    assert_eq!(left.filter(|entry| entry.file_name().to_string_lossy().contains("kvplane-tebench")).count(), 0);
+}

@@ -74,7 +74,7 @@ pub const ALL: [Machine; 7] = [
             job("kvplane-tools", Some("end_to_end"), Some("rig::objects_on_a_drive")),
             job("kvplane-tools", Some("end_to_end"), Some("ssd_faults::a_mapped_device")),
         ],
-        limit_s: 240,
+        limit_s: 360,
         short: true,
     },
     Machine {

@@ -98,6 +98,11 @@ fn an_older_map_changes_nothing() {
     assert_eq!(rig.client.epoch().0, 5);
     rig.client.set_map(map(5, 3, 1), 1);
     assert_eq!(rig.client.map.as_ref().map(|(map, _)| map.members.len()), Some(1));
+    // Of another state of the control plane, epochs begin anew.
+    rig.client.adopt_map(map(2, 3, 1), 1);
+    assert_eq!(rig.client.epoch().0, 2);
+    rig.client.set_map(map(1, 1, 1), 1);
+    assert_eq!(rig.client.map.as_ref().map(|(map, _)| map.members.len()), Some(3));
 }
 
 #[test]

@@ -11,7 +11,7 @@ pub(crate) mod values;
 mod worker;
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -97,6 +97,10 @@ pub(crate) struct Tebench {
     /// process; without any, this process is a target.
     #[arg(long = "target_seg_name", default_value = "")]
     target_seg_name: String,
+    /// Measure the drive under this directory instead: a file of --total_buffer_size is made there, is the target as
+    /// file:///path would be, and goes with the run.
+    #[arg(long = "tier", value_name = "DIRECTORY")]
+    tier: Option<PathBuf>,
     #[command(flatten)]
     engine: engine::EngineFlags,
     #[command(flatten)]
@@ -118,7 +122,17 @@ pub(crate) struct Tebench {
 }
 
 impl Tebench {
-    pub(crate) fn run(self) -> Result<(), Failure> {
+    pub(crate) fn run(mut self) -> Result<(), Failure> {
+        let file = match &self.tier {
+            Some(_) if !self.target_seg_name.is_empty() => {
+                return Err("--tier makes a target of its own: not with --target_seg_name".into());
+            }
+            Some(directory) => Some(TierFile::below(directory)?),
+            None => None,
+        };
+        if let Some(file) = &file {
+            self.target_seg_name = file.segment(self.engine.total_buffer_size)?;
+        }
         if self.target_seg_name.is_empty() { self.target() } else { initiator::run(&self) }
     }
 
@@ -177,3 +191,29 @@ const NOTICES_IDLE: Duration = Duration::from_millis(128);
 
 /// Seed of the pattern that `write_seed` writes and `read_verify` expects.
 pub(crate) const TARGET_SEED: u64 = 0x7465_6265_6e63_6801;
+
+/// The file under a run with `--tier`, which goes with it.
+struct TierFile(PathBuf);
+
+impl TierFile {
+    fn below(directory: &Path) -> Result<Self, Failure> {
+        let named = |error| format!("--tier {}: {error}", directory.display());
+        let directory = directory.canonicalize().map_err(named)?;
+        Ok(Self(directory.join(format!("kvplane-tebench-{}", std::process::id()))))
+    }
+
+    /// It as the name of a segment, which is made with this length when it is opened.
+    fn segment(&self, bytes: u64) -> Result<String, Failure> {
+        let path = self.0.to_str().filter(|path| !path.contains([',', '?', '%']));
+        match path {
+            Some(path) => Ok(format!("file://{path}?create={bytes}")),
+            None => Err(format!("--tier: {} cannot be the name of a segment", self.0.display()).into()),
+        }
+    }
+}
+
+impl Drop for TierFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
