@@ -22,7 +22,7 @@ use crate::link::ControlLink;
 const ORDERS: usize = 64;
 /// The longest sleep: bounds how long a stop takes, and what a lost signal could cost.
 const SLEEP: Duration = Duration::from_millis(250);
-/// Between two attempts to get orders: doubles while they come to nothing, as with a control plane that knows no orders.
+/// Between two attempts to get orders: doubles while they come to nothing, as with an older control plane.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_secs(16);
 /// A stream that lasted so long came to something.
