@@ -22,8 +22,11 @@ use crate::link::ControlLink;
 const ORDERS: usize = 64;
 /// The longest sleep: bounds how long a stop takes, and what a lost signal could cost.
 const SLEEP: Duration = Duration::from_millis(250);
-/// Between two attempts to get orders.
+/// Between two attempts to get orders: doubles while they come to nothing, as with an older control plane.
 const RETRY: Duration = Duration::from_secs(1);
+const RETRY_MOST: Duration = Duration::from_secs(16);
+/// A stream that lasted so long came to something.
+const LASTED: Duration = Duration::from_secs(2);
 /// How long the first event after a silence waits for company.
 const GATHER: Duration = Duration::from_millis(1);
 /// Places of a shard's index that are looked at in one step of a snapshot.
@@ -52,13 +55,13 @@ impl Follower {
     pub(super) fn live(self) {
         let (signal, signalled) = sync_channel(1);
         let mut orders: Option<(u64, Receiver<NodeOrder>)> = None;
-        let mut retry_at = Instant::now();
+        let (mut tried_at, mut wait) = (Instant::now(), Duration::ZERO);
         let mut following = Following { from: vec![None; self.shards.len()], ..Following::default() };
         while !self.stop.load(Ordering::Relaxed) {
             let incarnation = *self.incarnation.lock().unwrap_or_else(PoisonError::into_inner);
             orders = orders.filter(|(life, _)| *life == incarnation);
-            if orders.is_none() && Instant::now() >= retry_at {
-                retry_at = Instant::now() + RETRY;
+            if orders.is_none() && tried_at.elapsed() >= wait {
+                tried_at = Instant::now();
                 orders = self.subscribe(incarnation, &signal).map(|receiver| (incarnation, receiver));
                 // The control plane says anew what it wants.
                 following.kept = 0;
@@ -71,7 +74,11 @@ impl Follower {
                     }
                     Err(TryRecvError::Empty) => {}
                     // The line was cut.
-                    Err(TryRecvError::Disconnected) => orders = None,
+                    Err(TryRecvError::Disconnected) => {
+                        orders = None;
+                        let lasted = tried_at.elapsed() >= LASTED;
+                        wait = if lasted { RETRY } else { (wait * 2).clamp(RETRY, RETRY_MOST) };
+                    }
                 }
             }
             if orders.is_some() && following.kept > 0 {
