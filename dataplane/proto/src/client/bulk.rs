@@ -414,12 +414,7 @@ impl Client {
             if slice.state != SliceState::Copying {
                 break;
             }
-            debug_assert!(tally.has(slice, lane, config, places), "a run has all of it in common");
-            debug_assert!(
-                slice.sent_bytes == slice.weight_bytes() && slice.bytes == slice.sent_bytes,
-                "sent as a whole"
-            );
-            debug_assert!(slice.version == 0 && slice.held == Held::Nothing, "it was not asked for by a frame");
+            debug_assert!(tally.has(slice, lane, config, places) && slice.was_sent_whole(), "all of a run");
             let slice = slices.end(id.index);
             slice.step(SliceEvent::Finish);
             let slice_bytes = slice.bytes;
