@@ -8,7 +8,7 @@ use super::dispatch::SMALL_WINDOW_BYTES;
 use super::lane::{Endpoint, Lane};
 use super::near::Place;
 use super::path::{Path, Transport, Via};
-use super::table::{Held, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table, Times, slice_id};
+use super::table::{Batch, Held, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table, Times, slice_id};
 use super::types::{DeviceCopy, LaneId, Output, Request, SegmentTarget, SliceId};
 use super::{Client, Config};
 
@@ -141,6 +141,27 @@ impl Drop for Copies<'_> {
         // None is without bytes.
         self.lane.flying += self.taken;
         (self.lane.next, self.lane.sent_bytes) = (self.next, self.sent_bytes);
+    }
+}
+
+impl Slice {
+    /// Whether the device was given all of it, and it was not asked for by a frame.
+    fn was_sent_whole(&self) -> bool {
+        let whole = self.sent_bytes == self.weight_bytes() && self.bytes == self.sent_bytes;
+        whole && self.version == 0 && self.held == Held::Nothing
+    }
+}
+
+impl Batch {
+    /// A slice of a task has succeeded. Whether it was the task's last.
+    #[inline]
+    fn end_slice(&mut self, task: usize, bytes: u64) -> bool {
+        self.results[task].bytes += bytes;
+        let open = &mut self.open_slices[task];
+        *open -= 1;
+        let last = *open == 0;
+        self.remaining -= u32::from(last);
+        last
     }
 }
 
@@ -393,12 +414,7 @@ impl Client {
             if slice.state != SliceState::Copying {
                 break;
             }
-            debug_assert!(tally.has(slice, lane, config, places), "a run has all of it in common");
-            debug_assert!(
-                slice.sent_bytes == slice.weight_bytes() && slice.bytes == slice.sent_bytes,
-                "sent as a whole"
-            );
-            debug_assert!(slice.version == 0 && slice.held == Held::Nothing, "it was not asked for by a frame");
+            debug_assert!(tally.has(slice, lane, config, places) && slice.was_sent_whole(), "all of a run");
             let slice = slices.end(id.index);
             slice.step(SliceEvent::Finish);
             let slice_bytes = slice.bytes;
@@ -415,11 +431,7 @@ impl Client {
             } else {
                 unlink(slices, lane_entry, before, after);
             }
-            entry.results[task].bytes += slice_bytes;
-            let open = &mut entry.open_slices[task];
-            *open -= 1;
-            if *open == 0 {
-                entry.remaining -= 1;
+            if entry.end_slice(task, slice_bytes) {
                 if report {
                     finished.push_back((batch, task as u32));
                 }

@@ -154,8 +154,10 @@ impl Client {
     fn whole_bytes(&self, peer: PeerId) -> u64 {
         let slice_bytes = self.slice_bytes();
         let least_bytes = LEAST_BYTES.min(slice_bytes);
-        // Slices are shortened to whole alignments, by no more than goes along as a rest.
-        match (self.config.align_bytes <= least_bytes / 5, self.rails_of(peer)) {
+        // Slices are shortened to whole alignments by no more than goes along as a rest, or are too short for that.
+        let align_bytes = self.config.align_bytes;
+        let whole = align_bytes <= least_bytes / 5 || slice_bytes / 2 < align_bytes;
+        match (whole, self.rails_of(peer)) {
             (false, _) => 0,
             (true, 0 | 1) => slice_bytes,
             (true, _) => least_bytes,

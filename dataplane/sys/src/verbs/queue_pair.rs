@@ -257,8 +257,8 @@ impl QueuePair {
         self.send.push_one_sided(token, write, remote, piece, &self.domain)
     }
 
-    /// As [`QueuePair::push_one_sided`], for several in a row: queues the first and what `next` has, as long as there is
-    /// room. Returns how many.
+    /// As [`QueuePair::push_one_sided`], for several in a row: queues the first and what `next` has, as long as there
+    /// is room. Returns how many.
     ///
     /// # Errors
     /// As there, and then nothing was changed; or a piece is not of the run's memory, and those before it are queued.

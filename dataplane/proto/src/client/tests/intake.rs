@@ -34,7 +34,11 @@ fn touch(one: &Request, other: &Request) -> bool {
 
 proptest! {
     #[test]
-    fn requests_are_grouped_as_they_touch(asks in asks(), merge: bool, align in prop_oneof![Just(4096u64), Just(48 << 10)]) {
+    fn requests_are_grouped_as_they_touch(
+        asks in asks(),
+        merge: bool,
+        align in prop_oneof![Just(4096u64), Just(48 << 10), Just(100 << 10)],
+    ) {
         let config = Config { slice_bytes: SLICE_BYTES, align_bytes: align, merge, ..stream_config() };
         let mut client = Client::new(config);
         let peers = [50, 51].map(|port| client.open_peer(PeerAddress::native(([127, 0, 0, 1], port).into(), None)));
