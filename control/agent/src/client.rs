@@ -8,12 +8,15 @@
 //! may share the line to the control plane ([`Client::connect_with`]).
 
 mod ahead;
+mod keys;
+mod ranges;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_engine::{HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, cpu};
-use kvplane_proto::client::{Config, Local, Request, TaskResult};
+use kvplane_proto::client::{Config, Local, PutBook, Request, TaskResult};
+use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
 use kvplane_proto::{BatchId, Digest, Limits, Status, Version};
 use kvplane_rpc::Role;
 
@@ -21,6 +24,8 @@ use crate::error::Error;
 use crate::link::{Control, ControlLink, seed};
 use crate::transfer::{Metrics, RdmaConfig, RdmaUse};
 pub use ahead::PrefetchTo;
+pub use keys::{KeyInfo, ListCursor, ListPage};
+pub use ranges::ObjectRange;
 
 /// Bytes of the buffer that plain puts and gets start with.
 const BOUNCE_BYTES: usize = 1 << 20;
@@ -34,6 +39,9 @@ pub struct ClientConfig {
     pub control: Control,
     /// Whose keys: keys of different tenants never meet.
     pub tenant: String,
+    /// Whether nodes are told the keys of objects, so that these can be listed and removed by a pattern. Without it an
+    /// object takes less room (docs/adr/0014) and is known by its digest only.
+    pub keep_keys: bool,
     /// Whether shared memory is used for nodes on this host.
     pub shared_memory: bool,
     /// Whether TCP is used.
@@ -57,6 +65,7 @@ impl ClientConfig {
         Self {
             control: Control::Local { cluster: cluster.to_owned(), runtime_directory: None },
             tenant: String::new(),
+            keep_keys: true,
             shared_memory: true,
             tcp: true,
             rdma: RdmaConfig::default(),
@@ -128,6 +137,8 @@ pub struct Client {
     link: ControlLink,
     seen_map: u64,
     tenant: Vec<u8>,
+    keep_keys: bool,
+    puts: PutBook,
     deadline: Duration,
     bounce: Option<Buffer>,
 }
@@ -171,8 +182,14 @@ impl Client {
         let host = HostConfig { verify_shared: config.verify_shared, rdma, ..HostConfig::default() };
         let mut initiator = Initiator::new(client, &host, config.pacing)?;
         initiator.set_map((*map).clone());
-        let tenant = config.tenant.clone().into_bytes();
-        Ok(Self { initiator, link, seen_map, tenant, deadline: config.deadline, bounce: None })
+        let (tenant, keep_keys) = (config.tenant.clone().into_bytes(), config.keep_keys);
+        if tenant.len() > Limits::NAME_BYTES {
+            let text =
+                format!("the tenant's name has {} bytes, over the limit of {}", tenant.len(), Limits::NAME_BYTES);
+            return Err(Error::Argument(text));
+        }
+        let (puts, deadline) = (PutBook::new(), config.deadline);
+        Ok(Self { initiator, link, seen_map, tenant, keep_keys, puts, deadline, bounce: None })
     }
 
     /// The line to the control plane, to share.
@@ -214,9 +231,19 @@ impl Client {
     }
 
     /// Starts a batch, for callers who keep several open.
-    pub(crate) fn submit(&mut self, requests: &[Request]) -> Result<BatchId, Error> {
+    pub(crate) fn submit(&mut self, requests: &[Request], puts: &PutBook) -> Result<BatchId, Error> {
         self.follow_map();
-        Ok(self.initiator.submit(requests, self.deadline)?)
+        Ok(self.initiator.submit_puts(requests, puts, self.deadline)?)
+    }
+
+    /// Runs the puts of the client's book as one batch.
+    fn run_puts(&mut self, requests: &[Request]) -> Result<Vec<TaskResult>, Error> {
+        self.follow_map();
+        let batch = self.initiator.submit_puts(requests, &self.puts, self.deadline)?;
+        self.wait(batch)?;
+        let results = self.initiator.results(batch).to_vec();
+        self.initiator.release(batch);
+        Ok(results)
     }
 
     /// Runs requests as one batch and returns their results in order.
@@ -349,8 +376,16 @@ impl Client {
     /// # Errors
     /// When it cannot be stored: the status says why.
     pub fn put_from(&mut self, key: &[u8], slice: Slice) -> Result<Put, Error> {
-        let result = self.run_one(Request::Put(self.digest(key)?, slice.local))?;
-        self.stored(result, slice)
+        self.put_from_with(key, slice, &PutOptions::default())
+    }
+
+    /// As [`Self::put_from`], with more to say about the object.
+    ///
+    /// # Errors
+    /// When it cannot be stored: the status says why.
+    pub fn put_from_with(&mut self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
+        let mut outcomes = self.batch_put_from_with(&[(key, slice)], options)?;
+        outcomes.pop().unwrap_or(Ok(Put::Exists))
     }
 
     fn stored(&self, result: TaskResult, slice: Slice) -> Result<Put, Error> {
@@ -366,9 +401,26 @@ impl Client {
     /// # Errors
     /// When the batch as a whole is malformed.
     pub fn batch_put_from(&mut self, items: &[(impl AsRef<[u8]>, Slice)]) -> Result<Vec<Result<Put, Error>>, Error> {
-        let requests: Result<Vec<Request>, Error> =
-            items.iter().map(|(key, slice)| Ok(Request::Put(self.digest(key.as_ref())?, slice.local))).collect();
-        let results = self.run(&requests?)?;
+        self.batch_put_from_with(items, &PutOptions::default())
+    }
+
+    /// As [`Self::batch_put_from`], with more to say about the objects.
+    ///
+    /// # Errors
+    /// When the batch as a whole is malformed.
+    pub fn batch_put_from_with(
+        &mut self,
+        items: &[(impl AsRef<[u8]>, Slice)],
+        options: &PutOptions,
+    ) -> Result<Vec<Result<Put, Error>>, Error> {
+        check_options(options)?;
+        self.puts.clear();
+        let mut requests = Vec::with_capacity(items.len());
+        for (key, slice) in items {
+            let name = (&self.tenant[..], key.as_ref());
+            requests.push(put_request(&mut self.puts, name, self.keep_keys, slice.local, options)?);
+        }
+        let results = self.run_puts(&requests)?;
         Ok(results.into_iter().zip(items).map(|(result, (_, slice))| self.stored(result, *slice)).collect())
     }
 
@@ -412,12 +464,31 @@ impl Client {
     /// # Errors
     /// When they cannot be stored: the status says why.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<Put, Error> {
+        self.put_with(key, value, &PutOptions::default())
+    }
+
+    /// Stores a copy of these bytes under a key, in place of an object that is there: whoever reads that reads on.
+    ///
+    /// # Errors
+    /// When they cannot be stored: the status says why. Then what was there is still there, or may have been evicted.
+    pub fn upsert(&mut self, key: &[u8], value: &[u8]) -> Result<Version, Error> {
+        match self.put_with(key, value, &PutOptions { replace: true, ..PutOptions::default() })? {
+            Put::Stored(version) => Ok(version),
+            Put::Exists => Err(self.problem("upsert".to_owned(), Status::Exists)),
+        }
+    }
+
+    /// As [`Self::put`], with more to say about the object.
+    ///
+    /// # Errors
+    /// When they cannot be stored: the status says why.
+    pub fn put_with(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<Put, Error> {
         if value.is_empty() {
             return Err(Error::Status { what: "put of 0 bytes".to_owned(), status: Status::Empty, cause: None });
         }
         let bounce = self.bounce(value.len())?;
         bounce.region.copy_in(0, value);
-        self.put_from(key, bounce.slice(0, value.len()))
+        self.put_from_with(key, bounce.slice(0, value.len()), options)
     }
 
     /// A copy of the object under a key; `None` when there is none.
@@ -458,6 +529,33 @@ impl Client {
         self.bounce = Some(buffer.clone());
         Ok(buffer)
     }
+}
+
+/// A put and its entry in a book. The name is the tenant's and the key.
+pub(crate) fn put_request(
+    puts: &mut PutBook,
+    (tenant, key): (&[u8], &[u8]),
+    keep_key: bool,
+    local: Local,
+    options: &PutOptions,
+) -> Result<Request, Error> {
+    let digest = digest_of(tenant, key)?;
+    let item = PutItem::plain(digest, local.bytes).with_options(options);
+    let number = if keep_key {
+        let lengths = (key.len() as u16, tenant.len() as u8);
+        puts.push(PutItem { key_bytes: lengths.0, tenant_bytes: lengths.1, ..item }, &ObjectName { tenant, key })
+    } else {
+        puts.push(item, &ObjectName::NONE)
+    };
+    Ok(Request::PutAs(digest, local, number))
+}
+
+fn check_options(options: &PutOptions) -> Result<(), Error> {
+    if options.soft_pin_ms <= Limits::SOFT_PIN_MS {
+        return Ok(());
+    }
+    let (given, most) = (options.soft_pin_ms, Limits::SOFT_PIN_MS);
+    Err(Error::Argument(format!("a soft pin of {given} ms is over the limit of {most}: ask for less")))
 }
 
 pub(crate) fn digest_of(tenant: &[u8], key: &[u8]) -> Result<Digest, Error> {

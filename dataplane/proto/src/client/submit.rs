@@ -136,6 +136,7 @@ impl Client {
             }
             let starts = match request {
                 Request::Read(target, _) | Request::Write(target, _) => local.offset.max(target.offset),
+                Request::GetRange(_, offset, _) => local.offset.max(*offset),
                 _ => local.offset,
             };
             if starts.checked_add(local.bytes).is_none() {
@@ -361,7 +362,7 @@ fn touches(before: &Request, next: &Request) -> bool {
 /// No two requests of a batch may write to the same memory: the outcome would depend on the network.
 fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
     let writes = |request: &Request| match request {
-        Request::Get(_, local) | Request::Read(_, local) => Some(*local),
+        Request::Get(_, local) | Request::GetRange(_, _, local) | Request::Read(_, local) => Some(*local),
         _ => None,
     };
     let mut ranges: Vec<(u32, u64, u64, usize)> = requests

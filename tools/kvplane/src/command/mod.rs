@@ -4,6 +4,7 @@ mod control;
 mod ctl;
 mod demo;
 mod dev;
+mod keys;
 mod metrics;
 mod node;
 mod replay;
