@@ -4,9 +4,9 @@
 
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::message::{
-    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, KeyItem, KeyPage, ListItem, ListReply, LookupReply, PutItem, RangeItem, ReadItem,
-    RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor, SizeReply, Welcome, WriteItem, decode_items,
-    decode_puts, encode_items,
+    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, KeyItem, KeyPage, ListItem, ListReply,
+    LookupReply, PutItem, RangeItem, ReadItem, RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor, SizeReply,
+    Welcome, WriteItem, decode_items, decode_puts, encode_items,
 };
 use kvplane_proto::{Epoch, Limits, SegmentId, ShardId};
 use proptest::prelude::*;

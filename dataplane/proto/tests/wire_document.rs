@@ -2,8 +2,8 @@
 
 use kvplane_proto::frame::{HEADER_BYTES, VERSION};
 use kvplane_proto::message::{
-    CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, KeyItem, ListItem, ListReply, LookupReply, Operation, PutItem, RangeItem, ReadItem,
-    ReserveReply, RunItem, SizeReply, WriteItem,
+    CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, KeyItem, ListItem, ListReply, LookupReply, Operation,
+    PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, WriteItem,
 };
 use kvplane_proto::{Limits, Status};
 

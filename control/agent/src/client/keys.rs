@@ -190,7 +190,12 @@ fn compile(pattern: &str) -> Result<Regex, Error> {
         return Err(Error::Argument(format!("a pattern of {bytes} bytes is over the limit of {most}")));
     }
     let built = RegexBuilder::new(pattern).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build();
-    built.map_err(|error| Error::Argument(format!("the pattern cannot be used: {error}")))
+    built.map_err(|error| {
+        // Of several lines, the last says what is wrong; those before draw it.
+        let text = error.to_string();
+        let why = text.lines().last().unwrap_or_default().trim_start_matches("error: ");
+        Error::Argument(format!("the pattern cannot be used: {why}"))
+    })
 }
 
 #[cfg(test)]

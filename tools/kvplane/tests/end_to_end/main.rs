@@ -8,6 +8,7 @@ mod arguments;
 mod classes;
 mod commands;
 mod counted;
+mod keys;
 mod kills;
 #[path = "../../../../control/agent/tests/network/mod.rs"]
 mod network;
