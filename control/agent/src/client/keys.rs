@@ -2,7 +2,8 @@
 //!
 //! A list goes from shard to shard, and through each in an order that has nothing to do with keys. Every object that is
 //! there from the first page to the last is listed, at least once: more often only if a shard starts anew or the
-//! cluster's map changes meanwhile, as the list then begins again there. Objects that come or go meanwhile are listed or
+//! cluster's map changes meanwhile, as the list then begins again there. Objects that come or go meanwhile are listed
+//! or
 //! not. Patterns are matched here, not on the shards, which have better things to do.
 
 use kvplane_proto::client::{ListFrom, Request};
@@ -145,7 +146,8 @@ impl Client {
         Ok((status, body))
     }
 
-    /// Removes the objects of this client's tenant whose keys have a match of a pattern; how many. Keys are bytes, and a
+    /// Removes the objects of this client's tenant whose keys have a match of a pattern; how many. Keys are bytes,
+    /// and a
     /// pattern may match any of them (`(?-u)`). Objects that come meanwhile may stay.
     ///
     /// # Errors

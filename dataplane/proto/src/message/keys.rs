@@ -1,6 +1,7 @@
 //! Pages of a list: which objects a shard has.
 //!
-//! A page is a [`ListReply`], as many [`KeyItem`]s as it says, and the names of those in the same order, each the tenant's
+//! A page is a [`ListReply`], as many [`KeyItem`]s as it says, and the names of those in the same order, each the
+//! tenant's
 //! and then the key.
 
 use super::items::{Item, KeyItem, ListReply};

@@ -45,7 +45,6 @@ impl Sent {
         decode_items(&self.body, self.header.items).expect("a well-formed body").collect()
     }
 
-    /// The puts of a frame, each with the name and the wishes of its own digest, or with none.
     pub(super) fn puts(&self) -> Vec<PutItem> {
         let puts = decode_puts(&self.body, self.header.items).expect("a well-formed body");
         puts.map(|(item, name)| {
@@ -111,14 +110,12 @@ pub(super) fn digest(number: u64) -> Digest {
     Digest::of(b"test", &number.to_le_bytes())
 }
 
-/// The name under which [`digest`] is made.
 pub(super) fn push_name(book: &mut PutBook, number: u64, bytes: u64) -> u32 {
     let key = number.to_le_bytes();
     let name = ObjectName { tenant: b"test", key: &key };
     book.push(PutItem::named(&name, bytes, &wishes(digest(number))), &name)
 }
 
-/// How the object of a digest is to be kept.
 fn wishes(digest: Digest) -> PutOptions {
     let bits = digest.low();
     PutOptions {
