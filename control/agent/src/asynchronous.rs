@@ -12,7 +12,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvplane_engine::{Doorbell, Region};
-use kvplane_proto::client::{Request, TaskResult};
+use kvplane_proto::client::{PutBook, Request, TaskResult};
+use kvplane_proto::message::PutOptions;
 use kvplane_proto::{BatchId, Status};
 use tokio::sync::oneshot;
 
@@ -28,7 +29,7 @@ const PARK: Duration = Duration::from_millis(100);
 type Answer = oneshot::Sender<Result<Vec<TaskResult>, Error>>;
 
 enum Command {
-    Run { requests: Vec<Request>, answer: Answer },
+    Run { requests: Vec<Request>, puts: PutBook, answer: Answer },
     Register { region: Arc<Region>, answer: SyncSender<Buffer> },
 }
 
@@ -45,6 +46,7 @@ pub struct AsyncClient {
 
 struct Keys {
     tenant: Vec<u8>,
+    keep_keys: bool,
 }
 
 struct Thread {
@@ -72,7 +74,7 @@ impl AsyncClient {
         let (config, bell) = (config.clone(), doorbell.clone());
         let waiting = Arc::new(AtomicUsize::new(0));
         let seen = Arc::clone(&waiting);
-        let keys = Arc::new(Keys { tenant: config.tenant.clone().into_bytes() });
+        let keys = Arc::new(Keys { tenant: config.tenant.clone().into_bytes(), keep_keys: config.keep_keys });
         let (ready, wait) = sync_channel(1);
         let handle = std::thread::Builder::new().name("kvplane-client".to_owned()).spawn(move || {
             let mut client = match Client::connect_with(&config, link) {
@@ -107,8 +109,12 @@ impl AsyncClient {
     /// When a request is malformed, too many batches wait, or the thread has ended; never for the requests' own
     /// outcomes.
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<TaskResult>, Error> {
+        self.run_puts(requests, PutBook::new()).await
+    }
+
+    async fn run_puts(&self, requests: Vec<Request>, puts: PutBook) -> Result<Vec<TaskResult>, Error> {
         let (answer, wait) = oneshot::channel();
-        self.send(Command::Run { requests, answer })?;
+        self.send(Command::Run { requests, puts, answer })?;
         wait.await.map_err(|_| ended())?
     }
 
@@ -129,6 +135,11 @@ impl AsyncClient {
         Ok(())
     }
 
+    fn put_request(&self, puts: &mut PutBook, key: &[u8], slice: Slice) -> Result<Request, Error> {
+        let name = (&self.keys.tenant[..], key);
+        crate::client::put_request(puts, name, self.keys.keep_keys, slice.local, &PutOptions::default())
+    }
+
     fn digest(&self, key: &[u8]) -> Result<kvplane_proto::Digest, Error> {
         crate::client::digest_of(&self.keys.tenant, key)
     }
@@ -138,7 +149,9 @@ impl AsyncClient {
     /// # Errors
     /// When it cannot be stored: the status says why.
     pub async fn put_from(&self, key: &[u8], slice: Slice) -> Result<Put, Error> {
-        let results = self.run(vec![Request::Put(self.digest(key)?, slice.local)]).await?;
+        let mut puts = PutBook::new();
+        let request = self.put_request(&mut puts, key, slice)?;
+        let results = self.run_puts(vec![request], puts).await?;
         match results[0].status {
             Status::Ok => Ok(Put::Stored(results[0].version)),
             Status::Exists => Ok(Put::Exists),
@@ -164,9 +177,10 @@ impl AsyncClient {
     /// # Errors
     /// When the batch as a whole is malformed.
     pub async fn batch_put_from(&self, items: &[(impl AsRef<[u8]>, Slice)]) -> Result<Vec<Result<Put, Error>>, Error> {
+        let mut puts = PutBook::new();
         let requests: Result<Vec<Request>, Error> =
-            items.iter().map(|(key, slice)| Ok(Request::Put(self.digest(key.as_ref())?, slice.local))).collect();
-        let results = self.run(requests?).await?;
+            items.iter().map(|(key, slice)| self.put_request(&mut puts, key.as_ref(), *slice)).collect();
+        let results = self.run_puts(requests?, puts).await?;
         let outcome = |result: TaskResult| match result.status {
             Status::Ok => Ok(Put::Stored(result.version)),
             Status::Exists => Ok(Put::Exists),
@@ -274,7 +288,7 @@ fn obey(client: &mut Client, open: &mut BTreeMap<BatchId, Answer>, command: Comm
     match command {
         // Whoever asked may have given up.
         Command::Register { region, answer } => drop(answer.send(client.register(region))),
-        Command::Run { requests, answer } => match client.submit(&requests) {
+        Command::Run { requests, puts, answer } => match client.submit(&requests, &puts) {
             Ok(batch) => drop(open.insert(batch, answer)),
             Err(error) => drop(answer.send(Err(error))),
         },

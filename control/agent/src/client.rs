@@ -8,12 +8,16 @@
 //! may share the line to the control plane ([`Client::connect_with`]).
 
 mod ahead;
+mod keys;
+mod puts;
+mod ranges;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_engine::{HostConfig, HugePages, Initiator, Pacing, Region, RegionOptions, cpu};
-use kvplane_proto::client::{Config, Local, Request, TaskResult};
+use kvplane_proto::client::{Config, Local, PutBook, Request, TaskResult};
+use kvplane_proto::message::PutOptions;
 use kvplane_proto::{BatchId, Digest, Limits, Status, Version};
 use kvplane_rpc::Role;
 
@@ -21,6 +25,9 @@ use crate::error::Error;
 use crate::link::{Control, ControlLink, seed};
 use crate::transfer::{Metrics, RdmaConfig, RdmaUse};
 pub use ahead::PrefetchTo;
+pub use keys::{KeyInfo, ListCursor, ListPage};
+pub(crate) use puts::put_request;
+pub use ranges::ObjectRange;
 
 /// Bytes of the buffer that plain puts and gets start with.
 const BOUNCE_BYTES: usize = 1 << 20;
@@ -34,6 +41,9 @@ pub struct ClientConfig {
     pub control: Control,
     /// Whose keys: keys of different tenants never meet.
     pub tenant: String,
+    /// Whether nodes are told the keys of objects, so that these can be listed and removed by a pattern. Without it an
+    /// object takes less room (docs/adr/0014) and is known by its digest only.
+    pub keep_keys: bool,
     /// Whether shared memory is used for nodes on this host.
     pub shared_memory: bool,
     /// Whether TCP is used.
@@ -57,6 +67,7 @@ impl ClientConfig {
         Self {
             control: Control::Local { cluster: cluster.to_owned(), runtime_directory: None },
             tenant: String::new(),
+            keep_keys: true,
             shared_memory: true,
             tcp: true,
             rdma: RdmaConfig::default(),
@@ -130,6 +141,8 @@ pub struct Client {
     /// Which state of the control plane the map in use is of.
     state: u64,
     tenant: Vec<u8>,
+    keep_keys: bool,
+    puts: PutBook,
     deadline: Duration,
     bounce: Option<Buffer>,
 }
@@ -173,8 +186,14 @@ impl Client {
         let host = HostConfig { verify_shared: config.verify_shared, rdma, ..HostConfig::default() };
         let mut initiator = Initiator::new(client, &host, config.pacing)?;
         initiator.set_map((*first.map).clone());
-        let tenant = config.tenant.clone().into_bytes();
-        Ok(Self { initiator, link, seen_map, state: first.state, tenant, deadline: config.deadline, bounce: None })
+        let (tenant, keep_keys) = (config.tenant.clone().into_bytes(), config.keep_keys);
+        if tenant.len() > Limits::NAME_BYTES {
+            let text =
+                format!("the tenant's name has {} bytes, over the limit of {}", tenant.len(), Limits::NAME_BYTES);
+            return Err(Error::Argument(text));
+        }
+        let (state, puts, deadline) = (first.state, PutBook::new(), config.deadline);
+        Ok(Self { initiator, link, seen_map, state, tenant, keep_keys, puts, deadline, bounce: None })
     }
 
     /// The line to the control plane, to share.
@@ -216,9 +235,19 @@ impl Client {
     }
 
     /// Starts a batch, for callers who keep several open.
-    pub(crate) fn submit(&mut self, requests: &[Request]) -> Result<BatchId, Error> {
+    pub(crate) fn submit(&mut self, requests: &[Request], puts: &PutBook) -> Result<BatchId, Error> {
         self.follow_map();
-        Ok(self.initiator.submit(requests, self.deadline)?)
+        Ok(self.initiator.submit_puts(requests, puts, self.deadline)?)
+    }
+
+    /// Runs the puts of the client's book as one batch.
+    fn run_puts(&mut self, requests: &[Request]) -> Result<Vec<TaskResult>, Error> {
+        self.follow_map();
+        let batch = self.initiator.submit_puts(requests, &self.puts, self.deadline)?;
+        self.wait(batch)?;
+        let results = self.initiator.results(batch).to_vec();
+        self.initiator.release(batch);
+        Ok(results)
     }
 
     /// Runs requests as one batch and returns their results in order.
@@ -358,8 +387,7 @@ impl Client {
     /// # Errors
     /// When it cannot be stored: the status says why.
     pub fn put_from(&mut self, key: &[u8], slice: Slice) -> Result<Put, Error> {
-        let result = self.run_one(Request::Put(self.digest(key)?, slice.local))?;
-        self.stored(result, slice)
+        self.put_from_with(key, slice, &PutOptions::default())
     }
 
     fn stored(&self, result: TaskResult, slice: Slice) -> Result<Put, Error> {
@@ -375,10 +403,7 @@ impl Client {
     /// # Errors
     /// When the batch as a whole is malformed.
     pub fn batch_put_from(&mut self, items: &[(impl AsRef<[u8]>, Slice)]) -> Result<Vec<Result<Put, Error>>, Error> {
-        let requests: Result<Vec<Request>, Error> =
-            items.iter().map(|(key, slice)| Ok(Request::Put(self.digest(key.as_ref())?, slice.local))).collect();
-        let results = self.run(&requests?)?;
-        Ok(results.into_iter().zip(items).map(|(result, (_, slice))| self.stored(result, *slice)).collect())
+        self.batch_put_from_with(items, &PutOptions::default())
     }
 
     /// Brings the object under a key into registered memory; `None` when there is none.
@@ -421,12 +446,7 @@ impl Client {
     /// # Errors
     /// When they cannot be stored: the status says why.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<Put, Error> {
-        if value.is_empty() {
-            return Err(Error::Status { what: "put of 0 bytes".to_owned(), status: Status::Empty, cause: None });
-        }
-        let bounce = self.bounce(value.len())?;
-        bounce.region.copy_in(0, value);
-        self.put_from(key, bounce.slice(0, value.len()))
+        self.put_with(key, value, &PutOptions::default())
     }
 
     /// A copy of the object under a key; `None` when there is none.

@@ -37,7 +37,9 @@ mod tier_report;
 mod transfer;
 
 pub use asynchronous::AsyncClient;
-pub use client::{Buffer, Client, ClientConfig, Got, PrefetchTo, Put, Slice};
+pub use client::{
+    Buffer, Client, ClientConfig, Got, KeyInfo, ListCursor, ListPage, ObjectRange, PrefetchTo, Put, Slice,
+};
 pub use error::Error;
 pub use link::{Control, ControlLink};
 pub use machine::{discover_machine, scheduler_affinity};
@@ -59,6 +61,7 @@ pub use kvplane_engine::{
 pub use kvplane_mooncake::{Environment, Notice};
 pub use kvplane_proto::client::{Intent, NodeCounts, RailCounts, TaskResult, Transport};
 pub use kvplane_proto::map::ClusterMap;
+pub use kvplane_proto::message::PutOptions;
 pub use kvplane_proto::sched::{Health, Histogram, Priority};
 pub use kvplane_proto::{Digest, NodeId, Status, Version};
 pub use kvplane_rpc as rpc;

@@ -98,7 +98,6 @@ impl Ssds {
             object_bytes: self.object_bytes,
             identity: TierIdentity { cluster: self.cluster, node: self.node, shard: ShardId(shard as u16) },
             fresh_uuid: u128::from(seed()?) << 64 | u128::from(seed()?),
-            hash_seed: seed()?,
         }))
     }
 

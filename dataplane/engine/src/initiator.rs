@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_proto::client::{
-    Client, Config, Near, PeerAddress, PeerId, Request, SubmitError, SubmitOptions, TaskResult,
+    Client, Config, Near, PeerAddress, PeerId, PutBook, Request, SubmitError, SubmitOptions, TaskResult,
 };
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::{BatchId, Epoch, SegmentId};
@@ -117,6 +117,21 @@ impl Initiator {
         let now_ns = cpu::monotonic_ns();
         let deadline_ns = now_ns.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
         self.client().submit(requests, deadline_ns, now_ns)
+    }
+
+    /// As [`Self::submit`], with a book in which puts say more about their objects.
+    ///
+    /// # Errors
+    /// When a request is malformed; then nothing was done.
+    pub fn submit_puts(
+        &mut self,
+        requests: &[Request],
+        puts: &PutBook,
+        deadline: Duration,
+    ) -> Result<BatchId, SubmitError> {
+        let now_ns = cpu::monotonic_ns();
+        let deadline_ns = now_ns.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
+        self.client().submit_puts(requests, puts, &SubmitOptions::until(deadline_ns), now_ns)
     }
 
     /// Starts a batch with more to say about it; times are those of [`cpu::monotonic_ns`].

@@ -12,6 +12,8 @@ impl Limits {
     pub const RANGES_PER_FRAME: usize = 4_096;
     /// Bytes of all ranges of one gathered read or write.
     pub const GATHER_BYTES: u64 = 4 << 20;
+    /// Lists that one shard answers at the same time.
+    pub const LISTS: usize = 64;
     /// Bytes of the body of one frame.
     pub const BODY_BYTES: usize = 192 * 1024;
     /// Bytes of the payload of one frame.
@@ -67,7 +69,8 @@ impl Limits {
     pub const RAILS: usize = 64;
 }
 
-// The largest item of any batched body is 48 bytes (a lookup's answer), but for puts: their names are as long as they
+// The largest item of any batched body is 48 bytes (a lookup's answer), but for puts and pages of keys: their names
+// are as long as they
 // are, so whoever sends puts looks at the bytes too. One put with the longest name fits.
 const _: () = assert!(64 + Limits::NAME_BYTES + Limits::KEY_BYTES <= Limits::BODY_BYTES);
 const _: () = assert!(Limits::ITEMS_PER_FRAME * 48 <= Limits::BODY_BYTES);

@@ -64,8 +64,8 @@ statuses! {
     Incompatible = 12, "the peers speak no common version or belong to different clusters";
     /// The id belongs to something that is gone.
     Stale = 13, "the id is of something that is gone";
-    /// The range is not within the segment.
-    OutOfRange = 14, "the range is not within the registered segment";
+    /// The range is not within the object or the segment.
+    OutOfRange = 14, "the range is not within the object or the registered segment";
     /// The caller's buffer is smaller than the object.
     BufferTooSmall = 15, "the buffer is smaller than the object";
     /// The connection to the peer was lost and could not be had again in time.

@@ -4,9 +4,9 @@
 
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::message::{
-    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, LookupReply, PutItem, ReadItem,
-    RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor, SizeReply, Welcome, WriteItem, decode_items,
-    decode_puts, encode_items,
+    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, KeyItem, KeyPage, ListItem, ListReply,
+    LookupReply, PutItem, RangeItem, ReadItem, RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor, SizeReply,
+    Welcome, WriteItem, decode_items, decode_puts, encode_items,
 };
 use kvplane_proto::{Epoch, Limits, SegmentId, ShardId};
 use proptest::prelude::*;
@@ -44,7 +44,14 @@ fn check_every_item(body: &[u8], items: u32) {
     check_items::<RunItem>(body, items);
     check_items::<LookupReply>(body, items);
     check_items::<PutItem>(body, items);
+    check_items::<RangeItem>(body, items);
+    check_items::<ListItem>(body, items);
+    check_items::<ListReply>(body, items);
+    check_items::<KeyItem>(body, items);
     check_puts(body, items);
+    if let Some(page) = KeyPage::decode(body) {
+        assert_eq!(page.keys().count() as u64, page.reply().items);
+    }
     check_items::<ReserveReply>(body, items);
     check_items::<CommitItem>(body, items);
     check_items::<CommitReply>(body, items);

@@ -2,8 +2,8 @@
 
 use kvplane_proto::frame::{HEADER_BYTES, VERSION};
 use kvplane_proto::message::{
-    CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, LookupReply, Operation, PutItem, ReadItem,
-    ReserveReply, RunItem, SizeReply, WriteItem,
+    CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, KeyItem, ListItem, ListReply, LookupReply, Operation,
+    PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, WriteItem,
 };
 use kvplane_proto::{Limits, Status};
 
@@ -38,6 +38,10 @@ fn every_record_is_described_with_its_size() {
         ("DigestItem", DigestItem::BYTES),
         ("GetItem", GetItem::BYTES),
         ("SizeReply", SizeReply::BYTES),
+        ("RangeItem", RangeItem::BYTES),
+        ("ListItem", ListItem::BYTES),
+        ("ListReply", ListReply::BYTES),
+        ("KeyItem", KeyItem::BYTES),
         ("ReadItem", ReadItem::BYTES),
         ("WriteItem", WriteItem::BYTES),
         ("RunItem", RunItem::BYTES),

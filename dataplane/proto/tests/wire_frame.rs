@@ -90,7 +90,7 @@ fn other_protocols_and_versions_are_told_apart_from_damage() {
 fn unknown_numbers_are_refused() {
     assert_eq!(Header::decode(&altered(5, &[0])), Err(FrameError::Kind(0)));
     assert_eq!(Header::decode(&altered(5, &[0x80])), Err(FrameError::Kind(0x80)));
-    assert_eq!(Header::decode(&altered(5, &[13])), Err(FrameError::Kind(13)));
+    assert_eq!(Header::decode(&altered(5, &[15])), Err(FrameError::Kind(15)));
     assert_eq!(Header::decode(&altered(5, &[0x96])), Err(FrameError::Kind(0x96)));
     let beyond = Status::ALL.len() as u16;
     assert_eq!(Header::decode(&altered(6, &beyond.to_le_bytes())), Err(FrameError::Status(beyond)));
@@ -151,6 +151,8 @@ fn kinds_are_stable_and_invertible() {
         (10, "ReadMany"),
         (11, "WriteMany"),
         (12, "Fence"),
+        (13, "GetRange"),
+        (14, "List"),
         (16, "Lookup"),
         (17, "Reserve"),
         (18, "Commit"),

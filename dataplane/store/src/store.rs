@@ -160,7 +160,8 @@ impl<P: EvictionPolicy> Store<P> {
     }
 
     /// The objects whose point (32 bits of a mix of the digest, salted by the configured seed) is from `from` up to
-    /// `to`, which may be one beyond the last: each with its point, in no order. Looks at about as many places as that is
+    /// `to`, which may be one beyond the last: each with its point, in no order. Looks at about as many places as
+    /// that is
     /// of all. Not an access.
     pub fn between(&self, from: u64, to: u64) -> impl Iterator<Item = (u32, Digest, ObjectView)> {
         let found = self.index.between(from, to);

@@ -217,6 +217,12 @@ impl Tier {
         self.index.between(from, to).filter(|entry| self.is_shown(entry)).map(view)
     }
 
+    /// How many places the index has.
+    #[must_use]
+    pub const fn places(&self) -> usize {
+        self.index.places()
+    }
+
     /// The order in which [`Self::between`] walks: 32 bits of a mix of the digest, salted by the configured seed.
     #[must_use]
     pub const fn point_of(&self, digest: Digest) -> u32 {

@@ -37,7 +37,7 @@ impl World {
     pub(crate) fn start_copy(&mut self, index: usize, output: &Output) {
         let (lane, slice, offset, local, expected) = match *output {
             Output::CopyIn { lane, slice, offset, local } => (lane, slice, offset, local, None),
-            Output::CopyOut { lane, slice, offset, local, checksum } => (lane, slice, offset, local, Some(checksum)),
+            Output::CopyOut { lane, slice, offset, local, checksum } => (lane, slice, offset, local, checksum),
             _ => return,
         };
         let Some(&connection) = self.clients[index].lanes.get(&lane) else {

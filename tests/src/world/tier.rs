@@ -65,7 +65,7 @@ impl TierScenario {
             extent_bytes: if rng.chance(0.5) { 4096 } else { 16 << 10 },
             footer_pages: 2,
             max_records: 4 * keys as u32 + 16,
-            hash_seed: 5,
+            hash_seed: 0,
             group_bytes: 16 << 10,
             group_delay_ns: 200 * US,
             groups: 2 + rng.below(4) as u32,
@@ -167,7 +167,8 @@ impl World {
         let identity = Identity { cluster: 1, node: NodeId(node as u64 + 1), shard: ShardId(shard) };
         let options = OpenOptions { identity, expected_uuid: None, format_blank: Some(key as u128 + 1) };
         let staging = vec![0xa5; config.staging_bytes() as usize];
-        let tier = Tier::open(config, options).expect("the scenario's tier is valid");
+        let hash_seed = service.store().map_or(0, |store| store.config().hash_seed);
+        let tier = Tier::open(TierConfig { hash_seed, ..config }, options).expect("the scenario's tier is valid");
         service.attach_tier(tier, scenario.policy);
         Some(LifeTier { staging, flipped: Vec::new(), ops: BTreeMap::new(), opened: false })
     }

@@ -39,7 +39,7 @@ impl Host {
         slice: SliceId,
         offset: u64,
         local: Local,
-        checksum: u64,
+        checksum: Option<u64>,
         now_ns: u64,
     ) {
         let Some(pool) = self.pool_of(lane) else {
@@ -50,14 +50,16 @@ impl Host {
         let result = match range(&pool, offset, local.bytes) {
             // The peer named bytes outside its own pool.
             None => Err(Status::OutOfRange),
-            Some(from) if verify => {
-                let found = copy_summed(&to, &from);
-                if found == checksum { Ok(found) } else { Err(Status::Corrupt) }
-            }
-            Some(from) => {
-                copy(&to, &from);
-                Ok(checksum)
-            }
+            Some(from) => match checksum.filter(|_| verify) {
+                Some(checksum) => {
+                    let found = copy_summed(&to, &from);
+                    if found == checksum { Ok(found) } else { Err(Status::Corrupt) }
+                }
+                None => {
+                    copy(&to, &from);
+                    Ok(0)
+                }
+            },
         };
         let now_ns = self.copied_at(local.bytes, now_ns);
         self.copied(lane, slice, result, now_ns);

@@ -119,6 +119,15 @@ pub struct Host {
     long_round: bool,
 }
 
+/// The pool, as lists read names from it.
+struct PoolView<'a>(&'a Region);
+
+impl kvplane_store::service::PoolBytes for PoolView<'_> {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        self.0.copy_out(offset as usize, into);
+    }
+}
+
 impl Host {
     /// A host with what it serves and what it asks. `pool` is the memory behind the service's store.
     ///
@@ -255,6 +264,9 @@ impl Host {
         progress |= self.take_shm();
         progress |= self.take_files()?;
         progress |= self.drive_tier(self.now_ns)?;
+        if let (Some(service), Some(pool)) = (&mut self.service, &self.pool) {
+            progress |= service.drive_lists(&PoolView(pool));
+        }
         progress |= self.take_stock_lanes();
         let now_ns = self.now_ns;
         progress |= self.serve_stock(now_ns);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kvplane_proto::client::{Client, Copies, DeviceCopy, LaneId, Near, NodeCounts, Place, SliceId};
 use kvplane_proto::frame::Header;
-use kvplane_proto::message::{GetItem, Kind, Operation, ReadItem, decode_items};
+use kvplane_proto::message::{GetItem, Kind, Operation, RangeItem, ReadItem, decode_items};
 use kvplane_proto::{Limits, RequestId, Status};
 use kvplane_sys::verbs::Verbs;
 use kvplane_sys::{Poller, Region};
@@ -143,6 +143,9 @@ pub(super) fn expect_answers(
     match header.kind {
         Kind::Request(Operation::Get) => {
             decode_items::<GetItem>(body, header.items).into_iter().flatten().for_each(|item| expect(item.request));
+        }
+        Kind::Request(Operation::GetRange) => {
+            decode_items::<RangeItem>(body, header.items).into_iter().flatten().for_each(|item| expect(item.request));
         }
         Kind::Request(Operation::Read) => {
             decode_items::<ReadItem>(body, header.items).into_iter().flatten().for_each(|item| expect(item.request));

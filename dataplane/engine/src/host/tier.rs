@@ -34,8 +34,6 @@ pub struct TierSetup {
     pub identity: Identity,
     /// A random number: the uuid of the device, should it be blank.
     pub fresh_uuid: u128,
-    /// A random number that salts the index.
-    pub hash_seed: u64,
 }
 
 /// The device of a host's tier.
@@ -63,7 +61,7 @@ impl TierWork {
             return Err(invalid(text));
         }
         let mut config = TierConfig::for_device(bytes, BLOCK_BYTES).with_object_bytes(setup.object_bytes);
-        config.hash_seed = setup.hash_seed;
+        config.hash_seed = service.store().map_or(0, |store| store.config().hash_seed);
         config.durable_writes = setup.part.offers().durable_writes;
         if let Some(most) = setup.part.offers().command_bytes_most {
             config.max_op_bytes = config.max_op_bytes.min(most);

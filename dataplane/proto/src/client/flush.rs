@@ -5,13 +5,14 @@ use super::fences::connection_number;
 use super::lane::{Endpoint, EndpointEvent};
 use super::path::{Path, Via};
 use super::table::{NOWHERE, SliceEvent, Wire, request_id, slice_id};
-use super::types::{DeviceCopy, LaneId, Local, Output, Request, SliceId};
+use super::types::{DeviceCopy, LaneId, ListFrom, Local, Output, Request, SliceId};
 use crate::digest::Digest;
 use crate::frame::{FLAG_AHEAD, Header, VERSION};
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{
-    CommitItem, DigestItem, GetItem, Hello, IdItem, Item, Kind, Operation, ReadItem, WriteItem, encode_items,
+    CommitItem, DigestItem, GetItem, Hello, IdItem, Item, Kind, ListItem, Operation, RangeItem, ReadItem, WriteItem,
+    encode_items,
 };
 
 impl Client {
@@ -168,9 +169,11 @@ impl Client {
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
             (_, Request::Remove(_)) => self.send_digests(lane, Operation::Remove),
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
-            (Path::Shared, Request::Get(..)) => self.send_digests(lane, Operation::Lookup),
+            (_, Request::List(digest, from)) => self.send_list(lane, first.index, digest, from),
+            (Path::Shared, Request::Get(..) | Request::GetRange(..)) => self.send_digests(lane, Operation::Lookup),
             (Path::Shared, Request::Put(..) | Request::PutAs(..)) => self.send_reserve(lane),
             (_, Request::Get(..)) => self.send_each(lane, Operation::Get),
+            (_, Request::GetRange(..)) => self.send_each(lane, Operation::GetRange),
             (_, Request::Put(..) | Request::PutAs(..)) => self.send_put(lane, first.index),
             (Path::Stream | Path::Rdma | Path::Mooncake, Request::Read(..)) => self.send_each(lane, Operation::Read),
             (Path::Stream | Path::Rdma | Path::Mooncake, Request::Write(target, local)) => {
@@ -246,9 +249,13 @@ impl Client {
         while count < most && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
             let asked = self.slices.at(next.index).request;
-            if !matches!((operation, asked), (Operation::Get, Request::Get(..)) | (Operation::Read, Request::Read(..)))
-                || !foreign && self.may_gather(next.index)
-            {
+            let fits = match asked {
+                Request::Get(..) => operation == Operation::Get,
+                Request::GetRange(..) => operation == Operation::GetRange,
+                Request::Read(..) => operation == Operation::Read,
+                _ => false,
+            };
+            if !fits || !foreign && self.may_gather(next.index) {
                 break;
             }
             let request = self.open_wire(id, operation);
@@ -261,6 +268,9 @@ impl Client {
                 Request::Read(target, local) => {
                     ReadItem { request, segment: target.segment, offset: target.offset, bytes: local.bytes }
                         .encode(&mut self.bytes);
+                }
+                Request::GetRange(digest, offset, local) => {
+                    RangeItem { digest, request, offset, bytes: local.bytes }.encode(&mut self.bytes);
                 }
                 _ => unreachable!("only gets and reads are answered one by one"),
             }
@@ -276,6 +286,18 @@ impl Client {
         }
         let body = start..self.bytes.len();
         self.send(id, header, body, count, &[]);
+    }
+
+    fn send_list(&mut self, lane: u32, slice: u32, digest: Digest, from: ListFrom) {
+        let id = self.lanes[lane as usize].id(lane);
+        let request = self.open_wire(id, Operation::List);
+        let mut header = Header::request(Kind::Request(Operation::List), request);
+        header.deadline_us = self.deadline_us(slice);
+        let ListFrom { walk, from, names } = from;
+        let body = self.append(|out| ListItem { digest, walk, from, flags: names.into() }.encode(out));
+        self.take_queued(lane, slice);
+        self.join_wire(request, slice);
+        self.send(id, header, body, 1, &[]);
     }
 
     fn send_open(&mut self, lane: u32, slice: u32) {
@@ -398,7 +420,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
         (Operation::Exists, Request::Exists(digest) | Request::Prefetch(digest))
         | (Operation::Size, Request::Size(digest))
         | (Operation::Remove, Request::Remove(digest))
-        | (Operation::Lookup, Request::Get(digest, _)) => Some(*digest),
+        | (Operation::Lookup, Request::Get(digest, _) | Request::GetRange(digest, ..)) => Some(*digest),
         _ => None,
     }
 }

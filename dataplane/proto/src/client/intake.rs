@@ -113,11 +113,20 @@ impl Client {
                     check_local(index, local, local.offset)?;
                     written += usize::from(matches!(request, Request::Get(..)));
                 }
+                Request::GetRange(_, offset, local) => {
+                    ends = NOWHERE;
+                    check_local(index, local, local.offset.max(*offset))?;
+                    written += 1;
+                }
                 Request::OpenSegment(peer) => {
                     ends = NOWHERE;
                     self.check_peer(index, *peer)?;
                 }
-                Request::Exists(_) | Request::Prefetch(_) | Request::Size(_) | Request::Remove(_) => ends = NOWHERE,
+                Request::Exists(_)
+                | Request::Prefetch(_)
+                | Request::Size(_)
+                | Request::Remove(_)
+                | Request::List(..) => ends = NOWHERE,
             }
             slices += 1;
             grouping.add(index as u32, touches, whole);
@@ -194,7 +203,9 @@ fn continues(before: &Request, request: &Request) -> bool {
 /// No two requests of a batch may write to the same memory: the outcome would depend on the network.
 fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
     let writes = |(index, request): (usize, &Request)| match request {
-        Request::Get(_, local) | Request::Read(_, local) => Some((local.buffer, local.offset, local.bytes, index)),
+        Request::Get(_, local) | Request::GetRange(_, _, local) | Request::Read(_, local) => {
+            Some((local.buffer, local.offset, local.bytes, index))
+        }
         _ => None,
     };
     let ranges = || requests.iter().enumerate().filter_map(writes);

@@ -56,8 +56,8 @@ pub use puts::PutBook;
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
-    Config, Counters, DeviceCopy, LaneId, Local, Output, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget,
-    SliceId, SubmitError, TaskResult,
+    Config, Counters, DeviceCopy, LaneId, ListFrom, Local, Output, PayloadTo, PeerAddress, PeerId, Request,
+    SegmentTarget, SliceId, SubmitError, TaskResult,
 };
 
 use crate::ids::{BatchId, Epoch};
@@ -243,7 +243,9 @@ impl Client {
     pub fn answer_memory(&self, request: crate::ids::RequestId) -> Option<Local> {
         let wire = self.wires.get(request.index, request.generation)?;
         match (wire.operation, &wire.slices[..]) {
-            (Operation::Get | Operation::Read, &[slice]) => self.slices.peek(slice).request.local(),
+            (Operation::Get | Operation::GetRange | Operation::Read, &[slice]) => {
+                self.slices.peek(slice).request.local()
+            }
             _ => None,
         }
     }

@@ -8,8 +8,8 @@ use super::types::{LaneId, Local, Output, PayloadTo, Request, SliceId};
 use crate::frame::{Header, VERSION};
 use crate::ids::{Incarnation, NodeId, RequestId};
 use crate::message::{
-    Bitmap, CommitItem, CommitReply, Kind, LookupReply, Operation, ReserveReply, SegmentDescriptor, SizeReply, Welcome,
-    decode_items,
+    Bitmap, CommitItem, CommitReply, KeyPage, Kind, LookupReply, Operation, ReserveReply, SegmentDescriptor, SizeReply,
+    Welcome, decode_items,
 };
 use crate::status::Status;
 
@@ -58,7 +58,7 @@ impl Client {
         let wire = self.close_wire(header.request);
         // A slice may only have left its wire by the loss of its lane, which removes the wire too.
         let outcome = match operation {
-            Operation::Get | Operation::Read => self.on_payload(wire.slices[0], header),
+            Operation::Get | Operation::GetRange | Operation::Read => self.on_payload(wire.slices[0], header),
             Operation::Put | Operation::Write => {
                 self.on_single(wire.slices[0], header);
                 Ok(PayloadTo::Discard)
@@ -125,13 +125,14 @@ impl Client {
             self.settle(index, header.status);
             return Ok(PayloadTo::Discard);
         }
-        let whole_range = matches!(slice.request, Request::Read(..));
+        let of_segment = matches!(slice.request, Request::Read(..));
+        let whole_range = of_segment || matches!(slice.request, Request::GetRange(..));
         let bytes = header.payload_bytes;
         if bytes == 0 || bytes > local.bytes || (whole_range && bytes != local.bytes) {
             return Err(Broken);
         }
         let lane = slice.lane;
-        let unchecked = whole_range && !self.sums_segments(lane);
+        let unchecked = of_segment && !self.sums_segments(lane);
         let slice = self.slices.at(index);
         if header.checksum().is_none() && !unchecked {
             return Err(Broken);
@@ -221,6 +222,12 @@ impl Client {
                 self.descriptions.insert(batch, body.to_vec());
                 self.settle(slices[0], Status::Ok);
             }
+            Operation::List => {
+                KeyPage::decode(body).ok_or(Broken)?;
+                let batch = self.slices.at(slices[0]).batch;
+                self.descriptions.insert(batch, body.to_vec());
+                self.settle(slices[0], Status::Ok);
+            }
             Operation::Lookup => {
                 let items = decode_items::<LookupReply>(body, header.items).ok_or(Broken)?;
                 for (&slice, item) in slices.iter().zip(items) {
@@ -254,29 +261,31 @@ impl Client {
             self.settle(index, item.status);
             return Ok(());
         }
-        let Request::Get(_, local) = request else { unreachable!("a lookup is asked for gets only") };
-        slice.bytes = item.bytes;
         slice.version = item.version.0;
         if item.bytes == 0 {
             return Err(Broken);
         }
-        if item.bytes > local.bytes {
-            self.lanes[lane as usize].releases.push(item.pin);
-            self.mark_dirty(lane);
-            self.settle(index, Status::BufferTooSmall);
-            return Ok(());
-        }
+        let (offset, local, checksum) = match request {
+            Request::Get(_, local) if item.bytes <= local.bytes => {
+                (item.offset, Local { bytes: item.bytes, ..local }, Some(item.checksum))
+            }
+            Request::GetRange(_, offset, local) if offset + local.bytes <= item.bytes => {
+                (item.offset.saturating_add(offset), local, None)
+            }
+            _ => {
+                let range = matches!(request, Request::GetRange(..));
+                slice.bytes = if range { 0 } else { item.bytes };
+                self.lanes[lane as usize].releases.push(item.pin);
+                self.mark_dirty(lane);
+                self.settle(index, if range { Status::OutOfRange } else { Status::BufferTooSmall });
+                return Ok(());
+            }
+        };
+        slice.bytes = local.bytes;
         slice.held = Held::Pin(item.pin);
         slice.step(SliceEvent::Place);
         let lane = self.lanes[lane as usize].id(lane);
-        let local = Local { bytes: item.bytes, ..local };
-        self.outputs.push_back(Output::CopyOut {
-            lane,
-            slice: id,
-            offset: item.offset,
-            local,
-            checksum: item.checksum,
-        });
+        self.outputs.push_back(Output::CopyOut { lane, slice: id, offset, local, checksum });
         Ok(())
     }
 

@@ -28,7 +28,9 @@ impl Client {
             | Request::Remove(digest)
             | Request::Get(digest, _)
             | Request::Put(digest, _)
-            | Request::PutAs(digest, ..) => self.owner_peer(digest),
+            | Request::PutAs(digest, ..)
+            | Request::GetRange(digest, ..)
+            | Request::List(digest, _) => self.owner_peer(digest),
             Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
             Request::OpenSegment(peer) => Some(peer),
         };

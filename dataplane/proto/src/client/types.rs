@@ -149,6 +149,17 @@ pub struct SegmentTarget {
     pub place: Place,
 }
 
+/// Where a list goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ListFrom {
+    /// From the page before; 0 to begin.
+    pub walk: u64,
+    /// From the page before; 0 to begin.
+    pub from: u64,
+    /// Whether names are wanted.
+    pub names: bool,
+}
+
 /// One request of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
@@ -162,6 +173,11 @@ pub enum Request {
     Remove(Digest),
     /// Bring it into memory.
     Get(Digest, Local),
+    /// Bring a range of the object, from this offset on, into memory.
+    GetRange(Digest, u64, Local),
+    /// Which objects has the shard that owns this digest? See [`super::Client::take_description`], which has the body of
+    /// a [`crate::message::KeyPage`]. One such request makes a batch.
+    List(Digest, ListFrom),
     /// Keep these bytes under this digest.
     Put(Digest, Local),
     /// Keep these bytes under this digest, as the entry of this number of the batch's [`super::PutBook`] says.
@@ -180,11 +196,12 @@ impl Request {
     pub const fn local(&self) -> Option<Local> {
         match *self {
             Self::Get(_, local)
+            | Self::GetRange(_, _, local)
             | Self::Put(_, local)
             | Self::PutAs(_, local, _)
             | Self::Read(_, local)
             | Self::Write(_, local) => Some(local),
-            Self::Exists(_) | Self::Prefetch(_) | Self::Size(_) | Self::Remove(_) | Self::OpenSegment(_) => None,
+            _ => None,
         }
     }
 
@@ -243,8 +260,8 @@ pub enum Output {
         offset: u64,
         /// To where; exactly the object's length.
         local: Local,
-        /// What the bytes must sum to.
-        checksum: u64,
+        /// What the bytes must sum to; nothing where they are a part of the object only.
+        checksum: Option<u64>,
     },
     /// Shared path: copy into the pool, then [`super::Client::copied`] with the bytes' checksum.
     CopyIn {

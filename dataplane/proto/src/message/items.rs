@@ -151,6 +151,60 @@ records! {
         /// Room at the asker; a larger object is answered with `BufferTooSmall` and its length in the argument.
         capacity_bytes: u64,
     }
+    /// Asks for one range of an object over a stream.
+    RangeItem {
+        /// The object.
+        digest: Digest,
+        /// Id of this item's own reply.
+        request: RequestId,
+        /// Where in it.
+        offset: u64,
+        /// How much.
+        bytes: u64,
+    }
+    /// Asks which objects are there, from a point on.
+    ListItem {
+        /// Any digest that the shard owns: says which shard is meant.
+        digest: Digest,
+        /// From the answer before; 0 to begin.
+        walk: u64,
+        /// From the answer before; 0 to begin.
+        from: u64,
+        /// 1: their names are wanted.
+        flags: u64,
+    }
+    /// Begins the answer to a list.
+    ListReply {
+        /// To be sent back with the next request.
+        walk: u64,
+        /// Where the next request goes on; 0 when this was all.
+        next: u64,
+        /// How many objects follow.
+        items: u64,
+    }
+    /// An object that is there.
+    KeyItem {
+        /// The object.
+        digest: Digest,
+        /// Its version.
+        version: Version,
+        /// Its length.
+        bytes: u64,
+        /// The group that it belongs to; 0 for none.
+        group: u64,
+        /// The account that it is charged to; 0 for none.
+        tenant: u32,
+        /// For how long it was to be kept before others, in milliseconds.
+        soft_pin_ms: u32,
+        /// Bytes of the key; 0 where it is not known, or its name is not wanted.
+        key_bytes: u16,
+        /// Bytes of the tenant's name.
+        tenant_bytes: u8,
+        /// What it is, by the putter's numbers.
+        data_type: u8,
+        /// 1: it is never evicted. 2: it is in memory. 4: it is on an SSD.
+        flags: u32,
+    }
     /// Answers a size: `NotFound`, or `Ok` and the length.
     SizeReply {
         /// `Ok` or `NotFound`.

@@ -5,15 +5,17 @@
 
 mod hello;
 mod items;
+mod keys;
 mod put;
 mod runs;
 mod segment;
 
 pub use hello::{Hello, HelloError, Welcome};
 pub use items::{
-    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Items, LookupReply, PutItem, ReadItem,
-    ReserveReply, RunItem, SizeReply, WriteItem, decode_items, encode_items,
+    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Items, KeyItem, ListItem, ListReply,
+    LookupReply, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, WriteItem, decode_items, encode_items,
 };
+pub use keys::{KEY_PAGE_BYTES, KeyPage, KeyView};
 pub use put::{ObjectName, PutFlags, PutOptions, Puts, Zeros, decode_puts};
 pub use runs::RunPacker;
 pub use segment::{RegionDescriptor, SegmentDescriptor, SegmentError};
@@ -73,6 +75,11 @@ kinds! {
     /// These connections of the asker are over: nothing of them is carried out any more. [`IdItem`]s, as in
     /// [`Hello::connection`] / no body.
     Fence = 12;
+    /// Send these ranges of objects. [`RangeItem`]s / one reply for each item, the range as payload with its checksum,
+    /// argument = version.
+    GetRange = 13;
+    /// Which objects are there? One [`ListItem`] / a [`KeyPage`]. Counts as no access.
+    List = 14;
     /// Shared memory: where are these objects? Pins them. [`DigestItem`]s / [`LookupReply`]s.
     Lookup = 16;
     /// Shared memory: give room for these objects. [`PutItem`]s and their names / [`ReserveReply`]s.

@@ -14,6 +14,7 @@
 
 mod follow;
 mod held;
+mod keys;
 mod objects;
 mod ranges;
 mod segments;
@@ -29,6 +30,7 @@ mod tests;
 
 pub use follow::SnapshotPage;
 use held::{Deadlines, Handles};
+pub use keys::PoolBytes;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
 use kvplane_proto::message::{Kind, Operation};
@@ -58,6 +60,8 @@ pub struct Service {
     /// The SSD under the store.
     tiered: Option<Box<tiered::Tiered>>,
     segments: SegmentTable,
+    /// Lists under way.
+    lists: keys::Lists,
     sessions: Vec<Option<Session>>,
     outputs: Outputs,
     timed: Timed,
@@ -100,6 +104,7 @@ impl Service {
             store,
             tiered: None,
             segments: SegmentTable::new((life ^ life >> 32) as u32),
+            lists: keys::Lists::default(),
             sessions: Vec::new(),
             outputs: Outputs::default(),
             timed: Timed::new(),
@@ -260,7 +265,9 @@ impl Service {
             (Operation::Remove, _) => self.remove(peer, header, body),
             (Operation::Fence, _) => self.fence(peer, header, body),
             (Operation::OpenSegment, _) => self.open_segment(peer, header, body),
+            (Operation::List, _) => self.list(peer, header, body),
             (Operation::Get, Path::Stream) => self.get(peer, header, body),
+            (Operation::GetRange, Path::Stream) => self.get_ranges(peer, header, body),
             (Operation::Put | Operation::Write, Path::Stream) if header.payload_bytes == 0 => {
                 // A caller's mistake, not a broken peer's.
                 self.answer(peer, operation, header, Status::Empty);

@@ -3,7 +3,7 @@
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
 use kvplane_proto::message::{
-    Bitmap, DigestItem, GetItem, Item, ObjectName, Operation, PutItem, Puts, SizeReply, decode_puts,
+    Bitmap, DigestItem, GetItem, Item, ObjectName, Operation, PutItem, Puts, RangeItem, SizeReply, decode_puts,
 };
 use kvplane_proto::{Digest, Limits, Status};
 
@@ -13,6 +13,53 @@ use super::tiered::{Replies, Waiter};
 use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place};
 use super::{Service, owns};
 use crate::{CommitError, GetError, Reserve, ReserveError};
+
+/// What is asked for of an object.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wanted {
+    /// All of it, if it is not more.
+    Whole { capacity_bytes: u64 },
+    /// A part of it.
+    Range { offset: u64, bytes: u64 },
+}
+
+impl Wanted {
+    /// Whether an object of this length can be given.
+    pub(super) const fn check(self, object_bytes: u64) -> Result<(), Status> {
+        match self {
+            Self::Whole { capacity_bytes } if object_bytes > capacity_bytes => Err(Status::BufferTooSmall),
+            Self::Range { bytes: 0, .. } => Err(Status::Empty),
+            Self::Range { offset, bytes } => match offset.checked_add(bytes) {
+                Some(end) if end <= object_bytes => Ok(()),
+                _ => Err(Status::OutOfRange),
+            },
+            Self::Whole { .. } => Ok(()),
+        }
+    }
+
+    /// How much of an object of this length is given.
+    pub(super) const fn bytes_of(self, object_bytes: u64) -> u64 {
+        match self {
+            Self::Whole { .. } => object_bytes,
+            Self::Range { bytes, .. } => bytes,
+        }
+    }
+
+    pub(super) const fn operation(self) -> Operation {
+        match self {
+            Self::Whole { .. } => Operation::Get,
+            Self::Range { .. } => Operation::GetRange,
+        }
+    }
+}
+
+/// Who asks for an object over a stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker {
+    pub(super) peer: PeerKey,
+    pub(super) request: RequestId,
+    pub(super) wanted: Wanted,
+}
 
 /// An object that was just made visible.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +161,9 @@ impl Service {
         let items = Self::items::<GetItem>(header, body)?;
         self.warm(items.clone().map(|item| item.digest));
         for item in items {
-            if let Err((status, argument)) = self.get_one(peer, &item) {
+            let asker =
+                Asker { peer, request: item.request, wanted: Wanted::Whole { capacity_bytes: item.capacity_bytes } };
+            if let Err((status, argument)) = self.get_one(item.digest, asker) {
                 self.answer_id(peer, Operation::Get, item.request, status, argument);
             }
         }
@@ -133,34 +182,42 @@ impl Service {
         }
     }
 
-    fn get_one(&mut self, peer: PeerKey, item: &GetItem) -> Result<(), (Status, u64)> {
-        if !self.owns(item.digest) {
+    pub(super) fn get_ranges(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        for RangeItem { digest, request, offset, bytes } in Self::items::<RangeItem>(header, body)? {
+            let asker = Asker { peer, request, wanted: Wanted::Range { offset, bytes } };
+            if let Err((status, argument)) = self.get_one(digest, asker) {
+                self.answer_id(peer, Operation::GetRange, request, status, argument);
+            }
+        }
+        Ok(PayloadTo::Discard)
+    }
+
+    fn get_one(&mut self, digest: Digest, asker: Asker) -> Result<(), (Status, u64)> {
+        if !self.owns(digest) {
             self.counters.wrong_owner += 1;
             return Err((Status::WrongOwner, self.epoch.0));
         }
         let Some(store) = &mut self.store else { return Err((Status::NotFound, 0)) };
-        let (pin, object) = match store.get(item.digest) {
+        let (pin, object) = match store.get(digest) {
             Ok(found) => found,
-            Err(error) => return self.get_elsewhere(peer, item, error),
+            Err(error) => return self.get_elsewhere(digest, asker, error),
         };
-        if object.extent.bytes > item.capacity_bytes {
+        if let Err(status) = asker.wanted.check(object.extent.bytes) {
             store.unpin(pin).expect("a pin that was just given");
-            return Err((Status::BufferTooSmall, object.extent.bytes));
+            return Err((status, object.extent.bytes));
         }
-        self.asked_for(item.digest);
-        self.counters.get_bytes += object.extent.bytes;
-        self.answer_get(peer, item.request, Hold::Pin(pin), &object);
+        self.asked_for(digest);
+        self.counters.get_bytes += asker.wanted.bytes_of(object.extent.bytes);
+        self.answer_get(&asker, Hold::Pin(pin), &object);
         Ok(())
     }
 
     /// What memory has not may be on the SSD.
-    fn get_elsewhere(&mut self, peer: PeerKey, item: &GetItem, error: GetError) -> Result<(), (Status, u64)> {
-        let view = self.on_ssd(item.digest).filter(|_| error == GetError::NotFound);
+    fn get_elsewhere(&mut self, digest: Digest, asker: Asker, error: GetError) -> Result<(), (Status, u64)> {
+        let view = self.on_ssd(digest).filter(|_| error == GetError::NotFound);
         let Some(view) = view else { return Err((get_status(error), 0)) };
-        if u64::from(view.payload_bytes) > item.capacity_bytes {
-            return Err((Status::BufferTooSmall, view.payload_bytes.into()));
-        }
-        self.read_from_ssd(&view, Waiter::Stream(peer, item.request, item.capacity_bytes)).map_err(|status| (status, 0))
+        asker.wanted.check(view.payload_bytes.into()).map_err(|status| (status, view.payload_bytes.into()))?;
+        self.read_from_ssd(&view, Waiter::Stream(asker)).map_err(|status| (status, 0))
     }
 
     pub(super) fn put(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {

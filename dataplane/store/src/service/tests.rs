@@ -4,6 +4,7 @@ mod differential;
 mod fences;
 mod handshake;
 mod held;
+mod keys;
 mod objects;
 mod ownership;
 mod random;

@@ -97,7 +97,8 @@ impl Tier {
         Ok(())
     }
 
-    /// Begins to read the key that is kept with an object. [`Event::Key`] or [`Event::Missed`] follows; with the former,
+    /// Begins to read the key that is kept with an object. [`Event::Key`] or [`Event::Missed`] follows; with the
+    /// former,
     /// [`Self::take_key`] has it. Counts as no hit.
     ///
     /// # Errors

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use kvplane::rpc::Role;
 use kvplane::rpc::message::{Leave, ListSegments, MemberStatus, Owner, Segment, Status};
-use kvplane::{Client, ClientConfig, Control, ControlLink, Put};
+use kvplane::{Client, ClientConfig, Control, ControlLink, Put, PutOptions};
 use serde_json::{Value, json};
 
-use super::{Failure, events, shards, size, tier};
+use super::{Failure, events, keys, shards, size, tier};
 
 /// Look at and operate a cluster.
 #[derive(Args)]
@@ -57,7 +57,29 @@ enum Action {
         key: String,
         /// The file; `-` is standard input.
         file: String,
+        /// Replace an object that is there.
+        #[arg(long)]
+        replace: bool,
     },
+    /// The objects that are there.
+    Keys {
+        /// Say of each its length, version and where it is.
+        #[arg(long, short)]
+        long: bool,
+        /// One JSON object a line.
+        #[arg(long)]
+        json: bool,
+        /// At most so many.
+        #[arg(long, default_value_t = u64::MAX, hide_default_value = true)]
+        limit: u64,
+    },
+    /// Remove all objects whose keys match a regular expression.
+    DeleteMatching {
+        /// The expression; it matches anywhere in a key unless it says `^` and `$`.
+        pattern: String,
+    },
+    /// Remove all objects, whoever put them.
+    DeleteAll,
     /// Write the object under a key to standard output.
     Get {
         /// The key.
@@ -93,7 +115,16 @@ impl Ctl {
                 println!("node {node} is out of the map");
                 Ok(())
             }
-            Action::Put { key, file } => self.put(key, file),
+            Action::Put { key, file, replace } => self.put(key, file, *replace),
+            Action::Keys { long, json, limit } => keys::list(&mut self.client()?, *long, *json, *limit),
+            Action::DeleteMatching { pattern } => {
+                println!("{} objects removed", self.client()?.remove_matching(pattern)?);
+                Ok(())
+            }
+            Action::DeleteAll => {
+                println!("{} objects removed", self.client()?.remove_all(true)?);
+                Ok(())
+            }
             Action::Get { key } => {
                 let value = self.client()?.get(key.as_bytes())?.ok_or_else(|| format!("no object under {key:?}"))?;
                 Ok(std::io::Write::write_all(&mut std::io::stdout(), &value)?)
@@ -122,7 +153,7 @@ impl Ctl {
         Ok(Client::connect(&ClientConfig { control: self.control(), ..ClientConfig::local(&self.cluster) })?)
     }
 
-    fn put(&self, key: &str, file: &str) -> Result<(), Failure> {
+    fn put(&self, key: &str, file: &str, replace: bool) -> Result<(), Failure> {
         let value = if file == "-" {
             let mut value = Vec::new();
             std::io::Read::read_to_end(&mut std::io::stdin(), &mut value)?;
@@ -130,7 +161,8 @@ impl Ctl {
         } else {
             std::fs::read(file).map_err(|error| format!("{file}: {error}"))?
         };
-        match self.client()?.put(key.as_bytes(), &value)? {
+        let options = PutOptions { replace, ..PutOptions::default() };
+        match self.client()?.put_with(key.as_bytes(), &value, &options)? {
             Put::Stored(version) => println!("stored {} bytes, version {version}", value.len()),
             Put::Exists => println!("there is an object under {key:?} already; it was left as it is"),
         }

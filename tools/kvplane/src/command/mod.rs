@@ -5,6 +5,7 @@ mod ctl;
 mod demo;
 mod dev;
 mod events;
+mod keys;
 mod metrics;
 mod node;
 mod replay;

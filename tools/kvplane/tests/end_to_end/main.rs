@@ -11,6 +11,7 @@ mod commands;
 mod counted;
 mod disks;
 mod fuse;
+mod keys;
 mod kills;
 #[path = "../../../../control/agent/tests/network/mod.rs"]
 mod network;

@@ -64,7 +64,7 @@ const EDGES: [(&str, Uses); 17] = [
 ];
 
 /// External crates that only these packages of ours may name.
-const HOMES: [(&str, &[&str]); 20] = [
+const HOMES: [(&str, &[&str]); 21] = [
     ("bincode", &["kvplane-rpc"]),
     ("clap", &["kvplane-tools"]),
     ("core_affinity", &["kvplane-sys"]),
@@ -80,6 +80,7 @@ const HOMES: [(&str, &[&str]); 20] = [
     ("quinn", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("rcgen", &["kvplane-rpc"]),
     ("redb", &["kvplane-server"]),
+    ("regex", &["kvplane"]),
     ("roxmltree", &["kvplane-topology"]),
     ("rustls", &["kvplane-rpc"]),
     ("tokio", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),

@@ -64,7 +64,7 @@ proptest! {
             *whole = run.len() == 1 && client.cuts(target.offset, local.bytes, target.peer).count() == 1;
         }
         let mut stretches = Vec::new();
-        client.take_in(&requests, &mut stretches).unwrap();
+        client.take_in(&requests, 0, &mut stretches).unwrap();
         let found: Vec<(Range<usize>, bool)> = stretches.iter().flat_map(|stretch| {
             let (tasks, whole) = (stretch.tasks(), stretch.whole);
             let each = tasks.clone().map(move |task| (task..task + 1, true));
@@ -89,7 +89,7 @@ proptest! {
             };
             let overlaps = order.iter().enumerate().any(overlap);
             for requests in [requests.clone(), requests.into_iter().rev().collect()] {
-                let taken = client.take_in(&requests, &mut Vec::new());
+                let taken = client.take_in(&requests, 0, &mut Vec::new());
                 prop_assert_eq!(matches!(taken, Err(SubmitError::Overlap { .. })), overlaps, "{:?}", taken);
             }
         }

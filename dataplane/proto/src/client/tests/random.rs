@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::rig::{
     Object, Reply, Rig, SECOND_NS, SEGMENT_BYTES, Seen, digest, map, push_name, shared_config, stream_config,
 };
-use crate::client::{Config, LaneId, Local, PutBook, Request, SegmentTarget, SliceId, SubmitOptions};
+use crate::client::{Config, LaneId, ListFrom, Local, PutBook, Request, SegmentTarget, SliceId, SubmitOptions};
 use crate::frame::Header;
 use crate::ids::{BatchId, RequestId, SegmentId};
 use crate::message::{Kind, Operation};
@@ -140,6 +140,13 @@ impl World {
                         let local =
                             Local { bytes: if number < LASTING { lasting_bytes(number) } else { bytes }, ..local };
                         Request::PutAs(digest(number), local, push_name(&mut book, number, 0))
+                    }
+                    6 if number.is_multiple_of(3) => {
+                        let local = Local { bytes: 40 + which % 90, ..local };
+                        Request::GetRange(digest(number), which % 20, local)
+                    }
+                    6 if number.is_multiple_of(5) => {
+                        Request::List(digest(number), ListFrom { walk: which, from: which, names: true })
                     }
                     6 => Request::Read(self.part(which), Local { bytes: 10_000, ..local }),
                     _ => Request::Write(self.part(which), Local { bytes: 10_000, ..local }),
@@ -307,7 +314,8 @@ fn check_result(request: &Request, status: Status, bytes: u64) {
         Request::Read(_, local) | Request::Write(_, local) => {
             assert!(bytes <= local.bytes && (status != Status::Ok || bytes == local.bytes));
         }
-        Request::OpenSegment(_) => {}
+        Request::GetRange(_, _, local) => assert_eq!(bytes, if status == Status::Ok { local.bytes } else { 0 }),
+        Request::List(..) | Request::OpenSegment(_) => {}
     }
 }
 

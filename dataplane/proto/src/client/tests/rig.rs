@@ -14,8 +14,8 @@ use crate::frame::{Header, VERSION};
 use crate::ids::{BatchId, Epoch, Incarnation, NodeId, PinId, ReservationId, ShardId, Version};
 use crate::map::{ClusterMap, Member, ShardAddress};
 use crate::message::{
-    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Kind, LookupReply, ObjectName, Operation,
-    PutItem, PutOptions, ReserveReply, SizeReply, Welcome, WriteItem, decode_items, decode_puts,
+    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Kind, ListReply, LookupReply, ObjectName,
+    Operation, PutItem, PutOptions, RangeItem, ReserveReply, SizeReply, Welcome, WriteItem, decode_items, decode_puts,
 };
 use crate::status::Status;
 
@@ -45,7 +45,6 @@ impl Sent {
         decode_items(&self.body, self.header.items).expect("a well-formed body").collect()
     }
 
-    /// The puts of a frame, each with the name and the wishes of its own digest, or with none.
     pub(super) fn puts(&self) -> Vec<PutItem> {
         let puts = decode_puts(&self.body, self.header.items).expect("a well-formed body");
         puts.map(|(item, name)| {
@@ -111,14 +110,12 @@ pub(super) fn digest(number: u64) -> Digest {
     Digest::of(b"test", &number.to_le_bytes())
 }
 
-/// The name under which [`digest`] is made.
 pub(super) fn push_name(book: &mut PutBook, number: u64, bytes: u64) -> u32 {
     let key = number.to_le_bytes();
     let name = ObjectName { tenant: b"test", key: &key };
     book.push(PutItem::named(&name, bytes, &wishes(digest(number))), &name)
 }
 
-/// How the object of a digest is to be kept.
 fn wishes(digest: Digest) -> PutOptions {
     let bits = digest.low();
     PutOptions {
@@ -222,7 +219,7 @@ impl Rig {
                     Seen::Frame(Sent { lane, header, body, payload })
                 }
                 Output::CopyOut { lane, slice, local, checksum, .. } => {
-                    Seen::Copy { lane, slice, local, sum: checksum }
+                    Seen::Copy { lane, slice, local, sum: checksum.unwrap_or(0) }
                 }
                 Output::CopyIn { lane, slice, local, .. } => Seen::Copy { lane, slice, local, sum: 1 },
                 Output::CopySegment { lane, slice, local, via, .. } => {
@@ -356,6 +353,10 @@ impl Rig {
                 sent.puts().iter().for_each(|item| self.reserve(sent.lane, item).encode(&mut body));
             }
             Operation::Commit => sent.items().iter().for_each(|item| self.commit(sent.lane, item).encode(&mut body)),
+            Operation::List => {
+                ListReply { walk: 1, next: 0, items: 0 }.encode(&mut body);
+            }
+            Operation::GetRange => return sent.items().iter().map(|item| self.get_range(sent.lane, item)).collect(),
             Operation::Rdma => unreachable!("drivers talk about connections, clients do not"),
             Operation::Release | Operation::Abort => {
                 for item in sent.items::<IdItem>() {
@@ -404,6 +405,19 @@ impl Rig {
                 reply(Status::BufferTooSmall).with_argument(object.bytes)
             }
             Some(object) => reply(Status::Ok).with_payload(object.bytes, Some(sum)).with_argument(object.version),
+        };
+        Reply { lane, header, body: Vec::new(), sum }
+    }
+
+    fn get_range(&self, lane: LaneId, item: &RangeItem) -> Reply {
+        let reply = |status| Header::reply(Kind::Reply(Operation::GetRange), item.request, status);
+        let sum = sum_of(item.digest);
+        let header = match self.objects.get(&item.digest) {
+            None => reply(Status::NotFound),
+            Some(object) if item.offset + item.bytes > object.bytes => {
+                reply(Status::OutOfRange).with_argument(object.bytes)
+            }
+            Some(object) => reply(Status::Ok).with_payload(item.bytes, Some(sum)).with_argument(object.version),
         };
         Reply { lane, header, body: Vec::new(), sum }
     }

@@ -2,7 +2,7 @@
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
-use kvplane_proto::message::{DigestItem, GetItem, IdItem, Item, Kind, Operation, SizeReply};
+use kvplane_proto::message::{DigestItem, GetItem, IdItem, Item, Kind, Operation, PutItem, SizeReply};
 use kvplane_proto::{Limits, Status};
 
 use super::rig::{Answer, CHECKSUM, POOL_BYTES, Rig, Said, body_of, digest, digests, pool_place};
@@ -188,7 +188,9 @@ fn batch(operation: Operation) -> (usize, Path) {
     let path = if matches!(operation as u8, 16..) { Path::Shared } else { Path::Stream };
     let bytes = match operation {
         Operation::Get | Operation::Read | Operation::ReadMany | Operation::WriteMany => 32,
-        Operation::Reserve | Operation::Commit => 24,
+        Operation::GetRange | Operation::List => 40,
+        Operation::Reserve => PutItem::BYTES,
+        Operation::Commit => 16,
         Operation::Abort | Operation::Release | Operation::Fence => IdItem::BYTES,
         _ => DigestItem::BYTES,
     };
@@ -213,7 +215,7 @@ fn bodies_that_are_not_what_they_say_end_the_connection() {
             rig.gone(peer);
         }
     }
-    assert_eq!(rig.service.counters().closed, 13 * 7);
+    assert_eq!(rig.service.counters().closed, 15 * 7);
     rig.assert_idle();
 }
 

@@ -14,6 +14,7 @@
 
 mod budget;
 mod deferred;
+mod names;
 mod orders;
 mod ownership;
 mod policy;
@@ -81,6 +82,11 @@ enum Call {
     },
     Remove {
         strike: Strike,
+    },
+    Name {
+        list: u64,
+        at: usize,
+        version: Version,
     },
     Tail {
         digest: Digest,
@@ -212,6 +218,8 @@ impl Service {
         let store = self.store.as_ref().expect("a tier is under a store");
         let (unit, align) = (store.config().unit_bytes, u64::from(tier.config().memory_align_bytes));
         assert!(unit.is_multiple_of(align), "objects at multiples of {unit} for a tier that wants {align}");
+        let (seed, other) = (store.config().hash_seed, tier.config().hash_seed);
+        assert!(seed == other, "lists walk both indexes in one order, but their seeds differ");
         tier.set_scrub(policy.scrub_bytes_per_s);
         self.tiered = Some(Box::new(Tiered::new(tier, policy, store.config().pool_bytes, store.config().max_pins)));
     }
@@ -260,7 +268,10 @@ impl Service {
         let Some(tiered) = &mut self.tiered else { return true };
         tiered.closing = true;
         // Reads go on being of use to nobody; recovery begins anew.
-        let under_way = tiered.calls.values().any(|call| !matches!(call, Call::Read { .. } | Call::Tail { .. }));
+        let under_way = tiered
+            .calls
+            .values()
+            .any(|call| !matches!(call, Call::Read { .. } | Call::Tail { .. } | Call::Name { .. }));
         tiered.tier.degraded().is_some() || tiered.held == 0 && tiered.removals.is_empty() && !under_way
     }
 
@@ -282,7 +293,7 @@ impl Service {
             Event::StoreFailed { token, .. } => self.written(token, false),
             Event::Released { token } => self.released(token),
             Event::Got { token, version, checksum } => self.read_done(token, Some((version, checksum))),
-            Event::Key { token, version } => self.tail_read(token, Some(version), memory),
+            Event::Key { token, version } => self.key_read(token, version, memory),
             Event::Missed { token, .. } => self.missed(token, memory),
             Event::Removed { token } => self.removal_done(token, true),
             Event::RemoveFailed { token, .. } => {

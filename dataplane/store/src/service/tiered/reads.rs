@@ -1,13 +1,13 @@
 //! From the SSD to memory: reads into fresh room of the pool, shared by all who ask for the same object meanwhile.
 
 use kvplane_proto::frame::Header;
-use kvplane_proto::ids::{RequestId, Version};
-use kvplane_proto::message::{Kind, LookupReply, Operation};
+use kvplane_proto::ids::Version;
+use kvplane_proto::message::{Kind, LookupReply};
 use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Get, GetError, Priority, RecordView, Span, Token};
 
-use super::super::objects::reserve_status;
-use super::super::types::{Hold, Memory, Output, PeerKey, Place, Places};
+use super::super::objects::{Asker, Wanted, reserve_status};
+use super::super::types::{Hold, Memory, Output, Place, Places};
 use super::deferred::{Replies, Slot, no_lookup};
 use super::tails::tail_bytes_of;
 use super::{Call, Service};
@@ -19,8 +19,8 @@ const WAITERS_MOST: usize = 1024;
 /// Who waits for an object.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::service) enum Waiter {
-    /// An answer with the object's bytes, if they are not more than this.
-    Stream(PeerKey, RequestId, u64),
+    /// An answer with the object's bytes.
+    Stream(Asker),
     /// A place in the pool for the peer to copy from.
     Shared(Slot),
 }
@@ -134,7 +134,7 @@ impl Service {
     /// Gives an object that is in memory now, if it is.
     fn serve(&mut self, digest: Digest, waiter: Waiter) {
         let peer = match waiter {
-            Waiter::Stream(peer, ..) => Some(peer),
+            Waiter::Stream(asker) => Some(asker.peer),
             Waiter::Shared(slot) => self.peer_of(slot),
         };
         let here = peer.filter(|peer| self.session(*peer).is_some());
@@ -146,18 +146,19 @@ impl Service {
             self.counters.get_bytes += object.extent.bytes;
         }
         match (waiter, held) {
-            // It may have been replaced by a longer one while it was read.
-            (Waiter::Stream(peer, request, capacity_bytes), Ok((pin, object)))
-                if object.extent.bytes > capacity_bytes =>
-            {
-                self.sent(Hold::Pin(pin));
-                self.answer_id(peer, Operation::Get, request, Status::BufferTooSmall, object.extent.bytes);
+            (Waiter::Stream(asker), Ok((pin, object))) => {
+                // It may have been replaced by one of another length while it was read.
+                match asker.wanted.check(object.extent.bytes) {
+                    Ok(()) => self.answer_get(&asker, Hold::Pin(pin), &object),
+                    Err(status) => {
+                        self.sent(Hold::Pin(pin));
+                        let operation = asker.wanted.operation();
+                        self.answer_id(asker.peer, operation, asker.request, status, object.extent.bytes);
+                    }
+                }
             }
-            (Waiter::Stream(peer, request, _), Ok((pin, object))) => {
-                self.answer_get(peer, request, Hold::Pin(pin), &object);
-            }
-            (Waiter::Stream(peer, request, _), Err(status)) if here.is_some() => {
-                self.answer_id(peer, Operation::Get, request, status, 0);
+            (Waiter::Stream(asker), Err(status)) if here.is_some() => {
+                self.answer_id(asker.peer, asker.wanted.operation(), asker.request, status, 0);
             }
             (Waiter::Stream(..), Err(_)) => {}
             (Waiter::Shared(slot), Ok((pin, object))) => {
@@ -187,18 +188,18 @@ impl Service {
     }
 
     /// Answers a get from the pool; `hold` goes back when the bytes have left.
-    pub(in crate::service) fn answer_get(
-        &mut self,
-        peer: PeerKey,
-        request: RequestId,
-        hold: Hold,
-        object: &ObjectView,
-    ) {
-        let place = Place { memory: Memory::Pool, offset: object.extent.offset, bytes: object.extent.bytes };
-        let header = Header::reply(Kind::Reply(Operation::Get), request, Status::Ok)
-            .with_payload(place.bytes, Some(object.checksum))
+    pub(in crate::service) fn answer_get(&mut self, asker: &Asker, hold: Hold, object: &ObjectView) {
+        let (offset, checksum) = match asker.wanted {
+            Wanted::Whole { .. } => (0, object.checksum),
+            // The host sums up what it sends.
+            Wanted::Range { offset, .. } => (offset, 0),
+        };
+        let bytes = asker.wanted.bytes_of(object.extent.bytes);
+        let place = Place { memory: Memory::Pool, offset: object.extent.offset + offset, bytes };
+        let header = Header::reply(Kind::Reply(asker.wanted.operation()), asker.request, Status::Ok)
+            .with_payload(place.bytes, Some(checksum))
             .with_argument(object.version.0);
         let payload = Some((Places::One(place), hold));
-        self.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
+        self.outputs.push_back(Output::Frame { peer: asker.peer, header, body: 0..0, payload });
     }
 }

@@ -85,13 +85,27 @@ impl Service {
         }
     }
 
+    /// A key was read.
+    pub(super) fn key_read(&mut self, token: Token, version: Version, memory: &mut dyn Memory) {
+        if self.is_for_name(token) {
+            self.name_read(token, Some(version));
+        } else {
+            self.tail_read(token, Some(version), memory);
+        }
+    }
+
     /// What was asked for could not be read.
     pub(super) fn missed(&mut self, token: Token, memory: &mut dyn Memory) {
         let call = self.tiered.as_ref().and_then(|tiered| tiered.calls.get(&token.0));
-        if matches!(call, Some(Call::Tail { .. })) {
-            self.tail_read(token, None, memory);
-        } else {
-            self.read_done(token, None);
+        match call {
+            Some(Call::Tail { .. }) => self.tail_read(token, None, memory),
+            Some(Call::Name { .. }) => self.name_read(token, None),
+            _ => self.read_done(token, None),
         }
+    }
+
+    fn is_for_name(&self, token: Token) -> bool {
+        let call = self.tiered.as_ref().and_then(|tiered| tiered.calls.get(&token.0));
+        matches!(call, Some(Call::Name { .. }))
     }
 }

@@ -292,7 +292,8 @@ impl Service {
         }
     }
 
-    /// A put that was to be written cannot be: it is taken back, and its answer says so. One that was replaced meanwhile
+    /// A put that was to be written cannot be: it is taken back, and its answer says so. One that was replaced
+    /// meanwhile
     /// is not the last word: whoever put it may try again.
     fn write_failed(&mut self, digest: Digest, version: Version, slot: Slot) {
         let replaced =

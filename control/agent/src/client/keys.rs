@@ -1,0 +1,216 @@
+//! Which objects there are: lists, page by page, and removal of what a list finds.
+//!
+//! A list goes from shard to shard, and through each in an order that has nothing to do with keys. Every object that is
+//! there from the first page to the last is listed, at least once: more often only if a shard starts anew or the
+//! cluster's map changes meanwhile, as the list then begins again there. Objects that come or go meanwhile are listed
+//! or
+//! not. Patterns are matched here, not on the shards, which have better things to do.
+
+use kvplane_proto::client::{ListFrom, Request};
+use kvplane_proto::ids::{SLOTS, Slot};
+use kvplane_proto::map::{ClusterMap, OwnerTable};
+use kvplane_proto::message::{KeyItem, KeyPage, KeyView};
+use kvplane_proto::{Digest, Epoch, Limits, Status, Version};
+use regex::bytes::{Regex, RegexBuilder};
+
+use super::Client;
+use crate::error::Error;
+
+/// Bytes that a compiled pattern may take, and that matching it may use.
+const PATTERN_BYTES: usize = 1 << 20;
+
+/// What a list says of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyInfo {
+    /// Its digest.
+    pub digest: Digest,
+    /// The tenant's name.
+    pub tenant: Vec<u8>,
+    /// Its key; empty where whoever put it kept that to itself.
+    pub key: Vec<u8>,
+    /// Its version.
+    pub version: Version,
+    /// Its length.
+    pub bytes: u64,
+    /// The group that it belongs to; 0 for none.
+    pub group: u64,
+    /// What it is, by the putter's numbers.
+    pub data_type: u8,
+    /// For how long it was to be kept before others, in milliseconds.
+    pub soft_pin_ms: u32,
+    /// Whether it is never to be evicted.
+    pub hard_pin: bool,
+    /// Whether it is in memory.
+    pub in_memory: bool,
+    /// Whether it is on an SSD.
+    pub on_ssd: bool,
+}
+
+impl KeyInfo {
+    fn of(view: &KeyView<'_>) -> Self {
+        let item = view.item;
+        Self {
+            digest: item.digest,
+            tenant: view.name.tenant.to_vec(),
+            key: view.name.key.to_vec(),
+            version: item.version,
+            bytes: item.bytes,
+            group: item.group,
+            data_type: item.data_type,
+            soft_pin_ms: item.soft_pin_ms,
+            hard_pin: item.flags & KeyItem::HARD_PIN != 0,
+            in_memory: item.flags & KeyItem::IN_MEMORY != 0,
+            on_ssd: item.flags & KeyItem::ON_SSD != 0,
+        }
+    }
+}
+
+/// Where a list goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListCursor {
+    epoch: Epoch,
+    /// Which of the shards in the map's order.
+    shard: usize,
+    from: u64,
+    walk: u64,
+}
+
+/// Some of the objects there are.
+#[derive(Clone, Debug, Default)]
+pub struct ListPage {
+    /// The objects: none to about a thousand.
+    pub keys: Vec<KeyInfo>,
+    /// Where to go on; nothing when this was all.
+    pub next: Option<ListCursor>,
+}
+
+/// A slot of each shard that owns any: who is asked by which digest.
+fn one_slot_each(map: &ClusterMap) -> Vec<Slot> {
+    let owners = OwnerTable::compute(map);
+    let (mut seen, mut slots) = (std::collections::HashSet::new(), Vec::new());
+    for slot in (0..SLOTS).map(|slot| Slot(slot as u16)) {
+        if let Some(owner) = owners.owners(slot).first()
+            && seen.insert(*owner)
+        {
+            slots.push(slot);
+        }
+    }
+    slots
+}
+
+impl Client {
+    /// The next page of all objects of this client's tenant; `None` begins.
+    ///
+    /// # Errors
+    /// When a shard cannot be asked.
+    pub fn list(&mut self, cursor: Option<ListCursor>) -> Result<ListPage, Error> {
+        let mut page = self.list_all(cursor, true)?;
+        // Who is nobody's tenant sees what has no name too: it may be anybody's.
+        let tenant = self.tenant.clone();
+        page.keys.retain(|key| key.tenant == tenant);
+        Ok(page)
+    }
+
+    /// The next page of all objects of all tenants.
+    fn list_all(&mut self, cursor: Option<ListCursor>, names: bool) -> Result<ListPage, Error> {
+        self.follow_map();
+        let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let slots = one_slot_each(&map);
+        let begin = ListCursor { epoch: map.epoch, shard: 0, from: 0, walk: 0 };
+        let at = cursor.filter(|cursor| cursor.epoch == map.epoch).unwrap_or(begin);
+        let Some(slot) = slots.get(at.shard) else { return Ok(ListPage::default()) };
+        let digest = Digest(u128::from(slot.0) << 114);
+        let from = ListFrom { walk: at.walk, from: at.from, names };
+        let (status, body) = self.ask_list(digest, from)?;
+        if status == Status::Stale {
+            // The shard has another order than it had.
+            return Ok(ListPage { keys: Vec::new(), next: Some(ListCursor { from: 0, walk: 0, ..at }) });
+        }
+        let page = body.as_deref().filter(|_| status == Status::Ok).and_then(KeyPage::decode);
+        let Some(page) = page else { return Err(self.problem("list".to_owned(), status)) };
+        let reply = page.reply();
+        let next = match reply.next {
+            0 if at.shard + 1 < slots.len() => Some(ListCursor { shard: at.shard + 1, from: 0, walk: 0, ..at }),
+            0 => None,
+            from => Some(ListCursor { from, walk: reply.walk, ..at }),
+        };
+        Ok(ListPage { keys: page.keys().map(|view| KeyInfo::of(&view)).collect(), next })
+    }
+
+    fn ask_list(&mut self, digest: Digest, from: ListFrom) -> Result<(Status, Option<Vec<u8>>), Error> {
+        let batch = self.initiator.submit(&[Request::List(digest, from)], self.deadline)?;
+        self.wait(batch)?;
+        let status = self.initiator.results(batch)[0].status;
+        let body = self.initiator.take_description(batch);
+        self.initiator.release(batch);
+        Ok((status, body))
+    }
+
+    /// Removes the objects of this client's tenant whose keys have a match of a pattern; how many. Keys are bytes,
+    /// and a
+    /// pattern may match any of them (`(?-u)`). Objects that come meanwhile may stay.
+    ///
+    /// # Errors
+    /// When the pattern is malformed or too large, or a shard cannot be asked.
+    pub fn remove_matching(&mut self, pattern: &str) -> Result<u64, Error> {
+        let pattern = compile(pattern)?;
+        self.remove_listed(true, |tenant, key| key.tenant == tenant && pattern.is_match(&key.key))
+    }
+
+    /// Removes all objects of this client's tenant, or with `of_all` of all tenants and those without names; how many.
+    ///
+    /// # Errors
+    /// When a shard cannot be asked.
+    pub fn remove_all(&mut self, of_all: bool) -> Result<u64, Error> {
+        self.remove_listed(!of_all, |tenant, key| of_all || key.tenant == tenant && !key.key.is_empty())
+    }
+
+    /// Removes what a list finds and `chosen` says, page by page.
+    fn remove_listed(&mut self, names: bool, chosen: impl Fn(&[u8], &KeyInfo) -> bool) -> Result<u64, Error> {
+        let (mut cursor, mut removed) = (None, 0);
+        loop {
+            let page = self.list_all(cursor, names)?;
+            let chosen = page.keys.iter().filter(|key| chosen(&self.tenant, key));
+            let requests: Vec<Request> = chosen.map(|key| Request::Remove(key.digest)).collect();
+            if !requests.is_empty() {
+                for result in self.run(&requests)? {
+                    removed += u64::from(self.present(result, "remove")?);
+                }
+            }
+            match page.next {
+                Some(next) => cursor = Some(next),
+                None => return Ok(removed),
+            }
+        }
+    }
+}
+
+/// A pattern that takes time in proportion to what it is matched against, whatever it is.
+fn compile(pattern: &str) -> Result<Regex, Error> {
+    if pattern.len() > Limits::KEY_BYTES {
+        let (bytes, most) = (pattern.len(), Limits::KEY_BYTES);
+        return Err(Error::Argument(format!("a pattern of {bytes} bytes is over the limit of {most}")));
+    }
+    let built = RegexBuilder::new(pattern).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build();
+    built.map_err(|error| {
+        // Of several lines, the last says what is wrong; those before draw it.
+        let text = error.to_string();
+        let why = text.lines().last().unwrap_or_default().trim_start_matches("error: ");
+        Error::Argument(format!("the pattern cannot be used: {why}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_that_explode_are_refused_and_others_match_bytes() {
+        assert!(compile("(").is_err() && compile(&"a".repeat(5000)).is_err());
+        let error = compile("((a{100}){100}){100}").expect_err("a pattern of a million letters").to_string();
+        assert!(error.contains("limit"), "{error}");
+        assert!(compile("^(a+)+$").expect("it is linear here").is_match(b"aaaaaaaaaaaaaaaaaaaaaaaa"));
+        assert!(!compile("^(a+)+$").expect("it is linear here").is_match(b"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"));
+        assert!(compile(r"(?-u)\xff").expect("bytes").is_match(&[1, 0xff]));
+    }
+}

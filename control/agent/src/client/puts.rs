@@ -1,0 +1,90 @@
+//! Puts with more to say: how an object is to be kept, and that it replaces one that is there.
+
+use kvplane_proto::client::{Local, PutBook, Request};
+use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
+use kvplane_proto::{Limits, Status, Version};
+
+use super::{Client, Put, Slice, digest_of};
+use crate::error::Error;
+
+impl Client {
+    /// As [`Self::put_from`], with more to say about the object.
+    ///
+    /// # Errors
+    /// When it cannot be stored: the status says why.
+    pub fn put_from_with(&mut self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
+        let mut outcomes = self.batch_put_from_with(&[(key, slice)], options)?;
+        outcomes.pop().unwrap_or(Ok(Put::Exists))
+    }
+
+    /// As [`Self::batch_put_from`], with more to say about the objects.
+    ///
+    /// # Errors
+    /// When the batch as a whole is malformed.
+    pub fn batch_put_from_with(
+        &mut self,
+        items: &[(impl AsRef<[u8]>, Slice)],
+        options: &PutOptions,
+    ) -> Result<Vec<Result<Put, Error>>, Error> {
+        check_options(options)?;
+        self.puts.clear();
+        let mut requests = Vec::with_capacity(items.len());
+        for (key, slice) in items {
+            let name = (&self.tenant[..], key.as_ref());
+            requests.push(put_request(&mut self.puts, name, self.keep_keys, slice.local, options)?);
+        }
+        let results = self.run_puts(&requests)?;
+        Ok(results.into_iter().zip(items).map(|(result, (_, slice))| self.stored(result, *slice)).collect())
+    }
+
+    /// Stores a copy of these bytes under a key, in place of an object that is there: whoever reads that reads on.
+    ///
+    /// # Errors
+    /// When they cannot be stored: the status says why. Then what was there is still there, or may have been evicted.
+    pub fn upsert(&mut self, key: &[u8], value: &[u8]) -> Result<Version, Error> {
+        match self.put_with(key, value, &PutOptions { replace: true, ..PutOptions::default() })? {
+            Put::Stored(version) => Ok(version),
+            Put::Exists => Err(self.problem("upsert".to_owned(), Status::Exists)),
+        }
+    }
+
+    /// As [`Self::put`], with more to say about the object.
+    ///
+    /// # Errors
+    /// When they cannot be stored: the status says why.
+    pub fn put_with(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<Put, Error> {
+        if value.is_empty() {
+            return Err(Error::Status { what: "put of 0 bytes".to_owned(), status: Status::Empty, cause: None });
+        }
+        let bounce = self.bounce(value.len())?;
+        bounce.region.copy_in(0, value);
+        self.put_from_with(key, bounce.slice(0, value.len()), options)
+    }
+}
+
+/// A put and its entry in a book. The name is the tenant's and the key.
+pub(crate) fn put_request(
+    puts: &mut PutBook,
+    (tenant, key): (&[u8], &[u8]),
+    keep_key: bool,
+    local: Local,
+    options: &PutOptions,
+) -> Result<Request, Error> {
+    let digest = digest_of(tenant, key)?;
+    let item = PutItem::plain(digest, local.bytes).with_options(options);
+    let number = if keep_key {
+        let lengths = (key.len() as u16, tenant.len() as u8);
+        puts.push(PutItem { key_bytes: lengths.0, tenant_bytes: lengths.1, ..item }, &ObjectName { tenant, key })
+    } else {
+        puts.push(item, &ObjectName::NONE)
+    };
+    Ok(Request::PutAs(digest, local, number))
+}
+
+fn check_options(options: &PutOptions) -> Result<(), Error> {
+    if options.soft_pin_ms <= Limits::SOFT_PIN_MS {
+        return Ok(());
+    }
+    let (given, most) = (options.soft_pin_ms, Limits::SOFT_PIN_MS);
+    Err(Error::Argument(format!("a soft pin of {given} ms is over the limit of {most}: ask for less")))
+}

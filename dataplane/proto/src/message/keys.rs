@@ -1,0 +1,78 @@
+//! Pages of a list: which objects a shard has.
+//!
+//! A page is a [`ListReply`], as many [`KeyItem`]s as it says, and the names of those in the same order, each the
+//! tenant's
+//! and then the key.
+
+use super::items::{Item, KeyItem, ListReply};
+use super::put::ObjectName;
+use crate::limits::Limits;
+
+/// Bytes of a page that are filled at most.
+pub const KEY_PAGE_BYTES: usize = Limits::BODY_BYTES / 2;
+
+/// One object of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeyView<'a> {
+    /// What is known of it.
+    pub item: KeyItem,
+    /// Its name; without a key where that is not known.
+    pub name: ObjectName<'a>,
+}
+
+impl KeyItem {
+    /// It is never evicted.
+    pub const HARD_PIN: u32 = 1;
+    /// It is in memory.
+    pub const IN_MEMORY: u32 = 2;
+    /// It is on an SSD.
+    pub const ON_SSD: u32 = 4;
+
+    /// Bytes of its name.
+    #[must_use]
+    pub const fn name_bytes(&self) -> usize {
+        self.key_bytes as usize + self.tenant_bytes as usize
+    }
+}
+
+/// A page whose body was checked.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyPage<'a> {
+    reply: ListReply,
+    items: &'a [u8],
+    names: &'a [u8],
+}
+
+impl<'a> KeyPage<'a> {
+    /// The page in a body; `None` when it is not one.
+    #[must_use]
+    pub fn decode(body: &'a [u8]) -> Option<Self> {
+        let (head, rest) = body.split_at_checked(ListReply::BYTES)?;
+        let reply = ListReply::decode(head)?;
+        let bytes = usize::try_from(reply.items).ok()?.checked_mul(KeyItem::BYTES)?;
+        let (items, names) = rest.split_at_checked(bytes)?;
+        let page = Self { reply, items, names };
+        let named: usize = page.records().map(|item| item.name_bytes()).sum();
+        (named == names.len()).then_some(page)
+    }
+
+    /// Where the walk is.
+    #[must_use]
+    pub const fn reply(&self) -> ListReply {
+        self.reply
+    }
+
+    fn records(&self) -> impl Iterator<Item = KeyItem> + use<'a> {
+        self.items.chunks_exact(KeyItem::BYTES).filter_map(KeyItem::decode)
+    }
+
+    /// The objects.
+    pub fn keys(&self) -> impl Iterator<Item = KeyView<'a>> + use<'a> {
+        let mut names = self.names;
+        self.records().map_while(move |item| {
+            let (name, rest) = names.split_at_checked(item.name_bytes())?;
+            names = rest;
+            Some(KeyView { item, name: ObjectName::split(name, item.tenant_bytes)? })
+        })
+    }
+}

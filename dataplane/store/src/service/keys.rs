@@ -1,0 +1,246 @@
+//! Lists: which objects are there, page by page, under concurrent change.
+//!
+//! Objects are walked in an order that has nothing to do with where they are: by 32 bits of a salted mix of the digest.
+//! Memory's index and the SSD's are laid out by it, so a piece of the order is a piece of either table, and both are
+//! looked at in one step. So whoever is there all the while is seen: in memory, on the SSD, or going from one to the
+//! other. An object may be seen again only if the walk begins anew.
+//!
+//! A step looks at some thousand places, and between two steps the shard does whatever else there is. Names are read
+//! from the pool by the host's leave ([`Service::drive_lists`]), and from the SSD where only that has them.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::ids::RequestId;
+use kvplane_proto::message::{Item, KEY_PAGE_BYTES, KeyItem, ListItem, ListReply, Operation};
+use kvplane_proto::rng::mix64;
+use kvplane_proto::{Digest, Limits, Status};
+
+use super::Service;
+use super::tail::{TAIL_HEAD_BYTES, TailHead};
+use super::types::{CloseReason, PayloadTo, PeerKey};
+
+/// Places of an index that one step looks at.
+const STEP_PLACES: u64 = 2048;
+/// A page is answered after so many objects.
+const PAGE_ITEMS: usize = 1024;
+/// Of these, so many may have names that are on the SSD only.
+const PAGE_READS: usize = 64;
+/// One beyond the last point.
+const END: u64 = 1 << 32;
+/// Flag of a [`ListItem`]: names are wanted.
+const NAMES: u64 = 1;
+
+/// The pool's memory, to look at.
+pub trait PoolBytes {
+    /// Copies out what lies at `offset`.
+    fn read(&self, offset: u64, into: &mut [u8]);
+}
+
+/// Lists under way.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    pub(super) open: BTreeMap<u64, List>,
+    next: u64,
+}
+
+/// One answer that is being made.
+#[derive(Debug)]
+pub(super) struct List {
+    peer: PeerKey,
+    request: RequestId,
+    names: bool,
+    /// How far it has come.
+    at: u64,
+    pub(super) page: Vec<Listed>,
+    page_bytes: usize,
+    /// Whether the page is full, but for names that are being read.
+    is_full: bool,
+    /// Names that are to be read or are being read.
+    pub(super) wanted: Vec<usize>,
+    pub(super) reading: usize,
+}
+
+/// An object of a page.
+#[derive(Debug)]
+pub(super) struct Listed {
+    pub(super) item: KeyItem,
+    tail: Vec<u8>,
+    /// It is no more.
+    pub(super) is_gone: bool,
+}
+
+impl Listed {
+    fn new(digest: Digest, version: kvplane_proto::Version, bytes: u64, flags: u32) -> Self {
+        let item = KeyItem {
+            digest,
+            version,
+            bytes,
+            group: 0,
+            tenant: 0,
+            soft_pin_ms: 0,
+            key_bytes: 0,
+            tenant_bytes: 0,
+            data_type: 0,
+            flags,
+        };
+        Self { item, tail: Vec::new(), is_gone: false }
+    }
+
+    /// Takes a tail, if it is the object's.
+    pub(super) fn set_tail(&mut self, tail: Vec<u8>) {
+        let Some((head, name)) = TailHead::split(&tail) else { return };
+        // Whoever has mapped the pool may have spoilt it.
+        if head.key_bytes > 0 && name.digest() != self.item.digest {
+            return;
+        }
+        let options = head.options;
+        (self.item.group, self.item.tenant) = (options.group, options.tenant);
+        (self.item.soft_pin_ms, self.item.data_type) = (options.soft_pin_ms, options.data_type);
+        self.item.flags |= if options.hard_pin { KeyItem::HARD_PIN } else { 0 };
+        (self.item.key_bytes, self.item.tenant_bytes) = (head.key_bytes, head.tenant_bytes);
+        self.tail = tail;
+    }
+}
+
+impl Service {
+    pub(super) fn list(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        let mut items = Self::items::<ListItem>(header, body)?;
+        let (Some(item), None) = (items.next(), items.next()) else {
+            return Err(CloseReason::Malformed("a list of not one item"));
+        };
+        let status = if !self.owns(item.digest) {
+            self.counters.wrong_owner += 1;
+            Status::WrongOwner
+        } else if item.flags & !NAMES != 0 || item.from >= END || (item.walk == 0) != (item.from == 0) {
+            Status::BadRequest
+        } else if item.walk != 0 && item.walk != self.walk_tag() {
+            // Of another life, in which another order was walked.
+            Status::Stale
+        } else if self.lists.open.len() >= Limits::LISTS {
+            Status::Busy
+        } else {
+            self.lists.next += 1;
+            let list = List {
+                peer,
+                request: header.request,
+                names: item.flags & NAMES != 0,
+                at: item.from,
+                page: Vec::new(),
+                page_bytes: ListReply::BYTES,
+                is_full: false,
+                wanted: Vec::new(),
+                reading: 0,
+            };
+            self.lists.open.insert(self.lists.next, list);
+            return Ok(PayloadTo::Discard);
+        };
+        self.refuse(peer, Operation::List, header.request, status);
+        Ok(PayloadTo::Discard)
+    }
+
+    /// Names the order of this life of the shard; never 0.
+    fn walk_tag(&self) -> u64 {
+        let seed = self.store.as_ref().map_or(0, |store| store.config().hash_seed);
+        mix64(seed ^ mix64(self.identity.incarnation.0)) | 1
+    }
+
+    /// Goes on with lists: one step of each. Whether there was anything to do. The host calls it in every round.
+    pub fn drive_lists(&mut self, pool: &dyn PoolBytes) -> bool {
+        if self.lists.open.is_empty() {
+            return false;
+        }
+        let ids: Vec<u64> = self.lists.open.keys().copied().collect();
+        let mut progress = false;
+        for id in ids {
+            let Some(mut list) = self.lists.open.remove(&id) else { continue };
+            if self.session(list.peer).is_none() {
+                progress = true;
+                // What is being read for it is dropped when it comes.
+                continue;
+            }
+            if !list.is_full {
+                self.list_step(&mut list, pool);
+                progress = true;
+            }
+            progress |= self.read_names(id, &mut list);
+            if list.is_full && list.wanted.is_empty() && list.reading == 0 {
+                self.answer_list(list);
+            } else {
+                self.lists.open.insert(id, list);
+            }
+        }
+        progress
+    }
+
+    /// Looks at the next piece of the order.
+    fn list_step(&mut self, list: &mut List, pool: &dyn PoolBytes) {
+        let Some(store) = &self.store else { return };
+        let places = self.tier_places().max(store.places()) as u64;
+        let to = list.at.saturating_add((STEP_PLACES << 32).div_ceil(places)).min(END);
+        let mut found: Vec<(u32, Listed, u64, bool)> = Vec::new();
+        for (point, digest, view) in store.between(list.at, to) {
+            let mut listed = Listed::new(digest, view.version, view.extent.bytes, KeyItem::IN_MEMORY);
+            let on_ssd = self.on_ssd(digest).filter(|record| record.version == view.version);
+            listed.item.flags |= if on_ssd.is_some() { KeyItem::ON_SSD } else { 0 };
+            let elsewhere = !view.has_tail && on_ssd.is_some_and(|record| record.key_bytes > 0);
+            let tail_at = if view.has_tail { view.extent.offset + view.extent.bytes } else { u64::MAX };
+            found.push((point, listed, tail_at, elsewhere));
+        }
+        for record in self.tier_between(list.at, to) {
+            if !store.exists(record.digest) {
+                let listed = Listed::new(record.digest, record.version, record.payload_bytes.into(), KeyItem::ON_SSD);
+                found.push((self.tier_point(record.digest), listed, u64::MAX, record.key_bytes > 0));
+            }
+        }
+        found.sort_unstable_by_key(|(point, ..)| *point);
+        list.at = to;
+        let mut last = None;
+        for (point, mut listed, tail_at, elsewhere) in found {
+            // Objects of one point go together, as the next page begins with a point.
+            let room = list.page_bytes < KEY_PAGE_BYTES && list.page.len() < PAGE_ITEMS;
+            if last != Some(point) && !(room && list.wanted.len() < PAGE_READS) {
+                list.at = point.into();
+                list.is_full = true;
+                return;
+            }
+            last = Some(point);
+            if list.names && tail_at != u64::MAX {
+                listed.set_tail(read_tail(tail_at, pool));
+            }
+            // A name that is still to come may be the longest.
+            let wanted = list.names && elsewhere;
+            let name_bytes = if wanted { Limits::NAME_BYTES } else { listed.item.name_bytes() };
+            list.page_bytes += KeyItem::BYTES + name_bytes;
+            if wanted {
+                list.wanted.push(list.page.len());
+            }
+            list.page.push(listed);
+        }
+        let enough = list.page.len() >= PAGE_ITEMS / 2 || list.page_bytes >= KEY_PAGE_BYTES / 2;
+        list.is_full = to == END || enough || !list.wanted.is_empty();
+    }
+
+    fn answer_list(&mut self, list: List) {
+        let start = self.bytes.len();
+        let next = if list.at == END { 0 } else { list.at };
+        let here: Vec<Listed> = list.page.into_iter().filter(|listed| !listed.is_gone).collect();
+        ListReply { walk: self.walk_tag(), next, items: here.len() as u64 }.encode(&mut self.bytes);
+        here.iter().for_each(|listed| listed.item.encode(&mut self.bytes));
+        for listed in &here {
+            self.bytes.extend_from_slice(listed.tail.get(TAIL_HEAD_BYTES..).unwrap_or_default());
+        }
+        let header = Header::request(kvplane_proto::message::Kind::Request(Operation::List), list.request);
+        self.answer_items(list.peer, Operation::List, &header, start, 1);
+    }
+}
+
+/// The tail at a place of the pool; nothing where there is none.
+fn read_tail(at: u64, pool: &dyn PoolBytes) -> Vec<u8> {
+    let mut head = [0; TAIL_HEAD_BYTES];
+    pool.read(at, &mut head);
+    let Some(bytes) = TailHead::decode(&head).map(|head| head.tail_bytes()) else { return Vec::new() };
+    let mut tail = vec![0; bytes];
+    pool.read(at, &mut tail);
+    tail
+}
