@@ -313,7 +313,7 @@ impl Index {
     /// homes of the two or, displaced, behind: until one is at home, or there is none.
     pub(crate) fn between(&self, from: u64, to: u64) -> impl Iterator<Item = &Entry> {
         let places = self.places.len();
-        let home = |point: u64| ((u128::from(point) << 32) * places as u128 >> 64) as usize;
+        let home = |point: u64| (((u128::from(point) << 32) * places as u128) >> 64) as usize;
         let (first, last) = (home(from), home(to));
         let ends = move |at: usize| {
             let entry = &self.places[at % places];

@@ -309,7 +309,7 @@ fn check_result(request: &Request, status: Status, bytes: u64) {
             }
         }
         Request::Put(_, local) | Request::PutAs(_, local, _) => {
-            assert_eq!(bytes, if status == Status::Ok { local.bytes } else { 0 })
+            assert_eq!(bytes, if status == Status::Ok { local.bytes } else { 0 });
         }
         Request::Read(_, local) | Request::Write(_, local) => {
             assert!(bytes <= local.bytes && (status != Status::Ok || bytes == local.bytes));
