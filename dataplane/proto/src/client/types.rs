@@ -175,8 +175,8 @@ pub enum Request {
     Get(Digest, Local),
     /// Bring a range of the object, from this offset on, into memory.
     GetRange(Digest, u64, Local),
-    /// Which objects has the shard that owns this digest? See [`super::Client::take_description`], which has the body of
-    /// a [`crate::message::KeyPage`]. One such request makes a batch.
+    /// Which objects has the shard that owns this digest? See [`super::Client::take_description`], which has the body
+    /// of a [`crate::message::KeyPage`]. One such request makes a batch.
     List(Digest, ListFrom),
     /// Keep these bytes under this digest.
     Put(Digest, Local),

@@ -166,7 +166,7 @@ impl Top {
             std::thread::sleep(until - Instant::now());
             let now = ask(link, self.node)?;
             let elapsed = Duration::from_secs(self.interval);
-            shown = rates(&before, &now, elapsed, shown);
+            shown = rates(&before, &now, elapsed, &shown);
             before = now;
             let text = if self.json { lines_json(&shown) } else { table(&shown) };
             let mut out = std::io::stdout().lock();
@@ -228,7 +228,7 @@ fn table(shown: &[Rates]) -> String {
         "cpu"
     );
     for one in shown {
-        let used = if one.pool_bytes == 0 { 0 } else { one.used_bytes * 100 / one.pool_bytes };
+        let used = (one.used_bytes * 100).checked_div(one.pool_bytes).unwrap_or(0);
         text.push_str(&format!(
             "\n{:>20} {:>5} {:>10} {:>4}% {:>10.0} {:>4.0}% {:>8.0} {:>9.0} {:>8.0} {:>10} {:>10} {:>9} {:>9} {:>4.0}%",
             one.node,

@@ -29,7 +29,7 @@ pub(super) struct Rates {
 
 /// The speeds between two looks that are `elapsed` apart. Where a node has not reported in between, what was shown
 /// before stays.
-pub(super) fn rates(before: &[ShardNode], now: &[ShardNode], elapsed: Duration, shown: Vec<Rates>) -> Vec<Rates> {
+pub(super) fn rates(before: &[ShardNode], now: &[ShardNode], elapsed: Duration, shown: &[Rates]) -> Vec<Rates> {
     let mut all = Vec::new();
     for node in now {
         let old = before.iter().find(|old| old.node == node.node && old.incarnation == node.incarnation);
@@ -111,11 +111,11 @@ mod tests {
         // Looks two seconds apart at reports that are one second apart.
         let before = node(0, 300, &[(1000, 50), (8000, 50)]);
         let now = node(1_000_000_000, 600, &[(1000, 149), (8000, 51)]);
-        let shown = rates(&[before], &[now.clone()], Duration::from_secs(2), Vec::new());
+        let shown = rates(&[before], core::slice::from_ref(&now), Duration::from_secs(2), &[]);
         assert_eq!((shown[0].gets, shown[0].hit_ratio), (400.0, 0.75));
         assert_eq!((shown[0].get_p50_ns, shown[0].get_p99_ns), (1000, 1000));
         // Without a report in between, what was shown stays.
-        let again = rates(&[now.clone()], &[now], Duration::from_secs(2), shown.clone());
+        let again = rates(core::slice::from_ref(&now), core::slice::from_ref(&now), Duration::from_secs(2), &shown);
         assert_eq!(again, shown);
     }
 
@@ -123,7 +123,7 @@ mod tests {
     fn a_new_life_begins_at_nothing() {
         let mut other = node(0, 5, &[]);
         other.incarnation = 2;
-        let shown = rates(&[node(0, 300, &[])], &[other], Duration::from_secs(1), Vec::new());
+        let shown = rates(&[node(0, 300, &[])], &[other], Duration::from_secs(1), &[]);
         assert_eq!((shown.len(), shown[0].gets), (1, 0.0));
     }
 }
