@@ -76,15 +76,17 @@ impl Follow {
     }
 
     fn send(&mut self, node: u64, order: &Order) -> Result<u64, Refusal> {
-        self.last_number += 1;
-        let number = self.last_number;
+        let number = self.last_number + 1;
         let frame = item_frame(&NodeOrder { number, order: order.clone() })
             .map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))?;
         let Some(line) = self.lines.get(&node) else {
             return Err(Refusal::new(RefusalCode::NotFound, format!("node {node} takes no orders")));
         };
         match line.orders.try_send(frame) {
-            Ok(()) => Ok(number),
+            Ok(()) => {
+                self.last_number = number;
+                Ok(number)
+            }
             Err(mpsc::error::TrySendError::Full(_)) => {
                 Err(Refusal::new(RefusalCode::LimitReached, format!("{ORDERS} orders wait for node {node} already")))
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvplane_proto::ids::{Epoch, NodeId};
 use kvplane_rpc::message::*;
 use kvplane_rpc::{RefusalCode, Role, RuntimeDirectory};
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer};
+use kvplane_server::{ControlConfig, ControlHandle, ControlServer, MetadataLimits};
 use support::{Scratch, beat, client, enter, join, run};
 
 const LOOPBACK: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
@@ -169,6 +169,9 @@ fn senseless_settings_are_refused() {
     let text = refusal(config.clone());
     assert!(text.contains("0.0.0.0") && text.contains("authentication"), "{text}");
     config.http_without_authentication_anywhere = true;
+    let text = refusal(config.clone());
+    assert!(text.contains("--http-token-file"), "there is nothing that may be open: {text}");
+    config.mooncake_metadata = Some(MetadataLimits::default());
     start(config);
 
     let text = refusal(ControlConfig::new("Not A Name"));
