@@ -142,6 +142,30 @@ fn what_was_void_and_could_not_be_read_is_void_when_it_can() {
     assert!(given_up > 0, "everything could be read");
 }
 
+/// A segment of which a part cannot be read may miss removals, also at the starts after that one.
+#[test]
+fn what_was_removed_stays_so_after_a_start_that_could_not_read_it() {
+    let mut lost = 0;
+    for (seed, policy) in policies().into_iter().take(2).cycle().take(8).enumerate() {
+        let mut world = World::on(3 * DEVICE_BYTES, 800 + seed as u64, policy);
+        for _ in 0..6 {
+            world.run(40);
+            world.settle();
+            // What is given up for a removal that may be missing is nobody's promise.
+            (0..KEYS as u8).for_each(|key| world.now_may(key, None));
+            let from = 4096 * (2 + world.rng.below(24));
+            world.unreadable = from..from + 4096;
+            world.restart();
+            lost += world.service.tier_snapshot().expect("a tier").recovered.map_or(0, |report| report.lost_removals);
+            world.unreadable = 0..0;
+            world.restart();
+        }
+        world.end();
+        assert!(world.got > 20);
+    }
+    assert!(lost > 0, "no start missed anything");
+}
+
 /// What was being written when its slot left is void, also if the slot is back before the device is done.
 #[test]
 fn a_put_whose_slot_left_while_it_was_written_is_refused() {
