@@ -289,3 +289,10 @@ pub(crate) fn skipped<T>(what: &str, why: &str) -> Option<T> {
     println!("skipped: {what}: {why}");
     None
 }
+
+/// Makes a drive of the rig a blank one: what other tests have left there is no tier, or another's.
+pub(crate) fn wipe(drive: &str) {
+    let drive = std::fs::OpenOptions::new().write(true).open(drive).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&drive, &vec![0; 1 << 20], 0).unwrap();
+    drive.sync_all().unwrap();
+}

@@ -2,10 +2,10 @@
 //! skipped.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
 
 use kvplane::Client;
 
+use crate::disks::wipe;
 use crate::ssd::{Bed, counted, is_there, name, recovered, value};
 use crate::support::{Process, Way, Workplace};
 
@@ -131,11 +131,7 @@ fn objects_on_a_drive_are_there_whichever_way_is_taken() {
         println!("skipped: this machine has no NVMe drive; `cargo x test --rig` runs it in one that does");
         return;
     }
-    // What other tests have left on the drive is no tier.
-    let drive = std::fs::OpenOptions::new().write(true).open("/dev/rig/d1").unwrap();
-    drive.write_all_at(&vec![0; 1 << 20], 0).unwrap();
-    drive.sync_all().unwrap();
-    drop(drive);
+    wipe("/dev/rig/d1");
     let mut bed = Bed::over(Workplace::new("drive"), "/dev/rig/d1", &["--ssd-ack", "durable", "--ssd-promote", "15"]);
     let mut next = 0;
     for (way, says) in [

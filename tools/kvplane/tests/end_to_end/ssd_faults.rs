@@ -5,7 +5,7 @@ use std::process::Command;
 
 use kvplane::Client;
 
-use crate::disks::{Disk, EIO, ENOSPC, EROFS, Faults, Loop, Mapped, SmallFileSystem, run, skipped};
+use crate::disks::{Disk, EIO, ENOSPC, EROFS, Faults, Loop, Mapped, SmallFileSystem, run, skipped, wipe};
 use crate::ssd::{Bed, counted, is_there, name, recovered, value};
 use crate::support::{Process, Way, Workplace, text, wait_until};
 
@@ -177,6 +177,7 @@ fn a_mapped_device_that_fails_and_forgets() {
     let drive = std::env::var("RIG_NVME").is_ok_and(|count| count != "0").then(|| "/dev/rig/d0".to_owned());
     let file = if drive.is_none() { Loop::over(place.path("disk"), BYTES, &[]) } else { None };
     let Some(below) = drive.or_else(|| file.as_ref().map(|file| file.device.clone())) else { return };
+    wipe(&below);
     let sectors = BYTES / 512;
     let linear = |from: u64, to: u64| format!("{from} {} linear {below} {from}", to - from);
     let whole = linear(0, sectors);
