@@ -1,0 +1,218 @@
+//! What work costs: time of a prefill, fitted again from reports; time between tokens of a decode; time of a transfer.
+//!
+//! Prefill of `n` tokens of which `p` are cached: `c0 + c1 (n-p) + c2 (n²-p²) + c3 p` seconds. It begins with a fit to
+//! Figure 14 of the FAST'25 paper (LLaMA3-70B on eight A800) and is refitted from what instances report: weighted least
+//! squares with forgetting, drawn to where it began, solved anew every few reports. An instance that is slower or
+//! faster than the rest has a factor of its own.
+
+/// Tokens by which features are scaled, so that all are near one.
+const SCALE: f64 = 10_000.0;
+/// Reports between two fits.
+const REFIT_EVERY: u32 = 16;
+/// How much of the past a report leaves.
+const KEEP: f64 = 0.998;
+/// Weight of the first fit, in reports.
+const PRIOR: f64 = 0.5;
+/// The part of the difference by which a factor follows a report.
+const FOLLOW: f64 = 0.1;
+
+/// Time of a prefill.
+#[derive(Clone, Debug)]
+pub struct PrefillModel {
+    /// Of the scaled features, in seconds.
+    coefficients: [f64; 4],
+    prior: [f64; 4],
+    normal: [[f64; 4]; 4],
+    right: [f64; 4],
+    reports: u32,
+    error: f64,
+}
+
+impl Default for PrefillModel {
+    /// The fit to Figure 14 of the paper.
+    fn default() -> Self {
+        Self::new([0.0667, 1.097e-4, 7.41e-10, 2.61e-6])
+    }
+}
+
+impl PrefillModel {
+    /// A model with coefficients in seconds: constant, per computed token, per difference of squares, per cached token.
+    #[must_use]
+    pub fn new(coefficients: [f64; 4]) -> Self {
+        let [constant, computed, squares, cached] = coefficients;
+        let scaled = [constant, computed * SCALE, squares * SCALE * SCALE, cached * SCALE];
+        Self { coefficients: scaled, prior: scaled, normal: [[0.0; 4]; 4], right: [0.0; 4], reports: 0, error: 0.0 }
+    }
+
+    /// Nanoseconds for a prompt of `tokens` of which the first `cached` are there.
+    #[must_use]
+    pub fn predict_ns(&self, tokens: u32, cached: u32) -> u64 {
+        let features = features(tokens, cached);
+        let seconds: f64 = features.iter().zip(&self.coefficients).map(|(feature, c)| feature * c).sum();
+        (seconds.max(0.001) * 1e9) as u64
+    }
+
+    /// A prefill took `took_ns`, on an instance with that speed factor.
+    pub fn report(&mut self, tokens: u32, cached: u32, took_ns: u64, factor: f64) {
+        let seconds = took_ns as f64 / 1e9 / factor;
+        let predicted = self.predict_ns(tokens, cached) as f64 / 1e9;
+        self.error += FOLLOW * ((predicted / seconds.max(1e-6) - 1.0).abs() - self.error);
+        let features = features(tokens, cached);
+        // Relative errors count: a long prefill is not worth more than a short one.
+        let weight = 1.0 / seconds.max(0.01).powi(2);
+        for (row, feature) in features.iter().enumerate() {
+            self.right[row] = self.right[row] * KEEP + weight * feature * seconds;
+            for (column, other) in features.iter().enumerate() {
+                self.normal[row][column] = self.normal[row][column] * KEEP + weight * feature * other;
+            }
+        }
+        self.reports += 1;
+        if self.reports.is_multiple_of(REFIT_EVERY) {
+            self.refit();
+        }
+    }
+
+    /// Mean relative error of late predictions.
+    #[must_use]
+    pub const fn error(&self) -> f64 {
+        self.error
+    }
+
+    fn refit(&mut self) {
+        let mut rows = [[0.0; 5]; 4];
+        for (at, row) in rows.iter_mut().enumerate() {
+            row[..4].copy_from_slice(&self.normal[at]);
+            row[4] = self.right[at];
+            let pull = PRIOR / self.prior[at].powi(2).max(1e-12);
+            row[at] += pull;
+            row[4] += pull * self.prior[at];
+        }
+        if let Some(solved) = solve(rows) {
+            // More work never takes less time.
+            self.coefficients = solved.map(|value| value.max(0.0));
+        }
+    }
+}
+
+fn features(tokens: u32, cached: u32) -> [f64; 4] {
+    let (n, p) = (f64::from(tokens) / SCALE, f64::from(cached.min(tokens)) / SCALE);
+    [1.0, n - p, n * n - p * p, p]
+}
+
+/// Gauss with pivots; nothing where the rows say nothing.
+fn solve(mut rows: [[f64; 5]; 4]) -> Option<[f64; 4]> {
+    for column in 0..4 {
+        let pivot = (column..4).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;
+        rows.swap(column, pivot);
+        if rows[column][column].abs() < 1e-12 {
+            return None;
+        }
+        for row in 0..4 {
+            if row != column {
+                let factor = rows[row][column] / rows[column][column];
+                let pivot = rows[column];
+                rows[row].iter_mut().zip(pivot).for_each(|(value, above)| *value -= factor * above);
+            }
+        }
+    }
+    let solved = [0, 1, 2, 3].map(|at| rows[at][4] / rows[at][at]);
+    solved.iter().all(|value| value.is_finite()).then_some(solved)
+}
+
+/// How an instance differs from the model: its times are `factor` times those predicted.
+#[derive(Clone, Copy, Debug)]
+pub struct Factor(pub f64);
+
+impl Default for Factor {
+    fn default() -> Self {
+        Self(1.0)
+    }
+}
+
+impl Factor {
+    /// A prefill took `took_ns` where the model alone said `predicted_ns`.
+    pub fn report(&mut self, predicted_ns: u64, took_ns: u64) {
+        let seen = took_ns as f64 / predicted_ns.max(1) as f64;
+        self.0 += FOLLOW * (seen.clamp(0.1, 10.0) - self.0);
+    }
+
+    /// A predicted time on this instance.
+    #[must_use]
+    pub fn of(self, predicted_ns: u64) -> u64 {
+        (predicted_ns as f64 * self.0) as u64
+    }
+}
+
+/// Time between tokens of a decode instance.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeModel {
+    /// Of a step, in nanoseconds.
+    pub base_ns: f64,
+    /// For each token of KV cache that is resident.
+    pub token_ns: f64,
+    /// For each request of the batch.
+    pub request_ns: f64,
+}
+
+impl Default for DecodeModel {
+    /// Figure 14 of the paper: 26.2 ms and 36 ns a resident token.
+    fn default() -> Self {
+        Self { base_ns: 26.2e6, token_ns: 36.0, request_ns: 0.0 }
+    }
+}
+
+impl DecodeModel {
+    /// Nanoseconds of a step with so many resident tokens and requests.
+    #[must_use]
+    pub fn step_ns(&self, tokens: u64, requests: usize) -> u64 {
+        (self.base_ns + self.token_ns * tokens as f64 + self.request_ns * requests as f64) as u64
+    }
+}
+
+/// Nanoseconds that `bytes` take at `bytes_s`.
+#[must_use]
+pub fn transfer_ns(bytes: u64, bytes_s: u64) -> u64 {
+    (u128::from(bytes) * 1_000_000_000 / u128::from(bytes_s.max(1))) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::rng::Rng;
+
+    use super::*;
+
+    #[test]
+    fn it_begins_with_the_paper_and_learns_another_machine() {
+        let mut model = PrefillModel::default();
+        let seconds = |model: &PrefillModel, n, p| model.predict_ns(n, p) as f64 / 1e9;
+        for (tokens, published) in [(8_192, 1.00), (32_768, 4.48), (131_072, 27.52)] {
+            assert!((seconds(&model, tokens, 0) / published - 1.0).abs() < 0.05, "{tokens}");
+        }
+        let truth = PrefillModel::new([0.03, 2.0e-4, 3.0e-10, 1.0e-6]);
+        let mut rng = Rng::new(3, "prefills");
+        for _ in 0..2000 {
+            let tokens = 500 + rng.below(60_000) as u32;
+            let cached = rng.below(u64::from(tokens)) as u32;
+            let noise = 0.9 + 0.2 * rng.unit();
+            model.report(tokens, cached, (truth.predict_ns(tokens, cached) as f64 * noise) as u64, 1.0);
+        }
+        for (tokens, cached) in [(1_000, 0), (20_000, 10_000), (60_000, 0), (60_000, 59_000)] {
+            let (found, wanted) = (seconds(&model, tokens, cached), seconds(&truth, tokens, cached));
+            assert!((found / wanted - 1.0).abs() < 0.1, "{tokens}, {cached}: {found} for {wanted}");
+        }
+        assert!(model.error() < 0.15);
+    }
+
+    #[test]
+    fn odd_reports_do_not_break_it() {
+        let mut model = PrefillModel::default();
+        for _ in 0..100 {
+            model.report(0, 0, 0, 1.0);
+            model.report(u32::MAX, u32::MAX, u64::MAX, 0.1);
+        }
+        assert!(model.predict_ns(1_000_000, 0) > 0);
+        let mut factor = Factor::default();
+        factor.report(0, u64::MAX);
+        assert!(factor.0 <= 2.0);
+    }
+}

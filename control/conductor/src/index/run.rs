@@ -1,0 +1,350 @@
+//! Runs: pieces of prompts that somebody stored in one go, and who holds how much of them.
+//!
+//! A run is a row of blocks that follow each other. Its header takes one cache line with its first and last key and up
+//! to four records of holders, so most lookups touch nothing else. A record says that a holder has blocks `start..end`
+//! of the run in a tier. Where there are more, they lie in a list; where many hold all of it, those are bits.
+
+/// Levels of memory that are told apart.
+pub(super) const TIERS: usize = 4;
+/// Records in the header.
+const INLINE: usize = 4;
+/// Records in a list from which whole holders become bits.
+pub(super) const DENSE_AT: usize = 16;
+/// No spill.
+const NONE: u32 = u32::MAX;
+
+/// Somebody has `start..end` of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Record {
+    pub slot: u16,
+    pub tier: u16,
+    pub start: u16,
+    pub end: u16,
+}
+
+impl Record {
+    fn order(self) -> (u16, u16) {
+        (self.slot, self.tier)
+    }
+}
+
+/// The header of a run.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub(super) struct Run {
+    /// Key of the first block.
+    pub first: u64,
+    /// Key of the last block.
+    pub last: u64,
+    /// Where its blocks begin in the arena.
+    pub start: u32,
+    /// Blocks of it.
+    pub len: u16,
+    /// Blocks there is room for.
+    pub cap: u16,
+    /// The context that its blocks belong to; [`FREE`] where there is no run.
+    pub context: u16,
+    count: u8,
+    /// Whether somebody stored it since the hand came by.
+    pub touched: bool,
+    more: u32,
+    records: [Record; INLINE],
+}
+
+const _: () = assert!(size_of::<Run>() == 64);
+
+/// Context of a header that is not in use.
+pub(super) const FREE: u16 = u16::MAX;
+
+/// Who holds a whole run, by tier: a bit for each slot.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Dense {
+    pub full: [Vec<u64>; TIERS],
+    pub bits: u32,
+}
+
+#[derive(Default)]
+struct Spill {
+    list: Vec<Record>,
+    dense: Option<Box<Dense>>,
+}
+
+/// All runs.
+pub(super) struct Runs {
+    runs: Vec<Run>,
+    free: Vec<u32>,
+    spills: Vec<Spill>,
+    free_spills: Vec<u32>,
+    /// Words of a set of slots.
+    words: usize,
+    /// Records and bitsets in units of a record, everywhere.
+    held: usize,
+}
+
+impl Runs {
+    pub(super) fn new(slots: usize) -> Self {
+        let words = slots.div_ceil(64);
+        Self { runs: Vec::new(), free: Vec::new(), spills: Vec::new(), free_spills: Vec::new(), words, held: 0 }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let spill = |spill: &Spill| {
+            let bits = spill.dense.as_ref().map_or(0, |dense| {
+                size_of::<Dense>() + dense.full.iter().map(|words| words.capacity() * 8).sum::<usize>()
+            });
+            spill.list.capacity() * size_of::<Record>() + bits
+        };
+        self.runs.capacity() * size_of::<Run>()
+            + self.spills.capacity() * size_of::<Spill>()
+            + (self.free.capacity() + self.free_spills.capacity()) * size_of::<u32>()
+            + self.spills.iter().map(spill).sum::<usize>()
+    }
+
+    /// Headers there are, used or not.
+    pub(super) fn places(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Headers in use.
+    pub(super) fn used(&self) -> usize {
+        self.runs.len() - self.free.len()
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+
+    pub(super) fn get(&self, id: u32) -> &Run {
+        &self.runs[id as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, id: u32) -> &mut Run {
+        &mut self.runs[id as usize]
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = u32> {
+        (0..self.runs.len() as u32).filter(|id| self.get(*id).context != FREE)
+    }
+
+    /// The id that the next run will have.
+    pub(super) fn next_id(&self) -> u32 {
+        self.free.last().copied().unwrap_or(self.runs.len() as u32)
+    }
+
+    pub(super) fn add(&mut self, context: u16, start: u32, cap: usize) -> u32 {
+        let run = Run {
+            first: 0,
+            last: 0,
+            start,
+            len: 0,
+            cap: cap as u16,
+            context,
+            count: 0,
+            touched: true,
+            more: NONE,
+            records: [Record::default(); INLINE],
+        };
+        if let Some(id) = self.free.pop() {
+            self.runs[id as usize] = run;
+            return id;
+        }
+        self.runs.push(run);
+        (self.runs.len() - 1) as u32
+    }
+
+    /// Forgets a run and all that is known of its holders.
+    pub(super) fn remove(&mut self, id: u32) {
+        self.held -= self.records(id).len() + self.dense(id).map_or(0, |_| self.words);
+        let run = &mut self.runs[id as usize];
+        run.context = FREE;
+        run.count = 0;
+        let more = std::mem::replace(&mut run.more, NONE);
+        if more != NONE {
+            self.spills[more as usize] = Spill::default();
+            self.free_spills.push(more);
+        }
+        self.free.push(id);
+    }
+
+    /// Whether its holders are in its header.
+    pub(super) fn is_inline(&self, id: u32) -> bool {
+        self.get(id).more == NONE
+    }
+
+    pub(super) fn records(&self, id: u32) -> &[Record] {
+        let run = self.get(id);
+        if run.more == NONE { &run.records[..usize::from(run.count)] } else { &self.spills[run.more as usize].list }
+    }
+
+    pub(super) fn dense(&self, id: u32) -> Option<&Dense> {
+        let run = self.get(id);
+        if run.more == NONE { None } else { self.spills[run.more as usize].dense.as_deref() }
+    }
+
+    /// Where the records of a holder in a tier begin, or would.
+    pub(super) fn first_of(&self, id: u32, slot: u16, tier: u16) -> usize {
+        let records = self.records(id);
+        if records.len() <= 8 {
+            return records.iter().take_while(|record| record.order() < (slot, tier)).count();
+        }
+        records.partition_point(|record| record.order() < (slot, tier))
+    }
+
+    pub(super) fn set(&mut self, id: u32, at: usize, record: Record) {
+        let run = &mut self.runs[id as usize];
+        if run.more == NONE {
+            run.records[at] = record;
+        } else {
+            self.spills[run.more as usize].list[at] = record;
+        }
+    }
+
+    pub(super) fn insert(&mut self, id: u32, at: usize, record: Record) {
+        self.held += 1;
+        let run = &mut self.runs[id as usize];
+        let count = usize::from(run.count);
+        if run.more != NONE {
+            self.spills[run.more as usize].list.insert(at, record);
+        } else if count < INLINE {
+            run.records.copy_within(at..count, at + 1);
+            run.records[at] = record;
+            run.count += 1;
+        } else {
+            let mut list = Vec::with_capacity(2 * INLINE);
+            list.extend_from_slice(&run.records);
+            list.insert(at, record);
+            run.count = 0;
+            let spill = Spill { list, dense: None };
+            run.more = self.free_spills.pop().unwrap_or(self.spills.len() as u32);
+            let more = run.more as usize;
+            if more == self.spills.len() {
+                self.spills.push(spill);
+            } else {
+                self.spills[more] = spill;
+            }
+        }
+    }
+
+    pub(super) fn take(&mut self, id: u32, at: usize) {
+        self.held -= 1;
+        let run = &mut self.runs[id as usize];
+        let count = usize::from(run.count);
+        if run.more == NONE {
+            run.records.copy_within(at + 1..count, at);
+            run.count -= 1;
+            return;
+        }
+        let spill = &mut self.spills[run.more as usize];
+        spill.list.remove(at);
+        if spill.dense.is_none() && spill.list.len() <= INLINE / 2 {
+            run.count = spill.list.len() as u8;
+            run.records[..spill.list.len()].copy_from_slice(&spill.list);
+            self.free_spills.push(run.more);
+            *spill = Spill::default();
+            run.more = NONE;
+        }
+    }
+
+    /// Makes bits of the records that cover the whole run.
+    pub(super) fn make_dense(&mut self, id: u32) {
+        let run = self.runs[id as usize];
+        let words = self.words;
+        let spill = &mut self.spills[run.more as usize];
+        let before = spill.list.len();
+        if !spill.list.iter().any(|record| record.start == 0 && record.end == run.len) {
+            return;
+        }
+        if spill.dense.is_none() {
+            self.held += words;
+        }
+        let dense = spill.dense.get_or_insert_default();
+        spill.list.retain(|record| {
+            let whole = record.start == 0 && record.end == run.len;
+            if whole {
+                set_bit(dense, words, record.slot, record.tier);
+            }
+            !whole
+        });
+        self.held -= before - spill.list.len();
+    }
+
+    /// Whether a bit says that this holder has the whole run in this tier.
+    pub(super) fn has_bit(&self, id: u32, slot: u16, tier: u16) -> bool {
+        self.dense(id).is_some_and(|dense| bit(&dense.full[usize::from(tier)], slot))
+    }
+
+    /// Sets such a bit; says whether the run has bits at all.
+    pub(super) fn set_bit(&mut self, id: u32, slot: u16, tier: u16) -> bool {
+        let (more, words) = (self.get(id).more, self.words);
+        if more == NONE {
+            return false;
+        }
+        match &mut self.spills[more as usize].dense {
+            Some(dense) => {
+                set_bit(dense, words, slot, tier);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Clears such a bit; says whether it was set.
+    pub(super) fn clear_bit(&mut self, id: u32, slot: u16, tier: u16) -> bool {
+        let more = self.get(id).more;
+        if more == NONE {
+            return false;
+        }
+        let spill = &mut self.spills[more as usize];
+        let Some(dense) = &mut spill.dense else { return false };
+        let words = &mut dense.full[usize::from(tier)];
+        if !bit(words, slot) {
+            return false;
+        }
+        words[usize::from(slot) / 64] &= !(1 << (slot % 64));
+        dense.bits -= 1;
+        if dense.bits == 0 {
+            spill.dense = None;
+            self.held -= self.words;
+        }
+        true
+    }
+
+    /// Whether anybody holds anything of the run.
+    pub(super) fn is_held(&self, id: u32) -> bool {
+        !self.records(id).is_empty() || self.dense(id).is_some()
+    }
+
+    /// The bits of a tier, for each holder of the whole run.
+    pub(super) fn slots_of(&self, id: u32, tier: usize) -> Vec<u16> {
+        self.dense(id).map_or_else(Vec::new, |dense| slots(&dense.full[tier]).collect())
+    }
+}
+
+fn set_bit(dense: &mut Dense, words: usize, slot: u16, tier: u16) {
+    let full = &mut dense.full[usize::from(tier)];
+    if full.is_empty() {
+        *full = vec![0; words];
+    }
+    let (word, mask) = (usize::from(slot) / 64, 1 << (slot % 64));
+    dense.bits += u32::from(full[word] & mask == 0);
+    full[word] |= mask;
+}
+
+/// Whether `slot` is in a set; an empty slice is the empty set.
+pub(super) fn bit(words: &[u64], slot: u16) -> bool {
+    words.get(usize::from(slot) / 64).is_some_and(|word| word & (1 << (slot % 64)) != 0)
+}
+
+/// The members of a set, ascending.
+pub(super) fn slots(words: &[u64]) -> impl Iterator<Item = u16> {
+    words.iter().enumerate().flat_map(|(at, word)| {
+        let mut rest = *word;
+        std::iter::from_fn(move || {
+            (rest != 0).then(|| {
+                let bit = rest.trailing_zeros();
+                rest &= rest - 1;
+                at as u16 * 64 + bit as u16
+            })
+        })
+    })
+}

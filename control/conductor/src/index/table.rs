@@ -1,0 +1,206 @@
+//! From a block's key to its place: a hash table of 5 bytes an entry in buckets of one cache line.
+//!
+//! A bucket holds twelve entries: a byte of the key and a 32-bit place for each, and a count of entries that found it
+//! full and went on to a later bucket. A search goes on only where that count is not zero, so an absent key costs one
+//! cache line and a removal leaves no tombstone. The key itself is not kept; whoever asks verifies the place.
+//!
+//! All memory is reserved at the start, so there is never a pause for a rehash; pages that were never touched cost
+//! nothing.
+
+/// Words of a bucket: tags of 8 entries, tags of 4 and the count of passers, 12 places in 6 words.
+const WORDS: usize = 8;
+/// Entries of a bucket.
+const ENTRIES: usize = 12;
+const LOW_BITS: u64 = 0x0101_0101_0101_0101;
+const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
+const LOW_HALF: u64 = 0xffff_ffff;
+
+/// The table. Places are any 32 bits.
+pub(super) struct Table {
+    words: Vec<u64>,
+    /// Words before the first bucket, so that buckets are whole cache lines.
+    skip: usize,
+    buckets: usize,
+}
+
+/// Where an entry is.
+type Spot = (usize, usize);
+
+impl Table {
+    /// A table for `most` entries, of which it is at most 85 % full.
+    pub(super) fn new(most: usize) -> Self {
+        let buckets = (most * 100 / 85).div_ceil(ENTRIES) + 2;
+        let words = vec![0; (buckets + 1) * WORDS];
+        let skip = words.as_ptr().align_offset(64).min(WORDS);
+        Self { words, skip, buckets }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.words.len() * size_of::<u64>()
+    }
+
+    fn home(&self, key: u64) -> usize {
+        ((u128::from(key) * self.buckets as u128) >> 64) as usize
+    }
+
+    fn bucket(&self, at: usize) -> &[u64; WORDS] {
+        let from = self.skip + at * WORDS;
+        self.words[from..from + WORDS].try_into().expect("a slice of that length")
+    }
+
+    fn bucket_mut(&mut self, at: usize) -> &mut [u64; WORDS] {
+        let from = self.skip + at * WORDS;
+        (&mut self.words[from..from + WORDS]).try_into().expect("a slice of that length")
+    }
+
+    fn next(&self, at: usize) -> usize {
+        if at + 1 == self.buckets { 0 } else { at + 1 }
+    }
+
+    /// The place of `key` that `verify` confirms.
+    pub(super) fn find(&self, key: u64, verify: impl FnMut(u32) -> bool) -> Option<u32> {
+        self.spot(key, verify).map(|(bucket, entry)| place(self.bucket(bucket), entry))
+    }
+
+    fn spot(&self, key: u64, mut verify: impl FnMut(u32) -> bool) -> Option<Spot> {
+        let tag = tag(key);
+        let mut at = self.home(key);
+        for _ in 0..self.buckets {
+            let bucket = self.bucket(at);
+            for (word, first, mask) in [(bucket[0], 0, u64::MAX), (bucket[1], 8, LOW_HALF)] {
+                let mut candidates = same_bytes(word, tag) & mask;
+                while candidates != 0 {
+                    let shift = candidates.trailing_zeros() / 8 * 8;
+                    let entry = first + shift as usize / 8;
+                    // What was removed from an entry is still in its place, and whoever verifies might confirm it.
+                    if (word >> shift) as u8 == tag && verify(place(bucket, entry)) {
+                        return Some((at, entry));
+                    }
+                    candidates &= candidates - 1;
+                }
+            }
+            if bucket[1] >> 32 == 0 {
+                return None;
+            }
+            at = self.next(at);
+        }
+        None
+    }
+
+    /// Adds `key`, which must not be there, at `new`. There must be fewer entries than the table was made for.
+    pub(super) fn insert(&mut self, key: u64, new: u32) {
+        let mut at = self.home(key);
+        for _ in 0..self.buckets {
+            let bucket = self.bucket_mut(at);
+            let free = same_bytes(bucket[0], 0).trailing_zeros() as usize / 8;
+            let free =
+                if free < 8 { free } else { 8 + (same_bytes(bucket[1], 0) & LOW_HALF).trailing_zeros() as usize / 8 };
+            if free < ENTRIES {
+                set_tag(bucket, free, tag(key));
+                set_place(bucket, free, new);
+                return;
+            }
+            bucket[1] += 1 << 32;
+            at = self.next(at);
+        }
+        panic!("the index puts no more in its table than it made room for");
+    }
+
+    /// Removes the entry of `key` whose place is `old`.
+    pub(super) fn remove(&mut self, key: u64, old: u32) {
+        let (found, entry) = self.spot(key, |place| place == old).expect("what is held has an entry");
+        set_tag(self.bucket_mut(found), entry, 0);
+        let mut at = self.home(key);
+        while at != found {
+            self.bucket_mut(at)[1] -= 1 << 32;
+            at = self.next(at);
+        }
+    }
+
+    /// Points the entry of `key` at `old` to `new`.
+    pub(super) fn replace(&mut self, key: u64, old: u32, new: u32) {
+        let (found, entry) = self.spot(key, |place| place == old).expect("what is held has an entry");
+        set_place(self.bucket_mut(found), entry, new);
+    }
+}
+
+/// The byte of a key that its entry keeps; 0 stands for no entry.
+fn tag(key: u64) -> u8 {
+    (key as u8).max(1)
+}
+
+/// The high bit of each byte of `word` that equals `byte`. A byte above one that is equal may be reported too, never
+/// the other way round.
+fn same_bytes(word: u64, byte: u8) -> u64 {
+    let differing = word ^ (u64::from(byte) * LOW_BITS);
+    differing.wrapping_sub(LOW_BITS) & !differing & HIGH_BITS
+}
+
+fn place(bucket: &[u64; WORDS], entry: usize) -> u32 {
+    (bucket[2 + entry / 2] >> (entry % 2 * 32)) as u32
+}
+
+fn set_place(bucket: &mut [u64; WORDS], entry: usize, place: u32) {
+    let shift = entry % 2 * 32;
+    let word = &mut bucket[2 + entry / 2];
+    *word = *word & !(LOW_HALF << shift) | u64::from(place) << shift;
+}
+
+fn set_tag(bucket: &mut [u64; WORDS], entry: usize, tag: u8) {
+    let shift = entry % 8 * 8;
+    let word = &mut bucket[entry / 8];
+    *word = *word & !(0xff << shift) | u64::from(tag) << shift;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use kvplane_proto::rng::Rng;
+
+    use super::*;
+
+    #[test]
+    fn what_was_removed_is_not_found_by_who_still_knows_its_place() {
+        // An empty entry above one with the tag 1 looks as if it had that tag too.
+        let mut table = Table::new(600);
+        for (key, place) in [(1, 10), (0, 11), (257, 12)] {
+            table.insert(key, place);
+        }
+        table.remove(0, 11);
+        table.remove(257, 12);
+        assert_eq!(table.find(0, |place| place == 11), None);
+        assert_eq!(table.find(257, |place| place == 12), None);
+        assert_eq!(table.find(1, |place| place == 10), Some(10));
+    }
+
+    #[test]
+    fn it_does_what_a_map_does_however_full() {
+        let mut rng = Rng::new(7, "table");
+        let mut table = Table::new(600);
+        let mut map: BTreeMap<u64, u32> = BTreeMap::new();
+        for step in 0..60_000_u32 {
+            // Few different homes and tags, so that buckets overflow and tags collide.
+            let key = rng.below(40) << 58 | rng.below(30);
+            match map.get(&key).copied() {
+                Some(old) if rng.chance(0.5) => {
+                    table.remove(key, old);
+                    map.remove(&key);
+                }
+                Some(old) => {
+                    table.replace(key, old, step);
+                    map.insert(key, step);
+                }
+                None if map.len() < 600 => {
+                    table.insert(key, step);
+                    map.insert(key, step);
+                }
+                None => {}
+            }
+            let expected = map.get(&key).copied();
+            assert_eq!(table.find(key, |place| Some(place) == expected), expected);
+            let absent = key ^ 1 << 20;
+            assert_eq!(table.find(absent, |place| map.get(&absent) == Some(&place)), None);
+        }
+    }
+}

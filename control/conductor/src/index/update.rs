@@ -1,0 +1,463 @@
+//! What events change: coverage of runs, new runs, and runs that nobody holds any more.
+//!
+//! The cost of an event is in proportion to the blocks it names. A run grows in place while its holders fit in its
+//! header; it is cut where many holders end at the same block, so that a head that all prompts share becomes a run of
+//! its own. Whoever is retired disappears at once from all answers and is swept out of the runs a few at a time.
+
+use super::arena::UNIT;
+use super::run::{DENSE_AT, FREE, Record, TIERS};
+use super::{ContextId, FIRST, HolderId, IndexError, PrefixIndex, Removed, Stored, Tier};
+
+/// Runs that an update sweeps while somebody was retired.
+const SWEEP: usize = 64;
+/// The most blocks set aside behind a chain that grows a block at a time.
+const GROWTH: usize = 64;
+
+impl PrefixIndex {
+    /// `holder` has the blocks `hashes` in `tier`. Rolling hashes in the order of the prompt; `parent` is that of the
+    /// block before the first, if there is one, and only helps to keep blocks together.
+    ///
+    /// When the index is full, the runs longest not stored go; [`Stored::forgotten_blocks`] counts their blocks.
+    ///
+    /// # Errors
+    /// Unknown context or holder: nothing changes.
+    pub fn stored(
+        &mut self,
+        context: ContextId,
+        holder: HolderId,
+        tier: Tier,
+        parent: Option<u64>,
+        hashes: &[u64],
+    ) -> Result<Stored, IndexError> {
+        let salt = self.salt(context)?;
+        let slot = self.slot(holder)?;
+        self.sweep(SWEEP);
+        let forgotten = self.forgotten_blocks;
+        let (mut at, mut new_blocks) = (0, 0);
+        let mut before = parent.map(|hash| salt.key(hash)).and_then(|key| self.locate(context, key));
+        while at < hashes.len() {
+            let key = salt.key(hashes[at]);
+            if let Some((run, offset)) = self.locate(context, key) {
+                let blocks = self.matching(run, offset, salt, &hashes[at..]);
+                self.runs.get_mut(run).touched = true;
+                self.cover(run, Record { slot, tier: tier as u16, start: offset, end: offset + blocks });
+                at += usize::from(blocks);
+                before = Some((run, offset + blocks - 1));
+            } else {
+                let Some((run, start, end)) = self.extend(context, before, salt, &hashes[at..]) else { break };
+                self.cover(run, Record { slot, tier: tier as u16, start, end });
+                at += usize::from(end - start);
+                new_blocks += usize::from(end - start);
+                before = Some((run, end - 1));
+            }
+            // A cut may have moved the end of what was just covered.
+            if before.is_some_and(|(run, offset)| offset >= self.runs.get(run).len) {
+                before = self.locate(context, salt.key(hashes[at - 1]));
+            }
+        }
+        self.make_room();
+        Ok(Stored { new_blocks, forgotten_blocks: self.forgotten_blocks - forgotten })
+    }
+
+    /// `holder` no longer has the blocks `hashes` in `tier`. What it did not have is counted and left.
+    ///
+    /// # Errors
+    /// Unknown context or holder: nothing changes.
+    pub fn removed(
+        &mut self,
+        context: ContextId,
+        holder: HolderId,
+        tier: Tier,
+        hashes: &[u64],
+    ) -> Result<Removed, IndexError> {
+        let salt = self.salt(context)?;
+        let slot = self.slot(holder)?;
+        self.sweep(SWEEP);
+        let mut outcome = Removed::default();
+        let mut at = 0;
+        while at < hashes.len() {
+            let Some((run, offset)) = self.locate(context, salt.key(hashes[at])) else {
+                outcome.unknown_blocks += 1;
+                at += 1;
+                continue;
+            };
+            let (start, end, count) = self.neighbours(run, offset, salt, &hashes[at..]);
+            outcome.removed_blocks += self.uncover(run, slot, tier as u16, start, end);
+            at += count;
+        }
+        Ok(outcome)
+    }
+
+    /// How many of `hashes`, the first of which is at `offset`, follow each other in `run`. Of rolling hashes the last
+    /// one proves those before it.
+    pub(super) fn matching(&self, run: u32, offset: u16, salt: super::Salt, hashes: &[u64]) -> u16 {
+        let header = self.runs.get(run);
+        let rest = usize::from(header.len - offset);
+        if rest <= hashes.len() && salt.key(hashes[rest - 1]) == header.last {
+            return rest as u16;
+        }
+        let keys = self.arena.keys(header.start + u32::from(offset), rest.min(hashes.len()));
+        // The last block that is known to agree, and the first that may not.
+        let (mut same, mut other) = (0, keys.len());
+        while other - same > 1 {
+            let middle = usize::midpoint(same, other);
+            if keys[middle] == salt.key(hashes[middle]) {
+                same = middle;
+            } else {
+                other = middle;
+            }
+        }
+        same as u16 + 1
+    }
+
+    /// The stretch of `run` around `offset` that `hashes` name one after the other, upwards or downwards, and how many
+    /// hashes that is.
+    fn neighbours(&self, run: u32, offset: u16, salt: super::Salt, hashes: &[u64]) -> (u16, u16, usize) {
+        let header = self.runs.get(run);
+        let key = |at: u16| self.arena.key(header.start as usize + usize::from(at));
+        let up = hashes[1..].iter().zip(offset + 1..header.len).take_while(|(hash, at)| key(*at) == salt.key(**hash));
+        let up = up.count();
+        if up > 0 {
+            return (offset, offset + up as u16 + 1, up + 1);
+        }
+        let down = hashes[1..].iter().zip((0..offset).rev()).take_while(|(hash, at)| key(*at) == salt.key(**hash));
+        let down = down.count();
+        (offset - down as u16, offset + 1, down + 1)
+    }
+
+    /// Makes blocks of the first of `hashes`, which nobody has, after `before` where that is the end of a run. Says
+    /// which run and which part of it; nothing when there is no room at all.
+    fn extend(
+        &mut self,
+        context: ContextId,
+        before: Option<(u32, u16)>,
+        salt: super::Salt,
+        hashes: &[u64],
+    ) -> Option<(u32, u16, u16)> {
+        let end = before.filter(|(run, offset)| *offset + 1 == self.runs.get(*run).len);
+        let grown = end.map(|(run, _)| (run, *self.runs.get(run)));
+        let (run, start) = match grown {
+            Some((run, header)) if header.len < header.cap && self.runs.is_inline(run) => (run, header.len),
+            _ => {
+                let spare = grown.map_or(0, |(_, header)| usize::from(header.len).min(GROWTH));
+                (self.new_run(context, hashes.len().max(spare))?, 0)
+            }
+        };
+        let mut header = *self.runs.get(run);
+        for hash in hashes {
+            let key = salt.key(*hash);
+            if header.len == header.cap || (header.len > start && self.locate(context, key).is_some()) {
+                break;
+            }
+            let block = header.start + u32::from(header.len);
+            self.arena.set(block as usize, key);
+            if header.len == 0 {
+                header.first = key;
+                // Needed for the comparison when it is looked for again.
+                self.runs.get_mut(run).first = key;
+            }
+            self.table.insert(key, if header.len == 0 { FIRST | run } else { block });
+            header.len += 1;
+            header.last = key;
+        }
+        let kept = self.runs.get_mut(run);
+        (kept.first, kept.last, kept.len, kept.touched) = (header.first, header.last, header.len, true);
+        self.blocks += usize::from(header.len - start);
+        if start == 0 && usize::from(header.cap) > usize::from(header.len).max(GROWTH) {
+            self.trim(run);
+        }
+        Some((run, start, header.len))
+    }
+
+    fn new_run(&mut self, context: ContextId, blocks: usize) -> Option<u32> {
+        loop {
+            let id = self.runs.next_id();
+            if let Some((start, cap)) = self.arena.allocate(blocks, id) {
+                return Some(self.runs.add(context.0, start, cap));
+            }
+            if !self.forget_coldest() {
+                return None;
+            }
+        }
+    }
+
+    /// Gives back what a run does not use of its extent.
+    fn trim(&mut self, run: u32) {
+        let header = self.runs.get_mut(run);
+        let keep = usize::from(header.len).next_multiple_of(UNIT);
+        let (start, spare) = (header.start + keep as u32, usize::from(header.cap) - keep);
+        header.cap = keep as u16;
+        self.arena.free(start, spare);
+    }
+
+    /// Notes that a holder has a stretch of a run.
+    fn cover(&mut self, run: u32, mut record: Record) {
+        if self.runs.has_bit(run, record.slot, record.tier) {
+            return;
+        }
+        let same = |old: &Record| (old.slot, old.tier) == (record.slot, record.tier);
+        let mut place = self.runs.first_of(run, record.slot, record.tier);
+        while self.runs.records(run).get(place).is_some_and(|old| same(old) && old.end < record.start) {
+            place += 1;
+        }
+        let mut absorbed = 0;
+        let (slot, tier) = (record.slot, record.tier);
+        while let Some(old) = self.runs.records(run).get(place + absorbed).copied() {
+            if (old.slot, old.tier) != (slot, tier) || old.start > record.end {
+                break;
+            }
+            (record.start, record.end) = (record.start.min(old.start), record.end.max(old.end));
+            absorbed += 1;
+        }
+        let whole = record.start == 0 && record.end == self.runs.get(run).len;
+        (1..absorbed).for_each(|_| self.runs.take(run, place + 1));
+        if absorbed == 0 {
+            self.runs.insert(run, place, record);
+        } else {
+            self.runs.set(run, place, record);
+        }
+        if whole && self.runs.set_bit(run, slot, tier) {
+            self.runs.take(run, place);
+        }
+        if self.runs.records(run).len() >= DENSE_AT {
+            self.crowded(run);
+        }
+    }
+
+    /// [`Self::cover`] without cutting: what a snapshot says is put back as it was.
+    pub(super) fn cover_whole(&mut self, run: u32, record: Record) {
+        let place = self.runs.first_of(run, record.slot, record.tier);
+        let own = self.runs.records(run)[place..].iter();
+        let before = own.take_while(|old| (old.slot, old.tier, old.start) < (record.slot, record.tier, record.start));
+        let place = place + before.count();
+        self.runs.insert(run, place, record);
+        if self.runs.records(run).len() >= DENSE_AT {
+            self.runs.make_dense(run);
+        }
+    }
+
+    /// Many hold something of a run: who holds all becomes a bit, and where many have only the front, it is cut.
+    fn crowded(&mut self, run: u32) {
+        let len = self.runs.get(run).len;
+        let whole = |record: &&Record| record.start == 0 && record.end == len;
+        if self.runs.records(run).iter().filter(whole).count() >= DENSE_AT / 2 {
+            self.runs.make_dense(run);
+        }
+        let fronts = self.runs.records(run).iter().filter(|record| record.start == 0 && record.end < len);
+        let mut ends: Vec<u16> = fronts.map(|record| record.end).collect();
+        if ends.len() >= DENSE_AT / 2 {
+            ends.sort_unstable();
+            let middle = ends[ends.len() / 2];
+            self.cut(run, middle);
+        }
+    }
+
+    /// Makes two runs of one. The part from `at` on moves. Without room for it nothing happens: the holders then stay a
+    /// list.
+    fn cut(&mut self, run: u32, at: u16) {
+        let header = *self.runs.get(run);
+        let blocks = usize::from(header.len - at);
+        let tail = self.runs.next_id();
+        let Some((start, cap)) = self.arena.allocate(blocks, tail) else { return };
+        if cap < blocks {
+            self.arena.free(start, cap);
+            return;
+        }
+        let tail = self.runs.add(header.context, start, cap);
+        let from = header.start as usize + usize::from(at);
+        self.arena.copy(from, start as usize, blocks);
+        for block in 0..blocks {
+            let new = if block == 0 { FIRST | tail } else { start + block as u32 };
+            self.table.replace(self.arena.key(start as usize + block), (from + block) as u32, new);
+        }
+        let moved = self.runs.get_mut(tail);
+        moved.len = blocks as u16;
+        moved.last = header.last;
+        moved.first = self.arena.key(start as usize);
+        let front = self.runs.get_mut(run);
+        front.len = at;
+        front.last = self.arena.key(from - 1);
+        self.share(run, tail, at, header.len);
+        self.trim(run);
+    }
+
+    /// After a cut at `at`: gives each part its share of the holders.
+    fn share(&mut self, run: u32, tail: u32, at: u16, len: u16) {
+        let mut place = 0;
+        while let Some(record) = self.runs.records(run).get(place).copied() {
+            let front = Record { end: record.end.min(at), ..record };
+            if record.end > at && self.live_bit(record.slot) {
+                let back = Record { start: record.start.max(at) - at, end: record.end - at, ..record };
+                let end = self.runs.records(tail).len();
+                self.runs.insert(tail, end, back);
+            }
+            if front.start < front.end {
+                self.runs.set(run, place, front);
+                place += 1;
+            } else {
+                self.runs.take(run, place);
+            }
+        }
+        for tier in 0..TIERS {
+            for slot in self.runs.slots_of(run, tier) {
+                if self.live_bit(slot) && !self.runs.set_bit(tail, slot, tier as u16) {
+                    let record = Record { slot, tier: tier as u16, start: 0, end: len - at };
+                    let place = self.runs.first_of(tail, slot, tier as u16);
+                    self.runs.insert(tail, place, record);
+                    if self.runs.records(tail).len() >= DENSE_AT {
+                        self.runs.make_dense(tail);
+                    }
+                }
+            }
+        }
+        if self.runs.records(run).len() >= DENSE_AT {
+            self.runs.make_dense(run);
+        }
+        if !self.runs.is_held(tail) {
+            self.release(tail);
+        }
+    }
+
+    /// Notes that a holder has nothing of a stretch any more; says how many blocks of it that were.
+    fn uncover(&mut self, run: u32, slot: u16, tier: u16, start: u16, end: u16) -> usize {
+        let len = self.runs.get(run).len;
+        if self.runs.clear_bit(run, slot, tier) {
+            let place = self.runs.first_of(run, slot, tier);
+            self.runs.insert(run, place, Record { slot, tier, start: 0, end: len });
+        }
+        let mut place = self.runs.first_of(run, slot, tier);
+        let mut blocks = 0;
+        while let Some(old) = self.runs.records(run).get(place).copied() {
+            if (old.slot, old.tier) != (slot, tier) || old.start >= end {
+                break;
+            }
+            if old.end <= start {
+                place += 1;
+                continue;
+            }
+            blocks += usize::from(old.end.min(end) - old.start.max(start));
+            let (front, back) = (Record { end: start, ..old }, Record { start: end, ..old });
+            match (old.start < start, end < old.end) {
+                (true, true) => {
+                    self.runs.set(run, place, front);
+                    self.runs.insert(run, place + 1, back);
+                    break;
+                }
+                (true, false) => {
+                    self.runs.set(run, place, front);
+                    place += 1;
+                }
+                (false, true) => {
+                    self.runs.set(run, place, back);
+                    break;
+                }
+                (false, false) => self.runs.take(run, place),
+            }
+        }
+        self.settle(run, end == len);
+        blocks
+    }
+
+    /// After holders went: gives up the run, or its end, if nobody has it any more.
+    fn settle(&mut self, run: u32, at_end: bool) {
+        if !self.runs.is_held(run) {
+            self.release(run);
+        } else if at_end && self.runs.dense(run).is_none() {
+            let end = self.runs.records(run).iter().map(|record| record.end).max().unwrap_or(0);
+            let header = *self.runs.get(run);
+            for block in end..header.len {
+                let place = header.start + u32::from(block);
+                self.table.remove(self.arena.key(place as usize), place);
+            }
+            self.blocks -= usize::from(header.len - end);
+            if end < header.len {
+                let header = self.runs.get_mut(run);
+                header.len = end;
+                header.last = self.arena.key(header.start as usize + usize::from(end) - 1);
+                if end <= header.cap / 2 {
+                    self.trim(run);
+                }
+            }
+        }
+    }
+
+    /// Gives up a run with all its blocks.
+    fn release(&mut self, run: u32) {
+        let header = *self.runs.get(run);
+        for block in 0..header.len {
+            let place = header.start + u32::from(block);
+            let old = if block == 0 { FIRST | run } else { place };
+            self.table.remove(self.arena.key(place as usize), old);
+        }
+        self.blocks -= usize::from(header.len);
+        self.arena.free(header.start, usize::from(header.cap));
+        self.runs.remove(run);
+    }
+
+    /// Keeps the number of records below its limit.
+    fn make_room(&mut self) {
+        while self.runs.held() > self.config.max_records && self.forget_coldest() {}
+    }
+
+    /// Gives up a run that was not stored since the hand came by last. Says whether there was one.
+    fn forget_coldest(&mut self) -> bool {
+        let places = self.runs.places();
+        for _ in 0..2 * places {
+            let run = (self.hand % places) as u32;
+            self.hand += 1;
+            let header = self.runs.get_mut(run);
+            if header.context == FREE {
+                continue;
+            }
+            if std::mem::take(&mut header.touched) {
+                continue;
+            }
+            self.forgotten_blocks += usize::from(header.len);
+            self.release(run);
+            return true;
+        }
+        false
+    }
+
+    /// Takes those who were retired out of the next `runs` runs; whoever is out of all of them frees its slot.
+    pub(super) fn sweep(&mut self, runs: usize) {
+        if self.dying.is_empty() {
+            return;
+        }
+        for _ in 0..runs {
+            let places = self.runs.places();
+            if self.broom >= places {
+                self.broom = 0;
+                self.finish_dying();
+                if self.dying.is_empty() || places == 0 {
+                    return;
+                }
+            }
+            let run = self.broom as u32;
+            self.broom += 1;
+            if self.runs.get(run).context != FREE {
+                self.sweep_run(run);
+            }
+        }
+    }
+
+    fn sweep_run(&mut self, run: u32) {
+        let mut place = 0;
+        while let Some(record) = self.runs.records(run).get(place).copied() {
+            if self.live_bit(record.slot) {
+                place += 1;
+            } else {
+                self.runs.take(run, place);
+            }
+        }
+        if self.runs.dense(run).is_some() {
+            for at in 0..self.dying.len() {
+                let slot = self.dying[at].0;
+                for tier in 0..TIERS as u16 {
+                    self.runs.clear_bit(run, slot, tier);
+                }
+            }
+        }
+        self.settle(run, true);
+    }
+}

@@ -1,0 +1,13 @@
+//! The Conductor's pure core: where every block is, what a placement costs, and who should serve a request.
+//!
+//! * [`index`]: who holds which beginnings of prompts.
+//! * [`cost`]: how long prefills, decodes and transfers take, fitted again from reports.
+//! * [`policy`]: who prefills, who decodes, what is fetched, who is refused: ours, the paper's, and other routers'.
+//! * [`scheduler`]: the books: `schedule`, `commit`, `poll`, `update`, `release`.
+
+#![forbid(unsafe_code)]
+
+pub mod cost;
+pub mod index;
+pub mod policy;
+pub mod scheduler;

@@ -1,0 +1,104 @@
+//! Our policy: wait in one place, go last and to the cheapest, shortest first but nobody forever.
+//!
+//! * A request is bound only when an instance is about to be free, so it never waits behind another while a second
+//!   instance idles, and a queue can be put in order.
+//! * Order: shortest prefill first, with the best cache that anybody has. A request that waited grows shorter in this
+//!   order, to nothing when it waited for `patience`; so the mean is that of shortest-first and nobody starves. Who can
+//!   no longer meet what was promised goes after those who can.
+//! * Cost of an instance: `max(wait, transfer) + prefill`, since KV cache travels while others compute. What an
+//!   instance lacks comes from whoever has it, several at a time, and is not kept: a copy would push out what nobody
+//!   else has. Only where NICs are busy, which is where a prefix is hot, copies stay.
+//! * Refused is at arrival only, on what is booked, when the first token or the tokens after it would be too late.
+
+use super::{Ask, Choice, Fetch, Placement, Policy, PrefillView, Refusal, Slo, View, Waiting};
+
+/// Our policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Ours {
+    /// Work that an instance may have booked and still takes more: what hides transfers and the way of messages.
+    pub ahead_ns: u64,
+    /// After how long a request goes before every newer one.
+    pub patience_ns: u64,
+    /// From how much booked on a NIC its blocks count as hot, so that others keep copies.
+    pub busy_ns: u64,
+    /// Whether requests that cannot be served in time are refused.
+    pub refuses: bool,
+    /// The part of a promised time that predictions may fill.
+    pub margin: f64,
+}
+
+impl Default for Ours {
+    fn default() -> Self {
+        Self { ahead_ns: 60_000_000, patience_ns: 600_000_000_000, busy_ns: 200_000_000, refuses: false, margin: 1.0 }
+    }
+}
+
+impl Ours {
+    /// The cheapest way to serve a prompt on one instance.
+    fn weigh(&self, ask: &Ask, view: &View<'_>, at: usize) -> Placement {
+        let instance = &view.prefill[at];
+        let mut best = view.stay(ask, at);
+        if view.pooled > instance.held {
+            let busy_ns = view.alive().map(|(_, other)| other.egress_wait_ns).max().unwrap_or(0);
+            let transfer_ns = busy_ns + view.move_ns(view.pooled - instance.held);
+            let wait_ns = instance.wait_ns.max(transfer_ns);
+            let prefill_ns = view.prefill_ns(instance, ask.tokens, view.pooled);
+            if wait_ns + prefill_ns < best.wait_ns + best.prefill_ns {
+                let fetch = Fetch::Pool { keep: busy_ns > self.busy_ns };
+                best = Placement { reuse: view.pooled, fetch, wait_ns, prefill_ns, ..best };
+            }
+        }
+        best
+    }
+
+    /// Why a request that comes now would not be served as promised.
+    fn objection(&self, ask: &Ask, view: &View<'_>) -> Option<Refusal> {
+        let over = |ns: u64, promised: u64| promised < u64::MAX && ns as f64 > promised as f64 * self.margin;
+        let best = view.alive().map(|(at, _)| self.weigh(ask, view, at));
+        let best_ns = best.map(|placement| placement.wait_ns + placement.prefill_ns).min().unwrap_or(0);
+        if over(view.ahead_ns.saturating_add(best_ns), view.slo.ttft_ns) {
+            return Some(Refusal::Ttft);
+        }
+        let (_, step_ns) = view.fastest_decode(ask.tokens)?;
+        over(step_ns, view.slo.tbt_ns).then_some(Refusal::Tbt)
+    }
+
+    fn place(&self, ask: &Ask, view: &View<'_>, only_free: bool) -> Option<Placement> {
+        let candidates = view.alive().filter(|(_, instance)| !only_free || self.takes(instance));
+        let weighed = candidates.map(|(at, _)| self.weigh(ask, view, at));
+        weighed.min_by_key(|placement| (placement.wait_ns + placement.prefill_ns, placement.prefill))
+    }
+}
+
+impl Policy for Ours {
+    fn name(&self) -> String {
+        if self.refuses { "kvplane, admission".into() } else { "kvplane".into() }
+    }
+
+    fn choose(&self, ask: &Ask, view: &View<'_>, queued: bool) -> Choice {
+        if queued {
+            return self.place(ask, view, true).map_or(Choice::Wait, Choice::Place);
+        }
+        if view.alive().next().is_none() {
+            return View::nobody();
+        }
+        if self.refuses
+            && let Some(why) = self.objection(ask, view)
+        {
+            return Choice::Refuse { why, retry_after_ns: view.ahead_ns.max(1_000_000_000) };
+        }
+        Choice::Wait
+    }
+
+    fn rank(&self, waiting: &Waiting, now_ns: u64, slo: Slo) -> i64 {
+        let waited = now_ns.saturating_sub(waiting.ask.arrival_ns);
+        let late = slo.ttft_ns < u64::MAX && waited.saturating_add(waiting.best_ns) > slo.ttft_ns;
+        let left = 1.0 - waited as f64 / self.patience_ns as f64;
+        let rank = if left > 0.0 { waiting.best_ns as f64 * left } else { left * 1e12 };
+        rank as i64 + if late { i64::MAX / 4 } else { 0 }
+    }
+
+    fn takes(&self, instance: &PrefillView) -> bool {
+        instance.wait_ns <= self.ahead_ns && instance.requests < 2
+    }
+}

@@ -1,0 +1,60 @@
+//! What other routers do, after their documentation and sources, with their defaults.
+
+use super::{Ask, Choice, Policy, PrefillView, View};
+
+/// The cost of NVIDIA Dynamo's router at temperature 0: booked prefill tokens and this prompt's, less what is cached.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DynamoLike;
+
+impl Policy for DynamoLike {
+    fn name(&self) -> String {
+        "Dynamo-like".into()
+    }
+
+    fn choose(&self, ask: &Ask, view: &View<'_>, _queued: bool) -> Choice {
+        let cost = |(at, instance): &(usize, &PrefillView)| {
+            ((instance.queued_tokens + u64::from(ask.tokens)).saturating_sub(u64::from(instance.held)), *at)
+        };
+        let best = view.alive().min_by_key(cost);
+        best.map_or_else(View::nobody, |(at, _)| Choice::Place(view.stay(ask, at)))
+    }
+}
+
+/// SGLang's cache-aware router: where loads differ much, the shortest queue; else the longest prefix that was ever
+/// routed there if it is long enough; else where the least was routed.
+#[derive(Clone, Copy, Debug)]
+pub struct SglangLike {
+    /// Part of the prompt from which a match counts.
+    pub match_least: f64,
+    /// Requests by which queues may differ.
+    pub balance_abs: u32,
+    /// The ratio by which they may.
+    pub balance_rel: f64,
+}
+
+impl Default for SglangLike {
+    fn default() -> Self {
+        Self { match_least: 0.3, balance_abs: 64, balance_rel: 1.5 }
+    }
+}
+
+impl Policy for SglangLike {
+    fn name(&self) -> String {
+        "SGLang-like".into()
+    }
+
+    fn choose(&self, ask: &Ask, view: &View<'_>, _queued: bool) -> Choice {
+        let queues = || view.alive().map(|(_, instance)| instance.requests);
+        let (Some(most), Some(least)) = (queues().max(), queues().min()) else { return View::nobody() };
+        let uneven = most - least > self.balance_abs && f64::from(most) > self.balance_rel * f64::from(least);
+        let longest = view.alive().max_by_key(|(at, instance)| (instance.routed, std::cmp::Reverse(*at)));
+        let at = match longest {
+            _ if uneven => view.alive().min_by_key(|(at, instance)| (instance.requests, *at)),
+            Some((at, instance)) if f64::from(instance.routed) > self.match_least * f64::from(ask.tokens) => {
+                Some((at, instance))
+            }
+            _ => view.alive().min_by_key(|(at, instance)| (instance.routed_size, *at)),
+        };
+        at.map_or_else(View::nobody, |(at, _)| Choice::Place(view.stay(ask, at)))
+    }
+}

@@ -1,0 +1,90 @@
+//! The cache of a simulated node: a real store without bytes, in which a token takes one granule.
+
+use std::ops::Range;
+
+use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::Version;
+use kvplane_store::allocator::GRANULE_BYTES;
+use kvplane_store::events::Change;
+use kvplane_store::eviction::ChosenPolicy;
+use kvplane_store::{Store, StoreConfig};
+
+use crate::config::{SimConfig, Work};
+
+/// Events that the store keeps between two readings: one prompt stores and evicts fewer.
+const EVENTS: usize = 1 << 14;
+
+pub(crate) struct Cache {
+    store: Store<ChosenPolicy>,
+    next: u64,
+    block_tokens: u64,
+}
+
+impl Cache {
+    pub(crate) fn new(config: &SimConfig) -> Self {
+        let block_tokens = u64::from(config.block_tokens);
+        let pool_bytes = config.cache_tokens * GRANULE_BYTES;
+        let objects = (config.cache_tokens / block_tokens * 4).clamp(1024, 1 << 24) as u32;
+        let config = StoreConfig {
+            max_objects: objects,
+            max_object_bytes: (block_tokens * GRANULE_BYTES).min(pool_bytes),
+            max_pins: 1,
+            max_reservations: 1,
+            eviction: config.eviction,
+            ..StoreConfig::for_pool(pool_bytes)
+        };
+        let policy = ChosenPolicy::new(&config);
+        let mut store = Store::with_policy(config, Version(1), policy).expect("limits that follow from a cache's size");
+        store.keep_events(EVENTS);
+        Self { store, next: 1, block_tokens }
+    }
+
+    /// How many of `blocks` from the first on it has.
+    pub(crate) fn prefix(&self, blocks: &[u64]) -> usize {
+        blocks.iter().take_while(|block| self.has(**block)).count()
+    }
+
+    pub(crate) fn has(&self, block: u64) -> bool {
+        self.store.exists(digest(block))
+    }
+
+    /// The first `blocks` of a prompt are asked for.
+    pub(crate) fn touch(&mut self, work: &Work, blocks: usize) {
+        work.blocks[..blocks].iter().for_each(|block| self.touch_block(*block));
+    }
+
+    pub(crate) fn touch_block(&mut self, block: u64) {
+        if let Ok((pin, _)) = self.store.get(digest(block)) {
+            self.store.unpin(pin).expect("a pin just given");
+        }
+    }
+
+    /// Puts the blocks of a prompt up to `to` that are not there, except those of `skip`.
+    pub(crate) fn put(&mut self, work: &Work, to: usize, skip: &Range<usize>) {
+        for (at, block) in work.blocks[..to].iter().enumerate().filter(|(at, _)| !skip.contains(at)) {
+            let rest = u64::from(work.input_tokens).saturating_sub(at as u64 * self.block_tokens);
+            let bytes = rest.clamp(1, self.block_tokens) * GRANULE_BYTES;
+            if let Ok((reservation, _)) = self.store.reserve(digest(*block), bytes) {
+                self.store.commit(reservation, 0).expect("nobody else puts it");
+            }
+        }
+    }
+
+    /// What came and went since the last call: blocks stored, blocks removed.
+    pub(crate) fn changes(&mut self) -> (Vec<u64>, Vec<u64>) {
+        let page = self.store.events().read(self.next, EVENTS);
+        self.next = page.next;
+        let (mut stored, mut removed) = (Vec::new(), Vec::new());
+        for event in page.events {
+            match event.change {
+                Change::Stored => stored.push(event.digest.0 as u64),
+                Change::Removed | Change::Cleared => removed.push(event.digest.0 as u64),
+            }
+        }
+        (stored, removed)
+    }
+}
+
+fn digest(block: u64) -> Digest {
+    Digest(u128::from(block))
+}

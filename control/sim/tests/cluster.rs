@@ -1,0 +1,116 @@
+//! Small simulated clusters whose outcome is plain to see.
+
+use std::sync::Arc;
+
+use kvplane_conductor::cost::PrefillModel;
+use kvplane_conductor::policy::{
+    Admission, Algorithm1, DynamoLike, LoadBalance, Ours, Policy, RoundRobin, SglangLike, Slo, Spread,
+};
+use kvplane_proto::rng::Rng;
+use kvplane_sim::{Fate, Faults, Order, SimConfig, Work, bound, run};
+
+fn work(arrival_ms: u64, input_tokens: u32, blocks: &[u64]) -> Work {
+    Work { arrival_ns: arrival_ms * 1_000_000, input_tokens, output_tokens: 10, blocks: Arc::from(blocks) }
+}
+
+fn policies() -> Vec<Box<dyn Policy>> {
+    vec![
+        Box::new(Spread::default()),
+        Box::new(RoundRobin),
+        Box::new(LoadBalance),
+        Box::new(SglangLike::default()),
+        Box::new(DynamoLike),
+        Box::new(Algorithm1 { transfers: false, ..Algorithm1::default() }),
+        Box::new(Algorithm1::default()),
+        Box::new(Ours::default()),
+    ]
+}
+
+/// Sessions whose prompts grow, on a shared head, a little faster than one instance could serve.
+fn sessions(count: usize, seed: u64) -> Vec<Work> {
+    let mut rng = Rng::new(seed, "sessions");
+    let mut trace: Vec<Work> = Vec::new();
+    let mut prompts: Vec<Vec<u64>> = Vec::new();
+    let mut next = 1;
+    for at in 0..count {
+        let from = rng.below(prompts.len() as u64 + 3) as usize;
+        let mut blocks = prompts.get(from).cloned().unwrap_or_else(|| vec![0]);
+        for _ in 0..1 + rng.below(20) {
+            blocks.push(next);
+            next += 1;
+        }
+        trace.push(work(at as u64 * 300, blocks.len() as u32 * 512, &blocks));
+        if from < prompts.len() {
+            prompts[from] = blocks;
+        } else {
+            prompts.push(blocks);
+        }
+    }
+    trace
+}
+
+#[test]
+fn a_prefix_is_computed_once_and_reused() {
+    let blocks: Vec<u64> = (0..16).collect();
+    let trace = [work(0, 8192, &blocks), work(10_000, 8192, &blocks)];
+    let config = SimConfig { prefill: 2, ..SimConfig::default() };
+    let model = PrefillModel::default();
+    for policy in [Box::new(Algorithm1::default()) as Box<dyn Policy>, Box::new(Ours::default())] {
+        let outcome = run(&trace, &config, policy);
+        assert_eq!(outcome.requests[0].ttft_ns, model.predict_ns(8192, 0));
+        assert_eq!(outcome.requests[1].ttft_ns, model.predict_ns(8192, 8192));
+        assert_eq!(outcome.hit(), 0.5);
+    }
+}
+
+#[test]
+fn everybody_is_served_and_runs_repeat() {
+    let trace = sessions(400, 3);
+    let config = SimConfig { prefill: 4, decode: 2, cache_tokens: 200_000, ..SimConfig::default() };
+    for (policy, again) in policies().into_iter().zip(policies()) {
+        let name = policy.name();
+        let (first, second) = (run(&trace, &config, policy), run(&trace, &config, again));
+        assert_eq!(first.count(Fate::Served), trace.len(), "{name}");
+        assert!(first.requests.iter().all(|served| served.tbt_ns >= 26_000_000), "{name}");
+        assert_eq!(first.mean_ttft_s().to_bits(), second.mean_ttft_s().to_bits(), "{name}");
+    }
+}
+
+#[test]
+fn ours_is_between_the_bound_and_those_who_see_no_cache() {
+    let trace = sessions(600, 5);
+    let config = SimConfig { prefill: 3, load: 2.0, ..SimConfig::default() };
+    let bound = bound(&trace, &config, Order::Shortest).mean_ttft_s();
+    let means: Vec<f64> = policies().into_iter().map(|policy| run(&trace, &config, policy).mean_ttft_s()).collect();
+    let ours = *means.last().unwrap();
+    assert!(ours >= bound * 0.999, "{ours} against {bound}");
+    assert!(means[..3].iter().all(|mean| ours <= *mean), "{means:?}");
+}
+
+#[test]
+fn what_goes_wrong_loses_nobody() {
+    let trace = sessions(300, 9);
+    let faults = Faults { stale_ns: 1_000_000_000, lost: 0.05, misjudged: 0.3, death_ns: Some(40_000_000_000) };
+    let config = SimConfig { prefill: 3, decode: 1, cache_tokens: 100_000, faults, ..SimConfig::default() };
+    for policy in policies() {
+        let name = policy.name();
+        let outcome = run(&trace, &config, policy);
+        assert_eq!(outcome.count(Fate::Served), trace.len(), "{name}");
+    }
+}
+
+#[test]
+fn admission_refuses_at_arrival() {
+    let trace = sessions(600, 11);
+    let slo = Slo { ttft_ns: 5_000_000_000, tbt_ns: 100_000_000 };
+    let config = SimConfig { prefill: 2, decode: 2, load: 4.0, slo, ..SimConfig::default() };
+    for admission in [Admission::Slo, Admission::Baseline, Admission::Early, Admission::Predicted] {
+        let outcome = run(&trace, &config, Box::new(Algorithm1 { admission, ..Algorithm1::default() }));
+        assert!(outcome.count(Fate::Refused) > 50, "{admission:?}");
+    }
+    let paper = run(&trace, &config, Box::new(Algorithm1 { admission: Admission::Slo, ..Algorithm1::default() }));
+    let ours = run(&trace, &config, Box::new(Ours { refuses: true, ..Ours::default() }));
+    assert_eq!(ours.count(Fate::RefusedLate), 0);
+    let goodput = |outcome: &kvplane_sim::Outcome| outcome.goodput(slo.ttft_ns, slo.tbt_ns);
+    assert!(goodput(&ours) >= goodput(&paper), "{} against {}", goodput(&ours), goodput(&paper));
+}
