@@ -1,82 +1,60 @@
 //! A control plane, nodes and clients in one process: every form of the public API, over both paths.
 
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use kvplane::rpc::RuntimeDirectory;
-use kvplane::{
-    AsyncClient, Client, ClientConfig, Control, HugePages, Node, NodeConfig, NodeId, Put, RdmaConfig, RdmaUse, Region,
-    RegionOptions, Status,
-};
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer};
+use kvplane::{AsyncClient, Client, ClientConfig, Finished, Open, Put, PutOptions, Region, RegionOptions, Status};
 
-#[path = "../../control/agent/tests/network/mod.rs"]
-mod network;
+mod bed;
 
-use network::{End, instead_of_tcp, over_rdma};
+use bed::{Bed, value};
 
-static BEDS: AtomicU32 = AtomicU32::new(0);
-
-struct Bed {
-    nodes: Vec<Node>,
-    control: Option<ControlHandle>,
-    directory: PathBuf,
-}
-
-impl Bed {
-    fn start(nodes: u64, pool_bytes: u64) -> Self {
-        let number = BEDS.fetch_add(1, Ordering::Relaxed);
-        let directory = std::env::temp_dir().join(format!("kvplane-agent-{}-{number}", std::process::id()));
-        let mut config = ControlConfig::new("test");
-        config.publish = Some(RuntimeDirectory::at(&directory));
-        let control = ControlServer::start(config).expect("a control plane on loopback");
-        let mut bed = Self { nodes: Vec::new(), control: Some(control), directory };
-        for node in 1..=nodes {
-            let node = Node::start(&bed.node_config(node, pool_bytes)).expect("a node on loopback");
-            bed.nodes.push(node);
+#[test]
+fn batches_are_started_and_finished_later() {
+    let bed = Bed::start(2, 16 << 20);
+    for shared in [true, false] {
+        let mut client = Client::connect(&bed.client_config(shared)).expect("a client");
+        let region = Region::allocate(&RegionOptions::new("open", 4 << 20)).expect("memory");
+        let memory = client.register(std::sync::Arc::clone(&region));
+        let key = |n: u32| format!("open-{shared}-{n}").into_bytes();
+        for n in 0..64 {
+            region.copy_in(n as usize * 8192, &value(n, 8192));
         }
-        bed
-    }
-
-    fn control_name(&self) -> Control {
-        Control::Local { cluster: "test".to_owned(), runtime_directory: Some(self.directory.clone()) }
-    }
-
-    fn node_config(&self, node: u64, pool_bytes: u64) -> NodeConfig {
-        NodeConfig {
-            control: self.control_name(),
-            node: Some(NodeId(node)),
-            runtime_directory: Some(self.directory.clone()),
-            shards: Some(1),
-            huge: HugePages::Never,
-            rdma: instead_of_tcp(End::Serves, RdmaUse::Auto),
-            ..NodeConfig::local("test", pool_bytes)
+        let batch = |from: u32, at: usize| -> Vec<_> {
+            (from..from + 8).map(|n| (key(n), memory.slice(at + n as usize * 8192, 8192))).collect()
+        };
+        assert!(client.next_finished().expect("nothing is open").is_none());
+        let options = PutOptions::default();
+        let puts: Vec<Open> = (0..8).map(|n| client.start_puts(&batch(n * 8, 0), &options).expect("a start")).collect();
+        assert_eq!(client.open_batches(), 8);
+        // Calls that wait take nothing from those that are open.
+        assert!(!client.exists(b"nothing").expect("an answer"));
+        let mut seen = Vec::new();
+        while let Some((open, finished)) = client.next_finished().expect("a batch ends") {
+            let Finished::Puts(outcomes) = finished else { panic!("not puts") };
+            assert!(outcomes.iter().all(|outcome| matches!(outcome, Ok(Put::Stored(_)))), "{outcomes:?}");
+            seen.push(open);
         }
-    }
-
-    fn client_config(&self, shared_memory: bool) -> ClientConfig {
-        let never = RdmaConfig::of(RdmaUse::Never);
-        ClientConfig {
-            control: self.control_name(),
-            shared_memory,
-            tcp: !shared_memory && !over_rdma(),
-            rdma: if shared_memory { never } else { instead_of_tcp(End::Asks, RdmaUse::Require) },
-            ..ClientConfig::local("test")
+        assert!(puts.iter().all(|open| seen.contains(open)) && seen.len() == 8);
+        for n in 0..8 {
+            client.start_gets(&batch(n * 8, 2 << 20)).expect("a start");
         }
+        let mut found = 0;
+        while let Some((_, finished)) = client.next_finished().expect("a batch ends") {
+            let Finished::Gets(outcomes) = finished else { panic!("not gets") };
+            found += outcomes.into_iter().filter(|got| matches!(got, Ok(Some(got)) if got.bytes == 8192)).count();
+        }
+        assert_eq!(found, 64);
+        let mut bytes = vec![0; 8192];
+        for n in 0..64 {
+            region.copy_out((2 << 20) + n as usize * 8192, &mut bytes);
+            assert!(bytes == value(n, 8192), "object {n}");
+        }
+        for _ in 0..256 {
+            client.start_gets(&[(key(0), memory.slice(0, 8192))]).expect("a start");
+        }
+        let refused = client.start_gets(&[(key(0), memory.slice(0, 8192))]).expect_err("too many");
+        assert!(refused.to_string().contains("256 batches are open"), "{refused}");
     }
-}
-
-impl Drop for Bed {
-    fn drop(&mut self) {
-        self.nodes.clear();
-        drop(self.control.take());
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
-fn value(number: u32, bytes: usize) -> Vec<u8> {
-    (0..bytes as u32).map(|at| (number.wrapping_mul(31) ^ at.wrapping_mul(7)) as u8).collect()
 }
 
 #[test]

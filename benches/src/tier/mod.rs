@@ -1,7 +1,7 @@
 //! The SSD tier against `fio` on a file beside it: same file system, block size, queue depth and O_DIRECT, in turns.
 //!
 //! Two of ours: the tier with its driver alone, whose queue is exactly as deep as fio's, and a node with its client,
-//! who asks for as many objects at a time. Checksums are on.
+//! who keeps as many objects asked for, in batches. Checksums are on.
 
 mod alone;
 mod figures;

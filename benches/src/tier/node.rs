@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvplane::rpc::RuntimeDirectory;
-use kvplane::{Buffer, Client, ClientConfig, Control, Node, NodeConfig, Put, PutAck, SsdConfig, TierPolicy};
+use kvplane::{
+    Buffer, Client, ClientConfig, Control, Finished, Node, NodeConfig, Open, Put, PutAck, PutOptions, Slice, SsdConfig,
+    TierPolicy,
+};
 use kvplane_proto::ids::NodeId;
 use kvplane_proto::rng::Rng;
 use kvplane_server::{ControlConfig, ControlHandle, ControlServer};
@@ -19,6 +22,12 @@ use crate::bed::Directory;
 const CLUSTER: &str = "bench";
 const POOL_BYTES: u64 = 256 << 20;
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Batches that are under way at once, each of its share of the depth. The next is asked for when one is there, so that
+/// the queue stays as deep as fio's.
+const BATCHES: usize = 128;
+
+/// A key and its place in memory.
+type Item = ([u8; 8], Slice);
 
 /// A node on a file. Its memory keeps nothing of what is read from the SSD.
 pub(crate) struct NodeBed {
@@ -82,7 +91,7 @@ impl NodeBed {
         Ok(())
     }
 
-    /// Puts for so long, `depth` at a time.
+    /// Puts for so long, `depth` under way.
     pub(crate) fn put_for(
         &mut self,
         time: Duration,
@@ -90,13 +99,17 @@ impl NodeBed {
         bytes: u32,
         first_key: &mut u64,
     ) -> Result<Figures, Failure> {
-        self.measure(time, depth, bytes, |bed| {
-            *first_key += depth as u64;
-            bed.put(*first_key - depth as u64..*first_key, bytes)
+        self.measure(time, depth, bytes, |bed, items: &mut Vec<Item>, left: &[usize]| {
+            // What was refused is put again, all else is new.
+            for at in (0..items.len()).filter(|at| !left.contains(at)) {
+                *first_key += 1;
+                items[at].0 = (*first_key - 1).to_le_bytes();
+            }
+            bed.client.start_puts(items, &PutOptions::default())
         })
     }
 
-    /// Gets of random objects for so long, `depth` at a time.
+    /// Gets of random objects for so long, `depth` under way.
     pub(crate) fn get_for(
         &mut self,
         time: Duration,
@@ -105,16 +118,11 @@ impl NodeBed {
         keys: core::ops::Range<u64>,
         rng: &mut Rng,
     ) -> Result<Figures, Failure> {
-        self.measure(time, depth, bytes, |bed| {
-            let drawn: Vec<[u8; 8]> =
-                (0..depth).map(|_| (keys.start + rng.below(keys.end - keys.start)).to_le_bytes()).collect();
-            let each = place_bytes(bytes);
-            let items: Vec<_> =
-                drawn.iter().zip(0..).map(|(key, at)| (key, bed.buffer.slice(at * each, bytes as usize))).collect();
-            for got in bed.client.batch_get_into(&items)? {
-                got?.ok_or("an object is gone")?;
+        self.measure(time, depth, bytes, |bed, items: &mut Vec<Item>, _: &[usize]| {
+            for (key, _) in items.iter_mut() {
+                *key = (keys.start + rng.below(keys.end - keys.start)).to_le_bytes();
             }
-            Ok(())
+            bed.client.start_gets(items)
         })
     }
 
@@ -140,20 +148,49 @@ impl NodeBed {
         Ok(())
     }
 
+    /// Asks for so long, keeping `depth` objects under way.
     fn measure(
         &mut self,
         time: Duration,
         depth: usize,
         bytes: u32,
-        mut batch: impl FnMut(&mut Self) -> Result<(), Failure>,
+        mut start: impl FnMut(&mut Self, &mut Vec<Item>, &[usize]) -> Result<Open, kvplane::Error>,
     ) -> Result<Figures, Failure> {
-        let (start, cpu_ns, mut samples) = (Instant::now(), cpu::process_cpu_ns(), Vec::new());
-        while start.elapsed() < time {
-            let since = Instant::now();
-            batch(self)?;
-            samples.extend(std::iter::repeat_n(since.elapsed().as_nanos() as u64, depth));
+        let each = depth / depth.min(BATCHES);
+        let (since, cpu_ns, mut samples) = (Instant::now(), cpu::process_cpu_ns(), Vec::new());
+        let mut open = Vec::new();
+        for first in (0..depth).step_by(each) {
+            let place = |at| self.buffer.slice(at * place_bytes(bytes), bytes as usize);
+            let mut items: Vec<Item> = (first..first + each).map(|at| ([0; 8], place(at))).collect();
+            open.push((start(self, &mut items, &[])?, Instant::now(), items));
         }
-        Ok(Figures::of(samples, bytes.into(), start.elapsed(), cpu::process_cpu_ns() - cpu_ns))
+        while let Some((done, finished)) = self.client.next_finished()? {
+            let at = open.iter().position(|(batch, ..)| *batch == done).ok_or("an unknown batch")?;
+            let (_, started, mut items) = open.swap_remove(at);
+            let refused = refused(&finished)?;
+            let done = each - refused.len();
+            samples.extend(std::iter::repeat_n(started.elapsed().as_nanos() as u64, done));
+            if since.elapsed() < time {
+                open.push((start(self, &mut items, &refused)?, Instant::now(), items));
+            }
+        }
+        Ok(Figures::of(samples, bytes.into(), since.elapsed(), cpu::process_cpu_ns() - cpu_ns))
+    }
+}
+
+/// Which puts there was no room for yet. What else went wrong ends the bench.
+fn refused(finished: &Finished) -> Result<Vec<usize>, Failure> {
+    match finished {
+        Finished::Gets(outcomes) => {
+            for outcome in outcomes {
+                outcome.as_ref().map_err(ToString::to_string)?.ok_or("an object is gone")?;
+            }
+            Ok(Vec::new())
+        }
+        Finished::Puts(outcomes) => {
+            let refused = outcomes.iter().enumerate().filter(|(_, outcome)| outcome.is_err());
+            Ok(refused.map(|(at, _)| at).collect())
+        }
     }
 }
 

@@ -14,10 +14,10 @@ use std::time::Duration;
 use kvplane_engine::{Doorbell, Region};
 use kvplane_proto::client::{PutBook, Request, TaskResult};
 use kvplane_proto::message::PutOptions;
-use kvplane_proto::{BatchId, Status};
+use kvplane_proto::{BatchId, Status, Version};
 use tokio::sync::oneshot;
 
-use crate::client::{Buffer, Client, ClientConfig, Got, Put, Slice};
+use crate::client::{Buffer, Client, ClientConfig, Got, ObjectRange, Put, Slice};
 use crate::error::Error;
 
 /// Commands that may wait for the thread.
@@ -135,9 +135,15 @@ impl AsyncClient {
         Ok(())
     }
 
-    fn put_request(&self, puts: &mut PutBook, key: &[u8], slice: Slice) -> Result<Request, Error> {
+    fn put_request(
+        &self,
+        puts: &mut PutBook,
+        key: &[u8],
+        slice: Slice,
+        options: &PutOptions,
+    ) -> Result<Request, Error> {
         let name = (&self.keys.tenant[..], key);
-        crate::client::put_request(puts, name, self.keys.keep_keys, slice.local, &PutOptions::default())
+        crate::client::put_request(puts, name, self.keys.keep_keys, slice.local, options)
     }
 
     fn digest(&self, key: &[u8]) -> Result<kvplane_proto::Digest, Error> {
@@ -149,8 +155,17 @@ impl AsyncClient {
     /// # Errors
     /// When it cannot be stored: the status says why.
     pub async fn put_from(&self, key: &[u8], slice: Slice) -> Result<Put, Error> {
+        self.put_from_with(key, slice, &PutOptions::default()).await
+    }
+
+    /// As [`Self::put_from`], with more to say about the object.
+    ///
+    /// # Errors
+    /// When it cannot be stored: the status says why.
+    pub async fn put_from_with(&self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
+        crate::client::check_options(options)?;
         let mut puts = PutBook::new();
-        let request = self.put_request(&mut puts, key, slice)?;
+        let request = self.put_request(&mut puts, key, slice, options)?;
         let results = self.run_puts(vec![request], puts).await?;
         match results[0].status {
             Status::Ok => Ok(Put::Stored(results[0].version)),
@@ -177,9 +192,22 @@ impl AsyncClient {
     /// # Errors
     /// When the batch as a whole is malformed.
     pub async fn batch_put_from(&self, items: &[(impl AsRef<[u8]>, Slice)]) -> Result<Vec<Result<Put, Error>>, Error> {
+        self.batch_put_from_with(items, &PutOptions::default()).await
+    }
+
+    /// As [`Self::batch_put_from`], with more to say about the objects.
+    ///
+    /// # Errors
+    /// When the batch as a whole is malformed.
+    pub async fn batch_put_from_with(
+        &self,
+        items: &[(impl AsRef<[u8]>, Slice)],
+        options: &PutOptions,
+    ) -> Result<Vec<Result<Put, Error>>, Error> {
+        crate::client::check_options(options)?;
         let mut puts = PutBook::new();
         let requests: Result<Vec<Request>, Error> =
-            items.iter().map(|(key, slice)| self.put_request(&mut puts, key.as_ref(), *slice)).collect();
+            items.iter().map(|(key, slice)| self.put_request(&mut puts, key.as_ref(), *slice, options)).collect();
         let results = self.run_puts(requests?, puts).await?;
         let outcome = |result: TaskResult| match result.status {
             Status::Ok => Ok(Put::Stored(result.version)),
@@ -224,6 +252,52 @@ impl AsyncClient {
                 status => Err(refused("exists", status)),
             })
             .collect()
+    }
+
+    /// Lengths of the objects under these keys.
+    ///
+    /// # Errors
+    /// When an owner cannot be asked.
+    pub async fn batch_size(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Option<u64>>, Error> {
+        let requests: Result<Vec<Request>, Error> =
+            keys.iter().map(|key| Ok(Request::Size(self.digest(key.as_ref())?))).collect();
+        let size = |result: TaskResult| match result.status {
+            Status::Ok => Ok(Some(result.bytes)),
+            Status::NotFound => Ok(None),
+            status => Err(refused("size", status)),
+        };
+        self.run(requests?).await?.into_iter().map(size).collect()
+    }
+
+    /// Brings parts of objects into registered memory: see [`Client::get_ranges`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn get_ranges(&self, ranges: &[ObjectRange<'_>]) -> Result<Vec<Result<Option<Version>, Error>>, Error> {
+        let request =
+            |range: &ObjectRange<'_>| Ok(Request::GetRange(self.digest(range.key)?, range.offset, range.into.local));
+        let requests: Result<Vec<Request>, Error> = ranges.iter().map(request).collect();
+        let outcome = |result: TaskResult| match result.status {
+            Status::Ok => Ok(Some(result.version)),
+            Status::NotFound => Ok(None),
+            status => Err(refused("get of a range", status)),
+        };
+        Ok(self.run(requests?).await?.into_iter().map(outcome).collect())
+    }
+
+    /// Removes the objects under these keys; whether there was one, for each.
+    ///
+    /// # Errors
+    /// When an owner cannot be asked.
+    pub async fn batch_remove(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
+        let requests: Result<Vec<Request>, Error> =
+            keys.iter().map(|key| Ok(Request::Remove(self.digest(key.as_ref())?))).collect();
+        let removed = |result: TaskResult| match result.status {
+            Status::Ok => Ok(true),
+            Status::NotFound => Ok(false),
+            status => Err(refused("remove", status)),
+        };
+        self.run(requests?).await?.into_iter().map(removed).collect()
     }
 
     /// Removes the object under this key; whether there was one.

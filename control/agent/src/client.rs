@@ -9,8 +9,13 @@
 
 mod ahead;
 mod keys;
+mod open;
+mod parts;
 mod puts;
+mod questions;
 mod ranges;
+mod sessions;
+mod stripes;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +27,15 @@ use kvplane_proto::{BatchId, Digest, Limits, Status, Version};
 use kvplane_rpc::Role;
 
 use crate::error::Error;
-use crate::link::{Control, ControlLink, seed};
+use crate::link::{ControlLink, seed};
 use crate::transfer::{Metrics, RdmaConfig, RdmaUse};
+use crate::which::Control;
 pub use ahead::PrefetchTo;
 pub use keys::{KeyInfo, ListCursor, ListPage};
-pub(crate) use puts::put_request;
+pub use open::{Finished, Open};
+pub(crate) use puts::{check_options, put_request};
 pub use ranges::ObjectRange;
+pub use sessions::{Begun, Fill, GetSession, PutSession, RangeOutcome};
 
 /// Bytes of the buffer that plain puts and gets start with.
 const BOUNCE_BYTES: usize = 1 << 20;
@@ -42,7 +50,7 @@ pub struct ClientConfig {
     /// Whose keys: keys of different tenants never meet.
     pub tenant: String,
     /// Whether nodes are told the keys of objects, so that these can be listed and removed by a pattern. Without it an
-    /// object takes less room (docs/adr/0014) and is known by its digest only.
+    /// object takes a little less room (docs/adr/0014) and is known by its digest only.
     pub keep_keys: bool,
     /// Whether shared memory is used for nodes on this host.
     pub shared_memory: bool,
@@ -58,6 +66,9 @@ pub struct ClientConfig {
     pub deadline: Duration,
     /// Whether objects copied over shared memory are checked against their checksums; over TCP they always are.
     pub verify_shared: bool,
+    /// Objects of more bytes are kept in stripes of so many, all over the cluster; at least 1 MiB. So are objects that
+    /// are longer than a shard takes.
+    pub stripe_bytes: u64,
 }
 
 impl ClientConfig {
@@ -75,6 +86,7 @@ impl ClientConfig {
             pacing: Pacing::default(),
             deadline: Duration::from_nanos(Limits::DEFAULT_DEADLINE_NS),
             verify_shared: true,
+            stripe_bytes: 64 << 20,
         }
     }
 }
@@ -145,6 +157,8 @@ pub struct Client {
     puts: PutBook,
     deadline: Duration,
     bounce: Option<Buffer>,
+    open: Vec<open::Started>,
+    stripe_bytes: u64,
 }
 
 impl Client {
@@ -193,7 +207,9 @@ impl Client {
             return Err(Error::Argument(text));
         }
         let (state, puts, deadline) = (first.state, PutBook::new(), config.deadline);
-        Ok(Self { initiator, link, seen_map, state, tenant, keep_keys, puts, deadline, bounce: None })
+        let stripe_bytes = config.stripe_bytes.clamp(stripes::STRIPE_LEAST_BYTES, Limits::PAYLOAD_BYTES);
+        let (bounce, open) = (None, Vec::new());
+        Ok(Self { initiator, link, seen_map, state, tenant, keep_keys, puts, deadline, bounce, open, stripe_bytes })
     }
 
     /// The line to the control plane, to share.
@@ -307,81 +323,6 @@ impl Client {
         Error::Status { what, status, cause }
     }
 
-    /// Whether there is an object under this key. Counts as no access.
-    ///
-    /// # Errors
-    /// When its owner cannot be asked.
-    pub fn exists(&mut self, key: &[u8]) -> Result<bool, Error> {
-        let result = self.run_one(Request::Exists(self.digest(key)?))?;
-        self.present(result, "exists")
-    }
-
-    fn present(&self, result: TaskResult, what: &str) -> Result<bool, Error> {
-        match result.status {
-            Status::Ok => Ok(true),
-            Status::NotFound => Ok(false),
-            status => Err(self.problem(what.to_owned(), status)),
-        }
-    }
-
-    /// Which of these keys have an object: one request to each owner.
-    ///
-    /// # Errors
-    /// When an owner cannot be asked.
-    pub fn batch_exists(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
-        let results = self.run_keys(keys, Request::Exists)?;
-        results.into_iter().map(|result| self.present(result, "exists")).collect()
-    }
-
-    /// Length of the object under this key, if there is one. Counts as no access.
-    ///
-    /// # Errors
-    /// When its owner cannot be asked.
-    pub fn size(&mut self, key: &[u8]) -> Result<Option<u64>, Error> {
-        let result = self.run_one(Request::Size(self.digest(key)?))?;
-        Ok(self.present(result, "size")?.then_some(result.bytes))
-    }
-
-    /// Lengths of the objects under these keys.
-    ///
-    /// # Errors
-    /// When an owner cannot be asked.
-    pub fn batch_size(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Option<u64>>, Error> {
-        let results = self.run_keys(keys, Request::Size)?;
-        results.into_iter().map(|result| Ok(self.present(result, "size")?.then_some(result.bytes))).collect()
-    }
-
-    /// Removes the object under this key; whether there was one.
-    ///
-    /// # Errors
-    /// When its owner cannot be asked.
-    pub fn remove(&mut self, key: &[u8]) -> Result<bool, Error> {
-        let result = self.run_one(Request::Remove(self.digest(key)?))?;
-        self.present(result, "remove")
-    }
-
-    /// Removes the objects under these keys; whether there was one, for each.
-    ///
-    /// # Errors
-    /// When an owner cannot be asked.
-    pub fn batch_remove(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
-        let results = self.run_keys(keys, Request::Remove)?;
-        results.into_iter().map(|result| self.present(result, "remove")).collect()
-    }
-
-    fn run_keys(
-        &mut self,
-        keys: &[impl AsRef<[u8]>],
-        request: impl Fn(Digest) -> Request,
-    ) -> Result<Vec<TaskResult>, Error> {
-        if keys.is_empty() {
-            return Ok(Vec::new());
-        }
-        let requests: Result<Vec<Request>, Error> =
-            keys.iter().map(|key| Ok(request(self.digest(key.as_ref())?))).collect();
-        self.run(&requests?)
-    }
-
     /// Stores registered memory under a key.
     ///
     /// # Errors
@@ -411,8 +352,14 @@ impl Client {
     /// # Errors
     /// When the memory is too small or the owner cannot be asked.
     pub fn get_into(&mut self, key: &[u8], slice: Slice) -> Result<Option<Got>, Error> {
-        let result = self.run_one(Request::Get(self.digest(key)?, slice.local))?;
-        self.got(result, slice)
+        let mut outcomes = self.batch_get_into(&[(key, slice)])?;
+        outcomes.pop().unwrap_or(Ok(None))
+    }
+
+    /// A get of an object into a slice. No more of it is asked for than one answer brings: what is longer is striped.
+    fn get_request(&self, key: &[u8], slice: Slice) -> Result<Request, Error> {
+        let local = Local { bytes: slice.local.bytes.min(Limits::PAYLOAD_BYTES), ..slice.local };
+        Ok(Request::Get(self.digest(key)?, local))
     }
 
     fn got(&self, result: TaskResult, slice: Slice) -> Result<Option<Got>, Error> {
@@ -436,9 +383,15 @@ impl Client {
         items: &[(impl AsRef<[u8]>, Slice)],
     ) -> Result<Vec<Result<Option<Got>, Error>>, Error> {
         let requests: Result<Vec<Request>, Error> =
-            items.iter().map(|(key, slice)| Ok(Request::Get(self.digest(key.as_ref())?, slice.local))).collect();
+            items.iter().map(|(key, slice)| self.get_request(key.as_ref(), *slice)).collect();
         let results = self.run(&requests?)?;
-        Ok(results.into_iter().zip(items).map(|(result, (_, slice))| self.got(result, *slice)).collect())
+        let outcome = |(result, (key, slice)): (TaskResult, &(_, Slice))| {
+            if result.status == Status::Striped {
+                return self.get_striped(self.digest(AsRef::as_ref(key))?, *slice);
+            }
+            self.got(result, *slice)
+        };
+        Ok(results.into_iter().zip(items).map(outcome).collect())
     }
 
     /// Stores a copy of these bytes under a key.
@@ -458,12 +411,20 @@ impl Client {
         // An object may be replaced by a longer one between two tries; that it is so each time is not to be expected.
         for _ in 0..4 {
             let whole = bounce.slice(0, bounce.region.bytes());
-            let result = self.run_one(Request::Get(self.digest(key)?, whole.local))?;
+            let result = self.run_one(self.get_request(key, whole)?)?;
             if result.status == Status::BufferTooSmall {
                 bounce = self.bounce(usize::try_from(result.bytes).unwrap_or(usize::MAX))?;
                 continue;
             }
-            let Some(got) = self.got(result, whole)? else { return Ok(None) };
+            let got = if result.status == Status::Striped {
+                let digest = self.digest(key)?;
+                let Some(head) = self.head_of(digest)? else { continue };
+                bounce = self.bounce(usize::try_from(head.bytes).unwrap_or(usize::MAX))?;
+                self.get_striped(digest, bounce.slice(0, bounce.region.bytes()))?
+            } else {
+                self.got(result, whole)?
+            };
+            let Some(got) = got else { return Ok(None) };
             let mut value = vec![0; got.bytes as usize];
             bounce.region.copy_out(0, &mut value);
             return Ok(Some(value));

@@ -33,15 +33,18 @@ mod size;
 mod sockets;
 mod ssd;
 mod store_limits;
+mod tenant_report;
 mod tier_report;
 mod transfer;
+mod which;
 
 pub use asynchronous::AsyncClient;
 pub use client::{
-    Buffer, Client, ClientConfig, Got, KeyInfo, ListCursor, ListPage, ObjectRange, PrefetchTo, Put, Slice,
+    Begun, Buffer, Client, ClientConfig, Fill, Finished, GetSession, Got, KeyInfo, ListCursor, ListPage, ObjectRange,
+    Open, PrefetchTo, Put, PutSession, RangeOutcome, Slice,
 };
 pub use error::Error;
-pub use link::{Control, ControlLink};
+pub use link::ControlLink;
 pub use machine::{discover_machine, scheduler_affinity};
 pub use metrics_server::MetricsServer;
 pub use node::{Node, NodeConfig};
@@ -53,6 +56,7 @@ pub use transfer::{
     SegmentHandle, SegmentInfo, Session, SlowTransfer, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine,
     TransferEngineConfig, TransferRequest, TransportChoice, Use,
 };
+pub use which::{Control, Remote};
 
 pub use kvplane_engine::{
     Eviction, HugePages, IoChoice, Pacing, PageKind, PutAck, Region, RegionError, RegionOptions, ShardSnapshot,

@@ -13,10 +13,11 @@ use std::time::Duration;
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::rng::Rng;
 use kvplane_rpc::message::{Request, Streamed, Welcome};
-use kvplane_rpc::{CallError, Client, ClientConfig, ClusterName, IdentityError, Role, RuntimeDirectory, random_u64};
+use kvplane_rpc::{CallError, Client, IdentityError, Role, random_u64};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;
+use crate::which::{Control, Line};
 
 /// Calls that may wait for the thread.
 const CALLS: usize = 64;
@@ -24,47 +25,6 @@ const CALLS: usize = 64;
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How long the first map may take to arrive.
 const FIRST_MAP: Duration = Duration::from_secs(10);
-
-/// Which control plane to use.
-#[derive(Clone, Debug)]
-pub enum Control {
-    /// The one that a process of this user left in the user's runtime directory, by its cluster's name.
-    Local {
-        /// The cluster.
-        cluster: String,
-        /// Another runtime directory than the user's.
-        runtime_directory: Option<std::path::PathBuf>,
-    },
-    /// This one.
-    Explicit(Box<ClientConfig>),
-}
-
-impl Control {
-    /// The cluster's name.
-    pub(crate) fn cluster(&self) -> &str {
-        match self {
-            Self::Local { cluster, .. } => cluster,
-            Self::Explicit(config) => config.cluster.as_str(),
-        }
-    }
-
-    pub(crate) fn resolve(&self, role: Role) -> Result<ClientConfig, Error> {
-        match self {
-            Self::Explicit(config) => Ok((**config).clone()),
-            Self::Local { cluster, runtime_directory } => {
-                let name = ClusterName::new(cluster).map_err(|error| Error::Argument(error.to_string()))?;
-                let directory = match runtime_directory {
-                    Some(path) => RuntimeDirectory::at(path),
-                    None => RuntimeDirectory::of_user()?,
-                };
-                let local = directory.discover(&name)?;
-                ClientConfig::local(&local, role, software()).ok_or_else(|| {
-                    Error::Argument(format!("the control plane of {cluster:?} left no identity for a {role}"))
-                })
-            }
-        }
-    }
-}
 
 pub(crate) const fn software() -> &'static str {
     concat!("kvplane/", env!("CARGO_PKG_VERSION"))
@@ -116,8 +76,7 @@ impl ControlLink {
     /// # Errors
     /// When it is not found, or cannot be reached, or refuses us.
     pub fn to(control: &Control, role: Role) -> Result<Self, Error> {
-        let config = control.resolve(role)?;
-        Self::start(Line { config, control: control.clone(), role })
+        Self::start(Line::to(control, role)?)
     }
 
     /// Connects, says hello, and waits for the first map.
@@ -233,27 +192,7 @@ pub(crate) fn seed() -> Result<u64, Error> {
     random_u64().map_err(|error: IdentityError| Error::Argument(error.to_string()))
 }
 
-/// Where a line leads, and how it was found.
-struct Line {
-    config: ClientConfig,
-    control: Control,
-    role: Role,
-}
-
-impl Line {
-    /// Whether the control plane is elsewhere, or another, by now; then the configuration is the new one's.
-    fn moved(&mut self) -> bool {
-        // While none is published, the old one may still come back where it was.
-        let Ok(found) = self.control.resolve(self.role) else { return false };
-        let moved = found.address != self.config.address || found.trust.pem() != self.config.trust.pem();
-        if moved {
-            self.config = found;
-        }
-        moved
-    }
-}
-
-fn reconnections() -> Result<Rng, Error> {
+pub(crate) fn reconnections() -> Result<Rng, Error> {
     Ok(Rng::new(seed()?, "reconnect"))
 }
 
@@ -264,8 +203,7 @@ async fn live(
     mut stopped: oneshot::Receiver<()>,
     ready: std::sync::mpsc::SyncSender<Result<Welcome, Error>>,
 ) {
-    let connected = async { Client::connect(&line.config, reconnections()?).await.map_err(Error::from) };
-    let (mut client, welcome) = match connected.await {
+    let (mut client, welcome) = match line.seek().await {
         Ok(connected) => connected,
         Err(error) => {
             let _ = ready.send(Err(error));
@@ -293,12 +231,14 @@ async fn live(
                 tokio::task::spawn_local(job(client.clone()));
             }
             _ = look.tick(), if seen.trouble.is_some() => {
-                if line.moved()
-                    && let Ok(rng) = reconnections()
-                    && let Ok(other) = Client::new(&line.config, rng)
-                {
+                let Some(elsewhere) = line.moved() else { continue };
+                let found = tokio::select! {
+                    found = elsewhere.seek() => found,
+                    _ = &mut stopped => break,
+                };
+                if let Ok((other, _)) = found {
                     // Calls under way keep the old one until they end. Epochs of another state say nothing about ours.
-                    client = other;
+                    (client, line) = (other, elsewhere);
                     watch = client.watch_map();
                     known = None;
                 }

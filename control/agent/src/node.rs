@@ -13,21 +13,23 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kvplane_engine::{
-    HostConfig, HugePages, IoChoice, Listen, Pacing, PageKind, RegionOptions, SLOW_AFTER_NS, Shard, ShardConfig,
-    ShardHandle, ShardSnapshot, TIER_OBJECT_BYTES, TierPolicy, cpu,
+    FetchConfig, FetchLimits, HostConfig, HugePages, IoChoice, Listen, Pacing, PageKind, RegionOptions, SLOW_AFTER_NS,
+    Shard, ShardConfig, ShardHandle, ShardSnapshot, TIER_OBJECT_BYTES, TierPolicy, cpu,
 };
+use kvplane_proto::Limits;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
 use kvplane_proto::map::{Member, ShardAddress};
+use kvplane_rpc::message::Drain;
 use kvplane_rpc::{Role, RuntimeDirectory};
 use kvplane_store::eviction::Eviction;
 use kvplane_store::service::Identity;
 use kvplane_topology::{PlanRequest, ShardPlan, plan};
 
 use crate::error::Error;
-use crate::link::{Control, ControlLink, seed};
+use crate::link::{ControlLink, seed};
 use crate::machine::{discover_machine, scheduler_affinity};
 use crate::shard_report::ShardReports;
 use crate::ssd::{SsdConfig, Ssds};
@@ -35,9 +37,12 @@ use crate::store_limits;
 use crate::tier_report::TierReports;
 use crate::transfer::RdmaConfig;
 use crate::transfer::near::dealt;
+use crate::which::Control;
 use follower::Follower;
 use membership::Membership;
 
+/// How often a node that is drained looks at what it has left.
+const DRAIN_LOOK: Duration = Duration::from_millis(20);
 /// Smallest pool of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;
 
@@ -74,6 +79,12 @@ pub struct NodeConfig {
     pub high_watermark_percent: u8,
     /// How far, in percent, that goes on; at most `high_watermark_percent`.
     pub low_watermark_percent: u8,
+    /// How much of the memory, in percent, objects may take that are never evicted, as their puts asked for; beyond
+    /// it such puts are refused. At most 90.
+    pub hard_pin_percent: u8,
+    /// The longest that objects are kept before others, as their puts asked for; longer wishes are shortened. 0: not
+    /// at all.
+    pub soft_pin_most: Duration,
     /// Which pages to ask for.
     pub huge: HugePages,
     /// Whether RDMA is offered, and on which devices.
@@ -89,7 +100,13 @@ pub struct NodeConfig {
     pub tier: TierPolicy,
     /// From how many nanoseconds on a request is remembered as slow.
     pub slow_after_ns: u64,
+    /// How fast what was in slots that came is fetched from their former owners in the background, in bytes a second,
+    /// over all shards; 0: only what is asked for is fetched.
+    pub fetch_bytes_per_s: u64,
 }
+
+/// See [`NodeConfig::fetch_bytes_per_s`].
+const FETCH_BYTES_PER_S: u64 = 1 << 30;
 
 impl NodeConfig {
     /// A node of the local control plane of this cluster, with this much memory.
@@ -110,6 +127,8 @@ impl NodeConfig {
             eviction: Eviction::default(),
             high_watermark_percent: 100,
             low_watermark_percent: 100,
+            hard_pin_percent: 25,
+            soft_pin_most: Duration::from_millis(Limits::SOFT_PIN_MS as u64),
             huge: HugePages::Try,
             rdma: RdmaConfig::default(),
             ssds: Vec::new(),
@@ -117,6 +136,7 @@ impl NodeConfig {
             ssd_io: IoChoice::Auto,
             tier: TierPolicy::default(),
             slow_after_ns: SLOW_AFTER_NS,
+            fetch_bytes_per_s: FETCH_BYTES_PER_S,
         }
     }
 }
@@ -125,6 +145,9 @@ impl NodeConfig {
 pub struct Node {
     shards: Arc<Vec<ShardHandle>>,
     node: NodeId,
+    link: ControlLink,
+    /// Its present life.
+    life: Arc<Mutex<u64>>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     trouble: Arc<Mutex<Option<String>>>,
@@ -171,7 +194,6 @@ impl Node {
             seen_map: 0,
             applied: Epoch(0),
             state: 0,
-            heard: (Epoch(0), Epoch(0)),
             capacity_bytes: config.pool_bytes,
             tiers: TierReports::new(devices),
             figures: ShardReports::default(),
@@ -187,8 +209,9 @@ impl Node {
             shards: Arc::clone(&shards),
             stop: Arc::clone(&stop),
         };
+        let (link, life) = (membership.link.clone(), Arc::clone(&membership.life));
         let thread = std::thread::Builder::new().name("kvplane-member".to_owned()).spawn(move || membership.live())?;
-        let mut node = Self { shards, node, stop, threads: vec![thread], trouble, notes };
+        let mut node = Self { shards, node, link, life, stop, threads: vec![thread], trouble, notes };
         let thread = std::thread::Builder::new().name("kvplane-follow".to_owned()).spawn(move || follower.live())?;
         node.threads.push(thread);
         Ok(node)
@@ -220,6 +243,24 @@ impl Node {
         self.shards.iter().map(|shard| Ok(shard.snapshot()?)).collect()
     }
 
+    /// Gives its slots away and waits until their new owners have fetched what was in them, or this time is over. The
+    /// node stays a member without slots until it is dropped. How many objects are left.
+    ///
+    /// # Errors
+    /// When the control plane does not answer, or refuses: nobody else owns slots. When a shard does not answer.
+    pub fn drain(&self, within: Duration) -> Result<u64, Error> {
+        let until = Instant::now() + within;
+        let incarnation = Some(*self.life.lock().unwrap_or_else(PoisonError::into_inner));
+        self.link.call(Drain { node: self.node.0, incarnation })?;
+        loop {
+            let left = self.snapshots()?.iter().map(objects_of).sum();
+            if left == 0 || Instant::now() >= until {
+                return Ok(left);
+            }
+            std::thread::sleep(DRAIN_LOOK);
+        }
+    }
+
     /// Fails when a shard has ended: the node cannot go on.
     ///
     /// # Errors
@@ -246,6 +287,12 @@ impl Drop for Node {
             let _ = thread.join();
         }
     }
+}
+
+/// Objects of a shard, in memory and on its SSD.
+fn objects_of(shard: &ShardSnapshot) -> u64 {
+    let memory = shard.store.as_ref().map_or(0, |store| store.objects);
+    memory + shard.tier.as_ref().map_or(0, |tier| u64::from(tier.stats.objects))
 }
 
 fn unix_ns() -> u64 {
@@ -277,6 +324,7 @@ fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: I
     let rdma = config.rdma.devices()?;
     let count = layout.shards.len();
     let ssds = Ssds::open(config, count, cluster, node)?;
+    let host = cpu::boot_id()?;
     let mut shards = Vec::new();
     for seat in &layout.shards {
         let shard = ShardId(seat.shard as u16);
@@ -310,6 +358,15 @@ fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: I
                 rdma: rdma.as_ref().map(|all| dealt(all, seat)),
                 tier: ssds.tier_of(seat.shard, count)?,
                 slow_after_ns: config.slow_after_ns,
+                fetch: Some(FetchConfig {
+                    client: seed()?,
+                    cluster: cluster.to_owned(),
+                    host: host.clone(),
+                    limits: FetchLimits {
+                        bytes_per_s: config.fetch_bytes_per_s / count as u64,
+                        ..FetchLimits::default()
+                    },
+                }),
                 ..HostConfig::default()
             },
         })?);

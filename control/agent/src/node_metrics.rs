@@ -30,12 +30,14 @@ const COUNTERS: [Number; 18] = [
     ("kvplane_shard_cpu_nanoseconds_total", "CPU time of the shard's thread.", |one| one.cpu_ns),
 ];
 
-const GAUGES: [Number; 6] = [
+const GAUGES: [Number; 8] = [
     ("kvplane_shard_objects", "Visible objects.", |one| store(one).objects),
     ("kvplane_shard_object_bytes", "Bytes of visible objects.", |one| store(one).payload_bytes),
     ("kvplane_shard_pool_bytes", "Bytes of the pool.", |one| store(one).pool_bytes),
     ("kvplane_shard_used_bytes", "Bytes of the pool that are not free.", |one| store(one).used_bytes),
     ("kvplane_shard_pins", "Pins held.", |one| store(one).pins),
+    ("kvplane_shard_hard_pinned_bytes", "Bytes of objects that are never evicted.", |one| store(one).hard_pinned_bytes),
+    ("kvplane_shard_soft_pins", "Objects that are kept before others for a while.", |one| store(one).soft_pins),
     ("kvplane_shard_connections", "Open connections.", |one| one.connections),
 ];
 

@@ -1,5 +1,6 @@
 //! The limits of a shard's objects, from what a node was told.
 
+use kvplane_proto::Limits;
 use kvplane_store::StoreConfig;
 
 use crate::error::Error;
@@ -19,6 +20,9 @@ pub(crate) fn of_shard(config: &NodeConfig, pool_bytes: u64, shards: usize) -> R
         eviction: config.eviction,
         high_watermark_percent: config.high_watermark_percent,
         low_watermark_percent: config.low_watermark_percent,
+        hard_pin_percent: config.hard_pin_percent,
+        // Longer ones than may be asked for are of no use.
+        soft_pin_most_ms: config.soft_pin_most.as_millis().min(Limits::SOFT_PIN_MS.into()) as u32,
         hash_seed: seed()?,
         ..usual
     })

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
-use kvplane_proto::map::{ClusterMap, Member};
+use kvplane_proto::map::{Claim, ClusterMap, Former, Member};
 use kvplane_proto::states::Step;
 
 use crate::catalog::{Catalog, Segment, SegmentOwner};
@@ -24,6 +24,7 @@ use crate::message::{Change, Counters, Input, Load, MemberView, Output, Reply};
 use crate::record::{Header, Layout, MemberRecord, Record, RecordKey};
 use crate::rejection::Rejection;
 use crate::state::{MemberEvent, MemberState};
+use crate::tenants::Tenants;
 
 /// What is known of a node.
 pub(crate) struct Row {
@@ -56,7 +57,7 @@ impl Row {
     fn due_ns(&self, config: &ClusterConfig) -> Option<u64> {
         let patience_ns = match self.state {
             MemberState::Active => config.suspect_after_ns,
-            MemberState::Joining | MemberState::Suspect => config.heartbeat_deadline_ns,
+            MemberState::Joining | MemberState::Suspect | MemberState::Draining => config.heartbeat_deadline_ns,
             MemberState::Dead | MemberState::Left => return None,
         };
         // Beyond the end of the clock is never.
@@ -69,6 +70,7 @@ pub struct Cluster {
     pub(crate) config: ClusterConfig,
     pub(crate) rows: BTreeMap<NodeId, Row>,
     pub(crate) catalog: Catalog,
+    pub(crate) tenants: Tenants,
     pub(crate) counters: Counters,
     pub(crate) now_ns: u64,
     /// The newest map; what members say now is in it after `publish`.
@@ -97,9 +99,12 @@ impl Cluster {
             Input::Join { member, capacity_bytes, version } => self.join(member, capacity_bytes, version),
             Input::Heartbeat { node, incarnation, load } => self.heartbeat(node, incarnation, load),
             Input::Leave { node, incarnation } => self.leave(node, incarnation),
+            Input::Drain { node, incarnation } => self.drain(node, incarnation),
             Input::ClientHeartbeat { client } => self.client_heartbeat(client),
             Input::RegisterSegment { segment } => self.register_segment(segment),
             Input::UnregisterSegment { owner, name } => self.unregister_segment(owner, name),
+            Input::SetTenant { tenant } => self.set_tenant(tenant),
+            Input::RemoveTenant { name } => self.remove_tenant(name),
             Input::ListSegments { after, limit } => {
                 let (segments, more) = self.catalog.page(after.as_deref(), limit);
                 Ok(Reply::Segments { segments, more })
@@ -169,7 +174,7 @@ impl Cluster {
         let members = self.rows.values().map(Row::record);
         let segments = self.catalog.iter().cloned().map(Record::Segment);
         // It is written when a member first gets slots.
-        let layout = (self.layout != Layout::default()).then_some(Record::Layout(self.layout));
+        let layout = (self.layout != Layout::default()).then(|| Record::Layout(self.layout.clone()));
         core::iter::once(self.header()).chain(members).chain(segments).chain(layout).collect()
     }
 
@@ -222,7 +227,8 @@ impl Cluster {
         let row = self.rows.get_mut(&node).expect("a node that is stepped is known");
         match row.state.on(event) {
             Step::Moved(to) => {
-                self.map_changed |= row.state.in_map() != to.in_map();
+                let drains = |state| state == MemberState::Draining;
+                self.map_changed |= row.state.in_map() != to.in_map() || drains(row.state) != drains(to);
                 row.state = to;
                 true
             }
@@ -263,7 +269,7 @@ impl Cluster {
             return self.layout.since;
         }
         let members = self.map_members();
-        let map = ClusterMap { epoch: self.newest_epoch(), replicas: self.config.replicas, members };
+        let map = ClusterMap { epoch: self.newest_epoch(), replicas: self.config.replicas, members, former: None };
         let moved = claims(&map).is_some_and(|claims| claims != self.layout.claims);
         if moved { map.epoch } else { self.layout.since }
     }
@@ -282,7 +288,9 @@ impl Cluster {
     }
 
     pub(crate) fn map_members(&self) -> Vec<Member> {
-        self.rows.values().filter(|row| row.state.in_map()).map(|row| row.member.clone()).collect()
+        let share = |row: &Row| if row.state == MemberState::Draining { 0 } else { row.member.weight };
+        let members = self.rows.values().filter(|row| row.state.in_map());
+        members.map(|row| Member { weight: share(row), ..row.member.clone() }).collect()
     }
 
     pub(crate) fn header(&self) -> Record {
@@ -297,10 +305,28 @@ impl Cluster {
     }
 
     /// Takes note when owners are others than before. Without anybody to own them, slots have not changed hands.
-    pub(crate) fn note_layout(&mut self) {
-        let Some(claims) = claims(&self.map).filter(|claims| *claims != self.layout.claims) else { return };
-        self.layout = Layout { since: self.map.epoch, claims };
-        self.changes.push(Change::Put(Record::Layout(self.layout)));
+    /// `before` are the members of the map before this one.
+    pub(crate) fn note_layout(&mut self, before: &[Member]) {
+        if let Some(claims) = claims(&self.map).filter(|claims| *claims != self.layout.claims) {
+            let (since, from) = (self.map.epoch, self.layout.since);
+            let owners = |members: &'_ [Member]| -> Vec<Member> {
+                members.iter().filter(|member| member.weight > 0).cloned().collect()
+            };
+            let claim = |member: Member| Claim {
+                node: member.node,
+                incarnation: member.incarnation,
+                weight: member.weight,
+                shards: member.shards.len() as u16,
+            };
+            let began = owners(&self.map.members).into_iter().map(|member| (member.node, member.incarnation)).collect();
+            let former = Former { since, from, claims: owners(before).into_iter().map(claim).collect(), began };
+            self.layout = Layout { since, claims, former: Some(former) };
+            self.changes.push(Change::Put(Record::Layout(self.layout.clone())));
+        }
+        // Of one that an earlier version remembered, only its beginning is known.
+        let since = self.layout.since;
+        let begun = (since != Epoch(0)).then(|| Former { since, from: since, ..Former::default() });
+        self.map.former = self.layout.former.clone().or(begun);
     }
 
     /// Ends a call: makes the next epoch if the map changed, and queues what the driver must do, records first.
@@ -309,9 +335,10 @@ impl Cluster {
         if map_changed {
             self.map.epoch.0 += 1;
             self.map.replicas = self.config.replicas;
-            self.map.members = self.map_members();
+            let members = self.map_members();
+            let before = core::mem::replace(&mut self.map.members, members);
             self.changes.push(Change::Put(self.header()));
-            self.note_layout();
+            self.note_layout(&before);
             self.counters.epochs += 1;
         }
         if !self.changes.is_empty() {

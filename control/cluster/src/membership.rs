@@ -133,6 +133,27 @@ impl Cluster {
         Ok(Reply::Left { epoch: self.newest_epoch() })
     }
 
+    pub(crate) fn drain(&mut self, node: NodeId, life: Option<Incarnation>) -> Result<Reply, Rejection> {
+        let known = self.rows.get(&node).map(|row| row.member.incarnation);
+        let incarnation = life.or(known).unwrap_or(Incarnation(0));
+        self.expect_life(node, incarnation)?;
+        let takes = |row: &Row| row.state.is_live() && row.state != MemberState::Draining && row.member.weight > 0;
+        if self.rows[&node].state.is_live() && !self.rows.values().any(|row| row.member.node != node && takes(row)) {
+            return Err(Rejection::LastOwner { node });
+        }
+        if self.step(node, MemberEvent::Drain) {
+            self.counters.drains += 1;
+            self.remember(node);
+            self.arm_member(node);
+        }
+        let state = self.rows[&node].state;
+        if !state.is_live() {
+            self.counters.stale += 1;
+            return Err(Rejection::Ended { node, incarnation, state });
+        }
+        Ok(Reply::Draining { epoch: self.newest_epoch() })
+    }
+
     /// Refuses whoever is not the latest known life of a node.
     fn expect_life(&mut self, node: NodeId, given: Incarnation) -> Result<(), Rejection> {
         let Some(row) = self.rows.get(&node).filter(|row| given <= row.member.incarnation) else {

@@ -6,6 +6,7 @@ use kvplane_proto::map::{ClusterMap, Member};
 use crate::catalog::{ClientId, Segment, SegmentOwner};
 use crate::record::{Record, RecordKey};
 use crate::state::MemberState;
+use crate::tenants::Tenant;
 
 /// Longest version text of a member.
 pub const MAX_VERSION_BYTES: usize = 64;
@@ -49,6 +50,14 @@ pub enum Input {
         /// Which life.
         incarnation: Incarnation,
     },
+    /// A member is to give its slots away and stay reachable, so that their new owners can fetch what was in them. It
+    /// lasts as long as this life of it.
+    Drain {
+        /// Who.
+        node: NodeId,
+        /// Which life; nothing for the present one.
+        incarnation: Option<Incarnation>,
+    },
     /// A client that is no member is alive: its segments live on for their time to live.
     ClientHeartbeat {
         /// Who.
@@ -64,6 +73,16 @@ pub enum Input {
         /// Who asks; only the owner may.
         owner: SegmentOwner,
         /// Name of the segment.
+        name: String,
+    },
+    /// An operator makes a tenant, or changes it.
+    SetTenant {
+        /// As it is to be.
+        tenant: Tenant,
+    },
+    /// An operator takes a tenant away. Its objects stay until they are removed or evicted.
+    RemoveTenant {
+        /// Its name.
         name: String,
     },
     /// Someone asks which segments there are, in the order of their names.
@@ -101,6 +120,11 @@ pub enum Reply {
         /// The newest epoch.
         epoch: Epoch,
     },
+    /// To a drain.
+    Draining {
+        /// The newest epoch.
+        epoch: Epoch,
+    },
     /// To a client's heartbeat.
     Renewed {
         /// How many segments live on.
@@ -110,6 +134,10 @@ pub enum Reply {
     Registered,
     /// To a withdrawal.
     Unregistered,
+    /// To a change of a tenant.
+    TenantSet,
+    /// To a removal of a tenant.
+    TenantRemoved,
     /// To a listing.
     Segments {
         /// One page, in the order of names.
@@ -187,6 +215,8 @@ pub struct Counters {
     pub losses: u64,
     /// Members that left in order.
     pub leaves: u64,
+    /// Members that were told to give their slots away.
+    pub drains: u64,
     /// Client segments that were not renewed in time.
     pub expired_segments: u64,
     /// Calls that came so late that silence was not held against anyone.

@@ -7,7 +7,8 @@
 //! ```text
 //! header:  0 u8 | epoch u64 | replicas u8 | cluster text member:  1 u8 | state u8 | ended u64 | capacity u64 |
 //! version text | member segment: 2 u8 | 0 u8, node u64, incarnation u64 or 1 u8, client u64 | kind u8 | bytes u64 |
-//! ttl u64 | address | name text layout:  3 u8 | since u64 | claims u128
+//! ttl u64 | address | name text layout:  3 u8 | since u64 | claims u128 | former, or nothing
+//! tenant:  8 u8 | has quota u8, quota u64 | weight u32 | name text
 //! ```
 //!
 //! Suspicion is not durable: it is about the recent past, of which a restarted control plane knows nothing.
@@ -16,11 +17,12 @@ use core::fmt;
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::codec::{DecodeError, Reader, begin, put_address, put_member, put_text, seal};
-use kvplane_proto::map::{MapError, Member};
+use kvplane_proto::map::{Former, MapError, Member};
 
 use crate::catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
 use crate::message::MAX_VERSION_BYTES;
 use crate::state::MemberState;
+use crate::tenants::{MAX_TENANT_NAME_BYTES, Tenant};
 
 /// Longest name of a cluster.
 pub const MAX_CLUSTER_NAME_BYTES: usize = 64;
@@ -58,12 +60,14 @@ pub struct MemberRecord {
 }
 
 /// Since when owners have been what they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Layout {
     /// The epoch in which slots changed hands last. While nobody is a member, they have not.
     pub since: Epoch,
     /// A digest of what owners follow from.
     pub claims: u128,
+    /// Who owned the slots before; not known of one that an earlier version remembered.
+    pub former: Option<Former>,
 }
 
 /// One durable record.
@@ -77,6 +81,8 @@ pub enum Record {
     Segment(Segment),
     /// Since when owners have been what they are.
     Layout(Layout),
+    /// A tenant.
+    Tenant(Tenant),
 }
 
 /// The name under which a record is stored.
@@ -90,6 +96,8 @@ pub enum RecordKey {
     Segment(String),
     /// The layout: there is one.
     Layout,
+    /// The tenant of this name.
+    Tenant(String),
 }
 
 impl RecordKey {
@@ -101,6 +109,7 @@ impl RecordKey {
             Self::Member(node) => [&[1][..], &node.0.to_be_bytes()].concat(),
             Self::Segment(name) => [&[2], name.as_bytes()].concat(),
             Self::Layout => vec![3],
+            Self::Tenant(name) => [&[8], name.as_bytes()].concat(),
         }
     }
 }
@@ -146,6 +155,7 @@ impl Record {
             Self::Member(record) => RecordKey::Member(record.member.node),
             Self::Segment(segment) => RecordKey::Segment(segment.name.clone()),
             Self::Layout(_) => RecordKey::Layout,
+            Self::Tenant(tenant) => RecordKey::Tenant(tenant.name.clone()),
         }
     }
 
@@ -178,6 +188,13 @@ impl Record {
                 out.extend_from_slice(&layout.since.0.to_le_bytes());
                 out.extend_from_slice(&(layout.claims as u64).to_le_bytes());
                 out.extend_from_slice(&((layout.claims >> 64) as u64).to_le_bytes());
+                layout.former.iter().for_each(|former| former.put(out));
+            }
+            Self::Tenant(tenant) => {
+                out.extend_from_slice(&[8, tenant.dram_bytes.is_some().into()]);
+                out.extend_from_slice(&tenant.dram_bytes.unwrap_or(0).to_le_bytes());
+                out.extend_from_slice(&tenant.weight.to_le_bytes());
+                put_text(out, &tenant.name);
             }
         }
         seal(out, start);
@@ -209,13 +226,31 @@ impl Record {
             3 => {
                 let since = Epoch(reader.u64()?);
                 let claims = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;
-                Self::Layout(Layout { since, claims })
+                let former = if reader.left_bytes() > 0 { Some(reader.former()?) } else { None };
+                Self::Layout(Layout { since, claims, former })
             }
+            8 => Self::Tenant(tenant(&mut reader)?),
             kind => return Err(DecodeError::Field { what: "record kind", found: kind.into() }.into()),
         };
         reader.finish()?;
         Ok(record)
     }
+}
+
+fn tenant(reader: &mut Reader<'_>) -> Result<Tenant, DecodeError> {
+    let has_quota = match reader.u8()? {
+        0 => false,
+        1 => true,
+        found => return Err(DecodeError::Field { what: "whether a tenant has a quota", found: found.into() }),
+    };
+    let quota = reader.u64()?;
+    if !has_quota && quota != 0 {
+        return Err(DecodeError::Field { what: "quota of a tenant without one", found: quota });
+    }
+    let dram_bytes = has_quota.then_some(quota);
+    let weight = reader.u32()?;
+    let name = limited(reader.text("tenant's name")?, "length of a tenant's name", MAX_TENANT_NAME_BYTES)?;
+    Ok(Tenant { name, dram_bytes, weight })
 }
 
 fn limited(text: String, what: &'static str, limit_bytes: usize) -> Result<String, DecodeError> {
@@ -231,6 +266,7 @@ const fn state_code(state: MemberState) -> u8 {
         MemberState::Active | MemberState::Suspect => 1,
         MemberState::Dead => 3,
         MemberState::Left => 4,
+        MemberState::Draining => 5,
     }
 }
 
@@ -240,6 +276,7 @@ fn state_of(code: u8) -> Result<MemberState, DecodeError> {
         1 => Ok(MemberState::Active),
         3 => Ok(MemberState::Dead),
         4 => Ok(MemberState::Left),
+        5 => Ok(MemberState::Draining),
         code => Err(DecodeError::Field { what: "member state", found: code.into() }),
     }
 }

@@ -9,6 +9,7 @@ use kvplane_proto::map::{MAX_MAP_SHARDS, MapError};
 use crate::catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, SegmentOwner};
 use crate::message::MAX_VERSION_BYTES;
 use crate::state::MemberState;
+use crate::tenants::{MAX_TENANT_NAME_BYTES, MAX_TENANT_WEIGHT};
 
 /// Why an input is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +57,11 @@ pub enum Rejection {
         /// When the other will count as silent, unless it is heard of again.
         retry_after_ns: u64,
     },
+    /// Nobody else owns slots: what the node has could go nowhere.
+    LastOwner {
+        /// The node.
+        node: NodeId,
+    },
     /// The description of the member is over a limit.
     Member(MapError),
     /// The version text is too long.
@@ -92,6 +98,33 @@ pub enum Rejection {
         /// The most allowed.
         most_ns: u64,
     },
+    /// A tenant's name is too long, or has control characters.
+    TenantName {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A tenant's weight is out of range.
+    TenantWeight {
+        /// What was given.
+        weight: u32,
+    },
+    /// There are as many tenants as there may be.
+    TooManyTenants {
+        /// The limit.
+        limit: usize,
+    },
+    /// Another tenant has the same number.
+    TenantNumber {
+        /// The name given.
+        name: String,
+        /// The tenant that has the number.
+        other: String,
+    },
+    /// There is no such tenant.
+    UnknownTenant {
+        /// The name.
+        name: String,
+    },
     /// Another owner has a segment of this name.
     SegmentNameTaken {
         /// The name.
@@ -106,6 +139,28 @@ pub enum Rejection {
     },
 }
 
+impl Rejection {
+    /// Those about tenants.
+    fn fmt_tenant(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TenantName { bytes } => write!(
+                f,
+                "a tenant's name has at most {MAX_TENANT_NAME_BYTES} bytes and no control characters; this one has \
+                 {bytes} bytes"
+            ),
+            Self::TenantWeight { weight } => {
+                write!(f, "a tenant's weight of {weight} is not within 1 to {MAX_TENANT_WEIGHT}")
+            }
+            Self::TooManyTenants { limit } => write!(f, "there are {limit} tenants already: remove one first"),
+            Self::TenantNumber { name, other } => {
+                write!(f, "tenant {name:?} has the same number as {other:?}: choose another name")
+            }
+            Self::UnknownTenant { name } => write!(f, "there is no tenant {name:?}"),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -114,6 +169,12 @@ impl fmt::Display for Rejection {
                 "node {node}: incarnation {given} was replaced by {known}; this one should stop, or join with a \
                  greater one"
             ),
+            Self::LastOwner { node } => {
+                write!(
+                    f,
+                    "node {node} is the only one with a share of the slots: let another join before it is drained"
+                )
+            }
             Self::Ended { node, incarnation, state } => write!(
                 f,
                 "node {node}: incarnation {incarnation} is over ({state:?}); drop its objects and join with a \
@@ -154,6 +215,11 @@ impl fmt::Display for Rejection {
             Self::SegmentTtl { ttl_ns, least_ns, most_ns } => {
                 write!(f, "a time to live of {ttl_ns} ns is not within {least_ns} to {most_ns} ns")
             }
+            Self::TenantName { .. }
+            | Self::TenantWeight { .. }
+            | Self::TooManyTenants { .. }
+            | Self::TenantNumber { .. }
+            | Self::UnknownTenant { .. } => self.fmt_tenant(f),
             Self::SegmentNameTaken { name, owner } => {
                 write!(f, "segment {name:?} belongs to {owner}: choose another name")
             }

@@ -16,6 +16,7 @@ use crate::config::{ClusterConfig, ConfigError};
 use crate::message::{Change, Counters, Output};
 use crate::record::{Header, Layout, MemberRecord, Record, RecordKey};
 use crate::state::MemberState;
+use crate::tenants::{MAX_TENANTS, Tenants};
 
 /// Beyond this an epoch was not counted but corrupted; it leaves room to count on for ever.
 const LAST_EPOCH: Epoch = Epoch(u64::MAX / 2);
@@ -94,10 +95,11 @@ impl Cluster {
         now_ns: u64,
     ) -> Result<Self, StartError> {
         config.validate().map_err(StartError::Config)?;
-        let map = ClusterMap { epoch: Epoch(0), replicas: config.replicas, members: Vec::new() };
+        let map = ClusterMap { epoch: Epoch(0), replicas: config.replicas, members: Vec::new(), former: None };
         let mut cluster = Self {
             rows: BTreeMap::new(),
             catalog: Catalog::default(),
+            tenants: Tenants::default(),
             counters: Counters::default(),
             now_ns,
             map,
@@ -131,6 +133,9 @@ impl Cluster {
                     self.catalog.insert(segment, graced_ns);
                 }
                 Record::Layout(layout) => self.layout = layout,
+                Record::Tenant(tenant) => {
+                    self.tenants.by_name.insert(tenant.name.clone(), tenant);
+                }
                 Record::Segment(segment) => self.changes.push(Change::Remove(RecordKey::Segment(segment.name))),
             }
         }
@@ -150,11 +155,12 @@ impl Cluster {
         let limits = self.config.limits;
         over_limit("live members", self.live_members(), limits.members)?;
         over_limit("segments", self.catalog.len(), limits.segments)?;
+        over_limit("tenants", self.tenants.by_name.len(), MAX_TENANTS)?;
         self.forget_longest_ended();
         self.map.members = self.map_members();
         // Nothing remembered, or not of these members: what was before is not known.
         if !self.map_changed {
-            self.note_layout();
+            self.note_layout(&[]);
         }
         self.map.validate().map_err(StartError::Map)?;
         self.rearm();

@@ -14,6 +14,8 @@ state_machine! {
         Active,
         /// In the map, but silent for longer than a heartbeat or two.
         Suspect,
+        /// In the map without a share: its slots are others' by now, who fetch what was in them.
+        Draining,
         /// Silent beyond the deadline; this life is over.
         Dead,
         /// Left in order; this life is over.
@@ -27,28 +29,33 @@ state_machine! {
         Heartbeat,
         /// Silent for `suspect_after_ns`.
         Silence,
+        /// It is to give its slots away, for the rest of its life.
+        Drain,
         /// Silent for `heartbeat_deadline_ns`.
         Deadline,
         /// The current life says farewell.
         Leave,
     }
     transitions {
-        Joining | Dead | Left, Join => Joining;
+        Joining | Draining | Dead | Left, Join => Joining;
         Active | Suspect, Join => Active;
         Joining | Active | Suspect, Heartbeat => Active;
+        Draining, Heartbeat => Draining;
         Dead | Left, Heartbeat => ignored;
         Active, Silence => Suspect;
-        Joining | Suspect, Deadline => Dead;
-        Joining | Active | Suspect, Leave => Left;
+        Joining | Active | Suspect, Drain => Draining;
+        Draining | Dead | Left, Drain => ignored;
+        Joining | Suspect | Draining, Deadline => Dead;
+        Joining | Active | Suspect | Draining, Leave => Left;
         Dead | Left, Leave => ignored;
     }
 }
 
 impl MemberState {
-    /// Whether the member owns its share of the slots.
+    /// Whether the member is in the map; it owns its share of the slots there unless it is draining.
     #[must_use]
     pub const fn in_map(self) -> bool {
-        matches!(self, Self::Active | Self::Suspect)
+        matches!(self, Self::Active | Self::Suspect | Self::Draining)
     }
 
     /// Whether this life goes on: its deadline runs and its messages count.
@@ -70,21 +77,31 @@ mod tests {
     const TABLE: &str = "\
 Joining + Join -> Joining
 Joining + Heartbeat -> Active
+Joining + Drain -> Draining
 Joining + Deadline -> Dead
 Joining + Leave -> Left
 Active + Join -> Active
 Active + Heartbeat -> Active
 Active + Silence -> Suspect
+Active + Drain -> Draining
 Active + Leave -> Left
 Suspect + Join -> Active
 Suspect + Heartbeat -> Active
+Suspect + Drain -> Draining
 Suspect + Deadline -> Dead
 Suspect + Leave -> Left
+Draining + Join -> Joining
+Draining + Heartbeat -> Draining
+Draining + Drain -> (stale)
+Draining + Deadline -> Dead
+Draining + Leave -> Left
 Dead + Join -> Joining
 Dead + Heartbeat -> (stale)
+Dead + Drain -> (stale)
 Dead + Leave -> (stale)
 Left + Join -> Joining
 Left + Heartbeat -> (stale)
+Left + Drain -> (stale)
 Left + Leave -> (stale)
 ";
 }

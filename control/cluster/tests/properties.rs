@@ -6,6 +6,7 @@ mod support;
 
 use kvplane_cluster::{ClientId, Input, MemberState, SegmentOwner};
 use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_proto::map::{ClusterMap, Member};
 use proptest::prelude::*;
 use support::{Driver, MS, config, member, owned_by, segment};
 
@@ -23,6 +24,10 @@ enum Step {
     Leave {
         node: u64,
         incarnation: u64,
+    },
+    Drain {
+        node: u64,
+        incarnation: Option<u64>,
     },
     Register {
         owner: SegmentOwner,
@@ -59,6 +64,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         6 => (life(), 7000u16..7002).prop_map(|((node, incarnation), port)| Step::Join { node, incarnation, port }),
         12 => life().prop_map(|(node, incarnation)| Step::Beat { node, incarnation }),
         2 => life().prop_map(|(node, incarnation)| Step::Leave { node, incarnation }),
+        2 => (0u64..6, prop::option::of(1u64..4)).prop_map(|(node, incarnation)| Step::Drain { node, incarnation }),
         4 => (any_owner(), 0u8..8, 0u64..3000).prop_map(|(owner, name, ttl_ms)| Step::Register { owner, name, ttl_ms }),
         2 => (any_owner(), 0u8..8).prop_map(|(owner, name)| Step::Unregister { owner, name }),
         2 => (0u64..3).prop_map(|client| Step::ClientBeat { client }),
@@ -75,6 +81,9 @@ fn apply(mut driver: Driver, step: Step) -> Driver {
         Step::Beat { node, incarnation } => driver.beat(node, incarnation),
         Step::Leave { node, incarnation } => {
             driver.handle(Input::Leave { node: NodeId(node), incarnation: Incarnation(incarnation) })
+        }
+        Step::Drain { node, incarnation } => {
+            driver.handle(Input::Drain { node: NodeId(node), incarnation: incarnation.map(Incarnation) })
         }
         Step::Register { owner, name, ttl_ms } => {
             let ttl_ns = if matches!(owner, SegmentOwner::Node { .. }) { 0 } else { ttl_ms * MS };
@@ -99,10 +108,15 @@ fn check(driver: &Driver) {
     let views: Vec<_> = driver.cluster.members().collect();
     let in_map: Vec<_> = views
         .iter()
-        .filter(|view| matches!(view.state, MemberState::Active | MemberState::Suspect))
-        .map(|view| view.member.clone())
+        .filter(|view| view.state.in_map())
+        .map(|view| match view.state {
+            // It is there, and owns nothing.
+            MemberState::Draining => Member { weight: 0, ..view.member.clone() },
+            _ => view.member.clone(),
+        })
         .collect();
     assert_eq!(driver.published.members, in_map);
+    check_former(&driver.published);
     for segment in driver.cluster.segments() {
         if let SegmentOwner::Node { node, incarnation } = segment.owner {
             let owner = views.iter().find(|view| view.member.node == node).expect("an owner is known");
@@ -112,6 +126,17 @@ fn check(driver: &Driver) {
     let live = views.iter().any(|view| view.state.is_live());
     let at_the_end_of_time = driver.now_ns > u64::MAX / 2;
     assert!(!live || at_the_end_of_time || driver.cluster.poll_timeout().is_some(), "a live member has a deadline");
+}
+
+/// What a map says of the layout before fits the map.
+fn check_former(map: &ClusterMap) {
+    let Some(former) = &map.former else { return };
+    assert!(former.from <= former.since && former.since <= map.epoch, "{former:?} in epoch {}", map.epoch);
+    let owners = map.members.iter().filter(|member| member.weight > 0);
+    for member in owners {
+        let began = former.began.iter().find(|(node, _)| *node == member.node);
+        assert!(began.is_some_and(|(_, life)| *life <= member.incarnation), "{former:?} began with {member:?}");
+    }
 }
 
 proptest! {

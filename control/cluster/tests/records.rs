@@ -2,7 +2,9 @@
 
 mod support;
 
-use kvplane_cluster::{ClientId, Header, MemberRecord, MemberState, Record, RecordKey, SegmentKind, SegmentOwner};
+use kvplane_cluster::{
+    ClientId, Header, MemberRecord, MemberState, Record, RecordKey, SegmentKind, SegmentOwner, Tenant,
+};
 use kvplane_proto::ids::{Epoch, NodeId};
 use kvplane_proto::map::codec::{begin, seal};
 use proptest::prelude::*;
@@ -14,7 +16,7 @@ fn bytes_of(record: &Record) -> Vec<u8> {
     bytes
 }
 
-fn examples() -> [Record; 4] {
+fn examples() -> [Record; 5] {
     let (capacity_bytes, version) = (1 << 30, "0.1.0".to_owned());
     let left = MemberState::Left;
     let mut client = segment("y", SegmentOwner::Client { client: ClientId(2) }, 77);
@@ -30,6 +32,7 @@ fn examples() -> [Record; 4] {
         }),
         Record::Segment(segment("x", owned_by(1, 5), 0)),
         Record::Segment(client),
+        Record::Tenant(Tenant { name: "acme".to_owned(), dram_bytes: Some(1 << 33), weight: 3 }),
     ]
 }
 
@@ -38,7 +41,7 @@ fn golden_record_bytes() {
     let hex = examples().map(|record| bytes_of(&record).iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     assert_eq!(hex, GOLDEN, "the encoding changed: that needs a new format number");
 }
-const GOLDEN: [&str; 4] = [
+const GOLDEN: [&str; 5] = [
     "4b5643520100000900000000000000020470726f64dcd2888f3ff0a341",
     concat!(
         "4b564352010001040800000000000000000000400000000005302e312e3001000000000000000500",
@@ -54,6 +57,7 @@ const GOLDEN: [&str; 4] = [
         "02092823",
         "0179a89e0f8d7427dd5e",
     ),
+    "4b564352010008010000000002000000030000000461636d65b9304dbe8229f5d7",
 ];
 
 #[test]
@@ -64,6 +68,9 @@ fn keys_sort_like_their_bytes() {
         RecordKey::Member(NodeId(256)),
         RecordKey::Segment("a".to_owned()),
         RecordKey::Segment("b".to_owned()),
+        RecordKey::Layout,
+        RecordKey::Tenant(String::new()),
+        RecordKey::Tenant("a".to_owned()),
     ];
     assert!(keys.is_sorted() && keys.iter().map(RecordKey::to_bytes).is_sorted());
 }
@@ -92,7 +99,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn records_survive_and_damage_is_noticed(which in 0usize..4, at: prop::sample::Index, flip in 1u8..) {
+    fn records_survive_and_damage_is_noticed(which in 0usize..5, at: prop::sample::Index, flip in 1u8..) {
         let examples = examples();
         let record = &examples[which];
         let mut bytes = bytes_of(record);
@@ -105,7 +112,7 @@ proptest! {
 
     /// Under a good seal too, bytes either are the one encoding of a record or are refused.
     #[test]
-    fn arbitrary_bytes_never_panic(kind in 0u8..4, contents in prop::collection::vec(0u8..8, 0..200)) {
+    fn arbitrary_bytes_never_panic(kind in 0u8..9, contents in prop::collection::vec(0u8..8, 0..200)) {
         let _ = Record::decode(&contents);
         let mut bytes = Vec::new();
         let start = begin(&mut bytes, u32::from_le_bytes(*b"KVCR"), 1);

@@ -1,10 +1,15 @@
 //! A cluster's certificate authority: made once, kept beside the state, asked for identities.
 //!
-//! The key signs identities and nothing else; whoever can read its file is the cluster. Certificates do not expire: a
-//! cluster whose nodes refuse each other on some day years from now is worse than a key that lives as long as its
-//! file. To revoke, make a new authority and reissue.
+//! The key signs identities and nothing else; whoever can read its file is the cluster. The authority's certificate
+//! does not expire, nor do identities that live as long as a process: a cluster whose nodes refuse each other on some
+//! day years from now is worse than a key that lives as long as its file. Identities for files have a last day.
+//!
+//! A new authority takes over in two steps: [`Authority::rotate`] makes the new key and keeps trusting the old one,
+//! and [`Authority::retire`] ends that trust, when all identities were issued anew. So everything may be replaced
+//! without a moment in which half of a cluster refuses the other half.
 
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
@@ -14,7 +19,43 @@ use rustls::server::ParsedCertificate;
 
 use crate::files::{read_private, write_private};
 use crate::identity::{Identity, IdentityError, PEM_BYTES, Trust, malformed, provider};
-use crate::role::{ClusterName, Role};
+use crate::role::{ClusterName, Role, Scope};
+
+/// Of an identity with a last day, how long before now it begins: clocks of hosts differ.
+const BACKDATED: Duration = Duration::from_secs(3600);
+
+/// What an identity is to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// What its holder may do.
+    pub role: Role,
+    /// For whom.
+    pub scope: Scope,
+    /// From when to when it counts; none for as long as the authority does.
+    pub valid: Option<(SystemTime, SystemTime)>,
+}
+
+impl Grant {
+    /// The right of `role` for everybody, without an end.
+    #[must_use]
+    pub const fn of(role: Role) -> Self {
+        Self { role, scope: Scope::Any, valid: None }
+    }
+
+    /// The same, from about `now` on for `lifetime`.
+    #[must_use]
+    pub fn lasting(self, now: SystemTime, lifetime: Duration) -> Self {
+        Self { valid: Some((now - BACKDATED, now + lifetime)), ..self }
+    }
+
+    fn check(&self) -> Result<(), IdentityError> {
+        match (self.role, &self.scope) {
+            (_, Scope::Any) | (Role::Node, Scope::Node(_)) => Ok(()),
+            (Role::Client, Scope::Tenant(name)) => Scope::tenant(name).map(|_| ()),
+            (role, scope) => Err(IdentityError::Issue(format!("role {role} is not bound to a {scope}"))),
+        }
+    }
+}
 
 /// A cluster's certificate authority.
 pub struct Authority {
@@ -44,14 +85,26 @@ impl Authority {
     /// # Errors
     /// When only one of the files exists, either is malformed, or the key is open to others.
     pub fn load_or_generate(directory: &Path, cluster: &ClusterName) -> Result<Self, IdentityError> {
-        let (certificate_path, key_path) = (directory.join("ca.pem"), directory.join("ca.key"));
-        if !certificate_path.exists() {
-            // The key is written first, so a crash in between leaves a key that signed nothing.
-            let authority = Self::generate(cluster)?;
-            write_private(&key_path, authority.issuer.key().serialize_pem().as_bytes())?;
-            write_private(&certificate_path, authority.trust.pem().as_bytes())?;
-            return Ok(authority);
+        if directory.join("ca.pem").exists() {
+            return Self::load(directory, cluster);
         }
+        // The key is written first, so a crash in between leaves a key that signed nothing.
+        let authority = Self::generate(cluster)?;
+        authority.write_key(directory)?;
+        write_private(&directory.join("ca.pem"), authority.trust.pem().as_bytes())?;
+        Ok(authority)
+    }
+
+    fn write_key(&self, directory: &Path) -> Result<(), IdentityError> {
+        Ok(write_private(&directory.join("ca.key"), self.issuer.key().serialize_pem().as_bytes())?)
+    }
+
+    /// Reads `ca.pem` and `ca.key`.
+    ///
+    /// # Errors
+    /// When either is missing or malformed, they do not belong together, or the key is open to others.
+    pub fn load(directory: &Path, cluster: &ClusterName) -> Result<Self, IdentityError> {
+        let (certificate_path, key_path) = (directory.join("ca.pem"), directory.join("ca.key"));
         let trust = Trust::read(&certificate_path)?;
         let what = key_path.display().to_string();
         let key = KeyPair::from_pem(&read_private(&key_path, PEM_BYTES)?).map_err(|e| malformed(&what, e))?;
@@ -62,6 +115,48 @@ impl Authority {
         let authority = Self { cluster: cluster.clone(), trust, issuer: Issuer::new(params, key) };
         authority.check(&certificate_path)?;
         Ok(authority)
+    }
+
+    /// Makes a new key, which signs from now on, and goes on trusting the one before it.
+    ///
+    /// # Errors
+    /// As [`Self::load`], and when the former one was not retired yet.
+    pub fn rotate(directory: &Path, cluster: &ClusterName) -> Result<Self, IdentityError> {
+        let old = Self::load(directory, cluster)?;
+        if old.trust.authorities() > 1 {
+            let what = directory.join("ca.pem").display().to_string();
+            return Err(malformed(
+                &what,
+                "it trusts two authorities already: issue all identities anew and retire one",
+            ));
+        }
+        let new = Self::generate(cluster)?;
+        let pem = format!("{}{}", new.trust.pem(), old.trust.pem());
+        let certificate_path = directory.join("ca.pem");
+        let new = Self { trust: Trust::from_pem(&pem, &certificate_path.display().to_string())?, ..new };
+        // In this order, so that what a crash leaves in between is the old authority, which is trusted still.
+        write_private(&certificate_path, pem.as_bytes())?;
+        new.write_key(directory)?;
+        Ok(new)
+    }
+
+    /// Ends the trust in all authorities but the one that signs.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn retire(directory: &Path, cluster: &ClusterName) -> Result<Self, IdentityError> {
+        let authority = Self::load(directory, cluster)?;
+        let certificate_path = directory.join("ca.pem");
+        for pem in authority.trust.pems() {
+            let trust = Trust::from_pem(pem, &certificate_path.display().to_string())?;
+            let alone = Self { cluster: cluster.clone(), trust, issuer: Self::load(directory, cluster)?.issuer };
+            if alone.check(&certificate_path).is_ok() {
+                write_private(&certificate_path, alone.trust.pem().as_bytes())?;
+                return Ok(alone);
+            }
+        }
+        // Loading has checked that one of them signs.
+        Err(malformed(&certificate_path.display().to_string(), "none of its certificates belongs to ca.key"))
     }
 
     /// Whether what this authority issues is trusted through its own certificate: `ca.pem` may be another cluster's, or
@@ -84,21 +179,35 @@ impl Authority {
         })
     }
 
-    /// A fresh identity for `role`.
+    /// A fresh identity for `role`, for everybody and without an end.
     ///
     /// # Errors
     /// [`IdentityError::Issue`] when the system has no randomness.
     pub fn issue(&self, role: Role) -> Result<Identity, IdentityError> {
+        self.grant(&Grant::of(role))
+    }
+
+    /// A fresh identity that says what `grant` does.
+    ///
+    /// # Errors
+    /// [`IdentityError::Issue`] when the role does not go with the scope, or the system has no randomness.
+    pub fn grant(&self, grant: &Grant) -> Result<Identity, IdentityError> {
+        grant.check()?;
+        let role = grant.role;
         let key = KeyPair::generate()?;
-        let mut params = CertificateParams::new(vec![self.cluster.dns_name(role)])?;
+        let names = vec![self.cluster.dns_name(role), grant.scope.dns_name(role, &self.cluster)];
+        let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, format!("kvplane {role}"));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = match role {
             Role::Control => {
                 vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth]
             }
-            Role::Node | Role::Client | Role::Admin => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            Role::Node | Role::Client | Role::Scheduler | Role::Admin => vec![ExtendedKeyUsagePurpose::ClientAuth],
         };
+        if let Some((from, to)) = grant.valid {
+            (params.not_before, params.not_after) = (from.into(), to.into());
+        }
         let certificate = params.signed_by(&key, &self.issuer)?;
         Identity::from_pem(&certificate.pem(), &key.serialize_pem(), "the new certificate")
     }

@@ -13,11 +13,11 @@ use crate::codec::{CodecError, HEADER_BYTES, Header, Message, decode, encode};
 use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::SMALL_BODY_BYTES;
 use crate::message::{
-    AnswerOrder, GetMap, GetSegment, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTiers, OrderTiers,
-    RegisterSegment, RenewSegments, ReportEvents, ReportShard, ReportTiers, Status, UnregisterSegment, WatchEvents,
-    WatchMap, WatchOrders,
+    AnswerOrder, Drain, GetMap, GetSegment, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTenants,
+    ListTiers, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers,
+    SetTenant, Status, SyncTenants, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
 };
-use crate::role::Role;
+use crate::rights::{Called, is_bound};
 use crate::server::Host;
 use crate::service::{Caller, Event, ItemFrame};
 
@@ -50,15 +50,11 @@ impl Call {
         match kind {
             WatchMap::KIND => return self.watch(&frame, send).await,
             WatchOrders::KIND => {
-                let roles = &[Role::Control, Role::Node];
-                let items =
-                    self.items("watch_orders", roles, &frame, |c| self.host.service.watch_orders(self.caller, c));
+                let items = self.items(&frame, |c| self.host.service.watch_orders(self.caller, c));
                 return self.stream(items, send).await;
             }
             WatchEvents::KIND => {
-                let roles = &[Role::Control, Role::Client, Role::Admin];
-                let watch = |_: WatchEvents| self.host.service.watch_events(self.caller);
-                let items = self.items("watch_events", roles, &frame, watch);
+                let items = self.items(&frame, |_: WatchEvents| self.host.service.watch_events(self.caller));
                 return self.stream(items, send).await;
             }
             _ => {}
@@ -94,7 +90,7 @@ impl Call {
             Ok(call) => call,
             Err(error) => return self.bad_frame(&error.to_string()),
         };
-        self.host.service.observe(Event::Called { method: "watch_map", ok: true });
+        self.host.service.observe(Event::Called { method: WatchMap::METHOD, ok: true });
         let mut maps = self.host.service.maps();
         let mut known = call.known_epoch;
         loop {
@@ -114,23 +110,30 @@ impl Call {
     }
 
     /// What a watcher is to get, or why not.
-    fn items<C: Message>(
+    fn items<C: Called>(
         &self,
-        method: &'static str,
-        roles: &[Role],
         frame: &[u8],
         watch: impl FnOnce(C) -> Result<mpsc::Receiver<ItemFrame>, Refusal>,
     ) -> Result<Result<mpsc::Receiver<ItemFrame>, Refusal>, CodecError> {
         let call = decode(frame)?;
-        let role = self.caller.role;
-        let items = if roles.contains(&role) {
-            watch(call)
-        } else {
-            let reason = format!("a certificate of role {role} may not call {method}");
-            Err(Refusal::new(RefusalCode::NotPermitted, reason))
-        };
-        self.host.service.observe(Event::Called { method, ok: items.is_ok() });
+        let items = self.permit(&call).and_then(|()| watch(call));
+        self.host.service.observe(Event::Called { method: C::METHOD, ok: items.is_ok() });
         Ok(items)
+    }
+
+    /// Whether the caller may make this call: its role, and for whom its certificate lets it speak.
+    fn permit<C: Called>(&self, call: &C) -> Result<(), Refusal> {
+        let role = self.caller.role;
+        let refused = |reason| Err(Refusal::new(RefusalCode::NotPermitted, reason));
+        if !C::CALLERS.contains(&role) {
+            return refused(format!("a certificate of role {role} may not call {}", C::METHOD));
+        }
+        match call.speaks_for() {
+            Some(scope) if is_bound(role, &scope) && !self.host.speaks_for(&self.connection, role, &scope) => {
+                refused(format!("this certificate of role {role} may not speak for {scope}, as {} does", C::METHOD))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Sends items until either side goes.
@@ -168,67 +171,52 @@ impl Call {
     }
 
     fn dispatch(&self, kind: u16, frame: &[u8]) -> Result<Vec<u8>, CodecError> {
-        use Role::{Admin, Client, Control, Node};
-        const ANY: &[Role] = &[Control, Node, Client, Admin];
-        const MEMBERS: &[Role] = &[Control, Node];
-        const HOLDERS: &[Role] = &[Control, Node, Client];
-        const OPERATORS: &[Role] = &[Control, Admin];
         let (service, caller) = (&*self.host.service, self.caller);
         match kind {
-            Hello::KIND => self.answer("hello", ANY, frame, |c| service.hello(caller, c)),
-            Join::KIND => self.answer("join", MEMBERS, frame, |c| service.join(caller, c)),
-            Heartbeat::KIND => self.answer("heartbeat", MEMBERS, frame, |c| service.heartbeat(caller, c)),
-            Leave::KIND => {
-                let roles = &[Control, Node, Admin];
-                self.answer("leave", roles, frame, |c| service.leave(caller, c))
-            }
+            Hello::KIND => self.answer(frame, |c| service.hello(caller, c)),
+            Join::KIND => self.answer(frame, |c| service.join(caller, c)),
+            Heartbeat::KIND => self.answer(frame, |c| service.heartbeat(caller, c)),
+            Leave::KIND => self.answer(frame, |c| service.leave(caller, c)),
+            Drain::KIND => self.answer(frame, |c| service.drain(caller, c)),
             GetMap::KIND => self.get_map(frame),
-            RegisterSegment::KIND => {
-                self.answer("register_segment", HOLDERS, frame, |c| service.register_segment(caller, c))
-            }
-            RenewSegments::KIND => self.answer("renew_segments", HOLDERS, frame, |c| service.renew_segments(caller, c)),
-            UnregisterSegment::KIND => {
-                self.answer("unregister_segment", HOLDERS, frame, |c| service.unregister_segment(caller, c))
-            }
-            GetSegment::KIND => self.answer("get_segment", ANY, frame, |c| service.get_segment(caller, c)),
-            ListSegments::KIND => self.answer("list_segments", ANY, frame, |c| service.list_segments(caller, c)),
-            Status::KIND => self.answer("status", OPERATORS, frame, |_: Status| service.status(caller)),
-            ReportTiers::KIND => self.answer("report_tiers", MEMBERS, frame, |c| service.report_tiers(caller, c)),
-            ListTiers::KIND => self.answer("list_tiers", OPERATORS, frame, |c| service.list_tiers(caller, c)),
-            ReportShard::KIND => self.answer("report_shard", MEMBERS, frame, |c| service.report_shard(caller, c)),
-            ListShards::KIND => self.answer("list_shards", OPERATORS, frame, |c| service.list_shards(caller, c)),
-            AnswerOrder::KIND => self.answer("answer_order", MEMBERS, frame, |c| service.answer_order(caller, c)),
-            ReportEvents::KIND => self.answer("report_events", MEMBERS, frame, |c| service.report_events(caller, c)),
-            OrderTiers::KIND => self.answer("order_tiers", OPERATORS, frame, |c| service.order_tiers(caller, c)),
+            RegisterSegment::KIND => self.answer(frame, |c| service.register_segment(caller, c)),
+            RenewSegments::KIND => self.answer(frame, |c| service.renew_segments(caller, c)),
+            UnregisterSegment::KIND => self.answer(frame, |c| service.unregister_segment(caller, c)),
+            GetSegment::KIND => self.answer(frame, |c| service.get_segment(caller, c)),
+            ListSegments::KIND => self.answer(frame, |c| service.list_segments(caller, c)),
+            Status::KIND => self.answer(frame, |_: Status| service.status(caller)),
+            ReportTiers::KIND => self.answer(frame, |c| service.report_tiers(caller, c)),
+            ListTiers::KIND => self.answer(frame, |c| service.list_tiers(caller, c)),
+            ReportShard::KIND => self.answer(frame, |c| service.report_shard(caller, c)),
+            ListShards::KIND => self.answer(frame, |c| service.list_shards(caller, c)),
+            AnswerOrder::KIND => self.answer(frame, |c| service.answer_order(caller, c)),
+            ReportEvents::KIND => self.answer(frame, |c| service.report_events(caller, c)),
+            OrderTiers::KIND => self.answer(frame, |c| service.order_tiers(caller, c)),
+            SetTenant::KIND => self.answer(frame, |c| service.set_tenant(caller, c)),
+            RemoveTenant::KIND => self.answer(frame, |c| service.remove_tenant(caller, c)),
+            ListTenants::KIND => self.answer(frame, |_: ListTenants| service.list_tenants(caller)),
+            SyncTenants::KIND => self.answer(frame, |c| service.sync_tenants(caller, c)),
             kind => Err(CodecError::Kind(kind)),
         }
     }
 
-    /// Decodes a request, checks the caller's role, calls, and encodes the reply or the refusal.
-    fn answer<C: Message, R: Message>(
+    /// Decodes a request, checks the caller's rights, calls, and encodes the reply or the refusal.
+    fn answer<C: Called, R: Message>(
         &self,
-        method: &'static str,
-        roles: &[Role],
         frame: &[u8],
         serve: impl FnOnce(C) -> Result<R, Refusal>,
     ) -> Result<Vec<u8>, CodecError> {
         let call = decode(frame)?;
-        let role = self.caller.role;
-        let result = if roles.contains(&role) {
-            serve(call)
-        } else {
-            let reason = format!("a certificate of role {role} may not call {method}");
-            Err(Refusal::new(RefusalCode::NotPermitted, reason))
-        };
+        let result = self.permit(&call).and_then(|()| serve(call));
         let reply =
             result.and_then(|reply| encode(&reply).map_err(|e| Refusal::new(RefusalCode::TooLarge, e.to_string())));
-        self.host.service.observe(Event::Called { method, ok: reply.is_ok() });
+        self.host.service.observe(Event::Called { method: C::METHOD, ok: reply.is_ok() });
         reply.or_else(|refusal| encode(&refusal))
     }
 
     fn get_map(&self, frame: &[u8]) -> Result<Vec<u8>, CodecError> {
         decode::<GetMap>(frame)?;
-        self.host.service.observe(Event::Called { method: "get_map", ok: true });
+        self.host.service.observe(Event::Called { method: GetMap::METHOD, ok: true });
         Ok(self.host.service.maps().borrow().frame.to_vec())
     }
 }

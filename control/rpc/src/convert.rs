@@ -87,8 +87,14 @@ impl From<core::Rejection> for Refusal {
             R::IncarnationReused { .. } => RefusalCode::IncarnationReused,
             R::NodeIdInUse { .. } => RefusalCode::NodeIdInUse,
             R::UnknownClient { .. } => RefusalCode::UnknownClient,
-            R::SegmentNameTaken { .. } => RefusalCode::AlreadyExists,
-            R::TooManyMembers { .. } | R::TooManyShards { .. } | R::TooManySegments { .. } => RefusalCode::LimitReached,
+            R::SegmentNameTaken { .. } | R::TenantNumber { .. } => RefusalCode::AlreadyExists,
+            R::LastOwner { .. } => RefusalCode::NotPermitted,
+            R::UnknownTenant { .. } => RefusalCode::NotFound,
+            R::TooManyMembers { .. }
+            | R::TooManyShards { .. }
+            | R::TooManySegments { .. }
+            | R::TooManyTenants { .. } => RefusalCode::LimitReached,
+            R::TenantName { .. } | R::TenantWeight { .. } => RefusalCode::BadRequest,
             R::Member(_) | R::Version { .. } | R::SegmentName { .. } | R::SegmentTtl { .. } => RefusalCode::BadRequest,
         };
         let mut refusal = Self::new(code, rejection.to_string());

@@ -205,6 +205,8 @@ pub(crate) enum CloseCode {
     ShuttingDown = 3,
     /// An answer did not come in time.
     Deadline = 4,
+    /// The certificate was good and is not any more.
+    Expired = 5,
 }
 
 impl CloseCode {
@@ -217,6 +219,8 @@ impl CloseCode {
 const CRYPTO_ERROR: u64 = 0x100;
 const ALERT_BAD_CERTIFICATE: u64 = CRYPTO_ERROR + 42;
 const ALERT_UNSUPPORTED_CERTIFICATE: u64 = CRYPTO_ERROR + 43;
+/// Not valid yet, or not any more.
+const ALERT_CERTIFICATE_EXPIRED: u64 = CRYPTO_ERROR + 45;
 const ALERT_CERTIFICATE_UNKNOWN: u64 = CRYPTO_ERROR + 46;
 const ALERT_UNKNOWN_CA: u64 = CRYPTO_ERROR + 48;
 /// A signature that does not check: what another authority of the same name leads to.
@@ -230,6 +234,7 @@ pub(crate) fn is_bad_certificate(code: u64) -> bool {
         code,
         ALERT_BAD_CERTIFICATE
             | ALERT_UNSUPPORTED_CERTIFICATE
+            | ALERT_CERTIFICATE_EXPIRED
             | ALERT_CERTIFICATE_UNKNOWN
             | ALERT_UNKNOWN_CA
             | ALERT_DECRYPT_ERROR
@@ -253,6 +258,13 @@ pub(crate) fn from_connection(address: SocketAddr, error: &ConnectionError, esta
             Some(format!("it speaks another version of the protocol than {PROTOCOL_NAME}"))
         }
         Some(ALERT_CERTIFICATE_REQUIRED) => Some("it wants a certificate and none was presented".to_owned()),
+        Some(ALERT_CERTIFICATE_EXPIRED) => {
+            let whose = if ours { "its" } else { "our" };
+            Some(format!(
+                "{whose} certificate is not valid any more, or not yet: issue another with kvplane ctl cert, and look \
+                 at the clocks of both hosts"
+            ))
+        }
         Some(code) if is_bad_certificate(code) && ours => {
             Some("its certificate is not from this cluster's authority: check ca.pem and the cluster name".to_owned())
         }
@@ -273,7 +285,7 @@ pub(crate) fn from_connection(address: SocketAddr, error: &ConnectionError, esta
     match error {
         _ if advice.is_some() => CallError::Rejected { address, reason },
         ConnectionError::ApplicationClosed(frame)
-            if frame.error_code == CloseCode::NoRole.wire() || frame.error_code == CloseCode::BadFrame.wire() =>
+            if [CloseCode::NoRole, CloseCode::BadFrame].iter().any(|code| frame.error_code == code.wire()) =>
         {
             CallError::Rejected { address, reason }
         }

@@ -105,6 +105,19 @@ pub struct NodeEvents {
     pub lost: u64,
     /// What became of objects.
     pub events: Vec<ObjectEvent>,
+    /// The names of those of them that have one and are still there.
+    pub names: Vec<EventName>,
+}
+
+/// The name of an object.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct EventName {
+    /// Which of the report's events it is of.
+    pub at: u32,
+    /// The tenant's name; empty for the default tenant.
+    pub tenant: Vec<u8>,
+    /// The key.
+    pub key: Vec<u8>,
 }
 
 /// What kind of report. Tags are append-only.

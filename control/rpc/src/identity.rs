@@ -23,6 +23,8 @@ pub(crate) const PEM_BYTES: u64 = 16 << 10;
 pub enum IdentityError {
     /// The name cannot be a cluster's.
     ClusterName(String),
+    /// The name cannot be a tenant's in a certificate.
+    TenantName(String),
     /// A file of the identity.
     File(FileError),
     /// A certificate or key is not what it should be.
@@ -43,6 +45,11 @@ impl fmt::Display for IdentityError {
                 f,
                 "{name:?} cannot name a cluster: use 1 to {CLUSTER_NAME_BYTES} of a-z, 0-9 and -, and no - at \
                  either end"
+            ),
+            Self::TenantName(name) => write!(
+                f,
+                "a certificate cannot name the tenant {name:?}: use 1 to {CLUSTER_NAME_BYTES} of a-z, 0-9 and -, and \
+                 no - at either end, or a certificate for all tenants"
             ),
             Self::File(error) => error.fmt(f),
             Self::Malformed { what, reason } => write!(f, "{what} is unusable: {reason}"),
@@ -74,21 +81,27 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// What a peer trusts: the certificate of a cluster's authority.
+/// Most authorities that are trusted at once: two while one takes over from another.
+const AUTHORITIES: usize = 4;
+
+/// What a peer trusts: the certificate of a cluster's authority; several while a new one takes over from an old one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Trust {
     pem: String,
-    der: CertificateDer<'static>,
+    ders: Vec<CertificateDer<'static>>,
 }
 
 impl Trust {
-    /// Reads a certificate in PEM; `what` names it in errors.
+    /// Reads one to four certificates in PEM; `what` names them in errors.
     ///
     /// # Errors
     /// [`IdentityError::Malformed`].
     pub fn from_pem(pem: &str, what: &str) -> Result<Self, IdentityError> {
-        let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| malformed(what, e))?;
-        let trust = Self { pem: pem.to_owned(), der };
+        let ders: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).take(AUTHORITIES + 1).collect();
+        let trust = Self { pem: pem.to_owned(), ders: ders.map_err(|e| malformed(what, e))? };
+        if trust.ders.is_empty() || trust.ders.len() > AUTHORITIES {
+            return Err(malformed(what, format!("it must hold 1 to {AUTHORITIES} certificates in PEM")));
+        }
         trust.roots().map_err(|e| malformed(what, e))?;
         Ok(trust)
     }
@@ -101,22 +114,47 @@ impl Trust {
         Self::from_pem(&read_text(path, PEM_BYTES)?, &path.display().to_string())
     }
 
-    /// The certificate in PEM.
+    /// Writes `ca.pem`.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    pub fn write(&self, directory: &Path) -> Result<(), IdentityError> {
+        Ok(write_private(&directory.join("ca.pem"), self.pem.as_bytes())?)
+    }
+
+    /// The certificates in PEM.
     #[must_use]
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
+    /// How many authorities are trusted.
+    #[must_use]
+    pub fn authorities(&self) -> usize {
+        self.ders.len()
+    }
+
     pub(crate) fn roots(&self) -> Result<RootCertStore, rustls::Error> {
         let mut roots = RootCertStore::empty();
-        roots.add(self.der.clone())?;
+        for der in &self.ders {
+            roots.add(der.clone())?;
+        }
         Ok(roots)
+    }
+
+    /// The certificates in PEM, each by itself.
+    pub(crate) fn pems(&self) -> impl Iterator<Item = &str> {
+        const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+        self.pem.match_indices(BEGIN).map(|(at, _)| {
+            let end = self.pem[at + BEGIN.len()..].find(BEGIN).map_or(self.pem.len(), |more| at + BEGIN.len() + more);
+            &self.pem[at..end]
+        })
     }
 }
 
 impl fmt::Debug for Trust {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Trust({} bytes)", self.der.len())
+        write!(f, "Trust({} authorities)", self.ders.len())
     }
 }
 

@@ -37,6 +37,8 @@ pub struct Limits {
     pub idle_timeout: Duration,
     /// How often a client sends something, so that a silent connection is a dead one.
     pub keep_alive_interval: Duration,
+    /// How often a server looks again at the certificates of callers that stay.
+    pub recheck_interval: Duration,
     /// First wait before a connection is tried again; doubles up to `backoff_max`, each with jitter.
     pub backoff_min: Duration,
     /// Longest wait before a connection is tried again.
@@ -52,6 +54,7 @@ impl Limits {
         connect_deadline: Duration::from_secs(5),
         idle_timeout: Duration::from_secs(10),
         keep_alive_interval: Duration::from_secs(3),
+        recheck_interval: Duration::from_secs(60),
         backoff_min: Duration::from_millis(50),
         backoff_max: Duration::from_secs(5),
     };
@@ -70,6 +73,7 @@ impl Limits {
             (self.connections > 0, "connections must be above 0"),
             (self.calls_per_connection > 1, "calls_per_connection must be above 1: a watch holds one for good"),
             (!self.call_deadline.is_zero(), "call_deadline must be above 0"),
+            (!self.recheck_interval.is_zero(), "recheck_interval must be above 0"),
             (!self.connect_deadline.is_zero(), "connect_deadline must be above 0"),
             (
                 self.keep_alive_interval.saturating_mul(2) < self.idle_timeout,

@@ -25,7 +25,7 @@ use crate::role::{ClusterName, Role};
 
 const FIRST_LINE: &str = "kvplane local 1";
 
-/// Longest published file: four certificates, three keys and a few short lines.
+/// Longest published file: eight certificates, four keys and a few short lines.
 const LOCAL_BYTES: u64 = 8 * PEM_BYTES;
 
 /// A reader holds the lock for an instant while it looks; a publisher tries again this often before it believes that
@@ -307,6 +307,16 @@ impl RuntimeDirectory {
             return Err(LocalError::Stale { cluster: cluster.clone(), path });
         }
         LocalCluster::from_text(&text).map_err(|reason| LocalError::Malformed { path, reason })
+    }
+}
+
+impl Publication {
+    /// Publishes this instead.
+    ///
+    /// # Errors
+    /// Whatever the file system says; then what was published before is there still.
+    pub fn replace(&self, local: &LocalCluster) -> Result<(), LocalError> {
+        Ok(write_private(&self.path, local.to_text().as_bytes())?)
     }
 }
 

@@ -17,7 +17,7 @@ use kvplane_proto::map::{ClusterMap, Member};
 
 use crate::codec::Message;
 pub use crate::events::{
-    AnswerOrder, EVENTS_PER_REPORT, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
+    AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
     ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
 };
 pub use crate::shards::{
@@ -27,6 +27,11 @@ pub use crate::shards::{
 pub use crate::tier::{
     ListTiers, OrderTiers, ReportTiers, SHARDS_PER_REPORT, TierAction, TierList, TierNode, TierOrder, TierOrders,
     TierShard, TiersOrdered,
+};
+
+pub use crate::tenants::{
+    LeaseOfTenant, ListTenants, RemoveTenant, SetTenant, SyncTenants, TenantFigures, TenantLeases, TenantList,
+    TenantStatus,
 };
 
 /// A message that a client sends, and what it gets back.
@@ -86,8 +91,13 @@ messages! {
     ListShards = 0x0011 small => ShardList;
     WatchOrders = 0x0012 small;
     AnswerOrder = 0x0013 small => Done;
-    ReportEvents = 0x0014 small => Done;
+    ReportEvents = 0x0014 large => Done;
     WatchEvents = 0x0015 small;
+    Drain = 0x001a small => Done;
+    SetTenant = 0x0020 small => Done;
+    RemoveTenant = 0x0021 small => Done;
+    ListTenants = 0x0022 small => TenantList;
+    SyncTenants = 0x0023 large => TenantLeases;
     Welcome = 0x8001 small;
     Joined = 0x8002 small;
     Alive = 0x8003 small;
@@ -102,7 +112,9 @@ messages! {
     TiersOrdered = 0x800f large;
     ShardList = 0x8011 large;
     NodeOrder = 0x8012 small;
-    Events = 0x8015 small;
+    Events = 0x8015 large;
+    TenantList = 0x8022 large;
+    TenantLeases = 0x8023 large;
 }
 
 /// First call of every connection.
@@ -180,6 +192,16 @@ pub struct Leave {
     pub incarnation: Option<u64>,
 }
 
+/// Has a member give its slots away, for the rest of its life: it stays reachable, and their new owners fetch what was
+/// in them.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Drain {
+    /// Which member.
+    pub node: u64,
+    /// In which life; an operator passes none.
+    pub incarnation: Option<u64>,
+}
+
 /// The call is done and there is nothing to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Done;
@@ -232,7 +254,7 @@ impl<Context> Decode<Context> for MapReply {
 /// A member travels as a map of one.
 impl Encode for Join {
     fn encode<E: Encoder>(&self, encoder: &mut E) -> Result<(), EncodeError> {
-        let map = ClusterMap { epoch: Epoch(0), replicas: 1, members: vec![self.member.clone()] };
+        let map = ClusterMap { epoch: Epoch(0), replicas: 1, members: vec![self.member.clone()], former: None };
         map.validate().map_err(|error| EncodeError::OtherString(error.to_string()))?;
         MapReply { map }.encode(encoder)?;
         self.capacity_bytes.encode(encoder)?;

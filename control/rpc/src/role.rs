@@ -1,8 +1,9 @@
 //! Roles, cluster names, and how a certificate carries both.
 //!
-//! A certificate names its role and its cluster in one DNS name, `ROLE.CLUSTER.kvplane`. A server learns a caller's
-//! role by asking which of the four names the caller's certificate is valid for, so that no certificate parser of
-//! ours is needed.
+//! A certificate names its role and its cluster in one DNS name, `ROLE.CLUSTER.kvplane`. A second one says for whom its
+//! holder may speak: `7.node.CLUSTER.kvplane` for node 7, `acme.client.CLUSTER.kvplane` for the tenant acme,
+//! `*.ROLE.CLUSTER.kvplane` for all. A server asks whether a certificate is valid for the name that it wants to see, so
+//! that no certificate parser of ours is needed.
 
 use std::fmt;
 
@@ -24,13 +25,15 @@ pub enum Role {
     Node,
     /// Reads the map, registers memory.
     Client,
+    /// Reads the map, the load and what becomes of objects; changes nothing.
+    Scheduler,
     /// Reads the status, removes members.
     Admin,
 }
 
 impl Role {
     /// All roles, in declaration order.
-    pub const ALL: [Self; 4] = [Self::Control, Self::Node, Self::Client, Self::Admin];
+    pub const ALL: [Self; 5] = [Self::Control, Self::Node, Self::Client, Self::Scheduler, Self::Admin];
 
     /// The word in certificates and file names.
     #[must_use]
@@ -39,6 +42,7 @@ impl Role {
             Self::Control => "control",
             Self::Node => "node",
             Self::Client => "client",
+            Self::Scheduler => "scheduler",
             Self::Admin => "admin",
         }
     }
@@ -92,10 +96,78 @@ impl fmt::Display for ClusterName {
     }
 }
 
-/// The role that a verified certificate proves in `cluster`; none for another cluster's.
+/// Whom a certificate may speak for, beside its role.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// Anybody: every node, every tenant.
+    #[default]
+    Any,
+    /// One node.
+    Node(u64),
+    /// One tenant, whose name is made of what a cluster's is.
+    Tenant(String),
+}
+
+impl Scope {
+    /// A tenant's scope.
+    ///
+    /// # Errors
+    /// [`IdentityError::TenantName`] when a DNS label may not look like that.
+    pub fn tenant(name: &str) -> Result<Self, IdentityError> {
+        match ClusterName::new(name) {
+            Ok(_) => Ok(Self::Tenant(name.to_owned())),
+            Err(_) => Err(IdentityError::TenantName(name.chars().take(64).collect())),
+        }
+    }
+
+    /// The DNS name for it in a certificate of `role`.
+    pub(crate) fn dns_name(&self, role: Role, cluster: &ClusterName) -> String {
+        let whom = cluster.dns_name(role);
+        match self {
+            Self::Any => format!("*.{whom}"),
+            Self::Node(node) => format!("{node}.{whom}"),
+            Self::Tenant(tenant) => format!("{tenant}.{whom}"),
+        }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("anybody"),
+            Self::Node(node) => write!(f, "node {node}"),
+            Self::Tenant(tenant) => write!(f, "tenant {tenant:?}"),
+        }
+    }
+}
+
+fn is_valid_for(certificate: &CertificateDer<'_>, name: String) -> bool {
+    ParsedCertificate::try_from(certificate)
+        .is_ok_and(|parsed| ServerName::try_from(name).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok()))
+}
+
+/// The role that a verified certificate proves in `cluster`; none for another cluster's, and for one with two roles.
 pub(crate) fn role_of(certificate: &CertificateDer<'_>, cluster: &ClusterName) -> Option<Role> {
-    let parsed = ParsedCertificate::try_from(certificate).ok()?;
-    Role::ALL.into_iter().find(|role| {
-        ServerName::try_from(cluster.dns_name(*role)).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok())
-    })
+    let mut roles = Role::ALL.into_iter().filter(|role| is_valid_for(certificate, cluster.dns_name(*role)));
+    roles.next().filter(|_| roles.next().is_none())
+}
+
+/// Whether a verified certificate lets its holder speak for `scope` in `role`. A tenant without a name, or with one
+/// that no certificate can carry, takes a certificate for all.
+pub(crate) fn may_speak_for(
+    certificate: &CertificateDer<'_>,
+    cluster: &ClusterName,
+    role: Role,
+    scope: &Scope,
+) -> bool {
+    let scope = match scope {
+        Scope::Tenant(name) if Scope::tenant(name).is_err() => &Scope::Any,
+        scope => scope,
+    };
+    let name = match scope {
+        // No tenant's name is that long, so that only a certificate for all is valid for it.
+        Scope::Any => format!("{}.{}", "a".repeat(CLUSTER_NAME_BYTES + 1), cluster.dns_name(role)),
+        scope => scope.dns_name(role, cluster),
+    };
+    is_valid_for(certificate, name)
 }

@@ -3,11 +3,14 @@
 //! One task per connection and one per call, all bounded: a permit per connection, QUIC's stream limit per call.
 //! Nothing a peer sends reaches the service before its size, kind and the caller's role were checked. A peer that
 //! breaks the protocol loses its connection and nobody else's; every such event is reported to [`Service::observe`].
+//!
+//! Certificates are looked at again while a connection lasts: one that has expired, or whose authority was retired,
+//! ends it. The server's own certificate and whom it trusts may be replaced while it runs.
 
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use quinn::{Connection, ConnectionError, Endpoint, Incoming};
@@ -22,9 +25,9 @@ use crate::error::{
 };
 use crate::identity::{Identity, Trust};
 use crate::limits::{Limits, LimitsError};
-use crate::role::{ClusterName, Role, role_of};
+use crate::role::{ClusterName, Role, Scope, may_speak_for, role_of};
 use crate::service::{Caller, Event, Rejection, Service};
-use crate::tls::{TlsError, server_config};
+use crate::tls::{TlsError, Verifier, objection, server_config, verifier};
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -82,6 +85,7 @@ pub struct Server {
     endpoint: Endpoint,
     address: SocketAddr,
     accept: JoinHandle<()>,
+    host: Arc<Host>,
 }
 
 impl Server {
@@ -91,18 +95,33 @@ impl Server {
     /// See [`ServeError`].
     pub fn start(config: &ServerConfig, service: Arc<dyn Service>) -> Result<Self, ServeError> {
         config.limits.check().map_err(ServeError::Limits)?;
-        let tls = server_config(&config.identity, &config.trust, &config.limits).map_err(ServeError::Tls)?;
+        let verifier = verifier(&config.trust).map_err(ServeError::Tls)?;
+        let tls = server_config(&config.identity, &verifier, &config.limits).map_err(ServeError::Tls)?;
         let listen = |source| ServeError::Listen { address: config.listen, source };
         let endpoint = Endpoint::server(tls, config.listen).map_err(listen)?;
         let address = endpoint.local_addr().map_err(listen)?;
-        let host = Host {
+        let host = Arc::new(Host {
+            verifier: RwLock::new(verifier),
             service,
             cluster: config.cluster.clone(),
             limits: config.limits,
             permits: Arc::new(Semaphore::new(config.limits.connections)),
-        };
-        let accept = tokio::spawn(Arc::new(host).accept(endpoint.clone()));
-        Ok(Self { endpoint, address, accept })
+        });
+        let accept = tokio::spawn(Arc::clone(&host).accept(endpoint.clone()));
+        Ok(Self { endpoint, address, accept, host })
+    }
+
+    /// Another identity for new connections, and others whose certificates count: those of present connections are
+    /// looked at again within [`Limits::recheck_interval`].
+    ///
+    /// # Errors
+    /// When TLS will not work with them; then nothing has changed.
+    pub fn renew(&self, identity: &Identity, trust: &Trust) -> Result<(), TlsError> {
+        let verifier = verifier(trust)?;
+        let tls = server_config(identity, &verifier, &self.host.limits)?;
+        *self.host.verifier.write().unwrap_or_else(PoisonError::into_inner) = verifier;
+        self.endpoint.set_server_config(Some(tls));
+        Ok(())
     }
 
     /// Where it listens.
@@ -132,6 +151,7 @@ pub(crate) struct Host {
     cluster: ClusterName,
     pub(crate) limits: Limits,
     permits: Arc<Semaphore>,
+    verifier: RwLock<Verifier>,
 }
 
 impl Host {
@@ -186,8 +206,19 @@ impl Host {
     async fn serve(self: &Arc<Self>, connection: &Connection, caller: Caller) {
         // Calls die with this set: with the connection.
         let mut calls = JoinSet::new();
+        let mut recheck = tokio::time::interval(self.limits.recheck_interval);
+        recheck.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
+                _ = recheck.tick() => {
+                    let verifier = self.verifier.read().unwrap_or_else(PoisonError::into_inner).clone();
+                    let objection = peer_chain(connection).and_then(|chain| objection(&verifier, &chain));
+                    if let Some(reason) = objection {
+                        let reason = format!("the certificate does not count any more: {reason}");
+                        connection.close(CloseCode::Expired.wire(), reason.as_bytes());
+                        return self.service.observe(Event::Rejected(Rejection::Certificate));
+                    }
+                }
                 stream = connection.accept_bi() => {
                     let Ok((send, receive)) = stream else { return };
                     let call = Call { host: self.clone(), connection: connection.clone(), caller };
@@ -210,8 +241,20 @@ fn classify(error: &ConnectionError) -> Rejection {
     }
 }
 
+/// What the caller presented.
+fn peer_chain(connection: &Connection) -> Option<Vec<CertificateDer<'static>>> {
+    connection.peer_identity()?.downcast().ok().map(|chain| *chain)
+}
+
 fn caller_role(connection: &Connection, cluster: &ClusterName) -> Option<Role> {
-    let identity = connection.peer_identity()?;
-    let chain = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
-    role_of(chain.first()?, cluster)
+    role_of(peer_chain(connection)?.first()?, cluster)
+}
+
+impl Host {
+    /// Whether the caller's certificate lets it speak for `scope`.
+    pub(crate) fn speaks_for(&self, connection: &Connection, role: Role, scope: &Scope) -> bool {
+        peer_chain(connection).is_some_and(|chain| {
+            chain.first().is_some_and(|certificate| may_speak_for(certificate, &self.cluster, role, scope))
+        })
+    }
 }

@@ -11,9 +11,10 @@ use tokio::sync::{mpsc, watch};
 use crate::codec::{CodecError, Message, encode};
 use crate::error::Refusal;
 use crate::message::{
-    Alive, AnswerOrder, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers,
-    MapReply, OrderTiers, RegisterSegment, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SegmentList,
-    SegmentReply, ShardList, StatusReply, TierList, TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerOrder, Done, Drain, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards,
+    ListTiers, MapReply, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard,
+    ReportTiers, SegmentList, SegmentReply, SetTenant, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList,
+    TierList, TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::role::Role;
 
@@ -88,6 +89,8 @@ pub trait Service: Send + Sync + 'static {
     fn heartbeat(&self, caller: Caller, call: Heartbeat) -> Result<Alive, Refusal>;
     /// Ends a membership.
     fn leave(&self, caller: Caller, call: Leave) -> Result<Done, Refusal>;
+    /// Has a member give its slots away.
+    fn drain(&self, caller: Caller, call: Drain) -> Result<Done, Refusal>;
     /// Puts a segment into the catalog.
     fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<Done, Refusal>;
     /// Keeps a client's segments in the catalog.
@@ -110,6 +113,14 @@ pub trait Service: Send + Sync + 'static {
     fn report_shard(&self, caller: Caller, call: ReportShard) -> Result<Done, Refusal>;
     /// What nodes reported of their shards.
     fn list_shards(&self, caller: Caller, call: ListShards) -> Result<ShardList, Refusal>;
+    /// Makes a tenant, or changes it.
+    fn set_tenant(&self, caller: Caller, call: SetTenant) -> Result<Done, Refusal>;
+    /// Takes a tenant away.
+    fn remove_tenant(&self, caller: Caller, call: RemoveTenant) -> Result<Done, Refusal>;
+    /// All tenants.
+    fn list_tenants(&self, caller: Caller) -> Result<TenantList, Refusal>;
+    /// What tenants have of a shard; the answer says what they may have.
+    fn sync_tenants(&self, caller: Caller, call: SyncTenants) -> Result<TenantLeases, Refusal>;
     /// The orders of a node, until it goes.
     fn watch_orders(&self, caller: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal>;
     /// What came of an order.

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{IdleTimeout, TransportConfig, VarInt};
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 
 use crate::identity::{Identity, Trust, provider};
 use crate::limits::Limits;
@@ -45,14 +47,28 @@ fn transport(limits: &Limits, peer_calls: u32) -> Result<TransportConfig, TlsErr
     Ok(transport)
 }
 
-/// The server's configuration: only callers with a certificate from `trust`.
+/// Checks callers' certificates, in the handshake and later.
+pub(crate) type Verifier = Arc<dyn ClientCertVerifier>;
+
+/// Accepts certificates from `trust`.
+pub(crate) fn verifier(trust: &Trust) -> Result<Verifier, TlsError> {
+    let roots = Arc::new(trust.roots().map_err(tls_error)?);
+    WebPkiClientVerifier::builder_with_provider(roots, provider()).build().map_err(tls_error)
+}
+
+/// Why this chain would not be accepted by now, if so.
+pub(crate) fn objection(verifier: &Verifier, chain: &[CertificateDer<'_>]) -> Option<String> {
+    let (first, others) = chain.split_first()?;
+    verifier.verify_client_cert(first, others, UnixTime::now()).err().map(|error| error.to_string())
+}
+
+/// The server's configuration: only callers whom `verifier` accepts.
 pub(crate) fn server_config(
     identity: &Identity,
-    trust: &Trust,
+    verifier: &Verifier,
     limits: &Limits,
 ) -> Result<quinn::ServerConfig, TlsError> {
-    let roots = Arc::new(trust.roots().map_err(tls_error)?);
-    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build().map_err(tls_error)?;
+    let verifier = Arc::clone(verifier);
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(tls_error)?

@@ -28,7 +28,7 @@ fn a_certificate_proves_its_role() {
             let client = rig.client(role).await;
             assert_eq!(rig.service.callers.lock().unwrap().last().unwrap().role, role);
             let status = client.call(&Status).await.expect_err("the recorder refuses");
-            let allowed = matches!(role, Role::Control | Role::Admin);
+            let allowed = matches!(role, Role::Control | Role::Scheduler | Role::Admin);
             let expected = if allowed { RefusalCode::ShuttingDown } else { RefusalCode::NotPermitted };
             assert_eq!(status.refusal(), Some(expected), "{role}");
             let load = Load::default();

@@ -71,6 +71,7 @@ fn golden_frames() {
     show("Join", encode(&join()));
     show("Heartbeat", encode(&Heartbeat { node: 7, incarnation: 2, load }));
     show("Leave", encode(&Leave { node: 7, incarnation: Some(2) }));
+    show("Drain", encode(&Drain { node: 7, incarnation: Some(2) }));
     show("GetMap", encode(&GetMap));
     show("WatchMap", encode(&WatchMap { known_epoch: None }));
     show("RegisterSegment", encode(&RegisterSegment { segment: segment() }));
@@ -98,7 +99,7 @@ fn golden_frames() {
     show("Alive", encode(&Alive { epoch: 1, since: 1 }));
     show("Renewed", encode(&Renewed { segments: 2 }));
     show("Done", encode(&Done));
-    let map = ClusterMap { epoch: Epoch(3), replicas: 1, members: vec![] };
+    let map = ClusterMap { epoch: Epoch(3), replicas: 1, members: vec![], former: None };
     show("MapReply", encode(&MapReply { map }));
     show("SegmentReply", encode(&SegmentReply { segment: segment() }));
     show("SegmentList", encode(&SegmentList { segments: vec![segment()], more: true }));
@@ -177,6 +178,7 @@ fn node_events() -> NodeEvents {
         first: 4,
         lost: 5,
         events: vec![event],
+        names: vec![EventName { at: 0, tenant: b"t".to_vec(), key: b"key".to_vec() }],
     }
 }
 
@@ -188,6 +190,12 @@ fn show_shard_requests(show: Show<'_>) {
     show("AnswerOrder", encode(&AnswerOrder { node: 7, incarnation: 2, number: 3, found }));
     show("ReportEvents", encode(&ReportEvents { events: node_events() }));
     show("WatchEvents", encode(&WatchEvents));
+    show("SetTenant", encode(&SetTenant { name: "t".to_owned(), dram_bytes: Some(5), weight: 6 }));
+    show("RemoveTenant", encode(&RemoveTenant { name: "t".to_owned(), only_empty: true }));
+    show("ListTenants", encode(&ListTenants));
+    let used = TenantFigures { number: 1, used_bytes: 2, lease_bytes: Some(3), evicted_bytes: 4, refused: 5 };
+    let sync = SyncTenants { node: 7, incarnation: 2, shard: 1, pool_bytes: 9, uses: vec![used] };
+    show("SyncTenants", encode(&sync));
 }
 
 fn show_shard_replies(show: Show<'_>) {
@@ -195,13 +203,28 @@ fn show_shard_replies(show: Show<'_>) {
     show("ShardList", encode(&ShardList { nodes: vec![node] }));
     show("NodeOrder", encode(&NodeOrder { number: 3, order: Order::Find { digests: vec![6] } }));
     show("Events", encode(&Events { events: node_events() }));
+    let tenant = TenantStatus {
+        name: "t".to_owned(),
+        is_set: true,
+        dram_bytes: Some(1),
+        weight: 2,
+        used_bytes: 3,
+        leased_bytes: Some(4),
+        evicted_bytes: 5,
+        refused: 6,
+    };
+    show("TenantList", encode(&TenantList { strict: true, pool_bytes: 8, tenants: vec![tenant] }));
+    let lease = LeaseOfTenant { number: 1, dram_bytes: Some(2), weight: 3 };
+    show("TenantLeases", encode(&TenantLeases { strict: true, tenants: vec![lease] }));
 }
 
 /// As many as one message may hold are a small message.
 #[test]
 fn full_reports_are_small() {
     let events = vec![node_events().events[0]; EVENTS_PER_REPORT];
-    encode(&ReportEvents { events: NodeEvents { events, ..node_events() } }).expect("a full report of events");
+    let name = |at| EventName { at, tenant: vec![b't'; 255], key: vec![b'k'; 4096] };
+    let names = (0..EVENTS_PER_REPORT as u32).map(name).collect();
+    encode(&ReportEvents { events: NodeEvents { events, names, ..node_events() } }).expect("a full report of events");
     let digests = vec![u128::MAX; OBJECTS_PER_ORDER];
     encode(&NodeOrder { number: 1, order: Order::Find { digests } }).expect("a full order");
     let found = KeyFound { address: "[ffff:ffff:ffff:ffff::1]:65535".to_owned(), memory: Some((1, 1)), ssd: Some(1) };
@@ -317,7 +340,7 @@ fn a_body_above_its_limit_is_not_sent() {
 
 #[test]
 fn a_join_names_exactly_one_member() {
-    let empty = ClusterMap { epoch: Epoch(0), replicas: 1, members: vec![] };
+    let empty = ClusterMap { epoch: Epoch(0), replicas: 1, members: vec![], former: None };
     let mut frame = encode(&MapReply { map: empty }).expect("it fits");
     frame[6..8].copy_from_slice(&Join::KIND.to_le_bytes());
     assert!(matches!(decode::<Join>(&frame), Err(CodecError::Body { .. })));

@@ -8,13 +8,18 @@
 //! | `/query_key?key=`, `/batch_query_keys?keys=` | where objects are; their owners are asked |
 //! | `/query_segment?segment=`, `/get_segments_detail`, `/api/v1/segments/status?segment=` | segments |
 //! | `/kv_events/status` | what was published |
+//! | `/get_all_keys` | keys of a tenant, one a line |
+//! | `POST /api/v1/remove_all` | removes a tenant's objects |
+//! | `/api/v1/tenant_quotas` | tenants and their quotas, see [`tenants`] |
 //!
 //! Mooncake's other paths answer 501 and say why. Keys are of the tenant that `tenant_id` names, else of the default
 //! one. Nodes report with their heartbeats, so that numbers are at most one interval old.
 
 mod keys;
+mod objects;
 mod segments;
 mod shards;
+mod tenants;
 
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
@@ -35,20 +40,19 @@ const UNAVAILABLE: i32 = -1010;
 const NOT_SUPPORTED: i32 = -1012;
 
 /// Paths that Mooncake has and this does not yet, and what to do instead.
-const WAITING: [(&str, &str); 6] = [
-    (
-        "/get_all_keys",
-        "keys are not listed yet: objects are known by digests, see /debug/shards and kvplane ctl events",
-    ),
-    ("/api/v1/remove_all", "objects are not removed all at once yet: remove them by their keys"),
+const WAITING: [(&str, &str); 3] = [
     ("/api/v1/drain_jobs", "segments are not drained yet: kvplane ctl remove takes a node out of the map"),
     ("/api/v1/drain_jobs/query", "segments are not drained yet"),
     ("/api/v1/drain_jobs/cancel", "segments are not drained yet"),
-    ("/api/v1/tenant_quotas", "there are no quotas yet"),
 ];
+/// Paths that are answered, not with GET alone.
+const WRITTEN: [&str; 2] = [TENANT_QUOTAS, REMOVE_ALL];
+const TENANT_QUOTAS: &str = "/api/v1/tenant_quotas";
+const REMOVE_ALL: &str = "/api/v1/remove_all";
 
 /// Paths that are answered, all with GET.
-const SERVED: [&str; 10] = [
+const SERVED: [&str; 11] = [
+    "/get_all_keys",
     "/debug/shards",
     "/metrics/summary",
     "/role",
@@ -65,7 +69,7 @@ const SEGMENT_STATUS: &str = "/api/v1/segments/status";
 /// The path as metrics name it, if it is one of these.
 pub(crate) fn known(path: &str) -> Option<&'static str> {
     let waiting = WAITING.iter().map(|(waiting, _)| *waiting);
-    SERVED.iter().copied().chain([SEGMENT_STATUS]).chain(waiting).find(|known| *known == path)
+    SERVED.iter().copied().chain([SEGMENT_STATUS]).chain(WRITTEN).chain(waiting).find(|known| *known == path)
 }
 
 pub(crate) fn answer_json(status: StatusCode, value: &Value) -> Answer {
@@ -97,9 +101,21 @@ fn parameter(request: &Request<Incoming>, name: &str) -> Option<String> {
 }
 
 /// The answer for a path that [`known`] knows.
-pub(crate) async fn answer(control: &Control, path: &'static str, request: &Request<Incoming>) -> Answer {
+pub(crate) async fn answer(control: &Control, path: &'static str, request: Request<Incoming>) -> Answer {
     if let Some((_, instead)) = WAITING.iter().find(|(waiting, _)| *waiting == path) {
         return failure(StatusCode::NOT_IMPLEMENTED, NOT_SUPPORTED, instead);
+    }
+    if path == TENANT_QUOTAS {
+        return tenants::answer(control, request).await;
+    }
+    let tenant_id = parameter(&request, "tenant_id");
+    if path == REMOVE_ALL {
+        if *request.method() != Method::POST {
+            return failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, "only POST is served here");
+        }
+        // As in Mooncake, the default tenant's unless another is named.
+        let tenant = tenant_id.filter(|tenant| tenant != "default").unwrap_or_default();
+        return objects::remove_all(&control.objects, Some(tenant)).await;
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, "only GET and HEAD are served here");
@@ -109,11 +125,11 @@ pub(crate) async fn answer(control: &Control, path: &'static str, request: &Requ
         Err(refusal) => return refused(&refusal),
     };
     let required = |name| {
-        let value = parameter(request, name).filter(|value| !value.is_empty());
+        let value = parameter(&request, name).filter(|value| !value.is_empty());
         let missing = || failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, &format!("the query must have a {name}"));
         value.ok_or_else(missing)
     };
-    let tenant = parameter(request, "tenant_id").filter(|tenant| tenant != "default").unwrap_or_default();
+    let tenant = tenant_id.filter(|tenant| tenant != "default").unwrap_or_default();
     let answer = match path {
         "/debug/shards" => Ok(ok(&shards::all(&view))),
         "/metrics/summary" => Ok(text(summary(&view))),
@@ -131,6 +147,7 @@ pub(crate) async fn answer(control: &Control, path: &'static str, request: &Requ
             Ok(keys) => Ok(keys::several(control, &tenant, &keys).await),
             Err(missing) => Err(missing),
         },
+        "/get_all_keys" => Ok(objects::keys(&control.objects, tenant).await),
         "/query_segment" => required("segment").map(|name| segments::used(&view, &name)),
         "/get_segments_detail" => Ok(ok(&segments::detail(&view))),
         SEGMENT_STATUS => required("segment").map(|name| segments::status(&view, &name)),

@@ -10,6 +10,7 @@ use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeErro
 
 use crate::access::HttpToken;
 use crate::metadata::MetadataLimits;
+use crate::objects::ObjectsAccess;
 use crate::store::StoreError;
 
 /// Settings of a control plane.
@@ -31,9 +32,16 @@ pub struct ControlConfig {
     pub kv_events_listen: Option<SocketAddr>,
     /// Serves Mooncake's engines as their metadata server, at `/metadata` of `http_listen`; none for not at all.
     pub mooncake_metadata: Option<MetadataLimits>,
+    /// Whether only tenants that were set may put; else others have no quota.
+    pub strict_tenants: bool,
+    /// How HTTP reaches objects, if at all: for `/get_all_keys` and `/api/v1/remove_all`.
+    pub objects: ObjectsAccess,
     /// Directory of the state and the authority's key, made with mode 0700 if its parent exists. Without one, nothing
     /// outlives the process and the authority is new each time.
     pub state_directory: Option<PathBuf>,
+    /// Directory with `ca.pem`, `control.pem` and `control.key`, where the authority's key is kept elsewhere. Without
+    /// one, the authority is in the state directory, or as old as the process. Either is looked at again while it runs.
+    pub identity_directory: Option<PathBuf>,
     /// Where to leave identities for processes of the same user, if at all.
     pub publish: Option<RuntimeDirectory>,
     /// Limits of connections and calls.
@@ -49,10 +57,13 @@ impl ControlConfig {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             http_listen: None,
             http_token: None,
+            strict_tenants: false,
+            objects: ObjectsAccess::default(),
             http_without_authentication_anywhere: false,
             kv_events_listen: None,
             mooncake_metadata: None,
             state_directory: None,
+            identity_directory: None,
             publish: None,
             limits: Limits::DEFAULT,
         }

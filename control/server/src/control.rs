@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use kvplane_cluster::{Cluster, Counters, Input, MemberState, Output, Reply};
+use kvplane_cluster::{Cluster, Counters, Input, MemberState, Output, Quotas, Reply};
 use kvplane_proto::Digest;
 use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::OwnerTable;
@@ -22,6 +22,7 @@ use tokio::time::sleep_until;
 
 use crate::counts::Counts;
 use crate::follow::{Follow, Published};
+use crate::objects::ObjectsAccess;
 use crate::shards::Shards;
 use crate::store::Store;
 use crate::tiers::Tiers;
@@ -37,6 +38,7 @@ struct Core {
     tiers: Tiers,
     shards: Shards,
     follow: Follow,
+    quotas: Quotas,
     /// The owners of all slots by the map of this epoch, once somebody asked.
     owners: Option<(Epoch, OwnerTable)>,
     /// Why nothing may be changed any more.
@@ -46,7 +48,7 @@ struct Core {
 impl Core {
     /// What was reported by nodes that are no members any more is of no use.
     fn forget_gone(&mut self) {
-        let Self { cluster, tiers, shards, follow, .. } = self;
+        let Self { cluster, tiers, shards, follow, quotas, .. } = self;
         tiers.retain(|node, life| {
             cluster.members().any(|view| view.member.node.0 == node && view.member.incarnation.0 == life)
         });
@@ -57,6 +59,7 @@ impl Core {
             .collect();
         shards.retain(|node, life| live.contains(&(node, life)));
         follow.retain(|node, life| live.contains(&(node, life)));
+        quotas.retain(|node, life| live.contains(&(node, life)));
     }
 
     /// Refuses what is no member's.
@@ -81,6 +84,9 @@ pub(crate) struct Control {
     rearm: Notify,
     started: Instant,
     address: OnceLock<SocketAddr>,
+    /// Whether only tenants that were set may put.
+    strict_tenants: bool,
+    pub(crate) objects: ObjectsAccess,
     pub(crate) counts: Counts,
 }
 
@@ -95,6 +101,7 @@ impl Control {
                 tiers: Tiers::default(),
                 shards: Shards::default(),
                 follow: Follow::default(),
+                quotas: Quotas::default(),
                 owners: None,
                 failure: None,
             }),
@@ -103,10 +110,29 @@ impl Control {
             rearm: Notify::new(),
             started,
             address: OnceLock::new(),
+            strict_tenants: false,
+            objects: ObjectsAccess::default(),
             counts: Counts::default(),
         };
         control.carry_out(&mut *control.core()?)?;
         Ok(control)
+    }
+
+    /// With what was set of tenants, and a way to the objects.
+    pub(crate) fn with_tenants(self, strict_tenants: bool, objects: ObjectsAccess) -> Self {
+        Self { strict_tenants, objects, ..self }
+    }
+
+    /// Looks at tenants: what is remembered of them, their leases, and whether others may put.
+    pub(crate) fn with_quotas<T>(&self, look: impl FnOnce(&Cluster, &mut Quotas, bool) -> T) -> Result<T, Refusal> {
+        let mut core = self.core()?;
+        let Core { cluster, quotas, .. } = &mut *core;
+        Ok(look(cluster, quotas, self.strict_tenants))
+    }
+
+    /// How many shards a member has; an error where this life is not one's.
+    pub(crate) fn check_member(&self, node: u64, incarnation: u64) -> Result<usize, Refusal> {
+        self.core()?.check_life(node, incarnation)
     }
 
     fn now_ns(&self) -> u64 {
@@ -127,7 +153,7 @@ impl Control {
     }
 
     /// One input, and everything that follows from it.
-    fn handle(&self, input: Input) -> Result<Reply, Refusal> {
+    pub(crate) fn handle(&self, input: Input) -> Result<Reply, Refusal> {
         let mut core = self.core()?;
         let due_ns = core.cluster.poll_timeout();
         let reply = core.cluster.handle(input, self.now_ns());

@@ -46,7 +46,8 @@ pub(crate) struct Published {
 #[derive(Default)]
 pub(crate) struct Follow {
     lines: BTreeMap<u64, Line>,
-    questions: BTreeMap<u64, oneshot::Sender<Vec<KeyFound>>>,
+    /// By number: who was asked, and who waits.
+    questions: BTreeMap<u64, (u64, oneshot::Sender<Vec<KeyFound>>)>,
     watchers: Vec<mpsc::Sender<ItemFrame>>,
     last_number: u64,
     /// Which snapshot is wanted of nodes; 0 before the first.
@@ -100,7 +101,7 @@ impl Follow {
     /// Asks a node where these objects are.
     pub(crate) fn find(&mut self, node: u64, digests: Vec<u128>) -> Result<oneshot::Receiver<Vec<KeyFound>>, Refusal> {
         // Those whose asker has given up.
-        self.questions.retain(|_, question| !question.is_closed());
+        self.questions.retain(|_, (_, question)| !question.is_closed());
         if self.questions.len() >= QUESTIONS {
             return Err(Refusal::new(
                 RefusalCode::LimitReached,
@@ -109,13 +110,16 @@ impl Follow {
         }
         let number = self.send(node, &Order::Find { digests })?;
         let (answer, receiver) = oneshot::channel();
-        self.questions.insert(number, answer);
+        self.questions.insert(number, (node, answer));
         Ok(receiver)
     }
 
-    /// What a node answered. An answer that nobody waits for any more does no harm.
+    /// What a node answered. An answer that nobody waits for any more does no harm, nor does one to what another node
+    /// was asked.
     pub(crate) fn answered(&mut self, answer: AnswerOrder) {
-        if let Some(question) = self.questions.remove(&answer.number) {
+        if self.questions.get(&answer.number).is_some_and(|(node, _)| *node == answer.node)
+            && let Some((_, question)) = self.questions.remove(&answer.number)
+        {
             // Whoever asked may have given up just now.
             let _ = question.send(answer.found);
         }
@@ -201,7 +205,16 @@ impl Follow {
             let events = vec![cleared(ObjectMedium::Memory), cleared(ObjectMedium::Ssd)];
             let part = EventReport::Gone;
             // Two events are a small message.
-            let _ = self.publish(&NodeEvents { node, incarnation, shard, part, first: 0, lost: 0, events });
+            let _ = self.publish(&NodeEvents {
+                node,
+                incarnation,
+                shard,
+                part,
+                first: 0,
+                lost: 0,
+                events,
+                names: Vec::new(),
+            });
             self.told.remove(&(node, incarnation, shard));
         }
     }

@@ -125,7 +125,7 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
             (METADATA, (status, if status == StatusCode::OK { JSON } else { TEXT }, body))
         }
         _ => match admin::known(request.uri().path()) {
-            Some(path) => (path, admin::answer(&pages.control, path, &request).await),
+            Some(path) => (path, admin::answer(&pages.control, path, request).await),
             None => route(pages, &request),
         },
     };

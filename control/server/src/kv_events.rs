@@ -5,9 +5,12 @@
 //! missing; then what is there follows anew. So does it for every new subscriber, as `stored` events.
 //!
 //! What differs: `backend_id` names the shard, as `cluster/node/shard`, since order and `cleared` are a shard's; and an
-//! object is named by its digest (`object_digest`, in hexadecimal), as nobody knows its key. Nothing is followed while
-//! nobody subscribes. A subscriber that does not keep up misses messages, and sees it by their numbers.
+//! object is named by its digest too (`object_digest`, in hexadecimal), as not every key is known: not of what is on an
+//! SSD only, was put without its key, or is removed long after it was told.
+//! Nothing is followed while nobody subscribes.
+//! A subscriber that does not keep up misses messages, and sees it by their numbers.
 
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -40,18 +43,67 @@ const RETRY: Duration = Duration::from_secs(1);
 const READ_BYTES: usize = 1024;
 const TOPIC: &[u8] = b"";
 
+/// Bytes of names that are remembered for removals, which nobody knows the names of any more.
+const NAMES_BYTES: usize = 64 << 20;
+/// What a name takes beside its own bytes, about.
+const NAME_BYTES: usize = 200;
+
+/// A tenant and a key, as texts.
+type Name = (String, String);
+
+/// Names of objects by their digests, the latest that were told.
+#[derive(Default)]
+struct Names {
+    names: HashMap<u128, Name>,
+    order: VecDeque<u128>,
+    bytes: usize,
+}
+
+impl Names {
+    fn note(&mut self, digest: u128, name: Name) {
+        let bytes = |name: &Name| NAME_BYTES + name.0.len() + name.1.len();
+        self.bytes += bytes(&name);
+        match self.names.insert(digest, name) {
+            Some(former) => self.bytes -= bytes(&former),
+            None => self.order.push_back(digest),
+        }
+        while self.bytes > NAMES_BYTES {
+            let Some(oldest) = self.order.pop_front() else { return };
+            if let Some(former) = self.names.remove(&oldest) {
+                self.bytes -= bytes(&former);
+            }
+        }
+    }
+}
+
+/// Bytes as text: what is no text is escaped.
+fn as_text(bytes: &[u8]) -> String {
+    std::str::from_utf8(bytes).map_or_else(|_| bytes.escape_ascii().to_string(), str::to_owned)
+}
+
 /// What is published, in numbers without gaps but for what is missing.
 struct Publisher {
     backend: String,
     sequence: u64,
     event_id: u64,
+    names: Names,
 }
 
 impl Publisher {
+    fn new(backend: String) -> Self {
+        Self { backend, sequence: 0, event_id: 0, names: Names::default() }
+    }
+
     /// A report as messages.
     fn messages(&mut self, report: &NodeEvents, now_ms: u64) -> Vec<Arc<[u8]>> {
         if report.lost > 0 {
             self.sequence += 1;
+        }
+        for name in &report.names {
+            if let Some(event) = report.events.get(name.at as usize) {
+                let tenant = if name.tenant.is_empty() { "default".to_owned() } else { as_text(&name.tenant) };
+                self.names.note(event.digest, (tenant, as_text(&name.key)));
+            }
         }
         let cleared = |medium| ObjectEvent { change: ObjectChange::Cleared, medium, digest: 0, bytes: 0 };
         let mut events = Vec::new();
@@ -70,7 +122,8 @@ impl Publisher {
         out.array(batch.len() as u16);
         for event in batch {
             self.event_id += 1;
-            write_event(&mut out, backend, event, self.event_id, now_ms);
+            let name = self.names.names.get(&event.digest);
+            write_event(&mut out, backend, event, name, (self.event_id, now_ms));
         }
         out.uint(0);
         self.sequence += 1;
@@ -78,14 +131,21 @@ impl Publisher {
     }
 }
 
-fn write_event(out: &mut Writer, backend: &str, event: &ObjectEvent, event_id: u64, now_ms: u64) {
+fn write_event(
+    out: &mut Writer,
+    backend: &str,
+    event: &ObjectEvent,
+    name: Option<&Name>,
+    (event_id, now_ms): (u64, u64),
+) {
+    let (tenant, key) = name.map_or(("default", None), |(tenant, key)| (tenant.as_str(), Some(key)));
     let (kind, legacy) = match event.change {
         ObjectChange::Stored => ("stored", "BlockStored"),
         ObjectChange::Removed => ("removed", "BlockRemoved"),
         ObjectChange::Cleared => ("cleared", "AllBlocksCleared"),
     };
     let stored = event.change == ObjectChange::Stored;
-    out.map(if stored { 20 } else { 17 });
+    out.map(if stored { 21 } else { 18 });
     for (name, value) in [("event_id", event_id), ("timestamp", now_ms)] {
         out.text(name);
         out.uint(value);
@@ -95,7 +155,7 @@ fn write_event(out: &mut Writer, backend: &str, event: &ObjectEvent, event_id: u
         ObjectMedium::Ssd => "disk",
     };
     let texts =
-        [("event_type", kind), ("type", legacy), ("tenant_id", "default"), ("backend_id", backend), ("medium", medium)];
+        [("event_type", kind), ("type", legacy), ("tenant_id", tenant), ("backend_id", backend), ("medium", medium)];
     for (name, value) in texts {
         out.text(name);
         out.text(value);
@@ -107,6 +167,11 @@ fn write_event(out: &mut Writer, backend: &str, event: &ObjectEvent, event_id: u
     for name in ["seq_hashes", "block_hashes"] {
         out.text(name);
         out.array(0);
+    }
+    out.text("object_key");
+    match key {
+        Some(key) => out.text(key),
+        None => out.nil(),
     }
     out.text("object_digest");
     out.text(&format!("{:032x}", event.digest));
@@ -176,7 +241,7 @@ async fn publish(
     mut counted: watch::Receiver<usize>,
     mut wanted: mpsc::Receiver<()>,
 ) {
-    let mut publisher = Publisher { backend, sequence: 0, event_id: 0 };
+    let mut publisher = Publisher::new(backend);
     loop {
         // The other half of the server, which lives as long.
         if counted.wait_for(|count| *count > 0).await.is_err() {
@@ -278,12 +343,14 @@ async fn send(write: &mut OwnedWriteHalf, bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use kvplane_rpc::message::EventName;
+
     use super::*;
 
     fn report(part: EventReport, lost: u64, count: usize) -> NodeEvents {
         let stored = |digest| ObjectEvent { change: ObjectChange::Stored, medium: ObjectMedium::Ssd, digest, bytes: 5 };
         let events = (0..count as u128).map(stored).collect();
-        NodeEvents { node: 7, incarnation: 1, shard: 2, part, first: 1, lost, events }
+        NodeEvents { node: 7, incarnation: 1, shard: 2, part, first: 1, lost, events, names: Vec::new() }
     }
 
     fn sequence(message: &[u8]) -> u64 {
@@ -293,7 +360,7 @@ mod tests {
 
     #[test]
     fn batches_are_numbered_from_one_and_what_is_missing_leaves_a_gap() {
-        let mut publisher = Publisher { backend: "test".to_owned(), sequence: 0, event_id: 0 };
+        let mut publisher = Publisher::new("test".to_owned());
         let first = publisher.messages(&report(EventReport::Live, 0, 130), 1000);
         assert_eq!(first.iter().map(|one| sequence(one)).collect::<Vec<_>>(), [1, 2, 3]);
         let after = publisher.messages(&report(EventReport::Live, 9, 1), 1000);
@@ -307,11 +374,30 @@ mod tests {
     }
 
     #[test]
+    fn events_tell_keys_also_of_what_is_removed() {
+        let mut publisher = Publisher::new("test".to_owned());
+        let mut stored = report(EventReport::Live, 0, 2);
+        let name = |at, key: &[u8]| EventName { at, tenant: b"acme".to_vec(), key: key.to_vec() };
+        stored.names = vec![name(0, b"model/0"), name(1, b"odd\xff")];
+        let text = |messages: &[Arc<[u8]>]| String::from_utf8_lossy(&messages.concat()).into_owned();
+        let told = text(&publisher.messages(&stored, 1));
+        assert!(told.contains("model/0") && told.contains("odd\\xff") && told.contains("acme"), "{told}");
+        let mut removed = report(EventReport::Live, 0, 2);
+        removed.events.iter_mut().for_each(|event| event.change = ObjectChange::Removed);
+        assert!(text(&publisher.messages(&removed, 1)).contains("model/0"));
+        // What is remembered for that has a limit.
+        for at in 0..2000u128 {
+            publisher.names.note(at, ("t".to_owned(), "k".repeat(100_000)));
+        }
+        assert!(publisher.names.bytes <= NAMES_BYTES && publisher.names.names.len() == publisher.names.order.len());
+    }
+
+    #[test]
     fn an_event_is_the_map_that_it_says() {
         let event = report(EventReport::Live, 0, 1).events[0];
-        for (change, fields) in [(ObjectChange::Stored, 20), (ObjectChange::Removed, 17), (ObjectChange::Cleared, 17)] {
+        for (change, fields) in [(ObjectChange::Stored, 21), (ObjectChange::Removed, 18), (ObjectChange::Cleared, 18)] {
             let mut out = Writer::default();
-            write_event(&mut out, "b", &ObjectEvent { change, ..event }, 3, 4);
+            write_event(&mut out, "b", &ObjectEvent { change, ..event }, None, (3, 4));
             assert_eq!(out.out[..3], [0xde, 0, fields]);
             assert_eq!(values(&out.out[3..]), 2 * usize::from(fields), "{change:?}");
         }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_cluster::Cluster;
 use kvplane_rpc::files::private_directory;
-use kvplane_rpc::{Authority, ClusterName, LocalCluster, Publication, Role, Server, ServerConfig, Service, random_u64};
+use kvplane_rpc::{Authority, ClusterName, LocalCluster, Publication, Server, ServerConfig, Service, random_u64};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 use crate::access::Access;
 use crate::config::{ControlConfig, StartError};
 use crate::control::Control;
+use crate::credentials::{LOOK_AGAIN, Source};
 use crate::http;
 use crate::kv_events;
 use crate::metadata::MetadataLimits;
@@ -88,7 +89,9 @@ struct Running {
     access: Access,
     metadata: Option<MetadataLimits>,
     local: LocalCluster,
-    _publication: Option<Publication>,
+    source: Source,
+    mark: Option<(Vec<u8>, Vec<u8>)>,
+    publication: Option<Publication>,
 }
 
 impl ControlServer {
@@ -157,24 +160,30 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
         return Err(StartError::MetadataWithoutHttp);
     }
     let fresh_id = random_u64()?;
-    let (store, records, authority) = match &config.state_directory {
-        None => (Store::in_memory(fresh_id), Vec::new(), Authority::generate(&name)?),
+    let (store, records) = match &config.state_directory {
+        None => (Store::in_memory(fresh_id), Vec::new()),
         Some(directory) => {
             private_directory(directory).map_err(|error| StartError::Identity(error.into()))?;
             // The state's lock comes first: it keeps a second process from making another authority.
-            let (store, records) = Store::open(&directory.join(STATE_FILE), fresh_id)?;
-            (store, records, Authority::load_or_generate(directory, &name)?)
+            Store::open(&directory.join(STATE_FILE), fresh_id)?
         }
     };
+    let source = match (config.identity_directory, config.state_directory) {
+        (Some(directory), _) => Source::Issued(directory),
+        (None, Some(directory)) => Source::Authority(directory),
+        (None, None) => Source::Process(Box::new(Authority::generate(&name)?)),
+    };
+    let mark = source.mark();
+    let credentials = source.read(&name)?;
     let cluster = Cluster::new(config.cluster, records, 0).map_err(StartError::Cluster)?;
     let control =
         Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
-    let control = Arc::new(control);
+    let control = Arc::new(control.with_tenants(config.strict_tenants, config.objects));
     let server_config = ServerConfig {
         listen: config.listen,
         cluster: name.clone(),
-        identity: authority.issue(Role::Control)?,
-        trust: authority.trust().clone(),
+        identity: credentials.identity,
+        trust: credentials.trust.clone(),
         limits: config.limits,
     };
     let service: Arc<dyn Service> = control.clone();
@@ -191,20 +200,44 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
             Some(kv_events::listen(address).await.map_err(|source| StartError::EventsListen { address, source })?)
         }
     };
-    let mut identities = Vec::new();
-    for role in [Role::Node, Role::Client, Role::Admin] {
-        identities.push((role, authority.issue(role)?));
-    }
     let reachable = reachable(server.address());
     control.set_address(reachable);
-    let local = LocalCluster::new(name, reachable, authority.trust().clone(), identities);
+    let local = LocalCluster::new(name, reachable, credentials.trust, credentials.local);
     let publication = match &config.publish {
         None => None,
         Some(directory) => Some(directory.publish(&local).map_err(StartError::Publish)?),
     };
     let access = Access { token: config.http_token, open_metadata: config.http_without_authentication_anywhere };
     let metadata = config.mooncake_metadata;
-    Ok(Running { control, server, http, events, access, metadata, local, _publication: publication })
+    Ok(Running { control, server, http, events, access, metadata, local, source, mark, publication })
+}
+
+/// Takes certificates that have been replaced, for as long as it is asked to. What makes no sense is left alone: the
+/// former ones go on, and the next look may find files that are complete.
+async fn renew(
+    server: &Server,
+    source: &Source,
+    mut mark: Option<(Vec<u8>, Vec<u8>)>,
+    local: &LocalCluster,
+    publication: Option<&Publication>,
+) {
+    let mut look = tokio::time::interval(LOOK_AGAIN);
+    loop {
+        look.tick().await;
+        let seen = source.mark();
+        if seen.is_none() || seen == mark {
+            continue;
+        }
+        let Ok(found) = source.read(&local.cluster) else { continue };
+        if server.renew(&found.identity, &found.trust).is_err() {
+            continue;
+        }
+        let local = LocalCluster::new(local.cluster.clone(), local.control, found.trust, found.local);
+        if publication.is_some_and(|publication| publication.replace(&local).is_err()) {
+            continue;
+        }
+        mark = seen;
+    }
 }
 
 /// An address at which a process on this machine reaches a listener on `address`.
@@ -219,7 +252,7 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 
 /// Runs until told to stop, the handle is gone, or the control plane fails.
 fn live(runtime: &Runtime, running: Running, stopping: oneshot::Receiver<()>) -> Result<(), EndError> {
-    let Running { control, server, http, events, access, metadata, local, _publication } = running;
+    let Running { control, server, http, events, access, metadata, local, source, mark, publication } = running;
     runtime.block_on(async {
         if let Some((listener, _)) = http {
             let pages = http::Pages::new(control.clone(), access, metadata);
@@ -230,6 +263,7 @@ fn live(runtime: &Runtime, running: Running, stopping: oneshot::Receiver<()>) ->
             tokio::spawn(kv_events::serve(listener, control.clone(), cluster));
         }
         let result = tokio::select! {
+            () = renew(&server, &source, mark, &local, publication.as_ref()) => Ok(()),
             // Told, or the handle is gone: both mean to stop.
             _ = stopping => Ok(()),
             reason = control.run() => Err(EndError::Failed(reason)),

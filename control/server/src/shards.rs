@@ -4,47 +4,35 @@ use std::collections::BTreeMap;
 
 use kvplane_rpc::message::{ReportShard, ShardFigures, ShardNode};
 
-/// One node's.
-#[derive(Debug, Default)]
-struct Reported {
-    incarnation: u64,
-    heard_ns: u64,
-    shards: BTreeMap<u16, ShardFigures>,
-}
+use crate::reports::Reports;
 
 /// All nodes'. As many as there are members.
 #[derive(Debug, Default)]
 pub(crate) struct Shards {
-    nodes: BTreeMap<u64, Reported>,
+    nodes: Reports<BTreeMap<u16, ShardFigures>>,
 }
 
 impl Shards {
     /// Takes a report.
     pub(crate) fn report(&mut self, report: ReportShard, now_ns: u64) {
-        let node = self.nodes.entry(report.node).or_default();
-        if node.incarnation != report.incarnation {
-            *node = Reported { incarnation: report.incarnation, ..Reported::default() };
-        }
-        node.heard_ns = now_ns;
-        node.shards.insert(report.shard.shard, report.shard);
+        let shards = self.nodes.hear(report.node, report.incarnation, now_ns);
+        shards.insert(report.shard.shard, report.shard);
     }
 
     /// What a node reported, or all did.
     pub(crate) fn list(&self, node: Option<u64>, now_ns: u64) -> Vec<ShardNode> {
-        let chosen = self.nodes.iter().filter(|(number, _)| node.is_none_or(|node| node == **number));
-        chosen
-            .map(|(number, node)| ShardNode {
-                node: *number,
-                incarnation: node.incarnation,
-                age_ns: now_ns.saturating_sub(node.heard_ns),
-                shards: node.shards.values().cloned().collect(),
-            })
-            .collect()
+        let listed = self.nodes.chosen(node).map(|(node, reported)| ShardNode {
+            node,
+            incarnation: reported.incarnation,
+            age_ns: reported.age_ns(now_ns),
+            shards: reported.what.values().cloned().collect(),
+        });
+        listed.collect()
     }
 
     /// Keeps only lives that `keep` says.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
-        self.nodes.retain(|number, node| keep(*number, node.incarnation));
+        self.nodes.retain(keep);
     }
 }
 

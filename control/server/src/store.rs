@@ -8,8 +8,8 @@
 //! A commit blocks its thread for one sync of the disk. Commits happen when members or segments come and go, not with
 //! heartbeats.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
 
 use kvplane_cluster::{Change, Record, RecordError};
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
@@ -109,13 +109,7 @@ impl Store {
 
     /// Opens or makes the file at `path` and reads all records; `fresh_id` names a state that is new.
     pub(crate) fn open(path: &Path, fresh_id: u64) -> Result<(Self, Vec<Record>), StoreError> {
-        let database = match Database::create(path) {
-            Ok(database) => database,
-            Err(DatabaseError::DatabaseAlreadyOpen) => {
-                return Err(StoreError::InUse(path.to_owned()));
-            }
-            Err(error) => return Err(failed(path, "open")(error)),
-        };
+        let database = open_or_make(path, fresh_id)?;
         let state_id = identify(&database, path, fresh_id)?;
         let records = read_all(&database, path)?;
         let store = Self { file: Some((database, path.to_owned())), ..Self::in_memory(state_id) };
@@ -157,6 +151,46 @@ impl Store {
     }
 }
 
+/// Opens the file, or makes it. A new one is made under another name and gets its own when it is whole: what a process
+/// leaves that is killed meanwhile could never be opened again.
+fn open_or_make(path: &Path, fresh_id: u64) -> Result<Database, StoreError> {
+    if path.exists() {
+        return open_whole(path);
+    }
+    let mut new = path.as_os_str().to_owned();
+    new.push(format!(".{fresh_id:x}.new"));
+    let new = PathBuf::from(new);
+    let _ = fs::remove_file(&new);
+    let database = open_whole(&new)?;
+    // A link, as a name that another process was quicker to make must stay; not every file system has links.
+    let named = match fs::hard_link(&new, path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => fs::rename(&new, path),
+        linked => linked,
+    };
+    let _ = fs::remove_file(&new);
+    match named {
+        Ok(()) => {
+            if let Some(Ok(directory)) = path.parent().map(fs::File::open) {
+                // Not every file system can do that for a directory.
+                let _ = directory.sync_all();
+            }
+            Ok(database)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            drop(database);
+            open_whole(path)
+        }
+        Err(error) => Err(failed(path, "make")(redb::StorageError::Io(error))),
+    }
+}
+
+fn open_whole(path: &Path) -> Result<Database, StoreError> {
+    Database::create(path).map_err(|error| match error {
+        DatabaseError::DatabaseAlreadyOpen => StoreError::InUse(path.to_owned()),
+        error => failed(path, "open")(error),
+    })
+}
+
 /// The state's identity, written when the file is new.
 fn identify(database: &Database, path: &Path, fresh_id: u64) -> Result<u64, StoreError> {
     let write = || failed(path, "write");
@@ -196,4 +230,49 @@ fn read_all(database: &Database, path: &Path) -> Result<Vec<Record>, StoreError>
         records.push(record);
     }
     Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_file_has_its_name_when_it_is_whole_and_is_nobody_elses() {
+        let directory = std::env::temp_dir().join(format!("kvplane-state-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("a directory");
+        let path = directory.join("state.redb");
+        // What a killed process left.
+        fs::write(directory.join("state.redb.7.new"), vec![0; 4096]).expect("written");
+        let (store, records) = Store::open(&path, 7).expect("made");
+        assert_eq!((store.state_id(), records.len()), (7, 0));
+        let names: Vec<_> =
+            fs::read_dir(&directory).expect("read").map(|entry| entry.expect("read").file_name()).collect();
+        assert_eq!(names, ["state.redb"]);
+        assert!(matches!(Store::open(&path, 8), Err(StoreError::InUse(_))));
+        drop(store);
+        assert_eq!(Store::open(&path, 8).expect("opened").0.state_id(), 7);
+        fs::remove_dir_all(&directory).expect("removed");
+    }
+
+    #[test]
+    fn of_several_that_make_it_at_once_one_has_it() {
+        let directory = std::env::temp_dir().join(format!("kvplane-states-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("a directory");
+        for round in 0..10 {
+            let path = directory.join(format!("{round}"));
+            let start = std::sync::Barrier::new(4);
+            let made: Vec<_> = std::thread::scope(|scope| {
+                let open = |id| {
+                    start.wait();
+                    Store::open(&path, id)
+                };
+                let all: Vec<_> = (0..4).map(|id| scope.spawn(move || open(id))).collect();
+                all.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+            });
+            assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 1);
+            let refused = made.iter().filter_map(|made| made.as_ref().err());
+            refused.for_each(|error| assert!(matches!(error, StoreError::InUse(_)), "{error}"));
+        }
+        fs::remove_dir_all(&directory).expect("removed");
+    }
 }

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use kvplane_rpc::message::{ReportTiers, TierAction, TierNode, TierOrder, TierShard};
 
+use crate::reports::Reports;
+
 /// One node's.
 #[derive(Debug, Default)]
-struct Reported {
-    incarnation: u64,
-    heard_ns: u64,
+struct Known {
     carried_out: u64,
     last_order: u64,
     /// At most one of each kind.
@@ -20,17 +20,13 @@ struct Reported {
 /// All nodes'. As many as there are members with SSDs.
 #[derive(Debug, Default)]
 pub(crate) struct Tiers {
-    nodes: BTreeMap<u64, Reported>,
+    nodes: Reports<Known>,
 }
 
 impl Tiers {
     /// Takes a report; what the node is to do.
     pub(crate) fn report(&mut self, report: ReportTiers, now_ns: u64) -> Vec<TierOrder> {
-        let node = self.nodes.entry(report.node).or_default();
-        if node.incarnation != report.incarnation {
-            *node = Reported { incarnation: report.incarnation, ..Reported::default() };
-        }
-        node.heard_ns = now_ns;
+        let node = self.nodes.hear(report.node, report.incarnation, now_ns);
         node.carried_out = report.carried_out;
         // Numbers of before this control plane's start are not given again.
         node.last_order = node.last_order.max(report.carried_out);
@@ -42,34 +38,30 @@ impl Tiers {
     /// Orders something of a node, or of all; whom, and the orders' numbers.
     pub(crate) fn order(&mut self, node: Option<u64>, action: TierAction) -> Vec<(u64, u64)> {
         let same = |order: &TierOrder| std::mem::discriminant(&order.action) == std::mem::discriminant(&action);
-        let chosen = self.nodes.iter_mut().filter(|(number, _)| node.is_none_or(|node| node == **number));
-        chosen
-            .map(|(number, node)| {
-                node.last_order += 1;
-                node.orders.retain(|order| !same(order));
-                node.orders.push(TierOrder { number: node.last_order, action });
-                (*number, node.last_order)
-            })
-            .collect()
+        let ordered = self.nodes.chosen_mut(node).map(|(number, node)| {
+            node.last_order += 1;
+            node.orders.retain(|order| !same(order));
+            node.orders.push(TierOrder { number: node.last_order, action });
+            (number, node.last_order)
+        });
+        ordered.collect()
     }
 
     /// What a node reported, or all did.
     pub(crate) fn list(&self, node: Option<u64>, now_ns: u64) -> Vec<TierNode> {
-        let chosen = self.nodes.iter().filter(|(number, _)| node.is_none_or(|node| node == **number));
-        chosen
-            .map(|(number, node)| TierNode {
-                node: *number,
-                incarnation: node.incarnation,
-                age_ns: now_ns.saturating_sub(node.heard_ns),
-                carried_out: node.carried_out,
-                shards: node.shards.values().cloned().collect(),
-            })
-            .collect()
+        let listed = self.nodes.chosen(node).map(|(node, reported)| TierNode {
+            node,
+            incarnation: reported.incarnation,
+            age_ns: reported.age_ns(now_ns),
+            carried_out: reported.what.carried_out,
+            shards: reported.what.shards.values().cloned().collect(),
+        });
+        listed.collect()
     }
 
     /// Keeps only lives that `keep` says.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
-        self.nodes.retain(|number, node| keep(*number, node.incarnation));
+        self.nodes.retain(keep);
     }
 }
 

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_proto::client::{
-    Client, Config, Near, PeerAddress, PeerId, PutBook, Request, SubmitError, SubmitOptions, TaskResult,
+    Client, Config, Local, Near, PeerAddress, PeerId, PutBook, Request, SubmitError, SubmitOptions, TaskResult,
 };
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::{BatchId, Epoch, SegmentId};
-use kvplane_sys::{Doorbell, Region, cpu};
+use kvplane_sys::{Doorbell, IoBuf, Region, cpu};
 
 use crate::host::{Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
@@ -32,7 +32,7 @@ impl Initiator {
     /// When the kernel gives no poller.
     pub fn new(client: Config, host: &HostConfig, pacing: Pacing) -> io::Result<Self> {
         let host = Host::new(host, None, Some(Client::new(client)), None)?;
-        Ok(Self { host, pacer: Pacer::new(pacing) })
+        Ok(Self { host, pacer: Pacer::new(pacing, cpu::preemptions) })
     }
 
     /// Wakes a parked [`Self::round`] when this doorbell rings.
@@ -92,6 +92,22 @@ impl Initiator {
     /// Forgets memory. No open batch may use it.
     pub fn remove_buffer(&mut self, buffer: u32) {
         self.host.remove_buffer(buffer);
+    }
+
+    /// Gives many pieces of memory one name, under which they lie in a row, for requests about objects.
+    pub fn add_parts(&mut self, pieces: Vec<IoBuf>) -> u32 {
+        self.host.add_parts(pieces)
+    }
+
+    /// Forgets memory in parts. No open batch may use it.
+    pub fn remove_parts(&mut self, buffer: u32) {
+        self.host.remove_parts(buffer);
+    }
+
+    /// The memory of a range; `None` when its name is nobody's, or it is not inside.
+    #[must_use]
+    pub fn buffer(&self, local: Local) -> Option<IoBuf> {
+        self.host.buffer(local)
     }
 
     /// Lets requests to [`PeerAddress::local`] use this memory under this id.

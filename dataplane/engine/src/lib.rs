@@ -11,18 +11,18 @@ pub mod pacing;
 pub mod shard;
 
 pub use host::{
-    DeviceSnapshot, Handshake, Host, HostConfig, NearDevices, PART_LEAST_BYTES, PlaceName, RdmaDevices, StockAnswer,
-    StockEngines, TierSetup, node_of_region,
+    DeviceSnapshot, FetchConfig, Handshake, Host, HostConfig, NearDevices, PART_LEAST_BYTES, PlaceName, RdmaDevices,
+    StockAnswer, StockEngines, TierSetup, node_of_region,
 };
 pub use initiator::Initiator;
 pub use pacing::Pacing;
-pub use shard::{Found, Listen, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys};
+pub use shard::{Found, Listen, PlacedName, Shard, ShardConfig, ShardError, ShardHandle, ShardSnapshot, StockKeys};
 
 pub use kvplane_store::events::{Change, EventPage, Medium, StoreEvent};
 pub use kvplane_store::eviction::Eviction;
 pub use kvplane_store::service::{
-    Admission, OperationTimes, PutAck, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, SnapshotPage, Standing,
-    TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy,
+    Admission, FetchLimits, MoveCounters, OperationTimes, PutAck, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes,
+    SlowOperation, SnapshotPage, TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy,
 };
 pub use kvplane_sys::verbs::Gid;
 pub use kvplane_sys::{

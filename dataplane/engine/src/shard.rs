@@ -19,10 +19,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
+use kvplane_proto::ids::Incarnation;
+use kvplane_proto::map::SlotOwners;
 use kvplane_proto::{SegmentId, Version};
 use kvplane_store::service::{
-    Identity, SegmentInfo, Service, ServiceCounters, ServiceTimes, Standing, TierOrder, TierSnapshot,
+    Identity, MoveCounters, SegmentInfo, Service, ServiceCounters, ServiceTimes, TierOrder, TierSnapshot,
 };
 use kvplane_store::{Store, StoreConfig, StoreStats};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
@@ -32,7 +33,7 @@ use kvplane_transport::{FaultCounters, NvmeCounters};
 use crate::host::{DeviceSnapshot, Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
 pub use error::ShardError;
-pub use follow::Found;
+pub use follow::{Found, PlacedName};
 use leaving::{Leaving, see_off};
 use listeners::{listen_unix, when_free};
 pub use stock::StockKeys;
@@ -90,6 +91,8 @@ pub struct ShardSnapshot {
     pub device: Option<NvmeCounters>,
     /// Its requests.
     pub service: ServiceCounters,
+    /// Slots that move.
+    pub moves: MoveCounters,
     /// How long requests took.
     pub times: ServiceTimes,
     /// Its rounds.
@@ -111,7 +114,7 @@ enum Command {
     Unregister { segment: SegmentId, within: Duration, answer: SyncSender<Result<(), ShardError>> },
     ListenShm { listener: UnixListener },
     BeginLife { incarnation: Incarnation },
-    Own { epoch: Epoch, standing: Standing, slots: Box<[u64; SLOTS / 64]> },
+    Follow { state: u64, owners: Arc<SlotOwners> },
     Tier { order: TierOrder, answer: SyncSender<bool> },
     Snapshot { answer: SyncSender<ShardSnapshot> },
     Ask(Box<dyn FnOnce(&mut Host) + Send>),
@@ -240,7 +243,8 @@ impl ShardHandle {
         self.send(Command::ListenShm { listener })
     }
 
-    /// Starts a new life: objects are dropped, connections ended, nothing is owned until the next [`Self::own`].
+    /// Starts a new life: objects are dropped, connections ended, nothing is owned until the next
+    /// [`Self::follow_owners`].
     ///
     /// # Errors
     /// When its mailbox is full.
@@ -248,12 +252,12 @@ impl ShardHandle {
         self.send(Command::BeginLife { incarnation })
     }
 
-    /// Tells which slots it owns, and how long that has been so.
+    /// Tells who owns the slots by a map of this state of the control plane.
     ///
     /// # Errors
     /// When its mailbox is full.
-    pub fn own(&self, epoch: Epoch, standing: Standing, slots: Box<[u64; SLOTS / 64]>) -> Result<(), ShardError> {
-        self.send(Command::Own { epoch, standing, slots })
+    pub fn follow_owners(&self, state: u64, owners: Arc<SlotOwners>) -> Result<(), ShardError> {
+        self.send(Command::Follow { state, owners })
     }
 
     /// Asks something of its tier; false when it has none.
@@ -341,7 +345,7 @@ fn run(
     doorbell: Doorbell,
     started: &SyncSender<Result<Started, String>>,
 ) -> io::Result<()> {
-    let mut pacer = Pacer::new(config.pacing);
+    let mut pacer = Pacer::new(config.pacing, cpu::preemptions);
     let name = format!("shard {}", config.identity.shard.0);
     let (mut host, ready) = match set_up(config, doorbell) {
         Ok(made) => made,
@@ -452,11 +456,7 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
                 service.begin_life(incarnation);
             }
         }
-        Command::Own { epoch, standing, slots } => {
-            if let Some(service) = host.service() {
-                service.own(epoch, standing, |slot| slots[usize::from(slot) / 64] & (1 << (slot % 64)) != 0);
-            }
-        }
+        Command::Follow { state, owners } => host.follow_owners(state, &owners),
         Command::Ask(question) => question(host),
         Command::Tier { order, answer } => {
             let now_ns = host.now_ns();
@@ -473,6 +473,7 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
                 tier: service.tier_snapshot(),
                 device,
                 service: *service.counters(),
+                moves: service.move_counters(),
                 times: service.times(),
                 host: counters,
                 rdma,

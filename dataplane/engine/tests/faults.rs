@@ -15,8 +15,8 @@ use kvplane_engine::{
 };
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerKind, Request, SegmentTarget, TaskResult};
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
-use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId};
-use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
+use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
 use kvplane_proto::message::{Kind, Operation, Welcome};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Digest, Epoch, Status};
@@ -67,13 +67,23 @@ fn host(fault: FaultPlan) -> HostConfig {
     HostConfig { fault: Some(fault), zero_copy, ..HostConfig::default() }
 }
 
+fn map_of(address: std::net::SocketAddr) -> ClusterMap {
+    let member = Member {
+        node: NodeId(1),
+        incarnation: Incarnation(7),
+        weight: 1,
+        failure_domain: "a".to_owned(),
+        host: "here".to_owned(),
+        shards: vec![ShardAddress { tcp: address, shm: None }],
+    };
+    ClusterMap { epoch: Epoch(1), replicas: 1, members: vec![member], former: None }
+}
+
 fn start_shard(fault: FaultPlan) -> ShardHandle {
     let shard =
         Shard::start(ShardConfig { pool: Some(plain("pool", 16 << 20)), host: host(fault), ..support::config() })
             .expect("a shard on loopback");
-    shard
-        .own(Epoch(1), kvplane_engine::Standing { state: 1, since: Epoch(1) }, Box::new([u64::MAX; SLOTS / 64]))
-        .expect("room in the mailbox");
+    shard.follow_owners(1, Arc::new(SlotOwners::of(&map_of(shard.address())))).expect("room in the mailbox");
     shard
 }
 
@@ -86,15 +96,7 @@ fn start_initiator(fault: FaultPlan, address: std::net::SocketAddr) -> Initiator
         ..Config::default()
     };
     let mut initiator = Initiator::new(config, &host(fault), Pacing::Park).expect("a ring");
-    let member = Member {
-        node: NodeId(1),
-        incarnation: Incarnation(7),
-        weight: 1,
-        failure_domain: "a".to_owned(),
-        host: "here".to_owned(),
-        shards: vec![ShardAddress { tcp: address, shm: None }],
-    };
-    initiator.set_map(ClusterMap { epoch: Epoch(1), replicas: 1, members: vec![member] });
+    initiator.set_map(map_of(address));
     initiator
 }
 

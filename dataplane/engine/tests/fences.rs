@@ -129,6 +129,7 @@ impl Bed {
             incarnation: Incarnation(0),
             shard: ShardId(0),
             lane: 0,
+            fetches: false,
             cluster: "test".to_owned(),
         };
         stream.write_all(&frame(Operation::Hello, &hello.encode(), &[])).expect("a connection");

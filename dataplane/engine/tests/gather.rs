@@ -329,6 +329,7 @@ fn a_peer_that_asks_for_much_and_reads_nothing_waits() {
         incarnation: Incarnation(0),
         shard: ShardId(0),
         lane: 0,
+        fetches: false,
         cluster: "test".to_owned(),
     };
     ask(&mut stream, Operation::Hello, 0, &hello.encode());

@@ -10,8 +10,8 @@ use kvplane_engine::{
     ShardHandle,
 };
 use kvplane_proto::client::{Config, Local, PeerAddress, PeerKind, Request, SegmentTarget, TaskResult};
-use kvplane_proto::ids::{Incarnation, NodeId, SLOTS, ShardId};
-use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
+use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
 use kvplane_proto::message::SegmentDescriptor;
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Digest, Epoch, Status, Version};
@@ -79,9 +79,8 @@ fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
         ..support::config()
     })
     .expect("a shard on loopback");
-    shard
-        .own(Epoch(1), kvplane_engine::Standing { state: 1, since: Epoch(1) }, Box::new([u64::MAX; SLOTS / 64]))
-        .expect("room in the mailbox");
+    let map = ClusterMap { epoch: Epoch(1), replicas: 1, members: vec![member(&shard)], former: None };
+    shard.follow_owners(1, Arc::new(SlotOwners::of(&map))).expect("room in the mailbox");
     let config = Config {
         cluster: "test".to_owned(),
         host: "here".to_owned(),
@@ -91,7 +90,7 @@ fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
         ..Config::default()
     };
     let mut initiator = Initiator::new(config, &asking, Pacing::default()).expect("a ring");
-    initiator.set_map(ClusterMap { epoch: Epoch(1), replicas: 1, members: vec![member(&shard)] });
+    initiator.set_map(map);
     let memory = Region::allocate(&plain("memory", 16 << 20)).expect("memory");
     let buffer = initiator.add_buffer(Arc::clone(&memory));
     Bed { shard, initiator, memory, buffer, _directory: directory }

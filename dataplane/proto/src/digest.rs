@@ -69,6 +69,13 @@ impl Digest {
     }
 }
 
+/// The number by which nodes tell a tenant's account: 32 bits of a hash of its name, and 0 for the default tenant only,
+/// whose name is empty. The control plane refuses a tenant whose number is another's.
+#[must_use]
+pub fn tenant_number(name: &[u8]) -> u32 {
+    if name.is_empty() { 0 } else { (xxh3_128(name) as u32).max(1) }
+}
+
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)

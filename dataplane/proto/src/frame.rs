@@ -25,13 +25,16 @@ pub const HEADER_BYTES: usize = 64;
 /// First bytes of every frame.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"KVPF");
 /// Version of the frame layout and of the messages in it.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Flag: the payload checksum is valid and must be checked.
 pub const FLAG_CHECKSUM: u32 = 1;
 /// Every flag this version knows.
 /// In an `Exists`: what is on an SSD is wanted in memory next. The same bit, as an `Exists` has no payload to check, so
 /// that a node that does not know this takes it for a plain question.
 pub const FLAG_AHEAD: u32 = FLAG_CHECKSUM;
+/// In a `Get`, `GetRange`, `Lookup` or `Remove`: objects that are not simply there are meant too, which are otherwise
+/// answered `Pending`, `Striped` or `NotFound`. The same bit again, for the same reason.
+pub const FLAG_ALL: u32 = FLAG_CHECKSUM;
 const FLAGS_KNOWN: u32 = FLAG_CHECKSUM | FLAG_AHEAD;
 
 /// A decoded header.
@@ -157,7 +160,7 @@ impl Header {
     #[must_use]
     pub fn with_body(mut self, body: &[u8], items: usize) -> Self {
         assert!(body.len() <= Limits::BODY_BYTES, "a body of {} bytes was built", body.len());
-        assert!(items <= Limits::ITEMS_PER_FRAME, "a body of {items} items was built");
+        assert!(items <= self.most_items(), "a body of {items} items was built");
         self.body_bytes = body.len() as u32;
         self.items = items as u32;
         self.body_checksum = frame_checksum(body);
@@ -192,9 +195,19 @@ impl Header {
     #[must_use]
     pub const fn replies(&self) -> u32 {
         match self.kind {
-            Kind::Request(Operation::Get | Operation::Read) => self.items,
+            Kind::Request(Operation::Get | Operation::GetRange | Operation::Read) => self.items,
             Kind::Request(Operation::Abort | Operation::Release) | Kind::Reply(_) => 0,
             Kind::Request(_) => 1,
+        }
+    }
+
+    /// How many items its body may have.
+    #[must_use]
+    pub const fn most_items(&self) -> usize {
+        let (Kind::Request(operation) | Kind::Reply(operation)) = self.kind;
+        match operation {
+            Operation::Exists | Operation::Size | Operation::Remove => Limits::QUESTIONS_PER_FRAME,
+            _ => Limits::ITEMS_PER_FRAME,
         }
     }
 
@@ -261,7 +274,7 @@ impl Header {
         }
         for (field, value, limit) in [
             ("body length", u64::from(self.body_bytes), Limits::BODY_BYTES as u64),
-            ("item count", u64::from(self.items), Limits::ITEMS_PER_FRAME as u64),
+            ("item count", u64::from(self.items), self.most_items() as u64),
             ("payload length", self.payload_bytes, Limits::PAYLOAD_BYTES),
         ] {
             if value > limit {

@@ -8,6 +8,9 @@ pub struct Limits;
 impl Limits {
     /// Items in one batched request.
     pub const ITEMS_PER_FRAME: usize = 4_096;
+    /// Items in one batched request of which each item takes a digest and is answered without a payload: whether
+    /// objects are there, how long they are, that they are to be removed.
+    pub const QUESTIONS_PER_FRAME: usize = 32_768;
     /// Ranges that one gathered read or write names, in as many runs or fewer.
     pub const RANGES_PER_FRAME: usize = 4_096;
     /// Bytes of all ranges of one gathered read or write.
@@ -15,7 +18,7 @@ impl Limits {
     /// Lists that one shard answers at the same time.
     pub const LISTS: usize = 64;
     /// Bytes of the body of one frame.
-    pub const BODY_BYTES: usize = 192 * 1024;
+    pub const BODY_BYTES: usize = 512 * 1024;
     /// Bytes of the payload of one frame.
     pub const PAYLOAD_BYTES: u64 = 4 << 30;
     /// Bytes of a name: a cluster, a segment, a tenant.
@@ -43,6 +46,17 @@ impl Limits {
     pub const SLICE_BYTES_LEAST: u64 = 4_096;
     /// Time that a put may stay reserved on the server without being committed.
     pub const RESERVATION_NS: u64 = 30_000_000_000;
+    /// Objects that are being written in ranges, of one shard.
+    pub const DRAFTS: usize = 1_024;
+    /// Ranges of one such object that do not touch.
+    pub const DRAFT_RANGES: usize = 4_096;
+    /// Ranges that are being written or read, over all of those of a shard.
+    pub const DRAFT_TICKETS: u32 = 16_384;
+    /// How long nothing may be written to such an object before it is given up, where its writer does not say, in
+    /// milliseconds.
+    pub const DRAFT_IDLE_MS: u32 = 30_000;
+    /// The longest that its writer may say.
+    pub const DRAFT_IDLE_MOST_MS: u32 = 600_000;
     /// Time for a new connection to say hello.
     pub const HELLO_NS: u64 = 5_000_000_000;
     /// Time for a new connection to say hello on a rail that has others beside it; more where that was not enough.
@@ -73,7 +87,9 @@ impl Limits {
 // are as long as they
 // are, so whoever sends puts looks at the bytes too. One put with the longest name fits.
 const _: () = assert!(64 + Limits::NAME_BYTES + Limits::KEY_BYTES <= Limits::BODY_BYTES);
-const _: () = assert!(Limits::ITEMS_PER_FRAME * 48 <= Limits::BODY_BYTES);
+const _: () = assert!(Limits::ITEMS_PER_FRAME * 64 <= Limits::BODY_BYTES);
+// A question is a digest, and so long is the longest answer to one.
+const _: () = assert!(Limits::QUESTIONS_PER_FRAME * 16 <= Limits::BODY_BYTES);
 // Any gathered ranges can be named as runs of 1, and their sum is a payload.
 const _: () = assert!(Limits::RANGES_PER_FRAME <= Limits::ITEMS_PER_FRAME);
 const _: () = assert!(Limits::GATHER_BYTES <= Limits::PAYLOAD_BYTES && Limits::GATHER_BYTES <= u32::MAX as u64);

@@ -76,6 +76,16 @@ statuses! {
     Cancelled = 18, "cancelled by the caller";
     /// The peer does not know this kind of request.
     Unsupported = 19, "the peer does not support this request";
+    /// The tenant has used up its quota, and what it has cannot be evicted.
+    QuotaExceeded = 20, "the tenant's quota is used up and what it holds cannot be evicted; raise it or remove some";
+    /// No such tenant, where only known ones may put.
+    NoTenant = 21, "there is no such tenant; make it with kvplane ctl tenants set";
+    /// The share of memory for objects that are never evicted is used up.
+    PinLimit = 22, "the share of memory for pinned objects is used up; put it without a hard pin or remove some";
+    /// The object is being written, and not all of the range is there yet.
+    Pending = 23, "the object is being written, and not all of these bytes are there yet";
+    /// The object is kept in stripes, and this is what names them: to be asked for as such.
+    Striped = 24, "the object is kept in stripes";
 }
 
 impl fmt::Display for Status {

@@ -102,6 +102,7 @@ fn hello() -> impl Strategy<Value = Hello> {
             connection: words[3],
             shard: ShardId(shorts[0]),
             lane: shorts[1],
+            fetches: versions[0] & 1 != 0,
             cluster,
         }
     })

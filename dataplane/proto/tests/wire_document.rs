@@ -2,8 +2,8 @@
 
 use kvplane_proto::frame::{HEADER_BYTES, VERSION};
 use kvplane_proto::message::{
-    CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, KeyItem, ListItem, ListReply, LookupReply, Operation,
-    PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, WriteItem,
+    CommitItem, CommitReply, DigestItem, FillItem, GetItem, IdItem, Item, KeyItem, ListItem, ListReply, LookupReply,
+    Operation, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, WriteItem,
 };
 use kvplane_proto::{Limits, Status};
 
@@ -51,6 +51,7 @@ fn every_record_is_described_with_its_size() {
         ("CommitItem", CommitItem::BYTES),
         ("CommitReply", CommitReply::BYTES),
         ("IdItem", IdItem::BYTES),
+        ("FillItem", FillItem::BYTES),
     ];
     for (name, bytes) in records {
         assert!(
@@ -62,8 +63,11 @@ fn every_record_is_described_with_its_size() {
 
 #[test]
 fn the_limits_are_those_of_the_code() {
-    let limits: [(&str, u64); 12] = [
+    let limits: [(&str, u64); 15] = [
         ("items of a frame", Limits::ITEMS_PER_FRAME as u64),
+        ("items of an `Exists`, `Size` or `Remove`", Limits::QUESTIONS_PER_FRAME as u64),
+        ("drafts of a shard", Limits::DRAFTS as u64),
+        ("milliseconds that a draft may be left alone, at most", Limits::DRAFT_IDLE_MOST_MS.into()),
         ("ranges of a gathered request", Limits::RANGES_PER_FRAME as u64),
         ("bytes of all ranges of a gathered request", Limits::GATHER_BYTES),
         ("bytes of a body", Limits::BODY_BYTES as u64),

@@ -55,6 +55,7 @@ fn requests_items_have_these_bytes() {
         hard_pin: true,
         data_type: 7,
         replace: true,
+        ..PutOptions::default()
     };
     let item = PutItem { key_bytes: 0x0a0b, tenant_bytes: 0x0c, ..PutItem::plain(DIGEST, first) };
     let zeros = "00".repeat(19);
@@ -110,7 +111,7 @@ fn a_body_is_exactly_its_items() {
         assert!(decode_items::<IdItem>(&body, count).is_none(), "{count} items");
     }
     assert!(decode_items::<IdItem>(&body[1..], 5).is_none());
-    let many = Limits::ITEMS_PER_FRAME + 1;
+    let many = Limits::QUESTIONS_PER_FRAME + 1;
     assert!(decode_items::<IdItem>(&vec![0; many * 8], many as u32).is_none(), "over the limit of items");
     assert!(decode_items::<IdItem>(&vec![0; (many - 1) * 8], many as u32 - 1).is_some());
 }
@@ -139,6 +140,7 @@ fn hello() -> Hello {
         incarnation: Incarnation(4),
         shard: ShardId(0x0506),
         lane: 0x0708,
+        fetches: false,
         cluster: "prod-é".into(),
     }
 }

@@ -34,9 +34,16 @@ pub const MAX_HELD_BLOCKS: u32 = 1 << 28;
 /// How many blocks of the request's own bin are looked at.
 pub const PROBES: usize = 64;
 
-/// Marks of nodes that are in no bin, in place of the link to the bin's previous block.
-const HELD: u32 = u32::MAX - 1;
+/// Marks of nodes that are in no bin, in place of the link to the bin's previous block. A held block's mark has room
+/// for a note; nodes' numbers are below it.
+const HELD: u32 = 1 << 31;
 const VACANT: u32 = u32::MAX - 2;
+/// The note of a held block that has none.
+const NO_NOTE: u32 = NOTES;
+/// Notes are below this.
+pub const NOTES: u32 = (1 << 30) - 1;
+
+const _: () = assert!(2 * MAX_HELD_BLOCKS < HELD && HELD + NOTES < VACANT);
 
 /// The granules that `bytes` take.
 #[must_use]
@@ -48,8 +55,8 @@ pub const fn granules_of(bytes: u64) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block(u32);
 
-/// A block's descriptor. While the block is held, `bin_after` is its owner; while the node is vacant, `after` links the
-/// vacant nodes.
+/// A block's descriptor. While the block is held, `bin_after` is its owner and `bin_before` a note; while the node is
+/// vacant, `after` links the vacant nodes.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     start: u32,
@@ -64,7 +71,11 @@ const _: () = assert!(size_of::<Node>() == Allocator::BYTES_PER_BLOCK);
 
 impl Node {
     const fn is_free(&self) -> bool {
-        self.bin_before != HELD && self.bin_before != VACANT
+        self.bin_before < HELD || self.bin_before == NONE
+    }
+
+    const fn is_held(&self) -> bool {
+        self.bin_before >= HELD && self.bin_before <= HELD + NO_NOTE
     }
 }
 
@@ -143,7 +154,7 @@ impl Allocator {
         }
         let taken = &mut self.nodes[block.0 as usize];
         taken.granules = granules;
-        taken.bin_before = HELD;
+        taken.bin_before = HELD + NO_NOTE;
         taken.bin_after = NONE;
         self.held_blocks += 1;
         self.free_granules -= u64::from(granules);
@@ -156,7 +167,7 @@ impl Allocator {
     /// When `block` is not held: a double free, or a handle from elsewhere.
     pub fn free(&mut self, block: Block) -> Block {
         let node = *self.nodes.get(block.0 as usize).expect("freeing a block of another pool");
-        assert!(node.bin_before == HELD, "freeing {block:?}, which is not held: {node:?}");
+        assert!(node.is_held(), "freeing {block:?}, which is not held: {node:?}");
         self.held_blocks -= 1;
         self.free_granules += u64::from(node.granules);
         let mut merged = block.0;
@@ -191,7 +202,7 @@ impl Allocator {
     /// When `block` is not held.
     pub fn set_owner(&mut self, block: Block, owner: u32) {
         let node = &mut self.nodes[block.0 as usize];
-        assert!(node.bin_before == HELD, "an owner for {block:?}, which is not held");
+        assert!(node.is_held(), "an owner for {block:?}, which is not held");
         node.bin_after = owner;
     }
 
@@ -199,7 +210,24 @@ impl Allocator {
     #[must_use]
     pub fn owner(&self, block: Block) -> Option<u32> {
         let node = &self.nodes[block.0 as usize];
-        (node.bin_before == HELD).then_some(node.bin_after)
+        node.is_held().then_some(node.bin_after)
+    }
+
+    /// Notes something of a held block, for as long as it is held: a word below [`NOTES`].
+    ///
+    /// # Panics
+    /// When `block` is not held, or the word is too large.
+    pub fn set_note(&mut self, block: Block, note: u32) {
+        let node = &mut self.nodes[block.0 as usize];
+        assert!(node.is_held() && note < NOTES, "a note of {note} for {node:?}");
+        node.bin_before = HELD + note;
+    }
+
+    /// What was noted of a held block.
+    #[must_use]
+    pub fn note(&self, block: Block) -> Option<u32> {
+        let node = &self.nodes[block.0 as usize];
+        (node.is_held() && node.bin_before != HELD + NO_NOTE).then(|| node.bin_before - HELD)
     }
 
     /// The pool's size in whole granules.

@@ -1,6 +1,6 @@
 //! The limits of a shard's store, and what they may be. All memory of the store follows from them.
 
-use kvplane_proto::ConfigError;
+use kvplane_proto::{ConfigError, Limits};
 
 use crate::allocator::{GRANULE_BYTES, MAX_HELD_BLOCKS, MAX_POOL_BYTES};
 use crate::entry::PINS_MOST;
@@ -31,6 +31,10 @@ pub struct StoreConfig {
     pub high_watermark_percent: u8,
     /// How far such evicting goes; at most `high_watermark_percent`.
     pub low_watermark_percent: u8,
+    /// How much of the pool objects may take that are never evicted; puts of more are refused.
+    pub hard_pin_percent: u8,
+    /// The longest that a soft pin lasts; longer ones are shortened to this. 0: there are none.
+    pub soft_pin_most_ms: u32,
     /// Limit on pins held at once, over all objects.
     pub max_pins: u32,
     /// Limit on reservations, counting the expired ones that are not aborted yet.
@@ -54,6 +58,8 @@ impl StoreConfig {
             protected_percent: 20,
             high_watermark_percent: 100,
             low_watermark_percent: 100,
+            hard_pin_percent: 25,
+            soft_pin_most_ms: Limits::SOFT_PIN_MS,
             max_pins: 16_384,
             max_reservations: 4096,
             hash_seed: 0,
@@ -86,6 +92,8 @@ impl StoreConfig {
         within("high_watermark_percent", self.high_watermark_percent.into(), 1, 100)?;
         let high = self.high_watermark_percent.into();
         within("low_watermark_percent", self.low_watermark_percent.into(), 0, high)?;
+        within("hard_pin_percent", self.hard_pin_percent.into(), 0, 90)?;
+        within("soft_pin_most_ms", self.soft_pin_most_ms.into(), 0, Limits::SOFT_PIN_MS.into())?;
         within("max_pins", self.max_pins.into(), 1, MAX_HANDLES.into())?;
         within("max_reservations", self.max_reservations.into(), 1, MAX_HANDLES.into())
     }

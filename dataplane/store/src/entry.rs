@@ -75,9 +75,12 @@ pub(crate) enum Place {
     ProbationParked,
     Protected,
     ProtectedParked,
+    Kept,
+    KeptParked,
 }
 
-/// One object. The size is kept in 40 bits (pools end at 1 TiB), so that the entry fills one cache line.
+/// One object. The size is kept in 39 bits (pools end at 1 TiB, objects long before), so that the entry fills one cache
+/// line.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub struct Entry {
@@ -90,20 +93,30 @@ pub struct Entry {
     block: Block,
     pub(crate) before: u32,
     pub(crate) after: u32,
-    /// How many pins there are, below [`MARKS_AT`], and marks from there on.
+    /// How many pins there are, below [`ACCOUNT_AT`], and whose the object is from there on.
     pins: u32,
+    /// Above the length's lower 32 bits, and [`Mark::Head`] in the highest.
     bytes_high: u8,
-    state: State,
+    /// The state, below [`MARKS_AT`], and marks from there on.
+    life: u8,
     pub(crate) place: Place,
     /// Space is taken in units of so many granules, as a power of two: three bits. Above them, how many granules more
     /// than its bytes alone it takes for its tail.
     space: u8,
 }
 
-/// Where in `pins` marks begin.
-const MARKS_AT: u32 = 24;
+/// Where in `pins` the account begins.
+const ACCOUNT_AT: u32 = 20;
 /// The most pins that an entry counts.
-pub(crate) const PINS_MOST: u32 = (1 << MARKS_AT) - 1;
+pub(crate) const PINS_MOST: u32 = (1 << ACCOUNT_AT) - 1;
+/// How many accounts entries can tell apart.
+pub const ACCOUNTS: usize = 1 << (u32::BITS - ACCOUNT_AT);
+/// The longest object that an entry can be of.
+pub(crate) const BYTES_MOST: u64 = (1 << 39) - 1;
+/// [`Mark::Head`] in `bytes_high`.
+const HEAD_BIT: u8 = 1 << 7;
+/// Where in `life` marks begin.
+const MARKS_AT: u32 = 3;
 /// Bits of `space` that say the unit.
 const UNIT_BITS: u32 = 3;
 
@@ -114,6 +127,14 @@ pub enum Mark {
     Tail = 1,
     /// Its commit replaces an object of its digest.
     Replace = 2,
+    /// It is softly pinned: kept before others for a while.
+    Soft = 4,
+    /// It is never evicted.
+    Hard = 8,
+    /// It belongs to a group.
+    Grouped = 16,
+    /// It names the stripes in which another object is kept. Kept with the length, as there is no other bit left.
+    Head = 32,
 }
 
 /// What an entry is reserved for.
@@ -129,13 +150,38 @@ pub struct Reserve {
     pub has_tail: bool,
     /// Whether an object of the digest is replaced by it.
     pub replace: bool,
+    /// How it is to be kept.
+    pub keep: Keep,
+    /// Whether it names the stripes of a larger object.
+    pub head: bool,
+}
+
+/// Whose an object is and how it is to be kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Keep {
+    /// The account that it is charged to, by its place in the store's table.
+    pub account: u16,
+    /// The group that it belongs to; 0 for none.
+    pub group: u64,
+    /// For how long from its commit it is kept before others; 0 for not at all.
+    pub soft_pin_ns: u64,
+    /// Whether it is never evicted.
+    pub hard_pin: bool,
 }
 
 impl Reserve {
     /// Of so many bytes and nothing else.
     #[must_use]
     pub const fn plain(digest: Digest, bytes: u64) -> Self {
-        Self { digest, bytes, tail_bytes: 0, has_tail: false, replace: false }
+        Self {
+            digest,
+            bytes,
+            tail_bytes: 0,
+            has_tail: false,
+            replace: false,
+            keep: Keep { account: 0, group: 0, soft_pin_ns: 0, hard_pin: false },
+            head: false,
+        }
     }
 
     /// Granules that its tail takes beside those of its bytes.
@@ -171,7 +217,7 @@ impl Entry {
     /// The object's exact size.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
-        (self.bytes_high as u64) << 32 | self.bytes_low as u64
+        ((self.bytes_high & !HEAD_BIT) as u64) << 32 | self.bytes_low as u64
     }
 
     /// The space that it takes in the pool.
@@ -190,18 +236,45 @@ impl Entry {
     /// Whether this is so of it.
     #[must_use]
     pub const fn is(&self, mark: Mark) -> bool {
-        self.pins & (mark as u32) << MARKS_AT != 0
+        match mark {
+            Mark::Head => self.bytes_high & HEAD_BIT != 0,
+            _ => self.life & (mark as u8) << MARKS_AT != 0,
+        }
     }
 
     const fn mark(&mut self, mark: Mark, set: bool) {
-        let bit = (mark as u32) << MARKS_AT;
-        self.pins = if set { self.pins | bit } else { self.pins & !bit };
+        let (word, bit) = match mark {
+            Mark::Head => (&mut self.bytes_high, HEAD_BIT),
+            _ => (&mut self.life, (mark as u8) << MARKS_AT),
+        };
+        *word = if set { *word | bit } else { *word & !bit };
+    }
+
+    /// The account that it is charged to.
+    #[must_use]
+    pub const fn account(&self) -> usize {
+        (self.pins >> ACCOUNT_AT) as usize
+    }
+
+    fn take_step(&mut self, event: Event) {
+        let marks = self.life >> MARKS_AT << MARKS_AT;
+        self.life = marks | step(self.state(), event) as u8;
     }
 
     /// Where it is in its life.
     #[must_use]
     pub const fn state(&self) -> State {
-        self.state
+        const STATE: [State; 8] = [
+            State::Vacant,
+            State::Reserved,
+            State::Quarantined,
+            State::Live,
+            State::Doomed,
+            State::Vacant,
+            State::Vacant,
+            State::Vacant,
+        ];
+        STATE[(self.life & ((1 << MARKS_AT) - 1)) as usize]
     }
 
     /// Where its bytes are.
@@ -210,10 +283,20 @@ impl Entry {
         self.block
     }
 
+    /// Whether its bytes stay whatever room is needed: somebody reads or writes them, or they are pinned.
+    #[must_use]
+    pub const fn is_stuck(&self) -> bool {
+        match self.state() {
+            State::Vacant => false,
+            State::Reserved | State::Quarantined | State::Doomed => true,
+            State::Live => self.pins() > 0 || self.is(Mark::Hard),
+        }
+    }
+
     /// Whether eviction may take it.
     #[must_use]
     pub fn is_evictable(&self) -> bool {
-        self.state == State::Live && self.pins() == 0
+        self.state() == State::Live && self.pins() == 0 && !self.is(Mark::Hard)
     }
 }
 
@@ -251,12 +334,13 @@ impl Entries {
     /// A new entry in state `Reserved`, whose bytes go to `block`.
     ///
     /// # Panics
-    /// When the arena is full, or the size takes more than 40 bits: the caller checks both.
+    /// When the arena is full, or the size takes more than 39 bits: the caller checks both.
     pub fn reserve(&mut self, wanted: &Reserve, block: Block) -> EntryId {
-        let Reserve { digest, bytes, tail_bytes, has_tail, replace } = *wanted;
+        let Reserve { digest, bytes, tail_bytes, has_tail, replace, keep, head } = *wanted;
         assert!(!self.is_full(), "all {} entries are in use", self.limit);
-        assert!(bytes >> 40 == 0, "an object of {bytes} B");
+        assert!(bytes <= BYTES_MOST, "an object of {bytes} B");
         assert!(tail_bytes <= TAIL_BYTES_MOST, "a tail of {tail_bytes} B");
+        assert!(usize::from(keep.account) < ACCOUNTS, "account {}", keep.account);
         self.used += 1;
         let entry = Entry {
             digest: [digest.0 as u64, (digest.0 >> 64) as u64],
@@ -267,15 +351,17 @@ impl Entries {
             block,
             before: NONE,
             after: NONE,
-            pins: 0,
+            pins: u32::from(keep.account) << ACCOUNT_AT,
             bytes_high: (bytes >> 32) as u8,
-            state: step(State::Vacant, Event::Reserve),
+            life: step(State::Vacant, Event::Reserve) as u8,
             place: Place::Nowhere,
             space: self.unit_log2 | (wanted.extra_granules() as u8) << UNIT_BITS,
         };
         let mut entry = entry;
         entry.mark(Mark::Tail, has_tail);
         entry.mark(Mark::Replace, replace);
+        entry.mark(Mark::Hard, keep.hard_pin);
+        entry.mark(Mark::Head, head);
         if self.vacant == NONE {
             self.slots.push(entry);
             return EntryId(self.slots.len() as u32 - 1);
@@ -289,20 +375,20 @@ impl Entries {
     /// Makes a reserved entry an object.
     pub fn commit(&mut self, id: EntryId, version: Version, checksum: u64) {
         let entry = &mut self[id];
-        entry.state = step(entry.state, Event::Commit);
+        entry.take_step(Event::Commit);
         entry.version = version.0;
         entry.checksum = checksum;
     }
 
     /// `Reserved` to `Quarantined`.
     pub fn expire(&mut self, id: EntryId) {
-        self[id].state = step(self[id].state, Event::Expire);
+        self[id].take_step(Event::Expire);
     }
 
     /// `Live` to `Doomed`.
     pub fn doom(&mut self, id: EntryId) {
         assert!(self[id].pins() > 0, "{id:?} is doomed, but nobody reads it");
-        self[id].state = step(self[id].state, Event::Doom);
+        self[id].take_step(Event::Doom);
     }
 
     /// The entry falls vacant.
@@ -313,7 +399,7 @@ impl Entries {
         let vacant = self.vacant;
         let entry = &mut self[id];
         assert!(entry.pins() == 0 && entry.place == Place::Nowhere, "releasing {entry:?}");
-        entry.state = step(entry.state, Event::Release);
+        entry.take_step(Event::Release);
         entry.after = vacant;
         self.vacant = id.0;
         self.used -= 1;
@@ -322,7 +408,7 @@ impl Entries {
     /// One more reader; returns how many there are.
     pub fn pin(&mut self, id: EntryId) -> u32 {
         let entry = &mut self[id];
-        assert!(entry.state == State::Live && entry.pins() < PINS_MOST, "pinning {entry:?}");
+        assert!(entry.state() == State::Live && entry.pins() < PINS_MOST, "pinning {entry:?}");
         entry.pins += 1;
         entry.pins()
     }
@@ -335,15 +421,22 @@ impl Entries {
         entry.pins()
     }
 
-    /// Notes that an entry's tail is there now.
-    pub fn set_tail(&mut self, id: EntryId) {
-        self[id].mark(Mark::Tail, true);
+    /// Notes that something is so of an entry now, or no more.
+    pub fn set(&mut self, id: EntryId, mark: Mark, is_so: bool) {
+        self[id].mark(mark, is_so);
+    }
+
+    /// Charges an entry to another account.
+    pub fn set_account(&mut self, id: EntryId, account: u16) {
+        assert!(usize::from(account) < ACCOUNTS, "account {account}");
+        let entry = &mut self[id];
+        entry.pins = entry.pins() | u32::from(account) << ACCOUNT_AT;
     }
 
     /// Every entry in use, in the arena's order.
     pub fn iter(&self) -> impl Iterator<Item = (EntryId, &Entry)> {
         let ids = (0..).map(EntryId).zip(&self.slots);
-        ids.filter(|(_, entry)| entry.state != State::Vacant)
+        ids.filter(|(_, entry)| entry.state() != State::Vacant)
     }
 
     /// Positions that were ever used: all ids are below.
@@ -375,63 +468,4 @@ fn step(from: State, event: Event) -> State {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::allocator::Allocator;
-
-    fn block() -> Block {
-        Allocator::new(256, 1).allocate(1).expect("the pool is empty")
-    }
-
-    #[test]
-    fn the_lifecycle_is_as_declared() {
-        let lines: Vec<_> = LIFECYCLE.iter().map(|(from, on, to)| format!("{from:?} --{on:?}--> {to:?}")).collect();
-        assert_eq!(
-            lines,
-            [
-                "Vacant --Reserve--> Reserved",
-                "Reserved --Commit--> Live",
-                "Reserved --Expire--> Quarantined",
-                "Reserved --Release--> Vacant",
-                "Quarantined --Release--> Vacant",
-                "Live --Doom--> Doomed",
-                "Live --Release--> Vacant",
-                "Doomed --Release--> Vacant",
-            ]
-        );
-    }
-
-    #[test]
-    fn an_entry_keeps_what_it_is_given() {
-        let mut entries = Entries::new(2);
-        let digest = Digest(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
-        let id = entries.reserve(&Reserve::plain(digest, (1 << 40) - 1), block());
-        entries.commit(id, Version(7), 8);
-        let entry = &entries[id];
-        assert_eq!((entry.digest(), entry.bytes()), (digest, (1 << 40) - 1));
-        assert_eq!((entry.version(), entry.checksum()), (Version(7), 8));
-    }
-
-    #[test]
-    fn a_tail_takes_granules_only_where_it_does_not_fit() {
-        let granules = |unit_bytes, bytes, tail_bytes| {
-            let mut entries = Entries::new(1).in_units(unit_bytes);
-            let wanted = Reserve { tail_bytes, has_tail: true, ..Reserve::plain(Digest(1), bytes) };
-            let id = entries.reserve(&wanted, block());
-            assert!(entries[id].is(Mark::Tail) && !entries[id].is(Mark::Replace) && entries[id].pins() == 0);
-            entries[id].granules()
-        };
-        assert_eq!([granules(256, 256, 0), granules(256, 200, 56), granules(256, 256, 1)], [1, 1, 2]);
-        assert_eq!([granules(4096, 4000, 96), granules(4096, 4096, 60)], [16, 32]);
-        assert_eq!(granules(256, (1 << 40) - 1, TAIL_BYTES_MOST), (1 << 32) + 31);
-    }
-
-    #[test]
-    #[should_panic(expected = "Quarantined met Commit")]
-    fn a_step_outside_the_table_is_caught() {
-        let mut entries = Entries::new(1);
-        let id = entries.reserve(&Reserve::plain(Digest(1), 1), block());
-        entries.expire(id);
-        entries.commit(id, Version(1), 0);
-    }
-}
+mod tests;

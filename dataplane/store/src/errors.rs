@@ -52,6 +52,22 @@ pub enum ReserveError {
         /// Bytes held for other puts, counting expired ones that were not aborted.
         reserved_bytes: u64,
     },
+    /// The tenant would take more than its lease, and what it could free does not do.
+    Quota {
+        /// The object's size, with what belongs to it.
+        bytes: u64,
+        /// What the tenant may take of this shard.
+        lease_bytes: u64,
+        /// What it has there that cannot be evicted: in use, being written, or pinned.
+        held_bytes: u64,
+    },
+    /// More would be hard pinned than may be.
+    PinLimit {
+        /// What is.
+        pinned_bytes: u64,
+        /// What may be.
+        limit_bytes: u64,
+    },
     /// Every reservation is in use. Transient.
     TooManyReservations {
         /// The configured limit.
@@ -76,6 +92,16 @@ impl fmt::Display for ReserveError {
                 f,
                 "no space for {requested_bytes} bytes: {free_bytes} free in pieces, {pinned_bytes} \
                  pinned, {reserved_bytes} reserved, the rest would not do: retry later or enlarge the pool"
+            ),
+            Self::Quota { bytes, lease_bytes, held_bytes } => write!(
+                f,
+                "{bytes} bytes are too much for the tenant, which may take {lease_bytes} of this shard and holds \
+                 {held_bytes} that cannot go: retry later or raise its quota"
+            ),
+            Self::PinLimit { pinned_bytes, limit_bytes } => write!(
+                f,
+                "{pinned_bytes} bytes are pinned for good, and {limit_bytes} may be: put it without a pin, remove some \
+                 that have one, or raise the node's share for them"
             ),
             Self::TooManyReservations { limit } => {
                 write!(f, "all {limit} reservations of the shard are in use: retry later")

@@ -15,6 +15,7 @@ mod segmented_lru;
 
 pub use choice::{ChosenPolicy, Eviction};
 pub use s3_fifo::S3Fifo;
+pub(crate) use segment::Segment;
 pub use segmented_lru::SegmentedLru;
 
 use crate::entry::{Entries, EntryId};
@@ -22,7 +23,14 @@ use crate::entry::{Entries, EntryId};
 /// Decides which object goes next. The store calls; a policy never calls back. The store pins an entry only just
 /// after it reported an access of it.
 pub trait EvictionPolicy {
-    /// An object became live. The policy MUST from now on consider it; the entry is in no order yet and not pinned.
+    /// A policy of the same settings that considers nothing yet: each tenant of a store has one of its own.
+    #[must_use]
+    fn anew(&self) -> Self
+    where
+        Self: Sized;
+
+    /// An object became live, or lost its soft pin: then it may be pinned by readers. The policy MUST from now on
+    /// consider it; the entry is in no order yet.
     fn insert(&mut self, entries: &mut Entries, id: EntryId);
 
     /// An object was asked for. `id` was inserted and not removed. The policy MUST accept this for pinned entries

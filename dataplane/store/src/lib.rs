@@ -8,23 +8,29 @@
 //! * [`allocator`]: offsets in the pool, two-level segregated fit.
 //! * [`entry`] and [`index`]: what is known about each object, and the way from a digest to it.
 //! * [`eviction`]: the order in which objects go.
+//! * `order`: whose objects go first, pins and groups.
 //! * [`store`]: the operations: get with pins, put as reserve and commit, remove.
+//! * [`drafts`]: objects that are written in ranges.
 //! * [`service`]: the answering side: requests of peers become operations, answers and places for payloads.
 
 #![forbid(unsafe_code)]
 
 pub mod allocator;
 pub mod config;
+pub mod drafts;
 pub mod entry;
 pub mod errors;
 pub mod events;
 pub mod eviction;
 mod generational;
 pub mod index;
+mod order;
 pub mod service;
 pub mod store;
+mod tail_pages;
 
 pub use config::StoreConfig;
-pub use entry::{Reserve, TAIL_BYTES_MOST};
+pub use entry::{ACCOUNTS, Keep, Reserve, TAIL_BYTES_MOST};
 pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
+pub use order::{TenantLease, TenantUse};
 pub use store::{Extent, ObjectView, SIZE_CLASSES, Store, StoreStats};

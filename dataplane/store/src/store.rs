@@ -8,13 +8,14 @@
 //!   writer has stopped ([`Store::abort`]).
 //! * Room is made inside `reserve`, by evicting what nobody uses.
 //!
-//! Invariant ([`Store::check`]): every granule of the pool is free or belongs to exactly one entry.
+//! Invariant ([`Store::check`]): every granule of the pool is free or belongs to exactly one entry or page of tails.
 //! Not here: deadlines (the host calls [`Store::expire`]), leases, tiers, the bytes themselves.
 
 mod check;
 mod put;
 mod space;
 mod stats;
+mod tails;
 
 pub use stats::{SIZE_CLASSES, StoreStats};
 
@@ -30,6 +31,8 @@ use crate::events::{Change, EventLog, Medium};
 use crate::eviction::{ChosenPolicy, EvictionPolicy};
 use crate::generational::GenerationalTable;
 use crate::index::{Index, TOGETHER};
+use crate::order::{Order, TenantLease, TenantUse};
+use crate::tail_pages::TailPages;
 use stats::Counters;
 
 /// A range of the pool: exactly the object's bytes.
@@ -50,8 +53,12 @@ pub struct ObjectView {
     pub version: Version,
     /// The checksum that its writer gave.
     pub checksum: u64,
-    /// Whether its tail lies behind its bytes.
+    /// Whether it has its tail.
     pub has_tail: bool,
+    /// Where that is, or is to be.
+    pub tail_at: u64,
+    /// Whether it only names the stripes of a larger object.
+    pub is_head: bool,
 }
 
 /// The state of one shard, with an eviction policy of type `P`. One thread's.
@@ -61,15 +68,16 @@ pub struct Store<P = ChosenPolicy> {
     allocator: Allocator,
     entries: Entries,
     index: Index,
-    policy: P,
+    /// Which object goes next.
+    order: Order<P>,
     /// The entry that each pin holds.
     pins: GenerationalTable,
     /// The entry of each reservation, quarantined ones included.
     reservations: GenerationalTable,
     /// Granules of the entries in each state.
     granules: [u64; STATES],
-    /// Granules of the entries with pins, live and doomed.
-    pinned_granules: u64,
+    /// Tails that do not lie behind their objects.
+    tails: TailPages,
     /// Whether use went over the high watermark and has not come down to the low one.
     draining: bool,
     next_version: u64,
@@ -97,15 +105,16 @@ impl<P: EvictionPolicy> Store<P> {
     /// A field of `config` that cannot be.
     pub fn with_policy(config: StoreConfig, first_version: Version, policy: P) -> Result<Self, ConfigError> {
         config.validate()?;
+        let tails = TailPages::new(config.unit_bytes, GRANULE_BYTES, config.max_objects);
         Ok(Self {
-            allocator: Allocator::new(config.pool_bytes, config.max_objects),
+            allocator: Allocator::new(config.pool_bytes, config.max_objects + tails.max_pages()),
+            tails,
             entries: Entries::new(config.max_objects).in_units(config.unit_bytes),
             index: Index::new(config.max_objects, config.hash_seed),
-            policy,
+            order: Order::new(config.pool_bytes / GRANULE_BYTES, policy),
             pins: GenerationalTable::new(config.max_pins),
             reservations: GenerationalTable::new(config.max_reservations),
             granules: [0; STATES],
-            pinned_granules: 0,
             draining: false,
             next_version: first_version.0,
             counters: Counters::default(),
@@ -188,7 +197,7 @@ impl<P: EvictionPolicy> Store<P> {
             return Err(GetError::TooManyPins { limit: self.config.max_pins });
         }
         self.counters.hits += 1;
-        self.policy.access(&mut self.entries, id);
+        self.order.access(&mut self.entries, id);
         Ok(self.pin_entry(id))
     }
 
@@ -213,25 +222,50 @@ impl<P: EvictionPolicy> Store<P> {
         entry.is_some_and(|entry| self.entries[EntryId(entry)].state() == State::Live)
     }
 
-    /// Notes that the tail of a pinned object is behind its bytes now; there was room for it from the start.
-    pub fn set_tail(&mut self, pin: PinId) {
-        if let Some(entry) = self.pins.get(pin.index, pin.generation) {
-            self.entries.set_tail(EntryId(entry));
-        }
+    /// What time it is, for soft pins. It never goes back.
+    pub fn tick(&mut self, now_ns: u64) {
+        self.order.tick(now_ns);
     }
 
-    /// Bytes behind a pinned object that are its own.
+    /// These tenants there are from now on, beside the default one: see [`TenantLease`].
+    pub fn set_tenants(&mut self, leases: &[TenantLease]) {
+        self.order.set_tenants(leases);
+    }
+
+    /// The account of the tenant with this number, if there is such a tenant.
     #[must_use]
-    pub fn tail_room(&self, pin: PinId) -> u64 {
-        let entry = self.pins.get(pin.index, pin.generation).map(|entry| &self.entries[EntryId(entry)]);
-        entry.map_or(0, |entry| entry.granules() * GRANULE_BYTES - entry.bytes())
+    pub fn account_of(&self, tenant: u32) -> Option<u16> {
+        self.order.account_of(tenant)
+    }
+
+    /// The account to charge where a tenant is not one that was told of: one of its own without a lease, or the
+    /// default tenant's where there are too many of those.
+    pub fn account_of_stranger(&mut self, tenant: u32) -> u16 {
+        self.order.stranger(tenant)
+    }
+
+    /// What each tenant has.
+    #[must_use]
+    pub fn tenants(&self) -> Vec<TenantUse> {
+        self.order.uses()
+    }
+
+    /// How many more pins there may be.
+    #[must_use]
+    pub const fn free_pins(&self) -> u32 {
+        self.config.max_pins - self.pins.len()
+    }
+
+    /// Notes that the tail of a pinned object is in its place now; there was room for it from the start.
+    pub fn set_tail(&mut self, pin: PinId) {
+        if let Some(entry) = self.pins.get(pin.index, pin.generation) {
+            self.entries.set(EntryId(entry), Mark::Tail, true);
+        }
     }
 
     /// Pins an entry; there is a free pin.
     fn pin_entry(&mut self, id: EntryId) -> (PinId, ObjectView) {
-        if self.entries.pin(id) == 1 {
-            self.pinned_granules += self.entries[id].granules();
-        }
+        self.order.stick(&mut self.entries, id, |entries| entries.pin(id));
         let (index, generation) = self.pins.insert(id.0);
         (PinId { index, generation }, self.view(id))
     }
@@ -243,6 +277,8 @@ impl<P: EvictionPolicy> Store<P> {
             version: entry.version(),
             checksum: entry.checksum(),
             has_tail: entry.is(Mark::Tail),
+            tail_at: self.tail_place(id),
+            is_head: entry.is(Mark::Head),
         }
     }
 
@@ -256,14 +292,13 @@ impl<P: EvictionPolicy> Store<P> {
             return Err(StalePin);
         };
         let id = EntryId(entry);
-        if self.entries.unpin(id) > 0 {
+        if self.order.stick(&mut self.entries, id, |entries| entries.unpin(id)) > 0 {
             return Ok(());
         }
-        self.pinned_granules -= self.entries[id].granules();
         if self.entries[id].state() == State::Doomed {
             self.release(id);
-        } else {
-            self.policy.unpinned(&mut self.entries, id);
+        } else if self.order.unpinned(&mut self.entries, id) {
+            self.evict_one(id);
         }
         Ok(())
     }
@@ -353,7 +388,7 @@ impl<P: EvictionPolicy> Store<P> {
     /// Hides a live entry and frees it, at once or when its last pin goes.
     fn remove_entry(&mut self, id: EntryId) {
         self.hide(id);
-        self.policy.remove(&mut self.entries, id);
+        self.order.remove(&mut self.entries, id, false);
         if self.entries[id].pins() == 0 {
             self.release(id);
         } else {
@@ -365,7 +400,10 @@ impl<P: EvictionPolicy> Store<P> {
     fn release(&mut self, id: EntryId) -> Block {
         let block = self.entries[id].block();
         self.granules[self.entries[id].state() as usize] -= self.entries[id].granules();
+        self.order.discharge(&self.entries, id);
         self.entries.release(id);
+        // First, so that the block that is returned is the one that all of it is part of.
+        self.free_tail(block);
         self.allocator.free(block)
     }
 
@@ -373,13 +411,14 @@ impl<P: EvictionPolicy> Store<P> {
     fn change_state(&mut self, id: EntryId, step: impl FnOnce(&mut Entries, EntryId)) {
         let granules = self.entries[id].granules();
         self.granules[self.entries[id].state() as usize] -= granules;
-        step(&mut self.entries, id);
+        self.order.stick(&mut self.entries, id, |entries| step(entries, id));
         self.granules[self.entries[id].state() as usize] += granules;
     }
 
     /// Granules that eviction could free.
     const fn evictable_granules(&self) -> u64 {
-        // Doomed entries are all pinned.
-        self.granules[State::Live as usize] + self.granules[State::Doomed as usize] - self.pinned_granules
+        // Pages of tails go with their objects.
+        let held = self.allocator.pool_granules() - self.allocator.free_granules();
+        held - self.order.stuck_granules()
     }
 }

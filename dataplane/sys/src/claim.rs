@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::file::{BLOCK_BYTES, DirectFile};
+use crate::file::{BLOCK_BYTES, DirectFile, sync_directory};
 
 /// A file or device that this process has alone.
 #[derive(Debug)]
@@ -54,6 +54,9 @@ impl ClaimedFile {
             fit(&guard, path, bytes, &mut remarks).map_err(named)?;
         }
         let file = DirectFile::open_whole_blocks(path, writable)?;
+        if !is_same(&guard, &file).map_err(named)? {
+            return Err(named(replaced()));
+        }
         if let Err(why) = file.direct() {
             remarks.push(format!("{} goes through the page cache: {why}", path.display()));
         }
@@ -115,7 +118,19 @@ fn invalid(text: String) -> io::Error {
 }
 
 fn taken() -> io::Error {
-    let text = "it is in use by another process: end that one, or name another path";
+    let text = "it is in use by another process, or named twice: end that process, or name another path";
+    io::Error::new(io::ErrorKind::ResourceBusy, text)
+}
+
+/// Whether what is locked is what is used: between the two openings somebody may have put another file there.
+fn is_same(guard: &File, file: &DirectFile) -> io::Result<bool> {
+    let used = File::from(file.fd().try_clone_to_owned()?).metadata()?;
+    let locked = guard.metadata()?;
+    Ok((used.dev(), used.ino()) == (locked.dev(), locked.ino()))
+}
+
+fn replaced() -> io::Error {
+    let text = "another file was put there while it was opened: start again, when nobody replaces it";
     io::Error::new(io::ErrorKind::ResourceBusy, text)
 }
 
@@ -215,10 +230,7 @@ fn make(file: &File, path: &Path, bytes: u64, remarks: &mut Vec<String>) -> io::
             _ => error,
         });
     }
-    if let Some(Ok(directory)) = path.parent().map(File::open) {
-        // Not every file system can do that for a directory.
-        let _ = directory.sync_all();
-    }
+    sync_directory(path);
     Ok(())
 }
 
@@ -286,6 +298,19 @@ mod tests {
         File::options().write(true).open(&scratch.0).and_then(|file| file.set_len(64 << 10)).expect("cut");
         let whole = ClaimedFile::open(&scratch.0, None).expect("opened");
         assert_eq!(whole.file().direct().is_ok(), is_direct, "direct I/O does not depend on the last block");
+    }
+
+    #[test]
+    fn a_file_that_was_put_in_the_place_of_the_locked_one_is_another() {
+        let scratch = Scratch::new("replaced");
+        std::fs::write(&scratch.0, vec![7; 64 << 10]).expect("written");
+        let (guard, writable) = open_file(&scratch.0, None).expect("locked");
+        let file = DirectFile::open_whole_blocks(&scratch.0, writable).expect("opened");
+        assert!(is_same(&guard, &file).expect("looked at"));
+        std::fs::remove_file(&scratch.0).expect("removed");
+        std::fs::write(&scratch.0, vec![8; 64 << 10]).expect("written");
+        let file = DirectFile::open_whole_blocks(&scratch.0, writable).expect("opened");
+        assert!(!is_same(&guard, &file).expect("looked at"), "the lock is on the other");
     }
 
     #[test]

@@ -73,6 +73,18 @@ pub fn thread_cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// How often the calling thread was made to give its core to another; 0 where the kernel does not say. Interrupts do
+/// not count.
+pub fn preemptions() -> u64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel fills the structure that we own; all zeroes are valid too.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    u64::try_from(usage.ru_nivcsw).unwrap_or(0)
+}
+
 /// Tells the core that we spin, so that its sibling runs faster.
 pub fn pause() {
     std::hint::spin_loop();
@@ -160,6 +172,23 @@ mod tests {
         let passed = monotonic_ns() - start;
         assert!(spins > 0 && process_cpu_ns() - process >= 2_000_000);
         assert!(u128::from(passed) <= wall.elapsed().as_nanos());
+    }
+
+    #[test]
+    fn counts_how_often_the_core_was_taken() {
+        // Two threads on one core, which both want all of it.
+        let core = allowed_cores()[0];
+        let spin = move || {
+            pin_current_thread(core).expect("a core of ours");
+            let before = preemptions();
+            let start = monotonic_ns();
+            while monotonic_ns() - start < 100_000_000 {
+                pause();
+            }
+            preemptions() - before
+        };
+        let other = std::thread::spawn(spin);
+        assert!(std::thread::spawn(spin).join().expect("a thread") + other.join().expect("a thread") > 0);
     }
 
     #[test]

@@ -155,11 +155,21 @@ fn make(path: &Path, bytes: u64) -> io::Result<()> {
         let _ = std::fs::remove_file(path);
         return Err(error);
     }
-    if let Some(Ok(directory)) = path.parent().map(File::open) {
+    sync_directory(path);
+    Ok(())
+}
+
+/// Makes the name of a new file durable.
+pub(crate) fn sync_directory(path: &Path) {
+    if let Ok(directory) = File::open(directory_of(path)) {
         // Not every file system can do that for a directory.
         let _ = directory.sync_all();
     }
-    Ok(())
+}
+
+/// Where a file lies. A bare name has an empty parent, which cannot be opened.
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn check_kind(metadata: &Metadata) -> io::Result<()> {
@@ -197,5 +207,17 @@ fn direct(path: &Path, how: &OpenOptions, wanted: bool, bytes: u64) -> Result<Fi
     match file.read_at(&mut probe[skip..skip + BLOCK_BYTES], 0) {
         Ok(_) => Ok(file),
         Err(error) => Err(format!("direct reads fail: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_of_a_bare_name_is_this_one() {
+        for (path, directory) in [("ssd", "."), ("./ssd", "."), ("a/ssd", "a"), ("/ssd", "/")] {
+            assert_eq!(directory_of(Path::new(path)), Path::new(directory), "{path}");
+        }
     }
 }

@@ -198,7 +198,7 @@ pub enum Event {
         /// Why.
         fault: Fault,
     },
-    /// A record was checked and is not whole: the object is not in the tier any more.
+    /// A record was checked, or was to be written again, and is not whole: the object is not in the tier any more.
     Quarantined {
         /// Its name.
         digest: Digest,
@@ -209,8 +209,13 @@ pub enum Event {
     Evicted {
         /// Its name.
         digest: Digest,
-        /// Whether it was to be kept, and there was no room.
+        /// Whether it was to be kept, and there was no room, or its copy could not be written.
         pinned: bool,
+    },
+    /// A segment went of which nobody knows any more what was in it: its objects are not in the tier any more.
+    Forgotten {
+        /// How many they were.
+        objects: u32,
     },
 }
 

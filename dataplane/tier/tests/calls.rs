@@ -328,6 +328,56 @@ fn reclaim_keeps_what_is_pinned_or_hot_and_drops_the_rest() {
 }
 
 #[test]
+fn what_reclaim_loses_is_told() {
+    // Footers that are damaged, records that are, and copies that cannot be written.
+    let footers = |world: &mut World| {
+        let blocks = world.device.bytes().chunks(512).enumerate();
+        let at: Vec<usize> =
+            blocks.filter(|(_, block)| block.starts_with(b"KVTF")).map(|(block, _)| block * 512).collect();
+        assert!(!at.is_empty());
+        at.into_iter().for_each(|at| world.device.flip(at + 70, 3));
+    };
+    let payloads = |world: &mut World| {
+        let end = world.device.bytes().len();
+        (70_000..end).step_by(9_000).for_each(|at| world.device.flip(at, 1));
+    };
+    let writes = |world: &mut World| world.device.faults.write_error = 0.2;
+    for (which, harm) in [&footers as &dyn Fn(&mut World), &payloads, &writes].into_iter().enumerate() {
+        let mut world = world(TierConfig { max_bad_segments: 8, ..small(512) });
+        world.device_fails = true;
+        let mut there = std::collections::BTreeSet::new();
+        let (mut unnamed, mut damaged) = (0, 0);
+        for round in 0..6 {
+            for key in round * 40..round * 40 + 40 {
+                let mut one = put(&mut world, key, Span::pool(0, 9000), Ack::Buffered);
+                one.pinned = key % 2 == 0;
+                if take(&mut world, &one).is_ok() {
+                    there.insert(digest(key));
+                }
+                for event in settle(&mut world) {
+                    damaged += u32::from(matches!(event, Event::Quarantined { .. }));
+                    match event {
+                        Event::Evicted { digest, .. } | Event::Quarantined { digest, .. } => {
+                            assert!(there.remove(&digest), "{event:?}");
+                        }
+                        Event::StoreFailed { token, .. } => {
+                            there.remove(&digest(token.0));
+                        }
+                        Event::Forgotten { objects } => unnamed += objects as usize,
+                        _ => {}
+                    }
+                }
+                assert_eq!(there.iter().filter(|digest| world.tier.locate(**digest).is_none()).count(), unnamed);
+            }
+            harm(&mut world);
+        }
+        world.tier.check();
+        assert!(which != 0 || unnamed > 0, "a footer was missed");
+        assert!(which != 1 || damaged > 0, "a record was missed");
+    }
+}
+
+#[test]
 fn gets_are_not_held_up_by_other_work() {
     let mut world = world(small(512));
     let one = put(&mut world, 1, Span::pool(0, 90_000), Ack::Durable);

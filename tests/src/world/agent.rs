@@ -1,11 +1,12 @@
 //! A node's agent: what speaks for the node to the control plane, and hands its shards the maps that it hears of.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use kvplane_cluster::{Input, Load, Rejection, Reply};
 use kvplane_proto::Digest;
-use kvplane_proto::ids::{Epoch, Incarnation, NodeId, Slot};
-use kvplane_proto::map::{ClusterMap, OwnerTable};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Slot};
+use kvplane_proto::map::{ClusterMap, ShardKey, SlotOwners};
 
 use kvplane_store::service::Standing;
 
@@ -73,8 +74,9 @@ impl World {
                 }
                 self.tell_control(Party::Node(index), Message::Fetch(Party::Node(index)));
             }
-            Ok(_) | Err(Rejection::NodeIdInUse { .. }) => {}
-            Err(Rejection::Unknown { .. }) => self.nodes[index].joined = false,
+            Ok(_) | Err(Rejection::NodeIdInUse { .. } | Rejection::LastOwner { .. }) => {}
+            // Nobody can say who had its slots meanwhile.
+            Err(Rejection::Unknown { .. }) => self.begin_again(index),
             // Its slots are elsewhere: it drops what it holds and comes back as a new life. A late answer to a message
             // that was sent before a rejoin does not get here: it carries the former incarnation.
             Err(Rejection::Ended { .. } | Rejection::StaleIncarnation { .. }) => {
@@ -101,6 +103,7 @@ impl World {
         for life in node.shards.clone() {
             self.lives[life].epoch = 0;
             self.lives[life].service.begin_life(Incarnation(incarnation));
+            self.lives[life].changed.clear();
             let lineage = self.lineage(life);
             self.dropped(lineage, |_| true);
             self.drain_service(life, None);
@@ -115,56 +118,69 @@ impl World {
         if !node.up || epoch <= before {
             return;
         }
-        let Some(since) = self.standing_of(index, epoch) else { return };
+        let Some(since) = self.standing_of(map) else { return };
         self.nodes[index].epoch = epoch;
         self.detail(epoch.0, || format!("node {index} goes from epoch {before} to {epoch}"));
         let owners = self.owners_of(map);
-        let node = &self.nodes[index];
-        let member = map
-            .members
-            .iter()
-            .position(|member| member.node.0 == index as u64 + 1 && member.incarnation.0 == node.incarnation);
         // A slot may have been somewhere else in an epoch that was missed, and come back: what is here may be old.
-        let missed =
-            before.0 > 0 && epoch.0 > before.0 + 1 && since > before && !self.scenario.has(Mischief::SkipEpochs);
-        for (shard, index) in node.shards.clone().into_iter().enumerate() {
-            let owns = |slot: u16| {
-                let owner = owners.owners(Slot(slot)).first();
-                owner.is_some_and(|owner| {
-                    Some(usize::from(owner.member)) == member && usize::from(owner.shard.0) == shard
-                })
-            };
-            let lineage = self.lineage(index);
-            let note = self.lives[index].service.tier_ownership();
-            let believed = note.is_some_and(|note| note.epoch >= since && note.epoch <= epoch);
-            let forgotten = before.0 == 0 && !believed && self.scenario.tier.is_some();
-            self.dropped(lineage, |digest| missed || forgotten || !owns(digest.slot().0));
-            let life = &mut self.lives[index];
-            if missed {
-                life.service.set_owned(before, |_| false);
-            }
-            life.service.own(epoch, Standing { state: STATE, since }, owns);
-            let observed = Epochs::observe("a shard", Epoch(life.epoch), epoch);
-            life.epoch = epoch.0;
-            self.require(observed);
-            self.drain_service(index, None);
+        let missed = before.0 > 0 && epoch.0 > before.0 + 1 && since > before && owners.from > before;
+        for life in self.nodes[index].shards.clone() {
+            self.shard_sees_owners(life, &owners, since, missed);
         }
     }
 
-    /// Since when owners have been as the map of this epoch says; nothing when the control plane has to be asked first.
-    fn standing_of(&self, index: usize, epoch: Epoch) -> Option<Epoch> {
-        let node = &self.nodes[index];
+    fn shard_sees_owners(&mut self, index: usize, owners: &SlotOwners, since: Epoch, missed: bool) {
+        let lineage = self.lineage(index);
+        let life = &self.lives[index];
+        let (before, epoch, node) = (life.epoch, owners.epoch, life.node);
+        let (shard, incarnation) = (ShardId(life.shard), Incarnation(self.nodes[node].incarnation));
+        let me = ShardKey { node: NodeId(node as u64 + 1), incarnation, shard };
+        let owns = |slot: u16| owners.owner(Slot(slot)) == Some(me);
+        let note = life.service.tier_ownership();
+        let believed = note.is_some_and(|note| note.epoch >= since && note.epoch <= epoch);
+        let forgotten = before == 0 && !believed && self.scenario.tier.is_some();
+        let keys: Vec<Digest> = (0..self.scenario.keys).map(|key| self.shadow.digest(key)).collect();
+        let service = &life.service;
+        let of_before: Vec<(bool, bool)> =
+            keys.iter().map(|digest| (service.serves(digest.slot()), service.exports(digest.slot()))).collect();
+        let life = &mut self.lives[index];
+        // These hosts do not know what their maps say of former owners.
+        if self.scenario.has(Mischief::SkipEpochs) || self.scenario.has(Mischief::BelieveDisks) {
+            life.service.own(epoch, Standing { state: STATE, since }, owns);
+        } else {
+            life.service.follow(STATE, owners);
+        }
+        let mut gone = BTreeSet::new();
+        for (digest, (served, exported)) in keys.iter().zip(of_before) {
+            let exports = life.service.exports(digest.slot());
+            if exported && !exports || missed || forgotten || !exports && !owns(digest.slot().0) {
+                gone.insert(*digest);
+            }
+            if (!served || missed)
+                && owns(digest.slot().0)
+                && let Some(key) = self.shadow.key(*digest)
+            {
+                life.changed.remove(&key);
+            }
+        }
+        let observed = Epochs::observe("a shard", Epoch(life.epoch), epoch);
+        life.epoch = epoch.0;
+        self.require(observed);
+        self.dropped(lineage, |digest| gone.contains(&digest));
+        self.set_sources(index, owners);
+        self.drain_service(index, None);
+    }
+
+    /// Since when owners have been as the map says; nothing when the control plane has to be asked first, by hosts that
+    /// do not know what maps say of it.
+    fn standing_of(&self, map: &ClusterMap) -> Option<Epoch> {
         if self.scenario.has(Mischief::BelieveDisks) {
             return Some(Epoch(0));
         }
-        if node.epoch.0 > 0 && epoch.0 <= node.epoch.0 + 1 {
-            return Some(epoch);
-        }
         if self.scenario.has(Mischief::SkipEpochs) {
-            return Some(epoch);
+            return Some(map.epoch);
         }
-        let (newest, since) = node.heard;
-        (since <= epoch && epoch <= newest).then_some(since)
+        Some(map.former.as_ref().map_or(map.epoch, |former| former.since))
     }
 
     /// A shard dropped objects. What a disk had of them may be there again when nobody else had their slots meanwhile.
@@ -176,8 +192,8 @@ impl World {
         }
     }
 
-    fn owners_of(&mut self, map: &Rc<ClusterMap>) -> Rc<OwnerTable> {
-        let owners = self.owners.entry(map.epoch.0).or_insert_with(|| Rc::new(OwnerTable::compute(map)));
+    fn owners_of(&mut self, map: &Rc<ClusterMap>) -> Rc<SlotOwners> {
+        let owners = self.owners.entry(map.epoch.0).or_insert_with(|| Rc::new(SlotOwners::of(map)));
         Rc::clone(owners)
     }
 }

@@ -13,6 +13,7 @@ use super::check::memory::{Loan, Memory};
 use super::check::segments::CELLS;
 use super::check::{Rule, broken};
 use super::copy::Copy;
+use super::fetch::Fetcher;
 use super::network::{End, Way};
 use super::pipe::{Outgoing, Source};
 use super::queue::Event;
@@ -32,6 +33,8 @@ pub(crate) struct ClientHost {
     pub(crate) batches_left: u64,
     /// It will be killed in the middle of its next copy.
     pub(crate) doomed: bool,
+    /// It is a shard's, and fetches for it.
+    pub(crate) fetcher: Option<Fetcher>,
     /// The earliest timer that is scheduled.
     armed_ns: u64,
 }
@@ -60,6 +63,24 @@ impl ClientHost {
             copying: None,
             batches_left: scenario.batches,
             doomed: false,
+            fetcher: None,
+            armed_ns: u64::MAX,
+        }
+    }
+
+    /// A shard's client.
+    pub(crate) fn for_shard(client: Client, memory: Memory, fetcher: Fetcher) -> Self {
+        Self {
+            client,
+            life: 1,
+            alive: true,
+            memory,
+            lanes: BTreeMap::new(),
+            batches: BTreeMap::new(),
+            copying: None,
+            batches_left: 0,
+            doomed: false,
+            fetcher: Some(fetcher),
             armed_ns: u64::MAX,
         }
     }
@@ -86,6 +107,8 @@ impl World {
                     self.violate(broken(Rule::Protocol, "a copy that nobody asked for".to_owned()));
                 }
                 Output::Reset { lane } => self.reset_lane(index, lane),
+                Output::Done { batch } if !self.is_user(index) => self.fetch_done(index, batch),
+                Output::WantMap if !self.is_user(index) => {}
                 Output::Done { batch } => {
                     self.batch_done(index, batch);
                     if self.scenario.has(Mischief::DoneTwice) {
@@ -211,12 +234,15 @@ impl World {
 
     /// `kill -9` of a client: its memory is gone and the kernel closes its connections.
     pub(crate) fn crash_client(&mut self, index: usize) {
+        let user = self.is_user(index);
         let client = &mut self.clients[index];
         client.alive = false;
         client.batches.clear();
         let copying = client.copying.take();
         let lanes = std::mem::take(&mut client.lanes);
-        self.segments.orphan(index * CELLS..(index + 1) * CELLS);
+        if user {
+            self.segments.orphan(index * CELLS..(index + 1) * CELLS);
+        }
         for connection in lanes.into_values() {
             if let Some(open) = self.connections.get_mut(&connection) {
                 open.client_end = End::Gone;

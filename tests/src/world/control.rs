@@ -121,7 +121,7 @@ impl World {
         for node in 0..self.nodes.len() {
             self.tell(Party::Node(node), Message::Map(Rc::clone(&map)));
         }
-        for client in 0..self.clients.len() {
+        for client in 0..self.scenario.clients {
             self.tell(Party::Client(client), Message::Map(Rc::clone(&map)));
         }
     }

@@ -111,7 +111,8 @@ impl World {
     fn inject(&mut self, fault: Fault) {
         let rng = &mut self.streams.faults;
         let node = rng.below(self.nodes.len() as u64) as usize;
-        let client = rng.below(self.clients.len() as u64) as usize;
+        let client = rng.below(self.scenario.clients as u64) as usize;
+        let other = rng.below(self.nodes.len() as u64) as usize;
         let longest_ns = if rng.chance(0.5) { 100 * MS } else { 1500 * MS };
         let down_ns = 1 + rng.below(longest_ns);
         match fault {
@@ -127,10 +128,14 @@ impl World {
             Fault::LeaveNode if self.nodes[node].up && !self.nodes[node].leaving => {
                 self.nodes[node].leaving = true;
                 let incarnation = self.nodes[node].incarnation;
-                let (id, life) = (NodeId(node as u64 + 1), Incarnation(incarnation));
-                let input = Input::Leave { node: id, incarnation: life };
-                self.tell_control(Party::Node(node), Message::Node(node, incarnation, input));
-                self.after(50 * MS, Event::Depart(node, incarnation));
+                // Some give their slots away before they go, and some do not wait until all is fetched.
+                let drain_ns = if down_ns.is_multiple_of(3) { 0 } else { down_ns.min(800 * MS) };
+                if drain_ns > 0 {
+                    let (node_id, incarnation) = (NodeId(node as u64 + 1), Some(Incarnation(incarnation)));
+                    let input = Input::Drain { node: node_id, incarnation };
+                    self.tell_control(Party::Node(node), Message::Node(node, self.nodes[node].incarnation, input));
+                }
+                self.after(drain_ns, Event::Leave(node, incarnation));
             }
             Fault::CrashClient if self.clients[client].alive => {
                 if self.scenario.shared_memory && self.streams.faults.chance(0.7) {
@@ -142,6 +147,9 @@ impl World {
             Fault::CrashControl if self.control.cluster.is_some() => {
                 self.crash_control();
                 self.after(down_ns, Event::StartControl);
+            }
+            Fault::PartitionData if other != node && down_ns.is_multiple_of(3) => {
+                self.partition(Party::Node(other), Party::Node(node), down_ns);
             }
             Fault::PartitionData => self.partition(Party::Client(client), Party::Node(node), down_ns),
             Fault::PartitionControl => {
@@ -192,6 +200,15 @@ impl World {
         }
     }
 
+    /// A node says farewell.
+    pub(crate) fn leave(&mut self, node: usize, incarnation: u64) {
+        if self.is_node(node, incarnation) {
+            let input = Input::Leave { node: NodeId(node as u64 + 1), incarnation: Incarnation(incarnation) };
+            self.tell_control(Party::Node(node), Message::Node(node, incarnation, input));
+            self.after(50 * MS, Event::Depart(node, incarnation));
+        }
+    }
+
     /// A node that has left goes, and comes back later.
     pub(crate) fn depart(&mut self, index: usize, incarnation: u64) {
         if self.is_node(index, incarnation) {
@@ -212,7 +229,7 @@ impl World {
             self.nodes[node].slowness = 1;
             self.start_node(node);
         }
-        for client in 0..self.clients.len() {
+        for client in 0..self.scenario.clients {
             self.start_client(client);
         }
     }

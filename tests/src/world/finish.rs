@@ -2,6 +2,7 @@
 
 use super::World;
 use super::check::{Rule, broken};
+use super::fetch::Fetcher;
 use super::results::What;
 use super::scenario::MS;
 use super::workload::LONGEST_NS;
@@ -31,7 +32,7 @@ impl World {
     }
 
     fn check_batches(&mut self) {
-        for client in 0..self.clients.len() {
+        for client in 0..self.scenario.clients {
             let open = self.clients[client].batches.len();
             if open > 0 || self.clients[client].client.open_batches() > 0 {
                 self.violate(broken(Rule::Liveness, format!("client {client} has {open} batches that never complete")));
@@ -41,9 +42,9 @@ impl World {
 
     /// Every key can be put and read back; every client reaches what it needs.
     fn probe_everything(&mut self) {
-        let turns = self.scenario.keys.max(self.clients.len() * 2);
+        let turns = self.scenario.keys.max(self.scenario.clients * 2);
         for turn in 0..turns {
-            let (key, client) = (turn % self.scenario.keys, turn % self.clients.len());
+            let (key, client) = (turn % self.scenario.keys, turn % self.scenario.clients);
             let bytes = 1 + (self.scenario.object_bytes - 1) * (turn as u64 + 1) / turns as u64;
             let write = self.shadow.write(key, bytes);
             if self.tiers_degraded() {
@@ -91,13 +92,20 @@ impl World {
             let life = &self.lives[index];
             let Some(store) = life.service.store().filter(|_| life.alive) else { continue };
             store.check();
+            let (moves, limits) = (life.service.move_counters(), Self::fetch_limits(&self.scenario));
+            let idle = self.clients[life.fetcher].fetcher.as_ref().is_some_and(Fetcher::is_idle);
+            if limits.bytes_per_s > 0 && (moves.importing_slots > 0 || !idle) {
+                let what = format!("life {index} has not fetched all that there is: {moves:?}, idle {idle}");
+                self.violate(broken(Rule::Liveness, what));
+                return;
+            }
             let (stats, lent) = (store.stats(), life.ledger.len());
             if stats.pins != 0 || stats.reservations != 0 || lent != 0 {
                 let what = format!("life {index}: {lent} ranges lent, {stats:?}");
                 self.violate(broken(Rule::Leak, what));
             }
         }
-        for client in 0..self.clients.len() {
+        for client in 0..self.scenario.clients {
             let memory = &self.clients[client].memory;
             let (lent, checked) = (memory.lent(), memory.check());
             self.require(checked);

@@ -17,6 +17,7 @@ mod control;
 mod copy;
 mod disk;
 mod faults;
+mod fetch;
 mod finish;
 mod network;
 mod node;
@@ -42,7 +43,7 @@ pub use check::{Rule, Violation};
 use client::ClientHost;
 use control::Control;
 use faults::Trouble;
-use kvplane_proto::map::OwnerTable;
+use kvplane_proto::map::SlotOwners;
 use kvplane_proto::rng::Rng;
 use network::Connection;
 use node::{Life, Node};
@@ -84,7 +85,7 @@ pub(crate) struct World {
     removals: Removals,
     segments: Segments,
     /// Owners by epoch: computed once for all nodes.
-    owners: BTreeMap<u64, Rc<OwnerTable>>,
+    owners: BTreeMap<u64, Rc<SlotOwners>>,
     statistics: Statistics,
     violation: Option<Violation>,
     /// Calls of timers at the current instant, to see one that never rests.
@@ -130,15 +131,16 @@ impl World {
 
     fn populate(&mut self) {
         self.start_control();
-        for node in 0..self.scenario.nodes {
-            let node = Node::new(node, &self.scenario, &mut self.streams.faults);
-            self.nodes.push(node);
-            self.start_node(self.nodes.len() - 1);
-        }
         for client in 0..self.scenario.clients {
             let client = ClientHost::new(client, 1, &self.scenario, &mut self.streams.faults);
             self.clients.push(client);
             self.begin_client(self.clients.len() - 1);
+        }
+        // After the users' clients, as each shard has one of its own.
+        for node in 0..self.scenario.nodes {
+            let node = Node::new(node, &self.scenario, &mut self.streams.faults);
+            self.nodes.push(node);
+            self.start_node(self.nodes.len() - 1);
         }
         self.schedule_fault();
     }
@@ -194,6 +196,7 @@ impl World {
             Event::StartClient(client) => self.start_client(client),
             Event::StartControl => self.start_control(),
             Event::Recover(node) => self.nodes[node].slowness = 1,
+            Event::Leave(node, incarnation) => self.leave(node, incarnation),
             Event::Depart(node, incarnation) => self.depart(node, incarnation),
         }
     }

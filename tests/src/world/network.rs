@@ -65,7 +65,7 @@ impl World {
     pub(crate) fn connect(&mut self, client: usize, lane: LaneId, address: &PeerAddress, path: Path) {
         let life = self.lives.iter().position(|life| life.alive && life.address == address.tcp);
         let node = life.map(|life| self.lives[life].node);
-        let cut = node.and_then(|node| self.cut(Party::Client(client), Party::Node(node)));
+        let cut = node.and_then(|node| self.cut(self.party_of(client), Party::Node(node)));
         let unreachable = path == Path::Stream && cut.is_some();
         let delay_ns = self.latency();
         let Some(life) = life.filter(|_| !unreachable) else {
@@ -244,7 +244,7 @@ impl World {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, node) = (connection.client, self.lives[connection.life].node);
         if connection.path == Path::Stream
-            && let Some(heals_ns) = self.cut(Party::Client(client), Party::Node(node))
+            && let Some(heals_ns) = self.cut(self.party_of(client), Party::Node(node))
         {
             self.at(heals_ns, Event::Deliver(index, way));
             return;

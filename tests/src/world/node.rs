@@ -1,5 +1,6 @@
 //! A node and the lives of its shards: how they start and how they end.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SegmentId, ShardId, Version};
@@ -35,7 +36,7 @@ pub(crate) struct Node {
     /// The next crash is one of the power.
     pub(crate) power_fails: bool,
     weight: u32,
-    host: String,
+    pub(crate) host: String,
     shared_memory: bool,
     /// Grows when the node comes back on other ports.
     ports: u16,
@@ -51,6 +52,10 @@ pub(crate) struct Life {
     pub(crate) pool: Vec<u8>,
     pub(crate) segment: Vec<u8>,
     pub(crate) segment_id: SegmentId,
+    /// The client that fetches for it.
+    pub(crate) fetcher: usize,
+    /// Keys that were put or removed here since their slots came.
+    pub(crate) changed: BTreeSet<usize>,
     pub(crate) ledger: Ledger,
     pub(crate) tier: Option<LifeTier>,
     /// Its disk could not be opened, and its node is about to end.
@@ -203,6 +208,8 @@ impl World {
         let segment_bytes = segment_bytes(&self.scenario);
         let segment_id = register(&mut service, segment_bytes);
         let tier = self.open_tier(index, shard, &mut service);
+        service.set_fetch_limits(Self::fetch_limits(&self.scenario));
+        let fetcher = self.add_fetcher(self.nodes[index].host.clone());
         let node = &mut self.nodes[index];
         node.shards.push(self.lives.len());
         self.lives.push(Life {
@@ -213,6 +220,8 @@ impl World {
             service,
             segment: vec![0; segment_bytes as usize],
             segment_id,
+            fetcher,
+            changed: BTreeSet::new(),
             pool: vec![0; self.scenario.pool_bytes as usize],
             ledger: Ledger::default(),
             tier,
@@ -238,6 +247,8 @@ impl World {
         for &life in &shards {
             self.cut_off_disk(life, power);
             self.lives[life].alive = false;
+            let fetcher = self.lives[life].fetcher;
+            self.crash_client(fetcher);
             if let Some(store) = self.lives[life].service.store() {
                 self.statistics.evictions += store.stats().evictions;
             }

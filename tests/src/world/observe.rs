@@ -107,6 +107,15 @@ impl World {
             }
             return;
         }
+        if operation == Operation::Lookup {
+            // It may come when the disk or a former owner has told.
+            let held = self.connections.get_mut(&index).map(|connection| &mut connection.held);
+            let asked = held.and_then(|held| held.lookups.remove(&header.request.to_bits()));
+            if header.status == Status::Ok {
+                self.observe_lookup(index, header, body, asked);
+            }
+            return;
+        }
         if self.scenario.tier.is_some() && self.observe_late(index, operation, header, body) {
             return;
         }
@@ -121,7 +130,6 @@ impl World {
                     self.observe_commit(index, room, header.argument);
                 }
             }
-            Operation::Lookup => self.observe_lookup(index, header, body, None),
             Operation::Reserve => self.observe_reserve(index, header, body, asked),
             Operation::Commit => self.observe_commits(index, header, body, asked),
             Operation::Remove => self.observe_remove(index, asked),
@@ -141,13 +149,6 @@ impl World {
                         self.observe_hidden(index, (header.request.to_bits(), at), item.version.0);
                         self.observe_acked(index, item.version.0, promises);
                     }
-                }
-            }
-            Operation::Lookup => {
-                let held = self.connections.get_mut(&index).map(|connection| &mut connection.held);
-                let asked = held.and_then(|held| held.lookups.remove(&header.request.to_bits()));
-                if good {
-                    self.observe_lookup(index, header, body, asked);
                 }
             }
             Operation::Remove => self.observe_removed(index, header),
@@ -186,12 +187,17 @@ impl World {
         }
     }
 
-    /// With a tier: what a request did at once, whenever its answer comes.
+    /// What a request did at once, whenever its answer comes.
     pub(crate) fn observe_begun(&mut self, index: u32, header: &Header, body: &[u8]) {
-        let Some(connection) = self.connections.get_mut(&index).filter(|_| self.scenario.tier.is_some()) else {
-            return;
-        };
+        let Some(connection) = self.connections.get_mut(&index) else { return };
         let life = connection.life;
+        if header.kind == Kind::Request(Operation::Lookup) {
+            let asked = (self.trace.events, self.lives[life].epoch);
+            connection.held.lookups.insert(header.request.to_bits(), asked);
+        }
+        if self.scenario.tier.is_none() {
+            return;
+        }
         match header.kind {
             Kind::Request(Operation::Commit) => {
                 let mut rooms = Vec::new();
@@ -207,15 +213,22 @@ impl World {
                 }
                 rooms.into_iter().for_each(|room| self.observe_made(index, room));
             }
-            Kind::Request(Operation::Lookup) => {
-                let asked = (self.trace.events, self.lives[life].epoch);
-                connection.held.lookups.insert(header.request.to_bits(), asked);
-            }
             Kind::Request(Operation::Remove) => {
                 let items = decode_items::<DigestItem>(body, header.items).into_iter().flatten();
                 let keys: Vec<usize> = items.filter_map(|item| self.shadow.key(item.digest)).collect();
-                let floor = self.lives[life].service.store().map_or(0, |store| store.next_version().0);
+                let service = &self.lives[life].service;
+                let floor = service.store().map_or(0, |store| store.next_version().0);
                 connection.held.removes.insert(header.request.to_bits(), (keys.clone(), floor));
+                let fetches = connection.client >= self.scenario.clients;
+                if !fetches {
+                    let heard = header.argument <= self.lives[life].epoch;
+                    if !heard || !keys.iter().all(|key| service.serves(self.shadow.digest(*key).slot())) {
+                        // Another's, or the asker knows a newer map than is served, as that is not here, or not written
+                        // down yet: it is refused, and changes nothing.
+                        return;
+                    }
+                    self.lives[life].changed.extend(&keys);
+                }
                 let lineage = self.lineage(life);
                 keys.into_iter().for_each(|key| self.shadow.removal_begins(key, lineage, floor));
             }
@@ -319,6 +332,7 @@ impl World {
     fn observe_commit(&mut self, index: u32, room: Room, version: u64) {
         let Some(connection) = self.connections.get(&index) else { return };
         let index_of_life = connection.life;
+        self.observe_change(index_of_life, room.digest);
         let life = &mut self.lives[index_of_life];
         life.ledger.end(index, Use::Write, room.offset);
         let grown = life.see_version(Version(version));
@@ -340,6 +354,7 @@ impl World {
         let (client, life) = (connection.client, connection.life);
         let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
         for item in decode_items::<DigestItem>(asked.body, asked.header.items).into_iter().flatten() {
+            self.observe_change(life, item.digest);
             if let Some(key) = self.shadow.key(item.digest) {
                 self.shadow.removed(key, lineage, u64::MAX, self.trace.events);
                 self.removals.remove_answered(client, key, epoch, self.now_ns);

@@ -63,6 +63,8 @@ pub(crate) enum Event {
     StartControl,
     /// A node is as fast as before.
     Recover(usize),
+    /// A node says farewell: node, incarnation.
+    Leave(usize, u64),
     /// A node that has left goes: node, incarnation.
     Depart(usize, u64),
 }
@@ -178,6 +180,7 @@ impl Event {
             Self::Depart(node, incarnation) => (23, *node as u64, *incarnation),
             Self::Disk(life, op) => (24, *life as u64, *op),
             Self::TierRefused(life) => (25, *life as u64, 0),
+            Self::Leave(node, incarnation) => (26, *node as u64, *incarnation),
         }
     }
 }

@@ -11,6 +11,7 @@ use super::World;
 use super::arrivals::decode;
 use super::check::{Rule, broken};
 use super::network::{End, Way};
+use super::node::Life;
 use super::pipe::{Destination, Outgoing, Piece, Receiving, Source};
 use super::queue::Event;
 use super::scenario::Mischief;
@@ -21,6 +22,16 @@ pub(crate) struct Asked<'a> {
     pub(crate) connection: u32,
     pub(crate) header: &'a Header,
     pub(crate) body: &'a [u8],
+}
+
+/// The pool, as lists read names from it.
+struct Pool<'a>(&'a [u8]);
+
+impl service::PoolBytes for Pool<'_> {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        let at = offset as usize;
+        into.copy_from_slice(&self.0[at..at + into.len()]);
+    }
 }
 
 impl World {
@@ -136,8 +147,17 @@ impl World {
 
     /// Does what the service asks for.
     pub(crate) fn drain_service(&mut self, life: usize, asked: Option<Asked<'_>>) {
-        while self.drain_outputs(life, asked) | self.drive_tier(life) {}
+        while self.drain_outputs(life, asked)
+            | self.drive_tier(life)
+            | self.drive_lists(life)
+            | self.drive_fetches(life)
+        {}
         self.arm_service(life);
+    }
+
+    fn drive_lists(&mut self, life: usize) -> bool {
+        let Life { service, pool, .. } = &mut self.lives[life];
+        service.drive_lists(&Pool(pool))
     }
 
     fn drain_outputs(&mut self, life: usize, asked: Option<Asked<'_>>) -> bool {

@@ -27,6 +27,8 @@ pub struct Statistics {
     pub commits: u64,
     /// Objects evicted.
     pub evictions: u64,
+    /// Objects that shards took over from former owners of their slots.
+    pub imports: u64,
     /// Maps published.
     pub epochs: u64,
     /// Operations of disks.
@@ -64,6 +66,7 @@ impl Statistics {
         self.corrupt += other.corrupt;
         self.stale_frames += other.stale_frames;
         self.commits += other.commits;
+        self.imports += other.imports;
         self.evictions += other.evictions;
         self.epochs += other.epochs;
         self.disk_ops += other.disk_ops;
@@ -79,8 +82,9 @@ impl Statistics {
 
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { batches, hits, puts, faults, corrupt, stale_frames, commits, evictions, epochs, .. } = self;
+        let Self { batches, hits, puts, faults, corrupt, stale_frames, commits, imports, evictions, epochs, .. } = self;
         write!(f, "{batches} batches, {hits} objects read, {puts} puts acknowledged, {commits} versions, ")?;
+        write!(f, "{imports} objects taken over, ")?;
         write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;
         writeln!(f, "{stale_frames} stale frames")?;
         if self.disk_ops > 0 {

@@ -349,7 +349,7 @@ impl World {
     }
 
     fn audit_one(&mut self, key: usize, version: u64) {
-        let client = key % self.clients.len();
+        let client = key % self.scenario.clients;
         let Some(asked) = self.ask(client, key, What::Get { capacity: self.scenario.object_bytes }) else { return };
         let before = self.statistics.with_status(Status::Ok);
         let Some(batch) = self.submit(client, vec![asked], self.now_ns + AUDIT_NS) else { return };

@@ -7,6 +7,8 @@
 //! two.
 
 mod belady;
+pub mod cluster;
+pub mod figures;
 mod leaves;
 pub mod published;
 pub mod report;

@@ -13,8 +13,24 @@ use crate::workspace::Workspace;
 /// other's way.
 const MACHINE: [&str; 6] = ["--rxe", "2", "--cpus", "2", "--timeout", "900"];
 
+/// Where the bench of the prefix index is built: it is no member of the workspace, as its rivals bring many crates.
+const CONDUCTOR: [&str; 4] =
+    ["--manifest-path", "benches/conductor/Cargo.toml", "--target-dir", "target/conductor-bench"];
+
+/// The prefix index beside those of other projects; the first argument is a trace.
+fn conductor_index(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    setup::run(&[Group::Build])?;
+    let mut build = workspace.cargo(&["build", "--release", "--locked"]);
+    process::run(build.args(CONDUCTOR))?;
+    let program = workspace.root.join("target/conductor-bench/release/kvplane-bench-conductor");
+    Err(process::become_program(Command::new(program).args(arguments)))
+}
+
 /// Runs the benchmarks and does not return where they could be started.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    if arguments.first().is_some_and(|word| word == "conductor-index") {
+        return conductor_index(workspace, &arguments[1..]);
+    }
     setup::run(&[Group::Build, Group::Bench])?;
     // The benchmarks start `kvplane` as a process of its own, so both are built.
     let build = ["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-benches"];

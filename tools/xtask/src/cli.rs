@@ -32,7 +32,8 @@ usage: cargo x COMMAND [...]
   kills [--power] [COUNT]  kill -9 of a node over an SSD, so often (200), with every object read back each time; with
                        --power the SSD loses its power too
   bench [--rig] [...]  build release and run the benchmarks; arguments are passed to `kvplane-bench`; with --rig
-                       in a virtual machine with RDMA devices, as `perftest` needs it
+                       in a virtual machine with RDMA devices, as `perftest` needs it; `conductor-index TRACE [ROUNDS]`
+                       measures the prefix index beside those of other projects
   peers [...]          install other transfer engines into a folder and measure ours beside them, in a network
                        namespace of its own: [--folder DIR] [--install-only] [--only mooncake,nixl,ucx,gloo,iperf3,raw]
                        [--ours tcp,tcp-parked,shm,...] [--quick] [--sizes 4K,1M,...] [--batches 1,16,...]

@@ -7,6 +7,8 @@ use crate::workspace::Workspace;
 const SEEDS: &str = "1000";
 /// Kills likewise.
 const KILLS: &str = "200";
+/// From so many seeds on, building the simulation once more, optimised, pays.
+const MANY: u64 = 2000;
 
 /// What to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,7 +44,10 @@ fn number(word: &str) -> Result<String, Failure> {
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let request = Request::of(arguments)?;
     let (test, name) = if request.tier { ("tiers", "KVPLANE_TIER_SEEDS") } else { ("world", "KVPLANE_SEEDS") };
-    let words = ["test", "--package", "kvplane-tests", "--test", test, "--", "seeds", "--exact", "--nocapture"];
+    let many = request.count.parse().is_ok_and(|count: u64| count >= MANY);
+    let profile: &[&str] = if many { &["--profile", "nightly"] } else { &[] };
+    let package = ["test", "--package", "kvplane-tests", "--test", test];
+    let words = [&package[..], profile, &["--", "seeds", "--exact", "--nocapture"]].concat();
     let mut command = workspace.cargo(&words);
     process::run(command.env(name, &request.count).env("KVPLANE_SEED", &request.from))
 }

@@ -9,7 +9,7 @@
 use kvplane_proto::client::{ListFrom, Request};
 use kvplane_proto::ids::{SLOTS, Slot};
 use kvplane_proto::map::{ClusterMap, OwnerTable};
-use kvplane_proto::message::{KeyItem, KeyPage, KeyView};
+use kvplane_proto::message::{KeyItem, KeyPage, KeyView, Part};
 use kvplane_proto::{Digest, Epoch, Limits, Status, Version};
 use regex::bytes::{Regex, RegexBuilder};
 
@@ -44,6 +44,7 @@ pub struct KeyInfo {
     pub in_memory: bool,
     /// Whether it is on an SSD.
     pub on_ssd: bool,
+    part: Part,
 }
 
 impl KeyInfo {
@@ -61,6 +62,11 @@ impl KeyInfo {
             hard_pin: item.flags & KeyItem::HARD_PIN != 0,
             in_memory: item.flags & KeyItem::IN_MEMORY != 0,
             on_ssd: item.flags & KeyItem::ON_SSD != 0,
+            part: match item.flags & (KeyItem::HEAD | KeyItem::STRIPE) {
+                0 => Part::None,
+                KeyItem::STRIPE => Part::Stripe,
+                _ => Part::Head,
+            },
         }
     }
 }
@@ -107,7 +113,13 @@ impl Client {
         let mut page = self.list_all(cursor, true)?;
         // Who is nobody's tenant sees what has no name too: it may be anybody's.
         let tenant = self.tenant.clone();
-        page.keys.retain(|key| key.tenant == tenant);
+        page.keys.retain(|key| key.tenant == tenant && key.part != Part::Stripe);
+        let mut heads: Vec<&mut KeyInfo> = page.keys.iter_mut().filter(|key| key.part == Part::Head).collect();
+        let digests: Vec<Digest> = heads.iter().map(|key| key.digest).collect();
+        for (key, bytes) in heads.iter_mut().zip(self.striped_bytes(&digests)?) {
+            key.bytes = bytes;
+        }
+        page.keys.retain(|key| key.bytes > 0);
         Ok(page)
     }
 
@@ -120,7 +132,7 @@ impl Client {
         let at = cursor.filter(|cursor| cursor.epoch == map.epoch).unwrap_or(begin);
         let Some(slot) = slots.get(at.shard) else { return Ok(ListPage::default()) };
         let digest = Digest(u128::from(slot.0) << 114);
-        let from = ListFrom { walk: at.walk, from: at.from, names };
+        let from = ListFrom { walk: at.walk, from: at.from, names, one: false };
         let (status, body) = self.ask_list(digest, from)?;
         if status == Status::Stale {
             // The shard has another order than it had.
@@ -154,7 +166,7 @@ impl Client {
     /// When the pattern is malformed or too large, or a shard cannot be asked.
     pub fn remove_matching(&mut self, pattern: &str) -> Result<u64, Error> {
         let pattern = compile(pattern)?;
-        self.remove_listed(true, |tenant, key| key.tenant == tenant && pattern.is_match(&key.key))
+        self.remove_listed(|tenant, key| key.tenant == tenant && pattern.is_match(&key.key))
     }
 
     /// Removes all objects of this client's tenant, or with `of_all` of all tenants and those without names; how many.
@@ -162,19 +174,22 @@ impl Client {
     /// # Errors
     /// When a shard cannot be asked.
     pub fn remove_all(&mut self, of_all: bool) -> Result<u64, Error> {
-        self.remove_listed(!of_all, |tenant, key| of_all || key.tenant == tenant && !key.key.is_empty())
+        self.remove_listed(|tenant, key| of_all || key.tenant == tenant && !key.key.is_empty())
     }
 
     /// Removes what a list finds and `chosen` says, page by page.
-    fn remove_listed(&mut self, names: bool, chosen: impl Fn(&[u8], &KeyInfo) -> bool) -> Result<u64, Error> {
+    fn remove_listed(&mut self, chosen: impl Fn(&[u8], &KeyInfo) -> bool) -> Result<u64, Error> {
         let (mut cursor, mut removed) = (None, 0);
         loop {
-            let page = self.list_all(cursor, names)?;
-            let chosen = page.keys.iter().filter(|key| chosen(&self.tenant, key));
-            let requests: Vec<Request> = chosen.map(|key| Request::Remove(key.digest)).collect();
+            let page = self.list_all(cursor, true)?;
+            let chosen: Vec<&KeyInfo> = page.keys.iter().filter(|key| chosen(&self.tenant, key)).collect();
+            let requests: Vec<Request> = chosen.iter().map(|key| Request::Remove(key.digest)).collect();
             if !requests.is_empty() {
-                for result in self.run(&requests)? {
-                    removed += u64::from(self.present(result, "remove")?);
+                let mut results = self.run(&requests)?;
+                self.resolve_striped(&requests, &mut results)?;
+                for (result, key) in results.into_iter().zip(chosen) {
+                    // A stripe is a part of an object that is counted.
+                    removed += u64::from(self.present(result, "remove")? && key.part != Part::Stripe);
                 }
             }
             match page.next {

@@ -1,9 +1,11 @@
 //! Puts with more to say: how an object is to be kept, and that it replaces one that is there.
 
 use kvplane_proto::client::{Local, PutBook, Request};
+use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
-use kvplane_proto::{Limits, Status, Version};
+use kvplane_proto::{Digest, Limits, Status, Version};
 
+use super::stripes::STRIPE_LEAST_BYTES;
 use super::{Client, Put, Slice, digest_of};
 use crate::error::Error;
 
@@ -22,6 +24,41 @@ impl Client {
     /// # Errors
     /// When the batch as a whole is malformed.
     pub fn batch_put_from_with(
+        &mut self,
+        items: &[(impl AsRef<[u8]>, Slice)],
+        options: &PutOptions,
+    ) -> Result<Vec<Result<Put, Error>>, Error> {
+        let short: Vec<(&[u8], Slice)> = items
+            .iter()
+            .filter(|(_, slice)| !self.is_striped(slice.local.bytes))
+            .map(|(key, slice)| (key.as_ref(), *slice))
+            .collect();
+        let mut outcomes =
+            if short.is_empty() { Vec::new() } else { self.batch_put_whole(&short, options)? }.into_iter();
+        let mut all = Vec::with_capacity(items.len());
+        for (key, slice) in items {
+            let whole = if self.is_striped(slice.local.bytes) { None } else { outcomes.next() };
+            let too_large = |put: &Result<Put, Error>| {
+                matches!(put, Err(error) if error.status() == Some(Status::TooLarge))
+                    && slice.local.bytes > STRIPE_LEAST_BYTES
+            };
+            all.push(match whole {
+                Some(put) if !too_large(&put) => put,
+                refused => {
+                    check_options(options)?;
+                    match (refused, self.put_striped(key.as_ref(), *slice, options)) {
+                        // No shard takes it, and in stripes there is no room for it either.
+                        (Some(first), Err(error)) if error.status() == Some(Status::NoSpace) => first,
+                        (_, striped) => striped,
+                    }
+                }
+            });
+        }
+        Ok(all)
+    }
+
+    /// As [`Self::batch_put_from_with`], each object in one piece.
+    pub(super) fn batch_put_whole(
         &mut self,
         items: &[(impl AsRef<[u8]>, Slice)],
         options: &PutOptions,
@@ -62,6 +99,19 @@ impl Client {
     }
 }
 
+impl Client {
+    /// Enters what a put says beside its bytes in the client's book. The object's digest, and the entry's number.
+    pub(super) fn enter_put(&mut self, key: &[u8], bytes: u64, options: &PutOptions) -> Result<(Digest, u32), Error> {
+        check_options(options)?;
+        let local = Local { buffer: 0, offset: 0, bytes };
+        let name = (&self.tenant[..], key);
+        match put_request(&mut self.puts, name, self.keep_keys, local, options)? {
+            Request::PutAs(digest, _, number) => Ok((digest, number)),
+            _ => unreachable!("a put with an entry is one"),
+        }
+    }
+}
+
 /// A put and its entry in a book. The name is the tenant's and the key.
 pub(crate) fn put_request(
     puts: &mut PutBook,
@@ -71,7 +121,8 @@ pub(crate) fn put_request(
     options: &PutOptions,
 ) -> Result<Request, Error> {
     let digest = digest_of(tenant, key)?;
-    let item = PutItem::plain(digest, local.bytes).with_options(options);
+    let options = PutOptions { tenant: tenant_number(tenant), ..*options };
+    let item = PutItem::plain(digest, local.bytes).with_options(&options);
     let number = if keep_key {
         let lengths = (key.len() as u16, tenant.len() as u8);
         puts.push(PutItem { key_bytes: lengths.0, tenant_bytes: lengths.1, ..item }, &ObjectName { tenant, key })
@@ -81,7 +132,7 @@ pub(crate) fn put_request(
     Ok(Request::PutAs(digest, local, number))
 }
 
-fn check_options(options: &PutOptions) -> Result<(), Error> {
+pub(crate) fn check_options(options: &PutOptions) -> Result<(), Error> {
     if options.soft_pin_ms <= Limits::SOFT_PIN_MS {
         return Ok(());
     }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use kvplane_engine::{Change, Found, Medium, ShardHandle};
 use kvplane_proto::Digest;
 use kvplane_rpc::message::{
-    AnswerOrder, EVENTS_PER_REPORT, EventReport, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER, ObjectChange,
-    ObjectEvent, ObjectMedium, Order, ReportEvents, WatchOrders,
+    AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
+    ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchOrders,
 };
 
 use crate::error::Error;
@@ -176,7 +176,7 @@ impl Follower {
                     bytes: event.bytes,
                 })
                 .collect();
-            self.tell(incarnation, number as u16, EventReport::Live, (page.first, page.lost), events)?;
+            self.tell((incarnation, number as u16), shard, EventReport::Live, (page.first, page.lost), events)?;
         }
         Ok(any)
     }
@@ -202,7 +202,7 @@ impl Follower {
                 })
                 .collect();
             if part == EventReport::SnapshotBegins || !events.is_empty() {
-                self.tell(incarnation, number, part, (from, 0), events)?;
+                self.tell((incarnation, number), shard, part, (from, 0), events)?;
                 part = EventReport::SnapshotGoesOn;
             }
         }
@@ -211,13 +211,20 @@ impl Follower {
 
     fn tell(
         &self,
-        incarnation: u64,
-        shard: u16,
+        (incarnation, shard): (u64, u16),
+        handle: &ShardHandle,
         part: EventReport,
         (first, lost): (u64, u64),
         events: Vec<ObjectEvent>,
     ) -> Result<(), Error> {
-        let events = NodeEvents { node: self.node, incarnation, shard, part, first, lost, events };
+        // Names are looked up now: nothing is kept for them while nobody follows.
+        let stored = events.iter().map(|event| match event.change {
+            ObjectChange::Stored => Digest(event.digest),
+            _ => Digest(0),
+        });
+        let names = handle.names_of(stored.collect())?;
+        let names = names.into_iter().map(|(at, tenant, key)| EventName { at: at as u32, tenant, key }).collect();
+        let events = NodeEvents { node: self.node, incarnation, shard, part, first, lost, events, names };
         self.link.call(ReportEvents { events }).map(|_| ())
     }
 }

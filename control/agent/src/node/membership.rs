@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use kvplane_engine::{ShardHandle, Standing};
-use kvplane_proto::ids::{Epoch, Incarnation, SLOTS, Slot};
-use kvplane_proto::map::{ClusterMap, Member, OwnerTable};
+use kvplane_engine::ShardHandle;
+use kvplane_proto::ids::{Epoch, Incarnation};
+use kvplane_proto::map::{Member, SlotOwners};
 use kvplane_rpc::RefusalCode;
 use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
 
@@ -33,8 +33,6 @@ pub(super) struct Membership {
     pub(super) applied: Epoch,
     /// Which state of the control plane that map was of.
     pub(super) state: u64,
-    /// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
-    pub(super) heard: (Epoch, Epoch),
     pub(super) capacity_bytes: u64,
     pub(super) tiers: TierReports,
     pub(super) figures: ShardReports,
@@ -64,9 +62,9 @@ impl Membership {
             snapshots.push(snapshot);
         }
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
-        let alive = self.link.call(Heartbeat { node, incarnation, load })?;
-        self.heard = (Epoch(alive.epoch), Epoch(alive.since));
+        self.link.call(Heartbeat { node, incarnation, load })?;
         self.figures.report(&self.link, (node, incarnation), &self.shards, &snapshots);
+        crate::tenant_report::exchange(&self.link, node, incarnation, &self.shards);
         self.tiers.exchange(&self.link, node, incarnation, &self.shards);
         Ok(())
     }
@@ -120,27 +118,12 @@ impl Membership {
             }
             return;
         }
-        let Some(standing) = self.standing_of(state, map.epoch) else { return };
-        let slots = owned_slots(&map, &self.member, self.shards.len());
-        let told = self.shards.iter().zip(slots).all(|(shard, slots)| shard.own(map.epoch, standing, slots).is_ok());
+        let owners = Arc::new(SlotOwners::of(&map));
+        let told = self.shards.iter().all(|shard| shard.follow_owners(state, Arc::clone(&owners)).is_ok());
         // A full mailbox is tried again at the next look.
         if told {
             (self.seen_map, self.applied, self.state) = (generation, map.epoch, state);
         }
-    }
-
-    /// How long owners have been as this map says: one that follows the last needs no more than itself, of others the
-    /// control plane is asked. Nothing when it cannot say; the next look asks again, or there is a newer map.
-    fn standing_of(&mut self, state: u64, epoch: Epoch) -> Option<Standing> {
-        if self.applied != Epoch(0) && epoch.0 <= self.applied.0 + 1 {
-            return Some(Standing { state, since: epoch });
-        }
-        if epoch > self.heard.0 {
-            // A refusal is seen by the next heartbeat, which knows what to do about it.
-            self.heartbeat().ok()?;
-        }
-        let (newest, since) = self.heard;
-        (since <= epoch && epoch <= newest).then_some(Standing { state, since })
     }
 
     pub(super) fn live(mut self) {
@@ -180,26 +163,8 @@ impl Membership {
         }
         self.member.incarnation = incarnation;
         *self.life.lock().unwrap_or_else(PoisonError::into_inner) = incarnation.0;
-        (self.applied, self.heard) = (Epoch(0), (Epoch(0), Epoch(0)));
+        self.applied = Epoch(0);
         self.join()?;
         self.list_pool()
     }
-}
-
-/// For each shard, the slots that the map gives it.
-#[allow(clippy::vec_box, reason = "each box goes to its shard as it is, through a mailbox of small messages")]
-fn owned_slots(map: &ClusterMap, me: &Member, shards: usize) -> Vec<Box<[u64; SLOTS / 64]>> {
-    let mut slots = vec![Box::new([0u64; SLOTS / 64]); shards];
-    let Some(index) = map.members.iter().position(|m| m.node == me.node && m.incarnation == me.incarnation) else {
-        return slots;
-    };
-    let table = OwnerTable::compute(map);
-    for slot in 0..SLOTS {
-        for owner in table.owners(Slot(slot as u16)) {
-            if usize::from(owner.member) == index {
-                slots[usize::from(owner.shard.0)][slot / 64] |= 1 << (slot % 64);
-            }
-        }
-    }
-    slots
 }

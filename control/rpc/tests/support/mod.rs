@@ -48,7 +48,7 @@ pub fn cluster() -> ClusterName {
 }
 
 pub fn map(epoch: u64) -> ClusterMap {
-    ClusterMap { epoch: Epoch(epoch), replicas: 1, members: vec![] }
+    ClusterMap { epoch: Epoch(epoch), replicas: 1, members: vec![], former: None }
 }
 
 pub struct Recorder {
@@ -101,6 +101,9 @@ impl Service for Recorder {
     fn leave(&self, _: Caller, _: Leave) -> Result<Done, Refusal> {
         Ok(Done)
     }
+    fn drain(&self, _: Caller, _: Drain) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
     fn register_segment(&self, _: Caller, _: RegisterSegment) -> Result<Done, Refusal> {
         Ok(Done)
     }
@@ -125,6 +128,22 @@ impl Service for Recorder {
 
     fn list_shards(&self, _: Caller, _: ListShards) -> Result<ShardList, Refusal> {
         Ok(ShardList { nodes: Vec::new() })
+    }
+
+    fn set_tenant(&self, _: Caller, _: SetTenant) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
+
+    fn remove_tenant(&self, _: Caller, _: RemoveTenant) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
+
+    fn list_tenants(&self, _: Caller) -> Result<TenantList, Refusal> {
+        Ok(TenantList { strict: false, pool_bytes: 0, tenants: Vec::new() })
+    }
+
+    fn sync_tenants(&self, _: Caller, _: SyncTenants) -> Result<TenantLeases, Refusal> {
+        Ok(TenantLeases { strict: false, tenants: Vec::new() })
     }
 
     fn watch_orders(&self, _: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
@@ -170,6 +189,7 @@ pub fn limits() -> Limits {
     Limits {
         call_deadline: Duration::from_secs(2),
         connect_deadline: Duration::from_secs(2),
+        recheck_interval: Duration::from_millis(200),
         idle_timeout: Duration::from_millis(1500),
         keep_alive_interval: Duration::from_millis(300),
         backoff_min: Duration::from_millis(5),

@@ -4,10 +4,10 @@ use kvplane_cluster::{ClientId, Input, Reply, SegmentOwner};
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
-    Alive, AnswerOrder, Done, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers,
-    OrderTiers, Owner, RegisterSegment, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers,
-    SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, ShardList, StatusReply, TierList, TierOrders, TiersOrdered,
-    UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerOrder, Done, Drain, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards,
+    ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard,
+    ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, ShardList, StatusReply, SyncTenants,
+    TenantLeases, TenantList, TierList, TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
@@ -75,12 +75,21 @@ impl Service for Control {
                 };
                 found.member.incarnation
             }
-            (None, Role::Node | Role::Client) => {
+            (None, Role::Node | Role::Client | Role::Scheduler) => {
                 let reason = format!("node {node} must say which of its lives ends");
                 return Err(Refusal::new(RefusalCode::BadRequest, reason));
             }
         };
         self.handle(Input::Leave { node, incarnation }).map(|_| Done)
+    }
+
+    fn drain(&self, caller: Caller, call: Drain) -> Result<Done, Refusal> {
+        if call.incarnation.is_none() && !matches!(caller.role, Role::Admin | Role::Control) {
+            let reason = format!("node {} must say which of its lives is to be drained", call.node);
+            return Err(Refusal::new(RefusalCode::BadRequest, reason));
+        }
+        let (node, incarnation) = (NodeId(call.node), call.incarnation.map(Incarnation));
+        self.handle(Input::Drain { node, incarnation }).map(|_| Done)
     }
 
     fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<Done, Refusal> {
@@ -181,6 +190,22 @@ impl Service for Control {
         let mut core = self.core()?;
         core.forget_gone();
         Ok(ShardList { nodes: core.shards.list(call.node, now_ns) })
+    }
+
+    fn set_tenant(&self, _: Caller, call: SetTenant) -> Result<Done, Refusal> {
+        self.set_tenant_now(call)
+    }
+
+    fn remove_tenant(&self, _: Caller, call: RemoveTenant) -> Result<Done, Refusal> {
+        self.remove_tenant_now(call)
+    }
+
+    fn list_tenants(&self, _: Caller) -> Result<TenantList, Refusal> {
+        self.tenant_list()
+    }
+
+    fn sync_tenants(&self, _: Caller, call: SyncTenants) -> Result<TenantLeases, Refusal> {
+        self.sync_tenants_now(call)
     }
 
     fn watch_orders(&self, _: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

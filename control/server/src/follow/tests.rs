@@ -10,7 +10,16 @@ fn order(line: &mut mpsc::Receiver<ItemFrame>) -> Option<Order> {
 }
 
 fn report(first: u64) -> NodeEvents {
-    NodeEvents { node: 1, incarnation: 5, shard: 0, part: EventReport::Live, first, lost: 0, events: Vec::new() }
+    NodeEvents {
+        node: 1,
+        incarnation: 5,
+        shard: 0,
+        part: EventReport::Live,
+        first,
+        lost: 0,
+        events: Vec::new(),
+        names: Vec::new(),
+    }
 }
 
 #[test]
@@ -63,6 +72,8 @@ fn answers_find_their_questions() {
     let mut second = follow.find(1, vec![8]).expect("asked");
     assert_eq!(order(&mut line), Some(Order::Find { digests: vec![9] }));
     let answer = |number| AnswerOrder { node: 1, incarnation: 5, number, found: vec![KeyFound::default()] };
+    follow.answered(AnswerOrder { node: 2, found: Vec::new(), ..answer(2) });
+    assert!(second.try_recv().is_err(), "another node's answer");
     follow.answered(answer(2));
     follow.answered(answer(77));
     assert!(first.try_recv().is_err());

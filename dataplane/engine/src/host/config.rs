@@ -6,7 +6,7 @@ use kvplane_store::service::SLOW_AFTER_NS;
 use kvplane_transport::mooncake::ServerOptions;
 use kvplane_transport::{FaultPlan, ZeroCopyCounters, ZeroCopyOptions};
 
-use super::{RdmaDevices, StockEngines, TierSetup};
+use super::{FetchConfig, RdmaDevices, StockEngines, TierSetup};
 
 /// Settings of a host.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub struct HostConfig {
     pub zero_copy: ZeroCopyOptions,
     /// The SSD under the service's store.
     pub tier: Option<TierSetup>,
+    /// How former owners of the service's slots are asked for what was in them; without it nobody is.
+    pub fetch: Option<FetchConfig>,
     /// From how many nanoseconds on a request that was answered here is remembered as slow.
     pub slow_after_ns: u64,
 }
@@ -39,6 +41,7 @@ impl Default for HostConfig {
             stock: None,
             zero_copy: ZeroCopyOptions::default(),
             tier: None,
+            fetch: None,
             slow_after_ns: SLOW_AFTER_NS,
         }
     }

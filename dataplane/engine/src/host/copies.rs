@@ -17,20 +17,12 @@ use super::roles::Link;
 pub(super) const BYTES_PER_CLOCK: u64 = 32 << 10;
 
 impl Host {
-    /// The caller's memory behind a name.
+    /// The caller's memory behind the name of a region.
     ///
     /// # Panics
     /// When the buffer was removed while a batch used it, or the range is not inside.
     pub(super) fn local(&self, local: Local) -> IoBuf {
-        local_buffer(&self.buffers, local)
-    }
-
-    /// The same for the ranges of a gathered payload.
-    ///
-    /// # Panics
-    /// As [`Self::local`].
-    pub(super) fn locals(&self, locals: &[Local]) -> Vec<IoBuf> {
-        local_buffers(&self.buffers, locals)
+        self.buffers.one(local)
     }
 
     pub(super) fn copy_out(
@@ -46,17 +38,17 @@ impl Host {
             self.copied(lane, slice, Err(Status::Unsupported), now_ns);
             return;
         };
-        let (to, verify) = (self.local(local), self.verify_shared);
+        let (to, verify) = (self.buffers.pieces(local), self.verify_shared);
         let result = match range(&pool, offset, local.bytes) {
             // The peer named bytes outside its own pool.
             None => Err(Status::OutOfRange),
             Some(from) => match checksum.filter(|_| verify) {
                 Some(checksum) => {
-                    let found = copy_summed(&to, &from);
+                    let found = copy_summed(to.as_slice(), &[from]);
                     if found == checksum { Ok(found) } else { Err(Status::Corrupt) }
                 }
                 None => {
-                    copy(&to, &from);
+                    pairs(to.as_slice(), &[from], copy);
                     Ok(0)
                 }
             },
@@ -70,8 +62,9 @@ impl Host {
             self.copied(lane, slice, Err(Status::Unsupported), now_ns);
             return;
         };
-        let from = self.local(local);
-        let result = range(&pool, offset, local.bytes).map(|to| copy_summed(&to, &from)).ok_or(Status::OutOfRange);
+        let from = self.buffers.pieces(local);
+        let result = range(&pool, offset, local.bytes);
+        let result = result.map(|to| copy_summed(&[to], from.as_slice())).ok_or(Status::OutOfRange);
         let now_ns = self.copied_at(local.bytes, now_ns);
         self.copied(lane, slice, result, now_ns);
     }
@@ -102,16 +95,6 @@ impl Host {
     }
 }
 
-pub(super) fn local_buffer(buffers: &[Option<Arc<Region>>], local: Local) -> IoBuf {
-    let region = buffers.get(local.buffer as usize).and_then(Option::as_ref);
-    let region = region.expect("memory stays registered while a batch uses it");
-    IoBuf::new(Arc::clone(region), local.offset as usize, local.bytes as usize)
-}
-
-pub(super) fn local_buffers(buffers: &[Option<Arc<Region>>], locals: &[Local]) -> Vec<IoBuf> {
-    locals.iter().map(|&local| local_buffer(buffers, local)).collect()
-}
-
 /// A range that a peer named, if it is inside.
 pub(super) fn range(region: &Arc<Region>, offset: u64, bytes: u64) -> Option<IoBuf> {
     let end = offset.checked_add(bytes)?;
@@ -122,17 +105,39 @@ pub(super) fn copy(to: &IoBuf, from: &IoBuf) {
     Region::copy_between(to.region(), to.offset(), from.region(), from.offset(), from.bytes());
 }
 
+/// Walks pieces on both sides, which have the same bytes in all, and gives each stretch that lies in one of either.
+fn pairs(to: &[IoBuf], from: &[IoBuf], mut each: impl FnMut(&IoBuf, &IoBuf)) {
+    let (mut to, mut from) = (to.iter().cloned(), from.iter().cloned());
+    let (mut target, mut source) = (to.next(), from.next());
+    while let (Some(one), Some(other)) = (&mut target, &mut source) {
+        let bytes = one.bytes().min(other.bytes());
+        if bytes > 0 {
+            each(&one.slice(0, bytes), &other.slice(0, bytes));
+            one.advance(bytes);
+            other.advance(bytes);
+        }
+        if one.is_empty() {
+            target = to.next();
+        }
+        if other.is_empty() {
+            source = from.next();
+        }
+    }
+}
+
 /// Copies and returns the checksum of what was read. The sum is made from the destination, so that it covers the
 /// bytes that arrived, where the piece went through the cache; else from the source, which is in the cache.
-fn copy_summed(to: &IoBuf, from: &IoBuf) -> u64 {
+fn copy_summed(to: &[IoBuf], from: &[IoBuf]) -> u64 {
     let mut checksum = PayloadChecksum::new();
-    let mut at = 0;
-    while at < from.bytes() {
-        let bytes = STREAMING_BYTES.min(from.bytes() - at);
-        Region::copy_between(to.region(), to.offset() + at, from.region(), from.offset() + at, bytes);
-        let source = if bytes < STREAMING_BYTES { to } else { from };
-        source.region().read_with(source.offset() + at, bytes, &mut |_, part| checksum.update(part));
-        at += bytes;
-    }
+    pairs(to, from, |to, from| {
+        let mut at = 0;
+        while at < from.bytes() {
+            let bytes = STREAMING_BYTES.min(from.bytes() - at);
+            Region::copy_between(to.region(), to.offset() + at, from.region(), from.offset() + at, bytes);
+            let source = if bytes < STREAMING_BYTES { to } else { from };
+            source.region().read_with(source.offset() + at, bytes, &mut |_, part| checksum.update(part));
+            at += bytes;
+        }
+    });
     checksum.finish()
 }

@@ -5,9 +5,8 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_store::service::{Memory, PayloadTo as ServicePayload, Place};
 use kvplane_sys::IoBuf;
-use kvplane_transport::{ConnectionId, Gone, Input, Target};
+use kvplane_transport::{ConnectionId, Gone, Input, Pieces, Target};
 
-use super::copies::local_buffers;
 use super::roles::{Lent, Link, Role};
 use super::{FRAMES_PER_ROUND, Host};
 
@@ -239,8 +238,10 @@ impl Host {
                 }
             }
             Role::Lane(lane, _) => {
-                let takes_payload =
-                    matches!(header.kind, Kind::Reply(Operation::Put | Operation::Write | Operation::WriteMany));
+                let takes_payload = matches!(
+                    header.kind,
+                    Kind::Reply(Operation::Put | Operation::Write | Operation::WriteMany | Operation::Fill)
+                );
                 if takes_payload && self.uploads.is_unfinished(header.request) {
                     // Taken as the answer, it would end a request whose memory is still being sent.
                     self.counters.broken += 1;
@@ -256,12 +257,15 @@ impl Host {
                     }
                     ClientPayload::Local { local, slice } => {
                         self.roles.set(link, Role::Lane(lane, Some(slice)));
-                        Target::Memory { buffer: self.local(local), checksum }
+                        match self.buffers.pieces(local) {
+                            Pieces::One(buffer) => Target::Memory { buffer, checksum },
+                            Pieces::Many(buffers) => Target::Scatter { buffers, checksum },
+                        }
                     }
                     ClientPayload::Scatter { slice } => {
                         self.roles.set(link, Role::Lane(lane, Some(slice)));
                         let locals = client.scatter(slice);
-                        Target::Scatter { buffers: local_buffers(&self.buffers, locals), checksum }
+                        Target::Scatter { buffers: self.buffers.all(locals), checksum }
                     }
                 }
             }

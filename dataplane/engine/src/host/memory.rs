@@ -11,27 +11,20 @@ use super::Host;
 impl Host {
     /// Gives caller's memory a name for requests. Where it is, is asked of the kernel.
     pub fn add_buffer(&mut self, region: Arc<Region>) -> u32 {
-        let index = self.buffers.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.buffers.push(None);
-            self.buffers.len() - 1
-        });
+        let index = self.buffers.vacant();
         // Now, so that the first transfer need not wait for it.
         self.rdma_work.driver.register(&region);
-        self.set_place(index as u32, &region, None);
-        self.buffers[index] = Some(region);
-        index as u32
+        self.set_place(index, &region, None);
+        self.buffers.set(index, region);
+        index
     }
 
     /// Gives caller's memory this name for requests, in place of what had it. No open batch may use that. `location` is
     /// where the memory is (`cpu:0`); `*` asks the kernel.
     pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>, location: &str) {
-        let index = buffer as usize;
-        if self.buffers.len() <= index {
-            self.buffers.resize(index + 1, None);
-        }
         self.rdma_work.driver.register(&region);
         self.set_place(buffer, &region, Some(location));
-        if let Some(former) = self.buffers[index].replace(region) {
+        if let Some(former) = self.buffers.set(buffer, region) {
             self.forget_rdma(&former);
         }
     }
@@ -46,7 +39,7 @@ impl Host {
 
     /// Forgets caller's memory. No open batch may use it.
     pub fn remove_buffer(&mut self, buffer: u32) {
-        if let Some(region) = self.buffers.get_mut(buffer as usize).and_then(Option::take) {
+        if let Some(region) = self.buffers.remove(buffer) {
             self.file_work.forget(&region);
             self.forget_rdma(&region);
         }

@@ -12,12 +12,14 @@
 
 mod config;
 mod copies;
+mod fetch;
 mod files;
 mod foreign;
 mod inbound;
 mod memory;
 mod near;
 mod outbound;
+mod parts;
 mod rdma;
 mod roles;
 mod same_host;
@@ -35,6 +37,8 @@ use std::time::Duration;
 
 pub use config::{HostConfig, HostCounters};
 use copies::BYTES_PER_CLOCK;
+pub use fetch::FetchConfig;
+use fetch::FetchWork;
 pub use foreign::{Handshake, StockAnswer, StockEngines};
 use kvplane_proto::client::{Client, LaneId};
 use kvplane_proto::{BatchId, SegmentId};
@@ -43,6 +47,7 @@ use kvplane_sys::{Doorbell, Interest, Poller, Readiness, Region, cpu};
 use kvplane_transport::mooncake::{Lanes, Server};
 use kvplane_transport::{ConnectionId, Event, Fault, Shm, Source, Token};
 pub use near::{DeviceSnapshot, NearDevices, PlaceName, node_of_region};
+use parts::Buffers;
 pub use rdma::RdmaDevices;
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
@@ -84,7 +89,7 @@ pub struct Host {
     pool: Option<Arc<Region>>,
     /// Memory of registered segments by position, each with its id's generation.
     segments: Vec<Option<(u32, Arc<Region>)>>,
-    buffers: Vec<Option<Arc<Region>>>,
+    buffers: Buffers,
     mapped: BTreeMap<(ConnectionId, SegmentId), Arc<Region>>,
     same_host: SameHost,
     roles: Roles,
@@ -93,6 +98,7 @@ pub struct Host {
     rdma_work: rdma::RdmaWork,
     foreign_work: Option<foreign::ForeignWork>,
     tier_work: Option<TierWork>,
+    fetch_work: Option<FetchWork>,
     lent: slab::Slab<Lent>,
     uploads: Uploads,
     readiness: Vec<Readiness>,
@@ -139,7 +145,8 @@ impl Host {
         client: Option<Client>,
         pool: Option<Arc<Region>>,
     ) -> io::Result<Self> {
-        let (poller, mut client) = (Poller::new()?, client);
+        let fetch = config.fetch.as_ref().filter(|_| service.is_some() && pool.is_some() && client.is_none());
+        let (poller, mut client) = (Poller::new()?, client.or_else(|| fetch.map(FetchConfig::client)));
         if let Some(service) = &mut service {
             service.set_slow_after(config.slow_after_ns);
         }
@@ -157,7 +164,7 @@ impl Host {
             (Some(setup), Some(service), Some(pool)) => Some(TierWork::new(setup, service, pool, &poller)?),
             _ => None,
         };
-        Ok(Self {
+        let mut host = Self {
             poller,
             tcp: Fault::new(config.fault.as_ref(), config.zero_copy),
             shm: Shm::new(pool.clone()),
@@ -168,7 +175,7 @@ impl Host {
             verify_shared: config.verify_shared,
             pool,
             segments: Vec::new(),
-            buffers: Vec::new(),
+            buffers: Buffers::default(),
             mapped: BTreeMap::new(),
             same_host: SameHost::default(),
             roles: Roles::default(),
@@ -177,6 +184,7 @@ impl Host {
             rdma_work,
             foreign_work,
             tier_work,
+            fetch_work: None,
             lent: slab::Slab::new(),
             uploads: Uploads::default(),
             readiness: Vec::new(),
@@ -195,7 +203,9 @@ impl Host {
             rounds_since_look: 0,
             idle_rounds: 0,
             long_round: false,
-        })
+        };
+        host.begin_fetches(fetch);
+        Ok(host)
     }
 
     /// Serves peers that connect here.
@@ -269,6 +279,7 @@ impl Host {
         }
         progress |= self.take_stock_lanes();
         let now_ns = self.now_ns;
+        progress |= self.drive_fetches(now_ns);
         progress |= self.serve_stock(now_ns);
         self.run_timers(now_ns);
         if self.same_host.is_waiting() {

@@ -102,8 +102,8 @@ impl Host {
                 let Some(client) = &self.client else { return };
                 let buffers: Option<Pieces> = match client.payload(payload) {
                     [] => None,
-                    &[local] => Some(self.local(local).into()),
-                    locals => Some(self.locals(locals).into()),
+                    &[local] => Some(self.buffers.pieces(local)),
+                    locals => Some(self.buffers.all(locals).into()),
                 };
                 let payload = buffers.map(|buffers| {
                     self.uploads.start(header.request);

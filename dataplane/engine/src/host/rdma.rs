@@ -16,9 +16,9 @@ use kvplane_sys::{Poller, Region};
 use kvplane_transport::{ConnectionId, Ended, Gone, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
 
 use super::Host;
-use super::copies::local_buffer;
 use super::inbound::Inputs;
 use super::near::{NearDevices, node_of_region};
+use super::parts::Buffers;
 use super::roles::{Link, Role};
 
 /// RDMA devices for a host.
@@ -131,13 +131,13 @@ pub(super) fn expect_answers(
     driver: &mut Rdma,
     id: ConnectionId,
     client: &Client,
-    buffers: &[Option<Arc<Region>>],
+    buffers: &Buffers,
     header: &Header,
     body: &[u8],
 ) {
     let mut expect = |request: RequestId| {
         if let Some(local) = client.answer_memory(request) {
-            driver.expect_answer(id, request, local_buffer(buffers, local).into());
+            driver.expect_answer(id, request, buffers.pieces(local));
         }
     };
     match header.kind {
@@ -171,9 +171,9 @@ const fn slice_of(token: u64) -> SliceId {
 /// # Panics
 /// When the buffer was removed while a batch used it.
 #[inline]
-fn on_device<'a>(buffers: &'a [Option<Arc<Region>>], copy: &DeviceCopy) -> RdmaCopy<'a> {
+fn on_device<'a>(buffers: &'a Buffers, copy: &DeviceCopy) -> RdmaCopy<'a> {
     let DeviceCopy { slice, segment, offset, local, write } = *copy;
-    let region = buffers.get(local.buffer as usize).and_then(Option::as_ref);
+    let region = buffers.region(local.buffer);
     let region = region.expect("memory stays registered while a batch uses it");
     let (at, bytes) = (local.offset as usize, local.bytes as usize);
     RdmaCopy { token: token_of(slice), segment, offset, region, at, bytes, write }
@@ -182,7 +182,7 @@ fn on_device<'a>(buffers: &'a [Option<Arc<Region>>], copy: &DeviceCopy) -> RdmaC
 /// What a client has for a device.
 struct OnDevice<'a> {
     copies: Copies<'a>,
-    buffers: &'a [Option<Arc<Region>>],
+    buffers: &'a Buffers,
 }
 
 impl<'a> Iterator for OnDevice<'a> {
@@ -272,6 +272,8 @@ impl Host {
     }
 
     /// Gives the device a copy, and those that the client has for the same lane right behind it.
+    // By itself: what else an output may be needs registers that the copies use.
+    #[inline(never)]
     pub(super) fn start_rdma_copies(&mut self, lane: LaneId, first: DeviceCopy) {
         // Where the lane is gone, whoever waited for the copies knows it.
         let (Some(Link::Rdma(id)), Some(client)) = (self.link_of(lane), &mut self.client) else { return };
@@ -333,7 +335,7 @@ impl Host {
 
     /// Unpins memory that has no name any more.
     pub(super) fn forget_rdma(&mut self, region: &Arc<Region>) {
-        let mut held = self.buffers.iter().flatten().chain(self.segments.iter().flatten().map(|(_, region)| region));
+        let mut held = self.buffers.regions().chain(self.segments.iter().flatten().map(|(_, region)| region));
         if !held.any(|held| Arc::ptr_eq(held, region)) {
             self.rdma_work.driver.forget(region);
         }

@@ -3,17 +3,26 @@
 use std::sync::mpsc::SyncSender;
 
 use kvplane_proto::client::Client;
-use kvplane_proto::{BatchId, SegmentId};
+use kvplane_proto::{BatchId, Digest, SegmentId};
 use kvplane_store::service::Service;
 use kvplane_transport::FaultCounters;
 use kvplane_transport::mooncake::{LaneCounters, ServerCounters};
 
-use super::{Host, HostCounters};
+use super::{Host, HostCounters, PoolView};
 
 impl Host {
     /// The answering side.
     pub const fn service(&mut self) -> Option<&mut Service> {
         self.service.as_mut()
+    }
+
+    /// The names of these objects: see [`Service::names_of`].
+    #[must_use]
+    pub fn names_of(&self, digests: &[Digest]) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
+        match (&self.service, &self.pool) {
+            (Some(service), Some(pool)) => service.names_of(digests, &PoolView(pool)),
+            _ => Vec::new(),
+        }
     }
 
     /// The asking side.

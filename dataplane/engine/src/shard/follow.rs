@@ -6,6 +6,8 @@ use kvplane_proto::Digest;
 use kvplane_store::events::EventPage;
 use kvplane_store::service::{Service, SnapshotPage};
 
+use kvplane_store::{TenantLease, TenantUse};
+
 use super::{Command, ShardError, ShardHandle};
 use crate::host::Host;
 
@@ -17,6 +19,9 @@ pub struct Found {
     /// On the SSD: its size.
     pub ssd: Option<u64>,
 }
+
+/// A place in a list, a tenant's name, a key.
+pub type PlacedName = (usize, Vec<u8>, Vec<u8>);
 
 impl ShardHandle {
     /// Keeps the latest so many events of its objects from now on, and says so to `bell` when there are new ones,
@@ -63,6 +68,43 @@ impl ShardHandle {
     /// When the shard does not answer.
     pub fn find(&self, digests: Vec<Digest>) -> Result<Vec<Found>, ShardError> {
         self.ask_service(move |service| digests.into_iter().map(|digest| found(service, digest)).collect())
+    }
+
+    /// These tenants there are from now on: see [`Service::set_tenants`].
+    ///
+    /// # Errors
+    /// When its mailbox is full.
+    pub fn set_tenants(&self, leases: Vec<TenantLease>, strict: bool) -> Result<(), ShardError> {
+        self.send(Command::Ask(Box::new(move |host| {
+            if let Some(service) = host.service() {
+                service.set_tenants(&leases, strict);
+            }
+        })))
+    }
+
+    /// Bytes of its pool, and what each tenant has of it.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn tenants(&self) -> Result<(u64, Vec<TenantUse>), ShardError> {
+        self.ask_service(|service| {
+            let pool_bytes = service.store().map_or(0, |store| store.config().pool_bytes);
+            (pool_bytes, service.tenants())
+        })
+    }
+
+    /// The names of these objects: of each that has one behind it in memory its place here, its tenant and its key.
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn names_of(&self, digests: Vec<Digest>) -> Result<Vec<PlacedName>, ShardError> {
+        let (answer, wait) = sync_channel(1);
+        let ask = move |host: &mut Host| {
+            // Whoever asked may have given up.
+            let _ = answer.send(host.names_of(&digests));
+        };
+        self.send(Command::Ask(Box::new(ask)))?;
+        self.wait(&wait)
     }
 
     fn ask_service<T: Default + Send + 'static>(

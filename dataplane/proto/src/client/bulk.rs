@@ -1,67 +1,15 @@
-//! Many slices at once: ranges that go the same way in a row are bound, handed to a device and ended together.
+//! Many slices at once: ranges that were bound together (`make`) are handed to a device and ended together.
 //!
 //! Nothing is decided here that is not decided for one slice elsewhere: what is the same for all of a run is looked at
 //! once, and what is summed up is added once. Whatever is out of the ordinary ends a run and goes the usual way, slice
 //! by slice. What comes of a run is exactly what comes of its slices one by one (`tests/bulk.rs`).
 
-use super::dispatch::SMALL_WINDOW_BYTES;
 use super::lane::{Endpoint, Lane};
 use super::near::Place;
 use super::path::{Path, Transport, Via};
 use super::table::{Batch, Held, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table, Times, slice_id};
-use super::types::{DeviceCopy, LaneId, Output, Request, SegmentTarget, SliceId};
+use super::types::{DeviceCopy, LaneId, Output, Request, SliceId};
 use super::{Client, Config};
-
-/// Lanes of a rail among which a run is dealt.
-const LANES: usize = 8;
-
-/// What a lane of a run gets: how many slices, the first of them, and the last slice that it has.
-#[derive(Clone, Copy, Default)]
-struct Share {
-    lane: u32,
-    load_bytes: u64,
-    /// What they are known by as those that were bound together to this lane.
-    run: u64,
-    bound: u32,
-    first: u32,
-    last: u32,
-}
-
-/// Whose turn it is: the lane with the least to do, the first among equals. Where all have the same to do and slices
-/// are equal, that is each in its turn.
-#[derive(Default)]
-struct Turns {
-    /// Whose turn is next while the rest of a round is known, and the load of its slices; 0 where it is not.
-    next: usize,
-    load_bytes: u64,
-}
-
-impl Turns {
-    #[inline]
-    fn next(&mut self, shares: &[Share], load_bytes: u64) -> usize {
-        if load_bytes != self.load_bytes {
-            return self.look(shares, load_bytes);
-        }
-        let at = self.next;
-        self.next = if at + 1 == shares.len() { 0 } else { at + 1 };
-        at
-    }
-
-    #[inline(never)]
-    fn look(&mut self, shares: &[Share], load_bytes: u64) -> usize {
-        let least_bytes = shares.iter().map(|share| share.load_bytes).min().unwrap_or(0);
-        let at = shares.iter().position(|share| share.load_bytes == least_bytes).unwrap_or(0);
-        // The others are all as the first of a round leaves them, or as the last of a round finds them.
-        let rest = |one: &Share, other: u64| one.load_bytes == other;
-        let begun = shares[..at].iter().all(|one| rest(one, least_bytes + load_bytes));
-        let known = begun && shares.get(at..).is_some_and(|ahead| ahead.iter().all(|one| rest(one, least_bytes)));
-        (self.next, self.load_bytes) = (0, 0);
-        if known && !shares.is_empty() {
-            (self.next, self.load_bytes) = (if at + 1 == shares.len() { 0 } else { at + 1 }, load_bytes);
-        }
-        at
-    }
-}
 
 /// Slices that ended together and were posted together.
 #[derive(Clone, Copy, Default)]
@@ -96,11 +44,11 @@ pub struct Copies<'a> {
     now_ns: u64,
     window_bytes: u64,
     closes_ways: bool,
-    /// How many more there may be.
+    /// How many there may be, and how many more.
+    most: u32,
     left: u32,
     /// The state of the lane, which it gets when they end.
     next: u32,
-    taken: u32,
     sent_bytes: u64,
 }
 
@@ -111,7 +59,7 @@ impl Iterator for Copies<'_> {
     #[inline(always)]
     fn next(&mut self) -> Option<DeviceCopy> {
         let index = self.next;
-        if index == NOWHERE || self.taken >= self.left || self.sent_bytes >= self.window_bytes {
+        if index == NOWHERE || self.left == 0 || self.sent_bytes >= self.window_bytes {
             return None;
         }
         let (generation, slice) = self.slices.named(index);
@@ -128,7 +76,7 @@ impl Iterator for Copies<'_> {
         slice.via = Via::Rdma;
         (slice.sent_bytes, slice.bytes) = (bytes, bytes);
         self.sent_bytes += bytes;
-        self.taken += 1;
+        self.left -= 1;
         self.next = slice.after;
         Some(copy)
     }
@@ -137,9 +85,10 @@ impl Iterator for Copies<'_> {
 impl Drop for Copies<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.lane.queued -= self.taken;
+        let taken = self.most - self.left;
+        self.lane.queued -= taken;
         // None is without bytes.
-        self.lane.flying += self.taken;
+        self.lane.flying += taken;
         (self.lane.next, self.lane.sent_bytes) = (self.next, self.sent_bytes);
     }
 }
@@ -154,10 +103,10 @@ impl Slice {
 
 impl Batch {
     /// A slice of a task has succeeded. Whether it was the task's last.
-    #[inline]
-    fn end_slice(&mut self, task: usize, bytes: u64) -> bool {
-        self.results[task].bytes += bytes;
-        let open = &mut self.open_slices[task];
+    #[inline(always)]
+    fn end_slice(&mut self, task: u32, bytes: u64) -> bool {
+        self.results[task as usize].bytes += bytes;
+        let open = &mut self.open_slices[task as usize];
         *open -= 1;
         let last = *open == 0;
         self.remaining -= u32::from(last);
@@ -176,137 +125,6 @@ fn unlink(slices: &mut Table<Slice>, lane: &mut Lane, before: u32, after: u32) {
 }
 
 impl Client {
-    /// Routes all slices of a new batch.
-    pub(super) fn route_all(&mut self, batch: u32) {
-        // Those that are split off on the way are routed at once.
-        let until = self.batches.at(batch).slices.len();
-        let mut position = 0;
-        while position < until {
-            let id = self.batches.at(batch).slices[position];
-            position += 1;
-            if let Some((like, group)) = self.find_route(id) {
-                position += self.bind_run(batch, position..until, &like, group);
-            }
-        }
-    }
-
-    /// Binds the slices at these positions of a batch to lanes, as long as they are like the one before them and go at
-    /// once: to the same segment, of the same size class, and over a path with one rail where nothing waits. Returns
-    /// how many.
-    fn bind_run(&mut self, batch: u32, which: core::ops::Range<usize>, like: &SegmentTarget, number: u8) -> usize {
-        let group = &self.peers[like.peer.0 as usize].groups[usize::from(number)];
-        let Some(&first) = self.batches.at(batch).slices.get(which.start) else { return 0 };
-        let (&[rail], true, true) = (&group.rails[..], group.is_empty(), group.path.is_greeted()) else {
-            return 0;
-        };
-        let small = self.config.is_small(self.slices.peek(first.index).load_bytes());
-        let entry = &self.rails[rail as usize];
-        // Small slices beside bulk are a matter of turns.
-        let (bulk_bytes, small_bytes) = entry.rail.inflight_bytes();
-        if small && bulk_bytes > 0 || !small && self.now_ns < group.express_until_ns || entry.lanes.len() > LANES {
-            return 0;
-        }
-        let window_bytes = self.window_of(rail).max(if small { SMALL_WINDOW_BYTES } else { 0 });
-        if !entry.rail.has_room(small, window_bytes, true) {
-            return 0;
-        }
-        let mut shares = [Share::default(); LANES];
-        let mut open = 0;
-        for &lane in &entry.lanes {
-            let entry = &self.lanes[lane as usize];
-            if entry.state == Endpoint::Ready && entry.may_take_more(&self.config) {
-                let (load_bytes, last) = (entry.load_bytes, entry.last);
-                self.runs += 1;
-                shares[open] = Share { lane, load_bytes, run: self.runs, bound: 0, first: NOWHERE, last };
-                open += 1;
-            }
-        }
-        let booked_bytes = if small { small_bytes } else { bulk_bytes };
-        let queue = self.queue_for(first.index, like.peer.0, number);
-        let (bound, bytes) = self.deal(
-            batch,
-            which,
-            (like, number, queue, rail),
-            (small, booked_bytes, window_bytes),
-            &mut shares[..open],
-        );
-        if bound == 0 {
-            return 0;
-        }
-        self.rails[rail as usize].rail.book(bytes, small, self.now_ns);
-        for share in &shares[..open] {
-            let entry = &mut self.lanes[share.lane as usize];
-            if share.bound == 0 {
-                continue;
-            }
-            if entry.last == NOWHERE {
-                (entry.first, entry.progress_ns) = (share.first, self.now_ns);
-            }
-            if entry.next == NOWHERE {
-                entry.next = share.first;
-            }
-            entry.queued += share.bound;
-            (entry.last, entry.load_bytes) = (share.last, share.load_bytes);
-            self.mark_dirty(share.lane);
-        }
-        bound
-    }
-
-    /// Deals the slices of a run to lanes, each to the one with the least to do. Returns how many, and their load.
-    fn deal(
-        &mut self,
-        batch: u32,
-        which: core::ops::Range<usize>,
-        (like, group, queue, rail): (&SegmentTarget, u8, u8, u32),
-        (small, booked_bytes, window_bytes): (bool, u64, u64),
-        shares: &mut [Share],
-    ) -> (usize, u64) {
-        let Self { config, slices, batches, places, .. } = self;
-        // One that is larger goes alone.
-        let (lane_bytes, window_bytes) = (config.lane_window_bytes.max(1), window_bytes.max(1));
-        let small_bytes = config.small_bytes;
-        let (mut bound, mut bytes, mut task) = (0, 0, NOWHERE);
-        // Our buffer, and where it is: one place for all, as they are booked together when they end.
-        let (mut buffer, mut ours) = (u32::MAX, None);
-        let mut turns = Turns::default();
-        for &id in &batches.at(batch).slices[which] {
-            let slice = slices.at(id.index);
-            let (Request::Read(target, local) | Request::Write(target, local)) = &slice.request else { break };
-            let load_bytes = local.bytes.max(LEAST_LOAD_BYTES);
-            // Slices of one task are to one segment.
-            let is_like = slice.task == task || (SegmentTarget { offset: like.offset, ..*target }) == *like;
-            if !is_like || (load_bytes <= small_bytes) != small || booked_bytes + bytes >= window_bytes {
-                break;
-            }
-            if local.buffer != buffer {
-                let place = places.get(local.buffer as usize).copied().unwrap_or_default();
-                if *ours.get_or_insert(place) != place {
-                    break;
-                }
-                buffer = local.buffer;
-            }
-            let at = turns.next(shares, load_bytes);
-            let Some(share) = shares.get_mut(at).filter(|share| share.load_bytes < lane_bytes) else { break };
-            task = slice.task;
-            (slice.peer, slice.group, slice.rail, slice.lane) = (like.peer.0, group, rail, share.lane);
-            slice.queue = queue;
-            slice.run = if slice.tasks == 1 { share.run } else { 0 };
-            slice.before = share.last;
-            if share.last != NOWHERE {
-                slices.at(share.last).after = id.index;
-            }
-            if share.bound == 0 {
-                share.first = id.index;
-            }
-            share.bound += 1;
-            share.last = id.index;
-            share.load_bytes += load_bytes;
-            bytes += load_bytes;
-            bound += 1;
-        }
-        (bound, bytes)
-    }
-
     /// The copies behind an [`Output::CopySegment`] of a lane over RDMA that may go too: for a host that has the device
     /// take several in a row. To be called before the next output is polled; what is left comes as outputs.
     #[inline]
@@ -322,9 +140,9 @@ impl Client {
         let Self { lanes, slices, config, now_ns, .. } = self;
         let lane = &mut lanes[index as usize];
         Copies {
+            most: lane.may_fly(config),
             left: lane.may_fly(config),
             next: lane.next,
-            taken: 0,
             sent_bytes: lane.sent_bytes,
             // One that is larger goes alone.
             window_bytes: config.lane_window_bytes.max(1),
@@ -336,6 +154,8 @@ impl Client {
     }
 
     /// As [`Self::copied`], for copies of a lane over RDMA that have all succeeded, oldest first.
+    // By itself: what its caller keeps at hand needs registers that this uses.
+    #[inline(never)]
     pub fn all_copied(&mut self, lane: LaneId, slices: impl IntoIterator<Item = SliceId>, now_ns: u64) {
         self.now_ns = now_ns;
         let mut slices = slices.into_iter();
@@ -410,30 +230,32 @@ impl Client {
                     break;
                 }
                 run = if slice.run == 0 { u64::MAX } else { slice.run };
+                // A run is of one batch.
+                if slice.batch != batch {
+                    batch = slice.batch;
+                    entry = batches.at(batch.index);
+                }
             }
             if slice.state != SliceState::Copying {
                 break;
             }
             debug_assert!(tally.has(slice, lane, config, places) && slice.was_sent_whole(), "all of a run");
+            debug_assert!(slice.batch == batch, "a run is of one batch");
             let slice = slices.end(id.index);
-            slice.step(SliceEvent::Finish);
             let slice_bytes = slice.bytes;
             count += 1;
             bytes += slice_bytes;
             load_bytes += slice_bytes.max(LEAST_LOAD_BYTES);
-            let (before, after, task) = (slice.before, slice.after, slice.task as usize);
-            if slice.batch != batch {
-                batch = slice.batch;
-                entry = batches.at(batch.index);
-            }
+            let (before, after, task) = (slice.before, slice.after, slice.task);
             if id.index == front {
                 front = after;
             } else {
                 unlink(slices, lane_entry, before, after);
             }
-            if entry.end_slice(task, slice_bytes) {
+            // Where tasks are not told of, only the end of the batch is.
+            if entry.end_slice(task, slice_bytes) && (report || entry.remaining == 0) {
                 if report {
-                    finished.push_back((batch, task as u32));
+                    finished.push_back((batch, task));
                 }
                 if entry.remaining == 0 {
                     outputs.push_back(Output::Done { batch });

@@ -47,7 +47,14 @@ pub(super) const fn connection_number(lane: LaneId) -> u64 {
 const fn is_change(operation: Operation) -> bool {
     matches!(
         operation,
-        Operation::Write | Operation::WriteMany | Operation::Put | Operation::Remove | Operation::Commit
+        Operation::Write
+            | Operation::WriteMany
+            | Operation::Put
+            | Operation::Remove
+            | Operation::Commit
+            | Operation::Fill
+            | Operation::Seal
+            | Operation::Discard
     )
 }
 

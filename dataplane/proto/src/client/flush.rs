@@ -7,7 +7,7 @@ use super::path::{Path, Via};
 use super::table::{NOWHERE, SliceEvent, Wire, request_id, slice_id};
 use super::types::{DeviceCopy, LaneId, ListFrom, Local, Output, Request, SliceId};
 use crate::digest::Digest;
-use crate::frame::{FLAG_AHEAD, Header, VERSION};
+use crate::frame::{FLAG_AHEAD, FLAG_ALL, Header, VERSION};
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{
@@ -39,6 +39,7 @@ impl Client {
             shard: address.shard,
             lane: number,
             connection: connection_number(lane),
+            fetches: self.config.fetches,
             cluster,
         };
         let body = self.append(|out| out.extend_from_slice(&hello.encode()));
@@ -167,13 +168,21 @@ impl Client {
             }
             (_, Request::Exists(_) | Request::Prefetch(_)) => self.send_digests(lane, Operation::Exists),
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
-            (_, Request::Remove(_)) => self.send_digests(lane, Operation::Remove),
+            (_, Request::Remove(_) | Request::RemoveHead(_)) => self.send_digests(lane, Operation::Remove),
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
             (_, Request::List(digest, from)) => self.send_list(lane, first.index, digest, from),
-            (Path::Shared, Request::Get(..) | Request::GetRange(..)) => self.send_digests(lane, Operation::Lookup),
+            (Path::Shared, Request::Get(..) | Request::GetRange(..) | Request::GetHead(..)) => {
+                self.send_digests(lane, Operation::Lookup);
+            }
             (Path::Shared, Request::Put(..) | Request::PutAs(..)) => self.send_reserve(lane),
-            (_, Request::Get(..)) => self.send_each(lane, Operation::Get),
-            (_, Request::GetRange(..)) => self.send_each(lane, Operation::GetRange),
+            (_, Request::Begin(..)) => self.send_begin(lane),
+            (Path::Shared, Request::Fill(..)) => self.send_fills(lane),
+            (_, Request::Fill(_, draft, offset, local)) => self.send_fill(lane, first.index, draft, offset, local),
+            (_, Request::Seal(..)) => self.send_ids(lane, Operation::Seal),
+            (_, Request::Discard(..)) => self.send_ids(lane, Operation::Discard),
+            (Path::Shared, Request::PeekRange(..)) => self.send_peeks(lane),
+            (_, Request::Get(..) | Request::GetHead(..)) => self.send_each(lane, Operation::Get),
+            (_, Request::GetRange(..) | Request::PeekRange(..)) => self.send_each(lane, Operation::GetRange),
             (_, Request::Put(..) | Request::PutAs(..)) => self.send_put(lane, first.index),
             (Path::Stream | Path::Rdma | Path::Mooncake, Request::Read(..)) => self.send_each(lane, Operation::Read),
             (Path::Stream | Path::Rdma | Path::Mooncake, Request::Write(target, local)) => {
@@ -215,16 +224,17 @@ impl Client {
         let id = self.lanes[lane as usize].id(lane);
         let request_id = self.open_wire(id, operation);
         let mut header = Header::request(Kind::Request(operation), request_id);
-        let (start, mut count, mut ahead) = (self.bytes.len(), 0, false);
-        while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
+        let (start, mut count, mut flags) = (self.bytes.len(), 0, 0);
+        let most = header.most_items();
+        while count < most && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
             let request = self.slices.at(next.index).request;
             let Some(digest) = digest_for(operation, &request) else { break };
-            let is_ahead = matches!(request, Request::Prefetch(_));
-            if count > 0 && is_ahead != ahead {
+            let wanted = flags_of(&request);
+            if count > 0 && wanted != flags {
                 break;
             }
-            ahead = is_ahead;
+            flags = wanted;
             DigestItem { digest }.encode(&mut self.bytes);
             if count == 0 {
                 header.deadline_us = self.deadline_us(next.index);
@@ -233,7 +243,7 @@ impl Client {
             self.join_wire(request_id, next.index);
             count += 1;
         }
-        header.flags |= if ahead { FLAG_AHEAD } else { 0 };
+        header.flags |= flags;
         let body = start..self.bytes.len();
         self.send(id, header, body, count, &[]);
     }
@@ -242,7 +252,7 @@ impl Client {
     fn send_each(&mut self, lane: u32, operation: Operation) {
         let id = self.lanes[lane as usize].id(lane);
         let start = self.bytes.len();
-        let (mut count, mut deadline_us) = (0, 0);
+        let (mut count, mut deadline_us, mut flags) = (0, 0, 0);
         // A foreign protocol knows one range for each request.
         let foreign = self.lanes[lane as usize].path == Path::Mooncake;
         let most = if foreign { 1 } else { Limits::ITEMS_PER_FRAME };
@@ -250,26 +260,28 @@ impl Client {
             let Some(next) = self.next_queued(lane) else { break };
             let asked = self.slices.at(next.index).request;
             let fits = match asked {
-                Request::Get(..) => operation == Operation::Get,
-                Request::GetRange(..) => operation == Operation::GetRange,
+                Request::Get(..) | Request::GetHead(..) => operation == Operation::Get,
+                Request::GetRange(..) | Request::PeekRange(..) => operation == Operation::GetRange,
                 Request::Read(..) => operation == Operation::Read,
                 _ => false,
             };
-            if !fits || !foreign && self.may_gather(next.index) {
+            let wanted = flags_of(&asked);
+            if !fits || !foreign && self.may_gather(next.index) || count > 0 && wanted != flags {
                 break;
             }
+            flags = wanted;
             let request = self.open_wire(id, operation);
             self.take_queued(lane, next.index);
             self.join_wire(request, next.index);
             match asked {
-                Request::Get(digest, local) => {
+                Request::Get(digest, local) | Request::GetHead(digest, local) => {
                     GetItem { digest, request, capacity_bytes: local.bytes }.encode(&mut self.bytes);
                 }
                 Request::Read(target, local) => {
                     ReadItem { request, segment: target.segment, offset: target.offset, bytes: local.bytes }
                         .encode(&mut self.bytes);
                 }
-                Request::GetRange(digest, offset, local) => {
+                Request::GetRange(digest, offset, local) | Request::PeekRange(digest, offset, local) => {
                     RangeItem { digest, request, offset, bytes: local.bytes }.encode(&mut self.bytes);
                 }
                 _ => unreachable!("only gets and reads are answered one by one"),
@@ -281,6 +293,7 @@ impl Client {
         }
         let mut header = Header::request(Kind::Request(operation), RequestId::default());
         header.deadline_us = deadline_us;
+        header.flags |= flags;
         if operation == Operation::Read && self.sums_segments(lane) {
             header.flags |= crate::frame::FLAG_CHECKSUM;
         }
@@ -293,8 +306,9 @@ impl Client {
         let request = self.open_wire(id, Operation::List);
         let mut header = Header::request(Kind::Request(Operation::List), request);
         header.deadline_us = self.deadline_us(slice);
-        let ListFrom { walk, from, names } = from;
-        let body = self.append(|out| ListItem { digest, walk, from, flags: names.into() }.encode(out));
+        let ListFrom { walk, from, names, one } = from;
+        let flags = if names { ListItem::NAMES } else { 0 } | if one { ListItem::ONE } else { 0 };
+        let body = self.append(|out| ListItem { digest, walk, from, flags }.encode(out));
         self.take_queued(lane, slice);
         self.join_wire(request, slice);
         self.send(id, header, body, 1, &[]);
@@ -419,8 +433,18 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
     match (operation, request) {
         (Operation::Exists, Request::Exists(digest) | Request::Prefetch(digest))
         | (Operation::Size, Request::Size(digest))
-        | (Operation::Remove, Request::Remove(digest))
-        | (Operation::Lookup, Request::Get(digest, _) | Request::GetRange(digest, ..)) => Some(*digest),
+        | (Operation::Remove, Request::Remove(digest) | Request::RemoveHead(digest))
+        | (Operation::Lookup, Request::Get(digest, _) | Request::GetRange(digest, ..))
+        | (Operation::Lookup, Request::GetHead(digest, _)) => Some(*digest),
         _ => None,
+    }
+}
+
+/// The flags of a frame that asks this.
+const fn flags_of(request: &Request) -> u32 {
+    match request {
+        Request::Prefetch(_) => FLAG_AHEAD,
+        Request::GetHead(..) | Request::RemoveHead(_) | Request::PeekRange(..) => FLAG_ALL,
+        _ => 0,
     }
 }

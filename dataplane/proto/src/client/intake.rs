@@ -105,28 +105,10 @@ impl Client {
                     ends = (local.offset + local.bytes, target.offset + local.bytes);
                     written += usize::from(matches!(request, Request::Read(..)));
                 }
-                Request::Get(_, local) | Request::Put(_, local) | Request::PutAs(_, local, _) => {
+                other => {
                     ends = NOWHERE;
-                    if matches!(request, Request::PutAs(_, _, number) if *number as usize >= puts) {
-                        return Err(SubmitError::UnknownPut { index });
-                    }
-                    check_local(index, local, local.offset)?;
-                    written += usize::from(matches!(request, Request::Get(..)));
+                    written += usize::from(self.take_object(index, other, puts)?);
                 }
-                Request::GetRange(_, offset, local) => {
-                    ends = NOWHERE;
-                    check_local(index, local, local.offset.max(*offset))?;
-                    written += 1;
-                }
-                Request::OpenSegment(peer) => {
-                    ends = NOWHERE;
-                    self.check_peer(index, *peer)?;
-                }
-                Request::Exists(_)
-                | Request::Prefetch(_)
-                | Request::Size(_)
-                | Request::Remove(_)
-                | Request::List(..) => ends = NOWHERE,
             }
             slices += 1;
             grouping.add(index as u32, touches, whole);
@@ -138,6 +120,37 @@ impl Client {
             return Err(SubmitError::Busy { open, slices, limit: Limits::OPEN_SLICES });
         }
         if written < 2 { Ok(()) } else { check_overlap(requests) }
+    }
+
+    /// Checks a request that names no range of a peer's memory. Whether it writes to the caller's.
+    fn take_object(&self, index: usize, request: &Request, puts: usize) -> Result<bool, SubmitError> {
+        match request {
+            Request::Get(_, local) | Request::GetHead(_, local) => {
+                check_local(index, local, local.offset)?;
+                return Ok(true);
+            }
+            Request::Put(_, local) => check_local(index, local, local.offset)?,
+            Request::PutAs(_, local, number) => {
+                if *number as usize >= puts {
+                    return Err(SubmitError::UnknownPut { index });
+                }
+                check_local(index, local, local.offset)?;
+            }
+            Request::GetRange(_, offset, local) | Request::PeekRange(_, offset, local) => {
+                check_local(index, local, local.offset.max(*offset))?;
+                return Ok(true);
+            }
+            Request::Fill(_, _, offset, local) => check_local(index, local, local.offset.max(*offset))?,
+            Request::Begin(_, bytes, _, number) => {
+                if *number as usize >= puts {
+                    return Err(SubmitError::UnknownPut { index });
+                }
+                check_local(index, &Local { buffer: 0, offset: 0, bytes: *bytes }, 0)?;
+            }
+            Request::OpenSegment(peer) => self.check_peer(index, *peer)?,
+            _ => {}
+        }
+        Ok(false)
     }
 
     fn check_peer(&self, index: usize, peer: PeerId) -> Result<(), SubmitError> {
@@ -203,9 +216,11 @@ fn continues(before: &Request, request: &Request) -> bool {
 /// No two requests of a batch may write to the same memory: the outcome would depend on the network.
 fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
     let writes = |(index, request): (usize, &Request)| match request {
-        Request::Get(_, local) | Request::GetRange(_, _, local) | Request::Read(_, local) => {
-            Some((local.buffer, local.offset, local.bytes, index))
-        }
+        Request::Get(_, local)
+        | Request::GetHead(_, local)
+        | Request::GetRange(_, _, local)
+        | Request::PeekRange(_, _, local)
+        | Request::Read(_, local) => Some((local.buffer, local.offset, local.bytes, index)),
         _ => None,
     };
     let ranges = || requests.iter().enumerate().filter_map(writes);

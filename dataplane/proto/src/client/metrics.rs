@@ -318,7 +318,11 @@ impl Client {
         let transport = Transport::of(entry.path, slice.via);
         let counts = entry.books.of(transport);
         if status == Status::Ok {
-            let moved = if matches!(slice.request, Request::Get(..)) { slice.bytes } else { slice.weight_bytes() };
+            let moved = if matches!(slice.request, Request::Get(..) | Request::GetHead(..)) {
+                slice.bytes
+            } else {
+                slice.weight_bytes()
+            };
             entry.rail.done(moved, config.is_small(bytes), slice.times.posted_ns, now_ns);
             counts.operations += 1;
             counts.bytes += moved;

@@ -19,11 +19,13 @@
 
 mod bulk;
 mod dispatch;
+mod drafts;
 mod fences;
 mod flush;
 mod gather;
 mod intake;
 mod lane;
+mod make;
 mod metrics;
 mod near;
 mod options;
@@ -60,7 +62,7 @@ pub use types::{
     SegmentTarget, SliceId, SubmitError, TaskResult,
 };
 
-use crate::ids::{BatchId, Epoch};
+use crate::ids::{BatchId, Epoch, SLOTS, Slot};
 use crate::map::{ClusterMap, OwnerTable};
 use crate::message::Operation;
 use crate::sched::RetryBudget;
@@ -110,6 +112,8 @@ pub struct Client {
     dirty_groups: VecDeque<(u32, u8)>,
     /// Slices that wait for a newer map, or for the shard to learn of ours: `(not before, slice)`.
     parked: BTreeSet<(u64, SliceId)>,
+    /// Whom to ask for each slot, whatever a map says, and the epoch to ask by.
+    sources: Option<(Epoch, Vec<Option<PeerId>>)>,
     /// Peers of the map's owners, found on first use: one row for each member.
     owner_peers: Vec<Vec<Option<PeerId>>>,
     /// Segments' descriptions that nobody has taken yet.
@@ -170,6 +174,7 @@ impl Client {
             dirty: VecDeque::new(),
             dirty_groups: VecDeque::new(),
             parked: BTreeSet::new(),
+            sources: None,
             owner_peers: Vec::new(),
             descriptions: BTreeMap::new(),
             counters: Counters::default(),
@@ -200,9 +205,20 @@ impl Client {
         self.set_map(map, now_ns);
     }
 
+    /// Asks these peers for the objects of each slot from now on, by the map of this epoch; nobody where there is none.
+    /// For who asks former owners: a map is not used.
+    pub fn set_sources(&mut self, epoch: Epoch, source: impl Fn(Slot) -> Option<PeerId>, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.sources = Some((epoch, (0..SLOTS as u16).map(|slot| source(Slot(slot))).collect()));
+        self.unpark(u64::MAX);
+    }
+
     /// Epoch of the map in use; 0 before the first.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
+        if let Some((epoch, _)) = &self.sources {
+            return *epoch;
+        }
         self.map.as_ref().map_or(Epoch(0), |(map, _)| map.epoch)
     }
 

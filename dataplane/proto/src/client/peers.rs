@@ -218,6 +218,9 @@ impl Client {
     }
 
     pub(super) fn owner_peer(&mut self, digest: Digest) -> Option<PeerId> {
+        if let Some((_, sources)) = &self.sources {
+            return sources[usize::from(digest.slot().0)];
+        }
         let (map, owners) = self.map.as_ref()?;
         let owner = owners.owner_of(digest)?;
         let (member, shard) = (usize::from(owner.member), usize::from(owner.shard.0));

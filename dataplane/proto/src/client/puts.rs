@@ -2,7 +2,6 @@
 
 use super::Client;
 use super::types::{Local, Request};
-use crate::digest::Digest;
 use crate::frame::Header;
 use crate::limits::Limits;
 use crate::message::{Item, Kind, ObjectName, Operation, PutItem};
@@ -73,7 +72,7 @@ impl PutBook {
         self.names.extend_from_slice(&other.names);
     }
 
-    fn get(&self, number: u32) -> (PutItem, &[u8]) {
+    pub(super) fn get(&self, number: u32) -> (PutItem, &[u8]) {
         let entry = &self.puts[number as usize];
         let at = entry.name_at as usize;
         (entry.item, &self.names[at..at + entry.item.name_bytes()])
@@ -136,10 +135,10 @@ impl Client {
 }
 
 impl Request {
-    /// The object that is put and the memory that it is put from.
-    pub(super) const fn put(&self) -> Option<(Digest, Local)> {
+    /// The memory that an object, or a range of one, is put from.
+    pub(super) const fn source(&self) -> Option<Local> {
         match *self {
-            Self::Put(digest, local) | Self::PutAs(digest, local, _) => Some((digest, local)),
+            Self::Put(_, local) | Self::PutAs(_, local, _) | Self::Fill(_, _, _, local) => Some(local),
             _ => None,
         }
     }

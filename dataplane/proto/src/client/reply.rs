@@ -59,7 +59,10 @@ impl Client {
         // A slice may only have left its wire by the loss of its lane, which removes the wire too.
         let outcome = match operation {
             Operation::Get | Operation::GetRange | Operation::Read => self.on_payload(wire.slices[0], header),
-            Operation::Put | Operation::Write => {
+            Operation::Fill if self.lanes[lane.index as usize].path == Path::Shared => {
+                self.on_group(operation, &wire.slices, header, body).map(|()| PayloadTo::Discard)
+            }
+            Operation::Put | Operation::Write | Operation::Fill => {
                 self.on_single(wire.slices[0], header);
                 Ok(PayloadTo::Discard)
             }
@@ -126,7 +129,7 @@ impl Client {
             return Ok(PayloadTo::Discard);
         }
         let of_segment = matches!(slice.request, Request::Read(..));
-        let whole_range = of_segment || matches!(slice.request, Request::GetRange(..));
+        let whole_range = of_segment || matches!(slice.request, Request::GetRange(..) | Request::PeekRange(..));
         let bytes = header.payload_bytes;
         if bytes == 0 || bytes > local.bytes || (whole_range && bytes != local.bytes) {
             return Err(Broken);
@@ -204,7 +207,15 @@ impl Client {
             return Err(Broken);
         }
         match operation {
-            Operation::Exists | Operation::Remove => {
+            Operation::Remove => {
+                let (there, heads) = Bitmap::decode_two(body, header.items).ok_or(Broken)?;
+                for (position, &slice) in slices.iter().enumerate() {
+                    let striped = heads.as_ref().is_some_and(|heads| heads.get(position));
+                    let status = if there.get(position) { Status::Ok } else { Status::NotFound };
+                    self.settle(slice, if striped { Status::Striped } else { status });
+                }
+            }
+            Operation::Exists | Operation::Discard => {
                 let bits = Bitmap::decode(body, header.items).ok_or(Broken)?;
                 for (position, &slice) in slices.iter().enumerate() {
                     self.settle(slice, if bits.get(position) { Status::Ok } else { Status::NotFound });
@@ -228,13 +239,35 @@ impl Client {
                 self.descriptions.insert(batch, body.to_vec());
                 self.settle(slices[0], Status::Ok);
             }
-            Operation::Lookup => {
+            Operation::Lookup | Operation::Peek => {
                 let items = decode_items::<LookupReply>(body, header.items).ok_or(Broken)?;
                 for (&slice, item) in slices.iter().zip(items) {
                     self.on_lookup(slice, &item)?;
                 }
             }
-            Operation::Reserve => {
+            _ => return self.on_places(operation, slices, header, body),
+        }
+        Ok(())
+    }
+
+    /// Answers about room for objects, and about objects that are made of it.
+    fn on_places(&mut self, operation: Operation, slices: &[u32], header: &Header, body: &[u8]) -> Result<(), Broken> {
+        match operation {
+            Operation::Begin => {
+                let items = decode_items::<ReserveReply>(body, header.items).ok_or(Broken)?;
+                for (&slice, item) in slices.iter().zip(items) {
+                    self.slices.at(slice).version = item.reservation.to_bits();
+                    self.settle(slice, item.status);
+                }
+            }
+            Operation::Seal => {
+                for (&slice, item) in slices.iter().zip(decode_items::<CommitReply>(body, header.items).ok_or(Broken)?)
+                {
+                    self.slices.at(slice).version = item.version.0;
+                    self.settle(slice, item.status);
+                }
+            }
+            Operation::Reserve | Operation::Fill => {
                 let items = decode_items::<ReserveReply>(body, header.items).ok_or(Broken)?;
                 slices.iter().zip(items).for_each(|(&slice, item)| self.on_reserve(slice, &item));
             }
@@ -266,14 +299,16 @@ impl Client {
             return Err(Broken);
         }
         let (offset, local, checksum) = match request {
-            Request::Get(_, local) if item.bytes <= local.bytes => {
+            Request::Get(_, local) | Request::GetHead(_, local) if item.bytes <= local.bytes => {
                 (item.offset, Local { bytes: item.bytes, ..local }, Some(item.checksum))
             }
-            Request::GetRange(_, offset, local) if offset + local.bytes <= item.bytes => {
+            Request::GetRange(_, offset, local) | Request::PeekRange(_, offset, local)
+                if offset + local.bytes <= item.bytes =>
+            {
                 (item.offset.saturating_add(offset), local, None)
             }
             _ => {
-                let range = matches!(request, Request::GetRange(..));
+                let range = matches!(request, Request::GetRange(..) | Request::PeekRange(..));
                 slice.bytes = if range { 0 } else { item.bytes };
                 self.lanes[lane as usize].releases.push(item.pin);
                 self.mark_dirty(lane);
@@ -296,7 +331,7 @@ impl Client {
             self.settle(index, item.status);
             return;
         }
-        let (_, local) = slice.request.put().expect("a reservation is asked for puts only");
+        let local = slice.request.source().expect("a reservation is asked for puts and fills only");
         slice.held = Held::Reservation(item.reservation);
         slice.step(SliceEvent::Place);
         let lane = self.lanes[slice.lane as usize].id(slice.lane);

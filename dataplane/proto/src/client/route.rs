@@ -30,6 +30,13 @@ impl Client {
             | Request::Put(digest, _)
             | Request::PutAs(digest, ..)
             | Request::GetRange(digest, ..)
+            | Request::PeekRange(digest, ..)
+            | Request::GetHead(digest, _)
+            | Request::RemoveHead(digest)
+            | Request::Begin(digest, ..)
+            | Request::Fill(digest, ..)
+            | Request::Seal(digest, _)
+            | Request::Discard(digest, _)
             | Request::List(digest, _) => self.owner_peer(digest),
             Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
             Request::OpenSegment(peer) => Some(peer),

@@ -1,7 +1,5 @@
 //! Batches come in: validated as a whole, split into slices, routed.
 
-use core::ops::Range;
-
 use super::lane::Cause;
 use super::options::SubmitOptions;
 use super::puts::PutBook;
@@ -75,21 +73,20 @@ impl Client {
         batch.open_slices.resize(requests.len(), 0);
         let (index, generation) = self.batches.insert(batch);
         let id = BatchId { index, generation };
+        // Nothing is sent for what is late: ending it afterwards would cost others their lane.
+        let late = deadline_ns <= now_ns;
         for position in 0..self.stretches.len() {
             let stretch = self.stretches[position];
             match stretch.whole {
-                true => self.add_whole(id, stretch.tasks(), requests),
-                false => self.cut(id, stretch.tasks(), requests),
+                true => self.make_whole(id, stretch.tasks(), requests, !late),
+                false => self.cut(id, stretch.tasks(), requests, !late),
             }
         }
-        if deadline_ns <= now_ns {
-            // Nothing is sent for it: ending it later would cost others their lane.
+        if late {
             self.end_batch(id, Status::DeadlineExceeded, Cause::Deadline);
             return Ok(id);
         }
         self.remember_deadline(deadline_ns, id);
-        // Routed only when all slices exist: a slice that fails at once must not complete the batch early.
-        self.route_all(index);
         Ok(id)
     }
 
@@ -113,64 +110,8 @@ impl Client {
         self.deadlines.push(core::cmp::Reverse((deadline_ns, batch)));
     }
 
-    /// Makes a slice of each request.
-    fn add_whole(&mut self, id: BatchId, tasks: Range<usize>, requests: &[Request]) {
-        let like = self.new_slice(id, tasks.start as u32, requests[tasks.start]);
-        let batch = self.batches.at(id.index);
-        batch.open_slices[tasks.clone()].fill(1);
-        batch.slices.reserve(tasks.len());
-        let asked = (tasks.start as u32..).zip(&requests[tasks.clone()]);
-        self.slices.insert_all(&like, tasks.len(), asked, |slice, index, generation, (task, request)| {
-            (slice.task, slice.request) = (task, *request);
-            batch.slices.push(slice_id(index, generation));
-        });
-    }
-
-    /// Cuts a request into slices, or requests that touch each other.
-    fn cut(&mut self, batch: BatchId, run: Range<usize>, requests: &[Request]) {
-        let (first, last) = (&requests[run.start], &requests[run.end - 1]);
-        let (Request::Read(target, local) | Request::Write(target, local)) = *first else { return };
-        if run.len() == 1 {
-            self.cut_one(batch, run.start as u32, target, local, first);
-            return;
-        }
-        let end = last.local().map_or(0, |local| local.offset + local.bytes);
-        let ranges = &mut self.batches.at(batch.index).ranges;
-        ranges.resize(requests.len(), (0, 0));
-        for task in run.clone() {
-            ranges[task] = requests[task].local().map_or((0, 0), |local| (local.offset, local.bytes));
-        }
-        let mut task = run.start;
-        let task_end = |task: usize| requests[task].local().map_or(0, |local| local.offset + local.bytes);
-        for cut in self.cuts(target.offset, end - local.offset, target.peer) {
-            let (request, part) = part_of(first, target, local, cut);
-            while task_end(task) <= part.offset {
-                task += 1;
-            }
-            let from = task;
-            while task_end(task) < part.offset + part.bytes {
-                task += 1;
-            }
-            self.add_slice(batch, from as u32, (task - from + 1) as u32, request);
-        }
-    }
-
-    /// Cuts one request into slices.
-    fn cut_one(&mut self, id: BatchId, task: u32, target: SegmentTarget, local: Local, request: &Request) {
-        let like = self.new_slice(id, task, *request);
-        let cuts = self.cuts(target.offset, local.bytes, target.peer);
-        let count = cuts.slices() as usize;
-        let batch = self.batches.at(id.index);
-        batch.open_slices[task as usize] = count as u32;
-        batch.slices.reserve(count);
-        self.slices.insert_all(&like, count, cuts, |slice, index, generation, cut| {
-            slice.request = part_of(request, target, local, cut).0;
-            batch.slices.push(slice_id(index, generation));
-        });
-    }
-
     /// A slice that nothing has happened to yet.
-    fn new_slice(&self, batch: BatchId, task: u32, request: Request) -> Slice {
+    pub(super) fn new_slice(&self, batch: BatchId, task: u32, request: Request) -> Slice {
         Slice {
             batch,
             task,
@@ -311,16 +252,4 @@ const fn is_of_one(status: Status) -> bool {
             | Status::Stale
             | Status::OutOfRange
     )
-}
-
-/// The part of a read or write that is a cut of the target's range, and its memory.
-#[inline]
-fn part_of(request: &Request, target: SegmentTarget, local: Local, (offset, bytes): (u64, u64)) -> (Request, Local) {
-    let part = Local { offset: local.offset + (offset - target.offset), bytes, ..local };
-    let target = SegmentTarget { offset, ..target };
-    let request = match request {
-        Request::Read(..) => Request::Read(target, part),
-        _ => Request::Write(target, part),
-    };
-    (request, part)
 }

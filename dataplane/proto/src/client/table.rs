@@ -42,28 +42,22 @@ impl<T> Table<T> {
         (index, 1)
     }
 
-    /// Inserts a copy of `like` for each item, at most so many. What `each` makes of a copy gets its position, its
-    /// generation, and the item.
+    /// Free positions, at least so many of them, for copies of `like`. Those that are used are then [`Self::filled`].
     #[inline]
-    pub(super) fn insert_all<I>(
-        &mut self,
-        like: &T,
-        most: usize,
-        items: impl IntoIterator<Item = I>,
-        mut each: impl FnMut(&mut T, u32, u32, I),
-    ) where
+    pub(super) fn vacant(&mut self, like: &T, count: usize) -> Vacant<'_, T>
+    where
         T: Copy,
     {
-        self.prepare(like, most);
-        let mut used = 0;
-        for (&index, item) in self.free.iter().rev().zip(items) {
-            let entry = &mut self.entries[index as usize];
-            (entry.live, entry.value) = (true, *like);
-            each(&mut entry.value, index, entry.generation, item);
-            used += 1;
-        }
-        self.free.truncate(self.free.len() - used);
-        self.live += used;
+        self.prepare(like, count);
+        let Self { entries, free, .. } = self;
+        Vacant { entries, free: free.iter().rev() }
+    }
+
+    /// So many of the vacant positions are in use now.
+    #[inline]
+    pub(super) fn filled(&mut self, count: usize) {
+        self.free.truncate(self.free.len() - count);
+        self.live += count;
     }
 
     /// Makes so many free positions, filled with copies of anything.
@@ -154,6 +148,35 @@ impl<T> Table<T> {
 
     pub(super) const fn len(&self) -> usize {
         self.live
+    }
+}
+
+/// Positions of a table that are being filled, in the order in which single ones would be used.
+pub(super) struct Vacant<'a, T> {
+    entries: &'a mut [Entry<T>],
+    free: core::iter::Rev<core::slice::Iter<'a, u32>>,
+}
+
+impl<T: Copy> Vacant<'_, T> {
+    /// The next position, with a copy of `like`: index, generation, and what is there.
+    #[inline(always)]
+    pub(super) fn fill(&mut self, like: &T) -> Option<(u32, u32, &mut T)> {
+        let &index = self.free.next()?;
+        let entry = self.entries.get_mut(index as usize)?;
+        (entry.live, entry.value) = (true, *like);
+        Some((index, entry.generation, &mut entry.value))
+    }
+
+    /// What is at a position, live or not.
+    #[inline(always)]
+    pub(super) fn at(&mut self, index: u32) -> &mut T {
+        &mut self.entries[index as usize].value
+    }
+
+    /// The position that was filled last stays free.
+    #[inline]
+    pub(super) fn leave(&mut self, index: u32) {
+        self.entries[index as usize].live = false;
     }
 }
 
@@ -309,7 +332,7 @@ pub(super) struct Times {
 }
 
 /// Load of a slice without payload.
-pub(super) const LEAST_LOAD_BYTES: u64 = 64;
+pub(super) const LEAST_LOAD_BYTES: u64 = 32;
 
 /// No position in a table.
 pub(super) const NOWHERE: u32 = u32::MAX;
@@ -322,12 +345,19 @@ pub(super) enum Held {
     Reservation(ReservationId),
 }
 
+/// Out of line, so that steps that are fine cost little.
+#[cold]
+#[inline(never)]
+fn illegal(state: SliceState, event: SliceEvent) -> ! {
+    panic!("slice in {state:?} got {event:?}");
+}
+
 impl Slice {
     #[inline]
     pub(super) fn step(&mut self, event: SliceEvent) {
         match self.state.on(event) {
             crate::states::Step::Moved(to) => self.state = to,
-            step => panic!("slice in {:?} got {event:?}: {step:?}", self.state),
+            _ => illegal(self.state, event),
         }
     }
 

@@ -54,6 +54,9 @@ pub struct Config {
     pub checksum_segments: bool,
     /// Whether the end of each task is told by [`super::Client::poll_finished`], and not only that of its batch.
     pub report_tasks: bool,
+    /// Whether it asks former owners for what was in slots that moved, and nothing else: see
+    /// [`super::Client::set_sources`].
+    pub fetches: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
     pub foreign_depth: u32,
 }
@@ -79,6 +82,7 @@ impl Default for Config {
             gather_range_bytes: 32 << 10,
             checksum_segments: true,
             report_tasks: false,
+            fetches: false,
             foreign_depth: 1,
         }
     }
@@ -158,6 +162,8 @@ pub struct ListFrom {
     pub from: u64,
     /// Whether names are wanted.
     pub names: bool,
+    /// Whether only the object of the digest is wanted.
+    pub one: bool,
 }
 
 /// One request of a batch.
@@ -182,6 +188,22 @@ pub enum Request {
     Put(Digest, Local),
     /// Keep these bytes under this digest, as the entry of this number of the batch's [`super::PutBook`] says.
     PutAs(Digest, Local, u32),
+    /// Bring a range of the object into memory, also if it is one that is being written and has that range already.
+    PeekRange(Digest, u64, Local),
+    /// Bring into memory what names the object's stripes.
+    GetHead(Digest, Local),
+    /// Remove it, also if it names stripes.
+    RemoveHead(Digest),
+    /// An object of this digest and so many bytes will be written in ranges, with pauses of at most so many
+    /// milliseconds, as the entry of this number of the batch's [`super::PutBook`] says. The result's version is its
+    /// number as a draft.
+    Begin(Digest, u64, u32, u32),
+    /// Keep these bytes at this offset of a draft.
+    Fill(Digest, u64, u64, Local),
+    /// A draft is complete: it becomes the object.
+    Seal(Digest, u64),
+    /// A draft is given up.
+    Discard(Digest, u64),
     /// Bring a range of a segment into memory.
     Read(SegmentTarget, Local),
     /// Write a range of a segment.
@@ -197,6 +219,9 @@ impl Request {
         match *self {
             Self::Get(_, local)
             | Self::GetRange(_, _, local)
+            | Self::PeekRange(_, _, local)
+            | Self::GetHead(_, local)
+            | Self::Fill(_, _, _, local)
             | Self::Put(_, local)
             | Self::PutAs(_, local, _)
             | Self::Read(_, local)

@@ -123,6 +123,11 @@ pub enum MapError {
         /// How many there are.
         found: usize,
     },
+    /// The former layout is over a limit or not in order.
+    Former {
+        /// How many claims it has.
+        claims: usize,
+    },
     /// A member claims slots but has no shard to own them.
     NoShards {
         /// The member.
@@ -167,6 +172,9 @@ impl fmt::Display for MapError {
             }
             Self::MapShards { found } => {
                 write!(f, "{found} shards are more than the {MAX_MAP_SHARDS} a cluster map holds")
+            }
+            Self::Former { claims } => {
+                write!(f, "the former layout of {claims} claims is over a limit of a cluster map, or not in order")
             }
             Self::NoShards { node, weight } => {
                 write!(f, "node {node} has weight {weight} but no shard: list its shards or set weight 0")

@@ -1,8 +1,10 @@
 //! Bytes of a cluster map and of its members, in the parts that [`super::codec`] provides.
 //!
 //! ```text
-//! map:    sealed: replicas u8 | 0 u8 | members u16 | epoch u64 | member...
+//! map:    sealed: replicas u8 | 0 u8 | members u16 | epoch u64 | member... | former, or nothing
 //! member: node u64 | incarnation u64 | weight u32 | shards u16 | failure domain text | host text | shard...
+//! former: since u64 | from u64 | claims u16 | lives u16 | (node u64 | incarnation u64 | weight u32 | shards u16)... |
+//!         (node u64 | incarnation u64)...
 //! shard:  address | 0 u8, or 1 u8 and the path of the shared-memory socket as text
 //! ```
 //!
@@ -26,7 +28,11 @@ const MAX_SHARD_BYTES: usize = 1 + 16 + 2 + 4 + 4 + 2 + super::MAX_SHM_PATH_BYTE
 const MAX_MEMBER_BYTES: usize = MIN_MEMBER_BYTES + super::MAX_FAILURE_DOMAIN_BYTES + super::MAX_HOST_BYTES;
 
 /// Most bytes of an encoded map: the limit for whoever carries one.
-pub const MAX_MAP_BYTES: usize = SEAL_BYTES + 12 + MAX_MEMBERS * MAX_MEMBER_BYTES + MAX_MAP_SHARDS * MAX_SHARD_BYTES;
+pub const MAX_MAP_BYTES: usize = SEAL_BYTES
+    + 12
+    + MAX_MEMBERS * MAX_MEMBER_BYTES
+    + MAX_MAP_SHARDS * MAX_SHARD_BYTES
+    + super::former::MAX_FORMER_BYTES;
 
 /// Appends a member.
 ///
@@ -101,6 +107,7 @@ impl ClusterMap {
         for member in &self.members {
             put_member(out, member);
         }
+        self.former.iter().for_each(|former| former.put(out));
         seal(out, start);
     }
 
@@ -129,8 +136,9 @@ impl ClusterMap {
         for _ in 0..count {
             members.push(reader.member()?);
         }
+        let former = if reader.left_bytes() > 0 { Some(reader.former()?) } else { None };
         reader.finish()?;
-        let map = Self { epoch, replicas, members };
+        let map = Self { epoch, replicas, members, former };
         map.validate()?;
         Ok(map)
     }

@@ -16,12 +16,14 @@ use crate::ids::{Epoch, Incarnation, NodeId, ShardId};
 
 pub mod codec;
 mod error;
+mod former;
 mod layout;
 mod rendezvous;
 #[cfg(test)]
 mod tests;
 
 pub use error::MapError;
+pub use former::{Claim, Former, ShardKey, SlotOwners};
 pub use rendezvous::OwnerTable;
 
 /// Most members of one cluster.
@@ -88,6 +90,8 @@ pub struct ClusterMap {
     pub replicas: u8,
     /// All members, ordered by node id.
     pub members: Vec<Member>,
+    /// Who owned the slots before their owners changed last.
+    pub former: Option<Former>,
 }
 
 impl Member {
@@ -142,7 +146,10 @@ impl ClusterMap {
         if shards > MAX_MAP_SHARDS {
             return Err(MapError::MapShards { found: shards });
         }
-        Ok(())
+        match &self.former {
+            Some(former) if !former.is_valid() => Err(MapError::Former { claims: former.claims.len() }),
+            _ => Ok(()),
+        }
     }
 
     /// The member with this id: a binary search over the ordered members.

@@ -26,7 +26,7 @@ fn member(node: u64, weight: u32, domain: &str, shards: u16) -> Member {
 }
 
 fn map(replicas: u8, members: Vec<Member>) -> ClusterMap {
-    ClusterMap { epoch: Epoch(7), replicas, members }
+    ClusterMap { epoch: Epoch(7), replicas, members, former: None }
 }
 
 fn slots() -> impl Iterator<Item = Slot> {
@@ -74,12 +74,30 @@ prop_compose! {
 }
 
 prop_compose! {
+    fn any_former()(
+        since: u64, from: u64,
+        claims in prop::collection::btree_map(any::<u64>(), (any::<u64>(), any::<u32>(), 0..257u16), 0..5),
+        began in prop::collection::btree_map(any::<u64>(), any::<u64>(), 0..5),
+    ) -> Former {
+        let claim = |(node, (life, weight, shards))| {
+            Claim { node: NodeId(node), incarnation: Incarnation(life), weight, shards }
+        };
+        Former {
+            since: Epoch(since),
+            from: Epoch(from),
+            claims: claims.into_iter().map(claim).collect(),
+            began: began.into_iter().map(|(node, life)| (NodeId(node), Incarnation(life))).collect(),
+        }
+    }
+}
+
+prop_compose! {
     fn any_map(most: usize)(
-        epoch: u64, replicas in 1..=MAX_REPLICAS,
+        epoch: u64, replicas in 1..=MAX_REPLICAS, former in prop::option::of(any_former()),
         members in prop::collection::btree_map(any::<u64>(), any_member(), 0..most),
     ) -> ClusterMap {
         let members = members.into_iter().map(|(node, member)| Member { node: NodeId(node), ..member }).collect();
-        ClusterMap { epoch: Epoch(epoch), replicas, members }
+        ClusterMap { epoch: Epoch(epoch), replicas, members, former }
     }
 }
 
@@ -354,6 +372,45 @@ proptest! {
             prop_assert_eq!(owners.iter().collect::<BTreeSet<_>>().len(), copies);
             let spread: BTreeSet<u8> = owners.iter().map(|node| domains[node.0 as usize]).collect();
             prop_assert_eq!(spread.len(), copies.min(there.len()));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// What moved is what the two layouts say, and only who has been there all the while is told of it.
+    #[test]
+    fn former_owners_are_those_of_the_layout_before(
+        before in prop::collection::btree_map(1..12u64, 1..4u32, 1..6),
+        came in 20..30u64,
+        restarted in any::<prop::sample::Index>(),
+    ) {
+        let members: Vec<Member> = before.iter().map(|(&node, &weight)| member(node, weight, "rack", 2)).collect();
+        let claims = members.iter().map(|member| Claim {
+            node: member.node, incarnation: member.incarnation, weight: member.weight, shards: 2,
+        }).collect();
+        let old = map(1, members.clone());
+        let mut members = members;
+        members.push(member(came, 2, "rack", 2));
+        let began = members.iter().map(|member| (member.node, member.incarnation)).collect();
+        let again = restarted.index(members.len());
+        members[again].incarnation = Incarnation(2);
+        let again = members[again].node;
+        let former = Former { since: Epoch(7), from: Epoch(3), claims, began };
+        let new = ClusterMap { former: Some(former), ..map(1, members) };
+        let owners = SlotOwners::of(&new);
+        let (old_table, new_table) = (OwnerTable::compute(&old), OwnerTable::compute(&new));
+        prop_assert_eq!((owners.since, owners.from), (Epoch(7), Epoch(3)));
+        for slot in slots() {
+            let (from, to) = (nodes(&old, &old_table, slot)[0], nodes(&new, &new_table, slot)[0]);
+            let shard = old_table.owners(slot)[0].shard;
+            let expected = (from != again && to != again)
+                .then_some(ShardKey { node: from, incarnation: Incarnation(1), shard });
+            prop_assert_eq!(owners.former(slot), expected);
+            let owner = owners.owner(slot).expect("there are members");
+            prop_assert_eq!(owner.node, to);
+            prop_assert!(owners.address(owner).is_some());
         }
     }
 }

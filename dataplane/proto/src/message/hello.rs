@@ -29,6 +29,9 @@ pub struct Hello {
     pub shard: ShardId,
     /// Which of its connections to that shard this is.
     pub lane: u16,
+    /// Whether the asker is the new owner of slots that the shard had, and asks for what was in them. It is told of
+    /// nothing else.
+    pub fetches: bool,
     /// Name of the cluster.
     pub cluster: String,
 }
@@ -71,6 +74,8 @@ impl fmt::Display for HelloError {
 impl std::error::Error for HelloError {}
 
 const HELLO_FIXED_BYTES: usize = 1 + 1 + 2 + 2 + 2 + 8 + 8 + 8 + 8;
+/// Beside the length of the cluster's name, which is below it.
+const FETCHES: u16 = 1 << 15;
 const WELCOME_BYTES: usize = 1 + 5 + 2 + 8 + 8 + 8 + 8;
 
 impl Hello {
@@ -81,7 +86,8 @@ impl Hello {
         let mut out = vec![self.version_min, self.version_max];
         out.extend_from_slice(&self.shard.0.to_le_bytes());
         out.extend_from_slice(&self.lane.to_le_bytes());
-        out.extend_from_slice(&(self.cluster.len() as u16).to_le_bytes());
+        let flags = if self.fetches { FETCHES } else { 0 };
+        out.extend_from_slice(&(self.cluster.len() as u16 | flags).to_le_bytes());
         out.extend_from_slice(&self.client.to_le_bytes());
         out.extend_from_slice(&self.node.0.to_le_bytes());
         out.extend_from_slice(&self.incarnation.0.to_le_bytes());
@@ -97,7 +103,7 @@ impl Hello {
     pub fn decode(body: &[u8]) -> Result<Self, HelloError> {
         let (fixed, name) = body.split_at_checked(HELLO_FIXED_BYTES).ok_or(HelloError::Length(body.len()))?;
         let short = |at: usize| u16::from_le_bytes([fixed[at], fixed[at + 1]]);
-        if name.len() != usize::from(short(6)) {
+        if name.len() != usize::from(short(6) & !FETCHES) {
             return Err(HelloError::Length(body.len()));
         }
         if name.len() > Limits::NAME_BYTES {
@@ -112,6 +118,7 @@ impl Hello {
             node: NodeId(long(fixed, 16)),
             incarnation: Incarnation(long(fixed, 24)),
             connection: long(fixed, 32),
+            fetches: short(6) & FETCHES != 0,
             cluster: core::str::from_utf8(name).map_err(|_| HelloError::Cluster)?.to_owned(),
         })
     }

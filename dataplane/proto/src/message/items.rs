@@ -27,7 +27,7 @@ pub struct Items<'a, T> {
 #[must_use]
 pub fn decode_items<T: Item>(body: &[u8], items: u32) -> Option<Items<'_, T>> {
     let count = items as usize;
-    if count > Limits::ITEMS_PER_FRAME || body.len() != count * T::BYTES {
+    if count > Limits::QUESTIONS_PER_FRAME || body.len() != count * T::BYTES {
         return None;
     }
     body.chunks_exact(T::BYTES)
@@ -170,7 +170,7 @@ records! {
         walk: u64,
         /// From the answer before; 0 to begin.
         from: u64,
-        /// 1: their names are wanted.
+        /// 1: their names are wanted. 2: only the object of this digest is.
         flags: u64,
     }
     /// Begins the answer to a list.
@@ -305,7 +305,16 @@ records! {
         /// The object's version, under `Ok`.
         version: Version,
     }
-    /// Names a pin or a reservation.
+    /// Names a range of an object that is being written.
+    FillItem {
+        /// The object, by what its beginning was answered with.
+        draft: u64,
+        /// Where in it.
+        offset: u64,
+        /// How much.
+        bytes: u64,
+    }
+    /// Names a pin, a reservation or an object that is being written.
     IdItem {
         /// Bits of the id.
         id: u64,
@@ -327,10 +336,18 @@ impl<'a> Bitmap<'a> {
         (body.len() == items.div_ceil(8)).then_some(Self { bytes: body, items })
     }
 
+    /// The bitmap in a body that states `items`, and another behind it where there is one.
+    #[must_use]
+    pub fn decode_two(body: &'a [u8], items: u32) -> Option<(Self, Option<Self>)> {
+        let (first, second) = body.split_at_checked((items as usize).div_ceil(8))?;
+        let second = if second.is_empty() { None } else { Some(Self::decode(second, items)?) };
+        Some((Self::decode(first, items)?, second))
+    }
+
     /// Appends a bitmap.
     pub fn encode(bits: impl IntoIterator<Item = bool>, out: &mut Vec<u8>) {
         for (index, bit) in bits.into_iter().enumerate() {
-            if index % 8 == 0 {
+            if index.is_multiple_of(8) {
                 out.push(0);
             }
             if let (true, Some(last)) = (bit, out.last_mut()) {

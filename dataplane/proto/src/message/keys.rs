@@ -1,15 +1,16 @@
 //! Pages of a list: which objects a shard has.
 //!
 //! A page is a [`ListReply`], as many [`KeyItem`]s as it says, and the names of those in the same order, each the
-//! tenant's
-//! and then the key.
+//! tenant's and then the key.
 
-use super::items::{Item, KeyItem, ListReply};
-use super::put::ObjectName;
+use super::items::{Item, KeyItem, ListItem, ListReply};
+use super::put::{ObjectName, Part, PutOptions};
 use crate::limits::Limits;
 
 /// Bytes of a page that are filled at most.
-pub const KEY_PAGE_BYTES: usize = Limits::BODY_BYTES / 2;
+pub const KEY_PAGE_BYTES: usize = 96 * 1024;
+
+const _: () = assert!(2 * KEY_PAGE_BYTES <= Limits::BODY_BYTES);
 
 /// One object of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,6 +21,13 @@ pub struct KeyView<'a> {
     pub name: ObjectName<'a>,
 }
 
+impl ListItem {
+    /// Names are wanted.
+    pub const NAMES: u64 = 1;
+    /// Only the object of the digest is wanted.
+    pub const ONE: u64 = 2;
+}
+
 impl KeyItem {
     /// It is never evicted.
     pub const HARD_PIN: u32 = 1;
@@ -27,6 +35,30 @@ impl KeyItem {
     pub const IN_MEMORY: u32 = 2;
     /// It is on an SSD.
     pub const ON_SSD: u32 = 4;
+    /// It names the stripes in which another is kept.
+    pub const HEAD: u32 = 8;
+    /// It is a stripe of another.
+    pub const STRIPE: u32 = 16;
+
+    /// How it is to be kept, as its putter said.
+    #[must_use]
+    pub const fn options(&self) -> PutOptions {
+        let Self { tenant, group, soft_pin_ms, data_type, flags, .. } = *self;
+        let part = match (flags & Self::HEAD != 0, flags & Self::STRIPE != 0) {
+            (true, _) => Part::Head,
+            (false, true) => Part::Stripe,
+            (false, false) => Part::None,
+        };
+        PutOptions {
+            tenant,
+            group,
+            soft_pin_ms,
+            hard_pin: flags & Self::HARD_PIN != 0,
+            data_type,
+            replace: false,
+            part,
+        }
+    }
 
     /// Bytes of its name.
     #[must_use]

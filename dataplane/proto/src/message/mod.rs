@@ -12,11 +12,11 @@ mod segment;
 
 pub use hello::{Hello, HelloError, Welcome};
 pub use items::{
-    Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Items, KeyItem, ListItem, ListReply,
+    Bitmap, CommitItem, CommitReply, DigestItem, FillItem, GetItem, IdItem, Item, Items, KeyItem, ListItem, ListReply,
     LookupReply, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, WriteItem, decode_items, encode_items,
 };
 pub use keys::{KEY_PAGE_BYTES, KeyPage, KeyView};
-pub use put::{ObjectName, PutFlags, PutOptions, Puts, Zeros, decode_puts};
+pub use put::{ObjectName, Part, PutFlags, PutOptions, Puts, Zeros, decode_puts};
 pub use runs::RunPacker;
 pub use segment::{RegionDescriptor, SegmentDescriptor, SegmentError};
 
@@ -93,6 +93,19 @@ kinds! {
     /// Let us talk over RDMA instead: the body is one side's half of a connection, for the drivers. This connection
     /// then carries nothing more, but as long as it stays, so does that one.
     Rdma = 21;
+    /// These objects will be written in ranges: give room for them. [`PutItem`]s and their names; the deadline is how
+    /// long nothing may be written to them / [`ReserveReply`]s, whose reservation is the object's number as a draft.
+    Begin = 22;
+    /// A range of a draft. Stream: one [`FillItem`], the range as payload with its checksum / no body. Shared memory:
+    /// give room for these: [`FillItem`]s / [`ReserveReply`]s, to be committed or aborted as reservations are.
+    Fill = 23;
+    /// These drafts are complete. [`IdItem`]s / [`CommitReply`]s.
+    Seal = 24;
+    /// These drafts are given up. [`IdItem`]s / [`Bitmap`] of those that were there.
+    Discard = 25;
+    /// Shared memory: where are these ranges of objects, also of those that are being written? Pins them.
+    /// [`RangeItem`]s / [`LookupReply`]s of whole objects.
+    Peek = 26;
 }
 
 /// Kind of a frame.

@@ -16,11 +16,19 @@ impl PutFlags {
     pub const REPLACE: Self = Self(1);
     /// The object is not evicted.
     pub const HARD_PIN: Self = Self(2);
+    /// The object only names the stripes in which another is kept.
+    pub const HEAD: Self = Self(4);
+    /// The object is a stripe of another.
+    pub const STRIPE: Self = Self(8);
 
     /// The flags with these bits, if all of them are known.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Option<Self> {
-        if bits & !(Self::REPLACE.0 | Self::HARD_PIN.0) == 0 { Some(Self(bits)) } else { None }
+        if bits & !(Self::REPLACE.0 | Self::HARD_PIN.0 | Self::HEAD.0 | Self::STRIPE.0) == 0 {
+            Some(Self(bits))
+        } else {
+            None
+        }
     }
 
     /// Their bits.
@@ -33,6 +41,16 @@ impl PutFlags {
     #[must_use]
     pub const fn has(self, flags: Self) -> bool {
         self.0 & flags.0 == flags.0
+    }
+
+    /// What the object is of another. A head, where it claims to be both.
+    #[must_use]
+    pub const fn part(self) -> Part {
+        match (self.has(Self::HEAD), self.has(Self::STRIPE)) {
+            (true, _) => Part::Head,
+            (false, true) => Part::Stripe,
+            (false, false) => Part::None,
+        }
     }
 
     const fn with(self, flags: Self, set: bool) -> Self {
@@ -52,7 +70,7 @@ impl Zeros {
 /// How an object is to be kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PutOptions {
-    /// The account that it is charged to; 0 for none.
+    /// The tenant that it is charged to, by [`crate::digest::tenant_number`]. The client's own: it fills this in.
     pub tenant: u32,
     /// The group that it belongs to; 0 for none.
     pub group: u64,
@@ -64,6 +82,25 @@ pub struct PutOptions {
     pub data_type: u8,
     /// Whether an object that is there is replaced. Else it is left as it is.
     pub replace: bool,
+    /// What it is of a large object that is kept in stripes. Clients that stripe set it.
+    pub part: Part,
+}
+
+/// What an object is of another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Part {
+    /// Nothing: it is its own.
+    #[default]
+    None,
+    /// It names the stripes.
+    Head,
+    /// It is one.
+    Stripe,
+}
+
+impl PutOptions {
+    /// How long a soft pin lasts where nobody has a better idea: half an hour, as Mooncake's does.
+    pub const SOFT_PIN_MS: u32 = 1_800_000;
 }
 
 impl PutItem {
@@ -98,8 +135,10 @@ impl PutItem {
     /// The same with these wishes.
     #[must_use]
     pub const fn with_options(self, options: &PutOptions) -> Self {
-        let PutOptions { tenant, group, soft_pin_ms, hard_pin, data_type, replace } = *options;
+        let PutOptions { tenant, group, soft_pin_ms, hard_pin, data_type, replace, part } = *options;
         let flags = PutFlags(0).with(PutFlags::REPLACE, replace).with(PutFlags::HARD_PIN, hard_pin);
+        let flags = flags.with(PutFlags::HEAD, matches!(part, Part::Head));
+        let flags = flags.with(PutFlags::STRIPE, matches!(part, Part::Stripe));
         Self { tenant, group, soft_pin_ms, data_type, flags, ..self }
     }
 
@@ -113,6 +152,7 @@ impl PutItem {
             hard_pin: self.flags.has(PutFlags::HARD_PIN),
             data_type: self.data_type,
             replace: self.flags.has(PutFlags::REPLACE),
+            part: self.flags.part(),
         }
     }
 

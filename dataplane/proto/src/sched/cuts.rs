@@ -19,7 +19,8 @@ pub struct Cuts {
     offset: u64,
     end: u64,
     slice_bytes: u64,
-    align_bytes: u64,
+    /// Bytes up to the next cut: those of a slice, but for the first one, which ends at a whole alignment.
+    ahead_bytes: u64,
 }
 
 impl Cuts {
@@ -30,7 +31,8 @@ impl Cuts {
         let aligned = align_bytes > 1 && slice_bytes >= 2 * align_bytes;
         // Whole alignments: then only the first slice is shortened.
         let slice_bytes = if aligned { slice_bytes - slice_bytes % align_bytes } else { slice_bytes };
-        Self { offset, end: offset + bytes, slice_bytes, align_bytes: if aligned { align_bytes } else { 1 } }
+        let ahead_bytes = if aligned { slice_bytes - offset % align_bytes } else { slice_bytes };
+        Self { offset, end: offset + bytes, slice_bytes, ahead_bytes }
     }
 
     /// How many slices there are.
@@ -41,7 +43,7 @@ impl Cuts {
         if left <= most {
             return (left > 0) as u64;
         }
-        let left = left - (self.slice_bytes - self.offset % self.align_bytes);
+        let left = left - self.ahead_bytes;
         1 + if left <= most { 1 } else { (left - most).div_ceil(self.slice_bytes) + 1 }
     }
 }
@@ -50,19 +52,17 @@ impl Iterator for Cuts {
     /// Offset in the target, and bytes.
     type Item = (u64, u64);
 
+    #[inline]
     fn next(&mut self) -> Option<(u64, u64)> {
         let left = self.end - self.offset;
         if left == 0 {
             return None;
         }
         // A rest of up to a quarter goes along.
-        let bytes = if left <= self.slice_bytes.saturating_add(self.slice_bytes / 4) {
-            left
-        } else {
-            self.slice_bytes - self.offset % self.align_bytes
-        };
+        let bytes = if left <= self.slice_bytes.saturating_add(self.slice_bytes / 4) { left } else { self.ahead_bytes };
         let cut = (self.offset, bytes);
         self.offset += bytes;
+        self.ahead_bytes = self.slice_bytes;
         Some(cut)
     }
 }

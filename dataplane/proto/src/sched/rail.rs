@@ -41,8 +41,9 @@ crate::state_machine! {
 
 /// How much a predicted time counts, by the NUMA distance of the port: same node, other node, unknown or far.
 const TIER_PENALTY: [f64; 3] = [1.0, 5.0, 10.0];
-/// Slices after which a silence has lost most of its weight.
-const SILENCE_MEMORY: u64 = 1_024;
+/// A silence loses a part of its weight with so many slices, so that most of it is gone after a thousand.
+const SILENCE_SLICES: u64 = 64;
+const SILENCE_PART: u64 = 16;
 /// How many times its own window a rail may have beside others with larger ones.
 const EVEN_MOST: u64 = 4;
 /// What a rail may carry at once when it has just proved itself.
@@ -62,6 +63,8 @@ pub struct Rail {
     /// The longest time of late in which nothing was done although something was posted, and when something was last.
     silence_ns: u64,
     heard_ns: u64,
+    /// Slices that were done since it last lost some of its weight.
+    heard_slices: u64,
 }
 
 impl Rail {
@@ -78,6 +81,7 @@ impl Rail {
             paused_until_ns: 0,
             silence_ns: 0,
             heard_ns: 0,
+            heard_slices: 0,
         }
     }
 
@@ -210,13 +214,12 @@ impl Rail {
     pub fn all_done(&mut self, (slices, bytes): (u64, u64), small: bool, posted_ns: u64, now_ns: u64) {
         let silence_ns = now_ns.saturating_sub(self.heard_ns.max(posted_ns));
         self.heard_ns = now_ns;
+        self.silence_ns = self.silence_ns.max(silence_ns);
         // Forgotten slowly: what comes at once after a silence says nothing against it.
-        self.silence_ns = silence_ns.max(self.silence_ns - self.silence_ns / SILENCE_MEMORY);
-        for _ in 1..slices {
-            if self.silence_ns < SILENCE_MEMORY {
-                break;
-            }
-            self.silence_ns -= self.silence_ns / SILENCE_MEMORY;
+        self.heard_slices += slices;
+        while self.heard_slices >= SILENCE_SLICES {
+            self.heard_slices -= SILENCE_SLICES;
+            self.silence_ns -= self.silence_ns / SILENCE_PART;
         }
         if !small || self.bulk_bytes > 0 {
             self.rate.served((slices, bytes), posted_ns, now_ns);

@@ -84,6 +84,13 @@ macro_rules! each {
 }
 
 impl EvictionPolicy for ChosenPolicy {
+    fn anew(&self) -> Self {
+        match self {
+            Self::SegmentedLru(policy) => Self::SegmentedLru(policy.anew()),
+            Self::S3Fifo(policy) => Self::S3Fifo(policy.anew()),
+        }
+    }
+
     fn insert(&mut self, entries: &mut Entries, id: EntryId) {
         each!(self, policy => policy.insert(entries, id));
     }

@@ -62,7 +62,7 @@ impl S3Fifo {
         match entries[id].place {
             Place::Probation | Place::ProbationParked => &mut self.small,
             Place::Protected | Place::ProtectedParked => &mut self.main,
-            Place::Nowhere => panic!("{id:?} is not in the eviction order"),
+            _ => panic!("{id:?} is not in this eviction order"),
         }
     }
 
@@ -96,6 +96,17 @@ impl S3Fifo {
 }
 
 impl EvictionPolicy for S3Fifo {
+    /// With a sixteenth of the ghosts: there may be many tenants.
+    fn anew(&self) -> Self {
+        Self {
+            small: Segment::new(Place::Probation, Place::ProbationParked),
+            main: Segment::new(Place::Protected, Place::ProtectedParked),
+            small_limit_granules: self.small_limit_granules,
+            ghosts: Ghosts::of((self.ghosts.buckets.len() / 16).max(LEAST_BUCKETS)),
+            clock: 0,
+        }
+    }
+
     fn insert(&mut self, entries: &mut Entries, id: EntryId) {
         if self.ghosts.take(entries[id].digest(), self.main.members()) {
             self.push_main(entries, id, 0);
@@ -172,7 +183,10 @@ struct Ghosts {
 
 impl Ghosts {
     fn new(max_objects: u32) -> Self {
-        let buckets = (max_objects as usize / WAYS).max(LEAST_BUCKETS);
+        Self::of((max_objects as usize / WAYS).max(LEAST_BUCKETS))
+    }
+
+    fn of(buckets: usize) -> Self {
         Self { buckets: vec![[Ghost::default(); WAYS]; buckets], clock: 0 }
     }
 

@@ -13,7 +13,7 @@ use super::list::List;
 use crate::entry::{Entries, EntryId, Place};
 
 #[derive(Debug)]
-pub(super) struct Segment {
+pub(crate) struct Segment {
     listed: List,
     parked: List,
     granules: u64,
@@ -22,7 +22,7 @@ pub(super) struct Segment {
 
 impl Segment {
     /// An empty segment, whose members carry one of the two places.
-    pub(super) const fn new(listed: Place, parked: Place) -> Self {
+    pub(crate) const fn new(listed: Place, parked: Place) -> Self {
         Self { listed: List::new(listed), parked: List::new(parked), granules: 0, members: 0 }
     }
 
@@ -37,14 +37,14 @@ impl Segment {
     }
 
     /// Adds an entry at the recent end; its stamp is newer than that of all others.
-    pub(super) fn push(&mut self, entries: &mut Entries, id: EntryId) {
+    pub(crate) fn push(&mut self, entries: &mut Entries, id: EntryId) {
         self.granules += entries[id].granules();
         self.members += 1;
         self.listed.push_last(entries, id);
     }
 
     /// Takes a member out.
-    pub(super) fn unlink(&mut self, entries: &mut Entries, id: EntryId) {
+    pub(crate) fn unlink(&mut self, entries: &mut Entries, id: EntryId) {
         self.granules -= entries[id].granules();
         self.members -= 1;
         let parked = entries[id].place == self.parked.place();
@@ -53,7 +53,7 @@ impl Segment {
     }
 
     /// The last pin of a member went: it is looked at again, in its place.
-    pub(super) fn unpark(&mut self, entries: &mut Entries, id: EntryId) {
+    pub(crate) fn unpark(&mut self, entries: &mut Entries, id: EntryId) {
         if entries[id].place == self.parked.place() {
             self.parked.unlink(entries, id);
             self.listed.insert_by_stamp(entries, id);
@@ -67,7 +67,7 @@ impl Segment {
     }
 
     /// The oldest member without pins; parks the pinned ones it meets.
-    pub(super) fn oldest_unpinned(&mut self, entries: &mut Entries) -> Option<EntryId> {
+    pub(crate) fn oldest_unpinned(&mut self, entries: &mut Entries) -> Option<EntryId> {
         while let Some(id) = self.listed.first() {
             if entries[id].pins() == 0 {
                 return Some(id);
@@ -80,7 +80,7 @@ impl Segment {
 
     /// Asserts lists and accounts; how many members there are. `by_access`: each access brings a member to the recent
     /// end.
-    pub(super) fn check(&self, entries: &Entries, by_access: bool) -> usize {
+    pub(crate) fn check(&self, entries: &Entries, by_access: bool) -> usize {
         let (listed, listed_granules) = self.listed.check(entries, true);
         let (parked, parked_granules) = self.parked.check(entries, by_access);
         assert_eq!(self.granules, listed_granules + parked_granules, "granules of {self:?}");

@@ -43,7 +43,7 @@ impl SegmentedLru {
         match entries[id].place {
             Place::Probation | Place::ProbationParked => &mut self.probation,
             Place::Protected | Place::ProtectedParked => &mut self.protected,
-            Place::Nowhere => panic!("{id:?} is not in the eviction order"),
+            _ => panic!("{id:?} is not in this eviction order"),
         }
     }
 
@@ -53,6 +53,10 @@ impl SegmentedLru {
 }
 
 impl EvictionPolicy for SegmentedLru {
+    fn anew(&self) -> Self {
+        Self::new(self.protected_limit_granules)
+    }
+
     fn insert(&mut self, entries: &mut Entries, id: EntryId) {
         self.stamp(entries, id);
         self.probation.push(entries, id);

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
-use kvplane_proto::message::{Item, KEY_PAGE_BYTES, KeyItem, ListItem, ListReply, Operation};
+use kvplane_proto::message::{Item, KEY_PAGE_BYTES, KeyItem, ListItem, ListReply, Operation, Part};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Digest, Limits, Status};
 
@@ -28,8 +28,9 @@ const PAGE_ITEMS: usize = 1024;
 const PAGE_READS: usize = 64;
 /// One beyond the last point.
 const END: u64 = 1 << 32;
-/// Flag of a [`ListItem`]: names are wanted.
-const NAMES: u64 = 1;
+/// Flags of a [`ListItem`].
+const NAMES: u64 = ListItem::NAMES;
+const ONE: u64 = ListItem::ONE;
 
 /// The pool's memory, to look at.
 pub trait PoolBytes {
@@ -50,6 +51,10 @@ pub(super) struct List {
     peer: PeerKey,
     request: RequestId,
     names: bool,
+    /// Whether only what left with its slot is wanted.
+    fetches: bool,
+    /// The only object that is wanted.
+    one: Option<Digest>,
     /// How far it has come.
     at: u64,
     pub(super) page: Vec<Listed>,
@@ -98,6 +103,11 @@ impl Listed {
         (self.item.group, self.item.tenant) = (options.group, options.tenant);
         (self.item.soft_pin_ms, self.item.data_type) = (options.soft_pin_ms, options.data_type);
         self.item.flags |= if options.hard_pin { KeyItem::HARD_PIN } else { 0 };
+        self.item.flags |= match options.part {
+            Part::None => 0,
+            Part::Head => KeyItem::HEAD,
+            Part::Stripe => KeyItem::STRIPE,
+        };
         (self.item.key_bytes, self.item.tenant_bytes) = (head.key_bytes, head.tenant_bytes);
         self.tail = tail;
     }
@@ -109,10 +119,14 @@ impl Service {
         let (Some(item), None) = (items.next(), items.next()) else {
             return Err(CloseReason::Malformed("a list of not one item"));
         };
-        let status = if !self.owns(item.digest) {
-            self.counters.wrong_owner += 1;
-            Status::WrongOwner
-        } else if item.flags & !NAMES != 0 || item.from >= END || (item.walk == 0) != (item.from == 0) {
+        let asked = match self.may_ask(item.digest) {
+            // Any slot says which shard is meant, whether or not it is still on its way.
+            Err(Status::Stale) if item.flags & ONE == 0 => Ok(()),
+            asked => asked,
+        };
+        let status = if let Err(status) = asked {
+            status
+        } else if item.flags & !(NAMES | ONE) != 0 || item.from >= END || (item.walk == 0) != (item.from == 0) {
             Status::BadRequest
         } else if item.walk != 0 && item.walk != self.walk_tag() {
             // Of another life, in which another order was walked.
@@ -125,6 +139,8 @@ impl Service {
                 peer,
                 request: header.request,
                 names: item.flags & NAMES != 0,
+                fetches: self.asker_fetches,
+                one: (item.flags & ONE != 0).then_some(item.digest),
                 at: item.from,
                 page: Vec::new(),
                 page_bytes: ListReply::BYTES,
@@ -137,6 +153,25 @@ impl Service {
         };
         self.refuse(peer, Operation::List, header.request, status);
         Ok(PayloadTo::Discard)
+    }
+
+    /// The names of these objects: of each that has one behind it in memory its place here, its tenant and its key.
+    #[must_use]
+    pub fn names_of(&self, digests: &[Digest], pool: &dyn PoolBytes) -> Vec<(usize, Vec<u8>, Vec<u8>)> {
+        let Some(store) = &self.store else { return Vec::new() };
+        let mut names = Vec::new();
+        for (at, digest) in digests.iter().enumerate() {
+            let Some(view) = store.peek(*digest).filter(|view| view.has_tail) else { continue };
+            let tail = read_tail(view.extent.offset + view.extent.bytes, pool);
+            // Whoever has mapped the pool may have spoilt it.
+            if let Some((head, name)) = TailHead::split(&tail)
+                && head.key_bytes > 0
+                && name.digest() == *digest
+            {
+                names.push((at, name.tenant.to_vec(), name.key.to_vec()));
+            }
+        }
+        names
     }
 
     /// Names the order of this life of the shard; never 0.
@@ -176,6 +211,10 @@ impl Service {
     /// Looks at the next piece of the order.
     fn list_step(&mut self, list: &mut List, pool: &dyn PoolBytes) {
         let Some(store) = &self.store else { return };
+        if list.one.is_some() {
+            self.list_one(list, pool);
+            return;
+        }
         let places = self.tier_places().max(store.places()) as u64;
         let to = list.at.saturating_add((STEP_PLACES << 32).div_ceil(places)).min(END);
         let mut found: Vec<(u32, Listed, u64, bool)> = Vec::new();
@@ -184,7 +223,7 @@ impl Service {
             let on_ssd = self.on_ssd(digest).filter(|record| record.version == view.version);
             listed.item.flags |= if on_ssd.is_some() { KeyItem::ON_SSD } else { 0 };
             let elsewhere = !view.has_tail && on_ssd.is_some_and(|record| record.key_bytes > 0);
-            let tail_at = if view.has_tail { view.extent.offset + view.extent.bytes } else { u64::MAX };
+            let tail_at = if view.has_tail { view.tail_at } else { u64::MAX };
             found.push((point, listed, tail_at, elsewhere));
         }
         for record in self.tier_between(list.at, to) {
@@ -192,6 +231,9 @@ impl Service {
                 let listed = Listed::new(record.digest, record.version, record.payload_bytes.into(), KeyItem::ON_SSD);
                 found.push((self.tier_point(record.digest), listed, u64::MAX, record.key_bytes > 0));
             }
+        }
+        if list.fetches {
+            found.retain(|(_, listed, ..)| self.moves.exports.has(listed.item.digest));
         }
         found.sort_unstable_by_key(|(point, ..)| *point);
         list.at = to;
@@ -219,6 +261,35 @@ impl Service {
         }
         let enough = list.page.len() >= PAGE_ITEMS / 2 || list.page_bytes >= KEY_PAGE_BYTES / 2;
         list.is_full = to == END || enough || !list.wanted.is_empty();
+    }
+
+    /// Finds one object.
+    fn list_one(&self, list: &mut List, pool: &dyn PoolBytes) {
+        (list.at, list.is_full) = (END, true);
+        let (Some(digest), Some(store)) = (list.one, &self.store) else { return };
+        let (view, record) = (store.peek(digest), self.on_ssd(digest));
+        if !self.keeps(digest) {
+            return;
+        }
+        let (mut listed, elsewhere) = match (view, record) {
+            (Some(view), _) => {
+                let mut listed = Listed::new(digest, view.version, view.extent.bytes, KeyItem::IN_MEMORY);
+                if list.names && view.has_tail {
+                    listed.set_tail(read_tail(view.extent.offset + view.extent.bytes, pool));
+                }
+                (listed, !view.has_tail && record.is_some_and(|record| record.key_bytes > 0))
+            }
+            (None, Some(record)) => {
+                let bytes = record.payload_bytes.into();
+                (Listed::new(digest, record.version, bytes, KeyItem::ON_SSD), record.key_bytes > 0)
+            }
+            (None, None) => return,
+        };
+        listed.item.flags |= if record.is_some() { KeyItem::ON_SSD } else { 0 };
+        if list.names && elsewhere {
+            list.wanted.push(0);
+        }
+        list.page.push(listed);
     }
 
     fn answer_list(&mut self, list: List) {

@@ -12,15 +12,19 @@
 //! An object's bytes arrive in a fresh extent: a late writer reaches nothing that anybody reads. When a peer has said
 //! that a connection of its own is over, nothing of that is carried out any more.
 
+mod deferred;
+mod drafts;
 mod follow;
 mod held;
 mod keys;
+mod moves;
 mod objects;
 mod ranges;
 mod segments;
 mod session;
 mod shared;
 mod tail;
+mod tenants;
 mod tiered;
 mod timing;
 mod types;
@@ -28,13 +32,18 @@ mod types;
 #[cfg(test)]
 mod tests;
 
+use deferred::Deferrals;
+pub use drafts::TicketId;
+use drafts::Tickets;
 pub use follow::SnapshotPage;
 use held::{Deadlines, Handles};
 pub use keys::PoolBytes;
 use kvplane_proto::frame::Header;
-use kvplane_proto::ids::{Epoch, Incarnation, SLOTS};
+use kvplane_proto::ids::{Epoch, Incarnation, SLOTS, Slot};
+use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{Digest, Limits, Status};
+pub use moves::{Fetch, FetchDone, FetchLimits, MoveCounters, Want};
 use segments::SegmentTable;
 use session::{Pending, Session};
 pub use tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
@@ -46,6 +55,7 @@ pub use types::{
     ServiceCounters, Standing,
 };
 
+use crate::drafts::Drafts;
 use crate::store::Store;
 
 /// The answering side of one shard. Single-threaded; owned by the shard's loop.
@@ -54,11 +64,19 @@ pub struct Service {
     epoch: Epoch,
     /// The epoch of the map that the request at hand was routed by.
     asker_epoch: Epoch,
+    /// Whether it is the new owner of what this shard had.
+    asker_fetches: bool,
     /// One bit for each slot that this shard owns.
     owned: Box<[u64; SLOTS / 64]>,
     store: Option<Store>,
+    /// Whether only tenants that are known may put.
+    strict_tenants: bool,
     /// The SSD under the store.
     tiered: Option<Box<tiered::Tiered>>,
+    /// Slots on their way to other owners, or from them.
+    moves: moves::Moves,
+    /// Answers that wait.
+    deferrals: Deferrals,
     segments: SegmentTable,
     /// Lists under way.
     lists: keys::Lists,
@@ -78,6 +96,10 @@ pub struct Service {
     pins: Handles,
     /// Reservations of sessions.
     reservations: Handles,
+    /// Objects that are written in ranges, who uses which ranges, and which sessions those are.
+    drafts: Drafts,
+    tickets: Tickets,
+    ticket_holders: Handles,
     counters: ServiceCounters,
     now_ns: u64,
 }
@@ -100,9 +122,13 @@ impl Service {
             identity,
             epoch: Epoch(0),
             asker_epoch: Epoch(0),
+            asker_fetches: false,
             owned: Box::new([0; SLOTS / 64]),
             store,
+            strict_tenants: false,
             tiered: None,
+            moves: moves::Moves::new(),
+            deferrals: Deferrals::default(),
             segments: SegmentTable::new((life ^ life >> 32) as u32),
             lists: keys::Lists::default(),
             sessions: Vec::new(),
@@ -115,6 +141,9 @@ impl Service {
             put_deadlines: Deadlines::new(reservations),
             pins: Handles::new(pins),
             reservations: Handles::new(reservations),
+            drafts: Drafts::default(),
+            tickets: Tickets::default(),
+            ticket_holders: Handles::new(0),
             counters: ServiceCounters::default(),
             now_ns: 0,
         }
@@ -129,35 +158,68 @@ impl Service {
     /// slots that left are removed: if the slot comes back later, what was here may be older than what was written
     /// elsewhere meanwhile.
     pub fn own(&mut self, epoch: Epoch, standing: Standing, owned: impl Fn(u16) -> bool) {
+        self.change_owners(epoch, standing, &owned, None);
+    }
+
+    /// Serves the slots that a map of this state of the control plane gives to this shard. As [`Self::own`], but what
+    /// moved goes along: objects of slots that left stay for their new owners to fetch, and what was in slots that came
+    /// is fetched from their former ones: see [`Self::poll_fetch`].
+    pub fn follow(&mut self, state: u64, owners: &SlotOwners) {
+        let me = self.key();
+        let standing = Standing { state, since: owners.since };
+        let owned = |slot| owners.owner(Slot(slot)) == Some(me);
+        self.change_owners(owners.epoch, standing, &owned, Some(owners));
+    }
+
+    fn change_owners(
+        &mut self,
+        epoch: Epoch,
+        standing: Standing,
+        owned: &dyn Fn(u16) -> bool,
+        owners: Option<&SlotOwners>,
+    ) {
         let heard = self.heard_epoch();
         if epoch < heard {
             return;
         }
         self.restore_owned(epoch, standing);
         // In an epoch that was missed, a slot may have been another's and come back: nothing from before it is to be
-        // trusted, unless no slot has changed hands since.
-        let missed = heard != Epoch(0) && epoch.0 > heard.0 + 1 && standing.since > heard;
+        // trusted, unless no slot has changed hands since, or only once, and in the way that the map tells.
+        let told = owners.is_some_and(|owners| owners.from <= heard);
+        let missed = heard != Epoch(0) && epoch.0 > heard.0 + 1 && standing.since > heard && !told;
         if let (true, Some(store)) = (missed, &mut self.store) {
             self.counters.dropped_objects += store.remove_all();
         }
-        let mut lost = false;
+        let owners_kept = owners.filter(|_| !missed);
+        let mut lost = self.end_exports(owners_kept);
         for slot in 0..SLOTS {
             let (word, bit) = (slot / 64, 1u64 << (slot % 64));
             let had = self.owned[word] & bit != 0;
             if had && (missed || !owned(slot as u16)) {
                 lost = true;
-                self.slot_left(slot);
                 self.owned[word] &= !bit;
+                if !self.export(Slot(slot as u16), owners_kept) {
+                    self.slot_left(slot);
+                }
             }
         }
         if let (true, false, Some(store)) = (lost, missed, &mut self.store) {
-            let owned = &self.owned;
-            self.counters.dropped_objects += store.retain(|digest| owns(owned, digest));
+            let (owned, exports) = (&self.owned, &self.moves.exports);
+            let kept = |digest: Digest| owns(owned, digest) || exports.has(digest);
+            self.counters.dropped_objects += store.retain(kept);
         }
         if lost {
             self.refuse_void_puts();
+            self.end_void_drafts();
         }
+        self.change_imports(heard, missed, owned, owners);
         self.serve_owned(epoch, &owned);
+    }
+
+    /// Who this shard is.
+    fn key(&self) -> ShardKey {
+        let Identity { node, incarnation, shard, .. } = self.identity;
+        ShardKey { node, incarnation, shard }
     }
 
     /// Starts a new life of the shard: its former one was declared over, so its objects may be older than what others
@@ -206,7 +268,8 @@ impl Service {
     /// When [`Self::handle_timeout`] wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.tier_timeout()].into_iter().flatten().min()
+        let own = [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.drafts.poll_timeout()];
+        own.into_iter().chain([self.tier_timeout(), self.moves_timeout()]).flatten().min()
     }
 
     /// What happened so far.
@@ -224,7 +287,7 @@ impl Service {
     /// A request arrived. Says where its payload goes; call [`Self::payload_done`] when it is there, also for
     /// `Discard`.
     pub fn request(&mut self, peer: PeerKey, header: &Header, body: &[u8], now_ns: u64) -> PayloadTo {
-        self.now_ns = now_ns;
+        self.tick(now_ns);
         self.outputs.arrived(now_ns);
         let Some(session) = self.session(peer) else { return PayloadTo::Discard };
         session.arrived_ns = now_ns;
@@ -248,7 +311,8 @@ impl Service {
         if session.pending.is_some() {
             return Err(CloseReason::Malformed("a request within a payload"));
         }
-        let takes_payload = matches!(operation, Operation::Put | Operation::Write | Operation::WriteMany);
+        let takes_payload = matches!(operation, Operation::Put | Operation::Write | Operation::WriteMany)
+            || operation == Operation::Fill && session.path == Path::Stream;
         if header.payload_bytes > 0 && !takes_payload {
             return Err(CloseReason::Malformed("a payload where none belongs"));
         }
@@ -259,6 +323,7 @@ impl Service {
             return Err(CloseReason::NotGreeted);
         }
         let path = session.path;
+        self.asker_fetches = session.fetches;
         match (operation, path) {
             (Operation::Exists, _) => self.exists(peer, header, body),
             (Operation::Size, _) => self.size(peer, header, body),
@@ -283,6 +348,11 @@ impl Service {
             (Operation::Commit, Path::Shared) => self.commit(peer, header, body),
             (Operation::Abort, Path::Shared) => self.abort(peer, header, body),
             (Operation::Release, Path::Shared) => self.release(peer, header, body),
+            (Operation::Begin, _) => self.begin(peer, header, body),
+            (Operation::Fill, path) => self.fill_on(path, peer, header, body),
+            (Operation::Seal, _) => self.seal(peer, header, body),
+            (Operation::Discard, _) => self.discard(peer, header, body),
+            (Operation::Peek, Path::Shared) => self.peek(peer, header, body),
             _ => {
                 self.answer(peer, operation, header, Status::Unsupported);
                 Ok(PayloadTo::Discard)
@@ -293,7 +363,7 @@ impl Service {
     /// The payload of the last request has arrived where it was sent; `checksum` is what its bytes sum to, where
     /// computed.
     pub fn payload_done(&mut self, peer: PeerKey, checksum: Option<u64>, now_ns: u64) {
-        self.now_ns = now_ns;
+        self.tick(now_ns);
         let Some(session) = self.session(peer) else { return };
         let arrived_ns = session.arrived_ns;
         let Some(pending) = session.pending.take() else { return };
@@ -307,6 +377,9 @@ impl Service {
             }
             Pending::Put { request, reservation, expected } => {
                 self.finish_put(peer, request, reservation, expected, checksum);
+            }
+            Pending::Fill { request, ticket, expected } => {
+                self.finish_fill(peer, request, ticket, expected, checksum);
             }
             Pending::Write { request, segment, expected } => {
                 self.segments.release(segment, &mut self.outputs);
@@ -334,6 +407,7 @@ impl Service {
             }
             Hold::Segment { segment, read } => self.segments.finish_read(segment, read, &mut self.outputs),
             Hold::Segments { read } => self.finish_read_many(read),
+            Hold::Ticket(ticket) => drop(self.end_ticket(ticket, None)),
         }
     }
 
@@ -347,6 +421,7 @@ impl Service {
         while let Some(index) = self.put_deadlines.take_due(now_ns) {
             self.expire(index);
         }
+        self.expire_drafts();
     }
 
     /// The body's items, or the end of the connection.
@@ -387,9 +462,24 @@ impl Service {
         self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
     }
 
-    /// Whether this shard owns the key, by the asker's map too: an asker with a newer one knows more than we do.
-    fn owns(&self, digest: Digest) -> bool {
-        self.store.is_some() && self.asker_epoch <= self.epoch && owns(&self.owned, digest)
+    /// Whether an object may be asked for here. An asker with a newer map knows more than we do. The new owner of what
+    /// we had may ask for that, and nobody else any more.
+    fn may_ask(&mut self, digest: Digest) -> Result<(), Status> {
+        let knows = self.store.is_some() && self.asker_epoch <= self.epoch;
+        let status = match self.asker_fetches {
+            _ if !knows => Status::WrongOwner,
+            false if owns(&self.owned, digest) => return Ok(()),
+            false => Status::WrongOwner,
+            true if self.moves.exports.has(digest) => return Ok(()),
+            true => Status::Stale,
+        };
+        self.counters.wrong_owner += u64::from(status == Status::WrongOwner);
+        Err(status)
+    }
+
+    /// Whether an object is still to be kept: as the owner of its slot, or for the next owner.
+    fn keeps(&self, digest: Digest) -> bool {
+        owns(&self.owned, digest) || self.moves.exports.has(digest)
     }
 }
 

@@ -1,15 +1,16 @@
 //! Objects over streams: Exists, Size, Remove, Get, Put.
 
-use kvplane_proto::frame::Header;
+use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
 use kvplane_proto::message::{
-    Bitmap, DigestItem, GetItem, Item, ObjectName, Operation, PutItem, Puts, RangeItem, SizeReply, decode_puts,
+    Bitmap, DigestItem, GetItem, Item, ObjectName, Operation, Part, PutItem, Puts, RangeItem, SizeReply, decode_puts,
 };
 use kvplane_proto::{Digest, Limits, Status};
 
+use super::deferred::Replies;
 use super::session::Pending;
 use super::tail::TailHead;
-use super::tiered::{Replies, Waiter};
+use super::tiered::Waiter;
 use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place};
 use super::{Service, owns};
 use crate::{CommitError, GetError, Reserve, ReserveError};
@@ -59,6 +60,18 @@ pub(super) struct Asker {
     pub(super) peer: PeerKey,
     pub(super) request: RequestId,
     pub(super) wanted: Wanted,
+    /// Whether what names the stripes of a larger object is wanted as such.
+    pub(super) all: bool,
+}
+
+impl Asker {
+    /// Whether an object of this length can be given.
+    pub(super) const fn check(&self, object_bytes: u64, is_head: bool) -> Result<(), Status> {
+        match (is_head, self.all, self.wanted) {
+            (false, ..) | (true, true, Wanted::Whole { .. }) => self.wanted.check(object_bytes),
+            (true, ..) => Err(Status::Striped),
+        }
+    }
 }
 
 /// An object that was just made visible.
@@ -84,12 +97,11 @@ impl Service {
         body: &'a [u8],
     ) -> Result<Option<kvplane_proto::message::Items<'a, DigestItem>>, CloseReason> {
         let items = Self::items::<DigestItem>(header, body)?;
-        if items.clone().all(|item| self.owns(item.digest)) {
-            return Ok(Some(items));
+        if let Some(status) = items.clone().find_map(|item| self.may_ask(item.digest).err()) {
+            self.refuse(peer, operation, header.request, status);
+            return Ok(None);
         }
-        self.counters.wrong_owner += 1;
-        self.answer_id(peer, operation, header.request, Status::WrongOwner, self.epoch.0);
-        Ok(None)
+        Ok(Some(items))
     }
 
     pub(super) fn exists(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
@@ -97,7 +109,6 @@ impl Service {
             return Ok(PayloadTo::Discard);
         };
         let until_ns = self.wants_ahead(header);
-        let start = self.bytes.len();
         let count = items.len();
         let mut bits = Vec::with_capacity(count);
         match &self.store {
@@ -105,7 +116,7 @@ impl Service {
             None => bits.resize(count, false),
         }
         if self.tiered.is_some() {
-            for (bit, item) in bits.iter_mut().zip(items).filter(|(bit, _)| !**bit) {
+            for (bit, item) in bits.iter_mut().zip(items.clone()).filter(|(bit, _)| !**bit) {
                 if let Some(view) = self.on_ssd(item.digest) {
                     if let Some(until_ns) = until_ns {
                         self.prefetch(&view, until_ns);
@@ -114,6 +125,13 @@ impl Service {
                 }
             }
         }
+        let missing = bits.iter().zip(items).enumerate().filter(|(_, (bit, _))| !**bit);
+        let elsewhere = self.elsewhere(missing.map(|(at, (_, item))| (at, item.digest)));
+        if !elsewhere.is_empty() {
+            self.ask_former(peer, header.request, Replies::Found(bits), elsewhere);
+            return Ok(PayloadTo::Discard);
+        }
+        let start = self.bytes.len();
         Bitmap::encode(bits, &mut self.bytes);
         self.answer_items(peer, Operation::Exists, header, start, count);
         Ok(PayloadTo::Discard)
@@ -125,18 +143,37 @@ impl Service {
         };
         let digests: Vec<Digest> = items.map(|item| item.digest).collect();
         let mut bits = Vec::with_capacity(digests.len());
-        for digest in &digests {
+        let is_head = |digest: &Digest| {
+            let object = self.store.as_ref().and_then(|store| store.peek(*digest));
+            header.flags & FLAG_ALL == 0 && object.is_some_and(|object| object.is_head)
+        };
+        let heads: Vec<bool> = digests.iter().map(is_head).collect();
+        let mut rest = Vec::with_capacity(digests.len());
+        for (digest, head) in digests.iter().zip(&heads) {
+            if *head {
+                bits.push(false);
+                continue;
+            }
+            rest.push(*digest);
             let on_ssd = self.on_ssd(*digest).is_some();
             bits.push(self.store.as_mut().is_some_and(|store| store.remove(*digest)) || on_ssd);
         }
-        if self.tiered.is_some() && !digests.is_empty() {
-            if let Err(status) = self.remove_from_ssd(peer, header.request, &digests, bits) {
+        if !self.asker_fetches {
+            // What a former owner has of them does not count any more either, whether or not it was there.
+            for ((bit, digest), _) in bits.iter_mut().zip(&digests).zip(&heads).filter(|(_, head)| !**head) {
+                *bit |= self.touched(*digest);
+            }
+        }
+        let heads = if rest.len() < digests.len() { heads } else { Vec::new() };
+        if self.tiered.is_some() && !rest.is_empty() {
+            if let Err(status) = self.remove_from_ssd(peer, header.request, &rest, (bits, heads)) {
                 self.answer(peer, Operation::Remove, header, status);
             }
             return Ok(PayloadTo::Discard);
         }
         let start = self.bytes.len();
         Bitmap::encode(bits, &mut self.bytes);
+        Bitmap::encode(heads, &mut self.bytes);
         self.answer_items(peer, Operation::Remove, header, start, digests.len());
         Ok(PayloadTo::Discard)
     }
@@ -145,24 +182,37 @@ impl Service {
         let Some(items) = self.owned_digests(peer, Operation::Size, header, body)? else {
             return Ok(PayloadTo::Discard);
         };
-        let start = self.bytes.len();
-        let count = items.len();
-        for item in items {
-            let bytes = self.store.as_ref().and_then(|store| store.size(item.digest));
+        let size = |item: DigestItem| {
+            let object = self.store.as_ref().and_then(|store| store.peek(item.digest));
+            let bytes = object.map(|object| object.extent.bytes);
             let bytes = bytes.or_else(|| Some(self.on_ssd(item.digest)?.payload_bytes.into()));
-            let status = if bytes.is_some() { Status::Ok } else { Status::NotFound };
-            SizeReply { status, bytes: bytes.unwrap_or(0) }.encode(&mut self.bytes);
+            let status = match (object.is_some_and(|object| object.is_head), bytes) {
+                (true, _) => Status::Striped,
+                (false, Some(_)) => Status::Ok,
+                (false, None) => Status::NotFound,
+            };
+            SizeReply { status, bytes: bytes.unwrap_or(0) }
+        };
+        let replies: Vec<SizeReply> = items.clone().map(size).collect();
+        let missing = replies.iter().zip(items).enumerate().filter(|(_, (reply, _))| reply.status == Status::NotFound);
+        let elsewhere = self.elsewhere(missing.map(|(at, (_, item))| (at, item.digest)));
+        if !elsewhere.is_empty() {
+            self.ask_former(peer, header.request, Replies::Sizes(replies), elsewhere);
+            return Ok(PayloadTo::Discard);
         }
-        self.answer_items(peer, Operation::Size, header, start, count);
+        let start = self.bytes.len();
+        replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
+        self.answer_items(peer, Operation::Size, header, start, replies.len());
         Ok(PayloadTo::Discard)
     }
 
     pub(super) fn get(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<GetItem>(header, body)?;
         self.warm(items.clone().map(|item| item.digest));
+        let all = header.flags & FLAG_ALL != 0;
         for item in items {
-            let asker =
-                Asker { peer, request: item.request, wanted: Wanted::Whole { capacity_bytes: item.capacity_bytes } };
+            let wanted = Wanted::Whole { capacity_bytes: item.capacity_bytes };
+            let asker = Asker { peer, request: item.request, wanted, all };
             if let Err((status, argument)) = self.get_one(item.digest, asker) {
                 self.answer_id(peer, Operation::Get, item.request, status, argument);
             }
@@ -183,9 +233,15 @@ impl Service {
     }
 
     pub(super) fn get_ranges(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
-        for RangeItem { digest, request, offset, bytes } in Self::items::<RangeItem>(header, body)? {
-            let asker = Asker { peer, request, wanted: Wanted::Range { offset, bytes } };
-            if let Err((status, argument)) = self.get_one(digest, asker) {
+        let all = header.flags & FLAG_ALL != 0;
+        for item in Self::items::<RangeItem>(header, body)? {
+            let RangeItem { digest, request, offset, bytes } = item;
+            let asker = Asker { peer, request, wanted: Wanted::Range { offset, bytes }, all };
+            let got = match self.get_one(digest, asker) {
+                Err((Status::NotFound, _)) if all => self.get_of_draft(peer, &item),
+                got => got,
+            };
+            if let Err((status, argument)) = got {
                 self.answer_id(peer, Operation::GetRange, request, status, argument);
             }
         }
@@ -193,16 +249,13 @@ impl Service {
     }
 
     fn get_one(&mut self, digest: Digest, asker: Asker) -> Result<(), (Status, u64)> {
-        if !self.owns(digest) {
-            self.counters.wrong_owner += 1;
-            return Err((Status::WrongOwner, self.epoch.0));
-        }
+        self.may_ask(digest).map_err(|status| (status, self.epoch.0))?;
         let Some(store) = &mut self.store else { return Err((Status::NotFound, 0)) };
         let (pin, object) = match store.get(digest) {
             Ok(found) => found,
             Err(error) => return self.get_elsewhere(digest, asker, error),
         };
-        if let Err(status) = asker.wanted.check(object.extent.bytes) {
+        if let Err(status) = asker.check(object.extent.bytes, object.is_head) {
             store.unpin(pin).expect("a pin that was just given");
             return Err((status, object.extent.bytes));
         }
@@ -215,7 +268,12 @@ impl Service {
     /// What memory has not may be on the SSD.
     fn get_elsewhere(&mut self, digest: Digest, asker: Asker, error: GetError) -> Result<(), (Status, u64)> {
         let view = self.on_ssd(digest).filter(|_| error == GetError::NotFound);
-        let Some(view) = view else { return Err((get_status(error), 0)) };
+        let Some(view) = view else {
+            if error == GetError::NotFound && self.may_be_elsewhere(digest) {
+                return self.fetch_for(digest, Waiter::Stream(asker)).map_err(|status| (status, 0));
+            }
+            return Err((get_status(error), 0));
+        };
         asker.wanted.check(view.payload_bytes.into()).map_err(|status| (status, view.payload_bytes.into()))?;
         self.read_from_ssd(&view, Waiter::Stream(asker)).map_err(|status| (status, 0))
     }
@@ -258,11 +316,18 @@ impl Service {
         item: &PutItem,
         name: &ObjectName<'_>,
     ) -> Result<(ReservationId, Place), Status> {
+        let (reservation, place) = self.room_for(item, name)?;
+        self.lend_reservation(peer, reservation);
+        Ok((reservation, place))
+    }
+
+    /// Room for an object; its tail is on its way there.
+    pub(super) fn room_for(&mut self, item: &PutItem, name: &ObjectName<'_>) -> Result<(ReservationId, Place), Status> {
         let PutItem { digest, bytes, .. } = *item;
-        if !self.owns(digest) {
-            self.counters.wrong_owner += 1;
-            return Err(Status::WrongOwner);
+        if self.asker_fetches {
+            return Err(Status::Unauthorized);
         }
+        self.may_ask(digest)?;
         // However large the pool is: no peer could get it over a stream.
         if bytes > Limits::PAYLOAD_BYTES {
             return Err(Status::TooLarge);
@@ -278,18 +343,22 @@ impl Service {
             return Err(Status::Exists);
         }
         self.may_put(bytes)?;
+        let keep = self.keep_of(item, name)?;
         let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
         let tail = TailHead::of(item);
         let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
-        let wanted = Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace };
-        let (reservation, extent) = store.reserve_for(&wanted).map_err(reserve_status)?;
+        let head = item.options().part == Part::Head;
+        let wanted = Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace, keep, head };
+        let reserved = store.reserve_for(&wanted).map_err(reserve_status);
+        let (reservation, extent) = reserved.map_err(|why| self.no_room(why))?;
         if let Some(tail) = tail {
             let start = self.bytes.len();
             tail.encode(name, &mut self.bytes);
             let bytes = start..self.bytes.len();
-            self.outputs.push_back(Output::Tail { offset: extent.offset + extent.bytes, bytes });
+            let offset = self.store.as_ref().and_then(|store| store.reserved_tail(reservation));
+            let offset = offset.expect("a reservation that was just made");
+            self.outputs.push_back(Output::Tail { offset, bytes });
         }
-        self.lend_reservation(peer, reservation);
         Ok((reservation, Place { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes }))
     }
 
@@ -341,6 +410,7 @@ impl Service {
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 self.counters.put_bytes += bytes;
+                self.touched(digest);
                 Ok(Made { version, digest, bytes, replaces })
             }
             Err(error) => {
@@ -372,6 +442,8 @@ pub(super) const fn reserve_status(error: ReserveError) -> Status {
         ReserveError::TooLarge { .. } => Status::TooLarge,
         ReserveError::Exists => Status::Exists,
         ReserveError::NoSpace { .. } | ReserveError::TooManyObjects { .. } => Status::NoSpace,
+        ReserveError::Quota { .. } => Status::QuotaExceeded,
+        ReserveError::PinLimit { .. } => Status::PinLimit,
         ReserveError::TooManyReservations { .. } => Status::Busy,
     }
 }

@@ -6,6 +6,7 @@ use kvplane_proto::message::{Hello, IdItem, Kind, Operation, Welcome};
 use kvplane_proto::{Limits, Status};
 
 use super::Service;
+use super::drafts::TicketId;
 use super::held::List;
 use super::types::{CloseReason, Output, Path, PayloadTo, PeerKey};
 
@@ -15,6 +16,8 @@ pub(super) enum Pending {
     Refused { request: RequestId, operation: Operation, status: Status, argument: u64 },
     /// It goes into this reservation.
     Put { request: RequestId, reservation: ReservationId, expected: u64 },
+    /// It goes into a range of a draft.
+    Fill { request: RequestId, ticket: TicketId, expected: u64 },
     /// It goes into this segment.
     Write { request: RequestId, segment: SegmentId, expected: Option<u64> },
     /// It goes into these segments.
@@ -26,8 +29,10 @@ pub(super) struct Session {
     pub(super) path: Path,
     pub(super) greeted: bool,
     /// Who greeted, and as which of its connections.
-    client: u64,
+    pub(super) client: u64,
     connection: u64,
+    /// It is the new owner of what was ours, and asks for that only.
+    pub(super) fetches: bool,
     pub(super) closing: bool,
     pub(super) pending: Option<Pending>,
     /// When its last request came.
@@ -36,6 +41,8 @@ pub(super) struct Session {
     pub(super) pins: List,
     /// Reservations lent over shared memory, or the one whose payload is under way.
     pub(super) reservations: List,
+    /// Ranges of drafts that it fills or reads.
+    pub(super) tickets: List,
 }
 
 /// A peer's session, unless it is being closed.
@@ -62,11 +69,13 @@ impl Service {
             greeted: false,
             client: 0,
             connection: 0,
+            fetches: false,
             closing: false,
             pending: None,
             arrived_ns: now_ns,
             pins: List::new(),
             reservations: List::new(),
+            tickets: List::new(),
         });
         self.greeting.set(peer.index, now_ns.saturating_add(Limits::HELLO_NS));
     }
@@ -85,7 +94,10 @@ impl Service {
         match session.pending.take() {
             Some(Pending::Write { segment, .. }) => self.segments.release(segment, &mut self.outputs),
             Some(Pending::WriteMany { segments, .. }) => self.release_many(segments),
-            Some(Pending::Refused { .. } | Pending::Put { .. }) | None => {}
+            Some(Pending::Refused { .. } | Pending::Put { .. } | Pending::Fill { .. }) | None => {}
+        }
+        while let Some((index, generation)) = self.ticket_holders.take_first(&mut session.tickets) {
+            self.end_ticket(TicketId { index, generation }, None);
         }
         let Some(store) = &mut self.store else { return };
         while let Some((index, generation)) = self.pins.take_first(&mut session.pins) {
@@ -124,6 +136,7 @@ impl Service {
         let session = self.session(peer).expect("a session that was just looked up");
         session.greeted = true;
         (session.client, session.connection) = (hello.client, hello.connection);
+        session.fetches = hello.fetches;
         self.greeting.cancel(peer.index);
         self.counters.greeted += 1;
         let welcome = Welcome {

@@ -1,13 +1,16 @@
 //! Objects over shared memory: the peer maps the pool and copies by itself; we say where, and hold it there meanwhile.
 
-use kvplane_proto::Status;
-use kvplane_proto::frame::Header;
+use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::message::{CommitItem, CommitReply, DigestItem, IdItem, Item, LookupReply, Operation, ReserveReply};
 
+use kvplane_proto::{Digest, Status};
+
 use super::Service;
-use super::objects::get_status;
-use super::tiered::{Replies, Waiter, no_lookup};
+use super::deferred::{Replies, no_lookup};
+use super::drafts::TicketId;
+use super::objects::{Made, get_status};
+use super::tiered::Waiter;
 use super::types::{CloseReason, PayloadTo, PeerKey};
 
 impl Service {
@@ -16,11 +19,12 @@ impl Service {
         self.warm(items.clone().map(|item| item.digest));
         let (mut replies, mut elsewhere) = (Vec::with_capacity(items.len()), Vec::new());
         for item in items {
-            let reply = self.lookup_one(peer, &item).unwrap_or_else(no_lookup);
+            let all = header.flags & FLAG_ALL != 0;
+            let reply = self.lookup_one(peer, item.digest, all).unwrap_or_else(no_lookup);
             if reply.status == Status::NotFound
-                && let Some(view) = self.on_ssd(item.digest)
+                && (self.on_ssd(item.digest).is_some() || self.may_be_elsewhere(item.digest))
             {
-                elsewhere.push((replies.len(), view));
+                elsewhere.push((replies.len(), item.digest));
             }
             replies.push(reply);
         }
@@ -30,25 +34,30 @@ impl Service {
             self.answer_items(peer, Operation::Lookup, header, start, count);
             return Ok(PayloadTo::Discard);
         }
-        // All that the SSD has is read at the same time; the answer waits for the last.
+        // All that the SSD or a former owner has is read at the same time; the answer waits for the last.
         let slot_of = self.defer(peer, header.request, Replies::Lookups(replies), elsewhere.len());
-        for (item, view) in elsewhere {
+        for (item, digest) in elsewhere {
             let slot = slot_of(item);
-            if let Err(status) = self.read_from_ssd(&view, Waiter::Shared(slot)) {
+            let begun = match self.on_ssd(digest) {
+                Some(view) => self.read_from_ssd(&view, Waiter::Shared(slot)),
+                None => self.fetch_for(digest, Waiter::Shared(slot)),
+            };
+            if let Err(status) = begun {
                 self.settle_lookup(slot, no_lookup(status));
             }
         }
         Ok(PayloadTo::Discard)
     }
 
-    fn lookup_one(&mut self, peer: PeerKey, item: &DigestItem) -> Result<LookupReply, Status> {
-        if !self.owns(item.digest) {
-            self.counters.wrong_owner += 1;
-            return Err(Status::WrongOwner);
-        }
+    pub(super) fn lookup_one(&mut self, peer: PeerKey, digest: Digest, all: bool) -> Result<LookupReply, Status> {
+        self.may_ask(digest)?;
         let Some(store) = &mut self.store else { return Err(Status::NotFound) };
-        let (pin, object) = store.get(item.digest).map_err(get_status)?;
-        self.asked_for(item.digest);
+        let (pin, object) = store.get(digest).map_err(get_status)?;
+        if object.is_head && !all {
+            store.unpin(pin).expect("a pin that was just given");
+            return Err(Status::Striped);
+        }
+        self.asked_for(digest);
         self.counters.get_bytes += object.extent.bytes;
         self.lend_pin(peer, pin);
         Ok(LookupReply {
@@ -64,6 +73,13 @@ impl Service {
     pub(super) fn release(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         for item in Self::items::<IdItem>(header, body)? {
             let pin = PinId::from_bits(item.id);
+            if let Some(ticket) = TicketId::of(pin.index, pin.generation) {
+                if !self.take_ticket(peer, ticket) {
+                    return Err(CloseReason::Malformed("a release of a range that it does not hold"));
+                }
+                self.end_ticket(ticket, None);
+                continue;
+            }
             if !self.take_pin(peer, pin) {
                 return Err(CloseReason::Malformed("a release of a pin that it does not hold"));
             }
@@ -92,40 +108,70 @@ impl Service {
 
     pub(super) fn commit(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let items = Self::items::<CommitItem>(header, body)?;
-        let (mut replies, mut all, mut left) = (Vec::with_capacity(items.len()), Vec::new(), 0);
-        for item in items {
-            if !self.take_reservation(peer, item.reservation) {
-                all.into_iter().for_each(|(made, waits, _)| self.make_last(&made, waits, None));
-                return Err(CloseReason::Malformed("a commit of a reservation that it does not hold"));
-            }
-            let (status, version) = match self.commit_one(item.reservation, item.checksum) {
+        let mut outcomes = Vec::with_capacity(items.len());
+        for CommitItem { reservation, checksum } in items {
+            let refused = |status| CommitReply { status, version: Version(0) };
+            outcomes.push(match TicketId::of(reservation.index, reservation.generation) {
+                Some(ticket) if self.take_ticket(peer, ticket) => Err(refused(self.end_ticket(ticket, Some(checksum)))),
+                None if self.take_reservation(peer, reservation) => {
+                    self.commit_one(reservation, checksum).map_err(refused)
+                }
+                _ => {
+                    for made in outcomes.into_iter().flatten() {
+                        let waits = self.waits_of(&made);
+                        self.make_last(&made, waits, None);
+                    }
+                    return Err(CloseReason::Malformed("a commit of a reservation that it does not hold"));
+                }
+            });
+        }
+        self.answer_commits(peer, Operation::Commit, header, outcomes);
+        Ok(PayloadTo::Discard)
+    }
+
+    /// Answers what became of reservations, at once or when the SSD has what it must have.
+    pub(super) fn answer_commits(
+        &mut self,
+        peer: PeerKey,
+        operation: Operation,
+        header: &Header,
+        outcomes: Vec<Result<Made, CommitReply>>,
+    ) {
+        let (mut replies, mut all, mut left) = (Vec::with_capacity(outcomes.len()), Vec::new(), 0);
+        for outcome in outcomes {
+            replies.push(match outcome {
                 Ok(made) => {
                     let waits = self.waits_of(&made);
                     left += waits.count();
                     all.push((made, waits, replies.len()));
-                    (Status::Ok, made.version)
+                    CommitReply { status: Status::Ok, version: made.version }
                 }
-                Err(status) => (status, Version(0)),
-            };
-            replies.push(CommitReply { status, version });
+                Err(reply) => reply,
+            });
         }
         if left == 0 {
             let (start, count) = (self.bytes.len(), replies.len());
             replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
-            self.answer_items(peer, Operation::Commit, header, start, count);
+            self.answer_items(peer, operation, header, start, count);
             all.into_iter().for_each(|(made, waits, _)| self.make_last(&made, waits, None));
         } else {
-            let slot_of = self.defer(peer, header.request, Replies::Commits(replies), left);
+            let slot_of = self.defer(peer, header.request, Replies::Commits(operation, replies), left);
             for (made, waits, item) in all {
                 self.make_last(&made, waits, (waits.count() > 0).then(|| slot_of(item)));
             }
         }
-        Ok(PayloadTo::Discard)
     }
 
     pub(super) fn abort(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         for item in Self::items::<IdItem>(header, body)? {
             let reservation = ReservationId::from_bits(item.id);
+            if let Some(ticket) = TicketId::of(reservation.index, reservation.generation) {
+                if !self.take_ticket(peer, ticket) {
+                    return Err(CloseReason::Malformed("an abort of a range that it does not hold"));
+                }
+                self.end_ticket(ticket, None);
+                continue;
+            }
             if !self.take_reservation(peer, reservation) {
                 return Err(CloseReason::Malformed("an abort of a reservation that it does not hold"));
             }

@@ -74,6 +74,7 @@ impl TailHead {
                 hard_pin: flags.has(PutFlags::HARD_PIN),
                 data_type: bytes[19],
                 replace: false,
+                part: flags.part(),
             },
             key_bytes: u16::from_le_bytes([bytes[16], bytes[17]]),
             tenant_bytes: bytes[18],
@@ -107,7 +108,8 @@ mod tests {
             key in prop::collection::vec(any::<u8>(), 1..=300),
         ) {
             let (account, group, soft_pin_ms, hard_pin, data_type) = words;
-            let options = PutOptions { tenant: account, group, soft_pin_ms, hard_pin, data_type, replace: true };
+            let wishes = PutOptions { tenant: account, group, soft_pin_ms, hard_pin, ..PutOptions::default() };
+            let options = PutOptions { data_type, replace: true, ..wishes };
             let name = ObjectName { tenant: &tenant, key: &key };
             let head = TailHead::of(&PutItem::named(&name, 1, &options)).expect("it has a name");
             let mut bytes = Vec::new();

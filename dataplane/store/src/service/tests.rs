@@ -5,6 +5,7 @@ mod fences;
 mod handshake;
 mod held;
 mod keys;
+mod moves;
 mod objects;
 mod ownership;
 mod random;

@@ -309,6 +309,12 @@ impl Outputs {
         (self.is_late, self.digest) = (true, digest);
     }
 
+    /// What is answered from now on came some time ago.
+    pub(super) const fn late(&mut self, timing: Timing) {
+        self.timing = timing;
+        (self.is_late, self.digest) = (true, None);
+    }
+
     /// Where the time went so far of what is being answered.
     pub(super) const fn timing(&self) -> Timing {
         if self.is_late {

@@ -7,6 +7,8 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, PinId, SegmentId, ShardId};
 use kvplane_proto::{Limits, Status};
 
+use super::drafts::TicketId;
+
 /// Who answers.
 #[derive(Clone, Debug)]
 pub struct Identity {
@@ -90,6 +92,8 @@ pub enum Hold {
         /// Which of the reads under way, by the service's count.
         read: u32,
     },
+    /// A range of an object that is being written.
+    Ticket(TicketId),
     /// Several segments.
     Segments {
         /// Which of the gathered reads under way, by the service's count.

@@ -26,17 +26,15 @@ impl<P: EvictionPolicy> Store<P> {
             assert_eq!(self.allocator.granules(entry.block()), entry.granules(), "{entry:?}");
             owned += 1;
         }
-        assert_eq!(owned, self.allocator.held_blocks(), "each held block belongs to an entry");
+        let pages = self.check_pages();
+        assert_eq!(owned + pages, self.allocator.held_blocks(), "each held block belongs to an entry or is a page");
     }
 
     /// Index, eviction order and the accounts of space agree with the entries.
     fn check_accounts(&self) {
-        let (mut granules, mut pinned, mut live, mut payload) = ([0; STATES], 0, 0, 0);
+        let (mut granules, mut live, mut payload) = ([0; STATES], 0, 0);
         for (id, entry) in self.entries.iter() {
             granules[entry.state() as usize] += entry.granules();
-            if entry.pins() > 0 {
-                pinned += entry.granules();
-            }
             if entry.state() == State::Live {
                 live += 1;
                 payload += entry.bytes();
@@ -45,10 +43,9 @@ impl<P: EvictionPolicy> Store<P> {
             }
         }
         assert_eq!(self.granules, granules, "granules by state");
-        assert_eq!(self.pinned_granules, pinned, "granules of pinned entries");
         assert_eq!(self.counters.payload_bytes, payload, "bytes of live objects");
         assert_eq!(self.index.len(), live, "the index has the live entries only");
-        let in_order = self.policy.check(&self.entries);
+        let in_order = self.order.check(&self.entries);
         assert_eq!(in_order, live as usize, "the eviction order has the live entries only");
     }
 

@@ -1,10 +1,10 @@
 //! Puts: reserve, then commit or abort; expire when the deadline passes in between.
 
 use kvplane_proto::digest::Digest;
-use kvplane_proto::ids::{ReservationId, Version};
+use kvplane_proto::ids::{PinId, ReservationId, Version};
 
 use super::{Extent, Store};
-use crate::entry::{Entries, EntryId, Mark, Reserve, State};
+use crate::entry::{BYTES_MOST, Entries, EntryId, Keep, Mark, Reserve, State};
 use crate::errors::{CommitError, ReserveError, StaleReservation};
 use crate::events::{Change, Medium};
 use crate::eviction::EvictionPolicy;
@@ -22,36 +22,43 @@ impl<P: EvictionPolicy> Store<P> {
         self.reserve_for(&Reserve::plain(digest, bytes))
     }
 
-    /// As [`Self::reserve`], with more to say about the object: its tail lies behind its bytes, within the same block.
+    /// As [`Self::reserve`], with more to say about the object: there is room for its tail ([`Self::reserved_tail`]).
     /// Where an object is replaced, it stays until the new one is committed.
     ///
     /// # Errors
     /// As there.
     pub fn reserve_for(&mut self, wanted: &Reserve) -> Result<(ReservationId, Extent), ReserveError> {
-        let Reserve { digest, bytes, tail_bytes, .. } = *wanted;
+        let Reserve { digest, bytes, tail_bytes, keep, .. } = *wanted;
         if bytes == 0 {
             return Err(ReserveError::Empty);
         }
-        if bytes > self.config.max_object_bytes {
-            return Err(ReserveError::TooLarge { bytes, limit_bytes: self.config.max_object_bytes });
+        let limit_bytes = self.config.max_object_bytes.min(BYTES_MOST);
+        if bytes > limit_bytes {
+            return Err(ReserveError::TooLarge { bytes, limit_bytes });
         }
         if !wanted.replace
             && let Some(id) = self.index.find(&self.entries, digest)
         {
             self.counters.exists_conflicts += 1;
-            self.policy.access(&mut self.entries, id);
+            self.order.access(&mut self.entries, id);
             return Err(ReserveError::Exists);
         }
-        let space_bytes = bytes + u64::from(tail_bytes);
         if self.reservations.is_full() {
             self.counters.reserve_refusals += 1;
             let limit = self.config.max_reservations;
             return Err(ReserveError::TooManyReservations { limit });
         }
-        let block = self.room(space_bytes).inspect_err(|_| self.counters.reserve_refusals += 1)?;
-        let id = self.entries.reserve(wanted, block);
+        let together = bytes + u64::from(tail_bytes);
+        let room = self.within_lease(together, &keep).and_then(|()| self.room_with_tail(wanted));
+        let room = room.inspect_err(|_| self.counters.reserve_refusals += 1)?;
+        let block = room.block;
+        let id = self.entries.reserve(&Reserve { tail_bytes: room.tail_bytes, ..*wanted }, block);
         self.allocator.set_owner(block, id.0);
+        if let Some(class) = room.class {
+            self.give_slot(class, id);
+        }
         self.granules[State::Reserved as usize] += self.entries[id].granules();
+        self.order.charge(&mut self.entries, id, &keep);
         let (index, generation) = self.reservations.insert(id.0);
         self.drain();
         Ok((ReservationId { index, generation }, self.extent(id)))
@@ -101,11 +108,24 @@ impl<P: EvictionPolicy> Store<P> {
         }
         self.change_state(id, |entries: &mut Entries, id| entries.commit(id, version, checksum));
         self.index.insert(digest, id);
-        self.policy.insert(&mut self.entries, id);
+        self.order.insert(&mut self.entries, id);
         let bytes = self.entries[id].bytes();
         self.counters.payload_bytes += bytes;
         self.events.push(Change::Stored, Medium::Memory, digest, bytes);
         Ok(bytes)
+    }
+
+    /// Notes how a pinned object is to be kept, where that is known only now: its group, its hard pin if there is room
+    /// for that, and its account. Soft pins are over by then.
+    pub fn keep_as(&mut self, pin: PinId, keep: &Keep) {
+        let Some(entry) = self.pins.get(pin.index, pin.generation) else { return };
+        let id = EntryId(entry);
+        if self.entries[id].state() != State::Live {
+            return;
+        }
+        let limit = self.hard_pin_granules();
+        let hard = keep.hard_pin && self.order.hard_granules() + self.entries[id].granules() <= limit;
+        self.order.keep_as(&mut self.entries, id, &Keep { hard_pin: hard, soft_pin_ns: 0, ..*keep });
     }
 
     /// Whether the commit of a reservation replaces an object; false when it is stale.
@@ -120,6 +140,13 @@ impl<P: EvictionPolicy> Store<P> {
     pub fn reserved_for(&mut self, reservation: ReservationId) -> Option<(Digest, u64)> {
         let id = self.reserved(reservation)?;
         Some((self.entries[id].digest(), self.entries[id].bytes()))
+    }
+
+    /// The room of a reservation; `None` when it is stale.
+    #[must_use]
+    pub fn reserved_extent(&self, reservation: ReservationId) -> Option<Extent> {
+        let entry = self.reservations.get(reservation.index, reservation.generation)?;
+        Some(self.extent(EntryId(entry)))
     }
 
     /// The put's deadline passed: it fails, but its extent stays in quarantine until [`Store::abort`], since its writer

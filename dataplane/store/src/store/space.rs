@@ -10,10 +10,12 @@
 //! bursts then find room that costs them nothing, for a pool that holds less.
 
 use super::Store;
+use super::tails::{Owner, owner_of};
 use crate::allocator::{Block, GRANULE_BYTES, granules_of};
-use crate::entry::{EntryId, State};
+use crate::entry::{EntryId, Keep, Mark, State};
 use crate::errors::ReserveError;
 use crate::eviction::EvictionPolicy;
+use crate::order::Reach;
 
 /// How much is evicted in the policy's order before neighbours are, in multiples of the request.
 const SCATTERED: u64 = 2;
@@ -30,22 +32,25 @@ impl<P: EvictionPolicy> Store<P> {
         // Every block is a whole number of units, so every one begins at a multiple of the unit.
         let bytes = bytes.next_multiple_of(self.config.unit_bytes);
         let granules = granules_of(bytes);
+        self.order.expire(&mut self.entries);
         if self.allocator.free_granules() + self.evictable_granules() < granules {
             return Err(self.no_space(bytes));
         }
         if self.entries.is_full() {
             let limit = self.config.max_objects;
-            let victim = self.policy.victim(&mut self.entries);
+            let victim = self.order.victim(&mut self.entries, Reach::Soft);
             self.evict(victim.ok_or(ReserveError::TooManyObjects { limit })?);
         }
         if let Some(block) = self.allocator.allocate(bytes) {
             return Ok(block);
         }
-        let free = match self.evict_in_order(granules) {
-            Some(free) => free,
-            None => self.clear_a_run(granules).ok_or_else(|| self.no_space(bytes))?,
-        };
-        Ok(self.allocator.carve(free, bytes))
+        for reach in [Reach::Plain, Reach::Soft] {
+            let free = self.evict_in_order(granules, reach).or_else(|| self.clear_a_run(granules, reach));
+            if let Some(free) = free {
+                return Ok(self.allocator.carve(free, bytes));
+            }
+        }
+        Err(self.no_space(bytes))
     }
 
     /// Evicts a few objects while the pool is used beyond its watermarks.
@@ -64,7 +69,7 @@ impl<P: EvictionPolicy> Store<P> {
                 self.draining = false;
                 return;
             }
-            let Some(victim) = self.policy.victim(&mut self.entries) else { return };
+            let Some(victim) = self.order.victim(&mut self.entries, Reach::Plain) else { return };
             self.evict(victim);
         }
     }
@@ -74,16 +79,16 @@ impl<P: EvictionPolicy> Store<P> {
         ReserveError::NoSpace {
             requested_bytes: bytes,
             free_bytes: self.allocator.free_bytes(),
-            pinned_bytes: self.pinned_granules * GRANULE_BYTES,
+            pinned_bytes: self.pinned_granules() * GRANULE_BYTES,
             reserved_bytes: reserved * GRANULE_BYTES,
         }
     }
 
     /// Evicts in the policy's order until a free block of `granules` appears or enough has gone in vain.
-    fn evict_in_order(&mut self, granules: u64) -> Option<Block> {
+    fn evict_in_order(&mut self, granules: u64, reach: Reach) -> Option<Block> {
         let mut evicted = 0;
         while evicted < SCATTERED * granules {
-            let victim = self.policy.victim(&mut self.entries)?;
+            let victim = self.order.victim(&mut self.entries, reach)?;
             evicted += self.entries[victim].granules();
             let free = self.evict(victim);
             if self.allocator.granules(free) >= granules {
@@ -93,16 +98,59 @@ impl<P: EvictionPolicy> Store<P> {
         None
     }
 
+    /// Makes room below a tenant's lease, and below the share that may be hard pinned.
+    ///
+    /// # Errors
+    /// `Quota` or `PinLimit`: nothing is evicted then.
+    pub(super) fn within_lease(&mut self, bytes: u64, keep: &Keep) -> Result<(), ReserveError> {
+        let granules = granules_of(bytes.next_multiple_of(self.config.unit_bytes));
+        if keep.hard_pin {
+            let limit = self.hard_pin_granules();
+            let (hard, limit_bytes) = (self.order.hard_granules(), limit * GRANULE_BYTES);
+            if hard + granules > limit {
+                return Err(ReserveError::PinLimit { pinned_bytes: hard * GRANULE_BYTES, limit_bytes });
+            }
+        }
+        self.order.expire(&mut self.entries);
+        while let Some((lease, stuck)) = self.order.over_lease(keep.account, granules) {
+            let may_fit = stuck + granules <= lease;
+            let victim = may_fit.then(|| self.order.victim_of(&mut self.entries, keep.account)).flatten();
+            let Some(victim) = victim else {
+                self.order.count_refusal(keep.account);
+                let (lease_bytes, held_bytes) = (lease * GRANULE_BYTES, stuck * GRANULE_BYTES);
+                return Err(ReserveError::Quota { bytes, lease_bytes, held_bytes });
+            };
+            self.evict(victim);
+        }
+        Ok(())
+    }
+
+    /// What hard pinned objects may take together.
+    pub(super) const fn hard_pin_granules(&self) -> u64 {
+        self.allocator.pool_granules() * self.config.hard_pin_percent as u64 / 100
+    }
+
+    /// Granules of objects that readers hold or that are hard pinned.
+    pub(super) const fn pinned_granules(&self) -> u64 {
+        let written = self.granules[State::Reserved as usize] + self.granules[State::Quarantined as usize];
+        self.order.stuck_granules() - written
+    }
+
     /// Evicts neighbours until a free block of `granules` appears; evicts nothing when there are none that would do.
-    fn clear_a_run(&mut self, granules: u64) -> Option<Block> {
-        let victim = self.policy.victim(&mut self.entries);
-        let entries = &self.entries;
-        let may_go = |owner| entries[EntryId(owner)].is_evictable();
-        let around = victim.and_then(|victim| self.allocator.run_around(entries[victim].block(), granules, may_go));
+    fn clear_a_run(&mut self, granules: u64, reach: Reach) -> Option<Block> {
+        let victim = self.order.victim(&mut self.entries, reach);
+        let may_go = |owner| self.may_go(owner, reach);
+        let block_of = |victim: EntryId| self.entries[victim].block();
+        let around = victim.and_then(|victim| self.allocator.run_around(block_of(victim), granules, may_go));
         let mut block = around.or_else(|| self.allocator.run_anywhere(granules, may_go))?;
         loop {
+            // Groups are taken apart here: what lies elsewhere would be of no use.
             if let Some(owner) = self.allocator.owner(block) {
-                block = self.evict(EntryId(owner));
+                block = match owner_of(owner) {
+                    Owner::Entry(id) => self.evict_one(id),
+                    Owner::Page(page) => self.clear_page(page),
+                    Owner::Nobody => unreachable!("a block of a run has a holder that may go"),
+                };
             }
             if self.allocator.granules(block) >= granules {
                 return Some(block);
@@ -111,13 +159,23 @@ impl<P: EvictionPolicy> Store<P> {
         }
     }
 
-    /// Evicts an object that nobody uses; returns the free block that its bytes are now part of.
+    /// Evicts an object that nobody uses, and its group with it; returns the free block that its bytes are now part of.
     fn evict(&mut self, id: EntryId) -> Block {
+        if self.entries[id].is(Mark::Grouped) {
+            for mate in self.order.mates(&self.entries, id) {
+                self.evict_one(mate);
+            }
+        }
+        self.evict_one(id)
+    }
+
+    /// Evicts an object that nobody uses.
+    pub(super) fn evict_one(&mut self, id: EntryId) -> Block {
         assert!(self.entries[id].is_evictable(), "evicting {:?}", self.entries[id]);
         self.counters.evictions += 1;
         self.counters.evicted_bytes += self.entries[id].bytes();
         self.hide(id);
-        self.policy.evict(&mut self.entries, id);
+        self.order.remove(&mut self.entries, id, true);
         self.release(id)
     }
 }

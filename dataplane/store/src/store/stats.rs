@@ -40,7 +40,7 @@ pub(super) const fn size_class(bytes: u64) -> usize {
 }
 
 /// A snapshot of gauges and counters. Gauges of space count whole granules: `used_bytes + free_bytes` is the pool, and
-/// `used_bytes` is live, removed but pinned, reserved and quarantined together.
+/// `used_bytes` is live, removed but pinned, reserved and quarantined objects together, and the pages of their tails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
     /// Visible objects.
@@ -55,14 +55,20 @@ pub struct StoreStats {
     pub free_bytes: u64,
     /// The largest free piece.
     pub largest_free_bytes: u64,
-    /// Space of objects with pins, removed ones included.
+    /// Space of objects that are held by readers, removed ones included, or hard pinned.
     pub pinned_bytes: u64,
+    /// Space of hard pinned objects, also while they are written.
+    pub hard_pinned_bytes: u64,
+    /// Objects whose soft pins last.
+    pub soft_pins: u64,
     /// Space of removed objects that wait for their last pin; a part of `pinned_bytes`.
     pub doomed_bytes: u64,
     /// Space of puts under way.
     pub reserved_bytes: u64,
     /// Space of expired puts that were not aborted.
     pub quarantined_bytes: u64,
+    /// Space of pages with nothing but tails.
+    pub tail_page_bytes: u64,
     /// Pins held.
     pub pins: u64,
     /// Reservations held, expired ones included.
@@ -117,10 +123,13 @@ impl<P: EvictionPolicy> Store<P> {
             used_bytes: pool_bytes - self.allocator.free_bytes(),
             free_bytes: self.allocator.free_bytes(),
             largest_free_bytes: self.allocator.largest_free_bytes(),
-            pinned_bytes: self.pinned_granules * GRANULE_BYTES,
+            pinned_bytes: self.pinned_granules() * GRANULE_BYTES,
+            hard_pinned_bytes: self.order.hard_granules() * GRANULE_BYTES,
+            soft_pins: self.order.soft_pins() as u64,
             doomed_bytes: bytes_in(State::Doomed),
             reserved_bytes: bytes_in(State::Reserved),
             quarantined_bytes: bytes_in(State::Quarantined),
+            tail_page_bytes: self.tails.bytes(),
             pins: self.pins.len().into(),
             reservations: self.reservations.len().into(),
             hits: counters.hits,

@@ -175,7 +175,9 @@ impl<P: EvictionPolicy> Shadow<P> {
                 }
                 assert!(free_bytes + pinned_bytes + reserved_bytes <= before.pool_bytes);
             }
-            Err(ReserveError::Empty) => panic!("the object has {bytes} bytes"),
+            Err(ReserveError::Empty | ReserveError::Quota { .. } | ReserveError::PinLimit { .. }) => {
+                panic!("an object of {bytes} bytes without pin or lease: {answer:?}")
+            }
         }
         format!("{answer:?}, evicted {evicted}")
     }
@@ -196,7 +198,8 @@ impl<P: EvictionPolicy> Shadow<P> {
             Ok(version) => {
                 assert!(!expired && version > self.last_version, "versions grow");
                 self.last_version = version;
-                let view = ObjectView { extent, version, checksum, has_tail: tail_bytes > 0 };
+                let tail_at = extent.offset + extent.bytes;
+                let view = ObjectView { extent, version, checksum, has_tail: tail_bytes > 0, tail_at, is_head: false };
                 assert!(replace || !self.live.contains_key(&digest), "the first commit wins");
                 self.forget(digest);
                 self.live.insert(digest, Object { view, tail_bytes, pins: 0 });

@@ -20,6 +20,10 @@ impl ReferenceSegmentedLru {
 }
 
 impl EvictionPolicy for ReferenceSegmentedLru {
+    fn anew(&self) -> Self {
+        Self::new(self.protected_limit_granules)
+    }
+
     fn insert(&mut self, _: &mut Entries, id: EntryId) {
         self.probation.push(id);
     }
@@ -55,6 +59,10 @@ impl EvictionPolicy for ReferenceSegmentedLru {
 pub(crate) struct ReferenceLru(Vec<EntryId>);
 
 impl EvictionPolicy for ReferenceLru {
+    fn anew(&self) -> Self {
+        Self::default()
+    }
+
     fn insert(&mut self, _: &mut Entries, id: EntryId) {
         self.0.push(id);
     }
@@ -130,6 +138,10 @@ impl ReferenceS3Fifo {
 }
 
 impl EvictionPolicy for ReferenceS3Fifo {
+    fn anew(&self) -> Self {
+        Self::new(self.small_limit_granules * 10)
+    }
+
     fn insert(&mut self, entries: &mut Entries, id: EntryId) {
         self.frequencies.insert(id.0, 0);
         let digest = entries[id].digest();

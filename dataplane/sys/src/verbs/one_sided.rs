@@ -72,15 +72,17 @@ impl SendQueue {
         let (id, signal_every) = (self.id, self.signal_every);
         let (ring, tokens) = (&mut self.ring[..], self.slots.tokens());
         let (ring_mask, token_mask) = (ring.len() - 1, tokens.len() - 1);
-        let (mut silent, mut at, mut one) = (self.silent, from, first);
+        // How many more until one tells of itself.
+        let mut until_signal = signal_every.saturating_sub(self.silent).max(1);
+        let (mut at, mut one) = (from, first);
         let end = loop {
             if !std::ptr::eq(one.memory, run.memory) {
                 break Err(Refusal::OtherMemory);
             }
             tokens[at as usize & token_mask] = one.token;
-            silent += 1;
-            let signalled = silent >= signal_every;
-            silent = if signalled { 0 } else { silent };
+            until_signal -= 1;
+            let signalled = until_signal == 0;
+            until_signal = if signalled { signal_every.max(1) } else { until_signal };
             let place = &mut ring[at as usize & ring_mask];
             place.piece = one.piece;
             place.request.sg_list = &raw mut place.piece;
@@ -102,7 +104,7 @@ impl SendQueue {
             }
         };
         // Where something above did not return, nothing was queued.
-        self.silent = silent;
+        self.silent = signal_every.saturating_sub(until_signal);
         let count = at.wrapping_sub(from);
         self.slots.push_many(count, run.memory);
         end.map(|()| count as usize)

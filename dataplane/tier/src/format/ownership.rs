@@ -1,4 +1,5 @@
-//! Which slots the shard owned when it last said so, and what on the device is void: two copies, written in turns.
+//! Which slots the shard owned when it last said so, and what on the device is void: two copies, written one after the
+//! other.
 //!
 //! A start believes what the device has of a slot only if the slot was the shard's by the newest of these notes, and if
 //! the control plane says that no slot has changed hands since.

@@ -129,7 +129,7 @@ impl Tier {
     pub(super) fn record_written(&mut self, waiter: Waiter, result: Result<(), Fault>, durable: bool) {
         match waiter {
             Waiter::Put { token, lent: true, .. } => self.events.push_back(Event::Released { token }),
-            Waiter::Move(number) => return self.move_written(number),
+            Waiter::Move(number) => return self.move_written(number, result),
             Waiter::Put { .. } | Waiter::Remove { .. } => {}
         }
         let (Waiter::Put { ack, .. } | Waiter::Remove { ack, .. }) = waiter else { return };

@@ -14,10 +14,17 @@ pub(super) struct Notes {
     /// What the device said at the start.
     found: Option<Ownership>,
     readable: [bool; 2],
-    /// The last number, and the copy that the next note goes to: the other one counts meanwhile.
+    /// The last number, and the copy that is written now or next: the other one counts meanwhile.
     number: u64,
     copy: usize,
-    under_way: bool,
+    under_way: Option<Pass>,
+}
+
+/// A note is written to one copy and, once that is durable, to the other: what damages one place then costs nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pass {
+    First,
+    Second,
 }
 
 impl Tier {
@@ -30,17 +37,22 @@ impl Tier {
     /// Writes down which slots are owned from now on. [`Event::OwnershipNoted`] follows, unless the device takes no
     /// more writes by then. False when that cannot be begun now: one note at a time, and not before the device is open.
     pub fn note_ownership(&mut self, ownership: &Ownership, memory: &mut dyn Memory) -> bool {
-        if !self.is_open() || !self.writable() || self.notes.under_way {
+        if !self.is_open() || !self.writable() || self.notes.under_way.is_some() {
             return false;
         }
         self.notes.number += 1;
-        self.notes.under_way = true;
-        let copy = self.notes.copy;
-        let span = self.note_span(copy);
-        memory.write(&ownership.encode(self.notes.number, self.uuid), span);
-        let (owner, action, pieces) = (Owner::NoteWrite, Action::Write { durable: false }, Pieces::of(&[span]));
-        self.jobs.submit(Job { owner, action, offset: OWNERSHIP_OFFSETS[copy], pieces, priority: Priority::Commit });
+        self.notes.under_way = Some(Pass::First);
+        let note = ownership.encode(self.notes.number, self.uuid);
+        (0..2).for_each(|copy| memory.write(&note, self.note_span(copy)));
+        self.write_note();
         true
+    }
+
+    fn write_note(&mut self) {
+        let copy = self.notes.copy;
+        let pieces = Pieces::of(&[self.note_span(copy)]);
+        let (owner, action) = (Owner::NoteWrite, Action::Write { durable: false });
+        self.jobs.submit(Job { owner, action, offset: OWNERSHIP_OFFSETS[copy], pieces, priority: Priority::Commit });
     }
 
     const fn note_span(&self, copy: usize) -> Span {
@@ -86,10 +98,15 @@ impl Tier {
     }
 
     pub(super) fn note_durable(&mut self, result: Result<(), Fault>) {
-        self.notes.under_way = false;
-        if result.is_ok() {
-            self.notes.copy = 1 - self.notes.copy;
+        let pass = self.notes.under_way.take();
+        if result.is_err() {
+            return;
+        }
+        self.notes.copy = 1 - self.notes.copy;
+        if pass == Some(Pass::First) {
             self.events.push_back(Event::OwnershipNoted);
+            self.notes.under_way = Some(Pass::Second);
+            self.write_note();
         }
     }
 }

@@ -234,6 +234,9 @@ impl Tier {
         self.stats.live_bytes -= before;
         self.segments[segment].live_bytes = 0;
         self.stats.evicted += u64::from(dropped);
+        if dropped > 0 {
+            self.events.push_back(Event::Forgotten { objects: dropped });
+        }
         self.set_stage(Stage::Copying);
     }
 
@@ -333,8 +336,14 @@ impl Tier {
         if verified.is_err() {
             self.end_read(slot);
         }
-        if let Some(moved) = self.move_at(number) {
+        let moved = self.move_at(number).map(|moved| {
             (moved.state, moved.checksum) = (state, verified.unwrap_or(0));
+            moved.entry.digest()
+        });
+        if let (Some(digest), Err(miss)) = (moved, verified)
+            && self.index.find(digest).is_none()
+        {
+            self.events.push_back(Event::Quarantined { digest, miss });
         }
         self.drop_moves();
     }
@@ -389,9 +398,15 @@ impl Tier {
     }
 
     /// The group of a record that is written again is over; what it lost, the index lost with it.
-    pub(super) fn move_written(&mut self, number: u64) {
-        if let Some(moved) = self.move_at(number) {
+    pub(super) fn move_written(&mut self, number: u64, result: Result<(), Fault>) {
+        let moved = self.move_at(number).map(|moved| {
             moved.state = MoveState::Over;
+            (moved.entry.digest(), moved.entry.is_pinned())
+        });
+        if let (Some((digest, pinned)), Err(_)) = (moved, result)
+            && self.index.find(digest).is_none()
+        {
+            self.events.push_back(Event::Evicted { digest, pinned });
         }
         self.drop_moves();
     }

@@ -30,6 +30,8 @@ impl Tier {
                 // It is blank: nothing can come back from there.
                 return Ok(Removal::Absent);
             }
+            // It is hidden in this life only: the device has it still.
+            self.untracked |= self.index.find(digest).is_some();
             self.forget(digest);
             return Err(RemoveError::Unavailable(reason));
         }
@@ -55,10 +57,18 @@ impl Tier {
     }
 
     /// Whether the device may have objects that the index does not know and the next start finds: what could not be
-    /// read or written, and what was given up because of that.
+    /// read, written or removed, and what was given up because of that.
     #[must_use]
     pub const fn is_untracked(&self) -> bool {
         self.untracked
+    }
+
+    /// Whether the next start may find an object: the index knows it, or does not know all that there is.
+    #[must_use]
+    pub fn may_have(&self, digest: Digest) -> bool {
+        let blank = self.unavailable() == Some(Reason::Refused(OpenError::Unwritable));
+        let doubtful = self.untracked || !matches!(self.phase, Phase::Running);
+        !blank && (doubtful || self.index.find(digest).is_some())
     }
 
     /// Whether the device may have records, of what the index does not know, that a restart would find: also those

@@ -283,6 +283,7 @@ impl World {
                 assert!(self.device_fails, "{digest}: {miss:?}");
                 self.quarantined.insert(digest);
             }
+            Event::Forgotten { .. } => assert!(self.device_fails, "{event:?}"),
             Event::Evicted { digest, .. } => {
                 let history = self.model.keys.entry(digest).or_default();
                 history.evicted = history.steps.len().checked_sub(1);

@@ -14,7 +14,7 @@ use super::one_sided::Lingering;
 use crate::types::Gone;
 
 /// Bytes of each ring; takes the longest frame.
-const RING_BYTES: usize = 256 * 1024;
+const RING_BYTES: usize = 1 << 20;
 const _: () = assert!(RING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES + 64);
 /// Where the flags are: a cache line each.
 const CLIENT_FLAG_AT: usize = 0;

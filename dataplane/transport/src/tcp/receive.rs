@@ -16,7 +16,7 @@ use super::connection::{Connection, Expect, Payload, Place, State};
 use crate::types::{ConnectionId, Gone, Input, Target};
 
 /// Bytes of the staging: the largest frame without payload, and room for small payloads.
-pub(super) const STAGING_BYTES: usize = 256 * 1024;
+pub(super) const STAGING_BYTES: usize = 576 * 1024;
 const _: () = assert!(STAGING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES);
 /// Least and most bytes asked for while frames are expected. Few, so that little of a large payload lands in the
 /// staging; more when small frames come in crowds.

@@ -20,7 +20,7 @@ use crate::types::{ConnectionId, Event, Gone, Pieces};
 
 /// Bytes of the staging: the largest frame without payload, and room for small payloads: for 64 of 4 KiB with their
 /// headers, half of a usual batch of gets, or each half would need two calls.
-const STAGING_BYTES: usize = (256 + 16) * 1024;
+const STAGING_BYTES: usize = (576 + 16) * 1024;
 const _: () = assert!(STAGING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES);
 /// What one connection may send in a round, about. Bounds how long others wait, and lets what was just summed up still
 /// be in the cache when the kernel copies it.

@@ -139,6 +139,24 @@ impl Shadow {
         Ok(())
     }
 
+    /// A shard's life took an object over from a former owner of its slot, where it had the version `origin`: it is the
+    /// same object, made then.
+    pub(crate) fn imported(&mut self, version: u64, origin: u64, digest: Digest, life: usize, bytes: &[u8]) -> Checked {
+        let Some(former) = self.commits.get(&origin).copied() else {
+            return Err(broken(
+                Rule::Commit,
+                format!("version {version} was taken over from {origin}, which is not there"),
+            ));
+        };
+        let key = self.key(digest).unwrap_or(usize::MAX);
+        self.check_read(key, origin, bytes)?;
+        let commit = Commit { life, replace: false, removed: None, promised: false, void: true, ..former };
+        match self.commits.insert(version, commit) {
+            Some(former) => Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}"))),
+            None => Ok(()),
+        }
+    }
+
     /// A put was acknowledged with a version.
     pub(crate) fn acked(&mut self, write: usize, version: u64, now_ns: u64) -> Checked {
         let Write { key, bytes, .. } = self.writes[write];

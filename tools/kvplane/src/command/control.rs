@@ -2,12 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer, HttpToken, MetadataLimits};
+use kvplane_server::{ControlConfig, ControlHandle, ControlServer, HttpToken, MetadataLimits, ObjectsAccess};
 
+use super::objects::Asked;
 use super::{Failure, stop};
 
 /// How long a stopping control plane may take.
@@ -31,6 +33,9 @@ pub(crate) struct Http {
     /// events; without it, kvplane ctl events still shows them.
     #[arg(long, value_name = "ADDRESS")]
     kv_events: Option<SocketAddr>,
+    /// Let only tenants put that kvplane ctl tenants has set; else others have no quota.
+    #[arg(long)]
+    strict_tenants: bool,
     /// Be the metadata server of Mooncake engines too: http://ADDRESS/metadata in their configuration.
     #[arg(long)]
     mooncake_metadata: bool,
@@ -50,6 +55,11 @@ pub(crate) struct Control {
     /// Directory of the state and of the authority's key; it survives a kill.
     #[arg(long)]
     state: PathBuf,
+    /// Directory with ca.pem, control.pem and control.key, where the authority's key is kept elsewhere (kvplane ctl
+    /// cert). Without it, the authority is in --state, and processes of this user find identities in the runtime
+    /// directory.
+    #[arg(long, value_name = "DIRECTORY")]
+    identity: Option<PathBuf>,
     /// Copies of each object, best effort.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     replicas: u8,
@@ -58,14 +68,18 @@ pub(crate) struct Control {
     runtime_directory: Option<PathBuf>,
 }
 
-pub(crate) fn start(
-    cluster: &str,
-    listen: SocketAddr,
-    http: &Http,
-    state: Option<PathBuf>,
-    replicas: u8,
-    runtime_directory: Option<&PathBuf>,
-) -> Result<ControlHandle, Failure> {
+/// What a control plane is made of, beside HTTP.
+pub(crate) struct Setup<'a> {
+    pub(crate) cluster: &'a str,
+    pub(crate) listen: SocketAddr,
+    pub(crate) state: Option<PathBuf>,
+    pub(crate) identity: Option<PathBuf>,
+    pub(crate) replicas: u8,
+    pub(crate) runtime_directory: Option<&'a PathBuf>,
+}
+
+pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Failure> {
+    let Setup { cluster, listen, state, identity, replicas, runtime_directory } = setup;
     let publish = match runtime_directory {
         Some(path) => RuntimeDirectory::at(path),
         None => RuntimeDirectory::of_user()?,
@@ -78,7 +92,11 @@ pub(crate) fn start(
     config.http_token = http.http_token_file.as_deref().map(HttpToken::read).transpose()?;
     config.http_without_authentication_anywhere = http.http_without_authentication;
     config.mooncake_metadata = http.mooncake_metadata.then(MetadataLimits::default);
+    config.strict_tenants = http.strict_tenants;
+    let asked = Asked { cluster: cluster.to_owned(), runtime_directory: runtime_directory.cloned() };
+    config.objects = ObjectsAccess(Some(Arc::new(asked)));
     config.state_directory = state;
+    config.identity_directory = identity;
     config.publish = Some(publish);
     Ok(ControlServer::start(config)?)
 }
@@ -108,9 +126,15 @@ impl Http {
 
 impl Control {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let state = Some(self.state.clone());
-        let runtime = self.runtime_directory.as_ref();
-        let mut control = start(&self.cluster, self.listen, &self.http, state, self.replicas, runtime)?;
+        let setup = Setup {
+            cluster: &self.cluster,
+            listen: self.listen,
+            state: Some(self.state.clone()),
+            identity: self.identity.clone(),
+            replicas: self.replicas,
+            runtime_directory: self.runtime_directory.as_ref(),
+        };
+        let mut control = start(setup, &self.http)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, control.address());
         self.http.announce(&control);
         stop::wait(|| watch(&mut control))?;

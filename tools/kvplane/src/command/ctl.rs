@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use kvplane::rpc::Role;
-use kvplane::rpc::message::{Leave, ListSegments, MemberStatus, Owner, Segment, Status};
+use kvplane::rpc::message::{Drain, Leave, ListSegments, MemberStatus, Owner, Segment, Status};
 use kvplane::{Client, ClientConfig, Control, ControlLink, Put, PutOptions};
 use serde_json::{Value, json};
 
-use super::{Failure, events, keys, shards, size, tier};
+use super::which::Which;
+use super::{Failure, cert, events, keys, shards, size, tenants, tier};
 
 /// Look at and operate a cluster.
 #[derive(Args)]
@@ -19,6 +20,8 @@ pub(crate) struct Ctl {
     /// Directory of local identities, instead of the user's runtime directory.
     #[arg(long, global = true)]
     runtime_directory: Option<PathBuf>,
+    #[command(flatten)]
+    which: Which,
     #[command(subcommand)]
     action: Action,
 }
@@ -46,10 +49,25 @@ enum Action {
     /// The SSDs under nodes.
     #[command(subcommand)]
     Tier(tier::Action),
+    /// Certificates: the cluster's authority, and what it issues.
+    #[command(subcommand)]
+    Cert(cert::Action),
+    /// Tenants: their quotas, and what they have.
+    #[command(subcommand)]
+    Tenants(tenants::Action),
     /// Take a node out of the map.
     Remove {
         /// Its number.
         node: u64,
+    },
+    /// Have a node give its slots to others, which fetch what was in them. It stays reachable, without slots, until it
+    /// ends or starts again.
+    Drain {
+        /// Its number.
+        node: u64,
+        /// Wait until nothing is left, at most so many seconds.
+        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+        wait: u64,
     },
     /// Store a file's content, or standard input, under a key.
     Put {
@@ -57,9 +75,8 @@ enum Action {
         key: String,
         /// The file; `-` is standard input.
         file: String,
-        /// Replace an object that is there.
-        #[arg(long)]
-        replace: bool,
+        #[command(flatten)]
+        keep: Keep,
     },
     /// The objects that are there.
     Keys {
@@ -97,6 +114,33 @@ enum Action {
     },
 }
 
+/// How an object is to be kept.
+#[derive(Args)]
+struct Keep {
+    /// Replace an object that is there.
+    #[arg(long)]
+    replace: bool,
+    /// Never evict it.
+    #[arg(long)]
+    hard_pin: bool,
+    /// Keep it before others for so many milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    soft_pin_ms: u32,
+    /// The group that it belongs to, whose objects go together.
+    #[arg(long, default_value_t = 0)]
+    group: u64,
+    /// What it is, by a number.
+    #[arg(long, default_value_t = 0)]
+    data_type: u8,
+}
+
+impl Keep {
+    fn options(&self) -> PutOptions {
+        let Self { replace, hard_pin, soft_pin_ms, group, data_type } = *self;
+        PutOptions { replace, hard_pin, soft_pin_ms, group, data_type, ..PutOptions::default() }
+    }
+}
+
 /// Segments asked for at once.
 const PAGE: u32 = 512;
 
@@ -109,13 +153,16 @@ impl Ctl {
             Action::Top(top) => top.run(&self.link()?),
             Action::Events(follow) => follow.run(&self.link()?),
             Action::Tier(action) => tier::run(&self.link()?, action),
+            Action::Cert(action) => cert::run(&self.cluster, action),
+            Action::Tenants(action) => tenants::run(&self.link()?, action),
             Action::Remove { node } => {
                 let link = self.link()?;
                 link.call(Leave { node: *node, incarnation: None })?;
                 println!("node {node} is out of the map");
                 Ok(())
             }
-            Action::Put { key, file, replace } => self.put(key, file, *replace),
+            Action::Drain { node, wait } => self.drain(*node, *wait),
+            Action::Put { key, file, keep } => self.put(key, file, &keep.options()),
             Action::Keys { long, json, limit } => keys::list(&mut self.client()?, *long, *json, *limit),
             Action::DeleteMatching { pattern } => {
                 println!("{} objects removed", self.client()?.remove_matching(pattern)?);
@@ -142,7 +189,7 @@ impl Ctl {
     }
 
     fn control(&self) -> Control {
-        Control::Local { cluster: self.cluster.clone(), runtime_directory: self.runtime_directory.clone() }
+        self.which.control(&self.cluster, self.runtime_directory.clone())
     }
 
     fn link(&self) -> Result<ControlLink, Failure> {
@@ -153,7 +200,7 @@ impl Ctl {
         Ok(Client::connect(&ClientConfig { control: self.control(), ..ClientConfig::local(&self.cluster) })?)
     }
 
-    fn put(&self, key: &str, file: &str, replace: bool) -> Result<(), Failure> {
+    fn put(&self, key: &str, file: &str, options: &PutOptions) -> Result<(), Failure> {
         let value = if file == "-" {
             let mut value = Vec::new();
             std::io::Read::read_to_end(&mut std::io::stdin(), &mut value)?;
@@ -161,12 +208,32 @@ impl Ctl {
         } else {
             std::fs::read(file).map_err(|error| format!("{file}: {error}"))?
         };
-        let options = PutOptions { replace, ..PutOptions::default() };
-        match self.client()?.put_with(key.as_bytes(), &value, &options)? {
+        match self.client()?.put_with(key.as_bytes(), &value, options)? {
             Put::Stored(version) => println!("stored {} bytes, version {version}", value.len()),
             Put::Exists => println!("there is an object under {key:?} already; it was left as it is"),
         }
         Ok(())
+    }
+
+    fn drain(&self, node: u64, wait: u64) -> Result<(), Failure> {
+        let link = self.link()?;
+        link.call(Drain { node, incarnation: None })?;
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(wait);
+        loop {
+            let status = link.call(Status)?;
+            let member = status.members.iter().find(|member| member.node == node);
+            let left = member.and_then(|member| member.load).map(|load| load.objects);
+            if left == Some(0) {
+                println!("node {node} is drained: it has no objects in memory");
+                return Ok(());
+            }
+            if std::time::Instant::now() >= until {
+                let left = left.map_or_else(|| "an unknown number of".to_owned(), |left| left.to_string());
+                println!("node {node} gives its slots away; {left} objects are left in its memory: see ctl status");
+                return Ok(());
+            }
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        }
     }
 
     fn status(&self, as_json: bool) -> Result<(), Failure> {

@@ -35,9 +35,18 @@ impl Dev {
         // The only node of its cluster needs no number of its own, but an SSD wants the same one every time.
         self.shape.or_node_id(1);
         let state = self.state.clone().or_else(|| self.shape.state_beside_ssd());
-        let runtime = self.shape.runtime_directory.as_ref();
-        let mut plane = control::start(&self.cluster, self.control, &self.http, state, 1, runtime)?;
-        let (node, metrics) = self.shape.start(&self.cluster)?;
+        let setup = control::Setup {
+            cluster: &self.cluster,
+            listen: self.control,
+            state,
+            identity: None,
+            replicas: 1,
+            runtime_directory: self.shape.runtime_directory.as_ref(),
+        };
+        let mut plane = control::start(setup, &self.http)?;
+        let runtime_directory = self.shape.runtime_directory.clone();
+        let local = kvplane::Control::Local { cluster: self.cluster.clone(), runtime_directory };
+        let (node, metrics) = self.shape.start(&self.cluster, local)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, plane.address());
         self.http.announce(&plane);
         println!("ready: clients of this user find it by --cluster {}; Ctrl-C stops it", self.cluster);

@@ -64,6 +64,7 @@ impl Follow {
                 ObjectMedium::Memory => "memory",
                 ObjectMedium::Ssd => "ssd",
             };
+            let name = report.names.iter().find(|name| name.at as usize == at);
             let number = (!is_snapshot && report.part == EventReport::Live).then(|| report.first + at as u64);
             let line = if self.json {
                 json!({
@@ -74,19 +75,33 @@ impl Follow {
                     "change": change,
                     "medium": medium,
                     "digest": format!("{:032x}", event.digest),
+                    "tenant": name.map(|name| shown(&name.tenant)),
+                    "key": name.map(|name| shown(&name.key)),
                     "bytes": event.bytes,
                 })
                 .to_string()
             } else {
                 let number = number.map_or_else(|| "-".to_owned(), |number| number.to_string());
                 format!(
-                    "node {} shard {} {number:>10} {change:<7} {medium:<6} {:032x} {:>10}",
-                    report.node, report.shard, event.digest, event.bytes
+                    "node {} shard {} {number:>10} {change:<7} {medium:<6} {:032x} {:>10}  {}",
+                    report.node,
+                    report.shard,
+                    event.digest,
+                    event.bytes,
+                    name.map_or_else(String::new, |name| shown(&name.key))
                 )
             };
             writeln!(out, "{line}")?;
         }
         out.flush()?;
         Ok(left)
+    }
+}
+
+/// Bytes as text, what is none as escapes.
+fn shown(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => bytes.escape_ascii().to_string(),
     }
 }

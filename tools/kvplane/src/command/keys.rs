@@ -36,7 +36,7 @@ pub(super) fn list(client: &mut Client, long: bool, json: bool, limit: u64) -> R
 }
 
 /// The key, bytes that are no text as escapes; or the digest of what has no name.
-fn name_of(key: &KeyInfo) -> String {
+pub(super) fn name_of(key: &KeyInfo) -> String {
     if key.key.is_empty() {
         return format!("digest:{}", key.digest);
     }

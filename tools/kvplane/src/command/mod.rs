@@ -1,5 +1,6 @@
 //! The subcommands: each turns its arguments into calls of the public crate.
 
+mod cert;
 mod control;
 mod ctl;
 mod demo;
@@ -8,15 +9,18 @@ mod events;
 mod keys;
 mod metrics;
 mod node;
+mod objects;
 mod replay;
 mod shards;
 mod sim;
 mod size;
 mod stop;
 mod tebench;
+mod tenants;
 mod tier;
 mod topology;
 mod transfer_engine_bench;
+mod which;
 
 use clap::Subcommand;
 

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use kvplane::{
@@ -11,6 +12,7 @@ use kvplane::{
 };
 
 use super::tebench::{PacingChoice, values};
+use super::which::Which;
 use super::{Failure, metrics, size, stop};
 
 /// How long an object may wait that is written back.
@@ -43,6 +45,8 @@ pub(crate) struct Node {
     /// Name of the cluster; its control plane is found in the user's runtime directory.
     #[arg(long, default_value = "kvplane")]
     cluster: String,
+    #[command(flatten)]
+    which: Which,
     #[command(flatten)]
     shape: Shape,
 }
@@ -84,6 +88,17 @@ pub(crate) struct Shape {
     /// HIGH,LOW. 100,100: nothing goes before there is need.
     #[arg(long, value_name = "HIGH,LOW", default_value = "100,100", value_parser = watermarks)]
     watermarks: (u8, u8),
+    /// How much of the memory, in percent, objects may take whose puts asked that they are never evicted.
+    #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u8).range(0..=90))]
+    hard_pins: u8,
+    /// The longest that objects are kept before others where their puts asked for that, in milliseconds; 0: not at all.
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 86_400_000,
+        value_parser = clap::value_parser!(u64).range(0..=86_400_000)
+    )]
+    soft_pin_most_ms: u64,
     /// RDMA: where it can be had (auto), never, or with an error where it cannot (require).
     #[arg(long, value_enum, default_value = "auto")]
     rdma: RdmaChoice,
@@ -102,6 +117,14 @@ pub(crate) struct Shape {
     /// From how many milliseconds on a request is slow: the latest are shown with their stages by ctl shards --slow.
     #[arg(long, value_name = "MS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     slow_ms: u64,
+    /// How fast what was in slots that came from other nodes is fetched in the background, in bytes a second; 0: only
+    /// what is asked for.
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size::parse)]
+    fetch_rate: u64,
+    /// On SIGTERM or SIGINT: give the slots to other nodes first, and wait at most so many seconds until these have
+    /// fetched what was in them. 0: leave at once.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    drain: u64,
     #[command(flatten)]
     ssd: Ssd,
     /// Directory of local identities and sockets, instead of the user's runtime directory.
@@ -244,12 +267,25 @@ impl Shape {
         Some(path.with_file_name(name))
     }
 
-    pub(crate) fn start(&self, cluster: &str) -> Result<(Arc<kvplane::Node>, Option<MetricsServer>), Failure> {
+    /// Gives the node's slots away before it ends, where that is wanted.
+    fn give_away(&self, node: &kvplane::Node) {
+        if self.drain == 0 {
+            return;
+        }
+        match node.drain(Duration::from_secs(self.drain)) {
+            Ok(0) => println!("drained: all objects are with other nodes"),
+            Ok(left) => println!("{left} objects were not fetched by other nodes within {} s", self.drain),
+            Err(error) => eprintln!("kvplane: not drained: {error}"),
+        }
+    }
+
+    pub(crate) fn start(
+        &self,
+        cluster: &str,
+        control: kvplane::Control,
+    ) -> Result<(Arc<kvplane::Node>, Option<MetricsServer>), Failure> {
         let config = NodeConfig {
-            control: kvplane::Control::Local {
-                cluster: cluster.to_owned(),
-                runtime_directory: self.runtime_directory.clone(),
-            },
+            control,
             node: self.node_id.map(NodeId),
             listen: self.listen,
             port: self.port,
@@ -262,6 +298,8 @@ impl Shape {
             eviction: self.eviction,
             high_watermark_percent: self.watermarks.0,
             low_watermark_percent: self.watermarks.1,
+            hard_pin_percent: self.hard_pins,
+            soft_pin_most: Duration::from_millis(self.soft_pin_most_ms),
             huge: HugePages::Try,
             rdma: values::rdma("--rdma-devices", self.rdma.into(), &self.rdma_devices, &self.nic_priority_matrix)?,
             ssds: self.ssd.paths.clone(),
@@ -274,6 +312,7 @@ impl Shape {
             },
             tier: self.ssd.policy(),
             slow_after_ns: self.slow_ms * 1_000_000,
+            fetch_bytes_per_s: self.fetch_rate,
             ..NodeConfig::local(cluster, self.pool)
         };
         let node = Arc::new(kvplane::Node::start(&config)?);
@@ -290,7 +329,8 @@ impl Shape {
 
 impl Node {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let (node, _metrics) = self.shape.start(&self.cluster)?;
+        let control = self.which.control(&self.cluster, self.shape.runtime_directory.clone());
+        let (node, _metrics) = self.shape.start(&self.cluster, control)?;
         let mut said = None;
         stop::wait(|| {
             let trouble = node.trouble();
@@ -302,6 +342,8 @@ impl Node {
             said = trouble;
             node.check()?;
             Ok(())
-        })
+        })?;
+        self.shape.give_away(&node);
+        Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! `kvplane sim`: what would be, without a cluster.
 
+mod cluster;
+
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -8,6 +10,7 @@ use kvplane_tools::sim::report::{self, CacheReport};
 use kvplane_tools::sim::{Cell, Keeper, MAX_TOKENS, Row};
 use kvplane_tools::trace::{self, Shape, Trace};
 
+use self::cluster::{Figures, Policies};
 use super::Failure;
 use super::replay::Generated;
 
@@ -22,6 +25,10 @@ pub(crate) struct Sim {
 enum What {
     /// What a cache finds of a trace, by eviction policy and size, beside Belady's bound and the paper's figures.
     Cache(Cache),
+    /// How policies of the Conductor serve a trace on a simulated cluster, beside bounds that no scheduler beats.
+    Policies(Policies),
+    /// Figures of Mooncake's papers beside what the simulator finds.
+    Figures(Figures),
 }
 
 #[derive(Args)]
@@ -69,8 +76,11 @@ fn tokens(text: &str) -> Result<u64, String> {
 
 impl Sim {
     pub(crate) fn run(self) -> Result<(), Failure> {
-        let What::Cache(cache) = self.what;
-        cache.run()
+        match self.what {
+            What::Cache(cache) => cache.run(),
+            What::Policies(policies) => policies.run(),
+            What::Figures(figures) => figures.run(),
+        }
     }
 }
 

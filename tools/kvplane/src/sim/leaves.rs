@@ -37,6 +37,10 @@ impl LeavesFirst {
 }
 
 impl EvictionPolicy for LeavesFirst {
+    fn anew(&self) -> Self {
+        Self { inner: self.inner.anew(), parents: self.parents.clone(), children: HashMap::new() }
+    }
+
     fn insert(&mut self, entries: &mut Entries, id: EntryId) {
         self.inner.insert(entries, id);
         if let Some(parent) = self.parents.get(&entries[id].digest()) {

@@ -106,7 +106,7 @@ fn mooncakes_tools_find_their_paths_and_metrics() {
     assert!(used.expect("the node reports").contains("Capacity(bytes) : 33554432"));
     let (_, detail) = ask(http, "/get_segments_detail");
     assert_eq!((&detail["total_segments"], &detail["segments"][0]["segment_name"]), (&1.into(), &segment.into()));
-    let (status, waiting) = ask(http, "/get_all_keys");
+    let (status, waiting) = ask(http, "/api/v1/drain_jobs");
     assert_eq!((status, &waiting["error_code"]), (501, &Value::from(-1012)));
     assert_eq!(ask(http, "/leader").1["present"], true);
     assert_eq!(http_get(http, "/role").1, "leader");
@@ -207,13 +207,15 @@ fn zeromq_subscribers_get_numbered_batches() {
     assert_eq!((theirs[0], theirs[9], theirs[10], &theirs[12..16]), (0xff, 0x7f, 3, b"NULL".as_slice()));
     let (flags, ready) = frame(&mut stream);
     assert!(flags == 4 && ready.starts_with(b"\x05READY"), "{flags} {ready:?}");
-    let (mut stored, mut sequences) = (0, Vec::new());
+    let (mut stored, mut sequences, mut told) = (0, Vec::new(), String::new());
     while stored < 5 {
         let [(more, topic), (more_too, sequence), (last, payload)] = std::array::from_fn(|_| frame(&mut stream));
         assert_eq!((more & 1, more_too & 1, last & 1, topic.len()), (1, 1, 0, 0));
         sequences.push(u64::from_be_bytes(sequence.try_into().unwrap()));
         stored += payload.windows(11).filter(|part| part == b"BlockStored").count();
+        told.push_str(&String::from_utf8_lossy(&payload));
     }
+    assert!((0..5).all(|at| told.contains(&format!("key-{at}"))) && told.contains("object_key"), "{told}");
     assert!(sequences.windows(2).all(|pair| pair[1] == pair[0] + 1), "{sequences:?}");
     with_pyzmq(&place, address);
     place.run(&["dev", "--pool", "4M", "--kv-events", "0.0.0.0:0"]).failed(1, &["0.0.0.0:0", "loopback"]);

@@ -174,3 +174,37 @@ fn keys_of_what_only_the_ssd_has_are_listed_and_replacing_it_lasts() {
     assert_eq!(client.remove_matching("^kept-[0-4]$").unwrap(), 5);
     assert_eq!(listed(&mut client).len(), 55);
 }
+
+#[test]
+fn objects_of_4_kib_take_4_kib_above_an_ssd_keys_and_all() {
+    // 4,096 units: one for each object, and 93 for their keys.
+    const OBJECTS: usize = 3900;
+    let bed = crate::ssd::Bed::new("packedkeys", &[]);
+    let dev = bed.start();
+    let client = &mut bed.client(Way::Shm);
+    let region = Region::allocate(&RegionOptions::new("values", 4096 * 64)).unwrap();
+    let buffer = client.register(region);
+    let keys: Vec<String> = (0..OBJECTS).map(|at| format!("model/layer-{}/block-{at:040}", at % 80)).collect();
+    for (batch, keys) in keys.chunks(64).enumerate() {
+        let values: Vec<u8> = (0..keys.len() * 4096).map(|at| (at / 8 * 31 + batch * 7 + at % 251) as u8).collect();
+        buffer.region().copy_in(0, &values);
+        let items: Vec<_> = keys.iter().enumerate().map(|(at, key)| (key, buffer.slice(at * 4096, 4096))).collect();
+        for put in client.batch_put_from(&items).unwrap() {
+            put.unwrap();
+        }
+    }
+    assert_eq!(crate::ssd::counted(&dev, "kvplane_shard_evictions_total"), 0.0);
+    let (mut cursor, mut found) = (None, BTreeSet::new());
+    loop {
+        let page = client.list(cursor).unwrap();
+        for key in page.keys {
+            assert!(key.in_memory && key.bytes == 4096, "{key:?}");
+            found.insert(key.key);
+        }
+        match page.next {
+            Some(next) => cursor = Some(next),
+            None => break,
+        }
+    }
+    assert_eq!(found, keys_of(keys.into_iter()));
+}

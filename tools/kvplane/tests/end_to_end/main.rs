@@ -6,13 +6,16 @@
 
 mod admin;
 mod arguments;
+mod certificates;
 mod classes;
 mod commands;
 mod counted;
 mod disks;
 mod fuse;
+mod keeping;
 mod keys;
 mod kills;
+mod moves;
 #[path = "../../../../control/agent/tests/network/mod.rs"]
 mod network;
 mod peers;
@@ -23,6 +26,7 @@ mod ssd;
 mod ssd_faults;
 mod ssd_slots;
 mod support;
+mod tenants;
 mod tiers;
 mod tools;
 mod topology;

@@ -28,6 +28,7 @@ fn hello_of(cluster: &str, versions: (u8, u8), node: u64) -> Vec<u8> {
         incarnation: Incarnation(0),
         shard: ShardId(0),
         lane: 0,
+        fetches: false,
         cluster: cluster.to_owned(),
     };
     let body = body.encode();

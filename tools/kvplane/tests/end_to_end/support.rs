@@ -28,11 +28,16 @@ pub(crate) struct Workplace {
 impl Workplace {
     pub(crate) fn new(name: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        // Short: the paths of sockets may have 107 bytes.
-        let unique = format!("kvp-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let directory = std::env::temp_dir().join(unique);
-        std::fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
-        Self { directory, cluster: name.to_owned() }
+        loop {
+            // Short: the paths of sockets may have 107 bytes.
+            let unique = format!("kvp-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+            let directory = std::env::temp_dir().join(unique);
+            match std::fs::DirBuilder::new().mode(0o700).create(&directory) {
+                Ok(()) => return Self { directory, cluster: name.to_owned() },
+                // Of a run that was killed, by a process that had this number.
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists, "{}", directory.display()),
+            }
+        }
     }
 
     /// Where local identities and sockets go.

@@ -38,7 +38,7 @@ const fn over_rdma(package: &'static str, target: &'static str, filter: Option<&
 }
 
 /// All of them, in the order in which they run.
-pub const ALL: [Machine; 7] = [
+pub const ALL: [Machine; 8] = [
     Machine {
         name: "hardware",
         options: &[
@@ -101,7 +101,7 @@ pub const ALL: [Machine; 7] = [
             job("kvplane-tools", Some("end_to_end"), Some("rig::")),
             job("kvplane-topology", None, None),
         ],
-        limit_s: 240,
+        limit_s: 900,
         short: false,
     },
     Machine {
@@ -111,6 +111,14 @@ pub const ALL: [Machine; 7] = [
             job("kvplane", Some("rig"), Some("--ignored")),
             over_rdma("kvplane", "transfer", None),
             over_rdma("kvplane-engine", "roundtrip", None),
+        ],
+        limit_s: 1200,
+        short: false,
+    },
+    Machine {
+        name: "over-rdma-store",
+        options: &["--rxe", "4", "--mem", "3072"],
+        jobs: &[
             over_rdma("kvplane-tests", "public_api", None),
             over_rdma("kvplane-tools", "end_to_end", Some("replays::")),
             over_rdma("kvplane-tools", "end_to_end", Some("restarts::")),
@@ -118,7 +126,7 @@ pub const ALL: [Machine; 7] = [
             over_rdma("kvplane-tools", "end_to_end", Some("ssd::")),
             over_rdma("kvplane-tools", "end_to_end", Some("shards_are_scraped")),
         ],
-        limit_s: 1200,
+        limit_s: 1800,
         short: false,
     },
     Machine {

@@ -19,7 +19,7 @@ enum Uses {
 }
 
 /// Each package of ours and what it may name, from the inner ring outwards.
-const EDGES: [(&str, Uses); 17] = [
+const EDGES: [(&str, Uses); 20] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-proto", Uses::Only(&[])),
@@ -27,6 +27,8 @@ const EDGES: [(&str, Uses); 17] = [
     ("kvplane-store", Uses::Only(&["kvplane-proto", "kvplane-tier"])),
     ("kvplane-tier", Uses::Only(&["kvplane-proto"])),
     ("kvplane-cluster", Uses::Only(&["kvplane-proto"])),
+    ("kvplane-conductor", Uses::Only(&["kvplane-proto"])),
+    ("kvplane-sim", Uses::Only(&["kvplane-proto", "kvplane-store", "kvplane-conductor"])),
     ("kvplane-transport", Uses::Only(&["kvplane-proto", "kvplane-sys", "kvplane-tier"])),
     (
         "kvplane-engine",
@@ -61,6 +63,7 @@ const EDGES: [(&str, Uses); 17] = [
     ("kvplane-tools", Uses::Ours),
     ("kvplane-tests", Uses::Anything),
     ("kvplane-benches", Uses::Anything),
+    ("kvplane-bench-conductor", Uses::Anything),
 ];
 
 /// External crates that only these packages of ours may name.

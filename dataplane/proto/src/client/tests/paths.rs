@@ -112,7 +112,7 @@ fn small_requests_of_one_kind_share_frames_up_to_the_limit() {
     let batch = rig.submit(&requests);
     let frames = rig.frames();
     // All lanes together send no more frames than needed, none over the limit, and no key twice.
-    assert!(frames.iter().all(|sent| sent.header.items as usize <= Limits::ITEMS_PER_FRAME));
+    assert!(frames.iter().all(|sent| sent.header.items as usize <= Limits::QUESTIONS_PER_FRAME));
     assert!(frames.len() <= 4, "{} frames", frames.len());
     let mut asked: Vec<_> = frames.iter().flat_map(|sent| sent.items::<DigestItem>()).map(|item| item.digest).collect();
     asked.sort_unstable();

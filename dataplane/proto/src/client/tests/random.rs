@@ -146,7 +146,7 @@ impl World {
                         Request::GetRange(digest(number), which % 20, local)
                     }
                     6 if number.is_multiple_of(5) => {
-                        Request::List(digest(number), ListFrom { walk: which, from: which, names: true })
+                        Request::List(digest(number), ListFrom { walk: which, from: which, names: true, one: false })
                     }
                     6 => Request::Read(self.part(which), Local { bytes: 10_000, ..local }),
                     _ => Request::Write(self.part(which), Local { bytes: 10_000, ..local }),
@@ -316,6 +316,7 @@ fn check_result(request: &Request, status: Status, bytes: u64) {
         }
         Request::GetRange(_, _, local) => assert_eq!(bytes, if status == Status::Ok { local.bytes } else { 0 }),
         Request::List(..) | Request::OpenSegment(_) => {}
+        _ => unreachable!("not asked here"),
     }
 }
 

@@ -166,7 +166,15 @@ fn ranges_are_parts_of_objects_and_nothing_beyond() {
 #[test]
 fn a_list_says_what_a_put_said() {
     let mut keys = Keys::new(8);
-    let options = PutOptions { tenant: 7, group: 9, soft_pin_ms: 5, hard_pin: true, data_type: 3, replace: true };
+    let options = PutOptions {
+        tenant: 7,
+        group: 9,
+        soft_pin_ms: 5,
+        hard_pin: true,
+        data_type: 3,
+        replace: true,
+        ..PutOptions::default()
+    };
     assert_eq!(keys.put(&name("somebody", "one"), 300, &options), Status::Ok);
     let plain = PutItem::plain(Digest(5), 20);
     pool_place(keys.rig.offer(keys.peer, Operation::Put, &body_of([plain]), 20));
@@ -227,7 +235,7 @@ fn a_list_that_cannot_be_is_refused_and_there_are_not_too_many() {
     };
     for (walk, from, flags, status) in [
         (0, 1, 0, Status::BadRequest),
-        (0, 0, 2, Status::BadRequest),
+        (0, 0, 4, Status::BadRequest),
         (5, 1 << 32, 0, Status::BadRequest),
         (4, 5, 0, Status::Stale),
     ] {

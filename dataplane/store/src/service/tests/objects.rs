@@ -188,10 +188,13 @@ fn batch(operation: Operation) -> (usize, Path) {
     let path = if matches!(operation as u8, 16..) { Path::Shared } else { Path::Stream };
     let bytes = match operation {
         Operation::Get | Operation::Read | Operation::ReadMany | Operation::WriteMany => 32,
-        Operation::GetRange | Operation::List => 40,
-        Operation::Reserve => PutItem::BYTES,
+        Operation::GetRange | Operation::List | Operation::Peek => 40,
+        Operation::Reserve | Operation::Begin => PutItem::BYTES,
+        Operation::Fill => 24,
         Operation::Commit => 16,
-        Operation::Abort | Operation::Release | Operation::Fence => IdItem::BYTES,
+        Operation::Abort | Operation::Release | Operation::Fence | Operation::Seal | Operation::Discard => {
+            IdItem::BYTES
+        }
         _ => DigestItem::BYTES,
     };
     (bytes, path)
@@ -215,7 +218,7 @@ fn bodies_that_are_not_what_they_say_end_the_connection() {
             rig.gone(peer);
         }
     }
-    assert_eq!(rig.service.counters().closed, 15 * 7);
+    assert_eq!(rig.service.counters().closed, 20 * 7);
     rig.assert_idle();
 }
 

@@ -70,6 +70,7 @@ pub(super) fn hello() -> Hello {
         incarnation: Incarnation(3),
         shard: ShardId(2),
         lane: 0,
+        fetches: false,
         cluster: "test".to_owned(),
     }
 }

@@ -3,6 +3,10 @@
 
 mod world;
 
+use kvplane_proto::Status;
+use kvplane_proto::message::PutOptions;
+use kvplane_tier::format::{OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS};
+
 use crate::service::{PutAck, TierPolicy, WritePolicy};
 use world::{DEVICE_BYTES, KEYS, May, World};
 
@@ -86,6 +90,27 @@ fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
         let snapshot = world.service.tier_snapshot().expect("a tier");
         assert_eq!(snapshot.counters.slots_kept, 0, "somebody may have removed what the device has");
         world.run(150);
+        world.end();
+        assert!(world.got > 20);
+    }
+}
+
+/// A note that was written only once would take with it all that the device has.
+#[test]
+fn either_copy_of_the_note_of_owned_slots_will_do() {
+    for (seed, policy) in policies().into_iter().take(2).enumerate() {
+        let mut world = World::new(450 + seed as u64, policy);
+        world.run(100);
+        world.settle();
+        for offset in OWNERSHIP_OFFSETS {
+            world.spoil(offset..offset + u64::from(OWNERSHIP_IO_BYTES));
+            world.restart();
+            let snapshot = world.service.tier_snapshot().expect("a tier");
+            assert_eq!(snapshot.counters.slots_kept, 16_384, "without the copy at {offset}");
+            world.run(20);
+            world.settle();
+        }
+        world.run(100);
         world.end();
         assert!(world.got > 20);
     }
@@ -178,6 +203,56 @@ fn a_put_whose_slot_left_while_it_was_written_is_refused() {
         world.own();
         world.settle();
         assert_eq!(world.may[&3], May::from([None]), "it was acknowledged");
+        world.end();
+    }
+}
+
+/// A removal that the device could not take leaves an object there that this life does not know any more. It is not
+/// replaced by what memory alone has: a restart would bring it back.
+#[test]
+fn what_a_device_that_takes_no_writes_still_has_is_not_replaced() {
+    let policy = TierPolicy { ack: PutAck::Memory, ..TierPolicy::default() };
+    let mut world = World::new(700, policy);
+    world.put(3);
+    world.settle();
+    let first = world.may[&3].clone();
+    assert!(!first.contains(&None), "it was not put");
+    world.read_only = true;
+    for key in (4..10).cycle().take(200) {
+        world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
+        world.settle();
+        if world.service.tier_snapshot().expect("a tier").degraded.is_some() {
+            break;
+        }
+    }
+    assert!(world.service.tier_snapshot().expect("a tier").degraded.is_some(), "it takes no writes");
+    world.remove(3);
+    world.settle();
+    world.put_with(3, &PutOptions { replace: true, ..PutOptions::default() });
+    world.settle();
+    assert_eq!(world.last_put, Status::NoSpace);
+    assert!(world.may[&3].is_superset(&first), "what is there may come back");
+}
+
+/// What waits to be written is in the way of others for a while only.
+#[test]
+fn a_put_that_finds_no_room_beside_what_is_being_written_is_to_come_again() {
+    for write in [WritePolicy::Through, WritePolicy::Back { within_ns: 10_000_000_000 }] {
+        let policy = TierPolicy { write, ack: PutAck::Memory, backlog_percent: 100, ..TierPolicy::default() };
+        let mut world = World::new(800, policy);
+        let refused = (0..KEYS as u8).find(|key| {
+            world.put_with(*key, &PutOptions::default());
+            world.hear();
+            world.last_put != Status::Ok
+        });
+        let key = refused.expect("all of them found room");
+        assert_eq!(world.last_put, Status::Busy);
+        for _ in 0..100 {
+            world.step();
+        }
+        world.put_with(key, &PutOptions::default());
+        world.hear();
+        assert_eq!(world.last_put, Status::Ok);
         world.end();
     }
 }

@@ -13,7 +13,6 @@
 //! stands on the device, which is the tier's.
 
 mod budget;
-mod deferred;
 mod names;
 mod orders;
 mod ownership;
@@ -31,17 +30,16 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_tier::{BlockOp, Event, Fault, Memory, OpId, Output, RecordView, RecoveryReport, Tier, Token};
 
+use super::deferred::Slot;
 use super::{Service, Timing};
 pub use budget::Admission;
 pub use orders::TierOrder;
 pub use policy::{PutAck, TierPolicy, WritePolicy};
 pub use stats::{TierCounters, TierSnapshot};
 
-pub(super) use deferred::{Replies, no_lookup};
 pub(super) use reads::Waiter;
 
 use budget::Budget;
-use deferred::{Deferred, Slot};
 use ownership::Noted;
 use policy::Frequency;
 use prefetch::Prefetched;
@@ -128,10 +126,11 @@ pub(super) struct Tiered {
     writes: VecDeque<Held>,
     /// Objects that are dirty, waiting or being written.
     writing: BTreeSet<(Digest, Version)>,
+    /// A put found no room: what may wait for a while does not.
+    pressed: bool,
     /// Pins held for writes, and their bytes.
     held: usize,
     held_bytes: u64,
-    deferred: BTreeMap<u64, Deferred>,
     sweep: Sweep,
     noted: Noted,
     prefetched: Prefetched,
@@ -164,9 +163,9 @@ impl Tiered {
             dirty: VecDeque::new(),
             writes: VecDeque::new(),
             writing: BTreeSet::new(),
+            pressed: false,
             held: 0,
             held_bytes: 0,
-            deferred: BTreeMap::new(),
             sweep: Sweep::new(),
             noted: Noted::new(),
             prefetched: Prefetched::new(pool_bytes / 100 * u64::from(policy.prefetch_percent)),
@@ -307,6 +306,10 @@ impl Service {
             Event::Evicted { digest, .. } => {
                 tiered.counters.reclaimed += 1;
                 self.tell_of_ssd(digest);
+            }
+            Event::Forgotten { objects } => {
+                tiered.counters.reclaimed += u64::from(objects);
+                self.ssd_known_anew();
             }
         }
     }

@@ -6,9 +6,9 @@ use kvplane_proto::message::{Kind, LookupReply};
 use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Get, GetError, Priority, RecordView, Span, Token};
 
+use super::super::deferred::{Replies, Slot, no_lookup};
 use super::super::objects::{Asker, Wanted, reserve_status};
 use super::super::types::{Hold, Memory, Output, Place, Places};
-use super::deferred::{Replies, Slot, no_lookup};
 use super::tails::tail_bytes_of;
 use super::{Call, Service};
 use crate::{ObjectView, Reserve};
@@ -79,6 +79,10 @@ impl Service {
 
     /// A read is over: with the object's version and checksum, or without the object.
     pub(super) fn read_done(&mut self, token: Token, found: Option<(Version, u64)>) {
+        let Some(Call::Read { digest, .. }) = self.tiered.as_ref().and_then(|tiered| tiered.calls.get(&token.0)) else {
+            return;
+        };
+        let kept = self.keeps(*digest);
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
         let Some(Call::Read { digest, version, reservation, waiters }) = tiered.calls.remove(&token.0) else { return };
         if tiered.reading.get(&digest) == Some(&token.0) {
@@ -86,7 +90,7 @@ impl Service {
         }
         // It may have been removed, or its slot given away, while it was read.
         let current = tiered.locate(digest).is_some_and(|view| view.version == version);
-        let found = found.filter(|(read, _)| current && *read == version && super::super::owns(&self.owned, digest));
+        let found = found.filter(|(read, _)| current && *read == version && kept);
         let restored = match found {
             Some((version, checksum)) => store.restore(reservation, checksum, version).is_ok(),
             None => {
@@ -132,7 +136,7 @@ impl Service {
     }
 
     /// Gives an object that is in memory now, if it is.
-    fn serve(&mut self, digest: Digest, waiter: Waiter) {
+    pub(in crate::service) fn serve(&mut self, digest: Digest, waiter: Waiter) {
         let peer = match waiter {
             Waiter::Stream(asker) => Some(asker.peer),
             Waiter::Shared(slot) => self.peer_of(slot),
@@ -148,7 +152,7 @@ impl Service {
         match (waiter, held) {
             (Waiter::Stream(asker), Ok((pin, object))) => {
                 // It may have been replaced by one of another length while it was read.
-                match asker.wanted.check(object.extent.bytes) {
+                match asker.check(object.extent.bytes, object.is_head) {
                     Ok(()) => self.answer_get(&asker, Hold::Pin(pin), &object),
                     Err(status) => {
                         self.sent(Hold::Pin(pin));

@@ -7,6 +7,8 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_tier::{GetError, Memory, Priority, RecordView, Span, Token};
 
+use super::super::tail::TailHead;
+use super::super::tenants::tenant_of;
 use super::{Call, Service};
 use crate::TAIL_BYTES_MOST;
 
@@ -71,14 +73,22 @@ impl Service {
         let tail = tiered.tier.take_key(token).filter(|_| read.is_some());
         let Some(Call::Tail { digest, version, pin }) = tiered.calls.remove(&token.0) else { return };
         let object = store.held(pin).expect("a pin of our own");
+        let mut kept = None;
         let good = match tail {
             Some(tail) if read == Some(version) && !tail.is_empty() && tail.len() as u64 <= store.tail_room(pin) => {
-                memory.write(&tail, Span::pool(object.extent.offset + object.extent.bytes, tail.len() as u32));
+                memory.write(&tail, Span::pool(object.tail_at, tail.len() as u32));
                 store.set_tail(pin);
+                kept = TailHead::split(&tail).map(|(head, name)| (head.options, tenant_of(&head, &name)));
                 true
             }
             _ => false,
         };
+        if let Some((options, tenant)) = kept {
+            let keep = self.keep_again(&options, tenant);
+            let store = self.store.as_mut().expect("a tier is under a store");
+            store.keep_as(pin, &keep);
+        }
+        let store = self.store.as_mut().expect("a tier is under a store");
         store.unpin(pin).expect("a pin of our own");
         if !good {
             self.drop_version(digest, version);

@@ -4,17 +4,16 @@ use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Ack, Memory, Put, PutError, Removal, RemoveError, Span, Token};
 
+use super::super::deferred::{Replies, Slot};
 use super::super::objects::Made;
 use super::super::owns;
 use super::super::tail::{TAIL_HEAD_BYTES, TailHead};
 use super::super::types::PeerKey;
-use super::deferred::{Replies, Slot};
 use super::{Admission, Call, Held, PutAck, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
-use crate::Extent;
 
-/// The tail behind an object's bytes, which is there.
-fn read_tail(extent: &Extent, memory: &dyn Memory) -> Vec<u8> {
-    let (at, mut head) = (extent.offset + extent.bytes, [0; TAIL_HEAD_BYTES]);
+/// The tail at a place of the pool, which is there.
+fn read_tail(at: u64, memory: &dyn Memory) -> Vec<u8> {
+    let mut head = [0; TAIL_HEAD_BYTES];
     memory.read(Span::pool(at, TAIL_HEAD_BYTES as u32), &mut head);
     // Whoever has mapped the pool may have spoilt it.
     let Some(bytes) = TailHead::decode(&head).map(|head| head.tail_bytes()) else { return Vec::new() };
@@ -58,12 +57,13 @@ impl Tiered {
             let old = self.closing || now_ns >= held.since_ns.saturating_add(within_ns);
             // Half of what may be held: the rest is for those that come while these are written.
             let much = self.held_bytes > self.backlog_most_bytes / 2 || self.held > self.backlog_most / 2;
-            if old || much && self.writes.is_empty() {
+            if old || self.pressed || much && self.writes.is_empty() {
                 self.writes.extend(self.dirty.pop_front());
             } else {
                 return;
             }
         }
+        self.pressed = false;
     }
 }
 
@@ -80,6 +80,18 @@ impl Service {
         Ok(())
     }
 
+    /// A put found no room in memory. Where objects wait for the SSD, they are in the way for a while only: they get
+    /// in line, and the put is to come again.
+    pub(in crate::service) fn no_room(&mut self, why: Status) -> Status {
+        match &mut self.tiered {
+            Some(tiered) if why == Status::NoSpace && tiered.held > 0 => {
+                tiered.pressed = true;
+                Status::Busy
+            }
+            _ => why,
+        }
+    }
+
     /// Whether there is room for what a replacement has the SSD strike out.
     pub(in crate::service) fn may_replace(&self) -> Result<(), Status> {
         let full = self.tiered.as_ref().is_some_and(|tiered| tiered.removals.len() >= REMOVALS_MOST);
@@ -93,9 +105,9 @@ impl Service {
 
     /// Whether the SSD may have, or bring back after a restart, what an object replaces.
     fn must_strike(&self, digest: Digest) -> bool {
-        // One that takes no writes strikes nothing out: only what it is known to have stands in the way.
+        // One that takes no writes strikes nothing out: what it has, or may have, stands in the way.
         let Some(tiered) = &self.tiered else { return false };
-        tiered.tier.degraded().is_none() || tiered.locate(digest).is_some()
+        tiered.tier.degraded().is_none() || tiered.tier.may_have(digest)
     }
 
     /// An object was put: what it replaces is struck out on the SSD, and then it goes there by the policy. `told` is
@@ -115,6 +127,9 @@ impl Service {
     fn put_waits(&mut self, digest: Digest, bytes: u64) -> bool {
         let Some(tiered) = &mut self.tiered else { return false };
         let seen = tiered.frequency.see(digest);
+        if self.store.as_ref().and_then(|store| store.peek(digest)).is_some_and(|object| object.is_head) {
+            return false;
+        }
         let at_once = match tiered.policy.write {
             WritePolicy::Through => true,
             WritePolicy::Selective { times } => seen >= times,
@@ -166,7 +181,12 @@ impl Service {
 
     pub(super) fn hold_for_write(&mut self, digest: Digest, told: Option<Slot>) {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
-        let bytes = store.size(digest).unwrap_or(0);
+        let object = store.peek(digest);
+        let bytes = object.map_or(0, |object| object.extent.bytes);
+        // What names stripes would come back as something else, as the SSD does not keep what it is.
+        if told.is_none() && object.is_some_and(|object| object.is_head) {
+            return;
+        }
         let wanted = tiered.fits(bytes) && (tiered.has_room(bytes) || tiered.policy.must_write());
         let held = if wanted { store.hold(digest) } else { None };
         let Some((pin, object)) = held else {
@@ -206,7 +226,7 @@ impl Service {
             let object = store.held(held.pin).expect("a pin of our own");
             let ack = if tiered.policy.ack == PutAck::Durable { Ack::Durable } else { Ack::Buffered };
             let token = Token(tiered.next_call + 1);
-            let tail = if object.has_tail { read_tail(&object.extent, memory) } else { Vec::new() };
+            let tail = if object.has_tail { read_tail(object.tail_at, memory) } else { Vec::new() };
             let put = Put {
                 digest: held.digest,
                 key: &tail,
@@ -314,8 +334,8 @@ impl Service {
     fn refuse_put(&mut self, slot: Slot, why: Status) {
         self.settle(slot, |replies, item| match replies {
             Replies::Put(status, _) => *status = why,
-            Replies::Commits(replies) => replies[item].status = why,
-            Replies::Lookups(_) | Replies::Bits(..) => {}
+            Replies::Commits(_, replies) => replies[item].status = why,
+            Replies::Lookups(_) | Replies::Bits(..) | Replies::Found(_) | Replies::Sizes(_) => {}
         });
     }
 
@@ -341,7 +361,7 @@ impl Service {
         peer: PeerKey,
         request: kvplane_proto::RequestId,
         digests: &[Digest],
-        bits: Vec<bool>,
+        bits: (Vec<bool>, Vec<bool>),
     ) -> Result<(), Status> {
         let tiered = self.tiered.as_ref().expect("asked only with a tier");
         if tiered.removals.len() + digests.len() > REMOVALS_MOST {

@@ -88,6 +88,10 @@ pub(super) struct World {
     pub(super) faults: u64,
     /// Where the device cannot be read, from the start of each segment.
     pub(super) unreadable: core::ops::Range<u64>,
+    /// Whether the device takes no writes.
+    pub(super) read_only: bool,
+    /// How the last put ended.
+    pub(super) last_put: Status,
     pub(super) got: u64,
     pub(super) ssd_hits: u64,
 }
@@ -144,6 +148,8 @@ impl World {
             lost_slots: BTreeSet::new(),
             faults: 0,
             unreadable: 0..0,
+            read_only: false,
+            last_put: Status::Ok,
             got: 0,
             ssd_hits: 0,
         };
@@ -194,6 +200,11 @@ impl World {
         }
     }
 
+    /// Damages every byte of a range of the device.
+    pub(super) fn spoil(&mut self, range: core::ops::Range<u64>) {
+        self.device[range.start as usize..range.end as usize].iter_mut().for_each(|byte| *byte ^= 0xa5);
+    }
+
     fn is_unreadable(&self, op: &BlockOp) -> bool {
         let tier = self.service.tier_snapshot().expect("a tier");
         let first = op.offset.checked_sub(SEGMENTS_AT).map(|at| at % tier.segment_bytes);
@@ -202,7 +213,7 @@ impl World {
     }
 
     fn carry_out(&mut self, op: &BlockOp) -> Result<u32, Fault> {
-        if self.is_unreadable(op) {
+        if self.is_unreadable(op) || self.read_only && matches!(op.action, Action::Write { .. }) {
             return Err(Fault::Io);
         }
         if self.rng.below(100) < self.faults {
@@ -268,11 +279,7 @@ impl World {
         let key = self.rng.below(KEYS) as u8;
         match self.rng.below(10) {
             0..=3 if !self.is_changing(key) => self.put(key),
-            4 if !self.is_changing(key) => {
-                self.now_may(key, None);
-                let request = self.ask(Operation::Remove, &digests([key]));
-                self.asked.insert(request, Asked::Remove { key });
-            }
+            4 if !self.is_changing(key) => self.remove(key),
             5 => drop(self.ask(Operation::Exists, &digests([key]))),
             _ => {
                 let request = self.next_request();
@@ -294,10 +301,14 @@ impl World {
     }
 
     pub(super) fn put(&mut self, key: u8) {
+        let (group, replace) = (self.rng.below(2), self.rng.below(3) == 0);
+        self.put_with(key, &PutOptions { group, replace, ..PutOptions::default() });
+    }
+
+    pub(super) fn put_with(&mut self, key: u8, options: &PutOptions) {
         self.puts += 1;
         let (put, bytes) = (self.puts, bytes_of(self.puts));
-        let options = PutOptions { group: self.rng.below(2), replace: self.rng.below(3) == 0, ..PutOptions::default() };
-        let item = PutItem::plain(digest(key), bytes.len() as u64).with_options(&options);
+        let item = PutItem::plain(digest(key), bytes.len() as u64).with_options(options);
         let (request, body, sum) = (self.next_request(), body_of([item]), payload_checksum(&bytes));
         self.now_may(key, Some(put));
         self.asked.insert(request.index, Asked::Put { key, put });
@@ -315,7 +326,13 @@ impl World {
         self.service.payload_done(PEER, Some(sum), self.now_ns);
     }
 
-    fn hear(&mut self) {
+    pub(super) fn remove(&mut self, key: u8) {
+        self.now_may(key, None);
+        let request = self.ask(Operation::Remove, &digests([key]));
+        self.asked.insert(request, Asked::Remove { key });
+    }
+
+    pub(super) fn hear(&mut self) {
         while let Some(output) = self.service.poll_output() {
             if let Output::Tail { offset, bytes } = output {
                 let tail = self.service.body(bytes).to_vec();
@@ -338,6 +355,9 @@ impl World {
     }
 
     fn check(&mut self, asked: Asked, header: &Header, body: &[u8], bytes: Option<Vec<u8>>) {
+        if let Asked::Put { .. } = asked {
+            self.last_put = header.status;
+        }
         match asked {
             Asked::Put { key, put } => match header.status {
                 Status::Ok if !self.lost_slots.contains(&key) => self.only(key, &[Some(put)]),

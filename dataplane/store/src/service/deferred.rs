@@ -1,33 +1,46 @@
-//! Answers that wait for the SSD: all items of a frame are answered together, when the last of them is known.
+//! Answers that wait, for the SSD or for a former owner: all items of a frame are answered together, when the last of
+//! them is known.
+
+use std::collections::BTreeMap;
 
 use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, RequestId, Version};
-use kvplane_proto::message::{Bitmap, CommitReply, Item, Kind, LookupReply, Operation};
+use kvplane_proto::message::{Bitmap, CommitReply, Item, Kind, LookupReply, Operation, SizeReply};
 
-use super::super::types::{Output, PeerKey};
+use super::types::{Output, PeerKey};
 use super::{Service, Timing};
 
 /// One item of a deferred answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::service) struct Slot {
+pub(super) struct Slot {
     answer: u64,
     item: usize,
 }
 
 /// What is known of a deferred answer so far.
 #[derive(Debug)]
-pub(in crate::service) enum Replies {
+pub(super) enum Replies {
     Put(Status, Version),
-    Commits(Vec<CommitReply>),
+    Commits(Operation, Vec<CommitReply>),
     Lookups(Vec<LookupReply>),
-    /// Of a removal: what was there, and whether the SSD took every tombstone.
-    Bits(Vec<bool>, Status),
+    /// Of a removal: what was there, what stayed as it names stripes, and whether the SSD took every tombstone.
+    Bits((Vec<bool>, Vec<bool>), Status),
+    /// What is there.
+    Found(Vec<bool>),
+    Sizes(Vec<SizeReply>),
+}
+
+/// Answers of which something is not known yet.
+#[derive(Debug, Default)]
+pub(super) struct Deferrals {
+    next: u64,
+    open: BTreeMap<u64, Deferred>,
 }
 
 /// An answer some of whose items wait.
 #[derive(Debug)]
-pub(super) struct Deferred {
+struct Deferred {
     peer: PeerKey,
     request: RequestId,
     replies: Replies,
@@ -41,15 +54,17 @@ impl Replies {
     const fn operation(&self) -> Operation {
         match self {
             Self::Put(..) => Operation::Put,
-            Self::Commits(_) => Operation::Commit,
+            Self::Commits(operation, _) => *operation,
             Self::Lookups(_) => Operation::Lookup,
             Self::Bits(..) => Operation::Remove,
+            Self::Found(_) => Operation::Exists,
+            Self::Sizes(_) => Operation::Size,
         }
     }
 }
 
 /// The answer for an object that cannot be given.
-pub(in crate::service) const fn no_lookup(status: Status) -> LookupReply {
+pub(super) const fn no_lookup(status: Status) -> LookupReply {
     LookupReply {
         status,
         pin: PinId { index: 0, generation: 0 },
@@ -62,7 +77,7 @@ pub(in crate::service) const fn no_lookup(status: Status) -> LookupReply {
 
 impl Service {
     /// Keeps an answer until so many of its items are settled. Gives the slot of an item.
-    pub(in crate::service) fn defer(
+    pub(super) fn defer(
         &mut self,
         peer: PeerKey,
         request: RequestId,
@@ -70,21 +85,19 @@ impl Service {
         left: usize,
     ) -> impl Fn(usize) -> Slot + use<> {
         let (timing, since_ns) = (self.outputs.timing(), self.now_ns);
-        let tiered = self.tiered.as_mut().expect("only what waits for a tier is deferred");
-        tiered.next_call += 1;
-        let answer = tiered.next_call;
-        tiered.deferred.insert(answer, Deferred { peer, request, replies, left, timing, since_ns });
+        self.deferrals.next += 1;
+        let answer = self.deferrals.next;
+        self.deferrals.open.insert(answer, Deferred { peer, request, replies, left, timing, since_ns });
         move |item| Slot { answer, item }
     }
 
     /// An item of an answer is known: `change` enters it. With the last one, the answer leaves.
     pub(super) fn settle(&mut self, slot: Slot, change: impl FnOnce(&mut Replies, usize)) {
-        let Some(tiered) = &mut self.tiered else { return };
-        let Some(deferred) = tiered.deferred.get_mut(&slot.answer) else { return };
+        let Some(deferred) = self.deferrals.open.get_mut(&slot.answer) else { return };
         change(&mut deferred.replies, slot.item);
         deferred.left -= 1;
         if deferred.left == 0
-            && let Some(deferred) = tiered.deferred.remove(&slot.answer)
+            && let Some(deferred) = self.deferrals.open.remove(&slot.answer)
         {
             self.send_deferred(deferred);
         }
@@ -92,7 +105,7 @@ impl Service {
 
     /// Whom the answer of a slot is for.
     pub(super) fn peer_of(&self, slot: Slot) -> Option<PeerKey> {
-        Some(self.tiered.as_ref()?.deferred.get(&slot.answer)?.peer)
+        Some(self.deferrals.open.get(&slot.answer)?.peer)
     }
 
     fn send_deferred(&mut self, deferred: Deferred) {
@@ -108,7 +121,7 @@ impl Service {
                 self.answer_id(peer, operation, request, status, argument);
                 return;
             }
-            Replies::Commits(replies) => {
+            Replies::Commits(_, replies) => {
                 replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
                 replies.len()
             }
@@ -120,8 +133,17 @@ impl Service {
                 self.answer_id(peer, operation, request, status, 0);
                 return;
             }
-            Replies::Bits(bits, _) => {
+            Replies::Sizes(replies) => {
+                replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
+                replies.len()
+            }
+            Replies::Found(bits) => {
                 Bitmap::encode(bits.iter().copied(), &mut self.bytes);
+                bits.len()
+            }
+            Replies::Bits((bits, heads), _) => {
+                Bitmap::encode(bits.iter().copied(), &mut self.bytes);
+                Bitmap::encode(heads, &mut self.bytes);
                 bits.len()
             }
         };

@@ -1,0 +1,120 @@
+//! Objects from and into many pieces of registered memory: one request for each object, under one checksum.
+
+use kvplane_engine::IoBuf;
+use kvplane_proto::client::Local;
+use kvplane_proto::message::PutOptions;
+use kvplane_proto::{Limits, Status, Version};
+
+use super::{Client, Got, Put, Slice};
+use crate::error::Error;
+
+impl Client {
+    /// Stores one object from several pieces of registered memory, in order.
+    ///
+    /// # Errors
+    /// When it cannot be stored: the status says why.
+    pub fn put_parts(&mut self, key: &[u8], pieces: &[Slice], options: &PutOptions) -> Result<Put, Error> {
+        let mut outcomes = self.batch_put_parts(&[(key, pieces)], options)?;
+        outcomes.pop().unwrap_or(Ok(Put::Exists))
+    }
+
+    /// Stores many objects, each from several pieces of registered memory; one outcome for each.
+    ///
+    /// # Errors
+    /// When the batch as a whole is malformed: an object of more pieces than a frame names, or of 0 bytes.
+    pub fn batch_put_parts(
+        &mut self,
+        items: &[(impl AsRef<[u8]>, impl AsRef<[Slice]>)],
+        options: &PutOptions,
+    ) -> Result<Vec<Result<Put, Error>>, Error> {
+        let (name, locals) = self.in_parts(items.iter().map(|(_, pieces)| pieces.as_ref()))?;
+        let slices: Vec<_> = items.iter().zip(locals).map(|((key, _), local)| (key, Slice { local })).collect();
+        let outcomes = self.batch_put_from_with(&slices, options);
+        self.initiator.remove_parts(name);
+        outcomes
+    }
+
+    /// Brings one object into several pieces of registered memory, in order; `None` when there is none. The pieces may
+    /// be longer than the object: what is beyond its end is left as it is.
+    ///
+    /// # Errors
+    /// When the memory is too small, the pieces overlap, or the owner cannot be asked.
+    pub fn get_into_parts(&mut self, key: &[u8], pieces: &[Slice]) -> Result<Option<Got>, Error> {
+        let mut outcomes = self.batch_get_into_parts(&[(key, pieces)])?;
+        outcomes.pop().unwrap_or(Ok(None))
+    }
+
+    /// Brings many objects, each into several pieces of registered memory; one outcome for each.
+    ///
+    /// # Errors
+    /// When the batch as a whole is malformed: pieces that overlap, of one object or of two, or more of them than a
+    /// frame names.
+    pub fn batch_get_into_parts(
+        &mut self,
+        items: &[(impl AsRef<[u8]>, impl AsRef<[Slice]>)],
+    ) -> Result<Vec<Result<Option<Got>, Error>>, Error> {
+        check_apart(items.iter().flat_map(|(_, pieces)| pieces.as_ref()))?;
+        let (name, locals) = self.in_parts(items.iter().map(|(_, pieces)| pieces.as_ref()))?;
+        let slices: Vec<_> = items.iter().zip(locals).map(|((key, _), local)| (key, Slice { local })).collect();
+        let outcomes = self.batch_get_into(&slices);
+        self.initiator.remove_parts(name);
+        outcomes
+    }
+
+    /// Brings one object into several pieces of registered memory, in order; `None` when there is none. The pieces
+    /// together are as long as the object.
+    ///
+    /// # Errors
+    /// When the pieces are not as long as the object, overlap, or the owner cannot be asked.
+    pub fn get_into_many(&mut self, key: &[u8], pieces: &[Slice]) -> Result<Option<Version>, Error> {
+        let wanted: u64 = pieces.iter().map(|piece| piece.local.bytes).sum();
+        match self.get_into_parts(key, pieces)? {
+            Some(got) if got.bytes < wanted => {
+                let what = format!("get of {} bytes into {} pieces of {wanted}", got.bytes, pieces.len());
+                Err(self.problem(what, Status::OutOfRange))
+            }
+            got => Ok(got.map(|got| got.version)),
+        }
+    }
+
+    /// Gives the pieces of all objects one name, and says where under it each object's are.
+    fn in_parts<'a>(&mut self, objects: impl Iterator<Item = &'a [Slice]>) -> Result<(u32, Vec<Local>), Error> {
+        let (mut pieces, mut ranges, mut offset) = (Vec::<IoBuf>::new(), Vec::new(), 0);
+        for object in objects {
+            if object.len() > Limits::RANGES_PER_FRAME {
+                let (count, most) = (object.len(), Limits::RANGES_PER_FRAME);
+                return Err(Error::Argument(format!("an object in {count} pieces is over the limit of {most}")));
+            }
+            let bytes: u64 = object.iter().map(|piece| piece.local.bytes).sum();
+            ranges.push((offset, bytes));
+            offset += bytes;
+            for piece in object {
+                pieces.push(self.memory_of(piece.local)?);
+            }
+        }
+        let buffer = self.initiator.add_parts(pieces);
+        let locals = ranges.into_iter().map(|(offset, bytes)| Local { buffer, offset, bytes });
+        Ok((buffer, locals.collect()))
+    }
+
+    /// The memory of a slice.
+    fn memory_of(&mut self, local: Local) -> Result<IoBuf, Error> {
+        let found = self.initiator.buffer(local);
+        found.ok_or_else(|| Error::Argument("a slice of memory that is not registered with this client".to_owned()))
+    }
+}
+
+/// No two pieces that are written may overlap.
+fn check_apart<'a>(pieces: impl Iterator<Item = &'a Slice>) -> Result<(), Error> {
+    let mut ranges: Vec<(u32, u64, u64)> =
+        pieces.map(|Slice { local }| (local.buffer, local.offset, local.bytes)).collect();
+    ranges.sort_unstable();
+    for pair in ranges.windows(2) {
+        let ((buffer, offset, bytes), (next_buffer, next, _)) = (pair[0], pair[1]);
+        if buffer == next_buffer && offset + bytes > next {
+            let text = format!("pieces of overlapping memory: {bytes} bytes at {offset} and what is at {next}");
+            return Err(Error::Argument(text));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Short questions about objects: whether they are there, how long they are, and that they go.
+
+use kvplane_proto::client::{Request, TaskResult};
+use kvplane_proto::{Digest, Status};
+
+use super::Client;
+use crate::error::Error;
+
+impl Client {
+    /// Whether there is an object under this key. Counts as no access.
+    ///
+    /// # Errors
+    /// When its owner cannot be asked.
+    pub fn exists(&mut self, key: &[u8]) -> Result<bool, Error> {
+        let result = self.run_one(Request::Exists(self.digest(key)?))?;
+        self.present(result, "exists")
+    }
+
+    pub(super) fn present(&self, result: TaskResult, what: &str) -> Result<bool, Error> {
+        match result.status {
+            Status::Ok => Ok(true),
+            Status::NotFound => Ok(false),
+            status => Err(self.problem(what.to_owned(), status)),
+        }
+    }
+
+    /// Which of these keys have an object: one request to each owner.
+    ///
+    /// # Errors
+    /// When an owner cannot be asked.
+    pub fn batch_exists(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
+        let results = self.run_keys(keys, Request::Exists)?;
+        results.into_iter().map(|result| self.present(result, "exists")).collect()
+    }
+
+    /// Length of the object under this key, if there is one. Counts as no access.
+    ///
+    /// # Errors
+    /// When its owner cannot be asked.
+    pub fn size(&mut self, key: &[u8]) -> Result<Option<u64>, Error> {
+        Ok(self.batch_size(&[key])?.pop().flatten())
+    }
+
+    /// Lengths of the objects under these keys.
+    ///
+    /// # Errors
+    /// When an owner cannot be asked.
+    pub fn batch_size(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Option<u64>>, Error> {
+        let results = self.run_keys(keys, Request::Size)?;
+        results.into_iter().map(|result| Ok(self.present(result, "size")?.then_some(result.bytes))).collect()
+    }
+
+    /// Removes the object under this key; whether there was one.
+    ///
+    /// # Errors
+    /// When its owner cannot be asked.
+    pub fn remove(&mut self, key: &[u8]) -> Result<bool, Error> {
+        Ok(self.batch_remove(&[key])?.pop().unwrap_or(false))
+    }
+
+    /// Removes the objects under these keys; whether there was one, for each.
+    ///
+    /// # Errors
+    /// When an owner cannot be asked.
+    pub fn batch_remove(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
+        let results = self.run_keys(keys, Request::Remove)?;
+        results.into_iter().map(|result| self.present(result, "remove")).collect()
+    }
+
+    pub(super) fn run_keys(
+        &mut self,
+        keys: &[impl AsRef<[u8]>],
+        request: impl Fn(Digest) -> Request,
+    ) -> Result<Vec<TaskResult>, Error> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let requests: Result<Vec<Request>, Error> =
+            keys.iter().map(|key| Ok(request(self.digest(key.as_ref())?))).collect();
+        let requests = requests?;
+        let mut results = self.run(&requests)?;
+        self.resolve_striped(&requests, &mut results)?;
+        Ok(results)
+    }
+}

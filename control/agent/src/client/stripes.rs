@@ -1,0 +1,329 @@
+//! Large objects in stripes: objects under digests of their own, moved in parallel, and a head that names them.
+//!
+//! A stripe's digest follows from the object's, a number drawn for each put, and its place; so stripes lie all over the
+//! cluster, and those of two versions never meet. The head is a short object under the object's own digest. It is put
+//! last: nobody sees a striped object before all of it is there. What a put that fails has stored is removed again.
+//!
+//! Objects are striped by the client that puts them, and read by any. Of a striped object that has lost a stripe
+//! nothing is left but misses: whoever finds that out removes the rest.
+
+use kvplane_proto::client::{Local, Request, TaskResult};
+use kvplane_proto::message::{ObjectName, Part, PutItem, PutOptions};
+use kvplane_proto::{Digest, Status, Version};
+
+use super::{Client, Got, Put, Slice};
+use crate::error::Error;
+
+/// First bytes of a head.
+const MAGIC: [u8; 8] = *b"KVPSTRP1";
+/// Bytes of a head: the magic, and four words.
+const HEAD_BYTES: usize = 40;
+/// The shortest stripes that objects are cut into, but for the last.
+pub(super) const STRIPE_LEAST_BYTES: u64 = 1 << 20;
+/// The most stripes of one object.
+const STRIPES_MOST: u64 = 1 << 16;
+/// How often a striped object that is replaced while it is read is begun anew.
+const TRIES: usize = 4;
+
+/// What a head says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Head {
+    /// Length of the object.
+    pub(super) bytes: u64,
+    stripe_bytes: u64,
+    nonce: u128,
+}
+
+impl Head {
+    fn new(bytes: u64, stripe_bytes: u64, nonce: u128) -> Self {
+        Self { bytes, stripe_bytes, nonce }
+    }
+
+    fn encode(&self) -> [u8; HEAD_BYTES] {
+        let mut out = [0; HEAD_BYTES];
+        out[..8].copy_from_slice(&MAGIC);
+        out[8..16].copy_from_slice(&self.bytes.to_le_bytes());
+        out[16..24].copy_from_slice(&self.stripe_bytes.to_le_bytes());
+        out[24..40].copy_from_slice(&self.nonce.to_le_bytes());
+        out
+    }
+
+    fn decode(bytes: &[u8; HEAD_BYTES]) -> Option<Self> {
+        let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|byte| bytes[at + byte]));
+        let nonce = u128::from(word(32)) << 64 | u128::from(word(24));
+        let head = Self::new(word(8), word(16), nonce);
+        let whole = bytes[..8] == MAGIC && head.stripe_bytes > 0 && head.bytes > 0;
+        (whole && head.stripes() <= STRIPES_MOST).then_some(head)
+    }
+
+    const fn stripes(&self) -> u64 {
+        self.bytes.div_ceil(self.stripe_bytes)
+    }
+
+    /// Where a stripe is in the object: offset and bytes.
+    fn place(&self, stripe: u64) -> (u64, u64) {
+        let offset = stripe * self.stripe_bytes;
+        (offset, self.stripe_bytes.min(self.bytes - offset))
+    }
+
+    /// A stripe's digest.
+    fn digest(&self, object: Digest, stripe: u64) -> Digest {
+        let mut name = [0; 40];
+        name[..16].copy_from_slice(&object.0.to_le_bytes());
+        name[16..32].copy_from_slice(&self.nonce.to_le_bytes());
+        name[32..].copy_from_slice(&stripe.to_le_bytes());
+        Digest::of(b"\0stripes", &name)
+    }
+
+    fn digests(self, object: Digest) -> impl Iterator<Item = Digest> {
+        (0..self.stripes()).map(move |stripe| self.digest(object, stripe))
+    }
+}
+
+impl Client {
+    /// Whether an object of so many bytes is kept in stripes.
+    pub(super) const fn is_striped(&self, bytes: u64) -> bool {
+        bytes > self.stripe_bytes
+    }
+
+    /// Stores one large object in stripes, which are shorter where shards take no longer ones.
+    pub(super) fn put_striped(&mut self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
+        let digest = self.digest(key)?;
+        let former = self.head_of(digest)?;
+        if !options.replace && (former.is_some() || self.exists(key)?) {
+            return Ok(Put::Exists);
+        }
+        let mut stripe_bytes = self.stripe_bytes.min(slice.local.bytes.div_ceil(2)).max(STRIPE_LEAST_BYTES);
+        loop {
+            let nonce = u128::from(crate::link::seed()?) << 64 | u128::from(crate::link::seed()?);
+            let head = Head::new(slice.local.bytes, stripe_bytes, nonce);
+            let put = self.put_in_stripes(key, &head, slice, options);
+            let too_large = matches!(&put, Err(error) if error.status() == Some(Status::TooLarge));
+            if !too_large || stripe_bytes == STRIPE_LEAST_BYTES {
+                if let (Ok(Put::Stored(_)), Some(former)) = (&put, former) {
+                    self.remove_stripes(digest, &former)?;
+                }
+                return put;
+            }
+            stripe_bytes = (stripe_bytes / 4).max(STRIPE_LEAST_BYTES);
+        }
+    }
+
+    fn put_in_stripes(&mut self, key: &[u8], head: &Head, slice: Slice, options: &PutOptions) -> Result<Put, Error> {
+        if head.stripes() > STRIPES_MOST {
+            let what = format!("put of {} bytes in {} stripes", head.bytes, head.stripes());
+            return Err(self.problem(what, Status::TooLarge));
+        }
+        let digest = self.digest(key)?;
+        let put = self.put_stripes(digest, head, slice, options).and_then(|()| self.put_head(key, head, options));
+        if let Ok(Put::Stored(_)) = put {
+            return put;
+        }
+        // Whatever of it is there: none of it may stay. That it cannot be removed is not what went wrong first.
+        let removed = self.remove_stripes(digest, head);
+        let put = put?;
+        removed.map(|()| put)
+    }
+
+    fn put_stripes(&mut self, digest: Digest, head: &Head, slice: Slice, options: &PutOptions) -> Result<(), Error> {
+        let options = PutOptions { part: Part::Stripe, replace: false, ..*options };
+        self.puts.clear();
+        let mut requests = Vec::new();
+        for stripe in 0..head.stripes() {
+            let (offset, bytes) = head.place(stripe);
+            let digest = head.digest(digest, stripe);
+            let local = Local { offset: slice.local.offset + offset, bytes, ..slice.local };
+            let item = PutItem::plain(digest, bytes).with_options(&options);
+            let number = self.puts.push(item, &ObjectName::NONE);
+            requests.push(Request::PutAs(digest, local, number));
+        }
+        let results = self.run_puts(&requests)?;
+        for (stripe, result) in results.iter().enumerate() {
+            // One that exists was stored by an attempt of this very put whose answer was lost.
+            if !matches!(result.status, Status::Ok | Status::Exists) {
+                let what = format!("put of stripe {stripe} of {} ({} bytes)", head.stripes(), head.bytes);
+                return Err(self.problem(what, result.status));
+            }
+        }
+        // Room for the last ones may have been made by evicting the first: the object is larger than the cluster.
+        let requests: Vec<Request> = head.digests(digest).map(Request::Exists).collect();
+        let there = self.run(&requests)?;
+        let lost = there.iter().filter(|result| result.status == Status::NotFound).count();
+        if lost > 0 {
+            let (bytes, stripes) = (head.bytes, head.stripes());
+            let what = format!(
+                "put of {bytes} bytes: the cluster has room for {} of its {stripes} stripes",
+                stripes - lost as u64
+            );
+            return Err(self.problem(what, Status::TooLarge));
+        }
+        Ok(())
+    }
+
+    fn put_head(&mut self, key: &[u8], head: &Head, options: &PutOptions) -> Result<Put, Error> {
+        let bounce = self.bounce(HEAD_BYTES)?;
+        bounce.region().copy_in(0, &head.encode());
+        let options = PutOptions { part: Part::Head, ..*options };
+        let mut outcomes = self.batch_put_whole(&[(key, bounce.slice(0, HEAD_BYTES))], &options)?;
+        outcomes.pop().unwrap_or(Ok(Put::Exists))
+    }
+
+    /// What the head of a striped object says; nothing where there is none.
+    pub(super) fn head_of(&mut self, digest: Digest) -> Result<Option<Head>, Error> {
+        Ok(self.heads_of(&[digest])?.pop().flatten().map(|(head, _)| head))
+    }
+
+    /// What heads say, and which versions they are. Of what is no head: nothing.
+    fn heads_of(&mut self, digests: &[Digest]) -> Result<Vec<Option<(Head, Version)>>, Error> {
+        let bounce = self.bounce(HEAD_BYTES * digests.len().max(1))?;
+        let local = |at: usize| bounce.slice(at * HEAD_BYTES, HEAD_BYTES).local;
+        let asked = digests.iter().enumerate();
+        let requests: Vec<Request> = asked.map(|(at, digest)| Request::GetHead(*digest, local(at))).collect();
+        let results = if requests.is_empty() { Vec::new() } else { self.run(&requests)? };
+        let heads = results.into_iter().enumerate().map(|(at, result)| match (result.status, result.bytes) {
+            (Status::Ok, bytes) if bytes == HEAD_BYTES as u64 => {
+                let mut head = [0; HEAD_BYTES];
+                bounce.region().copy_out(at * HEAD_BYTES, &mut head);
+                Ok(Head::decode(&head).map(|head| (head, result.version)))
+            }
+            (Status::Ok | Status::NotFound | Status::BufferTooSmall, _) => Ok(None),
+            (status, _) => Err(self.problem("get of the head of a striped object".to_owned(), status)),
+        });
+        heads.collect()
+    }
+
+    /// Brings a striped object into memory.
+    pub(super) fn get_striped(&mut self, digest: Digest, slice: Slice) -> Result<Option<Got>, Error> {
+        for _ in 0..TRIES {
+            let Some((head, version)) = self.heads_of(&[digest])?.pop().flatten() else { return Ok(None) };
+            if head.bytes > slice.local.bytes {
+                let what = format!("get of {} bytes into {}", head.bytes, slice.local.bytes);
+                return Err(self.problem(what, Status::BufferTooSmall));
+            }
+            let requests = (0..head.stripes()).map(|stripe| {
+                let (offset, bytes) = head.place(stripe);
+                let local = Local { offset: slice.local.offset + offset, bytes, ..slice.local };
+                Request::Get(head.digest(digest, stripe), local)
+            });
+            let requests: Vec<Request> = requests.collect();
+            if self.all_there(digest, version, &requests)? {
+                return Ok(Some(Got { bytes: head.bytes, version }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Brings a range of a striped object into memory; the version that it is of.
+    pub(super) fn get_striped_range(
+        &mut self,
+        digest: Digest,
+        offset: u64,
+        into: Local,
+    ) -> Result<Option<Version>, Error> {
+        for _ in 0..TRIES {
+            let Some((head, version)) = self.heads_of(&[digest])?.pop().flatten() else { return Ok(None) };
+            let Some(end) = offset.checked_add(into.bytes).filter(|end| *end <= head.bytes) else {
+                let what = format!("get of {} bytes at {offset} of an object of {}", into.bytes, head.bytes);
+                return Err(self.problem(what, Status::OutOfRange));
+            };
+            let stripes = offset / head.stripe_bytes..end.div_ceil(head.stripe_bytes);
+            let requests = stripes.map(|stripe| {
+                let (start, bytes) = head.place(stripe);
+                let (from, until) = (offset.max(start), end.min(start + bytes));
+                let local = Local { offset: into.offset + (from - offset), bytes: until - from, ..into };
+                Request::GetRange(head.digest(digest, stripe), from - start, local)
+            });
+            let requests: Vec<Request> = requests.collect();
+            if self.all_there(digest, version, &requests)? {
+                return Ok(Some(version));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gets stripes; false when one is not there. Then the head goes too, if it is still the same.
+    fn all_there(&mut self, digest: Digest, version: Version, requests: &[Request]) -> Result<bool, Error> {
+        let results = self.run(requests)?;
+        let lost = results.iter().any(|result| result.status == Status::NotFound);
+        if lost {
+            let now = self.heads_of(&[digest])?.pop().flatten();
+            if let Some((head, _)) = now.filter(|(_, now)| *now == version) {
+                self.remove_head(digest, &head)?;
+            }
+            return Ok(false);
+        }
+        let failed = results.iter().find(|result| result.status != Status::Ok);
+        match failed {
+            Some(result) => Err(self.problem("get of a stripe".to_owned(), result.status)),
+            None => Ok(true),
+        }
+    }
+
+    /// Removes a head and its stripes; whether the head was there.
+    fn remove_head(&mut self, digest: Digest, head: &Head) -> Result<bool, Error> {
+        let result = self.run_one(Request::RemoveHead(digest))?;
+        let removed = self.present(result, "remove")?;
+        self.remove_stripes(digest, head)?;
+        Ok(removed)
+    }
+
+    fn remove_stripes(&mut self, digest: Digest, head: &Head) -> Result<(), Error> {
+        let requests: Vec<Request> = head.digests(digest).map(Request::Remove).collect();
+        for result in self.run(&requests)? {
+            self.present(result, "remove of a stripe")?;
+        }
+        Ok(())
+    }
+
+    /// Completes results of removals and of sizes of which some are of striped objects.
+    pub(super) fn resolve_striped(&mut self, requests: &[Request], results: &mut [TaskResult]) -> Result<(), Error> {
+        let striped: Vec<usize> = (0..results.len()).filter(|at| results[*at].status == Status::Striped).collect();
+        if striped.is_empty() {
+            return Ok(());
+        }
+        let digest_of = |request: &Request| match *request {
+            Request::Size(digest) | Request::Remove(digest) => digest,
+            _ => Digest(0),
+        };
+        let digests: Vec<Digest> = striped.iter().map(|at| digest_of(&requests[*at])).collect();
+        let heads = self.heads_of(&digests)?;
+        for ((at, digest), head) in striped.into_iter().zip(digests).zip(heads) {
+            let result = &mut results[at];
+            result.status = Status::NotFound;
+            let Some((head, _)) = head else { continue };
+            match requests[at] {
+                Request::Size(_) => (result.status, result.bytes) = (Status::Ok, head.bytes),
+                _ if self.remove_head(digest, &head)? => results[at].status = Status::Ok,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Lengths of striped objects, by their digests; 0 where there is none any more.
+    pub(super) fn striped_bytes(&mut self, digests: &[Digest]) -> Result<Vec<u64>, Error> {
+        let heads = self.heads_of(digests)?;
+        Ok(heads.into_iter().map(|head| head.map_or(0, |(head, _)| head.bytes)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stripes_tile_their_object_and_have_digests_of_their_own() {
+        let head = Head::new(1000, 300, 7);
+        let places: Vec<_> = (0..head.stripes()).map(|stripe| head.place(stripe)).collect();
+        assert_eq!(places, [(0, 300), (300, 300), (600, 300), (900, 100)]);
+        assert_eq!(Head::decode(&head.encode()), Some(head));
+        assert_eq!(Head::decode(&[0; HEAD_BYTES]), None);
+        assert_eq!(Head::decode(&Head::new(0, 300, 7).encode()), None);
+        assert_eq!(Head::decode(&Head::new(u64::MAX, 1, 7).encode()), None);
+        let mut all: Vec<Digest> = head.digests(Digest(5)).chain(head.digests(Digest(6))).collect();
+        all.extend(Head::new(1000, 300, 8).digests(Digest(5)));
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 12);
+    }
+}

@@ -1,0 +1,33 @@
+//! Leases of tenants' quotas: after each heartbeat every shard says what tenants have there, and is told what they may
+//! have until the next time.
+
+use kvplane_engine::ShardHandle;
+use kvplane_rpc::message::{SyncTenants, TenantFigures};
+use kvplane_store::TenantLease;
+
+use crate::link::ControlLink;
+
+/// Exchanges them for each shard. What goes wrong leaves a shard with what it has; the next heartbeat tries again.
+pub(crate) fn exchange(link: &ControlLink, node: u64, incarnation: u64, shards: &[ShardHandle]) {
+    for (number, shard) in shards.iter().enumerate() {
+        let Ok((pool_bytes, uses)) = shard.tenants() else { continue };
+        let figures = uses.iter().map(|one| TenantFigures {
+            number: one.number,
+            used_bytes: one.used_bytes,
+            lease_bytes: one.lease_bytes,
+            evicted_bytes: one.evicted_bytes,
+            refused: one.refused,
+        });
+        let uses = figures.collect();
+        let call = SyncTenants { node, incarnation, shard: number as u16, pool_bytes, uses };
+        // A refusal is for the heartbeat to understand.
+        let Ok(answer) = link.call(call) else { return };
+        let leases = answer.tenants.iter().map(|one| TenantLease {
+            number: one.number,
+            dram_bytes: one.dram_bytes,
+            weight: one.weight,
+        });
+        // With a full mailbox, it stays as it is until the next time.
+        let _ = shard.set_tenants(leases.collect(), answer.strict);
+    }
+}

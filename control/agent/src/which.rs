@@ -1,0 +1,158 @@
+//! Which control plane, and who we are there: found on this host, or named with certificates from files.
+//!
+//! Of several control planes one leads, and only that one welcomes anybody. So all are asked at the same time, and who
+//! welcomes first is it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvplane_rpc::message::Welcome;
+use kvplane_rpc::{
+    CallError, Client, ClientConfig, ClusterName, ConnectError, Identity, IdentityError, Limits, Role,
+    RuntimeDirectory, Trust,
+};
+use tokio::task::JoinSet;
+
+use crate::error::Error;
+use crate::link::{reconnections, software};
+
+/// Which control plane to use.
+#[derive(Clone, Debug)]
+pub enum Control {
+    /// The one that a process of this user left in the user's runtime directory, by its cluster's name.
+    Local {
+        /// The cluster.
+        cluster: String,
+        /// Another runtime directory than the user's.
+        runtime_directory: Option<std::path::PathBuf>,
+    },
+    /// This one.
+    Explicit(Box<ClientConfig>),
+    /// One of these, whichever leads, with certificates from files; they are read again for every new connection.
+    Remote(Remote),
+}
+
+/// Control planes elsewhere, and who we are there.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    /// The cluster.
+    pub cluster: String,
+    /// Where its control planes listen.
+    pub addresses: Vec<SocketAddr>,
+    /// A directory with `ca.pem`, and `ROLE.pem` and `ROLE.key` for the role that is needed.
+    pub identity: PathBuf,
+}
+
+/// Most control planes of a cluster.
+const ADDRESSES: usize = 8;
+
+impl Remote {
+    fn resolve(&self, role: Role) -> Result<Vec<ClientConfig>, Error> {
+        let argument = |error: IdentityError| Error::Argument(error.to_string());
+        if !(1..=ADDRESSES).contains(&self.addresses.len()) {
+            let found = self.addresses.len();
+            return Err(Error::Argument(format!("a cluster has 1 to {ADDRESSES} control planes, not {found}")));
+        }
+        let config = ClientConfig {
+            address: self.addresses[0],
+            cluster: ClusterName::new(&self.cluster).map_err(argument)?,
+            trust: Trust::read(&self.identity.join("ca.pem")).map_err(argument)?,
+            identity: Identity::read(&self.identity, role.name()).map_err(argument)?,
+            software: software().to_owned(),
+            limits: if self.addresses.len() > 1 { SEVERAL } else { Limits::DEFAULT },
+        };
+        Ok(self.addresses.iter().map(|address| ClientConfig { address: *address, ..config.clone() }).collect())
+    }
+}
+
+/// Where another control plane may take over, a silent one is given up sooner.
+const SEVERAL: Limits = Limits {
+    call_deadline: Duration::from_secs(2),
+    connect_deadline: Duration::from_secs(2),
+    idle_timeout: Duration::from_millis(2_500),
+    keep_alive_interval: Duration::from_millis(500),
+    ..Limits::DEFAULT
+};
+
+impl Control {
+    /// The cluster's name.
+    pub(crate) fn cluster(&self) -> &str {
+        match self {
+            Self::Local { cluster, .. } => cluster,
+            Self::Explicit(config) => config.cluster.as_str(),
+            Self::Remote(remote) => &remote.cluster,
+        }
+    }
+
+    /// Every control plane that it may be; never none.
+    fn resolve(&self, role: Role) -> Result<Vec<ClientConfig>, Error> {
+        match self {
+            Self::Explicit(config) => Ok(vec![(**config).clone()]),
+            Self::Remote(remote) => remote.resolve(role),
+            Self::Local { cluster, runtime_directory } => {
+                let name = ClusterName::new(cluster).map_err(|error| Error::Argument(error.to_string()))?;
+                let directory = match runtime_directory {
+                    Some(path) => RuntimeDirectory::at(path),
+                    None => RuntimeDirectory::of_user()?,
+                };
+                let local = directory.discover(&name)?;
+                let config = ClientConfig::local(&local, role, software()).ok_or_else(|| {
+                    Error::Argument(format!(
+                        "the control plane of {cluster:?} left no identity of role {role}: say which control plane and \
+                         whose identity (--control and --identity)"
+                    ))
+                })?;
+                Ok(vec![config])
+            }
+        }
+    }
+}
+
+/// Where a line may lead, and how it was found.
+pub(crate) struct Line {
+    configs: Vec<ClientConfig>,
+    control: Control,
+    role: Role,
+}
+
+impl Line {
+    /// A line to this control plane, in this role.
+    pub(crate) fn to(control: &Control, role: Role) -> Result<Self, Error> {
+        Ok(Self { configs: control.resolve(role)?, control: control.clone(), role })
+    }
+
+    /// Where else to look, when the control plane may be elsewhere, or another, or we be somebody else by now.
+    pub(crate) fn moved(&self) -> Option<Self> {
+        // While none is published, the old one may still come back where it was.
+        let found = Self::to(&self.control, self.role).ok()?;
+        let known = |config: &ClientConfig| {
+            (config.address, config.trust.pem().to_owned(), config.identity.certificate_pem().to_owned())
+        };
+        let differs = !found.configs.iter().map(known).eq(self.configs.iter().map(known));
+        (differs || found.configs.len() > 1).then_some(found)
+    }
+
+    /// Whoever welcomes us first; else what the last one said that was heard.
+    pub(crate) async fn seek(&self) -> Result<(Client, Welcome), Error> {
+        let mut asked = JoinSet::new();
+        for config in &self.configs {
+            let (config, rng) = (config.clone(), reconnections()?);
+            asked.spawn_local(async move { Client::connect(&config, rng).await });
+        }
+        let mut heard = None;
+        while let Some(answer) = asked.join_next().await {
+            match answer {
+                Ok(Ok(welcomed)) => return Ok(welcomed),
+                // One that is there and refuses says more than one that cannot be reached.
+                Ok(Err(error)) if heard.is_none() || !is_unreachable(&error) => heard = Some(error),
+                Ok(Err(_)) | Err(_) => {}
+            }
+        }
+        Err(heard.map_or_else(|| Error::Argument("no control plane was asked".to_owned()), Error::from))
+    }
+}
+
+const fn is_unreachable(error: &ConnectError) -> bool {
+    matches!(error, ConnectError::Call(CallError::Unreachable { .. } | CallError::Deadline { .. }))
+}

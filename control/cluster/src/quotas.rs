@@ -1,0 +1,235 @@
+//! Quotas as leases: how much of each tenant's quota each shard may use by itself, so that nobody has to be asked when
+//! something is put.
+//!
+//! Every shard says now and then what each tenant has there and may have; the answer is what it may have from then on.
+//! A shard may have what its tenant uses there, and of what is not used anywhere a part in proportion to its pool.
+//!
+//! Invariant, as long as a quota is not lowered: what all shards believe that they may have is never more than the
+//! quota, whatever messages are lost. So a lease grows only by what no other shard may still believe to have: one that
+//! is to shrink counts as it was until its shard has said that it knows. A shard asks again only after its last call is
+//! over, and an answer that comes too late for its call is never used; so what it says is what it has.
+//!
+//! Leases have no end in time: a shard goes on with the last when the control plane is away, and what a node has ends
+//! with its life. No clock is looked at, so none can jump.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::digest::tenant_number;
+
+use crate::tenants::Tenant;
+
+/// A shard of one life of a node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct ShardLife {
+    /// The node.
+    pub node: u64,
+    /// Its life.
+    pub incarnation: u64,
+    /// The shard.
+    pub shard: u16,
+}
+
+/// What a shard says of a tenant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ShardUse {
+    /// The tenant's number.
+    pub number: u32,
+    /// Bytes that its objects take there.
+    pub used_bytes: u64,
+    /// Bytes that they may take there, as the shard has it.
+    pub lease_bytes: Option<u64>,
+    /// Bytes that were evicted there.
+    pub evicted_bytes: u64,
+    /// Puts refused there.
+    pub refused: u64,
+}
+
+/// What a shard may have of a tenant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShardLease {
+    /// The tenant's number.
+    pub number: u32,
+    /// Bytes that it may take there; without, whatever it gets.
+    pub dram_bytes: Option<u64>,
+    /// Its weight.
+    pub weight: u32,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    pool_bytes: u64,
+    uses: BTreeMap<u32, ShardUse>,
+    /// The most that it may believe to have, of each tenant with a quota.
+    granted: BTreeMap<u32, u64>,
+}
+
+/// What all shards have and may have. In memory: they say it again.
+#[derive(Debug, Default)]
+pub struct Quotas {
+    shards: BTreeMap<ShardLife, Shard>,
+}
+
+impl Quotas {
+    /// A shard says what tenants have there: what they may have from now on. `all_known`: every shard of every member
+    /// has said something; until then nothing grows, as nobody knows what the others have.
+    pub fn sync<'a>(
+        &mut self,
+        who: ShardLife,
+        pool_bytes: u64,
+        uses: Vec<ShardUse>,
+        tenants: impl Iterator<Item = &'a Tenant>,
+        all_known: bool,
+    ) -> Vec<ShardLease> {
+        let shard = self.shards.entry(who).or_default();
+        shard.pool_bytes = pool_bytes;
+        shard.granted = uses.iter().filter_map(|one| Some((one.number, one.lease_bytes?))).collect();
+        shard.uses = uses.into_iter().map(|one| (one.number, one)).collect();
+        let pools: u64 = self.shards.values().map(|shard| shard.pool_bytes).sum();
+        let mut leases = Vec::new();
+        for tenant in tenants {
+            let number = tenant_number(tenant.name.as_bytes());
+            let dram_bytes = tenant.dram_bytes.map(|quota| self.lease(who, number, quota, pools, all_known));
+            leases.push(ShardLease { number, dram_bytes, weight: tenant.weight });
+        }
+        leases
+    }
+
+    fn lease(&mut self, who: ShardLife, number: u32, quota: u64, pools: u64, all_known: bool) -> u64 {
+        let used_by = |shard: &Shard| shard.uses.get(&number).map_or(0, |one| one.used_bytes);
+        let used: u64 = self.shards.values().map(used_by).sum();
+        let granted_to = |shard: &Shard| shard.granted.get(&number).copied().unwrap_or(0);
+        let others: u64 = self.shards.iter().filter(|(other, _)| **other != who).map(|(_, one)| granted_to(one)).sum();
+        let part =
+            |whole: u64, share: u64, of: u64| (u128::from(whole) * u128::from(share) / u128::from(of.max(1))) as u64;
+        let Some(shard) = self.shards.get_mut(&who) else { return 0 };
+        let (here, had) = (used_by(shard), granted_to(shard));
+        let fair = match quota.checked_sub(used) {
+            Some(free) => here + part(free, shard.pool_bytes, pools),
+            None => part(quota, here, used),
+        };
+        let most = if all_known { quota.saturating_sub(others) } else { had };
+        let lease = fair.min(most);
+        // Until it says so, it may not have heard of less.
+        shard.granted.insert(number, lease.max(had));
+        lease
+    }
+
+    /// Keeps only lives that `keep` says: what others had is free again.
+    pub fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
+        self.shards.retain(|life, _| keep(life.node, life.incarnation));
+    }
+
+    /// Whether a shard has said anything.
+    #[must_use]
+    pub fn knows(&self, who: ShardLife) -> bool {
+        self.shards.contains_key(&who)
+    }
+
+    /// What a tenant has over all shards; its leases are summed where it has any.
+    #[must_use]
+    pub fn total(&self, number: u32) -> ShardUse {
+        let mut total = ShardUse { number, ..ShardUse::default() };
+        for one in self.shards.values().filter_map(|shard| shard.uses.get(&number)) {
+            total.used_bytes += one.used_bytes;
+            total.evicted_bytes += one.evicted_bytes;
+            total.refused += one.refused;
+            if let Some(lease) = one.lease_bytes {
+                *total.lease_bytes.get_or_insert(0) += lease;
+            }
+        }
+        total
+    }
+
+    /// Numbers of all tenants that have, or had, anything anywhere.
+    #[must_use]
+    pub fn numbers(&self) -> Vec<u32> {
+        let mut numbers: Vec<u32> = self.shards.values().flat_map(|shard| shard.uses.keys().copied()).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+
+    /// Bytes of all pools.
+    #[must_use]
+    pub fn pool_bytes(&self) -> u64 {
+        self.shards.values().map(|shard| shard.pool_bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A shard as it is: what it has, and what it believes to be allowed.
+    #[derive(Clone, Copy, Debug, Default)]
+    struct Real {
+        used: u64,
+        lease: Option<u64>,
+    }
+
+    const QUOTA: u64 = 1000;
+
+    fn sync(quotas: &mut Quotas, reals: &mut [Real], at: usize, answered: bool, all_known: bool) {
+        let tenant = Tenant { name: "t".to_owned(), dram_bytes: Some(QUOTA), weight: 1 };
+        let number = tenant_number(b"t");
+        let real = &mut reals[at];
+        let (used_bytes, lease_bytes) = (real.used, real.lease);
+        let uses = vec![ShardUse { number, used_bytes, lease_bytes, ..ShardUse::default() }];
+        let who = ShardLife { node: at as u64, incarnation: 1, shard: 0 };
+        let leases = quotas.sync(who, 100 + at as u64 * 50, uses, [&tenant].into_iter(), all_known);
+        if answered {
+            real.lease = leases[0].dram_bytes;
+            real.used = real.used.min(real.lease.unwrap_or(0));
+        }
+    }
+
+    /// Which shard, whether it gets its answer, how much it wants, whether the control plane forgets all before.
+    fn step() -> impl Strategy<Value = (usize, bool, u64, bool)> {
+        (0..4usize, prop::bool::weighted(0.7), 0..400u64, prop::bool::weighted(0.03))
+    }
+
+    proptest! {
+        #[test]
+        fn shards_never_have_more_than_the_quota_whatever_is_lost(
+            steps in prop::collection::vec(step(), 1..200),
+        ) {
+            let (mut quotas, mut reals) = (Quotas::default(), [Real::default(); 4]);
+            let mut seen = [false; 4];
+            for (at, answered, wants, restart) in steps {
+                if restart {
+                    // The control plane forgets; shards go on with what they have.
+                    (quotas, seen) = (Quotas::default(), [false; 4]);
+                }
+                seen[at] = true;
+                // Whoever wants more takes what it may.
+                reals[at].used = wants.min(reals[at].lease.unwrap_or(0));
+                sync(&mut quotas, &mut reals, at, answered, seen == [true; 4]);
+                let all: u64 = reals.iter().filter_map(|real| real.lease).sum();
+                prop_assert!(all <= QUOTA, "{reals:?}");
+            }
+            // When nothing is lost any more, nearly all of the quota is to be had, and where it is wanted.
+            for _ in 0..40 {
+                for at in 0..4 {
+                    reals[at].used = if at == 2 { reals[at].lease.unwrap_or(0) } else { 0 };
+                    sync(&mut quotas, &mut reals, at, true, true);
+                }
+            }
+            let all: u64 = reals.iter().filter_map(|real| real.lease).sum();
+            prop_assert!(all <= QUOTA && reals[2].lease.unwrap_or(0) > QUOTA * 9 / 10, "{reals:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_node_had_is_free_when_its_life_is_over() {
+        let (mut quotas, mut reals) = (Quotas::default(), [Real::default(); 2]);
+        for at in [0, 1, 0, 1, 0, 1] {
+            sync(&mut quotas, &mut reals, at, true, true);
+        }
+        assert_eq!(reals.map(|real| real.lease), [Some(400), Some(600)]);
+        quotas.retain(|node, _| node == 1);
+        sync(&mut quotas, &mut reals, 1, true, true);
+        assert_eq!(reals[1].lease, Some(QUOTA));
+    }
+}

@@ -1,0 +1,144 @@
+//! Who may make which call: one table, for calls and streams alike.
+//!
+//! A right is of a role, as the caller's certificate proves. Some calls speak for somebody besides: a node that
+//! reports, a client that wants in for a tenant. Then the certificate must let its holder speak for whom the call
+//! names. A control plane and an operator speak for everybody.
+
+use crate::codec::Message;
+use crate::message::{
+    AnswerOrder, Drain, GetMap, GetSegment, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTenants,
+    ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers,
+    SetTenant, Status, SyncTenants, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
+};
+use crate::role::{Role, Scope};
+
+/// Everybody with a certificate.
+const ANY: &[Role] = &Role::ALL;
+/// Who is a member of the cluster.
+const MEMBERS: &[Role] = &[Role::Control, Role::Node];
+/// Who may offer memory.
+const HOLDERS: &[Role] = &[Role::Control, Role::Node, Role::Client];
+/// Who may change what others do.
+const OPERATORS: &[Role] = &[Role::Control, Role::Admin];
+/// Who may end a membership.
+const ENDERS: &[Role] = &[Role::Control, Role::Node, Role::Admin];
+/// Who may look at load.
+const OBSERVERS: &[Role] = &[Role::Control, Role::Scheduler, Role::Admin];
+/// Who may follow what becomes of objects.
+const FOLLOWERS: &[Role] = &[Role::Control, Role::Client, Role::Scheduler, Role::Admin];
+
+/// A message that a caller begins with, and who may.
+pub trait Called: Message {
+    /// Its name in metrics and refusals.
+    const METHOD: &'static str;
+    /// The roles that may call it.
+    const CALLERS: &'static [Role];
+
+    /// For whom it speaks, if for somebody.
+    fn speaks_for(&self) -> Option<Scope> {
+        None
+    }
+}
+
+macro_rules! rights {
+    ($($name:ident = $method:literal $callers:ident $(|$call:ident| $scope:expr)?;)+) => {
+        $(impl Called for $name {
+            const METHOD: &'static str = $method;
+            const CALLERS: &'static [Role] = $callers;
+            $(fn speaks_for(&self) -> Option<Scope> {
+                let $call = self;
+                $scope
+            })?
+        })+
+
+        /// Every call's name and the roles that may make it.
+        pub const RIGHTS: &[(&str, &[Role])] = &[$(($method, $callers)),+];
+    };
+}
+
+rights! {
+    Hello = "hello" ANY;
+    Join = "join" MEMBERS |call| Some(Scope::Node(call.member.node.0));
+    Heartbeat = "heartbeat" MEMBERS |call| Some(Scope::Node(call.node));
+    Leave = "leave" ENDERS |call| Some(Scope::Node(call.node));
+    Drain = "drain" ENDERS |call| Some(Scope::Node(call.node));
+    GetMap = "get_map" ANY;
+    WatchMap = "watch_map" ANY;
+    RegisterSegment = "register_segment" HOLDERS |call| node_of(call.segment.owner);
+    RenewSegments = "renew_segments" HOLDERS;
+    UnregisterSegment = "unregister_segment" HOLDERS |call| node_of(call.owner);
+    GetSegment = "get_segment" ANY;
+    ListSegments = "list_segments" ANY;
+    Status = "status" OBSERVERS;
+    ReportTiers = "report_tiers" MEMBERS |call| Some(Scope::Node(call.node));
+    ListTiers = "list_tiers" OPERATORS;
+    OrderTiers = "order_tiers" OPERATORS;
+    ReportShard = "report_shard" MEMBERS |call| Some(Scope::Node(call.node));
+    ListShards = "list_shards" OBSERVERS;
+    WatchOrders = "watch_orders" MEMBERS |call| Some(Scope::Node(call.node));
+    AnswerOrder = "answer_order" MEMBERS |call| Some(Scope::Node(call.node));
+    ReportEvents = "report_events" MEMBERS |call| Some(Scope::Node(call.events.node));
+    WatchEvents = "watch_events" FOLLOWERS;
+    SetTenant = "set_tenant" OPERATORS;
+    RemoveTenant = "remove_tenant" OPERATORS;
+    ListTenants = "list_tenants" OPERATORS;
+    SyncTenants = "sync_tenants" MEMBERS |call| Some(Scope::Node(call.node));
+}
+
+/// A node's memory is the node's to offer; a client's is said by a number that only it knows.
+const fn node_of(owner: Owner) -> Option<Scope> {
+    match owner {
+        Owner::Node { node, .. } => Some(Scope::Node(node)),
+        Owner::Client { .. } => None,
+    }
+}
+
+/// Whether a role is bound to whom its certificate names.
+pub(crate) const fn is_bound(role: Role, scope: &Scope) -> bool {
+    matches!((role, scope), (Role::Node, Scope::Node(_)) | (Role::Client, Scope::Tenant(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who may do what is decided here and nowhere else; changing it shows.
+    #[test]
+    fn rights_are_these() {
+        let letter = |role: &Role| role.name().chars().next().expect("a name");
+        let shown: Vec<String> = RIGHTS
+            .iter()
+            .map(|(method, roles)| format!("{method} {}", roles.iter().map(letter).collect::<String>()))
+            .collect();
+        // Control, node, client, scheduler, admin; "c" comes first for the control plane.
+        let expected = [
+            "hello cncsa",
+            "join cn",
+            "heartbeat cn",
+            "leave cna",
+            "drain cna",
+            "get_map cncsa",
+            "watch_map cncsa",
+            "register_segment cnc",
+            "renew_segments cnc",
+            "unregister_segment cnc",
+            "get_segment cncsa",
+            "list_segments cncsa",
+            "status csa",
+            "report_tiers cn",
+            "list_tiers ca",
+            "order_tiers ca",
+            "report_shard cn",
+            "list_shards csa",
+            "watch_orders cn",
+            "answer_order cn",
+            "report_events cn",
+            "watch_events ccsa",
+            "set_tenant ca",
+            "remove_tenant ca",
+            "list_tenants ca",
+            "sync_tenants cn",
+        ];
+        assert_eq!(shown, expected);
+    }
+}

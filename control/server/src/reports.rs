@@ -1,0 +1,52 @@
+//! What nodes have reported of themselves, by node. A new life of a node begins with nothing.
+
+use std::collections::BTreeMap;
+
+/// One node's, of one life.
+#[derive(Debug, Default)]
+pub(crate) struct Reported<T> {
+    pub(crate) incarnation: u64,
+    heard_ns: u64,
+    pub(crate) what: T,
+}
+
+impl<T> Reported<T> {
+    /// How long ago the node reported last, in nanoseconds.
+    pub(crate) const fn age_ns(&self, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.heard_ns)
+    }
+}
+
+/// All nodes'. As many as there are members that report.
+#[derive(Debug, Default)]
+pub(crate) struct Reports<T> {
+    nodes: BTreeMap<u64, Reported<T>>,
+}
+
+impl<T: Default> Reports<T> {
+    /// A node reports: what is known of this life of it.
+    pub(crate) fn hear(&mut self, node: u64, incarnation: u64, now_ns: u64) -> &mut T {
+        let reported = self.nodes.entry(node).or_default();
+        if reported.incarnation != incarnation {
+            *reported = Reported { incarnation, ..Reported::default() };
+        }
+        reported.heard_ns = now_ns;
+        &mut reported.what
+    }
+
+    /// One node, if it has reported, or all.
+    pub(crate) fn chosen(&self, node: Option<u64>) -> impl Iterator<Item = (u64, &Reported<T>)> {
+        self.nodes.iter().filter(move |(number, _)| node.is_none_or(|node| node == **number)).map(|(n, of)| (*n, of))
+    }
+
+    /// As [`Self::chosen`], to be changed.
+    pub(crate) fn chosen_mut(&mut self, node: Option<u64>) -> impl Iterator<Item = (u64, &mut T)> {
+        let chosen = self.nodes.iter_mut().filter(move |(number, _)| node.is_none_or(|node| node == **number));
+        chosen.map(|(number, reported)| (*number, &mut reported.what))
+    }
+
+    /// Keeps only lives that `keep` says.
+    pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
+        self.nodes.retain(|number, reported| keep(*number, reported.incarnation));
+    }
+}

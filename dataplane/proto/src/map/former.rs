@@ -1,0 +1,205 @@
+//! Who owned the slots before the last change of owners: with it, everybody sees from one map which slots have moved,
+//! and from whom to whom.
+//!
+//! A change of owners makes a new *layout*. A map carries, beside its members, the claims from which the owners of the
+//! layout before follow, and who was there when the present one began. So an owner that got a slot knows whom to ask
+//! for what was in it; and it knows whether that is still true: only whoever has been there, in one life, since the
+//! layout began may ask, and only a former owner that is still in the same life has anything to tell.
+
+use super::codec::{DecodeError, Reader};
+use super::{ClusterMap, MAX_MEMBER_SHARDS, MAX_MEMBERS, Member, OwnerTable, ShardAddress};
+use crate::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot};
+
+/// Bytes of a claim on the wire, and of a life.
+const CLAIM_BYTES: usize = 8 + 8 + 4 + 2;
+const LIFE_BYTES: usize = 8 + 8;
+/// Most bytes of it in a map.
+pub(super) const MAX_FORMER_BYTES: usize = 8 + 8 + 2 + 2 + MAX_MEMBERS * (CLAIM_BYTES + LIFE_BYTES);
+
+/// What a member brought to the draw of owners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Who.
+    pub node: NodeId,
+    /// Which life, when the layout ended.
+    pub incarnation: Incarnation,
+    /// Its share.
+    pub weight: u32,
+    /// Its shards.
+    pub shards: u16,
+}
+
+/// The layout before the present one, and the beginning of the present one.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Former {
+    /// The epoch in which the present layout began.
+    pub since: Epoch,
+    /// The epoch in which the former one began.
+    pub from: Epoch,
+    /// What the owners of the former one follow from, ordered by node.
+    pub claims: Vec<Claim>,
+    /// Who owned slots when the present one began, ordered by node.
+    pub began: Vec<(NodeId, Incarnation)>,
+}
+
+impl Former {
+    /// Appends its encoding.
+    pub fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.since.0.to_le_bytes());
+        out.extend_from_slice(&self.from.0.to_le_bytes());
+        out.extend_from_slice(&(self.claims.len() as u16).to_le_bytes());
+        out.extend_from_slice(&(self.began.len() as u16).to_le_bytes());
+        for claim in &self.claims {
+            out.extend_from_slice(&claim.node.0.to_le_bytes());
+            out.extend_from_slice(&claim.incarnation.0.to_le_bytes());
+            out.extend_from_slice(&claim.weight.to_le_bytes());
+            out.extend_from_slice(&claim.shards.to_le_bytes());
+        }
+        for (node, incarnation) in &self.began {
+            out.extend_from_slice(&node.0.to_le_bytes());
+            out.extend_from_slice(&incarnation.0.to_le_bytes());
+        }
+    }
+
+    /// Whether it is one that can be encoded and drawn from.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.claims.len() <= MAX_MEMBERS
+            && self.began.len() <= MAX_MEMBERS
+            && self.claims.is_sorted_by(|one, next| one.node < next.node)
+            && self.began.is_sorted_by(|one, next| one.0 < next.0)
+            && self.claims.iter().all(|claim| usize::from(claim.shards) <= MAX_MEMBER_SHARDS)
+    }
+
+    /// The first owners of the former layout, by slot: the position of the claim and the shard.
+    fn owners(&self) -> Vec<Option<(u16, ShardId)>> {
+        let address = ShardAddress { tcp: std::net::SocketAddr::from(([0, 0, 0, 0], 0)), shm: None };
+        let member = |claim: &Claim| Member {
+            node: claim.node,
+            incarnation: claim.incarnation,
+            weight: claim.weight,
+            failure_domain: String::new(),
+            host: String::new(),
+            shards: vec![address.clone(); claim.shards.into()],
+        };
+        let members = self.claims.iter().map(member).collect();
+        let map = ClusterMap { epoch: self.from, replicas: 1, members, former: None };
+        let table = OwnerTable::compute(&map);
+        let first = |slot| table.owners(Slot(slot)).first().map(|owner| (owner.member, owner.shard));
+        (0..SLOTS as u16).map(first).collect()
+    }
+}
+
+impl Reader<'_> {
+    /// The next former layout.
+    ///
+    /// # Errors
+    /// When it is cut off, or is none.
+    pub fn former(&mut self) -> Result<Former, DecodeError> {
+        let (since, from) = (Epoch(self.u64()?), Epoch(self.u64()?));
+        let (claims, began) = (usize::from(self.u16()?), usize::from(self.u16()?));
+        let mut former = Former { since, from, ..Former::default() };
+        former.claims.reserve(self.bounded(claims, CLAIM_BYTES)?);
+        for _ in 0..claims {
+            former.claims.push(Claim {
+                node: NodeId(self.u64()?),
+                incarnation: Incarnation(self.u64()?),
+                weight: self.u32()?,
+                shards: self.u16()?,
+            });
+        }
+        former.began.reserve(self.bounded(began, LIFE_BYTES)?);
+        for _ in 0..began {
+            former.began.push((NodeId(self.u64()?), Incarnation(self.u64()?)));
+        }
+        if !former.is_valid() {
+            return Err(DecodeError::Field { what: "former layout", found: former.claims.len() as u64 });
+        }
+        Ok(former)
+    }
+}
+
+/// A shard of one life of a node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct ShardKey {
+    /// The node.
+    pub node: NodeId,
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// The shard.
+    pub shard: ShardId,
+}
+
+/// Who owns each slot by a map, and who owned it before. Made once for each map, for all who want to know.
+#[derive(Clone, Debug)]
+pub struct SlotOwners {
+    /// The map's epoch.
+    pub epoch: Epoch,
+    /// The epochs in which the map's layout began, and the one before it.
+    pub since: Epoch,
+    /// See [`Self::since`].
+    pub from: Epoch,
+    now: Vec<Option<ShardKey>>,
+    before: Vec<Option<ShardKey>>,
+    addresses: Vec<(ShardKey, String, ShardAddress)>,
+}
+
+impl SlotOwners {
+    /// The owners by a map. One that does not say when its layout began is taken to have made one.
+    #[must_use]
+    pub fn of(map: &ClusterMap) -> Self {
+        let table = OwnerTable::compute(map);
+        let key = |member: u16, shard| {
+            let Member { node, incarnation, .. } = map.members[usize::from(member)];
+            ShardKey { node, incarnation, shard }
+        };
+        let first = |slot| table.owners(Slot(slot)).first().map(|owner| key(owner.member, owner.shard));
+        let now: Vec<Option<ShardKey>> = (0..SLOTS as u16).map(first).collect();
+        let (since, from) = map.former.as_ref().map_or((map.epoch, map.epoch), |former| (former.since, former.from));
+        let before = map.former.as_ref().map_or_else(Vec::new, |former| before(map, former));
+        let mut addresses = Vec::new();
+        for Member { node, incarnation, host, shards, .. } in &map.members {
+            for (shard, address) in shards.iter().enumerate() {
+                let key = ShardKey { node: *node, incarnation: *incarnation, shard: ShardId(shard as u16) };
+                addresses.push((key, host.clone(), address.clone()));
+            }
+        }
+        Self { epoch: map.epoch, since, from, now, before, addresses }
+    }
+
+    /// The first owner of a slot.
+    #[must_use]
+    pub fn owner(&self, slot: Slot) -> Option<ShardKey> {
+        *self.now.get(usize::from(slot.0))?
+    }
+
+    /// Who owned a slot in the layout before, if its present owner may ask it for what was in it: both have been there
+    /// since, in one life. An owner that had it before is its own.
+    #[must_use]
+    pub fn former(&self, slot: Slot) -> Option<ShardKey> {
+        *self.before.get(usize::from(slot.0))?
+    }
+
+    /// Where a shard of the map listens, and on which host.
+    #[must_use]
+    pub fn address(&self, key: ShardKey) -> Option<(&str, &ShardAddress)> {
+        let at = self.addresses.binary_search_by_key(&key, |(key, ..)| *key).ok()?;
+        let (_, host, address) = &self.addresses[at];
+        Some((host, address))
+    }
+}
+
+/// The former owners that may be asked.
+fn before(map: &ClusterMap, former: &Former) -> Vec<Option<ShardKey>> {
+    let table = OwnerTable::compute(map);
+    let was_there = |member: &Member| former.began.binary_search(&(member.node, member.incarnation)).is_ok();
+    let lasting: Vec<bool> = map.members.iter().map(was_there).collect();
+    let before = former.owners().into_iter().enumerate().map(|(slot, owner)| {
+        let now = table.owners(Slot(slot as u16)).first()?;
+        let (claim, shard) = owner.filter(|_| lasting[usize::from(now.member)])?;
+        let Claim { node, incarnation, .. } = former.claims[usize::from(claim)];
+        let member = map.member(node).filter(|member| member.incarnation == incarnation)?;
+        (usize::from(shard.0) < member.shards.len()).then_some(ShardKey { node, incarnation, shard })
+    });
+    before.collect()
+}

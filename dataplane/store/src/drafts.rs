@@ -1,0 +1,459 @@
+//! Drafts: objects that are written in ranges, in any order, and become visible when all of them is there.
+//!
+//! A draft has room in the pool from the start, as a put has. Each range is in one state after another: nobody's, being
+//! filled, filled. What is filled never changes again, so it may be read before the rest is there. The checksum of the
+//! whole is put together from those of the ranges.
+//!
+//! A draft's life ([`LIFECYCLE`]) ends when it is sealed, given up, or left alone for too long. While somebody writes
+//! or reads a range of it, its room stays as it is: a draft that ended is `Dying` until the last of them has gone. So
+//! late bytes land in the dead draft, and never in what is another's by then.
+//!
+//! Not here: the room itself, which is a reservation of the store's, and who is at the other end.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvplane_proto::checksum::joined_payload_checksum;
+use kvplane_proto::ids::{ReservationId, Version};
+use kvplane_proto::{Digest, Limits};
+
+/// Names a draft, with a generation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct DraftId(pub u64);
+
+impl DraftId {
+    const fn new(index: u32, generation: u32) -> Self {
+        Self((generation as u64) << 32 | index as u64)
+    }
+
+    const fn index(self) -> usize {
+        self.0 as u32 as usize
+    }
+
+    const fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// Where a draft is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// There is none.
+    Vacant,
+    /// It takes ranges.
+    Open,
+    /// It is over, but somebody still writes or reads a range of it.
+    Dying,
+}
+
+/// What happens to a draft.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Somebody begins it.
+    Begin,
+    /// All of it is there: it becomes an object.
+    Seal,
+    /// It is given up, or was left alone, while nobody uses it.
+    End,
+    /// The same while somebody does.
+    EndInUse,
+    /// The last who used it has gone.
+    LastLeft,
+}
+
+/// Every step that a draft may take; any other is a bug of ours.
+pub const LIFECYCLE: [(State, Event, State); 5] = [
+    (State::Vacant, Event::Begin, State::Open),
+    (State::Open, Event::Seal, State::Vacant),
+    (State::Open, Event::End, State::Vacant),
+    (State::Open, Event::EndInUse, State::Dying),
+    (State::Dying, Event::LastLeft, State::Vacant),
+];
+
+fn step(from: State, event: Event) -> State {
+    let found = LIFECYCLE.iter().find(|(state, on, _)| (*state, *on) == (from, event));
+    let Some((_, _, to)) = found else { panic!("a draft that is {from:?} met {event:?}") };
+    *to
+}
+
+/// Why a range cannot be filled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FillError {
+    /// The draft is over, or another's.
+    Stale,
+    /// A range of 0 bytes.
+    Empty,
+    /// It does not end within the draft.
+    OutOfRange,
+    /// All of it is filled already; nothing is changed.
+    Filled,
+    /// A part of it is filled already.
+    Overlap,
+    /// A part of it is being filled, or there are too many ranges that do not touch.
+    Busy,
+}
+
+/// Why a draft does not become an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SealError {
+    /// It is over, or another's.
+    Stale,
+    /// It was sealed before, and became this version.
+    Sealed(Version),
+    /// A range is being filled.
+    Busy,
+    /// Some of it was not written.
+    Incomplete,
+}
+
+/// A draft that is complete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Complete {
+    /// Its room.
+    pub reservation: ReservationId,
+    /// The checksum of all of it.
+    pub checksum: u64,
+    /// How many read ranges of it.
+    pub readers: u32,
+}
+
+/// What a reader finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Which draft.
+    pub draft: DraftId,
+    /// Its room.
+    pub reservation: ReservationId,
+    /// The length of the whole object.
+    pub bytes: u64,
+    /// Whether all of the range is there.
+    pub is_there: bool,
+}
+
+#[derive(Debug)]
+struct Draft {
+    generation: u32,
+    state: State,
+    client: u64,
+    digest: Digest,
+    bytes: u64,
+    reservation: ReservationId,
+    idle_ns: u64,
+    deadline_ns: u64,
+    /// What is filled: where each stretch ends, and its checksum.
+    filled: BTreeMap<u64, (u64, u64)>,
+    filling: Vec<(u64, u64)>,
+    readers: u32,
+    /// What the former holder of this place became, if it was sealed.
+    sealed: Option<Version>,
+}
+
+/// The drafts of one shard, at most [`Limits::DRAFTS`].
+#[derive(Debug, Default)]
+pub struct Drafts {
+    drafts: Vec<Draft>,
+    vacant: Vec<u32>,
+    /// The latest draft of each object.
+    latest: BTreeMap<Digest, u32>,
+    deadlines: BTreeSet<(u64, u32)>,
+}
+
+impl Drafts {
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.drafts.len() - self.vacant.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Begins a draft; nothing where there are as many as may be.
+    pub fn begin(
+        &mut self,
+        client: u64,
+        (digest, bytes): (Digest, u64),
+        reservation: ReservationId,
+        idle_ns: u64,
+        now_ns: u64,
+    ) -> Option<DraftId> {
+        let index = match self.vacant.pop() {
+            Some(index) => index,
+            None if self.drafts.len() < Limits::DRAFTS => {
+                self.drafts.push(Draft {
+                    generation: 0,
+                    state: State::Vacant,
+                    client: 0,
+                    digest,
+                    bytes: 0,
+                    reservation,
+                    idle_ns: 0,
+                    deadline_ns: 0,
+                    filled: BTreeMap::new(),
+                    filling: Vec::new(),
+                    readers: 0,
+                    sealed: None,
+                });
+                self.drafts.len() as u32 - 1
+            }
+            None => return None,
+        };
+        let draft = &mut self.drafts[index as usize];
+        draft.state = step(draft.state, Event::Begin);
+        draft.generation = draft.generation.wrapping_add(1).max(1);
+        draft.deadline_ns = now_ns.saturating_add(idle_ns);
+        (draft.client, draft.digest, draft.bytes) = (client, digest, bytes);
+        (draft.reservation, draft.idle_ns, draft.sealed) = (reservation, idle_ns, None);
+        self.deadlines.insert((draft.deadline_ns, index));
+        self.latest.insert(digest, index);
+        Some(DraftId::new(index, draft.generation))
+    }
+
+    fn get(&mut self, id: DraftId) -> Option<&mut Draft> {
+        let draft = self.drafts.get_mut(id.index())?;
+        (draft.generation == id.generation() && draft.state != State::Vacant).then_some(draft)
+    }
+
+    fn open_of(&mut self, client: u64, id: DraftId) -> Option<&mut Draft> {
+        self.get(id).filter(|draft| draft.state == State::Open && draft.client == client)
+    }
+
+    /// What a client's draft was begun for.
+    pub fn of(&mut self, client: u64, id: DraftId) -> Option<(Digest, ReservationId)> {
+        self.open_of(client, id).map(|draft| (draft.digest, draft.reservation))
+    }
+
+    /// Whether a draft takes ranges.
+    #[must_use]
+    pub fn is_open(&self, id: DraftId) -> bool {
+        let draft = self.drafts.get(id.index());
+        draft.is_some_and(|draft| draft.generation == id.generation() && draft.state == State::Open)
+    }
+
+    /// A range is being filled from now on, until [`Self::filled`].
+    ///
+    /// # Errors
+    /// See [`FillError`]; nothing happened.
+    pub fn fill(&mut self, client: u64, id: DraftId, offset: u64, bytes: u64, now_ns: u64) -> Result<(), FillError> {
+        let draft = self.open_of(client, id).ok_or(FillError::Stale)?;
+        if bytes == 0 {
+            return Err(FillError::Empty);
+        }
+        let end = offset.checked_add(bytes).filter(|end| *end <= draft.bytes).ok_or(FillError::OutOfRange)?;
+        if draft.covers(offset, end) {
+            return Err(FillError::Filled);
+        }
+        if draft.filled.range(..end).next_back().is_some_and(|(_, (until, _))| *until > offset) {
+            return Err(FillError::Overlap);
+        }
+        if draft.filling.iter().any(|(from, until)| *from < end && offset < *until)
+            || draft.filled.len() + draft.filling.len() >= Limits::DRAFT_RANGES
+        {
+            return Err(FillError::Busy);
+        }
+        draft.filling.push((offset, end));
+        self.renew(id, now_ns);
+        Ok(())
+    }
+
+    /// A fill is over: with the checksum of its bytes, if they are there. The room that nobody uses any more, if this
+    /// was the last that a dying draft waited for.
+    ///
+    /// # Panics
+    /// When it was not under way.
+    pub fn filled(
+        &mut self,
+        id: DraftId,
+        (offset, bytes): (u64, u64),
+        checksum: Option<u64>,
+        now_ns: u64,
+    ) -> Option<ReservationId> {
+        let draft = self.get(id).expect("a draft stays while it is filled");
+        let at = draft.filling.iter().position(|range| *range == (offset, offset + bytes));
+        draft.filling.swap_remove(at.expect("a fill that was under way"));
+        if draft.state == State::Open {
+            if let Some(checksum) = checksum {
+                draft.add(offset, offset + bytes, checksum);
+                self.renew(id, now_ns);
+            }
+            return None;
+        }
+        self.left(id)
+    }
+
+    /// Looks for a range of an object that is being written. Nothing where none is.
+    #[must_use]
+    pub fn find(&self, digest: Digest, offset: u64, bytes: u64) -> Option<Found> {
+        let index = *self.latest.get(&digest)?;
+        let draft = &self.drafts[index as usize];
+        Some(Found {
+            draft: DraftId::new(index, draft.generation),
+            reservation: draft.reservation,
+            bytes: draft.bytes,
+            is_there: offset.checked_add(bytes).is_some_and(|end| draft.covers(offset, end)),
+        })
+    }
+
+    /// Somebody reads a range that is there, until [`Self::read`].
+    ///
+    /// # Panics
+    /// When the draft is not open.
+    pub fn reading(&mut self, id: DraftId) {
+        let draft = self.get(id).filter(|draft| draft.state == State::Open);
+        draft.expect("a draft that was just found").readers += 1;
+    }
+
+    /// A reader has gone. As [`Self::filled`].
+    ///
+    /// # Panics
+    /// When there was none.
+    pub fn read(&mut self, id: DraftId) -> Option<ReservationId> {
+        let draft = self.get(id).expect("a draft stays while it is read");
+        draft.readers = draft.readers.checked_sub(1).expect("a reader that was there");
+        if draft.state == State::Dying { self.left(id) } else { None }
+    }
+
+    /// Whether a draft is complete.
+    ///
+    /// # Errors
+    /// See [`SealError`].
+    pub fn complete(&mut self, client: u64, id: DraftId) -> Result<Complete, SealError> {
+        if let Some(draft) = self.drafts.get(id.index())
+            && (draft.generation, draft.state, draft.client) == (id.generation(), State::Vacant, client)
+            && let Some(version) = draft.sealed
+        {
+            return Err(SealError::Sealed(version));
+        }
+        let draft = self.open_of(client, id).ok_or(SealError::Stale)?;
+        if !draft.filling.is_empty() {
+            return Err(SealError::Busy);
+        }
+        match draft.filled.first_key_value() {
+            Some((0, (end, checksum))) if *end == draft.bytes => {
+                Ok(Complete { reservation: draft.reservation, checksum: *checksum, readers: draft.readers })
+            }
+            _ => Err(SealError::Incomplete),
+        }
+    }
+
+    /// A draft is an object now, or was refused as one (then without a version); whoever reads it holds that instead.
+    ///
+    /// # Panics
+    /// When it is not open, or a range is being filled.
+    pub fn seal(&mut self, id: DraftId, version: Option<Version>) {
+        let draft = self.get(id).expect("a draft that was just complete");
+        assert!(draft.filling.is_empty(), "a draft was sealed while it was filled");
+        (draft.readers, draft.sealed) = (0, version);
+        self.vacate(id, Event::Seal);
+    }
+
+    /// A draft is over. Its room, if nobody uses it; else that comes when the last has gone.
+    ///
+    /// # Panics
+    /// When it is not open.
+    pub fn end(&mut self, id: DraftId) -> Option<ReservationId> {
+        let draft = self.get(id).expect("an open draft");
+        if draft.is_used() {
+            draft.state = step(draft.state, Event::EndInUse);
+            self.forget(id);
+            return None;
+        }
+        let reservation = draft.reservation;
+        self.vacate(id, Event::End);
+        Some(reservation)
+    }
+
+    /// When [`Self::due`] has something.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.deadlines.first().map(|entry| entry.0)
+    }
+
+    /// A draft that was left alone for too long.
+    #[must_use]
+    pub fn due(&self, now_ns: u64) -> Option<(DraftId, ReservationId)> {
+        let &(at_ns, index) = self.deadlines.first()?;
+        let draft = &self.drafts[index as usize];
+        (at_ns <= now_ns).then_some((DraftId::new(index, draft.generation), draft.reservation))
+    }
+
+    /// The room of a draft.
+    ///
+    /// # Panics
+    /// When there was never such a draft.
+    #[must_use]
+    pub fn reservation(&self, id: DraftId) -> ReservationId {
+        self.drafts[id.index()].reservation
+    }
+
+    /// All that are open, and their objects.
+    pub fn open(&self) -> impl Iterator<Item = (DraftId, Digest)> {
+        let open = (0..).zip(&self.drafts).filter(|(_, draft)| draft.state == State::Open);
+        open.map(|(index, draft)| (DraftId::new(index, draft.generation), draft.digest))
+    }
+
+    fn renew(&mut self, id: DraftId, now_ns: u64) {
+        let draft = &mut self.drafts[id.index()];
+        self.deadlines.remove(&(draft.deadline_ns, id.index() as u32));
+        draft.deadline_ns = draft.deadline_ns.max(now_ns.saturating_add(draft.idle_ns));
+        self.deadlines.insert((draft.deadline_ns, id.index() as u32));
+    }
+
+    /// Nobody finds it any more, and nothing is due.
+    fn forget(&mut self, id: DraftId) {
+        let draft = &mut self.drafts[id.index()];
+        self.deadlines.remove(&(draft.deadline_ns, id.index() as u32));
+        draft.filled.clear();
+        if self.latest.get(&draft.digest) == Some(&(id.index() as u32)) {
+            self.latest.remove(&draft.digest);
+        }
+    }
+
+    fn left(&mut self, id: DraftId) -> Option<ReservationId> {
+        let draft = &self.drafts[id.index()];
+        if draft.is_used() {
+            return None;
+        }
+        let reservation = draft.reservation;
+        self.vacate(id, Event::LastLeft);
+        Some(reservation)
+    }
+
+    fn vacate(&mut self, id: DraftId, event: Event) {
+        self.forget(id);
+        let draft = &mut self.drafts[id.index()];
+        draft.state = step(draft.state, event);
+        // At the other end than the next is taken from, so that what became of it is remembered for a while.
+        self.vacant.insert(0, id.index() as u32);
+    }
+}
+
+impl Draft {
+    fn is_used(&self) -> bool {
+        !self.filling.is_empty() || self.readers > 0
+    }
+
+    /// Whether all of a range is filled.
+    fn covers(&self, offset: u64, end: u64) -> bool {
+        self.filled.range(..=offset).next_back().is_some_and(|(_, (until, _))| end <= *until)
+    }
+
+    /// Adds a stretch, and joins it to those that it touches.
+    fn add(&mut self, offset: u64, end: u64, checksum: u64) {
+        let (mut from, mut until, mut sum) = (offset, end, checksum);
+        if let Some((&start, &(stop, before))) = self.filled.range(..offset).next_back()
+            && stop == offset
+        {
+            (from, sum) = (start, joined_payload_checksum(before, sum, end - offset));
+        }
+        if let Some((stop, after)) = self.filled.remove(&end) {
+            (until, sum) = (stop, joined_payload_checksum(sum, after, stop - end));
+        }
+        self.filled.insert(from, (until, sum));
+    }
+}

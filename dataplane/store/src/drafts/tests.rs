@@ -1,0 +1,224 @@
+//! Drafts against twins that know each byte.
+
+use kvplane_proto::checksum::payload_checksum;
+use proptest::prelude::*;
+
+use super::*;
+
+const CLIENT: u64 = 7;
+const BYTES: u64 = 64;
+const IDLE_NS: u64 = 100;
+
+fn room(number: u32) -> ReservationId {
+    ReservationId { index: number, generation: 1 }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Begin { key: u8 },
+    Fill { pick: usize, offset: u64, bytes: u64 },
+    Filled { pick: usize, good: bool },
+    Read { key: u8, offset: u64, bytes: u64 },
+    Gone { pick: usize },
+    Seal { pick: usize },
+    End { pick: usize },
+    Wait { ns: u64 },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let range = || (0..BYTES, 1..40u64);
+    prop_oneof![
+        3 => (0..4u8).prop_map(|key| Op::Begin { key }),
+        12 => (any::<usize>(), range()).prop_map(|(pick, (offset, bytes))| Op::Fill { pick, offset, bytes }),
+        12 => (any::<usize>(), prop::bool::weighted(0.9)).prop_map(|(pick, good)| Op::Filled { pick, good }),
+        3 => (0..4u8, range()).prop_map(|(key, (offset, bytes))| Op::Read { key, offset, bytes }),
+        3 => any::<usize>().prop_map(|pick| Op::Gone { pick }),
+        4 => any::<usize>().prop_map(|pick| Op::Seal { pick }),
+        1 => any::<usize>().prop_map(|pick| Op::End { pick }),
+        1 => (0..150u64).prop_map(|ns| Op::Wait { ns }),
+    ]
+}
+
+/// A draft as it should be: each byte nobody's (0), being filled (1) or filled (2).
+#[derive(Debug)]
+struct Twin {
+    id: DraftId,
+    key: u8,
+    reservation: ReservationId,
+    bytes: Vec<u8>,
+    open: bool,
+    readers: u32,
+    fills: u32,
+}
+
+fn value(key: u8) -> Vec<u8> {
+    (0..BYTES).map(|at| (at * 37 + u64::from(key) * 11) as u8).collect()
+}
+
+/// Drafts, their twins and what is under way.
+#[derive(Default)]
+struct Both {
+    drafts: Drafts,
+    twins: Vec<Twin>,
+    fills: Vec<(DraftId, u64, u64)>,
+    reads: Vec<DraftId>,
+    now_ns: u64,
+    rooms: u32,
+    freed: Vec<ReservationId>,
+}
+
+impl Both {
+    fn twin(&mut self, id: DraftId) -> &mut Twin {
+        self.twins.iter_mut().find(|twin| twin.id == id).expect("it is used")
+    }
+
+    fn step(&mut self, op: Op) -> Result<(), TestCaseError> {
+        match op {
+            Op::Begin { key } => self.begin(key),
+            Op::Fill { pick, offset, bytes } if !self.twins.is_empty() => {
+                self.fill(pick % self.twins.len(), offset, bytes)?;
+            }
+            Op::Filled { pick, good } if !self.fills.is_empty() => self.filled(pick % self.fills.len(), good),
+            Op::Read { key, offset, bytes } => self.read(key, offset, bytes)?,
+            Op::Gone { pick } if !self.reads.is_empty() => {
+                let id = self.reads.swap_remove(pick % self.reads.len());
+                self.freed.extend(self.drafts.read(id));
+                self.twin(id).readers -= 1;
+            }
+            Op::Seal { pick } if !self.twins.is_empty() => self.seal(pick % self.twins.len())?,
+            Op::End { pick } if !self.twins.is_empty() => {
+                let at = pick % self.twins.len();
+                if self.twins[at].open {
+                    self.freed.extend(self.drafts.end(self.twins[at].id));
+                    self.twins[at].open = false;
+                }
+            }
+            Op::Wait { ns } => {
+                self.now_ns += ns;
+                while let Some((id, _)) = self.drafts.due(self.now_ns) {
+                    self.freed.extend(self.drafts.end(id));
+                    self.twin(id).open = false;
+                }
+            }
+            _ => {}
+        }
+        self.check()
+    }
+
+    fn begin(&mut self, key: u8) {
+        self.rooms += 1;
+        let reservation = room(self.rooms);
+        let id = self.drafts.begin(CLIENT, (Digest(key.into()), BYTES), reservation, IDLE_NS, self.now_ns);
+        let (id, bytes) = (id.expect("few are open"), vec![0; BYTES as usize]);
+        self.twins.push(Twin { id, key, reservation, bytes, open: true, readers: 0, fills: 0 });
+    }
+
+    fn fill(&mut self, at: usize, offset: u64, bytes: u64) -> Result<(), TestCaseError> {
+        let twin = &mut self.twins[at];
+        let range = offset as usize..(offset + bytes).min(BYTES) as usize;
+        let all = |is: u8| twin.bytes[range.clone()].iter().all(|byte| *byte == is);
+        let any = |is: u8| twin.bytes[range.clone()].contains(&is);
+        let wanted = match () {
+            () if !twin.open => Err(FillError::Stale),
+            () if offset + bytes > BYTES => Err(FillError::OutOfRange),
+            () if all(2) => Err(FillError::Filled),
+            () if any(2) => Err(FillError::Overlap),
+            () if any(1) => Err(FillError::Busy),
+            () => Ok(()),
+        };
+        let strangers = self.drafts.fill(CLIENT + 1, twin.id, offset, bytes, self.now_ns);
+        prop_assert_eq!(strangers, Err(FillError::Stale));
+        prop_assert_eq!(self.drafts.fill(CLIENT, twin.id, offset, bytes, self.now_ns), wanted);
+        if wanted.is_ok() {
+            twin.bytes[range].fill(1);
+            twin.fills += 1;
+            self.fills.push((twin.id, offset, bytes));
+        }
+        Ok(())
+    }
+
+    fn filled(&mut self, at: usize, good: bool) {
+        let (id, offset, bytes) = self.fills.swap_remove(at);
+        let range = offset as usize..(offset + bytes) as usize;
+        let key = self.twin(id).key;
+        let checksum = good.then(|| payload_checksum(&value(key)[range.clone()]));
+        self.freed.extend(self.drafts.filled(id, (offset, bytes), checksum, self.now_ns));
+        let twin = self.twin(id);
+        twin.bytes[range].fill(if good { 2 } else { 0 });
+        twin.fills -= 1;
+    }
+
+    fn read(&mut self, key: u8, offset: u64, bytes: u64) -> Result<(), TestCaseError> {
+        // An earlier one is not found, also when the latest is over.
+        let Some(found) = self.drafts.find(Digest(key.into()), offset, bytes) else { return Ok(()) };
+        let twin = self.twins.iter().rev().find(|twin| twin.key == key).expect("what is found is there");
+        prop_assert!(twin.open);
+        let there = offset + bytes <= BYTES
+            && twin.bytes[offset as usize..(offset + bytes) as usize].iter().all(|byte| *byte == 2);
+        prop_assert_eq!((found.draft, found.is_there), (twin.id, there));
+        if there {
+            self.drafts.reading(found.draft);
+            self.reads.push(found.draft);
+            self.twin(found.draft).readers += 1;
+        }
+        Ok(())
+    }
+
+    fn seal(&mut self, at: usize) -> Result<(), TestCaseError> {
+        let twin = &self.twins[at];
+        let (id, readers) = (twin.id, twin.readers);
+        let complete = self.drafts.complete(CLIENT, id);
+        if twin.open && twin.fills == 0 && twin.bytes.iter().all(|byte| *byte == 2) {
+            let checksum = payload_checksum(&value(twin.key));
+            let wanted = Complete { reservation: twin.reservation, checksum, readers };
+            prop_assert_eq!(complete, Ok(wanted));
+            self.drafts.seal(id, Some(Version(9)));
+            prop_assert_eq!(self.drafts.complete(CLIENT, id), Err(SealError::Sealed(Version(9))));
+            self.reads.retain(|read| *read != id);
+            self.twins.remove(at);
+        } else {
+            prop_assert!(complete.is_err());
+        }
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<(), TestCaseError> {
+        for reservation in core::mem::take(&mut self.freed) {
+            let at = self.twins.iter().position(|twin| twin.reservation == reservation).expect("freed once");
+            let twin = self.twins.remove(at);
+            prop_assert!(!twin.open && twin.readers == 0 && twin.fills == 0, "{:?} was in use", twin);
+        }
+        prop_assert!(self.twins.iter().all(|twin| twin.open || twin.readers + twin.fills > 0), "room is kept");
+        prop_assert_eq!(self.drafts.len(), self.twins.len());
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn drafts_are_as_their_twins_and_no_room_comes_back_while_it_is_used(
+        ops in prop::collection::vec(op(), 1..200),
+    ) {
+        let mut both = Both::default();
+        for op in ops {
+            both.step(op)?;
+        }
+    }
+}
+
+#[test]
+fn the_lifecycle_is_as_declared() {
+    let lines: Vec<_> = LIFECYCLE.iter().map(|(from, on, to)| format!("{from:?} --{on:?}--> {to:?}")).collect();
+    assert_eq!(
+        lines,
+        [
+            "Vacant --Begin--> Open",
+            "Open --Seal--> Vacant",
+            "Open --End--> Vacant",
+            "Open --EndInUse--> Dying",
+            "Dying --LastLeft--> Vacant",
+        ]
+    );
+}

@@ -1,0 +1,101 @@
+//! Groups: objects that are evicted together, and whose accesses count for all of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Order;
+use crate::entry::{Entries, EntryId, Mark};
+use crate::eviction::EvictionPolicy;
+
+/// Members that a group has at most; who comes then belongs to none.
+pub(crate) const GROUP_MOST: usize = 1024;
+
+/// A tenant's account and its number of the group.
+type GroupId = (u16, u64);
+
+#[derive(Debug, Default)]
+struct Group {
+    members: BTreeSet<u32>,
+    /// Counted up with each access of any.
+    accesses: u32,
+}
+
+/// The groups with live members.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    groups: BTreeMap<GroupId, Group>,
+}
+
+impl Groups {
+    /// Makes an entry a member, if there is room; how many accesses the group had.
+    pub(super) fn join(&mut self, group: GroupId, id: EntryId) -> Option<u32> {
+        if group.1 == 0 {
+            return None;
+        }
+        let group = self.groups.entry(group).or_default();
+        (group.members.len() < GROUP_MOST).then(|| {
+            group.members.insert(id.0);
+            group.accesses
+        })
+    }
+
+    /// Ends a membership; with the last one the group.
+    pub(super) fn leave(&mut self, id: GroupId, entry: EntryId) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.members.remove(&entry.0);
+            if group.members.is_empty() {
+                self.groups.remove(&id);
+            }
+        }
+    }
+
+    /// Counts an access.
+    pub(super) fn touch(&mut self, id: GroupId) -> u32 {
+        self.groups.get_mut(&id).map_or(0, |group| {
+            group.accesses = group.accesses.wrapping_add(1);
+            group.accesses
+        })
+    }
+
+    pub(super) fn accesses(&self, id: GroupId) -> u32 {
+        self.groups.get(&id).map_or(0, |group| group.accesses)
+    }
+
+    pub(super) fn check(&self, entries: &Entries) {
+        for (id, group) in &self.groups {
+            assert!(!group.members.is_empty() && group.members.len() <= GROUP_MOST, "group {id:?}");
+            for member in &group.members {
+                let entry = &entries[EntryId(*member)];
+                assert!(entry.is(Mark::Grouped) && entry.account() == usize::from(id.0), "{entry:?} in {id:?}");
+            }
+        }
+    }
+}
+
+impl<P: EvictionPolicy> Order<P> {
+    /// Of the group of an object that goes: those that go with it. Those that are held follow when they are let go;
+    /// pinned ones stay.
+    pub(crate) fn mates(&mut self, entries: &Entries, id: EntryId) -> Vec<EntryId> {
+        let Some(kept) = self.kept.get(&id.0).filter(|_| entries[id].is(Mark::Grouped)) else { return Vec::new() };
+        let group = (entries[id].account() as u16, kept.group);
+        let Some(group) = self.groups.groups.get(&group) else { return Vec::new() };
+        let mut going = Vec::new();
+        for member in group.members.iter().copied().filter(|member| *member != id.0) {
+            let entry = &entries[EntryId(member)];
+            if entry.is(Mark::Soft) || entry.is(Mark::Hard) {
+                continue;
+            }
+            if entry.is_evictable() {
+                going.push(EntryId(member));
+            } else if let Some(kept) = self.kept.get_mut(&member) {
+                (kept.follows, kept.seen) = (true, group.accesses);
+            }
+        }
+        going
+    }
+
+    /// Whether an object's group has gone without it, and nobody asked for any of it since.
+    pub(super) fn is_to_follow(&mut self, account: u16, id: EntryId) -> bool {
+        let Some(kept) = self.kept.get_mut(&id.0) else { return false };
+        core::mem::take(&mut kept.follows) && kept.seen == self.groups.accesses((account, kept.group))
+    }
+}

@@ -1,0 +1,313 @@
+//! Slots that came: from whom, what was fetched of them, and what must not be fetched any more.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use kvplane_proto::client::ListFrom;
+use kvplane_proto::ids::{Epoch, ReservationId, SLOTS, Slot};
+use kvplane_proto::map::{ShardKey, SlotOwners};
+use kvplane_proto::message::KeyItem;
+use kvplane_proto::{Digest, Status};
+
+use super::super::deferred;
+use super::super::tiered::Waiter;
+use super::super::types::Place;
+use super::super::{Service, Timing};
+
+/// Objects that were put or removed here while their former owner may have them.
+const MASKS_MOST: usize = 1 << 16;
+
+/// How much is fetched in the background.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FetchLimits {
+    /// Bytes a second; 0 for nothing: then objects come only when they are asked for.
+    pub bytes_per_s: u64,
+    /// Objects at the same time.
+    pub objects: usize,
+    /// Their bytes. One object may be larger.
+    pub bytes: u64,
+}
+
+impl Default for FetchLimits {
+    fn default() -> Self {
+        Self { bytes_per_s: 512 << 20, objects: 16, bytes: 32 << 20 }
+    }
+}
+
+/// A question to a former owner.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fetch {
+    /// To be given back with the answer.
+    pub token: u64,
+    /// Whom to ask.
+    pub source: ShardKey,
+    /// For what.
+    pub want: Want,
+}
+
+/// What is asked of a former owner.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Want {
+    /// Which of these are there, and how long.
+    Sizes(Vec<Digest>),
+    /// The description of this object, by a list.
+    Describe(Digest),
+    /// This object, into the pool.
+    Object(Digest, Place),
+    /// A page of what left with its slot. The digest says which shard is meant.
+    List(Digest, ListFrom),
+    /// That it drops these.
+    Drop(Vec<Digest>),
+}
+
+/// How a question ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FetchDone {
+    /// Not at all.
+    Failed(Status),
+    /// What is there of each object.
+    Sizes(Vec<(Status, u64)>),
+    /// A page of keys.
+    Page(Vec<u8>),
+    /// The object is in place: its length, and what its bytes sum to.
+    Object(u64, u64),
+    /// They are dropped.
+    Dropped,
+}
+
+/// An object that a former owner has.
+#[derive(Debug)]
+pub(super) struct Listed {
+    pub(super) item: KeyItem,
+    pub(super) tenant: Vec<u8>,
+    pub(super) key: Vec<u8>,
+}
+
+/// A former owner, of slots that came by one layout.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) key: ShardKey,
+    /// How many slots are still its own.
+    pub(super) slots: usize,
+    /// Where the walk through what it has is.
+    pub(super) at: ListFrom,
+    pub(super) asking: bool,
+    pub(super) walked: bool,
+    /// Something could not be fetched: once more, when the walk is over.
+    pub(super) again: bool,
+    pub(super) failures: u32,
+    pub(super) retry_ns: u64,
+    /// Until then nobody waits for it.
+    pub(super) muted_ns: u64,
+    pub(super) queue: VecDeque<Listed>,
+    /// What it is to drop.
+    pub(super) drops: VecDeque<Digest>,
+    pub(super) dropping: bool,
+    /// Objects on their way.
+    pub(super) open: usize,
+}
+
+/// An object on its way.
+#[derive(Debug)]
+pub(super) struct Object {
+    pub(super) source: u32,
+    pub(super) place: Option<(ReservationId, u64)>,
+    pub(super) waiters: Vec<(Waiter, Timing)>,
+    /// It is not to be taken over any more.
+    pub(super) void: bool,
+    /// It was fetched because somebody asked.
+    pub(super) demanded: bool,
+}
+
+/// A question that was not answered yet.
+#[derive(Debug)]
+pub(super) enum Call {
+    Sizes { source: u32, items: Vec<(deferred::Slot, Digest)> },
+    Describe(Digest),
+    Object(Digest),
+    List(u32),
+    Drop { source: u32, digests: Vec<Digest> },
+}
+
+/// The importing side.
+#[derive(Debug)]
+pub(super) struct Imports {
+    pub(super) limits: FetchLimits,
+    pub(super) sources: BTreeMap<u32, Source>,
+    next_source: u32,
+    /// The source of each slot; 0 for none.
+    by_slot: Vec<u32>,
+    next_token: u64,
+    pub(super) calls: BTreeMap<u64, Call>,
+    pub(super) objects: BTreeMap<Digest, Object>,
+    pub(super) masks: BTreeSet<Digest>,
+    /// Questions that somebody waits for.
+    pub(super) ready: VecDeque<Fetch>,
+    /// Objects on their way in the background, and their bytes.
+    pub(super) pulls: usize,
+    pub(super) pull_bytes: u64,
+    /// What may be fetched now, as of then; below 0 when it was too much.
+    pub(super) allowance_bytes: i64,
+    pub(super) allowed_ns: u64,
+}
+
+impl Imports {
+    pub(super) fn new() -> Self {
+        Self {
+            limits: FetchLimits::default(),
+            sources: BTreeMap::new(),
+            next_source: 0,
+            by_slot: Vec::new(),
+            next_token: 0,
+            calls: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            masks: BTreeSet::new(),
+            ready: VecDeque::new(),
+            pulls: 0,
+            pull_bytes: 0,
+            allowance_bytes: 0,
+            allowed_ns: 0,
+        }
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.sources.values().map(|source| source.slots).sum()
+    }
+
+    /// Who had an object's slot; 0 for nobody who may be asked.
+    pub(super) fn source_of(&self, digest: Digest) -> u32 {
+        self.by_slot.get(usize::from(digest.slot().0)).copied().unwrap_or(0)
+    }
+
+    /// Any digest in a slot of a source.
+    pub(super) fn digest_of(&self, source: u32) -> Option<Digest> {
+        let slot = self.by_slot.iter().position(|of| *of == source)?;
+        Some(Digest((slot as u128) << 114))
+    }
+
+    pub(super) fn ask(&mut self, source: ShardKey, want: Want, call: Call) -> Fetch {
+        self.next_token += 1;
+        self.calls.insert(self.next_token, call);
+        Fetch { token: self.next_token, source, want }
+    }
+
+    /// Forgets sources that have no slots any more, and what belongs to slots that have another source than before.
+    fn settle(&mut self, changed: &BTreeSet<usize>) {
+        self.sources.values_mut().for_each(|source| source.slots = 0);
+        for source in self.by_slot.iter().filter(|source| **source != 0) {
+            if let Some(source) = self.sources.get_mut(source) {
+                source.slots += 1;
+            }
+        }
+        self.sources.retain(|_, source| source.slots > 0);
+        let by_slot = &self.by_slot;
+        let of = |digest: &Digest| by_slot.get(usize::from(digest.slot().0)).copied().unwrap_or(0);
+        self.masks.retain(|digest| of(digest) != 0 && !changed.contains(&usize::from(digest.slot().0)));
+        for (digest, object) in &mut self.objects {
+            object.void |= of(digest) != object.source;
+        }
+    }
+
+    /// Gives a source up, or is done with it.
+    pub(super) fn forget(&mut self, source: u32) {
+        let mut changed = BTreeSet::new();
+        for (slot, of) in self.by_slot.iter_mut().enumerate().filter(|(_, of)| **of == source) {
+            *of = 0;
+            changed.insert(slot);
+        }
+        self.settle(&changed);
+    }
+
+    fn add_source(&mut self, key: ShardKey) -> u32 {
+        self.next_source += 1;
+        self.sources.insert(
+            self.next_source,
+            Source {
+                key,
+                slots: 0,
+                at: ListFrom { names: true, ..ListFrom::default() },
+                asking: false,
+                walked: false,
+                again: false,
+                failures: 0,
+                retry_ns: 0,
+                muted_ns: 0,
+                queue: VecDeque::new(),
+                drops: VecDeque::new(),
+                dropping: false,
+                open: 0,
+            },
+        );
+        self.next_source
+    }
+}
+
+impl Service {
+    /// How much is fetched in the background from now on.
+    pub fn set_fetch_limits(&mut self, limits: FetchLimits) {
+        self.moves.imports.limits = limits;
+    }
+
+    /// Whom the objects of a slot are fetched from, if anybody.
+    #[must_use]
+    pub fn source_of(&self, slot: Slot) -> Option<ShardKey> {
+        let source = self.moves.imports.by_slot.get(usize::from(slot.0))?;
+        self.moves.imports.sources.get(source).map(|source| source.key)
+    }
+
+    /// A map came: imports go on where slot and former owner stay as they are, and those of slots that it brings begin.
+    /// `heard` is the map before.
+    pub(in crate::service) fn change_imports(
+        &mut self,
+        heard: Epoch,
+        missed: bool,
+        owned: &dyn Fn(u16) -> bool,
+        owners: Option<&SlotOwners>,
+    ) {
+        let me = self.key();
+        let imports = &mut self.moves.imports;
+        let mut changed = BTreeSet::new();
+        for (slot, of) in imports.by_slot.iter_mut().enumerate().filter(|(_, of)| **of != 0) {
+            let source = imports.sources.get(of).map(|source| source.key);
+            let there = source.is_some_and(|key| owners.is_some_and(|owners| owners.address(key).is_some()));
+            if missed || !there || !owned(slot as u16) {
+                *of = 0;
+                changed.insert(slot);
+            }
+        }
+        if let Some(owners) = owners.filter(|owners| owners.since > heard) {
+            let mut new: BTreeMap<ShardKey, u32> = BTreeMap::new();
+            for slot in (0..SLOTS as u16).filter(|slot| owned(*slot)) {
+                let Some(from) = owners.former(Slot(slot)).filter(|from| *from != me) else { continue };
+                let source = *new.entry(from).or_insert_with(|| imports.add_source(from));
+                imports.by_slot.resize(SLOTS, 0);
+                imports.by_slot[usize::from(slot)] = source;
+                changed.insert(slot.into());
+            }
+        }
+        if !changed.is_empty() {
+            imports.settle(&changed);
+        }
+    }
+
+    /// An object was put or removed here: what its former owner has of it counts no more. Whether it may have had it.
+    pub(in crate::service) fn touched(&mut self, digest: Digest) -> bool {
+        let imports = &mut self.moves.imports;
+        if imports.sources.is_empty() {
+            return false;
+        }
+        let source = imports.source_of(digest);
+        let Some(entry) = imports.sources.get_mut(&source) else { return false };
+        if let Some(object) = imports.objects.get_mut(&digest) {
+            object.void = true;
+        }
+        let new = imports.masks.insert(digest);
+        if new {
+            entry.drops.push_back(digest);
+        }
+        if imports.masks.len() > MASKS_MOST {
+            imports.forget(source);
+            self.moves.counters.abandoned += 1;
+        }
+        new
+    }
+}

@@ -1,0 +1,399 @@
+//! What is asked of former owners next, and what becomes of the answers.
+
+use kvplane_proto::client::ListFrom;
+use kvplane_proto::message::{KeyPage, ObjectName, Part, PutItem};
+use kvplane_proto::{Digest, Status};
+
+use super::super::objects::{Made, reserve_status};
+use super::super::tail::TailHead;
+use super::super::types::{Memory, Output, Place};
+use super::super::{Service, owns};
+use super::imports::{Call, Fetch, FetchDone, Listed, Object, Source, Want};
+use crate::{CommitError, Reserve};
+
+/// Objects of one request to drop them.
+const DROPS: usize = 1024;
+/// The walk goes on when fewer than so many objects wait to be fetched.
+const QUEUED: usize = 64;
+/// How long nobody waits for a source that did not answer.
+const MUTED_NS: u64 = 1_000_000_000;
+/// Between two attempts in the background: doubles up to the second.
+const RETRY_NS: u64 = 100_000_000;
+const RETRY_MOST_NS: u64 = 5_000_000_000;
+
+impl Source {
+    fn failed(&mut self, now_ns: u64) {
+        self.failures += 1;
+        self.retry_ns = now_ns.saturating_add((RETRY_NS << self.failures.min(10)).min(RETRY_MOST_NS));
+    }
+
+    fn is_done(&self) -> bool {
+        self.walked
+            && !self.asking
+            && self.queue.is_empty()
+            && self.drops.is_empty()
+            && !self.dropping
+            && self.open == 0
+    }
+}
+
+impl Service {
+    /// The next question to a former owner, if there is any; to be called until there is none, in every round. Its
+    /// answer goes to [`Self::fetched`].
+    pub fn poll_fetch(&mut self, now_ns: u64) -> Option<Fetch> {
+        if self.moves.imports.sources.is_empty() {
+            return self.moves.imports.ready.pop_front();
+        }
+        self.now_ns = self.now_ns.max(now_ns);
+        if let Some(fetch) = self.moves.imports.ready.pop_front() {
+            return Some(fetch);
+        }
+        // Slots that are not served yet, as that is not written down: their objects could not be taken over.
+        if self.heard_epoch() != self.epoch {
+            return None;
+        }
+        self.allow();
+        let sources: Vec<u32> = self.moves.imports.sources.keys().copied().collect();
+        sources.into_iter().find_map(|source| {
+            let next = self.next_drop(source).or_else(|| self.next_object(source)).or_else(|| self.next_page(source));
+            if next.is_none() {
+                // What it waited for may have gone to another source with its slot.
+                self.check_source(source);
+            }
+            next
+        })
+    }
+
+    /// When [`Self::poll_fetch`] may have something that it has not now.
+    pub(in crate::service) fn moves_timeout(&self) -> Option<u64> {
+        let imports = &self.moves.imports;
+        let rate = imports.limits.bytes_per_s;
+        let waits = |source: &Source| {
+            let retry = (source.retry_ns > self.now_ns).then_some(source.retry_ns);
+            let debt = u64::try_from(1 - imports.allowance_bytes).unwrap_or(0);
+            let paced = (!source.queue.is_empty() && debt > 0 && rate > 0)
+                .then(|| imports.allowed_ns.saturating_add(debt.saturating_mul(1_000_000_000) / rate + 1));
+            [retry, paced].into_iter().flatten().filter(|at_ns| *at_ns > self.now_ns).min()
+        };
+        imports.sources.values().filter_map(waits).min()
+    }
+
+    /// Time has passed: more may be fetched.
+    fn allow(&mut self) {
+        let imports = &mut self.moves.imports;
+        let rate = imports.limits.bytes_per_s;
+        let passed_ns = self.now_ns.saturating_sub(imports.allowed_ns);
+        let more = u128::from(passed_ns) * u128::from(rate) / 1_000_000_000;
+        if more > 0 {
+            // What was not used is not kept for long.
+            let most = i64::try_from(rate / 20).unwrap_or(i64::MAX).max(1);
+            let sum = i128::from(imports.allowance_bytes) + i128::try_from(more).unwrap_or(i128::MAX / 2);
+            imports.allowance_bytes = i64::try_from(sum).unwrap_or(i64::MAX).min(most);
+            imports.allowed_ns = self.now_ns;
+        }
+    }
+
+    fn next_drop(&mut self, source: u32) -> Option<Fetch> {
+        let now_ns = self.now_ns;
+        let imports = &mut self.moves.imports;
+        let entry = imports.sources.get_mut(&source)?;
+        if entry.dropping || entry.drops.is_empty() || entry.retry_ns > now_ns {
+            return None;
+        }
+        let count = entry.drops.len().min(DROPS);
+        let mut digests: Vec<Digest> = entry.drops.drain(..count).collect();
+        digests.retain(|digest| imports.source_of(*digest) == source);
+        let entry = imports.sources.get_mut(&source)?;
+        if digests.is_empty() {
+            return None;
+        }
+        entry.dropping = true;
+        let key = entry.key;
+        Some(imports.ask(key, Want::Drop(digests.clone()), Call::Drop { source, digests }))
+    }
+
+    fn next_page(&mut self, source: u32) -> Option<Fetch> {
+        let now_ns = self.now_ns;
+        let imports = &mut self.moves.imports;
+        let entry = imports.sources.get_mut(&source)?;
+        let wait = entry.asking || entry.walked || entry.queue.len() >= QUEUED || entry.retry_ns > now_ns;
+        if wait || imports.limits.bytes_per_s == 0 {
+            return None;
+        }
+        entry.asking = true;
+        let (key, at) = (entry.key, entry.at);
+        let digest = imports.digest_of(source)?;
+        Some(imports.ask(key, Want::List(digest, at), Call::List(source)))
+    }
+
+    /// Begins to fetch an object in the background.
+    fn next_object(&mut self, source: u32) -> Option<Fetch> {
+        let now_ns = self.now_ns;
+        loop {
+            let imports = &mut self.moves.imports;
+            let limits = imports.limits;
+            let full = imports.pulls >= limits.objects || imports.pull_bytes >= limits.bytes;
+            if full || imports.allowance_bytes <= 0 {
+                return None;
+            }
+            let entry = imports.sources.get_mut(&source).filter(|source| source.retry_ns <= now_ns)?;
+            let listed = entry.queue.pop_front()?;
+            let digest = listed.item.digest;
+            let gone = imports.source_of(digest) != source || imports.masks.contains(&digest);
+            if gone || imports.objects.contains_key(&digest) {
+                self.check_source(source);
+                continue;
+            }
+            if self.store.as_ref().is_some_and(|store| store.exists(digest)) || self.on_ssd(digest).is_some() {
+                self.drop_there(source, digest);
+                continue;
+            }
+            let imports = &mut self.moves.imports;
+            imports.sources.get_mut(&source)?.open += 1;
+            let object = Object { source, place: None, waiters: Vec::new(), void: false, demanded: false };
+            imports.objects.insert(digest, object);
+            if let Some(fetch) = self.begin_object(&listed) {
+                return Some(fetch);
+            }
+        }
+    }
+
+    /// Has a source drop what is not wanted any more.
+    fn drop_there(&mut self, source: u32, digest: Digest) {
+        if let Some(source) = self.moves.imports.sources.get_mut(&source) {
+            source.drops.push_back(digest);
+        }
+    }
+
+    /// Makes room for an object that was described, and asks for it.
+    fn begin_object(&mut self, listed: &Listed) -> Option<Fetch> {
+        let (digest, bytes) = (listed.item.digest, listed.item.bytes);
+        let name = ObjectName { tenant: &listed.tenant, key: &listed.key };
+        let plain = PutItem::plain(digest, bytes).with_options(&listed.item.options());
+        let key_bytes = listed.item.key_bytes;
+        let put = PutItem { key_bytes, tenant_bytes: listed.item.tenant_bytes, ..plain };
+        let tail = TailHead::of(&put).filter(|_| key_bytes == 0 || name.digest() == digest);
+        let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
+        let options = put.options();
+        let keep = self.keep_again(&options, options.tenant);
+        let head = options.part == Part::Head;
+        let wanted = Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace: false, keep, head };
+        let room = self.may_put(bytes).and_then(|()| {
+            let store = self.store.as_mut().ok_or(Status::NotFound)?;
+            store.reserve_for(&wanted).map_err(reserve_status)
+        });
+        let (reservation, extent) = match room {
+            Ok(room) => room,
+            Err(status) => {
+                // What is in the way of others goes sooner or later. What has no room at all counts as evicted.
+                let source = self.moves.imports.objects.get(&digest).map_or(0, |object| object.source);
+                if status != Status::Busy {
+                    self.drop_there(source, digest);
+                }
+                self.object_ended(digest, status == Status::Busy);
+                return None;
+            }
+        };
+        if let Some(tail) = tail {
+            let start = self.bytes.len();
+            tail.encode(&name, &mut self.bytes);
+            let bytes = start..self.bytes.len();
+            let offset = self.store.as_ref().and_then(|store| store.reserved_tail(reservation));
+            let offset = offset.expect("a reservation that was just made");
+            self.outputs.push_back(Output::Tail { offset, bytes });
+        }
+        let imports = &mut self.moves.imports;
+        let object = imports.objects.get_mut(&digest).expect("an object on its way");
+        object.place = Some((reservation, bytes));
+        imports.pulls += 1;
+        imports.pull_bytes += bytes;
+        imports.allowance_bytes = imports.allowance_bytes.saturating_sub(i64::try_from(bytes).unwrap_or(i64::MAX));
+        let source = object.source;
+        let Some(key) = imports.sources.get(&source).map(|source| source.key) else {
+            self.object_ended(digest, false);
+            return None;
+        };
+        let place = Place { memory: Memory::Pool, offset: extent.offset, bytes };
+        Some(self.moves.imports.ask(key, Want::Object(digest, place), Call::Object(digest)))
+    }
+
+    /// A former owner has answered, or has not. Nothing writes to the object's place any more.
+    pub fn fetched(&mut self, token: u64, done: FetchDone, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+        let Some(call) = self.moves.imports.calls.remove(&token) else { return };
+        match (call, done) {
+            (Call::Sizes { source, items }, FetchDone::Sizes(told)) => self.sizes_told(source, items, &told),
+            (Call::Sizes { source, items }, _) => {
+                self.mute(source);
+                self.sizes_told(source, items, &[]);
+            }
+            (Call::Describe(digest), FetchDone::Page(page)) => self.described(digest, &page),
+            (Call::Describe(digest), FetchDone::Failed(Status::Stale | Status::NotFound)) => {
+                self.object_ended(digest, false);
+            }
+            (Call::Describe(digest), _) => {
+                if let Some(source) = self.moves.imports.objects.get(&digest).map(|object| object.source) {
+                    self.mute(source);
+                }
+                self.object_ended(digest, true);
+            }
+            (Call::Object(digest), FetchDone::Object(bytes, checksum)) => self.object_came(digest, bytes, checksum),
+            (Call::Object(digest), FetchDone::Failed(Status::Stale | Status::NotFound)) => {
+                self.object_ended(digest, false);
+            }
+            (Call::Object(digest), _) => self.object_ended(digest, true),
+            (Call::List(source), FetchDone::Page(page)) => self.listed(source, &page),
+            (Call::List(source), _) => self.not_listed(source),
+            (Call::Drop { source, digests }, FetchDone::Dropped) => self.dropped_there(source, &digests, true),
+            (Call::Drop { source, digests }, _) => self.dropped_there(source, &digests, false),
+        }
+    }
+
+    /// A source did not answer: for a while nobody waits for it.
+    fn mute(&mut self, source: u32) {
+        let until_ns = self.now_ns.saturating_add(MUTED_NS);
+        if let Some(source) = self.moves.imports.sources.get_mut(&source) {
+            source.muted_ns = until_ns;
+        }
+    }
+
+    fn described(&mut self, digest: Digest, page: &[u8]) {
+        let page = KeyPage::decode(page);
+        let key = page.as_ref().and_then(|page| page.keys().find(|key| key.item.digest == digest));
+        let void = self.moves.imports.objects.get(&digest).is_none_or(|object| object.void);
+        let Some(key) = key.filter(|_| !void) else {
+            self.object_ended(digest, false);
+            return;
+        };
+        let listed = Listed { item: key.item, tenant: key.name.tenant.to_vec(), key: key.name.key.to_vec() };
+        if let Some(fetch) = self.begin_object(&listed) {
+            self.moves.imports.ready.push_back(fetch);
+        }
+    }
+
+    /// An object is in its place: it is taken over, unless it was put or removed here, or its slot is another's.
+    fn object_came(&mut self, digest: Digest, bytes: u64, checksum: u64) {
+        let Some(object) = self.moves.imports.objects.get(&digest) else { return };
+        let (source, demanded) = (object.source, object.demanded);
+        let Some((reservation, room)) = object.place else { return };
+        let imports = &self.moves.imports;
+        let current = !object.void && imports.source_of(digest) == source && !imports.masks.contains(&digest);
+        if !current || bytes != room || !owns(&self.owned, digest) || self.on_ssd(digest).is_some() {
+            self.object_ended(digest, current && bytes != room);
+            return;
+        }
+        let Some(store) = &mut self.store else { return };
+        // The reservation is used up, whatever comes of it.
+        let committed = store.commit(reservation, checksum);
+        if let Some(object) = self.moves.imports.objects.get_mut(&digest) {
+            object.place = None;
+        }
+        self.moves.imports.pulls -= 1;
+        self.moves.imports.pull_bytes -= bytes;
+        match committed {
+            Ok(version) => {
+                self.moves.counters.imported += 1;
+                self.moves.counters.imported_bytes += bytes;
+                self.moves.counters.fetched += u64::from(demanded);
+                let made = Made { version, digest, bytes, replaces: false };
+                let waits = self.waits_of(&made);
+                self.make_last(&made, waits, None);
+                self.drop_there(source, digest);
+            }
+            // It was put here meanwhile.
+            Err(error) => debug_assert_eq!(error, CommitError::Exists, "a reservation of our own"),
+        }
+        self.object_ended(digest, false);
+    }
+
+    /// An object is not on its way any more: those who wait for it get what there is. `again`: the walk is to find it
+    /// once more.
+    fn object_ended(&mut self, digest: Digest, again: bool) {
+        let now_ns = self.now_ns;
+        let imports = &mut self.moves.imports;
+        let Some(Object { source, place, waiters, void, .. }) = imports.objects.remove(&digest) else { return };
+        if let Some((reservation, bytes)) = place {
+            imports.pulls -= 1;
+            imports.pull_bytes -= bytes;
+            if let Some(store) = &mut self.store {
+                store.abort(reservation).expect("a reservation of our own");
+            }
+        }
+        self.moves.counters.void += u64::from(void);
+        self.moves.counters.failures += u64::from(again);
+        if let Some(entry) = imports.sources.get_mut(&source) {
+            entry.open -= 1;
+            entry.again |= again;
+            if again {
+                entry.failed(now_ns);
+            }
+        }
+        for (waiter, timing) in waiters {
+            self.outputs.late(timing);
+            self.serve(digest, waiter);
+        }
+        self.check_source(source);
+    }
+
+    fn listed(&mut self, source: u32, page: &[u8]) {
+        let imports = &mut self.moves.imports;
+        let Some(entry) = imports.sources.get_mut(&source) else { return };
+        let Some(page) = KeyPage::decode(page) else {
+            self.not_listed(source);
+            return;
+        };
+        (entry.asking, entry.failures) = (false, 0);
+        for key in page.keys() {
+            entry.queue.push_back(Listed {
+                item: key.item,
+                tenant: key.name.tenant.to_vec(),
+                key: key.name.key.to_vec(),
+            });
+        }
+        let reply = page.reply();
+        entry.at = ListFrom { walk: reply.walk, from: reply.next, ..entry.at };
+        if reply.next == 0 {
+            entry.at = ListFrom { walk: 0, ..entry.at };
+            entry.walked = true;
+        }
+        self.check_source(source);
+    }
+
+    fn not_listed(&mut self, source: u32) {
+        let now_ns = self.now_ns;
+        if let Some(entry) = self.moves.imports.sources.get_mut(&source) {
+            entry.asking = false;
+            // From the beginning: where it was may mean nothing any more.
+            entry.at = ListFrom { walk: 0, from: 0, ..entry.at };
+            entry.failed(now_ns);
+        }
+    }
+
+    /// A source has dropped objects: nothing of them can come back. Or it has not answered.
+    fn dropped_there(&mut self, source: u32, digests: &[Digest], done: bool) {
+        let now_ns = self.now_ns;
+        let imports = &mut self.moves.imports;
+        let Some(entry) = imports.sources.get_mut(&source) else { return };
+        entry.dropping = false;
+        if done {
+            for digest in digests {
+                imports.masks.remove(digest);
+            }
+        } else {
+            entry.failed(now_ns);
+            entry.drops.extend(digests);
+        }
+        self.check_source(source);
+    }
+
+    /// When all of a source is here, or gone, it is done with.
+    fn check_source(&mut self, source: u32) {
+        let Some(entry) = self.moves.imports.sources.get_mut(&source) else { return };
+        if entry.walked && entry.again && entry.queue.is_empty() && entry.open == 0 {
+            (entry.walked, entry.again) = (false, false);
+        }
+        if entry.is_done() {
+            self.moves.imports.forget(source);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Whose a put is, and how it is to be kept.
+//!
+//! A put that tells its name is charged to the tenant in the name: the digest is made of it, so nobody can put into one
+//! tenant's keys on another's account. One that tells no name is charged to the account that it says. That the asker is
+//! who it says is not known here; connections are to prove that.
+
+use kvplane_proto::Status;
+use kvplane_proto::digest::tenant_number;
+use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
+
+use super::Service;
+use super::tail::TailHead;
+use crate::{Keep, TenantLease, TenantUse};
+
+const NS_PER_MS: u64 = 1_000_000;
+
+/// The number of the tenant that an object with this tail is charged to.
+pub(super) fn tenant_of(head: &TailHead, name: &ObjectName<'_>) -> u32 {
+    if head.key_bytes > 0 { tenant_number(name.tenant) } else { head.options.tenant }
+}
+
+impl Service {
+    /// These tenants there are from now on, beside the default one. `strict`: nobody else may put; else others have no
+    /// quota.
+    pub fn set_tenants(&mut self, leases: &[TenantLease], strict: bool) {
+        self.strict_tenants = strict;
+        if let Some(store) = &mut self.store {
+            store.set_tenants(leases);
+        }
+    }
+
+    /// What each tenant has here.
+    #[must_use]
+    pub fn tenants(&self) -> Vec<TenantUse> {
+        self.store.as_ref().map_or_else(Vec::new, super::super::Store::tenants)
+    }
+
+    /// It is this late.
+    pub(super) fn tick(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        if let Some(store) = &mut self.store {
+            store.tick(now_ns);
+        }
+    }
+
+    /// How an object that is put is to be kept.
+    pub(super) fn keep_of(&mut self, item: &PutItem, name: &ObjectName<'_>) -> Result<Keep, Status> {
+        let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
+        let options = item.options();
+        let tenant = if item.key_bytes > 0 { tenant_number(name.tenant) } else { options.tenant };
+        let account = match store.account_of(tenant) {
+            Some(account) => account,
+            None if self.strict_tenants => return Err(Status::NoTenant),
+            None => store.account_of_stranger(tenant),
+        };
+        let soft_pin_ms = options.soft_pin_ms.min(store.config().soft_pin_most_ms);
+        let soft_pin_ns = u64::from(soft_pin_ms) * NS_PER_MS;
+        Ok(Keep { account, group: options.group, soft_pin_ns, hard_pin: options.hard_pin })
+    }
+
+    /// As [`Self::keep_of`], of an object that came back from the SSD.
+    pub(super) fn keep_again(&mut self, options: &PutOptions, tenant: u32) -> Keep {
+        let account = self.store.as_mut().map_or(0, |store| store.account_of_stranger(tenant));
+        Keep { account, group: options.group, soft_pin_ns: 0, hard_pin: options.hard_pin }
+    }
+}

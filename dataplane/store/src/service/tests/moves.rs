@@ -1,0 +1,408 @@
+//! Slots that move among three shards, in any order of what happens: a get never gives anything but the last write, and
+//! when all is asked and answered, what was not evicted or removed is with its owner.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::frame::{Header, VERSION};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ShardId, Version};
+use kvplane_proto::map::{Claim, ClusterMap, Former, Member, ShardAddress, ShardKey, SlotOwners};
+use kvplane_proto::message::{
+    Bitmap, DigestItem, GetItem, Hello, Kind, ListItem, Operation, PutItem, PutOptions, SizeReply, decode_items,
+};
+use kvplane_proto::{Digest, Status};
+use proptest::prelude::*;
+
+use super::rig::{body_of, config};
+use crate::Store;
+use crate::service::{Fetch, FetchDone, Identity, Output, Path, PayloadTo, PeerKey, Places, PoolBytes, Service, Want};
+
+const KEYS: u64 = 6;
+const BYTES: u64 = 64;
+
+struct Nothing;
+
+impl PoolBytes for Nothing {
+    fn read(&self, _: u64, into: &mut [u8]) {
+        into.fill(0);
+    }
+}
+
+fn digest(key: u64) -> Digest {
+    // Far from each other, so that any layout gives them to several.
+    Digest(u128::from(key.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 64 | 7)
+}
+
+struct Cluster {
+    shards: Vec<Service>,
+    map: ClusterMap,
+    /// By the newest map.
+    owners: SlotOwners,
+    /// Questions that were not answered yet: of which shard.
+    asked: Vec<(usize, Fetch)>,
+    wrote: BTreeMap<u64, Option<u64>>,
+    now_ns: u64,
+    requests: u32,
+}
+
+fn member(node: u64, weight: u32) -> Member {
+    let tcp = ([127, 0, 0, 1], 7000).into();
+    Member {
+        node: NodeId(node),
+        incarnation: Incarnation(1),
+        weight,
+        failure_domain: String::new(),
+        host: String::new(),
+        shards: vec![ShardAddress { tcp, shm: None }],
+    }
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let shards = (1..=3u64).map(|node| {
+            let store = Store::new(config(1 << 16), Version(node << 32)).expect("valid limits");
+            let identity = Identity {
+                cluster: "test".to_owned(),
+                node: NodeId(node),
+                incarnation: Incarnation(1),
+                shard: ShardId(0),
+                segment_name: String::new(),
+            };
+            let mut service = Service::new(identity, Some(store));
+            // One that asks, and one that asks as the new owner.
+            for index in 0..2 {
+                let peer = PeerKey { index, generation: 1 };
+                service.peer_joined(peer, Path::Stream, 0);
+                let hello = Hello {
+                    version_min: VERSION,
+                    version_max: VERSION,
+                    client: 9,
+                    connection: index.into(),
+                    node: NodeId(node),
+                    incarnation: Incarnation(1),
+                    shard: ShardId(0),
+                    lane: 0,
+                    fetches: index == 1,
+                    cluster: "test".to_owned(),
+                };
+                let body = hello.encode();
+                let header = Header::request(Kind::Request(Operation::Hello), RequestId::default());
+                let _ = service.request(peer, &header.with_body(&body, 1), &body, 0);
+                while service.poll_output().is_some() {}
+            }
+            service
+        });
+        let members = vec![member(1, 1), member(2, 1), member(3, 1)];
+        let map = ClusterMap { epoch: Epoch(1), replicas: 1, members, former: None };
+        let mut cluster = Self {
+            shards: shards.collect(),
+            owners: SlotOwners::of(&map),
+            map,
+            asked: Vec::new(),
+            wrote: BTreeMap::new(),
+            now_ns: 1,
+            requests: 0,
+        };
+        (0..3).for_each(|shard| cluster.hear(shard));
+        cluster
+    }
+
+    /// A shard hears of the newest map.
+    fn hear(&mut self, shard: usize) {
+        self.shards[shard].follow(1, &self.owners);
+        self.poll(shard);
+    }
+
+    /// Members get other shares.
+    fn change(&mut self, weights: [u32; 3]) {
+        let claim = |member: &Member| Claim {
+            node: member.node,
+            incarnation: member.incarnation,
+            weight: member.weight,
+            shards: 1,
+        };
+        let owners = |members: &[Member]| -> Vec<Member> {
+            members.iter().filter(|member| member.weight > 0).cloned().collect()
+        };
+        let before = owners(&self.map.members);
+        let members: Vec<Member> = (1..=3).zip(weights).map(|(node, weight)| member(node, weight)).collect();
+        if before.is_empty() || owners(&members) == before || owners(&members).is_empty() {
+            return;
+        }
+        let from = self.owners.since;
+        let epoch = Epoch(self.map.epoch.0 + 1);
+        let began = owners(&members).iter().map(|member| (member.node, member.incarnation)).collect();
+        let former = Former { since: epoch, from, claims: before.iter().map(claim).collect(), began };
+        self.map = ClusterMap { epoch, replicas: 1, members, former: Some(former) };
+        self.owners = SlotOwners::of(&self.map);
+    }
+
+    fn poll(&mut self, shard: usize) {
+        while let Some(fetch) = self.shards[shard].poll_fetch(self.now_ns) {
+            self.asked.push((shard, fetch));
+        }
+    }
+
+    /// Asks a shard, as an asker of this epoch; its answer comes at once or when a former owner has told.
+    fn ask(
+        &mut self,
+        shard: usize,
+        peer: u32,
+        epoch: Epoch,
+        operation: Operation,
+        body: &[u8],
+    ) -> Vec<(Header, Vec<u8>)> {
+        self.requests += 1;
+        let request = RequestId { index: self.requests, generation: 1 };
+        let header = Header::request(Kind::Request(operation), request).with_body(body, 1).with_argument(epoch.0);
+        let service = &mut self.shards[shard];
+        let to = service.request(PeerKey { index: peer, generation: 1 }, &header, body, self.now_ns);
+        assert_eq!(to, PayloadTo::Discard);
+        while service.drive_lists(&Nothing) {}
+        self.answers(shard)
+    }
+
+    fn answers(&mut self, shard: usize) -> Vec<(Header, Vec<u8>)> {
+        let mut answers = Vec::new();
+        while let Some(output) = self.shards[shard].poll_output() {
+            match output {
+                Output::Frame { header, body, payload, .. } => {
+                    answers.push((header, self.shards[shard].body(body).to_vec()));
+                    if let Some((Places::One(_), hold)) = payload {
+                        self.shards[shard].sent(hold);
+                    }
+                }
+                Output::Tail { .. } => {}
+                other => panic!("{other:?} was not due"),
+            }
+        }
+        answers
+    }
+
+    /// The shard that owns a key by the newest map, if it has heard of that.
+    fn owner(&self, key: u64) -> Option<usize> {
+        let owner = self.owners.owner(digest(key).slot())?;
+        Some(owner.node.0 as usize - 1)
+    }
+
+    fn put(&mut self, key: u64, value: u64) {
+        let Some(shard) = self.owner(key) else { return };
+        let options = PutOptions { replace: true, ..PutOptions::default() };
+        let body = body_of([PutItem::plain(digest(key), BYTES).with_options(&options)]);
+        self.requests += 1;
+        let request = RequestId { index: self.requests, generation: 1 };
+        let header = Header::request(Kind::Request(Operation::Put), request).with_body(&body, 1);
+        let header = header.with_payload(BYTES, Some(value)).with_argument(self.map.epoch.0);
+        let peer = PeerKey { index: 0, generation: 1 };
+        let _ = self.shards[shard].request(peer, &header, &body, self.now_ns);
+        self.shards[shard].payload_done(peer, Some(value), self.now_ns);
+        if self.answers(shard).iter().any(|(header, _)| header.status == Status::Ok) {
+            self.wrote.insert(key, Some(value));
+        }
+        self.poll(shard);
+    }
+
+    fn remove(&mut self, key: u64) {
+        let Some(shard) = self.owner(key) else { return };
+        let body = body_of([DigestItem { digest: digest(key) }]);
+        let answers = self.ask(shard, 0, self.map.epoch, Operation::Remove, &body);
+        if answers.iter().any(|(header, _)| header.status == Status::Ok) {
+            self.wrote.insert(key, None);
+        }
+        self.poll(shard);
+    }
+
+    /// What a get gives, when all that it waits for is answered. Nothing when the shard does not know yet that it owns
+    /// the key.
+    fn get(&mut self, key: u64) -> Option<Option<u64>> {
+        let shard = self.owner(key)?;
+        let request = RequestId { index: self.requests, generation: 9 };
+        let body = body_of([GetItem { digest: digest(key), request, capacity_bytes: BYTES }]);
+        let mut answers = self.ask(shard, 0, self.map.epoch, Operation::Get, &body);
+        self.poll(shard);
+        for _ in 0..100 {
+            if let Some((header, _)) = answers.iter().find(|(header, _)| header.kind == Kind::Reply(Operation::Get)) {
+                return match header.status {
+                    Status::Ok => Some(header.checksum()),
+                    Status::NotFound => Some(None),
+                    Status::WrongOwner => None,
+                    status => panic!("a get ended with {status:?}"),
+                };
+            }
+            let waits = self.asked.iter().position(|(asker, _)| *asker == shard);
+            answers = self.tell(waits.expect("a get waits for an answer"), true);
+        }
+        panic!("a get was not answered");
+    }
+
+    /// Answers a question, by the state of the former owner now, or has it fail. What the asker then answers.
+    fn tell(&mut self, at: usize, good: bool) -> Vec<(Header, Vec<u8>)> {
+        let (shard, Fetch { token, source: ShardKey { node, .. }, want }) = self.asked.swap_remove(at);
+        let source = node.0 as usize - 1;
+        let epoch = self.shards[shard].epoch;
+        let done = if good { self.answer_of(source, epoch, &want) } else { FetchDone::Failed(Status::Unreachable) };
+        self.shards[shard].fetched(token, done, self.now_ns);
+        let answers = self.answers(shard);
+        self.poll(shard);
+        answers
+    }
+
+    fn answer_of(&mut self, source: usize, epoch: Epoch, want: &Want) -> FetchDone {
+        let (operation, bodies) = match want {
+            Want::Sizes(digests) => {
+                (Operation::Size, digests.iter().map(|&digest| body_of([DigestItem { digest }])).collect())
+            }
+            Want::Drop(digests) => {
+                (Operation::Remove, digests.iter().map(|&digest| body_of([DigestItem { digest }])).collect())
+            }
+            Want::Describe(digest) => {
+                let flags = ListItem::NAMES | ListItem::ONE;
+                (Operation::List, vec![body_of([ListItem { digest: *digest, walk: 0, from: 0, flags }])])
+            }
+            Want::List(digest, from) => {
+                let item = ListItem { digest: *digest, walk: from.walk, from: from.from, flags: ListItem::NAMES };
+                (Operation::List, vec![body_of([item])])
+            }
+            Want::Object(digest, place) => {
+                let request = RequestId { index: 5, generation: 5 };
+                (Operation::Get, vec![body_of([GetItem { digest: *digest, request, capacity_bytes: place.bytes }])])
+            }
+        };
+        let bodies: Vec<Vec<u8>> = bodies;
+        let mut sizes = Vec::new();
+        for body in bodies {
+            let answers = self.ask(source, 1, epoch, operation, &body);
+            let answer = answers.iter().find(|(header, _)| header.kind == Kind::Reply(operation));
+            let Some((header, body)) = answer else { return FetchDone::Failed(Status::Unreachable) };
+            match (header.status, want) {
+                (Status::Ok, Want::Sizes(_)) => {
+                    let reply = decode_items::<SizeReply>(body, 1).and_then(|mut items| items.next());
+                    sizes.extend(reply.map(|reply| (reply.status, reply.bytes)));
+                }
+                (Status::Ok, Want::Drop(_)) => assert!(Bitmap::decode(body, 1).is_some()),
+                (Status::Ok, Want::Object(..)) => {
+                    return FetchDone::Object(header.payload_bytes, header.checksum().unwrap_or(0));
+                }
+                (Status::Ok, _) => return FetchDone::Page(body.clone()),
+                (Status::Stale | Status::NotFound, Want::Sizes(_)) => sizes.push((Status::NotFound, 0)),
+                (Status::Stale, Want::Drop(_)) => {}
+                (status, _) => return FetchDone::Failed(status),
+            }
+        }
+        if matches!(want, Want::Sizes(_)) { FetchDone::Sizes(sizes) } else { FetchDone::Dropped }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(u64),
+    Remove(u64),
+    Get(u64),
+    Evict(u64),
+    Hear(usize),
+    Change([u32; 3]),
+    Tell(prop::sample::Index, bool),
+    Sleep(u64),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..KEYS).prop_map(Step::Put),
+        2 => (0..KEYS).prop_map(Step::Remove),
+        4 => (0..KEYS).prop_map(Step::Get),
+        1 => (0..KEYS).prop_map(Step::Evict),
+        6 => (0..3usize).prop_map(Step::Hear),
+        2 => prop::array::uniform3(0..3u32).prop_map(Step::Change),
+        8 => (any::<prop::sample::Index>(), prop::bool::weighted(0.9)).prop_map(|(at, good)| Step::Tell(at, good)),
+        2 => (0..3_000u64).prop_map(Step::Sleep),
+    ]
+}
+
+fn check_get(cluster: &mut Cluster, key: u64) {
+    if let Some(Some(found)) = cluster.get(key) {
+        assert_eq!(Some(found), cluster.wrote.get(&key).copied().flatten(), "key {key} is the last that was written");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, max_shrink_iters: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_get_gives_the_last_write_wherever_its_slot_went(steps in prop::collection::vec(any_step(), 1..150)) {
+        let mut cluster = Cluster::new();
+        let mut value = 1;
+        for step in steps {
+            value += 1;
+            cluster.now_ns += 1000;
+            match step {
+                Step::Put(key) => cluster.put(key, value),
+                Step::Remove(key) => cluster.remove(key),
+                Step::Get(key) => check_get(&mut cluster, key),
+                Step::Evict(key) => {
+                    if let Some(shard) = cluster.owner(key)
+                        && let Some(store) = &mut cluster.shards[shard].store
+                    {
+                        store.drop_copy(digest(key));
+                    }
+                }
+                Step::Hear(shard) => cluster.hear(shard),
+                Step::Change(weights) => cluster.change(weights),
+                Step::Tell(at, good) if !cluster.asked.is_empty() => {
+                    let at = at.index(cluster.asked.len());
+                    let _ = cluster.tell(at, good);
+                }
+                Step::Tell(..) => {}
+                Step::Sleep(ms) => {
+                    cluster.now_ns += ms * 1_000_000;
+                    (0..3).for_each(|shard| cluster.poll(shard));
+                }
+            }
+        }
+        // Everybody hears of everything, and everything is answered.
+        (0..3).for_each(|shard| cluster.hear(shard));
+        for _ in 0..400 {
+            cluster.now_ns += 1_000_000_000;
+            (0..3).for_each(|shard| cluster.poll(shard));
+            while !cluster.asked.is_empty() {
+                let _ = cluster.tell(0, true);
+            }
+        }
+        for shard in &cluster.shards {
+            let store = shard.store().expect("it has one");
+            store.check();
+            let stats = store.stats();
+            assert_eq!((stats.pins, stats.reservations), (0, 0), "nothing is held");
+            assert_eq!(shard.move_counters().importing_slots, 0, "all has come: {:?}", shard.move_counters());
+        }
+        for key in 0..KEYS {
+            check_get(&mut cluster, key);
+        }
+    }
+
+    /// Without faults and with every map heard by all, nothing is lost.
+    #[test]
+    fn what_was_put_stays_through_moves_that_all_hear_of(
+        changes in prop::collection::vec(prop::array::uniform3(0..3u32), 1..12),
+    ) {
+        let mut cluster = Cluster::new();
+        (0..KEYS).for_each(|key| cluster.put(key, 100 + key));
+        for weights in changes {
+            cluster.change(weights);
+            (0..3).for_each(|shard| cluster.hear(shard));
+            let first = cluster.map.epoch.0 % KEYS;
+            assert_eq!(cluster.get(first), Some(Some(100 + first)), "it is asked for at once");
+            for _ in 0..20 {
+                cluster.now_ns += 1_000_000_000;
+                (0..3).for_each(|shard| cluster.poll(shard));
+                while !cluster.asked.is_empty() {
+                    let _ = cluster.tell(0, true);
+                }
+            }
+            for key in 0..KEYS {
+                assert_eq!(cluster.get(key), Some(Some(100 + key)), "key {key}");
+            }
+            let objects = |shard: &Service| shard.store().map_or(0, |store| store.stats().objects);
+            let held: u64 = cluster.shards.iter().map(objects).sum();
+            assert_eq!(held, KEYS, "former owners have dropped what has moved");
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Slots that move: the client by which each shard asks the former owners of its slots, and what comes of it.
+//!
+//! Here objects come into the client's memory and are copied to the pool when they are whole; real hosts have them come
+//! straight into the pool. The thread of a shard is not busy while its client copies out of shared memory.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::checksum::payload_checksum;
+use kvplane_proto::client::{
+    Client, Config, ListFrom, Local, PeerAddress, PeerId, PeerKind, Request, SubmitOptions, TaskResult,
+};
+use kvplane_proto::ids::{BatchId, SLOTS, Slot};
+use kvplane_proto::map::{ShardKey, SlotOwners};
+use kvplane_proto::{Digest, Status};
+use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Place, Want};
+
+use super::World;
+use super::check::ledger::Use;
+use super::check::memory::{Loan, Memory};
+use super::check::{Rule, broken};
+use super::client::ClientHost;
+use super::faults::Party;
+use super::scenario::{MS, Scenario};
+
+/// The name of fetches in the ledger of a pool, where connections have their numbers.
+const FETCHES: u32 = u32::MAX - 1;
+/// Objects that one shard fetches at a time.
+const SLOTS_OF_MEMORY: usize = 8;
+/// How long a question may take: one that somebody waits for, and another.
+const ASK_NS: u64 = 200 * MS;
+const BACKGROUND_NS: u64 = 1000 * MS;
+
+/// What belongs to a client that fetches for a shard.
+#[derive(Default)]
+pub(crate) struct Fetcher {
+    pub(crate) life: usize,
+    peers: BTreeMap<ShardKey, PeerId>,
+    open: BTreeMap<BatchId, (u64, Want, Option<u64>)>,
+}
+
+impl Fetcher {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.open.is_empty()
+    }
+}
+
+impl World {
+    /// Whether a client is a user's, and not a shard's.
+    pub(crate) const fn is_user(&self, client: usize) -> bool {
+        client < self.scenario.clients
+    }
+
+    /// Where a client is on the network.
+    pub(crate) fn party_of(&self, client: usize) -> Party {
+        match &self.clients[client].fetcher {
+            Some(fetcher) => Party::Node(self.lives[fetcher.life].node),
+            None => Party::Client(client),
+        }
+    }
+
+    /// The client that will fetch for the next life of a shard.
+    pub(crate) fn add_fetcher(&mut self, host: String) -> usize {
+        let index = self.clients.len();
+        let config = Config {
+            cluster: "world".to_owned(),
+            client: (index as u64) << 32 | 1,
+            host,
+            lanes: 1,
+            shared: self.scenario.shared_memory,
+            cma: false,
+            lane_window_bytes: self.scenario.lane_window_bytes,
+            gather_range_bytes: 0,
+            fetches: true,
+            ..Config::default()
+        };
+        let fetcher = Fetcher { life: self.lives.len(), ..Fetcher::default() };
+        let memory = Memory::new(SLOTS_OF_MEMORY, self.scenario.object_bytes);
+        self.clients.push(ClientHost::for_shard(Client::new(config), memory, fetcher));
+        index
+    }
+
+    /// How much is fetched in the background.
+    pub(crate) fn fetch_limits(scenario: &Scenario) -> FetchLimits {
+        // Some fetch nothing by themselves, some slowly, some at once.
+        let bytes_per_s = [0, 20 * scenario.object_bytes, 1 << 40, 1 << 40][scenario.seed as usize % 4];
+        FetchLimits { bytes_per_s, objects: 1 + scenario.seed as usize % 5, bytes: 4 * scenario.object_bytes }
+    }
+
+    /// The shard knows from whom it may fetch now.
+    pub(crate) fn set_sources(&mut self, life: usize, owners: &SlotOwners) {
+        let index = self.lives[life].fetcher;
+        let now_ns = self.now_ns;
+        let service = &self.lives[life].service;
+        let host = &mut self.clients[index];
+        let Some(fetcher) = &mut host.fetcher else { return };
+        let own_host = self.nodes[self.lives[life].node].host.clone();
+        let mut peers: BTreeMap<ShardKey, PeerId> = BTreeMap::new();
+        let client = &mut host.client;
+        let mut sources = Vec::with_capacity(SLOTS);
+        for slot in 0..SLOTS as u16 {
+            let source = service.source_of(Slot(slot)).and_then(|key| {
+                let (host, address) = owners.address(key)?;
+                let address = PeerAddress {
+                    kind: PeerKind::Native,
+                    node: key.node,
+                    incarnation: key.incarnation,
+                    shard: key.shard,
+                    tcp: address.tcp,
+                    shm: address.shm.clone().filter(|_| host == own_host),
+                };
+                Some(*peers.entry(key).or_insert_with(|| client.open_peer(address)))
+            });
+            sources.push(source);
+        }
+        client.set_sources(owners.epoch, |slot| sources[usize::from(slot.0)], now_ns);
+        for (key, peer) in std::mem::replace(&mut fetcher.peers, peers) {
+            if !fetcher.peers.contains_key(&key) {
+                client.close_peer(peer, now_ns);
+            }
+        }
+        self.drain_client(index);
+    }
+
+    /// Asks former owners what the shard wants to know. Whether there was anything.
+    pub(crate) fn drive_fetches(&mut self, life: usize) -> bool {
+        let mut any = false;
+        while self.violation.is_none()
+            && self.lives[life].alive
+            && let Some(fetch) = self.lives[life].service.poll_fetch(self.now_ns)
+        {
+            any = true;
+            self.fetch(life, fetch);
+        }
+        any
+    }
+
+    fn fetch(&mut self, life: usize, Fetch { token, source, want }: Fetch) {
+        let (index, now_ns) = (self.lives[life].fetcher, self.now_ns);
+        let known = self.clients[index].fetcher.as_ref().is_some_and(|fetcher| fetcher.peers.contains_key(&source));
+        let room = self.requests_of(index, life, &want).filter(|_| known);
+        let within_ns = if matches!(want, Want::Sizes(_) | Want::Describe(_)) { ASK_NS } else { BACKGROUND_NS };
+        let Some((requests, offset)) = room else {
+            self.lives[life].service.fetched(token, FetchDone::Failed(Status::Unreachable), now_ns);
+            return;
+        };
+        self.detail(token, || format!("life {life} asks {source:?} for {want:?}"));
+        let options = SubmitOptions::until(now_ns + within_ns);
+        match self.clients[index].client.submit_with(&requests, &options, now_ns) {
+            Ok(batch) => {
+                if let Some(fetcher) = &mut self.clients[index].fetcher {
+                    fetcher.open.insert(batch, (token, want, offset));
+                }
+                self.drain_client(index);
+            }
+            Err(error) => self.violate(broken(Rule::Protocol, format!("a good question was refused: {error}"))),
+        }
+    }
+
+    fn requests_of(&mut self, index: usize, life: usize, want: &Want) -> Option<(Vec<Request>, Option<u64>)> {
+        let one = ListFrom { names: true, one: true, ..ListFrom::default() };
+        let requests = match want {
+            Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
+            Want::Drop(digests) => digests.iter().map(|digest| Request::Remove(*digest)).collect(),
+            Want::Describe(digest) => vec![Request::List(*digest, one)],
+            Want::List(digest, from) => vec![Request::List(*digest, *from)],
+            Want::Object(digest, place) => {
+                let lent = self.clients[index].memory.lend(Loan::Get(place.bytes), *digest);
+                let offset = match lent {
+                    Ok(offset) => offset?,
+                    Err(violation) => {
+                        self.violate(violation);
+                        return None;
+                    }
+                };
+                let lent = self.lives[life].ledger.lend(FETCHES, Use::Write, place.offset, place.bytes);
+                self.require(lent);
+                let local = Local { buffer: 0, offset, bytes: place.bytes };
+                return Some((vec![Request::Get(*digest, local)], Some(offset)));
+            }
+        };
+        Some((requests, None))
+    }
+
+    /// A question of a shard is answered, or was in vain.
+    pub(crate) fn fetch_done(&mut self, index: usize, batch: BatchId) {
+        let host = &mut self.clients[index];
+        let Some(fetcher) = &mut host.fetcher else { return };
+        let life = fetcher.life;
+        let Some((token, want, offset)) = fetcher.open.remove(&batch) else {
+            self.violate(broken(Rule::Batch, format!("{batch:?} of life {life} completed, which is not open")));
+            return;
+        };
+        let results: Vec<TaskResult> = host.client.results(batch).to_vec();
+        let page = host.client.take_description(batch);
+        host.client.release(batch);
+        let first = results.first().map_or(Status::Unreachable, |result| result.status);
+        self.detail(first as u64, || format!("life {life} hears of {want:?}: {results:?}"));
+        let failed = |status: &Status| !matches!(status, Status::Ok | Status::NotFound | Status::Stale);
+        let broken = results.iter().map(|result| result.status).find(failed);
+        let done = match (&want, broken) {
+            (_, Some(status)) => FetchDone::Failed(status),
+            (Want::Sizes(_), None) => {
+                FetchDone::Sizes(results.iter().map(|result| (result.status, result.bytes)).collect())
+            }
+            (Want::Drop(_), None) => FetchDone::Dropped,
+            (Want::Describe(_) | Want::List(..), None) => page.map_or(FetchDone::Failed(first), FetchDone::Page),
+            (Want::Object(..), None) if first != Status::Ok => FetchDone::Failed(first),
+            (Want::Object(_, place), None) => self.object_came(life, index, *place, results[0].bytes, offset),
+        };
+        if let Want::Object(digest, place) = &want {
+            let taken = self.clients[index].memory.take_back(offset.unwrap_or(0));
+            self.require(taken);
+            self.lives[life].ledger.end(FETCHES, Use::Write, place.offset);
+            let origin = results.first().map_or(0, |result| result.version.0);
+            self.lives[life].service.fetched(token, done, self.now_ns);
+            self.observe_import(life, *digest, *place, origin);
+        } else {
+            self.lives[life].service.fetched(token, done, self.now_ns);
+        }
+        self.drain_service(life, None);
+    }
+
+    /// An object came into the client's memory: it goes to the pool.
+    fn object_came(&mut self, life: usize, index: usize, place: Place, bytes: u64, offset: Option<u64>) -> FetchDone {
+        let from = self.clients[index].memory.peek(offset.unwrap_or(0), bytes.min(place.bytes)).to_vec();
+        let lent = self.lives[life].ledger.check(FETCHES, Use::Write, place.offset, from.len() as u64);
+        self.require(lent);
+        let at = place.offset as usize;
+        self.lives[life].pool[at..at + from.len()].copy_from_slice(&from);
+        FetchDone::Object(bytes, payload_checksum(&from))
+    }
+
+    /// Was an object taken over? Then it is the one that its former owner had, and nothing was put or removed here
+    /// since the slot came.
+    fn observe_import(&mut self, life: usize, digest: Digest, place: Place, origin: u64) {
+        let view = self.lives[life].service.store().and_then(|store| store.peek(digest));
+        let Some(view) =
+            view.filter(|view| view.extent.offset == place.offset && self.lives[life].is_new(view.version))
+        else {
+            return;
+        };
+        let version = view.version;
+        self.statistics.imports += 1;
+        self.detail(version.0, || format!("life {life} takes over version {origin} as {version}"));
+        let grown = self.lives[life].see_version(version);
+        self.require(grown);
+        let bytes = self.lives[life].bytes(place.offset, view.extent.bytes).to_vec();
+        let lineage = self.lineage(life);
+        let taken = self.shadow.imported(version.0, origin, digest, lineage, &bytes);
+        self.require(taken);
+        let key = self.shadow.key(digest);
+        if let Some(key) = key.filter(|key| self.lives[life].changed.contains(key)) {
+            let what =
+                format!("life {life} took over key {key} although it was put or removed there since its slot came");
+            self.violate(broken(Rule::Removed, what));
+        }
+    }
+
+    /// A shard put or removed an object.
+    pub(crate) fn observe_change(&mut self, life: usize, digest: Digest) {
+        if let Some(key) = self.shadow.key(digest) {
+            self.lives[life].changed.insert(key);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! `kvplane sim policies` and `kvplane sim figures`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kvplane_conductor::policy::Slo;
+use kvplane_sim::{Faults, SimConfig};
+use kvplane_tools::sim::cluster::{Fared, compare, policies, refusing, works};
+use kvplane_tools::sim::figures::{self, Traces, report};
+use kvplane_tools::trace::{self, Request};
+
+use super::super::Failure;
+
+/// How policies serve a trace.
+#[derive(Args)]
+pub(super) struct Policies {
+    /// Traces in Mooncake's format.
+    #[arg(long, num_args = 1.., required = true)]
+    trace: Vec<PathBuf>,
+    /// How many times faster than the trace requests come, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "0.5,1,2,3")]
+    load: Vec<f64>,
+    /// Prefill instances.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=60))]
+    prefill: u64,
+    /// Decode instances; without them only prefills are simulated.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1000))]
+    decode: u64,
+    /// Tokens of each prefill instance's cache.
+    #[arg(long, default_value = "3M", value_parser = super::tokens)]
+    cache: u64,
+    /// The Conductor hears so many milliseconds late what caches hold.
+    #[arg(long, default_value_t = 0)]
+    stale_ms: u64,
+    /// The part of those events that is lost, 0 to 1.
+    #[arg(long, default_value_t = 0.0)]
+    lost: f64,
+    /// By how much prefills may be off their prediction, such as 0.3.
+    #[arg(long, default_value_t = 0.0)]
+    misjudged: f64,
+    /// An instance dies so many seconds after the start.
+    #[arg(long)]
+    death_s: Option<u64>,
+    /// Also those that refuse requests, promised a first token in 30 s and others in 0.1 s each.
+    #[arg(long)]
+    admission: bool,
+    /// Write the figures as JSON to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+impl Policies {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        if self.load.iter().any(|load| !(0.01..=100.0).contains(load)) {
+            return Err("--load takes factors from 0.01 to 100".into());
+        }
+        if !(0.0..=1.0).contains(&self.lost) || !(0.0..=10.0).contains(&self.misjudged) {
+            return Err("--lost takes a part from 0 to 1, --misjudged one from 0 to 10".into());
+        }
+        let faults = Faults {
+            stale_ns: self.stale_ms.saturating_mul(1_000_000),
+            lost: self.lost,
+            misjudged: self.misjudged,
+            death_ns: self.death_s.map(|seconds| seconds.saturating_mul(1_000_000_000)),
+        };
+        let mut all = Vec::new();
+        for path in &self.trace {
+            let works = works(&trace::load(path)?.requests);
+            println!("{}\n{}", path.display(), Fared::HEAD.join("\t"));
+            for load in &self.load {
+                let config = SimConfig {
+                    prefill: usize::try_from(self.prefill)?,
+                    decode: usize::try_from(self.decode)?,
+                    cache_tokens: self.cache,
+                    load: *load,
+                    faults,
+                    ..SimConfig::default()
+                };
+                let mut show = |fared: Fared| {
+                    println!("{}", fared.cells().join("\t"));
+                    all.push(serde_json::json!({ "trace": path.display().to_string(), "fared": fared }));
+                };
+                compare(&works, &config, policies(), &mut show);
+                if self.admission {
+                    let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000 };
+                    compare(&works, &SimConfig { slo, ..config }, refusing(), &mut show);
+                }
+            }
+        }
+        if let Some(path) = &self.json {
+            write(path, &format!("{:#}\n", serde_json::Value::Array(all)))?;
+        }
+        Ok(())
+    }
+}
+
+/// The paper's figures.
+#[derive(Args)]
+pub(super) struct Figures {
+    /// Mooncake's traces: the conversation trace, the synthetic one, or both; told apart by their number of requests.
+    #[arg(long, num_args = 1..=2, required = true)]
+    trace: Vec<PathBuf>,
+    /// Write the figures as JSON to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Write a page with plots to this file.
+    #[arg(long)]
+    html: Option<PathBuf>,
+    /// Write the tables as Markdown to this file.
+    #[arg(long)]
+    markdown: Option<PathBuf>,
+}
+
+impl Figures {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        let mut loaded: Vec<Vec<Request>> = Vec::new();
+        for path in &self.trace {
+            loaded.push(trace::load(path)?.requests);
+        }
+        let of = |count: usize| loaded.iter().find(|requests| requests.len() == count).map(Vec::as_slice);
+        let traces = Traces { conversation: of(12_031), synthetic: of(3_993) };
+        if traces.conversation.is_none() && traces.synthetic.is_none() {
+            return Err(
+                "none of these is Mooncake's conversation trace (12,031 requests) or synthetic one (3,993)".into()
+            );
+        }
+        let mut all = Vec::new();
+        figures::all(traces, |figure| {
+            print!("{}", report::to_text(std::slice::from_ref(&figure)));
+            all.push(figure);
+        });
+        if let Some(path) = &self.json {
+            write(path, &format!("{:#}\n", report::to_json(&all)))?;
+        }
+        if let Some(path) = &self.html {
+            report::write_html(&all, path)?;
+        }
+        if let Some(path) = &self.markdown {
+            write(path, &report::to_markdown(&all))?;
+        }
+        Ok(())
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    Ok(std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?)
+}

@@ -1,0 +1,184 @@
+//! Policies on a simulated cluster: which serves a trace how well.
+
+use std::sync::Arc;
+
+use kvplane_conductor::policy::{
+    Admission, Algorithm1, DynamoLike, LoadBalance, Ours, Policy, RoundRobin, SglangLike, Spread,
+};
+use kvplane_sim::{Fate, Order, Outcome, SimConfig, Work, bound, run};
+use serde::Serialize;
+
+use crate::trace::Request;
+
+/// The requests of a trace as work for a cluster, in order of arrival.
+#[must_use]
+pub fn works(requests: &[Request]) -> Vec<Work> {
+    let mut works: Vec<Work> = requests
+        .iter()
+        .map(|request| Work {
+            arrival_ns: request.timestamp_ms * 1_000_000,
+            input_tokens: request.input_tokens,
+            output_tokens: request.output_tokens,
+            blocks: Arc::from(request.blocks.as_slice()),
+        })
+        .collect();
+    works.sort_by_key(|work| work.arrival_ns);
+    works
+}
+
+/// Algorithm 1 with an admission.
+#[must_use]
+pub fn algorithm_1(admission: Admission) -> Box<dyn Policy> {
+    Box::new(Algorithm1 { admission, ..Algorithm1::default() })
+}
+
+/// Algorithm 1 without transfers.
+#[must_use]
+pub fn local() -> Box<dyn Policy> {
+    Box::new(Algorithm1 { transfers: false, ..Algorithm1::default() })
+}
+
+/// All policies that refuse nobody, in the order in which they are shown; ours last.
+#[must_use]
+pub fn policies() -> Vec<Box<dyn Policy>> {
+    vec![
+        Box::new(Spread::default()),
+        Box::new(RoundRobin),
+        Box::new(LoadBalance),
+        Box::new(SglangLike::default()),
+        Box::new(DynamoLike),
+        local(),
+        algorithm_1(Admission::None),
+        Box::new(Ours::default()),
+    ]
+}
+
+/// Policies that refuse: the paper's, and ours.
+#[must_use]
+pub fn refusing() -> Vec<Box<dyn Policy>> {
+    let admissions = [Admission::Slo, Admission::Baseline, Admission::Early, Admission::Predicted];
+    let mut all: Vec<Box<dyn Policy>> = admissions.map(algorithm_1).into();
+    all.push(Box::new(Ours { refuses: true, ..Ours::default() }));
+    all
+}
+
+/// How one policy fared.
+#[derive(Clone, Debug, Serialize)]
+pub struct Fared {
+    /// The policy, or the bound.
+    pub policy: String,
+    /// How many times faster than the trace requests came.
+    pub load: f64,
+    /// Mean time to the first token.
+    pub mean_ttft_s: f64,
+    /// Its median.
+    pub p50_ttft_s: f64,
+    /// What nine of ten stayed below.
+    pub p90_ttft_s: f64,
+    /// What all but one of a hundred stayed below.
+    pub p99_ttft_s: f64,
+    /// The part of prompt tokens that was not computed.
+    pub hit: f64,
+    /// Mean time of a prefill.
+    pub prefill_s: f64,
+    /// The busiest instance's work against the mean.
+    pub imbalance: f64,
+    /// The part of requests with the first token within 30 s and others within 0.1 s.
+    pub goodput: f64,
+    /// Refused at arrival.
+    pub refused: usize,
+    /// Refused after the prefill.
+    pub refused_late: usize,
+    /// How much the booked work swings, against 30 s.
+    pub oscillation: f64,
+}
+
+impl Fared {
+    fn of(policy: String, load: f64, outcome: &Outcome) -> Self {
+        let quantiles = outcome.ttft_quantiles_s(&[0.5, 0.9, 0.99]);
+        Self {
+            policy,
+            load,
+            mean_ttft_s: outcome.mean_ttft_s(),
+            p50_ttft_s: quantiles[0],
+            p90_ttft_s: quantiles[1],
+            p99_ttft_s: quantiles[2],
+            hit: outcome.hit(),
+            prefill_s: outcome.prefill_s(),
+            imbalance: outcome.imbalance,
+            goodput: outcome.goodput(30_000_000_000, 100_000_000),
+            refused: outcome.count(Fate::Refused),
+            refused_late: outcome.count(Fate::RefusedLate),
+            oscillation: outcome.oscillation(30.0),
+        }
+    }
+
+    /// The head of a table of these.
+    pub const HEAD: [&'static str; 13] = [
+        "policy",
+        "load",
+        "mean TTFT s",
+        "p50",
+        "p90",
+        "p99",
+        "hit",
+        "prefill s",
+        "imbalance",
+        "goodput",
+        "refused",
+        "late",
+        "swing",
+    ];
+
+    /// A row of such a table.
+    #[must_use]
+    pub fn cells(&self) -> Vec<String> {
+        vec![
+            self.policy.clone(),
+            format!("{}x", self.load),
+            format!("{:.3}", self.mean_ttft_s),
+            format!("{:.2}", self.p50_ttft_s),
+            format!("{:.2}", self.p90_ttft_s),
+            format!("{:.2}", self.p99_ttft_s),
+            format!("{:.3}", self.hit),
+            format!("{:.3}", self.prefill_s),
+            format!("{:.2}", self.imbalance),
+            format!("{:.3}", self.goodput),
+            self.refused.to_string(),
+            self.refused_late.to_string(),
+            format!("{:.3}", self.oscillation),
+        ]
+    }
+}
+
+/// Both bounds and each of `policies` on `trace`, one after the other; each is told when it is done.
+pub fn compare(trace: &[Work], config: &SimConfig, policies: Vec<Box<dyn Policy>>, mut done: impl FnMut(Fared)) {
+    for (name, order) in [("bound, FCFS", Order::Fcfs), ("bound, shortest first", Order::Shortest)] {
+        done(Fared::of(name.to_owned(), config.load, &bound(trace, config, order)));
+    }
+    for policy in policies {
+        let name = policy.name();
+        done(Fared::of(name, config.load, &run(trace, config, policy)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::generate::{Shape, generate};
+
+    #[test]
+    fn every_policy_serves_a_generated_trace() {
+        let trace = generate(Shape::Conversation, 200, 3).unwrap();
+        let works = works(&trace.requests);
+        assert!(works.is_sorted_by_key(|work| work.arrival_ns));
+        let mut names = Vec::new();
+        compare(&works, &SimConfig::default(), policies(), |fared| {
+            assert!(fared.mean_ttft_s > 0.0 && fared.refused == 0, "{fared:?}");
+            assert_eq!(fared.cells().len(), Fared::HEAD.len());
+            names.push(fared.policy);
+        });
+        assert_eq!(names.len(), 10);
+        assert_eq!(refusing().len(), 5);
+    }
+}

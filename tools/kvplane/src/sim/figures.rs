@@ -1,0 +1,127 @@
+//! Figures and tables of Mooncake's papers beside what the simulator finds.
+//!
+//! Each line has the paper's value (FAST'25, decoded from its drawings, or the arXiv version for early rejection),
+//! ours, and the difference; each figure says in a sentence why it differs where it does. Nothing here is tuned to
+//! come out: the cost of a prefill is the fit to Figure 14, decodes follow Figure 14 too, and everything else is as
+//! the paper says it was.
+
+mod caches;
+mod clusters;
+pub mod report;
+
+use serde::Serialize;
+
+use crate::trace::Request;
+
+/// One value.
+#[derive(Clone, Debug, Serialize)]
+pub struct Line {
+    /// What it is.
+    pub label: String,
+    /// The paper's, where it has one.
+    pub paper: Option<f64>,
+    /// Ours.
+    pub ours: Option<f64>,
+}
+
+impl Line {
+    fn new(label: impl Into<String>, paper: f64, ours: f64) -> Self {
+        Self { label: label.into(), paper: Some(paper), ours: Some(ours) }
+    }
+
+    fn extra(label: impl Into<String>, ours: f64) -> Self {
+        Self { label: label.into(), paper: None, ours: Some(ours) }
+    }
+
+    /// Ours less the paper's.
+    #[must_use]
+    pub fn difference(&self) -> Option<f64> {
+        Some(self.ours? - self.paper?)
+    }
+}
+
+/// A line of a plot.
+#[derive(Clone, Debug, Serialize)]
+pub struct Curve {
+    /// Its name.
+    pub name: String,
+    /// Its points.
+    pub points: Vec<(f64, f64)>,
+    /// Whether the paper drew it.
+    pub paper: bool,
+}
+
+/// A figure or table of a paper.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    /// Its name there.
+    pub name: &'static str,
+    /// What it shows, with units.
+    pub title: &'static str,
+    /// Its values.
+    pub lines: Vec<Line>,
+    /// Why ours differs.
+    pub why: &'static str,
+    /// The axes of its plot: (label, whether logarithmic), and label. Nothing to plot without curves.
+    pub axes: (&'static str, bool, &'static str),
+    /// Its plot.
+    pub curves: Vec<Curve>,
+}
+
+/// The traces that figures are made of; a figure whose trace is missing is left out.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Traces<'a> {
+    /// Mooncake's conversation trace.
+    pub conversation: Option<&'a [Request]>,
+    /// Its synthetic trace.
+    pub synthetic: Option<&'a [Request]>,
+}
+
+impl<'a> Traces<'a> {
+    /// Name, requests and place in the tables of those there are.
+    fn each(&self) -> impl Iterator<Item = (&'static str, &'a [Request], usize)> {
+        let all = [("conversation", self.conversation, 0), ("synthetic", self.synthetic, 1)];
+        all.into_iter().filter_map(|(name, trace, at)| Some((name, trace?, at)))
+    }
+}
+
+/// Makes all figures, one after the other; each is given to `done`.
+pub fn all(traces: Traces<'_>, mut done: impl FnMut(Figure)) {
+    let makers: [fn(Traces<'_>) -> Option<Figure>; 9] = [
+        caches::table_2,
+        clusters::figure_5,
+        caches::figure_8,
+        caches::figure_9,
+        clusters::figure_10,
+        clusters::figure_11,
+        clusters::figure_13,
+        clusters::figure_15,
+        clusters::early_rejection,
+    ];
+    makers.into_iter().filter_map(|make| make(traces)).for_each(&mut done);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::html::well_formed;
+    use crate::trace::generate::{Shape, generate};
+
+    #[test]
+    fn figures_come_in_all_forms() {
+        let trace = generate(Shape::Conversation, 150, 3).unwrap();
+        let traces = Traces { conversation: Some(&trace.requests), synthetic: Some(&trace.requests) };
+        let mut figures = Vec::new();
+        all(traces, |figure| figures.push(figure));
+        assert_eq!(figures.len(), 9);
+        for figure in &figures {
+            assert!(!figure.lines.is_empty() && !figure.why.is_empty(), "{}", figure.name);
+            assert!(figure.lines.iter().all(|line| line.ours.is_some_and(f64::is_finite)), "{figure:?}");
+        }
+        let text = report::to_text(&figures);
+        assert!(text.contains("Figure 5") && text.contains("19.650"), "{text}");
+        assert!(report::to_markdown(&figures).contains("| random | 19.650 |"));
+        assert_eq!(report::to_json(&figures)["figures"][0]["name"], "Table 2");
+        well_formed::check(report::page(&figures).body().trim());
+    }
+}

@@ -1,0 +1,128 @@
+//! A cluster whose certificates come from an operator: nobody finds anything in a runtime directory, everybody shows
+//! what `kvplane ctl cert` issued.
+
+use std::net::SocketAddr;
+
+use crate::support::{Outcome, Process, Workplace, finish, wait_until};
+
+/// `kvplane ctl cert` with these arguments.
+fn cert(place: &Workplace, arguments: &[&str]) -> Outcome {
+    finish(place.bare(&[&["ctl", "--cluster", &place.cluster, "cert"], arguments].concat()), &[])
+}
+
+fn issue(place: &Workplace, out: &str, role: &str, more: &[&str]) {
+    let (authority, out) = (place.path("ca"), place.path(out));
+    let fixed = ["issue", role, "--authority", authority.to_str().unwrap(), "--out", out.to_str().unwrap()];
+    let said = cert(place, &[&fixed, more].concat()).text();
+    assert!(said.contains(role), "{said}");
+}
+
+/// The operator's tools with the certificates of this directory.
+fn ctl(place: &Workplace, control: SocketAddr, identity: &str, arguments: &[&str]) -> Outcome {
+    let (at, identity) = (control.to_string(), place.path(identity));
+    let whom = ["--control", &at, "--identity", identity.to_str().unwrap()];
+    finish(place.bare(&[&["ctl", "--cluster", &place.cluster][..], arguments, &whom].concat()), &[])
+}
+
+fn control(place: &Workplace) -> Process {
+    let (state, identity, run) = (place.path("state"), place.path("plane"), place.runtime());
+    let control = Process::start(place.bare(&[
+        "control",
+        "--cluster",
+        &place.cluster,
+        "--state",
+        state.to_str().unwrap(),
+        "--identity",
+        identity.to_str().unwrap(),
+        "--runtime-directory",
+        run.to_str().unwrap(),
+    ]));
+    control.wait_for("(QUIC)");
+    control
+}
+
+fn node(place: &Workplace, control: SocketAddr, identity: &str, number: &str) -> Process {
+    let (at, identity, run) = (control.to_string(), place.path(identity), place.runtime());
+    Process::start(place.bare(&[
+        "node",
+        "--cluster",
+        &place.cluster,
+        "--pool",
+        "16M",
+        "--shards",
+        "1",
+        "--node-id",
+        number,
+        "--control",
+        &at,
+        "--identity",
+        identity.to_str().unwrap(),
+        "--runtime-directory",
+        run.to_str().unwrap(),
+    ]))
+}
+
+fn authority(place: &Workplace) -> String {
+    place.path("ca").to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_cluster_of_issued_certificates_lets_in_whom_they_say() {
+    let place = Workplace::new("issued");
+    cert(&place, &["init", "--authority", &authority(&place)]).well();
+    cert(&place, &["init", "--authority", &authority(&place)]).failed(1, &["has an authority already"]);
+    issue(&place, "plane", "control", &[]);
+    issue(&place, "seven", "node", &["--node-id", "7"]);
+    issue(&place, "people", "client", &["--days", "2"]);
+    issue(&place, "people", "admin", &[]);
+    let plane = control(&place);
+    let at = plane.quic();
+    let serving = node(&place, at, "seven", "7");
+    serving.wait_for("node 7 with");
+    node(&place, at, "seven", "8").wait_for("may not speak for node 8, as join does");
+
+    ctl(&place, at, "people", &["put", "a", file(&place)]).well();
+    assert_eq!(ctl(&place, at, "people", &["get", "a"]).well(), b"issued");
+    let status = ctl(&place, at, "people", &["status"]).text();
+    assert!(status.lines().any(|line| line.trim_start().starts_with("7 ")), "{status}");
+    // Nothing of it lies about for others of this user.
+    let local = finish(place.command(&["ctl", "status"]), &[]);
+    local.failed(1, &["left no identity of role admin", "--identity"]);
+    // A node's certificate is none of an operator's, and a directory without one says which file is missing.
+    ctl(&place, at, "seven", &["status"]).failed(1, &["admin.pem"]);
+    // Half of a place is none.
+    finish(place.bare(&["ctl", "--control", "127.0.0.1:9", "status"]), &[]).failed(2, &["--identity"]);
+}
+
+fn file(place: &Workplace) -> &'static str {
+    // A leaked path is as long as the test.
+    Box::leak(place.file("value", b"issued").to_str().unwrap().to_owned().into_boxed_str())
+}
+
+#[test]
+fn another_authority_takes_over_from_one_that_leaked() {
+    let place = Workplace::new("rotated");
+    let ca = authority(&place);
+    cert(&place, &["init", "--authority", &ca]).well();
+    issue(&place, "plane", "control", &[]);
+    issue(&place, "old", "admin", &[]);
+    let mut plane = control(&place);
+    let at = plane.quic();
+    ctl(&place, at, "old", &["status"]).well();
+
+    cert(&place, &["rotate", "--authority", &ca]).well();
+    cert(&place, &["rotate", "--authority", &ca]).failed(1, &["retire"]);
+    issue(&place, "new", "admin", &[]);
+    issue(&place, "plane", "control", &[]);
+    // The control plane looks for itself, and then shows what only those know who have the new ca.pem.
+    let status = |identity: &str| ctl(&place, at, identity, &["status"]).status.success();
+    assert!(wait_until(|| (status("new") && !status("old")).then_some(())).is_some(), "{:?}", plane.said());
+    std::fs::copy(place.path("ca").join("ca.pem"), place.path("old").join("ca.pem")).unwrap();
+    ctl(&place, at, "old", &["status"]).well();
+
+    cert(&place, &["retire", "--authority", &ca]).well();
+    issue(&place, "plane", "control", &[]);
+    assert!(wait_until(|| (!status("old")).then_some(())).is_some(), "{:?}", plane.said());
+    assert!(status("new"), "{:?}", plane.said());
+    plane.assert_alive();
+}

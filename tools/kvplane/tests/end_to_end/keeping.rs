@@ -1,0 +1,85 @@
+//! How objects are kept, through real processes: pins, groups and types as puts asked for them.
+
+use std::time::Duration;
+
+use kvplane::{Client, PutOptions, Status};
+
+use crate::support::{Way, Workplace};
+
+const BYTES: usize = 64 << 10;
+
+fn value(at: usize) -> Vec<u8> {
+    (0..BYTES).map(|byte| (byte / 3 + at * 11) as u8).collect()
+}
+
+fn put(client: &mut Client, key: &str, at: usize, options: PutOptions) -> Result<(), Status> {
+    client.put_with(key.as_bytes(), &value(at), &options).map(|_| ()).map_err(|error| error.status().expect("a status"))
+}
+
+/// Four times what memory holds, so that nothing is left that has no reason to be.
+fn flood(client: &mut Client, name: &str) {
+    for at in 0..4 * (16 << 20) / BYTES {
+        put(client, &format!("{name}-{at}"), at, PutOptions::default()).expect("what is not pinned makes room");
+    }
+}
+
+#[test]
+fn pinned_objects_stay_for_as_long_as_their_puts_asked() {
+    let place = Workplace::new("pins");
+    let _dev = place.dev("16M", &["--shards", "1", "--hard-pins", "20"]);
+    for (run, way) in [Way::Shm, Way::Tcp].into_iter().enumerate() {
+        let client = &mut place.client(way);
+        let hard = PutOptions { hard_pin: true, data_type: 3, ..PutOptions::default() };
+        let most = 16 * (1 << 20) / 5 / BYTES;
+        let refused = (0..2 * most).filter(|at| put(client, &format!("hard-{run}-{at}"), *at, hard).is_err());
+        let stored = 2 * most - refused.count();
+        assert!((most - 1..=most).contains(&stored), "{stored} of {most}");
+        let status = put(client, "one-more", 0, hard).unwrap_err();
+        assert_eq!(status, Status::PinLimit);
+        let soft = |ms| PutOptions { soft_pin_ms: ms, ..PutOptions::default() };
+        put(client, &format!("soft-{run}"), 1, soft(PutOptions::SOFT_PIN_MS)).unwrap();
+        put(client, &format!("brief-{run}"), 2, soft(1)).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        flood(client, &format!("flood-{run}"));
+        for at in 0..stored {
+            assert!(client.get(format!("hard-{run}-{at}").as_bytes()).unwrap() == Some(value(at)), "{at}");
+        }
+        assert!(client.exists(format!("soft-{run}").as_bytes()).unwrap(), "its time is not over");
+        assert!(!client.exists(format!("brief-{run}").as_bytes()).unwrap(), "its time is over");
+        let page = client.list(None).unwrap();
+        let pinned = page.keys.iter().filter(|key| key.hard_pin && key.data_type == 3).count();
+        assert!(pinned > 0, "lists say what puts asked for");
+        // Unpinned by removal: what is pinned for good goes only so.
+        assert_eq!(client.remove_matching("^hard-").unwrap(), stored as u64);
+        put(client, "one-more", 0, hard).expect("there is room for pins again");
+        client.remove_all(false).unwrap();
+    }
+    let error =
+        place.client(Way::Tcp).put_with(b"k", b"v", &PutOptions { soft_pin_ms: 86_400_001, ..PutOptions::default() });
+    assert!(error.unwrap_err().to_string().contains("86400000"));
+}
+
+#[test]
+fn objects_of_a_group_go_together() {
+    let place = Workplace::new("groups");
+    let _dev = place.dev("16M", &["--shards", "1", "--eviction", "lru"]);
+    let client = &mut place.client(Way::Tcp);
+    let mut partly = 0;
+    for group in 1..=200u64 {
+        for part in 0..3 {
+            let options = PutOptions { group, ..PutOptions::default() };
+            put(client, &format!("{group}/{part}"), part, options).unwrap();
+        }
+        // Of the first group one part only is asked for: that counts for all three.
+        assert!(client.get(b"1/1").unwrap().is_some(), "after group {group}");
+    }
+    let keys: Vec<String> = (1..=200).flat_map(|group| (0..3).map(move |part| format!("{group}/{part}"))).collect();
+    let there = client.batch_exists(&keys).unwrap();
+    for (group, parts) in there.chunks(3).enumerate() {
+        let count = parts.iter().filter(|part| **part).count();
+        partly += usize::from(count % 3 != 0);
+        assert!(group > 0 || count == 3, "{count} parts of the group that is asked for");
+    }
+    assert_eq!(partly, 0, "groups that are there in part");
+    assert!(there.iter().filter(|there| !**there).count() > 150, "memory holds far less");
+}

@@ -1,0 +1,125 @@
+//! Tenants through real processes: quotas that hold without a question on the way of a put, and who administers them.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use kvplane::{Client, ClientConfig, PutOptions, Status};
+use serde_json::Value;
+
+use crate::support::{PATIENCE, Way, Workplace, http_get, text, wait_until};
+
+const BYTES: usize = 64 << 10;
+const MIB: u64 = 1 << 20;
+
+fn value(at: usize) -> Vec<u8> {
+    (0..BYTES).map(|byte| (byte / 5 + at * 13) as u8).collect()
+}
+
+fn client_of(place: &Workplace, tenant: &str, keep_keys: bool) -> Client {
+    let config = ClientConfig { tenant: tenant.to_owned(), keep_keys, ..place.client_config(Way::Tcp) };
+    Client::connect(&config).unwrap()
+}
+
+fn put(client: &mut Client, key: &str, at: usize) -> Result<(), Status> {
+    client.put(key.as_bytes(), &value(at)).map(|_| ()).map_err(|error| error.status().expect("a status"))
+}
+
+fn ask(http: SocketAddr, method: &str, path: &str, body: &str) -> (u16, Value) {
+    let mut stream = TcpStream::connect(http).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let head =
+        format!("{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+    stream.write_all((head + body).as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    let body = answer.split_once("\r\n\r\n").unwrap().1;
+    (status, serde_json::from_str(body).unwrap_or_else(|_| Value::from(body)))
+}
+
+fn tenant(place: &Workplace, name: &str) -> Value {
+    let list: Value = serde_json::from_str(&place.run(&["ctl", "tenants", "list", "--json"]).text()).unwrap();
+    let found = list["tenants"].as_array().unwrap().iter().find(|tenant| tenant["name"] == name);
+    found.cloned().unwrap_or(Value::Null)
+}
+
+#[test]
+fn a_tenant_has_no_more_than_its_quota_and_others_keep_theirs() {
+    let place = Workplace::new("quotas");
+    let state = place.path("state");
+    let arguments = ["--shards", "2", "--strict-tenants", "--state", text(&state)];
+    let mut dev = place.dev("32M", &arguments);
+    let mut big = client_of(&place, "big", true);
+    // Whoever is not known may not put, and is told so.
+    assert_eq!(put(&mut big, "k", 0), Err(Status::NoTenant));
+    let other = &mut place.client(Way::Tcp);
+    (0..100).for_each(|at| put(other, &format!("other-{at}"), at).unwrap());
+    place.run(&["ctl", "tenants", "set", "big", "--memory", "8M", "--weight", "3"]).well();
+    wait_until(|| put(&mut big, "k", 0).ok()).expect("nodes know within a heartbeat");
+    // Four times its quota, and the whole pool: it makes room among its own.
+    for at in 0..512 {
+        put(&mut big, &format!("big-{at}"), at).unwrap();
+    }
+    assert!((0..100).all(|at| other.get(format!("other-{at}").as_bytes()).unwrap() == Some(value(at))));
+    let shown = wait_until(|| Some(tenant(&place, "big")).filter(|shown| shown["evicted_bytes"] != 0)).unwrap();
+    let used = shown["used_bytes"].as_u64().unwrap();
+    assert!(used <= 8 * MIB && used > 4 * MIB, "{shown}");
+    assert!(shown["leased_bytes"].as_u64().unwrap() <= 8 * MIB && shown["weight"] == 3, "{shown}");
+    // Without keys it is charged all the same.
+    let mut nameless = client_of(&place, "big", false);
+    (0..512).for_each(|at| put(&mut nameless, &format!("nameless-{at}"), at).unwrap());
+    assert!(other.exists(b"other-5").unwrap());
+    // What is pinned cannot go: then its puts are refused, and say why.
+    let hard = PutOptions { hard_pin: true, ..PutOptions::default() };
+    let refused = (0..200).find_map(|at| big.put_with(format!("pin-{at}").as_bytes(), &value(at), &hard).err());
+    assert!(matches!(refused.unwrap().status(), Some(Status::QuotaExceeded | Status::PinLimit)));
+    // It is remembered over a kill.
+    dev.kill();
+    let dev = place.dev("32M", &arguments);
+    assert_eq!(tenant(&place, "big")["quota_bytes"], 8 * MIB);
+    let mut big = client_of(&place, "big", true);
+    wait_until(|| put(&mut big, "again", 0).ok()).unwrap();
+    drop(dev);
+}
+
+#[test]
+fn mooncakes_paths_administer_quotas_keys_and_removal() {
+    let place = Workplace::new("admins");
+    let dev = place.dev("32M", &["--shards", "1"]);
+    let http = dev.http();
+    let path = "/api/v1/tenant_quotas?tenant_id=acme";
+    assert_eq!(ask(http, "GET", path, "").0, 404);
+    assert_eq!(ask(http, "GET", path, "").1["error_code"], -1701);
+    for bad in ["{", "{}", r#"{"requested_quota_bytes":0}"#, r#"{"requested_quota_bytes":1,"weight":0}"#] {
+        assert_eq!(
+            (ask(http, "PUT", path, bad).0, &ask(http, "PUT", path, bad).1["error_code"]),
+            (400, &(-600).into())
+        );
+    }
+    let (status, made) = ask(http, "PUT", path, r#"{"requested_quota_bytes":4194304}"#);
+    assert_eq!((status, &made["data"]["requested_quota_bytes"]), (200, &Value::from(4 * MIB)), "{made}");
+    assert_eq!(made["data"]["has_explicit_policy"], true);
+    let mut acme = client_of(&place, "acme", true);
+    (0..10).for_each(|at| put(&mut acme, &format!("a\n{at}"), at).unwrap());
+    (0..10).for_each(|at| put(&mut place.client(Way::Tcp), &format!("d{at}"), at).unwrap());
+    let charged = wait_until(|| {
+        let shown = ask(http, "GET", path, "").1["data"]["charged_bytes"].as_u64()?;
+        (shown >= 10 * BYTES as u64).then_some(())
+    });
+    charged.expect("the node tells what it has");
+    let (status, full) = ask(http, "DELETE", path, "");
+    assert_eq!((status, &full["error_code"]), (409, &Value::from(-1702)), "{full}");
+    // Keys that could feign a line are escaped.
+    let (_, keys) = http_get(http, "/get_all_keys?tenant_id=acme");
+    assert_eq!((keys.lines().count(), keys.contains("a\\n7")), (10, true), "{keys}");
+    assert_eq!(http_get(http, "/get_all_keys").1.lines().count(), 10);
+    assert_eq!(ask(http, "GET", "/api/v1/remove_all", "").0, 405);
+    let (_, removed) = ask(http, "POST", "/api/v1/remove_all?force=true&tenant_id=acme", "");
+    assert_eq!((&removed["success"], &removed["removed_count"]), (&true.into(), &10.into()), "{removed}");
+    assert!(place.client(Way::Tcp).exists(b"d3").unwrap(), "another tenant's");
+    wait_until(|| (ask(http, "DELETE", path, "").0 == 200).then_some(())).expect("it has nothing any more");
+    assert_eq!(ask(http, "GET", path, "").0, 404);
+    let all = ask(http, "GET", "/api/v1/tenant_quotas", "").1;
+    assert_eq!(all["data"][0]["tenant_id"], "default", "{all}");
+    assert_eq!(ask(http, "POST", "/api/v1/remove_all", "").1["removed_count"], 10);
+}
