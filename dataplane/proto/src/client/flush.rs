@@ -174,7 +174,14 @@ impl Client {
             (Path::Shared, Request::Get(..) | Request::GetRange(..) | Request::GetHead(..)) => {
                 self.send_digests(lane, Operation::Lookup);
             }
-            (Path::Shared, Request::Put(..) | Request::PutAs(..)) => self.send_reserve(lane),
+            (Path::Shared, Request::Put(_, local) | Request::PutAs(_, local, _)) => {
+                // Several share a trip for their places and one to commit; a small one alone needs none but its own.
+                if local.bytes <= Limits::PAYLOAD_ALONG_BYTES && self.slices.at(first.index).after == NOWHERE {
+                    self.send_put(lane, first.index);
+                } else {
+                    self.send_reserve(lane);
+                }
+            }
             (_, Request::Begin(..)) => self.send_begin(lane),
             (Path::Shared, Request::Fill(..)) => self.send_fills(lane),
             (_, Request::Fill(_, draft, offset, local)) => self.send_fill(lane, first.index, draft, offset, local),
