@@ -1,4 +1,4 @@
-//! Shared memory for peers on one host: frames over two rings, with small payloads; others copied by whoever wants them.
+//! Shared memory for peers on one host: frames with small payloads over two rings, the rest copied by whoever wants it.
 //!
 //! A client connects to the shard's Unix socket and gets, over it, the *channel* (a region with two record rings and
 //! two doorbell flags), an eventfd for each side, and the shard's pool. From then on the socket carries only requests
