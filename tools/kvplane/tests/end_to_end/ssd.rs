@@ -1,18 +1,14 @@
 //! The SSD under a node: what was put outlives the process that is killed, what was removed stays gone, and whatever
 //! happens to the bytes on the device, none of them is ever given for another.
 
-use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvplane::{Client, ClientConfig};
-use kvplane_proto::rng::Rng;
 use kvplane_tools::pattern;
 
 use crate::counted::sum;
-use crate::disks::Disk;
 use crate::support::{Process, Way, Workplace, http_get, text, wait_until};
 
 /// How much the device has in these tests.
@@ -125,106 +121,6 @@ fn a_killed_node_has_its_objects_again_and_what_was_removed_stays_gone() {
         assert!(counted(&dev, "kvplane_tier_hits_total") >= 1.0);
         dev.kill();
     }
-}
-
-/// Writes and removes until the node is dead; says what it was promised.
-fn work(mut client: Client, first: u64, stop: &AtomicBool) -> BTreeMap<u64, Option<bool>> {
-    let mut promised = BTreeMap::new();
-    for key in first.. {
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        promised.insert(key, None);
-        if client.put(name(key).as_bytes(), &value(key)).is_err() {
-            break;
-        }
-        promised.insert(key, Some(true));
-        if key % 3 == 0 {
-            promised.insert(key, None);
-            if client.remove(name(key).as_bytes()).is_err() {
-                break;
-            }
-            promised.insert(key, Some(false));
-        }
-        // What is read meanwhile is right too.
-        if key > first && key % 7 == 0 && client.get(name(key - 1).as_bytes()).is_err() {
-            break;
-        }
-    }
-    promised
-}
-
-/// `KVPLANE_KILLS` says how many times to kill; by default a few.
-#[test]
-fn kills_under_load_lose_nothing_that_was_promised() {
-    let kills = std::env::var("KVPLANE_KILLS").map_or(6, |kills| kills.parse::<u64>().expect("a number"));
-    // A fresh device now and then, before reclaim drops the oldest.
-    for first in (0..kills).step_by(6) {
-        kill_under_load(first..kills.min(first + 6));
-    }
-}
-
-fn kill_under_load(rounds: std::ops::Range<u64>) {
-    let bed = Bed::new("kills", &["--ssd-ack", "buffered"]);
-    kill_again_and_again(&bed, rounds, 2, |_| {});
-}
-
-/// The same, and each time the power goes too: of what was not flushed, some is lost, some torn, some there.
-#[test]
-fn power_failures_under_load_lose_nothing_that_was_promised_durable() {
-    let kills = std::env::var("KVPLANE_POWER_FAILURES").map_or(6, |kills| kills.parse::<u64>().expect("a number"));
-    let mut unflushed = 0;
-    for first in (0..kills).step_by(6) {
-        let place = Workplace::new("power");
-        let Some(disk) = Disk::new(&place.directory, 128 << 20) else { return };
-        let bed = Bed::over(place, text(&disk.path()), &["--ssd-ack", "durable"]);
-        kill_again_and_again(&bed, first..kills.min(first + 6), 6, |round| {
-            unflushed += disk.cut(&mut Rng::new(round, "power"));
-        });
-        assert!(disk.flushes() > 0);
-    }
-    println!("{unflushed} writes had not been flushed");
-    assert!(unflushed > 0);
-}
-
-/// Kills a node under load, lets `then` happen, and reads everything back that was written in any of the rounds.
-fn kill_again_and_again(bed: &Bed, rounds: std::ops::Range<u64>, workers: usize, mut then: impl FnMut(u64)) {
-    let mut promised: BTreeMap<u64, Option<bool>> = BTreeMap::new();
-    for round in rounds {
-        let mut dev = bed.start();
-        recovered(&dev);
-        let mut client = bed.client(Way::Tcp);
-        for (key, state) in &mut promised {
-            let there = is_there(&mut client, *key);
-            assert!(state.is_none_or(|state| state == there), "object {key} was {state:?} and is {there}");
-            // What was not promised is settled now.
-            *state = Some(there);
-        }
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let workers: Vec<_> = Way::BOTH
-                .into_iter()
-                .cycle()
-                .take(workers)
-                .enumerate()
-                .map(|(at, way)| {
-                    // Connected before anything is killed.
-                    let (client, stop) = (bed.client(way), &stop);
-                    scope.spawn(move || work(client, (round * 8 + at as u64) * 10_000, stop))
-                })
-                .collect();
-            // Until there is something to lose, and a little more.
-            let some = wait_until(|| (counted(&dev, "kvplane_tier_writes_total") >= 20.0).then_some(()));
-            assert!(some.is_some(), "nothing is written");
-            std::thread::sleep(Duration::from_millis(7 * (round % 6)));
-            dev.kill();
-            stop.store(true, Ordering::Relaxed);
-            workers.into_iter().for_each(|worker| promised.extend(worker.join().unwrap()));
-        });
-        then(round);
-    }
-    let kept = promised.values().filter(|state| **state == Some(true)).count();
-    assert!(kept >= 20, "{kept} objects were promised");
 }
 
 #[test]
