@@ -26,7 +26,7 @@ mod start;
 mod stats;
 mod untracked;
 
-pub use stats::TierStats;
+pub use stats::{Harm, TierStats};
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -142,6 +142,7 @@ fn damage_on_the_device_is_a_miss_and_never_wrong_bytes() {
         lost = (0..64).filter(|key| !is_there(&mut client, *key)).count();
     }
     assert!((1..64).contains(&lost), "{lost} of 64 are lost");
+    dev.wait_for("records were not whole (");
     // What is lost can be put again.
     let mut client = bed.client(Way::Shm);
     for key in 0..64 {
@@ -264,6 +265,8 @@ fn a_device_is_one_nodes_and_says_so() {
     // Nothing of that touched it.
     let mut dev = bed.start();
     assert!(dev.stop().success());
+    std::fs::File::options().write(true).open(&ssd).and_then(|file| file.set_len(64 << 20)).unwrap();
+    again(&["--shards", "1"]).failed(1, &["if it was cut, what was there is lost", "remove the file"]);
 }
 
 #[test]
