@@ -111,7 +111,7 @@ fn a_log_cut_anywhere_is_a_shorter_log() {
         world.until_recovered();
         world.tier.check();
         // Whole segments are gone, removals among them: only that bytes are right can be promised.
-        world.verify(Promise::None, false).unwrap_or_else(|error| panic!("seed {seed}, cut at {at}: {error}"));
+        world.verify(Promise::Nothing, false).unwrap_or_else(|error| panic!("seed {seed}, cut at {at}: {error}"));
     }
 }
 
@@ -134,7 +134,7 @@ fn a_segment_as_it_was_long_ago_is_recognised() {
         world.until_recovered();
         world.tier.check();
         // It may have had the removals.
-        world.verify(Promise::None, false).unwrap_or_else(|error| panic!("seed {seed}, restarted: {error}"));
+        world.verify(Promise::Nothing, false).unwrap_or_else(|error| panic!("seed {seed}, restarted: {error}"));
     }
 }
 
