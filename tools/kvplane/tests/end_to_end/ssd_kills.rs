@@ -87,7 +87,7 @@ impl Object {
         let (version, key_name) = (self.newest, name(key));
         // What is replaced goes first.
         self.may_be.extend([0, version]);
-        if is_new && key % 2 == 0 {
+        if is_new && key.is_multiple_of(2) {
             let put = client.put(key_name.as_bytes(), &value_of(key, version))?;
             assert!(matches!(put, Put::Stored(_)), "object {key} was not there");
         } else {
