@@ -24,6 +24,7 @@ mod restarts;
 mod rig;
 mod ssd;
 mod ssd_faults;
+mod ssd_kills;
 mod ssd_slots;
 mod support;
 mod tenants;
