@@ -36,6 +36,7 @@ mod puts;
 mod recover;
 mod reply;
 mod route;
+mod sources;
 mod submit;
 mod table;
 mod types;
@@ -58,6 +59,7 @@ pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
 pub use path::{Path, PeerKind, Transport, Via};
 pub use proof::Carrier;
 pub use puts::PutBook;
+pub use sources::Sources;
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
