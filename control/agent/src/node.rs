@@ -314,15 +314,15 @@ type Started = (Vec<ShardHandle>, Vec<String>, Vec<String>);
 
 /// Whether data ports may be where the settings say.
 fn check_listen(listen: IpAddr, tickets: &NodeTickets) -> Result<(), Error> {
-    if listen.is_unspecified() {
-        return Err(Error::Argument(format!(
-            "data ports on {listen}: name the address of this host that clients and other nodes reach"
-        )));
-    }
     if !listen.is_loopback() && !tickets.wanted {
         return Err(Error::Argument(format!(
             "data ports on {listen} would be open without authentication: use a loopback address, or a control plane \
              that makes tickets (kvplane control, without --no-tickets)"
+        )));
+    }
+    if listen.is_unspecified() {
+        return Err(Error::Argument(format!(
+            "data ports on {listen}: name the address of this host that clients and other nodes reach"
         )));
     }
     Ok(())

@@ -217,7 +217,9 @@ fn who_has_no_ticket_or_a_wrong_one_is_told_so_over_every_path() {
         let waited = bed.asker(path, Some(&foreign)).write(Duration::from_millis(300));
         assert_eq!(waited, Status::DeadlineExceeded, "{path:?}");
     }
-    assert_eq!(bed.asker(Path::Stream, None).write(DEADLINE), Status::Prove);
+    for path in [Path::Stream, Path::Rdma] {
+        assert_eq!(bed.asker(path, None).write(DEADLINE), Status::Prove, "{path:?}");
+    }
     let counted = bed.shard.snapshot().expect("it answers");
     assert_eq!(counted.service.greeted, 0);
     assert!(counted.service.strangers > 0);

@@ -293,6 +293,11 @@ impl Host {
         {
             client.path_refused(lane, "the peer has no RDMA device", now_ns);
         }
+        if let (Status::Prove, Role::Lane(lane, _)) = (header.status, self.roles.get(Link::Rdma(id)))
+            && let Some(client) = &mut self.client
+        {
+            client.refused(lane, header.status);
+        }
         self.rdma_work.driver.complete(id, body);
     }
 

@@ -211,11 +211,14 @@ fn a_ticket_ends_and_is_renewed_on_the_connection_that_goes_on() {
         hear(&mut rig, &mint, seconds);
     }
     rig.assert_quiet();
-    // Under a key that came meanwhile.
+    // Under a key that comes in a moment.
     assert_eq!(mint.rotate(seconds, true, drawer(3)), Ok(true));
-    hear(&mut rig, &mint, seconds);
+    assert_eq!(mint.rotate(seconds, true, drawer(4)), Ok(true));
     let newer = mint.issue(&terms(), seconds);
     let body = proof(&newer, &hello(), &asked);
+    rig.ask(renewed, Operation::Prove, &body, 1);
+    assert_eq!(rig.answer().status(), Status::NoKey, "it is not closed for that");
+    hear(&mut rig, &mint, seconds);
     assert_eq!(prove(&mut rig, renewed, &body), Status::Ok);
     // What would make it another's is refused.
     for _ in 0..22 {
