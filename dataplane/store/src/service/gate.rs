@@ -167,7 +167,7 @@ impl Service {
     fn is_good(&self, ticket: &Ticket, now: u64, wanted: &Wanted) -> Result<(), Status> {
         // From when on it is good is not looked at: who has heard of the control plane later than we did may have one
         // from our future.
-        if now > ticket.valid.1.saturating_add(GRACE_S) || self.epoch.0 > ticket.epochs.1 {
+        if now >= ticket.valid.1.saturating_add(GRACE_S) || self.epoch.0 > ticket.epochs.1 {
             return Err(Status::TicketEnded);
         }
         let life = self.lives.get(&ticket.holder).filter(|_| ticket.role == Role::Node);
