@@ -66,7 +66,7 @@ pub struct Package {
 }
 
 /// Every package, in the order in which they are listed.
-pub const ALL: [Package; 11] = [
+pub const ALL: [Package; 12] = [
     Package {
         debian: "gcc",
         fedora: "gcc",
@@ -106,6 +106,14 @@ pub const ALL: [Package; 11] = [
         purpose: "what a disk gives, which the benchmarks of the SSD tier are held against",
         group: Group::Bench,
         probe: Probe::Program("fio"),
+    },
+    Package {
+        debian: "ibverbs-providers",
+        fedora: "libibverbs",
+        arch: "rdma-core",
+        purpose: "libibverbs and what it knows soft-RoCE by, which the machine reads from here",
+        group: Group::Rig,
+        probe: Probe::Database,
     },
     Package {
         debian: "busybox-static",
