@@ -150,6 +150,7 @@ pub struct Client {
     initiator: Initiator,
     link: ControlLink,
     seen_map: u64,
+    seen_ticket: u64,
     /// Which state of the control plane the map in use is of.
     state: u64,
     tenant: Vec<u8>,
@@ -181,6 +182,7 @@ impl Client {
                 "neither shared memory nor TCP is allowed, and RDMA is not required: no way to any node".to_owned(),
             ));
         }
+        link.hold_ticket(&config.tenant)?;
         let seen_map = link.map_generation();
         let first = link.state_map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
         let client = Config {
@@ -208,8 +210,23 @@ impl Client {
         }
         let (state, puts, deadline) = (first.state, PutBook::new(), config.deadline);
         let stripe_bytes = config.stripe_bytes.clamp(stripes::STRIPE_LEAST_BYTES, Limits::PAYLOAD_BYTES);
-        let (bounce, open) = (None, Vec::new());
-        Ok(Self { initiator, link, seen_map, state, tenant, keep_keys, puts, deadline, bounce, open, stripe_bytes })
+        let (bounce, open, seen_ticket) = (None, Vec::new(), 0);
+        let mut client = Self {
+            initiator,
+            link,
+            seen_map,
+            seen_ticket,
+            state,
+            tenant,
+            keep_keys,
+            puts,
+            deadline,
+            bounce,
+            open,
+            stripe_bytes,
+        };
+        client.follow_map();
+        Ok(client)
     }
 
     /// The line to the control plane, to share.
@@ -299,7 +316,15 @@ impl Client {
         Ok(())
     }
 
+    /// Goes on by the newest map and ticket.
     pub(crate) fn follow_map(&mut self) {
+        let ticket = self.link.ticket_generation();
+        if ticket != self.seen_ticket
+            && let Some(credential) = self.link.credential()
+        {
+            self.seen_ticket = ticket;
+            self.initiator.set_credential(credential);
+        }
         let generation = self.link.map_generation();
         if generation != self.seen_map
             && let Some(known) = self.link.state_map()

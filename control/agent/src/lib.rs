@@ -34,6 +34,7 @@ mod sockets;
 mod ssd;
 mod store_limits;
 mod tenant_report;
+mod tickets;
 mod tier_report;
 mod transfer;
 mod which;

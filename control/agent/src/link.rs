@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::rng::Rng;
@@ -17,6 +17,7 @@ use kvplane_rpc::{CallError, Client, IdentityError, Role, random_u64};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;
+use crate::tickets::Holder;
 use crate::which::{Control, Line};
 
 /// Calls that may wait for the thread.
@@ -34,6 +35,7 @@ struct Shared {
     /// Grows with every map that came; 0 before the first.
     generation: AtomicU64,
     map: Mutex<Option<StateMap>>,
+    holder: Holder,
 }
 
 /// A map, and which state of the control plane it is of: epochs of different states do not compare.
@@ -81,7 +83,8 @@ impl ControlLink {
 
     /// Connects, says hello, and waits for the first map.
     fn start(line: Line) -> Result<Self, Error> {
-        let shared = Arc::new(Shared { generation: AtomicU64::new(0), map: Mutex::new(None) });
+        let shared =
+            Arc::new(Shared { generation: AtomicU64::new(0), map: Mutex::new(None), holder: Holder::default() });
         let (jobs, receiver) = mpsc::channel(CALLS);
         let (stop, stopped) = oneshot::channel();
         let (ready, wait) = sync_channel(1);
@@ -105,7 +108,7 @@ impl ControlLink {
     }
 
     fn first_map(&self) -> Result<(), Error> {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         while self.map_generation() == 0 {
             if start.elapsed() > FIRST_MAP {
                 return Err(Error::Argument(format!("no cluster map came within {} s", FIRST_MAP.as_secs())));
@@ -129,6 +132,11 @@ impl ControlLink {
 
     pub(crate) fn state_map(&self) -> Option<StateMap> {
         self.shared.map.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What is held of tickets.
+    pub(crate) fn holder(&self) -> &Holder {
+        &self.shared.holder
     }
 
     /// What the control plane said first.
@@ -196,6 +204,14 @@ pub(crate) fn reconnections() -> Result<Rng, Error> {
     Ok(Rng::new(seed()?, "reconnect"))
 }
 
+/// Waits until then, or for ever.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
 async fn live(
     mut line: Line,
     shared: Arc<Shared>,
@@ -230,6 +246,12 @@ async fn live(
             Some(job) = jobs.recv() => {
                 tokio::task::spawn_local(job(client.clone()));
             }
+            () = until(shared.holder.due()) => {
+                let Some(call) = shared.holder.begin_renewal() else { continue };
+                let (shared, client) = (Arc::clone(&shared), client.clone());
+                tokio::task::spawn_local(async move { shared.holder.renew(client, call).await });
+            }
+            () = shared.holder.changed.notified() => {}
             _ = look.tick(), if seen.trouble.is_some() => {
                 let Some(elsewhere) = line.moved() else { continue };
                 let found = tokio::select! {

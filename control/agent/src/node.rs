@@ -34,6 +34,7 @@ use crate::machine::{discover_machine, scheduler_affinity};
 use crate::shard_report::ShardReports;
 use crate::ssd::{SsdConfig, Ssds};
 use crate::store_limits;
+use crate::tickets::NodeTickets;
 use crate::tier_report::TierReports;
 use crate::transfer::RdmaConfig;
 use crate::transfer::near::dealt;
@@ -53,7 +54,7 @@ pub struct NodeConfig {
     pub control: Control,
     /// Who it is; `None` draws a number.
     pub node: Option<NodeId>,
-    /// Address that its shards listen on. Only loopback: data connections carry no credentials yet.
+    /// Address that its shards listen on: one of this host. Beyond loopback only where the control plane makes tickets.
     pub listen: IpAddr,
     /// Port of the first shard, the others follow; 0 picks free ones.
     pub port: u16,
@@ -160,12 +161,6 @@ impl Node {
     /// # Errors
     /// When a port is taken, memory cannot be had, or the control plane refuses: says which and what to do.
     pub fn start(config: &NodeConfig) -> Result<Self, Error> {
-        if !config.listen.is_loopback() {
-            return Err(Error::Argument(format!(
-                "data ports on {} would be open without authentication: use a loopback address until tickets are there",
-                config.listen
-            )));
-        }
         if !config.ssds.is_empty() && config.node.is_none() {
             return Err(Error::Argument(
                 "an SSD remembers which node it belongs to: give the node a number, and the same at every start"
@@ -181,7 +176,9 @@ impl Node {
         // Versions and lives only ever grow, over restarts too, as long as the clock is not set back behind a former
         // life.
         let born_ns = unix_ns();
-        let (shards, notes, devices) = start_shards(config, &cluster, node, Incarnation(born_ns))?;
+        let tickets = NodeTickets::ask(&link, node.0, born_ns)?;
+        check_listen(config.listen, &tickets)?;
+        let (shards, notes, devices) = start_shards(config, &cluster, (node, Incarnation(born_ns)), &tickets)?;
         let shards = Arc::new(shards);
         let member = member_of(config, node, Incarnation(born_ns), &shards)?;
         let (stop, trouble) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
@@ -198,6 +195,7 @@ impl Node {
             tiers: TierReports::new(devices),
             figures: ShardReports::default(),
             life: Arc::new(Mutex::new(born_ns)),
+            tickets,
         };
         membership.join()?;
         membership.wait_until_mapped()?;
@@ -314,7 +312,28 @@ fn directory_of(config: &NodeConfig) -> Result<RuntimeDirectory, Error> {
 /// Shards, what is to be said of them, and the device under each if there are any.
 type Started = (Vec<ShardHandle>, Vec<String>, Vec<String>);
 
-fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: Incarnation) -> Result<Started, Error> {
+/// Whether data ports may be where the settings say.
+fn check_listen(listen: IpAddr, tickets: &NodeTickets) -> Result<(), Error> {
+    if !listen.is_loopback() && !tickets.wanted {
+        return Err(Error::Argument(format!(
+            "data ports on {listen} would be open without authentication: use a loopback address, or a control plane \
+             that makes tickets (kvplane control, without --no-tickets)"
+        )));
+    }
+    if listen.is_unspecified() {
+        return Err(Error::Argument(format!(
+            "data ports on {listen}: name the address of this host that clients and other nodes reach"
+        )));
+    }
+    Ok(())
+}
+
+fn start_shards(
+    config: &NodeConfig,
+    cluster: &str,
+    (node, incarnation): (NodeId, Incarnation),
+    tickets: &NodeTickets,
+) -> Result<Started, Error> {
     let machine = discover_machine()?;
     let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
     let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;
@@ -358,6 +377,7 @@ fn start_shards(config: &NodeConfig, cluster: &str, node: NodeId, incarnation: I
                 rdma: rdma.as_ref().map(|all| dealt(all, seat)),
                 tier: ssds.tier_of(seat.shard, count)?,
                 slow_after_ns: config.slow_after_ns,
+                tickets: tickets.challenges()?,
                 fetch: Some(FetchConfig {
                     client: seed()?,
                     cluster: cluster.to_owned(),

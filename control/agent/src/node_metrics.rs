@@ -9,7 +9,7 @@ use crate::prometheus::Text;
 /// A number of a shard, with its family.
 type Number = (&'static str, &'static str, fn(&ShardSnapshot) -> u64);
 
-const COUNTERS: [Number; 18] = [
+const COUNTERS: [Number; 22] = [
     ("kvplane_shard_requests_total", "Requests that arrived.", |one| one.service.requests),
     ("kvplane_shard_get_bytes_total", "Objects' bytes sent or lent to peers.", |one| one.service.get_bytes),
     ("kvplane_shard_put_bytes_total", "Objects' bytes taken in.", |one| one.service.put_bytes),
@@ -25,6 +25,14 @@ const COUNTERS: [Number; 18] = [
     ("kvplane_shard_corrupt_total", "Payloads that did not match their checksum.", |one| one.service.corrupt),
     ("kvplane_shard_slow_total", "Requests that were slow: see /debug/shards.", |one| one.times.slow_count),
     ("kvplane_shard_accepted_total", "Connections accepted.", |one| one.host.accepted),
+    ("kvplane_shard_crowded_out_total", "Connections closed for others before they said who they are.", |one| {
+        one.host.crowded_out
+    }),
+    ("kvplane_shard_strangers_total", "Connections refused for want of a good ticket.", |one| one.service.strangers),
+    ("kvplane_shard_tickets_ended_total", "Connections closed as their tickets ended.", |one| {
+        one.service.tickets_ended
+    }),
+    ("kvplane_shard_unauthorized_total", "Requests that a ticket does not allow.", |one| one.service.unauthorized),
     ("kvplane_shard_broken_total", "Frames that broke the protocol.", |one| one.host.broken),
     ("kvplane_shard_parks_total", "Times that the shard slept.", |one| one.host.parks),
     ("kvplane_shard_cpu_nanoseconds_total", "CPU time of the shard's thread.", |one| one.cpu_ns),

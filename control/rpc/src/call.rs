@@ -13,9 +13,10 @@ use crate::codec::{CodecError, HEADER_BYTES, Header, Message, decode, encode};
 use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::SMALL_BODY_BYTES;
 use crate::message::{
-    AnswerOrder, Drain, GetMap, GetSegment, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTenants,
-    ListTiers, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers,
-    SetTenant, Status, SyncTenants, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
+    AnswerOrder, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments,
+    ListShards, ListTenants, ListTiers, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
+    ReportShard, ReportTiers, RotateTickets, SetTenant, Status, SyncTenants, UnregisterSegment, WatchEvents, WatchMap,
+    WatchOrders,
 };
 use crate::rights::{Called, is_bound};
 use crate::server::Host;
@@ -196,6 +197,9 @@ impl Call {
             RemoveTenant::KIND => self.answer(frame, |c| service.remove_tenant(caller, c)),
             ListTenants::KIND => self.answer(frame, |_: ListTenants| service.list_tenants(caller)),
             SyncTenants::KIND => self.answer(frame, |c| service.sync_tenants(caller, c)),
+            GetTicket::KIND => self.answer(frame, |c| service.get_ticket(caller, c)),
+            GetTicketKeys::KIND => self.answer(frame, |c| service.get_ticket_keys(caller, c)),
+            RotateTickets::KIND => self.answer(frame, |_: RotateTickets| service.rotate_tickets(caller)),
             kind => Err(CodecError::Kind(kind)),
         }
     }

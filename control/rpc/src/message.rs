@@ -34,6 +34,10 @@ pub use crate::tenants::{
     TenantStatus,
 };
 
+pub use crate::tickets::{
+    GetTicket, GetTicketKeys, KEYS_PER_REPLY, KeyOfTickets, RotateTickets, TicketKeys, TicketReply,
+};
+
 /// A message that a client sends, and what it gets back.
 pub trait Request: Message {
     /// The reply when the call succeeds.
@@ -98,6 +102,9 @@ messages! {
     RemoveTenant = 0x0021 small => Done;
     ListTenants = 0x0022 small => TenantList;
     SyncTenants = 0x0023 large => TenantLeases;
+    GetTicket = 0x0040 small => TicketReply;
+    GetTicketKeys = 0x0041 small => TicketKeys;
+    RotateTickets = 0x0042 small => Done;
     Welcome = 0x8001 small;
     Joined = 0x8002 small;
     Alive = 0x8003 small;
@@ -115,6 +122,8 @@ messages! {
     Events = 0x8015 large;
     TenantList = 0x8022 large;
     TenantLeases = 0x8023 large;
+    TicketReply = 0x8040 small;
+    TicketKeys = 0x8041 small;
 }
 
 /// First call of every connection.

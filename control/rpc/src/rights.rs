@@ -6,9 +6,10 @@
 
 use crate::codec::Message;
 use crate::message::{
-    AnswerOrder, Drain, GetMap, GetSegment, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTenants,
-    ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers,
-    SetTenant, Status, SyncTenants, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
+    AnswerOrder, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments,
+    ListShards, ListTenants, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
+    ReportShard, ReportTiers, RotateTickets, SetTenant, Status, SyncTenants, UnregisterSegment, WatchEvents, WatchMap,
+    WatchOrders,
 };
 use crate::role::{Role, Scope};
 
@@ -18,6 +19,8 @@ const ANY: &[Role] = &Role::ALL;
 const MEMBERS: &[Role] = &[Role::Control, Role::Node];
 /// Who may offer memory.
 const HOLDERS: &[Role] = &[Role::Control, Role::Node, Role::Client];
+/// Who may ask shards for objects.
+const ASKERS: &[Role] = &[Role::Control, Role::Client, Role::Admin];
 /// Who may change what others do.
 const OPERATORS: &[Role] = &[Role::Control, Role::Admin];
 /// Who may end a membership.
@@ -83,6 +86,14 @@ rights! {
     RemoveTenant = "remove_tenant" OPERATORS;
     ListTenants = "list_tenants" OPERATORS;
     SyncTenants = "sync_tenants" MEMBERS |call| Some(Scope::Node(call.node));
+    GetTicket = "get_ticket" ASKERS |call| Some(tenant_of(call));
+    GetTicketKeys = "get_ticket_keys" MEMBERS |call| Some(Scope::Node(call.node));
+    RotateTickets = "rotate_tickets" OPERATORS;
+}
+
+/// A ticket for all tenants is for whose certificate is for all.
+fn tenant_of(call: &GetTicket) -> Scope {
+    call.tenant.clone().map_or(Scope::Any, Scope::Tenant)
 }
 
 /// A node's memory is the node's to offer; a client's is said by a number that only it knows.
@@ -95,7 +106,7 @@ const fn node_of(owner: Owner) -> Option<Scope> {
 
 /// Whether a role is bound to whom its certificate names.
 pub(crate) const fn is_bound(role: Role, scope: &Scope) -> bool {
-    matches!((role, scope), (Role::Node, Scope::Node(_)) | (Role::Client, Scope::Tenant(_)))
+    matches!((role, scope), (Role::Node, Scope::Node(_)) | (Role::Client, Scope::Tenant(_) | Scope::Any))
 }
 
 #[cfg(test)]
@@ -138,6 +149,9 @@ mod tests {
             "remove_tenant ca",
             "list_tenants ca",
             "sync_tenants cn",
+            "get_ticket cca",
+            "get_ticket_keys cn",
+            "rotate_tickets ca",
         ];
         assert_eq!(shown, expected);
     }

@@ -11,10 +11,11 @@ use tokio::sync::{mpsc, watch};
 use crate::codec::{CodecError, Message, encode};
 use crate::error::Refusal;
 use crate::message::{
-    Alive, AnswerOrder, Done, Drain, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards,
-    ListTiers, MapReply, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard,
-    ReportTiers, SegmentList, SegmentReply, SetTenant, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList,
-    TierList, TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerOrder, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave,
+    ListSegments, ListShards, ListTiers, MapReply, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, Renewed,
+    ReportEvents, ReportShard, ReportTiers, SegmentList, SegmentReply, SetTenant, ShardList, StatusReply, SyncTenants,
+    TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, UnregisterSegment,
+    WatchOrders, Welcome,
 };
 use crate::role::Role;
 
@@ -121,6 +122,12 @@ pub trait Service: Send + Sync + 'static {
     fn list_tenants(&self, caller: Caller) -> Result<TenantList, Refusal>;
     /// What tenants have of a shard; the answer says what they may have.
     fn sync_tenants(&self, caller: Caller, call: SyncTenants) -> Result<TenantLeases, Refusal>;
+    /// A ticket for shards.
+    fn get_ticket(&self, caller: Caller, call: GetTicket) -> Result<TicketReply, Refusal>;
+    /// What a node needs to check tickets.
+    fn get_ticket_keys(&self, caller: Caller, call: GetTicketKeys) -> Result<TicketKeys, Refusal>;
+    /// Makes a new key for tickets.
+    fn rotate_tickets(&self, caller: Caller) -> Result<Done, Refusal>;
     /// The orders of a node, until it goes.
     fn watch_orders(&self, caller: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal>;
     /// What came of an order.

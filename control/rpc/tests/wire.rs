@@ -196,6 +196,9 @@ fn show_shard_requests(show: Show<'_>) {
     let used = TenantFigures { number: 1, used_bytes: 2, lease_bytes: Some(3), evicted_bytes: 4, refused: 5 };
     let sync = SyncTenants { node: 7, incarnation: 2, shard: 1, pool_bytes: 9, uses: vec![used] };
     show("SyncTenants", encode(&sync));
+    show("GetTicket", encode(&GetTicket { holder: 1, tenant: Some("t".to_owned()) }));
+    show("GetTicketKeys", encode(&GetTicketKeys { node: 7, incarnation: 2 }));
+    show("RotateTickets", encode(&RotateTickets));
 }
 
 fn show_shard_replies(show: Show<'_>) {
@@ -216,6 +219,14 @@ fn show_shard_replies(show: Show<'_>) {
     show("TenantList", encode(&TenantList { strict: true, pool_bytes: 8, tenants: vec![tenant] }));
     let lease = LeaseOfTenant { number: 1, dram_bytes: Some(2), weight: 3 };
     show("TenantLeases", encode(&TenantLeases { strict: true, tenants: vec![lease] }));
+    let ticket = TicketReply { wanted: true, ticket: vec![1], secret: vec![2], valid_ns: 3 };
+    show("TicketReply", encode(&ticket));
+    let key = KeyOfTickets { id: 4, secret: [5; 32], until: 6 };
+    let keys = TicketKeys { seconds: 7, keys: vec![key; 1], ticket: ticket.clone() };
+    assert!(!format!("{keys:?}").contains("5, 5"), "secrets are not shown");
+    show("TicketKeys", encode(&keys));
+    let full = TicketKeys { keys: vec![keys.keys[0].clone(); KEYS_PER_REPLY], ..keys };
+    encode(&full).expect("as many keys as there may be are a small message");
 }
 
 /// As many as one message may hold are a small message.

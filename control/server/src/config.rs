@@ -12,6 +12,7 @@ use crate::access::HttpToken;
 use crate::metadata::MetadataLimits;
 use crate::objects::ObjectsAccess;
 use crate::store::StoreError;
+use crate::tickets::TicketConfig;
 
 /// Settings of a control plane.
 #[derive(Clone, Debug)]
@@ -34,6 +35,9 @@ pub struct ControlConfig {
     pub mooncake_metadata: Option<MetadataLimits>,
     /// Whether only tenants that were set may put; else others have no quota.
     pub strict_tenants: bool,
+    /// Has shards want tickets of their peers, so that they may listen beyond loopback. Without, they want none, and
+    /// listen on loopback only.
+    pub tickets: Option<TicketConfig>,
     /// How HTTP reaches objects, if at all: for `/get_all_keys` and `/api/v1/remove_all`.
     pub objects: ObjectsAccess,
     /// Directory of the state and the authority's key, made with mode 0700 if its parent exists. Without one, nothing
@@ -58,6 +62,7 @@ impl ControlConfig {
             http_listen: None,
             http_token: None,
             strict_tenants: false,
+            tickets: None,
             objects: ObjectsAccess::default(),
             http_without_authentication_anywhere: false,
             kv_events_listen: None,
@@ -75,6 +80,8 @@ impl ControlConfig {
 pub enum StartError {
     /// The cluster's name cannot be in certificates, the authority is unusable, or its directory is.
     Identity(IdentityError),
+    /// The file of the keys for tickets is not what was written there.
+    TicketKeys(PathBuf),
     /// The state cannot be opened or read.
     Store(StoreError),
     /// The settings contradict each other or the stored state.
@@ -112,6 +119,9 @@ pub enum StartError {
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::TicketKeys(path) => {
+                write!(f, "{} is damaged: remove it, and holders of tickets get new ones by themselves", path.display())
+            }
             Self::Identity(error) => error.fmt(f),
             Self::Store(error) => error.fmt(f),
             Self::Cluster(error) => error.fmt(f),

@@ -25,6 +25,7 @@ use crate::follow::{Follow, Published};
 use crate::objects::ObjectsAccess;
 use crate::shards::Shards;
 use crate::store::Store;
+use crate::tickets::Tickets;
 use crate::tiers::Tiers;
 
 mod calls;
@@ -32,13 +33,15 @@ mod calls;
 /// Program and version, as callers see it.
 pub(crate) const SOFTWARE: &str = concat!("kvplane-control ", env!("CARGO_PKG_VERSION"));
 
-struct Core {
+pub(crate) struct Core {
     cluster: Cluster,
     store: Store,
     tiers: Tiers,
     shards: Shards,
     follow: Follow,
     quotas: Quotas,
+    /// What makes data tickets, where shards want some.
+    pub(crate) tickets: Option<Tickets>,
     /// The owners of all slots by the map of this epoch, once somebody asked.
     owners: Option<(Epoch, OwnerTable)>,
     /// Why nothing may be changed any more.
@@ -102,6 +105,7 @@ impl Control {
                 shards: Shards::default(),
                 follow: Follow::default(),
                 quotas: Quotas::default(),
+                tickets: None,
                 owners: None,
                 failure: None,
             }),
@@ -123,6 +127,17 @@ impl Control {
         Self { strict_tenants, objects, ..self }
     }
 
+    /// With tickets for data connections.
+    pub(crate) fn with_tickets(self, tickets: Option<Tickets>) -> Result<Self, Refusal> {
+        self.core()?.tickets = tickets;
+        Ok(self)
+    }
+
+    /// Epoch of the map.
+    pub(crate) fn epoch(&self) -> Result<u64, Refusal> {
+        Ok(self.core()?.cluster.map().epoch.0)
+    }
+
     /// Looks at tenants: what is remembered of them, their leases, and whether others may put.
     pub(crate) fn with_quotas<T>(&self, look: impl FnOnce(&Cluster, &mut Quotas, bool) -> T) -> Result<T, Refusal> {
         let mut core = self.core()?;
@@ -140,7 +155,7 @@ impl Control {
     }
 
     /// The core, unless the control plane has failed.
-    fn core(&self) -> Result<MutexGuard<'_, Core>, Refusal> {
+    pub(crate) fn core(&self) -> Result<MutexGuard<'_, Core>, Refusal> {
         let Ok(core) = self.core.lock() else {
             let reason = "an earlier call ended in a bug; the state in memory is not trusted";
             self.failed.send_replace(Some(reason.to_owned()));

@@ -26,6 +26,7 @@ mod server;
 mod shards;
 mod store;
 mod tenants;
+mod tickets;
 mod tiers;
 mod zmtp;
 
@@ -36,3 +37,4 @@ pub use metadata::MetadataLimits;
 pub use objects::{Objects, ObjectsAccess};
 pub use server::{ControlHandle, ControlServer, EndError, STATE_FILE};
 pub use store::StoreError;
+pub use tickets::TicketConfig;

@@ -26,6 +26,7 @@ use crate::http;
 use crate::kv_events;
 use crate::metadata::MetadataLimits;
 use crate::store::Store;
+use crate::tickets::Tickets;
 
 /// File of the state within the state directory.
 pub const STATE_FILE: &str = "state.redb";
@@ -168,6 +169,10 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
             Store::open(&directory.join(STATE_FILE), fresh_id)?
         }
     };
+    let tickets = config
+        .tickets
+        .map(|tickets| Tickets::open(&config.cluster.cluster, &tickets, config.state_directory.as_deref()));
+    let tickets = tickets.transpose()?;
     let source = match (config.identity_directory, config.state_directory) {
         (Some(directory), _) => Source::Issued(directory),
         (None, Some(directory)) => Source::Authority(directory),
@@ -178,7 +183,8 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     let cluster = Cluster::new(config.cluster, records, 0).map_err(StartError::Cluster)?;
     let control =
         Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
-    let control = Arc::new(control.with_tenants(config.strict_tenants, config.objects));
+    let control = control.with_tenants(config.strict_tenants, config.objects).with_tickets(tickets);
+    let control = Arc::new(control.map_err(|refusal| StartError::FirstChange(refusal.reason))?);
     let server_config = ServerConfig {
         listen: config.listen,
         cluster: name.clone(),

@@ -15,6 +15,7 @@ use kvplane_proto::client::{
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::{BatchId, Epoch, SegmentId};
 use kvplane_sys::{Doorbell, IoBuf, Region, cpu};
+use kvplane_ticket::Credential;
 
 use crate::host::{Host, HostConfig, HostCounters};
 use crate::pacing::{Pacer, Pacing};
@@ -41,6 +42,11 @@ impl Initiator {
     /// When the kernel does not let it be watched.
     pub fn watch(&mut self, doorbell: Doorbell) -> io::Result<()> {
         self.host.watch_mailbox(doorbell)
+    }
+
+    /// Proves this ticket to shards that want one, from now on.
+    pub fn set_credential(&mut self, credential: Arc<Credential>) {
+        self.client().set_credential(credential, cpu::monotonic_ns());
     }
 
     /// Routes by this map from now on.

@@ -9,6 +9,7 @@ mod follow;
 mod leaving;
 mod listeners;
 mod stock;
+mod tickets;
 
 use std::io;
 use std::net::SocketAddr;

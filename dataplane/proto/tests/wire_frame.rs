@@ -164,6 +164,7 @@ fn kinds_are_stable_and_invertible() {
         (24, "Seal"),
         (25, "Discard"),
         (26, "Peek"),
+        (27, "Prove"),
     ];
     let both = expected.iter().map(|(code, name)| format!("{code} Request({name})"));
     let both = both.chain(expected.iter().map(|(code, name)| format!("{} Reply({name})", code | 0x80)));

@@ -29,6 +29,6 @@ pub use rdma::{
     RdmaCounters, RdmaError, RdmaOptions,
 };
 pub use shm::Shm;
-pub use tcp::{Tcp, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
+pub use tcp::{StrangerLimits, Tcp, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 pub use token::{Source, Token};
 pub use types::{ConnectionId, Event, Gone, Input, Outgoing, Pieces, Target};

@@ -24,10 +24,16 @@ pub(crate) struct Bed {
 
 impl Bed {
     pub(crate) fn start(nodes: u64, pool_bytes: u64) -> Self {
+        Self::start_with(nodes, pool_bytes, |_| {})
+    }
+
+    /// With a control plane of other settings.
+    pub(crate) fn start_with(nodes: u64, pool_bytes: u64, set: impl FnOnce(&mut ControlConfig)) -> Self {
         let number = BEDS.fetch_add(1, Ordering::Relaxed);
         let directory = std::env::temp_dir().join(format!("kvplane-agent-{}-{number}", std::process::id()));
         let mut config = ControlConfig::new("test");
         config.publish = Some(RuntimeDirectory::at(&directory));
+        set(&mut config);
         let control = ControlServer::start(config).expect("a control plane on loopback");
         let mut bed = Self { nodes: Vec::new(), control: Some(control), directory };
         for node in 1..=nodes {
@@ -37,11 +43,11 @@ impl Bed {
         bed
     }
 
-    fn control_name(&self) -> Control {
+    pub(crate) fn control_name(&self) -> Control {
         Control::Local { cluster: "test".to_owned(), runtime_directory: Some(self.directory.clone()) }
     }
 
-    fn node_config(&self, node: u64, pool_bytes: u64) -> NodeConfig {
+    pub(crate) fn node_config(&self, node: u64, pool_bytes: u64) -> NodeConfig {
         NodeConfig {
             control: self.control_name(),
             node: Some(NodeId(node)),

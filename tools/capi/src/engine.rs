@@ -99,13 +99,9 @@ pub(crate) unsafe extern "C" fn createTransferEngine(
         // SAFETY: by the caller's promise.
         let texts = unsafe { (text(metadata_conn_string), text(local_server_name), text(ip_or_host_name)) };
         let (Some(metadata), Some(name), host) = texts else { return ptr::null_mut() };
-        let started = config(metadata, name, host, rpc_port).and_then(|config| {
-            if config.open_to_network {
-                let ip = config.listen.ip();
-                eprintln!("kvplane: whoever reaches {ip} may use this engine's memory: there is no authentication");
-            }
-            TransferEngine::start(config).map_err(|error| error.to_string())
-        });
+        // One that others reach says so on standard error.
+        let started = config(metadata, name, host, rpc_port)
+            .and_then(|config| TransferEngine::start(config).map_err(|error| error.to_string()));
         match started {
             Ok(engine) => {
                 Box::into_raw(Box::new(Engine { engine, batches: Batches::default(), files: AtomicBool::new(false) }))

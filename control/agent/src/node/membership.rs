@@ -17,6 +17,7 @@ use super::unix_ns;
 use crate::error::Error;
 use crate::link::{ControlLink, StateMap, software};
 use crate::shard_report::ShardReports;
+use crate::tickets::NodeTickets;
 use crate::tier_report::TierReports;
 
 /// How often the membership thread looks around between heartbeats.
@@ -38,6 +39,8 @@ pub(super) struct Membership {
     pub(super) figures: ShardReports,
     /// The present life, for who reports beside.
     pub(super) life: Arc<Mutex<u64>>,
+    /// What peers of the shards prove, if they do.
+    pub(super) tickets: NodeTickets,
 }
 
 impl Membership {
@@ -63,6 +66,7 @@ impl Membership {
         }
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
         self.link.call(Heartbeat { node, incarnation, load })?;
+        self.tickets.refresh(&self.link, incarnation, &self.shards)?;
         self.figures.report(&self.link, (node, incarnation), &self.shards, &snapshots);
         crate::tenant_report::exchange(&self.link, node, incarnation, &self.shards);
         self.tiers.exchange(&self.link, node, incarnation, &self.shards);

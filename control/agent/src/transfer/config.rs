@@ -150,6 +150,14 @@ impl TransferEngineConfig {
         if self.batches == 0 {
             return Err(Error::Argument("0 batches in flight: give at least 1".to_owned()));
         }
+        if !self.listen.ip().is_loopback() {
+            // Said also where nobody reads what the engine returns: it cannot be taken back later.
+            eprintln!(
+                "kvplane: warning: memory that is registered here can be read and written by whoever reaches {}: \
+                 transfer engines ask for no ticket",
+                self.listen.ip()
+            );
+        }
         Ok(())
     }
 }

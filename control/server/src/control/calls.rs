@@ -4,10 +4,11 @@ use kvplane_cluster::{ClientId, Input, Reply, SegmentOwner};
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
-    Alive, AnswerOrder, Done, Drain, GetSegment, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards,
-    ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard,
-    ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, ShardList, StatusReply, SyncTenants,
-    TenantLeases, TenantList, TierList, TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerOrder, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave,
+    ListSegments, ListShards, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, Renewed,
+    ReportEvents, ReportShard, ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant,
+    ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
+    TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
@@ -206,6 +207,18 @@ impl Service for Control {
 
     fn sync_tenants(&self, _: Caller, call: SyncTenants) -> Result<TenantLeases, Refusal> {
         self.sync_tenants_now(call)
+    }
+
+    fn get_ticket(&self, caller: Caller, call: GetTicket) -> Result<TicketReply, Refusal> {
+        self.ticket(caller, &call)
+    }
+
+    fn get_ticket_keys(&self, _: Caller, call: GetTicketKeys) -> Result<TicketKeys, Refusal> {
+        self.ticket_keys(&call)
+    }
+
+    fn rotate_tickets(&self, _: Caller) -> Result<Done, Refusal> {
+        self.rotate_tickets_now()
     }
 
     fn watch_orders(&self, _: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use kvplane_store::service::SLOW_AFTER_NS;
+use kvplane_ticket::Challenges;
 use kvplane_transport::mooncake::ServerOptions;
-use kvplane_transport::{FaultPlan, ZeroCopyCounters, ZeroCopyOptions};
+use kvplane_transport::{FaultPlan, StrangerLimits, ZeroCopyCounters, ZeroCopyOptions};
 
 use super::{FetchConfig, RdmaDevices, StockEngines, TierSetup};
 
@@ -27,6 +28,10 @@ pub struct HostConfig {
     pub tier: Option<TierSetup>,
     /// How former owners of the service's slots are asked for what was in them; without it nobody is.
     pub fetch: Option<FetchConfig>,
+    /// Whoever asks the service must prove a ticket, and is challenged with these; without, nobody is asked for one.
+    pub tickets: Option<Challenges>,
+    /// How many peers may be connected that have not said who they are.
+    pub strangers: StrangerLimits,
     /// From how many nanoseconds on a request that was answered here is remembered as slow.
     pub slow_after_ns: u64,
 }
@@ -42,6 +47,8 @@ impl Default for HostConfig {
             zero_copy: ZeroCopyOptions::default(),
             tier: None,
             fetch: None,
+            tickets: None,
+            strangers: StrangerLimits::default(),
             slow_after_ns: SLOW_AFTER_NS,
         }
     }
@@ -58,6 +65,8 @@ pub struct HostCounters {
     pub broken: u64,
     /// Connections accepted.
     pub accepted: u64,
+    /// Of those, closed for others that came before they had said who they are.
+    pub crowded_out: u64,
     /// Segments' bytes that this host copied through mappings of its peers' memory.
     pub map_bytes: u64,
     /// The same by the kernel, between processes.

@@ -34,7 +34,7 @@ impl Host {
 
     pub(super) fn connected(&mut self, link: Link, now_ns: u64) {
         if let (Role::Asking(lane), Link::Tcp(id)) = (self.roles.get(link), link) {
-            self.offer_rdma(id, lane);
+            self.greet_carrier(id, lane);
             return;
         }
         if let (Role::Lane(lane, _), Some(client)) = (self.roles.get(link), &mut self.client) {
@@ -232,7 +232,13 @@ impl Host {
             }
             Role::Served => {
                 let Some(service) = &mut self.service else { return Target::Discard };
-                match service.request(link.peer(), header, body, now_ns) {
+                let to = service.request(link.peer(), header, body, now_ns);
+                if let (Kind::Request(Operation::Hello | Operation::Prove), Link::Tcp(id)) = (header.kind, link)
+                    && service.is_welcome(link.peer())
+                {
+                    self.tcp.trust(id);
+                }
+                match to {
                     ServicePayload::Discard => Target::Discard,
                     ServicePayload::Place(place) => Target::Memory { buffer: self.memory(place), checksum },
                     ServicePayload::Places(range) => Target::Scatter { buffers: self.memories(range), checksum },
@@ -274,7 +280,11 @@ impl Host {
                 self.take_rdma_answer(id, header, body, now_ns);
                 Target::Discard
             }
-            Role::Asking(_) | Role::None => Target::Discard,
+            Role::Asking(lane) => {
+                self.take_carrier_frame(link, lane, header, body);
+                Target::Discard
+            }
+            Role::None => Target::Discard,
         }
     }
 

@@ -149,6 +149,9 @@ impl Host {
         let (poller, mut client) = (Poller::new()?, client.or_else(|| fetch.map(FetchConfig::client)));
         if let Some(service) = &mut service {
             service.set_slow_after(config.slow_after_ns);
+            if let Some(challenges) = &config.tickets {
+                service.want_tickets(challenges.clone());
+            }
         }
         let mut rdma_work = rdma::RdmaWork::new(config.rdma.as_ref(), &poller);
         if let Some(pool) = &pool {
@@ -204,6 +207,9 @@ impl Host {
             idle_rounds: 0,
             long_round: false,
         };
+        if host.service.is_some() {
+            host.tcp.limit_strangers(config.strangers);
+        }
         host.begin_fetches(fetch);
         Ok(host)
     }
@@ -301,6 +307,7 @@ impl Host {
         self.counters.busy_rounds += u64::from(progress);
         if progress || told {
             self.counters.zero_copy = *self.tcp.zero_copy();
+            self.counters.crowded_out = self.tcp.strangers().1;
         }
         Ok(progress)
     }

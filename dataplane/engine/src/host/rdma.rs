@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvplane_proto::client::{Client, Copies, DeviceCopy, LaneId, Near, NodeCounts, Place, SliceId};
+use kvplane_proto::client::{Carrier, Client, Copies, DeviceCopy, LaneId, Near, NodeCounts, Place, SliceId};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{GetItem, Kind, Operation, RangeItem, ReadItem, decode_items};
 use kvplane_proto::{Limits, RequestId, Status};
@@ -199,8 +199,38 @@ impl<'a> Iterator for OnDevice<'a> {
 }
 
 impl Host {
-    /// The TCP connection for a lane over RDMA is there: makes an offer on it.
-    pub(super) fn offer_rdma(&mut self, carrier: ConnectionId, lane: LaneId) {
+    /// The TCP connection for a lane over RDMA is there: says who we are, where the peer wants to know, before it makes
+    /// anything for us.
+    pub(super) fn greet_carrier(&mut self, carrier: ConnectionId, lane: LaneId) {
+        let Some(client) = &self.client else { return };
+        let step = client.carrier_connected(lane);
+        self.go_on_with_carrier(carrier, lane, step);
+    }
+
+    /// The peer has answered to that.
+    pub(super) fn take_carrier_frame(&mut self, link: Link, lane: LaneId, header: &Header, body: &[u8]) {
+        let (Link::Tcp(carrier), Some(client)) = (link, &mut self.client) else { return };
+        let step = client.carrier_frame(lane, header, body);
+        self.go_on_with_carrier(carrier, lane, step);
+    }
+
+    fn go_on_with_carrier(&mut self, carrier: ConnectionId, lane: LaneId, step: Carrier) {
+        match step {
+            Carrier::Go => self.offer_rdma(carrier, lane),
+            Carrier::Send(header, body) => {
+                self.tcp.send(carrier, &header, &body, None);
+            }
+            Carrier::Refused(status, why) => {
+                if let Some(client) = &mut self.client {
+                    client.refused(lane, status);
+                }
+                self.close(Link::Tcp(carrier), Gone::Setup(why));
+            }
+        }
+    }
+
+    /// Makes an offer on the TCP connection for a lane over RDMA.
+    fn offer_rdma(&mut self, carrier: ConnectionId, lane: LaneId) {
         let devices = self.client.as_ref().and_then(|client| client.rail_of(lane)).and_then(|rail| rail.rdma);
         let (own, peer) = devices.map_or((0, 0), |devices| (devices.own, devices.peer));
         let (id, offer) = match self.rdma_work.driver.offer(usize::from(own), peer) {
@@ -226,10 +256,16 @@ impl Host {
             self.close(link, Gone::Closed);
             return;
         };
+        // Nothing is made for a stranger.
+        let may = self.service.as_ref().is_some_and(|service| service.may_carry(link.peer()));
         if let Some(service) = &mut self.service {
             service.peer_gone(link.peer(), now_ns);
         }
-        let (accepted, answer) = self.rdma_work.driver.accept(body);
+        self.tcp.trust(carrier);
+        let (accepted, answer) = match may {
+            true => self.rdma_work.driver.accept(body),
+            false => (None, Rdma::refusal(Status::Prove)),
+        };
         let status = Rdma::answer_status(&answer);
         let reply = Header::reply(Kind::Reply(Operation::Rdma), header.request, status).with_body(&answer, 1);
         self.tcp.send(carrier, &reply, &answer, None);
@@ -256,6 +292,11 @@ impl Host {
             && let Some(client) = &mut self.client
         {
             client.path_refused(lane, "the peer has no RDMA device", now_ns);
+        }
+        if let (Status::Prove, Role::Lane(lane, _)) = (header.status, self.roles.get(Link::Rdma(id)))
+            && let Some(client) = &mut self.client
+        {
+            client.refused(lane, header.status);
         }
         self.rdma_work.driver.complete(id, body);
     }

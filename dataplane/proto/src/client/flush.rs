@@ -1,17 +1,16 @@
 //! Queued slices become frames: as many as the lane's window allows, batched by operation.
 
 use super::Client;
-use super::fences::connection_number;
 use super::lane::{Endpoint, EndpointEvent};
 use super::path::{Path, Via};
 use super::table::{NOWHERE, SliceEvent, Wire, request_id, slice_id};
 use super::types::{DeviceCopy, LaneId, ListFrom, Local, Output, Request, SliceId};
 use crate::digest::Digest;
-use crate::frame::{FLAG_AHEAD, FLAG_ALL, Header, VERSION};
+use crate::frame::{FLAG_AHEAD, FLAG_ALL, Header};
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{
-    CommitItem, DigestItem, GetItem, Hello, IdItem, Item, Kind, ListItem, Operation, RangeItem, ReadItem, WriteItem,
+    CommitItem, DigestItem, GetItem, IdItem, Item, Kind, ListItem, Operation, RangeItem, ReadItem, WriteItem,
     encode_items,
 };
 
@@ -19,7 +18,6 @@ impl Client {
     /// The host has connected a lane: greet the peer.
     pub fn connected(&mut self, lane: LaneId, now_ns: u64) {
         self.now_ns = now_ns;
-        let (cluster, client) = (self.config.cluster.clone(), self.config.client);
         if self.current(lane).is_none() || !self.step_lane(lane.index, EndpointEvent::Connected) {
             return;
         }
@@ -27,22 +25,8 @@ impl Client {
             self.welcomed(lane.index);
             return;
         }
-        let entry = &self.lanes[lane.index as usize];
-        let (number, peer) = (entry.number, entry.peer);
-        let address = &self.peers[peer.0 as usize].address;
-        let hello = Hello {
-            version_min: VERSION,
-            version_max: VERSION,
-            client,
-            node: address.node,
-            incarnation: address.incarnation,
-            shard: address.shard,
-            lane: number,
-            connection: connection_number(lane),
-            fetches: self.config.fetches,
-            cluster,
-        };
-        let body = self.append(|out| out.extend_from_slice(&hello.encode()));
+        let hello = self.hello_of(lane.index);
+        let body = self.append(|out| out.extend_from_slice(&hello));
         let header = Header::request(Kind::Request(Operation::Hello), RequestId::default());
         self.send(lane, header, body, 1, &[]);
     }
@@ -414,7 +398,7 @@ impl Client {
         u32::try_from(left_ns / 1000).unwrap_or(u32::MAX).max(1)
     }
 
-    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> core::ops::Range<usize> {
+    pub(super) fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> core::ops::Range<usize> {
         let start = self.bytes.len();
         write(&mut self.bytes);
         start..self.bytes.len()

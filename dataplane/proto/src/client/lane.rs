@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::client::path::{Path, Via};
+use crate::client::proof::Challenged;
 use crate::client::table::{NOWHERE, Slice};
 use crate::client::types::{Config, LaneId, PeerId};
 use crate::ids::{PinId, ReservationId, SegmentId};
@@ -102,6 +103,8 @@ pub(super) struct Lane {
     pub(super) fenced: u64,
     /// Why the peer refused us: its slices fail with this instead of being retried.
     pub(super) refusal: Option<Status>,
+    /// What the shard challenged this connection with, if it wants tickets.
+    pub(super) challenged: Option<Box<Challenged>>,
     pub(super) dirty: bool,
     /// Why it is being reset, if it is.
     pub(super) cause: Option<Cause>,
@@ -143,6 +146,7 @@ impl Lane {
             commits: Vec::new(),
             fenced: 0,
             refusal: None,
+            challenged: None,
             dirty: false,
             cause: None,
             alarm_ns: None,
@@ -296,6 +300,7 @@ impl Lane {
         self.generation = self.generation.wrapping_add(1);
         self.outstanding = 0;
         self.greeted = false;
+        self.challenged = None;
         self.releases.clear();
         self.aborts.clear();
         self.commits.clear();

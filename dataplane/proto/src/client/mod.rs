@@ -31,6 +31,7 @@ mod near;
 mod options;
 mod path;
 mod peers;
+mod proof;
 mod puts;
 mod recover;
 mod reply;
@@ -45,6 +46,7 @@ mod waiting;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::sync::Arc;
 
 pub use bulk::Copies;
 use dispatch::{Group, RailEntry};
@@ -55,6 +57,7 @@ pub use metrics::{Failovers, RailCounts, RailMetrics, SlowOperation};
 pub use near::{Near, Nearness, NodeCounts, Place};
 pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
 pub use path::{Path, PeerKind, Transport, Via};
+pub use proof::Carrier;
 pub use puts::PutBook;
 pub use sources::Sources;
 use table::{Batch, Slice, Table, Wire};
@@ -64,6 +67,8 @@ pub use types::{
     SegmentTarget, SliceId, SubmitError, TaskResult,
 };
 
+use kvplane_ticket::Credential;
+
 use crate::ids::{BatchId, Epoch, SLOTS, Slot};
 use crate::map::{ClusterMap, OwnerTable};
 use crate::message::Operation;
@@ -72,6 +77,9 @@ use crate::sched::RetryBudget;
 /// The asking side of the data path. Single-threaded; owned by one host loop.
 pub struct Client {
     config: Config,
+    /// What shards are shown that want a ticket, and how many proofs were made.
+    credential: Option<Arc<Credential>>,
+    proofs: u64,
     map: Option<(ClusterMap, OwnerTable)>,
     peers: Vec<Peer>,
     peer_index: BTreeMap<PeerAddress, PeerId>,
@@ -148,6 +156,8 @@ impl Client {
     pub fn new(config: Config) -> Self {
         Self {
             config,
+            credential: None,
+            proofs: 0,
             map: None,
             peers: Vec::new(),
             peer_index: BTreeMap::new(),

@@ -18,7 +18,8 @@ const MAP_AGAIN_NS: u64 = 500_000_000;
 impl Client {
     /// Sends a slice again, unless its budget or its batch is at an end.
     ///
-    /// A wrong owner is a matter of time, bounded by the deadline; anything else is bounded by the budget.
+    /// A wrong owner, or one that a key has not reached, is a matter of time, bounded by the deadline; anything else is
+    /// bounded by the budget.
     pub(super) fn retry(&mut self, index: u32, status: Status) {
         let slice = self.slices.at(index);
         let segment = matches!(slice.request, Request::Read(..) | Request::Write(..) | Request::OpenSegment(_));
@@ -29,7 +30,7 @@ impl Client {
             return;
         }
         let mut spent = false;
-        if status != Status::WrongOwner {
+        if !matches!(status, Status::WrongOwner | Status::NoKey) {
             slice.attempts = slice.attempts.saturating_add(1);
             spent = slice.attempts >= Limits::ATTEMPTS;
         }
@@ -40,8 +41,9 @@ impl Client {
         } else {
             let peer = slice.peer as usize;
             // Beyond the peer's budget of retries it waits, as it does for a busy peer.
+            let waits = matches!(status, Status::WrongOwner | Status::Busy | Status::NoKey | Status::TicketEnded);
             let within = self.peers.get_mut(peer).is_none_or(|peer| peer.retries.spend(self.now_ns));
-            self.send_again(index, matches!(status, Status::WrongOwner | Status::Busy) || !within);
+            self.send_again(index, waits || !within);
         }
         if matches!(status, Status::WrongOwner | Status::Unreachable) {
             self.want_map();

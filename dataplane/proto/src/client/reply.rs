@@ -36,8 +36,8 @@ impl Client {
 
     fn accept(&mut self, lane: LaneId, header: &Header, body: &[u8]) -> Result<PayloadTo, Broken> {
         let Kind::Reply(operation) = header.kind else { return Err(Broken) };
-        if operation == Operation::Hello {
-            self.welcome(lane, header, body)?;
+        if matches!(operation, Operation::Hello | Operation::Prove) {
+            self.welcome(lane, operation, header, body)?;
             return Ok(PayloadTo::Discard);
         }
         if operation == Operation::Fence {
@@ -84,16 +84,32 @@ impl Client {
         wire
     }
 
-    fn welcome(&mut self, lane: LaneId, header: &Header, body: &[u8]) -> Result<(), Broken> {
-        let entry = &mut self.lanes[lane.index as usize];
-        if entry.state != Endpoint::Greeting {
-            return Err(Broken);
+    fn welcome(&mut self, lane: LaneId, operation: Operation, header: &Header, body: &[u8]) -> Result<(), Broken> {
+        let entry = &self.lanes[lane.index as usize];
+        match (entry.state, operation, header.status) {
+            (Endpoint::Greeting, Operation::Hello, Status::Prove) => {
+                let (header, body) = match self.challenged(lane.index, body) {
+                    Ok(proof) => proof,
+                    Err((status, why)) => return self.not_the_peer(lane.index, status, &why),
+                };
+                let body = self.append(|out| out.extend_from_slice(&body));
+                self.send(lane, header, body, 1, &[]);
+                return Ok(());
+            }
+            (Endpoint::Greeting, _, Status::Ok) => {}
+            (Endpoint::Greeting, _, status) => {
+                let why = format!("who listens there refuses us: {status}");
+                return self.not_the_peer(lane.index, status, &why);
+            }
+            // A newer ticket was shown; where it is not taken, the connection's end says so.
+            (Endpoint::Ready, Operation::Prove, _) if entry.challenged.is_some() => return Ok(()),
+            _ => return Err(Broken),
         }
-        if header.status != Status::Ok {
-            let why = format!("who listens there refuses us: {}", header.status);
-            return self.not_the_peer(lane.index, header.status, &why);
-        }
-        let welcome = Welcome::decode(body).map_err(|_| Broken)?;
+        let welcome = match self.checked_welcome(lane.index, operation, body) {
+            Ok(welcome) => Welcome::decode(welcome).map_err(|_| Broken)?,
+            Err((status, why)) => return self.not_the_peer(lane.index, status, &why),
+        };
+        let entry = &self.lanes[lane.index as usize];
         let wanted = &self.peers[entry.peer.0 as usize].address;
         let other = wanted.node != NodeId(0) && (wanted.node, wanted.shard) != (welcome.node, welcome.shard)
             || wanted.incarnation != Incarnation(0) && wanted.incarnation != welcome.incarnation;
@@ -184,7 +200,7 @@ impl Client {
 
     /// Final outcomes complete a slice; passing ones send it again.
     pub(super) fn settle(&mut self, index: u32, status: Status) {
-        if matches!(status, Status::WrongOwner | Status::Busy | Status::Corrupt) {
+        if matches!(status, Status::WrongOwner | Status::Busy | Status::Corrupt | Status::NoKey | Status::TicketEnded) {
             self.retry(index, status);
         } else {
             self.leave_lane(index);

@@ -180,6 +180,11 @@ impl SlotOwners {
         *self.before.get(usize::from(slot.0))?
     }
 
+    /// The lives of the map's members that have shards, in the order of their numbers; some more than once.
+    pub fn lives(&self) -> impl Iterator<Item = (NodeId, Incarnation)> {
+        self.addresses.iter().map(|(key, ..)| (key.node, key.incarnation))
+    }
+
     /// Where a shard of the map listens, and on which host.
     #[must_use]
     pub fn address(&self, key: ShardKey) -> Option<(&str, &ShardAddress)> {

@@ -106,6 +106,10 @@ kinds! {
     /// Shared memory: where are these ranges of objects, also of those that are being written? Pins them.
     /// [`RangeItem`]s / [`LookupReply`]s of whole objects.
     Peek = 26;
+    /// That the asker holds a ticket: a [`kvplane_ticket::Proof`], for the challenge that a greeting was answered with
+    /// ([`Status::Prove`](crate::Status::Prove)), or on a greeted connection a newer ticket for the same one /
+    /// [`Welcome`], and the shard's own proof.
+    Prove = 27;
 }
 
 /// Kind of a frame.

@@ -113,6 +113,11 @@ impl<P: EvictionPolicy> Order<P> {
         self.insert(entries, id);
     }
 
+    /// Whom an entry is charged to.
+    pub(crate) fn tenant_of(&self, entries: &Entries, id: EntryId) -> u32 {
+        self.accounts[entries[id].account()].number
+    }
+
     /// What each tenant has.
     pub(crate) fn uses(&self) -> Vec<TenantUse> {
         let shown = self.accounts.iter().filter(|account| account.is_listed || account.used_granules > 0);

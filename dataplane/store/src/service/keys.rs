@@ -53,6 +53,8 @@ pub(super) struct List {
     names: bool,
     /// Whether only what left with its slot is wanted.
     fetches: bool,
+    /// Only this tenant's objects.
+    tenant: Option<u32>,
     /// The only object that is wanted.
     one: Option<Digest>,
     /// How far it has come.
@@ -120,8 +122,8 @@ impl Service {
             return Err(CloseReason::Malformed("a list of not one item"));
         };
         let asked = match self.may_ask(item.digest) {
-            // Any slot says which shard is meant, whether or not it is still on its way.
-            Err(Status::Stale) if item.flags & ONE == 0 => Ok(()),
+            // Any slot says which shard is meant, whether or not it is still on its way, and whoever has an object there.
+            Err(Status::Stale | Status::Unauthorized) if item.flags & ONE == 0 => Ok(()),
             asked => asked,
         };
         let status = if let Err(status) = asked {
@@ -140,6 +142,7 @@ impl Service {
                 request: header.request,
                 names: item.flags & NAMES != 0,
                 fetches: self.asker_fetches,
+                tenant: self.asker_tenant,
                 one: (item.flags & ONE != 0).then_some(item.digest),
                 at: item.from,
                 page: Vec::new(),
@@ -232,6 +235,9 @@ impl Service {
                 found.push((self.tier_point(record.digest), listed, u64::MAX, record.key_bytes > 0));
             }
         }
+        if let Some(own) = list.tenant {
+            found.retain(|(_, listed, ..)| store.tenant_of(listed.item.digest) == Some(own));
+        }
         if list.fetches {
             found.retain(|(_, listed, ..)| self.moves.exports.has(listed.item.digest));
         }
@@ -268,7 +274,8 @@ impl Service {
         (list.at, list.is_full) = (END, true);
         let (Some(digest), Some(store)) = (list.one, &self.store) else { return };
         let (view, record) = (store.peek(digest), self.on_ssd(digest));
-        if !self.keeps(digest) {
+        let of_another = list.tenant.is_some_and(|own| store.tenant_of(digest) != Some(own));
+        if of_another || !self.keeps(digest) {
             return;
         }
         let (mut listed, elsewhere) = match (view, record) {

@@ -15,6 +15,7 @@
 mod deferred;
 mod drafts;
 mod follow;
+mod gate;
 mod held;
 mod keys;
 mod moves;
@@ -31,6 +32,8 @@ mod types;
 
 #[cfg(test)]
 mod tests;
+
+use std::collections::BTreeMap;
 
 use deferred::Deferrals;
 pub use drafts::TicketId;
@@ -66,6 +69,12 @@ pub struct Service {
     asker_epoch: Epoch,
     /// Whether it is the new owner of what this shard had.
     asker_fetches: bool,
+    /// The only tenant whose objects it may use, if its ticket is for one.
+    asker_tenant: Option<u32>,
+    /// Who is let in, where tickets are wanted.
+    gate: Option<Box<gate::Gate>>,
+    /// The lives of nodes by the newest map.
+    lives: BTreeMap<u64, u64>,
     /// One bit for each slot that this shard owns.
     owned: Box<[u64; SLOTS / 64]>,
     store: Option<Store>,
@@ -123,6 +132,9 @@ impl Service {
             epoch: Epoch(0),
             asker_epoch: Epoch(0),
             asker_fetches: false,
+            asker_tenant: None,
+            gate: None,
+            lives: BTreeMap::new(),
             owned: Box::new([0; SLOTS / 64]),
             store,
             strict_tenants: false,
@@ -169,6 +181,10 @@ impl Service {
         let standing = Standing { state, since: owners.since };
         let owned = |slot| owners.owner(Slot(slot)) == Some(me);
         self.change_owners(owners.epoch, standing, &owned, Some(owners));
+        if self.gate.is_some() {
+            self.lives = owners.lives().map(|(node, life)| (node.0, life.0)).collect();
+            self.end_former_lives();
+        }
     }
 
     fn change_owners(
@@ -269,7 +285,7 @@ impl Service {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let own = [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.drafts.poll_timeout()];
-        own.into_iter().chain([self.tier_timeout(), self.moves_timeout()]).flatten().min()
+        own.into_iter().chain([self.tier_timeout(), self.moves_timeout(), self.gate_timeout()]).flatten().min()
     }
 
     /// What happened so far.
@@ -319,11 +335,17 @@ impl Service {
         if operation == Operation::Hello {
             return self.hello(peer, header, body);
         }
+        if operation == Operation::Prove {
+            return self.prove(peer, header, body);
+        }
         if !session.greeted {
             return Err(CloseReason::NotGreeted);
         }
         let path = session.path;
-        self.asker_fetches = session.fetches;
+        (self.asker_fetches, self.asker_tenant) = (session.fetches, session.pass.tenant);
+        if !self.may_change(peer, operation, header) {
+            return Ok(PayloadTo::Discard);
+        }
         match (operation, path) {
             (Operation::Exists, _) => self.exists(peer, header, body),
             (Operation::Size, _) => self.size(peer, header, body),
@@ -422,6 +444,7 @@ impl Service {
             self.expire(index);
         }
         self.expire_drafts();
+        self.end_tickets();
     }
 
     /// The body's items, or the end of the connection.
@@ -460,21 +483,6 @@ impl Service {
         let header = Header::reply(Kind::Reply(operation), header.request, Status::Ok)
             .with_body(&self.bytes[body.clone()], items);
         self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
-    }
-
-    /// Whether an object may be asked for here. An asker with a newer map knows more than we do. The new owner of what
-    /// we had may ask for that, and nobody else any more.
-    fn may_ask(&mut self, digest: Digest) -> Result<(), Status> {
-        let knows = self.store.is_some() && self.asker_epoch <= self.epoch;
-        let status = match self.asker_fetches {
-            _ if !knows => Status::WrongOwner,
-            false if owns(&self.owned, digest) => return Ok(()),
-            false => Status::WrongOwner,
-            true if self.moves.exports.has(digest) => return Ok(()),
-            true => Status::Stale,
-        };
-        self.counters.wrong_owner += u64::from(status == Status::WrongOwner);
-        Err(status)
     }
 
     /// Whether an object is still to be kept: as the owner of its slot, or for the next owner.

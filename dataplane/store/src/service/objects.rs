@@ -115,7 +115,7 @@ impl Service {
             Some(store) => store.exist(items.clone().map(|item| item.digest), |_, here| bits.push(here)),
             None => bits.resize(count, false),
         }
-        if self.tiered.is_some() {
+        if self.tiered.is_some() && self.asker_tenant.is_none() {
             for (bit, item) in bits.iter_mut().zip(items.clone()).filter(|(bit, _)| !**bit) {
                 if let Some(view) = self.on_ssd(item.digest) {
                     if let Some(until_ns) = until_ns {
@@ -142,6 +142,15 @@ impl Service {
             return Ok(PayloadTo::Discard);
         };
         let digests: Vec<Digest> = items.map(|item| item.digest).collect();
+        // What may be there and be another's is not removed, and not said to be removed.
+        let unknown = |digest: &Digest| {
+            let there = self.store.as_ref().is_some_and(|store| store.exists(*digest));
+            self.is_hidden(*digest) && (there || self.on_ssd(*digest).is_some() || self.is_coming(*digest))
+        };
+        if digests.iter().any(unknown) {
+            self.refuse(peer, Operation::Remove, header.request, Status::Busy);
+            return Ok(PayloadTo::Discard);
+        }
         let mut bits = Vec::with_capacity(digests.len());
         let is_head = |digest: &Digest| {
             let object = self.store.as_ref().and_then(|store| store.peek(*digest));
@@ -185,7 +194,10 @@ impl Service {
         let size = |item: DigestItem| {
             let object = self.store.as_ref().and_then(|store| store.peek(item.digest));
             let bytes = object.map(|object| object.extent.bytes);
-            let bytes = bytes.or_else(|| Some(self.on_ssd(item.digest)?.payload_bytes.into()));
+            let bytes = bytes.or_else(|| {
+                let record = self.on_ssd(item.digest).filter(|_| self.asker_tenant.is_none())?;
+                Some(record.payload_bytes.into())
+            });
             let status = match (object.is_some_and(|object| object.is_head), bytes) {
                 (true, _) => Status::Striped,
                 (false, Some(_)) => Status::Ok,
@@ -238,7 +250,7 @@ impl Service {
             let RangeItem { digest, request, offset, bytes } = item;
             let asker = Asker { peer, request, wanted: Wanted::Range { offset, bytes }, all };
             let got = match self.get_one(digest, asker) {
-                Err((Status::NotFound, _)) if all => self.get_of_draft(peer, &item),
+                Err((Status::NotFound, _)) if all && self.asker_tenant.is_none() => self.get_of_draft(peer, &item),
                 got => got,
             };
             if let Err((status, argument)) = got {
@@ -250,6 +262,9 @@ impl Service {
 
     fn get_one(&mut self, digest: Digest, asker: Asker) -> Result<(), (Status, u64)> {
         self.may_ask(digest).map_err(|status| (status, self.epoch.0))?;
+        if self.is_hidden(digest) {
+            return Err((Status::NotFound, 0));
+        }
         let Some(store) = &mut self.store else { return Err((Status::NotFound, 0)) };
         let (pin, object) = match store.get(digest) {
             Ok(found) => found,

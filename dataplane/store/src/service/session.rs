@@ -7,6 +7,7 @@ use kvplane_proto::{Limits, Status};
 
 use super::Service;
 use super::drafts::TicketId;
+use super::gate::{Greeted, Pass};
 use super::held::List;
 use super::types::{CloseReason, Output, Path, PayloadTo, PeerKey};
 
@@ -34,6 +35,9 @@ pub(super) struct Session {
     /// It is the new owner of what was ours, and asks for that only.
     pub(super) fetches: bool,
     pub(super) closing: bool,
+    /// What it was challenged with, where tickets are wanted.
+    pub(super) asked: Option<Box<Greeted>>,
+    pub(super) pass: Pass,
     pub(super) pending: Option<Pending>,
     /// When its last request came.
     pub(super) arrived_ns: u64,
@@ -43,6 +47,14 @@ pub(super) struct Session {
     pub(super) reservations: List,
     /// Ranges of drafts that it fills or reads.
     pub(super) tickets: List,
+}
+
+impl Session {
+    /// Who it is of is known, and may ask.
+    pub(super) const fn greet(&mut self, client: u64, connection: u64, fetches: bool) {
+        self.greeted = true;
+        (self.client, self.connection, self.fetches) = (client, connection, fetches);
+    }
 }
 
 /// A peer's session, unless it is being closed.
@@ -71,6 +83,8 @@ impl Service {
             connection: 0,
             fetches: false,
             closing: false,
+            asked: None,
+            pass: Pass::ALL,
             pending: None,
             arrived_ns: now_ns,
             pins: List::new(),
@@ -91,6 +105,7 @@ impl Service {
         let Some(entry) = self.sessions.get_mut(peer.index as usize) else { return };
         let Some(mut session) = entry.take_if(|session| session.generation == peer.generation) else { return };
         self.greeting.cancel(peer.index);
+        self.forget_ticket(peer.index, &session.pass);
         match session.pending.take() {
             Some(Pending::Write { segment, .. }) => self.segments.release(segment, &mut self.outputs),
             Some(Pending::WriteMany { segments, .. }) => self.release_many(segments),
@@ -117,6 +132,8 @@ impl Service {
         // Still in the table, so that what it holds comes back only when its I/O has ended.
         if let Some(session) = self.session(peer) {
             session.closing = true;
+            let pass = session.pass;
+            self.forget_ticket(peer.index, &pass);
             self.greeting.cancel(peer.index);
             self.counters.closed += 1;
             self.outputs.push_back(Output::Close { peer, reason });
@@ -133,12 +150,25 @@ impl Service {
             self.answer(peer, Operation::Hello, header, status);
             return Err(CloseReason::Refused(status));
         }
+        if self.challenge(peer, header, &hello)? {
+            return Ok(PayloadTo::Discard);
+        }
         let session = self.session(peer).expect("a session that was just looked up");
-        session.greeted = true;
-        (session.client, session.connection) = (hello.client, hello.connection);
-        session.fetches = hello.fetches;
+        session.greet(hello.client, hello.connection, hello.fetches);
         self.greeting.cancel(peer.index);
         self.counters.greeted += 1;
+        let welcome = self.welcome_body();
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&welcome);
+        let body = start..self.bytes.len();
+        let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Ok)
+            .with_body(&self.bytes[body.clone()], 1);
+        self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
+        Ok(PayloadTo::Discard)
+    }
+
+    /// Who we are, as those are told who are let in.
+    pub(super) fn welcome_body(&self) -> Vec<u8> {
         let welcome = Welcome {
             version: VERSION,
             node: self.identity.node,
@@ -147,13 +177,7 @@ impl Service {
             epoch: self.epoch,
             pool_bytes: self.store.as_ref().map_or(0, |store| store.config().pool_bytes),
         };
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(&welcome.encode());
-        let body = start..self.bytes.len();
-        let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Ok)
-            .with_body(&self.bytes[body.clone()], 1);
-        self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
-        Ok(PayloadTo::Discard)
+        welcome.encode()
     }
 
     /// The asker says that other connections of its own are over: they are closed before anything that it asks next is

@@ -1,12 +1,12 @@
 //! Whose a put is, and how it is to be kept.
 //!
 //! A put that tells its name is charged to the tenant in the name: the digest is made of it, so nobody can put into one
-//! tenant's keys on another's account. One that tells no name is charged to the account that it says. That the asker is
-//! who it says is not known here; connections are to prove that.
+//! tenant's keys on another's account. One that tells no name is charged to the account that it says. An asker
+//! whose ticket is for one tenant puts for that one only, and uses only what is that one's.
 
-use kvplane_proto::Status;
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
+use kvplane_proto::{Digest, Status};
 
 use super::Service;
 use super::tail::TailHead;
@@ -35,6 +35,24 @@ impl Service {
         self.store.as_ref().map_or_else(Vec::new, super::super::Store::tenants)
     }
 
+    /// Whether the asker may use this object, whose ticket may be for one tenant only.
+    pub(super) fn may_use(&mut self, digest: Digest) -> Result<(), Status> {
+        let Some(own) = self.asker_tenant else { return Ok(()) };
+        match self.store.as_ref().and_then(|store| store.tenant_of(digest)) {
+            Some(tenant) if tenant != own => {
+                self.counters.unauthorized += 1;
+                Err(Status::Unauthorized)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an object is none for the asker: its ticket is for one tenant, and whose the object is is not known here,
+    /// as it is on the SSD only or with a former owner.
+    pub(super) fn is_hidden(&self, digest: Digest) -> bool {
+        self.asker_tenant.is_some() && self.store.as_ref().and_then(|store| store.tenant_of(digest)).is_none()
+    }
+
     /// It is this late.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
@@ -48,6 +66,10 @@ impl Service {
         let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
         let options = item.options();
         let tenant = if item.key_bytes > 0 { tenant_number(name.tenant) } else { options.tenant };
+        if self.asker_tenant.is_some_and(|own| own != tenant) {
+            self.counters.unauthorized += 1;
+            return Err(Status::Unauthorized);
+        }
         let account = match store.account_of(tenant) {
             Some(account) => account,
             None if self.strict_tenants => return Err(Status::NoTenant),

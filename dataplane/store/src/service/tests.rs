@@ -2,6 +2,7 @@
 
 mod differential;
 mod fences;
+mod gate;
 mod handshake;
 mod held;
 mod keys;

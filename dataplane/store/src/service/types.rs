@@ -127,6 +127,8 @@ pub enum CloseReason {
     SegmentGone,
     /// Its asker has said on another connection that this one is over.
     Fenced,
+    /// Its ticket has ended, and no newer one was shown.
+    TicketEnded,
 }
 
 impl fmt::Display for CloseReason {
@@ -138,6 +140,7 @@ impl fmt::Display for CloseReason {
             Self::PutDeadline => {
                 write!(f, "a put's payload did not arrive within {} s", Limits::RESERVATION_NS / 1_000_000_000)
             }
+            Self::TicketEnded => f.write_str("the peer's ticket has ended and it showed no newer one"),
             Self::Fenced => f.write_str("its asker has given it up"),
             Self::SegmentGone => f.write_str("a segment in use was unregistered"),
         }
@@ -236,6 +239,12 @@ pub struct ServiceCounters {
     pub greeted: u64,
     /// Connections closed from our side.
     pub closed: u64,
+    /// Connections refused for want of a ticket that is good.
+    pub strangers: u64,
+    /// Connections closed as their tickets had ended.
+    pub tickets_ended: u64,
+    /// Requests that their asker's ticket does not allow.
+    pub unauthorized: u64,
     /// Requests for keys that this shard does not own.
     pub wrong_owner: u64,
     /// Objects dropped because their slot went to another owner, or may have been another's meanwhile.

@@ -25,7 +25,7 @@ use kvplane_sys::{Poller, Readiness};
 pub use plan::FaultPlan;
 use plan::{Arrival, Departure, Injector};
 
-use crate::tcp::{Tcp, ZeroCopyCounters, ZeroCopyOptions};
+use crate::tcp::{StrangerLimits, Tcp, ZeroCopyCounters, ZeroCopyOptions};
 use crate::token::Token;
 use crate::types::{ConnectionId, Event, Gone, Input, Outgoing, Pieces, Target};
 
@@ -98,6 +98,22 @@ impl Fault {
     /// When the poller does not take it.
     pub fn listen(&mut self, poller: &Poller, listener: TcpListener) -> std::io::Result<()> {
         self.tcp.listen(poller, listener)
+    }
+
+    /// As [`Tcp::limit_strangers`].
+    pub fn limit_strangers(&mut self, limits: StrangerLimits) {
+        self.tcp.limit_strangers(limits);
+    }
+
+    /// As [`Tcp::trust`].
+    pub fn trust(&mut self, id: ConnectionId) {
+        self.tcp.trust(id);
+    }
+
+    /// As [`Tcp::strangers`].
+    #[must_use]
+    pub fn strangers(&self) -> (usize, u64) {
+        self.tcp.strangers()
     }
 
     /// See [`Tcp::connect`].

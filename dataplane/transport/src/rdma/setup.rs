@@ -80,6 +80,12 @@ impl Rdma {
         }
     }
 
+    /// What an offer is answered with that is not looked at.
+    #[must_use]
+    pub fn refusal(status: Status) -> Vec<u8> {
+        Answer::Refused(status, status.to_string()).encode()
+    }
+
     fn accept_half(&mut self, offer: &Half) -> Result<(ConnectionId, Half), RdmaError> {
         let nic = self.nic_for(offer).ok_or_else(|| self.no_device(offer))?;
         let id = self.add(nic, false, (self.options.grant, self.options.send_depth))?;

@@ -20,12 +20,13 @@ mod connection;
 mod outstanding;
 mod receive;
 mod send;
+mod strangers;
 #[cfg(test)]
 mod tests;
 mod zero_copy;
 
 use std::collections::VecDeque;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,9 @@ use connection::{Connection, Frame, State};
 use kvplane_proto::Limits;
 use kvplane_proto::frame::Header;
 use kvplane_sys::{Interest, Poller, Readiness, net, stream};
+
+pub use strangers::StrangerLimits;
+use strangers::Strangers;
 
 use crate::token::{Source, Token};
 use crate::types::{ConnectionId, Event, Gone, Outgoing};
@@ -75,6 +79,10 @@ pub struct Tcp {
     zero_copy_counters: ZeroCopyCounters,
     /// Connections that wait for notices, to be looked at when they wait too long.
     waiting: Vec<u32>,
+    /// Accepted connections whose peers are not known yet, where that counts.
+    strangers: Option<Strangers>,
+    /// How many of those had to go for others.
+    crowded_out: u64,
 }
 
 impl Tcp {
@@ -101,7 +109,27 @@ impl Tcp {
             zero_copy,
             zero_copy_counters: ZeroCopyCounters::default(),
             waiting: Vec::new(),
+            strangers: None,
+            crowded_out: 0,
         }
+    }
+
+    /// Takes whoever connects to us for a stranger until [`Self::trust`].
+    pub fn limit_strangers(&mut self, limits: StrangerLimits) {
+        self.strangers = Some(Strangers::new(limits));
+    }
+
+    /// The peer of this connection has said who it is.
+    pub fn trust(&mut self, id: ConnectionId) {
+        if let Some(strangers) = &mut self.strangers {
+            strangers.remove(id);
+        }
+    }
+
+    /// How many strangers there are, and how many had to go for others so far.
+    #[must_use]
+    pub fn strangers(&self) -> (usize, u64) {
+        (self.strangers.as_ref().map_or(0, Strangers::len), self.crowded_out)
     }
 
     /// Accepts connections from this listener, which is nonblocking.
@@ -201,10 +229,15 @@ impl Tcp {
         }
         for socket in accepted {
             // A refused connection is closed by its drop; the peer sees that and tries again later.
+            let address = net::peer_address(socket.as_fd()).map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |at| at.ip());
             if net::set_nodelay(socket.as_fd()).is_ok()
                 && let Ok(id) = self.add(poller, socket, State::Open)
             {
                 self.events.push_back(Event::Accepted(id));
+                if let Some(gone) = self.strangers.as_mut().and_then(|strangers| strangers.add(id, address)) {
+                    self.crowded_out += 1;
+                    self.close(gone, Gone::Closed);
+                }
             }
         }
     }
@@ -336,6 +369,7 @@ impl Tcp {
         if self.get(id).is_none() {
             return;
         }
+        self.trust(id);
         self.active.forget(id.index);
         self.staging.forget(id.index);
         if self.end_lent(id, &why) {

@@ -163,6 +163,14 @@ impl Tcp {
         let Some((bytes, rest)) = staging.unread().split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let header = Header::decode(bytes)?;
         let body_bytes = header.body_bytes as usize;
+        if let Some(strangers) = &self.strangers {
+            let id = ConnectionId { index, generation: self.generations[index as usize] };
+            let limit = strangers.limits.body_bytes;
+            if strangers.has(id) && (body_bytes > limit || header.payload_bytes > 0) {
+                let value = header.payload_bytes.max(body_bytes as u64);
+                return Err(FrameError::TooLong { field: "first frame", value, limit: limit as u64 });
+            }
+        }
         let Some(body) = rest.get(..body_bytes) else {
             // The rest of a long body is asked for at once.
             connection.ask_bytes = connection.ask_bytes.max(HEADER_BYTES + body_bytes - unread);

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer, HttpToken, MetadataLimits, ObjectsAccess};
+use kvplane_server::{
+    ControlConfig, ControlHandle, ControlServer, HttpToken, MetadataLimits, ObjectsAccess, TicketConfig,
+};
 
 use super::objects::Asked;
 use super::{Failure, stop};
@@ -66,6 +68,12 @@ pub(crate) struct Control {
     /// Directory for identities of local processes, instead of the user's runtime directory.
     #[arg(long)]
     runtime_directory: Option<PathBuf>,
+    /// Let nodes serve whoever reaches their data ports, without a ticket. They listen on loopback only then.
+    #[arg(long, conflicts_with = "ticket_lifetime")]
+    no_tickets: bool,
+    /// How long a ticket for data connections is good, in seconds; clients get another after a third of it.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(3..=86_400))]
+    ticket_lifetime: u64,
 }
 
 /// What a control plane is made of, beside HTTP.
@@ -76,10 +84,12 @@ pub(crate) struct Setup<'a> {
     pub(crate) identity: Option<PathBuf>,
     pub(crate) replicas: u8,
     pub(crate) runtime_directory: Option<&'a PathBuf>,
+    /// How tickets for data connections are made, if they are.
+    pub(crate) tickets: Option<TicketConfig>,
 }
 
 pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Failure> {
-    let Setup { cluster, listen, state, identity, replicas, runtime_directory } = setup;
+    let Setup { cluster, listen, state, identity, replicas, runtime_directory, tickets } = setup;
     let publish = match runtime_directory {
         Some(path) => RuntimeDirectory::at(path),
         None => RuntimeDirectory::of_user()?,
@@ -95,6 +105,7 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
     config.strict_tenants = http.strict_tenants;
     let asked = Asked { cluster: cluster.to_owned(), runtime_directory: runtime_directory.cloned() };
     config.objects = ObjectsAccess(Some(Arc::new(asked)));
+    config.tickets = tickets;
     config.state_directory = state;
     config.identity_directory = identity;
     config.publish = Some(publish);
@@ -133,6 +144,8 @@ impl Control {
             identity: self.identity.clone(),
             replicas: self.replicas,
             runtime_directory: self.runtime_directory.as_ref(),
+            tickets: (!self.no_tickets)
+                .then(|| TicketConfig { lifetime_s: self.ticket_lifetime, ..TicketConfig::default() }),
         };
         let mut control = start(setup, &self.http)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, control.address());

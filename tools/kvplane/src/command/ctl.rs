@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use kvplane::rpc::Role;
-use kvplane::rpc::message::{Drain, Leave, ListSegments, MemberStatus, Owner, Segment, Status};
+use kvplane::rpc::message::{Drain, Leave, ListSegments, MemberStatus, Owner, RotateTickets, Segment, Status};
 use kvplane::{Client, ClientConfig, Control, ControlLink, Put, PutOptions};
 use serde_json::{Value, json};
 
@@ -22,8 +22,19 @@ pub(crate) struct Ctl {
     runtime_directory: Option<PathBuf>,
     #[command(flatten)]
     which: Which,
+    /// The tenant whose objects are meant; without, the default one's. Said before what to do.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    tenant: String,
     #[command(subcommand)]
     action: Action,
+}
+
+/// What to do about tickets.
+#[derive(Subcommand)]
+enum Tickets {
+    /// Make them with a new key from now on, as every hour: when one may have leaked. Those under the former one are good
+    /// until they end.
+    Rotate,
 }
 
 #[derive(Subcommand)]
@@ -55,6 +66,9 @@ enum Action {
     /// Tenants: their quotas, and what they have.
     #[command(subcommand)]
     Tenants(tenants::Action),
+    /// Tickets for data connections.
+    #[command(subcommand)]
+    Tickets(Tickets),
     /// Take a node out of the map.
     Remove {
         /// Its number.
@@ -155,6 +169,11 @@ impl Ctl {
             Action::Tier(action) => tier::run(&self.link()?, action),
             Action::Cert(action) => cert::run(&self.cluster, action),
             Action::Tenants(action) => tenants::run(&self.link()?, action),
+            Action::Tickets(Tickets::Rotate) => {
+                self.link()?.call(RotateTickets)?;
+                println!("tickets are made with a new key now; those under the former one are good until they end");
+                Ok(())
+            }
             Action::Remove { node } => {
                 let link = self.link()?;
                 link.call(Leave { node: *node, incarnation: None })?;
@@ -197,7 +216,8 @@ impl Ctl {
     }
 
     fn client(&self) -> Result<Client, Failure> {
-        Ok(Client::connect(&ClientConfig { control: self.control(), ..ClientConfig::local(&self.cluster) })?)
+        let (control, tenant) = (self.control(), self.tenant.clone());
+        Ok(Client::connect(&ClientConfig { control, tenant, ..ClientConfig::local(&self.cluster) })?)
     }
 
     fn put(&self, key: &str, file: &str, options: &PutOptions) -> Result<(), Failure> {

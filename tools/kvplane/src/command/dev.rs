@@ -42,6 +42,8 @@ impl Dev {
             identity: None,
             replicas: 1,
             runtime_directory: self.shape.runtime_directory.as_ref(),
+            // All of it is one process, on loopback.
+            tickets: None,
         };
         let mut plane = control::start(setup, &self.http)?;
         let runtime_directory = self.shape.runtime_directory.clone();

@@ -63,7 +63,8 @@ pub(crate) struct Shape {
     /// Stable number of this node, above 0; without it, one is drawn.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     node_id: Option<u64>,
-    /// Address of the data ports; only loopback, as data connections carry no credentials yet.
+    /// Address of the data ports: one of this host, which others reach. Beyond loopback only with a control plane that
+    /// makes tickets.
     #[arg(long, default_value = "127.0.0.1")]
     listen: IpAddr,
     /// Data port of the first shard, the others follow; 0 picks free ones.

@@ -19,12 +19,13 @@ enum Uses {
 }
 
 /// Each package of ours and what it may name, from the inner ring outwards.
-const EDGES: [(&str, Uses); 20] = [
+const EDGES: [(&str, Uses); 21] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
-    ("kvplane-proto", Uses::Only(&[])),
+    ("kvplane-ticket", Uses::Only(&[])),
+    ("kvplane-proto", Uses::Only(&["kvplane-ticket"])),
     ("kvplane-sys", Uses::Only(&[])),
-    ("kvplane-store", Uses::Only(&["kvplane-proto", "kvplane-tier"])),
+    ("kvplane-store", Uses::Only(&["kvplane-proto", "kvplane-ticket", "kvplane-tier"])),
     ("kvplane-tier", Uses::Only(&["kvplane-proto"])),
     ("kvplane-cluster", Uses::Only(&["kvplane-proto"])),
     ("kvplane-conductor", Uses::Only(&["kvplane-proto"])),
@@ -35,6 +36,7 @@ const EDGES: [(&str, Uses); 20] = [
         Uses::Only(&[
             "kvplane-proto",
             "kvplane-store",
+            "kvplane-ticket",
             "kvplane-tier",
             "kvplane-sys",
             "kvplane-transport",
@@ -43,12 +45,16 @@ const EDGES: [(&str, Uses); 20] = [
     ),
     ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster"])),
     ("kvplane-mooncake", Uses::Only(&["kvplane-proto", "kvplane-sys"])),
-    ("kvplane-server", Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-rpc", "kvplane-mooncake"])),
+    (
+        "kvplane-server",
+        Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-rpc", "kvplane-mooncake", "kvplane-ticket"]),
+    ),
     (
         "kvplane",
         Uses::Only(&[
             "kvplane-proto",
             "kvplane-store",
+            "kvplane-ticket",
             "kvplane-tier",
             "kvplane-sys",
             "kvplane-transport",
@@ -67,7 +73,7 @@ const EDGES: [(&str, Uses); 20] = [
 ];
 
 /// External crates that only these packages of ours may name.
-const HOMES: [(&str, &[&str]); 21] = [
+const HOMES: [(&str, &[&str]); 22] = [
     ("bincode", &["kvplane-rpc"]),
     ("clap", &["kvplane-tools"]),
     ("core_affinity", &["kvplane-sys"]),
@@ -84,6 +90,7 @@ const HOMES: [(&str, &[&str]); 21] = [
     ("rcgen", &["kvplane-rpc"]),
     ("redb", &["kvplane-server"]),
     ("regex", &["kvplane"]),
+    ("ring", &["kvplane-ticket"]),
     ("roxmltree", &["kvplane-topology"]),
     ("rustls", &["kvplane-rpc"]),
     ("tokio", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),

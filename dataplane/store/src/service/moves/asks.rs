@@ -23,11 +23,17 @@ impl Service {
     /// Whether a former owner may have what is not here, and can be asked.
     pub(in crate::service) fn may_be_elsewhere(&self, digest: Digest) -> bool {
         let imports = &self.moves.imports;
-        if imports.sources.is_empty() || self.asker_fetches {
+        if imports.sources.is_empty() || self.asker_fetches || self.asker_tenant.is_some() {
             return false;
         }
         let source = imports.sources.get(&imports.source_of(digest));
         source.is_some_and(|source| source.muted_ns <= self.now_ns) && !imports.masks.contains(&digest)
+    }
+
+    /// Whether an object may yet come from a former owner.
+    pub(in crate::service) fn is_coming(&self, digest: Digest) -> bool {
+        let imports = &self.moves.imports;
+        imports.sources.contains_key(&imports.source_of(digest)) && !imports.masks.contains(&digest)
     }
 
     /// Those of these objects that may be with former owners.

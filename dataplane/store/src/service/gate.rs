@@ -1,0 +1,303 @@
+//! Who gets in with a ticket, until when, and to what.
+//!
+//! A shard that wants tickets answers a greeting with a challenge, and welcomes whoever proves a ticket that is good.
+//! Times are the control plane's: the shard hears them with the keys. While it hears nothing, that clock stops a little
+//! later, for those who hear nothing either cannot renew their tickets. A holder proves a newer ticket whenever it has
+//! one, on the same connection.
+
+use std::collections::BTreeSet;
+
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{Hello, Kind, Operation};
+use kvplane_proto::{Digest, Status};
+use kvplane_ticket::{Challenge, Challenges, Disbelief, Keys, Proof, Rights, Role, Said, Ticket, TicketKey};
+
+use super::session::{Pending, find};
+use super::types::{CloseReason, Output, Path, PayloadTo, PeerKey};
+use super::{Service, owns};
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// How long the control plane's clock runs on when it is not heard.
+const UNHEARD_NS: u64 = 30 * SECOND_NS;
+/// How long a ticket counts after its end: time for a newer one to arrive.
+const GRACE_S: u64 = 30;
+// What was good when the control plane was last heard is good until it is heard again.
+const _: () = assert!(UNHEARD_NS <= GRACE_S * SECOND_NS);
+
+/// What a shard that wants tickets knows.
+pub(super) struct Gate {
+    keys: Keys,
+    challenges: Challenges,
+    /// The control plane's clock: its seconds, and when they were heard.
+    heard: Option<(u64, u64)>,
+    /// When to look whether tickets have ended, by connection.
+    ends: BTreeSet<(u64, u32)>,
+}
+
+impl Gate {
+    /// The control plane's seconds.
+    fn now(&self, now_ns: u64) -> u64 {
+        let Some((seconds, at_ns)) = self.heard else { return 0 };
+        seconds.saturating_add(now_ns.saturating_sub(at_ns).min(UNHEARD_NS) / SECOND_NS)
+    }
+}
+
+/// A connection that was challenged.
+pub(super) struct Greeted {
+    hello: Hello,
+    challenge: Challenge,
+}
+
+/// What a connection may do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pass {
+    pub(super) rights: Rights,
+    /// The only tenant whose objects it may use.
+    pub(super) tenant: Option<u32>,
+    /// Its ticket, and when that is looked at again.
+    ticket: Option<(Ticket, u64)>,
+}
+
+impl Pass {
+    /// Of who needs none.
+    pub(super) const ALL: Self =
+        Self { rights: Rights::READ.and(Rights::WRITE).and(Rights::FETCH), tenant: None, ticket: None };
+}
+
+impl Service {
+    /// Wants tickets from now on, and challenges with these.
+    pub fn want_tickets(&mut self, challenges: Challenges) {
+        self.gate = Some(Box::new(Gate { keys: Keys::default(), challenges, heard: None, ends: BTreeSet::new() }));
+    }
+
+    /// Takes the keys that the control plane has at this time of its own, in seconds.
+    pub fn learn_keys(&mut self, keys: Vec<TicketKey>, seconds: u64, now_ns: u64) {
+        let Some(gate) = &mut self.gate else { return };
+        gate.heard = Some((seconds.max(gate.now(now_ns)), now_ns));
+        gate.keys.learn(keys, seconds);
+    }
+
+    /// Whether a connection was welcomed: until then it is a stranger's, and nothing is kept for it.
+    #[must_use]
+    pub fn is_welcome(&self, peer: PeerKey) -> bool {
+        let session = self.sessions.get(peer.index as usize).and_then(Option::as_ref);
+        session.is_some_and(|session| session.generation == peer.generation && session.greeted && !session.closing)
+    }
+
+    /// Whether an RDMA connection may be talked about on this connection.
+    #[must_use]
+    pub fn may_carry(&self, peer: PeerKey) -> bool {
+        self.gate.is_none() || self.is_welcome(peer)
+    }
+
+    pub(super) fn gate_timeout(&self) -> Option<u64> {
+        Some(self.gate.as_ref()?.ends.first()?.0)
+    }
+
+    /// Challenges who greets, if tickets are wanted; false if not.
+    pub(super) fn challenge(&mut self, peer: PeerKey, header: &Header, hello: &Hello) -> Result<bool, CloseReason> {
+        let Some(gate) = &mut self.gate else { return Ok(false) };
+        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
+        if session.asked.is_some() {
+            return Err(CloseReason::Malformed("a second hello"));
+        }
+        if gate.keys.is_empty() {
+            self.counters.strangers += 1;
+            self.answer(peer, Operation::Hello, header, Status::NoKey);
+            return Err(CloseReason::Refused(Status::NoKey));
+        }
+        let challenge = gate.challenges.draw();
+        session.asked = Some(Box::new(Greeted { hello: hello.clone(), challenge }));
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&challenge);
+        let body = start..self.bytes.len();
+        let header = Header::reply(Kind::Reply(Operation::Hello), header.request, Status::Prove)
+            .with_body(&self.bytes[body.clone()], 1);
+        self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
+        Ok(true)
+    }
+
+    /// A holder proves its ticket: for the first time, or a newer one.
+    pub(super) fn prove(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
+        let proof = Proof::decode(body).ok_or(CloseReason::Malformed("a torn proof"))?;
+        let session = self.sessions[peer.index as usize].as_ref().expect("a session that was just looked up");
+        let (Some(gate), Some(asked)) = (&self.gate, &session.asked) else {
+            return Err(CloseReason::Malformed("a proof that nobody asked for"));
+        };
+        let hello = asked.hello.encode();
+        let said = Said { challenge: &asked.challenge, hello: &hello };
+        let checked = gate.keys.check(&self.identity.cluster, &said, &proof).map_err(|why| match why {
+            Disbelief::NoKey(_) => Status::NoKey,
+            Disbelief::Torn(_) | Disbelief::Wrong => Status::Unauthorized,
+        });
+        let wanted = Wanted { fetches: asked.hello.fetches, path: session.path, had: session.pass.ticket };
+        let checked = checked.and_then(|checked| {
+            self.is_good(&checked.ticket, gate.now(self.now_ns), &wanted)?;
+            Ok(checked)
+        });
+        let checked = match checked {
+            Ok(checked) => checked,
+            Err(status) => {
+                self.counters.strangers += 1;
+                let greeted = self.is_welcome(peer);
+                self.answer(peer, Operation::Prove, header, status);
+                // Who is in already stays for as long as its former ticket is good.
+                return if greeted && status == Status::NoKey {
+                    Ok(PayloadTo::Discard)
+                } else {
+                    Err(CloseReason::Refused(status))
+                };
+            }
+        };
+        let welcome = self.welcome_body();
+        let answer = checked.answer(&proof.own, &said, &welcome);
+        let greeting = (asked.hello.client, asked.hello.connection, asked.hello.fetches);
+        self.admit(peer, greeting, checked.ticket);
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&welcome);
+        self.bytes.extend_from_slice(&answer);
+        let body = start..self.bytes.len();
+        let header = Header::reply(Kind::Reply(Operation::Prove), header.request, Status::Ok)
+            .with_body(&self.bytes[body.clone()], 1);
+        self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
+        Ok(PayloadTo::Discard)
+    }
+
+    /// Whether a ticket whose holder is known lets that one in.
+    fn is_good(&self, ticket: &Ticket, now: u64, wanted: &Wanted) -> Result<(), Status> {
+        // From when on it is good is not looked at: who has heard of the control plane later than we did may have one
+        // from our future.
+        if now >= ticket.valid.1.saturating_add(GRACE_S) || self.epoch.0 > ticket.epochs.1 {
+            return Err(Status::TicketEnded);
+        }
+        let life = self.lives.get(&ticket.holder).filter(|_| ticket.role == Role::Node);
+        if life.is_some_and(|life| *life > ticket.incarnation) {
+            return Err(Status::Stale);
+        }
+        let all = Rights::READ.and(Rights::WRITE);
+        let allowed = match (wanted.fetches, wanted.path) {
+            (true, _) => ticket.rights.has(all.and(Rights::FETCH)) && ticket.tenant.is_none(),
+            // Who maps the pool can read and write all of it.
+            (false, Path::Shared) => ticket.rights.has(all) && ticket.tenant.is_none(),
+            (false, Path::Stream) => ticket.rights.has(Rights::READ),
+        };
+        // On a connection that goes on, what it holds is its holder's.
+        let other = wanted
+            .had
+            .is_some_and(|(had, _)| (had.role, had.holder, had.tenant) != (ticket.role, ticket.holder, ticket.tenant));
+        if allowed && !other { Ok(()) } else { Err(Status::Unauthorized) }
+    }
+
+    /// Lets a holder in, or lets it stay.
+    fn admit(&mut self, peer: PeerKey, (client, connection, fetches): (u64, u64, bool), ticket: Ticket) {
+        let now_ns = self.now_ns;
+        let (Some(gate), Some(session)) = (&mut self.gate, find(&mut self.sessions, peer)) else { return };
+        let left = ticket.valid.1.saturating_sub(gate.now(now_ns)).saturating_add(GRACE_S);
+        let look_ns = now_ns.saturating_add(left.saturating_mul(SECOND_NS));
+        if let Some((_, before_ns)) = session.pass.ticket {
+            gate.ends.remove(&(before_ns, peer.index));
+        }
+        gate.ends.insert((look_ns, peer.index));
+        session.pass = Pass { rights: ticket.rights, tenant: ticket.tenant, ticket: Some((ticket, look_ns)) };
+        if !session.greeted {
+            session.greet(client, connection, fetches);
+            self.greeting.cancel(peer.index);
+            self.counters.greeted += 1;
+        }
+    }
+
+    /// A connection ends: nobody looks at its ticket any more.
+    pub(super) fn forget_ticket(&mut self, index: u32, pass: &Pass) {
+        if let (Some(gate), Some((_, look_ns))) = (&mut self.gate, pass.ticket) {
+            gate.ends.remove(&(look_ns, index));
+        }
+    }
+
+    /// Closes the connections whose tickets have ended and were not renewed.
+    pub(super) fn end_tickets(&mut self) {
+        let now_ns = self.now_ns;
+        while let Some(gate) = &mut self.gate
+            && let Some(&(look_ns, index)) = gate.ends.first()
+            && look_ns <= now_ns
+        {
+            gate.ends.pop_first();
+            let now = gate.now(now_ns);
+            let Some(session) = self.sessions.get_mut(index as usize).and_then(Option::as_mut) else { continue };
+            let Some((ticket, again_ns)) = &mut session.pass.ticket else { continue };
+            let end = ticket.valid.1.saturating_add(GRACE_S);
+            if now < end {
+                // The control plane was not heard, so that its clock stands.
+                *again_ns = now_ns.saturating_add((end - now).saturating_mul(SECOND_NS));
+                gate.ends.insert((*again_ns, index));
+                continue;
+            }
+            let peer = PeerKey { index, generation: session.generation };
+            self.counters.tickets_ended += 1;
+            self.close(peer, CloseReason::TicketEnded);
+        }
+    }
+
+    /// Closes the connections of lives of nodes that are over by the newest map.
+    pub(super) fn end_former_lives(&mut self) {
+        let lives = &self.lives;
+        let over = self.sessions.iter().enumerate().filter_map(|(index, session)| {
+            let session = session.as_ref()?;
+            let (ticket, _) = session.pass.ticket.filter(|(ticket, _)| ticket.role == Role::Node)?;
+            let over = lives.get(&ticket.holder).is_some_and(|life| *life > ticket.incarnation);
+            over.then_some(PeerKey { index: index as u32, generation: session.generation })
+        });
+        let over: Vec<PeerKey> = over.collect();
+        over.into_iter().for_each(|peer| self.close(peer, CloseReason::Refused(Status::Stale)));
+    }
+
+    /// Whether an object may be asked for here. An asker with a newer map knows more than we do. The new owner of what
+    /// we had may ask for that, and nobody else any more.
+    pub(super) fn may_ask(&mut self, digest: Digest) -> Result<(), Status> {
+        let knows = self.store.is_some() && self.asker_epoch <= self.epoch;
+        let status = match self.asker_fetches {
+            _ if !knows => Status::WrongOwner,
+            false if owns(&self.owned, digest) => return self.may_use(digest),
+            false => Status::WrongOwner,
+            true if self.moves.exports.has(digest) => return Ok(()),
+            true => Status::Stale,
+        };
+        self.counters.wrong_owner += u64::from(status == Status::WrongOwner);
+        Err(status)
+    }
+
+    /// Whether a connection may ask this at all; what it may not is answered here.
+    pub(super) fn may_change(&mut self, peer: PeerKey, operation: Operation, header: &Header) -> bool {
+        let changes = matches!(
+            operation,
+            Operation::Put
+                | Operation::Remove
+                | Operation::Write
+                | Operation::WriteMany
+                | Operation::Reserve
+                | Operation::Commit
+                | Operation::Begin
+                | Operation::Fill
+                | Operation::Seal
+                | Operation::Discard
+        );
+        let session = find(&mut self.sessions, peer).expect("a session that was just looked up");
+        if !changes || session.pass.rights.has(Rights::WRITE) {
+            return true;
+        }
+        self.counters.unauthorized += 1;
+        let status = Status::Unauthorized;
+        if header.payload_bytes > 0 {
+            session.pending = Some(Pending::Refused { request: header.request, operation, status, argument: 0 });
+        } else {
+            self.answer(peer, operation, header, status);
+        }
+        false
+    }
+}
+
+/// What who shows a ticket wants to be.
+struct Wanted {
+    fetches: bool,
+    path: Path,
+    had: Option<(Ticket, u64)>,
+}

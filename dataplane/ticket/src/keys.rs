@@ -1,0 +1,92 @@
+//! The keys that tickets are made and checked with.
+
+use core::fmt;
+
+use crate::mac::{Purpose, SECRET_BYTES, sum};
+use crate::proof::{Checked, Proof, Said};
+use crate::ticket::{Ticket, TicketError};
+
+/// Keys that are known at the same time: the present one, those before it whose tickets may still be good, and those
+/// of a control plane that has taken over.
+pub const MOST_KEYS: usize = 8;
+
+/// A key of the control plane.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TicketKey {
+    /// Its number, drawn at random, which tickets name.
+    pub id: u64,
+    /// The key.
+    pub secret: [u8; SECRET_BYTES],
+    /// When the last ticket under it ends, in seconds since 1970 by the control plane's clock.
+    pub until: u64,
+}
+
+impl fmt::Debug for TicketKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TicketKey({:#x}, until {})", self.id, self.until)
+    }
+}
+
+impl TicketKey {
+    /// What only the holder of this ticket, and who knows the key, can know.
+    pub(crate) fn secret_of(&self, cluster: &str, ticket: &[u8]) -> [u8; SECRET_BYTES] {
+        sum(&self.secret, Purpose::Secret, &[cluster.as_bytes(), ticket])
+    }
+}
+
+/// Why a proof is not believed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Disbelief {
+    /// The bytes are no ticket.
+    Torn(TicketError),
+    /// It was made with a key that is not known here.
+    NoKey(u64),
+    /// The ticket or the proof is not what the control plane, and its holder, would have made.
+    Wrong,
+}
+
+/// The keys that a shard was given.
+#[derive(Clone, Debug, Default)]
+pub struct Keys {
+    keys: Vec<TicketKey>,
+}
+
+impl Keys {
+    /// Takes what the control plane says are its keys. Others that were known stay as long as tickets under them may be
+    /// good, for a control plane that took over has keys of its own. Of too many the ones that end first go.
+    pub fn learn(&mut self, keys: impl IntoIterator<Item = TicketKey>, now: u64) {
+        for key in keys {
+            self.keys.retain(|known| known.id != key.id);
+            self.keys.push(key);
+        }
+        self.keys.retain(|key| key.until >= now);
+        self.keys.sort_by_key(|key| core::cmp::Reverse(key.until));
+        self.keys.truncate(MOST_KEYS);
+    }
+
+    /// How many are known.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Whether this proof is of who holds the ticket in it. Times and epochs are not looked at.
+    ///
+    /// # Errors
+    /// Why it is not believed.
+    pub fn check(&self, cluster: &str, said: &Said<'_>, proof: &Proof) -> Result<Checked, Disbelief> {
+        let ticket = Ticket::decode(&proof.ticket).map_err(Disbelief::Torn)?;
+        let key = self.keys.iter().find(|key| key.id == ticket.key).ok_or(Disbelief::NoKey(ticket.key))?;
+        let secret = key.secret_of(cluster, &proof.ticket);
+        if !proof.is_of(&secret, said) {
+            return Err(Disbelief::Wrong);
+        }
+        Ok(Checked::new(ticket, secret))
+    }
+}

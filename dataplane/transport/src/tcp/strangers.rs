@@ -1,0 +1,166 @@
+//! Connections whose peers have not said who they are: few, from each address and in all, and with short frames only.
+//!
+//! Whoever comes when there are too many takes the place of the one that has been silent longest: of those from the
+//! same address, or of all. So a flood of connections that say nothing costs a bounded amount of memory, and somebody
+//! who says who it is at once gets in all the same. How long a stranger may stay at all is the service's to say.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
+
+use crate::types::ConnectionId;
+
+/// How many strangers there may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StrangerLimits {
+    /// From one address; of version 6, from one network of 64 bits.
+    pub of_address: usize,
+    /// In all.
+    pub total: usize,
+    /// Bytes of the body of a frame; payloads none may send.
+    pub body_bytes: usize,
+}
+
+impl Default for StrangerLimits {
+    fn default() -> Self {
+        Self { of_address: 512, total: 2048, body_bytes: 1024 }
+    }
+}
+
+/// Who has not said who it is.
+pub(super) struct Strangers {
+    pub(super) limits: StrangerLimits,
+    /// Oldest first; some are known by now, or gone.
+    queue: VecDeque<(ConnectionId, IpAddr)>,
+    /// Those that are there, by position.
+    here: HashMap<u32, (u32, IpAddr)>,
+    of_address: HashMap<IpAddr, usize>,
+}
+
+impl Strangers {
+    pub(super) fn new(limits: StrangerLimits) -> Self {
+        Self { limits, queue: VecDeque::new(), here: HashMap::new(), of_address: HashMap::new() }
+    }
+
+    /// Another one came; who has to go for it.
+    pub(super) fn add(&mut self, id: ConnectionId, address: IpAddr) -> Option<ConnectionId> {
+        let network = network_of(address);
+        let count = self.of_address.entry(network).or_insert(0);
+        *count += 1;
+        let over = *count > self.limits.of_address;
+        self.here.insert(id.index, (id.generation, network));
+        self.queue.push_back((id, network));
+        if self.queue.len() > 2 * self.limits.total + 64 {
+            let here = &self.here;
+            self.queue
+                .retain(|(id, _)| here.get(&id.index).is_some_and(|(generation, _)| *generation == id.generation));
+        }
+        if over {
+            self.oldest(Some(network))
+        } else if self.here.len() > self.limits.total {
+            self.oldest(None)
+        } else {
+            None
+        }
+    }
+
+    /// The one that has been there longest.
+    fn oldest(&mut self, of: Option<IpAddr>) -> Option<ConnectionId> {
+        while let Some((id, _)) = self.queue.front()
+            && !self.has(*id)
+        {
+            self.queue.pop_front();
+        }
+        let fits = |(id, network): &&(ConnectionId, IpAddr)| of.is_none_or(|of| of == *network) && self.has(*id);
+        self.queue.iter().find(fits).map(|(id, _)| *id)
+    }
+
+    /// Whether it is one.
+    pub(super) fn has(&self, id: ConnectionId) -> bool {
+        self.here.get(&id.index).is_some_and(|(generation, _)| *generation == id.generation)
+    }
+
+    /// It has said who it is, or is gone.
+    pub(super) fn remove(&mut self, id: ConnectionId) {
+        if !self.has(id) {
+            return;
+        }
+        if let Some((_, network)) = self.here.remove(&id.index)
+            && let Some(count) = self.of_address.get_mut(&network)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.of_address.remove(&network);
+            }
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.here.len()
+    }
+}
+
+/// What of an address its holder cannot choose.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(index: u32) -> ConnectionId {
+        ConnectionId { index, generation: 1 }
+    }
+
+    fn address(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    #[test]
+    fn the_oldest_goes_first_of_its_address_and_then_of_all() {
+        let limits = StrangerLimits { of_address: 2, total: 4, ..StrangerLimits::default() };
+        let mut strangers = Strangers::new(limits);
+        assert_eq!(strangers.add(id(0), address(1)), None);
+        assert_eq!(strangers.add(id(1), address(2)), None);
+        assert_eq!(strangers.add(id(2), address(2)), None);
+        assert_eq!(strangers.add(id(3), address(2)), Some(id(1)), "the third from there");
+        strangers.remove(id(1));
+        assert_eq!(strangers.add(id(4), address(3)), None);
+        assert_eq!(strangers.add(id(5), address(4)), Some(id(0)), "the fifth in all");
+        strangers.remove(id(0));
+        // One that was let in counts no more.
+        strangers.remove(id(2));
+        assert_eq!(strangers.add(id(6), address(2)), None);
+        assert_eq!((strangers.len(), strangers.of_address.len()), (4, 3));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let limits = StrangerLimits { of_address: 8, total: 16, ..StrangerLimits::default() };
+        let mut strangers = Strangers::new(limits);
+        for round in 0..10_000u32 {
+            let id = ConnectionId { index: round % 50, generation: round };
+            let gone = strangers.add(id, address((round % 7) as u8));
+            gone.into_iter().for_each(|gone| strangers.remove(gone));
+            if round % 3 == 0 {
+                strangers.remove(id);
+            }
+            assert!(strangers.len() <= 16 && strangers.queue.len() <= 2 * 16 + 65);
+        }
+    }
+
+    #[test]
+    fn a_network_of_version_6_is_one_address() {
+        let of = |text: &str| network_of(text.parse().expect("an address"));
+        assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2:ffff::"));
+        assert_ne!(of("2001:db8:1:2::"), of("2001:db8:1:3::"));
+        assert_eq!(of("::ffff:10.0.0.1"), address(1));
+    }
+}

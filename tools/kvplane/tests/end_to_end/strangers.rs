@@ -1,0 +1,265 @@
+//! A cluster beyond loopback, with certificates from files and tickets: it serves who belongs to it, and a stranger who
+//! knocks at every port of every process reads nothing, changes nothing and stops nothing.
+//!
+//! It has a network namespace of its own, with addresses that are not loopback's; a machine that gives no namespaces
+//! skips it.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use kvplane::Status;
+
+use crate::support::{Outcome, Process, Workplace, finish, text, wait_until};
+
+const PLANE: &str = "10.77.0.1";
+const NODES: [&str; 2] = ["10.77.0.2", "10.77.0.3"];
+const SECRET: &str = "nobody-else-may-read-this";
+/// Set for the process that scans.
+const SCAN: &str = "KVPLANE_TEST_SCAN";
+
+/// A network namespace with some addresses, as long as this lives.
+struct Network(Child);
+
+impl Network {
+    fn new() -> Option<Self> {
+        let mut script = "ip link set lo up".to_owned();
+        for address in [&[PLANE], &NODES[..]].concat() {
+            script += &format!(" && ip addr add {address}/32 dev lo");
+        }
+        script += " && echo there && exec sleep 600";
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--net", "sh", "-c", &script]);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+        let mut said = [0; 5];
+        let there = child.stdout.take().is_some_and(|mut out| out.read_exact(&mut said).is_ok() && &said == b"there");
+        let network = Self(child);
+        there.then_some(network)
+    }
+
+    /// The same command in there.
+    fn inside(&self, command: &Command) -> Command {
+        let mut inside = Command::new("nsenter");
+        inside.args(["--preserve-credentials", "--user", "--net", "--target", &self.0.id().to_string(), "--"]);
+        inside.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+        inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        inside
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // Both are harmless when it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Cluster {
+    place: Workplace,
+    network: Network,
+    plane: Process,
+    nodes: Vec<Process>,
+}
+
+fn issue(place: &Workplace, out: &str, role: &str, more: &[&str]) {
+    let (authority, out) = (place.path("ca"), place.path(out));
+    let fixed = ["cert", "issue", role, "--authority", text(&authority), "--out", text(&out)];
+    finish(place.bare(&[&["ctl", "--cluster", &place.cluster][..], &fixed, more].concat()), &[]).well();
+}
+
+impl Cluster {
+    fn start() -> Option<Self> {
+        let Some(network) = Network::new() else {
+            println!("skipped: no network namespaces here (unshare --map-root-user --net, ip)");
+            return None;
+        };
+        let place = Workplace::new("guarded");
+        let ca = place.path("ca");
+        let init = ["ctl", "--cluster", &place.cluster, "cert", "init", "--authority", text(&ca)];
+        finish(place.bare(&init), &[]).well();
+        issue(&place, "plane", "control", &[]);
+        issue(&place, "people", "client", &[]);
+        issue(&place, "people", "admin", &[]);
+        issue(&place, "acme", "client", &["--tenant", "acme"]);
+        let (state, identity, run) = (place.path("state"), place.path("plane"), place.runtime());
+        let listen = format!("{PLANE}:7400");
+        let arguments = ["control", "--cluster", &place.cluster, "--listen", &listen, "--state", text(&state)];
+        let more = ["--identity", text(&identity), "--runtime-directory", text(&run)];
+        let plane = Process::start(network.inside(&place.bare(&[&arguments[..], &more].concat())));
+        plane.wait_for("(QUIC)");
+        let mut cluster = Self { place, network, plane, nodes: Vec::new() };
+        for (at, address) in NODES.iter().enumerate() {
+            let number = (at + 1).to_string();
+            issue(&cluster.place, &number, "node", &["--node-id", &number]);
+            cluster.nodes.push(cluster.node(&number, address, &listen));
+        }
+        for (at, node) in cluster.nodes.iter().enumerate() {
+            node.wait_for(&format!("node {} with", at + 1));
+        }
+        Some(cluster)
+    }
+
+    fn node(&self, number: &str, address: &str, control: &str) -> Process {
+        let (place, identity) = (&self.place, self.place.path(number));
+        // Nobody finds a socket of another's.
+        let run = place.path(&format!("run-{number}"));
+        let who = ["node", "--cluster", &place.cluster, "--node-id", number, "--identity", text(&identity)];
+        let how = ["--control", control, "--listen", address, "--pool", "16M", "--shards", "1"];
+        let more = ["--metrics-port", "0", "--runtime-directory", text(&run)];
+        Process::start(self.network.inside(&place.bare(&[&who[..], &how, &more].concat())))
+    }
+
+    fn ctl(&self, identity: &str, arguments: &[&str]) -> Outcome {
+        let (control, identity) = (format!("{PLANE}:7400"), self.place.path(identity));
+        let whom = ["--control", &control, "--identity", text(&identity)];
+        let command = self.place.bare(&[&["ctl", "--cluster", &self.place.cluster][..], arguments, &whom].concat());
+        finish(self.network.inside(&command), &[])
+    }
+
+    /// This test program again, inside, to look at every port there.
+    fn scan(&self) -> String {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "strangers::scanner", "--nocapture"]).env(SCAN, "1");
+        finish(self.network.inside(&command), &[]).text()
+    }
+}
+
+#[test]
+fn a_stranger_reads_nothing_changes_nothing_and_stops_nothing() {
+    let Some(mut cluster) = Cluster::start() else { return };
+    let file = cluster.place.file("value", SECRET.as_bytes());
+    for number in 0..8 {
+        cluster.ctl("people", &["put", &format!("key-{number}"), text(&file)]).well();
+    }
+    let said = cluster.scan();
+    // Each node's data port, the control plane's port, and what listens on loopback.
+    assert!(said.matches("data port").count() >= 2, "{said}");
+    assert!(said.contains("datagrams"), "{said}");
+    for (at, node) in cluster.nodes.iter_mut().enumerate() {
+        node.assert_alive();
+        assert!(!node.said().iter().any(|line| line.contains("panicked")), "node {}: {:?}", at + 1, node.said());
+    }
+    cluster.plane.assert_alive();
+    for number in 0..8 {
+        assert_eq!(cluster.ctl("people", &["get", &format!("key-{number}")]).well(), SECRET.as_bytes());
+    }
+}
+
+/// Run inside by [`a_stranger_reads_nothing_changes_nothing_and_stops_nothing`]; by itself it does nothing.
+#[test]
+fn scanner() {
+    if std::env::var_os(SCAN).is_none() {
+        return;
+    }
+    let ports = listening("/proc/net/tcp", "0A");
+    assert!(!ports.is_empty(), "nobody listens");
+    for at in ports {
+        // What HTTP has is for this host: no object is there.
+        let beyond = !at.ip().is_loopback();
+        for knock in knocks() {
+            let heard = knock_at(at, &knock);
+            let text = String::from_utf8_lossy(&heard);
+            assert!(!text.contains(SECRET), "{at} gives objects away: {text}");
+            assert!(!beyond || !text.contains("key-"), "{at} gives keys away: {text}");
+        }
+        if beyond {
+            let heard = knock_at(at, &greeting());
+            let status = u16::from_le_bytes([heard[6], heard[7]]);
+            assert_eq!(status, Status::Prove as u16, "{at} asks for no ticket");
+            println!("data port {at}: wants a ticket");
+        }
+    }
+    let own = UdpSocket::bind((PLANE, 0)).unwrap();
+    for at in listening("/proc/net/udp", "07") {
+        for knock in knocks() {
+            for part in knock.chunks(1200) {
+                // A full buffer is as good.
+                let _ = own.send_to(part, at);
+            }
+        }
+        println!("datagrams to {at}");
+    }
+}
+
+/// Who listens, by the kernel's word.
+fn listening(table: &str, state: &str) -> Vec<SocketAddr> {
+    let table = std::fs::read_to_string(table).unwrap();
+    let address = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (ip, port) = words.get(1)?.split_once(':')?;
+        let ip = Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?.swap_bytes());
+        let port = u16::from_str_radix(port, 16).ok()?;
+        (words.get(3) == Some(&state) && !ip.is_unspecified()).then_some(SocketAddr::new(IpAddr::V4(ip), port))
+    };
+    table.lines().filter_map(address).collect()
+}
+
+/// What a stranger says: nothing, nonsense, other protocols, and ours with lengths that lie.
+fn knocks() -> Vec<Vec<u8>> {
+    let mut long = greeting();
+    long[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
+    let nonsense = (0..100_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    vec![
+        Vec::new(),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        b"GET /get_all_keys HTTP/1.0\r\n\r\n".to_vec(),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(),
+        nonsense,
+        long,
+        greeting()[..30].to_vec(),
+        greeting().repeat(50),
+    ]
+}
+
+/// A greeting of our protocol, to whoever answers.
+fn greeting() -> Vec<u8> {
+    use kvplane_proto::frame::{Header, VERSION};
+    use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId};
+    use kvplane_proto::message::{Hello, Kind, Operation};
+    let hello = Hello {
+        version_min: VERSION,
+        version_max: VERSION,
+        client: 1,
+        connection: 1,
+        node: NodeId(0),
+        incarnation: Incarnation(0),
+        shard: ShardId(0),
+        lane: 0,
+        fetches: false,
+        cluster: "guarded".to_owned(),
+    };
+    let body = hello.encode();
+    let header = Header::request(Kind::Request(Operation::Hello), RequestId::default()).with_body(&body, 1);
+    [&header.encode()[..], &body].concat()
+}
+
+/// All that comes back within a moment; a port that hangs up is as good as one that is silent.
+fn knock_at(at: SocketAddr, said: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
+    let _ = stream.write_all(said);
+    let (mut heard, mut part) = (Vec::new(), [0; 4096]);
+    while let Ok(bytes @ 1..) = stream.read(&mut part) {
+        heard.extend_from_slice(&part[..bytes]);
+    }
+    heard
+}
+
+#[test]
+fn members_of_a_guarded_cluster_do_as_their_certificates_say() {
+    let Some(cluster) = Cluster::start() else { return };
+    let file = cluster.place.file("value", b"of acme");
+    cluster.ctl("people", &["put", "everybodys", text(&file)]).well();
+    cluster.ctl("acme", &["--tenant", "acme", "put", "own", text(&file)]).well();
+    assert_eq!(cluster.ctl("acme", &["--tenant", "acme", "get", "own"]).well(), b"of acme");
+    // Another tenant's: the control plane gives no ticket for it.
+    cluster.ctl("acme", &["get", "everybodys"]).failed(1, &["may not speak for"]);
+    cluster.ctl("acme", &["put", "other", text(&file)]).failed(1, &["may not speak for"]);
+    // A key that is changed while everything runs.
+    cluster.ctl("people", &["tickets", "rotate"]).well();
+    let works = || cluster.ctl("people", &["get", "everybodys"]).status.success().then_some(());
+    assert!(wait_until(works).is_some());
+}
