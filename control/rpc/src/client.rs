@@ -180,6 +180,21 @@ impl Client {
         self.exchange::<R>(&connection, &frame, until).await
     }
 
+    /// Sends a report as a datagram on the present connection, which is made if there is none. It may be lost, and what
+    /// the control plane thinks of it is not heard.
+    ///
+    /// # Errors
+    /// When there is no connection, or the report is too long for a datagram.
+    pub async fn tell(&self, report: &crate::conductor::ReportLoad) -> Result<(), CallError> {
+        let frame = encode(report).map_err(CallError::BadRequest)?;
+        let until = Instant::now() + self.shared.limits.call_deadline;
+        let (connection, _) = self.connection(until).await?;
+        match connection.send_datagram(frame.into()) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.broken(&connection, error.to_string()).await),
+        }
+    }
+
     /// Ends the connection; later calls make a new one.
     pub async fn close(&self) {
         let Some(connection) = self.shared.link.lock().await.connection.take() else { return };

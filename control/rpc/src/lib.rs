@@ -14,6 +14,7 @@ mod authority;
 mod call;
 pub mod client;
 pub mod codec;
+pub mod conductor;
 mod convert;
 pub mod error;
 mod events;

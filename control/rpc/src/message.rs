@@ -16,6 +16,11 @@ use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::{ClusterMap, Member};
 
 use crate::codec::Message;
+use crate::conductor::{
+    Assigned, CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable, PrefixHolders,
+    QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, Scheduled,
+    UpdateRequest, WatchAssignments, WatchInstances,
+};
 pub use crate::events::{
     AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
     ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
@@ -54,6 +59,14 @@ impl Streamed for WatchEvents {
     type Item = Events;
 }
 
+impl Streamed for WatchInstances {
+    type Item = InstanceTable;
+}
+
+impl Streamed for WatchAssignments {
+    type Item = Assigned;
+}
+
 macro_rules! messages {
     ($($name:ident = $kind:literal $size:ident $(=> $reply:ident)?;)+) => {
         $(
@@ -63,6 +76,14 @@ macro_rules! messages {
             }
             $(impl Request for $name { type Reply = $reply; })?
         )+
+
+        /// Whether a body of this kind may be long.
+        pub(crate) const fn is_large(kind: u16) -> bool {
+            match kind {
+                $($kind => messages!(@large $size),)+
+                _ => false,
+            }
+        }
 
         /// Every kind and its message's name, in order of declaration.
         pub const KINDS: &[(u16, &str)] = &[$(($kind, stringify!($name))),+];
@@ -98,6 +119,17 @@ messages! {
     RemoveTenant = 0x0021 small => Done;
     ListTenants = 0x0022 small => TenantList;
     SyncTenants = 0x0023 large => TenantLeases;
+    RegisterInstance = 0x0030 small => InstanceRegistered;
+    DeregisterInstance = 0x0031 small => Done;
+    ReportLoad = 0x0032 small => Done;
+    ReportCache = 0x0033 large => CacheTaken;
+    QueryPrefix = 0x0034 large => PrefixHolders;
+    Schedule = 0x0035 large => Scheduled;
+    UpdateRequest = 0x0036 small => Done;
+    Reschedule = 0x0037 small => Scheduled;
+    WatchInstances = 0x0038 small;
+    WatchAssignments = 0x0039 small;
+    ExplainRequest = 0x003a small => RequestExplained;
     Welcome = 0x8001 small;
     Joined = 0x8002 small;
     Alive = 0x8003 small;
@@ -115,6 +147,13 @@ messages! {
     Events = 0x8015 large;
     TenantList = 0x8022 large;
     TenantLeases = 0x8023 large;
+    InstanceRegistered = 0x8030 small;
+    CacheTaken = 0x8033 small;
+    PrefixHolders = 0x8034 large;
+    Scheduled = 0x8035 small;
+    InstanceTable = 0x8038 large;
+    Assigned = 0x8039 small;
+    RequestExplained = 0x803a small;
 }
 
 /// First call of every connection.

@@ -5,6 +5,10 @@
 //! names. A control plane and an operator speak for everybody.
 
 use crate::codec::Message;
+use crate::conductor::{
+    DeregisterInstance, ExplainRequest, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, Reschedule, Schedule,
+    UpdateRequest, WatchAssignments, WatchInstances,
+};
 use crate::message::{
     AnswerOrder, Drain, GetMap, GetSegment, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTenants,
     ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers,
@@ -26,6 +30,9 @@ const ENDERS: &[Role] = &[Role::Control, Role::Node, Role::Admin];
 const OBSERVERS: &[Role] = &[Role::Control, Role::Scheduler, Role::Admin];
 /// Who may follow what becomes of objects.
 const FOLLOWERS: &[Role] = &[Role::Control, Role::Client, Role::Scheduler, Role::Admin];
+
+/// Who may say where requests go, and what instances are.
+const ROUTERS: &[Role] = &[Role::Control, Role::Scheduler, Role::Admin];
 
 /// A message that a caller begins with, and who may.
 pub trait Called: Message {
@@ -83,6 +90,17 @@ rights! {
     RemoveTenant = "remove_tenant" OPERATORS;
     ListTenants = "list_tenants" OPERATORS;
     SyncTenants = "sync_tenants" MEMBERS |call| Some(Scope::Node(call.node));
+    RegisterInstance = "register_instance" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
+    DeregisterInstance = "deregister_instance" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
+    ReportLoad = "report_load" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
+    ReportCache = "report_cache" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
+    QueryPrefix = "query_prefix" ROUTERS;
+    Schedule = "schedule" ROUTERS;
+    UpdateRequest = "update_request" ROUTERS;
+    Reschedule = "reschedule" ROUTERS;
+    WatchInstances = "watch_instances" ROUTERS;
+    WatchAssignments = "watch_assignments" ROUTERS;
+    ExplainRequest = "explain_request" ROUTERS;
 }
 
 /// A node's memory is the node's to offer; a client's is said by a number that only it knows.
@@ -138,6 +156,17 @@ mod tests {
             "remove_tenant ca",
             "list_tenants ca",
             "sync_tenants cn",
+            "register_instance cncsa",
+            "deregister_instance cncsa",
+            "report_load cncsa",
+            "report_cache cncsa",
+            "query_prefix csa",
+            "schedule csa",
+            "update_request csa",
+            "reschedule csa",
+            "watch_instances csa",
+            "watch_assignments csa",
+            "explain_request csa",
         ];
         assert_eq!(shown, expected);
     }

@@ -79,7 +79,9 @@ pub(crate) fn server_config(
     let crypto = QuicServerConfig::try_from(tls).map_err(tls_error)?;
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     config.max_incoming(limits.connections);
-    config.transport_config(Arc::new(transport(limits, limits.calls_per_connection)?));
+    let mut transport = transport(limits, limits.calls_per_connection)?;
+    transport.datagram_receive_buffer_size(Some(Limits::DATAGRAM_BYTES));
+    config.transport_config(Arc::new(transport));
     Ok(config)
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use kvplane_conductor::desk::DeskConfig;
 use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
 use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
 
@@ -32,6 +33,8 @@ pub struct ControlConfig {
     pub kv_events_listen: Option<SocketAddr>,
     /// Serves Mooncake's engines as their metadata server, at `/metadata` of `http_listen`; none for not at all.
     pub mooncake_metadata: Option<MetadataLimits>,
+    /// Hosts the Conductor, with these limits; none for not at all.
+    pub conductor: Option<DeskConfig>,
     /// Whether only tenants that were set may put; else others have no quota.
     pub strict_tenants: bool,
     /// How HTTP reaches objects, if at all: for `/get_all_keys` and `/api/v1/remove_all`.
@@ -62,6 +65,7 @@ impl ControlConfig {
             http_without_authentication_anywhere: false,
             kv_events_listen: None,
             mooncake_metadata: None,
+            conductor: None,
             state_directory: None,
             identity_directory: None,
             publish: None,

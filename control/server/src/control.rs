@@ -20,6 +20,7 @@ use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::sleep_until;
 
+use crate::conductor::Host;
 use crate::counts::Counts;
 use crate::follow::{Follow, Published};
 use crate::objects::ObjectsAccess;
@@ -87,6 +88,8 @@ pub(crate) struct Control {
     /// Whether only tenants that were set may put.
     strict_tenants: bool,
     pub(crate) objects: ObjectsAccess,
+    /// The Conductor, where it is hosted.
+    pub(crate) conductor: Option<Host>,
     pub(crate) counts: Counts,
 }
 
@@ -112,6 +115,7 @@ impl Control {
             address: OnceLock::new(),
             strict_tenants: false,
             objects: ObjectsAccess::default(),
+            conductor: None,
             counts: Counts::default(),
         };
         control.carry_out(&mut *control.core()?)?;
@@ -121,6 +125,19 @@ impl Control {
     /// With what was set of tenants, and a way to the objects.
     pub(crate) fn with_tenants(self, strict_tenants: bool, objects: ObjectsAccess) -> Self {
         Self { strict_tenants, objects, ..self }
+    }
+
+    /// With a Conductor.
+    pub(crate) fn with_conductor(self, conductor: Option<Host>) -> Self {
+        Self { conductor, ..self }
+    }
+
+    /// The Conductor.
+    pub(crate) fn conductor(&self) -> Result<&Host, Refusal> {
+        self.conductor.as_ref().ok_or_else(|| {
+            let reason = "this control plane runs without a Conductor; start it with --conductor";
+            Refusal::new(RefusalCode::NotFound, reason)
+        })
     }
 
     /// Looks at tenants: what is remembered of them, their leases, and whether others may put.

@@ -19,6 +19,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
 use crate::access::Access;
+use crate::conductor::Host;
 use crate::config::{ControlConfig, StartError};
 use crate::control::Control;
 use crate::credentials::{LOOK_AGAIN, Source};
@@ -178,7 +179,12 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     let cluster = Cluster::new(config.cluster, records, 0).map_err(StartError::Cluster)?;
     let control =
         Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
-    let control = Arc::new(control.with_tenants(config.strict_tenants, config.objects));
+    let conductor = match config.conductor {
+        Some(config) => Some(Host::new(config, random_u64()?)),
+        None => None,
+    };
+    let control = control.with_tenants(config.strict_tenants, config.objects);
+    let control = Arc::new(control.with_conductor(conductor));
     let server_config = ServerConfig {
         listen: config.listen,
         cluster: name.clone(),
@@ -261,6 +267,14 @@ fn live(runtime: &Runtime, running: Running, stopping: oneshot::Receiver<()>) ->
         if let Some((listener, _)) = events {
             let cluster = local.cluster.as_str().to_owned();
             tokio::spawn(kv_events::serve(listener, control.clone(), cluster));
+        }
+        if control.conductor.is_some() {
+            let control = control.clone();
+            tokio::spawn(async move {
+                if let Some(conductor) = &control.conductor {
+                    conductor.run().await;
+                }
+            });
         }
         let result = tokio::select! {
             () = renew(&server, &source, mark, &local, publication.as_ref()) => Ok(()),

@@ -43,7 +43,16 @@ const EDGES: [(&str, Uses); 20] = [
     ),
     ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster"])),
     ("kvplane-mooncake", Uses::Only(&["kvplane-proto", "kvplane-sys"])),
-    ("kvplane-server", Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-rpc", "kvplane-mooncake"])),
+    (
+        "kvplane-server",
+        Uses::Only(&[
+            "kvplane-proto",
+            "kvplane-cluster",
+            "kvplane-conductor",
+            "kvplane-rpc",
+            "kvplane-mooncake",
+        ]),
+    ),
     (
         "kvplane",
         Uses::Only(&[
@@ -55,6 +64,7 @@ const EDGES: [(&str, Uses); 20] = [
             "kvplane-engine",
             "kvplane-topology",
             "kvplane-cluster",
+            "kvplane-conductor",
             "kvplane-mooncake",
             "kvplane-rpc",
         ]),
