@@ -4,10 +4,11 @@
 //! when they do not; requests have ids of their own, so that one asked twice is booked once; what is booked ends with
 //! a lease; and each model has books of its own, a *pool*, since only instances of one model can stand in for another.
 //!
-//! One owner calls it, with the time: nanoseconds of a monotonic clock. Nobody else's clock counts; messages carry spans
-//! only. What is to be told later to those who wait comes out of [`Desk::take_told`]. Everything is bounded by
+//! One owner calls it, with the time: nanoseconds of a monotonic clock. Nobody else's clock counts; messages carry
+//! spans only. What is to be told later to those who wait comes out of [`Desk::take_told`]. Everything is bounded by
 //! [`DeskConfig`].
 
+mod asked;
 mod cache;
 mod error;
 mod instances;
@@ -25,11 +26,11 @@ use crate::index::{ContextId, ContextKey, HolderId, IndexError, PrefixIndex};
 use crate::policy::{Ours, Policy};
 use crate::scheduler::{Conductor, ConductorConfig, Request, Scratch};
 
+pub use asked::{Answer, Asked, Assigned, Mode, Source, Step, Why};
 pub use cache::{Ack, CacheBatch, CacheChange, CacheEvent, Wanted};
 pub use error::DeskError;
 pub use instances::{InstanceSpec, Load, Part, Registered};
 pub use look::{Candidate, Explained, Holding, Holdings, InstanceRow, PoolRow, Table};
-pub use requests::{Answer, Asked, Assigned, Mode, Source, Step, Why};
 
 use instances::Instance;
 use requests::Kept;
@@ -102,8 +103,8 @@ struct Pool {
     conductor: Conductor,
     /// For contexts beyond those that there may be: their hashes are salted by name.
     overflow: ContextId,
-    /// Who holds the blocks of the shared store.
-    store: Option<HolderId>,
+    /// Who holds blocks of the shared store: its parts, by their numbers.
+    store: BTreeMap<u64, HolderId>,
     /// Names by number.
     prefill: Vec<Arc<str>>,
     decode: Vec<Arc<str>>,
@@ -241,7 +242,7 @@ impl Desk {
         let number = self.next_pool;
         self.next_pool += 1;
         let (prefill, decode) = (Vec::new(), Vec::new());
-        let (store, hits) = (None, Hits::default());
+        let (store, hits) = (BTreeMap::new(), Hits::default());
         let pool = Pool {
             key,
             token_bytes,
@@ -303,5 +304,6 @@ fn fingerprint(tokens: u32, context: ContextId, hashes: &[u64]) -> u64 {
 }
 
 fn request_of(id: u64, asked: &Asked, context: ContextId, hashes: Arc<[u64]>, now_ns: u64) -> Request {
-    Request { id, arrival_ns: now_ns, tokens: asked.tokens, context, hashes, barred: crate::scheduler::Barred::default() }
+    let barred = crate::scheduler::Barred::default();
+    Request { id, arrival_ns: now_ns, tokens: asked.tokens, context, hashes, barred }
 }

@@ -194,7 +194,7 @@ fn events_with_gaps_are_asked_for_again_and_what_is_lost_is_forgotten() {
         let held = desk.query(&context(), &prompt(1, 20), 4, Tiers::SAID).expect("served");
         held.holders.first().map_or((0, false), |held| (held.dram_tokens / BLOCK, held.degraded))
     };
-    let mut cache = |desk: &mut Desk, batch| desk.cache("p0", 1, batch, 0).expect("known");
+    let cache = |desk: &mut Desk, batch| desk.cache("p0", 1, batch, 0).expect("known");
     assert_eq!(cache(&mut desk, batch(0, vec![stored(long[..5].to_vec())])).wanted, Wanted::Nothing);
     let ack = cache(&mut desk, batch(2, vec![stored(long[..15].to_vec())]));
     assert_eq!((ack.next, ack.wanted), (1, Wanted::Replay));
@@ -315,6 +315,26 @@ fn what_makes_no_sense_is_said() {
     let long = prompt(1, 62_500);
     desk.cache("p0", 1, batch(0, vec![stored(long.clone())]), 0).expect("known");
     assert_eq!(assigned(&desk.schedule(&asked("b", long), 0).expect("good")).reuse_tokens, 1_000_000);
+}
+
+#[test]
+fn blocks_of_the_store_count_for_all_and_are_nobodys() {
+    let mut desk = desk(1);
+    let long = prompt(1, 600);
+    for (at, hash) in long.iter().enumerate() {
+        let part = at as u64 % 3;
+        assert_eq!(desk.store_has(part, "", "m", *hash, true), Ok(true));
+    }
+    assert_eq!(desk.store_has(0, "", "another", 5, true), Ok(false));
+    let found = desk.query(&context(), &long, 4, Tiers::ALL).expect("served");
+    assert_eq!((found.holders.len(), found.pooled_tokens), (0, 9_600));
+    let answer = desk.schedule(&asked("a", long.clone()), 0).expect("good");
+    assert_eq!(assigned(&answer).reuse_tokens, 9_600);
+    assert!(assigned(&answer).sources.iter().all(|source| source.instance.is_none()));
+    desk.store_has(0, "", "m", long[300], false).expect("known");
+    assert_eq!(desk.query(&context(), &long, 4, Tiers::ALL).expect("served").pooled_tokens, 4_800);
+    desk.store_cleared(1);
+    assert_eq!(desk.query(&context(), &long, 4, Tiers::ALL).expect("served").pooled_tokens, 16);
 }
 
 /// More contexts than there may be share one, and nothing else.

@@ -47,13 +47,15 @@ impl Call {
                 return;
             }
         };
-        let kind = match Header::decode(&frame) {
+        let header = Header::decode(&frame);
+        let is_large = header.as_ref().is_ok_and(|header| is_large(header.kind));
+        if frame.len() > HEADER_BYTES + SMALL_BODY_BYTES && !is_large {
+            return self.bad_frame(&format!("a request is above {} bytes", HEADER_BYTES + SMALL_BODY_BYTES));
+        }
+        let kind = match header {
             Ok(header) => header.kind,
             Err(error) => return self.bad_frame(&error.to_string()),
         };
-        if frame.len() > HEADER_BYTES + SMALL_BODY_BYTES && !is_large(kind) {
-            return self.bad_frame(&format!("a request is above {} bytes", HEADER_BYTES + SMALL_BODY_BYTES));
-        }
         match kind {
             WatchMap::KIND => return self.watch(&frame, send).await,
             WatchOrders::KIND => {

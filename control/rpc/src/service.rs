@@ -174,7 +174,11 @@ pub trait Service: Send + Sync + 'static {
         Err(no_conductor())
     }
     /// What becomes of a client's requests that wait.
-    fn watch_assignments(&self, _caller: Caller, _call: WatchAssignments) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+    fn watch_assignments(
+        &self,
+        _caller: Caller,
+        _call: WatchAssignments,
+    ) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         Err(no_conductor())
     }
     /// The current map, and every later one, as frames of [`MapReply`].

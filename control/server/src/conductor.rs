@@ -1,26 +1,35 @@
 //! The Conductor's host: one desk, called on the control plane's thread, with the time that passes here.
 //!
-//! Calls come from QUIC and HTTP and are answered at once; nothing waits in a queue of its own, for each connection has a
-//! limit of calls and the desk limits of everything else. Who waits for an instance is told over its stream of
+//! Calls come from QUIC and HTTP and are answered at once; nothing waits in a queue of its own, for each connection has
+//! a limit of calls and the desk limits of everything else. Who waits for an instance is told over its stream of
 //! assignments. A stream that is not read ends; what it missed is told again when it begins anew, or asked for by id.
 
 mod convert;
+mod metrics;
+pub(crate) mod shim;
+pub(crate) mod store_blocks;
+mod subscriber;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvplane_conductor::desk::{Desk, DeskConfig, DeskError, Load, Told};
+use kvplane_conductor::engine::keys::BlockKey;
 use kvplane_conductor::index::{Tier, Tiers};
 use kvplane_rpc::conductor::{
-    Assigned, BlockTier, CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable,
-    PrefixHolders, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule,
+    Assigned, BlockTier, CacheTaken, DeregisterInstance, EventSource, ExplainRequest, InstanceRegistered, InstanceTable,
+    PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule,
     Scheduled, UpdateRequest, WatchAssignments,
 };
 use kvplane_rpc::message::Done;
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::{Notify, mpsc};
+use tokio::task::AbortHandle;
 use tokio::time::sleep_until;
+
+use subscriber::Followed;
 
 use convert::{answer_out, assigned_out, batch_in, context_in, refusal, spec_in, step_in, table_out};
 
@@ -30,6 +39,10 @@ const ASSIGNMENTS: usize = 1024;
 const WATCHERS: usize = 256;
 /// Tables that may wait for a watcher.
 const TABLES: usize = 4;
+/// Models whose seeds of hashes are remembered.
+const SEEDS: usize = 256;
+/// The longest topic.
+const TOPIC_BYTES: usize = 256;
 /// How often watchers hear of instances' loads while nothing else changes.
 const LOADS: Duration = Duration::from_secs(1);
 
@@ -37,6 +50,10 @@ struct Core {
     desk: Desk,
     clients: BTreeMap<u64, mpsc::Sender<ItemFrame>>,
     watchers: Vec<mpsc::Sender<ItemFrame>>,
+    /// By instance: who follows what it publishes.
+    followers: BTreeMap<String, AbortHandle>,
+    /// By model: what its engines' hashes begin with.
+    seeds: BTreeMap<(String, String, u32), String>,
     /// The version that watchers heard of last, and when.
     told: (u64, u64),
     /// When it is looked again.
@@ -47,7 +64,12 @@ struct Core {
 pub(crate) struct Host {
     core: Mutex<Core>,
     rearm: Notify,
+    /// A model is new: nothing is known yet of its blocks in the store.
+    fresh: Notify,
     started: Instant,
+    /// Events of engines that could not be read, and that do not concern us.
+    unread: AtomicU64,
+    foreign: AtomicU64,
 }
 
 impl Host {
@@ -56,10 +78,19 @@ impl Host {
             desk: Desk::new(config, first),
             clients: BTreeMap::new(),
             watchers: Vec::new(),
+            followers: BTreeMap::new(),
+            seeds: BTreeMap::new(),
             told: (0, 0),
             armed_ns: u64::MAX,
         };
-        Self { core: Mutex::new(core), rearm: Notify::new(), started: Instant::now() }
+        Self {
+            core: Mutex::new(core),
+            rearm: Notify::new(),
+            fresh: Notify::new(),
+            started: Instant::now(),
+            unread: AtomicU64::new(0),
+            foreign: AtomicU64::new(0),
+        }
     }
 
     fn now_ns(&self) -> u64 {
@@ -120,17 +151,85 @@ impl Host {
         }
     }
 
-    pub(crate) fn register(&self, call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
+    /// What hashes of a model begin with.
+    fn seed(&self, context: &PromptContext) -> String {
+        let key = (context.tenant.clone(), context.model.clone(), context.block_tokens);
+        self.core().seeds.get(&key).cloned().unwrap_or_else(|| "0".to_owned())
+    }
+
+    /// Remembers it, for as many models as there may be.
+    fn set_seed(&self, context: &PromptContext, seed: String) {
+        let mut core = self.core();
+        let key = (context.tenant.clone(), context.model.clone(), context.block_tokens);
+        if core.seeds.len() >= SEEDS && !core.seeds.contains_key(&key) {
+            core.seeds.pop_first();
+        }
+        core.seeds.insert(key, seed);
+    }
+
+    /// What changed in a shard of the store; `void` is whether all that was known of it is.
+    fn store_changed(&self, shard: u64, void: bool, changes: &[(String, BlockKey, bool)]) {
+        // Too many holders of one model: its blocks in the store are not known.
+        let _ = self.with(|desk, _| {
+            if void {
+                desk.store_cleared(shard);
+            }
+            for (tenant, key, there) in changes {
+                desk.store_has(shard, tenant, &key.model, key.hash, *there)?;
+            }
+            Ok(())
+        });
+    }
+
+    /// Counts events that were left out.
+    fn note_events(&self, unread: usize, foreign: usize) {
+        self.unread.fetch_add(unread as u64, Ordering::Relaxed);
+        self.foreign.fetch_add(foreign as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn register(self: &Arc<Self>, call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
-        let registered = self.with(|desk, now_ns| desk.register(spec_in(call), now_ns))?;
+        if let Some(source) = &call.events {
+            check_source(source)?;
+        }
+        let source = call.events.clone();
+        let (instance, life, block_tokens) = (call.instance.clone(), call.life, call.block_tokens);
+        let (models, registered) = self.with(|desk, now_ns| {
+            let models = desk.models();
+            Ok((models, desk.register(spec_in(call), now_ns)?))
+        })?;
+        if self.core().desk.models() > models {
+            self.fresh.notify_one();
+        }
+        if let Some(source) = source {
+            self.follow(Followed { instance, life, block_tokens, source }, registered.fresh);
+        }
         // It may be due before anything else.
         self.rearm.notify_one();
         Ok(InstanceRegistered { fresh: registered.fresh, doubted_after_ns: registered.doubted_after_ns })
     }
 
+    /// Follows what an instance publishes, if nobody does.
+    fn follow(self: &Arc<Self>, followed: Followed, fresh: bool) {
+        let mut core = self.core();
+        core.followers.retain(|_, follower| !follower.is_finished());
+        let instance = followed.instance.clone();
+        if fresh && let Some(former) = core.followers.remove(&instance) {
+            former.abort();
+        }
+        if !core.followers.contains_key(&instance) {
+            let task = tokio::spawn(subscriber::follow(Arc::clone(self), followed));
+            core.followers.insert(instance, task.abort_handle());
+        }
+    }
+
     pub(crate) fn deregister(&self, call: &DeregisterInstance) -> Result<Done, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
-        self.with(|desk, now_ns| desk.deregister(&call.instance, call.life, now_ns)).map(|_| Done)
+        let gone = self.with(|desk, now_ns| desk.deregister(&call.instance, call.life, now_ns))?;
+        if gone && let Some(follower) = self.core().followers.remove(&call.instance) {
+            follower.abort();
+        }
+        Ok(Done)
     }
 
     pub(crate) fn load(&self, call: &ReportLoad) -> Result<Done, Refusal> {
@@ -239,6 +338,16 @@ impl Core {
             !matches!(watcher.try_send(frame.clone()), Err(mpsc::error::TrySendError::Closed(_)))
         });
     }
+}
+
+/// Whether events can be had from there.
+fn check_source(source: &EventSource) -> Result<(), Refusal> {
+    let replay = source.replay.is_empty() || subscriber::address_of(&source.replay).is_some();
+    if subscriber::address_of(&source.publisher).is_none() || !replay || source.topic.len() > TOPIC_BYTES {
+        let reason = format!("events come from tcp://HOST:PORT, not {:?} and {:?}", source.publisher, source.replay);
+        return Err(Refusal::new(RefusalCode::BadRequest, reason));
+    }
+    Ok(())
 }
 
 fn full(what: &str) -> Refusal {

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::{Cluster, Counters, Input, MemberState, Output, Quotas, Reply};
@@ -89,7 +89,7 @@ pub(crate) struct Control {
     strict_tenants: bool,
     pub(crate) objects: ObjectsAccess,
     /// The Conductor, where it is hosted.
-    pub(crate) conductor: Option<Host>,
+    pub(crate) conductor: Option<Arc<Host>>,
     pub(crate) counts: Counts,
 }
 
@@ -128,12 +128,12 @@ impl Control {
     }
 
     /// With a Conductor.
-    pub(crate) fn with_conductor(self, conductor: Option<Host>) -> Self {
+    pub(crate) fn with_conductor(self, conductor: Option<Arc<Host>>) -> Self {
         Self { conductor, ..self }
     }
 
     /// The Conductor.
-    pub(crate) fn conductor(&self) -> Result<&Host, Refusal> {
+    pub(crate) fn conductor(&self) -> Result<&Arc<Host>, Refusal> {
         self.conductor.as_ref().ok_or_else(|| {
             let reason = "this control plane runs without a Conductor; start it with --conductor";
             Refusal::new(RefusalCode::NotFound, reason)

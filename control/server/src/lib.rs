@@ -30,6 +30,7 @@ mod store;
 mod tenants;
 mod tiers;
 mod zmtp;
+mod zmtp_peer;
 
 pub use access::HttpToken;
 pub use kvplane_conductor::desk::DeskConfig;

@@ -19,7 +19,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
 use crate::access::Access;
-use crate::conductor::Host;
+use crate::conductor::{Host, store_blocks};
 use crate::config::{ControlConfig, StartError};
 use crate::control::Control;
 use crate::credentials::{LOOK_AGAIN, Source};
@@ -180,7 +180,10 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     let control =
         Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
     let conductor = match config.conductor {
-        Some(config) => Some(Host::new(config, random_u64()?)),
+        Some(mut config) => {
+            config.books.index.seed = random_u64()?;
+            Some(Arc::new(Host::new(config, random_u64()?)))
+        }
         None => None,
     };
     let control = control.with_tenants(config.strict_tenants, config.objects);
@@ -268,13 +271,9 @@ fn live(runtime: &Runtime, running: Running, stopping: oneshot::Receiver<()>) ->
             let cluster = local.cluster.as_str().to_owned();
             tokio::spawn(kv_events::serve(listener, control.clone(), cluster));
         }
-        if control.conductor.is_some() {
-            let control = control.clone();
-            tokio::spawn(async move {
-                if let Some(conductor) = &control.conductor {
-                    conductor.run().await;
-                }
-            });
+        if let Some(conductor) = control.conductor.clone() {
+            tokio::spawn(store_blocks::follow(conductor.clone(), control.clone()));
+            tokio::spawn(async move { conductor.run().await });
         }
         let result = tokio::select! {
             () = renew(&server, &source, mark, &local, publication.as_ref()) => Ok(()),

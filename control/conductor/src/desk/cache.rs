@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::error::bad;
 use super::{Desk, DeskError, PoolKey};
 use crate::index::{ContextKey, HolderId, Tier, Tiers};
+use crate::scheduler::ConductorError;
 
 /// The most changes of a batch.
 const MOST_CHANGES: usize = 65_536;
@@ -174,41 +175,58 @@ impl Desk {
         Ok(())
     }
 
-    /// Blocks of the shared store are there, or no more; of which instances nothing is said. False where nobody serves
-    /// that model.
+    /// A block of a model is in a part of the shared store, or no more. False where nobody serves that model.
     ///
     /// # Errors
-    /// When there are too many holders, or a name is too long.
-    pub fn store_has(&mut self, context: &ContextKey, hashes: &[u64], there: bool) -> Result<bool, DeskError> {
-        let key = pool_key(context);
-        let Some(number) = self.pool_of(&key) else { return Ok(false) };
-        let Some(pool) = self.pools.get_mut(&number) else { return Ok(false) };
-        let holder = match pool.store {
-            Some(holder) => holder,
-            None => {
-                let holder = pool.index().register().map_err(crate::scheduler::ConductorError::from)?;
-                *pool.store.insert(holder)
-            }
-        };
-        let (context, hashes) = pool.context(context, Arc::from(hashes))?;
-        let index = pool.index();
-        let changed = if there {
-            index.stored(context, holder, Tier::Pool, None, &hashes).map(|_| ())
-        } else {
-            index.removed(context, holder, Tier::Pool, &hashes).map(|_| ())
-        };
-        changed.map_err(crate::scheduler::ConductorError::from)?;
-        Ok(true)
+    /// When there are too many holders.
+    pub fn store_has(
+        &mut self,
+        part: u64,
+        tenant: &str,
+        model: &str,
+        hash: u64,
+        there: bool,
+    ) -> Result<bool, DeskError> {
+        let named = |known: &str| known == model || known.rsplit('/').next() == Some(model);
+        let mut told = false;
+        for pool in self.pools.values_mut().filter(|pool| pool.key.tenant == tenant && named(&pool.key.model)) {
+            let holder = match pool.store.get(&part) {
+                Some(holder) => *holder,
+                None => {
+                    let holder = pool.conductor.index().register().map_err(ConductorError::from)?;
+                    pool.store.insert(part, holder);
+                    holder
+                }
+            };
+            let PoolKey { tenant, model, block_tokens } = pool.key.clone();
+            let key = ContextKey { tenant, model, block_tokens, ..ContextKey::default() };
+            let (context, hashes) = pool.context(&key, Arc::from([hash]))?;
+            let index = pool.index();
+            let changed = if there {
+                index.stored(context, holder, Tier::Pool, None, &hashes).map(|_| ())
+            } else {
+                index.removed(context, holder, Tier::Pool, &hashes).map(|_| ())
+            };
+            changed.map_err(ConductorError::from)?;
+            told = true;
+        }
+        Ok(told)
     }
 
-    /// The shared store has nothing, of any model.
-    pub fn store_cleared(&mut self) {
+    /// A part of the shared store has nothing, of any model.
+    pub fn store_cleared(&mut self, part: u64) {
         for pool in self.pools.values_mut() {
-            if let Some(holder) = pool.store.take() {
+            if let Some(holder) = pool.store.remove(&part) {
                 // It was registered with this index, and not retired since.
                 let _: Result<(), _> = pool.index().retire(holder);
             }
         }
+    }
+
+    /// How many models have instances.
+    #[must_use]
+    pub fn models(&self) -> usize {
+        self.pools.len()
     }
 
     /// Blocks that a holder has of an answer, by tiers: on the GPU, there or in memory, there or on an SSD.

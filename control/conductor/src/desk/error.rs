@@ -70,7 +70,8 @@ impl fmt::Display for DeskError {
             }
             Self::UnknownModel { model, tenant, block_tokens } => write!(
                 f,
-                "no instance of model {model:?} with blocks of {block_tokens} tokens is registered for tenant {tenant:?}"
+                "no instance of model {model:?} with blocks of {block_tokens} tokens is registered for tenant \
+                 {tenant:?}"
             ),
             Self::Limit { what, most } => write!(f, "there are {most} {what} already, which is the limit"),
             Self::StaleLife { name, life } => {

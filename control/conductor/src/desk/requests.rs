@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use super::asked::{Answer, Asked, Assigned, Mode, Source, Step, Why};
 use super::cache::pool_key;
 use super::error::bad;
 use super::{Desk, DeskError, MAX_ID_BYTES, MAX_PROMPT_BLOCKS, Told, fingerprint, request_of};
 use crate::index::{ContextKey, Tiers};
-use crate::policy::{Choice, Fetch, Placement, Refusal};
+use crate::policy::{Choice, Fetch, Placement};
 use crate::scheduler::{Barred, ConductorError, Progress, Request};
 
 /// Sources named in an answer at most.
@@ -21,141 +22,6 @@ const AGAIN_SOON_NS: u64 = 5_000_000;
 const LONGEST_NS: u64 = 3_600_000_000_000;
 /// How often in a row an instance may have much less cached than it said.
 const BROKEN: u32 = 4;
-
-/// How a request is to be answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Booked: at once where an instance is about to be free, else later.
-    Reserve,
-    /// Booked at once, even behind others.
-    Now,
-    /// Not booked: only said.
-    Advise,
-}
-
-/// A request as it is asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// Who asks, and is told later.
-    pub client: u64,
-    /// The scheduler's name for it, unique while it lasts.
-    pub request: String,
-    /// What its blocks can be shared among.
-    pub context: ContextKey,
-    /// Tokens of its prompt.
-    pub tokens: u32,
-    /// Rolling hashes of its full blocks.
-    pub hashes: Vec<u64>,
-    /// How long it may wait, in nanoseconds; 0 for the desk's.
-    pub wait_ns: u64,
-    /// How.
-    pub mode: Mode,
-    /// Instances that it must not go to.
-    pub barred: Vec<String>,
-}
-
-/// What is said of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It goes there.
-    Assigned(Assigned),
-    /// It waits.
-    Queued {
-        /// Its reservation.
-        reservation: u64,
-        /// How many go before it.
-        position: u32,
-        /// After how long it may go, in nanoseconds, as far as can be said.
-        eta_ns: u64,
-    },
-    /// It is not served.
-    Refused {
-        /// Why.
-        why: Why,
-        /// When it may be worth trying again, in nanoseconds.
-        retry_after_ns: u64,
-    },
-}
-
-/// Where a request goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assigned {
-    /// Its reservation; 0 where nothing was booked.
-    pub reservation: u64,
-    /// Who prefills.
-    pub prefill: Arc<str>,
-    /// Who decodes, where that is chosen too.
-    pub decode: Option<Arc<str>>,
-    /// Tokens of the prompt to reuse, its own and fetched.
-    pub reuse_tokens: u32,
-    /// From whom the tokens that it lacks are fetched, most first; none where it has them.
-    pub sources: Vec<Source>,
-    /// Whether what is fetched is kept.
-    pub keep: bool,
-    /// Predicted: until the prefill begins.
-    pub wait_ns: u64,
-    /// Predicted: the prefill.
-    pub prefill_ns: u64,
-    /// How long the reservation lasts without an update.
-    pub lease_ns: u64,
-}
-
-/// Who has the beginning of a prompt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
-    /// Who; none for the shared store.
-    pub instance: Option<Arc<str>>,
-    /// Tokens from the beginning on.
-    pub tokens: u32,
-}
-
-/// Why a request is not served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// The first token would come too late.
-    Ttft,
-    /// Tokens would come too slowly.
-    Tbt,
-    /// No instance takes requests.
-    NoInstance,
-    /// Too many requests wait or are booked.
-    Full,
-    /// It waited as long as it may.
-    Waited,
-    /// Its instance was lost; it can be rescheduled.
-    Lost,
-}
-
-impl Why {
-    const fn of(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Ttft => Self::Ttft,
-            Refusal::Tbt => Self::Tbt,
-            Refusal::NoInstance => Self::NoInstance,
-            Refusal::QueueFull => Self::Full,
-        }
-    }
-}
-
-/// How a request fares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Its prefill began.
-    PrefillStarted,
-    /// Its prefill ended.
-    PrefillDone {
-        /// Tokens that were cached.
-        reused_tokens: u32,
-        /// How long it took, in nanoseconds.
-        took_ns: u64,
-    },
-    /// It decodes.
-    Decoding,
-    /// It goes on.
-    Alive,
-    /// It ended, however.
-    Ended,
-}
 
 pub(super) enum State {
     Waiting,
@@ -360,12 +226,12 @@ impl Desk {
             Fetch::Pool { .. } => {
                 let (context, hashes) = (request.context, &request.hashes);
                 let found = self.scratch.found_mut();
-                let store = pool.store;
                 if pool.conductor.index().find(context, hashes, SOURCES, Tiers::SHARED, found).is_ok() {
                     for found in self.scratch.found().matches() {
                         let at = pool.conductor.instance_of(found.holder);
                         let instance = at.map(|at| pool.prefill_name(at));
-                        if at != Some(placement.prefill) && (instance.is_some() || store == Some(found.holder)) {
+                        let stored = || pool.store.values().any(|holder| *holder == found.holder);
+                        if at != Some(placement.prefill) && (instance.is_some() || stored()) {
                             answer.sources.push(Source { instance, tokens: tokens(found.blocks) });
                         }
                     }
