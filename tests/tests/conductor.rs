@@ -62,7 +62,7 @@ fn without_the_conductor_requests_go_by_the_last_table() {
     for name in ["a", "b"] {
         engine.call(register(name)).expect("room");
     }
-    let scheduler = Scheduler::connect(&control(&handle, Role::Scheduler), Duration::from_secs(10)).expect("a line");
+    let scheduler = Scheduler::connect(&control(&handle, Role::Scheduler), Duration::from_secs(4)).expect("a line");
     assert!(scheduler.wait_for_table(PATIENCE, |table| table.instances.len() == 2));
     let Decision::Booked(first) = scheduler.schedule(request("1"), PATIENCE).expect("served") else {
         panic!("the Conductor is there");

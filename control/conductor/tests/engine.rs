@@ -16,8 +16,8 @@ enum Pack {
     Float(f64),
     Text(String),
     Bytes(Vec<u8>),
-    List(Vec<Pack>),
-    Map(Vec<(&'static str, Pack)>),
+    List(Vec<Self>),
+    Map(Vec<(&'static str, Self)>),
 }
 
 impl Pack {

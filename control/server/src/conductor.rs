@@ -11,6 +11,7 @@ pub(crate) mod store_blocks;
 mod subscriber;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -217,9 +218,9 @@ impl Host {
         if fresh && let Some(former) = core.followers.remove(&instance) {
             former.abort();
         }
-        if !core.followers.contains_key(&instance) {
+        if let Entry::Vacant(free) = core.followers.entry(instance) {
             let task = tokio::spawn(subscriber::follow(Arc::clone(self), followed));
-            core.followers.insert(instance, task.abort_handle());
+            free.insert(task.abort_handle());
         }
     }
 

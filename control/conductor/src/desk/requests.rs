@@ -77,7 +77,7 @@ impl Desk {
             late: false,
             state: State::Waiting,
         };
-        self.offer(id, kept, request, asked.mode, asked.wait_ns, now_ns)
+        self.offer(id, kept, &request, asked.mode, asked.wait_ns, now_ns)
     }
 
     fn check(&self, asked: &Asked) -> Result<u32, DeskError> {
@@ -144,7 +144,7 @@ impl Desk {
         &mut self,
         id: u64,
         kept: Kept,
-        request: Request,
+        request: &Request,
         mode: Mode,
         wait_ns: u64,
         now_ns: u64,
@@ -153,8 +153,8 @@ impl Desk {
         let Some(pool) = self.pools.get_mut(&number) else { return Err(bad("the pool is gone")) };
         let conductor = &mut pool.conductor;
         let choice = match mode {
-            Mode::Now => conductor.schedule_now(&request, now_ns, &mut self.scratch),
-            _ => conductor.schedule(&request, now_ns, &mut self.scratch),
+            Mode::Now => conductor.schedule_now(request, now_ns, &mut self.scratch),
+            _ => conductor.schedule(request, now_ns, &mut self.scratch),
         };
         let refused = |why, retry_after_ns| Ok(Answer::Refused { why, retry_after_ns });
         if let Choice::Refuse { why, retry_after_ns } = choice {
@@ -373,7 +373,7 @@ impl Desk {
             prefill: both(&barred.prefill, &request.barred.prefill),
             decode: both(&barred.decode, &request.barred.decode),
         };
-        let answer = self.offer(reservation, kept, Request { barred, ..request }, Mode::Reserve, 0, now_ns);
+        let answer = self.offer(reservation, kept, &Request { barred, ..request }, Mode::Reserve, 0, now_ns);
         self.poll_pool(number, now_ns);
         self.drop_pool(number);
         answer

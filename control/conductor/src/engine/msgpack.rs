@@ -19,9 +19,9 @@ pub enum Value<'a> {
     /// Bytes.
     Bytes(&'a [u8]),
     /// Values.
-    Array(Vec<Value<'a>>),
+    Array(Vec<Self>),
     /// Keys and values.
-    Map(Vec<(Value<'a>, Value<'a>)>),
+    Map(Vec<(Self, Self)>),
     /// Something of a type of its own.
     Other,
 }
