@@ -1,9 +1,9 @@
 //! Asking the Conductor over QUIC on loopback: how long an answer takes at a given number of requests a second.
 //!
 //! The control plane, Conductor included, is one thread; the asking side is another, which sends when a request is due
-//! and does not wait for answers before it. Each request is booked behind others and released as soon as it is answered,
-//! so the server has twice as many calls. Prompts are as long as those of Mooncake's conversation trace, 24 blocks of 512
-//! tokens, and half of each is known of some instance.
+//! and does not wait for answers before it. Each request is booked behind others and released as soon as it is
+//! answered, so the server has twice as many calls. Prompts are as long as those of Mooncake's conversation trace, 24
+//! blocks of 512 tokens, and half of each is known of some instance.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +54,9 @@ fn ask(seed: u64) -> Schedule {
 
 /// Asks in turns at [`RATE`].
 pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
-    println!("schedule: Schedule over QUIC on loopback, {RATE} requests a second for {SECONDS} s, {PREFILLS} instances");
+    println!(
+        "schedule: Schedule over QUIC on loopback, {RATE} requests a second for {SECONDS} s, {PREFILLS} instances"
+    );
     let mut config = ControlConfig::new("bench");
     config.conductor = Some(DeskConfig::default());
     config.limits = Limits { calls_per_connection: 4_096, ..config.limits };

@@ -1,4 +1,4 @@
-//! A scheduler's line to the Conductor: booked while it is there, by the last table while it is not, booked again after.
+//! A scheduler's line to the Conductor: booked while it is there, by the last table while it is not.
 
 use std::time::{Duration, Instant};
 

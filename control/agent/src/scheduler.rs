@@ -292,8 +292,5 @@ impl Scheduler {
 
 /// Whether the Conductor could not be asked.
 fn is_away(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Call(CallError::Unreachable { .. } | CallError::Deadline { .. } | CallError::Lost { .. })
-    )
+    matches!(error, Error::Call(CallError::Unreachable { .. } | CallError::Deadline { .. } | CallError::Lost { .. }))
 }

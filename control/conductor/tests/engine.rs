@@ -144,15 +144,7 @@ fn tuples_are_read_however_short() {
 #[test]
 fn what_cannot_be_read_costs_its_event_only() {
     let event = |hashes: Pack, size: i64, medium: Pack| {
-        Pack::List(vec![
-            text("BlockStored"),
-            hashes,
-            Pack::Nil,
-            Pack::List(vec![]),
-            Pack::Int(size),
-            Pack::Nil,
-            medium,
-        ])
+        Pack::List(vec![text("BlockStored"), hashes, Pack::Nil, Pack::List(vec![]), Pack::Int(size), Pack::Nil, medium])
     };
     let one = || Pack::List(vec![Pack::Int(1)]);
     let events = vec![

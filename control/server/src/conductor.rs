@@ -20,9 +20,9 @@ use kvplane_conductor::desk::{Desk, DeskConfig, DeskError, Load, Told};
 use kvplane_conductor::engine::keys::BlockKey;
 use kvplane_conductor::index::{Tier, Tiers};
 use kvplane_rpc::conductor::{
-    Assigned, BlockTier, CacheTaken, DeregisterInstance, EventSource, ExplainRequest, InstanceRegistered, InstanceTable,
-    PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule,
-    Scheduled, UpdateRequest, WatchAssignments,
+    Assigned, BlockTier, CacheTaken, DeregisterInstance, EventSource, ExplainRequest, InstanceRegistered,
+    InstanceTable, PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache, ReportLoad,
+    RequestExplained, Reschedule, Schedule, Scheduled, UpdateRequest, WatchAssignments,
 };
 use kvplane_rpc::message::Done;
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
@@ -335,9 +335,8 @@ impl Core {
         self.told = (version, now_ns);
         let Ok(frame) = frame(&table_out(&self.desk.table(now_ns))) else { return };
         // One that is slow gets the next one.
-        self.watchers.retain(|watcher| {
-            !matches!(watcher.try_send(frame.clone()), Err(mpsc::error::TrySendError::Closed(_)))
-        });
+        self.watchers
+            .retain(|watcher| !matches!(watcher.try_send(frame.clone()), Err(mpsc::error::TrySendError::Closed(_))));
     }
 }
 

@@ -5,8 +5,8 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use kvplane_conductor::desk::DeskConfig;
 use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
+use kvplane_conductor::desk::DeskConfig;
 use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
 
 use crate::access::HttpToken;

@@ -33,9 +33,9 @@ mod zmtp;
 mod zmtp_peer;
 
 pub use access::HttpToken;
-pub use kvplane_conductor::desk::DeskConfig;
 pub use admin::shard_json;
 pub use config::{ControlConfig, StartError};
+pub use kvplane_conductor::desk::DeskConfig;
 pub use metadata::MetadataLimits;
 pub use objects::{Objects, ObjectsAccess};
 pub use server::{ControlHandle, ControlServer, EndError, STATE_FILE};

@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::Cluster;
+use kvplane_conductor::desk::DeskConfig;
 use kvplane_rpc::files::private_directory;
 use kvplane_rpc::{Authority, ClusterName, LocalCluster, Publication, Server, ServerConfig, Service, random_u64};
 use tokio::net::TcpListener;
@@ -143,6 +144,13 @@ impl ControlServer {
     }
 }
 
+/// The Conductor's host, where one is wanted; its hashes are salted by chance.
+fn host(config: Option<DeskConfig>) -> Result<Option<Arc<Host>>, StartError> {
+    let Some(mut config) = config else { return Ok(None) };
+    config.books.index.seed = random_u64()?;
+    Ok(Some(Arc::new(Host::new(config, random_u64()?))))
+}
+
 async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     let name = ClusterName::new(&config.cluster.cluster)?;
     if let Some(address) = config.http_listen
@@ -179,15 +187,8 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     let cluster = Cluster::new(config.cluster, records, 0).map_err(StartError::Cluster)?;
     let control =
         Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
-    let conductor = match config.conductor {
-        Some(mut config) => {
-            config.books.index.seed = random_u64()?;
-            Some(Arc::new(Host::new(config, random_u64()?)))
-        }
-        None => None,
-    };
     let control = control.with_tenants(config.strict_tenants, config.objects);
-    let control = Arc::new(control.with_conductor(conductor));
+    let control = Arc::new(control.with_conductor(host(config.conductor)?));
     let server_config = ServerConfig {
         listen: config.listen,
         cluster: name.clone(),

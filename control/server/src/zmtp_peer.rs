@@ -1,6 +1,6 @@
-//! ZeroMQ's wire protocol, the side that connects: as a subscriber, or as a dealer who asks for what it missed. ZMTP 3.0
-//! without security (https://rfc.zeromq.org/spec/23/), which peers of 3.1 understand. No I/O: bytes go in, messages come
-//! out, all of bounded size.
+//! ZeroMQ's wire protocol, the side that connects: as a subscriber, or as a dealer who asks for what it missed. ZMTP
+//! 3.0 without security (https://rfc.zeromq.org/spec/23/), which peers of 3.1 understand. No I/O: bytes go in, messages
+//! come out, all of bounded size.
 
 use crate::zmtp::{frame, message};
 

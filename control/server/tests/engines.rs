@@ -95,8 +95,7 @@ fn gaps_are_replayed_and_a_restarted_engine_begins_with_nothing() {
         let publisher = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let replay = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = |listener: &TcpListener| format!("tcp://{}", listener.local_addr().expect("bound"));
-        let source =
-            EventSource { publisher: url(&publisher), replay: url(&replay), topic: "kv".to_owned() };
+        let source = EventSource { publisher: url(&publisher), replay: url(&replay), topic: "kv".to_owned() };
         router.call(&register(source)).await.expect("room");
         let end = (-1i64).to_be_bytes();
         let number = |seq: u64| seq.to_be_bytes();

@@ -56,8 +56,7 @@ fn routers_of_others_are_answered() {
         hold(control.local(), "e0@1", BlockTier::Gpu, 1).await;
         hold(control.local(), "e1@1", BlockTier::Dram, 2).await;
     });
-    let (status, body) =
-        post(http, "/query", r#"{"model":"m","token_ids":[1,2,3,4,5,6,7,8,9],"block_size":4}"#);
+    let (status, body) = post(http, "/query", r#"{"model":"m","token_ids":[1,2,3,4,5,6,7,8,9],"block_size":4}"#);
     assert_eq!(status, "200 OK", "{body}");
     let found: serde_json::Value = serde_json::from_str(&body).expect("JSON");
     let e0 = serde_json::json!({

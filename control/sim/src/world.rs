@@ -230,7 +230,14 @@ impl<'a> World<'a> {
         }
         let hashes: Arc<[u64]> = Arc::clone(&work.blocks);
         let (arrival_ns, tokens) = (self.now_ns, work.input_tokens);
-        self.offer(Request { id: id as u64, arrival_ns, tokens, context: self.context, hashes, barred: Barred::default() });
+        self.offer(Request {
+            id: id as u64,
+            arrival_ns,
+            tokens,
+            context: self.context,
+            hashes,
+            barred: Barred::default(),
+        });
     }
 
     fn offer(&mut self, request: Request) {

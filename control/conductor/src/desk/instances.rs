@@ -112,7 +112,10 @@ impl InstanceSpec {
             return Err(bad(format!("{} bytes of KV cache a token; at most {}", self.token_bytes, 1 << 30)));
         }
         if self.report_ns != 0 && !(REPORTS_NS.0..=REPORTS_NS.1).contains(&self.report_ns) {
-            return Err(bad(format!("reports every {} ns; {} to {}, or 0", self.report_ns, REPORTS_NS.0, REPORTS_NS.1)));
+            return Err(bad(format!(
+                "reports every {} ns; {} to {}, or 0",
+                self.report_ns, REPORTS_NS.0, REPORTS_NS.1
+            )));
         }
         Ok(())
     }

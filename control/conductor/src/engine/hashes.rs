@@ -74,11 +74,7 @@ const fn constants<const N: usize>(cube: bool) -> [u32; N] {
             let (mut low, mut high) = (0u128, 1u128 << 37);
             while high - low > 1 {
                 let middle = u128::midpoint(low, high);
-                let small = if cube {
-                    middle * middle * middle <= prime << 96
-                } else {
-                    middle * middle <= prime << 64
-                };
+                let small = if cube { middle * middle * middle <= prime << 96 } else { middle * middle <= prime << 64 };
                 if small {
                     low = middle;
                 } else {

@@ -1,8 +1,8 @@
 //! Names that connectors give to blocks in a shared store, and what they say: model, ranks, hash.
 //!
 //! `[PREFIX@]MODEL@tp_rank:N[@pcpN][@dcpN][@pp_rank:N][@group:N]@HASH`, and Ascend's
-//! `MODEL@pcpN@dcpN@head_or_tp_rank:N@pp_rank:N@HASH[@LAYER]`. A block is one object for each rank; that of rank 0 stands
-//! for all, since a connector writes them together.
+//! `MODEL@pcpN@dcpN@head_or_tp_rank:N@pp_rank:N@HASH[@LAYER]`. A block is one object for each rank; that of rank 0
+//! stands for all, since a connector writes them together.
 
 /// A block of a model, by its name in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -128,8 +128,7 @@ impl Conductor {
             return Err(ConductorError::TooManyReservations { most });
         }
         let unknown = |instance| ConductorError::UnknownInstance { instance };
-        let decode_known =
-            placement.decode.is_none_or(|decode| self.decode.get(decode).is_some_and(|book| book.alive));
+        let decode_known = placement.decode.is_none_or(|decode| self.decode.get(decode).is_some_and(|book| book.alive));
         let source = if let Fetch::One(source) = placement.fetch { source } else { placement.prefill };
         if !decode_known || source >= self.prefill.len() {
             return Err(unknown(source));

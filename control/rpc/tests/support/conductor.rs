@@ -30,8 +30,7 @@ pub(crate) fn show_requests(show: Show<'_>) {
     let gone = DeregisterInstance { tenant: tenant.clone(), instance: instance.clone(), life: 2 };
     show("DeregisterInstance", encode(&gone));
     let (t, i) = (tenant.clone(), instance.clone());
-    let load =
-        ReportLoad { tenant: t, instance: i, life: 2, seq: 3, queued_tokens: 4, decode_tokens: 5, decodes: 6 };
+    let load = ReportLoad { tenant: t, instance: i, life: 2, seq: 3, queued_tokens: 4, decode_tokens: 5, decodes: 6 };
     show("ReportLoad", encode(&load));
     let (lora, salt) = ("l".to_owned(), "s".to_owned());
     let (l, s) = (lora.clone(), salt.clone());
@@ -118,17 +117,10 @@ pub(crate) fn show_replies(show: Show<'_>) {
     show("InstanceTable", encode(&InstanceTable { version: 9, instances: vec![row], models: vec![model] }));
     let answer = Scheduled::Assigned(assignment());
     show("Assigned", encode(&Assigned { request: "r".to_owned(), answer }));
-    let candidate = CandidateStatus {
-        instance,
-        takes: true,
-        held_tokens: 1,
-        wait_ns: 2,
-        egress_wait_ns: 3,
-        factor_permille: 4,
-    };
+    let candidate =
+        CandidateStatus { instance, takes: true, held_tokens: 1, wait_ns: 2, egress_wait_ns: 3, factor_permille: 4 };
     let answer = Scheduled::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 7 };
-    let explained =
-        RequestExplained { answer, now: Some(assignment()), candidates: vec![candidate], pooled_tokens: 9 };
+    let explained = RequestExplained { answer, now: Some(assignment()), candidates: vec![candidate], pooled_tokens: 9 };
     show("RequestExplained", encode(&explained));
 }
 

@@ -9,8 +9,8 @@
 //! | `GET /global_view` | models, and how many blocks are known of each |
 //! | `GET /services` | engines |
 //!
-//! An answer to a query has both shapes: `instances` with cumulative `gpu`, `cpu`, `disk` and `longest_matched`, and the
-//! tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that nobody serves is one of which nobody has anything.
+//! An answer to a query has both shapes: `instances` with cumulative `gpu`, `cpu`, `disk` and `longest_matched`, and
+//! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that nobody serves is one of which nobody has anything.
 
 use std::collections::BTreeMap;
 
@@ -202,7 +202,9 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
             let profile = Fields(profile.as_object().ok_or_else(|| wrong("hash_profile must be an object"))?);
             match profile.text("algorithm")?.as_deref() {
                 None | Some("sha256_cbor") => {}
-                Some(other) => return Err(wrong(format!("hashes of {other:?} cannot be made here; of sha256_cbor can"))),
+                Some(other) => {
+                    return Err(wrong(format!("hashes of {other:?} cannot be made here; of sha256_cbor can")));
+                }
             }
             profile.text("python_hash_seed")?
         }
@@ -263,8 +265,10 @@ fn query(host: &Host, fields: &Fields<'_>, context: PromptContext, hashes: Vec<u
     let (mut instances, mut named) = (Map::new(), Map::new());
     for (name, ranks) in by_name {
         let most = |of: fn(&PrefixHolder) -> u32| ranks.iter().map(|(_, held)| of(held)).max().unwrap_or(0);
-        let (gpu, cpu, disk) = (most(|held| held.gpu_tokens), most(|held| held.dram_tokens), most(|held| held.ssd_tokens));
-        let dp: Map<String, Value> = ranks.iter().map(|(rank, held)| ((*rank).to_owned(), held.gpu_tokens.into())).collect();
+        let (gpu, cpu, disk) =
+            (most(|held| held.gpu_tokens), most(|held| held.dram_tokens), most(|held| held.ssd_tokens));
+        let dp: Map<String, Value> =
+            ranks.iter().map(|(rank, held)| ((*rank).to_owned(), held.gpu_tokens.into())).collect();
         let each = ranks.iter().map(|(rank, held)| {
             let held = json!({ "gpu": held.gpu_tokens, "cpu": held.dram_tokens, "disk": held.ssd_tokens });
             ((*rank).to_owned(), held)
@@ -273,7 +277,9 @@ fn query(host: &Host, fields: &Fields<'_>, context: PromptContext, hashes: Vec<u
         let further = |tokens: u32, nearer: u32| if tokens > nearer { tokens } else { 0 };
         named.insert(
             name.to_owned(),
-            json!({ "longest_matched": disk, "GPU": gpu, "DP": dp, "CPU": further(cpu, gpu), "DISK": further(disk, cpu) }),
+            json!({
+                "longest_matched": disk, "GPU": gpu, "DP": dp, "CPU": further(cpu, gpu), "DISK": further(disk, cpu),
+            }),
         );
         let shown = json!({
             "longest_matched": disk, "gpu": gpu, "dp": dp, "cpu": cpu, "disk": disk, "rank_matches": each,

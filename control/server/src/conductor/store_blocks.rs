@@ -131,7 +131,8 @@ mod tests {
     }
 
     fn report(part: EventReport, events: Vec<ObjectEvent>, keys: &[&str]) -> NodeEvents {
-        let name = |(at, key): (usize, &&str)| EventName { at: at as u32, tenant: Vec::new(), key: key.as_bytes().to_vec() };
+        let name =
+            |(at, key): (usize, &&str)| EventName { at: at as u32, tenant: Vec::new(), key: key.as_bytes().to_vec() };
         let names = keys.iter().enumerate().map(name).collect();
         NodeEvents { node: 7, incarnation: 1, shard: 2, part, first: 1, lost: 0, events, names }
     }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig, HttpToken, MetadataLimits, ObjectsAccess};
+use kvplane_server::{
+    ControlConfig, ControlHandle, ControlServer, DeskConfig, HttpToken, MetadataLimits, ObjectsAccess,
+};
 
 use super::objects::Asked;
 use super::{Failure, stop};

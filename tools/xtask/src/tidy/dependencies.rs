@@ -45,13 +45,7 @@ const EDGES: [(&str, Uses); 20] = [
     ("kvplane-mooncake", Uses::Only(&["kvplane-proto", "kvplane-sys"])),
     (
         "kvplane-server",
-        Uses::Only(&[
-            "kvplane-proto",
-            "kvplane-cluster",
-            "kvplane-conductor",
-            "kvplane-rpc",
-            "kvplane-mooncake",
-        ]),
+        Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-conductor", "kvplane-rpc", "kvplane-mooncake"]),
     ),
     (
         "kvplane",
