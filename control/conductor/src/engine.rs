@@ -1,9 +1,10 @@
 //! What engines publish of their caches, in the shapes of vLLM and SGLang, as changes for the desk.
 //!
 //! Batches are maps, or arrays of a time, events and perhaps a rank; events are maps with a `type`, or arrays that
-//! begin with it and may end early. Hashes are unsigned or signed numbers, or digests, of which the last eight bytes count.
-//! What cannot be read costs its event and is counted. Blocks of another size than the instance registered with, and
-//! those of further groups of layers, are counted and left out: a hash says nothing of how much it stands for.
+//! begin with it and may end early. Hashes are unsigned or signed numbers, or digests, of which the last eight bytes
+//! count. What cannot be read costs its event and is counted. Blocks of another size than the instance registered
+//! with, and those of further groups of layers, are counted and left out: a hash says nothing of how much it stands
+//! for.
 
 pub mod hashes;
 pub mod keys;

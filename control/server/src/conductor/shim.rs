@@ -10,7 +10,8 @@
 //! | `GET /services` | engines |
 //!
 //! An answer to a query has both shapes: `instances` with cumulative `gpu`, `cpu`, `disk` and `longest_matched`, and
-//! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that nobody serves is one of which nobody has anything.
+//! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that nobody serves is one of which nobody has
+//! anything.
 
 use std::collections::BTreeMap;
 
