@@ -47,7 +47,14 @@ const EDGES: [(&str, Uses); 21] = [
     ("kvplane-mooncake", Uses::Only(&["kvplane-proto", "kvplane-sys"])),
     (
         "kvplane-server",
-        Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-rpc", "kvplane-mooncake", "kvplane-ticket"]),
+        Uses::Only(&[
+            "kvplane-proto",
+            "kvplane-cluster",
+            "kvplane-conductor",
+            "kvplane-rpc",
+            "kvplane-mooncake",
+            "kvplane-ticket",
+        ]),
     ),
     (
         "kvplane",
@@ -61,6 +68,7 @@ const EDGES: [(&str, Uses); 21] = [
             "kvplane-engine",
             "kvplane-topology",
             "kvplane-cluster",
+            "kvplane-conductor",
             "kvplane-mooncake",
             "kvplane-rpc",
         ]),
