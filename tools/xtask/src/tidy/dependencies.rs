@@ -19,7 +19,7 @@ enum Uses {
 }
 
 /// Each package of ours and what it may name, from the inner ring outwards.
-const EDGES: [(&str, Uses); 20] = [
+const EDGES: [(&str, Uses); 21] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-proto", Uses::Only(&[])),
@@ -60,6 +60,7 @@ const EDGES: [(&str, Uses); 20] = [
         ]),
     ),
     ("kvplane-capi", Uses::Only(&["kvplane"])),
+    ("kvplane-python", Uses::Only(&["kvplane"])),
     ("kvplane-tools", Uses::Ours),
     ("kvplane-tests", Uses::Anything),
     ("kvplane-benches", Uses::Anything),
@@ -67,7 +68,7 @@ const EDGES: [(&str, Uses); 20] = [
 ];
 
 /// External crates that only these packages of ours may name.
-const HOMES: [(&str, &[&str]); 21] = [
+const HOMES: [(&str, &[&str]); 22] = [
     ("bincode", &["kvplane-rpc"]),
     ("clap", &["kvplane-tools"]),
     ("core_affinity", &["kvplane-sys"]),
@@ -80,6 +81,7 @@ const HOMES: [(&str, &[&str]); 21] = [
     ("libc", &["kvplane-sys"]),
     ("metrics", &["kvplane-server"]),
     ("metrics-exporter-prometheus", &["kvplane-server"]),
+    ("pyo3", &["kvplane-python"]),
     ("quinn", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("rcgen", &["kvplane-rpc"]),
     ("redb", &["kvplane-server"]),
