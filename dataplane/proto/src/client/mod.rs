@@ -35,6 +35,7 @@ mod puts;
 mod recover;
 mod reply;
 mod route;
+mod sources;
 mod submit;
 mod table;
 mod types;
@@ -55,6 +56,7 @@ pub use near::{Near, Nearness, NodeCounts, Place};
 pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
 pub use path::{Path, PeerKind, Transport, Via};
 pub use puts::PutBook;
+pub use sources::Sources;
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
