@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import tempfile
@@ -126,6 +127,43 @@ cli.master()
             said = bed.python(script, echo, directory)
         self.assertIn("control --cluster kvplane-7000 --listen 127.0.0.1:7000", said)
         self.assertIn("--http 127.0.0.1:7001", said)
+
+    def test_a_cluster_by_the_original_s_names(self):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found, tempfile.TemporaryDirectory() as directory:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+            found.close()
+            environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+            environment.update(XDG_RUNTIME_DIR=directory, XDG_STATE_HOME=directory)
+            environment.pop("KVPLANE_CLUSTER", None)
+
+            def start(call, *words):
+                script = f"import sys; from mooncake import cli; sys.argv[0] = {call!r}; sys.exit(cli.{call}())"
+                command = [sys.executable, "-c", script, *words]
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+                self.addCleanup(process.stdout.close)
+                self.addCleanup(process.wait)
+                self.addCleanup(process.kill)
+                return process
+
+            master = start("master", f"--port={port}", "--metrics_port=0")
+            self.assertIn(f"127.0.0.1:{port}", master.stdout.readline())
+            client = start("client", f"--master_server_address=127.0.0.1:{port}", "--global_segment_size=16MB")
+            self.assertIn("ready", client.stdout.readline())
+            script = f"""
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "127.0.0.1:{port}") == 0
+assert store.put("k", b"value") == 0
+print(store.get("k"), store.get_replica_desc("k")[0].is_memory_replica())
+"""
+            done = subprocess.run(
+                [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
+            )
+            self.assertEqual(done.stdout.split(), ["b'value'", "True"], done.stderr)
+            for process in (client, master):
+                process.terminate()
+                process.wait(30)
 
     def test_the_topology(self):
         said = bed.python("from mooncake import cli; cli.topology_dump()")

@@ -6,6 +6,7 @@ import threading
 import unittest
 
 import bed
+from kvplane import _native
 from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 
 
@@ -202,19 +203,17 @@ class Memory(Case):
         self.assertEqual(self.store.is_exist("bad"), 0)
 
     def test_memory_that_was_freed(self):
-        mapped = mmap.mmap(-1, 1 << 20)
-        view = ctypes.c_char.from_buffer(mapped)
-        address = ctypes.addressof(view)
-        del view
+        # So much that nothing else can fill the hole.
+        size = 1 << 30
+        mapped = mmap.mmap(-1, size)
+        address = _native.buffer_address(mapped, True)[0]
         mapped.close()
-        self.assertEqual(self.store.register_buffer(address, 1 << 20), -600)
-        self.assertEqual(self.store.put_from("freed", address, 1 << 20), -600)
+        self.assertEqual(self.store.register_buffer(address, size), -600)
+        self.assertEqual(self.store.put_from("freed", address, size), -600)
 
     def test_memory_that_cannot_be_written(self):
         page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ)
-        import numpy  # noqa: F401  (the address of read-only memory needs an exporter that gives it)
-
-        address = numpy.frombuffer(page, dtype=numpy.uint8).ctypes.data
+        address = _native.buffer_address(page, False)[0]
         self.assertEqual(self.store.register_buffer(address, 4096), 0)
         self.store.put("k", b"value")
         self.assertEqual(self.store.get_into("k", address, 4096), -600)

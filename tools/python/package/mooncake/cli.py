@@ -56,9 +56,12 @@ def master():
     values = flags(sys.argv[1:], known)
     port = values.get("port") or values.get("rpc_port") or "50051"
     cluster = values.get("cluster_id") or ("kvplane" if port == "50051" else f"kvplane-{port}")
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    state = pathlib.Path(home) / "kvplane" / cluster
-    state.mkdir(parents=True, exist_ok=True)
+    home = pathlib.Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
+    state = home / "kvplane" / cluster
+    home.mkdir(parents=True, exist_ok=True)
+    # It will hold the authority's key.
+    for directory in (state.parent, state):
+        directory.mkdir(mode=0o700, exist_ok=True)
     http = values.get("metrics_port", "9003")
     words = ["control", "--cluster", cluster, "--listen", f"127.0.0.1:{port}", "--state", str(state)]
     if _true(values.get("enable_http_metadata_server", "false")):
