@@ -195,6 +195,21 @@ class Tables(unittest.TestCase):
             engram.lookup(ids + 90)
         self.assertEqual(engram.remove_from_store(), 2)
 
+    def test_the_example(self):
+        bed.bed()
+        try:
+            import numpy  # noqa: F401
+        except ImportError:
+            self.skipTest("numpy is not installed")
+        example = pathlib.Path(__file__).resolve().parent.parent / "examples" / "kv_layers.py"
+        said = bed.python(
+            "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')",
+            example,
+            "--layers=4",
+            "--tokens=64",
+        )
+        self.assertIn("every value equal", said)
+
     def test_tensors(self):
         try:
             import torch
