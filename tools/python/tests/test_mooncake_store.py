@@ -239,6 +239,11 @@ class Memory(Case):
         self.assertEqual(self.store.batch_put_from(["a", "b", "c"], places, [8] * 3, config), [0] * 3)
         self.assertEqual(self.store.batch_is_exist(["a", "b", "c"]), [1] * 3)
         self.assertFalse(hasattr(config, "session_ids"))
+        config.soft_pin_action, config.soft_pin_ttl_ms = SoftPinAction.DISABLE, 1000
+        self.assertEqual(self.store.put("d", b"x", config), -600)
+        for wrong in (-1, 1 << 64, "soon"):
+            with self.assertRaises(TypeError):
+                config.soft_pin_ttl_ms = wrong
 
 
 class Parts(Case):
@@ -255,6 +260,8 @@ class Parts(Case):
         self.assertEqual(self.buffer[4146:4186], value[500:540])
         past = self.store.get_into_ranges([self.at], [["r"]], [[[0]]], [[[990]]], [[[30]]])
         self.assertEqual(past, [[[-600]]])
+        uneven = self.store.get_into_ranges([self.at], [["r", "r"]], [[[0], []]], [[[0, 1], []]], [[[], []]])
+        self.assertEqual(uneven, [[[-600, -600], []]])
 
     def test_reading_layer_by_layer(self):
         value = self.fill(0, 8192)
@@ -306,7 +313,11 @@ class Others(Case):
     def test_pool(self):
         with _pool(self.store) as pool:
             with pool.buffer(1000) as lease:
-                lease.buffer[:5] = b"hello"
+                view = lease.buffer
+                view[:5] = b"hello"
+                with self.assertRaises(RuntimeError):
+                    pool.close()
+                del view
                 self.assertEqual(self.store.put_from("k", lease.ptr, 5), 0)
                 first = lease.ptr
             with pool.buffer(2000) as lease:
@@ -318,6 +329,12 @@ class Others(Case):
                 pool.acquire(1, timeout=0.01)
             threading.Timer(0.05, leases[0].release).start()
             pool.acquire(1, timeout=10).release()
+            view = leases[1].buffer
+            with self.assertRaises(RuntimeError):
+                leases[1].release()
+            del view
+            for lease in leases:
+                lease.release()
 
     def test_before_setup_and_after_close(self):
         for store in (MooncakeDistributedStore(), self.store):

@@ -10,23 +10,27 @@ class Ranges:
     def get_into_ranges(self, buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes):
         """Brings ranges of objects into registered buffers; for each range its length, nested as the sizes are."""
         native = self._native
-        keys, which, offsets, addresses, sizes = [], [], [], [], []
+        keys, which, offsets, addresses, sizes, shape = [], [], [], [], [], []
         columns = zip(buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes)
         for pointer, some_keys, destinations, sources, lengths in columns:
-            for key, to, of, bytes_ in zip(some_keys, destinations, sources, lengths):
-                number = len(keys)
+            counts = []
+            shape.append(counts)
+            for key, to, of, some in zip(some_keys, destinations, sources, lengths):
+                if not len(to) == len(of) == len(some):
+                    # What does not fit together is refused as a whole, by a number below zero.
+                    counts.append(-max(len(to), len(of), len(some)))
+                    continue
+                counts.append(len(some))
+                which.extend([len(keys)] * len(some))
                 keys.append(key)
-                for target, source, length in zip(to, of, bytes_):
-                    which.append(number)
-                    offsets.append(source)
-                    addresses.append(pointer + target)
-                    sizes.append(length)
-        shape = [[len(lengths) for lengths in some] for some in all_sizes]
-        if native is None or sum(map(sum, shape)) != len(which):
-            code = -1 if native is None else INVALID_PARAMS
-            return [[[code] * count for count in counts] for counts in shape]
+                offsets.extend(of)
+                addresses.extend([pointer + at for at in to])
+                sizes.extend(some)
+        if native is None:
+            return [[[-1] * abs(count) for count in counts] for counts in shape]
         codes = iter(native.get_ranges(keys, which, offsets, addresses, sizes))
-        return [[[next(codes) for _ in range(count)] for count in counts] for counts in shape]
+        take = lambda count: [INVALID_PARAMS] * -count if count < 0 else [next(codes) for _ in range(count)]
+        return [[take(count) for count in counts] for counts in shape]
 
     def batch_get_session_start(self, keys):
         """Begins to read objects range by range: 0 for each that is there."""

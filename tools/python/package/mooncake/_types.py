@@ -58,8 +58,9 @@ class SoftPinAction(enum.IntEnum):
 
 #: How long a soft pin lasts where nobody says, in milliseconds.
 _SOFT_PIN_MS = 1_800_000
-#: The longest that can be asked for.
+#: The longest that can be asked for, and a wish that the store refuses.
 _SOFT_PIN_MOST_MS = 86_400_000
+_REFUSED_MS = 2**32 - 1
 
 
 class ReplicateConfig:
@@ -83,6 +84,21 @@ class ReplicateConfig:
         self.data_type = ObjectDataType.UNKNOWN
         self.group_ids = None
 
+    def __repr__(self):
+        values = {name.lstrip("_"): value for name, value in vars(self).items()}
+        return f"ReplicateConfig({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+
+    @property
+    def soft_pin_ttl_ms(self):
+        """How long a soft pin lasts, in milliseconds; None for the default."""
+        return self._soft_pin_ttl_ms
+
+    @soft_pin_ttl_ms.setter
+    def soft_pin_ttl_ms(self, wanted):
+        if wanted is not None and (not hasattr(wanted, "__index__") or not 0 <= wanted < 1 << 64):
+            raise TypeError(f"soft_pin_ttl_ms is None or a number of milliseconds, not {wanted!r}")
+        self._soft_pin_ttl_ms = wanted
+
     @property
     def with_soft_pin(self):
         """Whether the object is to be kept before others: the older spelling of `soft_pin_action`."""
@@ -103,6 +119,9 @@ def kept(config, replace, group=0):
     if config.soft_pin_action == SoftPinAction.ENABLE:
         wanted = config.soft_pin_ttl_ms
         pin = _SOFT_PIN_MS if wanted is None else min(int(wanted), _SOFT_PIN_MOST_MS)
+    elif config.soft_pin_ttl_ms is not None:
+        # How long, but not that: the original refuses this with -600.
+        pin = _REFUSED_MS
     return (group, pin, bool(config.with_hard_pin), int(config.data_type), replace)
 
 

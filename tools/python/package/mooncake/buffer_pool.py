@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 from kvplane import _native
 
@@ -28,6 +29,7 @@ class BufferLease:
         self._room = room
         self._address = address
         self._size = size
+        self._exported = lambda: None
 
     @property
     def ptr(self):
@@ -41,10 +43,15 @@ class BufferLease:
 
     @property
     def buffer(self):
-        """The memory, as a memoryview."""
+        """The memory, as a memoryview. It keeps the lease."""
         import ctypes
 
-        return memoryview((ctypes.c_char * self._size).from_address(self._live())).cast("B")
+        memory = self._exported()
+        if memory is None:
+            memory = (ctypes.c_char * self._size).from_address(self._live())
+            memory.lease = self
+            self._exported = weakref.ref(memory)
+        return memoryview(memory).cast("B") if self._size else memoryview(b"")
 
     def _live(self):
         if self._pool is None:
@@ -52,7 +59,9 @@ class BufferLease:
         return self._address
 
     def release(self):
-        """Gives it back; a second time changes nothing."""
+        """Gives it back, which cannot be while views of it are there; a second time changes nothing."""
+        if self._pool is not None and self._exported() is not None:
+            raise RuntimeError("the lease has exported views: delete them first")
         pool, self._pool = self._pool, None
         if pool is not None:
             pool._take_back(self._address, self._room)
@@ -84,7 +93,9 @@ class BufferPool:
         prewarm_count=0,
     ):
         if min_size_class <= 0 or max_bytes < 0:
-            raise ValueError("min_size_class is above 0, and max_bytes not below")
+            raise RuntimeError("min_size_class is above 0, and max_bytes not below")
+        if alignment <= 0 or alignment & (alignment - 1):
+            raise RuntimeError(f"the alignment is a power of two, not {alignment}")
         self._store = store
         self._max_bytes = max_bytes
         self._least = min_size_class
@@ -102,11 +113,14 @@ class BufferPool:
             self.prewarm(prewarm_size, prewarm_count)
 
     def _room(self, size):
-        if size <= 0:
-            raise ValueError(f"a buffer of {size} bytes cannot be")
-        room = max(self._least, 1 << (size - 1).bit_length())
+        if not 0 <= size < 1 << 48:
+            raise RuntimeError(f"a buffer of {size} bytes is over the capacity of any pool")
+        room = max(self._least, 1 << max(size - 1, 0).bit_length())
         if self._most is not None and room > self._most:
-            raise ValueError(f"a buffer of {size} bytes is over the largest of this pool, {self._most}")
+            # Over the largest class: in pages.
+            room = max(-(-size // 4096) * 4096, self._least)
+        if self._max_bytes and room > self._max_bytes:
+            raise RuntimeError(f"a buffer of {room} bytes is over the capacity of this pool, {self._max_bytes}")
         return room
 
     def acquire(self, size, block=None, timeout=None):
@@ -121,7 +135,7 @@ class BufferPool:
                 if address is not None:
                     return BufferLease(self, address, room, size)
                 if not block:
-                    raise RuntimeError(f"the pool has no {room} bytes left of its {self._max_bytes}")
+                    raise RuntimeError(f"the pool is exhausted: no {room} bytes are left")
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(f"no buffer of {room} bytes came back within {timeout} s")
@@ -177,8 +191,11 @@ class BufferPool:
             lease.release()
 
     def close(self):
-        """Frees what is not lent; what is, when it comes back."""
+        """Frees everything; RuntimeError while something is lent."""
         with self._changed:
+            lent = len(self._all) - sum(map(len, self._free.values()))
+            if lent:
+                raise RuntimeError(f"the pool has {lent} active leases: release them first")
             self._closed = True
             for addresses in self._free.values():
                 while addresses:

@@ -130,6 +130,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
     def __init__(self):
         self._native = None
         self._hostname = ""
+        self._segment = ""
         self._reading = {}
         self._registered_pool = None
 
@@ -246,8 +247,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
                 native.close()
                 return joined
         self._native = native
-        host = hostname.rsplit(":", 1)[0] if hostname.count(":") == 1 else hostname
-        self._hostname = joined if segment > 0 else f"{host}:{os.getpid() % 50000 + 10000}"
+        self._segment = joined if segment > 0 else ""
+        # Where no port is given, the original's are from 12300 to 14300.
+        self._hostname = hostname if hostname.count(":") == 1 else f"{hostname}:{12300 + os.getpid() % 2000}"
         return 0
 
     def setup_dummy(self, mem_pool_size, local_buffer_size, server_address):
@@ -277,7 +279,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return 0 if native.check() == 0 else 2
 
     def get_hostname(self):
-        """The name of this process's segment."""
+        """The name of this process, `host:port`."""
         return self._hostname
 
     # --- single objects --------------------------------------------------------------------------------------------
@@ -505,8 +507,8 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             return []
         keys = list(keys)
         if segment_name:
-            owners = native.owners(keys)
-            keys = [key for key, owner in zip(keys, owners) if owner == segment_name]
+            owner = self._segment if segment_name == self._hostname else segment_name
+            keys = [key for key, found in zip(keys, native.owners(keys)) if found == owner]
         return [key for key, code in zip(keys, native.remove(keys)) if code == 0] if keys else []
 
     def create_copy_task(self, key, targets):
