@@ -89,7 +89,7 @@ pub(crate) fn buffer_address(object: &Bound<'_, PyAny>, writable: bool) -> PyRes
 /// The machine's NUMA nodes and RDMA devices: names of places, and for each device its name and its node, -1 where the
 /// kernel does not say.
 #[pyfunction]
-pub(crate) fn topology(py: Python<'_>) -> PyResult<(Vec<String>, Vec<(String, i64)>)> {
+pub(crate) fn topology(py: Python<'_>) -> PyResult<crate::transfers::Topology> {
     py.detach(crate::transfers::topology).map_err(PyValueError::new_err)
 }
 

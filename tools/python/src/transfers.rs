@@ -84,11 +84,14 @@ pub(crate) fn requests(
     Ok(ours.iter().zip(theirs).zip(lengths).map(request).collect())
 }
 
+/// Names of places, and devices with their NUMA nodes, -1 where nobody knows.
+pub(crate) type Topology = (Vec<String>, Vec<(String, i64)>);
+
 /// The machine's places and RDMA devices.
 ///
 /// # Errors
 /// When there is no sysfs.
-pub(crate) fn topology() -> Result<(Vec<String>, Vec<(String, i64)>), String> {
+pub(crate) fn topology() -> Result<Topology, String> {
     let machine = kvplane::discover_machine().map_err(|error| error.to_string())?;
     let mut places: Vec<String> = machine.numa_nodes.iter().map(|node| format!("cpu:{}", node.id)).collect();
     if places.is_empty() {
