@@ -69,6 +69,23 @@ exec $B switch_root /new /run/busybox sh /run/rig/init2
 E
 }
 
+# The kernel measures at boot how fast its processor counts time, and on a busy host is wrong by whole factors now and
+# then: its seconds are ten times too long, or too short, and it never looks again. So the machine compares them with
+# those of its clock chip, which are the host's, and does not begin where three looks in a row differ by a factor of two.
+write_clock_check() {
+  cat <<'E'
+look() {
+  c=/sys/class/rtc/rtc0/since_epoch; read a <$c; b=$a
+  while [ $b = $a ]; do usleep 5000; read b <$c; done; read u n </proc/uptime; a=$b
+  while [ $b = $a ]; do usleep 5000; read b <$c; done; read v n </proc/uptime
+  # Hundredths of ours for each second.
+  n=$((((${v%.*} - ${u%.*}) * 100 + 1${v#*.} - 1${u#*.}) / (b - a)))
+  [ $n -ge 50 ] && [ $n -le 200 ]
+}
+(look || look || look || w $n /run/rig/clock) & CLOCK=$!
+E
+}
+
 write_init2() {
   write_helpers
   cat <<'E'
@@ -78,6 +95,9 @@ ln -s /proc/self/fd /dev/fd; ln -s fd/0 /dev/stdin; ln -s fd/1 /dev/stdout; ln -
 mount -t debugfs d /sys/kernel/debug; mount -t cgroup2 cg /sys/fs/cgroup
 [ -d /sys/kernel/config ] && mount -t configfs c /sys/kernel/config
 hostname rig; ifconfig lo up
+E
+  write_clock_check
+  cat <<'E'
 for p in /sys/class/virtio-ports/*; do read n <$p/name; eval "P_$n=/dev/${p##*/}"; done
 E
   printf 'mkdir -p %q; mount -t 9p -o $P9,cache=mmap,access=any rigshare %q\n' "$SHARE" "$SHARE"
@@ -89,6 +109,10 @@ E
   ((!CXL)) || write_cxl
   [[ ! $NVMET ]] || write_fabrics
   cat <<'E'
+wait $CLOCK
+if [ -e /run/rig/clock ]; then
+  read n </run/rig/clock; echo "RIG: a clock that runs at $n % of the host's"; exec poweroff -n -f
+fi
 read u n </proc/uptime; echo "RIG: ready ${u}s after the kernel started"
 if [ "$BAD" ]; then w 125 $P_rc; else /bin/bash /run/rig/cmd </dev/null >$P_out 2>$P_err; w $? $P_rc; fi
 sync; exec poweroff -n -f

@@ -77,9 +77,9 @@ add_devices() {
     -device cxl-type3,bus=cxlrp0,volatile-memdev=cxlm,id=cxl-vmem0,sn=1)
 }
 
-# Runs the machine to its end and leaves QEMU's status in STATUS.
+# Runs the machine to its end and leaves QEMU's status in STATUS, or "boot" where it was ended as it did not get ready.
 run_machine() {
-  local out err
+  local out err looks=$((BOOT * 5))
   cat "$T/out" & out=$!
   cat "$T/err" >&2 & err=$!
   exec 8>"$T/out" 9>"$T/err" # held open here: QEMU may die before it opens them
@@ -88,7 +88,11 @@ run_machine() {
   # shellcheck disable=SC2086
   setpriv --pdeathsig TERM timeout -k 2 "$TIMEOUT" "$QEMU" "${ARGUMENTS[@]}" $MORE_QEMU \
     </dev/null 2>"$T/qemu" 8>&- 9>&- & CHILD=$!
+  until grep -aqs 'RIG: ready' "$CONSOLE" || ! kill -0 "$CHILD" 2>/dev/null || ((looks-- == 0)); do sleep 0.2; done
+  # `timeout` leads a process group. An emulator that stands still hears no milder signal.
+  ((looks >= 0)) || kill -KILL -- "-$CHILD"
   wait "$CHILD" 2>/dev/null || STATUS=$?
+  ((looks >= 0)) || STATUS=boot
   CHILD=
   exec 8>&- 9>&-
   wait "$out" "$err"

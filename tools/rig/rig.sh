@@ -31,6 +31,7 @@
 #   --share DIR      the share, default the current directory
 #   --env NAME       hands a variable on (repeatable)      --modprobe M   loads module M first (repeatable)
 #   --timeout S      ends the machine after S seconds, default 120
+#   --boot S         starts it again where the command has not begun after S seconds, twice at most; default 90
 #   --setup FILE     a bash file, read in the machine just before the command
 #   --qemu "ARGS"    more arguments for QEMU               --append "ARGS" more for the kernel
 #   -v               timings on stderr, and the console's log in rig-console.log
@@ -45,7 +46,7 @@ misuse() { echo "rig: $* (see --help)" >&2; exit 2; }
 
 CACHE=${RIG_CACHE:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/kvplane-rig}
 KERNEL=${RIG_KERNEL:-bpo} CPUS=2 MEM=2048 NUMA=1 HMAT=0 RXE=0 NIC=veth MTU=9000 NVME=0 NVME_MB=256 POLLQ=2 NVMET=''
-CXL=0 HUGE=0 SHARE=$PWD TIMEOUT=120 MORE_QEMU='' MORE_KERNEL='' VERBOSE=0 PREPARE_ONLY=0 VARIABLES=() MODULES=() SETUP=''
+CXL=0 HUGE=0 SHARE=$PWD TIMEOUT=120 BOOT=90 MORE_QEMU='' MORE_KERNEL='' VERBOSE=0 PREPARE_ONLY=0 VARIABLES=() MODULES=() SETUP=''
 
 # ---------------------------------------------------------------- arguments
 # A number of at least the third argument and at most the fourth.
@@ -66,7 +67,7 @@ while (($#)); do
     -v) VERBOSE=1; shift; continue ;;
     --) shift; break ;;
     --kernel | --cpus | --mem | --numa | --rxe | --nic | --mtu | --nvme | --poll-queues | --nvmet | --cxl | --hugepages | \
-      --share | --env | --modprobe | --timeout | --setup | --qemu | --append) ;;
+      --share | --env | --modprobe | --timeout | --boot | --setup | --qemu | --append) ;;
     -*) misuse "unknown option $1" ;;
     *) misuse "\"$1\" is no option; the command goes behind --" ;;
   esac
@@ -90,6 +91,7 @@ while (($#)); do
     --env) [[ $2 =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || misuse "$1 takes the name of a variable, not \"$2\""; VARIABLES+=("$2") ;;
     --modprobe) MODULES+=("$2") ;;
     --timeout) number "$1" "$2" 1 86400; TIMEOUT=$2 ;;
+    --boot) number "$1" "$2" 1 86400; BOOT=$2 ;;
     --setup) [ -f "$2" ] || misuse "$1: there is no file $2"; SETUP=$(realpath "$2") ;;
     --qemu) MORE_QEMU=$2 ;;
     --append) MORE_KERNEL=$2 ;;
@@ -129,11 +131,19 @@ build_guest "$@"
 . "$here/machine.sh"
 describe_machine
 CONSOLE=$T/console booted=$(date +%s%N)
+# While a kernel with several cores boots, the emulator has rare races of its own: the machine dies, stands still, or has
+# no idea of time (see guest.sh). The command has not begun then.
 for try in 1 2 3; do
   run_machine
-  # While a kernel with several cores boots, the emulator has rare races of its own. The command has not begun then.
-  { [ -s "$T/rc" ] || ((STATUS == 124 || STATUS == 137)) || grep -aq 'RIG: ready' "$CONSOLE"; } && break
-  echo "rig: the machine died before the command began (status $STATUS), try $try of 3" >&2
+  case $STATUS in
+    124 | 137) break ;;
+    boot) why="was not ready after $BOOT s" ;;
+    *)
+      if [ -s "$T/rc" ] || grep -aq 'RIG: ready' "$CONSOLE"; then break; fi
+      why="died before the command began (status $STATUS)"
+      ! grep -aq 'RIG: a clock' "$CONSOLE" || why="has $(grep -ao 'a clock that runs.*' "$CONSOLE" | tr -d '\r')" ;;
+  esac
+  echo "rig: the machine $why, try $try of 3" >&2
 done
 ended=$(date +%s%N)
 ((VERBOSE)) && cp "$CONSOLE" "${RIG_CONSOLE:=rig-console.log}"
@@ -142,10 +152,8 @@ if ((VERBOSE)); then
   echo "rig: $VERSION: set up $(((booted - began) / 1000000)) ms, ran $(((ended - booted) / 1000000)) ms;" \
     "console in $RIG_CONSOLE" >&2
 fi
-((STATUS != 124 && STATUS != 137)) || { echo "rig: the time of $TIMEOUT s was over (--timeout)" >&2; exit 124; }
-if ! [ -s "$T/rc" ]; then
-  echo "rig: the machine died without a result (status $STATUS); the end of its console:" >&2
-  tail -c 3000 "$CONSOLE" >&2
-  exit 125
-fi
+# Whether it worked to its last moment, or stood still, the console may say.
+last_words() { echo "rig: $1; the end of its console:" >&2; tail -c 3000 "$CONSOLE" >&2; exit "$2"; }
+[[ $STATUS != 124 && $STATUS != 137 ]] || last_words "the time of $TIMEOUT s was over (--timeout)" 124
+[ -s "$T/rc" ] || last_words "the machine died without a result (status $STATUS)" 125
 exit "$(tr -dc 0-9 <"$T/rc")"

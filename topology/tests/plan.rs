@@ -43,6 +43,24 @@ fn one_core_carries_one_shard_that_is_not_pinned() {
 }
 
 #[test]
+fn a_cpuset_of_one_cpu_carries_one_shard_that_is_not_pinned() {
+    // By the machine's word, and by the scheduler's alone.
+    let mut narrow = machine("pack:2 core:4 pu:2");
+    narrow.allowed_cpus = CpuSet::from([5]);
+    let wide = (machine("pack:2 core:4 pu:2"), Some(CpuSet::from([5])));
+    for (machine, affinity) in [(narrow, None), wide] {
+        for shards in [None, Some(1)] {
+            let plan = kvplane_topology::plan(&machine, &PlanRequest { shards, affinity: affinity.clone() });
+            assert_eq!(cores_of(&plan), [None], "{:?}", plan.notes);
+            assert_eq!(plan.housekeeping_cores, CpuSet::from([5]));
+            assert!(plan.must_park_at_once());
+            assert_eq!(plan.notes[0], "This process may use 1 of 16 CPUs: 5.");
+            assert!(plan.notes[1].starts_with("The only usable CPU"), "{:?}", plan.notes);
+        }
+    }
+}
+
+#[test]
 fn the_threads_of_one_core_are_divided() {
     let plan = plan(&machine("pu:2"), None);
     assert_eq!(cores_of(&plan), [Some(1)]);

@@ -21,6 +21,9 @@ impl Limits {
     pub const BODY_BYTES: usize = 512 * 1024;
     /// Bytes of the payload of one frame.
     pub const PAYLOAD_BYTES: u64 = 4 << 30;
+    /// Bytes of a payload that goes along with its frame over shared memory: copied twice more, which costs less than a
+    /// second trip.
+    pub const PAYLOAD_ALONG_BYTES: u64 = 8_192;
     /// Bytes of a name: a cluster, a segment, a tenant.
     pub const NAME_BYTES: usize = 255;
     /// Bytes of a key.

@@ -98,9 +98,13 @@ fn pass_on(output: impl Read, filter: &Mutex<&mut Filter>) {
     // Read as bytes: a test may print anything, and an error here only ends the echo.
     while reader.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
         let text = String::from_utf8_lossy(&line);
-        let keep = filter.lock().is_ok_and(|mut filter| filter.keeps(text.trim_end_matches('\n')));
-        if keep {
-            eprint!("{text}");
+        let plain = text.trim_end_matches('\n');
+        let (keep, time) =
+            filter.lock().map_or((false, None), |mut filter| (filter.keeps(plain), filter.time_of(plain)));
+        match time {
+            _ if !keep => {}
+            Some(seconds) => eprintln!("{plain} ({seconds:.1} s)"),
+            None => eprint!("{text}"),
         }
         line.clear();
     }

@@ -53,6 +53,24 @@ fn memory_behind_cxl_takes_the_nearest_node() {
 }
 
 #[test]
+fn mixed_speeds_are_said_and_the_slow_stand_behind() {
+    let machine = machine(CXL);
+    let matrix = rail_matrix(&machine);
+    let note = matrix.notes.iter().find(|note| note.starts_with("Rails differ in speed (")).unwrap();
+    assert!(note.contains("mlx5_0") && note.contains("rxe0") && note.ends_with("shares follow the speed."), "{note}");
+    for row in &matrix.rows {
+        let slow: Vec<bool> = row.tiers.iter().map(|tier| tier.slow).collect();
+        assert_eq!(slow, [false, false, true, true], "{}: behind all others, near ones too", row.location);
+        let held = row.tiers.iter().filter(|tier| tier.slow);
+        assert!(held.clone().all(|tier| tier.rails.iter().all(|rail| rail.starts_with("rxe"))), "{}", row.location);
+        assert!(held.clone().all(|tier| tier.reason.contains("held back, because slower than 100 Gb/s")));
+    }
+    // Where all are of one speed there is nothing to say.
+    let alike = rail_matrix(&super::machine(HOLES));
+    assert!(!alike.notes.iter().any(|note| note.contains("differ in speed")), "{:?}", alike.notes);
+}
+
+#[test]
 fn gpus_of_virtual_machines_are_no_locations() {
     let matrix = rail_matrix(&machine(HOLES));
     let names: Vec<String> = matrix.rows.iter().map(|row| row.location.to_string()).collect();

@@ -9,8 +9,8 @@ use kvplane::{
     SubmitOptions, TaskState, TransferEngine, TransferEngineConfig, TransferRequest,
 };
 
-/// How long anything may take before it is taken to hang. The processor is emulated.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long anything may take before it is taken to hang. The processor is emulated, and its host may be busy.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// How many of a thing the machine has, by the rig's variable. With none, says that the test was skipped.
 pub(crate) fn has(variable: &str, what: &str) -> Option<usize> {

@@ -13,9 +13,9 @@ use kvplane::{
 
 use crate::bed::{PATIENCE, Side, alone, cable, config, has, region};
 
-/// One request of this length goes over both devices. Four times as much takes a minute in an emulated machine, and is
+/// One request of this length goes over both devices. Eight times as much takes a minute in an emulated machine, and is
 /// shared no differently.
-const WHOLE: usize = 64 << 20;
+const WHOLE: usize = 32 << 20;
 /// What goes to and fro while something breaks.
 const PART: usize = 16 << 20;
 const SLICE: usize = 256 << 10;
@@ -31,6 +31,22 @@ fn side(address: &str, devices: [&str; 2], bytes: usize) -> Side {
     // Slices large enough to count as bulk, which is what rails are measured by.
     let ways = TransferEngineConfig { rdma, tcp: false, shared_memory: false, slice_bytes: SLICE as u64, ..config() };
     Side::new(TransferEngineConfig { listen, open_to_network: true, ..ways }, region(bytes, None))
+}
+
+/// The first line of what a process prints that begins so. One that does not say it in time is killed.
+fn first_line(process: &mut Child, beginning: &'static str) -> String {
+    let output = BufReader::new(process.stdout.take().unwrap());
+    let (says, said) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut lines = output.lines().map_while(Result::ok);
+        let _ = lines.find(|line| line.starts_with(beginning)).map(|line| says.send(line));
+        // It may go on writing.
+        lines.for_each(drop);
+    });
+    said.recv_timeout(PATIENCE).unwrap_or_else(|error| {
+        let _ = process.kill();
+        panic!("the other process does not say {beginning:?}: {error}")
+    })
 }
 
 /// Not a test of its own: what the other process runs. It serves until its input ends.
@@ -63,8 +79,7 @@ impl Pair {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(other.stdout.as_mut().unwrap()).lines();
-        let line = lines.map_while(Result::ok).find(|line| line.starts_with("serves ")).expect("it serves");
+        let line = first_line(&mut other, "serves ");
         let words: Vec<&str> = line.split(' ').collect();
         let side = side("10.77.0.1:0", ["rxe0", "rxe1"], bytes);
         let peer = side.engine.open_segment(words[1]).unwrap();

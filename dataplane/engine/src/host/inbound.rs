@@ -176,7 +176,11 @@ impl Host {
                             self.rdma_work.driver.receive_payload(id, target);
                         }
                         Link::Mooncake(id) => self.stock_lanes.receive_payload(id, target),
-                        Link::Shm(_) => unreachable!("no payloads follow over shared memory"),
+                        // It has come along with its frame.
+                        Link::Shm(id) => {
+                            let arrived = self.shm.receive_payload(id, &target);
+                            self.take_input(link, &arrived, &[], now_ns);
+                        }
                     }
                 }
             }
@@ -206,13 +210,10 @@ impl Host {
             for _ in 0..FRAMES_PER_ROUND {
                 let mut scratch = core::mem::take(&mut self.scratch);
                 let input = self.shm.input(&self.poller, id, &mut scratch);
-                let frame = if let Input::Frame(header) = &input { Some(*header) } else { None };
-                if let Some(header) = frame {
-                    let now_ns = self.arrival_ns();
-                    self.take_frame(Link::Shm(id), &header, &scratch, now_ns);
-                }
+                let now_ns = if matches!(input, Input::Wait) { self.now_ns } else { self.arrival_ns() };
+                let more = self.take_input(Link::Shm(id), &input, &scratch, now_ns);
                 self.scratch = scratch;
-                if frame.is_none() {
+                if !more {
                     break;
                 }
                 progress = true;

@@ -49,7 +49,7 @@ impl Host {
                 let Some(service) = &self.service else { return };
                 match Link::of_peer(peer) {
                     Link::Tcp(id) => self.tcp.send(id, &header, service.body(body), payload),
-                    Link::Shm(id) => self.shm.send(id, &header, service.body(body)),
+                    Link::Shm(id) => self.shm.send(id, &header, service.body(body), &[]),
                     Link::Rdma(id) => {
                         if let Some(buffer) = payload.as_ref().and_then(|payload| payload.buffers.as_slice().first()) {
                             self.rdma_work.count_served(id, buffer.region());
@@ -105,13 +105,18 @@ impl Host {
                     &[local] => Some(self.buffers.pieces(local)),
                     locals => Some(self.buffers.all(locals).into()),
                 };
+                if let Link::Shm(id) = link {
+                    let payload = buffers.as_ref().map_or(&[][..], Pieces::as_slice);
+                    self.shm.send(id, &header, client.body(body), payload);
+                    return;
+                }
                 let payload = buffers.map(|buffers| {
                     self.uploads.start(header.request);
                     Outgoing { buffers, hold: Some(self.lent.insert(Lent::Upload(header.request)) as u64) }
                 });
                 match link {
                     Link::Tcp(id) => self.tcp.send(id, &header, client.body(body), payload),
-                    Link::Shm(id) => self.shm.send(id, &header, client.body(body)),
+                    Link::Shm(_) => unreachable!("its payloads go along with their frames"),
                     Link::Rdma(id) => {
                         let body = client.body(body);
                         super::rdma::expect_answers(

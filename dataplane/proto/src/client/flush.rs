@@ -174,7 +174,9 @@ impl Client {
             (Path::Shared, Request::Get(..) | Request::GetRange(..) | Request::GetHead(..)) => {
                 self.send_digests(lane, Operation::Lookup);
             }
-            (Path::Shared, Request::Put(..) | Request::PutAs(..)) => self.send_reserve(lane),
+            (Path::Shared, Request::Put(_, local) | Request::PutAs(_, local, _)) if !self.goes_along(first, local) => {
+                self.send_reserve(lane);
+            }
             (_, Request::Begin(..)) => self.send_begin(lane),
             (Path::Shared, Request::Fill(..)) => self.send_fills(lane),
             (_, Request::Fill(_, draft, offset, local)) => self.send_fill(lane, first.index, draft, offset, local),
@@ -202,6 +204,12 @@ impl Client {
             }
         }
         true
+    }
+
+    /// Whether the payload of a put over shared memory goes along with its frame: several of a batch share a trip for
+    /// their places and one to commit; a small one alone needs none but its own.
+    fn goes_along(&mut self, put: SliceId, local: Local) -> bool {
+        local.bytes <= Limits::PAYLOAD_ALONG_BYTES && self.slices.at(put.index).after == NOWHERE
     }
 
     /// The oldest slice of a lane that was not sent.

@@ -93,7 +93,7 @@ impl Client {
         }
     }
 
-    /// Sends a put over a stream.
+    /// Sends a put with its payload.
     pub(super) fn send_put(&mut self, lane: u32, slice: u32) {
         let mut body = core::mem::take(&mut self.names);
         body.clear();

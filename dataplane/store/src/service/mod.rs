@@ -333,12 +333,12 @@ impl Service {
             (Operation::List, _) => self.list(peer, header, body),
             (Operation::Get, Path::Stream) => self.get(peer, header, body),
             (Operation::GetRange, Path::Stream) => self.get_ranges(peer, header, body),
-            (Operation::Put | Operation::Write, Path::Stream) if header.payload_bytes == 0 => {
+            (Operation::Put, _) | (Operation::Write, Path::Stream) if header.payload_bytes == 0 => {
                 // A caller's mistake, not a broken peer's.
                 self.answer(peer, operation, header, Status::Empty);
                 Ok(PayloadTo::Discard)
             }
-            (Operation::Put, Path::Stream) => self.put(peer, header, body),
+            (Operation::Put, _) => self.put(peer, header, body),
             (Operation::Read, Path::Stream) => self.read(peer, header, body),
             (Operation::Write, Path::Stream) => self.write(peer, header, body),
             (Operation::ReadMany, Path::Stream) => self.read_many(peer, header, body),

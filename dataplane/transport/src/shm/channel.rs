@@ -15,7 +15,7 @@ use crate::types::Gone;
 
 /// Bytes of each ring; takes the longest frame.
 const RING_BYTES: usize = 1 << 20;
-const _: () = assert!(RING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES + 64);
+const _: () = assert!(RING_BYTES >= HEADER_BYTES + Limits::BODY_BYTES + Limits::PAYLOAD_ALONG_BYTES as usize + 64);
 /// Where the flags are: a cache line each.
 const CLIENT_FLAG_AT: usize = 0;
 const SERVER_FLAG_AT: usize = 128;
@@ -49,6 +49,8 @@ pub(super) struct Channel {
     /// The peer has hung up, and what it said before is not taken yet; a client's only.
     pub(super) hung_up: bool,
     record: Vec<u8>,
+    /// How much at the end of the record is a payload that nobody has taken yet.
+    along_bytes: usize,
     pub(super) socket: UnixStream,
 }
 
@@ -85,6 +87,7 @@ impl Channel {
             dirty: false,
             hung_up: false,
             record: Vec::new(),
+            along_bytes: 0,
             socket,
         }
     }
@@ -102,21 +105,32 @@ impl Channel {
             return Err(Gone::Setup(format!("a record of {} bytes is no frame", self.record.len())));
         };
         let header = Header::decode(bytes).map_err(Gone::Frame)?;
-        if body.len() != header.body_bytes as usize {
-            return Err(Gone::Setup(format!("a body of {} bytes, {} stated", body.len(), header.body_bytes)));
+        let stated_bytes = u64::from(header.body_bytes).saturating_add(header.payload_bytes);
+        if header.payload_bytes > Limits::PAYLOAD_ALONG_BYTES || body.len() as u64 != stated_bytes {
+            let payload_bytes = header.payload_bytes;
+            let what = format!("{} bytes, {} and {payload_bytes} stated", body.len(), header.body_bytes);
+            return Err(Gone::Setup(what));
         }
+        let (body, payload) = body.split_at(header.body_bytes as usize);
         header.check_body(body).map_err(Gone::Frame)?;
+        self.along_bytes = payload.len();
         scratch.clear();
         scratch.extend_from_slice(body);
         Ok(Some(header))
     }
 
-    pub(super) fn push(&mut self, header: &Header, body: &[u8]) {
+    /// The payload that came along with the last frame.
+    pub(super) fn take_along(&mut self) -> &[u8] {
+        let bytes = std::mem::take(&mut self.along_bytes);
+        &self.record[self.record.len() - bytes..]
+    }
+
+    pub(super) fn push(&mut self, header: &Header, body: &[u8], payload: &[u8]) {
         let header = header.encode();
-        if self.overflow.is_empty() && self.producer.push(&[&header, body]).is_ok() {
+        if self.overflow.is_empty() && self.producer.push(&[&header, body, payload]).is_ok() {
             return;
         }
-        self.overflow.push_back([&header, body].concat());
+        self.overflow.push_back([&header, body, payload].concat());
     }
 
     pub(super) fn drain_overflow(&mut self) {

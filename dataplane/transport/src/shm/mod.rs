@@ -1,4 +1,4 @@
-//! Shared memory for peers on one host: frames over two rings, payloads copied by whoever wants them.
+//! Shared memory for peers on one host: frames with small payloads over two rings, the rest copied by whoever wants it.
 //!
 //! A client connects to the shard's Unix socket and gets, over it, the *channel* (a region with two record rings and
 //! two doorbell flags), an eventfd for each side, and the shard's pool. From then on the socket carries only requests
@@ -30,12 +30,13 @@ use std::time::{Duration, Instant};
 use asking::{Asked, Calling};
 use channel::{Channel, Side};
 pub use fence::{CHUNK_BYTES, Extent, SLOTS};
+use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
 use kvplane_proto::{Limits, SegmentId};
-use kvplane_sys::{CrossError, Interest, Poller, Readiness, Region, stream, unix};
+use kvplane_sys::{CrossError, Interest, IoBuf, Poller, Readiness, Region, stream, unix};
 
 use crate::token::{Source, Token};
-use crate::types::{ConnectionId, Event, Gone, Input};
+use crate::types::{ConnectionId, Event, Gone, Input, Target};
 
 /// How long setting up a connection, or mapping a segment, may take.
 pub const SETUP_DEADLINE: Duration = Duration::from_secs(2);
@@ -106,6 +107,8 @@ pub struct Shm {
     /// Segments that clients want to map.
     wanted: VecDeque<(ConnectionId, SegmentId)>,
     dirty: VecDeque<u32>,
+    /// A payload on its way into a ring.
+    along: Vec<u8>,
     /// The kernel refused to accept.
     accept_again: bool,
     open: usize,
@@ -130,6 +133,7 @@ impl Shm {
             events: VecDeque::new(),
             wanted: VecDeque::new(),
             dirty: VecDeque::new(),
+            along: Vec::new(),
             accept_again: false,
             open: 0,
             fence: std::cell::OnceCell::new(),
@@ -299,15 +303,50 @@ impl Shm {
         }
     }
 
-    /// Queues a frame. It is there for the peer at once; the peer is woken by [`Self::flush`]. False when the
-    /// connection is gone.
-    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8]) -> bool {
+    /// Puts the payload of the last frame where it belongs, and says what it sums to, where that is asked for.
+    ///
+    /// # Panics
+    /// When the memory is not of the payload's length.
+    pub fn receive_payload(&mut self, id: ConnectionId, target: &Target) -> Input {
+        let Some(channel) = self.get(id) else { return Input::Wait };
+        let payload = channel.take_along();
+        let (buffers, checksum) = match target {
+            Target::Discard => return Input::Payload(None),
+            Target::Memory { buffer, checksum } => (std::slice::from_ref(buffer), *checksum),
+            Target::Scatter { buffers, checksum } => (&buffers[..], *checksum),
+        };
+        let mut rest = payload;
+        for buffer in buffers {
+            let (part, after) = rest.split_at(buffer.bytes());
+            buffer.region().copy_in(buffer.offset(), part);
+            rest = after;
+        }
+        assert!(rest.is_empty(), "memory of another length than the payload's");
+        Input::Payload(checksum.then(|| payload_checksum(payload)))
+    }
+
+    /// Queues a frame, and copies a payload of at most [`Limits::PAYLOAD_ALONG_BYTES`] to go along with it. It is there
+    /// for the peer at once; the peer is woken by [`Self::flush`]. False when the connection is gone.
+    pub fn send(&mut self, id: ConnectionId, header: &Header, body: &[u8], payload: &[IoBuf]) -> bool {
+        if self.get(id).is_none() {
+            return false;
+        }
+        let mut header = *header;
+        let mut along = std::mem::take(&mut self.along);
+        along.clear();
+        for buffer in payload {
+            buffer.region().read_with(buffer.offset(), buffer.bytes(), &mut |_, part| along.extend_from_slice(part));
+        }
+        if header.payload_bytes > 0 && header.checksum() == Some(0) {
+            header.payload_checksum = payload_checksum(&along);
+        }
         let Some(channel) = self.get(id) else { return false };
-        channel.push(header, body);
+        channel.push(&header, body, &along);
         if !channel.dirty {
             channel.dirty = true;
             self.dirty.push_back(id.index);
         }
+        self.along = along;
         true
     }
 

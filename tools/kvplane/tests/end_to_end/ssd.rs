@@ -128,8 +128,8 @@ fn a_killed_node_has_its_objects_again_and_what_was_removed_stays_gone() {
     }
 }
 
-/// Writes and removes until the node is dead; says what it was promised. After `most` bytes it only reads: what fills the
-/// device is dropped from it, however short the time was.
+/// Writes and removes until the node is dead; says what it was promised. After `most` bytes it only reads: what fills
+/// the device is dropped from it, however short the time was.
 fn work(mut client: Client, first: u64, most: usize, stop: &AtomicBool) -> BTreeMap<u64, Option<bool>> {
     let mut promised = BTreeMap::new();
     let mut written = 0;

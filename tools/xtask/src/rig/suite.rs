@@ -18,29 +18,7 @@ use crate::testing::skips::{Filter, Runner};
 use crate::workspace::{self, Workspace};
 
 /// What runs one program after another, and says which of them failed.
-const HEAD: &str = r#"# Written by `cargo x test --rig`: one machine's test programs.
-failed=0
-run() {
-  local name=$1 directory=$2; shift 2
-  printf 'rig: %s\n' "$name"
-  (cd "$directory" && exec "$@") || { printf 'rig: FAILED with status %s: %s\n' "$?" "$name"; failed=1; }
-}
-packets() {
-  local file sum=0
-  for file in /sys/class/infiniband/rxe*/ports/1/hw_counters/sent_pkts; do sum=$((sum + $(<"$file"))); done
-  echo "$sum"
-}
-# The same where RDMA takes the place of TCP. The devices count for themselves what they sent.
-over_rdma() {
-  local before=$(packets) sent
-  export KVPLANE_TEST_TRANSPORT=rdma
-  run "$@"
-  unset KVPLANE_TEST_TRANSPORT
-  sent=$(($(packets) - before))
-  printf 'rig: %s: the RDMA devices sent %s packets\n' "$1" "$sent"
-  ((sent > 100)) || { printf 'rig: FAILED: nothing went over RDMA: %s\n' "$1"; failed=1; }
-}
-"#;
+const HEAD: &str = include_str!("programs.sh");
 
 /// What was asked.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -92,11 +70,15 @@ fn unknown_machine(name: &str) -> Failure {
 pub fn run(workspace: &Workspace, request: &Request) -> Result<(), Failure> {
     super::prepare(workspace)?;
     let built = build(workspace)?;
-    let mut filter = Filter::new(Runner::Cargo);
+    let mut filter = Filter::timed(Runner::Cargo);
     let mut failures = Vec::new();
     for machine in machines::ALL.iter().filter(|machine| request.takes(machine)) {
         let began = Instant::now();
-        let result = start(workspace, machine, &built, request, &mut filter);
+        let mut result = start(workspace, machine, &built, request, &mut filter);
+        if result.as_ref().is_err_and(stood_still) {
+            eprintln!("rig: machine {}: stood still or died; a second and last try", machine.name);
+            result = start(workspace, machine, &built, request, &mut filter);
+        }
         let seconds = began.elapsed().as_secs_f64();
         match result {
             Ok(()) => eprintln!("rig: machine {}: passed in {seconds:.1} s", machine.name),
@@ -110,10 +92,16 @@ pub fn run(workspace: &Workspace, request: &Request) -> Result<(), Failure> {
     if failures.is_empty() { Ok(()) } else { Err(Failure::new(failures.join("\n"))) }
 }
 
+/// Whether it was the emulated machine itself that did not come to an end. Programs that hang are ended in it, and are
+/// failed tests.
+const fn stood_still(failure: &Failure) -> bool {
+    matches!(failure.status, TIMEOUT | BROKEN)
+}
+
 fn explained(failure: &Failure, machine: &Machine) -> String {
     match failure.status {
-        TIMEOUT => format!("did not end within {} s", machine.limit_s),
-        BROKEN => "the machine could not be started, or died; its last words are above".to_string(),
+        TIMEOUT => format!("twice not over within {} s, though programs that hang are ended in it", machine.limit_s),
+        BROKEN => "twice the machine could not be started, or died; its last words are above".to_string(),
         1 => "tests failed, see above".to_string(),
         _ => failure.message.clone(),
     }
@@ -178,7 +166,7 @@ fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<Str
             let mut command = Command::new(if job.over_rdma { "over_rdma" } else { "run" });
             let filter = job.filter.filter(|_| words.is_empty()).map(|filter| format!(" {filter}")).unwrap_or_default();
             let name = format!("{} {}{filter}", binary.package, binary.target);
-            command.arg(name).arg(&binary.directory).arg(&binary.path);
+            command.arg(name).arg(program_limit_s(machine).to_string()).arg(&binary.directory).arg(&binary.path);
             if words.is_empty() {
                 command.args(job.filter);
             }
@@ -188,6 +176,11 @@ fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<Str
         }
     }
     Ok(text + "exit $failed\n")
+}
+
+/// One program that hangs leaves the others time.
+const fn program_limit_s(machine: &Machine) -> u32 {
+    machine.limit_s * 2 / 5
 }
 
 fn is_of(job: &Job, binary: &Binary) -> bool {
@@ -237,14 +230,34 @@ mod tests {
         let built = [binary("kvplane", "rig"), binary("kvplane", "transfer")];
         let machine = machines::ALL.iter().find(|machine| machine.name == "nvme-tcp").unwrap();
         let text = programs(machine, &built, &[]).unwrap();
-        assert!(text.contains(r"run 'kvplane rig drives::' / '/t/it'\''s rig' drives:: --show-output"), "{text}");
+        assert!(text.contains(r"run 'kvplane rig drives::' 96 / '/t/it'\''s rig' drives:: --show-output"), "{text}");
         assert!(!text.contains("transfer"), "{text}");
         let named = programs(machine, &built, &["x".to_string()]).unwrap();
         assert!(named.contains(" x --show-output") && !named.contains("drives::"), "{named}");
         assert!(programs(machine, &built[1..], &[]).unwrap_err().message.contains("rig"));
-        let script = HEAD.to_string() + "run a / false\nrun 'b c' / true\nexit $failed\n";
+        let script = HEAD.to_string() + "run a 60 / false\nrun 'b c' 60 / true\nexit $failed\n";
         let output = Command::new("bash").args(["-c", &script]).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         assert_eq!(String::from_utf8_lossy(&output.stdout), "rig: a\nrig: FAILED with status 1: a\nrig: b c\n");
+    }
+    #[test]
+    fn a_program_that_hangs_is_ended_and_shown_and_the_rest_runs() {
+        let script = HEAD.to_string() + "run a 1 / sh -c 'sleep 1000 & wait'\nrun b 60 / true\nexit $failed\n";
+        // What it had started ends with it: it would hold our pipe.
+        let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.starts_with("rig: a\nrig: not over after 1 s: a: "), "{said}");
+        assert!(said.ends_with("rig: FAILED with status 137: a\nrig: b\n"), "{said}");
+        for thread in [" sh: S", " sleep: S"] {
+            assert!(said.contains(thread), "{said}");
+        }
+    }
+
+    #[test]
+    fn only_a_machine_that_stood_still_is_tried_again() {
+        for (status, again) in [(TIMEOUT, true), (BROKEN, true), (1, false), (2, false)] {
+            assert_eq!(stood_still(&Failure { status, ..Failure::new("x") }), again, "{status}");
+        }
     }
 }

@@ -20,7 +20,9 @@ for word; do
 done
 echo "it has begun" >>"$console"
 case $asked in
-  hang) exec sleep 100 ;;
+  hang) echo "RIG: ready" >>"$console"; exec sleep 100 ;;
+  stuck) exec sleep 100 ;;
+  clock) echo "RIG: a clock that runs at 9 % of the host's" >>"$console"; exit 0 ;;
   die) exit 1 ;;
   late) echo "RIG: ready" >>"$console"; exit 1 ;;
 esac
@@ -99,6 +101,7 @@ fn arguments_that_make_no_sense_are_refused_with_the_reason() {
         ("--cpus 65 -- true", "--cpus takes 1 to 64, not 65"),
         ("--numa 0 -- true", "--numa takes 1 to 8"),
         ("--timeout 0 -- true", "--timeout takes 1"),
+        ("--boot 0 -- true", "--boot takes 1"),
         ("--nvme 1:x -- true", "takes a number"),
         ("--nvme 1: -- true", "takes a number"),
         ("--cxl 100 -- true", "multiple of 256"),
@@ -156,7 +159,14 @@ fn a_machine_that_hangs_or_dies_is_told_from_a_command_that_fails() {
     let bed = Bed::new();
     let run = |what: &str| bed.run(&["--timeout", "1", "--append", what, "--", "true"]);
     let (status, said) = run("hang");
-    assert_eq!((status, said.as_str()), (Some(i32::from(TIMEOUT)), "rig: the time of 1 s was over (--timeout)\n"));
+    assert_eq!(status, Some(i32::from(TIMEOUT)), "{said}");
+    assert!(said.starts_with("rig: the time of 1 s was over (--timeout)") && said.contains("it has begun"), "{said}");
+    let (status, said) = bed.run(&["--boot", "1", "--append", "stuck", "--", "true"]);
+    assert_eq!(status, Some(i32::from(BROKEN)), "{said}");
+    assert!(said.contains("not ready after 1 s, try 3 of 3") && said.contains("it has begun"), "{said}");
+    let (status, said) = run("clock");
+    assert_eq!(status, Some(i32::from(BROKEN)), "{said}");
+    assert!(said.contains("the machine has a clock that runs at 9 % of the host's, try 3 of 3"), "{said}");
     let (status, said) = run("die");
     assert_eq!(status, Some(i32::from(BROKEN)), "{said}");
     assert!(said.contains("try 3 of 3") && said.contains("it has begun"), "{said}");

@@ -111,6 +111,14 @@ pub const ALL: [Package; 12] = [
         probe: Probe::Program("fio"),
     },
     Package {
+        debian: "ibverbs-providers",
+        fedora: "libibverbs",
+        arch: "rdma-core",
+        purpose: "libibverbs and what it knows soft-RoCE by, which the machine reads from here",
+        group: Group::Rig,
+        probe: Probe::Database,
+    },
+    Package {
         debian: "busybox-static",
         fedora: "busybox",
         arch: "busybox",

@@ -4,6 +4,8 @@
 //! filter keeps the summary, the failures and the skips, and drops the rest of that section. With `cargo test` it drops
 //! nothing.
 
+use std::time::Instant;
+
 use crate::process;
 
 /// What runs the tests.
@@ -32,13 +34,31 @@ pub struct Filter {
     after_summary: bool,
     /// The passing test whose output is being printed, and not shown.
     passed: Option<String>,
+    /// When the program that is running began, where ends of tests get their time.
+    began: Option<Instant>,
 }
 
 impl Filter {
     /// A filter for the output of `runner`.
     #[must_use]
     pub const fn new(runner: Runner) -> Self {
-        Self { skipped: Vec::new(), runner, after_summary: false, passed: None }
+        Self { skipped: Vec::new(), runner, after_summary: false, passed: None, began: None }
+    }
+
+    /// The same; what [`Self::keeps`] is asked of gets a time by [`Self::time_of`].
+    #[must_use]
+    pub fn timed(runner: Runner) -> Self {
+        Self { began: Some(Instant::now()), ..Self::new(runner) }
+    }
+
+    /// Seconds since its program began, for the line that says that a test is over. libtest does not say them.
+    pub fn time_of(&mut self, line: &str) -> Option<f64> {
+        let began = self.began.as_mut()?;
+        if line.starts_with("running ") && line.ends_with(" tests") {
+            *began = Instant::now();
+        }
+        let over = line.starts_with("test ") && line.contains(" ... ");
+        over.then(|| began.elapsed().as_secs_f64())
     }
 
     /// Looks at one line, and says whether it is to be shown.
@@ -141,6 +161,16 @@ error: test run failed";
         let mut filter = Filter::new(Runner::Cargo);
         assert!(filter.keeps("running 1 test") && filter.keeps("skipped: no NUMA"));
         assert_eq!(filter.skipped, ["no NUMA"]);
+    }
+
+    #[test]
+    fn ends_of_tests_get_their_time_where_that_is_asked() {
+        let mut filter = Filter::timed(Runner::Cargo);
+        assert!(filter.time_of("test a ... ok").is_some_and(|seconds| seconds >= 0.0));
+        for line in ["running 2 tests", "test result: ok. 2 passed", "a test ... b", ""] {
+            assert_eq!(filter.time_of(line), None, "{line}");
+        }
+        assert_eq!(Filter::new(Runner::Cargo).time_of("test a ... ok"), None);
     }
 
     #[test]

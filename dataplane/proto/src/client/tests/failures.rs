@@ -189,7 +189,8 @@ fn a_deadline_in_flight_completes_only_when_the_lane_is_gone() {
 
 #[test]
 fn a_deadline_over_shared_memory_waits_for_the_copy_to_end() {
-    for request in [get(1), Request::Put(digest(2), local(1, 0, 9))] {
+    // Longer than what goes along with its frame.
+    for request in [get(1), Request::Put(digest(2), local(1, 0, 9_000))] {
         let mut rig = Rig::new(shared_config(), 1).with_objects(&[(1, 5)]);
         let batch = rig.client.submit(&[request], SECOND_NS, 1).expect("a valid batch");
         let sent = rig.frames().remove(0);
@@ -401,7 +402,7 @@ fn wrong_answers_over_shared_memory_reset_the_lane() {
         reply.header = reply.header.with_body(&reply.body, 2);
         reply
     });
-    let puts = [Request::Put(digest(8), local(0, 0, 5))];
+    let puts = [Request::Put(digest(8), local(0, 0, 9_000))];
     check_malformed(shared_config(), &puts, |_, sent| {
         items(sent, ReserveReply { status: Status::Ok, reservation: Default::default(), offset: 0 }, 2, 2)
     });

@@ -264,7 +264,7 @@ fn a_segment_is_opened() {
 #[test]
 fn a_copy_that_fails_gives_back_what_was_held() {
     let mut rig = Rig::new(shared_config(), 1).with_objects(&[(1, 100)]);
-    let requests = [Request::Get(digest(1), local(0, 0, 100)), Request::Put(digest(2), local(1, 0, 100))];
+    let requests = [Request::Get(digest(1), local(0, 0, 100)), Request::Put(digest(2), local(1, 0, 9_000))];
     let batch = rig.submit(&requests);
     let mut failed = 0;
     loop {
@@ -284,5 +284,30 @@ fn a_copy_that_fails_gives_back_what_was_held() {
     }
     assert_eq!(failed, 2);
     assert_eq!(rig.finish(batch), [(Status::OutOfRange, 0, 0); 2]);
+    rig.assert_empty();
+}
+
+#[test]
+fn a_small_put_alone_is_one_frame_over_shared_memory() {
+    for (bytes, along) in [(1, true), (8_192, true), (8_193, false)] {
+        let mut rig = Rig::new(shared_config(), 1);
+        let batch = rig.submit(&[Request::Put(digest(2), local(1, 0, bytes))]);
+        let frames = rig.frames();
+        let payload_bytes = frames[0].header.payload_bytes;
+        assert_eq!(frames[0].operation(), if along { Operation::Put } else { Operation::Reserve });
+        assert_eq!(payload_bytes, if along { bytes } else { 0 });
+        frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+        rig.run();
+        assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+        rig.assert_empty();
+    }
+    // Several share their trips.
+    let mut rig = Rig::new(shared_config(), 1);
+    let batch = rig.submit(&[Request::Put(digest(2), local(1, 0, 9)), Request::Put(digest(3), local(1, 9, 9))]);
+    let frames = rig.frames();
+    assert!(matches!(&frames[..], [one] if one.operation() == Operation::Reserve));
+    frames.into_iter().for_each(|sent| rig.act(Seen::Frame(sent)));
+    rig.run();
+    assert!(rig.finish(batch).iter().all(|result| result.0 == Status::Ok));
     rig.assert_empty();
 }

@@ -231,14 +231,13 @@ fn requests_of_the_other_path_are_unsupported() {
         rig.ask(stream, operation, &[], 0);
         assert_eq!(rig.answer().status(), Status::Unsupported);
     }
-    for operation in
-        [Operation::Get, Operation::Put, Operation::Read, Operation::Write, Operation::ReadMany, Operation::WriteMany]
-    {
+    let of_streams = [Operation::Get, Operation::Read, Operation::Write, Operation::ReadMany, Operation::WriteMany];
+    for operation in of_streams {
         rig.ask(shared, operation, &[], 0);
         assert_eq!(rig.answer().status(), Status::Unsupported);
     }
-    // No payload follows a frame over shared memory, whatever its header says: the next request is one.
-    assert_eq!(rig.begin_put(shared, 1, 10), PayloadTo::Discard);
+    // What comes along with the frame is dropped, and the next request is one.
+    assert_eq!(rig.offer(shared, Operation::Write, &[], 10), PayloadTo::Discard);
     assert_eq!(rig.answer().status(), Status::Unsupported);
     assert!(!rig.exists(shared, 1));
 }
@@ -339,4 +338,20 @@ fn deadlines_take_no_more_room_than_there_are_puts_under_way() {
         rig.answer();
         assert_eq!(rig.service.poll_timeout(), None);
     }
+}
+
+#[test]
+fn a_small_put_comes_along_with_its_frame_over_shared_memory() {
+    let mut rig = Rig::new();
+    let shared = rig.join(Path::Shared);
+    rig.ask(shared, Operation::Put, &[], 0);
+    assert_eq!(rig.answer().status(), Status::Empty);
+    assert_eq!(rig.put(shared, 1, 10).status(), Status::Ok);
+    assert_eq!(rig.put(shared, 1, 10).status(), Status::Exists);
+    assert!(rig.exists(shared, 1));
+    assert!(matches!(rig.begin_put(shared, 2, 10), PayloadTo::Place(_)));
+    rig.service.payload_done(shared, Some(CHECKSUM + 1), rig.now_ns);
+    assert_eq!(rig.answer().status(), Status::Corrupt);
+    assert!(!rig.exists(shared, 2));
+    rig.assert_idle();
 }

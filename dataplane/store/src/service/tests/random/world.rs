@@ -256,7 +256,8 @@ impl World {
         if header.kind == Kind::Request(Operation::Put) && !peer.closed {
             peer.puts.push(header.request);
         }
-        if header.payload_bytes > 0 && peer.path == Path::Stream {
+        let along = header.kind == Kind::Request(Operation::Put);
+        if header.payload_bytes > 0 && (along || peer.path == Path::Stream) {
             peer.arriving = Some(places.clone());
         } else {
             assert_eq!(to, PayloadTo::Discard, "nothing arrives");

@@ -1,0 +1,64 @@
+# The head of the script that `cargo x test --rig` writes for each machine: its test programs follow.
+failed=0
+
+# run NAME LIMIT DIRECTORY PROGRAM...: one program after another, and which of them failed. One that is not over after
+# LIMIT seconds is ended, so that the rest runs all the same.
+run() {
+  local name=$1 limit=$2 directory=$3 program end status=0; shift 3
+  printf 'rig: %s\n' "$name"
+  (cd "$directory" && exec "$@") & program=$!
+  # What it reads from ends with the program.
+  exec {end}> >(watch "$program" "$limit" "$name")
+  wait "$program" || status=$?
+  exec {end}>&-
+  ((status == 0)) || { printf 'rig: FAILED with status %s: %s\n' "$status" "$name"; failed=1; }
+}
+
+watch() {
+  local process processes
+  read -rt "$2" || (($? > 128)) || return 0
+  printf 'rig: not over after %s s: %s: what its threads do; those of tests have the beginning of their names\n' "$2" "$3"
+  processes=("$1" $(children "$1"))
+  for process in "${processes[@]}"; do threads "$process"; done
+  kill -KILL "${processes[@]}"
+}
+
+children() {
+  local stat fields parent
+  for stat in /proc/[0-9]*/stat; do
+    { fields=$(<"$stat"); } 2>/dev/null || continue
+    # Behind the name, which may have spaces and brackets: the state, the parent.
+    read -r _ parent _ <<<"${fields##*) }"
+    [[ $parent != "$1" ]] || echo "${fields%% *}"
+  done
+}
+
+# A line for each thread: its state, and where it is in the kernel.
+threads() {
+  local thread fields state where
+  for thread in "/proc/$1/task"/*; do
+    # Some end meanwhile.
+    { fields=$(<"$thread/stat"); } 2>/dev/null || continue
+    where=$(sed 's/^[^ ]* //; s/+.*//' "$thread/stack" 2>/dev/null | head -n 6 | tr '\n' ' ')
+    read -r state _ <<<"${fields##*) }"
+    printf 'rig:   %s %s: %s %s\n' "$1" "$(expr "$fields" : '[0-9]* (\(.*\))')" "$state" "$where"
+  done
+}
+
+packets() {
+  local file sum=0
+  for file in /sys/class/infiniband/rxe*/ports/1/hw_counters/sent_pkts; do sum=$((sum + $(<"$file"))); done
+  echo "$sum"
+}
+
+# The same where RDMA takes the place of TCP. The devices count for themselves what they sent.
+over_rdma() {
+  local before sent
+  before=$(packets)
+  export KVPLANE_TEST_TRANSPORT=rdma
+  run "$@"
+  unset KVPLANE_TEST_TRANSPORT
+  sent=$(($(packets) - before))
+  printf 'rig: %s: the RDMA devices sent %s packets\n' "$1" "$sent"
+  ((sent > 100)) || { printf 'rig: FAILED: nothing went over RDMA: %s\n' "$1"; failed=1; }
+}
