@@ -18,6 +18,7 @@ mod peers;
 mod perftest;
 mod rounds;
 mod same_host;
+mod schedule;
 mod shm;
 mod stores;
 mod tails;
@@ -30,14 +31,14 @@ use std::process::ExitCode;
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
     handshakes | idle | killed-client | keys | verbs | perftest | read-ahead | put-latency | \
-    exists | get-tails | all] \
+    exists | get-tails | schedule | all] \
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
        kvplane-bench [peers | stores] [...]: see `cargo x help`";
 
 /// What runs when nothing is named: all that needs nothing but this machine.
-const ALL: [&str; 15] = [
+const ALL: [&str; 16] = [
     "tcp-stream",
     "tcp-latency",
     "shm-stream",
@@ -53,6 +54,7 @@ const ALL: [&str; 15] = [
     "put-latency",
     "exists",
     "get-tails",
+    "schedule",
 ];
 
 /// What a benchmark says when it cannot go on.
@@ -112,6 +114,7 @@ fn main() -> ExitCode {
             "put-latency" => asked::put_latency(rounds),
             "exists" => asked::exists(rounds),
             "get-tails" => tails::run(rounds),
+            "schedule" => schedule::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),
         };
         if let Err(error) = outcome {

@@ -141,7 +141,7 @@ for try in 1 2 3; do
     *)
       if [ -s "$T/rc" ] || grep -aq 'RIG: ready' "$CONSOLE"; then break; fi
       why="died before the command began (status $STATUS)"
-      ! grep -aq 'RIG: a clock' "$CONSOLE" || why="has $(grep -ao 'a clock that runs.*' "$CONSOLE" | tr -d '\r')" ;;
+      ! grep -aq 'RIG: a clock' "$CONSOLE" || why="has $(grep -ao 'a clock that runs.*' "$CONSOLE" | tail -n 1 | tr -d '\r')" ;;
   esac
   echo "rig: the machine $why, try $try of 3" >&2
 done

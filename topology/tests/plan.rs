@@ -45,9 +45,9 @@ fn one_core_carries_one_shard_that_is_not_pinned() {
 #[test]
 fn a_cpuset_of_one_cpu_carries_one_shard_that_is_not_pinned() {
     // By the machine's word, and by the scheduler's alone.
-    let mut narrow = machine("pack:2 core:4 pu:2");
+    let mut narrow = machine("numa:2 core:4 pu:2");
     narrow.allowed_cpus = CpuSet::from([5]);
-    let wide = (machine("pack:2 core:4 pu:2"), Some(CpuSet::from([5])));
+    let wide = (machine("numa:2 core:4 pu:2"), Some(CpuSet::from([5])));
     for (machine, affinity) in [(narrow, None), wide] {
         for shards in [None, Some(1)] {
             let plan = kvplane_topology::plan(&machine, &PlanRequest { shards, affinity: affinity.clone() });

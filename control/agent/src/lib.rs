@@ -2,6 +2,7 @@
 //!
 //! * [`Client`]: puts and gets objects, blocking, on the calling thread; [`AsyncClient`] is the same for futures.
 //! * [`TransferEngine`]: registers memory as a segment, reads and writes the segments of others.
+//! * [`Scheduler`]: asks the Conductor who should serve a request.
 //! * [`Node`]: a storage node: pinned shards, membership, heartbeats.
 //!
 //! ```no_run
@@ -28,6 +29,7 @@ mod metrics_server;
 mod node;
 mod node_metrics;
 mod prometheus;
+mod scheduler;
 mod shard_report;
 mod size;
 mod sockets;
@@ -49,6 +51,7 @@ pub use link::ControlLink;
 pub use machine::{discover_machine, scheduler_affinity};
 pub use metrics_server::MetricsServer;
 pub use node::{Node, NodeConfig};
+pub use scheduler::{Decision, Scheduler};
 pub use size::parse_bytes;
 pub use ssd::SsdConfig;
 pub use transfer::{

@@ -4,8 +4,9 @@
 //! The data path never waits for it. Whoever routes by the map looks at one atomic counter and takes the new map when
 //! it changed; with the control plane away, the last map goes on.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -53,6 +54,8 @@ pub struct ControlLink {
     shared: Arc<Shared>,
     jobs: mpsc::Sender<Job>,
     welcome: Arc<Welcome>,
+    /// Where the control plane was when we came.
+    address: SocketAddr,
     _thread: Arc<Thread>,
 }
 
@@ -83,6 +86,7 @@ impl ControlLink {
 
     /// Connects, says hello, and waits for the first map.
     fn start(line: Line) -> Result<Self, Error> {
+        let address = line.address();
         let shared =
             Arc::new(Shared { generation: AtomicU64::new(0), map: Mutex::new(None), holder: Holder::default() });
         let (jobs, receiver) = mpsc::channel(CALLS);
@@ -102,7 +106,7 @@ impl ControlLink {
         })?;
         let thread = Arc::new(Thread { stop: Some(stop), handle: Some(handle) });
         let welcome = wait.recv().map_err(|_| Error::Argument("the control thread ended".to_owned()))??;
-        let link = Self { shared, jobs, welcome: Arc::new(welcome), _thread: thread };
+        let link = Self { shared, jobs, welcome: Arc::new(welcome), address, _thread: thread };
         link.first_map()?;
         Ok(link)
     }
@@ -171,6 +175,32 @@ impl ControlLink {
         R: Request + Send + 'static,
         R::Reply: Send + 'static,
     {
+        self.begin(request)?.recv().map_err(|_| ended())?.map_err(Error::Call)
+    }
+
+    /// As [`Self::call`], and gives up after `budget`; the call may take effect all the same.
+    ///
+    /// # Errors
+    /// As [`Self::call`]; a deadline when it takes longer.
+    pub fn call_within<R>(&self, request: R, budget: Duration) -> Result<R::Reply, Error>
+    where
+        R: Request + Send + 'static,
+        R::Reply: Send + 'static,
+    {
+        match self.begin(request)?.recv_timeout(budget) {
+            Ok(answer) => answer.map_err(Error::Call),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Error::Call(CallError::Deadline { address: self.address, waited: budget }))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(ended()),
+        }
+    }
+
+    fn begin<R>(&self, request: R) -> Result<Receiver<Result<R::Reply, CallError>>, Error>
+    where
+        R: Request + Send + 'static,
+        R::Reply: Send + 'static,
+    {
         let (answer, wait) = sync_channel::<Result<R::Reply, CallError>>(1);
         let job: Job = Box::new(move |client| {
             Box::pin(async move {
@@ -181,9 +211,12 @@ impl ControlLink {
         self.jobs.try_send(job).map_err(|_| {
             Error::Argument(format!("{CALLS} calls wait for the control plane already, or its thread has ended"))
         })?;
-        let answer = wait.recv().map_err(|_| Error::Argument("the control thread has ended".to_owned()))?;
-        answer.map_err(Error::Call)
+        Ok(wait)
     }
+}
+
+fn ended() -> Error {
+    Error::Argument("the control thread has ended".to_owned())
 }
 
 /// Gives each item of a stream to `each` until that has enough, the stream ends, or its end is out of reach.

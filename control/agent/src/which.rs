@@ -122,6 +122,11 @@ impl Line {
         Ok(Self { configs: control.resolve(role)?, control: control.clone(), role })
     }
 
+    /// Where the first of them listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.configs[0].address
+    }
+
     /// Where else to look, when the control plane may be elsewhere, or another, or we be somebody else by now.
     pub(crate) fn moved(&self) -> Option<Self> {
         // While none is published, the old one may still come back where it was.

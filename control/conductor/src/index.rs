@@ -79,6 +79,14 @@ pub struct ContextKey {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct ContextId(u16);
 
+impl ContextId {
+    /// Its number.
+    #[must_use]
+    pub const fn number(self) -> u16 {
+        self.0
+    }
+}
+
 /// A holder of this index: an instance, or a rank of one, or a store node. Of an older life it is refused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct HolderId {
@@ -106,6 +114,8 @@ pub enum Tier {
     Ssd = 2,
     /// The shared store.
     Pool = 3,
+    /// Will be there: an instance computes it or gets it, and no event has said so yet.
+    Promised = 4,
 }
 
 /// A set of tiers.
@@ -113,10 +123,16 @@ pub enum Tier {
 pub struct Tiers(u8);
 
 impl Tiers {
-    /// What an instance has itself: all but the pool.
-    pub const OWN: Self = Self(0b0111);
+    /// What an instance has itself or will have: all but the pool.
+    pub const OWN: Self = Self(0b1_0111);
+    /// What an instance has itself by what it said.
+    pub const SAID: Self = Self(0b0_0111);
+    /// What others can fetch from an instance.
+    pub const FETCHED: Self = Self(0b0_0110);
+    /// What others can fetch from anywhere.
+    pub const SHARED: Self = Self(0b0_1110);
     /// All.
-    pub const ALL: Self = Self(0b1111);
+    pub const ALL: Self = Self(0b1_1111);
 
     /// Only `tier`.
     #[must_use]

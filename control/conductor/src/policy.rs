@@ -204,6 +204,11 @@ pub trait Policy: Send {
     /// [`Choice::Wait`].
     fn choose(&self, ask: &Ask, view: &View<'_>, queued: bool) -> Choice;
 
+    /// Where a request goes that must not wait in the central queue.
+    fn choose_now(&self, ask: &Ask, view: &View<'_>) -> Choice {
+        self.choose(ask, view, false)
+    }
+
     /// Which of those who wait is served next: lower is sooner. In nanoseconds, by convention.
     fn rank(&self, waiting: &Waiting, _now_ns: u64, _slo: Slo) -> i64 {
         waiting.ask.arrival_ns as i64

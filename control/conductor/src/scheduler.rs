@@ -9,6 +9,7 @@
 //! Everything is bounded by [`ConductorConfig`]; times are nanoseconds of one monotonic clock, given by the caller.
 
 mod books;
+mod instances;
 mod views;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -20,6 +21,7 @@ use crate::index::{ContextId, Found, HolderId, IndexConfig, IndexError, PrefixIn
 use crate::policy::{Ask, Choice, Placement, Policy, Slo, Waiting};
 
 use books::{DecodeBook, PrefillBook};
+pub use instances::{Barred, Foreign};
 
 /// What a Conductor is made of.
 #[derive(Clone, Debug)]
@@ -83,6 +85,8 @@ pub struct Request {
     pub context: ContextId,
     /// Rolling hashes of its blocks.
     pub hashes: Arc<[u64]>,
+    /// Instances that it must not go to.
+    pub barred: Barred,
 }
 
 impl Request {
@@ -111,6 +115,19 @@ pub enum Progress {
 #[derive(Default)]
 pub struct Scratch {
     found: Found,
+}
+
+impl Scratch {
+    /// What was found last.
+    #[must_use]
+    pub const fn found(&self) -> &Found {
+        &self.found
+    }
+
+    /// The same, for the next question.
+    pub const fn found_mut(&mut self) -> &mut Found {
+        &mut self.found
+    }
 }
 
 /// Why a call was refused.
@@ -189,6 +206,10 @@ pub struct Conductor {
     booked: BTreeMap<u64, Reservation>,
     queue: Vec<(Waiting, Request)>,
     promises: VecDeque<Promise>,
+    /// Prefill instances by their slots in the index.
+    by_slot: Vec<u32>,
+    /// The same in the index of what was routed.
+    routed_by_slot: Vec<u32>,
     placed: u64,
     /// No lease ends before.
     leases_ns: u64,
@@ -209,6 +230,8 @@ impl Conductor {
             booked: BTreeMap::new(),
             queue: Vec::new(),
             promises: VecDeque::new(),
+            by_slot: vec![u32::MAX; config.index.max_holders],
+            routed_by_slot: vec![u32::MAX; config.index.max_holders],
             placed: 0,
             leases_ns: 0,
             config,
@@ -239,22 +262,6 @@ impl Conductor {
         self.queue.len()
     }
 
-    /// A new prefill instance; its number.
-    ///
-    /// # Errors
-    /// When there are too many.
-    pub fn add_prefill(&mut self) -> Result<usize, ConductorError> {
-        let (holder, routed) = (self.index.register()?, self.routed.register()?);
-        self.prefill.push(PrefillBook::new(holder, routed));
-        Ok(self.prefill.len() - 1)
-    }
-
-    /// A new decode instance with room for `capacity` tokens of KV cache; its number.
-    pub fn add_decode(&mut self, capacity: u64) -> usize {
-        self.decode.push(DecodeBook::new(capacity));
-        self.decode.len() - 1
-    }
-
     /// A context of both indexes.
     ///
     /// # Errors
@@ -262,47 +269,6 @@ impl Conductor {
     pub fn context(&mut self, key: &crate::index::ContextKey) -> Result<ContextId, ConductorError> {
         self.routed.context(key)?;
         Ok(self.index.context(key)?)
-    }
-
-    /// An instance has blocks that others can fetch.
-    ///
-    /// # Errors
-    /// Unknown instance or context.
-    pub fn stored(&mut self, instance: usize, context: ContextId, hashes: &[u64]) -> Result<(), ConductorError> {
-        let holder = self.instance(instance)?.holder;
-        self.index.stored(context, holder, Tier::Dram, None, hashes)?;
-        Ok(())
-    }
-
-    /// An instance no longer has blocks.
-    ///
-    /// # Errors
-    /// Unknown instance or context.
-    pub fn removed(&mut self, instance: usize, context: ContextId, hashes: &[u64]) -> Result<(), ConductorError> {
-        let holder = self.instance(instance)?.holder;
-        self.index.removed(context, holder, Tier::Dram, hashes)?;
-        Ok(())
-    }
-
-    /// A prefill instance is lost: its blocks are forgotten, and its requests that were not prefilled come back. The
-    /// caller schedules them again, with their old arrival times.
-    ///
-    /// # Errors
-    /// Unknown instance.
-    pub fn lose_prefill(&mut self, instance: usize) -> Result<Vec<Request>, ConductorError> {
-        let book = self.prefill.get_mut(instance).filter(|book| book.alive);
-        let book = book.ok_or(ConductorError::UnknownInstance { instance })?;
-        book.alive = false;
-        self.index.retire(book.holder)?;
-        self.routed.retire(book.routed)?;
-        let lost = |reservation: &Reservation| reservation.placement.prefill == instance && !reservation.prefilled;
-        let ids: Vec<u64> = self.booked.iter().filter(|(_, kept)| lost(kept)).map(|(id, _)| *id).collect();
-        let requests = ids.iter().filter_map(|id| {
-            let reservation = self.booked.remove(id)?;
-            self.unbook_decode(&reservation);
-            Some(reservation.request)
-        });
-        Ok(requests.collect())
     }
 
     /// What should become of `request`. Changes nothing.
@@ -313,6 +279,16 @@ impl Conductor {
         }
         let views = self.views(request, now_ns, scratch);
         self.policy.choose(&request.ask(), &self.view(&views, now_ns), false)
+    }
+
+    /// As [`Self::schedule`] where the request is to be bound at once, to an instance that may have others before it.
+    #[must_use]
+    pub fn schedule_now(&self, request: &Request, now_ns: u64, scratch: &mut Scratch) -> Choice {
+        if let Some(known) = self.booked.get(&request.id) {
+            return Choice::Place(known.placement);
+        }
+        let views = self.views(request, now_ns, scratch);
+        self.policy.choose_now(&request.ask(), &self.view(&views, now_ns))
     }
 
     /// Books what [`Self::schedule`] said; a refusal books nothing.
@@ -360,9 +336,11 @@ impl Conductor {
         let views = self.views(request, now_ns, scratch);
         let choice = self.policy.choose(&request.ask(), &self.view(&views, now_ns), true);
         let Choice::Place(placement) = choice else { return Ok(None) };
-        let (_, request) = self.queue.swap_remove(at);
+        // Booked first: one that cannot be booked stays in the queue.
+        let request = request.clone();
         let id = request.id;
         self.book(request, placement, now_ns)?;
+        self.queue.swap_remove(at);
         Ok(Some((id, placement)))
     }
 
@@ -411,9 +389,16 @@ impl Conductor {
     /// # Errors
     /// When it is not booked and does not wait.
     pub fn release(&mut self, id: u64) -> Result<(), ConductorError> {
+        self.withdraw(id).map(|_| ())
+    }
+
+    /// As [`Self::release`], and gives the request back, to be scheduled again.
+    ///
+    /// # Errors
+    /// When it is not booked and does not wait.
+    pub fn withdraw(&mut self, id: u64) -> Result<Request, ConductorError> {
         if let Some(at) = self.queue.iter().position(|(waiting, _)| waiting.ask.id == id) {
-            self.queue.swap_remove(at);
-            return Ok(());
+            return Ok(self.queue.swap_remove(at).1);
         }
         let reservation = self.booked.remove(&id).ok_or(ConductorError::UnknownRequest { id })?;
         self.unbook_decode(&reservation);
@@ -422,10 +407,10 @@ impl Conductor {
             book.done(id);
             if book.alive {
                 let (context, holder) = (reservation.request.context, book.holder);
-                self.index.removed(context, holder, Tier::Gpu, &reservation.request.hashes)?;
+                self.index.removed(context, holder, Tier::Promised, &reservation.request.hashes)?;
             }
         }
-        Ok(())
+        Ok(reservation.request)
     }
 
     /// Whether the decode instance still takes a request whose prefill is done.

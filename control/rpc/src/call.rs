@@ -10,13 +10,17 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::codec::{CodecError, HEADER_BYTES, Header, Message, decode, encode};
+use crate::conductor::{
+    DeregisterInstance, ExplainRequest, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, Reschedule, Schedule,
+    UpdateRequest, WatchAssignments, WatchInstances,
+};
 use crate::error::{CloseCode, Refusal, RefusalCode};
-use crate::limits::SMALL_BODY_BYTES;
+use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::{
     AnswerOrder, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments,
     ListShards, ListTenants, ListTiers, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
     ReportShard, ReportTiers, RotateTickets, SetTenant, Status, SyncTenants, UnregisterSegment, WatchEvents, WatchMap,
-    WatchOrders,
+    WatchOrders, is_large,
 };
 use crate::rights::{Called, is_bound};
 use crate::server::Host;
@@ -32,11 +36,11 @@ pub(crate) struct Call {
 impl Call {
     pub(crate) async fn run(self, mut send: SendStream, mut receive: RecvStream) {
         let deadline = self.host.limits.call_deadline;
-        let read = receive.read_to_end(HEADER_BYTES + SMALL_BODY_BYTES);
+        let read = receive.read_to_end(HEADER_BYTES + LARGE_REQUEST_BYTES);
         let frame = match timeout(deadline, read).await {
             Ok(Ok(frame)) => frame,
             Ok(Err(ReadToEndError::TooLong)) => {
-                return self.bad_frame(&format!("a request is above {} bytes", HEADER_BYTES + SMALL_BODY_BYTES));
+                return self.bad_frame(&format!("a request is above {} bytes", HEADER_BYTES + LARGE_REQUEST_BYTES));
             }
             // The caller gave up, or dawdles. Merely dropping the stream would end it as if there were an empty answer.
             Ok(Err(_)) | Err(_) => {
@@ -44,7 +48,12 @@ impl Call {
                 return;
             }
         };
-        let kind = match Header::decode(&frame) {
+        let header = Header::decode(&frame);
+        let is_large = header.as_ref().is_ok_and(|header| is_large(header.kind));
+        if frame.len() > HEADER_BYTES + SMALL_BODY_BYTES && !is_large {
+            return self.bad_frame(&format!("a request is above {} bytes", HEADER_BYTES + SMALL_BODY_BYTES));
+        }
+        let kind = match header {
             Ok(header) => header.kind,
             Err(error) => return self.bad_frame(&error.to_string()),
         };
@@ -56,6 +65,14 @@ impl Call {
             }
             WatchEvents::KIND => {
                 let items = self.items(&frame, |_: WatchEvents| self.host.service.watch_events(self.caller));
+                return self.stream(items, send).await;
+            }
+            WatchInstances::KIND => {
+                let items = self.items(&frame, |_: WatchInstances| self.host.service.watch_instances(self.caller));
+                return self.stream(items, send).await;
+            }
+            WatchAssignments::KIND => {
+                let items = self.items(&frame, |c| self.host.service.watch_assignments(self.caller, c));
                 return self.stream(items, send).await;
             }
             _ => {}
@@ -200,7 +217,24 @@ impl Call {
             GetTicket::KIND => self.answer(frame, |c| service.get_ticket(caller, c)),
             GetTicketKeys::KIND => self.answer(frame, |c| service.get_ticket_keys(caller, c)),
             RotateTickets::KIND => self.answer(frame, |_: RotateTickets| service.rotate_tickets(caller)),
+            RegisterInstance::KIND => self.answer(frame, |c| service.register_instance(caller, c)),
+            DeregisterInstance::KIND => self.answer(frame, |c| service.deregister_instance(caller, c)),
+            ReportLoad::KIND => self.answer(frame, |c| service.report_load(caller, c)),
+            ReportCache::KIND => self.answer(frame, |c| service.report_cache(caller, c)),
+            QueryPrefix::KIND => self.answer(frame, |c| service.query_prefix(caller, c)),
+            Schedule::KIND => self.answer(frame, |c| service.schedule(caller, c)),
+            UpdateRequest::KIND => self.answer(frame, |c| service.update_request(caller, c)),
+            Reschedule::KIND => self.answer(frame, |c| service.reschedule(caller, c)),
+            ExplainRequest::KIND => self.answer(frame, |c| service.explain_request(caller, c)),
             kind => Err(CodecError::Kind(kind)),
+        }
+    }
+
+    /// A datagram: a report that wants no answer. One that is refused is counted, and nothing else comes of it.
+    pub(crate) fn datagram(&self, frame: &[u8]) {
+        let (service, caller) = (&*self.host.service, self.caller);
+        if let Err(error) = self.answer(frame, |c: ReportLoad| service.report_load(caller, c)) {
+            self.bad_frame(&error.to_string());
         }
     }
 

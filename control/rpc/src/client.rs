@@ -20,10 +20,10 @@ use quinn::{Connection, Endpoint, ReadToEndError};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::codec::{HEADER_BYTES, Header, Message, decode, encode};
+use crate::codec::{CodecError, HEADER_BYTES, Header, Message, decode, encode};
 use crate::error::{CallError, CloseCode, Refusal, from_connection};
 use crate::identity::{Identity, Trust};
-use crate::limits::{Limits, LimitsError};
+use crate::limits::{LARGE_REQUEST_BYTES, Limits, LimitsError};
 use crate::local::LocalCluster;
 use crate::message::{Hello, Request, Welcome};
 use crate::role::{ClusterName, Role};
@@ -175,9 +175,30 @@ impl Client {
     /// See [`CallError`].
     pub async fn call<R: Request>(&self, request: &R) -> Result<R::Reply, CallError> {
         let frame = encode(request).map_err(CallError::BadRequest)?;
+        let bytes = frame.len() - HEADER_BYTES;
+        if bytes > LARGE_REQUEST_BYTES {
+            // A server would take it for nonsense, and end the connection.
+            let limit_bytes = LARGE_REQUEST_BYTES;
+            return Err(CallError::BadRequest(CodecError::TooLarge { kind: R::KIND, bytes, limit_bytes }));
+        }
         let until = Instant::now() + self.shared.limits.call_deadline;
         let (connection, _) = self.connection(until).await?;
         self.exchange::<R>(&connection, &frame, until).await
+    }
+
+    /// Sends a report as a datagram on the present connection, which is made if there is none. It may be lost, and what
+    /// the control plane thinks of it is not heard.
+    ///
+    /// # Errors
+    /// When there is no connection, or the report is too long for a datagram.
+    pub async fn tell(&self, report: &crate::conductor::ReportLoad) -> Result<(), CallError> {
+        let frame = encode(report).map_err(CallError::BadRequest)?;
+        let until = Instant::now() + self.shared.limits.call_deadline;
+        let (connection, _) = self.connection(until).await?;
+        match connection.send_datagram(frame.into()) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.broken(&connection, error.to_string()).await),
+        }
     }
 
     /// Ends the connection; later calls make a new one.

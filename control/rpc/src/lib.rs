@@ -3,7 +3,7 @@
 //!
 //! * [`Authority`], [`identity`], [`Role`]: who may speak; a certificate names its role and its cluster.
 //! * [`local`]: how processes of one user on one machine find their control plane without configuration.
-//! * [`codec`], [`message`]: frames and what is in them.
+//! * [`codec`], [`message`], [`conductor`]: frames and what is in them.
 //! * [`server`]: accepts, checks, calls a [`Service`].
 //! * [`client`], [`watch`]: calls with deadlines over a connection that is remade; the cluster map, kept current.
 //!
@@ -14,11 +14,13 @@ mod authority;
 mod call;
 pub mod client;
 pub mod codec;
+pub mod conductor;
 mod convert;
 pub mod error;
 mod events;
 pub mod files;
 pub mod identity;
+mod instance_table;
 pub mod limits;
 pub mod local;
 pub mod message;

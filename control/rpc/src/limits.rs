@@ -16,6 +16,9 @@ pub const SMALL_BODY_BYTES: usize = 64 << 10;
 /// plane sends such messages, and every valid map fits.
 pub const LARGE_BODY_BYTES: usize = 16 << 20;
 
+/// Largest body of a request of a large kind, in bytes: a prompt's hashes, a batch of events.
+pub const LARGE_REQUEST_BYTES: usize = 1 << 20;
+
 /// Longest text of an error that travels, in bytes.
 pub const REASON_BYTES: usize = 512;
 
@@ -59,6 +62,8 @@ impl Limits {
         backoff_max: Duration::from_secs(5),
     };
 
+    /// Bytes of datagrams that may wait on one connection; older ones go.
+    pub(crate) const DATAGRAM_BYTES: usize = 64 << 10;
     /// Bytes that a peer may send on one stream before it must wait.
     pub(crate) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
     /// Bytes that a peer may send on all streams of a connection before it must wait.
@@ -94,6 +99,7 @@ impl Limits {
 
 const _: () = {
     assert!(SMALL_BODY_BYTES < Limits::STREAM_WINDOW_BYTES as usize, "a request fits the window");
+    assert!(LARGE_REQUEST_BYTES > SMALL_BODY_BYTES && LARGE_REQUEST_BYTES < LARGE_BODY_BYTES);
     assert!(MAX_MAP_BYTES + 16 <= LARGE_BODY_BYTES, "every valid map fits a large body");
     // Name and the fixed fields; the decoder counts memory, which is less than twice that.
     assert!(PAGE_SEGMENTS * 512 <= LARGE_BODY_BYTES, "a full page fits a large body");

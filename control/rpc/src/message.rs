@@ -16,6 +16,11 @@ use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::{ClusterMap, Member};
 
 use crate::codec::Message;
+use crate::conductor::{
+    Assigned, CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable, PrefixHolders,
+    QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, Scheduled,
+    UpdateRequest, WatchAssignments, WatchInstances,
+};
 pub use crate::events::{
     AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
     ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
@@ -58,6 +63,14 @@ impl Streamed for WatchEvents {
     type Item = Events;
 }
 
+impl Streamed for WatchInstances {
+    type Item = InstanceTable;
+}
+
+impl Streamed for WatchAssignments {
+    type Item = Assigned;
+}
+
 macro_rules! messages {
     ($($name:ident = $kind:literal $size:ident $(=> $reply:ident)?;)+) => {
         $(
@@ -67,6 +80,14 @@ macro_rules! messages {
             }
             $(impl Request for $name { type Reply = $reply; })?
         )+
+
+        /// Whether a body of this kind may be long.
+        pub(crate) const fn is_large(kind: u16) -> bool {
+            match kind {
+                $($kind => messages!(@large $size),)+
+                _ => false,
+            }
+        }
 
         /// Every kind and its message's name, in order of declaration.
         pub const KINDS: &[(u16, &str)] = &[$(($kind, stringify!($name))),+];
@@ -105,6 +126,17 @@ messages! {
     GetTicket = 0x0040 small => TicketReply;
     GetTicketKeys = 0x0041 small => TicketKeys;
     RotateTickets = 0x0042 small => Done;
+    RegisterInstance = 0x0030 small => InstanceRegistered;
+    DeregisterInstance = 0x0031 small => Done;
+    ReportLoad = 0x0032 small => Done;
+    ReportCache = 0x0033 large => CacheTaken;
+    QueryPrefix = 0x0034 large => PrefixHolders;
+    Schedule = 0x0035 large => Scheduled;
+    UpdateRequest = 0x0036 small => Done;
+    Reschedule = 0x0037 small => Scheduled;
+    WatchInstances = 0x0038 small;
+    WatchAssignments = 0x0039 small;
+    ExplainRequest = 0x003a small => RequestExplained;
     Welcome = 0x8001 small;
     Joined = 0x8002 small;
     Alive = 0x8003 small;
@@ -124,6 +156,13 @@ messages! {
     TenantLeases = 0x8023 large;
     TicketReply = 0x8040 small;
     TicketKeys = 0x8041 small;
+    InstanceRegistered = 0x8030 small;
+    CacheTaken = 0x8033 small;
+    PrefixHolders = 0x8034 large;
+    Scheduled = 0x8035 small;
+    InstanceTable = 0x8038 large;
+    Assigned = 0x8039 small;
+    RequestExplained = 0x803a small;
 }
 
 /// First call of every connection.

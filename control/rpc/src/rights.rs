@@ -5,6 +5,10 @@
 //! names. A control plane and an operator speak for everybody.
 
 use crate::codec::Message;
+use crate::conductor::{
+    DeregisterInstance, ExplainRequest, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, Reschedule, Schedule,
+    UpdateRequest, WatchAssignments, WatchInstances,
+};
 use crate::message::{
     AnswerOrder, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments,
     ListShards, ListTenants, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
@@ -29,6 +33,9 @@ const ENDERS: &[Role] = &[Role::Control, Role::Node, Role::Admin];
 const OBSERVERS: &[Role] = &[Role::Control, Role::Scheduler, Role::Admin];
 /// Who may follow what becomes of objects.
 const FOLLOWERS: &[Role] = &[Role::Control, Role::Client, Role::Scheduler, Role::Admin];
+
+/// Who may say where requests go, and what instances are.
+const ROUTERS: &[Role] = &[Role::Control, Role::Scheduler, Role::Admin];
 
 /// A message that a caller begins with, and who may.
 pub trait Called: Message {
@@ -89,6 +96,17 @@ rights! {
     GetTicket = "get_ticket" ASKERS |call| Some(tenant_of(call));
     GetTicketKeys = "get_ticket_keys" MEMBERS |call| Some(Scope::Node(call.node));
     RotateTickets = "rotate_tickets" OPERATORS;
+    RegisterInstance = "register_instance" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
+    DeregisterInstance = "deregister_instance" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
+    ReportLoad = "report_load" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
+    ReportCache = "report_cache" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
+    QueryPrefix = "query_prefix" ROUTERS;
+    Schedule = "schedule" ROUTERS;
+    UpdateRequest = "update_request" ROUTERS;
+    Reschedule = "reschedule" ROUTERS;
+    WatchInstances = "watch_instances" ROUTERS;
+    WatchAssignments = "watch_assignments" ROUTERS;
+    ExplainRequest = "explain_request" ROUTERS;
 }
 
 /// A ticket for all tenants is for whose certificate is for all.
@@ -152,6 +170,17 @@ mod tests {
             "get_ticket cca",
             "get_ticket_keys cn",
             "rotate_tickets ca",
+            "register_instance cncsa",
+            "deregister_instance cncsa",
+            "report_load cncsa",
+            "report_cache cncsa",
+            "query_prefix csa",
+            "schedule csa",
+            "update_request csa",
+            "reschedule csa",
+            "watch_instances csa",
+            "watch_assignments csa",
+            "explain_request csa",
         ];
         assert_eq!(shown, expected);
     }

@@ -25,7 +25,7 @@ pub enum Role {
     Node,
     /// Reads the map, registers memory.
     Client,
-    /// Reads the map, the load and what becomes of objects; changes nothing.
+    /// Reads the map, the load and what becomes of objects; asks the Conductor where requests go.
     Scheduler,
     /// Reads the status, removes members.
     Admin,

@@ -224,6 +224,10 @@ impl Host {
                     let call = Call { host: self.clone(), connection: connection.clone(), caller };
                     calls.spawn(call.run(send, receive));
                 }
+                datagram = connection.read_datagram() => {
+                    let Ok(frame) = datagram else { return };
+                    Call { host: self.clone(), connection: connection.clone(), caller }.datagram(&frame);
+                }
                 Some(_) = calls.join_next() => {}
             }
         }

@@ -9,7 +9,11 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use crate::codec::{CodecError, Message, encode};
-use crate::error::Refusal;
+use crate::conductor::{
+    CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, PrefixHolders, QueryPrefix, RegisterInstance,
+    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, Scheduled, UpdateRequest, WatchAssignments,
+};
+use crate::error::{Refusal, RefusalCode};
 use crate::message::{
     Alive, AnswerOrder, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave,
     ListSegments, ListShards, ListTiers, MapReply, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, Renewed,
@@ -136,10 +140,62 @@ pub trait Service: Send + Sync + 'static {
     fn report_events(&self, caller: Caller, call: ReportEvents) -> Result<Done, Refusal>;
     /// What becomes of all objects, until the watcher goes.
     fn watch_events(&self, caller: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal>;
+    /// An instance registers with the Conductor.
+    fn register_instance(&self, _caller: Caller, _call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
+        Err(no_conductor())
+    }
+    /// An instance goes.
+    fn deregister_instance(&self, _caller: Caller, _call: DeregisterInstance) -> Result<Done, Refusal> {
+        Err(no_conductor())
+    }
+    /// How busy an instance is.
+    fn report_load(&self, _caller: Caller, _call: ReportLoad) -> Result<Done, Refusal> {
+        Err(no_conductor())
+    }
+    /// What changed in an instance's cache.
+    fn report_cache(&self, _caller: Caller, _call: ReportCache) -> Result<CacheTaken, Refusal> {
+        Err(no_conductor())
+    }
+    /// Who has how much of the beginning of a prompt.
+    fn query_prefix(&self, _caller: Caller, _call: QueryPrefix) -> Result<PrefixHolders, Refusal> {
+        Err(no_conductor())
+    }
+    /// Who should serve a request.
+    fn schedule(&self, _caller: Caller, _call: Schedule) -> Result<Scheduled, Refusal> {
+        Err(no_conductor())
+    }
+    /// How a request fares.
+    fn update_request(&self, _caller: Caller, _call: UpdateRequest) -> Result<Done, Refusal> {
+        Err(no_conductor())
+    }
+    /// A request must go elsewhere.
+    fn reschedule(&self, _caller: Caller, _call: Reschedule) -> Result<Scheduled, Refusal> {
+        Err(no_conductor())
+    }
+    /// Why a request went where it went.
+    fn explain_request(&self, _caller: Caller, _call: ExplainRequest) -> Result<RequestExplained, Refusal> {
+        Err(no_conductor())
+    }
+    /// All instances, and again when something changes.
+    fn watch_instances(&self, _caller: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        Err(no_conductor())
+    }
+    /// What becomes of a client's requests that wait.
+    fn watch_assignments(
+        &self,
+        _caller: Caller,
+        _call: WatchAssignments,
+    ) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        Err(no_conductor())
+    }
     /// The current map, and every later one, as frames of [`MapReply`].
     fn maps(&self) -> watch::Receiver<MapFrame>;
     /// Counts an event.
     fn observe(&self, event: Event);
+}
+
+fn no_conductor() -> Refusal {
+    Refusal::new(RefusalCode::NotFound, "this control plane runs without a Conductor; start it with --conductor")
 }
 
 /// An item of a stream, encoded once for all who watch it.

@@ -39,7 +39,7 @@ fn transport(limits: &Limits, peer_calls: u32) -> Result<TransportConfig, TlsErr
     transport
         .max_concurrent_bidi_streams(VarInt::from_u32(peer_calls))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
-        .datagram_receive_buffer_size(None)
+        .datagram_receive_buffer_size(Some(Limits::DATAGRAM_BYTES))
         .stream_receive_window(VarInt::from_u32(Limits::STREAM_WINDOW_BYTES))
         .receive_window(VarInt::from_u32(Limits::CONNECTION_WINDOW_BYTES))
         .send_window(u64::from(Limits::CONNECTION_WINDOW_BYTES))

@@ -1,5 +1,8 @@
 //! The bytes of the control protocol: golden frames, limits, and arbitrary input.
 
+#[path = "support/conductor.rs"]
+mod conductor;
+
 use std::net::SocketAddr;
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
@@ -118,11 +121,13 @@ fn golden_frames() {
     show_tier_replies(&mut show);
     show_shard_replies(&mut show);
     show("Refusal", encode(&Refusal::new(RefusalCode::NotFound, "no")));
+    conductor::show_requests(&mut show);
+    conductor::show_replies(&mut show);
     assert_eq!(found, include_str!("golden_frames.txt"));
     check_complete(&found);
 }
 
-type Show<'a> = &'a mut dyn FnMut(&str, Result<Vec<u8>, CodecError>);
+pub(crate) type Show<'a> = &'a mut dyn FnMut(&str, Result<Vec<u8>, CodecError>);
 
 fn tier_shard() -> TierShard {
     TierShard { shard: 1, device: "d".to_owned(), live_bytes: 7, ..TierShard::default() }
@@ -379,6 +384,7 @@ fn decode_as_all(frame: &[u8]) {
     let _ = decode::<SegmentList>(frame);
     let _ = decode::<StatusReply>(frame);
     let _ = decode::<Refusal>(frame);
+    conductor::decode_as_all(frame);
 }
 
 proptest! {

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
+use kvplane_conductor::desk::DeskConfig;
 use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
 
 use crate::access::HttpToken;
@@ -33,6 +34,8 @@ pub struct ControlConfig {
     pub kv_events_listen: Option<SocketAddr>,
     /// Serves Mooncake's engines as their metadata server, at `/metadata` of `http_listen`; none for not at all.
     pub mooncake_metadata: Option<MetadataLimits>,
+    /// Hosts the Conductor, with these limits; none for not at all.
+    pub conductor: Option<DeskConfig>,
     /// Whether only tenants that were set may put; else others have no quota.
     pub strict_tenants: bool,
     /// Has shards want tickets of their peers, so that they may listen beyond loopback. Without, they want none, and
@@ -67,6 +70,7 @@ impl ControlConfig {
             http_without_authentication_anywhere: false,
             kv_events_listen: None,
             mooncake_metadata: None,
+            conductor: None,
             state_directory: None,
             identity_directory: None,
             publish: None,

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::{Cluster, Counters, Input, MemberState, Output, Quotas, Reply};
@@ -20,6 +20,7 @@ use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::sleep_until;
 
+use crate::conductor::Host;
 use crate::counts::Counts;
 use crate::follow::{Follow, Published};
 use crate::objects::ObjectsAccess;
@@ -90,6 +91,8 @@ pub(crate) struct Control {
     /// Whether only tenants that were set may put.
     strict_tenants: bool,
     pub(crate) objects: ObjectsAccess,
+    /// The Conductor, where it is hosted.
+    pub(crate) conductor: Option<Arc<Host>>,
     pub(crate) counts: Counts,
 }
 
@@ -116,6 +119,7 @@ impl Control {
             address: OnceLock::new(),
             strict_tenants: false,
             objects: ObjectsAccess::default(),
+            conductor: None,
             counts: Counts::default(),
         };
         control.carry_out(&mut *control.core()?)?;
@@ -136,6 +140,19 @@ impl Control {
     /// Epoch of the map.
     pub(crate) fn epoch(&self) -> Result<u64, Refusal> {
         Ok(self.core()?.cluster.map().epoch.0)
+    }
+
+    /// With a Conductor.
+    pub(crate) fn with_conductor(self, conductor: Option<Arc<Host>>) -> Self {
+        Self { conductor, ..self }
+    }
+
+    /// The Conductor.
+    pub(crate) fn conductor(&self) -> Result<&Arc<Host>, Refusal> {
+        self.conductor.as_ref().ok_or_else(|| {
+            let reason = "this control plane runs without a Conductor; start it with --conductor";
+            Refusal::new(RefusalCode::NotFound, reason)
+        })
     }
 
     /// Looks at tenants: what is remembered of them, their leases, and whether others may put.

@@ -6,11 +6,12 @@
 //! | `/metrics` | Prometheus text |
 //! | `/get_all_segments` | names of segments, one a line |
 //! | `/metadata` | Mooncake's metadata server, where it is switched on: the only path that can be written |
+//! | `/register`, `/query` and others | the Conductor, see [`crate::conductor::shim`] |
 //! | others | see [`crate::admin`] |
 //!
-//! One request per connection, all of it within a deadline; heads are limited, and so are bodies, which other paths
-//! than `/metadata` refuse unread. At most a fixed number of connections are served at a time; further ones wait in the
-//! listen queue.
+//! One request per connection, all of it within a deadline; heads are limited, and so are bodies, which paths that are
+//! only read refuse unread. At most a fixed number of connections are served at a time; further ones wait in the listen
+//! queue.
 
 use std::convert::Infallible;
 use std::io;
@@ -32,6 +33,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::access::Access;
 use crate::admin;
+use crate::conductor::shim;
 use crate::control::{Control, SOFTWARE};
 use crate::counts::is_live;
 use crate::metadata::{Metadata, MetadataLimits};
@@ -124,9 +126,10 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
             let (status, body) = metadata.answer(request).await;
             (METADATA, (status, if status == StatusCode::OK { JSON } else { TEXT }, body))
         }
-        _ => match admin::known(request.uri().path()) {
-            Some(path) => (path, admin::answer(&pages.control, path, request).await),
-            None => route(pages, &request),
+        _ => match (admin::known(request.uri().path()), shim::known(request.uri().path())) {
+            (Some(path), _) => (path, admin::answer(&pages.control, path, request).await),
+            (None, Some(path)) => (path, shim::answer(&pages.control, path, request).await),
+            (None, None) => route(pages, &request),
         },
     };
     pages.control.counts.observe_http(path, status.as_u16());
@@ -185,7 +188,11 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
             });
             (StatusCode::OK, JSON, format!("{health}\n").into())
         }
-        "/metrics" => (StatusCode::OK, PROMETHEUS, control.counts.render(&view).into()),
+        "/metrics" => {
+            let conductor = control.conductor.as_ref().map(|conductor| conductor.metrics());
+            let text = control.counts.render(&view) + &conductor.unwrap_or_default();
+            (StatusCode::OK, PROMETHEUS, text.into())
+        }
         _ => {
             let names: Vec<&str> = view.segments.iter().map(|segment| segment.name.as_str()).collect();
             (StatusCode::OK, TEXT, lines(&names).into())

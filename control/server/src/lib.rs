@@ -3,6 +3,7 @@
 //! * [`ControlServer`], [`ControlHandle`]: start and stop one on a thread of its own.
 //! * [`ControlConfig`], [`StartError`]: settings, and what can be wrong with them.
 //! * [`MetadataLimits`]: what it keeps as a metadata server of Mooncake's engines.
+//! * `conductor`: hosts the pure `kvplane-conductor`, where that is switched on.
 //! * `control`: drives the pure `kvplane-cluster` and answers calls; `store`: its memory; `http`, `admin`, `counts`:
 //!   what it shows, and `access` to whom; `shards`, `tiers`, `follow`: what nodes report and are told.
 //!
@@ -10,6 +11,7 @@
 
 mod access;
 mod admin;
+mod conductor;
 mod config;
 mod control;
 mod counts;
@@ -29,10 +31,12 @@ mod tenants;
 mod tickets;
 mod tiers;
 mod zmtp;
+mod zmtp_peer;
 
 pub use access::HttpToken;
 pub use admin::shard_json;
 pub use config::{ControlConfig, StartError};
+pub use kvplane_conductor::desk::DeskConfig;
 pub use metadata::MetadataLimits;
 pub use objects::{Objects, ObjectsAccess};
 pub use server::{ControlHandle, ControlServer, EndError, STATE_FILE};

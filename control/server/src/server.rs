@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::Cluster;
+use kvplane_conductor::desk::DeskConfig;
 use kvplane_rpc::files::private_directory;
 use kvplane_rpc::{Authority, ClusterName, LocalCluster, Publication, Server, ServerConfig, Service, random_u64};
 use tokio::net::TcpListener;
@@ -19,6 +20,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
 use crate::access::Access;
+use crate::conductor::{Host, store_blocks};
 use crate::config::{ControlConfig, StartError};
 use crate::control::Control;
 use crate::credentials::{LOOK_AGAIN, Source};
@@ -143,6 +145,13 @@ impl ControlServer {
     }
 }
 
+/// The Conductor's host, where one is wanted; its hashes are salted by chance.
+fn host(config: Option<DeskConfig>) -> Result<Option<Arc<Host>>, StartError> {
+    let Some(mut config) = config else { return Ok(None) };
+    config.books.index.seed = random_u64()?;
+    Ok(Some(Arc::new(Host::new(config, random_u64()?))))
+}
+
 async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     let name = ClusterName::new(&config.cluster.cluster)?;
     if let Some(address) = config.http_listen
@@ -184,7 +193,8 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     let control =
         Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
     let control = control.with_tenants(config.strict_tenants, config.objects).with_tickets(tickets);
-    let control = Arc::new(control.map_err(|refusal| StartError::FirstChange(refusal.reason))?);
+    let control = control.map_err(|refusal| StartError::FirstChange(refusal.reason))?;
+    let control = Arc::new(control.with_conductor(host(config.conductor)?));
     let server_config = ServerConfig {
         listen: config.listen,
         cluster: name.clone(),
@@ -267,6 +277,10 @@ fn live(runtime: &Runtime, running: Running, stopping: oneshot::Receiver<()>) ->
         if let Some((listener, _)) = events {
             let cluster = local.cluster.as_str().to_owned();
             tokio::spawn(kv_events::serve(listener, control.clone(), cluster));
+        }
+        if let Some(conductor) = control.conductor.clone() {
+            tokio::spawn(store_blocks::follow(conductor.clone(), control.clone()));
+            tokio::spawn(async move { conductor.run().await });
         }
         let result = tokio::select! {
             () = renew(&server, &source, mark, &local, publication.as_ref()) => Ok(()),

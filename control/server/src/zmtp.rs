@@ -31,7 +31,8 @@ pub(crate) fn hello() -> Vec<u8> {
     out
 }
 
-fn frame(out: &mut Vec<u8>, flags: u8, body: &[u8]) {
+/// Appends a frame.
+pub(crate) fn frame(out: &mut Vec<u8>, flags: u8, body: &[u8]) {
     match u8::try_from(body.len()) {
         Ok(bytes) => out.extend([flags, bytes]),
         Err(_) => {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kvplane_conductor::cost::transfer_ns;
 use kvplane_conductor::index::{ContextId, ContextKey, IndexConfig};
 use kvplane_conductor::policy::{Choice, Fetch, Placement, Policy};
-use kvplane_conductor::scheduler::{Conductor, ConductorConfig, Progress, Request, Scratch};
+use kvplane_conductor::scheduler::{Barred, Conductor, ConductorConfig, Progress, Request, Scratch};
 use kvplane_proto::rng::{Rng, mix64};
 
 use crate::cache::Cache;
@@ -230,7 +230,14 @@ impl<'a> World<'a> {
         }
         let hashes: Arc<[u64]> = Arc::clone(&work.blocks);
         let (arrival_ns, tokens) = (self.now_ns, work.input_tokens);
-        self.offer(Request { id: id as u64, arrival_ns, tokens, context: self.context, hashes });
+        self.offer(Request {
+            id: id as u64,
+            arrival_ns,
+            tokens,
+            context: self.context,
+            hashes,
+            barred: Barred::default(),
+        });
     }
 
     fn offer(&mut self, request: Request) {

@@ -79,7 +79,7 @@ impl fmt::Display for OpenError {
                 write!(f, "the device belongs to {field} {found:#x}, not to {expected:#x}: it is not touched")
             }
             Self::OtherLayout { field, found, expected } => {
-                write!(f, "the device was formatted with {field} {found}, configured is {expected}: set it to {found}")
+                write!(f, "the device was formatted with {field} {found}, and would have {expected} now")
             }
             Self::TooManyLives { lives } => write!(f, "the device was opened {lives} times: format it anew"),
         }

@@ -24,8 +24,9 @@ mod scrub;
 mod seal;
 mod start;
 mod stats;
+mod untracked;
 
-pub use stats::TierStats;
+pub use stats::{Harm, TierStats};
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -33,7 +34,7 @@ use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;
 
 use crate::config::{Layout, TierConfig};
-use crate::errors::Reason;
+use crate::errors::{OpenError, Reason};
 use crate::format::{FIRST_SEGMENT_OFFSET, FooterEntry, Shape, SuperblockFound};
 use crate::index::{Entry, Index};
 use crate::memory::Memory;
@@ -51,6 +52,7 @@ use reclaim::Reclaim;
 use recover::Recovery;
 use seal::Seal;
 use start::Phase;
+use untracked::Untracked;
 
 /// Sequences of one life of the shard, in bits: the life stands above them.
 const SEQUENCE_BITS: u32 = 40;
@@ -103,8 +105,8 @@ pub struct Tier {
     last_opened: u64,
     /// The last tombstone that was appended.
     last_tombstone: u64,
-    /// There may be records on the device that the index does not know, so a removal of anything is written.
-    untracked: bool,
+    /// Records that the device may have and the index does not know.
+    untracked: Untracked,
     spare_entries: Vec<Vec<FooterEntry>>,
     scratch: Vec<u8>,
     /// Checksums of the chunks of the payload at hand.
@@ -158,7 +160,7 @@ impl Tier {
             preparing: None,
             last_opened: 0,
             last_tombstone: 0,
-            untracked: false,
+            untracked: Untracked::default(),
             spare_entries: (0..ENTRY_LISTS).map(|_| Vec::with_capacity(entries)).collect(),
             scratch: vec![0; scratch],
             sums: Vec::new(),
@@ -307,7 +309,7 @@ impl Tier {
         }
         self.degraded = Some(reason);
         self.events.push_back(Event::Degraded(reason));
-        self.untracked = true;
+        self.untracked.note_fault();
         self.fail_unsubmitted(memory);
         self.fail_pending(memory);
         self.abandon_seals();
@@ -319,6 +321,15 @@ impl Tier {
 
     const fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Recovering | Phase::Running)
+    }
+
+    const fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running)
+    }
+
+    /// Whether the device is blank and stays so.
+    fn is_blank(&self) -> bool {
+        self.unavailable() == Some(Reason::Refused(OpenError::Unwritable))
     }
 
     /// Whether so many events wait for the host that no more calls are taken.

@@ -81,6 +81,7 @@ fn nothing_is_lost_or_comes_back_over_crashes() {
         // An index that is too small for the device forgets what is oldest at a restart.
         let strict = config.max_records > 100;
         let mut world = World::new(config, seed);
+        world.is_honest = true;
         world.until_recovered();
         for round in 0..6 {
             let actions = rng.below(1200);
@@ -168,7 +169,7 @@ fn a_failing_device_costs_objects_but_never_gives_wrong_ones() {
         let mut rng = Rng::new(seed, "scenario");
         let mut world = World::new(config(&mut rng), seed);
         world.until_recovered();
-        world.device_fails = true;
+        (world.device_fails, world.is_honest) = (true, true);
         for round in 0..5 {
             let kinds = rng.below(8);
             let rate = |kind: u64, rate| if kinds & kind != 0 { rate } else { 0.0 };

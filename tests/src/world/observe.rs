@@ -221,7 +221,7 @@ impl World {
                 connection.held.removes.insert(header.request.to_bits(), (keys.clone(), floor));
                 let fetches = connection.client >= self.scenario.clients;
                 if !fetches {
-                    let heard = header.argument <= self.lives[life].epoch;
+                    let heard = header.argument <= service.served_epoch().0;
                     if !heard || !keys.iter().all(|key| service.serves(self.shadow.digest(*key).slot())) {
                         // Another's, or the asker knows a newer map than is served, as that is not here, or not written
                         // down yet: it is refused, and changes nothing.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use kvplane::rpc::RuntimeDirectory;
 use kvplane::{ClientConfig, Control, HugePages, Node, NodeConfig, NodeId, RdmaConfig, RdmaUse};
-use kvplane_server::{ControlConfig, ControlHandle, ControlServer};
+use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig};
 
 #[path = "../../../control/agent/tests/network/mod.rs"]
 mod network;
@@ -33,6 +33,7 @@ impl Bed {
         let directory = std::env::temp_dir().join(format!("kvplane-agent-{}-{number}", std::process::id()));
         let mut config = ControlConfig::new("test");
         config.publish = Some(RuntimeDirectory::at(&directory));
+        config.conductor = Some(DeskConfig::default());
         set(&mut config);
         let control = ControlServer::start(config).expect("a control plane on loopback");
         let mut bed = Self { nodes: Vec::new(), control: Some(control), directory };

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::elf;
 use crate::peers;
 use crate::process::{self, Failure};
+use crate::python;
 use crate::rig;
 use crate::seeds;
 use crate::setup::{self, packages::Group};
@@ -46,13 +47,15 @@ pub enum Step {
     Linkage,
     /// It and a stock Mooncake engine read and write each other's memory, where the stock engine can be installed.
     Interop,
+    /// The Python packages against a live cluster, where there is a Python.
+    Python,
     /// A few tests on hardware that the machine does not have, where virtual machines can be prepared.
     Rig,
 }
 
 impl Step {
     /// Every step, in order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Fmt,
         Self::Tidy,
         Self::Clippy,
@@ -62,6 +65,7 @@ impl Step {
         Self::Release,
         Self::Linkage,
         Self::Interop,
+        Self::Python,
         Self::Rig,
     ];
 
@@ -78,6 +82,7 @@ impl Step {
             Self::Release => "release",
             Self::Linkage => "linkage",
             Self::Interop => "interop",
+            Self::Python => "python",
             Self::Rig => "rig",
         }
     }
@@ -104,9 +109,13 @@ impl Step {
                 seeds::kills(workspace, &[])?;
                 seeds::kills(workspace, &["--power".to_string(), POWER_FAILURES.to_string()])
             }
-            Self::Release => cargo(&["build", "--release", "--package", "kvplane-tools", "--package", "kvplane-capi"]),
+            Self::Release => {
+                let mut build = workspace.cargo(&["build", "--release", "--package", "kvplane-tools"]);
+                process::run(build.args(["--package", "kvplane-capi", "--package", "kvplane-python"]))
+            }
             Self::Linkage => check_linkage(workspace),
             Self::Interop => peers::interop(workspace, &[]),
+            Self::Python => python::test(workspace, &[]),
             Self::Rig => rig::short_suite_where_possible(workspace),
         }
     }

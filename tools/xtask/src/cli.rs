@@ -1,7 +1,7 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
-//! `demo`, `test`, `seeds`, `kills`, `bench`, `peers`, `stores`, `interop` and `rig` pass what follows them on
-//! untouched, so their flags are checked by whoever gets them. For the others an unknown word is an error with the
+//! `demo`, `test`, `seeds`, `kills`, `bench`, `peers`, `stores`, `interop`, `python` and `rig` pass what follows them
+//! on untouched, so their flags are checked by whoever gets them. For the others an unknown word is an error with the
 //! usage text and exit status 2.
 
 use crate::ci::Step;
@@ -14,7 +14,8 @@ pub const USAGE_STATUS: u8 = 2;
 pub const USAGE: &str = "\
 usage: cargo x COMMAND [...]
 
-  setup [GROUP...]     find and install missing system packages; groups: build (default), bench, rig
+  setup [GROUP...]     find and install missing system packages; groups: build (default), bench,
+                       rig, python
   demo [--trace FILE] [...]
                        build release, replay a trace against a live node, leave a report in target/demo/;
                        arguments are passed to `kvplane demo`
@@ -26,7 +27,7 @@ usage: cargo x COMMAND [...]
   tidy [--write-map]   check the source tree; --write-map regenerates the code map in docs/architecture.md
   ci [STEP...]         everything a change must pass, or the steps named:
                        fmt, tidy, clippy, test, seeds, kills, release, linkage,
-                       interop, rig
+                       interop, python, rig
   seeds [--tier] [COUNT] [--from SEED]
                        seeds of the simulated world, on all cores; --tier: of shards with faulty disks
   kills [--power] [COUNT]  kill -9 of a node over an SSD, so often (200), with every object read back each time; with
@@ -45,6 +46,9 @@ usage: cargo x COMMAND [...]
   interop [--rdma] [SEED]
                        a stock Mooncake wheel and ours read and write each other's segments, every byte compared; over
                        RDMA in a virtual machine
+  wheel                pack the Python packages: target/wheels/kvplane-*.whl and kvplane_mooncake-*.whl
+  python [--debug] [TEST...]
+                       test them against a live cluster, all or by name (test_store); --debug: development build
   help                 this text";
 
 /// One parsed command.
@@ -79,6 +83,10 @@ pub enum Task {
     Interop(Vec<String>),
     /// Run a command in a virtual machine with these arguments.
     Rig(Vec<String>),
+    /// Pack the Python packages.
+    Wheel,
+    /// Test the Python packages with these arguments.
+    Python(Vec<String>),
 }
 
 /// Parses the arguments after `cargo x`. The error is a sentence that names the word not understood.
@@ -94,10 +102,16 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "seeds" if !asks_help => Ok(Task::Seeds(rest.to_vec())),
         "kills" if !asks_help => Ok(Task::Kills(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
-        "seeds" | "kills" | "setup" | "tidy" | "ci" | "peers" | "stores" | "interop" if asks_help => Ok(Task::Help),
+        "seeds" | "kills" | "setup" | "tidy" | "ci" | "peers" | "stores" | "interop" | "wheel" | "python"
+            if asks_help =>
+        {
+            Ok(Task::Help)
+        }
         "peers" => Ok(Task::Peers(rest.to_vec())),
         "stores" => Ok(Task::Stores(rest.to_vec())),
         "interop" => Ok(Task::Interop(rest.to_vec())),
+        "wheel" => each(rest, "wheel", |_| None::<()>).map(|_| Task::Wheel),
+        "python" => Ok(Task::Python(rest.to_vec())),
         "setup" => Ok(Task::Setup(each(rest, "setup", Group::parse)?)),
         "ci" => Ok(Task::Ci(each(rest, "ci", Step::parse)?)),
         "tidy" => {
@@ -142,6 +156,8 @@ mod tests {
         assert_eq!(parsed("interop 7"), Ok(Task::Interop(vec!["7".to_string()])));
         let passed_on = ["--rxe", "2", "--", "true"].map(str::to_string).to_vec();
         assert_eq!(parsed("rig --rxe 2 -- true"), Ok(Task::Rig(passed_on)));
+        assert_eq!(parsed("wheel"), Ok(Task::Wheel));
+        assert_eq!(parsed("python test_store"), Ok(Task::Python(vec!["test_store".to_string()])));
         assert_eq!(parsed("rig --help"), Ok(Task::Rig(vec!["--help".to_string()])));
     }
 

@@ -11,6 +11,7 @@ pub mod demo;
 pub mod elf;
 pub mod peers;
 pub mod process;
+pub mod python;
 pub mod rig;
 pub mod seeds;
 pub mod setup;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use xtask::cli::{self, Task};
 use xtask::process::Failure;
 use xtask::workspace::Workspace;
-use xtask::{bench, ci, demo, peers, rig, seeds, setup, testing, tidy};
+use xtask::{bench, ci, demo, peers, python, rig, seeds, setup, testing, tidy};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -44,6 +44,8 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Peers(arguments) => peers::run(&workspace, &arguments),
         Task::Stores(arguments) => peers::stores(&workspace, &arguments),
         Task::Interop(arguments) => peers::interop(&workspace, &arguments),
+        Task::Wheel => python::wheel(&workspace),
+        Task::Python(arguments) => python::test(&workspace, &arguments),
         Task::Rig(arguments) => Err(rig::run(&workspace, &arguments)),
     }
 }

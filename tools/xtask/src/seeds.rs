@@ -59,8 +59,8 @@ pub fn kills(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure>
     let mut counts = arguments.iter().filter(|word| !["--ssd", "--power"].contains(&word.as_str()));
     let count = counts.next().map_or(Ok(KILLS.to_string()), |word| number(word))?;
     let (test, name) = match power {
-        true => ("ssd::power_failures", "KVPLANE_POWER_FAILURES"),
-        false => ("ssd::kills", "KVPLANE_KILLS"),
+        true => ("ssd_kills::power_failures", "KVPLANE_POWER_FAILURES"),
+        false => ("ssd_kills::kills", "KVPLANE_KILLS"),
     };
     let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", test, "--nocapture"];
     process::run(workspace.cargo(&words).env(name, count))

@@ -1,6 +1,9 @@
 //! Short questions about objects: whether they are there, how long they are, and that they go.
 
+use std::net::SocketAddr;
+
 use kvplane_proto::client::{Request, TaskResult};
+use kvplane_proto::map::{Owner, OwnerTable};
 use kvplane_proto::{Digest, Status};
 
 use super::Client;
@@ -65,6 +68,21 @@ impl Client {
     pub fn batch_remove(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
         let results = self.run_keys(keys, Request::Remove)?;
         results.into_iter().map(|result| self.present(result, "remove")).collect()
+    }
+
+    /// The shards that own these keys by the map in use, whether or not there are objects; `None` where nobody does.
+    ///
+    /// # Errors
+    /// When a key is empty or too long, or there is no map.
+    pub fn owners(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<Option<SocketAddr>>, Error> {
+        self.follow_map();
+        let map = self.link.map().ok_or_else(|| Error::Argument("the control plane gave no map".to_owned()))?;
+        let table = OwnerTable::compute(&map);
+        let address = |owner: Owner| {
+            let member = map.members.get(usize::from(owner.member))?;
+            member.shards.get(usize::from(owner.shard.0)).map(|shard| shard.tcp)
+        };
+        keys.iter().map(|key| Ok(table.owner_of(self.digest(key.as_ref())?).and_then(address))).collect()
     }
 
     pub(super) fn run_keys(

@@ -5,7 +5,7 @@
 //! of the run in a tier. Where there are more, they lie in a list; where many hold all of it, those are bits.
 
 /// Levels of memory that are told apart.
-pub(super) const TIERS: usize = 4;
+pub(super) const TIERS: usize = 5;
 /// Records in the header.
 const INLINE: usize = 4;
 /// Records in a list from which whole holders become bits.

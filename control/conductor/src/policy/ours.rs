@@ -63,6 +63,14 @@ impl Ours {
         over(step_ns, view.slo.tbt_ns).then_some(Refusal::Tbt)
     }
 
+    fn refusal(&self, ask: &Ask, view: &View<'_>) -> Option<Choice> {
+        if view.alive().next().is_none() {
+            return Some(View::nobody());
+        }
+        let why = if self.refuses { self.objection(ask, view)? } else { return None };
+        Some(Choice::Refuse { why, retry_after_ns: view.ahead_ns.max(1_000_000_000) })
+    }
+
     fn place(&self, ask: &Ask, view: &View<'_>, only_free: bool) -> Option<Placement> {
         let candidates = view.alive().filter(|(_, instance)| !only_free || self.takes(instance));
         let weighed = candidates.map(|(at, _)| self.weigh(ask, view, at));
@@ -79,15 +87,12 @@ impl Policy for Ours {
         if queued {
             return self.place(ask, view, true).map_or(Choice::Wait, Choice::Place);
         }
-        if view.alive().next().is_none() {
-            return View::nobody();
-        }
-        if self.refuses
-            && let Some(why) = self.objection(ask, view)
-        {
-            return Choice::Refuse { why, retry_after_ns: view.ahead_ns.max(1_000_000_000) };
-        }
-        Choice::Wait
+        self.refusal(ask, view).unwrap_or(Choice::Wait)
+    }
+
+    fn choose_now(&self, ask: &Ask, view: &View<'_>) -> Choice {
+        let refusal = self.refusal(ask, view);
+        refusal.unwrap_or_else(|| self.place(ask, view, false).map_or_else(View::nobody, Choice::Place))
     }
 
     fn rank(&self, waiting: &Waiting, now_ns: u64, slo: Slo) -> i64 {

@@ -10,6 +10,8 @@ use crate::policy::{DECODE_NS, DecodeView, Fetch, Placement};
 /// A prefill instance's work.
 pub(super) struct PrefillBook {
     pub alive: bool,
+    /// Whether it gets new requests.
+    pub takes: bool,
     pub holder: HolderId,
     pub routed: HolderId,
     /// Requests in the order of their booking: number, predicted time, tokens to compute.
@@ -21,12 +23,15 @@ pub(super) struct PrefillBook {
     pub routed_tokens: u64,
     sum_ns: u64,
     pub uncached: u64,
+    /// Work that it has beside what is booked, by its own word.
+    pub foreign_ns: u64,
 }
 
 impl PrefillBook {
     pub(super) fn new(holder: HolderId, routed: HolderId) -> Self {
         Self {
             alive: true,
+            takes: true,
             holder,
             routed,
             jobs: VecDeque::new(),
@@ -36,6 +41,7 @@ impl PrefillBook {
             routed_tokens: 0,
             sum_ns: 0,
             uncached: 0,
+            foreign_ns: 0,
         }
     }
 
@@ -65,14 +71,18 @@ impl PrefillBook {
             let job = self.jobs.iter().find(|job| job.0 == id)?;
             Some(now_ns.saturating_sub(since).min(job.1))
         });
-        self.sum_ns - worked.unwrap_or(0)
+        (self.sum_ns - worked.unwrap_or(0)).saturating_add(self.foreign_ns)
     }
 }
 
 /// A decode instance's room.
 pub(super) struct DecodeBook {
-    alive: bool,
+    pub alive: bool,
+    /// Whether it gets new requests.
+    pub takes: bool,
     capacity: u64,
+    /// Tokens and requests that it has beside those booked, by its own word.
+    pub foreign: (u64, u32),
     /// On their way: number, tokens, when they are expected.
     coming: Vec<(u64, u64, u64)>,
     /// In the batch: number, tokens, since when.
@@ -81,12 +91,17 @@ pub(super) struct DecodeBook {
 
 impl DecodeBook {
     pub(super) const fn new(capacity: u64) -> Self {
-        Self { alive: true, capacity, coming: Vec::new(), running: Vec::new() }
+        Self { alive: true, takes: true, capacity, foreign: (0, 0), coming: Vec::new(), running: Vec::new() }
     }
 
     pub(super) fn begin(&mut self, id: u64, tokens: u64, now_ns: u64) {
         self.coming.retain(|entry| entry.0 != id);
         self.running.push((id, tokens, now_ns));
+    }
+
+    /// Tokens and requests in the batch that are booked.
+    pub(super) fn booked(&self) -> (u64, u32) {
+        self.running.iter().fold((0, 0), |(tokens, count), entry| (tokens + entry.1, count + 1))
     }
 
     fn forget(&mut self, id: u64) {
@@ -97,11 +112,11 @@ impl DecodeBook {
     /// What there is now, and what there will be at `then_ns` if each decode takes [`DECODE_NS`].
     pub(super) fn view(&self, _now_ns: u64, then_ns: u64) -> DecodeView {
         let sum = |(tokens, count): (u64, u32), entry: &(u64, u64, u64)| (tokens + entry.1, count + 1);
-        let running = self.running.iter().fold((0, 0), sum);
+        let running = self.running.iter().fold(self.foreign, sum);
         let (tokens, requests) = self.coming.iter().fold(running, sum);
         let stays = |entry: &&(u64, u64, u64)| entry.2 <= then_ns && then_ns < entry.2.saturating_add(DECODE_NS);
         let later = self.running.iter().chain(&self.coming).filter(stays).fold((0, 0), sum);
-        DecodeView { alive: self.alive, tokens, requests, capacity: self.capacity, running, later }
+        DecodeView { alive: self.alive && self.takes, tokens, requests, capacity: self.capacity, running, later }
     }
 }
 
@@ -113,7 +128,7 @@ impl Conductor {
             return Err(ConductorError::TooManyReservations { most });
         }
         let unknown = |instance| ConductorError::UnknownInstance { instance };
-        let decode_known = placement.decode.is_none_or(|decode| decode < self.decode.len());
+        let decode_known = placement.decode.is_none_or(|decode| self.decode.get(decode).is_some_and(|book| book.alive));
         let source = if let Fetch::One(source) = placement.fetch { source } else { placement.prefill };
         if !decode_known || source >= self.prefill.len() {
             return Err(unknown(source));
@@ -124,7 +139,7 @@ impl Conductor {
         book.routed_tokens += u64::from(request.tokens);
         let (holder, routed) = (book.holder, book.routed);
         let held = self.held_blocks(&request, holder).saturating_mul(self.config.block_tokens);
-        self.index.stored(request.context, holder, Tier::Gpu, None, &request.hashes)?;
+        self.index.stored(request.context, holder, Tier::Promised, None, &request.hashes)?;
         self.routed.stored(request.context, routed, Tier::Gpu, None, &request.hashes)?;
         self.book_transfer(&placement, source, held, now_ns);
         if let Some(decode) = placement.decode {
@@ -180,7 +195,7 @@ impl Conductor {
         while self.promises.front().is_some_and(|promise| promise.until_ns <= now_ns) {
             let Some(promise) = self.promises.pop_front() else { break };
             // An instance that is gone took its promises along.
-            let _ = self.index.removed(promise.context, promise.holder, Tier::Gpu, &promise.hashes);
+            let _ = self.index.removed(promise.context, promise.holder, Tier::Promised, &promise.hashes);
         }
         if now_ns < self.leases_ns {
             return;

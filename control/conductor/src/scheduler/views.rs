@@ -1,8 +1,8 @@
 //! What a policy is shown.
 
 use super::{Conductor, Request, Scratch};
-use crate::index::{PrefixIndex, Tier, Tiers};
-use crate::policy::{DecodeView, PrefillView, View, Waiting};
+use crate::index::Tiers;
+use crate::policy::{Choice, DecodeView, PrefillView, View, Waiting};
 
 /// The views of all instances.
 pub(super) struct Views {
@@ -18,8 +18,9 @@ impl Conductor {
         let mut prefill: Vec<PrefillView> = self
             .prefill
             .iter()
-            .map(|book| PrefillView {
-                alive: book.alive,
+            .enumerate()
+            .map(|(at, book)| PrefillView {
+                alive: book.alive && book.takes && !request.barred.prefill.contains(&(at as u32)),
                 wait_ns: book.wait_ns(now_ns),
                 requests: book.jobs.len() as u32,
                 queued_tokens: book.uncached,
@@ -29,13 +30,9 @@ impl Conductor {
                 ..PrefillView::default()
             })
             .collect();
-        let all = prefill.len();
-        let holder = |at: usize| self.prefill[at].holder;
-        let stored = Tiers::only(Tier::Dram);
-        fill(&self.index, request, Tiers::OWN, scratch, all, holder, |at, tokens| prefill[at].held = tokens);
-        fill(&self.index, request, stored, scratch, all, holder, |at, tokens| prefill[at].stored = tokens);
-        let routed = |at: usize| self.prefill[at].routed;
-        fill(&self.routed, request, Tiers::OWN, scratch, all, routed, |at, tokens| prefill[at].routed = tokens);
+        fill(self, false, request, Tiers::OWN, scratch, |at, blocks| prefill[at].held = blocks);
+        fill(self, false, request, Tiers::FETCHED, scratch, |at, blocks| prefill[at].stored = blocks);
+        fill(self, true, request, Tiers::OWN, scratch, |at, blocks| prefill[at].routed = blocks);
         let tokens = |blocks: u32| blocks.saturating_mul(self.config.block_tokens).min(request.tokens);
         for view in &mut prefill {
             (view.held, view.stored, view.routed) = (tokens(view.held), tokens(view.stored), tokens(view.routed));
@@ -43,8 +40,12 @@ impl Conductor {
         let alive = prefill.iter().filter(|view| view.alive);
         let soonest_ns =
             alive.map(|view| view.wait_ns + self.model.predict_ns(request.tokens, view.held)).min().unwrap_or(0);
-        let decode = self.decode.iter().map(|book| book.view(now_ns, now_ns + soonest_ns)).collect();
-        let pooled = self.index.held_by_anybody(request.context, &request.hashes, stored).unwrap_or(0);
+        let decode = self.decode.iter().enumerate().map(|(at, book)| {
+            let view = book.view(now_ns, now_ns.saturating_add(soonest_ns));
+            DecodeView { alive: view.alive && !request.barred.decode.contains(&(at as u32)), ..view }
+        });
+        let decode = decode.collect();
+        let pooled = self.index.held_by_anybody(request.context, &request.hashes, Tiers::SHARED).unwrap_or(0);
         let (pooled, cached) = (tokens(pooled), prefill.iter().map(|view| view.held).max().unwrap_or(0));
         let ahead_ns = self.ahead_ns(request, self.model.predict_ns(request.tokens, cached.max(pooled)), now_ns);
         Views { prefill, decode, pooled, ahead_ns }
@@ -79,6 +80,47 @@ impl Conductor {
         before.map(|(other, _)| other.best_ns).sum::<u64>() / alive
     }
 
+    /// How many of those who wait would go before a request, and the work of these, divided among the instances.
+    #[must_use]
+    pub fn ahead(&self, request: &Request, now_ns: u64) -> (usize, u64) {
+        if self.queue.is_empty() {
+            return (0, 0);
+        }
+        let best_ns = self.best_ns(request);
+        let own = self.policy.rank(&Waiting { ask: request.ask(), best_ns }, now_ns, self.config.slo);
+        let others = self.queue.iter().filter(|(other, _)| other.ask.id != request.id);
+        let before = others.filter(|(other, _)| self.policy.rank(other, now_ns, self.config.slo) <= own);
+        (before.count(), self.ahead_ns(request, best_ns, now_ns))
+    }
+
+    /// What the policy would be shown of the instances for a request, and what it would say.
+    #[must_use]
+    pub fn explain(&self, request: &Request, now_ns: u64) -> (Vec<PrefillView>, Vec<DecodeView>, Choice) {
+        let views = self.views(request, now_ns, &mut Scratch::default());
+        let choice = self.policy.choose_now(&request.ask(), &self.view(&views, now_ns));
+        (views.prefill, views.decode, choice)
+    }
+
+    /// A request that is booked or waits.
+    #[must_use]
+    pub fn request(&self, id: u64) -> Option<&Request> {
+        let waiting = || self.queue.iter().find(|(waiting, _)| waiting.ask.id == id).map(|(_, request)| request);
+        self.booked.get(&id).map(|kept| &kept.request).or_else(waiting)
+    }
+
+    /// A prefill instance's requests, and the time until all of them are done.
+    #[must_use]
+    pub fn prefill_booked(&self, instance: usize, now_ns: u64) -> (u32, u64) {
+        self.prefill.get(instance).map_or((0, 0), |book| (book.jobs.len() as u32, book.wait_ns(now_ns)))
+    }
+
+    /// A decode instance's tokens and requests, on their way or there.
+    #[must_use]
+    pub fn decode_booked(&self, instance: usize, now_ns: u64) -> (u64, u32) {
+        let view = self.decode.get(instance).map(|book| book.view(now_ns, now_ns));
+        view.map_or((0, 0), |view| (view.tokens, view.requests))
+    }
+
     /// Time of its prefill with the most that anybody has.
     pub(super) fn best_ns(&self, request: &Request) -> u64 {
         let mut scratch = Scratch::default();
@@ -90,7 +132,7 @@ impl Conductor {
 
     /// Whether any instance takes one of those who wait.
     pub(super) fn anybody_takes(&self, now_ns: u64) -> bool {
-        self.prefill.iter().filter(|book| book.alive).any(|book| {
+        self.prefill.iter().filter(|book| book.alive && book.takes).any(|book| {
             self.policy.takes(&PrefillView {
                 alive: true,
                 wait_ns: book.wait_ns(now_ns),
@@ -101,29 +143,26 @@ impl Conductor {
     }
 }
 
-/// Tells for each instance how many blocks it has.
+/// Tells for each instance how many blocks it has, or ever had where `routed`.
 fn fill(
-    index: &PrefixIndex,
+    books: &Conductor,
+    routed: bool,
     request: &Request,
     tiers: Tiers,
     scratch: &mut Scratch,
-    all: usize,
-    holder: impl Fn(usize) -> crate::index::HolderId,
     mut tell: impl FnMut(usize, u32),
 ) {
+    let (index, all) = (if routed { &books.routed } else { &books.index }, books.prefill.len());
     // An unknown context has nothing cached.
     if index.find(request.context, &request.hashes, all, tiers, &mut scratch.found).is_err() {
         return;
     }
     for found in scratch.found.matches() {
-        // Instances are registered one by one, so slots follow their numbers until one is lost.
         let slot = usize::from(found.holder.slot());
-        let at = if slot < all && holder(slot) == found.holder {
-            Some(slot)
-        } else {
-            (0..all).find(|at| holder(*at) == found.holder)
-        };
-        if let Some(at) = at {
+        let by_slot = if routed { &books.routed_by_slot } else { &books.by_slot };
+        let Some(at) = by_slot.get(slot).map(|at| *at as usize) else { continue };
+        let holder = books.prefill.get(at).map(|book| if routed { book.routed } else { book.holder });
+        if holder == Some(found.holder) {
             tell(at, found.blocks);
         }
     }

@@ -2,6 +2,10 @@
 
 use kvplane_cluster::{ClientId, Input, Reply, SegmentOwner};
 use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_rpc::conductor::{
+    CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, PrefixHolders, QueryPrefix, RegisterInstance,
+    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, Scheduled, UpdateRequest, WatchAssignments,
+};
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
     Alive, AnswerOrder, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave,
@@ -248,6 +252,50 @@ impl Service for Control {
 
     fn watch_events(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         self.follow()
+    }
+
+    fn register_instance(&self, _: Caller, call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
+        self.conductor()?.register(call)
+    }
+
+    fn deregister_instance(&self, _: Caller, call: DeregisterInstance) -> Result<Done, Refusal> {
+        self.conductor()?.deregister(&call)
+    }
+
+    fn report_load(&self, _: Caller, call: ReportLoad) -> Result<Done, Refusal> {
+        self.conductor()?.load(&call)
+    }
+
+    fn report_cache(&self, _: Caller, call: ReportCache) -> Result<CacheTaken, Refusal> {
+        self.conductor()?.cache(call)
+    }
+
+    fn query_prefix(&self, _: Caller, call: QueryPrefix) -> Result<PrefixHolders, Refusal> {
+        self.conductor()?.query(&call)
+    }
+
+    fn schedule(&self, _: Caller, call: Schedule) -> Result<Scheduled, Refusal> {
+        self.conductor()?.schedule(call)
+    }
+
+    fn update_request(&self, _: Caller, call: UpdateRequest) -> Result<Done, Refusal> {
+        self.conductor()?.update(call)
+    }
+
+    fn reschedule(&self, _: Caller, call: Reschedule) -> Result<Scheduled, Refusal> {
+        self.conductor()?.reschedule(&call)
+    }
+
+    fn explain_request(&self, _: Caller, call: ExplainRequest) -> Result<RequestExplained, Refusal> {
+        self.conductor()?.explain(&call)
+    }
+
+    fn watch_instances(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        self.conductor()?.watch_instances()
+    }
+
+    fn watch_assignments(&self, _: Caller, call: WatchAssignments) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        self.conductor()?.watch_assignments(call)
     }
 
     fn maps(&self) -> watch::Receiver<MapFrame> {

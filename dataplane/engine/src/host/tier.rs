@@ -36,6 +36,12 @@ pub struct TierSetup {
     pub fresh_uuid: u128,
 }
 
+/// What to do about a device that is shorter than it was.
+const SHORTER: &str = "give it the size that it had, and as many shards and SSDs; if it was cut, what was there is lost: \
+                       remove the file, or wipe the device's first 64 KiB, to start anew";
+/// And about one that was made for other shards.
+const OTHERWISE: &str = "start with as many shards and SSDs, and with the size, that it was made with";
+
 /// The device of a host's tier.
 pub(super) struct TierWork {
     nvme: Nvme,
@@ -105,9 +111,9 @@ impl Host {
             self.drive_tier(cpu::monotonic_ns()).map_err(|error| format!("{path}: {error}"))?;
             while let Some(event) = self.service.as_mut().and_then(Service::poll_tier_notice) {
                 match event {
-                    Event::Refused(error @ OpenError::OtherLayout { .. }) => {
-                        let text = "start with as many shards and SSDs, and with the size, that it was made with";
-                        return Err(format!("{path}: {error}; {text}"));
+                    Event::Refused(error @ OpenError::OtherLayout { field, found, expected }) => {
+                        let shorter = field == "segments" && expected < found;
+                        return Err(format!("{path}: {error}; {}", if shorter { SHORTER } else { OTHERWISE }));
                     }
                     // A device that fails is no reason to do without the memory.
                     Event::Refused(error) if error.is_fault() => {
@@ -184,6 +190,7 @@ impl Host {
             }
             self.take_tier_notices();
             self.tell_admission();
+            self.tell_harm();
         }
         Ok(progress)
     }
@@ -224,6 +231,15 @@ impl Host {
             other => format!("{path}: {other:?}"),
         };
         work.notices.push_back(text);
+    }
+
+    /// Says so when records are found that are not whole: the first time, and whenever there are twice as many.
+    fn tell_harm(&mut self) {
+        let Some(harm) = self.service.as_mut().and_then(Service::poll_tier_harm) else { return };
+        let Some(work) = &mut self.tier_work else { return };
+        let path = work.nvme.part().path().display();
+        let text = "they are misses, and can be put again; if there are more and more, replace the device";
+        work.notices.push_back(format!("{path}: {harm} since the start: {text}"));
     }
 
     /// Something about the tier that the operator should know.

@@ -15,7 +15,8 @@
 //! id.
 //!
 //! Most members are rejected without a logarithm: `-log2(h) >= (1 - h) / ln 2`, so a member whose score would lose even
-//! with 23/16 `(1 - h)` for its `L` loses. As `L` is rounded up, this never changes who wins.
+//! with 23/16 `(1 - h)` for its `L` loses. As `L` is rounded up, this never changes who wins. Nor does it that most
+//! others are compared by the first bits of their `L`, which say between which bounds it is.
 
 use std::collections::BTreeMap;
 
@@ -29,6 +30,9 @@ const SHARD_SALT: u64 = 0x5348_4152_4453_4c54;
 
 /// Fraction bits of `L`. The largest, 64 for `h = 2^-64`, still fits a word.
 const FRACTION_BITS: u32 = 57;
+
+/// Fraction bits of `L` that nearly always tell two scores apart.
+const COARSE_BITS: u32 = 10;
 
 /// The owners of every slot, computed from one cluster map.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +68,51 @@ impl Score {
         let mine = u128::from(self.weight) * u128::from(rival.log);
         let theirs = u128::from(rival.weight) * u128::from(self.log);
         mine > theirs || mine == theirs && self.node < rival.node
+    }
+}
+
+/// A member in the draw of one slot, with bounds of its `L`.
+#[derive(Clone, Copy)]
+struct Contender {
+    index: usize,
+    hash: u64,
+    best: Score,
+    worst: Score,
+}
+
+impl Contender {
+    fn new(index: usize, candidate: &Candidate, hash: u64) -> Self {
+        let score = |log| Score { weight: candidate.weight, log, node: candidate.node };
+        Self { index, hash, best: score(least_log2(hash)), worst: score(u64::MAX) }
+    }
+
+    fn may_beat(&self, rival: &Self) -> bool {
+        self.best.beats(&rival.worst)
+    }
+
+    /// Finds closer bounds.
+    fn refine(&mut self) {
+        if self.worst.log == u64::MAX {
+            let log = first_bits_of_negative_log2(self.hash, COARSE_BITS);
+            self.worst.log = log;
+            self.best.log = self.best.log.max(log - (1 << (FRACTION_BITS - COARSE_BITS)) + 1);
+        }
+    }
+
+    fn beats(&mut self, rival: &mut Self) -> bool {
+        rival.refine();
+        if !self.may_beat(rival) {
+            return false;
+        }
+        self.refine();
+        if !self.may_beat(rival) || self.worst.beats(&rival.best) {
+            return self.may_beat(rival);
+        }
+        for one in [&mut *self, rival] {
+            let log = negative_log2(one.hash);
+            (one.best.log, one.worst.log) = (log, log);
+        }
+        self.may_beat(rival)
     }
 }
 
@@ -164,22 +213,17 @@ impl Draw<'_> {
 
     /// The member of the highest score among those not chosen yet, in domains not used yet.
     fn best(&self, slot: u64) -> Option<usize> {
-        let mut best: Option<(usize, Score)> = None;
+        let mut best: Option<Contender> = None;
         for (index, candidate) in self.candidates.iter().enumerate() {
             if self.used[usize::from(candidate.domain)] || self.chosen.contains(&index) {
                 continue;
             }
-            let hash = candidate.hash(slot);
-            let quick = Score { weight: candidate.weight, log: least_log2(hash), node: candidate.node };
-            if best.is_some_and(|(_, rival)| !quick.beats(&rival)) {
-                continue;
-            }
-            let score = Score { log: negative_log2(hash), ..quick };
-            if best.is_none_or(|(_, rival)| score.beats(&rival)) {
-                best = Some((index, score));
+            let mut contender = Contender::new(index, candidate, candidate.hash(slot));
+            if best.as_mut().is_none_or(|leader| contender.beats(leader)) {
+                best = Some(contender);
             }
         }
-        best.map(|(index, _)| index)
+        best.map(|leader| leader.index)
     }
 }
 
@@ -195,10 +239,15 @@ pub(super) fn least_log2(hash: u64) -> u64 {
 /// Products are cut at 2^-63, an error that later bits halve again and again: in sum below 2^-61, and only ever
 /// downwards.
 pub(super) fn negative_log2(hash: u64) -> u64 {
+    first_bits_of_negative_log2(hash, FRACTION_BITS)
+}
+
+/// [`negative_log2`], rounded up to so many fraction bits: less than one such bit above it.
+fn first_bits_of_negative_log2(hash: u64, bits: u32) -> u64 {
     let zeros = hash.leading_zeros();
     let mut mantissa = hash << zeros;
     let mut fraction = 0;
-    for bit in (0..FRACTION_BITS).rev() {
+    for bit in (FRACTION_BITS - bits..FRACTION_BITS).rev() {
         let square = u128::from(mantissa) * u128::from(mantissa);
         let carry = (square >> 127) as u64;
         mantissa = (square >> (63 + carry)) as u64;

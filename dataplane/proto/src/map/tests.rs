@@ -9,6 +9,7 @@ use super::rendezvous::{Score, least_log2, negative_log2};
 use super::*;
 use crate::digest::Digest;
 use crate::ids::{SLOTS, Slot};
+use crate::rng::mix64;
 
 fn shard(port: u16) -> ShardAddress {
     ShardAddress { tcp: SocketAddr::from(([192, 0, 2, 1], port)), shm: None }
@@ -148,6 +149,23 @@ fn equal_scores_go_to_the_lower_node_id() {
     assert!(score(2, 6, 1).beats(&score(1, 3, 2)) && !score(1, 3, 2).beats(&score(2, 6, 1)));
     assert!(score(2, 5, 2).beats(&score(1, 3, 1)) && !score(1, 3, 1).beats(&score(2, 5, 2)));
     assert!(!score(1, 1 << 63, 1).beats(&score(u32::MAX, 1, 2)));
+}
+
+#[test]
+fn the_greatest_score_wins_however_few_of_its_bits_were_needed() {
+    let members: Vec<Member> = (1..=12).map(|node| member(node, 1 + (node as u32 * 7) % 5, "", 1)).collect();
+    let table = OwnerTable::compute(&map(1, members.clone()));
+    for slot in slots() {
+        let scores: Vec<Score> = members
+            .iter()
+            .map(|member| {
+                let hash = mix64(mix64(member.node.0) ^ u64::from(slot.0)).max(1);
+                Score { weight: member.weight, log: negative_log2(hash), node: member.node }
+            })
+            .collect();
+        let best = (1..scores.len()).fold(0, |best, at| if scores[at].beats(&scores[best]) { at } else { best });
+        assert_eq!(usize::from(table.owners(slot)[0].member), best, "slot {slot}");
+    }
 }
 
 #[test]

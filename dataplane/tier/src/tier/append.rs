@@ -233,6 +233,7 @@ impl Tier {
         }
         self.stats.tombstones += 1;
         self.last_tombstone = tombstone.sequence;
+        self.untracked.removed(tombstone.sequence, digest);
         tombstone.sequence
     }
 

@@ -21,6 +21,8 @@ pub(super) enum Barrier {
     Prepared(u32),
     /// The records of a segment are durable, so its footer may be written.
     Records(u32),
+    /// So is its footer.
+    Footer(u32),
     /// What was to stay of the segment that is reclaimed is durable elsewhere.
     Victim,
     /// What recovery has shown stays.
@@ -96,6 +98,7 @@ impl Tier {
         self.flushes.under_way = false;
         if result.is_ok() {
             self.flushes.durable = self.flushes.covered_mark;
+            self.untracked.removals_durable(self.flushes.durable_sequence());
         } else {
             self.degrade(Reason::FlushFailed, memory);
         }
@@ -119,6 +122,7 @@ impl Tier {
             Barrier::Note => self.note_durable(result),
             Barrier::Prepared(segment) => self.header_durable(segment, result),
             Barrier::Records(segment) => self.records_durable(segment, result),
+            Barrier::Footer(segment) => self.footer_durable(segment, result),
             Barrier::Victim => self.victim_durable(result),
             Barrier::Recovered => self.recovery_durable(),
             Barrier::Waiter(waiter) => self.tell(waiter, result),
@@ -154,7 +158,8 @@ impl Tier {
     /// A write to a segment failed: it takes no more, and too many such segments, or a device that takes nothing, end
     /// all writing. `group` is the place of the group that was lost, if it was one.
     pub(super) fn write_failed(&mut self, segment: u32, group: Option<usize>, fault: Fault, memory: &mut dyn Memory) {
-        self.untracked = true;
+        self.untracked.note_fault();
+        self.untracked.no_footer(segment);
         self.stats.write_faults += 1;
         if let Some(group) = group {
             self.drop_records(group);

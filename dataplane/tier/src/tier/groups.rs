@@ -387,11 +387,15 @@ impl Tier {
         let (segment, range) = (group.segment, group.first_sequence..=group.last_sequence);
         let open = self.log.open.as_ref().filter(|open| open.segment == segment).map(|open| &open.entries);
         let sealing = || self.seals.iter().find(|seal| seal.segment == segment).map(|seal| &seal.entries);
-        let Some(entries) = open.or_else(sealing) else { return };
-        let lost = entries.iter().filter(|entry| entry.kind == Kind::Object && range.contains(&entry.sequence));
-        let lost: Vec<_> = lost.map(|entry| (entry.digest, entry.sequence)).collect();
-        for (digest, sequence) in lost {
-            self.stats.lost_writes += u64::from(self.forget_record(digest, sequence));
+        let Some(entries) = open.or_else(sealing) else { return self.untracked.note_all() };
+        let lost = entries.iter().filter(|entry| range.contains(&entry.sequence));
+        let lost: Vec<_> = lost.map(|entry| (entry.kind, entry.digest, entry.sequence)).collect();
+        for (kind, digest, sequence) in lost {
+            // It may be there all the same; and of a removal, what was to be removed.
+            self.untracked.note(digest);
+            if kind == Kind::Object {
+                self.stats.lost_writes += u64::from(self.forget_record(digest, sequence));
+            }
         }
     }
 

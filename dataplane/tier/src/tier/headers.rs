@@ -54,12 +54,14 @@ impl Tier {
         self.preparing = None;
         if result.is_err() {
             // What the segment held before counts no more, and what its header says now is unknown.
-            self.untracked = true;
+            self.untracked.note_fault();
             self.segments.step(segment, SegmentEvent::Fail);
             self.segments.step(segment, SegmentEvent::Discard);
             return;
         }
         self.durable_oldest_live = self.prepared_oldest_live;
+        self.untracked.reclaim_durable(self.durable_oldest_live);
+        self.untracked.settled(segment);
         self.segments.step(segment, SegmentEvent::Prepared);
         self.segments.ready = Some(segment);
     }

@@ -319,7 +319,7 @@ impl Tier {
     /// now on a removal of what the index does not know is written.
     fn quarantine(&mut self, entry: &Entry, miss: Miss) {
         self.forget_record(entry.digest(), entry.sequence());
-        self.untracked = true;
+        self.untracked.note(entry.digest());
         *match miss {
             Miss::Fault(_) => &mut self.stats.read_faults,
             Miss::Damaged => &mut self.stats.damaged,

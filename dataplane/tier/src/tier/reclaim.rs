@@ -230,7 +230,14 @@ impl Tier {
         let segment = victim.segment;
         let (start, end) = (self.segment_at(segment), self.segment_at(segment + 1));
         let before = self.segments[segment].live_bytes;
-        let dropped = self.index.retain(|entry| entry.is_removed() || entry.offset() < start || entry.offset() >= end);
+        let (generation, untracked) = (self.segments[segment].generation, &mut self.untracked);
+        let dropped = self.index.retain(|entry| {
+            let stays = entry.is_removed() || entry.offset() < start || entry.offset() >= end;
+            if !stays {
+                untracked.reclaimed(generation, entry.digest());
+            }
+            stays
+        });
         self.stats.live_bytes -= before;
         self.segments[segment].live_bytes = 0;
         self.stats.evicted += u64::from(dropped);
@@ -320,6 +327,8 @@ impl Tier {
     fn evict(&mut self, entry: &Entry) {
         if self.forget_record(entry.digest(), entry.sequence()) {
             self.stats.evicted += 1;
+            let generation = self.segments[self.segment_of(entry.offset())].generation;
+            self.untracked.reclaimed(generation, entry.digest());
             let (digest, pinned) = (entry.digest(), entry.is_pinned());
             self.events.push_back(Event::Evicted { digest, pinned });
         }

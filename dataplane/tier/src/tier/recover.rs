@@ -288,9 +288,13 @@ impl Tier {
         }
         match entry.kind {
             Kind::Tombstone => self.remember_removal(entry.digest, entry.version, entry.sequence),
-            Kind::Object if !fits || entry.sequence < self.recovery.floor => self.recovery.report.given_up += 1,
+            Kind::Object if !fits || entry.sequence < self.recovery.floor => {
+                self.untracked.note(entry.digest);
+                self.recovery.report.given_up += 1;
+            }
             Kind::Object => {
                 if !self.place(Entry::listed(entry, self.segment_at(segment))) {
+                    self.untracked.note(entry.digest);
                     self.recovery.report.given_up += 1;
                     self.raise_floor(entry.sequence);
                 }
@@ -300,7 +304,7 @@ impl Tier {
 
     /// Objects older than this are not believed any more, those found already included.
     pub(super) fn raise_floor(&mut self, floor: u64) {
-        self.untracked = true;
+        self.untracked.note_fault();
         if floor <= self.recovery.floor {
             return;
         }
@@ -313,6 +317,7 @@ impl Tier {
         }
         self.recovery.report.given_up += given_up.len() as u64;
         for digest in given_up {
+            self.untracked.note(digest);
             self.forget(digest);
         }
     }

@@ -5,8 +5,7 @@ use kvplane_proto::ids::Version;
 
 use super::Tier;
 use super::groups::{Need, TOMBSTONE_BYTES, Waiter};
-use super::start::Phase;
-use crate::errors::{OpenError, Reason, RemoveError};
+use crate::errors::RemoveError;
 use crate::format::Kind;
 use crate::index::Entry;
 use crate::memory::Memory;
@@ -26,12 +25,11 @@ impl Tier {
         memory: &mut dyn Memory,
     ) -> Result<Removal, RemoveError> {
         if let Some(reason) = self.unavailable() {
-            if reason == Reason::Refused(OpenError::Unwritable) {
-                // It is blank: nothing can come back from there.
+            if !self.may_have(digest) {
                 return Ok(Removal::Absent);
             }
             // It is hidden in this life only: the device has it still.
-            self.untracked |= self.index.find(digest).is_some();
+            self.untracked.note(digest);
             self.forget(digest);
             return Err(RemoveError::Unavailable(reason));
         }
@@ -50,35 +48,10 @@ impl Tier {
         self.forget(digest);
         self.waiters += 1;
         self.stats.removes += 1;
-        if !matches!(self.phase, Phase::Running) {
+        if !self.is_running() {
             self.remember_removal(digest, version, sequence);
         }
         Ok(Removal::Pending)
-    }
-
-    /// Whether the device may have objects that the index does not know and the next start finds: what could not be
-    /// read, written or removed, and what was given up because of that.
-    #[must_use]
-    pub const fn is_untracked(&self) -> bool {
-        self.untracked
-    }
-
-    /// Whether the next start may find an object: the index knows it, or does not know all that there is.
-    #[must_use]
-    pub fn may_have(&self, digest: Digest) -> bool {
-        let blank = self.unavailable() == Some(Reason::Refused(OpenError::Unwritable));
-        let doubtful = self.untracked || !matches!(self.phase, Phase::Running);
-        !blank && (doubtful || self.index.find(digest).is_some())
-    }
-
-    /// Whether the device may have records, of what the index does not know, that a restart would find: also those
-    /// whose removal is not durable yet.
-    fn is_doubtful(&self) -> bool {
-        self.untracked
-            || !matches!(self.phase, Phase::Running)
-            || self.reclaim.is_active()
-            || self.last_tombstone > self.flushes.durable_sequence()
-            || self.durable_oldest_live < self.oldest_live
     }
 
     /// Until recovery has seen everything, the index holds removals too. If it has no room, everything older than this

@@ -313,6 +313,7 @@ impl Tier {
             // A removal may have been there. Without a header, what was found may be older than what was not.
             let floor = self.ceiling(scan.generation.unwrap_or(u64::MAX));
             self.removal_lost(floor);
+            self.untracked.note_all();
         }
         let durable = |entry: &&FooterEntry| entry.kind == Kind::Tombstone && entry.sequence <= scan.durable_sequence;
         let misses_removals = (scan.entries.iter().filter(durable).count() as u32) < scan.durable_tombstones;
@@ -321,6 +322,13 @@ impl Tier {
         }
         self.segments[segment].generation = generation;
         self.oldest_live = self.oldest_live.max(scan.oldest_live);
+        let headed = scan.generation.is_some();
+        if !headed {
+            // The next start may see another header, and what this one takes for stale.
+            self.untracked.note_fault();
+        }
+        let gets_footer = headed && !scan.entries.is_empty() && !scan.unreadable && !misses_removals;
+        self.untracked.scanned(segment, gets_footer);
         // What was made ready and never used is free, or every start that is cut short would cost a segment.
         if scan.entries.is_empty() && (scan.generation.is_none() || !scan.unreadable) {
             let durable_sequence = if scan.generation.is_some() { scan.durable_sequence } else { 0 };

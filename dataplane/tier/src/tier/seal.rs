@@ -157,6 +157,16 @@ impl Tier {
             self.segments.step(segment, SegmentEvent::Seal);
             self.stats.sealed += 1;
             self.return_list(at);
+            if self.untracked.gets_footer(segment) {
+                self.after_flush(Barrier::Footer(segment));
+            }
+        }
+    }
+
+    /// The footer of a segment that was scanned is durable: what it does not list does not count.
+    pub(super) fn footer_durable(&mut self, segment: u32, result: Result<(), Fault>) {
+        if result.is_ok() {
+            self.untracked.settled(segment);
         }
     }
 }

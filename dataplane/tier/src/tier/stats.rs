@@ -74,7 +74,49 @@ pub struct TierStats {
     pub tombstones_held: u64,
 }
 
+/// Records that were not whole, since the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Harm {
+    /// Reads that the device could not do.
+    pub unread: u64,
+    /// Records that were damaged.
+    pub damaged: u64,
+    /// Records of an earlier use of their place.
+    pub stale: u64,
+    /// Records that belong elsewhere.
+    pub misdirected: u64,
+    /// Objects that the device could not write.
+    pub unwritten: u64,
+}
+
+impl Harm {
+    /// All of them.
+    #[must_use]
+    pub const fn records(&self) -> u64 {
+        self.unread + self.damaged + self.stale + self.misdirected + self.unwritten
+    }
+}
+
+impl core::fmt::Display for Harm {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { unread, damaged, stale, misdirected, unwritten } = self;
+        write!(
+            f,
+            "{} records were not whole ({damaged} damaged, {stale} old, {misdirected} misplaced, ",
+            self.records()
+        )?;
+        write!(f, "{unread} unreadable, {unwritten} not written)")
+    }
+}
+
 impl Tier {
+    /// Records that were not whole, since the start.
+    #[must_use]
+    pub const fn harm(&self) -> Harm {
+        let TierStats { read_faults, damaged, stale, misdirected, lost_writes, .. } = self.stats;
+        Harm { unread: read_faults, damaged, stale, misdirected, unwritten: lost_writes }
+    }
+
     /// Counts since the start, and how much there is now. Walks the segments.
     #[must_use]
     pub fn stats(&self) -> TierStats {

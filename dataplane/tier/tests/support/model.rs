@@ -11,6 +11,8 @@ pub(crate) enum Promise {
     None,
     Buffered,
     Durable,
+    /// For checks after which only bytes count: more than anything can promise.
+    Nothing,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +75,10 @@ impl History {
         strict: bool,
         flushed: bool,
     ) -> Result<(), String> {
+        if promise == Promise::Nothing {
+            let known = found.is_none_or(|version| self.ever.contains_key(&version));
+            return if known { Ok(()) } else { Err(format!("found {found:?}, which was never put: {self:?}")) };
+        }
         let floor = self.steps.iter().rposition(|step| step.promise >= promise);
         let verdict = self.judge(found, floor, strict);
         let is_removed = floor.is_some_and(|floor| self.steps[floor..].iter().all(|step| step.put.is_none()));

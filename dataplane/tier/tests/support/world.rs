@@ -41,6 +41,10 @@ pub(crate) struct World {
     pub(crate) hits: u64,
     /// What the scrubber found.
     pub(crate) quarantined: BTreeSet<Digest>,
+    /// Whether the device does what it says, so that what it surely does not have stays away.
+    pub(crate) is_honest: bool,
+    /// What the life before said that the device surely does not have, less what was put since.
+    surely_gone: BTreeSet<Digest>,
     /// What was evicted since the last check began.
     evicted: BTreeSet<Digest>,
     calls: BTreeMap<u64, Call>,
@@ -72,6 +76,8 @@ impl World {
             got: BTreeMap::new(),
             hits: 0,
             quarantined: BTreeSet::new(),
+            is_honest: false,
+            surely_gone: BTreeSet::new(),
             evicted: BTreeSet::new(),
             calls: BTreeMap::new(),
             places: (0..PLACES).collect(),
@@ -164,6 +170,7 @@ impl World {
         let accepted = self.tier.put(self.now_ns, &put, &mut self.memory);
         match accepted {
             Ok(accepted) => {
+                self.surely_gone.remove(&digest);
                 let step = self.model.put(digest, version, bytes);
                 self.calls.insert(token.0, Call::Put { digest, step, place, lent: accepted.lent });
                 if !accepted.lent {
@@ -336,6 +343,8 @@ impl World {
 
     /// The process ends, with or without the power, and another begins.
     pub(crate) fn restart(&mut self, power: bool) {
+        let keys = self.model.keys.keys().copied();
+        self.surely_gone = keys.filter(|digest| self.is_honest && !self.tier.may_have(*digest)).collect();
         if power {
             self.device.power_failure(&self.memory);
         } else {
@@ -355,6 +364,9 @@ impl World {
 
     /// Reads every key and compares with what was promised. Strict: nothing durable may be missing.
     pub(crate) fn verify(&mut self, promise: Promise, strict: bool) -> Result<(), String> {
+        if let Some(digest) = self.surely_gone.iter().find(|digest| self.tier.locate(**digest).is_some()) {
+            return Err(format!("{digest} is there, and the life before was sure that it could not be"));
+        }
         let keys: Vec<_> = self.model.keys.keys().copied().collect();
         let mut found = BTreeMap::new();
         self.evicted.clear();

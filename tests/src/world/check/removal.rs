@@ -59,9 +59,11 @@ impl Removals {
         }
     }
 
-    /// What was removed may be back: a disk said that it wrote what it did not.
+    /// What was removed may be back: a disk said that it wrote what it did not. That holds too for what was answered
+    /// and whose batch is not complete yet.
     pub(crate) fn void(&mut self) {
         self.done.iter_mut().for_each(Vec::clear);
+        self.removes.clear();
     }
 
     /// A shard answers a client's remove.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
 use kvplane_server::{
-    ControlConfig, ControlHandle, ControlServer, HttpToken, MetadataLimits, ObjectsAccess, TicketConfig,
+    ControlConfig, ControlHandle, ControlServer, DeskConfig, HttpToken, MetadataLimits, ObjectsAccess, TicketConfig,
 };
 
 use super::objects::Asked;
@@ -16,6 +16,34 @@ use super::{Failure, stop};
 
 /// How long a stopping control plane may take.
 const SHUTDOWN: Duration = Duration::from_secs(3);
+
+/// The Conductor, where it is hosted.
+#[derive(Args, Clone)]
+struct Conductor {
+    /// Host the Conductor: schedulers ask it who should serve a request.
+    #[arg(long = "conductor")]
+    hosted: bool,
+    /// Blocks of each model that the Conductor's index holds; 15 bytes each, twice.
+    #[arg(long = "conductor-blocks", default_value_t = 4 << 20, value_name = "BLOCKS", requires = "hosted")]
+    blocks: usize,
+    /// Refuse requests at once whose first token is predicted to come later than this, in milliseconds.
+    #[arg(long, value_name = "MS", requires = "hosted")]
+    promise_ttft_ms: Option<u64>,
+    /// Refuse requests at once whose tokens are predicted to come slower than this, in milliseconds.
+    #[arg(long, value_name = "MS", requires = "hosted")]
+    promise_tbt_ms: Option<u64>,
+}
+
+impl Conductor {
+    fn config(&self) -> Option<DeskConfig> {
+        let mut config = self.hosted.then(DeskConfig::default)?;
+        (config.books.index.max_blocks, config.books.index.max_records) = (self.blocks, self.blocks);
+        let ns = |ms: Option<u64>| ms.map_or(u64::MAX, |ms| ms.saturating_mul(1_000_000));
+        (config.books.slo.ttft_ns, config.books.slo.tbt_ns) = (ns(self.promise_ttft_ms), ns(self.promise_tbt_ms));
+        config.policy.refuses = self.promise_ttft_ms.is_some() || self.promise_tbt_ms.is_some();
+        Some(config)
+    }
+}
 
 /// What is served over HTTP, and where.
 #[derive(Args, Clone)]
@@ -38,6 +66,8 @@ pub(crate) struct Http {
     /// Let only tenants put that kvplane ctl tenants has set; else others have no quota.
     #[arg(long)]
     strict_tenants: bool,
+    #[command(flatten)]
+    conductor: Conductor,
     /// Be the metadata server of Mooncake engines too: http://ADDRESS/metadata in their configuration.
     #[arg(long)]
     mooncake_metadata: bool,
@@ -103,6 +133,7 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
     config.http_without_authentication_anywhere = http.http_without_authentication;
     config.mooncake_metadata = http.mooncake_metadata.then(MetadataLimits::default);
     config.strict_tenants = http.strict_tenants;
+    config.conductor = http.conductor.config();
     let asked = Asked { cluster: cluster.to_owned(), runtime_directory: runtime_directory.cloned() };
     config.objects = ObjectsAccess(Some(Arc::new(asked)));
     config.tickets = tickets;

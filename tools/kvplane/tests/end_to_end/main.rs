@@ -25,6 +25,7 @@ mod restarts;
 mod rig;
 mod ssd;
 mod ssd_faults;
+mod ssd_kills;
 mod ssd_slots;
 mod strangers;
 mod support;

@@ -1,19 +1,14 @@
 //! The SSD under a node: what was put outlives the process that is killed, what was removed stays gone, and whatever
 //! happens to the bytes on the device, none of them is ever given for another.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvplane::{Client, ClientConfig};
-use kvplane_proto::rng::Rng;
 use kvplane_tools::pattern;
 
 use crate::counted::sum;
-use crate::disks::Disk;
 use crate::support::{Process, Way, Workplace, http_get, text, wait_until};
 
 /// How much the device has in these tests.
@@ -128,121 +123,6 @@ fn a_killed_node_has_its_objects_again_and_what_was_removed_stays_gone() {
     }
 }
 
-/// Writes and removes until the node is dead; says what it was promised. After `most` bytes it only reads: what fills
-/// the device is dropped from it, however short the time was.
-fn work(mut client: Client, first: u64, most: usize, stop: &AtomicBool) -> BTreeMap<u64, Option<bool>> {
-    let mut promised = BTreeMap::new();
-    let mut written = 0;
-    for key in first.. {
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        written += size_of(key);
-        if written > most {
-            while !stop.load(Ordering::Relaxed) && client.get(name(key - 1).as_bytes()).is_ok() {}
-            break;
-        }
-        promised.insert(key, None);
-        if client.put(name(key).as_bytes(), &value(key)).is_err() {
-            break;
-        }
-        promised.insert(key, Some(true));
-        if key % 3 == 0 {
-            promised.insert(key, None);
-            if client.remove(name(key).as_bytes()).is_err() {
-                break;
-            }
-            promised.insert(key, Some(false));
-        }
-        // What is read meanwhile is right too.
-        if key > first && key % 7 == 0 && client.get(name(key - 1).as_bytes()).is_err() {
-            break;
-        }
-    }
-    promised
-}
-
-/// `KVPLANE_KILLS` says how many times to kill; by default a few.
-#[test]
-fn kills_under_load_lose_nothing_that_was_promised() {
-    let kills = std::env::var("KVPLANE_KILLS").map_or(6, |kills| kills.parse::<u64>().expect("a number"));
-    // A fresh device now and then, before reclaim drops the oldest.
-    for first in (0..kills).step_by(ROUNDS as usize) {
-        kill_under_load(first..kills.min(first + ROUNDS));
-    }
-}
-
-/// Rounds over one device; they may write half of what it has room for.
-const ROUNDS: u64 = 6;
-
-fn kill_under_load(rounds: Range<u64>) {
-    let place = Workplace::new("kills");
-    let device_bytes = 512 << 20;
-    let ssd = format!("{}:{device_bytes}", text(&place.path("ssd")));
-    let bed = Bed::over(place, &ssd, &["--ssd-ack", "buffered"]);
-    kill_again_and_again(&bed, rounds, device_bytes, 2, |_| {});
-}
-
-/// The same, and each time the power goes too: of what was not flushed, some is lost, some torn, some there.
-#[test]
-fn power_failures_under_load_lose_nothing_that_was_promised_durable() {
-    let kills = std::env::var("KVPLANE_POWER_FAILURES").map_or(6, |kills| kills.parse::<u64>().expect("a number"));
-    let mut unflushed = 0;
-    for first in (0..kills).step_by(ROUNDS as usize) {
-        let place = Workplace::new("power");
-        let device_bytes = 128 << 20;
-        let Some(disk) = Disk::new(&place.directory, device_bytes) else { return };
-        let bed = Bed::over(place, text(&disk.path()), &["--ssd-ack", "durable"]);
-        kill_again_and_again(&bed, first..kills.min(first + ROUNDS), device_bytes, 6, |round| {
-            unflushed += disk.cut(&mut Rng::new(round, "power"));
-        });
-        assert!(disk.flushes() > 0);
-    }
-    println!("{unflushed} writes had not been flushed");
-    assert!(unflushed > 0);
-}
-
-/// Kills a node under load, lets `then` happen, and reads everything back that was written in any of the rounds.
-fn kill_again_and_again(bed: &Bed, rounds: Range<u64>, device_bytes: usize, workers: usize, mut then: impl FnMut(u64)) {
-    let most = device_bytes / 2 / ROUNDS as usize / workers;
-    let mut promised: BTreeMap<u64, Option<bool>> = BTreeMap::new();
-    for round in rounds {
-        let mut dev = bed.start();
-        recovered(&dev);
-        let mut client = bed.client(Way::Tcp);
-        for (key, state) in &mut promised {
-            let there = is_there(&mut client, *key);
-            assert!(state.is_none_or(|state| state == there), "object {key} was {state:?} and is {there}");
-            // What was not promised is settled now.
-            *state = Some(there);
-        }
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let workers: Vec<_> = Way::BOTH
-                .into_iter()
-                .cycle()
-                .take(workers)
-                .enumerate()
-                .map(|(at, way)| {
-                    // Connected before anything is killed.
-                    let (client, stop) = (bed.client(way), &stop);
-                    scope.spawn(move || work(client, (round * 8 + at as u64) * 10_000, most, stop))
-                })
-                .collect();
-            // Until there is something to lose, and a little more.
-            let some = wait_until(|| (counted(&dev, "kvplane_tier_writes_total") >= 20.0).then_some(()));
-            assert!(some.is_some(), "nothing is written");
-            std::thread::sleep(Duration::from_millis(7 * (round % ROUNDS)));
-            dev.kill();
-            stop.store(true, Ordering::Relaxed);
-            workers.into_iter().for_each(|worker| promised.extend(worker.join().unwrap()));
-        });
-        then(round);
-    }
-    let kept = promised.values().filter(|state| **state == Some(true)).count();
-    assert!(kept >= 20, "{kept} objects were promised");
-}
-
 #[test]
 fn damage_on_the_device_is_a_miss_and_never_wrong_bytes() {
     let bed = Bed::new("damage", &["--ssd-ack", "durable"]);
@@ -262,6 +142,7 @@ fn damage_on_the_device_is_a_miss_and_never_wrong_bytes() {
         lost = (0..64).filter(|key| !is_there(&mut client, *key)).count();
     }
     assert!((1..64).contains(&lost), "{lost} of 64 are lost");
+    dev.wait_for("records were not whole (");
     // What is lost can be put again.
     let mut client = bed.client(Way::Shm);
     for key in 0..64 {
@@ -384,6 +265,8 @@ fn a_device_is_one_nodes_and_says_so() {
     // Nothing of that touched it.
     let mut dev = bed.start();
     assert!(dev.stop().success());
+    std::fs::File::options().write(true).open(&ssd).and_then(|file| file.set_len(64 << 20)).unwrap();
+    again(&["--shards", "1"]).failed(1, &["if it was cut, what was there is lost", "remove the file"]);
 }
 
 #[test]

@@ -16,11 +16,13 @@ pub enum Group {
     Bench,
     /// What prepares and describes the virtual machine of `cargo x rig`; QEMU itself is unpacked aside.
     Rig,
+    /// What packs and tests the Python packages.
+    Python,
 }
 
 impl Group {
     /// Every group.
-    pub const ALL: [Self; 3] = [Self::Build, Self::Bench, Self::Rig];
+    pub const ALL: [Self; 4] = [Self::Build, Self::Bench, Self::Rig, Self::Python];
 
     /// The name on the command line.
     #[must_use]
@@ -29,6 +31,7 @@ impl Group {
             Self::Build => "build",
             Self::Bench => "bench",
             Self::Rig => "rig",
+            Self::Python => "python",
         }
     }
 
@@ -162,6 +165,14 @@ pub const ALL: [Package; 12] = [
         purpose: "unpacks the kernel and its modules, so that the machine need not",
         group: Group::Rig,
         probe: Probe::Database,
+    },
+    Package {
+        debian: "python3",
+        fedora: "python3",
+        arch: "python",
+        purpose: "packs the wheels of the Python packages and runs their tests",
+        group: Group::Python,
+        probe: Probe::Program("python3"),
     },
 ];
 

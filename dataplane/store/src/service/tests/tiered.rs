@@ -234,6 +234,46 @@ fn what_a_device_that_takes_no_writes_still_has_is_not_replaced() {
     assert!(world.may[&3].is_superset(&first), "what is there may come back");
 }
 
+/// It stands in the way of what it may have only: all else is replaced as ever, and nothing older comes back for it.
+#[test]
+fn what_a_device_that_takes_no_writes_cannot_have_is_replaced_as_ever() {
+    let replace = PutOptions { replace: true, ..PutOptions::default() };
+    let policy = TierPolicy { ack: PutAck::Memory, ..TierPolicy::default() };
+    let (mut taken, mut refused) = (0, 0);
+    for seed in 0..12 {
+        let mut world = World::on(3 * DEVICE_BYTES, 900 + seed, policy);
+        world.forgets = true;
+        world.run(20 + 10 * seed as u32);
+        world.read_only = true;
+        for key in (0..4).cycle().take(200) {
+            world.put_with(key, &replace);
+            world.settle();
+            if world.service.tier_snapshot().expect("a tier").degraded.is_some() {
+                break;
+            }
+        }
+        assert!(world.service.tier_snapshot().expect("a tier").degraded.is_some(), "it takes no writes");
+        for key in 0..KEYS as u8 {
+            if seed % 2 == 1 && key % 3 == 0 {
+                world.remove(key);
+                world.settle();
+            }
+            world.put_with(key, &replace);
+            world.settle();
+            match world.last_put {
+                Status::Ok => taken += 1,
+                Status::NoSpace => refused += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        world.read_only = false;
+        world.restart();
+        world.run(200);
+        world.end();
+    }
+    assert!(taken > 20 && refused > 20, "{taken} taken, {refused} refused");
+}
+
 /// What waits to be written is in the way of others for a while only.
 #[test]
 fn a_put_that_finds_no_room_beside_what_is_being_written_is_to_come_again() {

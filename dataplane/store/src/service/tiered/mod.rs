@@ -138,6 +138,8 @@ pub(super) struct Tiered {
     /// What of the tier's writes was charged.
     charged_bytes: u64,
     told_admission: Admission,
+    /// With so many records that are not whole, the operator is told.
+    harm_to_tell: u64,
     recovered: Option<RecoveryReport>,
     /// Nothing waits any longer than it must.
     closing: bool,
@@ -172,6 +174,7 @@ impl Tiered {
             budget: Budget::new(policy.bytes_per_day),
             charged_bytes: 0,
             told_admission: Admission::Full,
+            harm_to_tell: 1,
             recovered: None,
             closing: false,
             notices: VecDeque::new(),

@@ -1,6 +1,6 @@
 //! What an operator asks of a tier, and what it does by itself to stay whole.
 
-use kvplane_tier::Miss;
+use kvplane_tier::{Harm, Miss};
 
 use super::{Admission, Service};
 
@@ -39,6 +39,17 @@ impl Service {
         let tiered = self.tiered.as_mut()?;
         let now = tiered.budget.admission();
         (core::mem::replace(&mut tiered.told_admission, now) != now).then_some(now)
+    }
+
+    /// What of the device's records was not whole since the start: the first time, and when there is twice as much.
+    pub fn poll_tier_harm(&mut self) -> Option<Harm> {
+        let tiered = self.tiered.as_mut()?;
+        let harm = tiered.tier.harm();
+        let much = harm.records() >= tiered.harm_to_tell;
+        if much {
+            tiered.harm_to_tell = 2 * harm.records();
+        }
+        much.then_some(harm)
     }
 
     /// Charges what was written since the last time.

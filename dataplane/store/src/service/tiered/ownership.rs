@@ -154,6 +154,12 @@ impl Service {
         self.tiered.as_ref()?.tier.ownership()
     }
 
+    /// The map by which slots are served: not the newest that was heard of while that one is not written down.
+    #[must_use]
+    pub const fn served_epoch(&self) -> Epoch {
+        self.epoch
+    }
+
     /// Whether a slot is served.
     #[must_use]
     pub fn serves(&self, slot: Slot) -> bool {

@@ -90,7 +90,7 @@ impl Service {
         tiered.sweep.found = again && next.is_some();
         tiered.sweep.at = next.or(Some(0));
         if next.is_none() && !again {
-            if tiered.sweep.waiting > 0 {
+            if tiered.sweep.waiting > 0 || tiered.tier.is_settling() {
                 return false;
             }
             tiered.sweep.at = None;

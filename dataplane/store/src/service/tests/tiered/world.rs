@@ -90,6 +90,8 @@ pub(super) struct World {
     pub(super) unreadable: core::ops::Range<u64>,
     /// Whether the device takes no writes.
     pub(super) read_only: bool,
+    /// Memory may drop what the device did not take.
+    pub(super) forgets: bool,
     /// How the last put ended.
     pub(super) last_put: Status,
     pub(super) got: u64,
@@ -149,6 +151,7 @@ impl World {
             faults: 0,
             unreadable: 0..0,
             read_only: false,
+            forgets: false,
             last_put: Status::Ok,
             got: 0,
             ssd_hits: 0,
@@ -375,7 +378,7 @@ impl World {
                 }
             }
             Asked::Get { key, mut seen } => {
-                if self.faults > 0 {
+                if self.faults > 0 || self.forgets {
                     seen.insert(None);
                 }
                 match (header.status, bytes) {

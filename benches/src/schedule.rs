@@ -1,0 +1,150 @@
+//! Asking the Conductor over QUIC on loopback: how long an answer takes at a given number of requests a second.
+//!
+//! The control plane, Conductor included, is one thread; the asking side is another, which sends when a request is due
+//! and does not wait for answers before it. Each request is booked behind others and released as soon as it is
+//! answered, so the server has twice as many calls. Prompts are as long as those of Mooncake's conversation trace, 24
+//! blocks of 512 tokens, and half of each is known of some instance.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kvplane::rpc::conductor::{
+    BlockChange, BlockTier, CacheReport, InstancePart, PromptContext, RegisterInstance, ReportCache, RequestStep,
+    Schedule, ScheduleMode, Scheduled, UpdateRequest,
+};
+use kvplane::rpc::{Client, ClientConfig, Limits, Role};
+use kvplane_proto::rng::{Rng, mix64};
+use kvplane_server::{ControlConfig, ControlServer, DeskConfig};
+
+use crate::Failure;
+
+/// Requests a second.
+const RATE: u64 = 10_000;
+const SECONDS: u64 = 3;
+const PREFILLS: u64 = 8;
+const DECODES: u64 = 8;
+const BLOCKS: u64 = 24;
+const BLOCK_TOKENS: u32 = 512;
+/// Prompts whose beginnings instances have.
+const KNOWN: u64 = 10_000;
+
+fn context() -> PromptContext {
+    PromptContext { model: "m".to_owned(), block_tokens: BLOCK_TOKENS, ..PromptContext::default() }
+}
+
+fn prompt(seed: u64) -> Vec<u64> {
+    // The second half is each request's own.
+    let known = (0..BLOCKS / 2).map(|at| mix64((seed % KNOWN) << 8 | at));
+    known.chain((BLOCKS / 2..BLOCKS).map(|at| mix64(seed << 40 | at))).collect()
+}
+
+fn ask(seed: u64) -> Schedule {
+    Schedule {
+        client: 1,
+        request: format!("request-{seed}"),
+        context: context(),
+        tokens: BLOCKS as u32 * BLOCK_TOKENS,
+        hashes: prompt(seed),
+        wait_ns: 0,
+        mode: ScheduleMode::Now,
+        barred: Vec::new(),
+    }
+}
+
+/// Asks in turns at [`RATE`].
+pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
+    println!(
+        "schedule: Schedule over QUIC on loopback, {RATE} requests a second for {SECONDS} s, {PREFILLS} instances"
+    );
+    let mut config = ControlConfig::new("bench");
+    config.conductor = Some(DeskConfig::default());
+    config.limits = Limits { calls_per_connection: 4_096, ..config.limits };
+    let control = ControlServer::start(config)?;
+    let local = ClientConfig::local(control.local(), Role::Scheduler, "bench").ok_or("no identity")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (client, _) = Client::connect(&local, Rng::new(1, "bench")).await?;
+        prepare(&client).await?;
+        for round in 0..rounds as u64 {
+            measure(&client, (round + 1) << 24).await?;
+        }
+        Ok(())
+    })
+}
+
+async fn prepare(client: &Client) -> Result<(), Failure> {
+    for at in 0..PREFILLS + DECODES {
+        let part = if at < PREFILLS { InstancePart::Prefill } else { InstancePart::Decode };
+        let register = RegisterInstance {
+            instance: format!("i{at}"),
+            life: 1,
+            tenant: String::new(),
+            model: "m".to_owned(),
+            block_tokens: BLOCK_TOKENS,
+            token_bytes: 0,
+            part,
+            capacity_tokens: 1 << 30,
+            report_ns: 0,
+            address: String::new(),
+            events: None,
+        };
+        client.call(&register).await?;
+    }
+    for seed in 0..KNOWN {
+        let (lora, salt) = (String::new(), String::new());
+        let hashes = prompt(seed)[..BLOCKS as usize / 2].to_vec();
+        let changes = vec![BlockChange::Stored { lora, salt, tier: BlockTier::Dram, parent: None, hashes }];
+        let (instance, seq) = (format!("i{}", seed % PREFILLS), seed / PREFILLS);
+        let kind = CacheReport::Goes;
+        client.call(&ReportCache { tenant: String::new(), instance, life: 1, seq, kind, changes }).await?;
+    }
+    Ok(())
+}
+
+async fn measure(client: &Client, first: u64) -> Result<(), Failure> {
+    let failed = Arc::new(AtomicU64::new(0));
+    let (count, start) = (RATE * SECONDS, Instant::now());
+    let mut asked = tokio::task::JoinSet::new();
+    let mut times_ns = Vec::with_capacity(count as usize);
+    for at in 0..count {
+        let due = start + Duration::from_nanos(at * 1_000_000_000 / RATE);
+        while Instant::now() < due {
+            // Answers are taken meanwhile.
+            tokio::task::yield_now().await;
+        }
+        let (client, failed) = (client.clone(), Arc::clone(&failed));
+        asked.spawn(async move {
+            let answer = client.call(&ask(first + at)).await;
+            let took_ns = due.elapsed().as_nanos() as u64;
+            match answer {
+                Ok(Scheduled::Assigned(assignment)) => {
+                    let update = UpdateRequest { reservation: assignment.reservation, step: RequestStep::Ended };
+                    failed.fetch_add(u64::from(client.call(&update).await.is_err()), Ordering::Relaxed);
+                }
+                _ => {
+                    failed.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            took_ns
+        });
+        while let Some(done) = asked.try_join_next() {
+            times_ns.push(done?);
+        }
+    }
+    while let Some(done) = asked.join_next().await {
+        times_ns.push(done?);
+    }
+    let took = start.elapsed().as_secs_f64();
+    times_ns.sort_unstable();
+    let at = |part: f64| times_ns[((times_ns.len() - 1) as f64 * part) as usize] as f64 / 1e3;
+    println!(
+        "  p50 {:7.1} us   p99 {:7.1} us   p99.9 {:7.1} us   {:6.0} requests/s   {} failed   (wanted: 150, 500 us)",
+        at(0.5),
+        at(0.99),
+        at(0.999),
+        times_ns.len() as f64 / took,
+        failed.load(Ordering::Relaxed),
+    );
+    Ok(())
+}

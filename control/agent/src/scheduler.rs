@@ -1,0 +1,296 @@
+//! The Conductor as a scheduler asks it: one call that says who serves a request, also when the Conductor is away.
+//!
+//! A request that has to wait for an instance waits here, and is told over a stream. While the Conductor cannot be
+//! reached, or takes longer than the budget of the call, requests go by the last table of instances and a rule of this
+//! side's ([`kvplane_conductor::fallback`]); it is asked again after a moment.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvplane_conductor::fallback;
+use kvplane_proto::Digest;
+use kvplane_rpc::conductor::{
+    Assignment, InstancePart, InstanceStatus, InstanceTable, RequestStep, Schedule, ScheduleRefusal, Scheduled,
+    UpdateRequest, WatchAssignments, WatchInstances,
+};
+use kvplane_rpc::{CallError, Role};
+
+use crate::error::Error;
+use crate::link::{ControlLink, seed};
+use crate::which::Control;
+
+/// How long the Conductor is left alone after it could not be asked.
+const LEAVE_ALONE: Duration = Duration::from_millis(500);
+/// How often one who waits looks whether the stream is still there.
+const LOOK: Duration = Duration::from_millis(100);
+/// Answers that were told and are not taken, at most.
+const TOLD: usize = 65_536;
+
+/// Where a request goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The Conductor says so, and has booked it: say how it fares ([`Scheduler::update`]), and when it has ended.
+    Booked(Assignment),
+    /// The Conductor could not be asked: this side's rule says so.
+    Local {
+        /// Who prefills.
+        prefill: String,
+        /// Who decodes, where there are instances that do nothing else.
+        decode: Option<String>,
+    },
+    /// Not served: worth trying again after so long.
+    Refused {
+        /// Why.
+        why: ScheduleRefusal,
+        /// When.
+        retry_after: Duration,
+    },
+}
+
+#[derive(Default)]
+struct Inner {
+    table: InstanceTable,
+    /// By request: what was told and is not taken yet.
+    told: HashMap<String, Scheduled>,
+    /// By instance: requests that went there by our own rule.
+    local: HashMap<String, u32>,
+    left_alone_until: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Shared {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+    watches: AtomicBool,
+    assignments: AtomicBool,
+}
+
+impl Shared {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // Each change is whole.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Says that a stream has ended, when it is dropped with it.
+struct Stream(Arc<Shared>, fn(&Shared) -> &AtomicBool);
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.1(&self.0).store(false, Ordering::Release);
+        self.0.changed.notify_all();
+    }
+}
+
+/// A scheduler's line to the Conductor. Any thread may use it.
+pub struct Scheduler {
+    link: ControlLink,
+    client: u64,
+    shared: Arc<Shared>,
+    budget: Duration,
+}
+
+impl Scheduler {
+    /// A line to the Conductor of this control plane. A call that the Conductor does not answer within `budget` is
+    /// decided here.
+    ///
+    /// # Errors
+    /// When the control plane is not found, cannot be reached, or refuses us.
+    pub fn connect(control: &Control, budget: Duration) -> Result<Self, Error> {
+        let link = ControlLink::to(control, Role::Scheduler)?;
+        let scheduler = Self { link, client: seed()?, shared: Arc::default(), budget };
+        scheduler.follow()?;
+        Ok(scheduler)
+    }
+
+    /// Begins streams that are not there.
+    fn follow(&self) -> Result<(), Error> {
+        if !self.shared.watches.swap(true, Ordering::AcqRel) {
+            let stream = Stream(Arc::clone(&self.shared), |shared| &shared.watches);
+            self.link.stream(WatchInstances, move |table| {
+                stream.0.inner().table = table;
+                stream.0.changed.notify_all();
+                true
+            })?;
+        }
+        if !self.shared.assignments.swap(true, Ordering::AcqRel) {
+            let stream = Stream(Arc::clone(&self.shared), |shared| &shared.assignments);
+            self.link.stream(WatchAssignments { client: self.client }, move |assigned| {
+                let mut inner = stream.0.inner();
+                if inner.told.len() < TOLD {
+                    inner.told.insert(assigned.request, assigned.answer);
+                }
+                drop(inner);
+                stream.0.changed.notify_all();
+                true
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The number under which the Conductor knows us.
+    #[must_use]
+    pub const fn client(&self) -> u64 {
+        self.client
+    }
+
+    /// Instances as they were told last.
+    #[must_use]
+    pub fn table(&self) -> InstanceTable {
+        self.shared.inner().table.clone()
+    }
+
+    /// Waits until the last table satisfies `good`; false when that takes longer than `patience`.
+    #[must_use]
+    pub fn wait_for_table(&self, patience: Duration, good: impl Fn(&InstanceTable) -> bool) -> bool {
+        let until = Instant::now() + patience;
+        loop {
+            // A failure to begin a stream is seen by the next call.
+            let _ = self.follow();
+            let inner = self.shared.inner();
+            if good(&inner.table) {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            drop(self.shared.changed.wait_timeout(inner, LOOK));
+        }
+    }
+
+    /// Where a request goes; waits up to `patience` where it has to wait for an instance. The request's client is set
+    /// here.
+    ///
+    /// # Errors
+    /// When the Conductor says that the request makes no sense, or it cannot be asked and no instance is known.
+    pub fn schedule(&self, mut request: Schedule, patience: Duration) -> Result<Decision, Error> {
+        request.client = self.client;
+        let until = Instant::now() + patience;
+        if request.wait_ns == 0 {
+            request.wait_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+        }
+        if self.shared.inner().left_alone_until.is_some_and(|until| Instant::now() < until) {
+            return self.decide(&request);
+        }
+        let id = request.request.clone();
+        let mut answer = match self.ask(&request) {
+            Ok(answer) => answer,
+            Err(error) if is_away(&error) => return self.decide(&request),
+            Err(error) => return Err(error),
+        };
+        loop {
+            match answer {
+                Scheduled::Assigned(assignment) => {
+                    self.shared.inner().told.remove(&id);
+                    return Ok(Decision::Booked(assignment));
+                }
+                Scheduled::Refused { why, retry_after_ns } => {
+                    self.shared.inner().told.remove(&id);
+                    return Ok(Decision::Refused { why, retry_after: Duration::from_nanos(retry_after_ns) });
+                }
+                Scheduled::Queued { reservation, .. } => {
+                    answer = match self.wait_told(&id, until) {
+                        Some(told) => told,
+                        None if Instant::now() < until => match self.ask(&request) {
+                            Ok(answer) => answer,
+                            Err(error) if is_away(&error) => return self.decide(&request),
+                            Err(error) => return Err(error),
+                        },
+                        None => {
+                            // It may have ended there at the same moment.
+                            let _ = self.update(reservation, RequestStep::Ended);
+                            Scheduled::Refused { why: ScheduleRefusal::Waited, retry_after_ns: 0 }
+                        }
+                    };
+                }
+            }
+        }
+    }
+
+    fn ask(&self, request: &Schedule) -> Result<Scheduled, Error> {
+        self.follow()?;
+        let asked = self.link.call_within(request.clone(), self.budget);
+        if asked.as_ref().is_err_and(is_away) {
+            self.shared.inner().left_alone_until = Some(Instant::now() + LEAVE_ALONE);
+        }
+        asked
+    }
+
+    /// What is told of a request; nothing when the stream has ended, so that it must be asked again, or at the end.
+    fn wait_told(&self, request: &str, until: Instant) -> Option<Scheduled> {
+        let mut inner = self.shared.inner();
+        loop {
+            if let Some(told) = inner.told.remove(request) {
+                return Some(told);
+            }
+            let now = Instant::now();
+            if now >= until || !self.shared.assignments.load(Ordering::Acquire) {
+                return None;
+            }
+            let waited = self.shared.changed.wait_timeout(inner, LOOK.min(until - now));
+            inner = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// By our own rule, with the last table.
+    fn decide(&self, request: &Schedule) -> Result<Decision, Error> {
+        let mut inner = self.shared.inner();
+        let (context, barred) = (&request.context, &request.barred);
+        let serves = |row: &&InstanceStatus| {
+            row.tenant == context.tenant
+                && row.model == context.model
+                && row.block_tokens == context.block_tokens
+                && !row.doubted
+                && !barred.contains(&row.instance)
+        };
+        let rows: Vec<&InstanceStatus> = inner.table.instances.iter().filter(serves).collect();
+        let pick = |part: InstancePart| {
+            let able = |row: &&&InstanceStatus| row.part == part || row.part == InstancePart::Mixed;
+            let rows: Vec<&InstanceStatus> = rows.iter().filter(able).copied().collect();
+            let weighed: Vec<(u64, u32)> = rows
+                .iter()
+                .map(|row| {
+                    let number = Digest::of(b"", row.instance.as_bytes()).0 as u64;
+                    (number, inner.local.get(&row.instance).copied().unwrap_or(0))
+                })
+                .collect();
+            fallback::choose(&weighed, &request.hashes).map(|at| rows[at].instance.clone())
+        };
+        let Some(prefill) = pick(InstancePart::Prefill) else {
+            return Err(Error::Argument(format!(
+                "the Conductor cannot be asked, and no instance of model {:?} is known",
+                context.model
+            )));
+        };
+        let decode = pick(InstancePart::Decode);
+        *inner.local.entry(prefill.clone()).or_default() += 1;
+        Ok(Decision::Local { prefill, decode })
+    }
+
+    /// A request that went by our own rule has ended.
+    pub fn ended(&self, decision: &Decision) {
+        let Decision::Local { prefill, .. } = decision else { return };
+        let mut inner = self.shared.inner();
+        let left = inner.local.get(prefill).map_or(0, |requests| requests.saturating_sub(1));
+        if left == 0 {
+            inner.local.remove(prefill);
+        } else {
+            inner.local.insert(prefill.clone(), left);
+        }
+    }
+
+    /// How a booked request fares.
+    ///
+    /// # Errors
+    /// When it is not booked any more, or the Conductor cannot be reached.
+    pub fn update(&self, reservation: u64, step: RequestStep) -> Result<(), Error> {
+        self.link.call_within(UpdateRequest { reservation, step }, self.budget).map(|_| ())
+    }
+}
+
+/// Whether the Conductor could not be asked.
+fn is_away(error: &Error) -> bool {
+    matches!(error, Error::Call(CallError::Unreachable { .. } | CallError::Deadline { .. } | CallError::Lost { .. }))
+}

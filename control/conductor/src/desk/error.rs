@@ -1,0 +1,96 @@
+//! Why the desk refuses.
+
+use std::fmt;
+
+use crate::scheduler::ConductorError;
+
+/// Why a call was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeskError {
+    /// Something said makes no sense.
+    Bad {
+        /// What, with its number.
+        what: String,
+    },
+    /// Nobody of that name, or not in that life.
+    UnknownInstance {
+        /// The name.
+        name: String,
+    },
+    /// No request of that id is under way.
+    UnknownRequest {
+        /// The id.
+        name: String,
+    },
+    /// No reservation of that number.
+    UnknownReservation {
+        /// The number.
+        reservation: u64,
+    },
+    /// No instance serves that model.
+    UnknownModel {
+        /// The model.
+        model: String,
+        /// Whose.
+        tenant: String,
+        /// Tokens of a block.
+        block_tokens: u32,
+    },
+    /// The name is taken by something else.
+    Conflict {
+        /// What, and by what.
+        what: String,
+    },
+    /// There are as many as there may be.
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        most: usize,
+    },
+    /// A later life of the instance has registered.
+    StaleLife {
+        /// The instance.
+        name: String,
+        /// Its present life.
+        life: u64,
+    },
+    /// What the books say.
+    Books(ConductorError),
+}
+
+impl fmt::Display for DeskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bad { what } | Self::Conflict { what } => f.write_str(what),
+            Self::UnknownInstance { name } => write!(f, "there is no instance {name:?}; register it first"),
+            Self::UnknownRequest { name } => write!(f, "no request {name:?} waits or is booked"),
+            Self::UnknownReservation { reservation } => {
+                write!(f, "there is no reservation {reservation}; it was released, or its lease ended")
+            }
+            Self::UnknownModel { model, tenant, block_tokens } => write!(
+                f,
+                "no instance of model {model:?} with blocks of {block_tokens} tokens is registered for tenant \
+                 {tenant:?}"
+            ),
+            Self::Limit { what, most } => write!(f, "there are {most} {what} already, which is the limit"),
+            Self::StaleLife { name, life } => {
+                write!(f, "instance {name:?} has registered again with life {life}; an earlier one is over")
+            }
+            Self::Books(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for DeskError {}
+
+impl From<ConductorError> for DeskError {
+    fn from(error: ConductorError) -> Self {
+        Self::Books(error)
+    }
+}
+
+/// Something that makes no sense.
+pub(super) fn bad(what: impl Into<String>) -> DeskError {
+    DeskError::Bad { what: what.into() }
+}

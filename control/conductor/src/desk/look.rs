@@ -1,0 +1,261 @@
+//! Questions that change nothing: who has how much of a prompt, why a request went where, how instances are.
+
+use std::sync::Arc;
+
+use super::cache::pool_key;
+use super::error::bad;
+use super::requests::{State, unknown_model};
+use super::{Answer, Assigned, Desk, DeskError, Hits, MAX_PROMPT_BLOCKS, Part, PoolKey, Why};
+use crate::index::{ContextKey, HolderId, Tiers};
+use crate::scheduler::ConductorError;
+
+/// Prompts in a row of which more was cached than the index knew, from which on hashes count as of different kinds.
+const MISMATCH: u32 = 16;
+/// The most holders in an answer.
+const MOST_HOLDERS: usize = 1_024;
+/// Candidates in an explanation at most.
+const CANDIDATES: usize = 64;
+
+/// Who has how much of the beginning of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holdings {
+    /// Most first.
+    pub holders: Vec<Holding>,
+    /// Tokens that the shared store and all instances can give together.
+    pub pooled_tokens: u32,
+}
+
+/// What an instance has of the beginning of a prompt, in tokens without a gap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// Who.
+    pub instance: Arc<str>,
+    /// On its GPU.
+    pub gpu_tokens: u32,
+    /// There or in its memory.
+    pub dram_tokens: u32,
+    /// There, in its memory or on its SSD.
+    pub ssd_tokens: u32,
+    /// Whether something of its cache is not known.
+    pub degraded: bool,
+}
+
+/// An instance as everybody sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceRow {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its life.
+    pub life: u64,
+    /// Whose, of which model.
+    pub pool: PoolKey,
+    /// What it does.
+    pub part: Part,
+    /// Where it is reached.
+    pub address: String,
+    /// Whether it missed reports.
+    pub doubted: bool,
+    /// Whether something of its cache is not known.
+    pub degraded: bool,
+    /// Prefills booked there.
+    pub prefills: u32,
+    /// Until these are done, in nanoseconds.
+    pub wait_ns: u64,
+    /// Tokens of KV cache of decodes booked there.
+    pub decode_tokens: u64,
+    /// These decodes.
+    pub decodes: u32,
+    /// How long ago it was heard of, in nanoseconds.
+    pub silent_ns: u64,
+}
+
+/// A pool as everybody sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolRow {
+    /// Whose, of which model.
+    pub key: PoolKey,
+    /// Instances.
+    pub instances: usize,
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Requests that wait or are booked.
+    pub requests: usize,
+    /// Blocks in the index.
+    pub blocks: usize,
+    /// Blocks that the index forgot for want of room.
+    pub forgotten_blocks: usize,
+    /// Tokens placed and reused.
+    pub hits: Hits,
+    /// Mean relative error of late predictions of prefills, in thousandths.
+    pub error_permille: u32,
+    /// Whether hashes of requests and of events seem to be of different kinds.
+    pub mismatch: bool,
+}
+
+/// Everything there is, but for requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// [`Desk::version`].
+    pub version: u64,
+    /// Instances by name.
+    pub instances: Vec<InstanceRow>,
+    /// Pools in the order of their making.
+    pub pools: Vec<PoolRow>,
+}
+
+/// An instance as it was weighed for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Who.
+    pub instance: Arc<str>,
+    /// Whether it may be chosen.
+    pub takes: bool,
+    /// Tokens of the prompt that it has or will have.
+    pub held_tokens: u32,
+    /// Until all that is booked there is done, in nanoseconds.
+    pub wait_ns: u64,
+    /// Until its NIC is free, in nanoseconds.
+    pub egress_wait_ns: u64,
+    /// Its speed beside the model's, in thousandths of time.
+    pub factor_permille: u32,
+}
+
+/// Why a request went where it went, by what is known now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explained {
+    /// What it was answered.
+    pub answer: Answer,
+    /// What it would be answered now, if it had to go at once.
+    pub now: Option<Assigned>,
+    /// Instances, those that are free soonest first.
+    pub candidates: Vec<Candidate>,
+    /// Tokens that can be had from anywhere.
+    pub pooled_tokens: u32,
+}
+
+impl Desk {
+    /// Who has how much of the beginning of a prompt; up to `most`, who has most first. `tiers` are those that count.
+    ///
+    /// # Errors
+    /// When nobody serves the model, or there are too many hashes.
+    pub fn query(
+        &mut self,
+        context: &ContextKey,
+        hashes: &[u64],
+        most: usize,
+        tiers: Tiers,
+    ) -> Result<Holdings, DeskError> {
+        if hashes.len() > MAX_PROMPT_BLOCKS {
+            return Err(bad(format!("a prompt of {} blocks; at most {MAX_PROMPT_BLOCKS}", hashes.len())));
+        }
+        let number = self.pool_of(&pool_key(context)).ok_or_else(|| unknown_model(context))?;
+        let Some(pool) = self.pools.get_mut(&number) else { return Err(bad("the pool is gone")) };
+        let (context, hashes) = pool.context(context, Arc::from(hashes))?;
+        // One more, for the shared store is no instance.
+        let most = most.min(MOST_HOLDERS);
+        let found = self.scratch.found_mut();
+        pool.index().find(context, &hashes, most + 1, tiers, found).map_err(ConductorError::from)?;
+        let pooled = pool.index().held_by_anybody(context, &hashes, Tiers::SHARED).map_err(ConductorError::from)?;
+        let block_tokens = pool.key.block_tokens;
+        let holders: Vec<HolderId> = self.scratch.found().matches().iter().map(|found| found.holder).collect();
+        let mut answer = Vec::with_capacity(holders.len());
+        for holder in holders {
+            let Some(pool) = self.pools.get(&number) else { break };
+            let Some(at) = pool.conductor.instance_of(holder) else { continue };
+            let instance = pool.prefill_name(at);
+            let [gpu, dram, ssd] = self.by_tiers(number, holder).map(|blocks| blocks.saturating_mul(block_tokens));
+            let degraded = self.instances.get(&instance).is_some_and(|known| known.degraded);
+            answer.push(Holding { instance, gpu_tokens: gpu, dram_tokens: dram, ssd_tokens: ssd, degraded });
+        }
+        answer.truncate(most);
+        Ok(Holdings { holders: answer, pooled_tokens: pooled.saturating_mul(block_tokens) })
+    }
+
+    /// Why a request went where it went.
+    ///
+    /// # Errors
+    /// When it is not known, any more or at all.
+    pub fn explain(&mut self, name: &str, now_ns: u64) -> Result<Explained, DeskError> {
+        let known = self.by_name.get(name).and_then(|id| Some((*id, self.requests.get(id)?)));
+        let Some((id, kept)) = known else {
+            return Err(DeskError::UnknownRequest { name: name.to_owned() });
+        };
+        let number = kept.pool;
+        let answer = match &kept.state {
+            State::Placed(assigned) => Answer::Assigned(assigned.clone()),
+            State::Waiting => Answer::Queued { reservation: id, position: 0, eta_ns: 0 },
+            State::Orphan(_) => Answer::Refused { why: Why::Lost, retry_after_ns: 0 },
+        };
+        let Some(pool) = self.pools.get(&number) else { return Err(bad("the pool is gone")) };
+        let orphan = if let State::Orphan(request) = &kept.state { Some(request) } else { None };
+        let Some(request) = pool.conductor.request(id).or(orphan).cloned() else {
+            return Err(bad("the books do not have this request"));
+        };
+        let (prefill, _, choice) = pool.conductor.explain(&request, now_ns);
+        let named = prefill.iter().enumerate().filter(|(at, _)| pool.conductor.holder(*at).is_ok());
+        let mut candidates: Vec<Candidate> = named
+            .map(|(at, view)| Candidate {
+                instance: pool.prefill_name(at),
+                takes: view.alive,
+                held_tokens: view.held,
+                wait_ns: view.wait_ns,
+                egress_wait_ns: view.egress_wait_ns,
+                factor_permille: (view.factor * 1000.0) as u32,
+            })
+            .collect();
+        candidates.sort_by_key(|candidate| (!candidate.takes, candidate.wait_ns));
+        candidates.truncate(CANDIDATES);
+        let now = match choice {
+            crate::policy::Choice::Place(placement) => Some(placement),
+            _ => None,
+        };
+        let now = now.map(|placement| self.assigned(number, id, &request, &placement));
+        let Some(pool) = self.pools.get_mut(&number) else { return Err(bad("the pool is gone")) };
+        let block_tokens = pool.key.block_tokens;
+        let pooled = pool.index().held_by_anybody(request.context, &request.hashes, Tiers::SHARED);
+        let pooled_tokens = pooled.unwrap_or(0).saturating_mul(block_tokens);
+        Ok(Explained { answer, now, candidates, pooled_tokens })
+    }
+
+    /// Instances and pools as they are now.
+    #[must_use]
+    pub fn table(&mut self, now_ns: u64) -> Table {
+        let mut instances = Vec::with_capacity(self.instances.len());
+        for (name, known) in &self.instances {
+            let books = self.pools.get(&known.pool).map(|pool| &pool.conductor);
+            let prefill = books.zip(known.prefill).map(|(books, at)| books.prefill_booked(at, now_ns));
+            let decode = books.zip(known.decode).map(|(books, at)| books.decode_booked(at, now_ns));
+            let ((prefills, wait_ns), (decode_tokens, decodes)) =
+                (prefill.unwrap_or_default(), decode.unwrap_or_default());
+            instances.push(InstanceRow {
+                name: Arc::clone(name),
+                life: known.spec.life,
+                pool: known.spec.pool(),
+                part: known.spec.part,
+                address: known.spec.address.clone(),
+                doubted: known.doubted,
+                degraded: known.degraded,
+                prefills,
+                wait_ns,
+                decode_tokens,
+                decodes,
+                silent_ns: now_ns.saturating_sub(known.heard_ns),
+            });
+        }
+        let row = |pool: &mut super::Pool| {
+            let stats = pool.index().stats();
+            PoolRow {
+                key: pool.key.clone(),
+                instances: pool.instances,
+                waiting: pool.conductor.waiting(),
+                requests: pool.requests,
+                blocks: stats.blocks,
+                forgotten_blocks: stats.forgotten_blocks,
+                hits: pool.hits,
+                error_permille: (pool.conductor.model().error() * 1000.0).min(1e6) as u32,
+                mismatch: pool.surprises >= MISMATCH,
+            }
+        };
+        Table { version: self.version, instances, pools: self.pools.values_mut().map(row).collect() }
+    }
+}

@@ -1,0 +1,40 @@
+//! What ends when: one moment for each request, sorted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Moments of requests.
+#[derive(Debug, Default)]
+pub(super) struct Due {
+    sorted: BTreeSet<(u64, u64)>,
+    of: BTreeMap<u64, u64>,
+}
+
+impl Due {
+    /// A request ends then, and not when it was said before.
+    pub(super) fn set(&mut self, id: u64, due_ns: u64) {
+        self.clear(id);
+        self.sorted.insert((due_ns, id));
+        self.of.insert(id, due_ns);
+    }
+
+    /// A request has ended.
+    pub(super) fn clear(&mut self, id: u64) {
+        if let Some(due_ns) = self.of.remove(&id) {
+            self.sorted.remove(&(due_ns, id));
+        }
+    }
+
+    /// The next that is due.
+    pub(super) fn next(&mut self, now_ns: u64) -> Option<u64> {
+        let (due_ns, id) = *self.sorted.first()?;
+        (due_ns <= now_ns).then(|| {
+            self.clear(id);
+            id
+        })
+    }
+
+    /// When the next is due.
+    pub(super) fn first_ns(&self) -> Option<u64> {
+        self.sorted.first().map(|(due_ns, _)| *due_ns)
+    }
+}

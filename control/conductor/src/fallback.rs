@@ -1,0 +1,56 @@
+//! Where a request goes while the Conductor cannot be asked: a rule that a client can follow with the last table.
+//!
+//! Rendezvous hashing over the instances, by a block near the beginning of the prompt, so that prompts that begin alike
+//! meet; but nobody gets more than a quarter above the mean of what this client has under way, so that a beginning that
+//! all prompts share does not send them all to one.
+
+use kvplane_proto::rng::mix64;
+
+/// Which block decides: beyond a system prompt's first, before what is each prompt's own.
+const DECIDES: usize = 2;
+
+/// The instance for a prompt: a place in `instances`, which are a number of each and what this client has under way
+/// there. None where there are none.
+#[must_use]
+pub fn choose(instances: &[(u64, u32)], hashes: &[u64]) -> Option<usize> {
+    let block = hashes.get(DECIDES.min(hashes.len().saturating_sub(1))).copied().unwrap_or(0);
+    let under_way: u64 = instances.iter().map(|(_, requests)| u64::from(*requests)).sum();
+    // The mean with this request, and a quarter, rounded up.
+    let most = ((under_way + 1) * 5).div_ceil(4 * (instances.len().max(1) as u64));
+    let free = instances.iter().enumerate().filter(|(_, (_, requests))| u64::from(*requests) < most);
+    free.max_by_key(|(_, (number, _))| mix64(block ^ mix64(*number))).map(|(at, _)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_that_begin_alike_meet_until_it_is_too_much() {
+        let mut instances: Vec<(u64, u32)> = (0..8).map(|number| (number * 77, 0)).collect();
+        let first = choose(&instances, &[1, 2, 3, 4]).expect("some");
+        assert_eq!(choose(&instances, &[1, 2, 3, 9, 9]), Some(first));
+        let mut met = 0;
+        for at in 0..800u32 {
+            let chosen = choose(&instances, &[1, 2, 3, u64::from(at)]).expect("some");
+            met += usize::from(chosen == first);
+            instances[chosen].1 += 1;
+        }
+        // All begin alike: one gets a quarter more than its share, and nobody beyond that.
+        assert!((100..=126).contains(&met), "{met}");
+        assert!(instances.iter().all(|(_, requests)| *requests <= 126), "{instances:?}");
+        assert_eq!(choose(&[], &[1]), None);
+        assert_eq!(choose(&[(5, u32::MAX)], &[]), Some(0));
+    }
+
+    #[test]
+    fn when_one_goes_only_its_own_prompts_move() {
+        let instances: Vec<(u64, u32)> = (0..10).map(|number| (mix64(number), 0)).collect();
+        let fewer = &instances[..9];
+        for prompt in 0..1_000u64 {
+            let hashes = [prompt, mix64(prompt), mix64(prompt + 1)];
+            let (before, after) = (choose(&instances, &hashes), choose(fewer, &hashes));
+            assert!(before == after || before == Some(9), "prompt {prompt}");
+        }
+    }
+}

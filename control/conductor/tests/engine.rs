@@ -1,0 +1,217 @@
+//! What engines publish: every shape that is about, golden bytes, and bytes that are none.
+
+use kvplane_conductor::desk::CacheEvent;
+use kvplane_conductor::engine::keys::{BlockKey, read_key};
+use kvplane_conductor::engine::msgpack::Value;
+use kvplane_conductor::engine::{EngineBatch, read_batch};
+use kvplane_conductor::index::Tier;
+use proptest::prelude::*;
+
+/// MessagePack, as the tests need it.
+#[derive(Clone, Debug)]
+enum Pack {
+    Nil,
+    Int(i64),
+    Big(u64),
+    Float(f64),
+    Text(String),
+    Bytes(Vec<u8>),
+    List(Vec<Self>),
+    Map(Vec<(&'static str, Self)>),
+}
+
+impl Pack {
+    fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Nil => out.push(0xc0),
+            Self::Int(number @ 0..=127) => out.push(*number as u8),
+            Self::Int(number) => {
+                out.push(0xd3);
+                out.extend_from_slice(&number.to_be_bytes());
+            }
+            Self::Big(number) => {
+                out.push(0xcf);
+                out.extend_from_slice(&number.to_be_bytes());
+            }
+            Self::Float(number) => {
+                out.push(0xcb);
+                out.extend_from_slice(&number.to_be_bytes());
+            }
+            Self::Text(text) => {
+                out.extend([0xd9, text.len() as u8]);
+                out.extend_from_slice(text.as_bytes());
+            }
+            Self::Bytes(bytes) => {
+                out.extend([0xc4, bytes.len() as u8]);
+                out.extend_from_slice(bytes);
+            }
+            Self::List(values) => {
+                out.push(0xdc);
+                out.extend_from_slice(&(values.len() as u16).to_be_bytes());
+                values.iter().for_each(|value| value.write(out));
+            }
+            Self::Map(entries) => {
+                out.push(0x80 | entries.len() as u8);
+                for (name, value) in entries {
+                    out.push(0xa0 | name.len() as u8);
+                    out.extend_from_slice(name.as_bytes());
+                    value.write(out);
+                }
+            }
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.write(&mut out);
+        out
+    }
+}
+
+fn text(text: &str) -> Pack {
+    Pack::Text(text.to_owned())
+}
+
+fn stored(tier: Tier, parent: Option<u64>, hashes: &[u64]) -> CacheEvent {
+    CacheEvent::Stored { lora: String::new(), salt: String::new(), tier, parent, hashes: hashes.to_vec() }
+}
+
+fn removed(tier: Option<Tier>, hashes: &[u64]) -> CacheEvent {
+    CacheEvent::Removed { lora: String::new(), salt: String::new(), tier, hashes: hashes.to_vec() }
+}
+
+#[test]
+fn maps_of_vllm_are_read() {
+    let digest = |last: u8| Pack::Bytes([vec![9; 31], vec![last]].concat());
+    let number = |last: u64| 0x0909_0909_0909_0900 | last;
+    let store = Pack::Map(vec![
+        ("type", text("BlockStored")),
+        ("block_hashes", Pack::List(vec![digest(1), digest(2)])),
+        ("parent_block_hash", digest(0)),
+        ("token_ids", Pack::List((0..32).map(Pack::Int).collect())),
+        ("block_size", Pack::Int(16)),
+        ("lora_id", Pack::Nil),
+        ("medium", text("CPU")),
+    ]);
+    let gone = Pack::Map(vec![
+        ("type", text("BlockRemoved")),
+        ("block_hashes", Pack::List(vec![Pack::Big(u64::MAX)])),
+        ("medium", text("GPU")),
+    ]);
+    let cleared = Pack::Map(vec![("type", text("AllBlocksCleared"))]);
+    let expected = EngineBatch {
+        events: vec![
+            stored(Tier::Dram, Some(number(0)), &[number(1), number(2)]),
+            removed(Some(Tier::Gpu), &[u64::MAX]),
+            CacheEvent::Cleared,
+        ],
+        unread: 0,
+        foreign: 0,
+    };
+    let events = Pack::List(vec![store, gone, cleared]);
+    let map = Pack::Map(vec![("ts", Pack::Float(1.5)), ("events", events.clone()), ("data_parallel_rank", Pack::Nil)]);
+    assert_eq!(read_batch(&map.bytes(), 16), Some(expected.clone()));
+    let list = Pack::List(vec![Pack::Float(1.5), events, Pack::Int(0)]);
+    assert_eq!(read_batch(&list.bytes(), 16), Some(expected));
+}
+
+/// Older engines, and SGLang with its signed numbers: tuples that end early.
+#[test]
+fn tuples_are_read_however_short() {
+    let long = Pack::List(vec![
+        text("BlockStored"),
+        Pack::List(vec![Pack::Int(-2), Pack::Int(3)]),
+        Pack::Nil,
+        Pack::List(vec![]),
+        Pack::Int(16),
+        Pack::Nil,
+    ]);
+    let short = Pack::List(vec![text("BlockStored"), Pack::List(vec![Pack::Int(5)])]);
+    let disk = Pack::List(vec![text("BlockRemoved"), Pack::List(vec![Pack::Int(5)]), text("DISK")]);
+    let anywhere = Pack::List(vec![text("BlockRemoved"), Pack::List(vec![Pack::Int(5)])]);
+    let cleared = Pack::List(vec![text("AllBlocksCleared")]);
+    let batch = Pack::List(vec![Pack::Float(0.0), Pack::List(vec![long, short, disk, anywhere, cleared])]);
+    let events = vec![
+        stored(Tier::Gpu, None, &[u64::MAX - 1, 3]),
+        stored(Tier::Gpu, None, &[5]),
+        removed(Some(Tier::Ssd), &[5]),
+        removed(None, &[5]),
+        CacheEvent::Cleared,
+    ];
+    assert_eq!(read_batch(&batch.bytes(), 16), Some(EngineBatch { events, unread: 0, foreign: 0 }));
+}
+
+#[test]
+fn what_cannot_be_read_costs_its_event_only() {
+    let event = |hashes: Pack, size: i64, medium: Pack| {
+        Pack::List(vec![text("BlockStored"), hashes, Pack::Nil, Pack::List(vec![]), Pack::Int(size), Pack::Nil, medium])
+    };
+    let one = || Pack::List(vec![Pack::Int(1)]);
+    let events = vec![
+        event(Pack::Nil, 16, Pack::Nil),
+        event(Pack::List(vec![text("no hash")]), 16, Pack::Nil),
+        event(one(), 16, text("tape")),
+        Pack::Int(4),
+        Pack::List(vec![]),
+        Pack::List(vec![text("BlockPainted")]),
+        event(one(), 32, Pack::Nil),
+        event(one(), 16, text("EXTERNAL")),
+        Pack::Map(vec![("type", text("BlockRemoved")), ("block_hashes", one()), ("group_idx", Pack::Int(1))]),
+        event(one(), 16, Pack::Nil),
+    ];
+    let batch = Pack::List(vec![Pack::Float(0.0), Pack::List(events)]);
+    let expected = EngineBatch { events: vec![stored(Tier::Gpu, None, &[1])], unread: 6, foreign: 3 };
+    assert_eq!(read_batch(&batch.bytes(), 16), Some(expected));
+    assert_eq!(read_batch(&Pack::Int(5).bytes(), 16), None);
+    assert_eq!(read_batch(&Pack::List(vec![Pack::Int(5)]).bytes(), 16), None);
+}
+
+/// Bytes as a published engine sends them: `[1.0, [["BlockRemoved", [7, 2**63]]]]`.
+#[test]
+fn golden_bytes_are_read() {
+    let bytes = b"\x92\xcb\x3f\xf0\0\0\0\0\0\0\x91\x92\xacBlockRemoved\x92\x07\xcf\x80\0\0\0\0\0\0\0";
+    let batch = read_batch(bytes, 16).expect("a batch");
+    assert_eq!(batch.events, vec![removed(None, &[7, 1 << 63])]);
+    // Deep, and longer than it is.
+    assert_eq!(Value::read(&[0x91; 64]), None);
+    assert_eq!(Value::read(b"\xdd\xff\xff\xff\xff\x01"), None);
+    assert_eq!(Value::read(b"\x01\x01"), None);
+}
+
+#[test]
+fn keys_say_their_models_and_hashes() {
+    let hash = "00112233445566778899aabbccddeeff";
+    let known = |model: &str| Some(BlockKey { model: model.to_owned(), hash: 0x8899_aabb_ccdd_eeff });
+    for (key, expected) in [
+        (format!("llama@tp_rank:0@{hash}"), known("llama")),
+        (format!("pre@meta/llama@tp_rank:0@pcp0@dcp0@pp_rank:0@{hash}"), known("meta/llama")),
+        (format!("llama@pcp1@dcp0@head_or_tp_rank:0@pp_rank:0@{hash}@0"), known("llama")),
+        (format!("llama@tp_rank:0@pp_rank:0@group:0@{hash}"), known("llama")),
+        (format!("llama@tp_rank:1@{hash}"), None),
+        (format!("llama@tp_rank:0@group:2@{hash}"), None),
+        (format!("llama@head_or_tp_rank:0@{hash}@7"), None),
+        (format!("llama@{hash}"), None),
+        ("llama@tp_rank:0@beef".to_owned(), None),
+        (format!("@tp_rank:0@{hash}"), None),
+        (String::new(), None),
+    ] {
+        assert_eq!(read_key(&key), expected, "{key}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = read_batch(&bytes, 16);
+        let _ = read_key(&String::from_utf8_lossy(&bytes));
+    }
+
+    #[test]
+    fn a_cut_batch_is_none(cut in 1usize..60, hashes in prop::collection::vec(any::<u64>(), 1..9)) {
+        let hashes = Pack::List(hashes.into_iter().map(Pack::Big).collect());
+        let event = Pack::List(vec![text("BlockRemoved"), hashes]);
+        let bytes = Pack::List(vec![Pack::Float(0.0), Pack::List(vec![event])]).bytes();
+        prop_assert!(read_batch(&bytes, 16).is_some());
+        prop_assert_eq!(read_batch(&bytes[..bytes.len() - cut.min(bytes.len())], 16), None);
+    }
+}

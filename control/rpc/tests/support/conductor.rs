@@ -1,0 +1,137 @@
+//! The Conductor's messages, for tests of bytes.
+
+use kvplane_rpc::codec::{decode, encode};
+use kvplane_rpc::conductor::*;
+
+use super::Show;
+
+fn context() -> PromptContext {
+    let [tenant, model, lora, salt] = ["t", "m", "l", "s"].map(str::to_owned);
+    PromptContext { tenant, model, lora, block_tokens: 16, salt }
+}
+
+pub(crate) fn show_requests(show: Show<'_>) {
+    let (tenant, instance) = ("t".to_owned(), "i".to_owned());
+    let [publisher, replay, topic] = ["p", "r", "k"].map(str::to_owned);
+    let register = RegisterInstance {
+        instance: instance.clone(),
+        life: 2,
+        tenant: tenant.clone(),
+        model: "m".to_owned(),
+        block_tokens: 16,
+        token_bytes: 3,
+        part: InstancePart::Decode,
+        capacity_tokens: 4,
+        report_ns: 5,
+        address: "a".to_owned(),
+        events: Some(EventSource { publisher, replay, topic }),
+    };
+    show("RegisterInstance", encode(&register));
+    let gone = DeregisterInstance { tenant: tenant.clone(), instance: instance.clone(), life: 2 };
+    show("DeregisterInstance", encode(&gone));
+    let (t, i) = (tenant.clone(), instance.clone());
+    let load = ReportLoad { tenant: t, instance: i, life: 2, seq: 3, queued_tokens: 4, decode_tokens: 5, decodes: 6 };
+    show("ReportLoad", encode(&load));
+    let (lora, salt) = ("l".to_owned(), "s".to_owned());
+    let (l, s) = (lora.clone(), salt.clone());
+    let changes = vec![
+        BlockChange::Stored { lora: l, salt: s, tier: BlockTier::Ssd, parent: Some(7), hashes: vec![8] },
+        BlockChange::Removed { lora, salt, tier: Some(BlockTier::Dram), hashes: vec![9] },
+        BlockChange::Cleared,
+    ];
+    let kind = CacheReport::Snapshot;
+    show("ReportCache", encode(&ReportCache { tenant, instance, life: 2, seq: 3, kind, changes }));
+    let query = QueryPrefix { context: context(), hashes: vec![8], most: 3, tier: BlockTier::Ssd };
+    show("QueryPrefix", encode(&query));
+    let schedule = Schedule {
+        client: 1,
+        request: "r".to_owned(),
+        context: context(),
+        tokens: 17,
+        hashes: vec![8],
+        wait_ns: 5,
+        mode: ScheduleMode::Now,
+        barred: vec!["b".to_owned()],
+    };
+    show("Schedule", encode(&schedule));
+    let step = RequestStep::PrefillDone { reused_tokens: 2, took_ns: 3 };
+    show("UpdateRequest", encode(&UpdateRequest { reservation: 1, step }));
+    show("Reschedule", encode(&Reschedule { reservation: 1, failed: vec!["b".to_owned()] }));
+    show("WatchInstances", encode(&WatchInstances));
+    show("WatchAssignments", encode(&WatchAssignments { client: 1 }));
+    show("ExplainRequest", encode(&ExplainRequest { request: "r".to_owned() }));
+}
+
+fn assignment() -> Assignment {
+    Assignment {
+        reservation: 1,
+        prefill: "p".to_owned(),
+        decode: Some("d".to_owned()),
+        reuse_tokens: 2,
+        sources: vec![FetchSource { instance: Some("i".to_owned()), tokens: 3 }],
+        keep: true,
+        wait_ns: 4,
+        prefill_ns: 5,
+        lease_ns: 6,
+    }
+}
+
+pub(crate) fn show_replies(show: Show<'_>) {
+    show("InstanceRegistered", encode(&InstanceRegistered { fresh: true, doubted_after_ns: 5 }));
+    show("CacheTaken", encode(&CacheTaken { next: 3, wanted: CacheWanted::Replay }));
+    let instance = "i".to_owned();
+    let holder =
+        PrefixHolder { instance: instance.clone(), gpu_tokens: 1, dram_tokens: 2, ssd_tokens: 3, degraded: true };
+    show("PrefixHolders", encode(&PrefixHolders { holders: vec![holder], pooled_tokens: 4 }));
+    show("Scheduled", encode(&Scheduled::Queued { reservation: 1, position: 2, eta_ns: 3 }));
+    let row = InstanceStatus {
+        instance: instance.clone(),
+        life: 2,
+        tenant: "t".to_owned(),
+        model: "m".to_owned(),
+        block_tokens: 16,
+        part: InstancePart::Mixed,
+        address: "a".to_owned(),
+        doubted: true,
+        degraded: false,
+        prefills: 1,
+        wait_ns: 2,
+        decode_tokens: 3,
+        decodes: 4,
+        silent_ns: 5,
+    };
+    let model = ModelStatus {
+        tenant: "t".to_owned(),
+        model: "m".to_owned(),
+        block_tokens: 16,
+        instances: 1,
+        waiting: 2,
+        requests: 3,
+        blocks: 4,
+        forgotten_blocks: 5,
+        tokens: 6,
+        reused_tokens: 7,
+        error_permille: 8,
+        mismatch: true,
+    };
+    show("InstanceTable", encode(&InstanceTable { version: 9, instances: vec![row], models: vec![model] }));
+    let answer = Scheduled::Assigned(assignment());
+    show("Assigned", encode(&Assigned { request: "r".to_owned(), answer }));
+    let candidate =
+        CandidateStatus { instance, takes: true, held_tokens: 1, wait_ns: 2, egress_wait_ns: 3, factor_permille: 4 };
+    let answer = Scheduled::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 7 };
+    let explained = RequestExplained { answer, now: Some(assignment()), candidates: vec![candidate], pooled_tokens: 9 };
+    show("RequestExplained", encode(&explained));
+}
+
+/// None may panic.
+pub(crate) fn decode_as_all(frame: &[u8]) {
+    let _ = decode::<RegisterInstance>(frame);
+    let _ = decode::<ReportLoad>(frame);
+    let _ = decode::<ReportCache>(frame);
+    let _ = decode::<QueryPrefix>(frame);
+    let _ = decode::<Schedule>(frame);
+    let _ = decode::<Scheduled>(frame);
+    let _ = decode::<InstanceTable>(frame);
+    let _ = decode::<RequestExplained>(frame);
+}

@@ -1,0 +1,364 @@
+//! The Conductor's host: one desk, called on the control plane's thread, with the time that passes here.
+//!
+//! Calls come from QUIC and HTTP and are answered at once; nothing waits in a queue of its own, for each connection has
+//! a limit of calls and the desk limits of everything else. Who waits for an instance is told over its stream of
+//! assignments. A stream that is not read ends; what it missed is told again when it begins anew, or asked for by id.
+
+mod convert;
+mod metrics;
+pub(crate) mod shim;
+pub(crate) mod store_blocks;
+mod subscriber;
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvplane_conductor::desk::{Desk, DeskConfig, DeskError, Load, Told};
+use kvplane_conductor::engine::keys::BlockKey;
+use kvplane_conductor::index::{Tier, Tiers};
+use kvplane_rpc::conductor::{
+    Assigned, BlockTier, CacheTaken, DeregisterInstance, EventSource, ExplainRequest, InstanceRegistered,
+    InstanceTable, PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache, ReportLoad,
+    RequestExplained, Reschedule, Schedule, Scheduled, UpdateRequest, WatchAssignments,
+};
+use kvplane_rpc::message::Done;
+use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::AbortHandle;
+use tokio::time::sleep_until;
+
+use subscriber::Followed;
+
+use convert::{answer_out, assigned_out, batch_in, context_in, refusal, spec_in, step_in, table_out};
+
+/// Assignments that may wait for a client to read them.
+const ASSIGNMENTS: usize = 1024;
+/// Clients that watch assignments, and watchers of instances.
+const WATCHERS: usize = 256;
+/// Tables that may wait for a watcher.
+const TABLES: usize = 4;
+/// Models whose seeds of hashes are remembered.
+const SEEDS: usize = 256;
+/// The longest topic.
+const TOPIC_BYTES: usize = 256;
+/// How often watchers hear of instances' loads while nothing else changes.
+const LOADS: Duration = Duration::from_secs(1);
+
+struct Core {
+    desk: Desk,
+    clients: BTreeMap<u64, mpsc::Sender<ItemFrame>>,
+    watchers: Vec<mpsc::Sender<ItemFrame>>,
+    /// By instance: who follows what it publishes.
+    followers: BTreeMap<String, AbortHandle>,
+    /// By model: what its engines' hashes begin with.
+    seeds: BTreeMap<(String, String, u32), String>,
+    /// The version that watchers heard of last, and when.
+    told: (u64, u64),
+    /// When it is looked again.
+    armed_ns: u64,
+}
+
+/// The host.
+pub(crate) struct Host {
+    core: Mutex<Core>,
+    rearm: Notify,
+    /// A model is new: nothing is known yet of its blocks in the store.
+    fresh: Notify,
+    started: Instant,
+    /// Events of engines that could not be read, and that do not concern us.
+    unread: AtomicU64,
+    foreign: AtomicU64,
+}
+
+impl Host {
+    pub(crate) fn new(config: DeskConfig, first: u64) -> Self {
+        let core = Core {
+            desk: Desk::new(config, first),
+            clients: BTreeMap::new(),
+            watchers: Vec::new(),
+            followers: BTreeMap::new(),
+            seeds: BTreeMap::new(),
+            told: (0, 0),
+            armed_ns: u64::MAX,
+        };
+        Self {
+            core: Mutex::new(core),
+            rearm: Notify::new(),
+            fresh: Notify::new(),
+            started: Instant::now(),
+            unread: AtomicU64::new(0),
+            foreign: AtomicU64::new(0),
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        // The desk is whole between calls; one that ended in a bug is that call's loss.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls the desk, tells who is to be told, and sees to it that it is looked at in time.
+    pub(crate) fn with<T>(&self, call: impl FnOnce(&mut Desk, u64) -> Result<T, DeskError>) -> Result<T, Refusal> {
+        let now_ns = self.now_ns();
+        let mut core = self.core();
+        let result = call(&mut core.desk, now_ns);
+        core.tell(now_ns);
+        if core.desk.soon_ns(now_ns).is_some_and(|soon_ns| soon_ns < core.armed_ns) {
+            self.rearm.notify_one();
+        }
+        result.map_err(|error| refusal(&error))
+    }
+
+    /// Lets time pass, for as long as it is asked to.
+    pub(crate) async fn run(&self) {
+        loop {
+            let now_ns = self.now_ns();
+            let due_ns = {
+                let mut core = self.core();
+                let due_ns = core.desk.tick(now_ns).unwrap_or(u64::MAX);
+                core.tell(now_ns);
+                let loads_ns = if core.watchers.is_empty() { u64::MAX } else { core.told.1 + LOADS.as_nanos() as u64 };
+                core.armed_ns = due_ns.min(loads_ns).max(now_ns);
+                core.armed_ns
+            };
+            // A year hence is never.
+            let due = self.started + Duration::from_nanos(due_ns.min(now_ns.saturating_add(31_536_000_000_000_000)));
+            tokio::select! {
+                () = sleep_until(due.into()) => {}
+                () = self.rearm.notified() => {}
+            }
+        }
+    }
+
+    /// Instances and models as they are.
+    pub(crate) fn table(&self) -> InstanceTable {
+        let now_ns = self.now_ns();
+        table_out(&self.core().desk.table(now_ns))
+    }
+
+    fn check_tenant(&self, instance: &str, tenant: &str) -> Result<(), Refusal> {
+        match self.core().desk.tenant_of(instance) {
+            Some(known) if known != tenant => {
+                let reason = format!("instance {instance:?} is not of tenant {tenant:?}");
+                Err(Refusal::new(RefusalCode::NotPermitted, reason))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What hashes of a model begin with.
+    fn seed(&self, context: &PromptContext) -> String {
+        let key = (context.tenant.clone(), context.model.clone(), context.block_tokens);
+        self.core().seeds.get(&key).cloned().unwrap_or_else(|| "0".to_owned())
+    }
+
+    /// Remembers it, for as many models as there may be.
+    fn set_seed(&self, context: &PromptContext, seed: String) {
+        let mut core = self.core();
+        let key = (context.tenant.clone(), context.model.clone(), context.block_tokens);
+        if core.seeds.len() >= SEEDS && !core.seeds.contains_key(&key) {
+            core.seeds.pop_first();
+        }
+        core.seeds.insert(key, seed);
+    }
+
+    /// What changed in a shard of the store; `void` is whether all that was known of it is.
+    fn store_changed(&self, shard: u64, void: bool, changes: &[(String, BlockKey, bool)]) {
+        // Too many holders of one model: its blocks in the store are not known.
+        let _ = self.with(|desk, _| {
+            if void {
+                desk.store_cleared(shard);
+            }
+            for (tenant, key, there) in changes {
+                desk.store_has(shard, tenant, &key.model, key.hash, *there)?;
+            }
+            Ok(())
+        });
+    }
+
+    /// Counts events that were left out.
+    fn note_events(&self, unread: usize, foreign: usize) {
+        self.unread.fetch_add(unread as u64, Ordering::Relaxed);
+        self.foreign.fetch_add(foreign as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn register(self: &Arc<Self>, call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
+        self.check_tenant(&call.instance, &call.tenant)?;
+        if let Some(source) = &call.events {
+            check_source(source)?;
+        }
+        let source = call.events.clone();
+        let (instance, life, block_tokens) = (call.instance.clone(), call.life, call.block_tokens);
+        let (models, registered) = self.with(|desk, now_ns| {
+            let models = desk.models();
+            Ok((models, desk.register(spec_in(call), now_ns)?))
+        })?;
+        if self.core().desk.models() > models {
+            self.fresh.notify_one();
+        }
+        if let Some(source) = source {
+            self.follow(Followed { instance, life, block_tokens, source }, registered.fresh);
+        }
+        // It may be due before anything else.
+        self.rearm.notify_one();
+        Ok(InstanceRegistered { fresh: registered.fresh, doubted_after_ns: registered.doubted_after_ns })
+    }
+
+    /// Follows what an instance publishes, if nobody does.
+    fn follow(self: &Arc<Self>, followed: Followed, fresh: bool) {
+        let mut core = self.core();
+        core.followers.retain(|_, follower| !follower.is_finished());
+        let instance = followed.instance.clone();
+        if fresh && let Some(former) = core.followers.remove(&instance) {
+            former.abort();
+        }
+        if let Entry::Vacant(free) = core.followers.entry(instance) {
+            let task = tokio::spawn(subscriber::follow(Arc::clone(self), followed));
+            free.insert(task.abort_handle());
+        }
+    }
+
+    pub(crate) fn deregister(&self, call: &DeregisterInstance) -> Result<Done, Refusal> {
+        self.check_tenant(&call.instance, &call.tenant)?;
+        let gone = self.with(|desk, now_ns| desk.deregister(&call.instance, call.life, now_ns))?;
+        if gone && let Some(follower) = self.core().followers.remove(&call.instance) {
+            follower.abort();
+        }
+        Ok(Done)
+    }
+
+    pub(crate) fn load(&self, call: &ReportLoad) -> Result<Done, Refusal> {
+        self.check_tenant(&call.instance, &call.tenant)?;
+        let ReportLoad { seq, queued_tokens, decode_tokens, decodes, .. } = *call;
+        let load = Load { seq, queued_tokens, decode_tokens, decodes };
+        self.with(|desk, now_ns| desk.report(&call.instance, call.life, load, now_ns)).map(|()| Done)
+    }
+
+    pub(crate) fn cache(&self, call: ReportCache) -> Result<CacheTaken, Refusal> {
+        self.check_tenant(&call.instance, &call.tenant)?;
+        let (instance, life, batch) = batch_in(call);
+        let ack = self.with(|desk, now_ns| desk.cache(&instance, life, batch, now_ns))?;
+        Ok(convert::ack_out(ack))
+    }
+
+    pub(crate) fn query(&self, call: &QueryPrefix) -> Result<PrefixHolders, Refusal> {
+        let tiers = Tiers::up_to(match call.tier {
+            BlockTier::Gpu => Tier::Gpu,
+            BlockTier::Dram => Tier::Dram,
+            BlockTier::Ssd => Tier::Ssd,
+        });
+        let context = context_in(call.context.clone());
+        let most = call.most as usize;
+        let holdings = self.with(|desk, _| desk.query(&context, &call.hashes, most, tiers))?;
+        Ok(convert::holdings_out(&holdings))
+    }
+
+    pub(crate) fn schedule(&self, call: Schedule) -> Result<Scheduled, Refusal> {
+        let asked = convert::asked_in(call);
+        self.with(|desk, now_ns| desk.schedule(&asked, now_ns)).map(|answer| answer_out(&answer))
+    }
+
+    pub(crate) fn update(&self, call: UpdateRequest) -> Result<Done, Refusal> {
+        self.with(|desk, now_ns| desk.update(call.reservation, step_in(call.step), now_ns)).map(|()| Done)
+    }
+
+    pub(crate) fn reschedule(&self, call: &Reschedule) -> Result<Scheduled, Refusal> {
+        let answer = self.with(|desk, now_ns| desk.reschedule(call.reservation, &call.failed, now_ns))?;
+        Ok(answer_out(&answer))
+    }
+
+    pub(crate) fn explain(&self, call: &ExplainRequest) -> Result<RequestExplained, Refusal> {
+        let explained = self.with(|desk, now_ns| desk.explain(&call.request, now_ns))?;
+        Ok(RequestExplained {
+            answer: answer_out(&explained.answer),
+            now: explained.now.as_ref().map(assigned_out),
+            candidates: explained.candidates.iter().map(convert::candidate_out).collect(),
+            pooled_tokens: explained.pooled_tokens,
+        })
+    }
+
+    pub(crate) fn watch_instances(&self) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        let table = self.table();
+        let mut core = self.core();
+        core.watchers.retain(|watcher| !watcher.is_closed());
+        if core.watchers.len() >= WATCHERS {
+            return Err(full("watch instances"));
+        }
+        let (items, receiver) = mpsc::channel(TABLES);
+        // It is empty.
+        let _ = items.try_send(frame(&table)?);
+        core.watchers.push(items);
+        drop(core);
+        self.rearm.notify_one();
+        Ok(receiver)
+    }
+
+    pub(crate) fn watch_assignments(&self, call: WatchAssignments) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        let mut core = self.core();
+        core.clients.retain(|_, client| !client.is_closed());
+        if core.clients.len() >= WATCHERS && !core.clients.contains_key(&call.client) {
+            return Err(full("watch assignments"));
+        }
+        let (items, receiver) = mpsc::channel(ASSIGNMENTS);
+        for told in core.desk.unclaimed(call.client).iter().take(ASSIGNMENTS) {
+            // What does not fit is asked for by id.
+            let _ = items.try_send(told_frame(told)?);
+        }
+        core.clients.insert(call.client, items);
+        Ok(receiver)
+    }
+}
+
+impl Core {
+    /// Sends what is to be told. Who does not read loses its stream.
+    fn tell(&mut self, now_ns: u64) {
+        while let Some(told) = self.desk.take_told() {
+            let Some(client) = self.clients.get(&told.client) else { continue };
+            // An answer is small; a client that does not keep up asks again.
+            if told_frame(&told).is_ok_and(|frame| client.try_send(frame).is_err()) {
+                self.clients.remove(&told.client);
+            }
+        }
+        if self.watchers.is_empty() {
+            return;
+        }
+        let version = self.desk.version();
+        if version == self.told.0 && now_ns < self.told.1 + LOADS.as_nanos() as u64 {
+            return;
+        }
+        self.told = (version, now_ns);
+        let Ok(frame) = frame(&table_out(&self.desk.table(now_ns))) else { return };
+        // One that is slow gets the next one.
+        self.watchers
+            .retain(|watcher| !matches!(watcher.try_send(frame.clone()), Err(mpsc::error::TrySendError::Closed(_))));
+    }
+}
+
+/// Whether events can be had from there.
+fn check_source(source: &EventSource) -> Result<(), Refusal> {
+    let replay = source.replay.is_empty() || subscriber::address_of(&source.replay).is_some();
+    if subscriber::address_of(&source.publisher).is_none() || !replay || source.topic.len() > TOPIC_BYTES {
+        let reason = format!("events come from tcp://HOST:PORT, not {:?} and {:?}", source.publisher, source.replay);
+        return Err(Refusal::new(RefusalCode::BadRequest, reason));
+    }
+    Ok(())
+}
+
+fn full(what: &str) -> Refusal {
+    Refusal::new(RefusalCode::LimitReached, format!("{WATCHERS} {what} already, which is the limit"))
+}
+
+fn frame(table: &InstanceTable) -> Result<ItemFrame, Refusal> {
+    item_frame(table).map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))
+}
+
+fn told_frame(told: &Told) -> Result<ItemFrame, Refusal> {
+    let assigned = Assigned { request: told.request.to_string(), answer: answer_out(&told.answer) };
+    item_frame(&assigned).map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))
+}

@@ -1,0 +1,227 @@
+//! Between messages and the desk's own types.
+
+use kvplane_conductor::desk::{
+    Ack, Answer, Asked, Assigned, CacheBatch, CacheChange, CacheEvent, Candidate, DeskError, Holdings, InstanceRow,
+    InstanceSpec, Mode, Part, PoolRow, Step, Table, Wanted, Why,
+};
+use kvplane_conductor::index::{ContextKey, Tier};
+use kvplane_conductor::scheduler::ConductorError;
+use kvplane_rpc::conductor::{
+    Assignment, BlockChange, BlockTier, CacheReport, CacheTaken, CacheWanted, CandidateStatus, FetchSource,
+    InstancePart, InstanceStatus, InstanceTable, ModelStatus, PrefixHolder, PrefixHolders, PromptContext,
+    RegisterInstance, ReportCache, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, Scheduled,
+};
+use kvplane_rpc::{Refusal, RefusalCode};
+
+pub(crate) fn refusal(error: &DeskError) -> Refusal {
+    let code = match error {
+        DeskError::Bad { .. } => RefusalCode::BadRequest,
+        DeskError::UnknownInstance { .. }
+        | DeskError::UnknownRequest { .. }
+        | DeskError::UnknownReservation { .. }
+        | DeskError::UnknownModel { .. }
+        | DeskError::Books(ConductorError::UnknownInstance { .. } | ConductorError::UnknownRequest { .. }) => {
+            RefusalCode::NotFound
+        }
+        DeskError::Conflict { .. } => RefusalCode::AlreadyExists,
+        DeskError::StaleLife { .. } => RefusalCode::StaleIncarnation,
+        DeskError::Limit { .. } | DeskError::Books(_) => RefusalCode::LimitReached,
+    };
+    Refusal::new(code, error.to_string())
+}
+
+pub(crate) fn context_in(context: PromptContext) -> ContextKey {
+    let PromptContext { tenant, model, lora, block_tokens, salt } = context;
+    ContextKey { tenant, model, lora, block_tokens, salt }
+}
+
+pub(crate) fn spec_in(call: RegisterInstance) -> InstanceSpec {
+    InstanceSpec {
+        name: call.instance,
+        life: call.life,
+        tenant: call.tenant,
+        model: call.model,
+        block_tokens: call.block_tokens,
+        token_bytes: call.token_bytes,
+        part: match call.part {
+            InstancePart::Prefill => Part::Prefill,
+            InstancePart::Decode => Part::Decode,
+            InstancePart::Mixed => Part::Mixed,
+        },
+        capacity_tokens: call.capacity_tokens,
+        report_ns: call.report_ns,
+        address: call.address,
+    }
+}
+
+fn tier_in(tier: BlockTier) -> Tier {
+    match tier {
+        BlockTier::Gpu => Tier::Gpu,
+        BlockTier::Dram => Tier::Dram,
+        BlockTier::Ssd => Tier::Ssd,
+    }
+}
+
+/// The instance, its life, and what it says.
+pub(crate) fn batch_in(call: ReportCache) -> (String, u64, CacheBatch) {
+    let change = match call.kind {
+        CacheReport::Goes => CacheChange::Goes,
+        CacheReport::Snapshot => CacheChange::Snapshot,
+        CacheReport::Lost => CacheChange::Lost,
+    };
+    let event = |change| match change {
+        BlockChange::Stored { lora, salt, tier, parent, hashes } => {
+            CacheEvent::Stored { lora, salt, tier: tier_in(tier), parent, hashes }
+        }
+        BlockChange::Removed { lora, salt, tier, hashes } => {
+            CacheEvent::Removed { lora, salt, tier: tier.map(tier_in), hashes }
+        }
+        BlockChange::Cleared => CacheEvent::Cleared,
+    };
+    let events = call.changes.into_iter().map(event).collect();
+    (call.instance, call.life, CacheBatch { seq: call.seq, change, events })
+}
+
+pub(crate) fn ack_out(ack: Ack) -> CacheTaken {
+    let wanted = match ack.wanted {
+        Wanted::Nothing => CacheWanted::Nothing,
+        Wanted::Replay => CacheWanted::Replay,
+        Wanted::Snapshot => CacheWanted::Snapshot,
+    };
+    CacheTaken { next: ack.next, wanted }
+}
+
+pub(crate) fn holdings_out(holdings: &Holdings) -> PrefixHolders {
+    let holder = |held: &kvplane_conductor::desk::Holding| PrefixHolder {
+        instance: held.instance.to_string(),
+        gpu_tokens: held.gpu_tokens,
+        dram_tokens: held.dram_tokens,
+        ssd_tokens: held.ssd_tokens,
+        degraded: held.degraded,
+    };
+    PrefixHolders { holders: holdings.holders.iter().map(holder).collect(), pooled_tokens: holdings.pooled_tokens }
+}
+
+pub(crate) fn asked_in(call: Schedule) -> Asked {
+    Asked {
+        client: call.client,
+        request: call.request,
+        context: context_in(call.context),
+        tokens: call.tokens,
+        hashes: call.hashes,
+        wait_ns: call.wait_ns,
+        mode: match call.mode {
+            ScheduleMode::Reserve => Mode::Reserve,
+            ScheduleMode::Now => Mode::Now,
+            ScheduleMode::Advise => Mode::Advise,
+        },
+        barred: call.barred,
+    }
+}
+
+pub(crate) fn step_in(step: RequestStep) -> Step {
+    match step {
+        RequestStep::PrefillStarted => Step::PrefillStarted,
+        RequestStep::PrefillDone { reused_tokens, took_ns } => Step::PrefillDone { reused_tokens, took_ns },
+        RequestStep::Decoding => Step::Decoding,
+        RequestStep::Alive => Step::Alive,
+        RequestStep::Ended => Step::Ended,
+    }
+}
+
+pub(crate) fn assigned_out(assigned: &Assigned) -> Assignment {
+    let source = |source: &kvplane_conductor::desk::Source| FetchSource {
+        instance: source.instance.as_ref().map(ToString::to_string),
+        tokens: source.tokens,
+    };
+    Assignment {
+        reservation: assigned.reservation,
+        prefill: assigned.prefill.to_string(),
+        decode: assigned.decode.as_ref().map(ToString::to_string),
+        reuse_tokens: assigned.reuse_tokens,
+        sources: assigned.sources.iter().map(source).collect(),
+        keep: assigned.keep,
+        wait_ns: assigned.wait_ns,
+        prefill_ns: assigned.prefill_ns,
+        lease_ns: assigned.lease_ns,
+    }
+}
+
+pub(crate) fn answer_out(answer: &Answer) -> Scheduled {
+    match answer {
+        Answer::Assigned(assigned) => Scheduled::Assigned(assigned_out(assigned)),
+        Answer::Queued { reservation, position, eta_ns } => {
+            Scheduled::Queued { reservation: *reservation, position: *position, eta_ns: *eta_ns }
+        }
+        Answer::Refused { why, retry_after_ns } => {
+            let why = match why {
+                Why::Ttft => ScheduleRefusal::Ttft,
+                Why::Tbt => ScheduleRefusal::Tbt,
+                Why::NoInstance => ScheduleRefusal::NoInstance,
+                Why::Full => ScheduleRefusal::Full,
+                Why::Waited => ScheduleRefusal::Waited,
+                Why::Lost => ScheduleRefusal::Lost,
+            };
+            Scheduled::Refused { why, retry_after_ns: *retry_after_ns }
+        }
+    }
+}
+
+pub(crate) fn candidate_out(candidate: &Candidate) -> CandidateStatus {
+    CandidateStatus {
+        instance: candidate.instance.to_string(),
+        takes: candidate.takes,
+        held_tokens: candidate.held_tokens,
+        wait_ns: candidate.wait_ns,
+        egress_wait_ns: candidate.egress_wait_ns,
+        factor_permille: candidate.factor_permille,
+    }
+}
+
+fn row_out(row: &InstanceRow) -> InstanceStatus {
+    InstanceStatus {
+        instance: row.name.to_string(),
+        life: row.life,
+        tenant: row.pool.tenant.clone(),
+        model: row.pool.model.clone(),
+        block_tokens: row.pool.block_tokens,
+        part: match row.part {
+            Part::Prefill => InstancePart::Prefill,
+            Part::Decode => InstancePart::Decode,
+            Part::Mixed => InstancePart::Mixed,
+        },
+        address: row.address.clone(),
+        doubted: row.doubted,
+        degraded: row.degraded,
+        prefills: row.prefills,
+        wait_ns: row.wait_ns,
+        decode_tokens: row.decode_tokens,
+        decodes: row.decodes,
+        silent_ns: row.silent_ns,
+    }
+}
+
+fn model_out(row: &PoolRow) -> ModelStatus {
+    ModelStatus {
+        tenant: row.key.tenant.clone(),
+        model: row.key.model.clone(),
+        block_tokens: row.key.block_tokens,
+        instances: row.instances as u64,
+        waiting: row.waiting as u64,
+        requests: row.requests as u64,
+        blocks: row.blocks as u64,
+        forgotten_blocks: row.forgotten_blocks as u64,
+        tokens: row.hits.tokens,
+        reused_tokens: row.hits.reused,
+        error_permille: row.error_permille,
+        mismatch: row.mismatch,
+    }
+}
+
+pub(crate) fn table_out(table: &Table) -> InstanceTable {
+    InstanceTable {
+        version: table.version,
+        instances: table.instances.iter().map(row_out).collect(),
+        models: table.pools.iter().map(model_out).collect(),
+    }
+}

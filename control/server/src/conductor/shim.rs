@@ -1,0 +1,330 @@
+//! The paths of Mooncake's conductor and of Dynamo's indexer, in JSON, so that routers that know those find us.
+//!
+//! | request | does |
+//! |---|---|
+//! | `POST /register` | an engine and where it publishes its events: followed from now on |
+//! | `POST /unregister` | the same engine goes |
+//! | `POST /query` | who has how much of a prompt, by tokens, hashed as vLLM does (`sha256_cbor`) |
+//! | `POST /query_by_hash` | the same, by hashes |
+//! | `GET /global_view` | models, and how many blocks are known of each |
+//! | `GET /services` | engines |
+//!
+//! An answer to a query has both shapes: `instances` with cumulative `gpu`, `cpu`, `disk` and `longest_matched`, and
+//! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that nobody serves is one of which nobody has
+//! anything.
+
+use std::collections::BTreeMap;
+
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper::{Method, Request, StatusCode};
+use kvplane_conductor::engine::hashes::{MAX_TOKENS, vllm};
+use kvplane_rpc::RefusalCode;
+use kvplane_rpc::conductor::{
+    BlockTier, DeregisterInstance, EventSource, InstancePart, PrefixHolder, PromptContext, QueryPrefix,
+    RegisterInstance,
+};
+use serde_json::{Map, Value, json};
+
+use super::Host;
+use crate::admin::answer_json;
+use crate::control::Control;
+use crate::http::Answer;
+
+/// The longest body: two million tokens, written out.
+const BODY_BYTES: usize = 24 << 20;
+/// Holders in an answer at most.
+const HOLDERS: u32 = 1_024;
+/// The largest rank.
+const RANKS: u64 = 65_535;
+/// The longest seed of hashes.
+const SEED_BYTES: usize = 64;
+
+const PATHS: [&str; 6] = ["/register", "/unregister", "/query", "/query_by_hash", "/global_view", "/services"];
+
+/// The path as metrics name it, if it is one of these.
+pub(crate) fn known(path: &str) -> Option<&'static str> {
+    PATHS.into_iter().find(|known| *known == path)
+}
+
+/// What a request gets wrong.
+struct Wrong(StatusCode, String);
+
+fn wrong(what: impl Into<String>) -> Wrong {
+    Wrong(StatusCode::BAD_REQUEST, what.into())
+}
+
+impl From<kvplane_rpc::Refusal> for Wrong {
+    fn from(refusal: kvplane_rpc::Refusal) -> Self {
+        let status = match refusal.known_code() {
+            Some(RefusalCode::NotFound) => StatusCode::NOT_FOUND,
+            Some(RefusalCode::LimitReached | RefusalCode::ShuttingDown) => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        Self(status, refusal.reason)
+    }
+}
+
+/// The answer for a path that [`known`] knows.
+pub(crate) async fn answer(control: &Control, path: &'static str, request: Request<Incoming>) -> Answer {
+    let result = match control.conductor() {
+        Ok(host) => serve(host, path, request).await,
+        Err(refusal) => Err(refusal.into()),
+    };
+    match result {
+        Ok(value) => answer_json(StatusCode::OK, &value),
+        Err(Wrong(status, what)) => answer_json(status, &json!({ "error": what })),
+    }
+}
+
+async fn serve(host: &std::sync::Arc<Host>, path: &str, request: Request<Incoming>) -> Result<Value, Wrong> {
+    let reads = path == "/global_view" || path == "/services";
+    let right = if reads { Method::GET } else { Method::POST };
+    if *request.method() != right {
+        return Err(Wrong(StatusCode::METHOD_NOT_ALLOWED, format!("only {right} is served here")));
+    }
+    if reads {
+        return Ok(if path == "/services" { services(host) } else { global_view(host) });
+    }
+    let body = match Limited::new(request.into_body(), BODY_BYTES).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => {
+            return Err(Wrong(StatusCode::PAYLOAD_TOO_LARGE, format!("a body is at most {BODY_BYTES} bytes")));
+        }
+        Err(_) => return Err(wrong("the body did not arrive whole")),
+    };
+    let body: Value = serde_json::from_slice(&body).map_err(|error| wrong(format!("the body is no JSON: {error}")))?;
+    let fields = Fields(body.as_object().ok_or_else(|| wrong("the body must be an object"))?);
+    match path {
+        "/register" => register(host, &fields),
+        "/unregister" => unregister(host, &fields),
+        "/query" => {
+            let context = fields.context()?;
+            let tokens = fields.tokens()?;
+            let seed = host.seed(&context);
+            let salt = fields.text("cache_salt")?.unwrap_or_default();
+            let lora = fields.text("lora_name")?.unwrap_or_default();
+            let hashes = vllm(&tokens, context.block_tokens as usize, &seed, &lora, &salt);
+            query(host, &fields, context, hashes)
+        }
+        _ => {
+            let context = fields.context()?;
+            let hashes = fields.hashes()?;
+            query(host, &fields, context, hashes)
+        }
+    }
+}
+
+/// A body's fields.
+struct Fields<'a>(&'a Map<String, Value>);
+
+impl Fields<'_> {
+    fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    fn text(&self, name: &str) -> Result<Option<String>, Wrong> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(wrong(format!("{name} must be a string"))),
+        }
+    }
+
+    fn required(&self, name: &str) -> Result<String, Wrong> {
+        self.text(name)?.filter(|text| !text.is_empty()).ok_or_else(|| wrong(format!("{name} is missing")))
+    }
+
+    fn number(&self, name: &str, most: u64) -> Result<Option<u64>, Wrong> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let number = value.as_u64().filter(|number| *number <= most);
+        number.map(Some).ok_or_else(|| wrong(format!("{name} must be a number from 0 to {most}")))
+    }
+
+    /// The default tenant has no name here.
+    fn tenant(&self) -> Result<String, Wrong> {
+        Ok(self.text("tenant_id")?.filter(|tenant| tenant != "default").unwrap_or_default())
+    }
+
+    fn block_tokens(&self) -> Result<u32, Wrong> {
+        let size = self.number("block_size", 1 << 20)?.filter(|size| *size > 0);
+        size.map(|size| size as u32).ok_or_else(|| wrong("block_size is missing, or 0"))
+    }
+
+    fn context(&self) -> Result<PromptContext, Wrong> {
+        let model = match self.text("model")? {
+            Some(model) => model,
+            None => self.required("model_name")?,
+        };
+        // A hash depends on adapter and salt already.
+        let (lora, salt) = (String::new(), String::new());
+        Ok(PromptContext { tenant: self.tenant()?, model, lora, block_tokens: self.block_tokens()?, salt })
+    }
+
+    fn tokens(&self) -> Result<Vec<u32>, Wrong> {
+        let tokens = self.get("token_ids").and_then(Value::as_array);
+        let tokens = tokens.ok_or_else(|| wrong("token_ids must be an array of numbers"))?;
+        if tokens.len() > MAX_TOKENS {
+            return Err(wrong(format!("{} tokens; at most {MAX_TOKENS}", tokens.len())));
+        }
+        let read = tokens.iter().map(|token| token.as_u64().and_then(|token| u32::try_from(token).ok()));
+        read.collect::<Option<_>>().ok_or_else(|| wrong("token_ids must be numbers below 2^32"))
+    }
+
+    /// Hashes as numbers, signed or not.
+    fn hashes(&self) -> Result<Vec<u64>, Wrong> {
+        let hashes = self.get("seq_hashes").or_else(|| self.get("block_hashes")).or_else(|| self.get("block_hash"));
+        let hashes = hashes.and_then(Value::as_array).ok_or_else(|| wrong("seq_hashes must be an array of numbers"))?;
+        let read = hashes.iter().map(|hash| hash.as_u64().or_else(|| hash.as_i64().map(|hash| hash as u64)));
+        read.collect::<Option<_>>().ok_or_else(|| wrong("seq_hashes must be whole numbers of 64 bits"))
+    }
+
+    /// The name of an instance, with its rank.
+    fn instance(&self) -> Result<String, Wrong> {
+        let rank = self.number("dp_rank", RANKS)?.unwrap_or(0);
+        Ok(format!("{}@{rank}", self.required("instance_id")?))
+    }
+}
+
+fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, Wrong> {
+    match fields.required("type")?.to_ascii_lowercase().as_str() {
+        "vllm" | "sglang" => {}
+        other => {
+            let what = format!("events of type {other:?} are not followed; vLLM and SGLang are");
+            return Err(Wrong(StatusCode::NOT_IMPLEMENTED, what));
+        }
+    }
+    let instance = fields.instance()?;
+    let (tenant, model) = (fields.tenant()?, fields.required("modelname")?);
+    let block_tokens = fields.block_tokens()?;
+    let seed = match fields.get("hash_profile") {
+        None => None,
+        Some(profile) => {
+            let profile = Fields(profile.as_object().ok_or_else(|| wrong("hash_profile must be an object"))?);
+            match profile.text("algorithm")?.as_deref() {
+                None | Some("sha256_cbor") => {}
+                Some(other) => {
+                    return Err(wrong(format!("hashes of {other:?} cannot be made here; of sha256_cbor can")));
+                }
+            }
+            profile.text("python_hash_seed")?
+        }
+    };
+    if seed.as_ref().is_some_and(|seed| seed.len() > SEED_BYTES) {
+        return Err(wrong(format!("python_hash_seed has at most {SEED_BYTES} bytes")));
+    }
+    let source = EventSource {
+        publisher: fields.required("endpoint")?,
+        replay: fields.text("replay_endpoint")?.unwrap_or_default(),
+        topic: String::new(),
+    };
+    let context = PromptContext { tenant: tenant.clone(), model: model.clone(), block_tokens, ..Default::default() };
+    let registered = host.register(RegisterInstance {
+        instance: instance.clone(),
+        life: 0,
+        tenant,
+        model,
+        block_tokens,
+        token_bytes: 0,
+        part: InstancePart::Mixed,
+        capacity_tokens: u64::from(u32::MAX),
+        report_ns: 0,
+        address: source.publisher.clone(),
+        events: Some(source),
+    })?;
+    if let Some(seed) = seed {
+        host.set_seed(&context, seed);
+    }
+    Ok(json!({ "status": "registered successfully", "instance_id": instance, "fresh": registered.fresh }))
+}
+
+fn unregister(host: &Host, fields: &Fields<'_>) -> Result<Value, Wrong> {
+    let (tenant, instance) = (fields.tenant()?, fields.instance()?);
+    let known = host.table().instances.iter().any(|row| row.instance == instance && row.tenant == tenant);
+    if !known {
+        return Err(Wrong(StatusCode::NOT_FOUND, format!("there is no instance {instance:?} of that tenant")));
+    }
+    host.deregister(&DeregisterInstance { tenant, instance: instance.clone(), life: 0 })?;
+    Ok(json!({ "status": "unregistered successfully", "instance_id": instance }))
+}
+
+fn query(host: &Host, fields: &Fields<'_>, context: PromptContext, hashes: Vec<u64>) -> Result<Value, Wrong> {
+    let only = fields.text("instance_id")?;
+    let tenant = external(&context.tenant).to_owned();
+    let holders = match host.query(&QueryPrefix { context, hashes, most: HOLDERS, tier: BlockTier::Ssd }) {
+        Ok(found) => found.holders,
+        Err(refusal) if refusal.known_code() == Some(RefusalCode::NotFound) => Vec::new(),
+        Err(refusal) => return Err(refusal.into()),
+    };
+    let mut by_name: BTreeMap<&str, Vec<(&str, &PrefixHolder)>> = BTreeMap::new();
+    for holder in &holders {
+        let (name, rank) = holder.instance.rsplit_once('@').unwrap_or((&holder.instance, "0"));
+        if only.as_ref().is_none_or(|only| only == name) {
+            by_name.entry(name).or_default().push((rank, holder));
+        }
+    }
+    let (mut instances, mut named) = (Map::new(), Map::new());
+    for (name, ranks) in by_name {
+        let most = |of: fn(&PrefixHolder) -> u32| ranks.iter().map(|(_, held)| of(held)).max().unwrap_or(0);
+        let (gpu, cpu, disk) =
+            (most(|held| held.gpu_tokens), most(|held| held.dram_tokens), most(|held| held.ssd_tokens));
+        let dp: Map<String, Value> =
+            ranks.iter().map(|(rank, held)| ((*rank).to_owned(), held.gpu_tokens.into())).collect();
+        let each = ranks.iter().map(|(rank, held)| {
+            let held = json!({ "gpu": held.gpu_tokens, "cpu": held.dram_tokens, "disk": held.ssd_tokens });
+            ((*rank).to_owned(), held)
+        });
+        let each: Map<String, Value> = each.collect();
+        let further = |tokens: u32, nearer: u32| if tokens > nearer { tokens } else { 0 };
+        named.insert(
+            name.to_owned(),
+            json!({
+                "longest_matched": disk, "GPU": gpu, "DP": dp, "CPU": further(cpu, gpu), "DISK": further(disk, cpu),
+            }),
+        );
+        let shown = json!({
+            "longest_matched": disk, "gpu": gpu, "dp": dp, "cpu": cpu, "disk": disk, "rank_matches": each,
+        });
+        instances.insert(name.to_owned(), shown);
+    }
+    let mut answer = Map::new();
+    answer.insert(tenant, Value::Object(named));
+    answer.insert("instances".to_owned(), Value::Object(instances));
+    Ok(Value::Object(answer))
+}
+
+fn external(tenant: &str) -> &str {
+    if tenant.is_empty() { "default" } else { tenant }
+}
+
+fn global_view(host: &Host) -> Value {
+    let contexts = host.table().models.into_iter().map(|model| {
+        json!({
+            "tenant_id": external(&model.tenant),
+            "model_name": model.model,
+            "block_size": model.block_tokens,
+            "prefix_count": model.blocks,
+            "instances": model.instances,
+            "waiting": model.waiting,
+            "hash_mismatch": model.mismatch,
+        })
+    });
+    json!({ "contexts": contexts.collect::<Vec<_>>() })
+}
+
+fn services(host: &Host) -> Value {
+    let services = host.table().instances.into_iter().map(|row| {
+        let (name, rank) = row.instance.rsplit_once('@').unwrap_or((&row.instance, "0"));
+        json!({
+            "instance_id": name,
+            "dp_rank": rank.parse::<u64>().unwrap_or(0),
+            "tenant_id": external(&row.tenant),
+            "modelname": row.model,
+            "block_size": row.block_tokens,
+            "endpoint": row.address,
+            "degraded": row.degraded,
+            "suspected": row.doubted,
+        })
+    });
+    json!({ "services": services.collect::<Vec<_>>() })
+}

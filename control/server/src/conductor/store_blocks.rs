@@ -1,0 +1,160 @@
+//! Blocks of our own store: what shards tell of objects whose keys are those of blocks, for the desk.
+//!
+//! Shards are followed from the first registration of an instance on. An object counts as long as it is in memory or on
+//! an SSD of its shard. A model that is new wants a snapshot, since nothing was kept of its blocks before.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_conductor::engine::keys::{BlockKey, read_key};
+use kvplane_rpc::codec::decode;
+use kvplane_rpc::message::{EventReport, Events, NodeEvents, ObjectChange, ObjectMedium};
+use tokio::time::sleep;
+
+use super::Host;
+use crate::control::Control;
+
+/// Blocks that are remembered, about 150 bytes each; what is beyond is not known to schedulers.
+const BLOCKS: usize = 1 << 20;
+/// How long is waited before events are asked for anew.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A block in the store.
+struct Block {
+    tenant: String,
+    key: BlockKey,
+    /// A bit for each medium that it is on.
+    media: u8,
+}
+
+/// What is known of shards.
+#[derive(Default)]
+struct Known {
+    /// By shard and object.
+    blocks: HashMap<(u64, u128), Block>,
+}
+
+/// What the desk is to be told: tenant, block, and whether it is there.
+type Change = (String, BlockKey, bool);
+
+impl Known {
+    /// Takes a report; says whether the shard's former blocks are void, and what changed.
+    fn take(&mut self, shard: u64, report: NodeEvents) -> (bool, Vec<Change>) {
+        let void = matches!(report.part, EventReport::SnapshotBegins | EventReport::Gone) || report.lost > 0;
+        if void {
+            self.blocks.retain(|(of, _), _| *of != shard);
+        }
+        let names = report.names.into_iter().filter_map(|name| {
+            let key = read_key(std::str::from_utf8(&name.key).ok()?)?;
+            Some((name.at, (String::from_utf8(name.tenant).ok()?, key)))
+        });
+        let mut names: HashMap<u32, (String, BlockKey)> = names.collect();
+        let mut changes = Vec::new();
+        for (at, event) in report.events.into_iter().enumerate() {
+            let medium = match event.medium {
+                ObjectMedium::Memory => 1,
+                ObjectMedium::Ssd => 2,
+            };
+            let name = (shard, event.digest);
+            match event.change {
+                ObjectChange::Stored => {
+                    if let Some(block) = self.blocks.get_mut(&name) {
+                        block.media |= medium;
+                    } else if let Some((tenant, key)) = names.remove(&(at as u32))
+                        && self.blocks.len() < BLOCKS
+                    {
+                        changes.push((tenant.clone(), key.clone(), true));
+                        self.blocks.insert(name, Block { tenant, key, media: medium });
+                    }
+                }
+                ObjectChange::Removed => {
+                    if let Some(block) = self.blocks.get_mut(&name) {
+                        block.media &= !medium;
+                        if block.media == 0
+                            && let Some(Block { tenant, key, .. }) = self.blocks.remove(&name)
+                        {
+                            changes.push((tenant, key, false));
+                        }
+                    }
+                }
+                ObjectChange::Cleared => self.blocks.retain(|(of, _), block| {
+                    block.media &= if *of == shard { !medium } else { u8::MAX };
+                    if block.media == 0 {
+                        changes.push((block.tenant.clone(), block.key.clone(), false));
+                    }
+                    block.media != 0
+                }),
+            }
+        }
+        (void, changes)
+    }
+}
+
+/// Follows until the control plane ends.
+pub(crate) async fn follow(host: Arc<Host>, control: Arc<Control>) {
+    host.fresh.notified().await;
+    loop {
+        let Ok(mut events) = control.follow() else {
+            sleep(RETRY).await;
+            continue;
+        };
+        // A snapshot of every shard comes first.
+        let (mut known, mut shards) = (Known::default(), BTreeSet::new());
+        loop {
+            tokio::select! {
+                item = events.recv() => {
+                    let Some(frame) = item else { break };
+                    // We made it ourselves.
+                    let Ok(Events { events }) = decode::<Events>(&frame) else { continue };
+                    let shard = events.node << 16 ^ u64::from(events.shard);
+                    let (void, changes) = known.take(shard, events);
+                    shards.insert(shard);
+                    host.store_changed(shard, void, &changes);
+                }
+                () = host.fresh.notified() => control.want_snapshot(),
+            }
+        }
+        // We did not keep up.
+        shards.into_iter().for_each(|shard| host.store_changed(shard, true, &[]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_rpc::message::{EventName, ObjectEvent};
+
+    use super::*;
+
+    fn event(change: ObjectChange, medium: ObjectMedium, digest: u128) -> ObjectEvent {
+        ObjectEvent { change, medium, digest, bytes: 5 }
+    }
+
+    fn report(part: EventReport, events: Vec<ObjectEvent>, keys: &[&str]) -> NodeEvents {
+        let name =
+            |(at, key): (usize, &&str)| EventName { at: at as u32, tenant: Vec::new(), key: key.as_bytes().to_vec() };
+        let names = keys.iter().enumerate().map(name).collect();
+        NodeEvents { node: 7, incarnation: 1, shard: 2, part, first: 1, lost: 0, events, names }
+    }
+
+    #[test]
+    fn a_block_is_there_until_it_is_on_no_medium() {
+        use ObjectChange::{Cleared, Removed, Stored};
+        use ObjectMedium::{Memory, Ssd};
+        let mut known = Known::default();
+        let key = "m@tp_rank:0@00000000000000000000000000000005";
+        let mut take = |part, events, keys: &[&str]| {
+            let (void, changes) = known.take(1, report(part, events, keys));
+            (void, changes.into_iter().map(|(_, key, there)| (key.hash, there)).collect::<Vec<_>>())
+        };
+        let live = EventReport::Live;
+        let both = vec![event(Stored, Memory, 9), event(Stored, Memory, 8)];
+        assert_eq!(take(live, both, &[key, "no block"]), (false, vec![(5, true)]));
+        assert_eq!(take(live, vec![event(Stored, Ssd, 9), event(Removed, Memory, 9)], &[]), (false, vec![]));
+        assert_eq!(take(live, vec![event(Removed, Ssd, 9)], &[]), (false, vec![(5, false)]));
+        assert_eq!(take(live, vec![event(Removed, Ssd, 9)], &[]), (false, vec![]));
+        take(live, vec![event(Stored, Memory, 9)], &[key]);
+        assert_eq!(take(live, vec![event(Cleared, Memory, 0)], &[]), (false, vec![(5, false)]));
+        assert_eq!(take(EventReport::Gone, vec![], &[]), (true, vec![]));
+    }
+}

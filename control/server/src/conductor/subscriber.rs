@@ -1,0 +1,239 @@
+//! Follows what one engine publishes of its cache over ZeroMQ, for as long as its instance is registered.
+//!
+//! Messages have a topic, a number and a batch. A number that is left out is asked for at the engine's replay socket,
+//! where it has one; what it does not have any more is lost, and the desk is told so. After a connection broke, numbers
+//! that begin anew say that the engine did too. A publisher that cannot be reached is tried again.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_conductor::desk::{CacheBatch, CacheChange, DeskError};
+use kvplane_conductor::engine::read_batch;
+use kvplane_rpc::conductor::EventSource;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+
+use super::Host;
+use crate::zmtp::message;
+use crate::zmtp_peer::{Heard, Kind, Peer, hello, subscription};
+
+/// How long connecting and the handshake may take, and each part of a replay.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// How long a publisher is left alone after its connection broke.
+const AGAIN: Duration = Duration::from_millis(500);
+/// Batches of one replay at most: ten times what engines keep.
+const REPLAYED: usize = 100_000;
+const READ_BYTES: usize = 64 << 10;
+
+/// Whose events these are.
+pub(super) struct Followed {
+    pub instance: String,
+    pub life: u64,
+    pub block_tokens: u32,
+    pub source: EventSource,
+}
+
+/// The address within `tcp://HOST:PORT`.
+pub(super) fn address_of(url: &str) -> Option<&str> {
+    let address = url.strip_prefix("tcp://").unwrap_or(url);
+    let (host, port) = address.rsplit_once(':')?;
+    (!host.is_empty() && host != "*" && port.parse::<u16>().is_ok_and(|port| port != 0)).then_some(address)
+}
+
+/// One connection.
+struct Line {
+    stream: TcpStream,
+    peer: Peer,
+    heard: std::collections::VecDeque<Heard>,
+}
+
+impl Line {
+    async fn open(url: &str, kind: Kind) -> io::Result<Self> {
+        let address = address_of(url).ok_or_else(|| io::Error::other("no address"))?;
+        let opening = async {
+            let mut stream = TcpStream::connect(address).await?;
+            stream.write_all(&hello(kind)).await?;
+            let mut line = Self { stream, peer: Peer::default(), heard: std::collections::VecDeque::new() };
+            match line.next().await? {
+                Heard::Ready => Ok(line),
+                _ => Err(io::Error::other("a message before READY")),
+            }
+        };
+        timeout(DEADLINE, opening).await.map_err(io::Error::from)?
+    }
+
+    async fn next(&mut self) -> io::Result<Heard> {
+        loop {
+            if let Some(heard) = self.heard.pop_front() {
+                return Ok(heard);
+            }
+            let mut bytes = vec![0; READ_BYTES];
+            let count = self.stream.read(&mut bytes).await?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.heard.extend(self.peer.take(&bytes[..count]).map_err(io::Error::other)?);
+        }
+    }
+
+    /// The next message; answers what else comes.
+    async fn message(&mut self) -> io::Result<Vec<Vec<u8>>> {
+        loop {
+            match self.next().await? {
+                Heard::Message(parts) => return Ok(parts),
+                Heard::Answer(answer) => timeout(DEADLINE, self.stream.write_all(&answer)).await??,
+                Heard::Ready => {}
+            }
+        }
+    }
+}
+
+/// Follows until the instance is not registered any more in this life.
+pub(super) async fn follow(host: Arc<Host>, followed: Followed) {
+    let mut follower = Follower { host, followed, next: None };
+    loop {
+        match follower.connected().await {
+            Err(Ended::Gone) => return,
+            // The publisher is away, or is none.
+            Err(Ended::Broken) => sleep(AGAIN).await,
+        }
+    }
+}
+
+/// Why following a connection ended.
+enum Ended {
+    Broken,
+    Gone,
+}
+
+impl From<io::Error> for Ended {
+    fn from(_: io::Error) -> Self {
+        Self::Broken
+    }
+}
+
+struct Follower {
+    host: Arc<Host>,
+    followed: Followed,
+    /// The number of the batch that comes next.
+    next: Option<u64>,
+}
+
+impl Follower {
+    async fn connected(&mut self) -> Result<std::convert::Infallible, Ended> {
+        let source = self.followed.source.clone();
+        let mut line = Line::open(&source.publisher, Kind::Subscriber).await?;
+        line.stream.write_all(&subscription(source.topic.as_bytes())).await?;
+        // What was published before we came, or while we were away. Numbers before it are of another life.
+        let mut before = self.next;
+        self.replay(self.next.unwrap_or(0)).await?;
+        loop {
+            let parts = line.message().await?;
+            let Some((seq, payload)) = numbered(&parts) else { continue };
+            match self.next {
+                Some(_) if before.is_some_and(|before| seq < before) => {
+                    before = None;
+                    self.began_anew(seq, payload).await?;
+                }
+                // It was replayed.
+                Some(next) if seq < next => {}
+                Some(next) if seq > next => {
+                    self.replay(next).await?;
+                    let missing = self.next.is_none_or(|next| seq > next);
+                    let change = if missing { CacheChange::Lost } else { CacheChange::Goes };
+                    self.take(seq, change, payload)?;
+                }
+                _ => self.take(seq, CacheChange::Goes, payload)?,
+            }
+        }
+    }
+
+    /// An engine that counts from the beginning again has nothing of what it had.
+    async fn began_anew(&mut self, seq: u64, payload: &[u8]) -> Result<(), Ended> {
+        if seq == 0 {
+            return self.take(0, CacheChange::Snapshot, payload);
+        }
+        self.batch(0, CacheChange::Snapshot, Vec::new())?;
+        self.next = Some(0);
+        self.replay(0).await?;
+        let missing = self.next.is_none_or(|next| seq > next);
+        self.take(seq, if missing { CacheChange::Lost } else { CacheChange::Goes }, payload)
+    }
+
+    /// Takes what the engine still has of its batches from `from` on.
+    async fn replay(&mut self, from: u64) -> Result<(), Ended> {
+        if self.followed.source.replay.is_empty() {
+            return Ok(());
+        }
+        // Without it there is a gap, which is said.
+        let Ok(mut line) = Line::open(&self.followed.source.replay, Kind::Dealer).await else { return Ok(()) };
+        let asked = message(&[b"", &from.to_be_bytes()]);
+        if !matches!(timeout(DEADLINE, line.stream.write_all(&asked)).await, Ok(Ok(()))) {
+            return Ok(());
+        }
+        for _ in 0..REPLAYED {
+            let Ok(Ok(parts)) = timeout(DEADLINE, line.message()).await else { return Ok(()) };
+            let Some((seq, payload)) = numbered(&parts) else { return Ok(()) };
+            if seq == u64::MAX {
+                return Ok(());
+            }
+            let change = match self.next {
+                Some(next) if seq < next => continue,
+                Some(next) if seq > next => CacheChange::Lost,
+                // The first that is kept may not be the first there was.
+                None if seq > from => CacheChange::Lost,
+                _ => CacheChange::Goes,
+            };
+            self.take(seq, change, payload)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, seq: u64, change: CacheChange, payload: &[u8]) -> Result<(), Ended> {
+        let read = read_batch(payload, self.followed.block_tokens);
+        let unread = read.as_ref().map_or(1, |batch| batch.unread);
+        self.host.note_events(unread, read.as_ref().map_or(0, |batch| batch.foreign));
+        self.batch(seq, change, read.unwrap_or_default().events)
+    }
+
+    fn batch(
+        &mut self,
+        seq: u64,
+        change: CacheChange,
+        events: Vec<kvplane_conductor::desk::CacheEvent>,
+    ) -> Result<(), Ended> {
+        let Followed { instance, life, .. } = &self.followed;
+        let batch = CacheBatch { seq, change, events };
+        let mut gone = false;
+        // What else is wrong with a batch is the batch's loss.
+        let _ = self.host.with(|desk, now_ns| {
+            let taken = desk.cache(instance, *life, batch, now_ns);
+            gone = matches!(taken, Err(DeskError::UnknownInstance { .. } | DeskError::StaleLife { .. }));
+            taken
+        });
+        self.next = Some(seq.wrapping_add(1));
+        if gone { Err(Ended::Gone) } else { Ok(()) }
+    }
+}
+
+/// Number and batch of a message: its last two parts.
+fn numbered(parts: &[Vec<u8>]) -> Option<(u64, &[u8])> {
+    let [.., seq, payload] = parts else { return None };
+    Some((u64::from_be_bytes(seq.as_slice().try_into().ok()?), payload))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_of_somebody() {
+        assert_eq!(address_of("tcp://10.0.0.1:5557"), Some("10.0.0.1:5557"));
+        assert_eq!(address_of("host:1"), Some("host:1"));
+        for none in ["", "tcp://", "tcp://*:5557", "tcp://host", "tcp://host:0", "tcp://host:99999", "ipc:///tmp/x"] {
+            assert_eq!(address_of(none), None, "{none}");
+        }
+    }
+}

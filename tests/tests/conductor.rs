@@ -1,0 +1,138 @@
+//! A scheduler's line to the Conductor: booked while it is there, by the last table while it is not.
+
+use std::time::{Duration, Instant};
+
+use kvplane::rpc::conductor::{
+    BlockTier, InstancePart, PromptContext, QueryPrefix, RegisterInstance, RequestStep, Schedule, ScheduleMode,
+    ScheduleRefusal,
+};
+use kvplane::rpc::{ClientConfig, Role};
+use kvplane::{Client, Control, ControlLink, Decision, Scheduler};
+use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig};
+
+mod bed;
+
+use bed::Bed;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn start() -> ControlHandle {
+    let mut config = ControlConfig::new("test");
+    config.conductor = Some(DeskConfig::default());
+    ControlServer::start(config).expect("a control plane")
+}
+
+fn control(handle: &ControlHandle, role: Role) -> Control {
+    Control::Explicit(Box::new(ClientConfig::local(handle.local(), role, "test").expect("an identity")))
+}
+
+fn register(instance: &str) -> RegisterInstance {
+    RegisterInstance {
+        instance: instance.to_owned(),
+        life: 1,
+        tenant: String::new(),
+        model: "m".to_owned(),
+        block_tokens: 16,
+        token_bytes: 0,
+        part: InstancePart::Mixed,
+        capacity_tokens: 1_000_000,
+        report_ns: 0,
+        address: String::new(),
+        events: None,
+    }
+}
+
+fn request(id: &str) -> Schedule {
+    Schedule {
+        client: 0,
+        request: id.to_owned(),
+        context: PromptContext { model: "m".to_owned(), block_tokens: 16, ..PromptContext::default() },
+        tokens: 32_000,
+        hashes: (0..2_000).collect(),
+        wait_ns: 0,
+        mode: ScheduleMode::Reserve,
+        barred: Vec::new(),
+    }
+}
+
+#[test]
+fn without_the_conductor_requests_go_by_the_last_table() {
+    let handle = start();
+    let engine = ControlLink::to(&control(&handle, Role::Client), Role::Client).expect("a line");
+    for name in ["a", "b"] {
+        engine.call(register(name)).expect("room");
+    }
+    let scheduler = Scheduler::connect(&control(&handle, Role::Scheduler), Duration::from_secs(4)).expect("a line");
+    assert!(scheduler.wait_for_table(PATIENCE, |table| table.instances.len() == 2));
+    let Decision::Booked(first) = scheduler.schedule(request("1"), PATIENCE).expect("served") else {
+        panic!("the Conductor is there");
+    };
+    drop((engine, handle));
+    let decision = scheduler.schedule(request("2"), PATIENCE).expect("decided here");
+    let Decision::Local { prefill, decode } = &decision else { panic!("nobody to ask: {decision:?}") };
+    assert!(["a", "b"].contains(&prefill.as_str()) && decode.is_some());
+    // What is under way counts, so that the second of two that begin alike goes elsewhere.
+    let other = scheduler.schedule(Schedule { barred: vec![], ..request("3") }, PATIENCE).expect("decided here");
+    let Decision::Local { prefill: elsewhere, .. } = &other else { panic!("nobody to ask: {other:?}") };
+    scheduler.ended(&decision);
+    scheduler.ended(&other);
+    assert!(["a", "b"].contains(&elsewhere.as_str()));
+    let kept = Schedule { barred: vec!["a".to_owned()], ..request("4") };
+    let Ok(Decision::Local { prefill, .. }) = scheduler.schedule(kept, PATIENCE) else { panic!("decided here") };
+    assert_eq!(prefill, "b");
+    assert!(scheduler.update(first.reservation, RequestStep::Ended).is_err());
+}
+
+#[test]
+fn who_waits_is_told_and_who_waits_too_long_is_refused() {
+    let handle = start();
+    let engine = ControlLink::to(&control(&handle, Role::Client), Role::Client).expect("a line");
+    engine.call(register("a")).expect("room");
+    let scheduler = Scheduler::connect(&control(&handle, Role::Scheduler), Duration::from_secs(10)).expect("a line");
+    let different = |id: &str, seed: u64| Schedule { hashes: (seed..seed + 2_000).collect(), ..request(id) };
+    let Decision::Booked(first) = scheduler.schedule(different("1", 1 << 40), PATIENCE).expect("served") else {
+        panic!("the instance is free");
+    };
+    let short = scheduler.schedule(different("2", 2 << 40), Duration::from_millis(50)).expect("answered");
+    assert!(matches!(short, Decision::Refused { why: ScheduleRefusal::Waited, .. }), "{short:?}");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| scheduler.schedule(different("3", 3 << 40), PATIENCE).expect("answered"));
+        scheduler.update(first.reservation, RequestStep::Ended).expect("booked");
+        assert!(matches!(waiting.join().expect("no panic"), Decision::Booked(_)));
+    });
+}
+
+/// What connectors put into the store counts for schedulers, whether it was put before or after the model came.
+#[test]
+fn blocks_in_the_store_are_known() {
+    let bed = Bed::start(1, 16 << 20);
+    let mut client = Client::connect(&bed.client_config(false)).expect("a client");
+    let key = |hash: u64| format!("m@tp_rank:0@pp_rank:0@{hash:064x}");
+    for hash in 1..=2 {
+        client.put(key(hash).as_bytes(), b"kv").expect("room");
+    }
+    client.put(b"no block at all", b"kv").expect("room");
+    let router = ControlLink::to(&bed.control_name(), Role::Scheduler).expect("a line");
+    router.call(register("a")).expect("room");
+    let until = |blocks: u32| {
+        let end = Instant::now() + PATIENCE;
+        let context = PromptContext { model: "m".to_owned(), block_tokens: 16, ..PromptContext::default() };
+        let query = QueryPrefix { context, hashes: (1..=9).collect(), most: 4, tier: BlockTier::Ssd };
+        loop {
+            let found = router.call(query.clone()).expect("served");
+            assert!(found.holders.is_empty());
+            if found.pooled_tokens == blocks * 16 {
+                return;
+            }
+            assert!(Instant::now() < end, "{blocks} blocks, not {} tokens", found.pooled_tokens);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    until(2);
+    for hash in [5, 4, 3] {
+        client.put(key(hash).as_bytes(), b"kv").expect("room");
+    }
+    until(5);
+    assert!(client.remove(key(3).as_bytes()).is_ok());
+    until(2);
+}

@@ -1,0 +1,224 @@
+//! A node over an SSD that is killed again and again under a mixed load: puts, replacements, removals, gets. Each object
+//! has one writer, which remembers what it was promised; whoever verifies knows which versions may be seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kvplane::{Client, Put};
+use kvplane_proto::rng::Rng;
+use kvplane_tools::pattern;
+
+use crate::disks::Disk;
+use crate::ssd::{Bed, counted, name, recovered, size_of};
+use crate::support::{Way, Workplace, text, wait_until};
+
+/// Kills of one device: reclaim must not begin, as what it drops is promised to nobody. A restart costs up to two
+/// segments of 4 MiB, of 31.
+const ROUNDS: u64 = 6;
+/// What all writers of a round may put, for the same reason.
+const ROUND_BYTES: usize = 8 << 20;
+
+/// An object, as its writer knows it. Version 0 is that there is none.
+struct Object {
+    newest: u64,
+    may_be: BTreeSet<u64>,
+}
+
+impl Default for Object {
+    fn default() -> Self {
+        Self { newest: 0, may_be: BTreeSet::from([0]) }
+    }
+}
+
+/// A writer and its objects.
+struct Writer {
+    objects: BTreeMap<u64, Object>,
+    next: u64,
+    replaced: u64,
+}
+
+/// What a round still has room for.
+struct Round {
+    rng: Rng,
+    left: usize,
+}
+
+fn seed_of(key: u64, version: u64) -> u64 {
+    key << 16 | version
+}
+
+fn bytes_of(key: u64, version: u64) -> usize {
+    size_of(key + 3 * version)
+}
+
+fn value_of(key: u64, version: u64) -> Vec<u8> {
+    let mut bytes = vec![0; bytes_of(key, version)];
+    pattern::fill(seed_of(key, version), 0, &mut bytes);
+    bytes
+}
+
+/// Which version an object's bytes are of. Those of short ones may be alike: then one that may be seen.
+fn version_of(key: u64, object: &Object, bytes: Option<&[u8]>) -> u64 {
+    let Some(bytes) = bytes else { return 0 };
+    let is = |version: &u64| {
+        bytes_of(key, *version) == bytes.len() && pattern::check(seed_of(key, *version), 0, bytes).is_ok()
+    };
+    let expected = object.may_be.iter().copied().filter(|version| *version > 0);
+    let version = expected.chain(1..=object.newest).find(is);
+    version.unwrap_or_else(|| {
+        panic!("{} bytes of object {key} are of none of its {} versions", bytes.len(), object.newest)
+    })
+}
+
+impl Object {
+    /// Reads it: what is seen is what it is from now on.
+    fn read(&mut self, client: &mut Client, key: u64) -> Result<(), kvplane::Error> {
+        let got = client.get(name(key).as_bytes())?;
+        let version = version_of(key, self, got.as_deref());
+        assert!(self.may_be.contains(&version), "object {key} is of version {version}, not one of {:?}", self.may_be);
+        self.may_be = BTreeSet::from([version]);
+        Ok(())
+    }
+
+    fn put(&mut self, client: &mut Client, key: u64) -> Result<(), kvplane::Error> {
+        let is_new = self.may_be.len() == 1 && self.may_be.contains(&0);
+        self.newest += 1;
+        let (version, key_name) = (self.newest, name(key));
+        // What is replaced goes first.
+        self.may_be.extend([0, version]);
+        if is_new && key.is_multiple_of(2) {
+            let put = client.put(key_name.as_bytes(), &value_of(key, version))?;
+            assert!(matches!(put, Put::Stored(_)), "object {key} was not there");
+        } else {
+            client.upsert(key_name.as_bytes(), &value_of(key, version))?;
+        }
+        self.may_be = BTreeSet::from([version]);
+        Ok(())
+    }
+
+    fn remove(&mut self, client: &mut Client, key: u64) -> Result<(), kvplane::Error> {
+        self.may_be.insert(0);
+        client.remove(name(key).as_bytes())?;
+        self.may_be = BTreeSet::from([0]);
+        Ok(())
+    }
+}
+
+impl Writer {
+    fn work(&mut self, mut client: Client, mut round: Round, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) && self.step(&mut client, &mut round).is_ok() {}
+    }
+
+    fn step(&mut self, client: &mut Client, round: &mut Round) -> Result<(), kvplane::Error> {
+        let (known, rng) = (self.objects.len() as u64, &mut round.rng);
+        let key = if known == 0 || rng.below(5) < 2 {
+            self.next += 1;
+            self.next
+        } else {
+            *self.objects.keys().nth(rng.below(known) as usize).expect("as many as were counted")
+        };
+        let act = rng.below(8);
+        let bytes = bytes_of(key, self.objects.get(&key).map_or(1, |object| object.newest + 1));
+        let has_room = round.left >= bytes;
+        let object = self.objects.entry(key).or_default();
+        if act == 0 || !has_room && act < 6 {
+            return object.read(client, key);
+        }
+        if act < 3 || !has_room {
+            object.remove(client, key)?;
+        }
+        if act > 1 && has_room {
+            round.left -= bytes;
+            self.replaced += u64::from(!object.may_be.contains(&0));
+            object.put(client, key)?;
+        }
+        Ok(())
+    }
+}
+
+/// Ends the writers, also when something failed.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn count_of(variable: &str) -> u64 {
+    std::env::var(variable).map_or(6, |count| count.parse().expect("a number"))
+}
+
+/// `KVPLANE_KILLS` says how many times to kill; by default a few.
+#[test]
+fn kills_under_load_lose_nothing_that_was_promised() {
+    let kills = count_of("KVPLANE_KILLS");
+    // A fresh device now and then, before reclaim drops the oldest.
+    for first in (0..kills).step_by(ROUNDS as usize) {
+        let bed = Bed::new("kills", &["--ssd-ack", "buffered"]);
+        kill_again_and_again(&bed, first..kills.min(first + ROUNDS), 2, |_| {});
+    }
+}
+
+/// The same, and each time the power goes too: of what was not flushed, some is lost, some torn, some there.
+#[test]
+fn power_failures_under_load_lose_nothing_that_was_promised_durable() {
+    let kills = count_of("KVPLANE_POWER_FAILURES");
+    let mut unflushed = 0;
+    for first in (0..kills).step_by(ROUNDS as usize) {
+        let place = Workplace::new("power");
+        let Some(disk) = Disk::new(&place.directory, 128 << 20) else { return };
+        let bed = Bed::over(place, text(&disk.path()), &["--ssd-ack", "durable"]);
+        kill_again_and_again(&bed, first..kills.min(first + ROUNDS), 6, |round| {
+            unflushed += disk.cut(&mut Rng::new(round, "power"));
+        });
+        assert!(disk.flushes() > 0);
+    }
+    println!("{unflushed} writes had not been flushed");
+    assert!(unflushed > 0);
+}
+
+/// Kills a node under load, lets `then` happen, and reads everything back that was written in any of the rounds.
+fn kill_again_and_again(bed: &Bed, rounds: std::ops::Range<u64>, writers: usize, mut then: impl FnMut(u64)) {
+    let new = |writer: usize| Writer { objects: BTreeMap::new(), next: writer as u64 * 1_000_000, replaced: 0 };
+    let mut all: Vec<Writer> = (0..writers).map(new).collect();
+    // The last start only reads.
+    for round in rounds.start..=rounds.end {
+        let mut dev = bed.start();
+        recovered(&dev);
+        for (writer, way) in all.iter_mut().zip(Way::BOTH.into_iter().cycle()) {
+            let mut client = bed.client(way);
+            for (key, object) in &mut writer.objects {
+                object.read(&mut client, *key).unwrap_or_else(|error| panic!("object {key}: {error}"));
+            }
+        }
+        if round == rounds.end {
+            dev.kill();
+            break;
+        }
+        // Connected before anything is killed.
+        let clients: Vec<Client> = Way::BOTH.into_iter().cycle().take(writers).map(|way| bed.client(way)).collect();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _stopped = StopOnDrop(&stop);
+            for (at, (writer, client)) in all.iter_mut().zip(clients).enumerate() {
+                let rng = Rng::new(round << 8 | at as u64, "kills");
+                let (round, stop) = (Round { rng, left: ROUND_BYTES / writers }, &stop);
+                scope.spawn(move || writer.work(client, round, stop));
+            }
+            // Until there is something to lose, and a little more.
+            let some = wait_until(|| (counted(&dev, "kvplane_tier_writes_total") >= 20.0).then_some(()));
+            let reclaimed = counted(&dev, "kvplane_tier_reclaimed_total");
+            std::thread::sleep(Duration::from_millis(7 * (round % 6)));
+            dev.kill();
+            assert!(some.is_some(), "nothing is written");
+            assert_eq!(reclaimed, 0.0, "the device is too small for what is put here");
+        });
+        then(round);
+    }
+    let kept = all.iter().flat_map(|writer| writer.objects.values()).filter(|one| !one.may_be.contains(&0)).count();
+    let replaced: u64 = all.iter().map(|writer| writer.replaced).sum();
+    println!("{kept} objects are there, {replaced} replacements");
+    assert!(kept >= 10 && replaced >= 5, "{kept} objects were promised, {replaced} replaced");
+}

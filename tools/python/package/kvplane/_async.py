@@ -1,0 +1,101 @@
+"""The store for asyncio: `AsyncStore`."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type
+
+from kvplane._store import Key, Piece, Registration, Store
+
+
+class AsyncStore:
+    """The same for asyncio: every call of `Store` that waits, as a coroutine.
+
+    Calls run on threads of this object's own, as many as the native half serves at a time. A coroutine that is
+    cancelled returns at once; its transfer goes on in the background, and keeps its memory alive until it has ended.
+    """
+
+    _THREADS = 16
+
+    def __init__(self, control: Optional[str] = None, **settings: Any):
+        self._store = Store(control, **settings)
+        self._threads = ThreadPoolExecutor(self._THREADS, thread_name_prefix="kvplane")
+
+    @classmethod
+    async def connect(cls, control: Optional[str] = None, **settings: Any) -> "AsyncStore":
+        """Connects without holding up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(None, lambda: cls(control, **settings))
+
+    async def _run(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*arguments, **keywords))
+
+    async def put(self, key: Key, value: Any, **how: Any) -> None:
+        """See `Store.put`."""
+        await self._run(self._store.put, key, value, **how)
+
+    async def put_many(self, items: Dict[Key, Any], **how: Any) -> None:
+        """See `Store.put_many`."""
+        await self._run(self._store.put_many, items, **how)
+
+    async def put_from(self, items: Iterable[Tuple[Key, Piece]], **how: Any) -> None:
+        """See `Store.put_from`."""
+        await self._run(self._store.put_from, list(items), **how)
+
+    async def get(self, key: Key) -> Optional[bytes]:
+        """See `Store.get`."""
+        return await self._run(self._store.get, key)
+
+    async def get_into(self, key: Key, buffer: Any) -> Optional[int]:
+        """See `Store.get_into`."""
+        return await self._run(self._store.get_into, key, buffer)
+
+    async def get_many(self, keys: Sequence[Key]) -> List[Optional[bytes]]:
+        """See `Store.get_many`; the gets run side by side."""
+        return list(await asyncio.gather(*(self.get(key) for key in keys)))
+
+    async def get_many_into(self, items: Iterable[Tuple[Key, Piece]]) -> List[Optional[int]]:
+        """See `Store.get_many_into`."""
+        return await self._run(self._store.get_many_into, list(items))
+
+    async def exists(self, key: Key) -> bool:
+        """See `Store.exists`."""
+        return await self._run(self._store.exists, key)
+
+    async def exists_many(self, keys: Sequence[Key]) -> List[bool]:
+        """See `Store.exists_many`."""
+        return await self._run(self._store.exists_many, keys)
+
+    async def size(self, key: Key) -> Optional[int]:
+        """See `Store.size`."""
+        return await self._run(self._store.size, key)
+
+    async def remove(self, key: Key) -> bool:
+        """See `Store.remove`."""
+        return await self._run(self._store.remove, key)
+
+    async def remove_many(self, keys: Sequence[Key]) -> List[bool]:
+        """See `Store.remove_many`."""
+        return await self._run(self._store.remove_many, keys)
+
+    async def remove_matching(self, pattern: str) -> int:
+        """See `Store.remove_matching`."""
+        return await self._run(self._store.remove_matching, pattern)
+
+    async def clear(self) -> int:
+        """See `Store.clear`."""
+        return await self._run(self._store.clear)
+
+    def register(self, buffer: Any) -> Registration:
+        """See `Store.register`; does not wait."""
+        return self._store.register(buffer)
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        await asyncio.get_running_loop().run_in_executor(None, self._store.close)
+        self._threads.shutdown(wait=False)
+
+    async def __aenter__(self) -> "AsyncStore":
+        return self
+
+    async def __aexit__(self, kind: Optional[Type[BaseException]], value: Any, trace: Optional[TracebackType]) -> None:
+        await self.close()

@@ -1,0 +1,244 @@
+"""The store: `Store`, for any number of threads."""
+
+from types import TracebackType
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+
+from kvplane import _native
+from kvplane._buffers import exporter
+from kvplane._errors import Closed, Unreachable, error
+
+Key = Union[str, bytes]
+
+_NOT_FOUND = -704
+_LONGEST_PIN_S = 86_400
+
+
+class Piece(NamedTuple):
+    """A part of registered memory."""
+
+    address: int
+    size: int
+
+
+class Registration:
+    """Memory that is registered with a store until this is closed. Slices of it name parts: `memory[4096:8192]`."""
+
+    def __init__(self, store: "_native.Store", owner: Any):
+        self._buffer = exporter(owner)
+        # A view keeps a bytearray from being resized, and with it the memory where it is.
+        self._view: Optional[memoryview] = memoryview(self._buffer)
+        self._store = store
+        self.address, self.size = _native.buffer_address(self._buffer, False)
+        code = store.register(self.address, self.size)
+        if code < 0:
+            raise error(code)
+
+    def __getitem__(self, part: slice) -> Piece:
+        start, stop, step = part.indices(self.size)
+        if step != 1:
+            raise ValueError("a part of memory has no step")
+        return Piece(self.address + start, max(stop - start, 0))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def close(self) -> None:
+        """Forgets the memory. When this returns, no call uses it any more."""
+        if self._view is not None:
+            code = self._store.unregister(self.address)
+            if code < 0 and code != -1:
+                raise error(code)
+            self._view.release()
+            self._view = None
+
+    def __enter__(self) -> "Registration":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Any, trace: Optional[TracebackType]) -> None:
+        self.close()
+
+
+def _kept(
+    replace: bool, pin: bool, keep: float, group: Optional[str], kind: int
+) -> Optional[Tuple[int, int, bool, int, bool]]:
+    if not 0 <= keep <= _LONGEST_PIN_S:
+        raise ValueError(f"an object can be kept for 0 to {_LONGEST_PIN_S} s, not {keep}")
+    number = 0
+    if group is not None:
+        import hashlib
+
+        number = int.from_bytes(hashlib.blake2b(group.encode(), digest_size=8).digest(), "little") or 1
+    if not (replace or pin or keep or number or kind):
+        return None
+    return (number, int(keep * 1000), pin, kind, replace)
+
+
+class Store:
+    """A connection to the store of a cluster. Any number of threads may use one.
+
+    Without arguments, the cluster of this user on this host: that of `kvplane dev` or `kvplane control`. Elsewhere,
+    `control` names the control planes (`host:port,host:port`) and `certificates` the folder that `kvplane ctl cert`
+    made. With `memory`, this process gives so many bytes to the cluster. `deadline` bounds each call, in seconds.
+    """
+
+    def __init__(
+        self,
+        control: Optional[str] = None,
+        *,
+        cluster: Optional[str] = None,
+        certificates: Optional[str] = None,
+        tenant: str = "",
+        memory: int = 0,
+        shared_memory: bool = True,
+        deadline: float = 10.0,
+        runtime_directory: Optional[str] = None,
+    ):
+        try:
+            native = _native.Store(
+                master=control,
+                cluster=cluster,
+                certificates=certificates,
+                runtime_directory=runtime_directory,
+                tenant=tenant,
+                shared_memory=shared_memory,
+                deadline=deadline,
+            )
+        except ConnectionError as problem:
+            raise Unreachable(-900, str(problem)) from None
+        if memory > 0:
+            joined = native.join(memory)
+            if not isinstance(joined, str):
+                native.close()
+                raise error(joined)
+        self._open: Optional[_native.Store] = native
+
+    def _native(self) -> "_native.Store":
+        if self._open is None:
+            raise Closed(-1, "the store was closed")
+        return self._open
+
+    def put(
+        self,
+        key: Key,
+        value: Any,
+        *,
+        replace: bool = False,
+        pin: bool = False,
+        keep: float = 0.0,
+        group: Optional[str] = None,
+        kind: int = 0,
+    ) -> None:
+        """Stores bytes under a key. An object that is there is left as it is, or with `replace` replaced.
+
+        `pin`: it is never evicted. `keep`: it is kept before others for so many seconds. `group`: what is evicted and
+        prefetched together. `kind`: a number from 0 to 255 of the caller's.
+        """
+        self._check(self._native().put(key, exporter(value), _kept(replace, pin, keep, group, kind)))
+
+    def put_many(self, items: Dict[Key, Any], *, replace: bool = False, pin: bool = False, keep: float = 0.0) -> None:
+        """Stores many in one batch. All that can be stored are; the first problem is raised after."""
+        buffers = [exporter(value) for value in items.values()]
+        places = [_native.buffer_address(buffer, False) for buffer in buffers]
+        addresses, sizes = [place[0] for place in places], [place[1] for place in places]
+        kept = _kept(replace, pin, keep, None, 0)
+        self._all(self._native().put_from(list(items), addresses, sizes, kept))
+
+    def put_from(self, items: Iterable[Tuple[Key, Piece]], *, replace: bool = False, pin: bool = False) -> None:
+        """Stores parts of registered memory, without a copy of ours."""
+        keys, pieces = zip(*items) if items else ((), ())
+        kept = _kept(replace, pin, 0.0, None, 0)
+        codes = self._native().put_from(keys, [one.address for one in pieces], [one.size for one in pieces], kept)
+        self._all(codes)
+
+    def get(self, key: Key) -> Optional[bytes]:
+        """The bytes under a key; None when there are none."""
+        value = self._native().get(key)
+        if isinstance(value, bytes):
+            return value
+        if value == _NOT_FOUND:
+            return None
+        raise error(value)
+
+    def get_into(self, key: Key, buffer: Any) -> Optional[int]:
+        """Brings an object into a writable buffer; its length, None when there is none."""
+        return self._found(self._native().receive(key, exporter(buffer)))
+
+    def get_many_into(self, items: Iterable[Tuple[Key, Piece]]) -> List[Optional[int]]:
+        """Brings many into parts of registered memory, without a copy of ours; the length of each."""
+        keys, pieces = zip(*items) if items else ((), ())
+        codes = self._native().get_into(keys, [one.address for one in pieces], [one.size for one in pieces])
+        return [self._found(code) for code in codes]
+
+    def get_many(self, keys: Sequence[Key]) -> List[Optional[bytes]]:
+        """The bytes under many keys."""
+        return [self.get(key) for key in keys]
+
+    def exists(self, key: Key) -> bool:
+        """Whether there is an object."""
+        return self.exists_many([key])[0]
+
+    def exists_many(self, keys: Sequence[Key]) -> List[bool]:
+        """Which of these keys have one: one question to each shard."""
+        codes = self._native().exists(keys)
+        self._all(codes)
+        return [code == 1 for code in codes]
+
+    def size(self, key: Key) -> Optional[int]:
+        """Length of an object; None when there is none."""
+        return self._found(self._native().sizes([key])[0])
+
+    def remove(self, key: Key) -> bool:
+        """Removes an object; whether there was one. Who reads it reads on."""
+        return self._found(self._native().remove([key])[0]) is not None
+
+    def remove_many(self, keys: Sequence[Key]) -> List[bool]:
+        """Removes many."""
+        return [self._found(code) is not None for code in self._native().remove(keys)]
+
+    def remove_matching(self, pattern: str) -> int:
+        """Removes the objects whose keys have a match of a regular expression; how many."""
+        return self._check(self._native().remove_matching(pattern))
+
+    def clear(self) -> int:
+        """Removes all objects of this tenant; how many."""
+        return self._check(self._native().remove_all())
+
+    def register(self, buffer: Any) -> Registration:
+        """Registers memory, for `put_from` and `get_many_into`."""
+        return Registration(self._native(), buffer)
+
+    def close(self) -> None:
+        """Ends the connection; memory that was given to the cluster is taken back."""
+        native, self._open = self._open, None
+        if native is not None:
+            native.close()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Any, trace: Optional[TracebackType]) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", None) is not None:
+            self.close()
+
+    @staticmethod
+    def _check(code: int) -> int:
+        if code < 0:
+            raise error(code)
+        return code
+
+    @staticmethod
+    def _found(code: int) -> Optional[int]:
+        if code == _NOT_FOUND:
+            return None
+        if code < 0:
+            raise error(code)
+        return code
+
+    @staticmethod
+    def _all(codes: Sequence[int]) -> None:
+        bad = next((code for code in codes if code < 0), 0)
+        if bad:
+            raise error(bad)

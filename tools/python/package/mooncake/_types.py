@@ -1,0 +1,273 @@
+"""Values of `mooncake.store`: enumerations, how an object is to be kept, and what is said of its replicas."""
+
+import enum
+import mmap
+
+from kvplane import _native
+
+
+class ObjectDataType(enum.IntEnum):
+    """What an object is, by its owner's word."""
+
+    UNKNOWN = 0
+    KVCACHE = 1
+    TENSOR = 2
+    WEIGHT = 3
+    SAMPLE = 4
+    ACTIVATION = 5
+    GRADIENT = 6
+    OPTIMIZER_STATE = 7
+    METADATA = 8
+    GENERAL = 9
+
+
+class ReplicaStatus(enum.IntEnum):
+    """Where a replica is in its life."""
+
+    UNDEFINED = 0
+    INITIALIZED = 1
+    PROCESSING = 2
+    COMPLETE = 3
+    REMOVED = 4
+    FAILED = 5
+
+
+class TaskStatus(enum.IntEnum):
+    """Where a copy or move is."""
+
+    PENDING = 0
+    PROCESSING = 1
+    FAILED = 2
+    SUCCESS = 3
+
+
+class TaskType(enum.IntEnum):
+    """What such a task does."""
+
+    REPLICA_COPY = 0
+    REPLICA_MOVE = 1
+
+
+class SoftPinAction(enum.IntEnum):
+    """What a put does to an object's soft pin."""
+
+    PRESERVE = 0
+    ENABLE = 1
+    DISABLE = 2
+
+
+#: How long a soft pin lasts where nobody says, in milliseconds.
+_SOFT_PIN_MS = 1_800_000
+#: The longest that can be asked for, and a wish that the store refuses.
+_SOFT_PIN_MOST_MS = 86_400_000
+_REFUSED_MS = 2**32 - 1
+
+
+class ReplicateConfig:
+    """How an object is to be kept.
+
+    Counts of replicas and preferred segments are accepted and have no effect: how many copies there are is the
+    cluster's (`kvplane control --replicas`), and where they are follows from the key.
+    """
+
+    def __init__(self):
+        self.replica_num = 1
+        self.nof_replica_num = 0
+        self.dfs_replica_num = 0
+        self.soft_pin_action = SoftPinAction.PRESERVE
+        self.soft_pin_ttl_ms = None
+        self.with_hard_pin = False
+        self.preferred_segment = ""
+        self.preferred_segments = []
+        self.preferred_nof_segments = []
+        self.prefer_alloc_in_same_node = False
+        self.data_type = ObjectDataType.UNKNOWN
+        self.group_ids = None
+
+    def __repr__(self):
+        values = {name.lstrip("_"): value for name, value in vars(self).items()}
+        return f"ReplicateConfig({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+
+    @property
+    def soft_pin_ttl_ms(self):
+        """How long a soft pin lasts, in milliseconds; None for the default."""
+        return self._soft_pin_ttl_ms
+
+    @soft_pin_ttl_ms.setter
+    def soft_pin_ttl_ms(self, wanted):
+        if wanted is not None and (not hasattr(wanted, "__index__") or not 0 <= wanted < 1 << 64):
+            raise TypeError(f"soft_pin_ttl_ms is None or a number of milliseconds, not {wanted!r}")
+        self._soft_pin_ttl_ms = wanted
+
+    @property
+    def with_soft_pin(self):
+        """Whether the object is to be kept before others: the older spelling of `soft_pin_action`."""
+        return self.soft_pin_action == SoftPinAction.ENABLE
+
+    @with_soft_pin.setter
+    def with_soft_pin(self, wanted):
+        self.soft_pin_action = SoftPinAction.ENABLE if wanted else SoftPinAction.DISABLE
+
+
+def kept(config, replace, group=0):
+    """What the native half is told of a `ReplicateConfig`."""
+    if config is None:
+        return (group, 0, False, 0, replace) if replace or group else None
+    if not isinstance(config, ReplicateConfig):
+        raise TypeError(f"config is a ReplicateConfig, not {type(config).__name__}")
+    pin = 0
+    if config.soft_pin_action == SoftPinAction.ENABLE:
+        wanted = config.soft_pin_ttl_ms
+        pin = _SOFT_PIN_MS if wanted is None else min(int(wanted), _SOFT_PIN_MOST_MS)
+    elif config.soft_pin_ttl_ms is not None:
+        # How long, but not that: the original refuses this with -600.
+        pin = _REFUSED_MS
+    return (group, pin, bool(config.with_hard_pin), int(config.data_type), replace)
+
+
+class BufferHandle(mmap.mmap):
+    """An object in memory of its own, which lives as long as this: also after the store was closed."""
+
+    def __new__(cls, size):
+        return super().__new__(cls, -1, size)
+
+    def ptr(self):
+        """ptr(self: mooncake.store.BufferHandle) -> int"""
+        return _native.buffer_address(self, True)[0]
+
+    def size(self):
+        """size(self: mooncake.store.BufferHandle) -> int"""
+        return len(self)
+
+
+class Descriptor:
+    """Where a replica's bytes are."""
+
+    def __init__(self):
+        self.size = 0
+        self.buffer_address = 0
+        self.transport_endpoint = ""
+
+
+class MemoryDescriptor:
+    """A replica in memory."""
+
+    def __init__(self, descriptor=None):
+        self.buffer_descriptor = descriptor or Descriptor()
+
+
+class DiskDescriptor:
+    """A replica in a file."""
+
+    def __init__(self, file_path="", object_size=0):
+        self.file_path = file_path
+        self.object_size = object_size
+
+
+class ReplicaDescriptor:
+    """A replica of an object."""
+
+    def __init__(self, endpoint="", size=0):
+        descriptor = Descriptor()
+        descriptor.size = size
+        descriptor.transport_endpoint = endpoint
+        self._memory = MemoryDescriptor(descriptor)
+        self.status = ReplicaStatus.COMPLETE
+
+    def is_memory_replica(self):
+        """is_memory_replica(self: mooncake.store.ReplicaDescriptor) -> bool"""
+        return True
+
+    def is_disk_replica(self):
+        """is_disk_replica(self: mooncake.store.ReplicaDescriptor) -> bool
+
+        Objects on an SSD are read like those in memory: by the shard that owns them.
+        """
+        return False
+
+    def is_local_disk_replica(self):
+        """is_local_disk_replica(self: mooncake.store.ReplicaDescriptor) -> bool"""
+        return False
+
+    def get_memory_descriptor(self):
+        """get_memory_descriptor(self: mooncake.store.ReplicaDescriptor) -> mooncake.store.MemoryDescriptor"""
+        return self._memory
+
+    def get_disk_descriptor(self):
+        """get_disk_descriptor(self: mooncake.store.ReplicaDescriptor) -> mooncake.store.DiskDescriptor"""
+        raise RuntimeError("this replica is not in a file")
+
+
+class QueryTaskResponse:
+    """What is known of a copy or move."""
+
+    def __init__(self):
+        self.id = (0, 0)
+        self.type = TaskType.REPLICA_COPY
+        self.status = TaskStatus.PENDING
+        self.created_at_ms_epoch = 0
+        self.last_updated_at_ms_epoch = 0
+        self.assigned_client = (0, 0)
+        self.message = ""
+
+
+class ParallelAxis:
+    """One axis along which a tensor is split: `tp`, `dp`, `ep` or `pp`."""
+
+    def __init__(self, kind="", rank=0, size=1, split_dim=None, expert_id=None, stage_id=None):
+        self.kind = kind
+        self.rank = rank
+        self.size = size
+        self.split_dim = split_dim
+        self.expert_id = expert_id
+        self.stage_id = stage_id
+
+
+class TensorParallelism:
+    """How a tensor is split: its axes."""
+
+    def __init__(self, axes=None):
+        self.axes = list(axes or [])
+
+
+class ReadTarget:
+    """What a get of a tensor is to return: `as_stored`, `shard` or `full`."""
+
+    def __init__(self, mode="as_stored", parallelism=None):
+        self.mode = mode
+        self.parallelism = parallelism
+
+
+class MooncakeHostMemAllocator:
+    """Memory that peers on this host can map."""
+
+    def __init__(self):
+        self._memory = _native.HostMemory()
+
+    def alloc(self, size):
+        """alloc(self: mooncake.store.MooncakeHostMemAllocator, arg0: int) -> int
+
+        The address, or 0 when there is no memory.
+        """
+        try:
+            return self._memory.alloc(size)
+        except (MemoryError, ValueError):
+            return 0
+
+    def free(self, ptr):
+        """free(self: mooncake.store.MooncakeHostMemAllocator, arg0: int) -> int"""
+        return 0 if self._memory.free(ptr) else -1
+
+
+class MooncakeDistributedNoFRegister:
+    """Registers NVMe-oF targets with Mooncake's master. There are none here."""
+
+    def real_register(self, *arguments):
+        """real_register(self: mooncake.store.MooncakeDistributedNoFRegister, arg0: str, arg1: int, arg2: str, \
+arg3: int, arg4: int, arg5: int, arg6: str) -> int"""
+        raise NotImplementedError("objects are not kept on NVMe-oF targets; give nodes an SSD: kvplane node --ssd")
+
+    def real_unregister_by_endpoint(self, *arguments):
+        """real_unregister_by_endpoint(self: mooncake.store.MooncakeDistributedNoFRegister, arg0: str, arg1: int, \
+arg2: str, arg3: int, arg4: str) -> int"""
+        raise NotImplementedError("objects are not kept on NVMe-oF targets; give nodes an SSD: kvplane node --ssd")

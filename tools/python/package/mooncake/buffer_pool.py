@@ -1,0 +1,208 @@
+"""Registered memory to borrow: `BufferPool`, and the leases that it gives."""
+
+import threading
+import time
+import weakref
+
+from kvplane import _native
+
+
+class BufferLeaseView:
+    """A lease as a context manager gives it."""
+
+    def __init__(self, lease):
+        self._lease = lease
+        self.ptr = lease.ptr
+        self.size = lease.size
+
+    @property
+    def buffer(self):
+        """The memory, as a memoryview of as many bytes as were asked for."""
+        return self._lease.buffer
+
+
+class BufferLease:
+    """Memory of a pool, until it is released."""
+
+    def __init__(self, pool, address, room, size):
+        self._pool = pool
+        self._room = room
+        self._address = address
+        self._size = size
+        self._exported = lambda: None
+
+    @property
+    def ptr(self):
+        """Where it begins."""
+        return self._live()
+
+    @property
+    def size(self):
+        """How many bytes were asked for."""
+        return self._size
+
+    @property
+    def buffer(self):
+        """The memory, as a memoryview. It keeps the lease."""
+        import ctypes
+
+        memory = self._exported()
+        if memory is None:
+            memory = (ctypes.c_char * self._size).from_address(self._live())
+            memory.lease = self
+            self._exported = weakref.ref(memory)
+        return memoryview(memory).cast("B") if self._size else memoryview(b"")
+
+    def _live(self):
+        if self._pool is None:
+            raise ValueError("the lease was released")
+        return self._address
+
+    def release(self):
+        """Gives it back, which cannot be while views of it are there; a second time changes nothing."""
+        if self._pool is not None and self._exported() is not None:
+            raise RuntimeError("the lease has exported views: delete them first")
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool._take_back(self._address, self._room)
+
+    def __enter__(self):
+        return BufferLeaseView(self)
+
+    def __exit__(self, *_):
+        self.release()
+
+    def __del__(self):
+        self.release()
+
+
+class BufferPool:
+    """Buffers in sizes of powers of two, registered with a store once and lent again and again."""
+
+    def __init__(
+        self,
+        store,
+        max_bytes=0,
+        min_size_class=65536,
+        max_size_class=None,
+        alignment=8388608,
+        block_on_exhaustion=True,
+        default_timeout=None,
+        max_regions=None,
+        prewarm_size=None,
+        prewarm_count=0,
+    ):
+        if min_size_class <= 0 or max_bytes < 0:
+            raise RuntimeError("min_size_class is above 0, and max_bytes not below")
+        if alignment <= 0 or alignment & (alignment - 1):
+            raise RuntimeError(f"the alignment is a power of two, not {alignment}")
+        self._store = store
+        self._max_bytes = max_bytes
+        self._least = min_size_class
+        self._most = max_size_class
+        self._block = block_on_exhaustion
+        self._timeout = default_timeout
+        self._max_regions = max_regions
+        self._memory = _native.HostMemory()
+        self._free = {}
+        self._all = {}
+        self._bytes = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        if prewarm_size is not None:
+            self.prewarm(prewarm_size, prewarm_count)
+
+    def _room(self, size):
+        if not 0 <= size < 1 << 48:
+            raise RuntimeError(f"a buffer of {size} bytes is over the capacity of any pool")
+        room = max(self._least, 1 << max(size - 1, 0).bit_length())
+        if self._most is not None and room > self._most:
+            # Over the largest class: in pages.
+            room = max(-(-size // 4096) * 4096, self._least)
+        if self._max_bytes and room > self._max_bytes:
+            raise RuntimeError(f"a buffer of {room} bytes is over the capacity of this pool, {self._max_bytes}")
+        return room
+
+    def acquire(self, size, block=None, timeout=None):
+        """Lends a buffer of at least `size` bytes; RuntimeError or TimeoutError when there is none."""
+        room = self._room(size)
+        block = self._block if block is None else block
+        timeout = self._timeout if timeout is None else timeout
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while True:
+                address = self._find(room)
+                if address is not None:
+                    return BufferLease(self, address, room, size)
+                if not block:
+                    raise RuntimeError(f"the pool is exhausted: no {room} bytes are left")
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"no buffer of {room} bytes came back within {timeout} s")
+                self._changed.wait(left)
+
+    def buffer(self, size, block=None, timeout=None):
+        """The same, for `with`."""
+        return self.acquire(size, block, timeout)
+
+    def _find(self, room):
+        if self._closed:
+            raise RuntimeError("the pool was closed")
+        free = self._free.setdefault(room, [])
+        if free:
+            return free.pop()
+        if self._max_bytes and self._bytes + room > self._max_bytes and not self._shrink(room):
+            return None
+        if self._max_regions is not None and len(self._all) >= self._max_regions:
+            return None
+        address = self._memory.alloc(room)
+        if self._store.register_buffer(address, room) != 0:
+            self._memory.free(address)
+            raise RuntimeError(f"the store did not register {room} bytes")
+        self._all[address] = room
+        self._bytes += room
+        return address
+
+    def _shrink(self, room):
+        """Frees buffers of other sizes until there is room; whether there is."""
+        for size, addresses in self._free.items():
+            while addresses and size != room and self._bytes + room > self._max_bytes:
+                self._drop(addresses.pop())
+        return self._bytes + room <= self._max_bytes
+
+    def _drop(self, address):
+        room = self._all.pop(address)
+        self._bytes -= room
+        self._store.unregister_buffer(address)
+        self._memory.free(address)
+
+    def _take_back(self, address, room):
+        with self._changed:
+            if self._closed:
+                self._drop(address)
+            else:
+                self._free[room].append(address)
+            self._changed.notify_all()
+
+    def prewarm(self, size, count):
+        """Registers so many buffers now."""
+        leases = [self.acquire(size, block=False) for _ in range(count)]
+        for lease in leases:
+            lease.release()
+
+    def close(self):
+        """Frees everything; RuntimeError while something is lent."""
+        with self._changed:
+            lent = len(self._all) - sum(map(len, self._free.values()))
+            if lent:
+                raise RuntimeError(f"the pool has {lent} active leases: release them first")
+            self._closed = True
+            for addresses in self._free.values():
+                while addresses:
+                    self._drop(addresses.pop())
+            self._changed.notify_all()
+
+
+RegisteredBufferPool = BufferPool
+RegisteredBufferLease = BufferLease
+RegisteredBufferLeaseView = BufferLeaseView

@@ -1,0 +1,292 @@
+"""`mooncake.engine` above kvplane: the names, arguments and numbers that its users know.
+
+A peer with the original's engine is reached over TCP; one with ours by its own protocol, and on the same host through
+shared memory. When a call returns, no transfer of it touches memory any more, whatever the outcome.
+"""
+
+import enum
+import sys
+
+from kvplane import _native
+from mooncake import _signatures
+from mooncake._rpc import CoroRPCInterface, ReceivedData, ReceivedTensor, RpcInterface
+from mooncake._rpc import create_rpc_client, create_rpc_server
+from mooncake.shared_segment import SharedSegment
+
+SUPPORT_CUDA = False
+SUPPORT_EFA = False
+SUPPORT_HIP = False
+SUPPORT_INTRA_NVLINK = False
+SUPPORT_MNNVL = False
+SUPPORT_MUSA = False
+
+
+class TransferOpcode(enum.IntEnum):
+    """Which way bytes go."""
+
+    Read = 0
+    Write = 1
+
+
+Read = TransferOpcode.Read
+Write = TransferOpcode.Write
+
+
+class TransferNotify:
+    """A message that goes to a peer when a transfer is done."""
+
+    def __init__(self, name="", msg=""):
+        if not isinstance(name, str) or not isinstance(msg, str):
+            raise TypeError("TransferNotify(): name and msg are str")
+        self.name = name
+        self.msg = msg
+
+    def __repr__(self):
+        return f"TransferNotify({self.name!r}, {self.msg!r})"
+
+
+class InnerTransferEngine:
+    """An engine as it is handed to a store's `setup`, which needs none here."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+
+def _say(text):
+    print(f"kvplane: {text}", file=sys.stderr)
+
+
+class TransferEngine:
+    """Moves bytes between registered memory of this process and of others. Any number of threads may use one."""
+
+    TransferOpcode = TransferOpcode
+
+    def __init__(self):
+        self._native = None
+
+    def __del__(self):
+        native = getattr(self, "_native", None)
+        if native is not None:
+            native.close()
+
+    def initialize(self, arg0, arg1, arg2, arg3, /):
+        """Starts serving on the address of the first argument; the second says where peers find each other."""
+        for text in (arg0, arg1, arg2, arg3):
+            if not isinstance(text, str):
+                raise TypeError(f"initialize(): arguments are str, not {type(text).__name__}")
+        return self._start(arg0, arg1, arg2)
+
+    def initialize_ext(self, arg0, arg1, arg2, arg3, arg4, /):
+        """As `initialize`, with the kind of metadata store as the last argument."""
+        kind = "" if arg1 == "P2PHANDSHAKE" or "://" in arg1 or not arg4 else f"{arg4}://"
+        return self.initialize(arg0, kind + arg1, arg2, arg3)
+
+    def _start(self, host, metadata, protocol):
+        if self._native is not None:
+            _say("initialize: this engine was started already")
+            return -1
+        if protocol.lower() not in ("", "tcp", "rdma", "efa", "ascend", "nvlink", "cxl", "hip", "barex", "shm"):
+            _say(f"initialize: unknown protocol {protocol!r}; tcp and rdma are known")
+            return -1
+        try:
+            self._native = _native.Engine(host, metadata)
+        except RuntimeError as error:
+            _say(f"initialize: {error}")
+            return -1
+        return 0
+
+    def get_rpc_port(self):
+        """The port that peers name after this host's address."""
+        native = self._native
+        return int(native.address().rsplit(":", 1)[1]) if native is not None else 0
+
+    def get_engine(self):
+        """The engine, for a store's `setup`."""
+        return InnerTransferEngine(self)
+
+    def get_engine_ptr(self):
+        """A number that stands for the engine in this process."""
+        return id(self._native) if self._native is not None else 0
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def register_memory(self, buffer_addr, capacity, location="*"):
+        """Registers memory: transfers may use it here, and peers may read and write it."""
+        native = self._native
+        return -1 if native is None else native.register([buffer_addr], [capacity], location)
+
+    def batch_register_memory(self, buffer_addresses, capacities, location="*"):
+        """Registers several ranges, or none when one is refused."""
+        native = self._native
+        return -1 if native is None else native.register(buffer_addresses, capacities, location)
+
+    def unregister_memory(self, arg0, /):
+        """Forgets memory. When this returns 0, nothing touches it any more, peers included."""
+        native = self._native
+        return -1 if native is None else native.unregister([arg0])
+
+    def batch_unregister_memory(self, arg0, /):
+        """The same for several."""
+        native = self._native
+        return -1 if native is None else native.unregister(arg0)
+
+    def allocate_managed_buffer(self, arg0, /):
+        """Allocates registered memory; its address, 0 when there is none."""
+        native = self._native
+        if native is None:
+            return 0
+        try:
+            address = native.allocate(arg0)
+        except (MemoryError, ValueError) as error:
+            _say(f"allocate_managed_buffer: {error}")
+            return 0
+        return max(address, 0)
+
+    def free_managed_buffer(self, arg0, arg1, /):
+        """Frees it."""
+        native = self._native
+        return -1 if native is None else native.free(arg0)
+
+    def write_bytes_to_buffer(self, arg0, arg1, arg2, /):
+        """Copies the first `arg2` bytes of `arg1` to an address."""
+        value = arg1.encode() if isinstance(arg1, str) else arg1
+        try:
+            _native.write_memory(arg0, value, arg2)
+        except ValueError as error:
+            _say(f"write_bytes_to_buffer: {error}")
+            return -1
+        return 0
+
+    def read_bytes_from_buffer(self, arg0, arg1, /):
+        """Copies `arg1` bytes from an address; ValueError where there is no memory."""
+        return _native.read_memory(arg0, arg1)
+
+    def get_first_buffer_address(self, arg0, /):
+        """Where a peer's first registered memory begins, 0 when there is none."""
+        native = self._native
+        return 0 if native is None else max(native.first_buffer(arg0), 0)
+
+    # --- transfers -------------------------------------------------------------------------------------------------
+
+    def transfer_sync_write(self, target_hostname, buffer, peer_buffer_address, length, transport_hint=""):
+        """Writes to a peer's memory and waits: 0 when the bytes are there."""
+        return self._sync(target_hostname, True, [buffer], [peer_buffer_address], [length])
+
+    def transfer_sync_read(self, target_hostname, buffer, peer_buffer_address, length, transport_hint=""):
+        """Reads from a peer's memory and waits: 0 when the bytes are here."""
+        return self._sync(target_hostname, False, [buffer], [peer_buffer_address], [length])
+
+    def transfer_sync(
+        self, target_hostname, buffer, peer_buffer_address, length, opcode, notify=None, transport_hint=""
+    ):
+        """Transfers and waits; with a message, the peer has it when the bytes are there."""
+        write = _is_write(opcode)
+        return self._sync(target_hostname, write, [buffer], [peer_buffer_address], [length], notify)
+
+    def batch_transfer_sync_write(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
+        """Writes many ranges and waits: 0 when all are there."""
+        return self._sync(target_hostname, True, buffers, peer_buffer_addresses, lengths)
+
+    def batch_transfer_sync_read(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
+        """Reads many ranges and waits: 0 when all are here."""
+        return self._sync(target_hostname, False, buffers, peer_buffer_addresses, lengths)
+
+    def batch_transfer_sync(
+        self, target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify=None, transport_hint=""
+    ):
+        """Transfers many ranges and waits."""
+        return self._sync(target_hostname, _is_write(opcode), buffers, peer_buffer_addresses, lengths, notify)
+
+    def _sync(self, target, write, ours, theirs, lengths, notify=None):
+        native = self._native
+        if native is None:
+            return -1
+        if notify is not None and not isinstance(notify, TransferNotify):
+            raise TypeError(f"notify is a TransferNotify, not {type(notify).__name__}")
+        if len(lengths) == 0 and len(ours) == 0 and len(theirs) == 0:
+            return 0
+        if notify is None:
+            return 0 if native.transfer(target, write, ours, theirs, lengths) == 0 else -1
+        if native.transfer(target, write, ours, theirs, lengths) != 0:
+            return -1
+        # After the bytes, and before this returns: the peer that is told finds them.
+        return 0 if native.notify(target, notify.name, notify.msg) == 0 else -1
+
+    def transfer_submit_write(self, target_hostname, buffer, peer_buffer_address, length, transport_hint=""):
+        """Starts a write; its number for `transfer_check_status`, -1 when it cannot start."""
+        number = self._submit(target_hostname, True, [buffer], [peer_buffer_address], [length])
+        return number or -1
+
+    def batch_transfer_async_write(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
+        """Starts many writes; a number for `transfer_check_status`, 0 when they cannot start."""
+        return self._submit(target_hostname, True, buffers, peer_buffer_addresses, lengths)
+
+    def batch_transfer_async_read(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
+        """Starts many reads; a number for `transfer_check_status`, 0 when they cannot start."""
+        return self._submit(target_hostname, False, buffers, peer_buffer_addresses, lengths)
+
+    def batch_transfer_async(
+        self, target_hostname, buffers, peer_buffer_addresses, lengths, opcode, transport_hint=""
+    ):
+        """Starts many transfers; a number for `transfer_check_status`, 0 when they cannot start."""
+        return self._submit(target_hostname, _is_write(opcode), buffers, peer_buffer_addresses, lengths)
+
+    def _submit(self, target, write, ours, theirs, lengths):
+        native = self._native
+        if native is None:
+            return 0
+        return max(native.submit(target, write, ours, theirs, lengths), 0)
+
+    def transfer_check_status(self, arg0, /):
+        """1 when every transfer of the batch is done, 0 while one is under way, -1 when one failed, -2 when one was
+        too late. A batch that has ended is forgotten."""
+        native = self._native
+        if native is None:
+            return -1
+        return native.status(arg0) if arg0 > 0 else -1
+
+    def get_batch_transfer_status(self, arg0, /):
+        """Waits until all these batches have ended: 0 when all went well."""
+        native = self._native
+        if native is None:
+            return -1
+        return 0 if native.wait(arg0) == 0 else -1
+
+    # --- peers -----------------------------------------------------------------------------------------------------
+
+    def send_probe(self, peer_server_name):
+        """0 when the engine of this name answers."""
+        native = self._native
+        return -1 if native is None else native.probe(peer_server_name)
+
+    def get_notifies(self):
+        """The messages that peers left, oldest first; each is given once."""
+        native = self._native
+        return [] if native is None else [TransferNotify(name, text) for name, text in native.notices()]
+
+    def get_local_topology(self, device_name=None):
+        """Which RDMA devices serve which memory, as JSON: `{place: [[preferred], [others]]}`."""
+        import json
+
+        places, devices = _native.topology()
+        wanted = set(filter(None, (device_name or "").split(",")))
+        devices = [(name, node) for name, node in devices if not wanted or name in wanted]
+        matrix = {}
+        for place in places:
+            node = int(place.rsplit(":", 1)[1])
+            near = [name for name, where in devices if where in (node, -1)]
+            matrix[place] = [near, [name for name, _ in devices if name not in near]]
+        return json.dumps(matrix)
+
+    def warmup_efa_segment(self, segment_name):
+        """Connects to a segment over EFA. There is none of that here."""
+        raise NotImplementedError("EFA is not supported; connections are made when they are first used")
+
+
+def _is_write(opcode):
+    if not isinstance(opcode, TransferOpcode):
+        raise TypeError(f"opcode is TransferOpcode.Read or .Write, not {opcode!r}")
+    return opcode == TransferOpcode.Write
+
+
+_signatures.apply(sys.modules[__name__], "mooncake.engine")

@@ -1,0 +1,606 @@
+"""`mooncake.store` above kvplane: the names, arguments and numbers that its users know.
+
+What it does differently, all of it so that nothing that works there fails here: every call is bounded by a deadline and
+waits without the interpreter's lock; when a call returns, no transfer touches its memory, whatever the outcome; a call
+before `setup` or after `close` returns a number below zero.
+"""
+
+import os
+import sys
+
+from kvplane import _native
+from mooncake import _signatures
+from mooncake._ranges import Ranges
+from mooncake._segments import Segments
+from mooncake._tensor_calls import TensorCalls
+from mooncake._tensors import deserialize as _deserialize_tensor
+from mooncake._tensors import metadata_size as _tensor_metadata_size
+from mooncake._tensors import serialize as _serialize_tensor
+from mooncake._types import (
+    BufferHandle,
+    Descriptor,
+    DiskDescriptor,
+    MemoryDescriptor,
+    MooncakeDistributedNoFRegister,
+    MooncakeHostMemAllocator,
+    ObjectDataType,
+    ParallelAxis,
+    QueryTaskResponse,
+    ReadTarget,
+    ReplicaDescriptor,
+    ReplicaStatus,
+    ReplicateConfig,
+    SoftPinAction,
+    TaskStatus,
+    TaskType,
+    TensorParallelism,
+    kept,
+)
+from mooncake.buffer_pool import BufferLease, BufferLeaseView, BufferPool
+from mooncake._engram import EngramStore, EngramStoreConfig
+
+INVALID_PARAMS = -600
+OBJECT_NOT_FOUND = -704
+INTERNAL_ERROR = -1
+NOT_SUPPORTED = -1012
+
+RegisteredBufferPool = BufferPool
+RegisteredBufferLease = BufferLease
+RegisteredBufferLeaseView = BufferLeaseView
+
+ACTIVATION = ObjectDataType.ACTIVATION
+GENERAL = ObjectDataType.GENERAL
+GRADIENT = ObjectDataType.GRADIENT
+KVCACHE = ObjectDataType.KVCACHE
+METADATA = ObjectDataType.METADATA
+OPTIMIZER_STATE = ObjectDataType.OPTIMIZER_STATE
+SAMPLE = ObjectDataType.SAMPLE
+TENSOR = ObjectDataType.TENSOR
+UNKNOWN = ObjectDataType.UNKNOWN
+WEIGHT = ObjectDataType.WEIGHT
+COMPLETE = ReplicaStatus.COMPLETE
+INITIALIZED = ReplicaStatus.INITIALIZED
+REMOVED = ReplicaStatus.REMOVED
+UNDEFINED = ReplicaStatus.UNDEFINED
+FAILED = TaskStatus.FAILED
+PENDING = TaskStatus.PENDING
+PROCESSING = TaskStatus.PROCESSING
+SUCCESS = TaskStatus.SUCCESS
+REPLICA_COPY = TaskType.REPLICA_COPY
+REPLICA_MOVE = TaskType.REPLICA_MOVE
+
+_MISSING = object()
+#: Keys of the dictionary form, with other spellings that are in use.
+_KEYS = {
+    "local_hostname": "local_hostname",
+    "metadata_server": "metadata_server",
+    "global_segment_size": "global_segment_size",
+    "local_buffer_size": "local_buffer_size",
+    "protocol": "protocol",
+    "rdma_devices": "rdma_devices",
+    "device_name": "rdma_devices",
+    "master_server_addr": "master_server_addr",
+    "master_server_address": "master_server_addr",
+    "ipc_socket_path": "ipc_socket_path",
+    "enable_ssd_offload": "enable_ssd_offload",
+    "ssd_offload_path": "ssd_offload_path",
+    "tenant_id": "tenant_id",
+    "enable_client_http_server": "enable_client_http_server",
+    "client_http_port": "client_http_port",
+}
+#: Keys that others keep in the same dictionary, and that mean nothing to a store.
+_OTHERS = {"save_chunk_meta", "transfer_timeout", "storage_root_dir", "mooncake_prefer_local_alloc", "use_exists_sync"}
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+_UNITS.update({"t": 1 << 40, "tb": 1 << 40, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40})
+#: Protocols that others speak; ours are chosen by what both sides have.
+_PROTOCOLS = {"", "tcp", "rdma", "rpc_only", "ascend", "efa", "nvlink", "cxl", "hip", "barex", "ubshmem", "shm"}
+
+
+def _say(text):
+    print(f"kvplane: {text}", file=sys.stderr)
+
+
+def parse_size(text):
+    """Bytes from `4096`, `"64MB"` or `"4gb"`; ValueError for anything else."""
+    if isinstance(text, int):
+        size = int(text)
+    else:
+        word = str(text).strip().lower()
+        number = word.rstrip("abcdefghijklmnopqrstuvwxyz ")
+        unit = _UNITS.get(word[len(number):].strip())
+        if unit is None:
+            raise ValueError(f"{text!r} is no size: write 4096, 64MB or 4gb")
+        size = int(float(number) * unit)
+    if size < 0:
+        raise ValueError(f"{text!r} is no size: it is below 0")
+    return size
+
+
+def unknown_key(key, known):
+    """A sentence about a key of a configuration that means nothing, with the nearest that does."""
+    import difflib
+
+    near = difflib.get_close_matches(key, known, 1)
+    return f"the key {key!r} means nothing" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
+    """The store of a cluster. Any number of threads may use one object."""
+
+    def __init__(self):
+        self._native = None
+        self._hostname = ""
+        self._segment = ""
+        self._reading = {}
+        self._registered_pool = None
+
+    def __del__(self):
+        native = getattr(self, "_native", None)
+        if native is not None:
+            native.close()
+
+    # --- setup -----------------------------------------------------------------------------------------------------
+
+    def setup(
+        self,
+        local_hostname=_MISSING,
+        metadata_server=_MISSING,
+        global_segment_size=_MISSING,
+        local_buffer_size=_MISSING,
+        protocol=_MISSING,
+        rdma_devices=_MISSING,
+        master_server_addr=_MISSING,
+        engine=None,
+        enable_ssd_offload=False,
+        ssd_offload_path="",
+        tenant_id="default",
+        enable_client_http_server=False,
+        client_http_port=9300,
+        *,
+        config=_MISSING,
+    ):
+        """Connects to a cluster, and gives it `global_segment_size` bytes of this process's memory.
+
+        With one argument, a dictionary of these names. Returns within five seconds where the control plane does not
+        answer, and says on standard error why.
+        """
+        if config is _MISSING and isinstance(local_hostname, dict):
+            config = local_hostname
+        if config is not _MISSING:
+            return self._setup_dict(config)
+        given = {
+            "local_hostname": local_hostname,
+            "metadata_server": metadata_server,
+            "global_segment_size": global_segment_size,
+            "local_buffer_size": local_buffer_size,
+            "protocol": protocol,
+            "rdma_devices": rdma_devices,
+            "master_server_addr": master_server_addr,
+        }
+        missing = [name for name, value in given.items() if value is _MISSING]
+        if missing:
+            raise TypeError(f"setup(): incompatible function arguments: {', '.join(missing)} missing")
+        for name in ("local_hostname", "metadata_server", "protocol", "rdma_devices", "master_server_addr"):
+            if not isinstance(given[name], str):
+                raise TypeError(f"setup(): {name} is str, not {type(given[name]).__name__}")
+        for name in ("global_segment_size", "local_buffer_size"):
+            if isinstance(given[name], (str, bytes, float)) or not hasattr(given[name], "__index__"):
+                raise TypeError(f"setup(): {name} is int, not {type(given[name]).__name__}")
+        return self._connect(
+            local_hostname,
+            int(global_segment_size),
+            protocol,
+            master_server_addr,
+            "" if tenant_id == "default" else tenant_id,
+            enable_ssd_offload,
+        )
+
+    def _setup_dict(self, config):
+        if not isinstance(config, dict):
+            raise TypeError(f"setup(): config is dict, not {type(config).__name__}")
+        values = {}
+        for key, value in config.items():
+            name = _KEYS.get(key)
+            if name is not None:
+                values[name] = value
+            elif key not in _OTHERS:
+                _say(f"setup: {unknown_key(str(key), _KEYS)}")
+        for name in ("local_hostname", "metadata_server"):
+            if name not in values:
+                _say(f"setup: the configuration has no {name!r}")
+                return INVALID_PARAMS
+        try:
+            segment = parse_size(values.get("global_segment_size", 0))
+            parse_size(values.get("local_buffer_size", 0))
+        except ValueError as error:
+            _say(f"setup: {error}")
+            return INVALID_PARAMS
+        tenant = str(values.get("tenant_id", "default"))
+        offload = str(values.get("enable_ssd_offload", "")).lower() in ("1", "true", "yes", "on")
+        return self._connect(
+            str(values["local_hostname"]),
+            segment,
+            str(values.get("protocol", "tcp")),
+            str(values.get("master_server_addr", "")),
+            "" if tenant == "default" else tenant,
+            offload,
+        )
+
+    def _connect(self, hostname, segment, protocol, master, tenant, offload):
+        if self._native is not None:
+            _say("setup: this store was set up already; close it first")
+            return INTERNAL_ERROR
+        if protocol.lower() not in _PROTOCOLS:
+            _say(f"setup: unknown protocol {protocol!r}; tcp and rdma are known")
+            return INVALID_PARAMS
+        if offload:
+            _say("setup: SSDs belong to nodes here: start one with `kvplane node --ssd`; nothing is offloaded by clients")
+        try:
+            native = _native.Store(master=master or None, tenant=tenant)
+        except (ConnectionError, ValueError) as error:
+            _say(f"setup: {error}")
+            return -900
+        if segment > 0:
+            joined = native.join(segment)
+            if not isinstance(joined, str):
+                _say(f"setup: {_native.last_error()}")
+                native.close()
+                return joined
+        self._native = native
+        self._segment = joined if segment > 0 else ""
+        # Where no port is given, the original's are from 12300 to 14300.
+        self._hostname = hostname if hostname.count(":") == 1 else f"{hostname}:{12300 + os.getpid() % 2000}"
+        return 0
+
+    def setup_dummy(self, mem_pool_size, local_buffer_size, server_address):
+        """Connects without memory of its own. Shared memory is used in any case where a node is on this host."""
+        for size in (mem_pool_size, local_buffer_size):
+            if not hasattr(size, "__index__"):
+                raise TypeError("setup_dummy(): sizes are int")
+        return self._connect("localhost", 0, "tcp", server_address, "", False)
+
+    def init_all(self, protocol, device_name, mount_segment_size):
+        """Connects to the control plane of this host with the defaults."""
+        return self._connect("localhost", int(mount_segment_size), protocol, "", "", False)
+
+    def close(self):
+        """Ends it. Calls of other threads that are under way end first."""
+        native, self._native = self._native, None
+        self._reading = {}
+        if native is not None:
+            native.close()
+        return 0
+
+    def health_check(self):
+        """0 when the cluster answers, 1 before `setup`, 2 when it does not answer."""
+        native = self._native
+        if native is None:
+            return 1
+        return 0 if native.check() == 0 else 2
+
+    def get_hostname(self):
+        """The name of this process, `host:port`."""
+        return self._hostname
+
+    # --- single objects --------------------------------------------------------------------------------------------
+
+    def put(self, key, value, config=None):
+        """Stores bytes under a key. An object that is there is left as it is, which is no error."""
+        native = self._native
+        if native is None:
+            return _unset()
+        return _code(native.put(key, value, _kept_one(config, False)))
+
+    def upsert(self, key, value, config=None):
+        """Stores bytes under a key, in place of what is there."""
+        native = self._native
+        if native is None:
+            return _unset()
+        return _code(native.put(key, value, _kept_one(config, True)))
+
+    def put_parts(self, key, *args, config=None):
+        """Stores several buffers as one object."""
+        native = self._native
+        if native is None:
+            return _unset()
+        return _code(native.put_parts(key, args, _kept_one(config, False)))
+
+    def upsert_parts(self, key, *args, config=None):
+        """Stores several buffers as one object, in place of what is there."""
+        native = self._native
+        if native is None:
+            return _unset()
+        return _code(native.put_parts(key, args, _kept_one(config, True)))
+
+    def put_batch(self, keys, values, config=None):
+        """Stores many; 0 when all are there, else the first error's number."""
+        return self._put_batch(keys, values, config, False)
+
+    def upsert_batch(self, keys, values, config=None):
+        """Stores many in place of what is there; 0 when all are, else the first error's number."""
+        return self._put_batch(keys, values, config, True)
+
+    def _put_batch(self, keys, values, config, replace):
+        native = self._native
+        if native is None:
+            return _unset()
+        if len(keys) != len(values):
+            return INVALID_PARAMS
+        option = _kept_one(config, replace)
+        result = 0
+        for key, value in zip(keys, values):
+            code = _code(native.put(key, value, option))
+            result = result or code
+        return result
+
+    def get(self, arg0, /):
+        """The bytes under a key; empty when there are none."""
+        native = self._native
+        if native is None:
+            return b""
+        value = native.get(arg0)
+        return value if type(value) is bytes else b""
+
+    def get_batch(self, arg0, /):
+        """The bytes under many keys."""
+        return [self.get(key) for key in arg0]
+
+    def get_buffer(self, arg0, /):
+        """An object in memory of its own; None when there is none."""
+        native = self._native
+        if native is None:
+            return None
+        for _ in range(4):
+            size = native.sizes([arg0])[0]
+            if size <= 0:
+                return None
+            handle = BufferHandle(size)
+            got = native.receive(arg0, handle)
+            if got == size:
+                return handle
+            if got == OBJECT_NOT_FOUND:
+                return None
+        return None
+
+    def batch_get_buffer(self, arg0, /):
+        """Many such."""
+        return [self.get_buffer(key) for key in arg0]
+
+    def is_exist(self, arg0, /):
+        """1 when there is an object, 0 when not, below zero when nobody can say."""
+        native = self._native
+        if native is None:
+            return _unset()
+        return native.exists([arg0])[0]
+
+    def batch_is_exist(self, keys):
+        """The same for many, with one question to each shard."""
+        native = self._native
+        if native is None:
+            return [_unset()] * len(keys)
+        return native.exists(keys)
+
+    def get_size(self, arg0, /):
+        """Length of an object."""
+        native = self._native
+        if native is None:
+            return _unset()
+        return native.sizes([arg0])[0]
+
+    def remove(self, key, force=False):
+        """Removes an object. There are no leases: it goes also while others read it, who read on undisturbed; force
+        changes nothing."""
+        native = self._native
+        if native is None:
+            return _unset()
+        return native.remove([key])[0]
+
+    def batch_remove(self, keys, force=False):
+        """Removes many."""
+        native = self._native
+        if native is None:
+            return [_unset()] * len(keys)
+        return native.remove(keys)
+
+    def remove_by_regex(self, regex_pattern, force=False):
+        """Removes the objects whose keys have a match; how many."""
+        native = self._native
+        return _unset() if native is None else native.remove_matching(regex_pattern)
+
+    def remove_all(self, force=False):
+        """Removes all objects of this tenant; how many."""
+        native = self._native
+        return _unset() if native is None else native.remove_all()
+
+    # --- memory of the caller's ------------------------------------------------------------------------------------
+
+    def register_buffer(self, buffer_ptr, size):
+        """Registers memory to put from and get into."""
+        native = self._native
+        if native is None:
+            return _unset()
+        return native.register(buffer_ptr, size)
+
+    def unregister_buffer(self, buffer_ptr):
+        """Forgets it. When this returns, no call uses it any more."""
+        native = self._native
+        if native is None:
+            return _unset()
+        return native.unregister(buffer_ptr)
+
+    def put_from(self, key, buffer_ptr, size, config=None):
+        """Stores memory under a key."""
+        return self._put_from([key], [buffer_ptr], [size], config, False)[0]
+
+    def upsert_from(self, key, buffer_ptr, size, config=None):
+        """Stores memory under a key, in place of what is there."""
+        return self._put_from([key], [buffer_ptr], [size], config, True)[0]
+
+    def batch_put_from(self, keys, buffer_ptrs, sizes, config=None):
+        """Stores many; 0 for each that is there afterwards."""
+        return self._put_from(keys, buffer_ptrs, sizes, config, False)
+
+    def batch_upsert_from(self, keys, buffer_ptrs, sizes, config=None):
+        """Stores many in place of what is there."""
+        return self._put_from(keys, buffer_ptrs, sizes, config, True)
+
+    def batch_put_from_multi_buffers(self, keys, all_buffer_ptrs, all_sizes, config=None):
+        """Stores many, each from several pieces of memory."""
+        native = self._native
+        if native is None:
+            return [_unset()] * len(keys)
+        return _each(native.put_from_pieces, keys, all_buffer_ptrs, all_sizes, config, False)
+
+    def put_from_with_metadata(self, key, buffer_ptr, metadata_buffer_ptr, size, metadata_size, config=None):
+        """Stores metadata and data behind each other as one object."""
+        pointers, sizes = [[metadata_buffer_ptr, buffer_ptr]], [[metadata_size, size]]
+        return self.batch_put_from_multi_buffers([key], pointers, sizes, config)[0]
+
+    def _put_from(self, keys, pointers, sizes, config, replace):
+        native = self._native
+        if native is None:
+            return [_unset()] * len(keys)
+        return _each(native.put_from, keys, pointers, sizes, config, replace)
+
+    def get_into(self, key, buffer_ptr, size):
+        """Brings an object into registered memory; its length."""
+        native = self._native
+        if native is None:
+            return _unset()
+        return native.get_into([key], [buffer_ptr], [size])[0]
+
+    def batch_get_into(self, keys, buffer_ptrs, sizes):
+        """Brings many; the length of each."""
+        native = self._native
+        if native is None:
+            return [_unset()] * len(keys)
+        return native.get_into(keys, buffer_ptrs, sizes)
+
+    def batch_get_into_multi_buffers(self, keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=False):
+        """Brings many, each into several pieces of registered memory; the length of each."""
+        native = self._native
+        if native is None:
+            return [_unset()] * len(keys)
+        return native.get_into_pieces(keys, all_buffer_ptrs, all_sizes)
+
+    # --- where objects are -----------------------------------------------------------------------------------------
+
+    def get_replica_desc(self, key):
+        """Where an object is; an empty list when there is none."""
+        return self.batch_get_replica_desc([key]).get(key, [])
+
+    def batch_get_replica_desc(self, keys):
+        """The same for many; keys without an object are left out."""
+        native = self._native
+        if native is None:
+            return {}
+        keys = list(keys)
+        sizes, owners = native.sizes(keys), native.owners(keys)
+        found = zip(keys, sizes, owners)
+        return {key: [ReplicaDescriptor(owner, size)] for key, size, owner in found if size >= 0}
+
+    def batch_replica_clear(self, keys, segment_name=""):
+        """Removes the replicas of objects; the keys of those that are gone. A replica on one segment is the object's
+        only one here, and goes when the segment has it."""
+        native = self._native
+        if native is None:
+            return []
+        keys = list(keys)
+        if segment_name:
+            owner = self._segment if segment_name == self._hostname else segment_name
+            keys = [key for key, found in zip(keys, native.owners(keys)) if found == owner]
+        return [key for key, code in zip(keys, native.remove(keys)) if code == 0] if keys else []
+
+    def create_copy_task(self, key, targets):
+        """Copies are the cluster's to make: `kvplane control --replicas`. (id, number of the error)"""
+        if self._native is None:
+            return ((0, 0), _unset())
+        return ((0, 0), NOT_SUPPORTED if self.is_exist(key) == 1 else OBJECT_NOT_FOUND)
+
+    def create_move_task(self, key, source, target):
+        """Where an object is follows from its key. (id, number of the error)"""
+        if self._native is None:
+            return ((0, 0), _unset())
+        return ((0, 0), NOT_SUPPORTED if self.is_exist(key) == 1 else OBJECT_NOT_FOUND)
+
+    def query_task(self, task_id):
+        """There are no such tasks. (None, number of the error)"""
+        return (None, -1400)
+
+    def get_offload_rpc_read_count(self):
+        """Reads from other clients' disks: none, for there are none."""
+        return 0
+
+    def _get_pyclient_capsule(self):
+        raise NotImplementedError("a capsule holds a C++ object of the original; there is none behind this store")
+
+    _pybind11_conduit_v1_ = None
+
+
+def _get_pyclient_from_wrapper(wrapper):
+    """_get_pyclient_from_wrapper(wrapper: mooncake::MooncakeStorePyWrapper) -> object"""
+    return wrapper._get_pyclient_capsule()
+
+
+def bind_to_numa_node(node):
+    """bind_to_numa_node(node: int) -> None
+
+    Lets the calling thread run on this node's CPUs only.
+    """
+    from kvplane._numa import cpus_of
+
+    cpus = cpus_of(node)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
+def get_alloc_func_addr():
+    """get_alloc_func_addr() -> int"""
+    raise NotImplementedError("an allocator for a CUDA memory pool; this build knows no CUDA")
+
+
+def get_free_func_addr():
+    """get_free_func_addr() -> int"""
+    raise NotImplementedError("an allocator for a CUDA memory pool; this build knows no CUDA")
+
+
+def _unset():
+    return INTERNAL_ERROR
+
+
+def _code(code):
+    """The number that the original returns for this: it does not tell a malformed key from other arguments."""
+    return INVALID_PARAMS if code == -400 else code
+
+
+def _kept_one(config, replace):
+    if config is None:
+        return (0, 0, False, 0, True) if replace else None
+    groups = getattr(config, "group_ids", None)
+    return kept(config, replace, _group(groups[0]) if groups and len(groups) == 1 else 0)
+
+
+def _group(name):
+    import hashlib
+
+    number = int.from_bytes(hashlib.blake2b(str(name).encode(), digest_size=8).digest(), "little")
+    return number or 1
+
+
+def _each(put, keys, pointers, sizes, config, replace):
+    """Puts in one batch; where groups are named, in one for each group. A group of one object is none."""
+    groups = config.group_ids if isinstance(config, ReplicateConfig) else None
+    if not groups or len(groups) != len(keys) or len(set(groups)) == len(groups) > 1:
+        return put(keys, pointers, sizes, kept(config, replace))
+    members = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    codes = [0] * len(keys)
+    for group, indexes in members.items():
+        some = [[values[index] for index in indexes] for values in (keys, pointers, sizes)]
+        for index, code in zip(indexes, put(*some, kept(config, replace, _group(group)))):
+            codes[index] = code
+    return codes
+
+
+_signatures.apply(sys.modules[__name__], "mooncake.store")

@@ -1,0 +1,65 @@
+//! Arguments of the store's calls, as their lists are taken apart.
+
+use kvplane::PutOptions;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::batches::Pieces;
+use crate::cpython::{Keys, number_lists, numbers};
+use crate::outcome::{INVALID, failed};
+use crate::ranges::Part;
+
+/// How an object is to be kept: group, soft pin in milliseconds, hard pin, data type, and whether it replaces another.
+pub(crate) type Kept = (u64, u32, bool, u8, bool);
+
+/// What the store is told of it.
+pub(crate) fn options(kept: Option<Kept>) -> PutOptions {
+    let (group, soft_pin_ms, hard_pin, data_type, replace) = kept.unwrap_or_default();
+    PutOptions { group, soft_pin_ms, hard_pin, data_type, replace, ..PutOptions::default() }
+}
+
+/// One piece of memory for each object; nothing when the lists differ in length.
+pub(crate) fn single(addresses: &Bound<'_, PyAny>, sizes: &Bound<'_, PyAny>) -> PyResult<Option<Vec<Pieces>>> {
+    let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
+    let same = addresses.len() == sizes.len();
+    Ok(same.then(|| addresses.into_iter().zip(sizes).map(|piece| vec![piece]).collect()))
+}
+
+/// Several pieces of memory for each object; nothing when the lists differ in length.
+pub(crate) fn several(addresses: &Bound<'_, PyAny>, sizes: &Bound<'_, PyAny>) -> PyResult<Option<Vec<Pieces>>> {
+    let (addresses, sizes) = (number_lists(addresses)?, number_lists(sizes)?);
+    let same = addresses.len() == sizes.len() && addresses.iter().zip(&sizes).all(|(a, s)| a.len() == s.len());
+    Ok(same.then(|| addresses.into_iter().zip(sizes).map(|(a, s)| a.into_iter().zip(s).collect()).collect()))
+}
+
+/// The pieces, where there are as many as keys.
+pub(crate) fn matching(keys: &Keys, pieces: Option<Vec<Pieces>>) -> Option<Vec<Pieces>> {
+    let pieces = pieces.filter(|pieces| pieces.len() == keys.len());
+    if pieces.is_none() {
+        failed(INVALID, "the lists of keys, addresses and lengths differ in length");
+    }
+    pieces
+}
+
+/// Parts of objects, from columns of equal length.
+///
+/// # Errors
+/// `ValueError` when they are not, or name keys that are not there.
+pub(crate) fn parts(
+    keys: &Keys,
+    which: &Bound<'_, PyAny>,
+    offsets: &Bound<'_, PyAny>,
+    addresses: &Bound<'_, PyAny>,
+    sizes: &Bound<'_, PyAny>,
+) -> PyResult<Vec<Part>> {
+    let (which, offsets) = (numbers(which)?, numbers(offsets)?);
+    let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
+    let count = which.len();
+    let same = offsets.len() == count && addresses.len() == count && sizes.len() == count;
+    if !same || which.iter().any(|key| *key >= keys.len() as u64) {
+        return Err(PyValueError::new_err("the lists of ranges differ in length, or name keys that are not there"));
+    }
+    let part =
+        |at: usize| Part { key: which[at] as usize, offset: offsets[at], address: addresses[at], bytes: sizes[at] };
+    Ok((0..count).map(part).collect())
+}

@@ -1,0 +1,261 @@
+//! The clients behind one store object: as many as threads ask at the same time, over one line to the control plane.
+//!
+//! A client of the store belongs to one thread at a time, so each call takes one for itself and gives it back. They
+//! share what is registered: a client learns of a buffer when it first uses it, and forgets those that are gone.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvplane::{Buffer, Client, ClientConfig, ControlLink, HugePages, Region, RegionOptions, Slice};
+
+use crate::memory::{Entry, Memory};
+use crate::outcome::{INTERNAL, NO_ROOM, failed, store_code};
+
+/// Clients of one store object. Each has its own connections to the shards.
+const CLIENTS: usize = 16;
+/// Bytes of the buffer that plain gets are received in.
+const BOUNCE_BYTES: usize = 1 << 20;
+
+/// A client, with what it knows of the registered memory.
+pub(crate) struct Member {
+    pub(crate) client: Client,
+    known: HashMap<u64, Buffer>,
+    generation: u64,
+    bounce: Option<Buffer>,
+}
+
+impl Member {
+    /// A part of registered memory, by its address.
+    pub(crate) fn slice(&mut self, entry: &Entry, address: u64, bytes: u64) -> Slice {
+        let client = &mut self.client;
+        let buffer = self.known.entry(entry.id).or_insert_with(|| client.register(Arc::clone(&entry.region)));
+        buffer.slice((address - entry.address) as usize, bytes as usize)
+    }
+
+    /// A buffer of ours for what is to be copied out again.
+    pub(crate) fn bounce(&mut self) -> Result<Buffer, kvplane::Error> {
+        if let Some(bounce) = &self.bounce {
+            return Ok(bounce.clone());
+        }
+        let options = RegionOptions { huge: HugePages::Try, ..RegionOptions::new("kvplane-get", BOUNCE_BYTES) };
+        let bounce = self.client.register(Region::allocate(&options)?);
+        self.bounce = Some(bounce.clone());
+        Ok(bounce)
+    }
+
+    fn forget_gone(&mut self, memory: &Memory) {
+        let generation = memory.generation();
+        if generation == self.generation {
+            return;
+        }
+        self.generation = generation;
+        let gone: Vec<u64> = self.known.keys().copied().filter(|id| !memory.contains(*id)).collect();
+        for id in gone {
+            if let Some(buffer) = self.known.remove(&id) {
+                self.client.unregister(buffer);
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Members {
+    idle: Vec<Member>,
+    /// Those that are idle, in use, or being made.
+    all: usize,
+}
+
+/// The clients of one store object, and the memory that they share.
+pub(crate) struct Clients {
+    config: ClientConfig,
+    link: ControlLink,
+    members: Mutex<Members>,
+    returned: Condvar,
+    pub(crate) memory: Memory,
+    process: u32,
+    closed: AtomicBool,
+    /// Calls under way.
+    calls: AtomicUsize,
+}
+
+/// Set when the interpreter ends: no call that waits begins any more.
+static ENDING: AtomicBool = AtomicBool::new(false);
+/// Calls under way, of all objects.
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+/// No call begins any more; waits until those that are under way have ended, at most this long. Whether they have.
+pub(crate) fn settle(longest: Duration) -> bool {
+    ENDING.store(true, Ordering::SeqCst);
+    let until = Instant::now() + longest;
+    while CALLS.load(Ordering::SeqCst) > 0 {
+        if Instant::now() > until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// A call under way, for [`settle`].
+pub(crate) struct Call(());
+
+impl Call {
+    /// Begins one; the number of the error when that may not be.
+    pub(crate) fn begin(process: u32) -> Result<Self, i64> {
+        CALLS.fetch_add(1, Ordering::SeqCst);
+        let call = Self(());
+        if ENDING.load(Ordering::SeqCst) {
+            return Err(failed(INTERNAL, "the interpreter ends: no transfer begins any more"));
+        }
+        let now = std::process::id();
+        if now != process {
+            return Err(failed(
+                INTERNAL,
+                format!("process {now} was forked from {process} after the setup: set up anew there"),
+            ));
+        }
+        Ok(call)
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        CALLS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Clients {
+    /// Clients over a first one.
+    pub(crate) fn new(config: ClientConfig, first: Client) -> Self {
+        let link = first.link().clone();
+        let member = Member { client: first, known: HashMap::new(), generation: 0, bounce: None };
+        Self {
+            config,
+            link,
+            members: Mutex::new(Members { idle: vec![member], all: 1 }),
+            returned: Condvar::new(),
+            memory: Memory::default(),
+            process: std::process::id(),
+            closed: AtomicBool::new(false),
+            calls: AtomicUsize::new(0),
+        }
+    }
+
+    /// The line to the control plane.
+    pub(crate) const fn link(&self) -> &ControlLink {
+        &self.link
+    }
+
+    /// The process that made them: in one that was forked from it, nothing of them works.
+    pub(crate) const fn process(&self) -> u32 {
+        self.process
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` with a client of its own; else the number of the error.
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Member) -> T) -> Result<T, i64> {
+        let _call = Call::begin(self.process)?;
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let result = self.with_member(work);
+        self.calls.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+
+    fn with_member<T>(&self, work: impl FnOnce(&mut Member) -> T) -> Result<T, i64> {
+        let mut member = self.take()?;
+        member.forget_gone(&self.memory);
+        let mut lease = Lease { clients: self, member: Some(member) };
+        Ok(work(lease.member.as_mut().expect("it goes back when the lease ends")))
+    }
+
+    fn take(&self) -> Result<Member, i64> {
+        let until = Instant::now() + self.config.deadline;
+        let mut members = self.lock();
+        loop {
+            if self.closed.load(Ordering::SeqCst) {
+                return Err(failed(INTERNAL, "the store was closed"));
+            }
+            if let Some(member) = members.idle.pop() {
+                return Ok(member);
+            }
+            if members.all < CLIENTS {
+                members.all += 1;
+                drop(members);
+                return self.make();
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(failed(NO_ROOM, format!("{CLIENTS} calls are under way: the most at a time")));
+            }
+            members = self.returned.wait_timeout(members, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn make(&self) -> Result<Member, i64> {
+        match Client::connect_with(&self.config, self.link.clone()) {
+            Ok(client) => {
+                let generation = self.memory.generation();
+                Ok(Member { client, known: HashMap::new(), generation, bounce: None })
+            }
+            Err(error) => {
+                self.lock().all -= 1;
+                self.returned.notify_one();
+                Err(store_code(&error))
+            }
+        }
+    }
+
+    /// Clients that nobody uses forget what was unregistered now, and not at their next call.
+    pub(crate) fn sweep(&self) {
+        for member in &mut self.lock().idle {
+            member.forget_gone(&self.memory);
+        }
+    }
+
+    /// Ends all clients; those in use end when their calls do. Waits for these, within the deadline of a call.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        let until = Instant::now() + self.config.deadline;
+        while self.calls.load(Ordering::SeqCst) > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let idle = core::mem::take(&mut self.lock().idle);
+        self.returned.notify_all();
+        drop(idle);
+    }
+
+    /// Leaves everything as it is: in a forked process the threads behind it do not exist, and its connections are the
+    /// parent's.
+    pub(crate) fn leak(&self) {
+        // A thread of the parent's may have held the lock at the fork: then nobody gives it back here.
+        if let Ok(mut members) = self.members.try_lock() {
+            core::mem::forget(core::mem::take(&mut members.idle));
+        }
+        core::mem::forget(self.link.clone());
+    }
+}
+
+/// A client in use: it goes back also when the work panics, but then it is not used again.
+struct Lease<'a> {
+    clients: &'a Clients,
+    member: Option<Member>,
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        let member = self.member.take();
+        let usable = !std::thread::panicking() && !self.clients.closed.load(Ordering::SeqCst);
+        let mut members = self.clients.lock();
+        match member {
+            Some(member) if usable => members.idle.push(member),
+            _ => members.all -= 1,
+        }
+        drop(members);
+        self.clients.returned.notify_one();
+    }
+}

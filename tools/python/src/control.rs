@@ -1,0 +1,159 @@
+//! Which control plane a `setup` means, from what Mooncake's users write: an address, perhaps a name, perhaps nothing.
+//!
+//! On this host, the control plane of the same user is found in the runtime directory. One that listens at the address
+//! that was named is taken; where the address is Mooncake's default, the only one there is. Elsewhere, certificates
+//! say who we are.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use kvplane::rpc::{ClusterName, RuntimeDirectory};
+use kvplane::{Control, Remote};
+
+/// The port that Mooncake's master has unless it is told another.
+const DEFAULT_PORT: u16 = 50_051;
+/// The cluster that certificates are for unless it is said.
+const DEFAULT_CLUSTER: &str = "kvplane";
+
+/// What a caller says of the control plane.
+#[derive(Clone, Default)]
+pub(crate) struct Wanted {
+    pub(crate) master: Option<String>,
+    pub(crate) cluster: Option<String>,
+    pub(crate) certificates: Option<PathBuf>,
+    pub(crate) runtime_directory: Option<PathBuf>,
+}
+
+impl Wanted {
+    /// Fills in what the environment says: `KVPLANE_CLUSTER`, `KVPLANE_CERTS`.
+    pub(crate) fn completed(mut self) -> Self {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        self.cluster = self.cluster.or_else(|| variable("KVPLANE_CLUSTER"));
+        self.certificates = self.certificates.or_else(|| variable("KVPLANE_CERTS").map(PathBuf::from));
+        self
+    }
+
+    /// The address as it was said, for messages.
+    pub(crate) fn shown(&self) -> String {
+        self.master.clone().unwrap_or_else(|| format!("127.0.0.1:{DEFAULT_PORT}"))
+    }
+
+    /// Finds it.
+    ///
+    /// # Errors
+    /// Why there is none, and what to do.
+    pub(crate) fn find(&self) -> Result<Control, String> {
+        if let Some(identity) = &self.certificates {
+            let addresses = self.addresses()?;
+            let cluster = self.cluster.clone().unwrap_or_else(|| DEFAULT_CLUSTER.to_owned());
+            return Ok(Control::Remote(Remote { cluster, addresses, identity: identity.clone() }));
+        }
+        let runtime_directory = self.runtime_directory.clone();
+        if let Some(cluster) = &self.cluster {
+            return Ok(Control::Local { cluster: cluster.clone(), runtime_directory });
+        }
+        let addresses = self.addresses()?;
+        if let Some(far) = addresses.iter().find(|address| !is_here(address)) {
+            return Err(format!(
+                "the control plane at {far} is on another host: set KVPLANE_CERTS to the folder that `kvplane ctl \
+                 cert` made, with ca.pem, client.pem and client.key"
+            ));
+        }
+        let (directory, found) = self.published()?;
+        let at_address = |(_, address): &&(String, SocketAddr)| addresses.iter().any(|wanted| same(*wanted, *address));
+        let named = found.iter().find(at_address);
+        let default = addresses.iter().all(|address| address.port() == DEFAULT_PORT);
+        match (named, &found[..]) {
+            (Some((cluster, _)), _) => Ok(Control::Local { cluster: cluster.clone(), runtime_directory }),
+            (None, [(cluster, _)]) if default => Ok(Control::Local { cluster: cluster.clone(), runtime_directory }),
+            (None, []) => Err(format!(
+                "no control plane at {}: none of this user runs on this host ({} names none); start `kvplane dev`, or \
+                 set KVPLANE_CERTS for one that has certificates",
+                self.shown(),
+                directory.display()
+            )),
+            (None, several) => Err(format!(
+                "no control plane at {}; this user's are {}: name one of these addresses, or set KVPLANE_CLUSTER",
+                self.shown(),
+                several.iter().map(|(name, at)| format!("{name} at {at}")).collect::<Vec<_>>().join(", ")
+            )),
+        }
+    }
+
+    fn addresses(&self) -> Result<Vec<SocketAddr>, String> {
+        let text = self.shown();
+        let mut all = Vec::new();
+        for one in text.split(',').map(str::trim).filter(|one| !one.is_empty()) {
+            if one.contains("://") {
+                return Err(format!("{one:?}: name the control planes by their addresses, host:port,host:port"));
+            }
+            let with_port = if one.parse::<SocketAddr>().is_ok() || has_port(one) {
+                one.to_owned()
+            } else {
+                format!("{one}:{DEFAULT_PORT}")
+            };
+            let found = with_port.to_socket_addrs().map_err(|error| format!("{one:?} is no address: {error}"))?;
+            // Ours listen on one address; which of a name's that is, is asked of all.
+            all.extend(found);
+        }
+        if all.is_empty() { Err(format!("{text:?} names no address")) } else { Ok(all) }
+    }
+
+    /// The live control planes of this user on this host, and where they were looked for.
+    fn published(&self) -> Result<(PathBuf, Vec<(String, SocketAddr)>), String> {
+        let directory = match &self.runtime_directory {
+            Some(path) => RuntimeDirectory::at(path),
+            None => RuntimeDirectory::of_user().map_err(|error| error.to_string())?,
+        };
+        let path = directory.path().to_owned();
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&path).into_iter().flatten().flatten() {
+            let file = entry.file_name();
+            let Some(name) = file.to_str().and_then(|name| name.strip_suffix(".local")) else { continue };
+            let Ok(cluster) = ClusterName::new(name) else { continue };
+            if let Ok(local) = directory.discover(&cluster) {
+                found.push((name.to_owned(), local.control));
+            }
+        }
+        found.sort();
+        Ok((path, found))
+    }
+}
+
+fn has_port(text: &str) -> bool {
+    text.rsplit_once(':')
+        .is_some_and(|(host, port)| port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']')))
+}
+
+/// Whether an address is one of this host's: it can be listened on.
+fn is_here(address: &SocketAddr) -> bool {
+    let ip = address.ip();
+    ip.is_loopback() || ip.is_unspecified() || std::net::UdpSocket::bind((ip, 0)).is_ok()
+}
+
+fn same(wanted: SocketAddr, listening: SocketAddr) -> bool {
+    let any = listening.ip().is_unspecified() || wanted.ip().is_unspecified();
+    wanted.port() == listening.port() && (any || wanted.ip() == listening.ip() || both_loopback(wanted, listening))
+}
+
+fn both_loopback(one: SocketAddr, other: SocketAddr) -> bool {
+    one.ip().is_loopback() && other.ip().is_loopback()
+}
+
+/// Runs `work` on a thread of its own and waits for it this long.
+///
+/// # Errors
+/// What `work` says, or that it took too long: then it ends by itself, later.
+pub(crate) fn within<T: Send + 'static>(
+    longest: Duration,
+    late: String,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    let (done, wait) = sync_channel(1);
+    let thread = std::thread::Builder::new().name("kvplane-setup".to_owned());
+    let started = thread.spawn(move || drop(done.send(work())));
+    started.map_err(|error| format!("no thread for the setup: {error}"))?;
+    wait.recv_timeout(longest).unwrap_or(Err(late))
+}

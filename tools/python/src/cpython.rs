@@ -1,0 +1,199 @@
+//! Keys, numbers and buffers out of Python's objects.
+//!
+//! Three functions are declared here that every CPython since 3.3 exports, but that its stable ABI names only since
+//! 3.10 and 3.11: the UTF-8 of a string, and the buffer protocol. The layout of `Py_buffer` is the same in all of them.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+/// CPython's `Py_buffer`.
+#[repr(C)]
+struct PyBuffer {
+    buf: *mut c_void,
+    obj: *mut ffi::PyObject,
+    len: ffi::Py_ssize_t,
+    itemsize: ffi::Py_ssize_t,
+    readonly: c_int,
+    ndim: c_int,
+    format: *mut c_char,
+    shape: *mut ffi::Py_ssize_t,
+    strides: *mut ffi::Py_ssize_t,
+    suboffsets: *mut ffi::Py_ssize_t,
+    internal: *mut c_void,
+}
+
+/// Contiguous bytes, as `PyBUF_SIMPLE` asks for; with `PyBUF_WRITABLE`, such that may be written.
+const SIMPLE: c_int = 0;
+const WRITABLE: c_int = 1;
+
+// SAFETY: these are CPython's own, with the signatures of its headers.
+unsafe extern "C" {
+    fn PyUnicode_AsUTF8AndSize(text: *mut ffi::PyObject, bytes: *mut ffi::Py_ssize_t) -> *const c_char;
+    fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut PyBuffer, flags: c_int) -> c_int;
+    fn PyBuffer_Release(view: *mut PyBuffer);
+}
+
+/// The bytes of an object with the buffer protocol, held until this is dropped, which needs the interpreter's lock.
+pub(crate) struct View<'py> {
+    // Boxed: some exporters keep the address of the view that they filled in.
+    buffer: Box<PyBuffer>,
+    _object: Bound<'py, PyAny>,
+}
+
+impl<'py> View<'py> {
+    /// The contiguous bytes of `object`, which may be written where `writable`.
+    ///
+    /// # Errors
+    /// What Python says of objects that have none (`TypeError`) or not such (`BufferError`).
+    pub(crate) fn of(object: &Bound<'py, PyAny>, writable: bool) -> PyResult<Self> {
+        let mut buffer = Box::new(PyBuffer {
+            buf: std::ptr::null_mut(),
+            obj: std::ptr::null_mut(),
+            len: 0,
+            itemsize: 0,
+            readonly: 0,
+            ndim: 0,
+            format: std::ptr::null_mut(),
+            shape: std::ptr::null_mut(),
+            strides: std::ptr::null_mut(),
+            suboffsets: std::ptr::null_mut(),
+            internal: std::ptr::null_mut(),
+        });
+        let flags = if writable { WRITABLE } else { SIMPLE };
+        // SAFETY: a live object, under the interpreter's lock, and a view to fill in.
+        if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *buffer, flags) } != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        Ok(Self { buffer, _object: object.clone() })
+    }
+
+    /// Where the bytes are.
+    pub(crate) fn address(&self) -> u64 {
+        self.buffer.buf as u64
+    }
+
+    /// How many.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.buffer.len as u64
+    }
+
+    /// A copy of the bytes.
+    pub(crate) fn to_vec(&self) -> Vec<u8> {
+        if self.buffer.len == 0 {
+            return Vec::new();
+        }
+        // SAFETY: the exporter holds these bytes for us, and nobody changes them while we hold the interpreter's lock,
+        // but who writes without it, whose race it is: then the copy is a mix.
+        unsafe { std::slice::from_raw_parts(self.buffer.buf.cast::<u8>(), self.buffer.len as usize) }.to_vec()
+    }
+}
+
+impl Drop for View<'_> {
+    fn drop(&mut self) {
+        // SAFETY: it was filled in by `PyObject_GetBuffer` and is released once.
+        unsafe { PyBuffer_Release(&raw mut *self.buffer) };
+    }
+}
+
+/// Keys, copied out of Python: it may change its list while we work.
+#[derive(Default)]
+pub(crate) struct Keys {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Keys {
+    /// One key: a `str`, taken as UTF-8, or `bytes`.
+    ///
+    /// # Errors
+    /// `TypeError` for anything else.
+    pub(crate) fn one(key: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut keys = Self::default();
+        keys.push(key)?;
+        Ok(keys)
+    }
+
+    /// A sequence of keys.
+    ///
+    /// # Errors
+    /// `TypeError` for a single `str`, and for anything in it that is no key.
+    pub(crate) fn many(list: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if list.is_instance_of::<PyString>() || list.is_instance_of::<PyBytes>() {
+            return Err(PyTypeError::new_err("keys is one key; expected a list of keys"));
+        }
+        let mut keys = Self::default();
+        for key in list.try_iter()? {
+            keys.push(&key?)?;
+        }
+        Ok(keys)
+    }
+
+    fn push(&mut self, key: &Bound<'_, PyAny>) -> PyResult<()> {
+        if let Ok(text) = key.cast::<PyString>() {
+            let mut bytes = 0;
+            // SAFETY: a live string; what comes back belongs to it and is copied before anything else happens.
+            let start = unsafe { PyUnicode_AsUTF8AndSize(text.as_ptr(), &raw mut bytes) };
+            if start.is_null() {
+                return Err(PyErr::fetch(key.py()));
+            }
+            // SAFETY: as many bytes as CPython says are there.
+            self.bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(start.cast::<u8>(), bytes as usize) });
+        } else if let Ok(bytes) = key.cast::<PyBytes>() {
+            self.bytes.extend_from_slice(bytes.as_bytes());
+        } else {
+            let name = key.get_type().name()?;
+            return Err(PyTypeError::new_err(format!("a key is str or bytes, not {name}")));
+        }
+        self.ends.push(self.bytes.len());
+        Ok(())
+    }
+
+    /// How many.
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The key at `index`.
+    pub(crate) fn get(&self, index: usize) -> &[u8] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.bytes[start..self.ends[index]]
+    }
+
+    /// All of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.len()).map(|index| self.get(index))
+    }
+}
+
+/// A sequence of numbers that are addresses, lengths or offsets.
+///
+/// # Errors
+/// `TypeError` for what is no such number, also for one below 0 or above 2^64.
+pub(crate) fn numbers(list: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    let mut numbers = Vec::with_capacity(list.len().unwrap_or(0));
+    for number in list.try_iter()? {
+        numbers.push(number_of(&number?)?);
+    }
+    Ok(numbers)
+}
+
+/// Sequences of numbers.
+///
+/// # Errors
+/// As [`numbers`].
+pub(crate) fn number_lists(lists: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u64>>> {
+    lists.try_iter()?.map(|list| numbers(&list?)).collect()
+}
+
+fn number_of(number: &Bound<'_, PyAny>) -> PyResult<u64> {
+    number.extract::<u64>().map_err(|error| {
+        if error.is_instance_of::<PyOverflowError>(number.py()) {
+            return PyTypeError::new_err(format!("{number} is no address or length: from 0 to 2^64 - 1"));
+        }
+        error
+    })
+}

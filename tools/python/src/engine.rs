@@ -1,0 +1,364 @@
+//! `_native.Engine`: the transfer engine, for any number of threads.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use kvplane::{
+    Batch, Notice, Opcode, Region, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine,
+};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::clients::Call;
+use crate::cpython::numbers;
+use crate::host_memory::allocate;
+use crate::memory::{Mapped, adopt, mapped};
+use crate::outcome::{INTERNAL, engine_code, failed};
+use crate::transfers;
+
+/// Batches that may be under way or not asked for yet.
+const BATCHES: usize = 65_536;
+
+/// A transfer engine. Numbers below zero are errors; `last_error()` says more.
+#[pyclass(module = "kvplane._native", frozen)]
+pub(crate) struct Engine {
+    /// Nothing once it was closed.
+    engine: RwLock<Option<Arc<TransferEngine>>>,
+    segments: Mutex<HashMap<String, SegmentHandle>>,
+    batches: Mutex<(u64, HashMap<u64, Arc<Batch>>)>,
+    managed: Mutex<HashMap<u64, Arc<Region>>>,
+    process: u32,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // Its threads are the parent's.
+            let engine = self.engine.get_mut().unwrap_or_else(PoisonError::into_inner);
+            core::mem::forget(engine.take());
+            core::mem::forget(core::mem::take(&mut self.batches.get_mut().unwrap_or_else(PoisonError::into_inner).1));
+        }
+    }
+}
+
+/// A transfer as Python asks for it.
+struct Asked {
+    target: String,
+    opcode: Opcode,
+    ours: Vec<u64>,
+    theirs: Vec<u64>,
+    lengths: Vec<u64>,
+    notice: Option<Notice>,
+}
+
+impl Asked {
+    fn of(
+        (target, write): (&str, bool),
+        ours: &Bound<'_, PyAny>,
+        theirs: &Bound<'_, PyAny>,
+        lengths: &Bound<'_, PyAny>,
+        notice: Option<(String, String)>,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            target: target.to_owned(),
+            opcode: if write { Opcode::Write } else { Opcode::Read },
+            ours: numbers(ours)?,
+            theirs: numbers(theirs)?,
+            lengths: numbers(lengths)?,
+            notice: notice.map(|(name, message)| Notice { name, message }),
+        })
+    }
+}
+
+#[pymethods]
+impl Engine {
+    /// Starts serving; `RuntimeError` says why not.
+    #[new]
+    #[pyo3(signature = (host, metadata, shared_memory=true, tcp=true))]
+    fn new(py: Python<'_>, host: &str, metadata: &str, shared_memory: bool, tcp: bool) -> PyResult<Self> {
+        let started = py.detach(|| {
+            let config = transfers::config(host, metadata)?;
+            let config = kvplane::TransferEngineConfig { shared_memory, tcp, ..config };
+            TransferEngine::start(config).map_err(|error| error.to_string())
+        });
+        let engine = started.map_err(PyRuntimeError::new_err)?;
+        Ok(Self {
+            engine: RwLock::new(Some(Arc::new(engine))),
+            segments: Mutex::default(),
+            batches: Mutex::default(),
+            managed: Mutex::default(),
+            process: std::process::id(),
+        })
+    }
+
+    /// Where its handshake daemon is reached, `ip:port`.
+    fn address(&self) -> String {
+        self.read().map_or_else(|_| String::new(), |engine| engine.local_address().to_string())
+    }
+
+    /// The name by which peers open its segment.
+    fn name(&self) -> String {
+        self.read().map_or_else(|_| String::new(), |engine| engine.name().to_owned())
+    }
+
+    /// Registers ranges of this process's memory, all or none: 0, or an error's number.
+    fn register(
+        &self,
+        py: Python<'_>,
+        addresses: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+        location: &str,
+    ) -> PyResult<i64> {
+        let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
+        Ok(py.detach(|| self.register_ranges(&addresses, &sizes, location).unwrap_or_else(|code| code)))
+    }
+
+    /// Forgets memory; when this returns 0, nothing touches it any more.
+    fn unregister(&self, py: Python<'_>, addresses: &Bound<'_, PyAny>) -> PyResult<i64> {
+        let addresses = numbers(addresses)?;
+        Ok(py.detach(|| {
+            self.call(|engine| engine.unregister_batch(&addresses).map_err(|error| engine_code(&error)))
+                .map_or_else(|code| code, |()| 0)
+        }))
+    }
+
+    /// Allocates registered memory that peers on this host can map: its address, or an error's number.
+    fn allocate(&self, py: Python<'_>, bytes: u64) -> PyResult<i64> {
+        let region = allocate(bytes)?;
+        let address = region.address();
+        let registered = py.detach(|| {
+            let register = |engine: &TransferEngine| engine.register(Arc::clone(&region), &RegisterOptions::default());
+            self.call(|engine| register(engine).map_err(|error| engine_code(&error)))
+        });
+        match registered {
+            Ok(()) => {
+                self.managed.lock().unwrap_or_else(PoisonError::into_inner).insert(address, region);
+                Ok(address as i64)
+            }
+            Err(code) => Ok(code),
+        }
+    }
+
+    /// Frees such memory.
+    fn free(&self, py: Python<'_>, address: u64) -> i64 {
+        let Some(region) = self.managed.lock().unwrap_or_else(PoisonError::into_inner).remove(&address) else {
+            return failed(-1, format!("nothing was allocated at {address:#x}"));
+        };
+        let gone = py.detach(|| self.call(|engine| engine.unregister(address).map_err(|error| engine_code(&error))));
+        if let Err(code) = gone {
+            // Somebody uses it still: it has to stay.
+            self.managed.lock().unwrap_or_else(PoisonError::into_inner).insert(address, region);
+            return code;
+        }
+        0
+    }
+
+    /// Transfers and waits: 0 when all bytes are where they belong, else an error's number. Nothing is in flight after.
+    #[pyo3(signature = (target, write, ours, theirs, lengths, notice=None))]
+    #[allow(clippy::too_many_arguments, reason = "the columns of a batch, as Python has them")]
+    fn transfer(
+        &self,
+        py: Python<'_>,
+        target: &str,
+        write: bool,
+        ours: &Bound<'_, PyAny>,
+        theirs: &Bound<'_, PyAny>,
+        lengths: &Bound<'_, PyAny>,
+        notice: Option<(String, String)>,
+    ) -> PyResult<i64> {
+        let asked = Asked::of((target, write), ours, theirs, lengths, notice)?;
+        Ok(py.detach(|| {
+            let done = self.call(|engine| {
+                let batch = self.start(engine, &asked, false)?;
+                outcome(&batch)
+            });
+            done.map_or_else(|code| code, |()| 0)
+        }))
+    }
+
+    /// Starts such a transfer: its number, from 1 on, or an error's.
+    #[pyo3(signature = (target, write, ours, theirs, lengths))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        target: &str,
+        write: bool,
+        ours: &Bound<'_, PyAny>,
+        theirs: &Bound<'_, PyAny>,
+        lengths: &Bound<'_, PyAny>,
+    ) -> PyResult<i64> {
+        let asked = Asked::of((target, write), ours, theirs, lengths, None)?;
+        Ok(py.detach(|| {
+            let started = self.call(|engine| {
+                let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
+                if batches.1.len() >= BATCHES {
+                    return Err(failed(-2, format!("{BATCHES} batches are open: ask for the status of some")));
+                }
+                batches.0 += 1;
+                let number = batches.0;
+                drop(batches);
+                let batch = Arc::new(self.start(engine, &asked, true)?);
+                self.batches.lock().unwrap_or_else(PoisonError::into_inner).1.insert(number, batch);
+                Ok(number as i64)
+            });
+            started.unwrap_or_else(|code| code)
+        }))
+    }
+
+    /// How such a transfer stands, all of its parts: 1 done, 0 under way, -1 failed, -2 too late. One that has ended is
+    /// forgotten. A number that is none, -1.
+    fn status(&self, py: Python<'_>, number: u64) -> i64 {
+        let found = self.batch(number);
+        let Some(batch) = found else { return failed(-1, format!("there is no batch {number}")) };
+        let code = py.detach(|| self.call(|_| Ok(state_code(&batch, batch.poll().state))).unwrap_or_else(|code| code));
+        if code != 0 {
+            self.batches.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number);
+        }
+        code
+    }
+
+    /// Waits for such transfers: 0 when all went well.
+    fn wait(&self, py: Python<'_>, numbers_: &Bound<'_, PyAny>) -> PyResult<i64> {
+        let wanted = numbers(numbers_)?;
+        Ok(py.detach(|| {
+            let mut code = 0;
+            for number in wanted {
+                let Some(batch) = self.batch(number) else {
+                    code = failed(-1, format!("there is no batch {number}"));
+                    continue;
+                };
+                if self.call(|_| outcome(&batch)).is_err() {
+                    code = -1;
+                }
+                self.batches.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number);
+            }
+            code
+        }))
+    }
+
+    /// Whether the engine of this name lives: 0, or an error's number.
+    fn probe(&self, py: Python<'_>, name: &str) -> i64 {
+        let probed = py.detach(|| self.call(|engine| engine.probe(name).map_err(|error| engine_code(&error))));
+        probed.map_or_else(|code| code, |_| 0)
+    }
+
+    /// Leaves a message with the engine of this name.
+    fn notify(&self, py: Python<'_>, target: &str, name: String, message: String) -> i64 {
+        let notice = Notice { name, message };
+        let told = py.detach(|| {
+            self.call(|engine| {
+                let handle = self.open(engine, target)?;
+                engine.notify(handle, &notice).map_err(|error| engine_code(&error))
+            })
+        });
+        told.map_or_else(|code| code, |()| 0)
+    }
+
+    /// The messages that others left here, oldest first; each is given once.
+    fn notices(&self) -> Vec<(String, String)> {
+        let taken = self.call(|engine| Ok(engine.take_notices()));
+        taken.unwrap_or_default().into_iter().map(|notice| (notice.name, notice.message)).collect()
+    }
+
+    /// Where the first buffer of a segment begins, or an error's number.
+    fn first_buffer(&self, py: Python<'_>, target: &str) -> i64 {
+        let found = py.detach(|| {
+            self.call(|engine| {
+                let handle = self.open(engine, target)?;
+                let info = engine.segment_info(handle).map_err(|error| engine_code(&error))?;
+                let first = info.buffers.first().map(|buffer| buffer.address as i64);
+                first.ok_or_else(|| failed(-3, format!("{target} has registered nothing")))
+            })
+        });
+        found.unwrap_or_else(|code| code)
+    }
+
+    /// Ends it: withdraws what is under way, and returns when nothing touches its memory any more.
+    fn close(&self, py: Python<'_>) {
+        if self.process == std::process::id() {
+            py.detach(|| {
+                let batches = core::mem::take(&mut self.batches.lock().unwrap_or_else(PoisonError::into_inner).1);
+                drop(batches);
+                drop(self.engine.write().unwrap_or_else(PoisonError::into_inner).take());
+                self.managed.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            });
+        }
+    }
+}
+
+impl Engine {
+    fn read(&self) -> Result<Arc<TransferEngine>, i64> {
+        let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner).clone();
+        engine.ok_or_else(|| failed(INTERNAL, "the transfer engine was closed"))
+    }
+
+    /// Runs `work` on the engine as a call that the end of the interpreter waits for.
+    fn call<T>(&self, work: impl FnOnce(&TransferEngine) -> Result<T, i64>) -> Result<T, i64> {
+        let _call = Call::begin(self.process)?;
+        work(&*self.read()?)
+    }
+
+    fn batch(&self, number: u64) -> Option<Arc<Batch>> {
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner).1.get(&number).cloned()
+    }
+
+    fn register_ranges(&self, addresses: &[u64], sizes: &[u64], location: &str) -> Result<i64, i64> {
+        if addresses.len() != sizes.len() {
+            return Err(failed(-1, format!("{} addresses and {} lengths", addresses.len(), sizes.len())));
+        }
+        let mut regions = Vec::with_capacity(addresses.len());
+        for (&address, &bytes) in addresses.iter().zip(sizes) {
+            let own = self.managed.lock().unwrap_or_else(PoisonError::into_inner).get(&address).cloned();
+            if own.is_none() && mapped(address, bytes) == Mapped::No {
+                let why = format!("{bytes} bytes at {address:#x} are not all memory of this process that can be read");
+                return Err(failed(-1, why));
+            }
+            // SAFETY: they are mapped, as was looked; that they stay so until they are unregistered is what
+            // registering means.
+            let region = unsafe { adopt(address, bytes) };
+            regions.push(region.ok_or_else(|| failed(-1, format!("{bytes} bytes at {address:#x} cannot be")))?);
+        }
+        // Places that are not memory of the CPU's are nobody's here: found out by the kernel.
+        let location = if location.starts_with("cpu:") { location } else { "*" };
+        let options = RegisterOptions { location: location.to_owned(), ..RegisterOptions::default() };
+        self.call(|engine| engine.register_batch(&regions, &options).map_err(|error| engine_code(&error)))?;
+        Ok(0)
+    }
+
+    fn open(&self, engine: &TransferEngine, target: &str) -> Result<SegmentHandle, i64> {
+        let known = self.segments.lock().unwrap_or_else(PoisonError::into_inner).get(target).copied();
+        if let Some(handle) = known {
+            return Ok(handle);
+        }
+        let handle = engine.open_segment(target).map_err(|error| engine_code(&error))?;
+        self.segments.lock().unwrap_or_else(PoisonError::into_inner).insert(target.to_owned(), handle);
+        Ok(handle)
+    }
+
+    fn start(&self, engine: &TransferEngine, asked: &Asked, background: bool) -> Result<Batch, i64> {
+        let handle = self.open(engine, &asked.target)?;
+        let requests = transfers::requests(asked.opcode, handle, &asked.ours, &asked.theirs, &asked.lengths);
+        let requests = requests.map_err(|why| failed(-1, why))?;
+        // A notice goes with the first request, and a request of no bytes is one, too.
+        let options = SubmitOptions { background, notice: asked.notice.clone(), ..SubmitOptions::default() };
+        engine.submit(&requests, &options).map_err(|error| engine_code(&error))
+    }
+}
+
+/// Waits for the end of a batch.
+fn outcome(batch: &Batch) -> Result<(), i64> {
+    match batch.wait().state {
+        TaskState::Completed => Ok(()),
+        state => Err(state_code(batch, state)),
+    }
+}
+
+fn state_code(batch: &Batch, state: TaskState) -> i64 {
+    let why = || batch.problem().map_or_else(|| format!("the transfer ended as {state:?}"), str::to_owned);
+    match state {
+        TaskState::Completed => 1,
+        TaskState::Waiting | TaskState::Pending => 0,
+        TaskState::Timeout => failed(-2, why()),
+        TaskState::Invalid | TaskState::Canceled | TaskState::Failed => failed(-1, why()),
+    }
+}

@@ -1,0 +1,47 @@
+//! The native half of the Python packages: one stable-ABI module, `kvplane._native`, for CPython 3.9 and later.
+//!
+//! It offers little and says it in numbers: addresses, lengths, lists of outcomes. What Python's users see, the package
+//! `kvplane` and the package `mooncake`, is written in Python above it (`tools/python/package`).
+//!
+//! Every call that may wait gives the interpreter's lock back meanwhile. Nothing of Python is touched without it:
+//! keys are copied before, and memory is named by address.
+
+mod arguments;
+mod batches;
+mod clients;
+mod control;
+mod cpython;
+mod engine;
+mod host_memory;
+mod memory;
+mod outcome;
+mod ranges;
+mod segment;
+mod store;
+mod transfers;
+mod values;
+
+use pyo3::prelude::*;
+
+/// What became of the last call of this thread that did not succeed, in words; empty when there was none.
+#[pyfunction]
+fn last_error() -> String {
+    outcome::last()
+}
+
+/// The module.
+#[pymodule]
+#[pyo3(name = "_native")]
+fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<engine::Engine>()?;
+    module.add_class::<host_memory::HostMemory>()?;
+    module.add_function(wrap_pyfunction!(last_error, module)?)?;
+    module.add_function(wrap_pyfunction!(host_memory::read_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(host_memory::write_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(host_memory::buffer_address, module)?)?;
+    module.add_function(wrap_pyfunction!(host_memory::topology, module)?)?;
+    module.add_function(wrap_pyfunction!(host_memory::settle, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Memory of the caller's: what is mapped, what is registered, and copies that cannot crash.
+//!
+//! Addresses come from Python as numbers, so any may be wrong. What is registered is held against the process's
+//! mappings first; what is not is read through the kernel, which says so where nothing is mapped.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use kvplane::Region;
+
+/// How long unregistering waits for calls that use the memory; each ends by its own deadline before that.
+const LEAVE: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_micros(200);
+
+/// What may be done with a range of this process's addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mapped {
+    /// Not all of it is mapped, or it cannot be read.
+    No,
+    /// It can be read.
+    Readable,
+    /// It can be read and written.
+    Writable,
+}
+
+/// What is mapped at a range, by the kernel's list.
+pub(crate) fn mapped(address: u64, bytes: u64) -> Mapped {
+    let Some(end) = address.checked_add(bytes).filter(|_| address != 0) else { return Mapped::No };
+    let Ok(list) = std::fs::read_to_string("/proc/self/maps") else {
+        // Without the list, the caller is believed.
+        return Mapped::Writable;
+    };
+    let (mut at, mut writable) = (address, true);
+    for line in list.lines() {
+        let Some((from, until, rights)) = parse(line) else { continue };
+        if until <= at {
+            continue;
+        }
+        if from > at || !rights.starts_with('r') {
+            return Mapped::No;
+        }
+        writable &= rights.as_bytes().get(1) == Some(&b'w');
+        at = until;
+        if at >= end {
+            return if writable { Mapped::Writable } else { Mapped::Readable };
+        }
+    }
+    Mapped::No
+}
+
+fn parse(line: &str) -> Option<(u64, u64, &str)> {
+    let (range, rest) = line.split_once(' ')?;
+    let (from, until) = range.split_once('-')?;
+    Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(until, 16).ok()?, rest))
+}
+
+/// Reads memory of this process through the kernel; an error where it is not mapped.
+pub(crate) fn peek(address: u64, bytes: &mut [u8]) -> std::io::Result<()> {
+    File::open("/proc/self/mem")?.read_exact_at(bytes, address)
+}
+
+/// Writes memory of this process; an error where it is not mapped for writing.
+pub(crate) fn poke(address: u64, bytes: &[u8]) -> std::io::Result<()> {
+    // Through the kernel's door, read-only mappings could be written too.
+    if mapped(address, bytes.len() as u64) != Mapped::Writable {
+        return Err(std::io::Error::from(std::io::ErrorKind::PermissionDenied));
+    }
+    File::options().write(true).open("/proc/self/mem")?.write_all_at(bytes, address)
+}
+
+/// A range as a region; nothing when it wraps, is null, or is empty.
+///
+/// # Safety
+/// The range stays mapped until the last clone of the region is gone.
+pub(crate) unsafe fn adopt(address: u64, bytes: u64) -> Option<Arc<Region>> {
+    let length = usize::try_from(bytes).ok().filter(|length| *length > 0)?;
+    let fits = address.checked_add(bytes).is_some_and(|end| end <= isize::MAX as u64);
+    // SAFETY: by the caller's promise.
+    (address != 0 && fits).then(|| unsafe { Region::adopt(address as *mut u8, length) })
+}
+
+/// Registered memory.
+pub(crate) struct Entry {
+    pub(crate) id: u64,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) region: Arc<Region>,
+    pub(crate) writable: bool,
+}
+
+impl Entry {
+    /// Whether a range is inside.
+    pub(crate) const fn holds(&self, address: u64, bytes: u64) -> bool {
+        address >= self.address
+            && address - self.address <= self.bytes
+            && bytes <= self.bytes - (address - self.address)
+    }
+}
+
+/// What is registered, by address.
+#[derive(Default)]
+pub(crate) struct Memory {
+    entries: RwLock<BTreeMap<u64, Arc<Entry>>>,
+    /// Changes when something is unregistered.
+    generation: AtomicU64,
+    ids: AtomicU64,
+}
+
+impl Memory {
+    /// Registers a range; says why not.
+    pub(crate) fn register(&self, address: u64, bytes: u64) -> Result<(), String> {
+        let rights = mapped(address, bytes);
+        if rights == Mapped::No || bytes == 0 {
+            return Err(format!("{bytes} bytes at {address:#x} are not all memory of this process that can be read"));
+        }
+        // SAFETY: they are mapped, as was looked; that they stay so until they are unregistered is what registering
+        // means.
+        let region = unsafe { adopt(address, bytes) };
+        let region = region.ok_or_else(|| format!("{bytes} bytes at {address:#x} end beyond the address space"))?;
+        self.insert(region, rights == Mapped::Writable)
+    }
+
+    /// Registers a region of ours.
+    pub(crate) fn insert(&self, region: Arc<Region>, writable: bool) -> Result<(), String> {
+        let (address, bytes) = (region.address(), region.bytes() as u64);
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, other)) = entries.range(..address + bytes).next_back()
+            && other.address + other.bytes > address
+        {
+            let (other_bytes, other) = (other.bytes, other.address);
+            return Err(format!(
+                "{bytes} bytes at {address:#x} overlap {other_bytes} bytes at {other:#x}, which are registered"
+            ));
+        }
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        entries.insert(address, Arc::new(Entry { id, address, bytes, region, writable }));
+        Ok(())
+    }
+
+    /// Forgets the range that begins here, and waits until no call uses it any more.
+    pub(crate) fn unregister(&self, address: u64) -> Result<(), String> {
+        let entry = self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
+        let entry = entry.ok_or_else(|| format!("nothing is registered at {address:#x}"))?;
+        self.generation.fetch_add(1, Ordering::Release);
+        let until = Instant::now() + LEAVE;
+        while Arc::strong_count(&entry) > 1 {
+            if Instant::now() > until {
+                return Err(format!("the memory at {address:#x} is still used by a call of another thread"));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    /// The registered memory that holds a range.
+    pub(crate) fn find(&self, address: u64, bytes: u64) -> Option<Arc<Entry>> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let (_, entry) = entries.range(..=address).next_back()?;
+        entry.holds(address, bytes).then(|| Arc::clone(entry))
+    }
+
+    /// Changes when something was unregistered.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Whether this is still registered.
+    pub(crate) fn contains(&self, id: u64) -> bool {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).values().any(|entry| entry.id == id)
+    }
+}

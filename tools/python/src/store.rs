@@ -1,0 +1,400 @@
+//! `_native.Store`: a connection to a cluster's store, for any number of threads.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use kvplane::{Client, ClientConfig, Control};
+use pyo3::exceptions::{PyConnectionError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::arguments::{Kept, matching, options, parts, several, single};
+use crate::batches::{self, check_key};
+use crate::clients::Clients;
+use crate::control::{Wanted, within};
+use crate::cpython::{Keys, View, numbers};
+use crate::memory::adopt;
+use crate::outcome::{INTERNAL, INVALID, NOT_FOUND, failed, store_code};
+use crate::ranges::{self, Sessions};
+use crate::segment::Segment;
+
+/// How long a setup may take: callers are promised five seconds.
+const CONNECT: Duration = Duration::from_millis(4_500);
+/// Values from this length on are sent from where Python has them; shorter ones are copied first.
+const DIRECT_BYTES: u64 = 64 << 10;
+
+/// A connection to the store of a cluster. Numbers below zero are errors; `last_error()` says more.
+#[pyclass(module = "kvplane._native", frozen)]
+pub(crate) struct Store {
+    pub(crate) clients: Clients,
+    control: Control,
+    sessions: Sessions,
+    segments: Mutex<Vec<Segment>>,
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if self.clients.process() != std::process::id() {
+            self.clients.leak();
+            core::mem::forget(core::mem::take(self.segments.get_mut().unwrap_or_else(PoisonError::into_inner)));
+        }
+    }
+}
+
+#[pymethods]
+impl Store {
+    /// Connects; `ConnectionError` says why not. Returns within five seconds.
+    #[new]
+    #[pyo3(signature = (master=None, cluster=None, certificates=None, runtime_directory=None, tenant=String::new(),
+        shared_memory=true, deadline=10.0))]
+    #[allow(clippy::too_many_arguments, reason = "keywords, as Python has them")]
+    fn new(
+        py: Python<'_>,
+        master: Option<String>,
+        cluster: Option<String>,
+        certificates: Option<std::path::PathBuf>,
+        runtime_directory: Option<std::path::PathBuf>,
+        tenant: String,
+        shared_memory: bool,
+        deadline: f64,
+    ) -> PyResult<Self> {
+        let deadline = Duration::try_from_secs_f64(deadline)
+            .ok()
+            .filter(|deadline| !deadline.is_zero() && *deadline <= Duration::from_secs(3_600))
+            .ok_or_else(|| PyValueError::new_err(format!("a deadline of {deadline} s: more than 0, at most 3600")))?;
+        let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
+        py.detach(|| {
+            let control = wanted.find()?;
+            let config =
+                ClientConfig { control: control.clone(), tenant, shared_memory, deadline, ..ClientConfig::local("") };
+            let shown = wanted.shown();
+            let late = format!("the control plane at {shown} did not answer within {} s", CONNECT.as_secs_f64());
+            let asked = config.clone();
+            let client = within(CONNECT, late, move || {
+                Client::connect(&asked)
+                    .map_err(|error| format!("no connection to the control plane at {shown}: {error}"))
+            })?;
+            Ok(Self {
+                clients: Clients::new(config, client),
+                control,
+                sessions: Sessions::default(),
+                segments: Mutex::default(),
+            })
+        })
+        .map_err(|why: String| PyConnectionError::new_err(why))
+    }
+
+    /// Registers memory of this process: 0, or an error's number.
+    fn register(&self, py: Python<'_>, address: u64, bytes: u64) -> i64 {
+        let registered = py.detach(|| self.clients.memory.register(address, bytes));
+        registered.map_or_else(|why| failed(INVALID, why), |()| 0)
+    }
+
+    /// Forgets memory; when this returns, no call uses it.
+    fn unregister(&self, py: Python<'_>, address: u64) -> i64 {
+        let gone = py.detach(|| {
+            let gone = self.clients.memory.unregister(address);
+            self.clients.sweep();
+            gone
+        });
+        gone.map_or_else(|why| failed(INVALID, why), |()| 0)
+    }
+
+    /// Stores the bytes of an object with the buffer protocol.
+    #[pyo3(signature = (key, value, kept=None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        kept: Option<Kept>,
+    ) -> PyResult<i64> {
+        let keys = Keys::one(key)?;
+        let view = View::of(value, false)?;
+        if let Err(code) = check_key(keys.get(0)) {
+            return Ok(code);
+        }
+        let options = options(kept);
+        if view.bytes() < DIRECT_BYTES {
+            let value = view.to_vec();
+            return Ok(py.detach(|| self.put_copied(&keys, &value, &options)));
+        }
+        let (address, bytes) = (view.address(), view.bytes());
+        // SAFETY: `view` keeps the bytes where they are until after the call.
+        let region = unsafe { adopt(address, bytes) };
+        let Some(region) = region else { return Ok(failed(INVALID, "the value is no memory")) };
+        let code = py.detach(|| {
+            let put = self.clients.with(|member| {
+                let buffer = member.client.register(region);
+                let put = member.client.put_from_with(keys.get(0), buffer.slice(0, bytes as usize), &options);
+                member.client.unregister(buffer);
+                put
+            });
+            put.map_or_else(|code| code, |put| put.map_or_else(|error| store_code(&error), |_| 0))
+        });
+        drop(view);
+        Ok(code)
+    }
+
+    /// Stores the bytes of several such objects as one.
+    #[pyo3(signature = (key, values, kept=None))]
+    fn put_parts(
+        &self,
+        py: Python<'_>,
+        key: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        kept: Option<Kept>,
+    ) -> PyResult<i64> {
+        let keys = Keys::one(key)?;
+        let mut value = Vec::new();
+        for part in values.try_iter()? {
+            value.extend_from_slice(&View::of(&part?, false)?.to_vec());
+        }
+        if let Err(code) = check_key(keys.get(0)) {
+            return Ok(code);
+        }
+        let options = options(kept);
+        Ok(py.detach(|| self.put_copied(&keys, &value, &options)))
+    }
+
+    /// The bytes of an object, or an error's number.
+    fn get<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let keys = Keys::one(key)?;
+        if let Err(code) = check_key(keys.get(0)) {
+            return Ok(code.into_pyobject(py)?.into_any());
+        }
+        let first = py.detach(|| self.get_short(keys.get(0)));
+        match first {
+            Ok(Some(value)) => Ok(PyBytes::new(py, &value).into_any()),
+            Ok(None) => self.get_long(py, &keys),
+            Err(code) => Ok(code.into_pyobject(py)?.into_any()),
+        }
+    }
+
+    /// Receives an object into a writable object with the buffer protocol: its length, or an error's number.
+    fn receive(&self, py: Python<'_>, key: &Bound<'_, PyAny>, into: &Bound<'_, PyAny>) -> PyResult<i64> {
+        let keys = Keys::one(key)?;
+        let view = View::of(into, true)?;
+        if let Err(code) = check_key(keys.get(0)) {
+            return Ok(code);
+        }
+        let (address, bytes) = (view.address(), view.bytes());
+        // SAFETY: `view` keeps the bytes where they are until after the call.
+        let region = unsafe { adopt(address, bytes) };
+        let Some(region) = region else { return Ok(failed(INVALID, "nothing can be received into 0 bytes")) };
+        let got = py.detach(|| self.get_whole(keys.get(0), region, bytes));
+        drop(view);
+        Ok(got.map_or_else(
+            |code| code,
+            |got| match got {
+                Ok(Some(got)) => got.bytes as i64,
+                Ok(None) => failed(NOT_FOUND, "no such object"),
+                Err(error) => store_code(&error),
+            },
+        ))
+    }
+
+    /// Where the objects of these keys are or would be: `host:port` of the shard, empty where nobody owns the key.
+    fn owners(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+        let keys = Keys::many(keys)?;
+        Ok(py.detach(|| {
+            let keys: Vec<&[u8]> = keys.iter().collect();
+            let owners = self.clients.with(|member| member.client.owners(&keys));
+            let owners = owners.ok().and_then(Result::ok).unwrap_or_else(|| vec![None; keys.len()]);
+            owners.into_iter().map(|owner| owner.map_or_else(String::new, |at| at.to_string())).collect()
+        }))
+    }
+
+    /// Stores pieces of memory: for each object a list of addresses and one of lengths.
+    #[pyo3(signature = (keys, addresses, sizes, kept=None))]
+    fn put_from(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        addresses: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+        kept: Option<Kept>,
+    ) -> PyResult<Vec<i64>> {
+        let (keys, pieces) = (Keys::many(keys)?, single(addresses, sizes)?);
+        let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
+        Ok(py.detach(|| batches::put(&self.clients, &keys, &pieces, &options(kept))))
+    }
+
+    /// As `put_from`, with several pieces for each object.
+    #[pyo3(signature = (keys, addresses, sizes, kept=None))]
+    fn put_from_pieces(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        addresses: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+        kept: Option<Kept>,
+    ) -> PyResult<Vec<i64>> {
+        let (keys, pieces) = (Keys::many(keys)?, several(addresses, sizes)?);
+        let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
+        Ok(py.detach(|| batches::put(&self.clients, &keys, &pieces, &options(kept))))
+    }
+
+    /// Brings objects into registered memory: the length of each, or an error's number.
+    fn get_into(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        addresses: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<i64>> {
+        let (keys, pieces) = (Keys::many(keys)?, single(addresses, sizes)?);
+        let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
+        Ok(py.detach(|| batches::get(&self.clients, &keys, &pieces)))
+    }
+
+    /// As `get_into`, with several pieces for each object.
+    fn get_into_pieces(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        addresses: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<i64>> {
+        let (keys, pieces) = (Keys::many(keys)?, several(addresses, sizes)?);
+        let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
+        Ok(py.detach(|| batches::get(&self.clients, &keys, &pieces)))
+    }
+
+    /// Brings parts of objects: numbers of keys, offsets in the objects, addresses and lengths.
+    fn get_ranges(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        which: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        addresses: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<i64>> {
+        let keys = Keys::many(keys)?;
+        let parts = parts(&keys, which, offsets, addresses, sizes)?;
+        Ok(py.detach(|| ranges::get(&self.clients, &keys, &parts)))
+    }
+
+    /// Begins to write objects of these lengths.
+    #[pyo3(signature = (keys, sizes, kept=None))]
+    fn begin(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+        kept: Option<Kept>,
+    ) -> PyResult<Vec<i64>> {
+        let (keys, sizes) = (Keys::many(keys)?, numbers(sizes)?);
+        if keys.len() != sizes.len() {
+            return Ok(vec![INVALID; keys.len()]);
+        }
+        Ok(py.detach(|| self.sessions.begin(&self.clients, &keys, &sizes, &options(kept))))
+    }
+
+    /// Writes parts of objects that were begun.
+    fn fill(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        which: &Bound<'_, PyAny>,
+        offsets: &Bound<'_, PyAny>,
+        addresses: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<i64>> {
+        let keys = Keys::many(keys)?;
+        let parts = parts(&keys, which, offsets, addresses, sizes)?;
+        Ok(py.detach(|| self.sessions.fill(&self.clients, &keys, &parts)))
+    }
+
+    /// Makes objects of what was written, or gives it up.
+    fn end(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, commit: bool) -> PyResult<Vec<i64>> {
+        let keys = Keys::many(keys)?;
+        Ok(py.detach(|| self.sessions.end(&self.clients, &keys, commit)))
+    }
+
+    /// 1 for each key that has an object, 0 for the others; an error's number for all when an owner cannot be asked.
+    fn exists(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+        self.ask(py, &Keys::many(keys)?, |client, keys| {
+            Ok(client.batch_exists(keys)?.into_iter().map(i64::from).collect())
+        })
+    }
+
+    /// Lengths of objects; where there is none, the number that says so.
+    fn sizes(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+        self.ask(py, &Keys::many(keys)?, |client, keys| {
+            let size = |size: Option<u64>| size.map_or(NOT_FOUND, |bytes| bytes as i64);
+            Ok(client.batch_size(keys)?.into_iter().map(size).collect())
+        })
+    }
+
+    /// Removes objects: 0 for each that was there.
+    fn remove(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+        self.ask(py, &Keys::many(keys)?, |client, keys| {
+            Ok(client.batch_remove(keys)?.into_iter().map(|there| if there { 0 } else { NOT_FOUND }).collect())
+        })
+    }
+
+    /// Removes the objects whose keys a pattern matches; how many.
+    fn remove_matching(&self, py: Python<'_>, pattern: &str) -> i64 {
+        self.count(py, |client| client.remove_matching(pattern))
+    }
+
+    /// Removes all objects of this tenant; how many.
+    fn remove_all(&self, py: Python<'_>) -> i64 {
+        self.count(py, |client| client.remove_all(false))
+    }
+
+    /// Whether the control plane answers and the connection is open: 0, or an error's number.
+    fn check(&self, py: Python<'_>) -> i64 {
+        let checked = py.detach(|| self.clients.with(|member| member.client.exists(b"kvplane:health")));
+        checked.map_or_else(|code| code, |found| found.map_or_else(|error| store_code(&error), |_| 0))
+    }
+
+    /// The first shards of the members of the cluster, as `host:port`.
+    fn members(&self) -> Vec<String> {
+        let map = self.clients.link().map();
+        let shards = map.iter().flat_map(|map| &map.members).filter_map(|member| member.shards.first());
+        shards.map(|shard| shard.tcp.to_string()).collect()
+    }
+
+    /// Gives memory to the cluster, as a node of one shard: its name, or an error's number.
+    fn join<'py>(&self, py: Python<'py>, bytes: u64) -> PyResult<Bound<'py, PyAny>> {
+        if self.clients.process() != std::process::id() {
+            let code = failed(INTERNAL, "the process was forked after the setup: set up anew there");
+            return Ok(code.into_pyobject(py)?.into_any());
+        }
+        match py.detach(|| Segment::join(&self.control, bytes)) {
+            Ok(segment) => {
+                let name = segment.name.clone();
+                self.segments.lock().unwrap_or_else(PoisonError::into_inner).push(segment);
+                Ok(name.into_pyobject(py)?.into_any())
+            }
+            Err(code) => Ok(code.into_pyobject(py)?.into_any()),
+        }
+    }
+
+    /// Takes a node's memory back; its objects may go to others within the time given, in seconds.
+    fn leave(&self, py: Python<'_>, name: &str, grace: u64) -> i64 {
+        let segment = {
+            let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+            let position = segments.iter().position(|segment| segment.name == name);
+            position.map(|position| segments.swap_remove(position))
+        };
+        match segment {
+            Some(segment) => py.detach(|| segment.leave(Duration::from_secs(grace))),
+            None => failed(-101, format!("no segment {name:?} of this process")),
+        }
+    }
+
+    /// Ends it: calls under way end first, and those that come later are refused.
+    fn close(&self, py: Python<'_>) {
+        if self.clients.process() == std::process::id() {
+            py.detach(|| {
+                self.clients.close();
+                let segments = core::mem::take(&mut *self.segments.lock().unwrap_or_else(PoisonError::into_inner));
+                drop(segments);
+            });
+        }
+    }
+}

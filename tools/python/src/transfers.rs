@@ -1,0 +1,103 @@
+//! What transfers need beside an engine: its settings from what Mooncake's users write, requests from lists, topology.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use kvplane::{Environment, Opcode, SegmentHandle, TransferEngineConfig, TransferRequest};
+
+/// How long a transfer may take unless `MC_TRANSFER_TIMEOUT` says otherwise, in seconds.
+const TIMEOUT_S: u64 = 30;
+
+/// Settings of an engine. Without an address that is not a loopback one, only this host can reach it.
+///
+/// # Errors
+/// What cannot be.
+pub(crate) fn config(host: &str, metadata: &str) -> Result<TransferEngineConfig, String> {
+    let environment = Environment::of_process().map_err(|error| error.to_string())?;
+    let p2p = metadata == "P2PHANDSHAKE";
+    let (bare, port) = match host.rsplit_once(':') {
+        Some((bare, port)) if !bare.contains(':') || bare.ends_with(']') => (bare, port.parse::<u16>().ok()),
+        _ => (host, None),
+    };
+    let ip = environment.bind.map_or_else(|| address(bare), Ok)?;
+    Ok(TransferEngineConfig {
+        listen: SocketAddr::new(ip, if p2p { 0 } else { port.unwrap_or(0) }),
+        open_to_network: !ip.is_loopback(),
+        metadata: metadata.to_owned(),
+        name: (!p2p).then(|| host.to_owned()),
+        deadline: Duration::from_secs(timeout()?),
+        // Names come from peers: one that is a file's would let them read and write files here.
+        files: false,
+        environment,
+        ..TransferEngineConfig::default()
+    })
+}
+
+fn timeout() -> Result<u64, String> {
+    match std::env::var("MC_TRANSFER_TIMEOUT") {
+        Ok(text) if !text.is_empty() => match text.parse() {
+            Ok(seconds @ 1..=86_400) => Ok(seconds),
+            _ => Err(format!("MC_TRANSFER_TIMEOUT is {text:?}, not 1 to 86400 seconds")),
+        },
+        _ => Ok(TIMEOUT_S),
+    }
+}
+
+fn address(host: &str) -> Result<IpAddr, String> {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    if host.is_empty() || host == "localhost" {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    if let Ok(ip) = host.parse() {
+        return Ok(ip);
+    }
+    let found = (host, 0).to_socket_addrs().map_err(|error| format!("{host}: {error}"))?.next();
+    found.map(|address| address.ip()).ok_or_else(|| format!("{host} has no address"))
+}
+
+/// Transfers of one way between us and one peer.
+///
+/// # Errors
+/// When the lists differ in length.
+pub(crate) fn requests(
+    opcode: Opcode,
+    target: SegmentHandle,
+    ours: &[u64],
+    theirs: &[u64],
+    lengths: &[u64],
+) -> Result<Vec<TransferRequest>, String> {
+    if ours.len() != theirs.len() || ours.len() != lengths.len() {
+        return Err(format!(
+            "{} addresses here, {} there, and {} lengths: give as many of each",
+            ours.len(),
+            theirs.len(),
+            lengths.len()
+        ));
+    }
+    let request = |((source, target_offset), length): ((&u64, &u64), &u64)| TransferRequest {
+        opcode,
+        source: *source,
+        target,
+        target_offset: *target_offset,
+        length: *length,
+    };
+    Ok(ours.iter().zip(theirs).zip(lengths).map(request).collect())
+}
+
+/// Names of places, and devices with their NUMA nodes, -1 where nobody knows.
+pub(crate) type Topology = (Vec<String>, Vec<(String, i64)>);
+
+/// The machine's places and RDMA devices.
+///
+/// # Errors
+/// When there is no sysfs.
+pub(crate) fn topology() -> Result<Topology, String> {
+    let machine = kvplane::discover_machine().map_err(|error| error.to_string())?;
+    let mut places: Vec<String> = machine.numa_nodes.iter().map(|node| format!("cpu:{}", node.id)).collect();
+    if places.is_empty() {
+        places.push("cpu:0".to_owned());
+    }
+    let device = |node: Option<u32>| node.map_or(-1, i64::from);
+    let devices = machine.rdma_devices.iter().map(|found| (found.name.clone(), device(found.numa_node))).collect();
+    Ok((places, devices))
+}

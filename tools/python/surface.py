@@ -1,0 +1,219 @@
+"""Holds the packages' surface against the recorded one of the original, name by name.
+
+    python surface.py            prints what is missing; exit status 1 when anything is
+    python surface.py --write    writes docstrings' signatures and type stubs, from the recording
+
+The recording, `golden/mooncake-0.3.13.txt`, is what `dir()` and `__doc__` say of the original's wheel.
+"""
+
+import enum
+import importlib
+import pathlib
+import re
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+GOLDEN = HERE / "golden" / "mooncake-0.3.13.txt"
+PACKAGE = HERE / "package" / "mooncake"
+WRITTEN = PACKAGE / "_signatures.py"
+
+#: Of pybind11's own workings; nobody calls it.
+INTERNAL = {"_pybind11_conduit_v1_"}
+#: Calls that need CUDA or EFA: there, and they raise NotImplementedError with a reason.
+HARDWARE = {
+    "mooncake.engine.TransferEngine.warmup_efa_segment",
+    "mooncake.store.MooncakeDistributedStore.batch_get_tensor_into_cuda",
+    "mooncake.store.MooncakeDistributedStore.get_tensor_into_cuda",
+}
+
+
+def recorded():
+    """Triples of a module, a path in it, and the signature or kind that was recorded."""
+    module, owner = "mooncake.engine", ""
+    for line in GOLDEN.read_text(encoding="utf-8").splitlines():
+        if line.startswith("class "):
+            module, _, owner = line[6:].rpartition(".")
+            yield module, owner, "class"
+        elif line.startswith("    "):
+            name, _, what = line.strip().partition(" | ")
+            yield module, f"{owner}.{name}", what
+        elif line.startswith("attr "):
+            name, _, what = line[5:].partition(" ")
+            if name == "ACTIVATION":
+                module = "mooncake.store"
+            yield module, name, f"attr {what}"
+        elif line.startswith("func "):
+            name, _, what = line[5:].partition(" ")
+            if name.startswith("_") or name.startswith("bind_"):
+                module = "mooncake.store"
+            yield module, name, what.strip("[]'")
+
+
+def find(module, path):
+    """The thing at a path, or LookupError."""
+    thing = importlib.import_module(module)
+    for name in path.split("."):
+        try:
+            thing = getattr(thing, name)
+        except AttributeError as error:
+            cls = thing
+            # Set in `__init__`: only an instance has it.
+            try:
+                thing = getattr(next(iter(cls)) if issubclass(cls, enum.Enum) else cls(), name)
+            except Exception:
+                raise LookupError(path) from error
+    return thing
+
+
+def parameters(signature):
+    """Names of parameters with a name of their own, without self."""
+    inside = re.sub(r"\w+\[[^()]*?\](?=[,)= ])", "", signature)
+    names = re.findall(r"[(,] ?(\**\w+)(?=:|,|\))", inside.split(" -> ")[0])
+    return [name for name in names if name != "self" and not re.fullmatch(r"arg\d+|\*+\w+", name)]
+
+
+def check():
+    """Prints what is missing; how much."""
+    missing = same = 0
+    for module, path, what in recorded():
+        if path.split(".")[-1] in INTERNAL:
+            continue
+        try:
+            thing = find(module, path)
+        except LookupError:
+            print(f"missing: {module}.{path}")
+            missing += 1
+            continue
+        same += 1
+        if what.startswith("attr ") and repr(thing) != what[5:]:
+            print(f"different: {module}.{path} is {thing!r}, not {what[5:]}")
+            missing += 1
+        if "(" in what and callable(thing) and not path.endswith("__"):
+            missing += differs(module, path, what, thing)
+    print(f"surface: {same} names there, {missing} missing or different, "
+          f"{len(HARDWARE)} that raise NotImplementedError for want of hardware support")
+    return missing
+
+
+def differs(module, path, what, thing):
+    """1 when a parameter's name is not taken, or the docstring does not begin with the signature."""
+    import inspect
+
+    try:
+        taken = inspect.signature(thing).parameters
+    except (TypeError, ValueError):
+        return 0
+    anything = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    lost = [name for name in parameters(what) if name not in taken and not anything]
+    if lost:
+        print(f"different: {module}.{path} does not take {', '.join(lost)}")
+        return 1
+    first = re.sub(r"^\d+\. ", "", what.split(" || ")[0])
+    if first.split("(")[0] not in (thing.__doc__ or ""):
+        print(f"different: {module}.{path} has no docstring with its signature")
+        return 1
+    return 0
+
+
+def write():
+    """Writes the signatures' module."""
+    lines = [
+        '"""Signatures of the original, which docstrings begin with: callers look for words in them.',
+        "",
+        'Written by `surface.py --write`."""',
+        "",
+        "SIGNATURES = {",
+    ]
+    for module, path, what in recorded():
+        name = path.split(".")[-1]
+        if "(" not in what or what.startswith("attr") or name in INTERNAL or name == "__init__":
+            continue
+        lines.append(f"    {module + '.' + path!r}: {what.replace(' || ', chr(10))!r},")
+    lines += [
+        "}",
+        "",
+        "",
+        "def apply(module, name):",
+        '    """Puts each signature before the docstring of its function in a module."""',
+        '    for path, text in SIGNATURES.items():',
+        '        if not path.startswith(name + "."):',
+        "            continue",
+        '        owner, _, last = path[len(name) + 1 :].rpartition(".")',
+        "        holder = getattr(module, owner, None) if owner else module",
+        "        function = getattr(holder, last, None)",
+        '        function = getattr(function, "__func__", function)',
+        '        code = getattr(function, "__code__", None)',
+        "        if code is None or (function.__doc__ or \"\").startswith(text[:8]):",
+        "            continue",
+        '        function.__doc__ = f"{text}\\n\\n{function.__doc__ or str()}"',
+        "",
+    ]
+    WRITTEN.write_text("\n".join(lines), encoding="utf-8")
+
+
+def stub(text):
+    """A signature of pybind11's as a line of a stub."""
+    name, _, rest = text.partition("(")
+    inside, _, result = rest.rpartition(") -> ")
+    inside = re.sub(r"\bself: [\w.]+", "self", inside)
+    inside = re.sub(r" = <?[\w.() ]+>?(?=,|$)| = '[^']*'", " = ...", inside)
+    inside = re.sub(r"\barg(\d+): ", r"__arg\1: ", inside)
+    # A parameter without a default after one that has one cannot be written so.
+    if re.search(r"= \.\.\., \w+: [\w.\[\]]+(,|$)", inside) and "*args" not in inside:
+        inside = re.sub(r"(\w+: [\w.\[\]]+)(?=,|$)", r"\1 = ...", inside)
+    for module in ("mooncake.store.", "mooncake.engine.", "mooncake::"):
+        inside, result = inside.replace(module, ""), result.replace(module, "")
+    unknown = {"MooncakeStorePyWrapper": "Any", "TransferEngine" if name == "get_engine" else "-": "InnerTransferEngine"}
+    for word, known in unknown.items():
+        inside, result = re.sub(rf"\b{word}\b", known, inside), re.sub(rf"\b{word}\b", known, result)
+    result = re.sub(r"numpy\.ndarray\[.*\]", "Any", result)
+    replaced = [re.sub(r"\bobject\b", "Any", part) for part in (inside, result)]
+    return f"def {name}({replaced[0]}) -> {replaced[1]}: ..."
+
+
+def write_stubs():
+    """Writes the type stubs of both modules."""
+    lines = {"mooncake.engine": [], "mooncake.store": []}
+    for module, path, what in recorded():
+        owner, _, name = path.rpartition(".")
+        out = lines[module]
+        if name in INTERNAL or name in ("__init__", "__len__"):
+            continue
+        if what == "class":
+            out.append(f"class {path}:" if not path.endswith(IntEnums) else f"class {path}(IntEnum):")
+            out.append("    def __init__(self, *args: Any, **kwargs: Any) -> None: ...")
+        elif what == "property":
+            if not owner.endswith(IntEnums):
+                out.append(f"    {name}: Any")
+        elif what.startswith("attr "):
+            out.append(f"{name}: Any")
+        elif "(" in what:
+            if owner.endswith(IntEnums):
+                continue
+            forms = [re.sub(r"^\d+\. ", "", form) for form in what.split(" || ")]
+            indent = "    " if owner else ""
+            for form in forms:
+                if len(forms) > 1:
+                    out.append(f"{indent}@overload")
+                if owner and "self" not in form:
+                    out.append(f"{indent}@staticmethod")
+                out.append(indent + stub(form))
+        elif owner.endswith(IntEnums):
+            out.append(f"    {name} = ...")
+    for module, body in lines.items():
+        head = ['"""Written by `surface.py --write`."""', "", "from enum import IntEnum", "from typing import Any, Callable, overload", "",
+                "Buffer = Any", "capsule = Any", ""]
+        place = PACKAGE / f"{module.rpartition('.')[2]}.pyi"
+        place.write_text("\n".join(head + body) + "\n", encoding="utf-8")
+
+
+#: Classes that are enumerations.
+IntEnums = ("ObjectDataType", "ReplicaStatus", "SoftPinAction", "TaskStatus", "TaskType", "TransferOpcode")
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv:
+        write()
+        write_stubs()
+    else:
+        sys.exit(1 if check() else 0)

@@ -1,0 +1,93 @@
+"""What the tests run against: a `kvplane dev` of their own, with a runtime directory of its own."""
+
+import os
+import pathlib
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+_LONGEST_S = 60
+
+
+def pattern(address, size):
+    """Bytes that say where they belong: no two offsets of an object look alike."""
+    out = bytearray(size)
+    for at in range(0, size, 8):
+        word = ((address + at) * 0x9E3779B97F4A7C15) & (2**64 - 1)
+        out[at : at + 8] = word.to_bytes(8, "little")[: min(8, size - at)]
+    return bytes(out)
+
+
+class Bed:
+    """A control plane and a node, found by XDG_RUNTIME_DIR; ended with this process, however that ends."""
+
+    def __init__(self, memory="256m", cluster="dev"):
+        self.directory = tempfile.TemporaryDirectory(prefix="kvplane-python-")
+        os.environ["XDG_RUNTIME_DIR"] = self.directory.name
+        os.environ.pop("KVPLANE_CLUSTER", None)
+        os.environ.pop("KVPLANE_CERTS", None)
+        binary = os.environ["KVPLANE_BINARY"]
+        command = [binary, "dev", "--cluster", cluster, "--pool", memory, "--end-with-stdin"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        lines = queue.Queue()
+        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
+        until = time.monotonic() + _LONGEST_S
+        while True:
+            line = lines.get(timeout=max(until - time.monotonic(), 0.1))
+            if line is None:
+                raise RuntimeError(f"kvplane dev ended with {self.process.wait()}")
+            if "control plane of" in line:
+                self.control = line.split(" on ")[1].split()[0]
+            if line.startswith("ready"):
+                return
+
+    def _read(self, lines):
+        for line in self.process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    def close(self):
+        """Ends it."""
+        self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self.directory.cleanup()
+
+
+_BED = None
+
+
+def bed():
+    """The one that all tests of this process share."""
+    global _BED
+    if _BED is None:
+        _BED = Bed()
+    return _BED
+
+
+def close():
+    """Ends it, where there is one."""
+    global _BED
+    if _BED is not None:
+        _BED.close()
+        _BED = None
+
+
+def python(script, *arguments, timeout=60, **keywords):
+    """Runs a script in a Python of its own; what it printed. Fails when it does."""
+    here = str(pathlib.Path(__file__).resolve().parent)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([*filter(None, sys.path), here]))
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(
+        command, env=environment, timeout=timeout, capture_output=True, text=True, check=False, **keywords
+    )
+    if done.returncode != 0:
+        raise AssertionError(f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout

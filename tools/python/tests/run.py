@@ -1,0 +1,28 @@
+"""Runs the tests: all, or those named (`test_store`, `test_store.Puts.test_empty`)."""
+
+import pathlib
+import sys
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import bed  # noqa: E402
+
+
+def main():
+    """Exit status 0 when all passed; what was skipped is printed."""
+    loader = unittest.TestLoader()
+    names = sys.argv[1:]
+    suite = loader.loadTestsFromNames(names) if names else loader.discover(str(HERE))
+    try:
+        result = unittest.TextTestRunner(verbosity=1).run(suite)
+    finally:
+        bed.close()
+    for test, reason in result.skipped:
+        print(f"skipped: {test.id()}: {reason}")
+    return 0 if result.wasSuccessful() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

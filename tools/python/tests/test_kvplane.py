@@ -1,0 +1,120 @@
+"""Our own interface: `kvplane.Store`, `kvplane.AsyncStore`, `kvplane.TransferEngine`."""
+
+import asyncio
+import unittest
+
+import bed
+import kvplane
+
+
+class Stores(unittest.TestCase):
+    """The store, with and without asyncio."""
+
+    def setUp(self):
+        bed.bed()
+        self.store = kvplane.Store()
+        self.addCleanup(self.store.close)
+        self.store.clear()
+
+    def test_values(self):
+        value = bed.pattern(1, 5 << 20)
+        self.store.put("k", value)
+        self.assertEqual(self.store.get("k"), value)
+        self.store.put(b"k", b"other")
+        self.assertEqual(self.store.size("k"), len(value))
+        self.store.put("k", b"other", replace=True, keep=60, group="g", kind=1)
+        self.assertEqual(self.store.get("k"), b"other")
+        self.assertIsNone(self.store.get("no such"))
+        self.assertIsNone(self.store.size("no such"))
+        self.assertEqual(self.store.exists_many(["k", "no such"]), [True, False])
+        self.assertTrue(self.store.remove("k"))
+        self.assertFalse(self.store.remove("k"))
+
+    def test_buffers(self):
+        self.store.put("k", bytearray(b"hello"))
+        into = bytearray(10)
+        self.assertEqual(self.store.get_into("k", into), 5)
+        self.assertEqual(into[:5], b"hello")
+        self.assertIsNone(self.store.get_into("no such", into))
+        with self.assertRaises(kvplane.InvalidArgument):
+            self.store.get_into("k", bytearray(2))
+        with self.assertRaises((BufferError, TypeError)):
+            self.store.get_into("k", b"read-only")
+        with self.assertRaises(ValueError):
+            self.store.put("", b"x")
+        with self.assertRaises(TypeError):
+            self.store.put("k", 5)
+
+    def test_registered_memory(self):
+        memory = bytearray(bed.pattern(5, 1 << 16))
+        with self.store.register(memory) as registered:
+            items = [(f"block-{at}", registered[at : at + 4096]) for at in range(0, 1 << 15, 4096)]
+            self.store.put_from(items)
+            there = [(key, registered[(1 << 15) + piece.address - registered.address :][:2]) for key, piece in items]
+            there = [(key, kvplane.Piece(address, 4096)) for key, (address, _) in there]
+            self.assertEqual(self.store.get_many_into(there), [4096] * 8)
+            self.assertEqual(memory[: 1 << 15], memory[1 << 15 :])
+        self.store.put_many({"a": b"1", "b": bytearray(b"2")})
+        self.assertEqual(self.store.get_many(["a", "b", "c"]), [b"1", b"2", None])
+        self.assertEqual(self.store.remove_matching("^block-"), 8)
+
+    def test_closed(self):
+        self.store.close()
+        with self.assertRaises(kvplane.Closed):
+            self.store.get("k")
+
+    def test_asyncio(self):
+        async def work():
+            async with await kvplane.AsyncStore.connect() as store:
+                values = {f"a-{index}": bed.pattern(index, 10_000) for index in range(40)}
+                await asyncio.gather(*(store.put(key, value) for key, value in values.items()))
+                self.assertEqual(await store.get_many(list(values)), list(values.values()))
+                self.assertEqual(await store.exists_many(["a-0", "x"]), [True, False])
+                self.assertIsNone(await store.get("x"))
+                with self.assertRaises(kvplane.InvalidArgument):
+                    await store.put("", b"x")
+                self.assertTrue(await store.remove("a-0"))
+
+        asyncio.run(work())
+
+    def test_numpy(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("numpy is not installed")
+        array = numpy.arange(100_000, dtype=numpy.float32).reshape(100, 1000)
+        self.store.put("array", array)
+        into = numpy.zeros_like(array)
+        self.assertEqual(self.store.get_into("array", into), array.nbytes)
+        self.assertTrue((into == array).all())
+
+    def test_a_member(self):
+        with kvplane.Store(memory=16 << 20) as store:
+            store.put("k", b"v")
+            self.assertEqual(store.get("k"), b"v")
+
+
+class Engines(unittest.TestCase):
+    """The transfer engine."""
+
+    def test_two_engines(self):
+        bed.bed()
+        with kvplane.TransferEngine() as one, kvplane.TransferEngine() as other:
+            ours, theirs = bytearray(bed.pattern(2, 8192)), bytearray(8192)
+            (here, size), (there, _) = one.register(ours), other.register(theirs)
+            one.write(other.name, [here], [there], [size])
+            self.assertEqual(ours, theirs)
+            batch = one.start(other.name, False, [here], [there + 4096], [4096])
+            batch.wait()
+            self.assertTrue(batch.done())
+            self.assertEqual(ours[:4096], theirs[4096:])
+            self.assertTrue(one.probe(other.name))
+            one.notify(other.name, "from", "one")
+            self.assertEqual(other.notices(), [("from", "one")])
+            with self.assertRaises(kvplane.InvalidArgument):
+                one.write(other.name, [here], [there], [size + 1])
+            one.unregister(here)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,431 @@
+"""`mooncake.store` as its users call it: arguments, return values, and numbers of errors."""
+
+import ctypes
+import mmap
+import threading
+import unittest
+
+import bed
+from kvplane import _native
+from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig, SoftPinAction
+
+
+def opened(**kept):
+    """A store on the tests' cluster."""
+    store = MooncakeDistributedStore()
+    code = store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "127.0.0.1:50051", **kept)
+    assert code == 0, code
+    return store
+
+
+class Case(unittest.TestCase):
+    """A store, and a registered buffer of 1 MiB."""
+
+    def setUp(self):
+        bed.bed()
+        self.store = opened()
+        self.addCleanup(self.store.close)
+        self.store.remove_all(True)
+        self.buffer = bytearray(1 << 20)
+        self.at = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
+        self.assertEqual(self.store.register_buffer(self.at, len(self.buffer)), 0)
+
+    def fill(self, offset, size):
+        """Puts a pattern into the buffer, and returns it."""
+        value = bed.pattern(offset + 1, size)
+        self.buffer[offset : offset + size] = value
+        return value
+
+
+class Puts(Case):
+    """Puts and gets by value."""
+
+    def test_values_come_back_and_are_not_overwritten(self):
+        self.assertEqual(self.store.put("k", b"hello"), 0)
+        self.assertEqual(self.store.put("k", b"other"), 0)
+        self.assertEqual(self.store.get("k"), b"hello")
+        self.assertEqual(self.store.upsert("k", b"other"), 0)
+        self.assertEqual(self.store.get("k"), b"other")
+        self.assertEqual(self.store.get("no such"), b"")
+        self.assertEqual(self.store.get_batch(["k", "no such"]), [b"other", b""])
+
+    def test_all_kinds_of_buffers(self):
+        for kind in (bytes, bytearray, memoryview):
+            for size in (1, 4096, 65_535, 65_536, 3 << 20):
+                value = bed.pattern(size, size)
+                key = f"{kind.__name__}-{size}"
+                self.assertEqual(self.store.put(key, kind(value)), 0)
+                self.assertEqual(self.store.get(key), value)
+                self.assertEqual(self.store.get_size(key), size)
+
+    def test_numpy_arrays(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("numpy is not installed")
+        array = numpy.arange(50_000, dtype=numpy.float64)
+        self.assertEqual(self.store.put("array", array), 0)
+        self.assertTrue((numpy.frombuffer(self.store.get("array")) == array).all())
+        with self.assertRaises((ValueError, BufferError)):
+            self.store.put("gaps", array[::2])
+
+    def test_numbers_of_errors(self):
+        self.assertEqual(self.store.put("empty", b""), -600)
+        self.assertEqual(self.store.put("", b"x"), -600)
+        self.assertEqual(self.store.get_size("no such"), -704)
+        self.assertEqual(self.store.remove("no such"), -704)
+        self.assertEqual(self.store.put_batch(["a", "b"], [b"x"]), -600)
+        self.assertEqual(self.store.remove_by_regex("("), -600)
+        self.assertIsNone(self.store.get_buffer("no such"))
+
+    def test_parts_and_batches(self):
+        self.assertEqual(self.store.put_parts("parts", b"one", bytearray(b"two")), 0)
+        self.assertEqual(self.store.get("parts"), b"onetwo")
+        self.assertEqual(self.store.put_batch(["a", "b"], [b"1", b"22"]), 0)
+        self.assertEqual(self.store.batch_is_exist(["a", "x", "b"]), [1, 0, 1])
+        self.assertEqual(self.store.batch_is_exist([]), [])
+        self.assertEqual(self.store.is_exist("a"), 1)
+        self.assertEqual(self.store.batch_remove(["a", "x"], force=True), [0, -704])
+        self.assertEqual(self.store.remove_by_regex("^b$"), 1)
+        self.assertEqual(self.store.remove_all(), 1)
+
+    def test_handles_outlive_the_store(self):
+        value = bed.pattern(9, 100_000)
+        self.store.put("handle", value)
+        handle = self.store.get_buffer("handle")
+        missing, again = self.store.batch_get_buffer(["no such", "handle"])
+        self.store.close()
+        self.assertIsNone(missing)
+        self.assertEqual(bytes(handle), value)
+        self.assertEqual(handle.size(), len(value))
+        self.assertEqual(len(again), len(value))
+        self.assertEqual(ctypes.string_at(handle.ptr(), len(value)), value)
+
+    def test_types(self):
+        for call in (
+            lambda: self.store.put(5, b""),
+            lambda: self.store.put("k", None),
+            lambda: self.store.put("k", "text"),
+            lambda: self.store.get(),
+            lambda: self.store.get(key="k"),
+            lambda: self.store.batch_is_exist("text"),
+            lambda: self.store.get_into("k", -1, 5),
+            lambda: self.store.get_into("k", "address", 5),
+            lambda: self.store.register_buffer(1.5, 5),
+            lambda: self.store.put("k", b"v", config=5),
+        ):
+            with self.assertRaises(TypeError):
+                call()
+        with self.assertRaises(TypeError) as caught:
+            MooncakeDistributedStore().setup("h", "P", 0, 0, "tcp", "", "", enable_magic=True)
+        self.assertIn("enable_magic", str(caught.exception))
+        with self.assertRaises(TypeError):
+            MooncakeDistributedStore().setup("h", "P")
+
+    def test_outcomes_are_plain_numbers(self):
+        self.store.put("k", b"v")
+        codes = self.store.batch_get_into(["k", "x"], [self.at, self.at + 100], [10, 10])
+        self.assertIs(type(codes), list)
+        self.assertTrue(all(type(code) is int for code in codes))
+
+
+class Memory(Case):
+    """Puts from and gets into memory of the caller's."""
+
+    def test_registering(self):
+        self.assertEqual(self.store.register_buffer(self.at, len(self.buffer)), -600)
+        self.assertEqual(self.store.register_buffer(self.at + 4096, 4096), -600)
+        self.assertEqual(self.store.register_buffer(0, 4096), -600)
+        self.assertEqual(self.store.register_buffer(self.at, 0), -600)
+        self.assertEqual(self.store.register_buffer(2**64 - 4096, 8192), -600)
+        self.assertEqual(self.store.unregister_buffer(self.at + 1), -600)
+        self.assertEqual(self.store.unregister_buffer(self.at), 0)
+        self.assertEqual(self.store.unregister_buffer(self.at), -600)
+
+    def test_round_trip(self):
+        value = self.fill(0, 4096)
+        self.assertEqual(self.store.put_from("k", self.at, 4096), 0)
+        self.assertEqual(self.store.get_into("k", self.at + 8192, 8192), 4096)
+        self.assertEqual(self.buffer[8192 : 8192 + 4096], value)
+        self.assertEqual(self.store.get_into("k", self.at, 100), -600)
+        self.assertEqual(self.store.get_into("no such", self.at, 100), -704)
+
+    def test_batches(self):
+        keys = [f"block-{index}" for index in range(64)]
+        values = [self.fill(index * 4096, 4096) for index in range(64)]
+        places = [self.at + index * 4096 for index in range(64)]
+        self.assertEqual(self.store.batch_put_from(keys, places, [4096] * 64), [0] * 64)
+        there = [self.at + (128 + index) * 4096 for index in range(64)]
+        self.assertEqual(self.store.batch_get_into(keys, there, [4096] * 64), [4096] * 64)
+        for index, value in enumerate(values):
+            start = (128 + index) * 4096
+            self.assertEqual(self.buffer[start : start + 4096], value)
+        self.assertEqual(self.store.batch_put_from(["d", "d"], places[:2], [4, 4]), [0, 0])
+        self.assertEqual(self.store.batch_put_from(["a", "b"], places[:1], [4]), [-600, -600])
+        self.assertEqual(self.store.batch_get_into([], [], []), [])
+
+    def test_one_bad_item_does_not_spoil_the_others(self):
+        self.store.put_batch(["a", "b"], [b"aa", b"bbb"])
+        codes = self.store.batch_get_into(
+            ["a", "", "b", "no such", "a", "b"],
+            [self.at, self.at, 4096, self.at + 8, self.at + 16, self.at + 16],
+            [10, 10, 10, 10, 10, 10],
+        )
+        self.assertEqual(codes[0], 2)
+        self.assertLess(codes[1], 0)
+        self.assertEqual(codes[2], -600)
+        self.assertEqual(codes[3], -704)
+        self.assertEqual(codes[4:], [2, 3])
+
+    def test_pieces(self):
+        value = self.fill(0, 300)
+        pointers, sizes = [[self.at, self.at + 100]], [[100, 200]]
+        self.assertEqual(self.store.batch_put_from_multi_buffers(["m"], pointers, sizes), [0])
+        there = [[self.at + 1000, self.at + 2000, self.at + 3000]]
+        self.assertEqual(self.store.batch_get_into_multi_buffers(["m"], there, [[150, 50, 100]]), [300])
+        got = self.buffer[1000:1150] + self.buffer[2000:2050] + self.buffer[3000:3100]
+        self.assertEqual(got, value)
+        self.assertEqual(self.store.batch_get_into_multi_buffers(["m"], there, [[100, 50, 100]]), [-600])
+        self.assertEqual(self.store.put_from_with_metadata("meta", self.at + 10, self.at, 90, 10), 0)
+        self.assertEqual(self.store.get("meta"), value[:100])
+
+    def test_memory_that_is_not_registered(self):
+        mapped = mmap.mmap(-1, 1 << 16)
+        mapped[:5] = b"hello"
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        self.assertEqual(self.store.put_from("mapped", address, 5), 0)
+        self.assertEqual(self.store.get("mapped"), b"hello")
+        self.assertEqual(self.store.get_into("mapped", address, 5), -600)
+        for address in (0, 4096, 2**63, 2**64 - 2):
+            self.assertEqual(self.store.put_from("bad", address, 16), -600)
+        self.assertEqual(self.store.put_from("bad", self.at, 2**63), -600)
+        self.assertEqual(self.store.get_into("mapped", self.at, 2**63), -600)
+        self.assertEqual(self.store.is_exist("bad"), 0)
+
+    def test_memory_that_was_freed(self):
+        # So much that nothing else can fill the hole.
+        size = 1 << 30
+        mapped = mmap.mmap(-1, size)
+        address = _native.buffer_address(mapped, True)[0]
+        mapped.close()
+        self.assertEqual(self.store.register_buffer(address, size), -600)
+        self.assertEqual(self.store.put_from("freed", address, size), -600)
+
+    def test_memory_that_cannot_be_written(self):
+        page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ)
+        address = _native.buffer_address(page, False)[0]
+        self.assertEqual(self.store.register_buffer(address, 4096), 0)
+        self.store.put("k", b"value")
+        self.assertEqual(self.store.get_into("k", address, 4096), -600)
+        self.assertEqual(self.store.put_from("zeros", address, 4096), 0)
+        self.store.unregister_buffer(address)
+
+    def test_upsert(self):
+        self.fill(0, 200)
+        self.assertEqual(self.store.batch_put_from(["u"], [self.at], [100]), [0])
+        self.assertEqual(self.store.batch_upsert_from(["u"], [self.at], [200]), [0])
+        self.assertEqual(self.store.get_size("u"), 200)
+        self.assertEqual(self.store.upsert_from("u", self.at, 50), 0)
+        self.assertEqual(self.store.get_size("u"), 50)
+
+    def test_configuration(self):
+        self.fill(0, 4096)
+        config = ReplicateConfig()
+        config.with_hard_pin = True
+        config.soft_pin_action = SoftPinAction.ENABLE
+        config.group_ids = ["one", "two", "one"]
+        config.preferred_segment = self.store.get_hostname()
+        places = [self.at, self.at + 8, self.at + 16]
+        self.assertEqual(self.store.batch_put_from(["a", "b", "c"], places, [8] * 3, config), [0] * 3)
+        self.assertEqual(self.store.batch_is_exist(["a", "b", "c"]), [1] * 3)
+        self.assertFalse(hasattr(config, "session_ids"))
+        config.soft_pin_action, config.soft_pin_ttl_ms = SoftPinAction.DISABLE, 1000
+        self.assertEqual(self.store.put("d", b"x", config), -600)
+        for wrong in (-1, 1 << 64, "soon"):
+            with self.assertRaises(TypeError):
+                config.soft_pin_ttl_ms = wrong
+
+
+class Parts(Case):
+    """Ranges of objects, and sessions."""
+
+    def test_ranges(self):
+        value = self.fill(0, 1000)
+        self.store.put("r", value)
+        result = self.store.get_into_ranges(
+            [self.at + 4096], [["r", "no such"]], [[[0, 50], [90]]], [[[2, 500], [0]]], [[[10, 40], [5]]]
+        )
+        self.assertEqual(result, [[[10, 40], [-704]]])
+        self.assertEqual(self.buffer[4096:4106], value[2:12])
+        self.assertEqual(self.buffer[4146:4186], value[500:540])
+        past = self.store.get_into_ranges([self.at], [["r"]], [[[0]]], [[[990]]], [[[30]]])
+        self.assertEqual(past, [[[-600]]])
+        uneven = self.store.get_into_ranges([self.at], [["r", "r"]], [[[0], []]], [[[0, 1], []]], [[[], []]])
+        self.assertEqual(uneven, [[[-600, -600], []]])
+
+    def test_reading_layer_by_layer(self):
+        value = self.fill(0, 8192)
+        self.store.put("layers", value)
+        self.assertEqual(self.store.batch_get_session_start(["layers", "no such"]), [0, -704])
+        for layer in range(8):
+            target = [[self.at + 65536, self.at + 70000]]
+            sizes, offsets = [[512, 512]], [[layer * 1024, layer * 1024 + 512]]
+            got = self.store.batch_get_into_multi_buffer_ranges(["layers"], target, sizes, offsets)
+            self.assertEqual(got, [1024])
+            both = self.buffer[65536 : 65536 + 512] + self.buffer[70000 : 70000 + 512]
+            self.assertEqual(both, value[layer * 1024 : layer * 1024 + 1024])
+        nobody = self.store.batch_get_into_multi_buffer_ranges(["no such"], [[self.at]], [[3]], [[0]])
+        self.assertEqual(nobody, [-600])
+        self.assertEqual(self.store.batch_get_session_end(["layers"]), 0)
+
+    def test_writing_layer_by_layer(self):
+        value = self.fill(0, 4096)
+        self.store.put("there", b"x")
+        self.assertEqual(self.store.batch_put_session_start(["w", "there"], [4096, 5]), [0, -705])
+        for layer in (3, 1, 0, 2):
+            at = self.at + layer * 1024
+            done = self.store.batch_put_from_multi_buffer_ranges(["w"], [[at]], [[1024]], [[layer * 1024]])
+            self.assertEqual(done, [1024])
+            self.assertEqual(self.store.is_exist("w"), 0)
+        self.assertEqual(self.store.batch_put_session_end(["w", "no such"]), [0, -600])
+        self.assertEqual(self.store.get("w"), value)
+        self.assertEqual(self.store.batch_put_session_start(["gone"], [10]), [0])
+        self.assertEqual(self.store.batch_put_session_revoke(["gone"]), [0])
+        self.assertEqual(self.store.is_exist("gone"), 0)
+
+
+class Others(Case):
+    """What is said of the cluster, pools, and closing."""
+
+    def test_replicas(self):
+        self.store.put("k", b"value")
+        (replica,) = self.store.get_replica_desc("k")
+        self.assertTrue(replica.is_memory_replica())
+        descriptor = replica.get_memory_descriptor().buffer_descriptor
+        self.assertEqual(descriptor.size, 5)
+        self.assertRegex(descriptor.transport_endpoint, r"^127\.0\.0\.1:\d+$")
+        self.assertEqual(list(self.store.batch_get_replica_desc(["k", "x"])), ["k"])
+        self.assertEqual(self.store.get_replica_desc("x"), [])
+        self.assertEqual(self.store.create_copy_task("x", ["a"]), ((0, 0), -704))
+        self.assertEqual(self.store.query_task((1, 2)), (None, -1400))
+        self.assertEqual(self.store.batch_replica_clear(["k", "x"]), ["k"])
+
+    def test_pool(self):
+        with _pool(self.store) as pool:
+            with pool.buffer(1000) as lease:
+                view = lease.buffer
+                view[:5] = b"hello"
+                with self.assertRaises(RuntimeError):
+                    pool.close()
+                del view
+                self.assertEqual(self.store.put_from("k", lease.ptr, 5), 0)
+                first = lease.ptr
+            with pool.buffer(2000) as lease:
+                self.assertEqual(lease.ptr, first)
+            leases = [pool.acquire(65536) for _ in range(4)]
+            with self.assertRaises(RuntimeError):
+                pool.acquire(1, block=False)
+            with self.assertRaises(TimeoutError):
+                pool.acquire(1, timeout=0.01)
+            threading.Timer(0.05, leases[0].release).start()
+            pool.acquire(1, timeout=10).release()
+            view = leases[1].buffer
+            with self.assertRaises(RuntimeError):
+                leases[1].release()
+            del view
+            for lease in leases:
+                lease.release()
+
+    def test_before_setup_and_after_close(self):
+        for store in (MooncakeDistributedStore(), self.store):
+            store.close()
+            self.assertEqual(store.put("k", b"x"), -1)
+            self.assertEqual(store.get("k"), b"")
+            self.assertEqual(store.batch_is_exist(["k"]), [-1])
+            self.assertEqual(store.register_buffer(self.at, 10), -1)
+            self.assertEqual(store.batch_get_into(["k"], [self.at], [1]), [-1])
+            self.assertEqual(store.health_check(), 1)
+            self.assertEqual(store.close(), 0)
+
+    def test_health_and_name(self):
+        self.assertEqual(self.store.health_check(), 0)
+        self.assertRegex(self.store.get_hostname(), r"^\w+:\d+$")
+
+    def test_a_segment_of_this_process(self):
+        mounted = self.store.allocate_and_mount_segment(32 << 20)
+        self.assertEqual((mounted["ret"], mounted["allocated_size"]), (0, 32 << 20))
+        keys = [f"spread-{index}" for index in range(200)]
+        for key in keys:
+            self.assertEqual(self.store.put(key, key.encode()), 0)
+        found = self.store.batch_get_replica_desc(keys).values()
+        owners = {one[0].get_memory_descriptor().buffer_descriptor.transport_endpoint for one in found}
+        self.assertIn(mounted["segment_ids"][0], owners)
+        self.assertEqual(self.store.unmount_segment(mounted["segment_ids"], 10), 0)
+        self.assertEqual(self.store.unmount_segment(["nobody"]), -1)
+        for key in keys:
+            self.assertEqual(self.store.get(key), key.encode())
+
+
+class Setup(unittest.TestCase):
+    """How the control plane is found, and what is said when it is not."""
+
+    def test_dictionaries(self):
+        bed.bed()
+        store = MooncakeDistributedStore()
+        config = {
+            "local_hostname": "localhost",
+            "metadata_server": "P2PHANDSHAKE",
+            "master_server_address": bed.bed().control,
+            "device_name": "",
+            "global_segment_size": "0",
+            "local_buffer_size": "16mb",
+            "transfer_timeout": 1,
+        }
+        self.assertEqual(store.setup(config), 0)
+        self.assertEqual(store.put("k", b"v"), 0)
+        store.close()
+        self.assertEqual(MooncakeDistributedStore().setup({"foo": "x"}), -600)
+
+    def test_unknown_keys_and_protocols_are_said(self):
+        bed.bed()
+        said = bed.python(
+            """
+import contextlib, io
+from mooncake.store import MooncakeDistributedStore
+said = io.StringIO()
+with contextlib.redirect_stderr(said):
+    config = dict(local_hostname="h", metadata_server="P2PHANDSHAKE", master_server_adress="x")
+    print(MooncakeDistributedStore().setup(config))
+    print(MooncakeDistributedStore().setup("h", "P2PHANDSHAKE", 0, 0, "carrier-pigeon", "", ""))
+print(said.getvalue())
+"""
+        )
+        self.assertIn("did you mean 'master_server_addr", said)
+        self.assertIn("carrier-pigeon", said)
+
+    def test_an_address_where_nobody_listens(self):
+        bed.bed()
+        for address in ("127.0.0.1:1", "192.0.2.1:50051"):
+            out = bed.python(
+                f"""
+import contextlib, io, time
+from mooncake.store import MooncakeDistributedStore
+said, start = io.StringIO(), time.monotonic()
+with contextlib.redirect_stderr(said):
+    code = MooncakeDistributedStore().setup("h", "P2PHANDSHAKE", 0, 0, "tcp", "", "{address}")
+print(code, time.monotonic() - start < 5, "{address}" in said.getvalue())
+""",
+                timeout=30,
+            )
+            self.assertEqual(out.split(), ["-900", "True", "True"])
+
+
+def _pool(store):
+    """A pool that closes itself."""
+    import contextlib
+
+    return contextlib.closing(BufferPool(store, max_bytes=1 << 18))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,92 @@
+//! `cargo x wheel` and `cargo x python`: Python's packages, packed, and tested against a live cluster.
+//!
+//! Cargo builds the native module like any other crate; the wheels around it are packed by `tools/python/wheel.py`,
+//! which needs only Python's standard library. Tests run from a directory that is laid out like an installation, with
+//! the `kvplane` of the same build beside it. A machine without Python 3.9 or later skips them and says so.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::process::{self, Failure};
+use crate::setup::{self, packages::Group};
+use crate::workspace::Workspace;
+
+/// Names of interpreters, the first that is there and new enough is taken.
+const PYTHONS: [&str; 7] =
+    ["python3", "python3.14", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9"];
+
+/// The packages that are built: the module, the program that the tests run against and
+/// the wheel brings along, and what else the release step builds, so that nothing is built twice.
+const PACKAGES: [&str; 6] = ["--package", "kvplane-tools", "--package", "kvplane-capi", "--package", "kvplane-python"];
+
+/// Packs both wheels into `target/wheels`.
+pub fn wheel(workspace: &Workspace) -> Result<(), Failure> {
+    setup::run(&[Group::Build, Group::Python])?;
+    let python = find().ok_or_else(|| Failure::new(missing()))?;
+    build(workspace, true)?;
+    let target = workspace.target();
+    let mut pack = script(workspace, &python, "wheel.py");
+    pack.arg("--module").arg(module(&target.join("release")));
+    pack.arg("--binary").arg(workspace.release_binary("kvplane")).arg("--out").arg(target.join("wheels"));
+    process::run(&mut pack)
+}
+
+/// Builds, lays the packages out and runs the tests: all, or those that `arguments` name (`test_store`,
+/// `test_store.Puts.test_empty`). `--debug` among them builds with the development profile.
+pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    setup::run(&[Group::Build])?;
+    let Some(python) = find() else {
+        eprintln!("python: skipped: {}", missing());
+        return Ok(());
+    };
+    let release = !arguments.iter().any(|word| word == "--debug");
+    build(workspace, release)?;
+    let built = workspace.target().join(if release { "release" } else { "debug" });
+    let stage = workspace.target().join("python-stage");
+    process::run(
+        script(workspace, &python, "wheel.py").arg("--module").arg(module(&built)).arg("--stage").arg(&stage),
+    )?;
+    let environment = |command: &mut Command| {
+        command.env("PYTHONPATH", &stage).env("PYTHONDONTWRITEBYTECODE", "1");
+        command.env("KVPLANE_BINARY", built.join("kvplane"));
+    };
+    let mut surface = script(workspace, &python, "surface.py");
+    environment(&mut surface);
+    process::run(&mut surface)?;
+    let mut tests = script(workspace, &python, "tests/run.py");
+    environment(&mut tests);
+    tests.args(arguments.iter().filter(|word| *word != "--debug"));
+    process::run(&mut tests)
+}
+
+fn build(workspace: &Workspace, release: bool) -> Result<(), Failure> {
+    let mut command = workspace.cargo(&["build"]);
+    command.args(release.then_some("--release")).args(PACKAGES);
+    process::run(&mut command)
+}
+
+/// The native module as cargo names it.
+fn module(built: &Path) -> PathBuf {
+    built.join("libkvplane_python.so")
+}
+
+fn script(workspace: &Workspace, python: &Path, name: &str) -> Command {
+    let mut command = Command::new(python);
+    command.arg(workspace.root.join("tools/python").join(name)).current_dir(&workspace.root);
+    command
+}
+
+/// A Python that is new enough. Shims that stand for no version of their own do not start, and do not count.
+fn find() -> Option<PathBuf> {
+    let new_enough = |python: &PathBuf| {
+        let mut asked = Command::new(python);
+        asked.args(["-c", "import sys; sys.exit(sys.version_info < (3, 9))"]);
+        asked.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        asked.status().is_ok_and(|status| status.success())
+    };
+    PYTHONS.iter().filter_map(|name| process::find_program(name)).find(new_enough)
+}
+
+fn missing() -> String {
+    format!("no Python 3.9 or later among {}; `cargo x setup python` installs one", PYTHONS.join(", "))
+}
