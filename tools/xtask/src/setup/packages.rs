@@ -69,7 +69,7 @@ pub struct Package {
 }
 
 /// Every package, in the order in which they are listed.
-pub const ALL: [Package; 12] = [
+pub const ALL: [Package; 13] = [
     Package {
         debian: "gcc",
         fedora: "gcc",
