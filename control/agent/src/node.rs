@@ -393,10 +393,7 @@ fn start_shards(
     }
     let mut notes = notes_of(&layout, &shards, pool_bytes);
     notes.extend(ssds.notes());
-    notes.push(match config.rdma.usable() {
-        Ok(names) => format!("RDMA by {names}"),
-        Err(why) => format!("no RDMA: {why}"),
-    });
+    notes.push(config.rdma.usable().map_or_else(|why| format!("no RDMA: {why}"), |names| format!("RDMA by {names}")));
     Ok((shards, notes, ssds.devices(count)))
 }
 

@@ -152,8 +152,8 @@ fn host(config: Option<DeskConfig>) -> Result<Option<Arc<Host>>, StartError> {
     Ok(Some(Arc::new(Host::new(config, random_u64()?))))
 }
 
-async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
-    let name = ClusterName::new(&config.cluster.cluster)?;
+/// Whether nothing listens beyond loopback for whoever comes.
+fn check_listeners(config: &ControlConfig) -> Result<(), StartError> {
     if let Some(address) = config.http_listen
         && !address.ip().is_loopback()
         && config.http_token.is_none()
@@ -169,6 +169,12 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     if config.http_listen.is_none() && config.mooncake_metadata.is_some() {
         return Err(StartError::MetadataWithoutHttp);
     }
+    Ok(())
+}
+
+async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
+    let name = ClusterName::new(&config.cluster.cluster)?;
+    check_listeners(&config)?;
     let fresh_id = random_u64()?;
     let (store, records) = match &config.state_directory {
         None => (Store::in_memory(fresh_id), Vec::new()),

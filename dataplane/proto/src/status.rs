@@ -89,8 +89,8 @@ statuses! {
     /// A greeting is to be followed by the proof of a ticket.
     Prove = 25, "the shard wants a ticket of the control plane; a client gets one with an identity of its cluster";
     /// The ticket was made with a key that the shard was not given.
-    NoKey = 26, "the shard was not given the key of this ticket yet; if that lasts, its node does not reach the control \
-                 plane";
+    NoKey = 26, "the shard was not given the key of this ticket yet; if that lasts, its node does not reach the \
+                 control plane";
     /// The ticket is not good any more, or not yet.
     TicketEnded = 27, "the ticket has ended and was not renewed; the client does not reach the control plane";
 }

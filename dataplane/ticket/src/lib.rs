@@ -1,9 +1,9 @@
 //! Data tickets: who may ask a shard what, and until when, without a call to the control plane.
 //!
-//! The control plane has [`TicketKey`]s and gives them to nodes. A holder gets a [`Credential`] of it: the ticket, which
-//! is no secret, and a secret that is the ticket's HMAC under the key. Whoever knows the key can compute the secret from
-//! the ticket, and nobody else can. So a change of any bit of a ticket changes the secret that goes with it, and the
-//! ticket needs no signature of its own.
+//! The control plane has [`TicketKey`]s and gives them to nodes. A holder gets a [`Credential`] of it: the ticket,
+//! which is no secret, and a secret that is the ticket's HMAC under the key. Whoever knows the key can compute the
+//! secret from the ticket, and nobody else can. So a change of any bit of a ticket changes the secret that goes with
+//! it, and the ticket needs no signature of its own.
 //!
 //! On a connection the secret is never shown. The shard says a [`Challenge`], and the holder answers with a [`Proof`]:
 //! the HMAC, under the secret, of the challenge, of a number of its own, and of what the two have said so far. A proof

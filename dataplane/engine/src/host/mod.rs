@@ -148,10 +148,7 @@ impl Host {
         let fetch = config.fetch.as_ref().filter(|_| service.is_some() && pool.is_some() && client.is_none());
         let (poller, mut client) = (Poller::new()?, client.or_else(|| fetch.map(FetchConfig::client)));
         if let Some(service) = &mut service {
-            service.set_slow_after(config.slow_after_ns);
-            if let Some(challenges) = &config.tickets {
-                service.want_tickets(challenges.clone());
-            }
+            set_up(service, config);
         }
         let mut rdma_work = rdma::RdmaWork::new(config.rdma.as_ref(), &poller);
         if let Some(pool) = &pool {
@@ -160,9 +157,8 @@ impl Host {
         if let Some(client) = &mut client {
             client.set_rdma(rdma_work.speeds(), rdma_work.table.clone());
         }
-        let foreign_work =
-            config.stock.as_ref().map(|(engines, number)| foreign::ForeignWork::new(engines, &poller, *number));
-        let foreign_work = foreign_work.transpose()?;
+        let stock = config.stock.as_ref();
+        let foreign_work = stock.map(|(engines, number)| foreign::ForeignWork::new(engines, &poller, *number));
         let tier_work = match (&config.tier, &mut service, &pool) {
             (Some(setup), Some(service), Some(pool)) => Some(TierWork::new(setup, service, pool, &poller)?),
             _ => None,
@@ -185,7 +181,7 @@ impl Host {
             lanes: Vec::new(),
             file_work: files::FileWork::default(),
             rdma_work,
-            foreign_work,
+            foreign_work: foreign_work.transpose()?,
             tier_work,
             fetch_work: None,
             lent: slab::Slab::new(),
@@ -480,6 +476,13 @@ impl Host {
             Some(at_ns) => Duration::from_nanos(at_ns.saturating_sub(cpu::monotonic_ns())),
             None => PARK_LONGEST,
         }
+    }
+}
+
+fn set_up(service: &mut Service, config: &HostConfig) {
+    service.set_slow_after(config.slow_after_ns);
+    if let Some(challenges) = &config.tickets {
+        service.want_tickets(challenges.clone());
     }
 }
 

@@ -37,8 +37,8 @@ pub struct TierSetup {
 }
 
 /// What to do about a device that is shorter than it was.
-const SHORTER: &str = "give it the size that it had, and as many shards and SSDs; if it was cut, what was there is lost: \
-                       remove the file, or wipe the device's first 64 KiB, to start anew";
+const SHORTER: &str = "give it the size that it had, and as many shards and SSDs; if it was cut, what was there is \
+                       lost: remove the file, or wipe the device's first 64 KiB, to start anew";
 /// And about one that was made for other shards.
 const OTHERWISE: &str = "start with as many shards and SSDs, and with the size, that it was made with";
 

@@ -122,7 +122,8 @@ impl Service {
             return Err(CloseReason::Malformed("a list of not one item"));
         };
         let asked = match self.may_ask(item.digest) {
-            // Any slot says which shard is meant, whether or not it is still on its way, and whoever has an object there.
+            // Any slot says which shard is meant, whether or not it is still on its way, and whoever has an object
+            // there.
             Err(Status::Stale | Status::Unauthorized) if item.flags & ONE == 0 => Ok(()),
             asked => asked,
         };

@@ -47,8 +47,8 @@ impl Service {
         }
     }
 
-    /// Whether an object is none for the asker: its ticket is for one tenant, and whose the object is is not known here,
-    /// as it is on the SSD only or with a former owner.
+    /// Whether an object is none for the asker: its ticket is for one tenant, and whose the object is is not known
+    /// here, as it is on the SSD only or with a former owner.
     pub(super) fn is_hidden(&self, digest: Digest) -> bool {
         self.asker_tenant.is_some() && self.store.as_ref().and_then(|store| store.tenant_of(digest)).is_none()
     }

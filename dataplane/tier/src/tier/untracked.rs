@@ -1,4 +1,5 @@
-//! What the next start may find on the device although the index does not know it, digest by digest where that is known.
+//! What the next start may find on the device although the index does not know it, digest by digest where that is
+//! known.
 //!
 //! Records that could not be read, written or struck out; removals and reclaimed segments until that is durable; what a
 //! scan could not make out. A device that takes no writes any more strikes nothing out, so only what it surely does not

@@ -102,7 +102,8 @@ pub(crate) struct Control {
     #[arg(long, conflicts_with = "ticket_lifetime")]
     no_tickets: bool,
     /// How long a ticket for data connections is good, in seconds; clients get another after a third of it.
-    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(3..=86_400))]
+    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    #[arg(value_parser = clap::value_parser!(u64).range(3..=86_400))]
     ticket_lifetime: u64,
 }
 

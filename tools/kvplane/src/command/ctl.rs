@@ -32,8 +32,8 @@ pub(crate) struct Ctl {
 /// What to do about tickets.
 #[derive(Subcommand)]
 enum Tickets {
-    /// Make them with a new key from now on, as every hour: when one may have leaked. Those under the former one are good
-    /// until they end.
+    /// Make them with a new key from now on, as every hour: when one may have leaked. Those under the former one are
+    /// good until they end.
     Rotate,
 }
 

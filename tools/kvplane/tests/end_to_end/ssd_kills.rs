@@ -1,5 +1,5 @@
-//! A node over an SSD that is killed again and again under a mixed load: puts, replacements, removals, gets. Each object
-//! has one writer, which remembers what it was promised; whoever verifies knows which versions may be seen.
+//! A node over an SSD that is killed again and again under a mixed load: puts, replacements, removals, gets. Each
+//! object has one writer, which remembers what it was promised; whoever verifies knows which versions may be seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
