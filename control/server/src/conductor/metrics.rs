@@ -8,7 +8,9 @@ use super::Host;
 impl Host {
     /// All counters and gauges.
     pub(crate) fn metrics(&self) -> String {
-        let (counts, table) = (self.core().desk.counts, self.table());
+        // One after the other: both lock.
+        let counts = self.core().desk.counts;
+        let table = self.table();
         let sum = |of: fn(&kvplane_rpc::conductor::ModelStatus) -> u64| table.models.iter().map(of).sum::<u64>();
         let counters = [
             ("placed", "Requests placed at once", counts.placed),
