@@ -261,12 +261,16 @@ async fn live(
     };
     let mut watch = client.watch_map();
     let _ = ready.send(Ok(welcome));
-    let mut known = None;
+    let (mut known, mut of_state) = (None, None);
     let mut look = tokio::time::interval(LOOK_AGAIN);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let seen = watch.state();
         let state = seen.state_id;
+        // The keys of tickets went with the state before: shards that start now do not know them.
+        if of_state.replace(state).is_some_and(|before| before != state) {
+            shared.holder.renew_at_once();
+        }
         if let Some(map) = seen.map
             && known != Some((state, map.epoch))
         {

@@ -64,6 +64,14 @@ impl Holder {
         Ok(())
     }
 
+    /// Has the ticket renewed now, whatever it is good for.
+    pub(crate) fn renew_at_once(&self) {
+        let mut state = self.state();
+        if state.wanted.is_some() {
+            state.renew_at = Some(Instant::now());
+        }
+    }
+
     /// What is to be asked for now; again soon, if nothing comes of it.
     pub(crate) fn begin_renewal(&self) -> Option<GetTicket> {
         let mut state = self.state();
