@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::client::{
-    Client, Config, ListFrom, Local, PeerAddress, PeerId, PeerKind, Request, SubmitOptions, TaskResult,
+    Client, Config, ListFrom, Local, PeerAddress, PeerId, PeerKind, PutBook, Request, SubmitOptions, TaskResult,
 };
 use kvplane_proto::ids::{BatchId, SLOTS, Slot};
 use kvplane_proto::map::{ShardKey, SlotOwners};
+use kvplane_proto::message::ObjectName;
 use kvplane_proto::{Digest, Status};
-use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Place, Want};
+use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Place, Want, copy_of};
 
 use super::World;
 use super::check::ledger::Use;
@@ -21,11 +22,14 @@ use super::check::{Rule, broken};
 use super::client::ClientHost;
 use super::faults::Party;
 use super::scenario::{MS, Scenario};
+use super::server::Pool;
 
 /// The name of fetches in the ledger of a pool, where connections have their numbers.
-const FETCHES: u32 = u32::MAX - 1;
+pub(super) const FETCHES: u32 = u32::MAX - 1;
 /// Objects that one shard fetches at a time.
 const SLOTS_OF_MEMORY: usize = 8;
+/// The same, where copies are brought to second owners too.
+const SLOTS_WITH_COPIES: usize = 48;
 /// How long a question may take: one that somebody waits for, and another.
 const ASK_NS: u64 = 200 * MS;
 const BACKGROUND_NS: u64 = 1000 * MS;
@@ -36,6 +40,8 @@ pub(crate) struct Fetcher {
     pub(crate) life: usize,
     peers: BTreeMap<ShardKey, PeerId>,
     open: BTreeMap<BatchId, (u64, Want, Option<u64>)>,
+    /// Versions that it has brought to second owners, or tried to.
+    pub(crate) pushed: BTreeMap<Digest, Vec<u64>>,
 }
 
 impl Fetcher {
@@ -74,7 +80,8 @@ impl World {
             ..Config::default()
         };
         let fetcher = Fetcher { life: self.lives.len(), ..Fetcher::default() };
-        let memory = Memory::new(SLOTS_OF_MEMORY, self.scenario.object_bytes);
+        let slots = if self.scenario.replicas > 1 { SLOTS_WITH_COPIES } else { SLOTS_OF_MEMORY };
+        let memory = Memory::new(slots, self.scenario.object_bytes);
         self.clients.push(ClientHost::for_shard(Client::new(config), memory, fetcher));
         index
     }
@@ -97,8 +104,9 @@ impl World {
         let mut peers: BTreeMap<ShardKey, PeerId> = BTreeMap::new();
         let client = &mut host.client;
         let mut sources = Vec::with_capacity(SLOTS);
+        let mut seconds = Vec::with_capacity(SLOTS);
         for slot in 0..SLOTS as u16 {
-            let source = service.source_of(Slot(slot)).and_then(|key| {
+            let mut peer_of = |key: ShardKey| {
                 let (host, address) = owners.address(key)?;
                 let address = PeerAddress {
                     kind: PeerKind::Native,
@@ -109,9 +117,11 @@ impl World {
                     shm: address.shm.clone().filter(|_| host == own_host),
                 };
                 Some(*peers.entry(key).or_insert_with(|| client.open_peer(address)))
-            });
-            sources.push(source);
+            };
+            sources.push(service.source_of(Slot(slot)).and_then(&mut peer_of));
+            seconds.push(service.second_of(Slot(slot)).and_then(&mut peer_of));
         }
+        client.set_seconds(|slot| seconds[usize::from(slot.0)]);
         client.set_sources(owners.epoch, |slot| sources[usize::from(slot.0)], now_ns);
         for (key, peer) in std::mem::replace(&mut fetcher.peers, peers) {
             if !fetcher.peers.contains_key(&key) {
@@ -137,15 +147,16 @@ impl World {
     fn fetch(&mut self, life: usize, Fetch { token, source, want }: Fetch) {
         let (index, now_ns) = (self.lives[life].fetcher, self.now_ns);
         let known = self.clients[index].fetcher.as_ref().is_some_and(|fetcher| fetcher.peers.contains_key(&source));
-        let room = self.requests_of(index, life, &want).filter(|_| known);
-        let within_ns = if matches!(want, Want::Sizes(_) | Want::Describe(_)) { ASK_NS } else { BACKGROUND_NS };
-        let Some((requests, offset)) = room else {
+        let room = if known { self.requests_of(index, life, &want) } else { None };
+        let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_));
+        let within_ns = if waited { ASK_NS } else { BACKGROUND_NS };
+        let Some((requests, book, offset)) = room else {
             self.lives[life].service.fetched(token, FetchDone::Failed(Status::Unreachable), now_ns);
             return;
         };
         self.detail(token, || format!("life {life} asks {source:?} for {want:?}"));
         let options = SubmitOptions::until(now_ns + within_ns);
-        match self.clients[index].client.submit_with(&requests, &options, now_ns) {
+        match self.clients[index].client.submit_puts(&requests, &book, &options, now_ns) {
             Ok(batch) => {
                 if let Some(fetcher) = &mut self.clients[index].fetcher {
                     fetcher.open.insert(batch, (token, want, offset));
@@ -156,7 +167,8 @@ impl World {
         }
     }
 
-    fn requests_of(&mut self, index: usize, life: usize, want: &Want) -> Option<(Vec<Request>, Option<u64>)> {
+    fn requests_of(&mut self, index: usize, life: usize, want: &Want) -> Option<(Vec<Request>, PutBook, Option<u64>)> {
+        let mut book = PutBook::new();
         let one = ListFrom { names: true, one: true, ..ListFrom::default() };
         let requests = match want {
             Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
@@ -175,10 +187,21 @@ impl World {
                 let lent = self.lives[life].ledger.lend(FETCHES, Use::Write, place.offset, place.bytes);
                 self.require(lent);
                 let local = Local { buffer: 0, offset, bytes: place.bytes };
-                return Some((vec![Request::Get(*digest, local)], Some(offset)));
+                return Some((vec![Request::Get(*digest, local)], book, Some(offset)));
+            }
+            Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest)).collect(),
+            Want::Copy { digest, place, tail_at, version } => {
+                let (item, tenant, key) = copy_of(*digest, place.bytes, *tail_at, &Pool(&self.lives[life].pool));
+                let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
+                let offset = self.lend_copy(index, life, *digest, *place)?;
+                if let Some(fetcher) = &mut self.clients[index].fetcher {
+                    fetcher.pushed.entry(*digest).or_default().push(version.0);
+                }
+                let local = Local { buffer: 0, offset, bytes: place.bytes };
+                return Some((vec![Request::PutCopy(*digest, local, number)], book, Some(offset)));
             }
         };
-        Some((requests, None))
+        Some((requests, book, None))
     }
 
     /// A question of a shard is answered, or was in vain.
@@ -198,6 +221,9 @@ impl World {
         let failed = |status: &Status| !matches!(status, Status::Ok | Status::NotFound | Status::Stale);
         let broken = results.iter().map(|result| result.status).find(failed);
         let done = match (&want, broken) {
+            (Want::Copy { .. }, None) if first == Status::Ok => FetchDone::Copied,
+            (Want::Copy { .. }, _) => FetchDone::Failed(first),
+            (Want::DropCopies(_), _) => super::copies::drops_done(&results),
             (_, Some(status)) => FetchDone::Failed(status),
             (Want::Sizes(_), None) => {
                 FetchDone::Sizes(results.iter().map(|result| (result.status, result.bytes)).collect())
@@ -215,6 +241,9 @@ impl World {
             self.lives[life].service.fetched(token, done, self.now_ns);
             self.observe_import(life, *digest, *place, origin);
         } else {
+            if let (Want::Copy { place, .. }, Some(offset)) = (&want, offset) {
+                self.copy_sent(index, life, *place, offset);
+            }
             self.lives[life].service.fetched(token, done, self.now_ns);
         }
         self.drain_service(life, None);

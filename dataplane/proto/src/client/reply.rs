@@ -184,6 +184,9 @@ impl Client {
 
     /// Final outcomes complete a slice; passing ones send it again.
     pub(super) fn settle(&mut self, index: u32, status: Status) {
+        if self.back_to_first(index, status) {
+            return;
+        }
         if matches!(status, Status::WrongOwner | Status::Busy | Status::Corrupt) {
             self.retry(index, status);
         } else {

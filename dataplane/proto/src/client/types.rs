@@ -59,6 +59,9 @@ pub struct Config {
     pub fetches: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
     pub foreign_depth: u32,
+    /// After so long without an answer of the first owner, a get asks the second owner, which may have a copy. 0: only
+    /// when the first cannot be reached. What else is under way on that connection is asked again.
+    pub hedge_ns: u64,
 }
 
 impl Default for Config {
@@ -84,6 +87,7 @@ impl Default for Config {
             report_tasks: false,
             fetches: false,
             foreign_depth: 1,
+            hedge_ns: 0,
         }
     }
 }
@@ -194,6 +198,11 @@ pub enum Request {
     GetHead(Digest, Local),
     /// Remove it, also if it names stripes.
     RemoveHead(Digest),
+    /// As the first owner: the second owner is to keep these bytes too, as the entry of this number of the batch's
+    /// [`super::PutBook`] says. See [`super::Client::set_seconds`].
+    PutCopy(Digest, Local, u32),
+    /// As the first owner: the second owner is to drop its copy.
+    DropCopy(Digest),
     /// An object of this digest and so many bytes will be written in ranges, with pauses of at most so many
     /// milliseconds, as the entry of this number of the batch's [`super::PutBook`] says. The result's version is its
     /// number as a draft.
@@ -224,6 +233,7 @@ impl Request {
             | Self::Fill(_, _, _, local)
             | Self::Put(_, local)
             | Self::PutAs(_, local, _)
+            | Self::PutCopy(_, local, _)
             | Self::Read(_, local)
             | Self::Write(_, local) => Some(local),
             _ => None,
@@ -250,6 +260,8 @@ pub struct TaskResult {
     pub bytes: u64,
     /// Version of the object, for gets and puts.
     pub version: Version,
+    /// For a put that waited for them: how many owners have the object. Else 0.
+    pub replicas: u8,
 }
 
 /// Something for the host to do.
@@ -477,6 +489,8 @@ pub struct Counters {
     pub stale_frames: u64,
     /// Slices sent again: after a lost lane, a wrong or busy owner, or a wrong checksum.
     pub retries: u64,
+    /// Gets that asked the second owner.
+    pub second_asked: u64,
     /// Lanes reset from our side: a deadline passed, a batch was withdrawn, the map dropped the peer, or the peer
     /// misbehaved.
     pub resets: u64,

@@ -12,6 +12,7 @@
 //! An object's bytes arrive in a fresh extent: a late writer reaches nothing that anybody reads. When a peer has said
 //! that a connection of its own is over, nothing of that is carried out any more.
 
+mod copies;
 mod deferred;
 mod drafts;
 mod follow;
@@ -32,13 +33,14 @@ mod types;
 #[cfg(test)]
 mod tests;
 
+pub use copies::{CopyCounters, copy_of};
 use deferred::Deferrals;
 pub use drafts::TicketId;
 use drafts::Tickets;
 pub use follow::SnapshotPage;
 use held::{Deadlines, Handles};
 pub use keys::PoolBytes;
-use kvplane_proto::frame::Header;
+use kvplane_proto::frame::{COPY, Header};
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS, Slot};
 use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_proto::message::{Kind, Operation};
@@ -66,6 +68,8 @@ pub struct Service {
     asker_epoch: Epoch,
     /// Whether it is the new owner of what this shard had.
     asker_fetches: bool,
+    /// Whether it takes copies too, or brings them.
+    asker_copies: bool,
     /// One bit for each slot that this shard owns.
     owned: Box<[u64; SLOTS / 64]>,
     store: Option<Store>,
@@ -75,6 +79,8 @@ pub struct Service {
     tiered: Option<Box<tiered::Tiered>>,
     /// Slots on their way to other owners, or from them.
     moves: moves::Moves,
+    /// Objects that two owners have.
+    copies: copies::Copies,
     /// Answers that wait.
     deferrals: Deferrals,
     segments: SegmentTable,
@@ -123,11 +129,13 @@ impl Service {
             epoch: Epoch(0),
             asker_epoch: Epoch(0),
             asker_fetches: false,
+            asker_copies: false,
             owned: Box::new([0; SLOTS / 64]),
             store,
             strict_tenants: false,
             tiered: None,
             moves: moves::Moves::new(),
+            copies: copies::Copies::default(),
             deferrals: Deferrals::default(),
             segments: SegmentTable::new((life ^ life >> 32) as u32),
             lists: keys::Lists::default(),
@@ -190,6 +198,7 @@ impl Service {
         if let (true, Some(store)) = (missed, &mut self.store) {
             self.counters.dropped_objects += store.remove_all();
         }
+        self.change_copies(epoch, heard, missed, owners);
         let owners_kept = owners.filter(|_| !missed);
         let mut lost = self.end_exports(owners_kept);
         for slot in 0..SLOTS {
@@ -205,7 +214,8 @@ impl Service {
         }
         if let (true, false, Some(store)) = (lost, missed, &mut self.store) {
             let (owned, exports) = (&self.owned, &self.moves.exports);
-            let kept = |digest: Digest| owns(owned, digest) || exports.has(digest);
+            let copies = &self.copies;
+            let kept = |digest: Digest| owns(owned, digest) || exports.has(digest) || copies.keeps(digest.slot());
             self.counters.dropped_objects += store.retain(kept);
         }
         if lost {
@@ -269,7 +279,8 @@ impl Service {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let own = [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.drafts.poll_timeout()];
-        own.into_iter().chain([self.tier_timeout(), self.moves_timeout()]).flatten().min()
+        let work = [self.tier_timeout(), self.moves_timeout(), self.copies_timeout()];
+        own.into_iter().chain(work).flatten().min()
     }
 
     /// What happened so far.
@@ -306,7 +317,8 @@ impl Service {
 
     fn dispatch(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
-        self.asker_epoch = Epoch(header.argument);
+        self.asker_epoch = Epoch(header.argument & !COPY);
+        self.asker_copies = header.argument & COPY != 0;
         let session = self.session(peer).expect("a session that was just looked up");
         if session.pending.is_some() {
             return Err(CloseReason::Malformed("a request within a payload"));
@@ -327,6 +339,7 @@ impl Service {
         match (operation, path) {
             (Operation::Exists, _) => self.exists(peer, header, body),
             (Operation::Size, _) => self.size(peer, header, body),
+            (Operation::Remove, _) if self.asker_copies => self.drop_copies(peer, header, body),
             (Operation::Remove, _) => self.remove(peer, header, body),
             (Operation::Fence, _) => self.fence(peer, header, body),
             (Operation::OpenSegment, _) => self.open_segment(peer, header, body),
@@ -422,6 +435,7 @@ impl Service {
             self.expire(index);
         }
         self.expire_drafts();
+        self.expire_copy_waits();
     }
 
     /// The body's items, or the end of the connection.
@@ -469,6 +483,7 @@ impl Service {
         let status = match self.asker_fetches {
             _ if !knows => Status::WrongOwner,
             false if owns(&self.owned, digest) => return Ok(()),
+            false if self.may_read_copy(digest).is_some() => return Ok(()),
             false => Status::WrongOwner,
             true if self.moves.exports.has(digest) => return Ok(()),
             true => Status::Stale,

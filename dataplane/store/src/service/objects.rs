@@ -3,7 +3,7 @@
 use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
 use kvplane_proto::message::{
-    Bitmap, DigestItem, GetItem, Item, ObjectName, Operation, Part, PutItem, Puts, RangeItem, SizeReply, decode_puts,
+    Bitmap, DigestItem, GetItem, Item, ObjectName, Operation, Part, PutItem, PutOptions, Puts, RangeItem, SizeReply, decode_puts,
 };
 use kvplane_proto::{Digest, Limits, Status};
 
@@ -13,7 +13,7 @@ use super::tail::TailHead;
 use super::tiered::Waiter;
 use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place};
 use super::{Service, owns};
-use crate::{CommitError, GetError, Reserve, ReserveError};
+use crate::{CommitError, GetError, Replica, Reserve, ReserveError};
 
 /// What is asked for of an object.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +82,8 @@ pub(super) struct Made {
     pub(super) bytes: u64,
     /// Whether it takes the place of others.
     pub(super) replaces: bool,
+    /// Whether it is a copy of what another owner has.
+    pub(super) is_copy: bool,
 }
 
 /// Fewer look-ups than this are as soon done one by one.
@@ -165,10 +167,18 @@ impl Service {
             }
         }
         let heads = if rest.len() < digests.len() { heads } else { Vec::new() };
+        // It is not done before copies are gone too.
+        let owed = self.owed_among(&rest);
         if self.tiered.is_some() && !rest.is_empty() {
-            if let Err(status) = self.remove_from_ssd(peer, header.request, &rest, (bits, heads)) {
+            if let Err(status) = self.remove_from_ssd(peer, header.request, &rest, (bits, heads), &owed) {
                 self.answer(peer, Operation::Remove, header, status);
             }
+            return Ok(PayloadTo::Discard);
+        }
+        if !owed.is_empty() {
+            let replies = Replies::Bits((bits, heads), Status::Ok);
+            let slot_of = self.defer(peer, header.request, replies, owed.len());
+            owed.into_iter().for_each(|at| self.wait_for_drop(rest[at], slot_of(at)));
             return Ok(PayloadTo::Discard);
         }
         let start = self.bytes.len();
@@ -250,6 +260,12 @@ impl Service {
 
     fn get_one(&mut self, digest: Digest, asker: Asker) -> Result<(), (Status, u64)> {
         self.may_ask(digest).map_err(|status| (status, self.epoch.0))?;
+        if let Some(here) = self.may_read_copy(digest) {
+            if !here {
+                return Err((Status::NotFound, 0));
+            }
+            self.count_copy_served();
+        }
         let Some(store) = &mut self.store else { return Err((Status::NotFound, 0)) };
         let (pin, object) = match store.get(digest) {
             Ok(found) => found,
@@ -316,7 +332,13 @@ impl Service {
         item: &PutItem,
         name: &ObjectName<'_>,
     ) -> Result<(ReservationId, Place), Status> {
-        let (reservation, place) = self.room_for(item, name)?;
+        let (reservation, place) = if self.asker_copies {
+            named_right(item, name)?;
+            let wanted = self.reserve_copy(peer, item, name)?;
+            self.take_room(item, name, wanted)?
+        } else {
+            self.room_for(item, name)?
+        };
         self.lend_reservation(peer, reservation);
         Ok((reservation, place))
     }
@@ -332,25 +354,48 @@ impl Service {
         if bytes > Limits::PAYLOAD_BYTES {
             return Err(Status::TooLarge);
         }
-        // Under a name that is not its own, it would be listed, and removed, as another.
-        if item.key_bytes > 0 && name.digest() != digest {
-            return Err(Status::BadRequest);
-        }
+        named_right(item, name)?;
         let replace = item.options().replace;
         if replace {
             self.may_replace()?;
         } else if self.on_ssd(digest).is_some() {
-            return Err(Status::Exists);
+            return Err(self.exists_already(digest));
         }
         self.may_put(bytes)?;
         let keep = self.keep_of(item, name)?;
+        let PutOptions { replicas, wait_replicas, .. } = item.options();
+        let replica = match (replicas > 1, wait_replicas) {
+            (false, _) => Replica::None,
+            (true, false) => Replica::First,
+            (true, true) => Replica::Awaited,
+        };
+        self.take_room(item, name, Reserve { replace, keep, replica, ..Reserve::plain(digest, bytes) })
+    }
+
+    /// What a put is told where there is an object already: that, or to come again, as a copy of what was there before
+    /// has to go first.
+    fn exists_already(&mut self, digest: Digest) -> Status {
+        self.note_orphans();
+        if self.owes(digest) { Status::Busy } else { Status::Exists }
+    }
+
+    /// Room for an object and its tail, which is on its way there.
+    fn take_room(
+        &mut self,
+        item: &PutItem,
+        name: &ObjectName<'_>,
+        wanted: Reserve,
+    ) -> Result<(ReservationId, Place), Status> {
         let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
         let tail = TailHead::of(item);
         let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
         let head = item.options().part == Part::Head;
-        let wanted = Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace, keep, head };
+        let wanted = Reserve { tail_bytes, has_tail: tail.is_some(), head, ..wanted };
         let reserved = store.reserve_for(&wanted).map_err(reserve_status);
-        let (reservation, extent) = reserved.map_err(|why| self.no_room(why))?;
+        let (reservation, extent) = reserved.map_err(|why| match why {
+            Status::Exists => self.exists_already(item.digest),
+            why => self.no_room(why),
+        })?;
         if let Some(tail) = tail {
             let start = self.bytes.len();
             tail.encode(name, &mut self.bytes);
@@ -400,6 +445,9 @@ impl Service {
     pub(super) fn commit_one(&mut self, reservation: ReservationId, checksum: u64) -> Result<Made, Status> {
         let store = self.store.as_mut().expect("a reservation is of a store");
         let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
+        if store.reserves_copy(reservation) {
+            return self.commit_copy(reservation, (digest, bytes), checksum);
+        }
         if !owns(&self.owned, digest) {
             // The slot left while the bytes came. An object made now would be found, and be old, once the slot is back.
             self.counters.wrong_owner += 1;
@@ -411,13 +459,16 @@ impl Service {
             Ok(version) => {
                 self.counters.put_bytes += bytes;
                 self.touched(digest);
-                Ok(Made { version, digest, bytes, replaces })
+                Ok(Made { version, digest, bytes, replaces, is_copy: false })
             }
             Err(error) => {
                 if error == CommitError::Expired {
                     self.abort_one(reservation);
                 }
-                Err(commit_status(error))
+                match commit_status(error) {
+                    Status::Exists => Err(self.exists_already(digest)),
+                    status => Err(status),
+                }
             }
         }
     }
@@ -427,6 +478,11 @@ impl Service {
         let store = self.store.as_mut().expect("a reservation is of a store");
         store.abort(reservation).expect("a session's reservation is held");
     }
+}
+
+/// Under a name that is not its own, an object would be listed, and removed, as another.
+fn named_right(item: &PutItem, name: &ObjectName<'_>) -> Result<(), Status> {
+    if item.key_bytes > 0 && name.digest() != item.digest { Err(Status::BadRequest) } else { Ok(()) }
 }
 
 pub(super) const fn get_status(error: GetError) -> Status {

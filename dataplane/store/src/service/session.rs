@@ -33,6 +33,8 @@ pub(super) struct Session {
     connection: u64,
     /// It is the new owner of what was ours, and asks for that only.
     pub(super) fetches: bool,
+    /// It has brought copies as the first owner of their slots.
+    pub(super) copies: bool,
     pub(super) closing: bool,
     pub(super) pending: Option<Pending>,
     /// When its last request came.
@@ -70,6 +72,7 @@ impl Service {
             client: 0,
             connection: 0,
             fetches: false,
+            copies: false,
             closing: false,
             pending: None,
             arrived_ns: now_ns,
