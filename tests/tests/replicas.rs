@@ -19,7 +19,8 @@ fn seeds() {
             Ok(outcome) => total.add(&outcome.statistics),
             Err(_) => {
                 // Repeated for its last events: a run is the same every time.
-                let failure = run_with_lines(Scenario::of_replicas(seed)).expect_err("a seed fails every time or never");
+                let failure =
+                    run_with_lines(Scenario::of_replicas(seed)).expect_err("a seed fails every time or never");
                 println!("{failure}");
                 failed.push(seed);
             }

@@ -10,10 +10,13 @@
 //! Not here: the way from a digest to an entry ([`crate::index`]) and the order of eviction ([`crate::eviction`]),
 //! whose links are kept in the entries.
 
+mod marks;
+
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 
 use crate::allocator::{Block, GRANULE_BYTES, granules_of};
+pub use marks::{Mark, Replica};
 
 /// No entry, in links.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -119,59 +122,6 @@ const HIGH_MARKS: u8 = 0xf8;
 const MARKS_AT: u32 = 3;
 /// Bits of `space` that say the unit.
 const UNIT_BITS: u32 = 3;
-
-/// Something that is so or not of an entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mark {
-    /// Its tail is there.
-    Tail = 1,
-    /// Its commit replaces an object of its digest.
-    Replace = 2,
-    /// It is softly pinned: kept before others for a while.
-    Soft = 4,
-    /// It is never evicted.
-    Hard = 8,
-    /// It belongs to a group.
-    Grouped = 16,
-    /// It names the stripes in which another object is kept. Kept with the length, as there is no other bit left.
-    Head = 32,
-    /// The second owner of its slot may have a copy of it. With the length, as are those that follow.
-    Copied = 64,
-    /// It is a copy of what the first owner of its slot has.
-    Copy = 128,
-    /// The second owner is to have a copy.
-    Wanted = 192,
-    /// Whoever put it waits to hear of the copy.
-    Awaited = 193,
-}
-
-impl Mark {
-    /// Its bit in `bytes_high`, if it is kept there.
-    const fn high(self) -> Option<u8> {
-        match self {
-            Self::Head => Some(1 << 7),
-            Self::Copied => Some(1 << 6),
-            Self::Copy => Some(1 << 5),
-            Self::Wanted => Some(1 << 4),
-            Self::Awaited => Some(1 << 3),
-            _ => None,
-        }
-    }
-}
-
-/// What an object is of those that two owners have.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Replica {
-    /// None of them.
-    #[default]
-    None,
-    /// The one that the first owner has; the second is to have a copy.
-    First,
-    /// The same, and whoever put it waits to hear of that.
-    Awaited,
-    /// The copy.
-    Second,
-}
 
 /// What an entry is reserved for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

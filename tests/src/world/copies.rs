@@ -22,9 +22,8 @@ use super::scenario::Mischief;
 
 /// How a question to drop copies ended.
 pub(super) fn drops_done(results: &[TaskResult]) -> FetchDone {
-    let failed = results.iter().map(|result| result.status).find(|status| {
-        !matches!(status, Status::Ok | Status::NotFound)
-    });
+    let failed =
+        results.iter().map(|result| result.status).find(|status| !matches!(status, Status::Ok | Status::NotFound));
     failed.map_or(FetchDone::Dropped, FetchDone::Failed)
 }
 
@@ -107,7 +106,9 @@ impl World {
         let Some(view) = view.filter(|view| view.replica == Replica::Second) else { return };
         let origin = self.shadow.commit_of(view.version.0).and_then(|commit| commit.origin).unwrap_or(0);
         // What was put since then may have a copy already.
-        let older = self.shadow.commit_of(origin).is_some_and(|commit| commit.removed.is_some()) && origin < floor;
+        let lineage = self.lineage(first);
+        let gone = self.shadow.commit_of(origin).filter(|commit| commit.life == lineage && commit.removed.is_some());
+        let older = gone.is_some() && origin < floor;
         if older {
             let what = format!("life {life} has a copy of version {origin} of key {key}, which life {first} removed");
             self.violate(broken(Rule::Removed, what));

@@ -85,7 +85,20 @@ impl Statistics {
 
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { batches, hits, puts, faults, corrupt, stale_frames, commits, imports, copies, evictions, epochs, .. } = self;
+        let Self {
+            batches,
+            hits,
+            puts,
+            faults,
+            corrupt,
+            stale_frames,
+            commits,
+            imports,
+            copies,
+            evictions,
+            epochs,
+            ..
+        } = self;
         write!(f, "{batches} batches, {hits} objects read, {puts} puts acknowledged, {commits} versions, ")?;
         write!(f, "{imports} objects taken over, {copies} copied, ")?;
         write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;

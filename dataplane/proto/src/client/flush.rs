@@ -168,7 +168,9 @@ impl Client {
             }
             (_, Request::Exists(_) | Request::Prefetch(_)) => self.send_digests(lane, Operation::Exists),
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
-            (_, Request::Remove(_) | Request::RemoveHead(_) | Request::DropCopy(_)) => self.send_digests(lane, Operation::Remove),
+            (_, Request::Remove(_) | Request::RemoveHead(_) | Request::DropCopy(_)) => {
+                self.send_digests(lane, Operation::Remove)
+            }
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
             (_, Request::List(digest, from)) => self.send_list(lane, first.index, digest, from),
             (Path::Shared, Request::Get(..) | Request::GetRange(..) | Request::GetHead(..)) => {
@@ -425,7 +427,8 @@ impl Client {
         let start = self.locals.len();
         self.locals.extend_from_slice(payload);
         let payload = start..self.locals.len();
-        let header = header.with_body(&self.bytes[body.clone()], items).with_argument(self.epoch().0 | header.argument & COPY);
+        let header =
+            header.with_body(&self.bytes[body.clone()], items).with_argument(self.epoch().0 | header.argument & COPY);
         self.outputs.push_back(Output::Send { lane, header, body, payload });
     }
 }

@@ -143,7 +143,10 @@ impl Request {
     /// The memory that an object, or a range of one, is put from.
     pub(super) const fn source(&self) -> Option<Local> {
         match *self {
-            Self::Put(_, local) | Self::PutAs(_, local, _) | Self::PutCopy(_, local, _) | Self::Fill(_, _, _, local) => Some(local),
+            Self::Put(_, local)
+            | Self::PutAs(_, local, _)
+            | Self::PutCopy(_, local, _)
+            | Self::Fill(_, _, _, local) => Some(local),
             _ => None,
         }
     }

@@ -125,8 +125,10 @@ impl Client {
 
     /// Whether an outcome is the second owner's, and decides nothing: then the first is asked again.
     pub(super) fn back_to_first(&mut self, index: u32, status: Status) -> bool {
-        let decides =
-            matches!(status, Status::Ok | Status::BufferTooSmall | Status::OutOfRange | Status::Striped | Status::Empty);
+        let decides = matches!(
+            status,
+            Status::Ok | Status::BufferTooSmall | Status::OutOfRange | Status::Striped | Status::Empty
+        );
         if self.slices.peek(index).second != Second::Asked || decides {
             return false;
         }

@@ -59,8 +59,7 @@ pub struct Config {
     pub fetches: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
     pub foreign_depth: u32,
-    /// After so long without an answer of the first owner, a get asks the second owner, which may have a copy. 0: only
-    /// when the first cannot be reached. What else is under way on that connection is asked again.
+    /// After so long without an answer, a get gives the connection up and asks the second owner; 0: only when it must.
     pub hedge_ns: u64,
 }
 
@@ -198,10 +197,9 @@ pub enum Request {
     GetHead(Digest, Local),
     /// Remove it, also if it names stripes.
     RemoveHead(Digest),
-    /// As the first owner: the second owner is to keep these bytes too, as the entry of this number of the batch's
-    /// [`super::PutBook`] says. See [`super::Client::set_seconds`].
+    /// The second owner is to keep these bytes too, as this entry says: see [`super::Client::set_seconds`].
     PutCopy(Digest, Local, u32),
-    /// As the first owner: the second owner is to drop its copy.
+    /// The second owner is to drop its copy.
     DropCopy(Digest),
     /// An object of this digest and so many bytes will be written in ranges, with pauses of at most so many
     /// milliseconds, as the entry of this number of the batch's [`super::PutBook`] says. The result's version is its

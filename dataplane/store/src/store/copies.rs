@@ -73,10 +73,7 @@ impl<P: EvictionPolicy> Store<P> {
         let end = from.saturating_add(most.max(1)).min(touched);
         let entries = (from..end).map(|at| &self.entries[EntryId(at)]);
         let lack = entries.filter(|entry| {
-            entry.state() == State::Live
-                && entry.is(Mark::Wanted)
-                && !entry.is(Mark::Copied)
-                && !entry.is(Mark::Copy)
+            entry.state() == State::Live && entry.is(Mark::Wanted) && !entry.is(Mark::Copied) && !entry.is(Mark::Copy)
         });
         (lack.map(crate::entry::Entry::digest).collect(), (end < touched).then_some(end))
     }
@@ -92,18 +89,19 @@ impl<P: EvictionPolicy> Store<P> {
         })
     }
 
-    /// Owners have changed: `fate` says what becomes of each copy (`true`) and of each object that has one elsewhere.
-    /// How many copies went. Walks the arena.
+    /// Owners have changed: `fate` says what becomes of each copy (`true`) and of each other object. How many went.
+    /// Walks the arena.
     pub fn reassign(&mut self, fate: impl Fn(Digest, bool) -> Fate) -> u64 {
         let mut gone = 0;
         for id in (0..self.entries.touched()).map(EntryId) {
             let entry = &self.entries[id];
             let (copy, copied) = (entry.is(Mark::Copy), entry.is(Mark::Copied));
-            if entry.state() != State::Live || !copy && !copied {
+            if entry.state() != State::Live {
                 continue;
             }
             match fate(entry.digest(), copy) {
                 Fate::Stays => {}
+                Fate::Alone if !copied => {}
                 Fate::Alone => self.entries.set(id, Mark::Copied, false),
                 Fate::Own => {
                     self.entries.set(id, Mark::Copy, false);

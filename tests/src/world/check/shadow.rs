@@ -153,7 +153,8 @@ impl Shadow {
         };
         let key = self.key(digest).unwrap_or(usize::MAX);
         self.check_read(key, origin, bytes)?;
-        let commit = Commit { life, origin: Some(origin), replace: false, removed: None, promised: false, void: true, ..former };
+        let commit =
+            Commit { life, origin: Some(origin), replace: false, removed: None, promised: false, void: true, ..former };
         match self.commits.insert(version, commit) {
             Some(former) => Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}"))),
             None => Ok(()),

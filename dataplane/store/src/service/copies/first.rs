@@ -8,29 +8,24 @@ use kvplane_proto::map::ShardKey;
 use kvplane_proto::message::{PutItem, PutOptions};
 use kvplane_proto::{Digest, Status};
 
-use super::super::deferred::{Replies, Slot};
+use super::super::deferred::Slot;
 use super::super::moves::Call;
 use super::super::tail::{TAIL_HEAD_BYTES, TailHead};
 use super::super::types::{Memory, Place};
+use super::super::{Fetch, FetchDone, PoolBytes, Service, Want, owns};
 use crate::Replica;
 
-use super::super::{Fetch, FetchDone, PoolBytes, Service, Want, owns};
-
-/// How long an answer waits for a second owner: to drop a copy, or to take one.
-const WAIT_NS: u64 = 1_000_000_000;
 /// Drops of one request.
 const DROPS: usize = 1024;
 /// From so many owed drops on, whole slots are owed.
 const OWED_MOST: usize = 1 << 14;
 /// Objects that wait to be copied; what is more is found by the walk.
-const QUEUE_MOST: usize = 4096;
+pub(super) const QUEUE_MOST: usize = 4096;
 /// Objects, and their bytes, that are on their way to second owners at the same time. One may be larger.
 const PUSHES_MOST: usize = 32;
 const PUSH_BYTES_MOST: u64 = 64 << 20;
 /// Objects that are looked at for one that can be sent.
 const TURNS: usize = 64;
-/// Answers that wait for one drop or one copy.
-const WAITERS_MOST: usize = 1024;
 /// Entries that one step of the walk looks at, and its pause when something did not go.
 const WALK_STEP: u32 = 256;
 const WALK_AGAIN_NS: u64 = 500_000_000;
@@ -42,7 +37,7 @@ const RETRY_MOST_NS: u64 = 500_000_000;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Second {
     failures: u32,
-    retry_ns: u64,
+    pub(super) retry_ns: u64,
     dropping: bool,
 }
 
@@ -51,7 +46,7 @@ pub(super) struct Second {
 pub(super) struct Owed {
     /// The question about it that was not answered yet; 0 for none.
     asked: u64,
-    waiters: Vec<(Slot, u64)>,
+    pub(super) waiters: Vec<(Slot, u64)>,
 }
 
 /// An object on its way to the second owner.
@@ -63,20 +58,6 @@ pub(super) struct Push {
     bytes: u64,
     /// Owners have changed meanwhile.
     void: bool,
-}
-
-/// What an answer waits for with the second owner.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(in crate::service) struct CopyWaits {
-    pub(in crate::service) drop: bool,
-    pub(in crate::service) copy: bool,
-}
-
-impl CopyWaits {
-    /// How many times its slot is settled.
-    pub(in crate::service) fn count(self) -> usize {
-        usize::from(self.drop) + usize::from(self.copy)
-    }
 }
 
 /// What a put of a copy says, by the object's tail where it has one.
@@ -99,7 +80,7 @@ pub fn copy_of(digest: Digest, bytes: u64, tail_at: Option<u64>, pool: &dyn Pool
 }
 
 /// The digest that means all of a slot.
-const fn all_of(slot: MapSlot) -> Digest {
+pub(super) const fn all_of(slot: MapSlot) -> Digest {
     Digest((slot.0 as u128) << 114)
 }
 
@@ -147,117 +128,6 @@ impl Service {
     pub(in crate::service) fn owes_any(&mut self) -> bool {
         self.note_orphans();
         !self.copies.owed.is_empty()
-    }
-
-    /// What the answer of a put waits for.
-    pub(in crate::service) fn copy_waits(&mut self, digest: Digest) -> CopyWaits {
-        self.note_orphans();
-        let possible = self.copies.seconds.contains_key(&digest.slot());
-        let copy = possible && self.store.as_ref().is_some_and(|store| store.replica(digest) == Replica::Awaited);
-        CopyWaits { drop: self.owes(digest), copy }
-    }
-
-    /// An object was made: a copy of it is made next if one is wanted, and `told` is told of what was waited for.
-    pub(in crate::service) fn copy_made(
-        &mut self,
-        digest: Digest,
-        version: Version,
-        waits: CopyWaits,
-        told: Option<Slot>,
-    ) {
-        if let (true, Some(slot)) = (waits.drop, told) {
-            self.wait_for_drop(digest, slot);
-        }
-        let possible = self.copies.seconds.contains_key(&digest.slot());
-        let replica = self.store.as_ref().map_or(Replica::None, |store| store.replica(digest));
-        if !possible || !matches!(replica, Replica::First | Replica::Awaited) {
-            return;
-        }
-        if let (true, Some(slot)) = (waits.copy, told) {
-            let until_ns = self.now_ns.saturating_add(WAIT_NS);
-            self.copies.awaited.entry(digest).or_default().push((version, slot, until_ns));
-        }
-        if self.copies.queue.len() < QUEUE_MOST {
-            self.copies.queue.push_back((digest, version));
-        } else {
-            self.walk_again();
-            self.copy_told(digest, version, false);
-        }
-    }
-
-    /// An answer waits until a copy is gone.
-    pub(in crate::service) fn wait_for_drop(&mut self, digest: Digest, slot: Slot) {
-        let until_ns = self.now_ns.saturating_add(WAIT_NS);
-        let all = all_of(digest.slot());
-        let owed = if self.copies.owed.contains_key(&digest) { digest } else { all };
-        match self.copies.owed.get_mut(&owed).filter(|owed| owed.waiters.len() < WAITERS_MOST) {
-            Some(owed) => owed.waiters.push((slot, until_ns)),
-            None => self.refuse_waiter(slot, Status::Busy),
-        }
-    }
-
-    /// The removals of a request that wait for copies to go.
-    pub(in crate::service) fn owed_among(&mut self, digests: &[Digest]) -> Vec<usize> {
-        self.note_orphans();
-        if self.copies.owed.is_empty() {
-            return Vec::new();
-        }
-        (0..digests.len()).filter(|at| self.owes(digests[*at])).collect()
-    }
-
-    fn refuse_waiter(&mut self, slot: Slot, why: Status) {
-        self.copies.counters.refused += 1;
-        self.settle(slot, |replies, item| match replies {
-            Replies::Put(status, _) | Replies::Bits(_, status) => *status = why,
-            Replies::Commits(_, replies) => replies[item].status = why,
-            Replies::Lookups(_) | Replies::Found(_) | Replies::Sizes(_) => {}
-        });
-    }
-
-    /// What is known of an object's copy: those who wait for that are told.
-    fn copy_told(&mut self, digest: Digest, version: Version, there: bool) {
-        let Some(waiting) = self.copies.awaited.get_mut(&digest) else { return };
-        let (told, later) = core::mem::take(waiting).into_iter().partition(|(of, ..)| *of <= version);
-        *waiting = later;
-        if waiting.is_empty() {
-            self.copies.awaited.remove(&digest);
-        }
-        let told: Vec<(Version, Slot, u64)> = told;
-        for (of, slot, _) in told {
-            let here = there && of == version;
-            self.settle(slot, |replies, item| match replies {
-                Replies::Put(_, version) if here => version.0 |= kvplane_proto::frame::COPY,
-                Replies::Commits(_, replies) if here => replies[item].version.0 |= kvplane_proto::frame::COPY,
-                _ => {}
-            });
-        }
-    }
-
-    /// Answers do not wait for a second owner for ever.
-    pub(in crate::service) fn expire_copy_waits(&mut self) {
-        let now_ns = self.now_ns;
-        let mut late = Vec::new();
-        for owed in self.copies.owed.values_mut() {
-            late.extend(owed.waiters.extract_if(.., |(_, until_ns)| *until_ns <= now_ns).map(|(slot, _)| slot));
-        }
-        late.into_iter().for_each(|slot| self.refuse_waiter(slot, Status::Busy));
-        let mut late = Vec::new();
-        self.copies.awaited.retain(|_, waiting| {
-            late.extend(waiting.extract_if(.., |(_, _, until_ns)| *until_ns <= now_ns).map(|(_, slot, _)| slot));
-            !waiting.is_empty()
-        });
-        late.into_iter().for_each(|slot| self.settle(slot, |_, _| {}));
-    }
-
-    /// When something is due.
-    pub(in crate::service) fn copies_timeout(&self) -> Option<u64> {
-        let copies = &self.copies;
-        let drops = copies.owed.values().flat_map(|owed| owed.waiters.first()).map(|(_, until_ns)| *until_ns);
-        let awaited = copies.awaited.values().flat_map(|waiting| waiting.first()).map(|(_, _, until_ns)| *until_ns);
-        let busy = !copies.owed.is_empty() || !copies.queue.is_empty();
-        let retries = copies.peers.values().map(|peer| peer.retry_ns).filter(|at_ns| busy && *at_ns > self.now_ns);
-        let walk = (copies.walk.is_some() && copies.walk_ns > self.now_ns).then_some(copies.walk_ns);
-        drops.chain(awaited).chain(retries).chain(walk).min()
     }
 
     /// The owners have changed: what waits for second owners of before is over.
@@ -308,7 +178,7 @@ impl Service {
     }
 
     /// Something lacks a copy: the walk finds it.
-    fn walk_again(&mut self) {
+    pub(super) fn walk_again(&mut self) {
         let copies = &mut self.copies;
         if copies.seconds.is_empty() {
             copies.walk = None;
@@ -513,7 +383,11 @@ impl Service {
         if let Some(peer) = self.copies.peers.get_mut(&second) {
             peer.dropping = false;
         }
-        if good { self.answered(second) } else { self.not_answered(second) }
+        if good {
+            self.answered(second)
+        } else {
+            self.not_answered(second)
+        }
         for digest in digests {
             // Of owners of before it says nothing.
             if self.copies.seconds.get(&digest.slot()) != Some(&second) {

@@ -20,6 +20,7 @@
 
 mod first;
 mod second;
+mod waits;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -30,10 +31,10 @@ use kvplane_proto::map::{ShardKey, SlotOwners};
 use super::types::CloseReason;
 use super::{PeerKey, Service};
 use crate::store::Fate;
-use first::{Owed, Push, Second};
-pub(super) use first::CopyWaits;
 pub use first::copy_of;
+use first::{Owed, Push, Second};
 use kvplane_proto::Status;
+pub(super) use waits::CopyWaits;
 
 /// What became of copies so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -111,11 +112,7 @@ impl Service {
     #[must_use]
     pub fn copy_counters(&self) -> CopyCounters {
         let copies = &self.copies;
-        CopyCounters {
-            owed: copies.owed.len() as u64,
-            second_slots: copies.relations.len() as u64,
-            ..copies.counters
-        }
+        CopyCounters { owed: copies.owed.len() as u64, second_slots: copies.relations.len() as u64, ..copies.counters }
     }
 
     /// The second owner of a slot of ours.
@@ -152,48 +149,56 @@ impl Service {
         self.copies.inherited.retain(|slot| owns(*slot) && !missed);
         let ended: BTreeMap<Slot, Relation> =
             former.into_iter().filter(|(slot, before)| self.copies.relations.get(slot) != Some(before)).collect();
-        if !ended.is_empty() {
-            self.close_copiers();
+        if ended.is_empty() {
+            return;
         }
+        self.close_copiers();
         // What happened to a slot is told by the map if its owners changed once since we heard, from what we knew.
         let told = |slot: Slot, before: &Relation| {
             owners.filter(|owners| !missed && owners.since > heard && owners.past(slot) == Some(before.first))
         };
         // What else is here of such a slot left with it before.
-        let mut cleared = BTreeSet::new();
+        let (mut cleared, mut exported) = (BTreeSet::new(), BTreeSet::new());
         for (slot, before) in &ended {
             let Some(owners) = told(*slot, before) else { continue };
-            let gone = owners.address(before.first).is_none();
+            let mine = owners.owner(*slot) == Some(me);
+            if !mine && owners.address(before.first).is_some() {
+                continue;
+            }
             if self.end_export(*slot) {
                 cleared.insert(*slot);
             }
-            if owners.owner(*slot) == Some(me) {
+            if mine {
                 self.copies.inherited.insert(*slot);
-            } else if gone {
-                self.export(*slot, Some(owners));
+            } else if self.export(*slot, Some(owners)) {
+                exported.insert(*slot);
             }
         }
-        self.reassign_copies(&ended, &cleared);
+        self.reassign_copies(&ended, &cleared, &exported);
     }
 
     /// Copies and objects become what they are by the owners that are now known. Of the slots of `cleared` only copies
-    /// are kept.
-    fn reassign_copies(&mut self, ended: &BTreeMap<Slot, Relation>, cleared: &BTreeSet<Slot>) {
+    /// are kept; those of `exported` are for their new owners to fetch.
+    fn reassign_copies(
+        &mut self,
+        ended: &BTreeMap<Slot, Relation>,
+        cleared: &BTreeSet<Slot>,
+        exported: &BTreeSet<Slot>,
+    ) {
         let Some(store) = &mut self.store else { return };
-        let (copies, exports) = (&self.copies, &self.moves.exports);
+        let copies = &self.copies;
         let inherited = core::cell::Cell::new(0);
         let gone = store.reassign(|digest, copy| {
             let slot = digest.slot();
             match (copy, ended.contains_key(&slot)) {
                 (false, _) if cleared.contains(&slot) => Fate::Goes,
-                (false, _) if copies.seconds.contains_key(&slot) => Fate::Stays,
-                (false, _) => Fate::Alone,
+                (false, _) => Fate::Stays,
                 (true, false) if copies.relations.contains_key(&slot) => Fate::Stays,
                 (true, true) if copies.inherited.contains(&slot) => {
                     inherited.set(inherited.get() + 1);
                     Fate::Own
                 }
-                (true, true) if exports.has(digest) => Fate::Own,
+                (true, true) if exported.contains(&slot) => Fate::Own,
                 (true, _) => Fate::Goes,
             }
         });

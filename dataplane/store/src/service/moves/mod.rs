@@ -22,8 +22,8 @@ mod imports;
 mod pump;
 
 use exports::Exports;
-use imports::Imports;
 pub(super) use imports::Call;
+use imports::Imports;
 pub use imports::{Fetch, FetchDone, FetchLimits, Want};
 
 use kvplane_proto::ids::Slot;

@@ -181,7 +181,8 @@ impl Service {
         let keep = self.keep_again(&options, options.tenant);
         let head = options.part == Part::Head;
         let replica = if options.replicas > 1 { Replica::First } else { Replica::None };
-        let wanted = Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace: false, keep, head, replica };
+        let wanted =
+            Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace: false, keep, head, replica };
         let room = self.may_put(bytes).and_then(|()| {
             let store = self.store.as_mut().ok_or(Status::NotFound)?;
             store.reserve_for(&wanted).map_err(reserve_status)

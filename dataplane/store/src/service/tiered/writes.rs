@@ -107,7 +107,11 @@ impl Service {
             return Waits::default();
         }
         let copies = self.copy_waits(made.digest);
-        Waits { copies, write: self.put_waits(made.digest, made.bytes), strike: made.replaces && self.must_strike(made.digest) }
+        Waits {
+            copies,
+            write: self.put_waits(made.digest, made.bytes),
+            strike: made.replaces && self.must_strike(made.digest),
+        }
     }
 
     /// Whether the SSD may have, or bring back after a restart, what an object replaces.
