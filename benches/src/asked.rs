@@ -13,7 +13,9 @@ const BYTES: usize = 4096;
 const CALLS: usize = 5_000;
 /// Keys that are there, of which every second one that is asked for is one.
 const KEYS: u64 = 1_000_000;
-const OBJECT_BYTES: u64 = 256;
+const OBJECT_BYTES: u64 = 200;
+/// What it takes with its key behind it, in the pool's units.
+const TAKEN_BYTES: u64 = 256;
 const ASKED: u64 = 1 << 20;
 const ASKED_SINGLY: u64 = 20_000;
 
@@ -63,7 +65,7 @@ pub(crate) fn exists(rounds: usize) -> Result<(), Failure> {
     println!("exists: of {KEYS} keys and as many that are not there, one thread");
     for way in ["tcp", "shm"] {
         let room = KEYS + KEYS / 20;
-        let bed = Bed::with_objects(room * OBJECT_BYTES, Some(room), "adaptive")?;
+        let bed = Bed::with_objects(room * TAKEN_BYTES, Some(room), "adaptive")?;
         let mut client = Client::connect(&client_config(way, "adaptive", bed.directory.text())?)?;
         let options = RegionOptions { huge: HugePages::Try, ..RegionOptions::new("exists", 1 << 20) };
         let memory = client.register(Region::allocate(&options)?);

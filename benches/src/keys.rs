@@ -20,6 +20,8 @@ const FEW: u64 = 100_000;
 const MANY: u64 = 10_000_000;
 /// An object's share of the pool: the least there is.
 const OBJECT_BYTES: u64 = 256;
+/// What is put, so that its key has room behind it.
+const VALUE_BYTES: usize = 200;
 const BATCH: usize = 1024;
 /// Keys asked for in one measurement.
 const ASKED: u64 = 200 * BATCH as u64;
@@ -137,7 +139,7 @@ impl Node {
         let before_bytes = anonymous_bytes()?;
         for first in (0..keys).step_by(BATCH) {
             let names: Vec<String> = (first..keys.min(first + BATCH as u64)).map(key).collect();
-            let slice = memory.slice(0, OBJECT_BYTES as usize);
+            let slice = memory.slice(0, VALUE_BYTES);
             let items: Vec<(&String, kvplane::Slice)> = names.iter().map(|name| (name, slice)).collect();
             for outcome in client.batch_put_from(&items)? {
                 outcome?;

@@ -15,6 +15,21 @@ pub use rivals::{DynamoLike, SglangLike};
 
 use crate::cost::{DecodeModel, PrefillModel, transfer_ns};
 
+/// Every policy with its defaults, refusing nobody, in the order in which they are shown; ours last.
+#[must_use]
+pub fn side_by_side() -> Vec<Box<dyn Policy>> {
+    vec![
+        Box::new(Spread::default()),
+        Box::new(RoundRobin),
+        Box::new(LoadBalance),
+        Box::new(SglangLike::default()),
+        Box::new(DynamoLike),
+        Box::new(Algorithm1 { transfers: false, ..Algorithm1::default() }),
+        Box::new(Algorithm1::default()),
+        Box::new(Ours::default()),
+    ]
+}
+
 /// What is to be served.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {

@@ -3,27 +3,12 @@
 use std::sync::Arc;
 
 use kvplane_conductor::cost::PrefillModel;
-use kvplane_conductor::policy::{
-    Admission, Algorithm1, DynamoLike, LoadBalance, Ours, Policy, RoundRobin, SglangLike, Slo, Spread,
-};
+use kvplane_conductor::policy::{Admission, Algorithm1, Ours, Policy, Slo, side_by_side};
 use kvplane_proto::rng::Rng;
 use kvplane_sim::{Fate, Faults, Order, SimConfig, Work, bound, run};
 
 fn work(arrival_ms: u64, input_tokens: u32, blocks: &[u64]) -> Work {
     Work { arrival_ns: arrival_ms * 1_000_000, input_tokens, output_tokens: 10, blocks: Arc::from(blocks) }
-}
-
-fn policies() -> Vec<Box<dyn Policy>> {
-    vec![
-        Box::new(Spread::default()),
-        Box::new(RoundRobin),
-        Box::new(LoadBalance),
-        Box::new(SglangLike::default()),
-        Box::new(DynamoLike),
-        Box::new(Algorithm1 { transfers: false, ..Algorithm1::default() }),
-        Box::new(Algorithm1::default()),
-        Box::new(Ours::default()),
-    ]
 }
 
 /// Sessions whose prompts grow, on a shared head, a little faster than one instance could serve.
@@ -67,7 +52,7 @@ fn a_prefix_is_computed_once_and_reused() {
 fn everybody_is_served_and_runs_repeat() {
     let trace = sessions(400, 3);
     let config = SimConfig { prefill: 4, decode: 2, cache_tokens: 200_000, ..SimConfig::default() };
-    for (policy, again) in policies().into_iter().zip(policies()) {
+    for (policy, again) in side_by_side().into_iter().zip(side_by_side()) {
         let name = policy.name();
         let (first, second) = (run(&trace, &config, policy), run(&trace, &config, again));
         assert_eq!(first.count(Fate::Served), trace.len(), "{name}");
@@ -81,7 +66,7 @@ fn ours_is_between_the_bound_and_those_who_see_no_cache() {
     let trace = sessions(600, 5);
     let config = SimConfig { prefill: 3, load: 2.0, ..SimConfig::default() };
     let bound = bound(&trace, &config, Order::Shortest).mean_ttft_s();
-    let means: Vec<f64> = policies().into_iter().map(|policy| run(&trace, &config, policy).mean_ttft_s()).collect();
+    let means: Vec<f64> = side_by_side().into_iter().map(|policy| run(&trace, &config, policy).mean_ttft_s()).collect();
     let ours = *means.last().unwrap();
     assert!(ours >= bound * 0.999, "{ours} against {bound}");
     assert!(means[..3].iter().all(|mean| ours <= *mean), "{means:?}");
@@ -92,7 +77,7 @@ fn what_goes_wrong_loses_nobody() {
     let trace = sessions(300, 9);
     let faults = Faults { stale_ns: 1_000_000_000, lost: 0.05, misjudged: 0.3, death_ns: Some(40_000_000_000) };
     let config = SimConfig { prefill: 3, decode: 1, cache_tokens: 100_000, faults, ..SimConfig::default() };
-    for policy in policies() {
+    for policy in side_by_side() {
         let name = policy.name();
         let outcome = run(&trace, &config, policy);
         assert_eq!(outcome.count(Fate::Served), trace.len(), "{name}");

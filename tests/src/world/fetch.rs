@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::client::{
-    Client, Config, ListFrom, Local, PeerAddress, PeerId, PeerKind, PutBook, Request, SubmitOptions, TaskResult,
+    Client, Config, ListFrom, Local, PutBook, Request, Sources, SubmitOptions, TaskResult,
 };
-use kvplane_proto::ids::{BatchId, SLOTS, Slot};
-use kvplane_proto::map::{ShardKey, SlotOwners};
+use kvplane_proto::ids::BatchId;
+use kvplane_proto::map::SlotOwners;
 use kvplane_proto::message::ObjectName;
 use kvplane_proto::{Digest, Status};
 use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Place, Want, copy_of};
@@ -38,7 +38,7 @@ const BACKGROUND_NS: u64 = 1000 * MS;
 #[derive(Default)]
 pub(crate) struct Fetcher {
     pub(crate) life: usize,
-    peers: BTreeMap<ShardKey, PeerId>,
+    sources: Sources,
     open: BTreeMap<BatchId, (u64, Want, Option<u64>)>,
     /// Versions that it has brought to second owners, or tried to.
     pub(crate) pushed: BTreeMap<Digest, Vec<u64>>,
@@ -100,34 +100,9 @@ impl World {
         let service = &self.lives[life].service;
         let host = &mut self.clients[index];
         let Some(fetcher) = &mut host.fetcher else { return };
-        let own_host = self.nodes[self.lives[life].node].host.clone();
-        let mut peers: BTreeMap<ShardKey, PeerId> = BTreeMap::new();
-        let client = &mut host.client;
-        let mut sources = Vec::with_capacity(SLOTS);
-        let mut seconds = Vec::with_capacity(SLOTS);
-        for slot in 0..SLOTS as u16 {
-            let mut peer_of = |key: ShardKey| {
-                let (host, address) = owners.address(key)?;
-                let address = PeerAddress {
-                    kind: PeerKind::Native,
-                    node: key.node,
-                    incarnation: key.incarnation,
-                    shard: key.shard,
-                    tcp: address.tcp,
-                    shm: address.shm.clone().filter(|_| host == own_host),
-                };
-                Some(*peers.entry(key).or_insert_with(|| client.open_peer(address)))
-            };
-            sources.push(service.source_of(Slot(slot)).and_then(&mut peer_of));
-            seconds.push(service.second_of(Slot(slot)).and_then(&mut peer_of));
-        }
-        client.set_seconds(|slot| seconds[usize::from(slot.0)]);
-        client.set_sources(owners.epoch, |slot| sources[usize::from(slot.0)], now_ns);
-        for (key, peer) in std::mem::replace(&mut fetcher.peers, peers) {
-            if !fetcher.peers.contains_key(&key) {
-                client.close_peer(peer, now_ns);
-            }
-        }
+        let own_host = &self.nodes[self.lives[life].node].host;
+        let of = (|slot| service.source_of(slot), |slot| service.second_of(slot));
+        fetcher.sources.follow(&mut host.client, owners, own_host, of, now_ns);
         self.drain_client(index);
     }
 
@@ -146,7 +121,7 @@ impl World {
 
     fn fetch(&mut self, life: usize, Fetch { token, source, want }: Fetch) {
         let (index, now_ns) = (self.lives[life].fetcher, self.now_ns);
-        let known = self.clients[index].fetcher.as_ref().is_some_and(|fetcher| fetcher.peers.contains_key(&source));
+        let known = self.clients[index].fetcher.as_ref().is_some_and(|fetcher| fetcher.sources.contains(&source));
         let room = if known { self.requests_of(index, life, &want) } else { None };
         let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_));
         let within_ns = if waited { ASK_NS } else { BACKGROUND_NS };

@@ -137,13 +137,24 @@ impl Client {
             let number = self.puts.push(item, &ObjectName::NONE);
             requests.push(Request::PutAs(digest, local, number));
         }
-        let results = self.run_puts(&requests)?;
-        for (stripe, result) in results.iter().enumerate() {
-            // One that exists was stored by an attempt of this very put whose answer was lost.
-            if !matches!(result.status, Status::Ok | Status::Exists) {
-                let what = format!("put of stripe {stripe} of {} ({} bytes)", head.stripes(), head.bytes);
-                return Err(self.problem(what, result.status));
+        let mut waiting: Vec<usize> = (0..requests.len()).collect();
+        while !waiting.is_empty() {
+            let asked: Vec<Request> = waiting.iter().map(|stripe| requests[*stripe]).collect();
+            let results = self.run_puts(&asked)?;
+            let mut full = Vec::new();
+            for (&stripe, result) in waiting.iter().zip(results) {
+                match result.status {
+                    // One that exists was stored by an attempt of this very put whose answer was lost.
+                    Status::Ok | Status::Exists => {}
+                    Status::NoSpace => full.push(stripe),
+                    status => return Err(self.stripe_problem(stripe, head, status)),
+                }
             }
+            // Its own stripes may have filled the pool while they were written; now that they are, they can make room.
+            if full.len() == waiting.len() {
+                return Err(self.stripe_problem(full[0], head, Status::NoSpace));
+            }
+            waiting = full;
         }
         // Room for the last ones may have been made by evicting the first: the object is larger than the cluster.
         let requests: Vec<Request> = head.digests(digest).map(Request::Exists).collect();
@@ -158,6 +169,10 @@ impl Client {
             return Err(self.problem(what, Status::TooLarge));
         }
         Ok(())
+    }
+
+    fn stripe_problem(&self, stripe: usize, head: &Head, status: Status) -> Error {
+        self.problem(format!("put of stripe {stripe} of {} ({} bytes)", head.stripes(), head.bytes), status)
     }
 
     fn put_head(&mut self, key: &[u8], head: &Head, options: &PutOptions) -> Result<Put, Error> {

@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::client::{
-    Client, Config, ListFrom, Local, PeerAddress, PeerId, PeerKind, PutBook, Request, SubmitOptions, TaskResult,
+    Client, Config, ListFrom, Local, PutBook, Request, Sources, SubmitOptions, TaskResult,
 };
-use kvplane_proto::ids::{SLOTS, Slot};
 use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_proto::message::ObjectName;
 use kvplane_proto::{BatchId, Status};
@@ -57,13 +56,13 @@ pub(super) struct FetchWork {
     /// The client's name for the pool.
     buffer: u32,
     host: String,
-    peers: BTreeMap<ShardKey, PeerId>,
+    sources: Sources,
     open: BTreeMap<BatchId, (u64, Want)>,
 }
 
 impl FetchWork {
-    pub(super) const fn new(buffer: u32, host: String) -> Self {
-        Self { buffer, host, peers: BTreeMap::new(), open: BTreeMap::new() }
+    pub(super) fn new(buffer: u32, host: String) -> Self {
+        Self { buffer, host, sources: Sources::default(), open: BTreeMap::new() }
     }
 
     /// The requests of a question.
@@ -105,32 +104,8 @@ impl Host {
         let Some(service) = &mut self.service else { return };
         service.follow(state, owners);
         let (Some(work), Some(client)) = (&mut self.fetch_work, &mut self.client) else { return };
-        let mut peers = BTreeMap::new();
-        let mut peer_of = |client: &mut Client, key: ShardKey| {
-            let (host, address) = owners.address(key)?;
-            let near = !work.host.is_empty() && work.host == host;
-            let address = PeerAddress {
-                kind: PeerKind::Native,
-                node: key.node,
-                incarnation: key.incarnation,
-                shard: key.shard,
-                tcp: address.tcp,
-                shm: address.shm.clone().filter(|_| near),
-            };
-            Some(*peers.entry(key).or_insert_with(|| client.open_peer(address)))
-        };
-        let sources: Vec<Option<PeerId>> =
-            (0..SLOTS as u16).map(|slot| peer_of(client, service.source_of(Slot(slot))?)).collect();
-        let seconds: Vec<Option<PeerId>> =
-            (0..SLOTS as u16).map(|slot| peer_of(client, service.second_of(Slot(slot))?)).collect();
-        client.set_seconds(|slot| seconds[usize::from(slot.0)]);
-        client.set_sources(owners.epoch, |slot| sources[usize::from(slot.0)], now_ns);
-        let left = core::mem::replace(&mut work.peers, peers);
-        for (key, peer) in left {
-            if !work.peers.contains_key(&key) {
-                client.close_peer(peer, now_ns);
-            }
-        }
+        let seconds = |slot| service.second_of(slot);
+        work.sources.follow(client, owners, &work.host, (|slot| service.source_of(slot), seconds), now_ns);
     }
 
     /// Takes what former owners have answered, and asks what is next. Whether there was anything.
@@ -163,7 +138,7 @@ impl Host {
         let mut book = PutBook::new();
         let requests = work.requests(&want, pool, &mut book);
         // A source that the map does not name is not asked: it could be another of that address.
-        let known = work.peers.contains_key(&source);
+        let known = work.sources.contains(&source);
         let options = SubmitOptions::until(now_ns.saturating_add(within_ns));
         let submitted = known.then(|| client.submit_puts(&requests, &book, &options, now_ns));
         match submitted {

@@ -36,6 +36,7 @@ mod recover;
 mod reply;
 mod route;
 mod second;
+mod sources;
 mod submit;
 mod table;
 mod types;
@@ -56,6 +57,7 @@ pub use near::{Near, Nearness, NodeCounts, Place};
 pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
 pub use path::{Path, PeerKind, Transport, Via};
 pub use puts::PutBook;
+pub use sources::Sources;
 use table::{Batch, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{

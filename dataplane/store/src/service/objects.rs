@@ -3,18 +3,18 @@
 use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
 use kvplane_proto::message::{
-    Bitmap, DigestItem, GetItem, Item, ObjectName, Operation, Part, PutItem, PutOptions, Puts, RangeItem, SizeReply,
+    Bitmap, DigestItem, GetItem, Item, Operation, Puts, RangeItem, SizeReply,
     decode_puts,
 };
-use kvplane_proto::{Digest, Limits, Status};
+use kvplane_proto::{Digest, Status};
 
 use super::deferred::Replies;
 use super::session::Pending;
-use super::tail::TailHead;
+
 use super::tiered::Waiter;
-use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place};
+use super::types::{CloseReason, Hold, PayloadTo, PeerKey};
 use super::{Service, owns};
-use crate::{CommitError, GetError, Replica, Reserve, ReserveError};
+use crate::{CommitError, GetError, ReserveError};
 
 /// What is asked for of an object.
 #[derive(Clone, Copy, Debug)]

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use kvplane_conductor::policy::{
-    Admission, Algorithm1, DynamoLike, LoadBalance, Ours, Policy, RoundRobin, SglangLike, Spread,
-};
+pub use kvplane_conductor::policy::side_by_side;
+use kvplane_conductor::policy::{Admission, Algorithm1, Ours, Policy};
 use kvplane_sim::{Fate, Order, Outcome, SimConfig, Work, bound, run};
 use serde::Serialize;
 
@@ -36,21 +35,6 @@ pub fn algorithm_1(admission: Admission) -> Box<dyn Policy> {
 #[must_use]
 pub fn local() -> Box<dyn Policy> {
     Box::new(Algorithm1 { transfers: false, ..Algorithm1::default() })
-}
-
-/// All policies that refuse nobody, in the order in which they are shown; ours last.
-#[must_use]
-pub fn policies() -> Vec<Box<dyn Policy>> {
-    vec![
-        Box::new(Spread::default()),
-        Box::new(RoundRobin),
-        Box::new(LoadBalance),
-        Box::new(SglangLike::default()),
-        Box::new(DynamoLike),
-        local(),
-        algorithm_1(Admission::None),
-        Box::new(Ours::default()),
-    ]
 }
 
 /// Policies that refuse: the paper's, and ours.
@@ -173,7 +157,7 @@ mod tests {
         let works = works(&trace.requests);
         assert!(works.is_sorted_by_key(|work| work.arrival_ns));
         let mut names = Vec::new();
-        compare(&works, &SimConfig::default(), policies(), |fared| {
+        compare(&works, &SimConfig::default(), side_by_side(), |fared| {
             assert!(fared.mean_ttft_s > 0.0 && fared.refused == 0, "{fared:?}");
             assert_eq!(fared.cells().len(), Fared::HEAD.len());
             names.push(fared.policy);

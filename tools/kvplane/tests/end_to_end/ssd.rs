@@ -2,6 +2,7 @@
 //! happens to the bytes on the device, none of them is ever given for another.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -127,11 +128,18 @@ fn a_killed_node_has_its_objects_again_and_what_was_removed_stays_gone() {
     }
 }
 
-/// Writes and removes until the node is dead; says what it was promised.
-fn work(mut client: Client, first: u64, stop: &AtomicBool) -> BTreeMap<u64, Option<bool>> {
+/// Writes and removes until the node is dead; says what it was promised. After `most` bytes it only reads: what fills the
+/// device is dropped from it, however short the time was.
+fn work(mut client: Client, first: u64, most: usize, stop: &AtomicBool) -> BTreeMap<u64, Option<bool>> {
     let mut promised = BTreeMap::new();
+    let mut written = 0;
     for key in first.. {
         if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        written += size_of(key);
+        if written > most {
+            while !stop.load(Ordering::Relaxed) && client.get(name(key - 1).as_bytes()).is_ok() {}
             break;
         }
         promised.insert(key, None);
@@ -159,14 +167,20 @@ fn work(mut client: Client, first: u64, stop: &AtomicBool) -> BTreeMap<u64, Opti
 fn kills_under_load_lose_nothing_that_was_promised() {
     let kills = std::env::var("KVPLANE_KILLS").map_or(6, |kills| kills.parse::<u64>().expect("a number"));
     // A fresh device now and then, before reclaim drops the oldest.
-    for first in (0..kills).step_by(6) {
-        kill_under_load(first..kills.min(first + 6));
+    for first in (0..kills).step_by(ROUNDS as usize) {
+        kill_under_load(first..kills.min(first + ROUNDS));
     }
 }
 
-fn kill_under_load(rounds: std::ops::Range<u64>) {
-    let bed = Bed::new("kills", &["--ssd-ack", "buffered"]);
-    kill_again_and_again(&bed, rounds, 2, |_| {});
+/// Rounds over one device; they may write half of what it has room for.
+const ROUNDS: u64 = 6;
+
+fn kill_under_load(rounds: Range<u64>) {
+    let place = Workplace::new("kills");
+    let device_bytes = 512 << 20;
+    let ssd = format!("{}:{device_bytes}", text(&place.path("ssd")));
+    let bed = Bed::over(place, &ssd, &["--ssd-ack", "buffered"]);
+    kill_again_and_again(&bed, rounds, device_bytes, 2, |_| {});
 }
 
 /// The same, and each time the power goes too: of what was not flushed, some is lost, some torn, some there.
@@ -174,11 +188,12 @@ fn kill_under_load(rounds: std::ops::Range<u64>) {
 fn power_failures_under_load_lose_nothing_that_was_promised_durable() {
     let kills = std::env::var("KVPLANE_POWER_FAILURES").map_or(6, |kills| kills.parse::<u64>().expect("a number"));
     let mut unflushed = 0;
-    for first in (0..kills).step_by(6) {
+    for first in (0..kills).step_by(ROUNDS as usize) {
         let place = Workplace::new("power");
-        let Some(disk) = Disk::new(&place.directory, 128 << 20) else { return };
+        let device_bytes = 128 << 20;
+        let Some(disk) = Disk::new(&place.directory, device_bytes) else { return };
         let bed = Bed::over(place, text(&disk.path()), &["--ssd-ack", "durable"]);
-        kill_again_and_again(&bed, first..kills.min(first + 6), 6, |round| {
+        kill_again_and_again(&bed, first..kills.min(first + ROUNDS), device_bytes, 6, |round| {
             unflushed += disk.cut(&mut Rng::new(round, "power"));
         });
         assert!(disk.flushes() > 0);
@@ -188,7 +203,8 @@ fn power_failures_under_load_lose_nothing_that_was_promised_durable() {
 }
 
 /// Kills a node under load, lets `then` happen, and reads everything back that was written in any of the rounds.
-fn kill_again_and_again(bed: &Bed, rounds: std::ops::Range<u64>, workers: usize, mut then: impl FnMut(u64)) {
+fn kill_again_and_again(bed: &Bed, rounds: Range<u64>, device_bytes: usize, workers: usize, mut then: impl FnMut(u64)) {
+    let most = device_bytes / 2 / ROUNDS as usize / workers;
     let mut promised: BTreeMap<u64, Option<bool>> = BTreeMap::new();
     for round in rounds {
         let mut dev = bed.start();
@@ -210,13 +226,13 @@ fn kill_again_and_again(bed: &Bed, rounds: std::ops::Range<u64>, workers: usize,
                 .map(|(at, way)| {
                     // Connected before anything is killed.
                     let (client, stop) = (bed.client(way), &stop);
-                    scope.spawn(move || work(client, (round * 8 + at as u64) * 10_000, stop))
+                    scope.spawn(move || work(client, (round * 8 + at as u64) * 10_000, most, stop))
                 })
                 .collect();
             // Until there is something to lose, and a little more.
             let some = wait_until(|| (counted(&dev, "kvplane_tier_writes_total") >= 20.0).then_some(()));
             assert!(some.is_some(), "nothing is written");
-            std::thread::sleep(Duration::from_millis(7 * (round % 6)));
+            std::thread::sleep(Duration::from_millis(7 * (round % ROUNDS)));
             dev.kill();
             stop.store(true, Ordering::Relaxed);
             workers.into_iter().for_each(|worker| promised.extend(worker.join().unwrap()));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kvplane_conductor::policy::Slo;
 use kvplane_sim::{Faults, SimConfig};
-use kvplane_tools::sim::cluster::{Fared, compare, policies, refusing, works};
+use kvplane_tools::sim::cluster::{Fared, compare, refusing, side_by_side, works};
 use kvplane_tools::sim::figures::{self, Traces, report};
 use kvplane_tools::trace::{self, Request};
 
@@ -80,7 +80,7 @@ impl Policies {
                     println!("{}", fared.cells().join("\t"));
                     all.push(serde_json::json!({ "trace": path.display().to_string(), "fared": fared }));
                 };
-                compare(&works, &config, policies(), &mut show);
+                compare(&works, &config, side_by_side(), &mut show);
                 if self.admission {
                     let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000 };
                     compare(&works, &SimConfig { slo, ..config }, refusing(), &mut show);
