@@ -78,17 +78,6 @@ impl<P: EvictionPolicy> Store<P> {
         (lack.map(crate::entry::Entry::digest).collect(), (end < touched).then_some(end))
     }
 
-    /// How many copies of others' objects there are, their bytes, and how many objects of ours have one elsewhere. Walks
-    /// the arena.
-    #[must_use]
-    pub fn count_copies(&self) -> (u64, u64, u64) {
-        let live = self.entries.iter().map(|(_, entry)| entry).filter(|entry| entry.state() == State::Live);
-        live.fold((0, 0, 0), |(copies, bytes, copied), entry| match entry.is(Mark::Copy) {
-            true => (copies + 1, bytes + entry.bytes(), copied),
-            false => (copies, bytes, copied + u64::from(entry.is(Mark::Copied))),
-        })
-    }
-
     /// Owners have changed: `fate` says what becomes of each copy (`true`) and of each other object. How many went.
     /// Walks the arena.
     pub fn reassign(&mut self, fate: impl Fn(Digest, bool) -> Fate) -> u64 {

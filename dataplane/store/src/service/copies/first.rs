@@ -319,7 +319,7 @@ impl Service {
     /// A second owner has answered about a copy, or has not.
     pub(in crate::service) fn pushed(&mut self, digest: Digest, done: &FetchDone) {
         let Some(push) = self.copies.pushes.remove(&digest) else { return };
-        let Push { second, version, pin, bytes, void, .. } = push;
+        let Push { second, version, pin, bytes, void } = push;
         self.copies.push_bytes -= bytes;
         let Some(store) = &mut self.store else { return };
         let live = store.is_live(pin);
@@ -346,8 +346,8 @@ impl Service {
                     self.answered(second);
                 } else {
                     self.not_answered(second);
-                    self.walk_again();
                 }
+                self.walk_again();
                 self.copy_told(digest, version, false);
             }
             _ => {
@@ -384,9 +384,9 @@ impl Service {
             peer.dropping = false;
         }
         if good {
-            self.answered(second)
+            self.answered(second);
         } else {
-            self.not_answered(second)
+            self.not_answered(second);
         }
         for digest in digests {
             // Of owners of before it says nothing.
