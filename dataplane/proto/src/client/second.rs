@@ -63,6 +63,9 @@ impl Client {
         }
         let several = self.map.as_ref().is_some_and(|(_, owners)| owners.owners(digest.slot()).len() > 1);
         if !several || readable(&request).is_none() || self.sources.is_some() {
+            if second == Second::Asked {
+                self.slices.at(id.index).second = Second::Missed;
+            }
             return self.owner_peer(digest);
         }
         let first = self.owner_peer(digest)?;
