@@ -70,8 +70,8 @@ pub struct ClientConfig {
     /// Objects of more bytes are kept in stripes of so many, all over the cluster; at least 1 MiB. So are objects that
     /// are longer than a shard takes.
     pub stripe_bytes: u64,
-    /// After so long without an answer, a get asks the second owner, which may have a copy; zero for only when the first
-    /// cannot be reached. What else is under way on that connection is asked again.
+    /// After so long without an answer, a get asks the second owner, which may have a copy; zero for only when the
+    /// first cannot be reached. What else is under way on that connection is asked again.
     pub hedge: Duration,
 }
 

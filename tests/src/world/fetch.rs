@@ -6,9 +6,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::checksum::payload_checksum;
-use kvplane_proto::client::{
-    Client, Config, ListFrom, Local, PutBook, Request, Sources, SubmitOptions, TaskResult,
-};
+use kvplane_proto::client::{Client, Config, ListFrom, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::map::SlotOwners;
 use kvplane_proto::message::ObjectName;

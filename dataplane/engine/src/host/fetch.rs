@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::client::{
-    Client, Config, ListFrom, Local, PutBook, Request, Sources, SubmitOptions, TaskResult,
-};
+use kvplane_proto::client::{Client, Config, ListFrom, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_proto::message::ObjectName;
 use kvplane_proto::{BatchId, Status};

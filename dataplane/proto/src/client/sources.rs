@@ -19,8 +19,8 @@ impl Sources {
         self.peers.contains_key(source)
     }
 
-    /// Has `client` ask for each slot whom `source_of` names, and bring copies to whom `second_of` does, at the addresses
-    /// of this map, and closes the peers that it
+    /// Has `client` ask for each slot whom `source_of` names, and bring copies to whom `second_of` does, at the
+    /// addresses of this map, and closes the peers that it
     /// names no more. A former owner on `host` (a boot id; empty where there is none) is asked over shared memory.
     pub fn follow(
         &mut self,

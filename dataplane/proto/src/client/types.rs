@@ -258,7 +258,7 @@ pub struct TaskResult {
     pub bytes: u64,
     /// Version of the object, for gets and puts.
     pub version: Version,
-    /// For a put that waited for them: how many owners have the object. Else 0.
+    /// For a put: how many owners are known to have it.
     pub replicas: u8,
 }
 

@@ -2,10 +2,7 @@
 
 use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
-use kvplane_proto::message::{
-    Bitmap, DigestItem, GetItem, Item, Operation, Puts, RangeItem, SizeReply,
-    decode_puts,
-};
+use kvplane_proto::message::{Bitmap, DigestItem, GetItem, Item, Operation, Puts, RangeItem, SizeReply, decode_puts};
 use kvplane_proto::{Digest, Status};
 
 use super::deferred::Replies;

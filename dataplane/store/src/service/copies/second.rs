@@ -1,5 +1,5 @@
-//! The second owner's side: copies come, are dropped when the first owner says so, and are given to who asks for them as
-//! copies.
+//! The second owner's side: copies come, are dropped when the first owner says so, and are given to who asks for
+//! copies too.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::ReservationId;
