@@ -1,7 +1,7 @@
 //! Second owners: gets fall over to them, and first owners bring them copies.
 //!
-//! A get whose first owner cannot be reached, or says nothing for [`hedge_ns`](super::Config::hedge_ns), asks the second
-//! owner for its copy, within its deadline and its attempts. Whatever that says but the object itself decides
+//! A get whose first owner cannot be reached, or says nothing for so long ([`hedge_ns`](super::Config::hedge_ns)), asks
+//! the second owner for its copy, within its deadline and its attempts. Whatever that says but the object itself decides
 //! nothing: then the first owner is asked again, and only it.
 
 use super::Client;

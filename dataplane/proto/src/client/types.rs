@@ -489,8 +489,7 @@ pub struct Counters {
     pub retries: u64,
     /// Gets that asked the second owner.
     pub second_asked: u64,
-    /// Lanes reset from our side: a deadline passed, a batch was withdrawn, the map dropped the peer, or the peer
-    /// misbehaved.
+    /// Lanes reset from our side: a deadline, a withdrawal, a map without the peer, or a peer that misbehaved.
     pub resets: u64,
     /// Lanes that were lost or could not be connected.
     pub lanes_lost: u64,
