@@ -145,7 +145,7 @@ impl Client {
             return false;
         }
         let path = self.lanes[lane as usize].path;
-        let copy = if path == Path::Rdma { self.copy_bit(lane).next() } else { None };
+        let copy = if path == Path::Rdma { self.copies_of(lane).next() } else { None };
         if let Some(DeviceCopy { slice, segment, offset, local, write }) = copy {
             let id = self.lanes[lane as usize].id(lane);
             self.outputs.push_back(Output::CopySegment {
