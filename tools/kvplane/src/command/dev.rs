@@ -39,6 +39,7 @@ impl Dev {
             cluster: &self.cluster,
             listen: self.control,
             state,
+            etcd: None,
             identity: None,
             replicas: 1,
             runtime_directory: self.shape.runtime_directory.as_ref(),

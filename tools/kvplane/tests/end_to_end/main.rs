@@ -12,10 +12,13 @@ mod commands;
 mod counted;
 mod deploy;
 mod disks;
+mod etcd;
 mod fuse;
 mod keeping;
 mod keys;
 mod kills;
+#[path = "../../../../control/etcd/tests/launch/mod.rs"]
+mod launch;
 mod moves;
 #[path = "../../../../control/agent/tests/network/mod.rs"]
 mod network;
