@@ -77,6 +77,9 @@ pub(crate) struct Http {
 /// The control plane.
 #[derive(Args)]
 pub(crate) struct Control {
+    /// TOML file with settings: its keys are the names of these flags, which count instead where both are given.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Name of the cluster.
     #[arg(long, default_value = "kvplane")]
     cluster: String,

@@ -9,6 +9,7 @@ mod arguments;
 mod certificates;
 mod classes;
 mod commands;
+mod config_files;
 mod counted;
 mod deploy;
 mod disks;
