@@ -15,6 +15,7 @@ mod deploy;
 mod disks;
 mod etcd;
 mod fuse;
+mod fuzz;
 mod keeping;
 mod keys;
 mod kills;
