@@ -34,6 +34,9 @@ mod calls;
 /// Program and version, as callers see it.
 pub(crate) const SOFTWARE: &str = concat!("kvplane-control ", env!("CARGO_PKG_VERSION"));
 
+/// How often it is looked whether changes can be made again.
+const LOOK_AGAIN_NS: u64 = 100_000_000;
+
 pub(crate) struct Core {
     cluster: Cluster,
     store: Store,
@@ -187,6 +190,10 @@ impl Control {
     /// One input, and everything that follows from it.
     pub(crate) fn handle(&self, input: Input) -> Result<Reply, Refusal> {
         let mut core = self.core()?;
+        if let Some(reason) = core.store.doubt() {
+            // Time stands still for the cluster meanwhile, so nobody's silence counts either.
+            return Err(Refusal::new(RefusalCode::Storage, reason));
+        }
         let due_ns = core.cluster.poll_timeout();
         let reply = core.cluster.handle(input, self.now_ns());
         self.carry_out(&mut core)?;
@@ -202,17 +209,25 @@ impl Control {
                 Output::Persist(changes) => {
                     if let Err(error) = core.store.commit(&changes) {
                         let reason = error.to_string();
+                        tracing::error!("the state cannot be written: {reason}");
                         core.failure = Some(reason.clone());
                         self.failed.send_replace(Some(reason.clone()));
                         return Err(Refusal::new(RefusalCode::Storage, reason));
                     }
                 }
                 Output::MapChanged(map) => {
+                    tracing::info!(epoch = map.epoch.0, members = map.members.len(), "publishes a map");
                     self.maps.send_replace(frame(&MapReply { map })?);
                     core.forget_gone();
                 }
                 // Who waits for a member sees the map without it; the loss itself is in the counters.
-                Output::MemberLost { .. } => {}
+                Output::MemberLost { node, incarnation } => {
+                    tracing::warn!(
+                        node = node.0,
+                        incarnation = incarnation.0,
+                        "a member was silent for too long: lost"
+                    );
+                }
             }
         }
         Ok(())
@@ -227,7 +242,11 @@ impl Control {
             }
             let due_ns = self.core().ok().and_then(|mut core| {
                 let follow = core.follow.tick(self.now_ns());
-                [core.cluster.poll_timeout(), follow].into_iter().flatten().min()
+                let cluster = match core.store.doubt() {
+                    Some(_) => Some(self.now_ns() + LOOK_AGAIN_NS),
+                    None => core.cluster.poll_timeout(),
+                };
+                [cluster, follow].into_iter().flatten().min()
             });
             let due = async {
                 match due_ns {

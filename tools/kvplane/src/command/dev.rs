@@ -5,12 +5,16 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::log::{Level, Log};
 use super::node::Shape;
 use super::{Failure, control, stop};
 
 /// Control plane and one storage node in one process.
 #[derive(Args)]
 pub(crate) struct Dev {
+    /// TOML file with settings: its keys are the names of these flags, which count instead where both are given.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Name of the cluster: what local clients ask for.
     #[arg(long, default_value = "dev")]
     cluster: String,
@@ -27,11 +31,14 @@ pub(crate) struct Dev {
     #[arg(long)]
     end_with_stdin: bool,
     #[command(flatten)]
+    log: Log,
+    #[command(flatten)]
     shape: Shape,
 }
 
 impl Dev {
     pub(crate) fn run(mut self) -> Result<(), Failure> {
+        self.log.begin(Level::Warn)?;
         // The only node of its cluster needs no number of its own, but an SSD wants the same one every time.
         self.shape.or_node_id(1);
         let state = self.state.clone().or_else(|| self.shape.state_beside_ssd());
@@ -39,6 +46,7 @@ impl Dev {
             cluster: &self.cluster,
             listen: self.control,
             state,
+            etcd: None,
             identity: None,
             replicas: 1,
             runtime_directory: self.shape.runtime_directory.as_ref(),

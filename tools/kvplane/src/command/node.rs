@@ -11,6 +11,7 @@ use kvplane::{
     WritePolicy,
 };
 
+use super::log::{Level, Log};
 use super::tebench::{PacingChoice, values};
 use super::which::Which;
 use super::{Failure, metrics, size, stop};
@@ -42,9 +43,14 @@ impl From<RdmaChoice> for RdmaUse {
 /// A storage node.
 #[derive(Args)]
 pub(crate) struct Node {
+    /// TOML file with settings: its keys are the names of these flags, which count instead where both are given.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Name of the cluster; its control plane is found in the user's runtime directory.
     #[arg(long, default_value = "kvplane")]
     cluster: String,
+    #[command(flatten)]
+    log: Log,
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
@@ -330,20 +336,10 @@ impl Shape {
 
 impl Node {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        self.log.begin(Level::Info)?;
         let control = self.which.control(&self.cluster, self.shape.runtime_directory.clone());
         let (node, _metrics) = self.shape.start(&self.cluster, control)?;
-        let mut said = None;
-        stop::wait(|| {
-            let trouble = node.trouble();
-            if trouble != said
-                && let Some(trouble) = &trouble
-            {
-                eprintln!("kvplane: serving by the last map: {trouble}");
-            }
-            said = trouble;
-            node.check()?;
-            Ok(())
-        })?;
+        stop::wait(|| Ok(node.check()?))?;
         self.shape.give_away(&node);
         Ok(())
     }
