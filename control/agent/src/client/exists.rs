@@ -7,17 +7,17 @@ use std::time::Instant;
 
 use kvplane_proto::client::Request;
 use kvplane_proto::digest::KeysOf;
-use kvplane_proto::{Digest, Status};
+use kvplane_proto::{Digest, Limits, Status};
 
 use super::{Client, check_key};
 use crate::error::Error;
 
 /// Keys that are asked for at a time: of a longer list, shards look up the first ones while the rest is prepared.
-const TOGETHER: usize = 4096;
+const TOGETHER: usize = Limits::QUESTIONS_PER_FRAME;
 
 impl Client {
-    /// Which of these keys have an object. Counts as no access. Each owner gets one request; of a long list, one for
-    /// every 4,096 keys.
+    /// Which of these keys have an object. Counts as no access. Each owner gets one request, for every
+    /// 32,768 keys of a longer list.
     ///
     /// # Errors
     /// When an owner cannot be asked.
