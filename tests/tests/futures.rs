@@ -92,8 +92,9 @@ fn lists_pieces_and_sessions_go_beside_batches_that_are_under_way() {
             let puts =
                 client.batch_put_parts(&[("parts", &pieces[..])], &PutOptions::default()).await.expect("a batch");
             assert!(matches!(puts[0], Ok(Put::Stored(_))));
-            let begun = client.put_sessions(&[("session", 100_000)], &PutOptions::default(), Duration::from_secs(20));
-            let Ok(Begun::Session(session)) = begun.await.expect("a batch").remove(0) else { panic!("it was begun") };
+            let (options, idle) = (PutOptions::default(), Duration::from_secs(20));
+            let mut begun = client.put_sessions(&[("session", 100_000)], &options, idle).await.expect("a batch");
+            let Ok(Begun::Session(session)) = begun.remove(0) else { panic!("it was begun") };
             let half = |at: usize| Fill { session: &session, offset: at as u64, from: memory.slice(at, 50_000) };
             assert!(client.fill(&[half(50_000)]).await.expect("a batch")[0].is_ok());
             let range = [ObjectRange { key: b"session", offset: 60_000, into: memory.slice(MIB, 1000) }];
@@ -128,7 +129,7 @@ fn lists_pieces_and_sessions_go_beside_batches_that_are_under_way() {
             assert_eq!(client.remove_matching("^other-").await.expect("a removal"), 64);
             let puts = client.put_with(b"copied", b"value".to_vec(), &PutOptions::default()).await;
             assert!(matches!(puts, Ok(Put::Stored(_))));
-            assert_eq!(client.with(|client| client.exists(b"copied").expect("an answer")).await.expect("a call"), true);
+            assert!(client.with(|client| client.exists(b"copied").expect("an answer")).await.expect("a call"));
             assert_eq!(client.remove_all(false).await.expect("a removal"), 3);
         });
     }

@@ -354,9 +354,9 @@ fn many_questions_have_answers_also_when_an_owner_is_gone_and_another_has_come()
         }
         let found = client.batch_exists(&keys).expect("answers");
         assert!(found.iter().filter(|there| **there).count() as u64 >= left);
-        assert!(
-            client.batch_exists(&["good", ""]).is_err() && client.batch_exists::<&str>(&[]).expect("none").is_empty()
-        );
+        assert!(client.batch_exists(&["good", ""]).is_err());
+        let none: [&str; 0] = [];
+        assert!(client.batch_exists(&none).expect("an answer").is_empty());
     }
 }
 

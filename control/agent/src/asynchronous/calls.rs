@@ -57,7 +57,7 @@ impl AsyncClient {
     ) -> Result<T, Error> {
         let (answer, wait) = oneshot::channel();
         // Whoever asked may have given up.
-        self.send(Command::Work(Box::new(move |client| drop(answer.send(work(client))))))?;
+        self.send(Command::Work(Box::new(move |client: &mut Client| drop(answer.send(work(client))))))?;
         wait.await.map_err(|_| ended())
     }
 
