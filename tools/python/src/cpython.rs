@@ -159,9 +159,7 @@ pub(crate) fn each_key(list: &Bound<'_, PyAny>, mut each: impl FnMut(&[u8])) -> 
         return Err(PyTypeError::new_err("keys is one key; expected a list of keys"));
     }
     if let Ok(list) = list.cast::<PyList>() {
-        (0..AHEAD.min(list.len())).for_each(|at| fetch(list, at));
-        for (at, key) in list.iter().enumerate() {
-            fetch(list, at + AHEAD);
+        for key in list {
             each(key_bytes(&key)?);
         }
         return Ok(());
@@ -170,27 +168,6 @@ pub(crate) fn each_key(list: &Bound<'_, PyAny>, mut each: impl FnMut(&[u8])) -> 
         each(key_bytes(&key?)?);
     }
     Ok(())
-}
-
-/// How many keys of a list are on their way to the caches while one is looked at.
-const AHEAD: usize = 12;
-
-/// Has an element of a list come to the caches: strings lie all over Python's memory, and waiting for one after the
-/// other takes longer than all else that is done for a key.
-fn fetch(list: &Bound<'_, PyList>, at: usize) {
-    if at >= list.len() {
-        return;
-    }
-    // SAFETY: inside the list, under the interpreter's lock; what comes back is borrowed, and nothing is done with it but
-    // to say where it is.
-    let key = unsafe { ffi::PyList_GetItem(list.as_ptr(), at as ffi::Py_ssize_t) }.cast_const().cast::<i8>();
-    #[cfg(target_arch = "x86_64")]
-    for line in 0..2 {
-        // SAFETY: prefetching is a hint, and reads nothing that a program could see, wherever it points.
-        unsafe { core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(key.wrapping_add(line * 64)) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = key;
 }
 
 /// The bytes of a key, where Python has them.
