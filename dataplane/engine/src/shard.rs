@@ -9,6 +9,7 @@ mod follow;
 mod leaving;
 mod listeners;
 mod stock;
+mod tables;
 mod tickets;
 
 use std::io;
@@ -27,7 +28,6 @@ use kvplane_store::service::{
     Identity, MoveCounters, SegmentInfo, Service, ServiceCounters, ServiceTimes, TierOrder, TierSnapshot,
 };
 use kvplane_store::{Store, StoreConfig, StoreStats};
-use kvplane_sys::advice::prefer_huge_pages;
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
 use kvplane_transport::mooncake::ServerCounters;
 use kvplane_transport::{FaultCounters, NvmeCounters};
@@ -413,18 +413,7 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, Started), St
     let pool = config.pool.map(|options| Region::allocate(&options)).transpose().map_err(|error| error.to_string())?;
     let store = pool
         .as_ref()
-        .map(|pool| -> Result<_, kvplane_proto::ConfigError> {
-            let bytes = pool.bytes() as u64;
-            let limits = config.store.unwrap_or_else(|| StoreConfig::for_pool(bytes));
-            // Objects that move between memory and SSD without a copy lie as direct I/O wants them.
-            let unit_bytes = if config.host.tier.is_some() { 4096 } else { limits.unit_bytes };
-            let pool_bytes = bytes / unit_bytes * unit_bytes;
-            let store = Store::new(StoreConfig { pool_bytes, unit_bytes, ..limits }, config.first_version)?;
-            let [digests, entries] = store.tables();
-            prefer_huge_pages(digests, true);
-            prefer_huge_pages(entries, false);
-            Ok(store)
-        })
+        .map(|pool| tables::store(config.store, config.host.tier.is_some(), pool.bytes() as u64, config.first_version))
         .transpose()
         .map_err(|error| error.to_string())?;
     let page_kind = pool.as_ref().map(|pool| pool.page_kind());

@@ -177,7 +177,7 @@ impl Store {
         codes
     }
 
-    /// The bytes of many objects, or the number of an error for each: one question for their lengths, one batch of gets.
+    /// The bytes of many objects, or the number of an error for each: one question for lengths, one batch of gets.
     pub(crate) fn get_values<'py>(&self, py: Python<'py>, keys: &Keys) -> PyResult<Bound<'py, PyList>> {
         let sizes = self.ask(py, keys, |client, keys| {
             let size = |size: Option<u64>| size.map_or(NOT_FOUND, |bytes| bytes as i64);

@@ -16,7 +16,7 @@ pub(crate) const INVALID: i64 = -600;
 pub(crate) const NOT_FOUND: i64 = -704;
 
 /// What is said of a cluster without nodes.
-pub(crate) const NO_NODE: &str = "no node gives memory to the cluster: start one (`kvplane node`, or `kvplane dev`), or \
+pub(crate) const NO_NODE: &str = "no node gives memory to the cluster: start one (`kvplane node` or `kvplane dev`), or \
     set up a store with `global_segment_size` above 0, and call again";
 
 thread_local! {
