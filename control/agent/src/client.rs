@@ -8,6 +8,7 @@
 //! may share the line to the control plane ([`Client::connect_with`]).
 
 mod ahead;
+mod exists;
 mod keys;
 mod open;
 mod parts;
@@ -476,8 +477,13 @@ impl Client {
 }
 
 pub(crate) fn digest_of(tenant: &[u8], key: &[u8]) -> Result<Digest, Error> {
+    check_key(key)?;
+    Ok(Digest::of(tenant, key))
+}
+
+fn check_key(key: &[u8]) -> Result<(), Error> {
     if key.is_empty() || key.len() > Limits::KEY_BYTES {
         return Err(Error::Argument(format!("a key has 1 to {} bytes, not {}", Limits::KEY_BYTES, key.len())));
     }
-    Ok(Digest::of(tenant, key))
+    Ok(())
 }

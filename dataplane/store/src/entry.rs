@@ -325,6 +325,13 @@ impl Entries {
         self
     }
 
+    /// Where entries lie and will lie.
+    #[must_use]
+    pub fn memory(&self) -> core::ops::Range<*const u8> {
+        let slots = self.slots.as_ptr();
+        slots.cast()..slots.wrapping_add(self.slots.capacity()).cast()
+    }
+
     /// Whether every entry is in use.
     #[must_use]
     pub const fn is_full(&self) -> bool {

@@ -135,6 +135,13 @@ impl<P: EvictionPolicy> Store<P> {
         self.index.find(&self.entries, digest).is_some()
     }
 
+    /// Where the tables lie that look-ups read here and there: that of digests, all of it touched, and that of entries,
+    /// touched as it fills. For advice to the system about that memory.
+    #[must_use]
+    pub fn tables(&self) -> [core::ops::Range<*const u8>; 2] {
+        [self.index.memory(), self.entries.memory()]
+    }
+
     /// As [`Self::exists`], of many: faster than one by one where the objects are more than the caches hold.
     pub fn exist(&self, digests: impl IntoIterator<Item = Digest>, mut each: impl FnMut(Digest, bool)) {
         let mut digests = digests.into_iter();

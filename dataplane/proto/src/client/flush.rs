@@ -151,6 +151,7 @@ impl Client {
                 self.send_many(lane, matches!(request, Request::Write(..)));
             }
             (_, Request::Exists(_) | Request::Prefetch(_)) => self.send_digests(lane, Operation::Exists),
+            (_, Request::Asks(_, from, count)) => self.send_asked(lane, first.index, from, count),
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
             (_, Request::Remove(_) | Request::RemoveHead(_)) => self.send_digests(lane, Operation::Remove),
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),

@@ -17,6 +17,7 @@
 //! Not here: sockets, memory (only [`Local`] names it), clocks (`now_ns` is an argument), and the choice of
 //! transport, which the host reports when a lane is connected.
 
+mod asks;
 mod bulk;
 mod dispatch;
 mod drafts;
@@ -100,6 +101,8 @@ pub struct Client {
     batches: Table<Batch>,
     /// Those of the batch that is being submitted.
     stretches: Vec<intake::Stretch>,
+    /// What the next batch asks of many objects at once.
+    asking: asks::Asked,
     /// Runs of slices that were bound together so far, by lane.
     runs: u64,
     slices: Table<Slice>,
@@ -173,6 +176,7 @@ impl Client {
             coming: 0,
             batches: Table::new(),
             stretches: Vec::new(),
+            asking: asks::Asked::new(),
             runs: 0,
             slices: Table::new(),
             wires: Table::new(),

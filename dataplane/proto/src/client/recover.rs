@@ -29,6 +29,16 @@ impl Client {
             self.complete(index, Status::Stale);
             return;
         }
+        if matches!(slice.request, Request::Asks(..)) {
+            // Another map may lead its objects to several shards: whoever asked asks for each by itself.
+            self.leave_lane(index);
+            let ended = self.ended(index);
+            self.complete(index, ended.unwrap_or(status));
+            if matches!(status, Status::WrongOwner | Status::Unreachable) {
+                self.want_map();
+            }
+            return;
+        }
         let mut spent = false;
         if !matches!(status, Status::WrongOwner | Status::NoKey) {
             slice.attempts = slice.attempts.saturating_add(1);

@@ -219,6 +219,9 @@ impl Client {
             }
             return Ok(());
         }
+        if let Request::Asks(_, from, count) = self.slices.peek(slices[0]).request {
+            return self.on_asked(slices[0], (from, count), header, body).ok_or(Broken);
+        }
         if header.items as usize != slices.len() {
             return Err(Broken);
         }

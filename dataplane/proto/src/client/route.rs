@@ -24,6 +24,7 @@ impl Client {
         let peer = match request {
             Request::Exists(digest)
             | Request::Prefetch(digest)
+            | Request::Asks(digest, ..)
             | Request::Size(digest)
             | Request::Remove(digest)
             | Request::Get(digest, _)

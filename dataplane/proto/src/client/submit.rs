@@ -53,6 +53,7 @@ impl Client {
         checked?;
         let mut batch = self.batches.recycled().unwrap_or_else(Batch::new);
         batch.ranges.clear();
+        batch.asked.clear();
         batch.puts.copy_from(puts);
         batch.ticket = Ticket {
             priority: options.priority.unwrap_or(options.intent.priority()),

@@ -1,5 +1,6 @@
 //! Generational tables, and what the client keeps in them.
 
+use crate::client::asks::Asked;
 use crate::client::path::Via;
 use crate::client::puts::PutBook;
 use crate::client::types::{LaneId, Local, Request, SliceId, TaskResult};
@@ -196,6 +197,8 @@ pub(super) struct Batch {
     pub(super) ranges: Vec<(u64, u64)>,
     /// What its puts say.
     pub(super) puts: PutBook,
+    /// What its requests for many objects at once are about.
+    pub(super) asked: Asked,
     /// Its place in the order of things; bytes and size are each slice's own.
     pub(super) ticket: Ticket,
 }
@@ -212,6 +215,7 @@ impl Batch {
             ended: None,
             ranges: Vec::new(),
             puts: PutBook::new(),
+            asked: Asked::new(),
             ticket: Ticket {
                 priority: Priority::Medium,
                 tenant: 0,
@@ -228,6 +232,7 @@ impl Batch {
         self.results.capacity() <= Limits::ITEMS_PER_FRAME
             && self.slices.capacity() <= Limits::ITEMS_PER_FRAME
             && self.puts.is_worth_keeping()
+            && self.asked.is_worth_keeping()
     }
 }
 

@@ -173,6 +173,9 @@ pub enum Request {
     Exists(Digest),
     /// Is the object there? If it is on an SSD, bring it to the node's memory, to be asked for within the deadline.
     Prefetch(Digest),
+    /// Which of so many objects are there, from this one of the batch's list on? The digest is the first one's. They
+    /// are one request to one shard: see [`super::Client::submit_asks`].
+    Asks(Digest, u32, u32),
     /// How long is it?
     Size(Digest),
     /// Remove it.

@@ -137,11 +137,8 @@ class Store:
 
     def put_many(self, items: Dict[Key, Any], *, replace: bool = False, pin: bool = False, keep: float = 0.0) -> None:
         """Stores many in one batch. All that can be stored are; the first problem is raised after."""
-        buffers = [exporter(value) for value in items.values()]
-        places = [_native.buffer_address(buffer, False) for buffer in buffers]
-        addresses, sizes = [place[0] for place in places], [place[1] for place in places]
         kept = _kept(replace, pin, keep, None, 0)
-        self._all(self._native().put_from(list(items), addresses, sizes, kept))
+        self._all(self._native().put_many(list(items), [exporter(value) for value in items.values()], kept))
 
     def put_from(self, items: Iterable[Tuple[Key, Piece]], *, replace: bool = False, pin: bool = False) -> None:
         """Stores parts of registered memory, without a copy of ours."""
@@ -171,7 +168,11 @@ class Store:
 
     def get_many(self, keys: Sequence[Key]) -> List[Optional[bytes]]:
         """The bytes under many keys."""
-        return [self.get(key) for key in keys]
+        values = self._native().get_many(keys)
+        for value in values:
+            if not isinstance(value, bytes) and value != _NOT_FOUND:
+                raise error(value)
+        return [value if isinstance(value, bytes) else None for value in values]
 
     def exists(self, key: Key) -> bool:
         """Whether there is an object."""
@@ -179,9 +180,10 @@ class Store:
 
     def exists_many(self, keys: Sequence[Key]) -> List[bool]:
         """Which of these keys have one: one question to each shard."""
-        codes = self._native().exists(keys)
-        self._all(codes)
-        return [code == 1 for code in codes]
+        found = self._native().has(keys)
+        if isinstance(found, int):
+            raise error(found)
+        return found
 
     def size(self, key: Key) -> Optional[int]:
         """Length of an object; None when there is none."""
