@@ -7,6 +7,7 @@
 mod convert;
 mod metrics;
 pub(crate) mod shim;
+mod status;
 pub(crate) mod store_blocks;
 mod subscriber;
 

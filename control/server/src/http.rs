@@ -6,6 +6,7 @@
 //! | `/metrics` | Prometheus text |
 //! | `/get_all_segments` | names of segments, one a line |
 //! | `/metadata` | Mooncake's metadata server, where it is switched on: the only path that can be written |
+//! | `/status`, `/status.json` | a page for people, and what it shows: see [`crate::status`] |
 //! | `/register`, `/query` and others | the Conductor, see [`crate::conductor::shim`] |
 //! | others | see [`crate::admin`] |
 //!
@@ -37,6 +38,7 @@ use crate::conductor::shim;
 use crate::control::{Control, SOFTWARE};
 use crate::counts::is_live;
 use crate::metadata::{Metadata, MetadataLimits};
+use crate::status;
 
 /// Connections served at a time.
 const CONNECTIONS: usize = 64;
@@ -117,6 +119,11 @@ pub(crate) type Answer = (StatusCode, &'static str, Bytes);
 
 async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Response<Full<Bytes>> {
     let permitted = pages.access.permits(request.uri().path(), from, request.headers());
+    if permitted && request.uri().path() == status::PAGE {
+        let response = status::answer_page(&request);
+        pages.control.counts.observe_http(status::PAGE, response.status().as_u16());
+        return response;
+    }
     let (path, (status, content_type, body)) = match &pages.metadata {
         _ if !permitted => {
             let what = "this needs the header Authorization: Bearer with the token of the control plane's token file";
@@ -126,6 +133,7 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
             let (status, body) = metadata.answer(request).await;
             (METADATA, (status, if status == StatusCode::OK { JSON } else { TEXT }, body))
         }
+        _ if request.uri().path() == status::JSON => (status::JSON, status::answer(&pages.control, &request)),
         _ => match (admin::known(request.uri().path()), shim::known(request.uri().path())) {
             (Some(path), _) => (path, admin::answer(&pages.control, path, request).await),
             (None, Some(path)) => (path, shim::answer(&pages.control, path, request).await),
@@ -151,9 +159,9 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
         _ => {
             let text = match pages.metadata {
                 None => {
-                    "There are /health, /metrics, /get_all_segments, /debug/shards and more: see docs/operations.md.\n"
+                    "There are /status, /health, /metrics, /get_all_segments, /debug/shards and more: docs/operations.md.\n"
                 }
-                Some(_) => "There are /health, /metrics, /get_all_segments, /debug/shards, /metadata and more.\n",
+                Some(_) => "There are /status, /health, /metrics, /get_all_segments, /debug/shards, /metadata and more.\n",
             };
             return ("other", (StatusCode::NOT_FOUND, TEXT, text.into()));
         }
