@@ -19,8 +19,8 @@ use kvplane::rpc::conductor::{
 };
 use kvplane::rpc::{Client, ClientConfig, Limits, Role};
 use kvplane_proto::rng::{Rng, mix64};
-use kvplane_sys::cpu;
 use kvplane_server::{ControlConfig, ControlServer, DeskConfig};
+use kvplane_sys::cpu;
 
 use crate::Failure;
 

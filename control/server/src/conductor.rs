@@ -5,6 +5,7 @@
 //! assignments. A stream that is not read ends; what it missed is told again when it begins anew, or asked for by id.
 
 mod convert;
+mod master;
 mod metrics;
 pub(crate) mod shim;
 mod status;
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvplane_conductor::desk::{Desk, DeskConfig, DeskError, Load, Told};
+use kvplane_conductor::desk::{Desk, DeskConfig, DeskError, Load, PoolKey, Told};
 use kvplane_conductor::engine::keys::BlockKey;
 use kvplane_conductor::index::{Tier, Tiers};
 use kvplane_rpc::conductor::{
@@ -27,11 +28,12 @@ use kvplane_rpc::conductor::{
 };
 use kvplane_rpc::message::Done;
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::sleep_until;
 
-use subscriber::Followed;
+use master::Masters;
+use subscriber::{Feed, Followed};
 
 use convert::{answer_out, assigned_out, batch_in, context_in, refusal, spec_in, step_in, table_out};
 
@@ -54,6 +56,8 @@ struct Core {
     watchers: Vec<mpsc::Sender<ItemFrame>>,
     /// By instance: who follows what it publishes.
     followers: BTreeMap<String, AbortHandle>,
+    /// Masters of other stores.
+    masters: Masters,
     /// By model: what its engines' hashes begin with.
     seeds: BTreeMap<(String, String, u32), String>,
     /// The version that watchers heard of last, and when.
@@ -66,8 +70,8 @@ struct Core {
 pub(crate) struct Host {
     core: Mutex<Core>,
     rearm: Notify,
-    /// A model is new: nothing is known yet of its blocks in the store.
-    fresh: Notify,
+    /// How many models there were, of all times: nothing is known yet of a new one's blocks in stores.
+    fresh: watch::Sender<u64>,
     started: Instant,
     /// Events of engines that could not be read, and that do not concern us.
     unread: AtomicU64,
@@ -81,6 +85,7 @@ impl Host {
             clients: BTreeMap::new(),
             watchers: Vec::new(),
             followers: BTreeMap::new(),
+            masters: Masters::default(),
             seeds: BTreeMap::new(),
             told: (0, 0),
             armed_ns: u64::MAX,
@@ -88,7 +93,7 @@ impl Host {
         Self {
             core: Mutex::new(core),
             rearm: Notify::new(),
-            fresh: Notify::new(),
+            fresh: watch::channel(0).0,
             started: Instant::now(),
             unread: AtomicU64::new(0),
             foreign: AtomicU64::new(0),
@@ -143,6 +148,11 @@ impl Host {
         table_out(&self.core().desk.table(now_ns))
     }
 
+    /// Whether engines of a model hash otherwise than who asks.
+    fn mismatched(&self, pool: &PoolKey) -> bool {
+        self.core().desk.mismatched(pool)
+    }
+
     fn check_tenant(&self, instance: &str, tenant: &str) -> Result<(), Refusal> {
         match self.core().desk.tenant_of(instance) {
             Some(known) if known != tenant => {
@@ -154,8 +164,8 @@ impl Host {
     }
 
     /// What hashes of a model begin with.
-    fn seed(&self, context: &PromptContext) -> String {
-        let key = (context.tenant.clone(), context.model.clone(), context.block_tokens);
+    fn seed(&self, pool: &PoolKey) -> String {
+        let key = (pool.tenant.clone(), pool.model.clone(), pool.block_tokens);
         self.core().seeds.get(&key).cloned().unwrap_or_else(|| "0".to_owned())
     }
 
@@ -190,21 +200,29 @@ impl Host {
     }
 
     pub(crate) fn register(self: &Arc<Self>, call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
+        self.enter(call, false)
+    }
+
+    /// An instance registers; with `hashes` it is seen to that it hashes as questions with tokens are hashed.
+    fn enter(self: &Arc<Self>, call: RegisterInstance, hashes: bool) -> Result<InstanceRegistered, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
         if let Some(source) = &call.events {
             check_source(source)?;
         }
         let source = call.events.clone();
         let (instance, life, block_tokens) = (call.instance.clone(), call.life, call.block_tokens);
+        let pool = PoolKey { tenant: call.tenant.clone(), model: call.model.clone(), block_tokens };
+        let hashes = hashes.then_some(pool);
         let (models, registered) = self.with(|desk, now_ns| {
             let models = desk.models();
             Ok((models, desk.register(spec_in(call), now_ns)?))
         })?;
         if self.core().desk.models() > models {
-            self.fresh.notify_one();
+            self.fresh.send_modify(|models| *models += 1);
         }
         if let Some(source) = source {
-            self.follow(Followed { instance, life, block_tokens, source }, registered.fresh);
+            let feed = Feed::Engine { instance, life, block_tokens, hashes };
+            self.follow(Followed { source, feed }, registered.fresh);
         }
         // It may be due before anything else.
         self.rearm.notify_one();
@@ -215,7 +233,8 @@ impl Host {
     fn follow(self: &Arc<Self>, followed: Followed, fresh: bool) {
         let mut core = self.core();
         core.followers.retain(|_, follower| !follower.is_finished());
-        let instance = followed.instance.clone();
+        let Feed::Engine { instance, .. } = &followed.feed else { return };
+        let instance = instance.clone();
         if fresh && let Some(former) = core.followers.remove(&instance) {
             former.abort();
         }

@@ -56,6 +56,7 @@ const METADATA: &str = "/metadata";
 const UNAUTHORIZED: i32 = -1;
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
 pub(crate) const JSON: &str = "application/json";
+pub(crate) const MSGPACK: &str = "application/msgpack";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// What is shown, and what is kept for others.
@@ -159,9 +160,11 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
         _ => {
             let text = match pages.metadata {
                 None => {
-                    "There are /status, /health, /metrics, /get_all_segments, /debug/shards and more: docs/operations.md.\n"
+                    "There are /status, /health, /metrics, /get_all_segments and more: see docs/operations.md.\n"
                 }
-                Some(_) => "There are /status, /health, /metrics, /get_all_segments, /debug/shards, /metadata and more.\n",
+                Some(_) => {
+                    "There are /status, /health, /metrics, /get_all_segments, /metadata and more.\n"
+                }
             };
             return ("other", (StatusCode::NOT_FOUND, TEXT, text.into()));
         }

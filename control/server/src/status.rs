@@ -97,7 +97,8 @@ fn status(control: &Control, known: Option<u64>) -> Result<Value, kvplane_rpc::R
 /// Members with their shards. Those that are gone are left out.
 fn members(view: &View) -> Vec<Value> {
     let of = |member: &kvplane_rpc::message::MemberStatus| {
-        let reported = view.shards.iter().find(|node| (node.node, node.incarnation) == (member.node, member.incarnation));
+        let reported =
+            view.shards.iter().find(|node| (node.node, node.incarnation) == (member.node, member.incarnation));
         let shards = reported.map(|node| node.shards.iter().map(shard).collect::<Vec<_>>());
         json!({
             "node": member.node.to_string(),

@@ -214,7 +214,8 @@ fn a_browser_shows_it_and_makes_no_markup_of_names() {
     run(fill(control.local()));
     let page = rendered(&browser, &format!("http://{http}/status"));
     assert!(page.contains("<title>shown · kvplane</title>"), "{page}");
-    let shown = "&lt;img src=x onerror=\"document.title='taken over'\"&gt;&lt;script&gt;alert(1)&lt;/script&gt;&amp;amp;";
+    let shown =
+        "&lt;img src=x onerror=\"document.title='taken over'\"&gt;&lt;script&gt;alert(1)&lt;/script&gt;&amp;amp;";
     // Instance, its model twice, its address, a hot prefix, a segment.
     assert!(page.matches(&format!(">{shown}<")).count() >= 6, "{page}");
     assert!(!page.contains("<img") && page.matches("<script").count() == 1, "{page}");
