@@ -121,8 +121,9 @@ impl Host {
         result.map_err(|error| refusal(&error))
     }
 
-    /// Lets time pass, for as long as it is asked to.
+    /// Lets time pass, for as long as it is asked to; then nobody is followed any more.
     pub(crate) async fn run(&self) {
+        let _followers = Followers(self);
         loop {
             let now_ns = self.now_ns();
             let due_ns = {
@@ -332,6 +333,19 @@ impl Host {
         }
         core.clients.insert(call.client, items);
         Ok(receiver)
+    }
+}
+
+/// Ends all who follow for a host, when it goes: they hold on to it themselves.
+struct Followers<'a>(&'a Host);
+
+impl Drop for Followers<'_> {
+    fn drop(&mut self) {
+        let mut core = self.0.core();
+        let (engines, masters) = (std::mem::take(&mut core.followers), std::mem::take(&mut core.masters));
+        drop(core);
+        engines.into_values().for_each(|task| task.abort());
+        masters.into_values().for_each(|master| master.end());
     }
 }
 

@@ -55,6 +55,13 @@ pub(crate) struct MasterSpec {
     pub publisher: String,
 }
 
+impl MasterRow {
+    /// It is not followed any more; what was known goes with the task.
+    pub(super) fn end(self) {
+        self.task.abort();
+    }
+}
+
 impl Host {
     /// A master registers, and is followed from now on; the same again does no harm. Says whether it is new.
     pub(crate) fn register_master(self: &Arc<Self>, spec: MasterSpec) -> Result<bool, Refusal> {
@@ -96,8 +103,7 @@ impl Host {
         }
         let gone = core.masters.remove(name);
         drop(core);
-        // What was known goes with the task.
-        gone.inspect(|row| row.task.abort()).is_some()
+        gone.map(MasterRow::end).is_some()
     }
 
     /// All masters, and whether each is degraded.
