@@ -113,7 +113,7 @@ proptest! {
         let mut asked = 0;
         for at in 0..others {
             ask(&mut desk, 2 * at, prompt(seed % 1_000 + 2 + at, 1), at);
-            if mix64(seed ^ at) % 2 == 0 {
+            if mix64(seed ^ at).is_multiple_of(2) {
                 ask(&mut desk, 2 * at + 1, head.clone(), at);
                 asked += 1;
             }

@@ -209,12 +209,8 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
         "/get_all_segments" => "/get_all_segments",
         _ => {
             let text = match pages.metadata {
-                None => {
-                    "There are /status, /health, /metrics, /get_all_segments and more: see docs/operations.md.\n"
-                }
-                Some(_) => {
-                    "There are /status, /health, /metrics, /get_all_segments, /metadata and more.\n"
-                }
+                None => "There are /status, /health, /metrics, /get_all_segments and more: see docs/operations.md.\n",
+                Some(_) => "There are /status, /health, /metrics, /get_all_segments, /metadata and more.\n",
             };
             return ("other", (StatusCode::NOT_FOUND, TEXT, text.into()));
         }
