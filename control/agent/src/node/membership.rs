@@ -11,7 +11,7 @@ use kvplane_engine::ShardHandle;
 use kvplane_proto::ids::{Epoch, Incarnation};
 use kvplane_proto::map::{Member, SlotOwners};
 use kvplane_rpc::RefusalCode;
-use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
+use kvplane_rpc::message::{AttachDevices, Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
 
 use super::unix_ns;
 use crate::error::Error;
@@ -37,6 +37,8 @@ pub(super) struct Membership {
     pub(super) capacity_bytes: u64,
     pub(super) tiers: TierReports,
     pub(super) figures: ShardReports,
+    /// What is on its devices counts if they knew a map of this epoch or of a later one.
+    pub(super) kept_since: Epoch,
     /// The present life, for who reports beside.
     pub(super) life: Arc<Mutex<u64>>,
     /// What peers of the shards prove, if they do.
@@ -45,12 +47,26 @@ pub(super) struct Membership {
 
 impl Membership {
     pub(super) fn join(&mut self) -> Result<(), Error> {
+        self.attach_devices()?;
         self.link.call(Join {
             member: self.member.clone(),
             capacity_bytes: self.capacity_bytes,
             version: software().to_owned(),
         })?;
+        tracing::info!(node = self.member.node.0, incarnation = self.member.incarnation.0, "joined");
         self.heartbeat()
+    }
+
+    /// Says which devices this life has, and hears which maps they must have known for what is on them to count.
+    fn attach_devices(&mut self) -> Result<(), Error> {
+        let fold = |devices: u128, shard: &ShardHandle| devices.rotate_left(7) ^ shard.device().unwrap_or(0);
+        let devices = self.shards.iter().fold(0, fold);
+        if devices == 0 {
+            return Ok(());
+        }
+        let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
+        self.kept_since = Epoch(self.link.call(AttachDevices { node, incarnation, devices })?.since);
+        Ok(())
     }
 
     fn heartbeat(&mut self) -> Result<(), Error> {
@@ -117,16 +133,21 @@ impl Membership {
         let Some(StateMap { state, map }) = self.link.state_map() else { return };
         if self.applied != Epoch(0) && self.state != state {
             // Epochs of two states do not compare, and nobody knows who was given our slots by either.
+            tracing::warn!(node = self.member.node.0, "the control plane has another state: a new life begins");
             if let Err(error) = self.begin_life() {
                 *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
             }
             return;
         }
-        let owners = Arc::new(SlotOwners::of(&map));
+        let mut owners = SlotOwners::of(&map);
+        // For a device, a life of ours without it is as good as a slot that was another's.
+        owners.since = owners.since.max(self.kept_since);
+        let owners = Arc::new(owners);
         let told = self.shards.iter().all(|shard| shard.follow_owners(state, Arc::clone(&owners)).is_ok());
         // A full mailbox is tried again at the next look.
         if told {
             (self.seen_map, self.applied, self.state) = (generation, map.epoch, state);
+            tracing::info!(epoch = map.epoch.0, members = map.members.len(), "follows a map");
         }
     }
 
@@ -141,7 +162,16 @@ impl Membership {
             }
             last = std::time::Instant::now();
             let outcome = self.heartbeat().or_else(|error| self.recover(error));
-            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = outcome.err().map(|e| e.to_string());
+            let trouble = outcome.err().map(|error| error.to_string());
+            let before =
+                std::mem::replace(&mut *self.trouble.lock().unwrap_or_else(PoisonError::into_inner), trouble.clone());
+            match trouble {
+                Some(trouble) if before.as_ref() != Some(&trouble) => {
+                    tracing::warn!(node = self.member.node.0, "serving by the last map: {trouble}");
+                }
+                None if before.is_some() => tracing::info!(node = self.member.node.0, "the control plane is back"),
+                _ => {}
+            }
         }
         let (node, incarnation) = (self.member.node.0, Some(self.member.incarnation.0));
         // Without an answer, the others find out by the silence.
@@ -153,7 +183,10 @@ impl Membership {
         let Error::Call(call) = &error else { return Err(error) };
         match call.refusal() {
             // Our slots are others' by now, or may be. What we hold may be older than what they were given.
-            Some(RefusalCode::UnknownMember | RefusalCode::LifeEnded) => self.begin_life(),
+            Some(RefusalCode::UnknownMember | RefusalCode::LifeEnded) => {
+                tracing::warn!(node = self.member.node.0, "its life was declared over: a new one begins ({error})");
+                self.begin_life()
+            }
             _ => Err(error),
         }
     }

@@ -8,11 +8,11 @@ use kvplane_rpc::conductor::{
 };
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
-    Alive, AnswerOrder, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave,
-    ListSegments, ListShards, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, Renewed,
-    ReportEvents, ReportShard, ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant,
-    ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
-    TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerOrder, AttachDevices, DevicesKept, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat,
+    Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant,
+    RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList,
+    SegmentReply, SetTenant, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply,
+    TierList, TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
@@ -49,12 +49,23 @@ impl Service for Control {
         })
     }
 
-    fn join(&self, _: Caller, call: Join) -> Result<Joined, Refusal> {
+    fn join(&self, caller: Caller, call: Join) -> Result<Joined, Refusal> {
         let Join { member, capacity_bytes, version } = call;
+        let (node, incarnation, shards) = (member.node.0, member.incarnation.0, member.shards.len());
         match self.handle(Input::Join { member, capacity_bytes, version })? {
             Reply::Joined { epoch, heartbeat_interval_ns, heartbeat_deadline_ns } => {
+                tracing::info!(node, incarnation, shards, from = %caller.address, "a node joins");
                 Ok(Joined { epoch: epoch.0, heartbeat_interval_ns, heartbeat_deadline_ns })
             }
+            reply => Err(unexpected(&reply)),
+        }
+    }
+
+    fn attach_devices(&self, _: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal> {
+        let AttachDevices { node, incarnation, devices } = call;
+        let (node, incarnation) = (NodeId(node), Incarnation(incarnation));
+        match self.handle(Input::AttachDevices { node, incarnation, devices })? {
+            Reply::DevicesKept { since } => Ok(DevicesKept { since: since.0 }),
             reply => Err(unexpected(&reply)),
         }
     }
@@ -85,7 +96,9 @@ impl Service for Control {
                 return Err(Refusal::new(RefusalCode::BadRequest, reason));
             }
         };
-        self.handle(Input::Leave { node, incarnation }).map(|_| Done)
+        self.handle(Input::Leave { node, incarnation })?;
+        tracing::info!(node = node.0, incarnation = incarnation.0, "a node leaves");
+        Ok(Done)
     }
 
     fn drain(&self, caller: Caller, call: Drain) -> Result<Done, Refusal> {
@@ -94,7 +107,9 @@ impl Service for Control {
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         let (node, incarnation) = (NodeId(call.node), call.incarnation.map(Incarnation));
-        self.handle(Input::Drain { node, incarnation }).map(|_| Done)
+        self.handle(Input::Drain { node, incarnation })?;
+        tracing::info!(node = node.0, "a node is drained");
+        Ok(Done)
     }
 
     fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<Done, Refusal> {
@@ -303,6 +318,9 @@ impl Service for Control {
     }
 
     fn observe(&self, event: Event) {
+        if let Event::Rejected(reason) = event {
+            tracing::debug!(reason = reason.name(), "a connection was turned away");
+        }
         self.counts.observe(event);
     }
 }

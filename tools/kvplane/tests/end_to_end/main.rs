@@ -21,6 +21,7 @@ mod keys;
 mod kills;
 #[path = "../../../../control/etcd/tests/launch/mod.rs"]
 mod launch;
+mod logs;
 mod moves;
 #[path = "../../../../control/agent/tests/network/mod.rs"]
 mod network;
