@@ -108,6 +108,7 @@ fn maps_of_vllm_are_read() {
         ],
         unread: 0,
         foreign: 0,
+        root: None,
     };
     let events = Pack::List(vec![store, gone, cleared]);
     let map = Pack::Map(vec![("ts", Pack::Float(1.5)), ("events", events.clone()), ("data_parallel_rank", Pack::Nil)]);
@@ -161,7 +162,7 @@ fn what_cannot_be_read_costs_its_event_only() {
         event(one(), 16, Pack::Nil),
     ];
     let batch = Pack::List(vec![Pack::Float(0.0), Pack::List(events)]);
-    let expected = EngineBatch { events: vec![stored(Tier::Gpu, None, &[1])], unread: 6, foreign: 3 };
+    let expected = EngineBatch { events: vec![stored(Tier::Gpu, None, &[1])], unread: 6, foreign: 3, root: None };
     assert_eq!(read_batch(&batch.bytes(), 16), Some(expected));
     assert_eq!(read_batch(&Pack::Int(5).bytes(), 16), None);
     assert_eq!(read_batch(&Pack::List(vec![Pack::Int(5)]).bytes(), 16), None);
