@@ -99,6 +99,10 @@ impl World {
                 self.violate(broken(Rule::Liveness, what));
                 return;
             }
+            if let Some(what) = self.copies_missing(index) {
+                self.violate(broken(Rule::Liveness, what));
+                return;
+            }
             let (stats, lent) = (store.stats(), life.ledger.len());
             if stats.pins != 0 || stats.reservations != 0 || lent != 0 {
                 let what = format!("life {index}: {lent} ranges lent, {stats:?}");

@@ -14,6 +14,7 @@ mod arrivals;
 mod check;
 mod client;
 mod control;
+mod copies;
 mod copy;
 mod disk;
 mod faults;
@@ -112,7 +113,7 @@ impl World {
             lives: Vec::new(),
             disks: BTreeMap::new(),
             clients: Vec::new(),
-            control: Control::new(),
+            control: Control::new(scenario.replicas),
             connections: BTreeMap::new(),
             next_connection: 0,
             trouble: Trouble::default(),

@@ -53,6 +53,10 @@ pub enum Mischief {
     BelieveDisks,
     /// The shard's host does not write tombstones.
     DropTombstones,
+    /// A second owner's host says that copies are dropped, and the shard does not hear of it.
+    KeepCopies,
+    /// A first owner's host brings other bytes than the object's.
+    SpoilCopies,
 }
 
 /// Everything that a run follows from.
@@ -86,6 +90,10 @@ pub struct Scenario {
     pub(crate) chances: Chances,
     /// Disks under the shards.
     pub(crate) tier: Option<TierScenario>,
+    /// Owners of each slot.
+    pub(crate) replicas: u8,
+    /// When gets ask second owners.
+    pub(crate) hedge_ns: u64,
 }
 
 /// How often what goes wrong.
@@ -138,7 +146,36 @@ impl Scenario {
             faults_until_ns: 2500 * MS,
             chances: Chances::draw(rng),
             tier: None,
+            replicas: 1,
+            hedge_ns: 0,
         }
+    }
+
+    /// The scenario of a seed in which slots have two owners, and most objects a copy. Nodes die and leave often.
+    #[must_use]
+    pub fn of_replicas(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "replicas");
+        let mut scenario = Self::of_seed(seed);
+        scenario.replicas = 2;
+        scenario.nodes = 2 + rng.below(3) as usize;
+        scenario.hedge_ns = [0, 0, 5 * MS, 60 * MS][rng.below(4) as usize];
+        scenario.remove_weight = [5, 20, 40][rng.below(3) as usize];
+        scenario.pool_bytes = (scenario.object_bytes * [6, 16, 40][rng.below(3) as usize]).max(4 << 10);
+        scenario.keys = [2, 8, 24][rng.below(3) as usize];
+        scenario.chances.weights[super::faults::Fault::CrashNode as usize] = rng.below(4);
+        scenario.chances.weights[super::faults::Fault::LeaveNode as usize] = rng.below(3);
+        scenario
+    }
+
+    /// The same with a host's bug in it.
+    #[must_use]
+    pub fn of_replicas_with(seed: u64, mischief: Mischief) -> Self {
+        Self { mischief: Some(mischief), ..Self::of_replicas(seed) }
+    }
+
+    /// Whether answers may come long after what they are about.
+    pub(crate) const fn answers_late(&self) -> bool {
+        self.tier.is_some() || self.replicas > 1
     }
 
     /// The scenario of a seed in which every shard has a disk. Disks outlive their processes, so the versions on them

@@ -29,6 +29,13 @@ impl Client {
             self.complete(index, Status::Stale);
             return;
         }
+        if self.is_tried_once(index) {
+            self.leave_lane(index);
+            self.complete(index, status);
+            return;
+        }
+        self.turn_to_second(index, status);
+        let slice = self.slices.at(index);
         let mut spent = false;
         if !matches!(status, Status::WrongOwner | Status::NoKey) {
             slice.attempts = slice.attempts.saturating_add(1);
@@ -112,6 +119,7 @@ impl Client {
             self.end_batch(batch, Status::DeadlineExceeded, Cause::Deadline);
         }
         self.unpark(now_ns);
+        self.hedge();
         while let Some(&(at_ns, lane)) = self.alarms.first() {
             if at_ns > now_ns {
                 break;

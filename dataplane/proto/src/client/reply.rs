@@ -200,6 +200,9 @@ impl Client {
 
     /// Final outcomes complete a slice; passing ones send it again.
     pub(super) fn settle(&mut self, index: u32, status: Status) {
+        if self.back_to_first(index, status) {
+            return;
+        }
         if matches!(status, Status::WrongOwner | Status::Busy | Status::Corrupt | Status::NoKey | Status::TicketEnded) {
             self.retry(index, status);
         } else {

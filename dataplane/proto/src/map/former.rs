@@ -88,6 +88,16 @@ impl Former {
         let first = |slot| table.owners(Slot(slot)).first().map(|owner| (owner.member, owner.shard));
         (0..SLOTS as u16).map(first).collect()
     }
+
+    /// The same, as who they were when the layout ended.
+    fn keys(&self) -> Vec<Option<ShardKey>> {
+        let key = |owner: Option<(u16, ShardId)>| {
+            let (claim, shard) = owner?;
+            let Claim { node, incarnation, .. } = self.claims[usize::from(claim)];
+            Some(ShardKey { node, incarnation, shard })
+        };
+        self.owners().into_iter().map(key).collect()
+    }
 }
 
 impl Reader<'_> {
@@ -140,7 +150,11 @@ pub struct SlotOwners {
     /// See [`Self::since`].
     pub from: Epoch,
     now: Vec<Option<ShardKey>>,
+    /// The second owners; empty where slots have one.
+    next: Vec<Option<ShardKey>>,
     before: Vec<Option<ShardKey>>,
+    /// Who owned slots in the layout before, wherever it is now.
+    past: Vec<Option<ShardKey>>,
     addresses: Vec<(ShardKey, String, ShardAddress)>,
 }
 
@@ -153,10 +167,13 @@ impl SlotOwners {
             let Member { node, incarnation, .. } = map.members[usize::from(member)];
             ShardKey { node, incarnation, shard }
         };
-        let first = |slot| table.owners(Slot(slot)).first().map(|owner| key(owner.member, owner.shard));
-        let now: Vec<Option<ShardKey>> = (0..SLOTS as u16).map(first).collect();
+        let nth = |slot, nth: usize| table.owners(Slot(slot)).get(nth).map(|owner| key(owner.member, owner.shard));
+        let now: Vec<Option<ShardKey>> = (0..SLOTS as u16).map(|slot| nth(slot, 0)).collect();
+        let several = map.replicas > 1;
+        let next = if several { (0..SLOTS as u16).map(|slot| nth(slot, 1)).collect() } else { Vec::new() };
         let (since, from) = map.former.as_ref().map_or((map.epoch, map.epoch), |former| (former.since, former.from));
-        let before = map.former.as_ref().map_or_else(Vec::new, |former| before(map, former));
+        let past = map.former.as_ref().map_or_else(Vec::new, Former::keys);
+        let before = map.former.as_ref().map_or_else(Vec::new, |former| before(map, former, &past, &table));
         let mut addresses = Vec::new();
         for Member { node, incarnation, host, shards, .. } in &map.members {
             for (shard, address) in shards.iter().enumerate() {
@@ -164,7 +181,7 @@ impl SlotOwners {
                 addresses.push((key, host.clone(), address.clone()));
             }
         }
-        Self { epoch: map.epoch, since, from, now, before, addresses }
+        Self { epoch: map.epoch, since, from, now, next, before, past, addresses }
     }
 
     /// The first owner of a slot.
@@ -173,8 +190,21 @@ impl SlotOwners {
         *self.now.get(usize::from(slot.0))?
     }
 
+    /// The second owner of a slot: it may hold copies of what the first has.
+    #[must_use]
+    pub fn second(&self, slot: Slot) -> Option<ShardKey> {
+        *self.next.get(usize::from(slot.0))?
+    }
+
+    /// Who owned a slot when the layout before ended, in the life that it was in then. It may be gone.
+    #[must_use]
+    pub fn past(&self, slot: Slot) -> Option<ShardKey> {
+        *self.past.get(usize::from(slot.0))?
+    }
+
     /// Who owned a slot in the layout before, if its present owner may ask it for what was in it: both have been there
-    /// since, in one life. An owner that had it before is its own.
+    /// since, in one life. An owner that had it before is its own. Where that one is gone, it is the second owner: it
+    /// was that before too, unless it has become the first, and may have copies.
     #[must_use]
     pub fn former(&self, slot: Slot) -> Option<ShardKey> {
         *self.before.get(usize::from(slot.0))?
@@ -195,16 +225,20 @@ impl SlotOwners {
 }
 
 /// The former owners that may be asked.
-fn before(map: &ClusterMap, former: &Former) -> Vec<Option<ShardKey>> {
-    let table = OwnerTable::compute(map);
+fn before(map: &ClusterMap, former: &Former, past: &[Option<ShardKey>], table: &OwnerTable) -> Vec<Option<ShardKey>> {
     let was_there = |member: &Member| former.began.binary_search(&(member.node, member.incarnation)).is_ok();
     let lasting: Vec<bool> = map.members.iter().map(was_there).collect();
-    let before = former.owners().into_iter().enumerate().map(|(slot, owner)| {
-        let now = table.owners(Slot(slot as u16)).first()?;
-        let (claim, shard) = owner.filter(|_| lasting[usize::from(now.member)])?;
-        let Claim { node, incarnation, .. } = former.claims[usize::from(claim)];
-        let member = map.member(node).filter(|member| member.incarnation == incarnation)?;
-        (usize::from(shard.0) < member.shards.len()).then_some(ShardKey { node, incarnation, shard })
+    let before = past.iter().enumerate().map(|(slot, past)| {
+        let owners = table.owners(Slot(slot as u16));
+        let now = owners.first()?;
+        let past = past.filter(|_| lasting[usize::from(now.member)])?;
+        let member = map.member(past.node).filter(|member| member.incarnation == past.incarnation);
+        if let Some(member) = member {
+            return (usize::from(past.shard.0) < member.shards.len()).then_some(past);
+        }
+        let second = owners.get(1).filter(|second| lasting[usize::from(second.member)])?;
+        let Member { node, incarnation, .. } = map.members[usize::from(second.member)];
+        Some(ShardKey { node, incarnation, shard: second.shard })
     });
     before.collect()
 }

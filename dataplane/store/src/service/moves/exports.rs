@@ -42,6 +42,15 @@ impl Service {
         true
     }
 
+    /// Ends the export of a slot. Whether there was one.
+    pub(in crate::service) fn end_export(&mut self, slot: Slot) -> bool {
+        let was = self.moves.exports.to.remove(&slot).is_some();
+        if was {
+            self.slot_left(slot.0.into());
+        }
+        was
+    }
+
     /// Ends the exports of slots whose new owner has them no more. Whether there were any.
     pub(in crate::service) fn end_exports(&mut self, owners: Option<&SlotOwners>) -> bool {
         let over = |slot: Slot, to: ShardKey| owners.is_none_or(|owners| owners.owner(slot) != Some(to));

@@ -266,6 +266,7 @@ impl Cluster {
                 let request = RequestId { index: 5, generation: 5 };
                 (Operation::Get, vec![body_of([GetItem { digest: *digest, request, capacity_bytes: place.bytes }])])
             }
+            Want::Copy { .. } | Want::DropCopies(_) => panic!("slots have one owner here"),
         };
         let bodies: Vec<Vec<u8>> = bodies;
         let mut sizes = Vec::new();
