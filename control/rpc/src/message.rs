@@ -26,7 +26,7 @@ pub use crate::events::{
     ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
 };
 pub use crate::shards::{
-    EventFigures, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT, ShardFigures,
+    CopyFigures, EventFigures, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT, ShardFigures,
     ShardList, ShardNode, SlowFigures, SsdFigures,
 };
 pub use crate::tier::{

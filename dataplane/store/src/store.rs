@@ -398,7 +398,9 @@ impl<P: EvictionPolicy> Store<P> {
         let taken = self.index.remove(self.entries[id].digest(), id);
         assert!(taken, "{id:?} is live but not in the index");
         self.counters.payload_bytes -= self.entries[id].bytes();
+        self.counters.copies -= u64::from(self.entries[id].is(Mark::Copy));
         if self.entries[id].is(Mark::Copied) {
+            self.counters.copied -= 1;
             self.orphans.push(self.entries[id].digest());
         }
         self.events.push(Change::Removed, Medium::Memory, self.entries[id].digest(), 0);

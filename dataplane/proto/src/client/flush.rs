@@ -153,7 +153,7 @@ impl Client {
             (_, Request::Exists(_) | Request::Prefetch(_)) => self.send_digests(lane, Operation::Exists),
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
             (_, Request::Remove(_) | Request::RemoveHead(_) | Request::DropCopy(_)) => {
-                self.send_digests(lane, Operation::Remove)
+                self.send_digests(lane, Operation::Remove);
             }
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
             (_, Request::List(digest, from)) => self.send_list(lane, first.index, digest, from),

@@ -61,7 +61,7 @@ pub use path::{Path, PeerKind, Transport, Via};
 pub use proof::Carrier;
 pub use puts::PutBook;
 pub use sources::Sources;
-use table::{Batch, Slice, Table, Wire};
+use table::{Batch, NOWHERE, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
     Config, Counters, DeviceCopy, LaneId, ListFrom, Local, Output, PayloadTo, PeerAddress, PeerId, Request,
@@ -278,7 +278,7 @@ impl Client {
     pub fn answer_memory(&self, request: crate::ids::RequestId) -> Option<Local> {
         let wire = self.wires.get(request.index, request.generation)?;
         match (wire.operation, &wire.slices[..]) {
-            (Operation::Get | Operation::GetRange | Operation::Read, &[slice]) => {
+            (Operation::Get | Operation::GetRange | Operation::Read, &[slice]) if slice != NOWHERE => {
                 self.slices.peek(slice).request.local()
             }
             _ => None,

@@ -2,15 +2,16 @@
 //!
 //! A get whose first owner cannot be reached, or says nothing for so long ([`hedge_ns`](super::Config::hedge_ns)), asks
 //! the second owner for its copy, within its deadline and its attempts. Whatever that says but the object itself decides
-//! nothing: then the first owner is asked again, and only it.
+//! nothing: then the first owner is asked again, and only it. Who is only slow keeps its connection: what it answers
+//! after all is let go.
 
 use super::Client;
-use super::lane::Cause;
-use super::table::SliceState;
+use super::path::Path;
+use super::table::{NOWHERE, SliceState};
 use super::types::{PeerId, Request, SliceId};
 use crate::digest::Digest;
 use crate::frame::COPY;
-use crate::ids::{SLOTS, Slot};
+use crate::ids::{RequestId, SLOTS, Slot};
 use crate::status::Status;
 
 /// Whether a slice asks the second owner.
@@ -116,14 +117,35 @@ impl Client {
                     self.leave_lane(id.index);
                     self.route(id);
                 }
-                SliceState::Asked => {
-                    self.slices.at(id.index).second = Second::Asked;
-                    let lane = self.slices.peek(id.index).lane;
-                    self.reset_lane(lane, Cause::Withdrawn);
-                }
-                SliceState::Receiving | SliceState::Copying | SliceState::Committing | SliceState::Done => {}
+                SliceState::Asked if self.detach(id.index) => {}
+                SliceState::Asked | SliceState::Receiving | SliceState::Copying | SliceState::Committing | SliceState::Done => {}
             }
         }
+    }
+
+    /// Takes a get off the request that it waits for, whose answer is let go when it comes, and asks the second owner.
+    /// The connection stays as it is; if it is dead, it is found to be so no later than without. Not where a device may
+    /// write the caller's memory by itself: then false.
+    fn detach(&mut self, index: u32) -> bool {
+        let slice = self.slices.peek(index);
+        let (lane, wire) = (slice.lane, slice.wire);
+        let entry = &mut self.lanes[lane as usize];
+        if !matches!(entry.path, Path::Stream | Path::Shared) || self.wires.get(wire.index, wire.generation).is_none() {
+            return false;
+        }
+        let progress_ns = entry.progress_ns;
+        entry.detached.push(wire);
+        self.wires.at(wire.index).slices.iter_mut().filter(|slice| **slice == index).for_each(|slice| *slice = NOWHERE);
+        let slice = self.slices.at(index);
+        (slice.second, slice.wire) = (Second::Asked, RequestId::default());
+        self.send_again(index, false);
+        self.lanes[lane as usize].progress_ns = progress_ns;
+        true
+    }
+
+    /// A request is answered, or never will be: nobody looks for gets that have left it any more.
+    pub(super) fn forget_detached(&mut self, lane: u32, wire: RequestId) {
+        self.lanes[lane as usize].detached.retain(|left| *left != wire);
     }
 
     /// Whether an outcome is the second owner's, and decides nothing: then the first is asked again.

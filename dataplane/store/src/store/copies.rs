@@ -50,9 +50,15 @@ impl<P: EvictionPolicy> Store<P> {
     pub fn note_copy(&mut self, digest: Digest, version: Version, may_be: bool) -> bool {
         let id = self.index.find(&self.entries, digest).filter(|id| self.entries[*id].version() == version);
         if let Some(id) = id {
-            self.entries.set(id, Mark::Copied, may_be);
+            self.set_copied(id, may_be);
         }
         id.is_some()
+    }
+
+    fn set_copied(&mut self, id: EntryId, copied: bool) {
+        self.counters.copied -= u64::from(self.entries[id].is(Mark::Copied));
+        self.counters.copied += u64::from(copied);
+        self.entries.set(id, Mark::Copied, copied);
     }
 
     /// Objects that are gone while the second owner may have copies of them: all since the last call.
@@ -91,8 +97,9 @@ impl<P: EvictionPolicy> Store<P> {
             match fate(entry.digest(), copy) {
                 Fate::Stays => {}
                 Fate::Alone if !copied => {}
-                Fate::Alone => self.entries.set(id, Mark::Copied, false),
+                Fate::Alone => self.set_copied(id, false),
                 Fate::Own => {
+                    self.counters.copies -= u64::from(copy);
                     self.entries.set(id, Mark::Copy, false);
                     self.entries.set(id, Mark::Wanted, true);
                 }

@@ -101,6 +101,7 @@ impl Service {
     fn owe(&mut self, digest: Digest) {
         if !self.copies.owed.contains_key(&all_of(digest.slot())) {
             self.copies.owed.entry(digest).or_default();
+            self.copies.owed_idle_ns = 0;
         }
     }
 
@@ -115,7 +116,7 @@ impl Service {
             }
         }
         slots.extend(asked);
-        self.copies.owed = slots;
+        (self.copies.owed, self.copies.owed_idle_ns) = (slots, 0);
     }
 
     /// Whether the second owner may have a copy that has to go before anything of its object is acknowledged.
@@ -174,7 +175,7 @@ impl Service {
             });
         }
         self.walk_again();
-        self.copies.walk_ns = self.now_ns;
+        (self.copies.walk_ns, self.copies.owed_idle_ns) = (self.now_ns, 0);
     }
 
     /// Something lacks a copy: the walk finds it.
@@ -205,6 +206,9 @@ impl Service {
     fn next_copy_drop(&mut self) -> Option<Fetch> {
         let now_ns = self.now_ns;
         let copies = &mut self.copies;
+        if copies.owed.is_empty() || copies.owed_idle_ns > now_ns {
+            return None;
+        }
         let mut chosen: Option<ShardKey> = None;
         let mut digests = Vec::new();
         for (digest, owed) in &mut copies.owed {
@@ -225,7 +229,11 @@ impl Service {
                 break;
             }
         }
-        let second = chosen?;
+        let Some(second) = chosen else {
+            let retries = copies.peers.values().map(|peer| peer.retry_ns).filter(|at_ns| *at_ns > now_ns);
+            copies.owed_idle_ns = retries.min().unwrap_or(u64::MAX);
+            return None;
+        };
         copies.peers.entry(second).or_default().dropping = true;
         let call = Call::DropCopies { second, digests: digests.clone() };
         Some(self.moves.ask(second, Want::DropCopies(digests), call))
@@ -321,6 +329,7 @@ impl Service {
         let Some(push) = self.copies.pushes.remove(&digest) else { return };
         let Push { second, version, pin, bytes, void } = push;
         self.copies.push_bytes -= bytes;
+        self.copies.owed_idle_ns = 0;
         let Some(store) = &mut self.store else { return };
         let live = store.is_live(pin);
         store.unpin(pin).expect("a pin of our own");
@@ -380,6 +389,7 @@ impl Service {
         done: &FetchDone,
     ) {
         let good = *done == FetchDone::Dropped;
+        self.copies.owed_idle_ns = 0;
         if let Some(peer) = self.copies.peers.get_mut(&second) {
             peer.dropping = false;
         }

@@ -81,6 +81,10 @@ pub(super) struct Copies {
     /// Copies that have to go before anything of their objects is acknowledged. A digest that is all zeros below the
     /// slot means the whole slot.
     owed: BTreeMap<Digest, Owed>,
+    /// Nothing of that can be asked for before this time, unless something changes.
+    owed_idle_ns: u64,
+    /// No answer is to be given up before this time; 0 where none waits.
+    due_ns: u64,
     /// Objects on their way.
     pushes: BTreeMap<Digest, Push>,
     push_bytes: u64,

@@ -27,6 +27,15 @@ impl CopyWaits {
     }
 }
 
+impl super::Copies {
+    /// An answer waits until then at most.
+    const fn due(&mut self, until_ns: u64) {
+        if self.due_ns == 0 || until_ns < self.due_ns {
+            self.due_ns = until_ns;
+        }
+    }
+}
+
 impl Service {
     /// What the answer of a put waits for.
     pub(in crate::service) fn copy_waits(&mut self, digest: Digest) -> CopyWaits {
@@ -55,6 +64,7 @@ impl Service {
         if let (true, Some(slot)) = (waits.copy, told) {
             let until_ns = self.now_ns.saturating_add(WAIT_NS);
             self.copies.awaited.entry(digest).or_default().push((version, slot, until_ns));
+            self.copies.due(until_ns);
         }
         if self.copies.queue.len() < QUEUE_MOST {
             self.copies.queue.push_back((digest, version));
@@ -70,7 +80,10 @@ impl Service {
         let all = all_of(digest.slot());
         let owed = if self.copies.owed.contains_key(&digest) { digest } else { all };
         match self.copies.owed.get_mut(&owed).filter(|owed| owed.waiters.len() < WAITERS_MOST) {
-            Some(owed) => owed.waiters.push((slot, until_ns)),
+            Some(owed) => {
+                owed.waiters.push((slot, until_ns));
+                self.copies.due(until_ns);
+            }
             None => self.refuse_waiter(slot, Status::Busy),
         }
     }
@@ -115,27 +128,35 @@ impl Service {
     /// Answers do not wait for a second owner for ever.
     pub(in crate::service) fn expire_copy_waits(&mut self) {
         let now_ns = self.now_ns;
-        let mut late = Vec::new();
-        for owed in self.copies.owed.values_mut() {
-            late.extend(owed.waiters.extract_if(.., |(_, until_ns)| *until_ns <= now_ns).map(|(slot, _)| slot));
+        if self.copies.due_ns == 0 || self.copies.due_ns > now_ns {
+            return;
         }
-        late.into_iter().for_each(|slot| self.refuse_waiter(slot, Status::Busy));
-        let mut late = Vec::new();
+        let (mut refused, mut told) = (Vec::new(), Vec::new());
+        for owed in self.copies.owed.values_mut() {
+            refused.extend(owed.waiters.extract_if(.., |(_, until_ns)| *until_ns <= now_ns).map(|(slot, _)| slot));
+        }
         self.copies.awaited.retain(|_, waiting| {
-            late.extend(waiting.extract_if(.., |(_, _, until_ns)| *until_ns <= now_ns).map(|(_, slot, _)| slot));
+            told.extend(waiting.extract_if(.., |(_, _, until_ns)| *until_ns <= now_ns).map(|(_, slot, _)| slot));
             !waiting.is_empty()
         });
-        late.into_iter().for_each(|slot| self.settle(slot, |_, _| {}));
+        let copies = &self.copies;
+        let drops = copies.owed.values().flat_map(|owed| &owed.waiters).map(|(_, until_ns)| *until_ns);
+        let awaited = copies.awaited.values().flatten().map(|(_, _, until_ns)| *until_ns);
+        self.copies.due_ns = drops.chain(awaited).min().unwrap_or(0);
+        refused.into_iter().for_each(|slot| self.refuse_waiter(slot, Status::Busy));
+        told.into_iter().for_each(|slot| self.settle(slot, |_, _| {}));
     }
 
     /// When something is due.
     pub(in crate::service) fn copies_timeout(&self) -> Option<u64> {
         let copies = &self.copies;
-        let drops = copies.owed.values().flat_map(|owed| owed.waiters.first()).map(|(_, until_ns)| *until_ns);
-        let awaited = copies.awaited.values().flat_map(|waiting| waiting.first()).map(|(_, _, until_ns)| *until_ns);
+        if copies.seconds.is_empty() && copies.due_ns == 0 {
+            return None;
+        }
+        let due = (copies.due_ns > 0).then_some(copies.due_ns);
         let busy = !copies.owed.is_empty() || !copies.queue.is_empty();
         let retries = copies.peers.values().map(|peer| peer.retry_ns).filter(|at_ns| busy && *at_ns > self.now_ns);
         let walk = (copies.walk.is_some() && copies.walk_ns > self.now_ns).then_some(copies.walk_ns);
-        drops.chain(awaited).chain(retries).chain(walk).min()
+        due.into_iter().chain(retries).chain(walk).min()
     }
 }
