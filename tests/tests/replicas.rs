@@ -34,6 +34,37 @@ fn seeds() {
     assert!(count < 10 || total.copies > 0, "nothing was copied: {total}");
 }
 
+/// One node dies, and nothing that two nodes were said to have is missing, then or later.
+#[test]
+fn losses() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
+    let (mut total, mut failed) = (Statistics::default(), Vec::new());
+    for seed in first..first + count {
+        match run(Scenario::of_losses(seed)) {
+            Ok(outcome) => total.add(&outcome.statistics),
+            Err(_) => {
+                let failure = run_with_lines(Scenario::of_losses(seed)).expect_err("a seed fails every time or never");
+                println!("{failure}");
+                failed.push(seed);
+            }
+        }
+        if failed.len() >= 5 {
+            break;
+        }
+    }
+    println!("{total}; {} objects with two owners", total.doubled);
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.doubled > 0, "nothing had two owners: {total}");
+}
+
+/// Seeds that found a bug once.
+#[test]
+fn seeds_that_failed_once() {
+    for seed in [1022, 1159, 1165, 1168, 1226] {
+        run(Scenario::of_replicas(seed)).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
 /// Runs seeds with the bug until a rule breaks; it must be one of `rules`.
 fn caught(mischief: Mischief, rules: &[Rule]) {
     for seed in 0..200 {

@@ -71,7 +71,7 @@ pub struct ClientConfig {
     /// are longer than a shard takes.
     pub stripe_bytes: u64,
     /// After so long without an answer, a get asks the second owner, which may have a copy; zero for only when the
-    /// first cannot be reached. What else is under way on that connection is asked again.
+    /// first cannot be reached. Not over RDMA.
     pub hedge: Duration,
 }
 

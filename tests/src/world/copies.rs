@@ -31,8 +31,9 @@ impl World {
     /// What a put says of copies: the same for the same put.
     pub(crate) fn copies_wanted(&self, asked: &Asked) -> PutOptions {
         let What::Put { write, .. } = asked.what else { return PutOptions::default() };
-        let two = self.scenario.replicas > 1 && write % 8 != 0;
-        PutOptions { replicas: if two { 2 } else { 0 }, wait_replicas: two && write % 3 == 0, ..PutOptions::default() }
+        let two = self.scenario.replicas > 1 && (write % 8 != 0 || self.scenario.keeps);
+        let waits = two && (write % 3 == 0 || self.scenario.keeps);
+        PutOptions { replicas: if two { 2 } else { 0 }, wait_replicas: waits, ..PutOptions::default() }
     }
 
     /// Memory of a shard's client for what it brings to a second owner.

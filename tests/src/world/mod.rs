@@ -84,6 +84,8 @@ pub(crate) struct World {
     trouble: Trouble,
     shadow: Shadow,
     removals: Removals,
+    /// Keys of which two owners were said to have the object, and since when.
+    doubled: BTreeMap<usize, u64>,
     segments: Segments,
     /// Owners by epoch: computed once for all nodes.
     owners: BTreeMap<u64, Rc<SlotOwners>>,
@@ -119,6 +121,7 @@ impl World {
             trouble: Trouble::default(),
             shadow: Shadow::new(scenario.keys),
             removals: Removals::new(scenario.keys),
+            doubled: BTreeMap::new(),
             segments: Segments::new(scenario.object_bytes),
             owners: BTreeMap::new(),
             statistics: Statistics::default(),

@@ -217,17 +217,21 @@ impl World {
                 rooms.into_iter().for_each(|room| self.observe_made(index, room));
             }
             Kind::Request(Operation::Remove) => {
+                let fetches = connection.client >= self.scenario.clients;
                 let items = decode_items::<DigestItem>(body, header.items).into_iter().flatten();
                 let mut keys: Vec<usize> = items.filter_map(|item| self.shadow.key(item.digest)).collect();
                 if header.argument & COPY != 0 {
                     // Only copies go.
                     let store = self.lives[life].service.store();
                     keys.retain(|key| store.is_some_and(|store| !store.exists(self.shadow.digest(*key))));
+                } else if fetches {
+                    // A new owner has what was here, and may have brought a copy of it already, which stays.
+                    let store = self.lives[life].service.store();
+                    keys.retain(|key| store.is_none_or(|store| !store.is_copy(self.shadow.digest(*key))));
                 }
                 let service = &self.lives[life].service;
                 let floor = service.store().map_or(0, |store| store.next_version().0);
                 connection.held.removes.insert(header.request.to_bits(), (keys.clone(), floor));
-                let fetches = connection.client >= self.scenario.clients;
                 if !fetches {
                     let heard = header.argument <= service.served_epoch().0;
                     if !heard || !keys.iter().all(|key| service.serves(self.shadow.digest(*key).slot())) {

@@ -94,6 +94,8 @@ pub struct Scenario {
     pub(crate) replicas: u8,
     /// When gets ask second owners.
     pub(crate) hedge_ns: u64,
+    /// Nothing but a fault takes an object away.
+    pub(crate) keeps: bool,
 }
 
 /// How often what goes wrong.
@@ -111,6 +113,8 @@ pub(crate) struct Chances {
     pub(crate) fault_interval_ns: u64,
     /// Weights, in the order of [`super::faults::Fault`].
     pub(crate) weights: [u64; super::faults::FAULTS],
+    /// How many of them there are at most.
+    pub(crate) faults_most: u64,
 }
 
 impl Scenario {
@@ -148,6 +152,7 @@ impl Scenario {
             tier: None,
             replicas: 1,
             hedge_ns: 0,
+            keeps: false,
         }
     }
 
@@ -164,6 +169,25 @@ impl Scenario {
         scenario.keys = [2, 8, 24][rng.below(3) as usize];
         scenario.chances.weights[super::faults::Fault::CrashNode as usize] = rng.below(4);
         scenario.chances.weights[super::faults::Fault::LeaveNode as usize] = rng.below(3);
+        scenario
+    }
+
+    /// One node dies, and comes back soon or late, while objects are put that stay where they are: what was acknowledged
+    /// as being with two owners is there all the while.
+    #[must_use]
+    pub fn of_losses(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "losses");
+        let mut scenario = Self::of_replicas(seed);
+        (scenario.keeps, scenario.remove_weight, scenario.replace_chance) = (true, 0, 0.0);
+        scenario.keys = [8, 24, 60][rng.below(3) as usize];
+        scenario.pool_bytes = scenario.object_bytes * 400;
+        (scenario.max_pins, scenario.max_reservations) = (4096, 4096);
+        let mut weights = [0; super::faults::FAULTS];
+        weights[super::faults::Fault::CrashNode as usize] = 1;
+        weights[super::faults::Fault::LeaveNode as usize] = rng.below(2);
+        let fault_interval_ns = (100 + rng.below(600)) * MS;
+        let spike = scenario.chances.spike;
+        scenario.chances = Chances { spike, fault_interval_ns, weights, faults_most: 1, ..Chances::default() };
         scenario
     }
 
@@ -240,7 +264,13 @@ impl Scenario {
             object_bytes: 1 << 10,
             pool_bytes: 64 << 10,
             chunk_bytes: 1 << 10,
-            chances: Chances { control_loss: 0.3, fault_interval_ns: 40 * MS, weights, ..Chances::default() },
+            chances: Chances {
+                control_loss: 0.3,
+                fault_interval_ns: 40 * MS,
+                weights,
+                faults_most: u64::MAX,
+                ..Chances::default()
+            },
             ..Self::of_seed(seed)
         }
     }
@@ -282,6 +312,7 @@ impl Chances {
             cancel: maybe(0.2),
             ..Self::default()
         };
+        chances.faults_most = u64::MAX;
         chances.fault_interval_ns = (20 + rng.below(200)) * MS;
         for weight in &mut chances.weights {
             *weight = if quiet || rng.chance(0.4) { 0 } else { 1 + rng.below(4) };

@@ -31,6 +31,8 @@ pub struct Statistics {
     pub imports: u64,
     /// Copies that second owners took.
     pub copies: u64,
+    /// Objects that two owners were said to have, where nothing but a fault takes any away.
+    pub doubled: u64,
     /// Maps published.
     pub epochs: u64,
     /// Operations of disks.
@@ -70,6 +72,7 @@ impl Statistics {
         self.commits += other.commits;
         self.imports += other.imports;
         self.copies += other.copies;
+        self.doubled += other.doubled;
         self.evictions += other.evictions;
         self.epochs += other.epochs;
         self.disk_ops += other.disk_ops;

@@ -59,7 +59,7 @@ pub struct Config {
     pub fetches: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
     pub foreign_depth: u32,
-    /// After so long without an answer, a get gives the connection up and asks the second owner; 0: only when it must.
+    /// After so long without an answer, a get leaves its request and asks the second owner; 0: only when it must.
     pub hedge_ns: u64,
 }
 

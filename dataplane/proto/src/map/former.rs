@@ -14,7 +14,8 @@ use crate::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot};
 const CLAIM_BYTES: usize = 8 + 8 + 4 + 2;
 const LIFE_BYTES: usize = 8 + 8;
 /// Most bytes of it in a map.
-pub(super) const MAX_FORMER_BYTES: usize = 8 + 8 + 2 + 2 + MAX_MEMBERS * (CLAIM_BYTES + LIFE_BYTES);
+pub(super) const MAX_FORMER_BYTES: usize =
+    8 + 8 + 2 + 2 + MAX_MEMBERS * (CLAIM_BYTES + LIFE_BYTES) + 8 + 8 + 2 + MAX_MEMBERS * LIFE_BYTES;
 
 /// What a member brought to the draw of owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,19 @@ pub struct Former {
     pub claims: Vec<Claim>,
     /// Who owned slots when the present one began, ordered by node.
     pub began: Vec<(NodeId, Incarnation)>,
+    /// Owners that went on with their slots in another life, where slots have two owners.
+    pub restarts: Option<Restarts>,
+}
+
+/// Members whose lives changed from one map to the next, while the layout stayed.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Restarts {
+    /// The epoch in which they were seen in their present lives first.
+    pub at: Epoch,
+    /// The epoch of the change before that, of lives or of the layout.
+    pub from: Epoch,
+    /// Who, and in which lives they were before, ordered by node.
+    pub lives: Vec<(NodeId, Incarnation)>,
 }
 
 impl Former {
@@ -59,6 +73,16 @@ impl Former {
             out.extend_from_slice(&node.0.to_le_bytes());
             out.extend_from_slice(&incarnation.0.to_le_bytes());
         }
+        // A node that does not know it takes none of this: slots that have two owners need nodes of this version.
+        for Restarts { at, from, lives } in &self.restarts {
+            out.extend_from_slice(&at.0.to_le_bytes());
+            out.extend_from_slice(&from.0.to_le_bytes());
+            out.extend_from_slice(&(lives.len() as u16).to_le_bytes());
+            for (node, incarnation) in lives {
+                out.extend_from_slice(&node.0.to_le_bytes());
+                out.extend_from_slice(&incarnation.0.to_le_bytes());
+            }
+        }
     }
 
     /// Whether it is one that can be encoded and drawn from.
@@ -66,6 +90,9 @@ impl Former {
     pub fn is_valid(&self) -> bool {
         self.claims.len() <= MAX_MEMBERS
             && self.began.len() <= MAX_MEMBERS
+            && self.restarts.as_ref().is_none_or(|restarts| {
+                restarts.lives.len() <= MAX_MEMBERS && restarts.lives.is_sorted_by(|one, next| one.0 < next.0)
+            })
             && self.claims.is_sorted_by(|one, next| one.node < next.node)
             && self.began.is_sorted_by(|one, next| one.0 < next.0)
             && self.claims.iter().all(|claim| usize::from(claim.shards) <= MAX_MEMBER_SHARDS)
@@ -100,6 +127,14 @@ impl Former {
     }
 }
 
+impl Restarts {
+    /// In which life a node was before, if it is one of them.
+    fn before(&self, node: NodeId) -> Option<Incarnation> {
+        let at = self.lives.binary_search_by_key(&node, |(node, _)| *node).ok()?;
+        Some(self.lives[at].1)
+    }
+}
+
 impl Reader<'_> {
     /// The next former layout.
     ///
@@ -121,6 +156,15 @@ impl Reader<'_> {
         former.began.reserve(self.bounded(began, LIFE_BYTES)?);
         for _ in 0..began {
             former.began.push((NodeId(self.u64()?), Incarnation(self.u64()?)));
+        }
+        if self.left_bytes() > 0 {
+            let (at, from) = (Epoch(self.u64()?), Epoch(self.u64()?));
+            let count = usize::from(self.u16()?);
+            let mut lives = Vec::with_capacity(self.bounded(count, LIFE_BYTES)?);
+            for _ in 0..count {
+                lives.push((NodeId(self.u64()?), Incarnation(self.u64()?)));
+            }
+            former.restarts = Some(Restarts { at, from, lives });
         }
         if !former.is_valid() {
             return Err(DecodeError::Field { what: "former layout", found: former.claims.len() as u64 });
@@ -155,6 +199,8 @@ pub struct SlotOwners {
     before: Vec<Option<ShardKey>>,
     /// Who owned slots in the layout before, wherever it is now.
     past: Vec<Option<ShardKey>>,
+    /// Owners that go on in another life.
+    restarts: Option<Restarts>,
     addresses: Vec<(ShardKey, String, ShardAddress)>,
 }
 
@@ -172,8 +218,18 @@ impl SlotOwners {
         let several = map.replicas > 1;
         let next = if several { (0..SLOTS as u16).map(|slot| nth(slot, 1)).collect() } else { Vec::new() };
         let (since, from) = map.former.as_ref().map_or((map.epoch, map.epoch), |former| (former.since, former.from));
-        let past = map.former.as_ref().map_or_else(Vec::new, Former::keys);
-        let before = map.former.as_ref().map_or_else(Vec::new, |former| before(map, former, &past, &table));
+        let mut past = map.former.as_ref().map_or_else(Vec::new, Former::keys);
+        let mut before = map.former.as_ref().map_or_else(Vec::new, |former| before(map, former, &past, &table));
+        let restarts = map.former.as_ref().and_then(|former| former.restarts.clone()).filter(|_| several);
+        if let Some(restarts) = &restarts {
+            past.resize(SLOTS, None);
+            before.resize(SLOTS, None);
+            for (slot, now) in now.iter().enumerate() {
+                let Some((now, former)) = now.and_then(|now| Some((now, restarts.before(now.node)?))) else { continue };
+                past[slot] = Some(ShardKey { incarnation: former, ..now });
+                before[slot] = next[slot].filter(|second| restarts.before(second.node).is_none());
+            }
+        }
         let mut addresses = Vec::new();
         for Member { node, incarnation, host, shards, .. } in &map.members {
             for (shard, address) in shards.iter().enumerate() {
@@ -181,7 +237,7 @@ impl SlotOwners {
                 addresses.push((key, host.clone(), address.clone()));
             }
         }
-        Self { epoch: map.epoch, since, from, now, next, before, past, addresses }
+        Self { epoch: map.epoch, since, from, now, next, before, past, restarts, addresses }
     }
 
     /// The first owner of a slot.
@@ -196,7 +252,36 @@ impl SlotOwners {
         *self.next.get(usize::from(slot.0))?
     }
 
-    /// Who owned a slot when the layout before ended, in the life that it was in then. It may be gone.
+    /// Whether a slot changed hands, or its owner its life, exactly once since this epoch, by the map: then
+    /// [`Self::past`] says from whom.
+    #[must_use]
+    pub fn changed_once(&self, slot: Slot, heard: Epoch) -> bool {
+        let (at, from) = self.change_of(slot);
+        at > heard && (from <= heard || self.epoch.0 == heard.0 + 1)
+    }
+
+    /// Whether there is any slot of which [`Self::former`] says something that was not so by the map of this epoch.
+    #[must_use]
+    pub fn has_changed(&self, heard: Epoch) -> bool {
+        self.since > heard || self.restarts.as_ref().is_some_and(|restarts| restarts.at > heard)
+    }
+
+    /// The same of one slot.
+    #[must_use]
+    pub fn slot_has_changed(&self, slot: Slot, heard: Epoch) -> bool {
+        self.change_of(slot).0 > heard
+    }
+
+    /// When a slot changed hands, or its owner its life, and the last such change anywhere before that.
+    fn change_of(&self, slot: Slot) -> (Epoch, Epoch) {
+        let owner = self.owner(slot);
+        let life = |restarts: &&Restarts| owner.is_some_and(|owner| restarts.before(owner.node).is_some());
+        let restarts = self.restarts.as_ref().filter(life);
+        restarts.map_or((self.since, self.from), |restarts| (restarts.at, restarts.from))
+    }
+
+    /// Who owned a slot when the layout before ended, in the life that it was in then. It may be gone. Of an owner that
+    /// goes on with its slots in another life: its life before.
     #[must_use]
     pub fn past(&self, slot: Slot) -> Option<ShardKey> {
         *self.past.get(usize::from(slot.0))?

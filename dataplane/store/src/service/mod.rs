@@ -46,8 +46,8 @@ pub use follow::SnapshotPage;
 use held::{Deadlines, Handles};
 pub use keys::PoolBytes;
 use kvplane_proto::frame::{COPY, Header};
-use kvplane_proto::ids::{Epoch, Incarnation, SLOTS, Slot};
-use kvplane_proto::map::{ShardKey, SlotOwners};
+use kvplane_proto::ids::{Epoch, SLOTS, Slot};
+use kvplane_proto::map::SlotOwners;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{Digest, Limits, Status};
 pub use moves::{Fetch, FetchDone, FetchLimits, MoveCounters, Want};
@@ -242,33 +242,6 @@ impl Service {
         }
         self.change_imports(heard, missed, owned, owners);
         self.serve_owned(epoch, &owned);
-    }
-
-    /// Who this shard is.
-    fn key(&self) -> ShardKey {
-        let Identity { node, incarnation, shard, .. } = self.identity;
-        ShardKey { node, incarnation, shard }
-    }
-
-    /// Starts a new life of the shard: its former one was declared over, so its objects may be older than what others
-    /// were given meanwhile. They are dropped, every connection is closed, and nothing is owned until the next
-    /// [`Self::set_owned`].
-    pub fn begin_life(&mut self, incarnation: Incarnation) {
-        self.identity.incarnation = incarnation;
-        self.forget_wanted();
-        self.set_owned(self.epoch, |_| false);
-        self.epoch = Epoch(0);
-        let peers: Vec<PeerKey> = self
-            .sessions
-            .iter()
-            .enumerate()
-            .filter_map(|(index, session)| {
-                Some(PeerKey { index: index as u32, generation: session.as_ref()?.generation })
-            })
-            .collect();
-        for peer in peers {
-            self.close(peer, CloseReason::Refused(Status::WrongOwner));
-        }
     }
 
     /// The next thing for the host to do. Read a frame's [`Self::body`] and [`Self::places`] before asking again.

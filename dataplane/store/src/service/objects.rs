@@ -164,7 +164,9 @@ impl Service {
             }
             rest.push(*digest);
             let on_ssd = self.on_ssd(*digest).is_some();
-            bits.push(self.store.as_mut().is_some_and(|store| store.remove(*digest)) || on_ssd);
+            // The new owner has what we had, and may have brought us a copy of that already.
+            let copy = self.asker_fetches && self.store.as_ref().is_some_and(|store| store.is_copy(*digest));
+            bits.push(!copy && self.store.as_mut().is_some_and(|store| store.remove(*digest)) || on_ssd);
         }
         if !self.asker_fetches {
             // What a former owner has of them does not count any more either, whether or not it was there.

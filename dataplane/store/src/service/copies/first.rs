@@ -174,8 +174,25 @@ impl Service {
                 _ => crate::store::Fate::Stays,
             });
         }
+        self.owe_unknown(missed);
         self.walk_again();
         (self.copies.walk_ns, self.copies.owed_idle_ns) = (self.now_ns, 0);
+    }
+
+    /// What second owners may have without a note of ours is owed: what is on its way since before owners changed, and,
+    /// where we missed a map that they may have heard of, all.
+    fn owe_unknown(&mut self, missed: bool) {
+        let copies = &self.copies;
+        let mut unknown: Vec<Digest> =
+            copies.pushes.iter().filter(|(_, push)| push.void).map(|(digest, _)| *digest).collect();
+        if missed {
+            unknown.extend(copies.seconds.keys().copied().map(all_of));
+        }
+        for digest in unknown {
+            if self.copies.seconds.contains_key(&digest.slot()) {
+                self.owe(digest);
+            }
+        }
     }
 
     /// Something lacks a copy: the walk finds it.

@@ -159,7 +159,8 @@ impl Service {
         self.close_copiers();
         // What happened to a slot is told by the map if its owners changed once since we heard, from what we knew.
         let told = |slot: Slot, before: &Relation| {
-            owners.filter(|owners| !missed && owners.since > heard && owners.past(slot) == Some(before.first))
+            owners
+                .filter(|owners| !missed && owners.changed_once(slot, heard) && owners.past(slot) == Some(before.first))
         };
         // What else is here of such a slot left with it before.
         let (mut cleared, mut exported) = (BTreeSet::new(), BTreeSet::new());

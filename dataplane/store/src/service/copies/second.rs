@@ -1,8 +1,10 @@
 //! The second owner's side: copies come, are dropped when the first owner says so, and are given to who asks for
 //! copies too.
 
+use std::collections::BTreeSet;
+
 use kvplane_proto::frame::Header;
-use kvplane_proto::ids::ReservationId;
+use kvplane_proto::ids::{ReservationId, Slot};
 use kvplane_proto::message::{Bitmap, DigestItem, ObjectName, Operation, PutItem};
 use kvplane_proto::{Digest, Limits, Status};
 
@@ -88,14 +90,17 @@ impl Service {
         let Some(store) = &mut self.store else { return Ok(PayloadTo::Discard) };
         let count = items.len();
         let mut bits = Vec::with_capacity(count);
+        let is_slot = |digest: Digest| digest.0 << 14 == 0;
+        let slots: BTreeSet<Slot> =
+            items.clone().filter(|item| is_slot(item.digest)).map(|item| item.digest.slot()).collect();
+        if !slots.is_empty() {
+            store.reassign(|digest, copy| match copy && slots.contains(&digest.slot()) {
+                true => crate::store::Fate::Goes,
+                false => crate::store::Fate::Stays,
+            });
+        }
         for DigestItem { digest } in items {
-            let all = digest.0 << 14 == 0;
-            if all {
-                store.reassign(|of, copy| match copy && of.slot() == digest.slot() {
-                    true => crate::store::Fate::Goes,
-                    false => crate::store::Fate::Stays,
-                });
-            }
+            let all = is_slot(digest);
             bits.push(all || store.is_copy(digest));
             if store.is_copy(digest) {
                 store.drop_copy(digest);

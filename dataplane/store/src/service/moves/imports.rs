@@ -292,9 +292,10 @@ impl Service {
                 changed.insert(slot);
             }
         }
-        if let Some(owners) = owners.filter(|owners| owners.since > heard) {
+        if let Some(owners) = owners.filter(|owners| owners.has_changed(heard)) {
             let mut new: BTreeMap<ShardKey, u32> = BTreeMap::new();
-            for slot in (0..SLOTS as u16).filter(|slot| owned(*slot)) {
+            let changed_now = |slot: &u16| owned(*slot) && owners.slot_has_changed(Slot(*slot), heard);
+            for slot in (0..SLOTS as u16).filter(changed_now) {
                 let Some(from) = owners.former(Slot(slot)).filter(|from| *from != me) else { continue };
                 if owners.past(Slot(slot)) != Some(from) && self.copies.inherited(Slot(slot)) {
                     // What is left of it is here already.
