@@ -146,7 +146,7 @@ impl Metadata {
         match self {
             Self::PeerToPeer => None,
             Self::Http(base) => Some(Box::new(HttpStore::new(base, CALL_TIMEOUT, max_bytes))),
-            Self::Etcd(peers) => Some(Box::new(Etcd::new(peers.clone(), CALL_TIMEOUT, max_bytes))),
+            Self::Etcd(peers) => Some(Box::new(Etcd::new(peers, CALL_TIMEOUT, max_bytes))),
             Self::Redis(peer) => Some(Box::new(Redis::new(peer.clone(), CALL_TIMEOUT, environment))),
         }
     }

@@ -24,11 +24,12 @@ use crate::message::{
 };
 use crate::rights::{Called, is_bound};
 use crate::server::Host;
-use crate::service::{Caller, Event, ItemFrame};
+use crate::service::{Caller, Event, ItemFrame, Service};
 
 /// One call in progress.
 pub(crate) struct Call {
     pub(crate) host: Arc<Host>,
+    pub(crate) service: Arc<dyn Service>,
     pub(crate) connection: Connection,
     pub(crate) caller: Caller,
 }
@@ -60,19 +61,19 @@ impl Call {
         match kind {
             WatchMap::KIND => return self.watch(&frame, send).await,
             WatchOrders::KIND => {
-                let items = self.items(&frame, |c| self.host.service.watch_orders(self.caller, c));
+                let items = self.items(&frame, |c| self.service.watch_orders(self.caller, c));
                 return self.stream(items, send).await;
             }
             WatchEvents::KIND => {
-                let items = self.items(&frame, |_: WatchEvents| self.host.service.watch_events(self.caller));
+                let items = self.items(&frame, |_: WatchEvents| self.service.watch_events(self.caller));
                 return self.stream(items, send).await;
             }
             WatchInstances::KIND => {
-                let items = self.items(&frame, |_: WatchInstances| self.host.service.watch_instances(self.caller));
+                let items = self.items(&frame, |_: WatchInstances| self.service.watch_instances(self.caller));
                 return self.stream(items, send).await;
             }
             WatchAssignments::KIND => {
-                let items = self.items(&frame, |c| self.host.service.watch_assignments(self.caller, c));
+                let items = self.items(&frame, |c| self.service.watch_assignments(self.caller, c));
                 return self.stream(items, send).await;
             }
             _ => {}
@@ -98,7 +99,7 @@ impl Call {
     }
 
     fn bad_frame(&self, reason: &str) {
-        self.host.service.observe(Event::BadFrame);
+        self.service.observe(Event::BadFrame);
         self.connection.close(CloseCode::BadFrame.wire(), reason.as_bytes());
     }
 
@@ -108,8 +109,8 @@ impl Call {
             Ok(call) => call,
             Err(error) => return self.bad_frame(&error.to_string()),
         };
-        self.host.service.observe(Event::Called { method: WatchMap::METHOD, ok: true });
-        let mut maps = self.host.service.maps();
+        self.service.observe(Event::Called { method: WatchMap::METHOD, ok: true });
+        let mut maps = self.service.maps();
         let mut known = call.known_epoch;
         loop {
             let map = maps.borrow_and_update().clone();
@@ -135,7 +136,7 @@ impl Call {
     ) -> Result<Result<mpsc::Receiver<ItemFrame>, Refusal>, CodecError> {
         let call = decode(frame)?;
         let items = self.permit(&call).and_then(|()| watch(call));
-        self.host.service.observe(Event::Called { method: C::METHOD, ok: items.is_ok() });
+        self.service.observe(Event::Called { method: C::METHOD, ok: items.is_ok() });
         Ok(items)
     }
 
@@ -189,7 +190,7 @@ impl Call {
     }
 
     fn dispatch(&self, kind: u16, frame: &[u8]) -> Result<Vec<u8>, CodecError> {
-        let (service, caller) = (&*self.host.service, self.caller);
+        let (service, caller) = (&*self.service, self.caller);
         match kind {
             Hello::KIND => self.answer(frame, |c| service.hello(caller, c)),
             Join::KIND => self.answer(frame, |c| service.join(caller, c)),
@@ -232,7 +233,7 @@ impl Call {
 
     /// A datagram: a report that wants no answer. One that is refused is counted, and nothing else comes of it.
     pub(crate) fn datagram(&self, frame: &[u8]) {
-        let (service, caller) = (&*self.host.service, self.caller);
+        let (service, caller) = (&*self.service, self.caller);
         if let Err(error) = self.answer(frame, |c: ReportLoad| service.report_load(caller, c)) {
             self.bad_frame(&error.to_string());
         }
@@ -248,13 +249,13 @@ impl Call {
         let result = self.permit(&call).and_then(|()| serve(call));
         let reply =
             result.and_then(|reply| encode(&reply).map_err(|e| Refusal::new(RefusalCode::TooLarge, e.to_string())));
-        self.host.service.observe(Event::Called { method: C::METHOD, ok: reply.is_ok() });
+        self.service.observe(Event::Called { method: C::METHOD, ok: reply.is_ok() });
         reply.or_else(|refusal| encode(&refusal))
     }
 
     fn get_map(&self, frame: &[u8]) -> Result<Vec<u8>, CodecError> {
         decode::<GetMap>(frame)?;
-        self.host.service.observe(Event::Called { method: GetMap::METHOD, ok: true });
-        Ok(self.host.service.maps().borrow().frame.to_vec())
+        self.service.observe(Event::Called { method: GetMap::METHOD, ok: true });
+        Ok(self.service.maps().borrow().frame.to_vec())
     }
 }

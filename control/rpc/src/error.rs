@@ -207,6 +207,8 @@ pub(crate) enum CloseCode {
     Deadline = 4,
     /// The certificate was good and is not any more.
     Expired = 5,
+    /// Another control plane leads.
+    StandingBy = 6,
 }
 
 impl CloseCode {

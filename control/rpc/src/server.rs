@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use quinn::{Connection, ConnectionError, Endpoint, Incoming};
 use rustls::pki_types::CertificateDer;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
@@ -26,7 +26,7 @@ use crate::error::{
 use crate::identity::{Identity, Trust};
 use crate::limits::{Limits, LimitsError};
 use crate::role::{ClusterName, Role, Scope, may_speak_for, role_of};
-use crate::service::{Caller, Event, Rejection, Service};
+use crate::service::{Caller, Event, Rejection, Service, Standing};
 use crate::tls::{TlsError, Verifier, objection, server_config, verifier};
 
 /// How to serve.
@@ -93,7 +93,7 @@ impl Server {
     ///
     /// # Errors
     /// See [`ServeError`].
-    pub fn start(config: &ServerConfig, service: Arc<dyn Service>) -> Result<Self, ServeError> {
+    pub fn start(config: &ServerConfig, standing: Standing) -> Result<Self, ServeError> {
         config.limits.check().map_err(ServeError::Limits)?;
         let verifier = verifier(&config.trust).map_err(ServeError::Tls)?;
         let tls = server_config(&config.identity, &verifier, &config.limits).map_err(ServeError::Tls)?;
@@ -102,7 +102,7 @@ impl Server {
         let address = endpoint.local_addr().map_err(listen)?;
         let host = Arc::new(Host {
             verifier: RwLock::new(verifier),
-            service,
+            standing: watch::Sender::new(standing),
             cluster: config.cluster.clone(),
             limits: config.limits,
             permits: Arc::new(Semaphore::new(config.limits.connections)),
@@ -122,6 +122,11 @@ impl Server {
         *self.host.verifier.write().unwrap_or_else(PoisonError::into_inner) = verifier;
         self.endpoint.set_server_config(Some(tls));
         Ok(())
+    }
+
+    /// Has it serve, or stand by. All connections are closed, and callers told why.
+    pub fn stand(&self, standing: Standing) {
+        self.host.standing.send_replace(standing);
     }
 
     /// Where it listens.
@@ -147,7 +152,7 @@ impl Drop for Server {
 
 /// What all connections share.
 pub(crate) struct Host {
-    pub(crate) service: Arc<dyn Service>,
+    standing: watch::Sender<Standing>,
     cluster: ClusterName,
     pub(crate) limits: Limits,
     permits: Arc<Semaphore>,
@@ -163,7 +168,7 @@ impl Host {
                 incoming = endpoint.accept() => {
                     let Some(incoming) = incoming else { return };
                     let Ok(permit) = self.permits.clone().try_acquire_owned() else {
-                        self.service.observe(Event::Rejected(Rejection::Full));
+                        self.reject(Rejection::Full);
                         incoming.refuse();
                         continue;
                     };
@@ -182,28 +187,53 @@ impl Host {
     }
 
     async fn connection(self: Arc<Self>, incoming: Incoming, _permit: OwnedSemaphorePermit) {
-        let reject = |reason| self.service.observe(Event::Rejected(reason));
         let connecting = match incoming.accept() {
             Ok(connecting) => connecting,
-            Err(error) => return reject(classify(&error)),
+            Err(error) => return self.reject(classify(&error)),
         };
         let connection = match timeout(self.limits.connect_deadline, connecting).await {
             Ok(Ok(connection)) => connection,
-            Ok(Err(error)) => return reject(classify(&error)),
-            Err(_) => return reject(Rejection::Deadline),
+            Ok(Err(error)) => return self.reject(classify(&error)),
+            Err(_) => return self.reject(Rejection::Deadline),
         };
         let Some(role) = caller_role(&connection, &self.cluster) else {
             let reason = format!("the certificate names no role in cluster {}", self.cluster);
             connection.close(CloseCode::NoRole.wire(), reason.as_bytes());
-            return reject(Rejection::Certificate);
+            return self.reject(Rejection::Certificate);
         };
         let caller = Caller { role, address: connection.remote_address() };
-        self.service.observe(Event::Connected);
-        self.serve(&connection, caller).await;
-        self.service.observe(Event::Disconnected);
+        let mut standing = self.standing.subscribe();
+        let now = standing.borrow_and_update().clone();
+        let service = match now {
+            Standing::Serving(service) => service,
+            Standing::StandingBy(words) => {
+                return connection.close(CloseCode::StandingBy.wire(), words.as_bytes());
+            }
+        };
+        service.observe(Event::Connected);
+        tokio::select! {
+            () = self.serve(&service, &connection, caller) => {}
+            // The sender lives as long as we do.
+            _ = standing.changed() => {
+                let words = match &*standing.borrow() {
+                    Standing::StandingBy(words) => words.clone(),
+                    Standing::Serving(_) => "the control plane began anew".to_owned(),
+                };
+                connection.close(CloseCode::StandingBy.wire(), words.as_bytes());
+            }
+        }
+        service.observe(Event::Disconnected);
     }
 
-    async fn serve(self: &Arc<Self>, connection: &Connection, caller: Caller) {
+    /// Counts a connection that was turned away, where somebody counts.
+    fn reject(&self, reason: Rejection) {
+        if let Standing::Serving(service) = &*self.standing.borrow() {
+            service.observe(Event::Rejected(reason));
+        }
+    }
+
+    async fn serve(self: &Arc<Self>, service: &Arc<dyn Service>, connection: &Connection, caller: Caller) {
+        let call = || Call { host: self.clone(), service: service.clone(), connection: connection.clone(), caller };
         // Calls die with this set: with the connection.
         let mut calls = JoinSet::new();
         let mut recheck = tokio::time::interval(self.limits.recheck_interval);
@@ -216,17 +246,16 @@ impl Host {
                     if let Some(reason) = objection {
                         let reason = format!("the certificate does not count any more: {reason}");
                         connection.close(CloseCode::Expired.wire(), reason.as_bytes());
-                        return self.service.observe(Event::Rejected(Rejection::Certificate));
+                        return self.reject(Rejection::Certificate);
                     }
                 }
                 stream = connection.accept_bi() => {
                     let Ok((send, receive)) = stream else { return };
-                    let call = Call { host: self.clone(), connection: connection.clone(), caller };
-                    calls.spawn(call.run(send, receive));
+                    calls.spawn(call().run(send, receive));
                 }
                 datagram = connection.read_datagram() => {
                     let Ok(frame) = datagram else { return };
-                    Call { host: self.clone(), connection: connection.clone(), caller }.datagram(&frame);
+                    call().datagram(&frame);
                 }
                 Some(_) = calls.join_next() => {}
             }

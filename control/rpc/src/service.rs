@@ -194,6 +194,15 @@ pub trait Service: Send + Sync + 'static {
     fn observe(&self, event: Event);
 }
 
+/// Whether a server has a service behind it.
+#[derive(Clone)]
+pub enum Standing {
+    /// It has, and serves.
+    Serving(Arc<dyn Service>),
+    /// Another control plane leads: callers are sent away, with these words.
+    StandingBy(String),
+}
+
 fn no_conductor() -> Refusal {
     Refusal::new(RefusalCode::NotFound, "this control plane runs without a Conductor; start it with --conductor")
 }

@@ -10,7 +10,7 @@ use kvplane_proto::ids::Epoch;
 use kvplane_rpc::message::*;
 use kvplane_rpc::{
     Authority, CallError, Client, ClientConfig, ConnectError, Event, Identity, Limits, RefusalCode, Rejection, Role,
-    ServeError, Server, ServerConfig, Trust,
+    ServeError, Server, ServerConfig, Standing, Trust,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -225,7 +225,7 @@ fn a_port_in_use_is_named() {
             trust: authority.trust().clone(),
             limits: limits(),
         };
-        let Err(error) = Server::start(&config, support::Recorder::new(1, 1)) else {
+        let Err(error) = Server::start(&config, Standing::Serving(support::Recorder::new(1, 1))) else {
             panic!("the port is taken");
         };
         assert!(matches!(error, ServeError::Listen { .. }));
@@ -332,4 +332,22 @@ fn a_server_that_vanishes_is_noticed() {
     });
     stop.send(()).unwrap();
     let _ = thread.join();
+}
+
+#[test]
+fn a_server_that_stands_by_sends_its_callers_away_with_words() {
+    run(async {
+        let rig = Rig::start().await;
+        let client = rig.client(Role::Node).await;
+        let alive = Heartbeat { node: 1, incarnation: 1, load: Load::default() };
+        client.call(&alive).await.expect("it serves");
+        rig.server.stand(Standing::StandingBy("another one leads: 192.0.2.1:7".to_owned()));
+        // Who was served is told, and so is who comes.
+        let error = client.call(&alive).await.expect_err("it stands by").to_string();
+        assert!(error.contains("another one leads: 192.0.2.1:7"), "{error}");
+        let error = message(connect(&rig.config(Role::Node)).await);
+        assert!(error.contains("another one leads: 192.0.2.1:7"), "{error}");
+        rig.server.stand(Standing::Serving(rig.service.clone()));
+        rig.client(Role::Node).await.call(&alive).await.expect("it serves again");
+    });
 }

@@ -10,6 +10,7 @@ use kvplane_conductor::desk::DeskConfig;
 use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
 
 use crate::access::HttpToken;
+use crate::etcd::{EtcdConfig, EtcdConfigError};
 use crate::metadata::MetadataLimits;
 use crate::objects::ObjectsAccess;
 use crate::store::StoreError;
@@ -46,6 +47,9 @@ pub struct ControlConfig {
     /// Directory of the state and the authority's key, made with mode 0700 if its parent exists. Without one, nothing
     /// outlives the process and the authority is new each time.
     pub state_directory: Option<PathBuf>,
+    /// Keeps the state in etcd instead, which several control planes of one cluster share: one leads, the others stand
+    /// by. Needs `identity_directory`, and no `state_directory`.
+    pub etcd: Option<EtcdConfig>,
     /// Directory with `ca.pem`, `control.pem` and `control.key`, where the authority's key is kept elsewhere. Without
     /// one, the authority is in the state directory, or as old as the process. Either is looked at again while it runs.
     pub identity_directory: Option<PathBuf>,
@@ -72,6 +76,7 @@ impl ControlConfig {
             mooncake_metadata: None,
             conductor: None,
             state_directory: None,
+            etcd: None,
             identity_directory: None,
             publish: None,
             limits: Limits::DEFAULT,
@@ -90,6 +95,10 @@ pub enum StartError {
     Store(StoreError),
     /// The settings contradict each other or the stored state.
     Cluster(ClusterError),
+    /// The state in etcd cannot be used.
+    Etcd(EtcdConfigError),
+    /// The state is to be in etcd, and something is missing for that, or is too much.
+    EtcdShape(&'static str),
     /// What starting itself changes could not be made durable or published.
     FirstChange(String),
     /// The QUIC endpoint.
@@ -128,6 +137,8 @@ impl fmt::Display for StartError {
             }
             Self::Identity(error) => error.fmt(f),
             Self::Store(error) => error.fmt(f),
+            Self::Etcd(error) => error.fmt(f),
+            Self::EtcdShape(reason) => f.write_str(reason),
             Self::Cluster(error) => error.fmt(f),
             Self::FirstChange(reason) => f.write_str(reason),
             Self::Serve(error) => error.fmt(f),
@@ -168,6 +179,12 @@ impl std::error::Error for StartError {}
 impl From<IdentityError> for StartError {
     fn from(error: IdentityError) -> Self {
         Self::Identity(error)
+    }
+}
+
+impl From<EtcdConfigError> for StartError {
+    fn from(error: EtcdConfigError) -> Self {
+        Self::Etcd(error)
     }
 }
 

@@ -34,6 +34,9 @@ mod calls;
 /// Program and version, as callers see it.
 pub(crate) const SOFTWARE: &str = concat!("kvplane-control ", env!("CARGO_PKG_VERSION"));
 
+/// How often it is looked whether changes can be made again.
+const LOOK_AGAIN_NS: u64 = 100_000_000;
+
 pub(crate) struct Core {
     cluster: Cluster,
     store: Store,
@@ -187,6 +190,10 @@ impl Control {
     /// One input, and everything that follows from it.
     pub(crate) fn handle(&self, input: Input) -> Result<Reply, Refusal> {
         let mut core = self.core()?;
+        if let Some(reason) = core.store.doubt() {
+            // Time stands still for the cluster meanwhile, so nobody's silence counts either.
+            return Err(Refusal::new(RefusalCode::Storage, reason));
+        }
         let due_ns = core.cluster.poll_timeout();
         let reply = core.cluster.handle(input, self.now_ns());
         self.carry_out(&mut core)?;
@@ -227,7 +234,11 @@ impl Control {
             }
             let due_ns = self.core().ok().and_then(|mut core| {
                 let follow = core.follow.tick(self.now_ns());
-                [core.cluster.poll_timeout(), follow].into_iter().flatten().min()
+                let cluster = match core.store.doubt() {
+                    Some(_) => Some(self.now_ns() + LOOK_AGAIN_NS),
+                    None => core.cluster.poll_timeout(),
+                };
+                [cluster, follow].into_iter().flatten().min()
             });
             let due = async {
                 match due_ns {

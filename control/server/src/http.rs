@@ -27,7 +27,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -37,6 +37,7 @@ use crate::conductor::shim;
 use crate::control::{Control, SOFTWARE};
 use crate::counts::is_live;
 use crate::metadata::{Metadata, MetadataLimits};
+use crate::server::Role;
 
 /// Connections served at a time.
 const CONNECTIONS: usize = 64;
@@ -54,6 +55,8 @@ const METADATA: &str = "/metadata";
 const UNAUTHORIZED: i32 = -1;
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
 pub(crate) const JSON: &str = "application/json";
+const LEADS_HELP: &str = "# HELP kvplane_control_leads Whether this control plane leads, or stands by for another.\n\
+                          # TYPE kvplane_control_leads gauge\n";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// What is shown, and what is kept for others.
@@ -77,8 +80,22 @@ pub(crate) async fn listen(address: SocketAddr) -> io::Result<(TcpListener, Sock
 }
 
 /// Serves until dropped.
-pub(crate) async fn serve(listener: TcpListener, pages: Pages) {
-    let pages = Arc::new(pages);
+pub(crate) async fn serve(listener: Arc<TcpListener>, pages: Pages) {
+    serve_as(listener, Arc::new(Who::Leads(pages))).await;
+}
+
+/// Answers for a control plane that does not lead, until dropped.
+pub(crate) async fn stand_by(listener: Arc<TcpListener>, role: watch::Receiver<Role>) {
+    serve_as(listener, Arc::new(Who::StandsBy(role))).await;
+}
+
+/// Who answers.
+enum Who {
+    Leads(Pages),
+    StandsBy(watch::Receiver<Role>),
+}
+
+async fn serve_as(listener: Arc<TcpListener>, pages: Arc<Who>) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
@@ -97,10 +114,16 @@ pub(crate) async fn serve(listener: TcpListener, pages: Pages) {
     }
 }
 
-async fn connection(stream: TcpStream, from: IpAddr, pages: Arc<Pages>, _permit: OwnedSemaphorePermit) {
+async fn connection(stream: TcpStream, from: IpAddr, pages: Arc<Who>, _permit: OwnedSemaphorePermit) {
     let service = service_fn(move |request: Request<Incoming>| {
         let pages = pages.clone();
-        async move { Ok::<_, Infallible>(answer(&pages, from, request).await) }
+        async move {
+            let answer = match &*pages {
+                Who::Leads(pages) => answer(pages, from, request).await,
+                Who::StandsBy(role) => standby_answer(&role.borrow(), request.uri().path()),
+            };
+            Ok::<_, Infallible>(answer)
+        }
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -139,6 +162,33 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
     if status == StatusCode::UNAUTHORIZED {
         response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
+    response
+}
+
+/// What a standby says: that it is well, to probes; to all others, who leads.
+fn standby_answer(role: &Role, path: &str) -> Response<Full<Bytes>> {
+    let words = match role {
+        Role::StandsBy(words) => words.as_str(),
+        Role::Leads => "this control plane is about to lead",
+    };
+    let (status, content_type, body) = match path {
+        "/health" => {
+            let health = serde_json::json!({
+                "status": "ok",
+                "role": "standby",
+                "ha_state": "standby",
+                "service_ready": false,
+                "software": SOFTWARE,
+                "reason": words,
+            });
+            (StatusCode::OK, JSON, format!("{health}\n"))
+        }
+        "/metrics" => (StatusCode::OK, PROMETHEUS, format!("{LEADS_HELP}kvplane_control_leads 0\n")),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{words}\n")),
+    };
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 
@@ -190,7 +240,8 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
         }
         "/metrics" => {
             let conductor = control.conductor.as_ref().map(|conductor| conductor.metrics());
-            let text = control.counts.render(&view) + &conductor.unwrap_or_default();
+            let leads = format!("{LEADS_HELP}kvplane_control_leads 1\n");
+            let text = control.counts.render(&view) + &leads + &conductor.unwrap_or_default();
             (StatusCode::OK, PROMETHEUS, text.into())
         }
         _ => {

@@ -200,7 +200,7 @@ pub(crate) async fn listen(address: SocketAddr) -> io::Result<(TcpListener, Sock
 }
 
 /// Serves until dropped.
-pub(crate) async fn serve(listener: TcpListener, control: Arc<Control>, backend: String) {
+pub(crate) async fn serve(listener: Arc<TcpListener>, control: Arc<Control>, backend: String) {
     let (messages, _) = broadcast::channel(MESSAGES);
     let (count, counted) = watch::channel(0usize);
     let (fresh, wanted) = mpsc::channel(1);
@@ -210,7 +210,7 @@ pub(crate) async fn serve(listener: TcpListener, control: Arc<Control>, backend:
 }
 
 async fn accept(
-    listener: TcpListener,
+    listener: Arc<TcpListener>,
     messages: broadcast::Sender<Arc<[u8]>>,
     count: watch::Sender<usize>,
     fresh: mpsc::Sender<()>,

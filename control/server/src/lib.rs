@@ -4,8 +4,8 @@
 //! * [`ControlConfig`], [`StartError`]: settings, and what can be wrong with them.
 //! * [`MetadataLimits`]: what it keeps as a metadata server of Mooncake's engines.
 //! * `conductor`: hosts the pure `kvplane-conductor`, where that is switched on.
-//! * `control`: drives the pure `kvplane-cluster` and answers calls; `store`: its memory; `http`, `admin`, `counts`:
-//!   what it shows, and `access` to whom; `shards`, `tiers`, `follow`: what nodes report and are told.
+//! * `control`: drives the pure `kvplane-cluster` and answers calls; `store`, `etcd`: its memory; `http`, `admin`,
+//!   `counts`: what it shows, and `access` to whom; `shards`, `tiers`, `follow`: what nodes report and are told.
 //!
 //! It decides nothing itself and is on nobody's data path: with it down, puts and gets go on with the last map.
 
@@ -16,6 +16,7 @@ mod config;
 mod control;
 mod counts;
 mod credentials;
+mod etcd;
 mod follow;
 mod http;
 mod kv_events;
@@ -36,9 +37,10 @@ mod zmtp_peer;
 pub use access::HttpToken;
 pub use admin::shard_json;
 pub use config::{ControlConfig, StartError};
+pub use etcd::{EtcdConfig, EtcdConfigError};
 pub use kvplane_conductor::desk::DeskConfig;
 pub use metadata::MetadataLimits;
 pub use objects::{Objects, ObjectsAccess};
-pub use server::{ControlHandle, ControlServer, EndError, STATE_FILE};
+pub use server::{ControlHandle, ControlServer, EndError, Role, STATE_FILE};
 pub use store::StoreError;
 pub use tickets::TicketConfig;

@@ -3,41 +3,41 @@
 //!
 //! Starting is synchronous and complete: when [`ControlServer::start`] returns, the state is read, the ports are open
 //! and local processes can find it. Nothing is polled: the thread sleeps until a packet, a request or a deadline.
+//!
+//! With the state in etcd it may be one of several: then it stands by until it leads, and again when it does not lead
+//! any more. Ports stay open all the time; who calls a standby is told who leads.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use kvplane_cluster::Cluster;
-use kvplane_conductor::desk::DeskConfig;
 use kvplane_rpc::files::private_directory;
-use kvplane_rpc::{Authority, ClusterName, LocalCluster, Publication, Server, ServerConfig, Service, random_u64};
+use kvplane_rpc::{Authority, ClusterName, LocalCluster, Server, ServerConfig, Standing, random_u64};
 use tokio::net::TcpListener;
-use tokio::runtime::{Builder, Runtime};
-use tokio::sync::oneshot;
+use tokio::runtime::Builder;
+use tokio::sync::{oneshot, watch};
 
 use crate::access::Access;
-use crate::conductor::{Host, store_blocks};
 use crate::config::{ControlConfig, StartError};
-use crate::control::Control;
-use crate::credentials::{LOOK_AGAIN, Source};
+use crate::credentials::Source;
+use crate::etcd::Etcd;
 use crate::http;
 use crate::kv_events;
-use crate::metadata::MetadataLimits;
 use crate::store::Store;
-use crate::tickets::Tickets;
+use crate::tickets::Keep;
+
+mod running;
+
+use running::{Rest, Running, State, live, reachable};
 
 /// File of the state within the state directory.
 pub const STATE_FILE: &str = "state.redb";
 
 /// How long a dropped handle waits for its thread.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
-
-/// Of a shutdown, the time that callers get to learn of it.
-const GOODBYE: Duration = Duration::from_millis(500);
 
 /// Starts control planes.
 pub struct ControlServer;
@@ -70,6 +70,7 @@ pub struct ControlHandle {
     http_address: Option<SocketAddr>,
     events_address: Option<SocketAddr>,
     local: LocalCluster,
+    role: watch::Receiver<Role>,
     stop: Option<oneshot::Sender<()>>,
     ended: mpsc::Receiver<Result<(), EndError>>,
     /// What came out of `ended`, which gives it only once.
@@ -83,18 +84,13 @@ impl fmt::Debug for ControlHandle {
     }
 }
 
-/// What is up once a control plane has started.
-struct Running {
-    control: Arc<Control>,
-    server: Server,
-    http: Option<(TcpListener, SocketAddr)>,
-    events: Option<(TcpListener, SocketAddr)>,
-    access: Access,
-    metadata: Option<MetadataLimits>,
-    local: LocalCluster,
-    source: Source,
-    mark: Option<(Vec<u8>, Vec<u8>)>,
-    publication: Option<Publication>,
+/// Whether a control plane serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It leads: it is the one that serves.
+    Leads,
+    /// It stands by; in words, whom it leaves the lead to.
+    StandsBy(String),
 }
 
 impl ControlServer {
@@ -109,28 +105,29 @@ impl ControlServer {
         let body = move || {
             let up = Builder::new_current_thread().enable_all().build().map_err(StartError::Thread);
             let up = up.and_then(|runtime| {
-                let running = runtime.block_on(bring_up(config))?;
-                Ok((runtime, running))
+                let (running, state) = runtime.block_on(bring_up(config))?;
+                Ok((runtime, running, state))
             });
             match up {
                 // Whoever started us is waiting.
                 Err(error) => drop(started.send(Err(error))),
-                Ok((runtime, running)) => {
-                    let of = |listening: &Option<(TcpListener, SocketAddr)>| listening.as_ref().map(|(_, at)| *at);
+                Ok((runtime, running, state)) => {
+                    let of = |listening: &Listening| listening.as_ref().map(|(_, at)| *at);
                     let addresses = (running.server.address(), of(&running.http), of(&running.events));
-                    let _ = started.send(Ok((addresses, running.local.clone())));
-                    let _ = finished.send(live(&runtime, running, stopping));
+                    let _ = started.send(Ok((addresses, running.local.clone(), running.role.subscribe())));
+                    let _ = finished.send(runtime.block_on(live(running, state, stopping)));
                 }
             }
         };
         let thread =
             thread::Builder::new().name("kvplane-control".to_owned()).spawn(body).map_err(StartError::Thread)?;
         match starting.recv() {
-            Ok(Ok(((address, http_address, events_address), local))) => Ok(ControlHandle {
+            Ok(Ok(((address, http_address, events_address), local, role))) => Ok(ControlHandle {
                 address,
                 http_address,
                 events_address,
                 local,
+                role,
                 stop: Some(stop),
                 ended,
                 result: None,
@@ -143,13 +140,6 @@ impl ControlServer {
             }
         }
     }
-}
-
-/// The Conductor's host, where one is wanted; its hashes are salted by chance.
-fn host(config: Option<DeskConfig>) -> Result<Option<Arc<Host>>, StartError> {
-    let Some(mut config) = config else { return Ok(None) };
-    config.books.index.seed = random_u64()?;
-    Ok(Some(Arc::new(Host::new(config, random_u64()?))))
 }
 
 /// Whether nothing listens beyond loopback for whoever comes.
@@ -172,22 +162,56 @@ fn check_listeners(config: &ControlConfig) -> Result<(), StartError> {
     Ok(())
 }
 
-async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
-    let name = ClusterName::new(&config.cluster.cluster)?;
-    check_listeners(&config)?;
-    let fresh_id = random_u64()?;
-    let (store, records) = match &config.state_directory {
-        None => (Store::in_memory(fresh_id), Vec::new()),
-        Some(directory) => {
-            private_directory(directory).map_err(|error| StartError::Identity(error.into()))?;
-            // The state's lock comes first: it keeps a second process from making another authority.
-            Store::open(&directory.join(STATE_FILE), fresh_id)?
+/// Whether the state is in one place only.
+fn check_state(config: &ControlConfig) -> Result<(), StartError> {
+    match &config.etcd {
+        Some(_) if config.state_directory.is_some() => {
+            Err(StartError::EtcdShape("the state is to be in a directory and in etcd: choose one of them"))
+        }
+        Some(_) if config.identity_directory.is_none() => Err(StartError::EtcdShape(
+            "with the state in etcd, all control planes need certificates of one authority: give a directory with \
+             ca.pem, control.pem and control.key (--identity)",
+        )),
+        _ => Ok(()),
+    }
+}
+
+type Listening = Option<(Arc<TcpListener>, SocketAddr)>;
+
+/// The ports of HTTP and of events, where they are wanted.
+async fn listen(http: Option<SocketAddr>, events: Option<SocketAddr>) -> Result<(Listening, Listening), StartError> {
+    let shared = |(listener, at)| (Arc::new(listener), at);
+    let http = match http {
+        None => None,
+        Some(address) => {
+            let failed = |source| StartError::HttpListen { address, source };
+            Some(http::listen(address).await.map(shared).map_err(failed)?)
         }
     };
-    let tickets = config
-        .tickets
-        .map(|tickets| Tickets::open(&config.cluster.cluster, &tickets, config.state_directory.as_deref()));
-    let tickets = tickets.transpose()?;
+    let events = match events {
+        None => None,
+        Some(address) => {
+            let failed = |source| StartError::EventsListen { address, source };
+            Some(kv_events::listen(address).await.map(shared).map_err(failed)?)
+        }
+    };
+    Ok((http, events))
+}
+
+async fn bring_up(config: ControlConfig) -> Result<(Running, State), StartError> {
+    let name = ClusterName::new(&config.cluster.cluster)?;
+    check_listeners(&config)?;
+    check_state(&config)?;
+    let own = match (&config.state_directory, &config.etcd) {
+        (_, Some(_)) => None,
+        (None, None) => Some((Store::in_memory(random_u64()?), Vec::new(), Keep::Nowhere)),
+        (Some(directory), None) => {
+            private_directory(directory).map_err(|error| StartError::Identity(error.into()))?;
+            // The state's lock comes first: it keeps a second process from making another authority.
+            let (store, records) = Store::open(&directory.join(STATE_FILE), random_u64()?)?;
+            Some((store, records, Keep::Directory(directory.clone())))
+        }
+    };
     let source = match (config.identity_directory, config.state_directory) {
         (Some(directory), _) => Source::Issued(directory),
         (None, Some(directory)) => Source::Authority(directory),
@@ -195,12 +219,18 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     };
     let mark = source.mark();
     let credentials = source.read(&name)?;
-    let cluster = Cluster::new(config.cluster, records, 0).map_err(StartError::Cluster)?;
-    let control =
-        Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
-    let control = control.with_tenants(config.strict_tenants, config.objects).with_tickets(tickets);
-    let control = control.map_err(|refusal| StartError::FirstChange(refusal.reason))?;
-    let control = Arc::new(control.with_conductor(host(config.conductor)?));
+    let rest = Rest {
+        cluster: config.cluster,
+        tickets: config.tickets,
+        strict_tenants: config.strict_tenants,
+        objects: config.objects,
+        conductor: config.conductor,
+    };
+    let own = own.map(|(store, records, keep)| rest.control(store, records, keep)).transpose()?;
+    let standing = match &own {
+        Some(control) => Standing::Serving(control.clone()),
+        None => Standing::StandingBy("this control plane has not asked etcd yet".to_owned()),
+    };
     let server_config = ServerConfig {
         listen: config.listen,
         cluster: name.clone(),
@@ -208,22 +238,20 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
         trust: credentials.trust.clone(),
         limits: config.limits,
     };
-    let service: Arc<dyn Service> = control.clone();
-    let server = Server::start(&server_config, service).map_err(StartError::Serve)?;
-    let http = match config.http_listen {
-        None => None,
-        Some(address) => {
-            Some(http::listen(address).await.map_err(|source| StartError::HttpListen { address, source })?)
-        }
-    };
-    let events = match config.kv_events_listen {
-        None => None,
-        Some(address) => {
-            Some(kv_events::listen(address).await.map_err(|source| StartError::EventsListen { address, source })?)
-        }
-    };
+    let server = Server::start(&server_config, standing).map_err(StartError::Serve)?;
+    let (http, events) = listen(config.http_listen, config.kv_events_listen).await?;
     let reachable = reachable(server.address());
-    control.set_address(reachable);
+    let state = match (own, &config.etcd) {
+        (Some(control), _) => {
+            control.set_address(reachable);
+            State::Own(control)
+        }
+        (None, etcd) => {
+            let etcd = etcd.as_ref().ok_or(StartError::EtcdShape("there is no place for the state"))?;
+            let address = etcd.advertise.unwrap_or(reachable).to_string();
+            State::Shared(Etcd::start(etcd, name.as_str(), address)?)
+        }
+    };
     let local = LocalCluster::new(name, reachable, credentials.trust, credentials.local);
     let publication = match &config.publish {
         None => None,
@@ -231,72 +259,12 @@ async fn bring_up(config: ControlConfig) -> Result<Running, StartError> {
     };
     let access = Access { token: config.http_token, open_metadata: config.http_without_authentication_anywhere };
     let metadata = config.mooncake_metadata;
-    Ok(Running { control, server, http, events, access, metadata, local, source, mark, publication })
-}
-
-/// Takes certificates that have been replaced, for as long as it is asked to. What makes no sense is left alone: the
-/// former ones go on, and the next look may find files that are complete.
-async fn renew(
-    server: &Server,
-    source: &Source,
-    mut mark: Option<(Vec<u8>, Vec<u8>)>,
-    local: &LocalCluster,
-    publication: Option<&Publication>,
-) {
-    let mut look = tokio::time::interval(LOOK_AGAIN);
-    loop {
-        look.tick().await;
-        let seen = source.mark();
-        if seen.is_none() || seen == mark {
-            continue;
-        }
-        let Ok(found) = source.read(&local.cluster) else { continue };
-        if server.renew(&found.identity, &found.trust).is_err() {
-            continue;
-        }
-        let local = LocalCluster::new(local.cluster.clone(), local.control, found.trust, found.local);
-        if publication.is_some_and(|publication| publication.replace(&local).is_err()) {
-            continue;
-        }
-        mark = seen;
-    }
-}
-
-/// An address at which a process on this machine reaches a listener on `address`.
-fn reachable(address: SocketAddr) -> SocketAddr {
-    let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    SocketAddr::new(ip, address.port())
-}
-
-/// Runs until told to stop, the handle is gone, or the control plane fails.
-fn live(runtime: &Runtime, running: Running, stopping: oneshot::Receiver<()>) -> Result<(), EndError> {
-    let Running { control, server, http, events, access, metadata, local, source, mark, publication } = running;
-    runtime.block_on(async {
-        if let Some((listener, _)) = http {
-            let pages = http::Pages::new(control.clone(), access, metadata);
-            tokio::spawn(http::serve(listener, pages));
-        }
-        if let Some((listener, _)) = events {
-            let cluster = local.cluster.as_str().to_owned();
-            tokio::spawn(kv_events::serve(listener, control.clone(), cluster));
-        }
-        if let Some(conductor) = control.conductor.clone() {
-            tokio::spawn(store_blocks::follow(conductor.clone(), control.clone()));
-            tokio::spawn(async move { conductor.run().await });
-        }
-        let result = tokio::select! {
-            () = renew(&server, &source, mark, &local, publication.as_ref()) => Ok(()),
-            // Told, or the handle is gone: both mean to stop.
-            _ = stopping => Ok(()),
-            reason = control.run() => Err(EndError::Failed(reason)),
-        };
-        server.close(GOODBYE).await;
-        result
-    })
+    let role = watch::Sender::new(match &state {
+        State::Own(_) => Role::Leads,
+        State::Shared(_) => Role::StandsBy("etcd was just asked".to_owned()),
+    });
+    let running = Running { server, http, events, access, metadata, local, source, mark, publication, rest, role };
+    Ok((running, state))
 }
 
 impl ControlHandle {
@@ -322,6 +290,12 @@ impl ControlHandle {
     #[must_use]
     pub fn local(&self) -> &LocalCluster {
         &self.local
+    }
+
+    /// Whether it leads, or stands by for another.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.role.borrow().clone()
     }
 
     /// Waits up to `patience` for the control plane to end by itself; none while it runs.

@@ -1,4 +1,4 @@
-//! What the control plane remembers: records by key in one embedded redb file, or nothing.
+//! What the control plane remembers: records by key in one embedded redb file, in etcd ([`crate::etcd`]), or nothing.
 //!
 //! A commit is one transaction, synced before it returns, so a process killed at any point comes back with all it
 //! ever published. The file is locked while open: a second control plane on the same state is refused. Besides the
@@ -13,6 +13,8 @@ use std::{fmt, fs, io};
 
 use kvplane_cluster::{Change, Record, RecordError};
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
+
+use crate::etcd::Turn;
 
 const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
 const ABOUT: TableDefinition<'_, &str, u64> = TableDefinition::new("about");
@@ -48,6 +50,8 @@ pub enum StoreError {
         /// What the database said.
         reason: String,
     },
+    /// etcd did not take a change, or another control plane leads by now.
+    Etcd(String),
 }
 
 impl fmt::Display for StoreError {
@@ -72,15 +76,23 @@ impl fmt::Display for StoreError {
             Self::Database { path, action, reason } => {
                 write!(f, "cannot {action} the state file {}: {reason}", path.display())
             }
+            Self::Etcd(reason) => write!(f, "the state in etcd could not be changed: {reason}"),
         }
     }
 }
 
 impl std::error::Error for StoreError {}
 
+/// Where it is.
+enum Place {
+    Nowhere,
+    File(Database, PathBuf),
+    Etcd(Turn),
+}
+
 /// The durable state.
 pub(crate) struct Store {
-    file: Option<(Database, PathBuf)>,
+    place: Place,
     state_id: u64,
     /// Stands for a disk that fails, which a test cannot have.
     #[cfg(test)]
@@ -100,7 +112,7 @@ impl Store {
     /// A state that ends with the process.
     pub(crate) fn in_memory(state_id: u64) -> Self {
         Self {
-            file: None,
+            place: Place::Nowhere,
             state_id,
             #[cfg(test)]
             broken: false,
@@ -112,8 +124,21 @@ impl Store {
         let database = open_or_make(path, fresh_id)?;
         let state_id = identify(&database, path, fresh_id)?;
         let records = read_all(&database, path)?;
-        let store = Self { file: Some((database, path.to_owned())), ..Self::in_memory(state_id) };
+        let store = Self { place: Place::File(database, path.to_owned()), ..Self::in_memory(state_id) };
         Ok((store, records))
+    }
+
+    /// A state in etcd, for as long as this turn lasts.
+    pub(crate) fn in_etcd(turn: Turn, state_id: u64) -> Self {
+        Self { place: Place::Etcd(turn), ..Self::in_memory(state_id) }
+    }
+
+    /// Why nothing can be changed at present. Asked before a change begins; what was begun cannot be taken back.
+    pub(crate) fn doubt(&self) -> Option<String> {
+        match &self.place {
+            Place::Etcd(turn) => turn.doubt(),
+            Place::Nowhere | Place::File(..) => None,
+        }
     }
 
     /// Identity of this state.
@@ -128,7 +153,11 @@ impl Store {
             let (path, reason) = (PathBuf::from("broken"), "a test".to_owned());
             return Err(StoreError::Database { path, action: "sync", reason });
         }
-        let Some((database, path)) = &self.file else { return Ok(()) };
+        let (database, path) = match &self.place {
+            Place::Nowhere => return Ok(()),
+            Place::Etcd(turn) => return turn.commit(changes).map_err(StoreError::Etcd),
+            Place::File(database, path) => (database, path),
+        };
         let transaction = database.begin_write().map_err(failed(path, "write"))?;
         {
             let mut table = transaction.open_table(RECORDS).map_err(failed(path, "write"))?;

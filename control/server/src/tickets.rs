@@ -1,7 +1,7 @@
 //! Data tickets: the control plane makes them, and gives nodes the keys to check them with.
 //!
-//! With a state directory the keys outlive the process, in a file of their own that only the user can read: so a
-//! restart changes nothing for who holds a ticket.
+//! With a state directory the keys outlive the process, in a file of their own that only the user can read, and with
+//! the state in etcd they are there: so a restart changes nothing for who holds a ticket.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use kvplane_ticket::{Mint, Rights, Role as HolderRole, Terms, TicketKey};
 
 use crate::config::StartError;
 use crate::control::Control;
+use crate::etcd::Turn;
 
 /// File of the keys within the state directory.
 pub(crate) const KEYS_FILE: &str = "ticket.keys";
@@ -37,10 +38,19 @@ impl Default for TicketConfig {
 }
 
 /// What makes tickets, and where its keys are kept.
-#[derive(Debug)]
 pub(crate) struct Tickets {
     mint: Mint,
-    file: Option<PathBuf>,
+    keep: Keep,
+}
+
+/// Where the keys are kept.
+pub(crate) enum Keep {
+    /// Nowhere: they are as old as the process.
+    Nowhere,
+    /// In a directory.
+    Directory(PathBuf),
+    /// In etcd, where these are.
+    Etcd(Turn, Option<String>),
 }
 
 fn unix_seconds() -> u64 {
@@ -48,25 +58,38 @@ fn unix_seconds() -> u64 {
 }
 
 impl Tickets {
-    /// With the keys in this directory, or new ones.
-    pub(crate) fn open(cluster: &str, config: &TicketConfig, directory: Option<&Path>) -> Result<Self, StartError> {
+    /// With the keys that are kept, or new ones.
+    pub(crate) fn open(cluster: &str, config: &TicketConfig, keep: Keep) -> Result<Self, StartError> {
         let (now, times) = (unix_seconds(), (config.lifetime_s, config.key_term_s));
         let mut mint = Mint::new(cluster, times, now, random_bytes).map_err(StartError::Identity)?;
-        let file = directory.map(|directory| directory.join(KEYS_FILE));
-        if let Some(path) = file.as_deref().filter(|path| path.exists()) {
-            let text = read_private(path, FILE_BYTES).map_err(|error| StartError::Identity(error.into()))?;
-            let keys = parse(&text).ok_or_else(|| StartError::TicketKeys(path.to_owned()))?;
-            mint.resume(keys, now);
+        let (kept, place) = match &keep {
+            Keep::Nowhere => (None, PathBuf::new()),
+            Keep::Etcd(_, kept) => (kept.clone(), PathBuf::from("the key \"tickets\" in etcd")),
+            Keep::Directory(directory) => {
+                let path = directory.join(KEYS_FILE);
+                let read = |path: &Path| read_private(path, FILE_BYTES).map_err(|error| error.into());
+                let text = path.exists().then(|| read(&path)).transpose().map_err(StartError::Identity)?;
+                (text, path)
+            }
+        };
+        if let Some(text) = kept {
+            mint.resume(parse(&text).ok_or(StartError::TicketKeys(place))?, now);
         }
-        let tickets = Self { mint, file };
+        let tickets = Self { mint, keep };
         tickets.save().map_err(|refusal| StartError::FirstChange(refusal.reason))?;
         Ok(tickets)
     }
 
     fn save(&self) -> Result<(), Refusal> {
-        let Some(path) = &self.file else { return Ok(()) };
-        let storage = |error: kvplane_rpc::files::FileError| Refusal::new(RefusalCode::Storage, error.to_string());
-        write_private(path, shown(&self.mint).as_bytes()).map_err(storage)
+        let storage = |reason: String| Refusal::new(RefusalCode::Storage, reason);
+        match &self.keep {
+            Keep::Nowhere => Ok(()),
+            Keep::Directory(directory) => {
+                let path = directory.join(KEYS_FILE);
+                write_private(&path, shown(&self.mint).as_bytes()).map_err(|error| storage(error.to_string()))
+            }
+            Keep::Etcd(turn, _) => turn.keep_tickets(&shown(&self.mint)).map_err(storage),
+        }
     }
 
     /// Takes another key into use when it is time, or at once.

@@ -4,12 +4,13 @@
 //! 2 for a command line that makes no sense, and 3 for a benchmark that had nothing to run.
 
 mod command;
+mod config_file;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use command::{Command, NothingRun};
 
 /// The KV-cache dataplane for LLM serving.
@@ -32,7 +33,20 @@ fn main() -> ExitCode {
     if words.get(1).is_some_and(|word| TOOLS.iter().any(|tool| *word == **tool)) {
         words.iter_mut().skip(2).for_each(gnu_style);
     }
-    match Arguments::parse_from(words).command.run() {
+    let from_file = match config_file::merge(&mut words, &Arguments::command()) {
+        Ok(from_file) => from_file,
+        Err(error) => {
+            eprintln!("kvplane: {error}");
+            return ExitCode::from(USAGE);
+        }
+    };
+    let arguments = Arguments::try_parse_from(words).unwrap_or_else(|error| {
+        if let Some(place) = from_file.place(&error) {
+            eprintln!("kvplane: {place}: see below");
+        }
+        error.exit()
+    });
+    match arguments.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kvplane: {error}");
@@ -40,6 +54,9 @@ fn main() -> ExitCode {
         }
     }
 }
+
+/// Exit status of a command line, or a file of settings, that makes no sense.
+const USAGE: u8 = 2;
 
 /// Exit status of a benchmark none of whose cases could run.
 const NOTHING_RUN: u8 = 3;

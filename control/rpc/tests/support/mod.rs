@@ -15,7 +15,7 @@ use kvplane_proto::rng::Rng;
 use kvplane_rpc::message::*;
 use kvplane_rpc::{
     Authority, Caller, Client, ClientConfig, ClusterName, ConnectError, Event, ItemFrame, Limits, MapFrame, Refusal,
-    RefusalCode, Role, ServeError, Server, ServerConfig, Service, item_frame,
+    RefusalCode, Role, ServeError, Server, ServerConfig, Service, Standing, item_frame,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -255,7 +255,7 @@ pub async fn serve(authority: &Authority, listen: SocketAddr, service: &Arc<Reco
     };
     // A server that was just closed gives its port back when its runtime comes to it.
     loop {
-        match Server::start(&config, service.clone()) {
+        match Server::start(&config, Standing::Serving(service.clone())) {
             Err(ServeError::Listen { source, .. }) if source.kind() == ErrorKind::AddrInUse => {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }

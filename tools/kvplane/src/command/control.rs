@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
 use kvplane_server::{
-    ControlConfig, ControlHandle, ControlServer, DeskConfig, HttpToken, MetadataLimits, ObjectsAccess, TicketConfig,
+    ControlConfig, ControlHandle, ControlServer, DeskConfig, EtcdConfig, HttpToken, MetadataLimits, ObjectsAccess,
+    Role, TicketConfig,
 };
 
 use super::objects::Asked;
@@ -76,6 +77,9 @@ pub(crate) struct Http {
 /// The control plane.
 #[derive(Args)]
 pub(crate) struct Control {
+    /// TOML file with settings: its keys are the names of these flags, which count instead where both are given.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Name of the cluster.
     #[arg(long, default_value = "kvplane")]
     cluster: String,
@@ -84,9 +88,17 @@ pub(crate) struct Control {
     listen: SocketAddr,
     #[command(flatten)]
     http: Http,
-    /// Directory of the state and of the authority's key; it survives a kill.
-    #[arg(long)]
+    /// Where the state is, which survives a kill: a directory, which then has the authority's key too; or
+    /// etcd://HOST:PORT,HOST:PORT for several control planes of one cluster, of which one leads and the others stand
+    /// by.
+    #[arg(long, value_name = "DIRECTORY or etcd://...")]
     state: PathBuf,
+    /// Directory with ca.pem, client.pem and client.key for an etcd that is not on loopback.
+    #[arg(long, value_name = "DIRECTORY")]
+    etcd_certs: Option<PathBuf>,
+    /// Where this control plane is reached, as standbys tell who calls them; else the address of --listen.
+    #[arg(long, value_name = "ADDRESS")]
+    advertise: Option<SocketAddr>,
     /// Directory with ca.pem, control.pem and control.key, where the authority's key is kept elsewhere (kvplane ctl
     /// cert). Without it, the authority is in --state, and processes of this user find identities in the runtime
     /// directory.
@@ -112,6 +124,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) cluster: &'a str,
     pub(crate) listen: SocketAddr,
     pub(crate) state: Option<PathBuf>,
+    /// The state in etcd, instead.
+    pub(crate) etcd: Option<EtcdConfig>,
     pub(crate) identity: Option<PathBuf>,
     pub(crate) replicas: u8,
     pub(crate) runtime_directory: Option<&'a PathBuf>,
@@ -120,7 +134,7 @@ pub(crate) struct Setup<'a> {
 }
 
 pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Failure> {
-    let Setup { cluster, listen, state, identity, replicas, runtime_directory, tickets } = setup;
+    let Setup { cluster, listen, state, etcd, identity, replicas, runtime_directory, tickets } = setup;
     let publish = match runtime_directory {
         Some(path) => RuntimeDirectory::at(path),
         None => RuntimeDirectory::of_user()?,
@@ -139,8 +153,10 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
     config.objects = ObjectsAccess(Some(Arc::new(asked)));
     config.tickets = tickets;
     config.state_directory = state;
+    // One that may stand by is named by who calls it; what it left here would say that it leads.
+    config.publish = etcd.is_none().then_some(publish);
+    config.etcd = etcd;
     config.identity_directory = identity;
-    config.publish = Some(publish);
     Ok(ControlServer::start(config)?)
 }
 
@@ -169,10 +185,12 @@ impl Http {
 
 impl Control {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        let (state, etcd) = self.place()?;
         let setup = Setup {
             cluster: &self.cluster,
             listen: self.listen,
-            state: Some(self.state.clone()),
+            state,
+            etcd,
             identity: self.identity.clone(),
             replicas: self.replicas,
             runtime_directory: self.runtime_directory.as_ref(),
@@ -182,7 +200,33 @@ impl Control {
         let mut control = start(setup, &self.http)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, control.address());
         self.http.announce(&control);
-        stop::wait(|| watch(&mut control))?;
+        let mut role = self.place()?.1.is_none().then_some(Role::Leads);
+        stop::wait(|| {
+            let now = control.role();
+            if role.as_ref() != Some(&now) {
+                match &now {
+                    Role::Leads => println!("it leads"),
+                    Role::StandsBy(words) => println!("{words}"),
+                }
+                role = Some(now);
+            }
+            watch(&mut control)
+        })?;
         Ok(control.shutdown(SHUTDOWN)?)
+    }
+
+    /// Where the state is: in a directory, or in etcd.
+    fn place(&self) -> Result<(Option<PathBuf>, Option<EtcdConfig>), Failure> {
+        let text = self.state.to_str().filter(|text| EtcdConfig::is_one(text));
+        match text {
+            Some(text) => {
+                let etcd = EtcdConfig::parse(text, self.etcd_certs.clone())?;
+                Ok((None, Some(EtcdConfig { advertise: self.advertise, ..etcd })))
+            }
+            None if self.etcd_certs.is_some() || self.advertise.is_some() => {
+                Err("--etcd-certs and --advertise are for a state in etcd: --state etcd://HOST:PORT".into())
+            }
+            None => Ok((Some(self.state.clone()), None)),
+        }
     }
 }

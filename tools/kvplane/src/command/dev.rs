@@ -11,6 +11,9 @@ use super::{Failure, control, stop};
 /// Control plane and one storage node in one process.
 #[derive(Args)]
 pub(crate) struct Dev {
+    /// TOML file with settings: its keys are the names of these flags, which count instead where both are given.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Name of the cluster: what local clients ask for.
     #[arg(long, default_value = "dev")]
     cluster: String,
@@ -39,6 +42,7 @@ impl Dev {
             cluster: &self.cluster,
             listen: self.control,
             state,
+            etcd: None,
             identity: None,
             replicas: 1,
             runtime_directory: self.shape.runtime_directory.as_ref(),

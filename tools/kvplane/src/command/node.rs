@@ -42,6 +42,9 @@ impl From<RdmaChoice> for RdmaUse {
 /// A storage node.
 #[derive(Args)]
 pub(crate) struct Node {
+    /// TOML file with settings: its keys are the names of these flags, which count instead where both are given.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Name of the cluster; its control plane is found in the user's runtime directory.
     #[arg(long, default_value = "kvplane")]
     cluster: String,

@@ -1,16 +1,14 @@
 //! A cluster whose certificates come from an operator: nobody finds anything in a runtime directory, everybody shows
 //! what `kvplane ctl cert` issued.
 
-use std::net::SocketAddr;
-
 use crate::support::{Outcome, Process, Workplace, finish, wait_until};
 
 /// `kvplane ctl cert` with these arguments.
-fn cert(place: &Workplace, arguments: &[&str]) -> Outcome {
+pub(crate) fn cert(place: &Workplace, arguments: &[&str]) -> Outcome {
     finish(place.bare(&[&["ctl", "--cluster", &place.cluster, "cert"], arguments].concat()), &[])
 }
 
-fn issue(place: &Workplace, out: &str, role: &str, more: &[&str]) {
+pub(crate) fn issue(place: &Workplace, out: &str, role: &str, more: &[&str]) {
     let (authority, out) = (place.path("ca"), place.path(out));
     let fixed = ["issue", role, "--authority", authority.to_str().unwrap(), "--out", out.to_str().unwrap()];
     let said = cert(place, &[&fixed, more].concat()).text();
@@ -18,7 +16,7 @@ fn issue(place: &Workplace, out: &str, role: &str, more: &[&str]) {
 }
 
 /// The operator's tools with the certificates of this directory.
-fn ctl(place: &Workplace, control: SocketAddr, identity: &str, arguments: &[&str]) -> Outcome {
+pub(crate) fn ctl(place: &Workplace, control: &impl ToString, identity: &str, arguments: &[&str]) -> Outcome {
     let (at, identity) = (control.to_string(), place.path(identity));
     let whom = ["--control", &at, "--identity", identity.to_str().unwrap()];
     finish(place.bare(&[&["ctl", "--cluster", &place.cluster][..], arguments, &whom].concat()), &[])
@@ -41,7 +39,7 @@ fn control(place: &Workplace) -> Process {
     control
 }
 
-fn node(place: &Workplace, control: SocketAddr, identity: &str, number: &str) -> Process {
+pub(crate) fn node(place: &Workplace, control: &impl ToString, identity: &str, number: &str) -> Process {
     let (at, identity, run) = (control.to_string(), place.path(identity), place.runtime());
     Process::start(place.bare(&[
         "node",
@@ -62,7 +60,7 @@ fn node(place: &Workplace, control: SocketAddr, identity: &str, number: &str) ->
     ]))
 }
 
-fn authority(place: &Workplace) -> String {
+pub(crate) fn authority(place: &Workplace) -> String {
     place.path("ca").to_str().unwrap().to_owned()
 }
 
@@ -77,19 +75,19 @@ fn a_cluster_of_issued_certificates_lets_in_whom_they_say() {
     issue(&place, "people", "admin", &[]);
     let plane = control(&place);
     let at = plane.quic();
-    let serving = node(&place, at, "seven", "7");
+    let serving = node(&place, &at, "seven", "7");
     serving.wait_for("node 7 with");
-    node(&place, at, "seven", "8").wait_for("may not speak for node 8");
+    node(&place, &at, "seven", "8").wait_for("may not speak for node 8");
 
-    ctl(&place, at, "people", &["put", "a", file(&place)]).well();
-    assert_eq!(ctl(&place, at, "people", &["get", "a"]).well(), b"issued");
-    let status = ctl(&place, at, "people", &["status"]).text();
+    ctl(&place, &at, "people", &["put", "a", file(&place)]).well();
+    assert_eq!(ctl(&place, &at, "people", &["get", "a"]).well(), b"issued");
+    let status = ctl(&place, &at, "people", &["status"]).text();
     assert!(status.lines().any(|line| line.trim_start().starts_with("7 ")), "{status}");
     // Nothing of it lies about for others of this user.
     let local = finish(place.command(&["ctl", "status"]), &[]);
     local.failed(1, &["left no identity of role admin", "--identity"]);
     // A node's certificate is none of an operator's, and a directory without one says which file is missing.
-    ctl(&place, at, "seven", &["status"]).failed(1, &["admin.pem"]);
+    ctl(&place, &at, "seven", &["status"]).failed(1, &["admin.pem"]);
     // Half of a place is none.
     finish(place.bare(&["ctl", "--control", "127.0.0.1:9", "status"]), &[]).failed(2, &["--identity"]);
 }
@@ -108,17 +106,17 @@ fn another_authority_takes_over_from_one_that_leaked() {
     issue(&place, "old", "admin", &[]);
     let mut plane = control(&place);
     let at = plane.quic();
-    ctl(&place, at, "old", &["status"]).well();
+    ctl(&place, &at, "old", &["status"]).well();
 
     cert(&place, &["rotate", "--authority", &ca]).well();
     cert(&place, &["rotate", "--authority", &ca]).failed(1, &["retire"]);
     issue(&place, "new", "admin", &[]);
     issue(&place, "plane", "control", &[]);
     // The control plane looks for itself, and then shows what only those know who have the new ca.pem.
-    let status = |identity: &str| ctl(&place, at, identity, &["status"]).status.success();
+    let status = |identity: &str| ctl(&place, &at, identity, &["status"]).status.success();
     assert!(wait_until(|| (status("new") && !status("old")).then_some(())).is_some(), "{:?}", plane.said());
     std::fs::copy(place.path("ca").join("ca.pem"), place.path("old").join("ca.pem")).unwrap();
-    ctl(&place, at, "old", &["status"]).well();
+    ctl(&place, &at, "old", &["status"]).well();
 
     cert(&place, &["retire", "--authority", &ca]).well();
     issue(&place, "plane", "control", &[]);

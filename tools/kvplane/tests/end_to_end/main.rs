@@ -9,13 +9,17 @@ mod arguments;
 mod certificates;
 mod classes;
 mod commands;
+mod config_files;
 mod counted;
 mod deploy;
 mod disks;
+mod etcd;
 mod fuse;
 mod keeping;
 mod keys;
 mod kills;
+#[path = "../../../../control/etcd/tests/launch/mod.rs"]
+mod launch;
 mod moves;
 #[path = "../../../../control/agent/tests/network/mod.rs"]
 mod network;

@@ -69,7 +69,7 @@ pub struct Package {
 }
 
 /// Every package, in the order in which they are listed.
-pub const ALL: [Package; 13] = [
+pub const ALL: [Package; 14] = [
     Package {
         debian: "gcc",
         fedora: "gcc",
@@ -85,6 +85,14 @@ pub const ALL: [Package; 13] = [
         purpose: "the C library's headers and start files, which cc needs and only recommends",
         group: Group::Build,
         probe: Probe::Database,
+    },
+    Package {
+        debian: "etcd-server",
+        fedora: "etcd",
+        arch: "etcd",
+        purpose: "a real etcd, over which tests run several control planes",
+        group: Group::Build,
+        probe: Probe::Program("etcd"),
     },
     Package {
         debian: "iperf3",

@@ -19,7 +19,7 @@ enum Uses {
 }
 
 /// Each package of ours and what it may name, from the inner ring outwards.
-const EDGES: [(&str, Uses); 22] = [
+const EDGES: [(&str, Uses); 23] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-ticket", Uses::Only(&[])),
@@ -44,7 +44,8 @@ const EDGES: [(&str, Uses); 22] = [
         ]),
     ),
     ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster"])),
-    ("kvplane-mooncake", Uses::Only(&["kvplane-proto", "kvplane-sys"])),
+    ("kvplane-etcd", Uses::Only(&[])),
+    ("kvplane-mooncake", Uses::Only(&["kvplane-etcd", "kvplane-proto", "kvplane-sys"])),
     (
         "kvplane-server",
         Uses::Only(&[
@@ -52,6 +53,7 @@ const EDGES: [(&str, Uses); 22] = [
             "kvplane-cluster",
             "kvplane-conductor",
             "kvplane-rpc",
+            "kvplane-etcd",
             "kvplane-mooncake",
             "kvplane-ticket",
         ]),
@@ -102,9 +104,9 @@ const HOMES: [(&str, &[&str]); 23] = [
     ("regex", &["kvplane"]),
     ("ring", &["kvplane-ticket"]),
     ("roxmltree", &["kvplane-topology"]),
-    ("rustls", &["kvplane-rpc"]),
+    ("rustls", &["kvplane-rpc", "kvplane-etcd"]),
     ("tokio", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
-    ("ureq", &["kvplane-mooncake"]),
+    ("ureq", &["kvplane-etcd"]),
     ("xxhash-rust", &["kvplane-proto"]),
 ];
 

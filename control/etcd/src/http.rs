@@ -1,0 +1,183 @@
+//! HTTP as a client, with a deadline and limits.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ureq::Agent;
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
+
+const JSON: &str = "application/json";
+/// What servers say in an error is not longer than this.
+const ERROR_BYTES: usize = 4096;
+
+/// Methods that are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// `GET`
+    Get,
+    /// `PUT`, of JSON
+    Put,
+    /// `POST`, of JSON
+    Post,
+    /// `DELETE`
+    Delete,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HttpError {
+    /// Not by the deadline.
+    Deadline {
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The answer is longer than allowed.
+    TooLong {
+        /// How long it may be.
+        max_bytes: usize,
+    },
+    /// Anything else, in words.
+    Failed(String),
+}
+
+impl fmt::Display for HttpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Deadline { waited } => write!(f, "no answer within {} ms", waited.as_millis()),
+            Self::TooLong { max_bytes } => write!(f, "the answer has more than {max_bytes} bytes"),
+            Self::Failed(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl std::error::Error for HttpError {}
+
+/// Files of certificates that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificatesError {
+    /// Which file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl fmt::Display for CertificatesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot use {}: {}", self.path.display(), self.reason)
+    }
+}
+
+impl std::error::Error for CertificatesError {}
+
+/// Whom a client trusts over TLS, and who it is there.
+#[derive(Clone, Debug)]
+pub struct Certificates(TlsConfig);
+
+impl Certificates {
+    /// From a directory with `ca.pem`, and `client.pem` with `client.key` where the server wants to know its clients.
+    ///
+    /// # Errors
+    /// When a file is missing or holds something else.
+    pub fn read(directory: &Path) -> Result<Self, CertificatesError> {
+        let failed = |name: &str, reason: String| CertificatesError { path: directory.join(name), reason };
+        let read = |name: &str| std::fs::read(directory.join(name)).map_err(|error| failed(name, error.to_string()));
+        let certificate =
+            |name: &str| Certificate::from_pem(&read(name)?).map_err(|error| failed(name, error.to_string()));
+        let roots = RootCerts::new_with_certs(&[certificate("ca.pem")?]);
+        let client = if directory.join("client.pem").exists() {
+            let key =
+                PrivateKey::from_pem(&read("client.key")?).map_err(|error| failed("client.key", error.to_string()))?;
+            Some(ClientCert::new_with_certs(&[certificate("client.pem")?], key))
+        } else {
+            None
+        };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = TlsConfig::builder()
+            .root_certs(roots)
+            .client_cert(client)
+            .unversioned_rustls_crypto_provider(provider)
+            .build();
+        Ok(Self(config))
+    }
+}
+
+/// A client without proxies and redirects.
+#[derive(Debug)]
+pub struct Http {
+    agent: Agent,
+    max_bytes: usize,
+}
+
+impl Http {
+    /// A client that makes a connection for each request, and takes answers of so many bytes.
+    #[must_use]
+    pub fn new(max_bytes: usize) -> Self {
+        Self::with(max_bytes, 0, None)
+    }
+
+    /// A client that keeps a few connections for the requests that follow, over TLS where there are certificates.
+    #[must_use]
+    pub fn kept(max_bytes: usize, certificates: Option<Certificates>) -> Self {
+        Self::with(max_bytes, 4, certificates)
+    }
+
+    fn with(max_bytes: usize, idle_connections: usize, certificates: Option<Certificates>) -> Self {
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .proxy(None)
+            .max_idle_connections(idle_connections)
+            .max_idle_connections_per_host(idle_connections)
+            .user_agent(concat!("kvplane/", env!("CARGO_PKG_VERSION")));
+        let config = match certificates {
+            Some(Certificates(tls)) => config.tls_config(tls).https_only(true),
+            None => config,
+        };
+        Self { agent: config.build().new_agent(), max_bytes }
+    }
+
+    /// Status and body of the answer.
+    ///
+    /// # Errors
+    /// When there is none by the deadline, or it is too long.
+    pub fn exchange(
+        &self,
+        method: Method,
+        url: &str,
+        body: &[u8],
+        deadline: Instant,
+    ) -> Result<(u16, Vec<u8>), HttpError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(HttpError::Failed("the deadline has passed".to_owned()));
+        }
+        let limit = Some(left);
+        let answer = match method {
+            Method::Get => self.agent.get(url).config().timeout_global(limit).build().call(),
+            Method::Delete => self.agent.delete(url).config().timeout_global(limit).build().call(),
+            Method::Put => self.agent.put(url).config().timeout_global(limit).build().content_type(JSON).send(body),
+            Method::Post => self.agent.post(url).config().timeout_global(limit).build().content_type(JSON).send(body),
+        };
+        let mut answer = answer.map_err(|error| in_words(&error, left))?;
+        let status = answer.status().as_u16();
+        let max_bytes = if status == 200 { self.max_bytes } else { ERROR_BYTES };
+        // One more than allowed, to tell an answer that just fits from one that does not.
+        let body = answer.body_mut().with_config().limit(max_bytes as u64 + 1).read_to_vec();
+        match body {
+            Ok(body) if body.len() <= max_bytes => Ok((status, body)),
+            _ if status != 200 => Ok((status, Vec::new())),
+            Ok(_) | Err(ureq::Error::BodyExceedsLimit(_)) => Err(HttpError::TooLong { max_bytes }),
+            Err(error) => Err(in_words(&error, left)),
+        }
+    }
+}
+
+fn in_words(error: &ureq::Error, waited: Duration) -> HttpError {
+    match error {
+        ureq::Error::Timeout(_) => HttpError::Deadline { waited },
+        error => HttpError::Failed(error.to_string()),
+    }
+}

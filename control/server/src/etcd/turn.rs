@@ -1,0 +1,245 @@
+//! The thread that talks to etcd: campaigns, leads, beats, and gives the lead away.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use kvplane_etcd::{Compare, Entry, Gateway, Operation, Outcome, Range};
+use kvplane_rpc::random_u64;
+use tokio::sync::watch;
+
+use super::campaign::{Campaign, Verdict};
+use super::records::{Fenced, Keys, ReadError, fence};
+use super::{BEAT, CALL, Command, LOOK, Led, Place, STEP_ASIDE};
+
+/// Everything that the thread has.
+pub(super) struct Turns {
+    gateway: Gateway,
+    keys: Keys,
+    /// Where callers reach us.
+    address: String,
+    commands: Receiver<Command>,
+    place: watch::Sender<Place>,
+    doubtful: Arc<AtomicBool>,
+    started: Instant,
+}
+
+/// How a turn began.
+struct Begun {
+    turn: u64,
+    leader: Vec<u8>,
+    changes: u64,
+}
+
+/// Why a turn, or a wait for one, is over.
+enum Over {
+    /// It is to end.
+    Told,
+    /// Another leads, or etcd is away: in words.
+    Lost(String),
+    /// Nothing can be done here.
+    Failed(String),
+}
+
+impl Turns {
+    pub(super) fn new(
+        gateway: Gateway,
+        keys: Keys,
+        address: String,
+        commands: Receiver<Command>,
+        place: watch::Sender<Place>,
+        doubtful: Arc<AtomicBool>,
+    ) -> Self {
+        Self { gateway, keys, address, commands, place, doubtful, started: Instant::now() }
+    }
+
+    /// Until it is told to end, or cannot go on.
+    pub(super) fn run(self) {
+        loop {
+            let over = match self.campaign() {
+                Ok(begun) => self.lead(begun),
+                Err(over) => over,
+            };
+            match over {
+                Over::Told => return,
+                Over::Lost(reason) => {
+                    self.place.send_replace(Place::Asking(reason));
+                }
+                Over::Failed(reason) => {
+                    self.place.send_replace(Place::Failed(reason));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Waits for a command for so long; changes are refused, as no turn lasts. True when it is to end.
+    fn rest(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        loop {
+            match self.commands.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Command::Resign) | Err(RecvTimeoutError::Disconnected) => return true,
+                Ok(Command::Commit { done, .. }) => {
+                    // Whoever asked may be gone.
+                    let _ = done.send(Err("another control plane may lead".to_owned()));
+                }
+                Ok(Command::Abandon { .. }) => {}
+                Err(RecvTimeoutError::Timeout) => return false,
+            }
+        }
+    }
+
+    /// Stands by until nobody leads, and takes the lead.
+    fn campaign(&self) -> Result<Begun, Over> {
+        let turn = random_u64().map_err(|error| Over::Failed(error.to_string()))?;
+        let leader = format!("{turn:016x} {}", self.address).into_bytes();
+        let key = self.keys.of(b"leader");
+        let mut campaign = Campaign::default();
+        loop {
+            let range = Range { from: &key, to: &[], limit: 1, revision: 0 };
+            match self.gateway.range(&range, Instant::now() + CALL) {
+                Err(error) => {
+                    self.place.send_replace(Place::Asking(error.to_string()));
+                }
+                Ok(found) => {
+                    let entry = found.entries.first();
+                    let verdict = campaign.saw(self.started.elapsed(), entry.map(|entry| entry.modified));
+                    let compare = match verdict {
+                        // An attempt whose answer was lost.
+                        _ if entry.is_some_and(|entry| entry.value == leader) => {
+                            return Ok(Begun { turn, leader, changes: 0 });
+                        }
+                        Verdict::Wait => None,
+                        Verdict::Vacant => Some(Compare::Absent(&key)),
+                        Verdict::Silent(modified) => Some(Compare::Modified(&key, modified)),
+                    };
+                    match compare {
+                        Some(compare) if self.take(&compare, turn, &leader) => {
+                            return Ok(Begun { turn, leader, changes: 0 });
+                        }
+                        Some(_) => {}
+                        None => self.follow(entry),
+                    }
+                }
+            }
+            if self.rest(LOOK) {
+                return Err(Over::Told);
+            }
+        }
+    }
+
+    fn follow(&self, entry: Option<&Entry>) {
+        let text = String::from_utf8_lossy(entry.map_or(&[], |entry| &entry.value)).into_owned();
+        let address = text.split_once(' ').map_or("", |(_, address)| address).to_owned();
+        self.place.send_if_modified(|place| {
+            let known = matches!(place, Place::Follows(known) if *known == address);
+            if !known {
+                *place = Place::Follows(address);
+            }
+            !known
+        });
+    }
+
+    /// Takes the lead, if that still holds.
+    fn take(&self, compare: &Compare<'_>, turn: u64, leader: &[u8]) -> bool {
+        let (key, fence_key, first) = (self.keys.of(b"leader"), self.keys.of(b"fence"), fence(turn, 0));
+        let operations = [Operation::Put(&key, leader), Operation::Put(&fence_key, &first)];
+        let taken = self.gateway.transact(&[*compare], &operations, &[], Instant::now() + CALL);
+        // Where it is not known, the next look shows it.
+        matches!(taken, Ok(Outcome::Done))
+    }
+
+    /// Leads until that is over.
+    fn lead(&self, mut begun: Begun) -> Over {
+        let fresh_id = match random_u64() {
+            Ok(id) => id,
+            Err(error) => return Over::Failed(error.to_string()),
+        };
+        let turn = begun.turn;
+        let led = match self.fenced(&mut begun, |fenced| fenced.take_over(fresh_id)) {
+            Ok(stored) => Led {
+                turn,
+                state_id: stored.state_id.unwrap_or(fresh_id),
+                records: stored.records,
+                tickets: stored.tickets,
+            },
+            Err(ReadError::Gateway(error)) => return Over::Lost(error.to_string()),
+            Err(ReadError::Damaged(reason)) => {
+                self.resign(&begun);
+                return Over::Failed(format!("{reason}: restore a copy, or remove the keys of the cluster"));
+            }
+        };
+        self.doubtful.store(false, Ordering::Release);
+        self.place.send_replace(Place::Leads(Arc::new(led)));
+        self.serve(&mut begun)
+    }
+
+    /// Makes changes in this turn, which counts them.
+    fn fenced<T>(&self, begun: &mut Begun, make: impl FnOnce(&mut Fenced<'_>) -> T) -> T {
+        let Self { gateway, keys, .. } = self;
+        let Begun { turn, leader, changes } = begun;
+        let mut fenced = Fenced { gateway, keys, leader, turn: *turn, changes: *changes };
+        let made = make(&mut fenced);
+        *changes = fenced.changes;
+        made
+    }
+
+    fn serve(&self, begun: &mut Begun) -> Over {
+        let (mut answered, mut beat_at) = (Instant::now(), Instant::now());
+        loop {
+            match self.commands.recv_timeout(beat_at.saturating_duration_since(Instant::now())) {
+                Ok(Command::Resign) | Err(RecvTimeoutError::Disconnected) => {
+                    self.resign(begun);
+                    return Over::Told;
+                }
+                Ok(Command::Abandon { turn }) if turn == begun.turn => {
+                    self.resign(begun);
+                    return Over::Lost("it gave the lead up".to_owned());
+                }
+                // Of an earlier turn.
+                Ok(Command::Abandon { .. }) => {}
+                Ok(Command::Commit { turn, done, .. }) if turn != begun.turn => {
+                    let _ = done.send(Err("that turn is over".to_owned()));
+                }
+                Ok(Command::Commit { changes, done, .. }) => {
+                    let outcome = self.fenced(begun, |fenced| fenced.commit(&changes));
+                    let lost = outcome.as_ref().err().cloned();
+                    let _ = done.send(outcome);
+                    if let Some(reason) = lost {
+                        // What was asked for may have been done or not: whoever leads next reads what is there.
+                        return Over::Lost(reason);
+                    }
+                    (answered, beat_at) = (Instant::now(), Instant::now() + BEAT);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let by = Instant::now() + CALL;
+                    match self.beat(begun, by) {
+                        Ok(Outcome::Done) => {
+                            answered = Instant::now();
+                            self.doubtful.store(false, Ordering::Release);
+                        }
+                        Ok(Outcome::Refused(_)) => return Over::Lost("another control plane leads".to_owned()),
+                        Err(error) if answered.elapsed() > STEP_ASIDE => return Over::Lost(error.to_string()),
+                        Err(_) => self.doubtful.store(true, Ordering::Release),
+                    }
+                    beat_at = Instant::now() + BEAT;
+                }
+            }
+        }
+    }
+
+    fn beat(&self, begun: &Begun, by: Instant) -> Result<Outcome, kvplane_etcd::GatewayError> {
+        let key = self.keys.of(b"leader");
+        let same = [Compare::Value(&key, &begun.leader)];
+        self.gateway.transact(&same, &[Operation::Put(&key, &begun.leader)], &[], by)
+    }
+
+    /// Leaves the lead to whoever comes next, if etcd answers.
+    fn resign(&self, begun: &Begun) {
+        let key = self.keys.of(b"leader");
+        let same = [Compare::Value(&key, &begun.leader)];
+        // Else it is found silent.
+        let _ = self.gateway.transact(&same, &[Operation::Delete(&key)], &[], Instant::now() + CALL);
+    }
+}

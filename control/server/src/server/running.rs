@@ -1,0 +1,226 @@
+//! A control plane that is up: serving with its state, or taking turns with others.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_cluster::{Cluster, ClusterConfig, Record};
+use kvplane_conductor::desk::DeskConfig;
+use kvplane_rpc::{LocalCluster, Publication, Server, Standing, random_u64};
+use tokio::net::TcpListener;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::{EndError, Role};
+use crate::access::Access;
+use crate::conductor::{Host, store_blocks};
+use crate::config::StartError;
+use crate::control::Control;
+use crate::credentials::{LOOK_AGAIN, Source};
+use crate::etcd::{Etcd, Led, Place};
+use crate::metadata::MetadataLimits;
+use crate::objects::ObjectsAccess;
+use crate::store::Store;
+use crate::tickets::{Keep, TicketConfig, Tickets};
+use crate::{http, kv_events};
+
+/// Of a shutdown, the time that callers get to learn of it.
+const GOODBYE: Duration = Duration::from_millis(500);
+
+/// What is up once a control plane has started.
+pub(super) struct Running {
+    pub(super) server: Server,
+    pub(super) http: Option<(Arc<TcpListener>, SocketAddr)>,
+    pub(super) events: Option<(Arc<TcpListener>, SocketAddr)>,
+    pub(super) access: Access,
+    pub(super) metadata: Option<MetadataLimits>,
+    pub(super) local: LocalCluster,
+    pub(super) source: Source,
+    pub(super) mark: Option<(Vec<u8>, Vec<u8>)>,
+    pub(super) publication: Option<Publication>,
+    pub(super) rest: Rest,
+    pub(super) role: watch::Sender<Role>,
+}
+
+/// What makes a control plane once its state is known.
+pub(super) struct Rest {
+    pub(super) cluster: ClusterConfig,
+    pub(super) tickets: Option<TicketConfig>,
+    pub(super) strict_tenants: bool,
+    pub(super) objects: ObjectsAccess,
+    pub(super) conductor: Option<DeskConfig>,
+}
+
+/// Where the state is.
+pub(super) enum State {
+    /// It is ours alone, and this serves.
+    Own(Arc<Control>),
+    /// In etcd.
+    Shared(Etcd),
+}
+
+/// The Conductor's host, where one is wanted; its hashes are salted by chance.
+fn host(config: Option<DeskConfig>) -> Result<Option<Arc<Host>>, StartError> {
+    let Some(mut config) = config else { return Ok(None) };
+    config.books.index.seed = random_u64()?;
+    Ok(Some(Arc::new(Host::new(config, random_u64()?))))
+}
+
+impl Rest {
+    /// The control plane with this state.
+    pub(super) fn control(&self, store: Store, records: Vec<Record>, keep: Keep) -> Result<Arc<Control>, StartError> {
+        let tickets = self.tickets.map(|tickets| Tickets::open(&self.cluster.cluster, &tickets, keep)).transpose()?;
+        let cluster = Cluster::new(self.cluster.clone(), records, 0).map_err(StartError::Cluster)?;
+        let control =
+            Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
+        let control = control.with_tenants(self.strict_tenants, self.objects.clone()).with_tickets(tickets);
+        let control = control.map_err(|refusal| StartError::FirstChange(refusal.reason))?;
+        Ok(Arc::new(control.with_conductor(host(self.conductor.clone())?)))
+    }
+}
+
+/// Takes certificates that have been replaced, for as long as it is asked to. What makes no sense is left alone: the
+/// former ones go on, and the next look may find files that are complete.
+async fn renew(
+    server: &Server,
+    source: &Source,
+    mut mark: Option<(Vec<u8>, Vec<u8>)>,
+    local: &LocalCluster,
+    publication: Option<&Publication>,
+) {
+    let mut look = tokio::time::interval(LOOK_AGAIN);
+    loop {
+        look.tick().await;
+        let seen = source.mark();
+        if seen.is_none() || seen == mark {
+            continue;
+        }
+        let Ok(found) = source.read(&local.cluster) else { continue };
+        if server.renew(&found.identity, &found.trust).is_err() {
+            continue;
+        }
+        let local = LocalCluster::new(local.cluster.clone(), local.control, found.trust, found.local);
+        if publication.is_some_and(|publication| publication.replace(&local).is_err()) {
+            continue;
+        }
+        mark = seen;
+    }
+}
+
+/// An address at which a process on this machine reaches a listener on `address`.
+pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+/// Runs until told to stop, the handle is gone, or the control plane fails.
+pub(super) async fn live(mut running: Running, state: State, stopping: oneshot::Receiver<()>) -> Result<(), EndError> {
+    let mark = running.mark.take();
+    let Running { server, local, source, publication, .. } = &running;
+    let served = async {
+        let reason = match &state {
+            State::Own(control) => running.lead(control).await,
+            State::Shared(etcd) => running.take_turns(etcd).await,
+        };
+        Err(EndError::Failed(reason))
+    };
+    let result = tokio::select! {
+        () = renew(server, source, mark, local, publication.as_ref()) => Ok(()),
+        // Told, or the handle is gone: both mean to stop.
+        _ = stopping => Ok(()),
+        result = served => result,
+    };
+    // The lead is given away first, so that callers who are sent away find who takes it.
+    drop(state);
+    running.server.close(GOODBYE).await;
+    result
+}
+
+impl Running {
+    /// Serves with this control plane until it fails; returns why.
+    async fn lead(&self, control: &Arc<Control>) -> String {
+        // They end with the set.
+        let mut tasks = JoinSet::new();
+        if let Some((listener, _)) = &self.http {
+            let pages = http::Pages::new(control.clone(), self.access.clone(), self.metadata);
+            tasks.spawn(http::serve(listener.clone(), pages));
+        }
+        if let Some((listener, _)) = &self.events {
+            let cluster = self.local.cluster.as_str().to_owned();
+            tasks.spawn(kv_events::serve(listener.clone(), control.clone(), cluster));
+        }
+        if let Some(conductor) = control.conductor.clone() {
+            tasks.spawn(store_blocks::follow(conductor.clone(), control.clone()));
+            tasks.spawn(async move { conductor.run().await });
+        }
+        control.run().await
+    }
+
+    /// Leads whenever it is its turn, and stands by else, until it cannot go on; returns why.
+    async fn take_turns(&self, etcd: &Etcd) -> String {
+        let mut places = etcd.places();
+        loop {
+            let led = match self.stand_by(&mut places).await {
+                Ok(led) => led,
+                Err(reason) => return reason,
+            };
+            let turn = etcd.turn(&led);
+            let store = Store::in_etcd(turn.clone(), led.state_id);
+            let keep = Keep::Etcd(turn.clone(), led.tickets.clone());
+            match self.rest.control(store, led.records.clone(), keep) {
+                Ok(control) => {
+                    control.set_address(reachable(self.server.address()));
+                    self.server.stand(Standing::Serving(control.clone()));
+                    self.role.send_replace(Role::Leads);
+                    tokio::select! {
+                        // It is logged by whoever watches the role.
+                        _ = self.lead(&control) => {}
+                        () = over(&mut places, led.turn) => {}
+                    }
+                }
+                // The turn ended at once.
+                Err(StartError::FirstChange(_)) => {}
+                Err(error) => return error.to_string(),
+            }
+            turn.abandon();
+            over(&mut places, led.turn).await;
+        }
+    }
+
+    /// Stands by until it is to lead; an error when it never will.
+    async fn stand_by(&self, places: &mut watch::Receiver<Place>) -> Result<Arc<Led>, String> {
+        let mut tasks = JoinSet::new();
+        if let Some((listener, _)) = &self.http {
+            tasks.spawn(http::stand_by(listener.clone(), self.role.subscribe()));
+        }
+        loop {
+            let words = match &*places.borrow_and_update() {
+                Place::Leads(led) => return Ok(led.clone()),
+                Place::Failed(reason) => return Err(reason.clone()),
+                Place::Follows(address) => format!("this control plane stands by; the one at {address} leads"),
+                Place::Asking(reason) => format!("this control plane stands by, and none is known to lead: {reason}"),
+            };
+            let role = Role::StandsBy(words.clone());
+            if *self.role.borrow() != role {
+                self.server.stand(Standing::StandingBy(words));
+                self.role.send_replace(role);
+            }
+            if places.changed().await.is_err() {
+                return Err("the thread for etcd has ended".to_owned());
+            }
+        }
+    }
+}
+
+/// Until a turn is over.
+async fn over(places: &mut watch::Receiver<Place>, turn: u64) {
+    while matches!(&*places.borrow_and_update(), Place::Leads(led) if led.turn == turn) {
+        if places.changed().await.is_err() {
+            return;
+        }
+    }
+}

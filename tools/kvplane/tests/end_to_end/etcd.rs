@@ -1,0 +1,250 @@
+//! Several control planes over a real etcd: one leads and the others stand by; leaders are killed and stopped, etcd is
+//! killed, stopped, full and wiped. Data operations go on through all of it.
+
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use kvplane_etcd::Operation;
+
+use crate::certificates::{authority, cert, ctl, issue, node};
+use crate::launch::{Etcd, soon};
+use crate::support::{Process, Workplace, http_get, wait_until};
+
+/// A cluster of two control planes and a node.
+struct Cluster {
+    place: Workplace,
+    etcd: Etcd,
+    planes: Vec<Process>,
+    addresses: Vec<SocketAddr>,
+    node: Process,
+}
+
+fn plane(place: &Workplace, etcd: &str, listen: &str) -> Process {
+    let (identity, run) = (place.path("plane"), place.runtime());
+    let control = Process::start(place.bare(&[
+        "control",
+        "--cluster",
+        &place.cluster,
+        "--state",
+        etcd,
+        "--listen",
+        listen,
+        "--identity",
+        identity.to_str().unwrap(),
+        "--runtime-directory",
+        run.to_str().unwrap(),
+    ]));
+    control.wait_for("(QUIC)");
+    control
+}
+
+impl Cluster {
+    fn start(name: &str, more: &[&'static str]) -> Option<Self> {
+        let place = Workplace::new(name);
+        let etcd = Etcd::start(&place.path("etcd"), more)?;
+        let name = format!("etcd://{}", etcd.address());
+        cert(&place, &["init", "--authority", &authority(&place)]).well();
+        issue(&place, "plane", "control", &[]);
+        issue(&place, "node", "node", &["--node-id", "1"]);
+        issue(&place, "people", "client", &[]);
+        issue(&place, "people", "admin", &[]);
+        let planes = vec![plane(&place, &name, "127.0.0.1:0"), plane(&place, &name, "127.0.0.1:0")];
+        let addresses: Vec<SocketAddr> = planes.iter().map(Process::quic).collect();
+        let at = format!("{},{}", addresses[0], addresses[1]);
+        let node = node(&place, &at, "node", "1");
+        node.wait_for("node 1 with");
+        let cluster = Self { place, etcd, planes, addresses, node };
+        cluster.put("first", "1");
+        Some(cluster)
+    }
+
+    fn name(&self) -> String {
+        format!("etcd://{}", self.etcd.address())
+    }
+
+    fn at(&self) -> String {
+        format!("{},{}", self.addresses[0], self.addresses[1])
+    }
+
+    fn put(&self, key: &str, value: &str) {
+        let file = self.place.file("value", value.as_bytes());
+        ctl(&self.place, &self.at(), "people", &["put", key, file.to_str().unwrap()]).well();
+    }
+
+    fn assert_has(&self, key: &str, value: &str) {
+        assert_eq!(ctl(&self.place, &self.at(), "people", &["get", key]).well(), value.as_bytes());
+    }
+
+    /// Which of the two leads: the last that says so, and is alive.
+    fn leader(&self) -> usize {
+        let leads = |at: usize| {
+            let answer = self.health(at)?;
+            answer.contains(r#""role":"leader""#).then_some(at)
+        };
+        wait_until(|| leads(0).or_else(|| leads(1))).expect("nobody leads")
+    }
+
+    #[track_caller]
+    fn wait_for_leader(&self, at: usize) {
+        let leads = || self.health(at).filter(|health| health.contains(r#""role":"leader""#));
+        assert!(wait_until(leads).is_some(), "{:?}", self.planes[at].said());
+    }
+
+    /// What one of the two says of itself, if it says something.
+    fn health(&self, at: usize) -> Option<String> {
+        let at = self.planes[at].http();
+        // One that was killed listens no more.
+        TcpStream::connect(at).ok().map(|_| http_get(at, "/health").1)
+    }
+
+    /// The node is a member, as whoever leads says.
+    fn assert_member(&self) {
+        let status = || ctl(&self.place, &self.at(), "people", &["status"]);
+        let is_in = || {
+            let outcome = status();
+            let text = String::from_utf8_lossy(&outcome.stdout).into_owned();
+            text.lines().any(|line| line.trim_start().starts_with("1 ") && line.contains("active")).then_some(())
+        };
+        assert!(wait_until(is_in).is_some(), "{:?}, and the node said {:?}", status(), self.node.said());
+    }
+
+    /// The epoch, which nothing here may turn back.
+    fn epoch(&self) -> u64 {
+        let leader = self.leader();
+        let health: serde_json::Value = serde_json::from_str(&self.health(leader).unwrap()).unwrap();
+        health["epoch"].as_u64().unwrap()
+    }
+}
+
+#[test]
+fn a_standby_takes_over_from_a_leader_that_was_killed_stopped_or_told_to_end() {
+    let Some(mut cluster) = Cluster::start("turns", &[]) else { return };
+    let first = cluster.leader();
+    assert_eq!(first, 0, "who came first leads");
+    let other = cluster.health(1).unwrap();
+    let where_to = cluster.addresses[0].to_string();
+    assert!(other.contains(r#""role":"standby""#) && other.contains(&where_to), "{other}");
+    // Who asks the standby alone is told whom to ask.
+    let sent = ctl(&cluster.place, &cluster.addresses[1], "people", &["status"]);
+    sent.failed(1, &["stands by", &where_to]);
+    let before = cluster.epoch();
+
+    // kill -9.
+    cluster.planes[0].kill();
+    let killed = Instant::now();
+    cluster.wait_for_leader(1);
+    println!("killed: the other leads after {} ms", killed.elapsed().as_millis());
+    cluster.assert_has("first", "1");
+    cluster.assert_member();
+    assert!(cluster.epoch() >= before);
+    cluster.put("second", "2");
+
+    // It comes back and stands by; the other is told to end, and gives the lead away.
+    let (name, at) = (cluster.name(), cluster.addresses[0].to_string());
+    cluster.planes[0] = plane(&cluster.place, &name, &at);
+    cluster.planes[0].wait_for("stands by");
+    let told = Instant::now();
+    cluster.planes[1].signal("TERM");
+    cluster.wait_for_leader(0);
+    println!("told to end: the other leads after {} ms", told.elapsed().as_millis());
+    assert!(cluster.planes[1].ended().success());
+    cluster.assert_member();
+
+    // One that stands still for a while is taken over from, and stands by when it goes on.
+    let at = cluster.addresses[1].to_string();
+    cluster.planes[1] = plane(&cluster.place, &name, &at);
+    cluster.planes[1].wait_for("stands by");
+    cluster.planes[0].signal("STOP");
+    let stopped = Instant::now();
+    cluster.wait_for_leader(1);
+    println!("stopped: the other leads after {} ms", stopped.elapsed().as_millis());
+    cluster.planes[0].signal("CONT");
+    let second = cluster.addresses[1].to_string();
+    assert!(wait_until(|| cluster.health(0).filter(|health| health.contains(&second))).is_some());
+    cluster.assert_member();
+    cluster.assert_has("first", "1");
+    cluster.assert_has("second", "2");
+    assert!(cluster.epoch() >= before);
+}
+
+#[test]
+fn an_etcd_that_is_away_costs_nobody_its_membership() {
+    let Some(mut cluster) = Cluster::start("away", &[]) else { return };
+    let before = cluster.epoch();
+    // Away for a moment: whoever leads goes on.
+    cluster.etcd.kill();
+    let refused = ctl(&cluster.place, &cluster.at(), "people", &["tenants", "set", "acme", "--memory", "1M"]);
+    refused.failed(1, &["etcd"]);
+    cluster.etcd.restart();
+    cluster.assert_member();
+    cluster.assert_has("first", "1");
+    // Away for so long that the leader sends its callers to others, who do not know better: then puts go on.
+    let client = kvplane::Client::connect(&kvplane::ClientConfig {
+        control: kvplane::Control::Remote(kvplane::Remote {
+            cluster: cluster.place.cluster.clone(),
+            addresses: cluster.addresses.clone(),
+            identity: cluster.place.path("people"),
+        }),
+        ..kvplane::ClientConfig::local(&cluster.place.cluster)
+    });
+    let mut client = client.unwrap();
+    cluster.etcd.signal("STOP");
+    let quiet = || {
+        let (a, b) = (cluster.health(0)?, cluster.health(1)?);
+        let standby = r#""role":"standby""#;
+        (a.contains(standby) && b.contains(standby)).then_some(())
+    };
+    assert!(wait_until(quiet).is_some(), "{:?}", cluster.planes[0].said());
+    client.put(b"meanwhile", b"3").unwrap();
+    cluster.etcd.signal("CONT");
+    cluster.assert_member();
+    cluster.assert_has("meanwhile", "3");
+    assert!(cluster.epoch() >= before, "no epoch is told twice");
+    cluster.node.assert_alive();
+}
+
+#[test]
+fn an_etcd_that_was_wiped_or_is_full_is_survived() {
+    // Of 16 MiB, so that it is soon full.
+    let Some(mut cluster) = Cluster::start("wiped", &["--quota-backend-bytes", "16777216"]) else { return };
+    cluster.etcd.kill();
+    std::fs::remove_dir_all(cluster.etcd.directory()).unwrap();
+    cluster.etcd.restart();
+    // Another state: members join it as they would a new cluster.
+    cluster.assert_member();
+    let put = || {
+        let file = cluster.place.file("value", b"2");
+        let put = ["put", "second", file.to_str().unwrap()];
+        ctl(&cluster.place, &cluster.at(), "people", &put).status.success().then_some(())
+    };
+    assert!(wait_until(put).is_some(), "{:?}", cluster.node.said());
+    cluster.assert_has("second", "2");
+
+    let (gateway, mebibyte) = (cluster.etcd.gateway(), vec![7; 1 << 20]);
+    let puts = (0..100u8).take_while(|n| gateway.put(&[*n], &mebibyte, soon()).is_ok());
+    assert!(puts.count() < 100, "it is never full");
+    let refused = ctl(&cluster.place, &cluster.at(), "people", &["tenants", "set", "acme", "--memory", "1M"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    assert!(refused.stderr.contains("etcd"), "{}", refused.stderr);
+    cluster.node.assert_alive();
+}
+
+#[test]
+fn who_was_taken_over_from_changes_nothing_any_more() {
+    let Some(cluster) = Cluster::start("fenced", &[]) else { return };
+    let (gateway, base) = (cluster.etcd.gateway(), format!("/kvplane/{}/", cluster.place.cluster));
+    let key = |name: &str| format!("{base}{name}").into_bytes();
+    let leader = cluster.leader();
+    // As another would that found it silent; this one goes away at once, and is found silent itself.
+    let (leads, fence) = (key("leader"), key("fence"));
+    let taken = [Operation::Put(&leads, b"1 192.0.2.1:7"), Operation::Put(&fence, b"1 0")];
+    gateway.transact(&[], &taken, &[], soon()).unwrap();
+    let refused = ctl(&cluster.place, &cluster.addresses[leader], "people", &["tenants", "set", "a", "--memory", "1M"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    // Nobody's records were touched meanwhile, and one of the two leads again.
+    let again = cluster.leader();
+    cluster.assert_member();
+    let tenants = ctl(&cluster.place, &cluster.addresses[again], "people", &["tenants", "list"]).text();
+    assert!(!tenants.contains("1.0 MiB") && !tenants.lines().any(|line| line.starts_with("a ")), "{tenants}");
+    cluster.assert_has("first", "1");
+}
