@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kvplane::{Client, ClientConfig, PutOptions};
 
-use crate::support::{Process, Way, Workplace, health, text, wait_until};
+use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
 
 /// Objects, and how long each is.
 const OBJECTS: u64 = 400;
@@ -102,4 +102,48 @@ fn what_two_nodes_had_is_read_when_one_is_killed() {
         (replicas == 2).then_some(())
     });
     assert_eq!(whole, Some(()), "two nodes are enough for two copies");
+}
+
+/// In which life a node reported last, and how many objects all shards say that their second owners have.
+fn copied(control: &Process, node: u64) -> (u64, u64) {
+    let (_, body) = http_get(control.http(), "/debug/shards");
+    let shown: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    let nodes = shown["nodes"].as_array().expect("nodes");
+    let life = nodes.iter().find(|one| one["node"] == node).and_then(|one| one["incarnation"].as_u64());
+    let shards = nodes.iter().flat_map(|node| node["shards"].as_array().expect("shards"));
+    (life.unwrap_or(0), shards.map(|shard| shard["copies"]["elsewhere"].as_u64().expect("a number")).sum())
+}
+
+#[test]
+fn a_node_that_is_killed_and_comes_back_finds_what_the_others_had() {
+    let place = Workplace::new("replicas-again");
+    let control = control(&place);
+    let mut nodes: Vec<Process> = (1..=3).map(|number| node(&place, number)).collect();
+    members(&control, 3);
+    let config = ClientConfig { deadline: Duration::from_secs(5), ..place.client_config(Way::Tcp) };
+    let mut client = Client::connect(&config).unwrap();
+    for key in 0..OBJECTS {
+        put_twice(&mut client, key, 0);
+    }
+    let found = |client: &mut Client| {
+        for key in 0..OBJECTS {
+            // Until all have heard of what happened, it may be out of reach.
+            let found = wait_until(|| client.get(name(key).as_bytes()).ok().flatten());
+            assert_eq!(found, Some(value(key, 0)), "{} had two copies", name(key));
+        }
+    };
+    let (life, _) = copied(&control, 2);
+    nodes[1].kill();
+    nodes[1] = node(&place, 2);
+    found(&mut client);
+    let whole = wait_until(|| {
+        let (now, copies) = copied(&control, 2);
+        (now > life && copies >= OBJECTS).then_some(())
+    });
+    assert_eq!(whole, Some(()), "of {OBJECTS} objects have a copy again: {:?}", copied(&control, 2));
+    let shown = place.run(&["ctl", "shards"]).text();
+    assert!(shown.contains("copies: "), "{shown}");
+    // Each has two owners again, so that another node may die.
+    nodes[0].kill();
+    found(&mut client);
 }
