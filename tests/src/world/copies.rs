@@ -22,9 +22,9 @@ use super::scenario::Mischief;
 
 /// How a question to drop copies ended.
 pub(super) fn drops_done(results: &[TaskResult]) -> FetchDone {
-    let failed =
-        results.iter().map(|result| result.status).find(|status| !matches!(status, Status::Ok | Status::NotFound));
-    failed.map_or(FetchDone::Dropped, FetchDone::Failed)
+    FetchDone::CopiesDropped(
+        results.iter().map(|result| matches!(result.status, Status::Ok | Status::NotFound)).collect(),
+    )
 }
 
 impl World {

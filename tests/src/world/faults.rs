@@ -93,7 +93,10 @@ impl World {
         self.schedule_fault();
         let weights = self.scenario.chances.weights;
         let total: u64 = weights.iter().sum();
-        if total == 0 || self.statistics.faults >= self.scenario.chances.faults_most {
+        if self.now_ns < self.scenario.chances.faults_from_ns
+            || total == 0
+            || self.statistics.faults >= self.scenario.chances.faults_most
+        {
             return;
         }
         let mut drawn = self.streams.faults.below(total);

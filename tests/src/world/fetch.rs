@@ -87,7 +87,8 @@ impl World {
     /// How much is fetched in the background.
     pub(crate) fn fetch_limits(scenario: &Scenario) -> FetchLimits {
         // Some fetch nothing by themselves, some slowly, some at once.
-        let bytes_per_s = [0, 20 * scenario.object_bytes, 1 << 40, 1 << 40][scenario.seed as usize % 4];
+        let kind = if scenario.keeps { 3 } else { scenario.seed as usize % 4 };
+        let bytes_per_s = [0, 20 * scenario.object_bytes, 1 << 40, 1 << 40][kind];
         FetchLimits { bytes_per_s, objects: 1 + scenario.seed as usize % 5, bytes: 4 * scenario.object_bytes }
     }
 

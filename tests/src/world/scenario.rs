@@ -115,6 +115,8 @@ pub(crate) struct Chances {
     pub(crate) weights: [u64; super::faults::FAULTS],
     /// How many of them there are at most.
     pub(crate) faults_most: u64,
+    /// None come before that.
+    pub(crate) faults_from_ns: u64,
 }
 
 impl Scenario {
@@ -185,9 +187,12 @@ impl Scenario {
         let mut weights = [0; super::faults::FAULTS];
         weights[super::faults::Fault::CrashNode as usize] = 1;
         weights[super::faults::Fault::LeaveNode as usize] = rng.below(2);
-        let fault_interval_ns = (100 + rng.below(600)) * MS;
+        let fault_interval_ns = (20 + rng.below(200)) * MS;
         let spike = scenario.chances.spike;
-        scenario.chances = Chances { spike, fault_interval_ns, weights, faults_most: 1, ..Chances::default() };
+        // After the nodes have come, and slots have moved to them: what moves is with one node for a while.
+        let faults_from_ns = 1500 * MS;
+        scenario.chances =
+            Chances { spike, fault_interval_ns, weights, faults_most: 1, faults_from_ns, ..Chances::default() };
         scenario
     }
 

@@ -181,9 +181,9 @@ impl Host {
 
 /// Copies are gone only where their owner said so of each.
 fn drops_done(results: &[TaskResult]) -> FetchDone {
-    let said = |status: &Status| matches!(status, Status::Ok | Status::NotFound);
-    let failed = results.iter().map(|result| result.status).find(|status| !said(status));
-    failed.map_or(FetchDone::Dropped, FetchDone::Failed)
+    FetchDone::CopiesDropped(
+        results.iter().map(|result| matches!(result.status, Status::Ok | Status::NotFound)).collect(),
+    )
 }
 
 fn checksum_of(pool: &Arc<Region>, offset: u64, bytes: u64) -> u64 {

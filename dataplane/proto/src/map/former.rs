@@ -74,7 +74,7 @@ impl Former {
             out.extend_from_slice(&incarnation.0.to_le_bytes());
         }
         // A node that does not know it takes none of this: slots that have two owners need nodes of this version.
-        for Restarts { at, from, lives } in &self.restarts {
+        if let Some(Restarts { at, from, lives }) = &self.restarts {
             out.extend_from_slice(&at.0.to_le_bytes());
             out.extend_from_slice(&from.0.to_le_bytes());
             out.extend_from_slice(&(lives.len() as u16).to_le_bytes());

@@ -225,7 +225,7 @@ impl Service {
             if had && (missed || !owned(slot as u16)) {
                 lost = true;
                 self.owned[word] &= !bit;
-                if !self.export(Slot(slot as u16), owners_kept) {
+                if !self.export(Slot(slot as u16), self.key(), owners_kept) {
                     self.slot_left(slot);
                 }
             }

@@ -138,18 +138,16 @@ impl Service {
         missed: bool,
         owns: &dyn Fn(MapSlot) -> bool,
     ) {
-        if missed {
-            self.store.iter_mut().for_each(|store| drop(store.take_orphans()));
-        }
+        // Where a map was missed nothing is left here; the second owner may not have missed it, and have copies still.
         self.note_orphans();
         if seconds == self.copies.seconds && !missed {
             return;
         }
         let former = core::mem::replace(&mut self.copies.seconds, seconds);
         let copies = &mut self.copies;
-        let same = |slot: MapSlot| !missed && former.get(&slot) == copies.seconds.get(&slot);
+        let same = |slot: MapSlot| former.get(&slot) == copies.seconds.get(&slot);
         let over: Vec<Digest> = copies.owed.keys().copied().filter(|digest| !same(digest.slot())).collect();
-        copies.pushes.iter_mut().for_each(|(digest, push)| push.void |= !same(digest.slot()));
+        copies.pushes.iter_mut().for_each(|(digest, push)| push.void |= missed || !same(digest.slot()));
         let here: std::collections::BTreeSet<ShardKey> = copies.seconds.values().copied().collect();
         copies.peers.retain(|key, _| here.contains(key));
         for key in here {
@@ -167,28 +165,27 @@ impl Service {
                 }
             }
         }
-        if let Some(store) = self.store.as_mut().filter(|_| !changed.is_empty() || missed) {
+        if missed {
+            let late: Vec<Slot> =
+                self.copies.owed.values_mut().flat_map(|owed| owed.waiters.drain(..)).map(|(slot, _)| slot).collect();
+            late.into_iter().for_each(|slot| self.refuse_waiter(slot, Status::WrongOwner));
+        }
+        if let Some(store) = self.store.as_mut().filter(|_| !changed.is_empty()) {
             // What they had of it they have dropped, or will before they are asked for it.
             store.reassign(|digest, copy| match copy {
-                false if missed || changed.binary_search(&digest.slot()).is_ok() => crate::store::Fate::Alone,
+                false if changed.binary_search(&digest.slot()).is_ok() => crate::store::Fate::Alone,
                 _ => crate::store::Fate::Stays,
             });
         }
-        self.owe_unknown(missed);
+        self.owe_unknown();
         self.walk_again();
         (self.copies.walk_ns, self.copies.owed_idle_ns) = (self.now_ns, 0);
     }
 
-    /// What second owners may have without a note of ours is owed: what is on its way since before owners changed, and,
-    /// where we missed a map that they may have heard of, all.
-    fn owe_unknown(&mut self, missed: bool) {
-        let copies = &self.copies;
-        let mut unknown: Vec<Digest> =
-            copies.pushes.iter().filter(|(_, push)| push.void).map(|(digest, _)| *digest).collect();
-        if missed {
-            unknown.extend(copies.seconds.keys().copied().map(all_of));
-        }
-        for digest in unknown {
+    /// What is on its way since before owners changed may come to second owners of now, without a note of ours.
+    fn owe_unknown(&mut self) {
+        let unknown = self.copies.pushes.iter().filter(|(_, push)| push.void).map(|(digest, _)| *digest);
+        for digest in unknown.collect::<Vec<Digest>>() {
             if self.copies.seconds.contains_key(&digest.slot()) {
                 self.owe(digest);
             }
@@ -405,24 +402,24 @@ impl Service {
         digests: &[Digest],
         done: &FetchDone,
     ) {
-        let good = *done == FetchDone::Dropped;
+        let gone: &[bool] = if let FetchDone::CopiesDropped(gone) = done { gone } else { &[] };
         self.copies.owed_idle_ns = 0;
         if let Some(peer) = self.copies.peers.get_mut(&second) {
             peer.dropping = false;
         }
-        if good {
+        if gone.contains(&true) {
             self.answered(second);
         } else {
             self.not_answered(second);
         }
-        for digest in digests {
+        for (at, digest) in digests.iter().enumerate() {
             // Of owners of before it says nothing.
             if self.copies.seconds.get(&digest.slot()) != Some(&second) {
                 continue;
             }
             let Some(owed) = self.copies.owed.get_mut(digest).filter(|owed| owed.asked == token) else { continue };
             owed.asked = 0;
-            if !good {
+            if gone.get(at) != Some(&true) {
                 continue;
             }
             self.copies.counters.dropped += 1;

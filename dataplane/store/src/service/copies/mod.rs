@@ -175,7 +175,7 @@ impl Service {
             }
             if mine {
                 self.copies.inherited.insert(*slot);
-            } else if self.export(*slot, Some(owners)) {
+            } else if self.export(*slot, before.first, Some(owners)) {
                 exported.insert(*slot);
             }
         }

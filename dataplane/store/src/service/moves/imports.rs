@@ -88,6 +88,8 @@ pub enum FetchDone {
     Dropped,
     /// The copy is there.
     Copied,
+    /// Which of the copies are gone.
+    CopiesDropped(Vec<bool>),
 }
 
 /// An object that a former owner has.
