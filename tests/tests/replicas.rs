@@ -60,7 +60,7 @@ fn losses() {
 /// Seeds that found a bug once.
 #[test]
 fn seeds_that_failed_once() {
-    for seed in [1022, 1159, 1165, 1168, 1226] {
+    for seed in [1022, 1090, 1157, 1159, 1165, 1168, 1178, 1196, 1226] {
         run(Scenario::of_replicas(seed)).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }

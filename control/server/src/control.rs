@@ -209,17 +209,25 @@ impl Control {
                 Output::Persist(changes) => {
                     if let Err(error) = core.store.commit(&changes) {
                         let reason = error.to_string();
+                        tracing::error!("the state cannot be written: {reason}");
                         core.failure = Some(reason.clone());
                         self.failed.send_replace(Some(reason.clone()));
                         return Err(Refusal::new(RefusalCode::Storage, reason));
                     }
                 }
                 Output::MapChanged(map) => {
+                    tracing::info!(epoch = map.epoch.0, members = map.members.len(), "publishes a map");
                     self.maps.send_replace(frame(&MapReply { map })?);
                     core.forget_gone();
                 }
                 // Who waits for a member sees the map without it; the loss itself is in the counters.
-                Output::MemberLost { .. } => {}
+                Output::MemberLost { node, incarnation } => {
+                    tracing::warn!(
+                        node = node.0,
+                        incarnation = incarnation.0,
+                        "a member was silent for too long: lost"
+                    );
+                }
             }
         }
         Ok(())

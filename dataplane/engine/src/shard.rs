@@ -367,7 +367,7 @@ fn run(
         }
         if mailbox.peer_gone() {
             if !host.close_tier(TIER_CLOSE) {
-                eprintln!("kvplane: {name}: not everything was written to the SSD within {} s", TIER_CLOSE.as_secs());
+                tracing::error!("{name}: not everything was written to the SSD within {} s", TIER_CLOSE.as_secs());
             }
             return Ok(());
         }
@@ -376,7 +376,7 @@ fn run(
             host.tell_follower();
         }
         while let Some(notice) = host.poll_tier_notice() {
-            eprintln!("kvplane: {name}: {notice}");
+            tracing::warn!("{name}: {notice}");
         }
         let now_ns = host.now_ns();
         if !leaving.is_empty() {

@@ -18,6 +18,8 @@ use crate::workspace::Workspace;
 
 /// Times that the SSD loses its power under a node that is killed.
 const POWER_FAILURES: &str = "60";
+/// How long broken frames are sent.
+const FUZZ_SECONDS: &str = "120";
 /// How many seeds the simulation runs through here; a plain test run takes fewer.
 pub const SEEDS: &str = "200";
 /// And those whose shards have faulty disks.
@@ -41,6 +43,8 @@ pub enum Step {
     Seeds,
     /// A node over an SSD, killed again and again.
     Kills,
+    /// Broken frames for every port of real processes.
+    Fuzz,
     /// The release build of the binary that ships.
     Release,
     /// That binary starts without any optional library.
@@ -55,13 +59,14 @@ pub enum Step {
 
 impl Step {
     /// Every step, in order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Fmt,
         Self::Tidy,
         Self::Clippy,
         Self::Test,
         Self::Seeds,
         Self::Kills,
+        Self::Fuzz,
         Self::Release,
         Self::Linkage,
         Self::Interop,
@@ -79,6 +84,7 @@ impl Step {
             Self::Test => "test",
             Self::Seeds => "seeds",
             Self::Kills => "kills",
+            Self::Fuzz => "fuzz",
             Self::Release => "release",
             Self::Linkage => "linkage",
             Self::Interop => "interop",
@@ -109,6 +115,7 @@ impl Step {
                 seeds::kills(workspace, &[])?;
                 seeds::kills(workspace, &["--power".to_string(), POWER_FAILURES.to_string()])
             }
+            Self::Fuzz => seeds::fuzz(workspace, &[FUZZ_SECONDS.to_string()]),
             Self::Release => {
                 let mut build = workspace.cargo(&["build", "--release", "--package", "kvplane-tools"]);
                 process::run(build.args(["--package", "kvplane-capi", "--package", "kvplane-python"]))

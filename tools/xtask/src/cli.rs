@@ -1,8 +1,8 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
-//! `demo`, `test`, `seeds`, `kills`, `bench`, `peers`, `stores`, `interop`, `python` and `rig` pass what follows them
-//! on untouched, so their flags are checked by whoever gets them. For the others an unknown word is an error with the
-//! usage text and exit status 2.
+//! `demo`, `test`, `seeds`, `kills`, `fuzz`, `bench`, `peers`, `stores`, `interop`, `python` and `rig` pass what
+//! follows them on untouched, so their flags are checked by whoever gets them. For the others an unknown word is an
+//! error with the usage text and exit status 2.
 
 use crate::ci::Step;
 use crate::setup::packages::Group;
@@ -26,12 +26,13 @@ usage: cargo x COMMAND [...]
                        run a command in a virtual machine with soft-RoCE, NVMe, NUMA and CXL: see `cargo x rig --help`
   tidy [--write-map]   check the source tree; --write-map regenerates the code map in docs/architecture.md
   ci [STEP...]         everything a change must pass, or the steps named:
-                       fmt, tidy, clippy, test, seeds, kills, release, linkage,
-                       interop, python, rig
+                       fmt, tidy, clippy, test, seeds, kills, fuzz, release,
+                       linkage, interop, python, rig
   seeds [--tier] [COUNT] [--from SEED]
                        seeds of the simulated world, on all cores; --tier: of shards with faulty disks
   kills [--power] [COUNT]  kill -9 of a node over an SSD, so often (200), with every object read back each time; with
                        --power the SSD loses its power too
+  fuzz [SECONDS]       broken frames for every port of real processes, for so long (3600)
   bench [--rig] [...]  build release and run the benchmarks; arguments are passed to `kvplane-bench`; with --rig
                        in a virtual machine with RDMA devices, as `perftest` needs it; `conductor-index TRACE [ROUNDS]`
                        measures the prefix index beside those of other projects
@@ -66,6 +67,8 @@ pub enum Task {
     Seeds(Vec<String>),
     /// Kill nodes over an SSD with these arguments.
     Kills(Vec<String>),
+    /// Send broken frames to real processes.
+    Fuzz(Vec<String>),
     /// Check the source tree, or rewrite its code map.
     Tidy {
         /// Regenerate the code map instead of checking.
@@ -101,8 +104,9 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "bench" => Ok(Task::Bench(rest.to_vec())),
         "seeds" if !asks_help => Ok(Task::Seeds(rest.to_vec())),
         "kills" if !asks_help => Ok(Task::Kills(rest.to_vec())),
+        "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
-        "seeds" | "kills" | "setup" | "tidy" | "ci" | "peers" | "stores" | "interop" | "wheel" | "python"
+        "seeds" | "kills" | "fuzz" | "setup" | "tidy" | "ci" | "peers" | "stores" | "interop" | "wheel" | "python"
             if asks_help =>
         {
             Ok(Task::Help)
@@ -152,6 +156,7 @@ mod tests {
         assert_eq!(parsed("peers --quick"), Ok(Task::Peers(vec!["--quick".to_string()])));
         assert_eq!(parsed("stores --rounds 2"), Ok(Task::Stores(vec!["--rounds".to_string(), "2".to_string()])));
         assert_eq!(parsed("kills 5000"), Ok(Task::Kills(vec!["5000".to_string()])));
+        assert_eq!(parsed("fuzz 60"), Ok(Task::Fuzz(vec!["60".to_string()])));
         assert_eq!(parsed("seeds --help"), Ok(Task::Help));
         assert_eq!(parsed("interop 7"), Ok(Task::Interop(vec!["7".to_string()])));
         let passed_on = ["--rxe", "2", "--", "true"].map(str::to_string).to_vec();

@@ -1,4 +1,5 @@
-//! `cargo x seeds` and `cargo x kills`: as many seeds of the simulation, and kills of real nodes, as there is time for.
+//! `cargo x seeds`, `cargo x kills` and `cargo x fuzz`: as many seeds of the simulation, kills of real nodes, and
+//! broken frames for them, as there is time for.
 
 use crate::process::{self, Failure};
 use crate::workspace::Workspace;
@@ -7,6 +8,8 @@ use crate::workspace::Workspace;
 const SEEDS: &str = "1000";
 /// Kills likewise.
 const KILLS: &str = "200";
+/// Seconds of broken frames, likewise.
+const FUZZ_SECONDS: &str = "3600";
 /// From so many seeds on, building the simulation once more, optimised, pays.
 const MANY: u64 = 2000;
 
@@ -36,7 +39,9 @@ impl Request {
 fn number(word: &str) -> Result<String, Failure> {
     match word.parse::<u64>() {
         Ok(number) => Ok(number.to_string()),
-        Err(_) => Err(Failure::new(format!("{word:?} is no number of seeds or kills: [--tier] [COUNT] [--from SEED]"))),
+        Err(_) => Err(Failure::new(format!(
+            "{word:?} is no number of seeds, kills or seconds: [--tier] [COUNT] [--from SEED]"
+        ))),
     }
 }
 
@@ -64,6 +69,13 @@ pub fn kills(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure>
     };
     let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", test, "--nocapture"];
     process::run(workspace.cargo(&words).env(name, count))
+}
+
+/// Sends broken frames to real processes for so many seconds.
+pub fn fuzz(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let seconds = arguments.first().map_or(Ok(FUZZ_SECONDS.to_string()), |word| number(word))?;
+    let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", "fuzz::", "--nocapture"];
+    process::run(workspace.cargo(&words).env("KVPLANE_FUZZ_SECONDS", seconds))
 }
 
 #[cfg(test)]

@@ -50,6 +50,7 @@ impl Membership {
             capacity_bytes: self.capacity_bytes,
             version: software().to_owned(),
         })?;
+        tracing::info!(node = self.member.node.0, incarnation = self.member.incarnation.0, "joined");
         self.heartbeat()
     }
 
@@ -117,6 +118,7 @@ impl Membership {
         let Some(StateMap { state, map }) = self.link.state_map() else { return };
         if self.applied != Epoch(0) && self.state != state {
             // Epochs of two states do not compare, and nobody knows who was given our slots by either.
+            tracing::warn!(node = self.member.node.0, "the control plane has another state: a new life begins");
             if let Err(error) = self.begin_life() {
                 *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
             }
@@ -127,6 +129,7 @@ impl Membership {
         // A full mailbox is tried again at the next look.
         if told {
             (self.seen_map, self.applied, self.state) = (generation, map.epoch, state);
+            tracing::info!(epoch = map.epoch.0, members = map.members.len(), "follows a map");
         }
     }
 
@@ -141,7 +144,16 @@ impl Membership {
             }
             last = std::time::Instant::now();
             let outcome = self.heartbeat().or_else(|error| self.recover(error));
-            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = outcome.err().map(|e| e.to_string());
+            let trouble = outcome.err().map(|error| error.to_string());
+            let before =
+                std::mem::replace(&mut *self.trouble.lock().unwrap_or_else(PoisonError::into_inner), trouble.clone());
+            match trouble {
+                Some(trouble) if before.as_ref() != Some(&trouble) => {
+                    tracing::warn!(node = self.member.node.0, "serving by the last map: {trouble}");
+                }
+                None if before.is_some() => tracing::info!(node = self.member.node.0, "the control plane is back"),
+                _ => {}
+            }
         }
         let (node, incarnation) = (self.member.node.0, Some(self.member.incarnation.0));
         // Without an answer, the others find out by the silence.
@@ -153,7 +165,10 @@ impl Membership {
         let Error::Call(call) = &error else { return Err(error) };
         match call.refusal() {
             // Our slots are others' by now, or may be. What we hold may be older than what they were given.
-            Some(RefusalCode::UnknownMember | RefusalCode::LifeEnded) => self.begin_life(),
+            Some(RefusalCode::UnknownMember | RefusalCode::LifeEnded) => {
+                tracing::warn!(node = self.member.node.0, "its life was declared over: a new one begins ({error})");
+                self.begin_life()
+            }
             _ => Err(error),
         }
     }

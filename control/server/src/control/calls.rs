@@ -49,10 +49,12 @@ impl Service for Control {
         })
     }
 
-    fn join(&self, _: Caller, call: Join) -> Result<Joined, Refusal> {
+    fn join(&self, caller: Caller, call: Join) -> Result<Joined, Refusal> {
         let Join { member, capacity_bytes, version } = call;
+        let (node, incarnation, shards) = (member.node.0, member.incarnation.0, member.shards.len());
         match self.handle(Input::Join { member, capacity_bytes, version })? {
             Reply::Joined { epoch, heartbeat_interval_ns, heartbeat_deadline_ns } => {
+                tracing::info!(node, incarnation, shards, from = %caller.address, "a node joins");
                 Ok(Joined { epoch: epoch.0, heartbeat_interval_ns, heartbeat_deadline_ns })
             }
             reply => Err(unexpected(&reply)),
@@ -85,7 +87,9 @@ impl Service for Control {
                 return Err(Refusal::new(RefusalCode::BadRequest, reason));
             }
         };
-        self.handle(Input::Leave { node, incarnation }).map(|_| Done)
+        self.handle(Input::Leave { node, incarnation })?;
+        tracing::info!(node = node.0, incarnation = incarnation.0, "a node leaves");
+        Ok(Done)
     }
 
     fn drain(&self, caller: Caller, call: Drain) -> Result<Done, Refusal> {
@@ -94,7 +98,9 @@ impl Service for Control {
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
         let (node, incarnation) = (NodeId(call.node), call.incarnation.map(Incarnation));
-        self.handle(Input::Drain { node, incarnation }).map(|_| Done)
+        self.handle(Input::Drain { node, incarnation })?;
+        tracing::info!(node = node.0, "a node is drained");
+        Ok(Done)
     }
 
     fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<Done, Refusal> {
@@ -303,6 +309,9 @@ impl Service for Control {
     }
 
     fn observe(&self, event: Event) {
+        if let Event::Rejected(reason) = event {
+            tracing::debug!(reason = reason.name(), "a connection was turned away");
+        }
         self.counts.observe(event);
     }
 }

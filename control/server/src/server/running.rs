@@ -104,6 +104,7 @@ async fn renew(
             continue;
         }
         mark = seen;
+        tracing::info!("takes other certificates from now on");
     }
 }
 
@@ -176,10 +177,10 @@ impl Running {
                     control.set_address(reachable(self.server.address()));
                     self.server.stand(Standing::Serving(control.clone()));
                     self.role.send_replace(Role::Leads);
+                    tracing::info!(turn = led.turn, records = led.records.len(), "leads");
                     tokio::select! {
-                        // It is logged by whoever watches the role.
-                        _ = self.lead(&control) => {}
-                        () = over(&mut places, led.turn) => {}
+                        reason = self.lead(&control) => tracing::warn!(turn = led.turn, "leads no more: {reason}"),
+                        () = over(&mut places, led.turn) => tracing::warn!(turn = led.turn, "leads no more"),
                     }
                 }
                 // The turn ended at once.
@@ -206,6 +207,7 @@ impl Running {
             };
             let role = Role::StandsBy(words.clone());
             if *self.role.borrow() != role {
+                tracing::info!("{words}");
                 self.server.stand(Standing::StandingBy(words));
                 self.role.send_replace(role);
             }

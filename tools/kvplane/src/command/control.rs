@@ -9,9 +9,10 @@ use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
 use kvplane_server::{
     ControlConfig, ControlHandle, ControlServer, DeskConfig, EtcdConfig, HttpToken, MetadataLimits, ObjectsAccess,
-    Role, TicketConfig,
+    TicketConfig,
 };
 
+use super::log::{Level, Log};
 use super::objects::Asked;
 use super::{Failure, stop};
 
@@ -86,6 +87,8 @@ pub(crate) struct Control {
     /// Address for QUIC; mutual TLS is always on.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
+    #[command(flatten)]
+    log: Log,
     #[command(flatten)]
     http: Http,
     /// Where the state is, which survives a kill: a directory, which then has the authority's key too; or
@@ -185,6 +188,7 @@ impl Http {
 
 impl Control {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        self.log.begin(Level::Info)?;
         let (state, etcd) = self.place()?;
         let setup = Setup {
             cluster: &self.cluster,
@@ -200,18 +204,7 @@ impl Control {
         let mut control = start(setup, &self.http)?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, control.address());
         self.http.announce(&control);
-        let mut role = self.place()?.1.is_none().then_some(Role::Leads);
-        stop::wait(|| {
-            let now = control.role();
-            if role.as_ref() != Some(&now) {
-                match &now {
-                    Role::Leads => println!("it leads"),
-                    Role::StandsBy(words) => println!("{words}"),
-                }
-                role = Some(now);
-            }
-            watch(&mut control)
-        })?;
+        stop::wait(|| watch(&mut control))?;
         Ok(control.shutdown(SHUTDOWN)?)
     }
 

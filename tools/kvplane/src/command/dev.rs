@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::log::{Level, Log};
 use super::node::Shape;
 use super::{Failure, control, stop};
 
@@ -30,11 +31,14 @@ pub(crate) struct Dev {
     #[arg(long)]
     end_with_stdin: bool,
     #[command(flatten)]
+    log: Log,
+    #[command(flatten)]
     shape: Shape,
 }
 
 impl Dev {
     pub(crate) fn run(mut self) -> Result<(), Failure> {
+        self.log.begin(Level::Warn)?;
         // The only node of its cluster needs no number of its own, but an SSD wants the same one every time.
         self.shape.or_node_id(1);
         let state = self.state.clone().or_else(|| self.shape.state_beside_ssd());

@@ -7,6 +7,7 @@ mod demo;
 mod dev;
 mod events;
 mod keys;
+mod log;
 mod metrics;
 mod node;
 mod objects;

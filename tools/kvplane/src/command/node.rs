@@ -11,6 +11,7 @@ use kvplane::{
     WritePolicy,
 };
 
+use super::log::{Level, Log};
 use super::tebench::{PacingChoice, values};
 use super::which::Which;
 use super::{Failure, metrics, size, stop};
@@ -48,6 +49,8 @@ pub(crate) struct Node {
     /// Name of the cluster; its control plane is found in the user's runtime directory.
     #[arg(long, default_value = "kvplane")]
     cluster: String,
+    #[command(flatten)]
+    log: Log,
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
@@ -333,20 +336,10 @@ impl Shape {
 
 impl Node {
     pub(crate) fn run(self) -> Result<(), Failure> {
+        self.log.begin(Level::Info)?;
         let control = self.which.control(&self.cluster, self.shape.runtime_directory.clone());
         let (node, _metrics) = self.shape.start(&self.cluster, control)?;
-        let mut said = None;
-        stop::wait(|| {
-            let trouble = node.trouble();
-            if trouble != said
-                && let Some(trouble) = &trouble
-            {
-                eprintln!("kvplane: serving by the last map: {trouble}");
-            }
-            said = trouble;
-            node.check()?;
-            Ok(())
-        })?;
+        stop::wait(|| Ok(node.check()?))?;
         self.shape.give_away(&node);
         Ok(())
     }

@@ -27,6 +27,8 @@ fn plane(place: &Workplace, etcd: &str, listen: &str) -> Process {
         &place.cluster,
         "--state",
         etcd,
+        "--log",
+        "info",
         "--listen",
         listen,
         "--identity",

@@ -15,11 +15,13 @@ mod deploy;
 mod disks;
 mod etcd;
 mod fuse;
+mod fuzz;
 mod keeping;
 mod keys;
 mod kills;
 #[path = "../../../../control/etcd/tests/launch/mod.rs"]
 mod launch;
+mod logs;
 mod moves;
 #[path = "../../../../control/agent/tests/network/mod.rs"]
 mod network;

@@ -18,7 +18,7 @@ fn request_id() -> RequestId {
     RequestId::from_bits(1)
 }
 
-fn hello_of(cluster: &str, versions: (u8, u8), node: u64) -> Vec<u8> {
+pub(crate) fn hello_of(cluster: &str, versions: (u8, u8), node: u64) -> Vec<u8> {
     let body = Hello {
         version_min: versions.0,
         version_max: versions.1,

@@ -1,6 +1,6 @@
 //! The control plane dies and comes back: the data path does not notice, and the cluster is the same afterwards.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
 
@@ -73,6 +73,53 @@ fn puts_and_gets_go_on_without_a_control_plane_and_the_cluster_comes_back() {
     assert!(health(second.http())["epoch"].as_u64().unwrap() > after);
     place.run(&["ctl", "get", "before-Shm-7"]).failed(1, &["no member owns the key"]);
     assert!(second.stop().success());
+}
+
+/// Puts and gets for so long, each of which must succeed: how many.
+fn work(clients: &mut [kvplane::Client; 2], round: &str, seconds: u64) -> usize {
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let mut rounds = 0;
+    while Instant::now() < until {
+        clients.iter_mut().for_each(|client| put_and_get(client, &format!("{round}-{}", rounds % 7)));
+        rounds += 1;
+    }
+    rounds * 100
+}
+
+/// `KVPLANE_AWAY_SECONDS` says for how long; it is longer than the deadline for heartbeats, 6 s.
+#[test]
+fn a_control_plane_that_stands_still_or_is_gone_expels_nobody_and_costs_no_operation() {
+    let seconds = std::env::var("KVPLANE_AWAY_SECONDS").map_or(8, |text| text.parse().expect("seconds"));
+    let place = Workplace::new("still");
+    let mut plane = control(&place, "127.0.0.1:0");
+    let address = plane.quic().to_string();
+    let nodes = ["3", "4"].map(|id| {
+        let node = Process::start(place.command(&["node", "--pool", "16M", "--shards", "1", "--node-id", id]));
+        node.wait_for("shard 0");
+        node
+    });
+    let members = |plane: &Process| wait_until(|| (health(plane.http())["members"] == 2).then_some(()));
+    assert_eq!(members(&plane), Some(()));
+    let mut clients = Way::BOTH.map(|way| place.client(way));
+    clients.iter_mut().for_each(|client| put_and_get(client, "before"));
+    let epoch = health(plane.http())["epoch"].as_u64().unwrap();
+
+    plane.signal("STOP");
+    let still = work(&mut clients, "still", seconds);
+    plane.signal("CONT");
+    assert_eq!(members(&plane), Some(()));
+    assert_eq!([heard_of(&plane, 3), heard_of(&plane, 4)], [Some(()); 2]);
+    assert_eq!(health(plane.http())["epoch"].as_u64(), Some(epoch), "nothing changed hands: {:?}", plane.said());
+
+    plane.kill();
+    let gone = work(&mut clients, "gone", seconds);
+    let plane = control(&place, &address);
+    assert_eq!([heard_of(&plane, 3), heard_of(&plane, 4)], [Some(()); 2]);
+    println!("{seconds} s stopped: {still} puts and gets each; {seconds} s gone: {gone}");
+    for client in &mut clients {
+        assert_eq!(client.get(b"before-31").unwrap().as_deref(), Some(&[31u8; 1031][..]), "nothing was dropped");
+    }
+    drop(nodes);
 }
 
 #[test]

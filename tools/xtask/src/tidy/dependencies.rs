@@ -84,7 +84,7 @@ const EDGES: [(&str, Uses); 23] = [
 ];
 
 /// External crates that only these packages of ours may name.
-const HOMES: [(&str, &[&str]); 23] = [
+const HOMES: [(&str, &[&str]); 25] = [
     ("bincode", &["kvplane-rpc"]),
     ("clap", &["kvplane-tools"]),
     ("core_affinity", &["kvplane-sys"]),
@@ -106,6 +106,8 @@ const HOMES: [(&str, &[&str]); 23] = [
     ("roxmltree", &["kvplane-topology"]),
     ("rustls", &["kvplane-rpc", "kvplane-etcd"]),
     ("tokio", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
+    ("tracing", &["kvplane-engine", "kvplane-server", "kvplane", "kvplane-tools"]),
+    ("tracing-subscriber", &["kvplane-tools"]),
     ("ureq", &["kvplane-etcd"]),
     ("xxhash-rust", &["kvplane-proto"]),
 ];
