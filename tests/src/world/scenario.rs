@@ -113,8 +113,8 @@ pub(crate) struct Chances {
     pub(crate) fault_interval_ns: u64,
     /// Weights, in the order of [`super::faults::Fault`].
     pub(crate) weights: [u64; super::faults::FAULTS],
-    /// How many of them there are at most.
-    pub(crate) faults_most: u64,
+    /// How many of them there are at most, if that is limited.
+    pub(crate) faults_most: Option<u64>,
     /// None come before that.
     pub(crate) faults_from_ns: u64,
 }
@@ -192,7 +192,7 @@ impl Scenario {
         // After the nodes have come, and slots have moved to them: what moves is with one node for a while.
         let faults_from_ns = 1500 * MS;
         scenario.chances =
-            Chances { spike, fault_interval_ns, weights, faults_most: 1, faults_from_ns, ..Chances::default() };
+            Chances { spike, fault_interval_ns, weights, faults_most: Some(1), faults_from_ns, ..Chances::default() };
         scenario
     }
 
@@ -269,13 +269,7 @@ impl Scenario {
             object_bytes: 1 << 10,
             pool_bytes: 64 << 10,
             chunk_bytes: 1 << 10,
-            chances: Chances {
-                control_loss: 0.3,
-                fault_interval_ns: 40 * MS,
-                weights,
-                faults_most: u64::MAX,
-                ..Chances::default()
-            },
+            chances: Chances { control_loss: 0.3, fault_interval_ns: 40 * MS, weights, ..Chances::default() },
             ..Self::of_seed(seed)
         }
     }
@@ -317,7 +311,6 @@ impl Chances {
             cancel: maybe(0.2),
             ..Self::default()
         };
-        chances.faults_most = u64::MAX;
         chances.fault_interval_ns = (20 + rng.below(200)) * MS;
         for weight in &mut chances.weights {
             *weight = if quiet || rng.chance(0.4) { 0 } else { 1 + rng.below(4) };
