@@ -15,6 +15,7 @@ mod parts;
 mod puts;
 mod questions;
 mod ranges;
+mod replicas;
 mod sessions;
 mod stripes;
 
@@ -70,6 +71,9 @@ pub struct ClientConfig {
     /// Objects of more bytes are kept in stripes of so many, all over the cluster; at least 1 MiB. So are objects that
     /// are longer than a shard takes.
     pub stripe_bytes: u64,
+    /// After so long without an answer, a get asks the second owner, which may have a copy; zero for only when the
+    /// first cannot be reached. Not over RDMA.
+    pub hedge: Duration,
 }
 
 impl ClientConfig {
@@ -88,6 +92,7 @@ impl ClientConfig {
             deadline: Duration::from_nanos(Limits::DEFAULT_DEADLINE_NS),
             verify_shared: true,
             stripe_bytes: 64 << 20,
+            hedge: Duration::ZERO,
         }
     }
 }
@@ -197,6 +202,7 @@ impl Client {
             // processes are for segments, which a client of the store does not ask for.
             cma: false,
             stream: config.tcp && config.rdma.mode != RdmaUse::Require,
+            hedge_ns: config.hedge.as_nanos().min(u64::MAX.into()) as u64,
             ..Config::default()
         };
         let rdma = config.rdma.devices()?;

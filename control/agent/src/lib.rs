@@ -68,10 +68,10 @@ pub use kvplane_engine::{
 };
 pub use kvplane_mooncake::{Environment, Notice};
 pub use kvplane_proto::client::{Intent, NodeCounts, RailCounts, TaskResult, Transport};
+pub use kvplane_proto::digest::KeysOf;
 pub use kvplane_proto::map::ClusterMap;
 pub use kvplane_proto::message::PutOptions;
 pub use kvplane_proto::sched::{Health, Histogram, Priority};
-pub use kvplane_proto::digest::KeysOf;
 pub use kvplane_proto::{Digest, NodeId, Status, Version};
 pub use kvplane_rpc as rpc;
 pub use kvplane_sys::verbs;

@@ -25,7 +25,7 @@ use kvplane_proto::ids::Incarnation;
 use kvplane_proto::map::SlotOwners;
 use kvplane_proto::{SegmentId, Version};
 use kvplane_store::service::{
-    Identity, MoveCounters, SegmentInfo, Service, ServiceCounters, ServiceTimes, TierOrder, TierSnapshot,
+    CopyCounters, Identity, MoveCounters, SegmentInfo, Service, ServiceCounters, ServiceTimes, TierOrder, TierSnapshot,
 };
 use kvplane_store::{Store, StoreConfig, StoreStats};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
@@ -95,6 +95,8 @@ pub struct ShardSnapshot {
     pub service: ServiceCounters,
     /// Slots that move.
     pub moves: MoveCounters,
+    /// Objects that two owners have.
+    pub copies: CopyCounters,
     /// How long requests took.
     pub times: ServiceTimes,
     /// Its rounds.
@@ -479,6 +481,7 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
                 device,
                 service: *service.counters(),
                 moves: service.move_counters(),
+                copies: service.copy_counters(),
                 times: service.times(),
                 host: counters,
                 rdma,

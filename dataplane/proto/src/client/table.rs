@@ -3,6 +3,7 @@
 use crate::client::asks::Asked;
 use crate::client::path::Via;
 use crate::client::puts::PutBook;
+use crate::client::second::Second;
 use crate::client::types::{LaneId, Local, Request, SliceId, TaskResult};
 use crate::ids::{BatchId, PinId, RequestId, ReservationId};
 use crate::limits::Limits;
@@ -317,6 +318,8 @@ pub(super) struct Slice {
     pub(super) via: Via,
     /// It was refused together with others: from now on it is sent by itself.
     pub(super) alone: bool,
+    /// Whether the second owner is asked.
+    pub(super) second: Second,
     /// Length of the object, from the answer.
     pub(super) bytes: u64,
     pub(super) version: u64,

@@ -202,7 +202,7 @@ records! {
         tenant_bytes: u8,
         /// What it is, by the putter's numbers.
         data_type: u8,
-        /// 1: it is never evicted. 2: it is in memory. 4: it is on an SSD.
+        /// See the constants of [`KeyItem`].
         flags: u32,
     }
     /// Answers a size: `NotFound`, or `Ok` and the length.
@@ -279,6 +279,8 @@ records! {
         data_type: u8,
         /// What is asked beside.
         flags: PutFlags,
+        /// How many owners are to have it, in the lowest four bits, where 0 is 1. 128: the answer waits for that.
+        replicas: u8,
         /// For later versions.
         zeros: Zeros,
     }

@@ -3,7 +3,7 @@
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 _Key = Union[str, bytes]
-_Kept = Optional[Tuple[int, int, bool, int, bool]]
+_Kept = Optional[Tuple[int, int, bool, int, bool, int]]
 
 __version__: str
 

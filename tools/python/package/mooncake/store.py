@@ -587,7 +587,7 @@ def _code(code):
 
 def _kept_one(config, replace):
     if config is None:
-        return (0, 0, False, 0, True) if replace else None
+        return (0, 0, False, 0, True, 1) if replace else None
     groups = getattr(config, "group_ids", None)
     return kept(config, replace, _group(groups[0]) if groups and len(groups) == 1 else 0)
 
