@@ -18,6 +18,9 @@ const SEGMENT: u64 = 64 << 10;
 const MOST: u32 = 20_000;
 const KEYS: u64 = 24;
 
+/// What is said falsely, in words, and how.
+type Lie<T> = (&'static str, fn(&mut T));
+
 /// Some sealed segments and an open one, everything durable.
 fn filled(seed: u64) -> World {
     let config = TierConfig { segment_bytes: SEGMENT, max_object_bytes: MOST, ..small(BLOCK) };
@@ -67,11 +70,11 @@ fn heads(world: &World) -> Vec<(usize, RecordHeader)> {
 
 #[test]
 fn a_record_that_reaches_past_an_end_is_no_record() {
-    let lies: [(&str, fn(&mut RecordHeader)); 6] = [
+    let lies: [Lie<RecordHeader>; 6] = [
         ("a payload of 4 GiB", |header| header.shape.payload_bytes = u32::MAX),
         ("a payload one byte above the limit", |header| header.shape.payload_bytes = MOST + 1),
         ("a payload one block longer", |header| {
-            header.shape.payload_bytes = MOST.min(header.shape.payload_bytes + BLOCK)
+            header.shape.payload_bytes = MOST.min(header.shape.payload_bytes + BLOCK);
         }),
         ("a key of 64 KiB", |header| header.shape.key_bytes = u16::MAX),
         ("a payload far away", |header| (header.shape.extent, header.away) = (true, AWAY_MOST)),
@@ -94,7 +97,7 @@ fn a_record_that_reaches_past_an_end_is_no_record() {
 
 #[test]
 fn a_footer_that_reaches_past_an_end_gives_nothing_from_there() {
-    let lies: [(&str, fn(&mut FooterEntry)); 5] = [
+    let lies: [Lie<FooterEntry>; 5] = [
         ("a payload of 4 GiB", |entry| entry.shape.payload_bytes = u32::MAX),
         ("a payload past the segment", |entry| {
             (entry.shape.payload_bytes, entry.unit) = (MOST, (SEGMENT / 64) as u32 - 8);

@@ -174,8 +174,8 @@ impl Scenario {
         scenario
     }
 
-    /// One node dies, and comes back soon or late, while objects are put that stay where they are: what was acknowledged
-    /// as being with two owners is there all the while.
+    /// One node dies, and comes back soon or late, while objects are put that stay where they are: what was
+    /// acknowledged as being with two owners is there all the while.
     #[must_use]
     pub fn of_losses(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "losses");

@@ -9,8 +9,8 @@ use crate::cpython::{Keys, number_lists, numbers};
 use crate::outcome::{INVALID, failed};
 use crate::ranges::Part;
 
-/// How an object is to be kept: group, soft pin in milliseconds, hard pin, data type, whether it replaces another, and how
-/// many nodes are to have it.
+/// How an object is to be kept: group, soft pin in milliseconds, hard pin, data type, whether it replaces another, and
+/// how many nodes are to have it.
 pub(crate) type Kept = (u64, u32, bool, u8, bool, u8);
 
 /// What the store is told of it.

@@ -177,13 +177,7 @@ impl Client {
             (_, Request::Put(..) | Request::PutAs(..) | Request::PutCopy(..)) => self.send_put(lane, first.index),
             (Path::Stream | Path::Rdma | Path::Mooncake, Request::Read(..)) => self.send_each(lane, Operation::Read),
             (Path::Stream | Path::Rdma | Path::Mooncake, Request::Write(target, local)) => {
-                let item = WriteItem { segment: target.segment, offset: target.offset };
-                let checksum = self.sums_segments(lane);
-                let mut body = core::mem::take(&mut self.names);
-                body.clear();
-                item.encode(&mut body);
-                self.send_payload(lane, first.index, Operation::Write, local, checksum, &body);
-                self.names = body;
+                self.send_write(lane, first.index, target, local);
             }
             (Path::Shared | Path::Local | Path::MooncakeRdma | Path::File, Request::Read(target, local)) => {
                 self.copy_segment(lane, first, target, local, false);
@@ -193,6 +187,17 @@ impl Client {
             }
         }
         true
+    }
+
+    /// Sends bytes for a segment in a frame of their own.
+    fn send_write(&mut self, lane: u32, index: u32, target: super::SegmentTarget, local: Local) {
+        let item = WriteItem { segment: target.segment, offset: target.offset };
+        let checksum = self.sums_segments(lane);
+        let mut body = core::mem::take(&mut self.names);
+        body.clear();
+        item.encode(&mut body);
+        self.send_payload(lane, index, Operation::Write, local, checksum, &body);
+        self.names = body;
     }
 
     /// Whether the payload of a put over shared memory goes along with its frame: several of a batch share a trip for

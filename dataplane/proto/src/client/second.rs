@@ -1,9 +1,9 @@
 //! Second owners: gets fall over to them, and first owners bring them copies.
 //!
 //! A get whose first owner cannot be reached, or says nothing for so long ([`hedge_ns`](super::Config::hedge_ns)), asks
-//! the second owner for its copy, within its deadline and its attempts. Whatever that says but the object itself decides
-//! nothing: then the first owner is asked again, and only it. Who is only slow keeps its connection: what it answers
-//! after all is let go.
+//! the second owner for its copy, within its deadline and its attempts. Whatever that says but the object itself
+//! decides nothing: then the first owner is asked again, and only it. Who is only slow keeps its connection: what it
+//! answers after all is let go.
 
 use super::Client;
 use super::path::Path;

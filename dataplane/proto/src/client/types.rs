@@ -54,8 +54,7 @@ pub struct Config {
     pub checksum_segments: bool,
     /// Whether the end of each task is told by [`super::Client::poll_finished`], and not only that of its batch.
     pub report_tasks: bool,
-    /// Whether it asks former owners for what was in slots that moved, and nothing else: see
-    /// [`super::Client::set_sources`].
+    /// Whether it only asks former owners for what was in slots that moved: see [`super::Client::set_sources`].
     pub fetches: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
     pub foreign_depth: u32,
@@ -176,8 +175,7 @@ pub enum Request {
     Exists(Digest),
     /// Is the object there? If it is on an SSD, bring it to the node's memory, to be asked for within the deadline.
     Prefetch(Digest),
-    /// Which of so many objects are there, from this one of the batch's list on? The digest is the first one's. They
-    /// are one request to one shard: see [`super::Client::submit_asks`].
+    /// Which of so many objects of the batch's list, from this one on, are there? See [`super::Client::submit_asks`].
     Asks(Digest, u32, u32),
     /// How long is it?
     Size(Digest),
@@ -187,8 +185,7 @@ pub enum Request {
     Get(Digest, Local),
     /// Bring a range of the object, from this offset on, into memory.
     GetRange(Digest, u64, Local),
-    /// Which objects has the shard that owns this digest? See [`super::Client::take_description`], which has the body
-    /// of a [`crate::message::KeyPage`]. One such request makes a batch.
+    /// Which objects has the owner of this digest? Alone in its batch: see [`super::Client::take_description`].
     List(Digest, ListFrom),
     /// Keep these bytes under this digest.
     Put(Digest, Local),

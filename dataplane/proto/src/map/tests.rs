@@ -79,7 +79,9 @@ prop_compose! {
         since: u64, from: u64,
         claims in prop::collection::btree_map(any::<u64>(), (any::<u64>(), any::<u32>(), 0..257u16), 0..5),
         began in prop::collection::btree_map(any::<u64>(), any::<u64>(), 0..5),
-        restarts in prop::option::of((any::<u64>(), any::<u64>(), prop::collection::btree_map(any::<u64>(), any::<u64>(), 0..5))),
+        restarts in prop::option::of(
+            (any::<u64>(), any::<u64>(), prop::collection::btree_map(any::<u64>(), any::<u64>(), 0..5)),
+        ),
     ) -> Former {
         let claim = |(node, (life, weight, shards))| {
             Claim { node: NodeId(node), incarnation: Incarnation(life), weight, shards }

@@ -1,5 +1,5 @@
-//! Who this shard is, and who may ask it for what: owners answer for their slots, and for what left to those who have it
-//! now.
+//! Who this shard is, and who may ask it for what: owners answer for their slots, and for what left to those who have
+//! it now.
 
 use kvplane_proto::ids::{Epoch, Incarnation};
 use kvplane_proto::map::ShardKey;

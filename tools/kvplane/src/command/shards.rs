@@ -105,7 +105,7 @@ fn show_shard(shard: &ShardFigures) {
     let copies = &shard.copies;
     if copies.second_slots > 0 || copies.elsewhere > 0 {
         println!(
-            "    copies: {} of ours elsewhere, {} here for others; {} made, {} failed, {} to go; {} served, {} inherited",
+            "    copies: {} of ours elsewhere, {} of others; {} made, {} failed, {} to go; {} served, {} inherited",
             copies.elsewhere, copies.here, copies.made, copies.failed, copies.owed, copies.served, copies.inherited
         );
     }
