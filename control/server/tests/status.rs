@@ -102,7 +102,8 @@ fn the_json_has_instances_queues_hits_hot_prefixes_slots_and_segments() {
     let conductor = &seen["conductor"];
     let model = &conductor["models"][0];
     assert_eq!((&model["model"], &model["instances"]), (&json!(EVIL), &json!(2)));
-    assert_eq!((&model["requests"], &model["waiting"], &model["blocks"]), (&json!(4), &json!(0), &json!(2)));
+    // Two that were told of, and one of each request that will be there.
+    assert_eq!((&model["requests"], &model["waiting"], &model["blocks"]), (&json!(4), &json!(0), &json!(6)));
     assert_eq!((&model["tokens"], &model["reused_tokens"]), (&json!(192), &json!(128)));
     assert_eq!(conductor["counts"]["placed"], json!(4));
     let instances = conductor["instances"].as_array().expect("a list");
