@@ -194,6 +194,7 @@ impl Node {
             capacity_bytes: config.pool_bytes,
             tiers: TierReports::new(devices),
             figures: ShardReports::default(),
+            kept_since: Epoch(0),
             life: Arc::new(Mutex::new(born_ns)),
             tickets,
         };

@@ -20,6 +20,7 @@ use kvplane_proto::states::Step;
 
 use crate::catalog::{Catalog, Segment, SegmentOwner};
 use crate::config::ClusterConfig;
+use crate::devices::Devices;
 use crate::message::{Change, Counters, Input, Load, MemberView, Output, Reply};
 use crate::record::{Header, Layout, MemberRecord, Record, RecordKey};
 use crate::rejection::Rejection;
@@ -71,6 +72,7 @@ pub struct Cluster {
     pub(crate) rows: BTreeMap<NodeId, Row>,
     pub(crate) catalog: Catalog,
     pub(crate) tenants: Tenants,
+    pub(crate) devices: BTreeMap<NodeId, Devices>,
     pub(crate) counters: Counters,
     pub(crate) now_ns: u64,
     /// The newest map; what members say now is in it after `publish`.
@@ -97,6 +99,7 @@ impl Cluster {
         self.advance(now_ns);
         let reply = match input {
             Input::Join { member, capacity_bytes, version } => self.join(member, capacity_bytes, version),
+            Input::AttachDevices { node, incarnation, devices } => self.attach(node, incarnation, devices),
             Input::Heartbeat { node, incarnation, load } => self.heartbeat(node, incarnation, load),
             Input::Leave { node, incarnation } => self.leave(node, incarnation),
             Input::Drain { node, incarnation } => self.drain(node, incarnation),
@@ -175,7 +178,8 @@ impl Cluster {
         let segments = self.catalog.iter().cloned().map(Record::Segment);
         // It is written when a member first gets slots.
         let layout = (self.layout != Layout::default()).then(|| Record::Layout(self.layout.clone()));
-        core::iter::once(self.header()).chain(members).chain(segments).chain(layout).collect()
+        let devices = self.devices.values().copied().map(Record::Devices);
+        core::iter::once(self.header()).chain(members).chain(segments).chain(layout).chain(devices).collect()
     }
 
     /// Lets time pass: silence, deadlines, expiries.

@@ -14,6 +14,7 @@
 mod catalog;
 mod cluster;
 mod config;
+mod devices;
 mod membership;
 mod message;
 mod quotas;
@@ -26,6 +27,7 @@ mod tenants;
 pub use catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
 pub use cluster::Cluster;
 pub use config::{ClusterConfig, ConfigError, Limits};
+pub use devices::Devices;
 pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
 pub use quotas::{Quotas, ShardLease, ShardLife, ShardUse};
 pub use record::{Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, RecordError, RecordKey};

@@ -97,6 +97,7 @@ impl Cluster {
         let former = self.rows.get(&node).map(|row| (row.state, row.member.incarnation));
         let state = former.map_or(MemberState::Joining, |(state, _)| state);
         let row = Row { member, state, capacity_bytes, version, load: None, heard_ns, heard, ended: Epoch(0) };
+        self.begin_with_devices(node, row.member.incarnation);
         self.rows.insert(node, row);
         if let Some((_, incarnation)) = former {
             self.drop_segments(SegmentOwner::Node { node, incarnation });
@@ -204,6 +205,7 @@ impl Cluster {
         }
         for &(_, node) in &ended[..excess] {
             self.rows.remove(&node);
+            self.forget_devices(node);
             self.changes.push(Change::Remove(RecordKey::Member(node)));
         }
     }

@@ -34,6 +34,15 @@ pub enum Input {
         /// Version of its program, for the operator.
         version: String,
     },
+    /// A life of a node that is about to join says which devices it has. One that does not has none.
+    AttachDevices {
+        /// Who.
+        node: NodeId,
+        /// Which life.
+        incarnation: Incarnation,
+        /// A digest of the devices' identities.
+        devices: u128,
+    },
     /// A member is alive.
     Heartbeat {
         /// Who.
@@ -107,6 +116,11 @@ pub enum Reply {
         heartbeat_interval_ns: u64,
         /// How long it may be silent before it is out.
         heartbeat_deadline_ns: u64,
+    },
+    /// To what devices it has: what is on them is of use if it is of a map of this epoch or a later one.
+    DevicesKept {
+        /// See above.
+        since: Epoch,
     },
     /// To a heartbeat: a member with an older map fetches the new one.
     Alive {

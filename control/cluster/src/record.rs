@@ -9,6 +9,7 @@
 //! version text | member segment: 2 u8 | 0 u8, node u64, incarnation u64 or 1 u8, client u64 | kind u8 | bytes u64 |
 //! ttl u64 | address | name text layout:  3 u8 | since u64 | claims u128 | former, or nothing
 //! tenant:  8 u8 | has quota u8, quota u64 | weight u32 | name text
+//! devices: 9 u8 | node u64 | incarnation u64 | digest u128 | since u64
 //! ```
 //!
 //! Suspicion is not durable: it is about the recent past, of which a restarted control plane knows nothing.
@@ -20,6 +21,7 @@ use kvplane_proto::map::codec::{DecodeError, Reader, begin, put_address, put_mem
 use kvplane_proto::map::{Former, MapError, Member};
 
 use crate::catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
+use crate::devices::Devices;
 use crate::message::MAX_VERSION_BYTES;
 use crate::state::MemberState;
 use crate::tenants::{MAX_TENANT_NAME_BYTES, Tenant};
@@ -83,6 +85,8 @@ pub enum Record {
     Layout(Layout),
     /// A tenant.
     Tenant(Tenant),
+    /// What a node's lives said of their devices.
+    Devices(Devices),
 }
 
 /// The name under which a record is stored.
@@ -98,6 +102,8 @@ pub enum RecordKey {
     Layout,
     /// The tenant of this name.
     Tenant(String),
+    /// The devices of the node of this id.
+    Devices(NodeId),
 }
 
 impl RecordKey {
@@ -110,6 +116,7 @@ impl RecordKey {
             Self::Segment(name) => [&[2], name.as_bytes()].concat(),
             Self::Layout => vec![3],
             Self::Tenant(name) => [&[8], name.as_bytes()].concat(),
+            Self::Devices(node) => [&[9][..], &node.0.to_be_bytes()].concat(),
         }
     }
 }
@@ -156,6 +163,7 @@ impl Record {
             Self::Segment(segment) => RecordKey::Segment(segment.name.clone()),
             Self::Layout(_) => RecordKey::Layout,
             Self::Tenant(tenant) => RecordKey::Tenant(tenant.name.clone()),
+            Self::Devices(said) => RecordKey::Devices(said.node),
         }
     }
 
@@ -196,6 +204,14 @@ impl Record {
                 out.extend_from_slice(&tenant.weight.to_le_bytes());
                 put_text(out, &tenant.name);
             }
+            Self::Devices(said) => {
+                out.push(9);
+                out.extend_from_slice(&said.node.0.to_le_bytes());
+                out.extend_from_slice(&said.incarnation.0.to_le_bytes());
+                out.extend_from_slice(&(said.devices as u64).to_le_bytes());
+                out.extend_from_slice(&((said.devices >> 64) as u64).to_le_bytes());
+                out.extend_from_slice(&said.since.0.to_le_bytes());
+            }
         }
         seal(out, start);
     }
@@ -230,6 +246,11 @@ impl Record {
                 Self::Layout(Layout { since, claims, former })
             }
             8 => Self::Tenant(tenant(&mut reader)?),
+            9 => {
+                let (node, incarnation) = (NodeId(reader.u64()?), Incarnation(reader.u64()?));
+                let devices = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;
+                Self::Devices(Devices { node, incarnation, devices, since: Epoch(reader.u64()?) })
+            }
             kind => return Err(DecodeError::Field { what: "record kind", found: kind.into() }.into()),
         };
         reader.finish()?;

@@ -100,6 +100,7 @@ impl Cluster {
             rows: BTreeMap::new(),
             catalog: Catalog::default(),
             tenants: Tenants::default(),
+            devices: BTreeMap::new(),
             counters: Counters::default(),
             now_ns,
             map,
@@ -135,6 +136,9 @@ impl Cluster {
                 Record::Layout(layout) => self.layout = layout,
                 Record::Tenant(tenant) => {
                     self.tenants.by_name.insert(tenant.name.clone(), tenant);
+                }
+                Record::Devices(said) => {
+                    self.devices.insert(said.node, said);
                 }
                 Record::Segment(segment) => self.changes.push(Change::Remove(RecordKey::Segment(segment.name))),
             }

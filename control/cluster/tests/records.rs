@@ -3,9 +3,9 @@
 mod support;
 
 use kvplane_cluster::{
-    ClientId, Header, MemberRecord, MemberState, Record, RecordKey, SegmentKind, SegmentOwner, Tenant,
+    ClientId, Devices, Header, MemberRecord, MemberState, Record, RecordKey, SegmentKind, SegmentOwner, Tenant,
 };
-use kvplane_proto::ids::{Epoch, NodeId};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::codec::{begin, seal};
 use proptest::prelude::*;
 use support::{member, owned_by, segment};
@@ -16,7 +16,7 @@ fn bytes_of(record: &Record) -> Vec<u8> {
     bytes
 }
 
-fn examples() -> [Record; 5] {
+fn examples() -> [Record; 6] {
     let (capacity_bytes, version) = (1 << 30, "0.1.0".to_owned());
     let left = MemberState::Left;
     let mut client = segment("y", SegmentOwner::Client { client: ClientId(2) }, 77);
@@ -33,6 +33,12 @@ fn examples() -> [Record; 5] {
         Record::Segment(segment("x", owned_by(1, 5), 0)),
         Record::Segment(client),
         Record::Tenant(Tenant { name: "acme".to_owned(), dram_bytes: Some(1 << 33), weight: 3 }),
+        Record::Devices(Devices {
+            node: NodeId(1),
+            incarnation: Incarnation(5),
+            devices: 3 << 64 | 4,
+            since: Epoch(6),
+        }),
     ]
 }
 
@@ -41,7 +47,7 @@ fn golden_record_bytes() {
     let hex = examples().map(|record| bytes_of(&record).iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     assert_eq!(hex, GOLDEN, "the encoding changed: that needs a new format number");
 }
-const GOLDEN: [&str; 5] = [
+const GOLDEN: [&str; 6] = [
     "4b5643520100000900000000000000020470726f64dcd2888f3ff0a341",
     concat!(
         "4b564352010001040800000000000000000000400000000005302e312e3001000000000000000500",
@@ -58,6 +64,7 @@ const GOLDEN: [&str; 5] = [
         "0179a89e0f8d7427dd5e",
     ),
     "4b564352010008010000000002000000030000000461636d65b9304dbe8229f5d7",
+    "4b56435201000901000000000000000500000000000000040000000000000003000000000000000600000000000000673805be88a31ced",
 ];
 
 #[test]
@@ -71,6 +78,8 @@ fn keys_sort_like_their_bytes() {
         RecordKey::Layout,
         RecordKey::Tenant(String::new()),
         RecordKey::Tenant("a".to_owned()),
+        RecordKey::Devices(NodeId(1)),
+        RecordKey::Devices(NodeId(256)),
     ];
     assert!(keys.is_sorted() && keys.iter().map(RecordKey::to_bytes).is_sorted());
 }

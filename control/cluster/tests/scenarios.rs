@@ -325,3 +325,43 @@ fn a_driver_that_skips_outputs_is_stopped() {
     let mut cluster = Cluster::new(config(), [], 0).unwrap();
     let _ = cluster.handle(Input::Tick, 0);
 }
+
+#[test]
+fn devices_count_only_while_no_life_went_without_them() {
+    let mut driver = Driver::new(config());
+    let attach = |driver: &mut Driver, incarnation: u64, devices: u128| {
+        let input = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(incarnation), devices };
+        match driver.handle(input) {
+            Ok(Reply::DevicesKept { since }) => since,
+            other => panic!("{other:?}"),
+        }
+    };
+    // The first life with devices: what they knew before is not known to be of any use.
+    let since = attach(&mut driver, 5, 7);
+    driver.admit(1, 5);
+    assert!(since <= driver.cluster.map().epoch, "a note of this life is of a map that counts");
+    let noted = driver.cluster.map().epoch;
+    // Lives with the same ones, one that never joined among them, and a control plane that was killed between.
+    assert_eq!(attach(&mut driver, 6, 7), since);
+    let mut driver = Driver::start(config(), driver.store, driver.now_ns);
+    assert_eq!(attach(&mut driver, 7, 7), since);
+    driver.admit(1, 7);
+    assert!(noted >= since);
+    // A life without: it says nothing. Then the devices are as good as new.
+    driver.admit(1, 8);
+    let noted = driver.cluster.map().epoch;
+    let since = attach(&mut driver, 9, 7);
+    assert!(since > noted, "{since} after {noted}");
+    driver.admit(1, 9);
+    let noted = driver.cluster.map().epoch;
+    assert!(since <= noted);
+    // Others count as little, and so do the first ones after them.
+    let since = attach(&mut driver, 10, 8);
+    assert!(since > noted);
+    driver.admit(1, 10);
+    let noted = driver.cluster.map().epoch;
+    assert!(attach(&mut driver, 11, 7) > noted);
+    // A life that is over says nothing any more.
+    let late = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(9), devices: 8 };
+    assert!(matches!(driver.handle(late), Err(Rejection::StaleIncarnation { .. })));
+}

@@ -17,10 +17,10 @@ use crate::conductor::{
 use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::{
-    AnswerOrder, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments,
-    ListShards, ListTenants, ListTiers, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
-    ReportShard, ReportTiers, RotateTickets, SetTenant, Status, SyncTenants, UnregisterSegment, WatchEvents, WatchMap,
-    WatchOrders, is_large,
+    AnswerOrder, AttachDevices, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave,
+    ListSegments, ListShards, ListTenants, ListTiers, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments,
+    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Status, SyncTenants, UnregisterSegment,
+    WatchEvents, WatchMap, WatchOrders, is_large,
 };
 use crate::rights::{Called, is_bound};
 use crate::server::Host;
@@ -197,6 +197,7 @@ impl Call {
             Heartbeat::KIND => self.answer(frame, |c| service.heartbeat(caller, c)),
             Leave::KIND => self.answer(frame, |c| service.leave(caller, c)),
             Drain::KIND => self.answer(frame, |c| service.drain(caller, c)),
+            AttachDevices::KIND => self.answer(frame, |c| service.attach_devices(caller, c)),
             GetMap::KIND => self.get_map(frame),
             RegisterSegment::KIND => self.answer(frame, |c| service.register_segment(caller, c)),
             RenewSegments::KIND => self.answer(frame, |c| service.renew_segments(caller, c)),

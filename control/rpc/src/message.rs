@@ -119,6 +119,7 @@ messages! {
     ReportEvents = 0x0014 large => Done;
     WatchEvents = 0x0015 small;
     Drain = 0x001a small => Done;
+    AttachDevices = 0x001b small => DevicesKept;
     SetTenant = 0x0020 small => Done;
     RemoveTenant = 0x0021 small => Done;
     ListTenants = 0x0022 small => TenantList;
@@ -143,6 +144,7 @@ messages! {
     Done = 0x8004 small;
     MapReply = 0x8005 large;
     Renewed = 0x8008 small;
+    DevicesKept = 0x801b small;
     SegmentReply = 0x800a small;
     SegmentList = 0x800b large;
     StatusReply = 0x800c large;
@@ -196,6 +198,25 @@ pub struct Join {
     pub capacity_bytes: u64,
     /// Version of its program, for operators.
     pub version: String,
+}
+
+/// A life of a node that is about to join says which devices it has: what is on them counts only if no life of the node
+/// went without them. A life that does not say it has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct AttachDevices {
+    /// Who.
+    pub node: u64,
+    /// Which life.
+    pub incarnation: u64,
+    /// A digest of the devices' identities.
+    pub devices: u128,
+}
+
+/// The answer to [`AttachDevices`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct DevicesKept {
+    /// What is on the devices counts if they last heard of a map of this epoch, or of a later one.
+    pub since: u64,
 }
 
 /// The answer to [`Join`].

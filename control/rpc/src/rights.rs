@@ -10,10 +10,10 @@ use crate::conductor::{
     UpdateRequest, WatchAssignments, WatchInstances,
 };
 use crate::message::{
-    AnswerOrder, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments,
-    ListShards, ListTenants, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
-    ReportShard, ReportTiers, RotateTickets, SetTenant, Status, SyncTenants, UnregisterSegment, WatchEvents, WatchMap,
-    WatchOrders,
+    AnswerOrder, AttachDevices, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave,
+    ListSegments, ListShards, ListTenants, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments,
+    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Status, SyncTenants, UnregisterSegment,
+    WatchEvents, WatchMap, WatchOrders,
 };
 use crate::role::{Role, Scope};
 
@@ -69,6 +69,7 @@ macro_rules! rights {
 rights! {
     Hello = "hello" ANY;
     Join = "join" MEMBERS |call| Some(Scope::Node(call.member.node.0));
+    AttachDevices = "attach_devices" MEMBERS |call| Some(Scope::Node(call.node));
     Heartbeat = "heartbeat" MEMBERS |call| Some(Scope::Node(call.node));
     Leave = "leave" ENDERS |call| Some(Scope::Node(call.node));
     Drain = "drain" ENDERS |call| Some(Scope::Node(call.node));
@@ -143,6 +144,7 @@ mod tests {
         let expected = [
             "hello cncsa",
             "join cn",
+            "attach_devices cn",
             "heartbeat cn",
             "leave cna",
             "drain cna",

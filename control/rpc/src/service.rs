@@ -15,11 +15,11 @@ use crate::conductor::{
 };
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{
-    Alive, AnswerOrder, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave,
-    ListSegments, ListShards, ListTiers, MapReply, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, Renewed,
-    ReportEvents, ReportShard, ReportTiers, SegmentList, SegmentReply, SetTenant, ShardList, StatusReply, SyncTenants,
-    TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, UnregisterSegment,
-    WatchOrders, Welcome,
+    Alive, AnswerOrder, AttachDevices, DevicesKept, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat,
+    Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers, MapReply, OrderTiers, RegisterSegment,
+    RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SegmentList, SegmentReply, SetTenant,
+    ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
+    TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::role::Role;
 
@@ -90,6 +90,8 @@ pub trait Service: Send + Sync + 'static {
     fn hello(&self, caller: Caller, call: Hello) -> Result<Welcome, Refusal>;
     /// Makes a node a member.
     fn join(&self, caller: Caller, call: Join) -> Result<Joined, Refusal>;
+    /// A life of a node says which devices it has.
+    fn attach_devices(&self, caller: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal>;
     /// A sign of life, with load.
     fn heartbeat(&self, caller: Caller, call: Heartbeat) -> Result<Alive, Refusal>;
     /// Ends a membership.

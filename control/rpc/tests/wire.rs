@@ -75,6 +75,7 @@ fn golden_frames() {
     show("Heartbeat", encode(&Heartbeat { node: 7, incarnation: 2, load }));
     show("Leave", encode(&Leave { node: 7, incarnation: Some(2) }));
     show("Drain", encode(&Drain { node: 7, incarnation: Some(2) }));
+    show("AttachDevices", encode(&AttachDevices { node: 7, incarnation: 2, devices: 3 << 64 | 4 }));
     show("GetMap", encode(&GetMap));
     show("WatchMap", encode(&WatchMap { known_epoch: None }));
     show("RegisterSegment", encode(&RegisterSegment { segment: segment() }));
@@ -100,6 +101,7 @@ fn golden_frames() {
     let joined = Joined { epoch: 1, heartbeat_interval_ns: 2, heartbeat_deadline_ns: 3 };
     show("Joined", encode(&joined));
     show("Alive", encode(&Alive { epoch: 1, since: 1 }));
+    show("DevicesKept", encode(&DevicesKept { since: 5 }));
     show("Renewed", encode(&Renewed { segments: 2 }));
     show("Done", encode(&Done));
     let map = ClusterMap { epoch: Epoch(3), replicas: 1, members: vec![], former: None };

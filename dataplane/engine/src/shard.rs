@@ -130,6 +130,7 @@ pub struct ShardHandle {
     mooncake: Option<SocketAddr>,
     shm: Mutex<Option<PathBuf>>,
     page_kind: Option<PageKind>,
+    device: Option<u128>,
 }
 
 /// What starts shards.
@@ -139,6 +140,7 @@ struct Started {
     address: SocketAddr,
     mooncake: Option<SocketAddr>,
     page_kind: Option<PageKind>,
+    device: Option<u128>,
 }
 
 impl Shard {
@@ -157,7 +159,7 @@ impl Shard {
             .spawn(move || run(config, consumer, bell, &started))
             .map_err(|error| ShardError::Start(error.to_string()))?;
         match wait.recv() {
-            Ok(Ok(Started { address, mooncake, page_kind })) => Ok(ShardHandle {
+            Ok(Ok(Started { address, mooncake, page_kind, device })) => Ok(ShardHandle {
                 mailbox: Mutex::new(Some(producer)),
                 doorbell,
                 thread: Mutex::new(Some(thread)),
@@ -165,6 +167,7 @@ impl Shard {
                 mooncake,
                 shm: Mutex::new(shm),
                 page_kind,
+                device,
             }),
             Ok(Err(why)) => Err(ShardError::Start(why)),
             Err(_) => Err(ShardError::Start("its thread ended before it listened".to_owned())),
@@ -232,6 +235,12 @@ impl ShardHandle {
             std::thread::sleep(MAILBOX_RETRY);
         }
         self.wait_for(&wait, within.saturating_add(ANSWER_DEADLINE))?
+    }
+
+    /// The identity of the device of its tier: none without a tier, or when the device could not be read.
+    #[must_use]
+    pub const fn device(&self) -> Option<u128> {
+        self.device
     }
 
     /// Serves peers on this host at this path too.
@@ -429,7 +438,8 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, Started), St
         None => None,
     };
     host.watch_mailbox(doorbell).map_err(|error| error.to_string())?;
-    Ok((host, Started { address, mooncake, page_kind }))
+    let device = host.tier_device();
+    Ok((host, Started { address, mooncake, page_kind, device }))
 }
 
 fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {

@@ -11,7 +11,7 @@ use kvplane_engine::ShardHandle;
 use kvplane_proto::ids::{Epoch, Incarnation};
 use kvplane_proto::map::{Member, SlotOwners};
 use kvplane_rpc::RefusalCode;
-use kvplane_rpc::message::{Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
+use kvplane_rpc::message::{AttachDevices, Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
 
 use super::unix_ns;
 use crate::error::Error;
@@ -37,6 +37,8 @@ pub(super) struct Membership {
     pub(super) capacity_bytes: u64,
     pub(super) tiers: TierReports,
     pub(super) figures: ShardReports,
+    /// What is on its devices counts if they knew a map of this epoch or of a later one.
+    pub(super) kept_since: Epoch,
     /// The present life, for who reports beside.
     pub(super) life: Arc<Mutex<u64>>,
     /// What peers of the shards prove, if they do.
@@ -45,6 +47,7 @@ pub(super) struct Membership {
 
 impl Membership {
     pub(super) fn join(&mut self) -> Result<(), Error> {
+        self.attach_devices()?;
         self.link.call(Join {
             member: self.member.clone(),
             capacity_bytes: self.capacity_bytes,
@@ -52,6 +55,18 @@ impl Membership {
         })?;
         tracing::info!(node = self.member.node.0, incarnation = self.member.incarnation.0, "joined");
         self.heartbeat()
+    }
+
+    /// Says which devices this life has, and hears which maps they must have known for what is on them to count.
+    fn attach_devices(&mut self) -> Result<(), Error> {
+        let fold = |devices: u128, shard: &ShardHandle| devices.rotate_left(7) ^ shard.device().unwrap_or(0);
+        let devices = self.shards.iter().fold(0, fold);
+        if devices == 0 {
+            return Ok(());
+        }
+        let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
+        self.kept_since = Epoch(self.link.call(AttachDevices { node, incarnation, devices })?.since);
+        Ok(())
     }
 
     fn heartbeat(&mut self) -> Result<(), Error> {
@@ -124,7 +139,10 @@ impl Membership {
             }
             return;
         }
-        let owners = Arc::new(SlotOwners::of(&map));
+        let mut owners = SlotOwners::of(&map);
+        // For a device, a life of ours without it is as good as a slot that was another's.
+        owners.since = owners.since.max(self.kept_since);
+        let owners = Arc::new(owners);
         let told = self.shards.iter().all(|shard| shard.follow_owners(state, Arc::clone(&owners)).is_ok());
         // A full mailbox is tried again at the next look.
         if told {

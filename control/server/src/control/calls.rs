@@ -8,11 +8,11 @@ use kvplane_rpc::conductor::{
 };
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
-    Alive, AnswerOrder, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave,
-    ListSegments, ListShards, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, Renewed,
-    ReportEvents, ReportShard, ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant,
-    ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
-    TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerOrder, AttachDevices, DevicesKept, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat,
+    Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant,
+    RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList,
+    SegmentReply, SetTenant, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply,
+    TierList, TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
@@ -57,6 +57,15 @@ impl Service for Control {
                 tracing::info!(node, incarnation, shards, from = %caller.address, "a node joins");
                 Ok(Joined { epoch: epoch.0, heartbeat_interval_ns, heartbeat_deadline_ns })
             }
+            reply => Err(unexpected(&reply)),
+        }
+    }
+
+    fn attach_devices(&self, _: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal> {
+        let AttachDevices { node, incarnation, devices } = call;
+        let (node, incarnation) = (NodeId(node), Incarnation(incarnation));
+        match self.handle(Input::AttachDevices { node, incarnation, devices })? {
+            Reply::DevicesKept { since } => Ok(DevicesKept { since: since.0 }),
             reply => Err(unexpected(&reply)),
         }
     }

@@ -49,6 +49,8 @@ pub(super) struct TierWork {
     /// How many of the driver's remarks were taken.
     told: usize,
     notices: VecDeque<TierNotice>,
+    /// Which device it is, once that was read.
+    device: Option<u128>,
 }
 
 /// Something about a tier for the log.
@@ -105,7 +107,7 @@ impl TierWork {
             poller.add(fd, token.to_bits(), Interest::Readable)?;
         }
         service.attach_tier(tier, setup.policy);
-        let mut work = Self { nvme, is_open: false, told: 0, notices: VecDeque::new() };
+        let mut work = Self { nvme, is_open: false, told: 0, notices: VecDeque::new(), device: None };
         work.take_remarks();
         Ok(work)
     }
@@ -142,8 +144,8 @@ impl Host {
                         return Ok(());
                     }
                     Event::Refused(error) => return Err(format!("{path}: {error}")),
-                    Event::Opened { .. } => {
-                        self.tier_work.iter_mut().for_each(|work| work.is_open = true);
+                    Event::Opened { uuid, .. } => {
+                        self.tier_work.iter_mut().for_each(|work| (work.is_open, work.device) = (true, Some(uuid)));
                         return Ok(());
                     }
                     event => self.note(&event),
@@ -268,6 +270,12 @@ impl Host {
     /// Something about the tier that the operator should know.
     pub fn poll_tier_notice(&mut self) -> Option<TierNotice> {
         self.tier_work.as_mut()?.notices.pop_front()
+    }
+
+    /// Which device the tier has, once it is open.
+    #[must_use]
+    pub fn tier_device(&self) -> Option<u128> {
+        self.tier_work.as_ref()?.device
     }
 
     /// What the tier's device did.

@@ -113,3 +113,64 @@ fn damage_under_one_node_of_two_is_a_miss_there_and_nothing_at_the_other() {
         assert!(ssd::is_there(get, key), "object {key}");
     }
 }
+
+/// A node that is started without its SSD, or with another one, may remove and replace what is on it.
+#[test]
+fn what_was_removed_in_a_life_without_the_ssd_does_not_come_back() {
+    let place = Workplace::new("ssd-without");
+    let state = place.path("state");
+    let control = Process::start(place.command(&["control", "--state", text(&state)]));
+    control.wait_for("metrics on");
+    let (first, other) = (format!("{}:64M", text(&place.path("a"))), format!("{}:64M", text(&place.path("b"))));
+    let start = |ssd: Option<&str>| {
+        let words = ["node", "--pool", "16M", "--node-id", "7", "--shards", "1"];
+        let ssd: Vec<&str> = ssd.map_or_else(Vec::new, |ssd| vec!["--ssd", ssd, "--ssd-ack", "durable"]);
+        let node = Process::start(place.command(&[&words[..], &ssd].concat()));
+        node.wait_for("node 7 with");
+        node
+    };
+    let mut client = place.client(Way::Tcp);
+    let get =
+        |client: &mut Client, key: usize| wait_until(|| client.get(name(key).as_bytes()).ok()).expect("an answer");
+    let mut done = 0;
+    for between in [None, Some(&*other)] {
+        let mut node = start(Some(&first));
+        let keys = done..done + 20;
+        done += 20;
+        for key in keys.clone() {
+            wait_until(|| client.put(name(key).as_bytes(), b"one").ok()).expect("it is put");
+        }
+        assert!(node.stop().success());
+        // The same SSD again, twice, once after a kill: everything is there.
+        let mut node = start(Some(&first));
+        node.kill();
+        let mut node = loop {
+            let words =
+                ["node", "--pool", "16M", "--node-id", "7", "--shards", "1", "--ssd", &first, "--ssd-ack", "durable"];
+            let mut node = Process::start(place.command(&words));
+            if node.wait_for("node").starts_with("node 7 with") {
+                break node;
+            }
+            assert!(!node.ended().success());
+        };
+        for key in keys.clone() {
+            let found = wait_until(|| (get(&mut client, key).as_deref() == Some(b"one")).then_some(()));
+            assert_eq!(found, Some(()), "object {key} was durable");
+        }
+        assert!(node.stop().success());
+        // Without it, half is removed and the rest replaced.
+        let mut node = start(between);
+        for key in keys.clone() {
+            wait_until(|| client.upsert(name(key).as_bytes(), b"two").ok()).expect("it is replaced");
+            if key % 2 == 0 {
+                assert_eq!(wait_until(|| client.remove(name(key).as_bytes()).ok()), Some(true), "object {key}");
+            }
+        }
+        assert!(node.stop().success());
+        let mut node = start(Some(&first));
+        for key in keys {
+            assert_eq!(get(&mut client, key), None, "object {key} is what it was, with {between:?} between");
+        }
+        assert!(node.stop().success());
+    }
+}
