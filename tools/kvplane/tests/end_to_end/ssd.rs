@@ -298,9 +298,11 @@ fn a_device_that_does_not_do_is_refused_in_words() {
 /// What others keep on a disk is nowhere near the superblocks' places; the second shard's part is blank.
 #[test]
 fn what_others_keep_on_a_disk_is_refused_and_not_touched() {
+    /// Where, and what.
+    type Mark = (u64, &'static [u8]);
     const BYTES: u64 = 64 << 20;
     let place = Workplace::new("foreign");
-    let marks: [(&str, &[(u64, &[u8])]); 5] = [
+    let marks: [(&str, &[Mark]); 5] = [
         ("partitions", &[(510, &[0x55, 0xaa]), (512, b"EFI PART"), (BYTES - 512, b"EFI PART")]),
         ("ext4", &[(1080, &[0x53, 0xef])]),
         ("swap", &[(4086, b"SWAPSPACE2")]),
