@@ -4,7 +4,11 @@
 //! and does not wait for answers before it. Each request is booked behind others and released as soon as it is
 //! answered, so the server has twice as many calls. Prompts are as long as those of Mooncake's conversation trace, 24
 //! blocks of 512 tokens, and half of each is known of some instance.
+//!
+//! Each side has a core of its own. What the kernel says of both is printed too, for a control plane that is kept off
+//! its core for three milliseconds has thirty requests behind it, and its p99 is that of the machine's other programs.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,9 +20,12 @@ use kvplane::rpc::conductor::{
 use kvplane::rpc::{Client, ClientConfig, Limits, Role};
 use kvplane_proto::rng::{Rng, mix64};
 use kvplane_server::{ControlConfig, ControlServer, DeskConfig};
+use kvplane_sys::cpu;
 
 use crate::Failure;
 
+/// The thread of the control plane.
+const SERVER: &str = "kvplane-control";
 /// Requests a second.
 const RATE: u64 = 10_000;
 const SECONDS: u64 = 3;
@@ -60,7 +67,12 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     let mut config = ControlConfig::new("bench");
     config.conductor = Some(DeskConfig::default());
     config.limits = Limits { calls_per_connection: 4_096, ..config.limits };
+    // The asking side never sleeps: on one core with it, the other would wait for it.
+    let cores = cpu::allowed_cores();
+    let (Some(&ours), Some(&theirs)) = (cores.first(), cores.last()) else { return Err("no core".into()) };
+    cpu::pin_current_thread(theirs)?;
     let control = ControlServer::start(config)?;
+    cpu::pin_current_thread(ours)?;
     let local = ClientConfig::local(control.local(), Role::Scheduler, "bench").ok_or("no identity")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -102,17 +114,64 @@ async fn prepare(client: &Client) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What the kernel says of a thread, where it counts: time on a core, and time that it could have run and did not.
+#[derive(Clone, Copy, Default)]
+struct Ran {
+    on_core_ns: u64,
+    kept_off_ns: u64,
+}
+
+impl Ran {
+    /// Of the calling thread.
+    fn here() -> Self {
+        Self::read(Path::new("/proc/thread-self")).unwrap_or_default()
+    }
+
+    /// Of the control plane's.
+    fn server() -> Self {
+        let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+        let named = |thread: &std::fs::DirEntry| {
+            std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|comm| comm.trim() == SERVER)
+        };
+        threads.filter(named).find_map(|thread| Self::read(&thread.path())).unwrap_or_default()
+    }
+
+    fn read(thread: &Path) -> Option<Self> {
+        let text = std::fs::read_to_string(thread.join("schedstat")).ok()?;
+        let mut words = text.split_whitespace().map_while(|word| word.parse().ok());
+        Some(Self { on_core_ns: words.next()?, kept_off_ns: words.next()? })
+    }
+
+    fn since(self, before: Self) -> String {
+        let ms = |now: u64, before: u64| now.saturating_sub(before) as f64 / 1e6;
+        let (on_core, kept_off) = (ms(self.on_core_ns, before.on_core_ns), ms(self.kept_off_ns, before.kept_off_ns));
+        format!("{on_core:.0} ms on its core, {kept_off:.1} ms kept off it")
+    }
+}
+
+/// Datagrams that this machine's sockets had no room for.
+fn dropped() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/snmp").unwrap_or_default();
+    let mut lines = text.lines().filter(|line| line.starts_with("Udp:")).map(|line| line.split_whitespace());
+    let (Some(names), Some(values)) = (lines.next(), lines.next()) else { return 0 };
+    let found = names.zip(values).find(|(name, _)| *name == "RcvbufErrors");
+    found.and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
+}
+
 async fn measure(client: &Client, first: u64) -> Result<(), Failure> {
     let failed = Arc::new(AtomicU64::new(0));
+    let (before, dropped_before) = ([Ran::server(), Ran::here()], dropped());
     let (count, start) = (RATE * SECONDS, Instant::now());
     let mut asked = tokio::task::JoinSet::new();
     let mut times_ns = Vec::with_capacity(count as usize);
+    let mut late_ns = Vec::with_capacity(count as usize);
     for at in 0..count {
         let due = start + Duration::from_nanos(at * 1_000_000_000 / RATE);
         while Instant::now() < due {
             // Answers are taken meanwhile.
             tokio::task::yield_now().await;
         }
+        late_ns.push(due.elapsed().as_nanos() as u64);
         let (client, failed) = (client.clone(), Arc::clone(&failed));
         asked.spawn(async move {
             let answer = client.call(&ask(first + at)).await;
@@ -136,15 +195,24 @@ async fn measure(client: &Client, first: u64) -> Result<(), Failure> {
         times_ns.push(done?);
     }
     let took = start.elapsed().as_secs_f64();
+    let (after, dropped) = ([Ran::server(), Ran::here()], dropped() - dropped_before);
     times_ns.sort_unstable();
-    let at = |part: f64| times_ns[((times_ns.len() - 1) as f64 * part) as usize] as f64 / 1e3;
+    late_ns.sort_unstable();
+    let at = |times: &[u64], part: f64| times[((times.len() - 1) as f64 * part) as usize] as f64 / 1e3;
     println!(
         "  p50 {:7.1} us   p99 {:7.1} us   p99.9 {:7.1} us   {:6.0} requests/s   {} failed   (wanted: 150, 500 us)",
-        at(0.5),
-        at(0.99),
-        at(0.999),
+        at(&times_ns, 0.5),
+        at(&times_ns, 0.99),
+        at(&times_ns, 0.999),
         times_ns.len() as f64 / took,
         failed.load(Ordering::Relaxed),
+    );
+    println!(
+        "    sent late: p99 {:.1} us, p99.9 {:.1} us; control plane: {}; asker: {}; {dropped} datagrams dropped",
+        at(&late_ns, 0.99),
+        at(&late_ns, 0.999),
+        after[0].since(before[0]),
+        after[1].since(before[1]),
     );
     Ok(())
 }

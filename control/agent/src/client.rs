@@ -8,12 +8,14 @@
 //! may share the line to the control plane ([`Client::connect_with`]).
 
 mod ahead;
+mod exists;
 mod keys;
 mod open;
 mod parts;
 mod puts;
 mod questions;
 mod ranges;
+mod replicas;
 mod sessions;
 mod stripes;
 
@@ -69,6 +71,9 @@ pub struct ClientConfig {
     /// Objects of more bytes are kept in stripes of so many, all over the cluster; at least 1 MiB. So are objects that
     /// are longer than a shard takes.
     pub stripe_bytes: u64,
+    /// After so long without an answer, a get asks the second owner, which may have a copy; zero for only when the
+    /// first cannot be reached. Not over RDMA.
+    pub hedge: Duration,
 }
 
 impl ClientConfig {
@@ -87,6 +92,7 @@ impl ClientConfig {
             deadline: Duration::from_nanos(Limits::DEFAULT_DEADLINE_NS),
             verify_shared: true,
             stripe_bytes: 64 << 20,
+            hedge: Duration::ZERO,
         }
     }
 }
@@ -196,6 +202,7 @@ impl Client {
             // processes are for segments, which a client of the store does not ask for.
             cma: false,
             stream: config.tcp && config.rdma.mode != RdmaUse::Require,
+            hedge_ns: config.hedge.as_nanos().min(u64::MAX.into()) as u64,
             ..Config::default()
         };
         let rdma = config.rdma.devices()?;
@@ -476,8 +483,13 @@ impl Client {
 }
 
 pub(crate) fn digest_of(tenant: &[u8], key: &[u8]) -> Result<Digest, Error> {
+    check_key(key)?;
+    Ok(Digest::of(tenant, key))
+}
+
+fn check_key(key: &[u8]) -> Result<(), Error> {
     if key.is_empty() || key.len() > Limits::KEY_BYTES {
         return Err(Error::Argument(format!("a key has 1 to {} bytes, not {}", Limits::KEY_BYTES, key.len())));
     }
-    Ok(Digest::of(tenant, key))
+    Ok(())
 }

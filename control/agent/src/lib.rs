@@ -68,6 +68,7 @@ pub use kvplane_engine::{
 };
 pub use kvplane_mooncake::{Environment, Notice};
 pub use kvplane_proto::client::{Intent, NodeCounts, RailCounts, TaskResult, Transport};
+pub use kvplane_proto::digest::KeysOf;
 pub use kvplane_proto::map::ClusterMap;
 pub use kvplane_proto::message::PutOptions;
 pub use kvplane_proto::sched::{Health, Histogram, Priority};

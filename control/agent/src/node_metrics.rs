@@ -9,7 +9,7 @@ use crate::prometheus::Text;
 /// A number of a shard, with its family.
 type Number = (&'static str, &'static str, fn(&ShardSnapshot) -> u64);
 
-const COUNTERS: [Number; 22] = [
+const COUNTERS: [Number; 29] = [
     ("kvplane_shard_requests_total", "Requests that arrived.", |one| one.service.requests),
     ("kvplane_shard_get_bytes_total", "Objects' bytes sent or lent to peers.", |one| one.service.get_bytes),
     ("kvplane_shard_put_bytes_total", "Objects' bytes taken in.", |one| one.service.put_bytes),
@@ -34,11 +34,18 @@ const COUNTERS: [Number; 22] = [
     }),
     ("kvplane_shard_unauthorized_total", "Requests that a ticket does not allow.", |one| one.service.unauthorized),
     ("kvplane_shard_broken_total", "Frames that broke the protocol.", |one| one.host.broken),
+    ("kvplane_shard_copies_made_total", "Copies that second owners took.", |one| one.copies.made),
+    ("kvplane_shard_copied_bytes_total", "Bytes of them.", |one| one.copies.made_bytes),
+    ("kvplane_shard_copies_failed_total", "Copies that second owners did not take.", |one| one.copies.failed),
+    ("kvplane_shard_copies_dropped_total", "Copies that second owners said to be gone.", |one| one.copies.dropped),
+    ("kvplane_shard_copies_refused_total", "Answers refused as a copy was not gone in time.", |one| one.copies.refused),
+    ("kvplane_shard_copies_served_total", "Gets answered with a copy.", |one| one.copies.served),
+    ("kvplane_shard_copies_inherited_total", "Copies of owners that left.", |one| one.copies.inherited),
     ("kvplane_shard_parks_total", "Times that the shard slept.", |one| one.host.parks),
     ("kvplane_shard_cpu_nanoseconds_total", "CPU time of the shard's thread.", |one| one.cpu_ns),
 ];
 
-const GAUGES: [Number; 8] = [
+const GAUGES: [Number; 12] = [
     ("kvplane_shard_objects", "Visible objects.", |one| store(one).objects),
     ("kvplane_shard_object_bytes", "Bytes of visible objects.", |one| store(one).payload_bytes),
     ("kvplane_shard_pool_bytes", "Bytes of the pool.", |one| store(one).pool_bytes),
@@ -46,6 +53,10 @@ const GAUGES: [Number; 8] = [
     ("kvplane_shard_pins", "Pins held.", |one| store(one).pins),
     ("kvplane_shard_hard_pinned_bytes", "Bytes of objects that are never evicted.", |one| store(one).hard_pinned_bytes),
     ("kvplane_shard_soft_pins", "Objects that are kept before others for a while.", |one| store(one).soft_pins),
+    ("kvplane_shard_copies", "Copies of what other shards own.", |one| store(one).copies),
+    ("kvplane_shard_objects_copied", "Objects of which the second owner may have a copy.", |one| store(one).copied),
+    ("kvplane_shard_copies_owed", "Copies that second owners are to drop.", |one| one.copies.owed),
+    ("kvplane_shard_second_slots", "Slots whose second owner it is.", |one| one.copies.second_slots),
     ("kvplane_shard_connections", "Open connections.", |one| one.connections),
 ];
 

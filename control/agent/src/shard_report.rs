@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use kvplane_engine::{ShardHandle, ShardSnapshot, SlowOperation, cpu};
 use kvplane_rpc::message::{
-    EventFigures, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures,
-    SsdFigures,
+    CopyFigures, EventFigures, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT, ShardFigures,
+    SlowFigures, SsdFigures,
 };
 
 use crate::error::Error;
@@ -84,6 +84,22 @@ pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_n
         slow_after_ns: snapshot.times.slow_after_ns,
         slow: slow.iter().skip(slow.len().saturating_sub(SLOW_PER_REPORT)).map(|one| slow_one(one, now_ns)).collect(),
         events: EventFigures { kept: store.keeps_events, next: store.next_event, lost: store.events_lost },
+        copies: copies(snapshot),
+    }
+}
+
+fn copies(snapshot: &ShardSnapshot) -> CopyFigures {
+    let (store, copies) = (snapshot.store.unwrap_or_default(), &snapshot.copies);
+    CopyFigures {
+        elsewhere: store.copied,
+        here: store.copies,
+        second_slots: copies.second_slots,
+        made: copies.made,
+        failed: copies.failed,
+        owed: copies.owed,
+        refused: copies.refused,
+        served: copies.served,
+        inherited: copies.inherited,
     }
 }
 

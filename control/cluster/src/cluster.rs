@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
-use kvplane_proto::map::{Claim, ClusterMap, Former, Member};
+use kvplane_proto::map::{Claim, ClusterMap, Former, Member, Restarts};
 use kvplane_proto::states::Step;
 
 use crate::catalog::{Catalog, Segment, SegmentOwner};
@@ -323,14 +323,35 @@ impl Cluster {
                 shards: member.shards.len() as u16,
             };
             let began = owners(&self.map.members).into_iter().map(|member| (member.node, member.incarnation)).collect();
-            let former = Former { since, from, claims: owners(before).into_iter().map(claim).collect(), began };
+            let claims_before = owners(before).into_iter().map(claim).collect();
+            let former = Former { since, from, claims: claims_before, began, restarts: None };
             self.layout = Layout { since, claims, former: Some(former) };
             self.changes.push(Change::Put(Record::Layout(self.layout.clone())));
+        } else if self.map.replicas > 1 {
+            self.note_restarts(before);
         }
         // Of one that an earlier version remembered, only its beginning is known.
         let since = self.layout.since;
         let begun = (since != Epoch(0)).then(|| Former { since, from: since, ..Former::default() });
         self.map.former = self.layout.former.clone().or(begun);
+    }
+
+    /// Takes note of owners that go on with their slots in another life: second owners have copies for them.
+    fn note_restarts(&mut self, before: &[Member]) {
+        let former_life = |member: &Member| {
+            let former = before.iter().find(|former| former.node == member.node && former.weight > 0)?;
+            (former.incarnation != member.incarnation).then_some((member.node, former.incarnation))
+        };
+        let owners = self.map.members.iter().filter(|member| member.weight > 0);
+        let lives: Vec<(NodeId, Incarnation)> = owners.filter_map(former_life).collect();
+        if lives.is_empty() {
+            return;
+        }
+        let (at, since) = (self.map.epoch, self.layout.since);
+        let former = self.layout.former.get_or_insert_with(|| Former { since, from: since, ..Former::default() });
+        let from = former.restarts.as_ref().map_or(since, |restarts| restarts.at);
+        former.restarts = Some(Restarts { at, from, lives });
+        self.changes.push(Change::Put(Record::Layout(self.layout.clone())));
     }
 
     /// Ends a call: makes the next epoch if the map changed, and queues what the driver must do, records first.

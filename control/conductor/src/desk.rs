@@ -11,6 +11,7 @@
 mod asked;
 mod cache;
 mod error;
+mod hot;
 mod instances;
 mod look;
 mod requests;
@@ -29,6 +30,7 @@ use crate::scheduler::{Conductor, ConductorConfig, Request, Scratch};
 pub use asked::{Answer, Asked, Assigned, Mode, Source, Step, Why};
 pub use cache::{Ack, CacheBatch, CacheChange, CacheEvent, Wanted};
 pub use error::DeskError;
+pub use hot::HotPrefix;
 pub use instances::{InstanceSpec, Load, Part, Registered};
 pub use look::{Candidate, Explained, Holding, Holdings, InstanceRow, PoolRow, Table};
 
@@ -115,6 +117,7 @@ struct Pool {
     /// Prompts of which more was cached than the index knew, one after the other.
     surprises: u32,
     hits: Hits,
+    hot: hot::Hot,
 }
 
 /// What came of questions.
@@ -255,6 +258,7 @@ impl Desk {
             requests: 0,
             surprises: 0,
             hits,
+            hot: hot::Hot::default(),
         };
         self.pools.insert(number, pool);
         Ok(number)

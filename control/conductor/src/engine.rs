@@ -5,10 +5,14 @@
 //! count. What cannot be read costs its event and is counted. Blocks of another size than the instance registered
 //! with, and those of further groups of layers, are counted and left out: a hash says nothing of how much it stands
 //! for.
+//!
+//! Where an event tells the tokens of a prompt's first block, they are kept with its hash: who knows what hashes should
+//! begin with can see whether they do.
 
 pub mod hashes;
 pub mod keys;
 pub mod msgpack;
+pub mod store;
 
 use crate::desk::CacheEvent;
 use crate::index::Tier;
@@ -23,6 +27,25 @@ pub struct EngineBatch {
     pub unread: usize,
     /// Events about blocks of other sizes, other groups of layers, or kept elsewhere.
     pub foreign: usize,
+    /// The first block of a prompt, where there is one whose hash depends on its tokens alone.
+    pub root: Option<RootBlock>,
+}
+
+/// The first block of a prompt: its tokens, and the hash that an engine gives it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RootBlock {
+    /// All of them.
+    pub tokens: Vec<u32>,
+    /// The last 64 bits.
+    pub hash: u64,
+}
+
+impl RootBlock {
+    /// Whether it has the hash that vLLM gives these tokens (`sha256_cbor`) with this `PYTHONHASHSEED`.
+    #[must_use]
+    pub fn is_of(&self, seed: &str) -> bool {
+        hashes::vllm(&self.tokens, self.tokens.len(), seed, "", "") == [self.hash]
+    }
 }
 
 /// Reads a batch of an engine whose blocks are of `block_tokens` tokens; none where it is no batch at all.
@@ -37,7 +60,12 @@ pub fn read_batch(payload: &[u8], block_tokens: u32) -> Option<EngineBatch> {
     let mut batch = EngineBatch::default();
     for event in events {
         match read_event(event, block_tokens) {
-            Some(Some(event)) => batch.events.push(event),
+            Some(Some(read)) => {
+                if batch.root.is_none() {
+                    batch.root = root_of(event, &read, block_tokens);
+                }
+                batch.events.push(read);
+            }
             Some(None) => batch.foreign += 1,
             None => batch.unread += 1,
         }
@@ -99,6 +127,24 @@ fn read_event(event: &Value<'_>, block_tokens: u32) -> Option<Option<CacheEvent>
         "AllBlocksCleared" => Some(Some(CacheEvent::Cleared)),
         _ => None,
     }
+}
+
+/// The first block of what was stored, where it begins a prompt and its tokens are told.
+fn root_of(event: &Value<'_>, read: &CacheEvent, block_tokens: u32) -> Option<RootBlock> {
+    let CacheEvent::Stored { parent: None, hashes, .. } = read else { return None };
+    let fields = Fields(event);
+    // Adapters and salts are in the hash too.
+    let extra = fields.get("extra_keys", 8).and_then(Value::array).and_then(|extra| extra.first());
+    let plain = extra.is_none_or(|extra| *extra == Value::Nil);
+    if !plain || fields.get("lora_id", 5).is_some() || fields.get("lora_name", 7).is_some() {
+        return None;
+    }
+    let tokens = fields.get("token_ids", 3)?.array()?.get(..block_tokens as usize)?;
+    let token = |value: &Value<'_>| match value {
+        Value::Int(token) => u32::try_from(*token).ok(),
+        _ => None,
+    };
+    Some(RootBlock { tokens: tokens.iter().map(token).collect::<Option<_>>()?, hash: *hashes.first()? })
 }
 
 /// Where blocks are; nothing within where that is elsewhere.

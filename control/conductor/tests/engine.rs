@@ -3,7 +3,8 @@
 use kvplane_conductor::desk::CacheEvent;
 use kvplane_conductor::engine::keys::{BlockKey, read_key};
 use kvplane_conductor::engine::msgpack::Value;
-use kvplane_conductor::engine::{EngineBatch, read_batch};
+use kvplane_conductor::engine::store::{ObjectName, StoreChange, StoreEvent, StoreMedium, read_store_batch};
+use kvplane_conductor::engine::{EngineBatch, RootBlock, read_batch};
 use kvplane_conductor::index::Tier;
 use proptest::prelude::*;
 
@@ -107,6 +108,7 @@ fn maps_of_vllm_are_read() {
         ],
         unread: 0,
         foreign: 0,
+        root: None,
     };
     let events = Pack::List(vec![store, gone, cleared]);
     let map = Pack::Map(vec![("ts", Pack::Float(1.5)), ("events", events.clone()), ("data_parallel_rank", Pack::Nil)]);
@@ -138,7 +140,7 @@ fn tuples_are_read_however_short() {
         removed(None, &[5]),
         CacheEvent::Cleared,
     ];
-    assert_eq!(read_batch(&batch.bytes(), 16), Some(EngineBatch { events, unread: 0, foreign: 0 }));
+    assert_eq!(read_batch(&batch.bytes(), 16), Some(EngineBatch { events, ..EngineBatch::default() }));
 }
 
 #[test]
@@ -160,7 +162,7 @@ fn what_cannot_be_read_costs_its_event_only() {
         event(one(), 16, Pack::Nil),
     ];
     let batch = Pack::List(vec![Pack::Float(0.0), Pack::List(events)]);
-    let expected = EngineBatch { events: vec![stored(Tier::Gpu, None, &[1])], unread: 6, foreign: 3 };
+    let expected = EngineBatch { events: vec![stored(Tier::Gpu, None, &[1])], unread: 6, foreign: 3, root: None };
     assert_eq!(read_batch(&batch.bytes(), 16), Some(expected));
     assert_eq!(read_batch(&Pack::Int(5).bytes(), 16), None);
     assert_eq!(read_batch(&Pack::List(vec![Pack::Int(5)]).bytes(), 16), None);
@@ -176,6 +178,79 @@ fn golden_bytes_are_read() {
     assert_eq!(Value::read(&[0x91; 64]), None);
     assert_eq!(Value::read(b"\xdd\xff\xff\xff\xff\x01"), None);
     assert_eq!(Value::read(b"\x01\x01"), None);
+}
+
+/// `[0, events, 0]`.
+fn store_batch(events: Vec<Pack>) -> Vec<u8> {
+    Pack::List(vec![Pack::Float(0.0), Pack::List(events), Pack::Int(0)]).bytes()
+}
+
+#[test]
+fn events_of_mooncakes_master_are_read() {
+    let key = "m@tp_rank:0@00000000000000000000000000000005";
+    let event = |kind: &str, more: Vec<(&'static str, Pack)>| {
+        let head = vec![("event_type", text(kind)), ("tenant_id", text("default")), ("backend_id", text("b"))];
+        Pack::Map(head.into_iter().chain(more).collect())
+    };
+    let events = vec![
+        event("stored", vec![("medium", text("cpu")), ("object_key", text(key)), ("seq_hashes", Pack::List(vec![]))]),
+        event(
+            "stored",
+            vec![
+                ("medium", text("disk")),
+                ("model_name", text("n")),
+                ("tp_rank", Pack::Int(0)),
+                ("seq_hashes", Pack::List(vec![Pack::Big(1 << 63)])),
+            ],
+        ),
+        event("removed", vec![("medium", Pack::Nil), ("object_key", Pack::Nil), ("object_digest", text("0a"))]),
+        event("cleared", vec![("medium", text("cpu"))]),
+        // No block's key; another rank; on a GPU.
+        event("stored", vec![("object_key", text("photo"))]),
+        event("stored", vec![("object_key", text(key)), ("tp_rank", Pack::Int(1))]),
+        event("stored", vec![("object_key", text(key)), ("medium", text("GPU"))]),
+        // What cannot be read.
+        event("moved", vec![]),
+        event("removed", vec![("object_digest", text("x"))]),
+        event("stored", vec![("object_key", text(key)), ("medium", text("tape"))]),
+        Pack::Int(1),
+    ];
+    let bytes = store_batch(events);
+    let value = Value::read(&bytes).expect("MessagePack");
+    let batch = read_store_batch(&value).expect("a batch");
+    let block = |model: &str, hash| BlockKey { model: model.to_owned(), hash };
+    let event = |change, medium, object, block| StoreEvent { change, tenant: "", backend: "b", medium, object, block };
+    let (five, high) = (block("m", 5), block("n", 1 << 63));
+    assert_eq!(
+        batch.events,
+        vec![
+            event(StoreChange::Stored, StoreMedium::Memory, ObjectName::Key(key), Some(five)),
+            event(StoreChange::Stored, StoreMedium::Ssd, ObjectName::Block(high.clone()), Some(high)),
+            event(StoreChange::Removed, StoreMedium::All, ObjectName::Digest(10), None),
+            event(StoreChange::Cleared, StoreMedium::Memory, ObjectName::All, None),
+        ]
+    );
+    assert_eq!((batch.foreign, batch.unread), (3, 4));
+    assert_eq!(read_store_batch(&Value::Int(1)), None);
+}
+
+#[test]
+fn a_first_block_shows_the_seed_of_hashes() {
+    let tokens = || Pack::List((1..=4).map(Pack::Int).collect());
+    let hash = 2_164_874_634_404_590_027;
+    let event = |parent: Pack, lora: Pack, tokens: Pack| {
+        let hashes = Pack::List(vec![Pack::Big(hash), Pack::Big(9)]);
+        let event = Pack::List(vec![text("BlockStored"), hashes, parent, tokens, Pack::Int(4), lora]);
+        Pack::List(vec![Pack::Float(0.0), Pack::List(vec![event])]).bytes()
+    };
+    let root = |bytes: &[u8]| read_batch(bytes, 4).expect("a batch").root;
+    let found = root(&event(Pack::Nil, Pack::Nil, tokens()));
+    assert_eq!(found, Some(RootBlock { tokens: vec![1, 2, 3, 4], hash }));
+    assert!(found.as_ref().is_some_and(|root| root.is_of("0") && !root.is_of("1") && !root.is_of("")));
+    // What says nothing: a later block, one of an adapter, one without its tokens.
+    assert_eq!(root(&event(Pack::Big(7), Pack::Nil, tokens())), None);
+    assert_eq!(root(&event(Pack::Nil, Pack::Int(3), tokens())), None);
+    assert_eq!(root(&event(Pack::Nil, Pack::Nil, Pack::List(vec![Pack::Int(1)]))), None);
 }
 
 #[test]
@@ -203,6 +278,7 @@ proptest! {
     #[test]
     fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let _ = read_batch(&bytes, 16);
+        let _ = Value::read(&bytes).as_ref().map(read_store_batch);
         let _ = read_key(&String::from_utf8_lossy(&bytes));
     }
 

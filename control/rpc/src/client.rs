@@ -27,6 +27,7 @@ use crate::limits::{LARGE_REQUEST_BYTES, Limits, LimitsError};
 use crate::local::LocalCluster;
 use crate::message::{Hello, Request, Welcome};
 use crate::role::{ClusterName, Role};
+use crate::socket::endpoint;
 use crate::tls::{TlsError, client_config};
 
 /// How long the end of a connection may take to be told.
@@ -130,7 +131,7 @@ impl Client {
             IpAddr::V6(ip) if ip.is_loopback() => Ipv6Addr::LOCALHOST.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let endpoint = Endpoint::client(SocketAddr::new(local, 0)).map_err(ConnectError::Socket)?;
+        let endpoint = endpoint(SocketAddr::new(local, 0), None).map_err(ConnectError::Socket)?;
         let link = Link { connection: None, welcome: None, failures: 0, retry_at: None, last: None, rng };
         let shared = Shared {
             endpoint,

@@ -29,6 +29,7 @@ mod role;
 pub mod server;
 pub mod service;
 mod shards;
+mod socket;
 pub mod stream;
 mod tenants;
 mod tickets;

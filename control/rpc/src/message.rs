@@ -26,8 +26,8 @@ pub use crate::events::{
     ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
 };
 pub use crate::shards::{
-    EventFigures, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT, ShardFigures,
-    ShardList, ShardNode, SlowFigures, SsdFigures,
+    CopyFigures, EventFigures, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT,
+    ShardFigures, ShardList, ShardNode, SlowFigures, SsdFigures,
 };
 pub use crate::tier::{
     ListTiers, OrderTiers, ReportTiers, SHARDS_PER_REPORT, TierAction, TierList, TierNode, TierOrder, TierOrders,

@@ -27,6 +27,7 @@ use crate::identity::{Identity, Trust};
 use crate::limits::{Limits, LimitsError};
 use crate::role::{ClusterName, Role, Scope, may_speak_for, role_of};
 use crate::service::{Caller, Event, Rejection, Service, Standing};
+use crate::socket::endpoint;
 use crate::tls::{TlsError, Verifier, objection, server_config, verifier};
 
 /// How to serve.
@@ -98,7 +99,7 @@ impl Server {
         let verifier = verifier(&config.trust).map_err(ServeError::Tls)?;
         let tls = server_config(&config.identity, &verifier, &config.limits).map_err(ServeError::Tls)?;
         let listen = |source| ServeError::Listen { address: config.listen, source };
-        let endpoint = Endpoint::server(tls, config.listen).map_err(listen)?;
+        let endpoint = endpoint(config.listen, Some(tls)).map_err(listen)?;
         let address = endpoint.local_addr().map_err(listen)?;
         let host = Arc::new(Host {
             verifier: RwLock::new(verifier),

@@ -121,6 +121,8 @@ pub struct ShardFigures {
     pub slow: Vec<SlowFigures>,
     /// Its events.
     pub events: EventFigures,
+    /// Objects that two nodes have.
+    pub copies: CopyFigures,
 }
 
 /// The SSD under a shard.
@@ -208,6 +210,29 @@ pub struct SlowFigures {
     pub ssd_ns: u64,
     /// and its answer's payload leaving.
     pub send_ns: u64,
+}
+
+/// Objects that two nodes have, as one of them sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct CopyFigures {
+    /// Objects of its own of which the second owner may have a copy,
+    pub elsewhere: u64,
+    /// and copies that it has as a second owner.
+    pub here: u64,
+    /// Slots whose second owner it is.
+    pub second_slots: u64,
+    /// Copies that second owners took,
+    pub made: u64,
+    /// and those that they did not.
+    pub failed: u64,
+    /// Copies that second owners are to drop.
+    pub owed: u64,
+    /// Answers that were refused, as a copy was not gone in time.
+    pub refused: u64,
+    /// Gets answered with a copy.
+    pub served: u64,
+    /// Copies that became its own, as the first owner left.
+    pub inherited: u64,
 }
 
 /// What a shard told of what it stores.

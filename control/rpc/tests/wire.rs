@@ -170,6 +170,7 @@ fn shard_figures() -> ShardFigures {
         operations: vec![operation],
         slow: vec![slow],
         events: EventFigures { kept: true, next: 7, lost: 8 },
+        copies: CopyFigures { elsewhere: 9, inherited: 10, ..CopyFigures::default() },
         ..ShardFigures::default()
     }
 }

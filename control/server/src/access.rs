@@ -70,6 +70,8 @@ impl Access {
         let local = from.to_canonical().is_loopback();
         match path {
             "/health" => true,
+            // It has nothing in it, and asks for the token by itself.
+            crate::status::PAGE if self.token.is_some() => true,
             // Engines cannot bring a token.
             "/metadata" if local || self.open_metadata => true,
             _ => match &self.token {

@@ -29,6 +29,7 @@ use serde_json::{Value, json};
 use crate::control::{Control, View};
 use crate::http::{Answer, JSON, TEXT};
 use kvplane_rpc::Refusal;
+pub(crate) use segments::used_bytes;
 pub use shards::shard_json;
 
 /// Mooncake's numbers, for those that its tools look at.
@@ -81,7 +82,7 @@ pub(crate) fn failure(status: StatusCode, code: i32, message: &str) -> Answer {
     answer_json(status, &json!({ "success": false, "error_code": code, "error_message": message }))
 }
 
-fn refused(refusal: &Refusal) -> Answer {
+pub(crate) fn refused(refusal: &Refusal) -> Answer {
     failure(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, &refusal.reason)
 }
 
@@ -94,7 +95,7 @@ fn text(text: impl Into<String>) -> Answer {
 }
 
 /// A parameter of the query, decoded; the first of its name.
-fn parameter(request: &Request<Incoming>, name: &str) -> Option<String> {
+pub(crate) fn parameter(request: &Request<Incoming>, name: &str) -> Option<String> {
     let query = request.uri().query()?;
     let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
     Some(percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy().into_owned())

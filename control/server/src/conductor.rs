@@ -5,8 +5,10 @@
 //! assignments. A stream that is not read ends; what it missed is told again when it begins anew, or asked for by id.
 
 mod convert;
+mod master;
 mod metrics;
 pub(crate) mod shim;
+mod status;
 pub(crate) mod store_blocks;
 mod subscriber;
 
@@ -16,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvplane_conductor::desk::{Desk, DeskConfig, DeskError, Load, Told};
+use kvplane_conductor::desk::{Desk, DeskConfig, DeskError, Load, PoolKey, Told};
 use kvplane_conductor::engine::keys::BlockKey;
 use kvplane_conductor::index::{Tier, Tiers};
 use kvplane_rpc::conductor::{
@@ -26,11 +28,12 @@ use kvplane_rpc::conductor::{
 };
 use kvplane_rpc::message::Done;
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::sleep_until;
 
-use subscriber::Followed;
+use master::Masters;
+use subscriber::{Feed, Followed};
 
 use convert::{answer_out, assigned_out, batch_in, context_in, refusal, spec_in, step_in, table_out};
 
@@ -53,6 +56,8 @@ struct Core {
     watchers: Vec<mpsc::Sender<ItemFrame>>,
     /// By instance: who follows what it publishes.
     followers: BTreeMap<String, AbortHandle>,
+    /// Masters of other stores.
+    masters: Masters,
     /// By model: what its engines' hashes begin with.
     seeds: BTreeMap<(String, String, u32), String>,
     /// The version that watchers heard of last, and when.
@@ -65,8 +70,8 @@ struct Core {
 pub(crate) struct Host {
     core: Mutex<Core>,
     rearm: Notify,
-    /// A model is new: nothing is known yet of its blocks in the store.
-    fresh: Notify,
+    /// How many models there were, of all times: nothing is known yet of a new one's blocks in stores.
+    fresh: watch::Sender<u64>,
     started: Instant,
     /// Events of engines that could not be read, and that do not concern us.
     unread: AtomicU64,
@@ -80,6 +85,7 @@ impl Host {
             clients: BTreeMap::new(),
             watchers: Vec::new(),
             followers: BTreeMap::new(),
+            masters: Masters::default(),
             seeds: BTreeMap::new(),
             told: (0, 0),
             armed_ns: u64::MAX,
@@ -87,7 +93,7 @@ impl Host {
         Self {
             core: Mutex::new(core),
             rearm: Notify::new(),
-            fresh: Notify::new(),
+            fresh: watch::channel(0).0,
             started: Instant::now(),
             unread: AtomicU64::new(0),
             foreign: AtomicU64::new(0),
@@ -115,8 +121,9 @@ impl Host {
         result.map_err(|error| refusal(&error))
     }
 
-    /// Lets time pass, for as long as it is asked to.
+    /// Lets time pass, for as long as it is asked to; then nobody is followed any more.
     pub(crate) async fn run(&self) {
+        let _followers = Followers(self);
         loop {
             let now_ns = self.now_ns();
             let due_ns = {
@@ -142,6 +149,11 @@ impl Host {
         table_out(&self.core().desk.table(now_ns))
     }
 
+    /// Whether engines of a model hash otherwise than who asks.
+    fn mismatched(&self, pool: &PoolKey) -> bool {
+        self.core().desk.mismatched(pool)
+    }
+
     fn check_tenant(&self, instance: &str, tenant: &str) -> Result<(), Refusal> {
         match self.core().desk.tenant_of(instance) {
             Some(known) if known != tenant => {
@@ -153,8 +165,8 @@ impl Host {
     }
 
     /// What hashes of a model begin with.
-    fn seed(&self, context: &PromptContext) -> String {
-        let key = (context.tenant.clone(), context.model.clone(), context.block_tokens);
+    fn seed(&self, pool: &PoolKey) -> String {
+        let key = (pool.tenant.clone(), pool.model.clone(), pool.block_tokens);
         self.core().seeds.get(&key).cloned().unwrap_or_else(|| "0".to_owned())
     }
 
@@ -189,21 +201,29 @@ impl Host {
     }
 
     pub(crate) fn register(self: &Arc<Self>, call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
+        self.enter(call, false)
+    }
+
+    /// An instance registers; with `hashes` it is seen to that it hashes as questions with tokens are hashed.
+    fn enter(self: &Arc<Self>, call: RegisterInstance, hashes: bool) -> Result<InstanceRegistered, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
         if let Some(source) = &call.events {
             check_source(source)?;
         }
         let source = call.events.clone();
         let (instance, life, block_tokens) = (call.instance.clone(), call.life, call.block_tokens);
+        let pool = PoolKey { tenant: call.tenant.clone(), model: call.model.clone(), block_tokens };
+        let hashes = hashes.then_some(pool);
         let (models, registered) = self.with(|desk, now_ns| {
             let models = desk.models();
             Ok((models, desk.register(spec_in(call), now_ns)?))
         })?;
         if self.core().desk.models() > models {
-            self.fresh.notify_one();
+            self.fresh.send_modify(|models| *models += 1);
         }
         if let Some(source) = source {
-            self.follow(Followed { instance, life, block_tokens, source }, registered.fresh);
+            let feed = Feed::Engine { instance, life, block_tokens, hashes };
+            self.follow(Followed { source, feed }, registered.fresh);
         }
         // It may be due before anything else.
         self.rearm.notify_one();
@@ -214,7 +234,8 @@ impl Host {
     fn follow(self: &Arc<Self>, followed: Followed, fresh: bool) {
         let mut core = self.core();
         core.followers.retain(|_, follower| !follower.is_finished());
-        let instance = followed.instance.clone();
+        let Feed::Engine { instance, .. } = &followed.feed else { return };
+        let instance = instance.clone();
         if fresh && let Some(former) = core.followers.remove(&instance) {
             former.abort();
         }
@@ -312,6 +333,19 @@ impl Host {
         }
         core.clients.insert(call.client, items);
         Ok(receiver)
+    }
+}
+
+/// Ends all who follow for a host, when it goes: they hold on to it themselves.
+struct Followers<'a>(&'a Host);
+
+impl Drop for Followers<'_> {
+    fn drop(&mut self) {
+        let mut core = self.0.core();
+        let (engines, masters) = (std::mem::take(&mut core.followers), std::mem::take(&mut core.masters));
+        drop(core);
+        engines.into_values().for_each(|task| task.abort());
+        masters.into_values().for_each(|master| master.end());
     }
 }
 

@@ -6,14 +6,14 @@
 //!
 //! Everything runs on one thread; the lock is there for the compiler and is never waited for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::{Cluster, Counters, Input, MemberState, Output, Quotas, Reply};
 use kvplane_proto::Digest;
-use kvplane_proto::ids::Epoch;
+use kvplane_proto::ids::{Epoch, SLOTS, Slot};
 use kvplane_proto::map::OwnerTable;
 use kvplane_rpc::message::{KeyFound, Load, MapReply, MemberStatus, Segment, ShardNode};
 use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
@@ -281,6 +281,29 @@ impl Control {
         Ok(members.map(|member| member.node.0).collect())
     }
 
+    /// The epoch of the map, and for each slot its first owner as a place in the list of those; none where nobody owns
+    /// slots.
+    pub(crate) fn slots(&self) -> Result<SlotMap, Refusal> {
+        let mut core = self.core()?;
+        let Core { cluster, owners, .. } = &mut *core;
+        let map = cluster.map();
+        let (_, table) = match owners {
+            Some(known) if known.0 == map.epoch => known,
+            _ => owners.insert((map.epoch, OwnerTable::compute(map))),
+        };
+        let (mut found, mut places) = (Vec::new(), BTreeMap::new());
+        let slots = (0..SLOTS as u16).map(|slot| {
+            let owner = table.owners(Slot(slot)).first()?;
+            let node = map.members.get(usize::from(owner.member))?.node.0;
+            Some(*places.entry((node, owner.shard.0)).or_insert_with(|| {
+                found.push((node, owner.shard.0));
+                found.len() as u32 - 1
+            }))
+        });
+        let slots = slots.collect();
+        Ok(SlotMap { epoch: map.epoch.0, owners: found, slots })
+    }
+
     /// Asks a node where these objects are.
     pub(crate) fn find(&self, node: u64, digests: Vec<u128>) -> Result<oneshot::Receiver<Vec<KeyFound>>, Refusal> {
         self.core()?.follow.find(node, digests)
@@ -347,6 +370,15 @@ impl Control {
             load: view.load.map(Load::from),
         }
     }
+}
+
+/// Which shard owns which slot first.
+pub(crate) struct SlotMap {
+    pub(crate) epoch: u64,
+    /// Nodes and their shards.
+    pub(crate) owners: Vec<(u64, u16)>,
+    /// By slot: a place in `owners`.
+    pub(crate) slots: Vec<Option<u32>>,
 }
 
 /// A snapshot for HTTP.

@@ -6,6 +6,7 @@
 //! | `/metrics` | Prometheus text |
 //! | `/get_all_segments` | names of segments, one a line |
 //! | `/metadata` | Mooncake's metadata server, where it is switched on: the only path that can be written |
+//! | `/status`, `/status.json` | a page for people, and what it shows: see [`crate::status`] |
 //! | `/register`, `/query` and others | the Conductor, see [`crate::conductor::shim`] |
 //! | others | see [`crate::admin`] |
 //!
@@ -38,6 +39,7 @@ use crate::control::{Control, SOFTWARE};
 use crate::counts::is_live;
 use crate::metadata::{Metadata, MetadataLimits};
 use crate::server::Role;
+use crate::status;
 
 /// Connections served at a time.
 const CONNECTIONS: usize = 64;
@@ -55,6 +57,7 @@ const METADATA: &str = "/metadata";
 const UNAUTHORIZED: i32 = -1;
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
 pub(crate) const JSON: &str = "application/json";
+pub(crate) const MSGPACK: &str = "application/msgpack";
 const LEADS_HELP: &str = "# HELP kvplane_control_leads Whether this control plane leads, or stands by for another.\n\
                           # TYPE kvplane_control_leads gauge\n";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -140,6 +143,11 @@ pub(crate) type Answer = (StatusCode, &'static str, Bytes);
 
 async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Response<Full<Bytes>> {
     let permitted = pages.access.permits(request.uri().path(), from, request.headers());
+    if permitted && request.uri().path() == status::PAGE {
+        let response = status::answer_page(&request);
+        pages.control.counts.observe_http(status::PAGE, response.status().as_u16());
+        return response;
+    }
     let (path, (status, content_type, body)) = match &pages.metadata {
         _ if !permitted => {
             let what = "this needs the header Authorization: Bearer with the token of the control plane's token file";
@@ -149,6 +157,7 @@ async fn answer(pages: &Pages, from: IpAddr, request: Request<Incoming>) -> Resp
             let (status, body) = metadata.answer(request).await;
             (METADATA, (status, if status == StatusCode::OK { JSON } else { TEXT }, body))
         }
+        _ if request.uri().path() == status::JSON => (status::JSON, status::answer(&pages.control, &request)),
         _ => match (admin::known(request.uri().path()), shim::known(request.uri().path())) {
             (Some(path), _) => (path, admin::answer(&pages.control, path, request).await),
             (None, Some(path)) => (path, shim::answer(&pages.control, path, request).await),
@@ -200,10 +209,8 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
         "/get_all_segments" => "/get_all_segments",
         _ => {
             let text = match pages.metadata {
-                None => {
-                    "There are /health, /metrics, /get_all_segments, /debug/shards and more: see docs/operations.md.\n"
-                }
-                Some(_) => "There are /health, /metrics, /get_all_segments, /debug/shards, /metadata and more.\n",
+                None => "There are /status, /health, /metrics, /get_all_segments and more: see docs/operations.md.\n",
+                Some(_) => "There are /status, /health, /metrics, /get_all_segments, /metadata and more.\n",
             };
             return ("other", (StatusCode::NOT_FOUND, TEXT, text.into()));
         }

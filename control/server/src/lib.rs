@@ -27,6 +27,7 @@ mod objects;
 mod reports;
 mod server;
 mod shards;
+mod status;
 mod store;
 mod tenants;
 mod tickets;

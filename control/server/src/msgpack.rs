@@ -1,4 +1,7 @@
-//! A writer of MessagePack, as much of it as events need: https://github.com/msgpack/msgpack/blob/master/spec.md
+//! A writer of MessagePack, as much of it as events and answers need:
+//! https://github.com/msgpack/msgpack/blob/master/spec.md
+
+use serde_json::Value;
 
 /// Bytes in the making.
 #[derive(Debug, Default)]
@@ -49,6 +52,38 @@ impl Writer {
         }
     }
 
+    /// A value as JSON has it.
+    pub(crate) fn value(&mut self, value: &Value) {
+        match value {
+            Value::Null => self.nil(),
+            Value::Bool(is) => self.out.push(if *is { 0xc3 } else { 0xc2 }),
+            Value::Number(number) => match (number.as_u64(), number.as_i64()) {
+                (Some(number), _) => self.uint(number),
+                (None, Some(number)) => self.tagged(0xd3, &number.to_be_bytes()),
+                (None, None) => self.tagged(0xcb, &number.as_f64().unwrap_or(f64::NAN).to_be_bytes()),
+            },
+            Value::String(text) => self.text(text),
+            Value::Array(values) => {
+                match u16::try_from(values.len()) {
+                    Ok(count) => self.array(count),
+                    // No answer has four billion.
+                    Err(_) => self.tagged(0xdd, &(values.len() as u32).to_be_bytes()),
+                }
+                values.iter().for_each(|value| self.value(value));
+            }
+            Value::Object(fields) => {
+                match u16::try_from(fields.len()) {
+                    Ok(count) => self.map(count),
+                    Err(_) => self.tagged(0xdf, &(fields.len() as u32).to_be_bytes()),
+                }
+                for (name, value) in fields {
+                    self.text(name);
+                    self.value(value);
+                }
+            }
+        }
+    }
+
     fn tagged(&mut self, tag: u8, bytes: &[u8]) {
         self.out.push(tag);
         self.out.extend_from_slice(bytes);
@@ -92,5 +127,13 @@ mod tests {
             (vec![0x8f], vec![0xde, 0, 17])
         );
         assert_eq!(written(Writer::nil), [0xc0]);
+        let value = serde_json::json!({ "a": [true, false, null, -2, 0.5, "x"], "b": {} });
+        let expected: &[&[u8]] = &[
+            b"\x82\xa1a\x96\xc3\xc2\xc0\xd3\xff\xff\xff\xff\xff\xff\xff\xfe",
+            b"\xcb\x3f\xe0\0\0\0\0\0\0\xa1x\xa1b\x80",
+        ];
+        assert_eq!(written(|writer| writer.value(&value)), expected.concat());
+        let many = Value::Array(vec![Value::Null; 70_000]);
+        assert_eq!(written(|writer| writer.value(&many))[..6], [0xdd, 0, 1, 17, 112, 0xc0]);
     }
 }

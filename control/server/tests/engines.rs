@@ -1,6 +1,7 @@
 //! Engines' events over ZeroMQ: publishers and replay sockets of our own, spoken by hand on real sockets.
 
 mod support;
+mod zeromq;
 
 use std::time::Duration;
 
@@ -8,44 +9,9 @@ use kvplane_rpc::conductor::*;
 use kvplane_rpc::{CallError, Client, RefusalCode, Role};
 use kvplane_server::{ControlConfig, ControlServer, DeskConfig};
 use support::{client, run};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-
-/// A peer of ZMTP, from its greeting on.
-async fn accept(listener: &TcpListener, kind: &str) -> TcpStream {
-    let (mut stream, _) = listener.accept().await.expect("a connection");
-    let mut greeting = vec![0u8; 64];
-    (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
-    greeting[12..16].copy_from_slice(b"NULL");
-    let property = [b"\x05READY\x0bSocket-Type\0\0\0".as_slice(), &[kind.len() as u8], kind.as_bytes()].concat();
-    greeting.extend([4, property.len() as u8]);
-    greeting.extend_from_slice(&property);
-    stream.write_all(&greeting).await.expect("sent");
-    let mut theirs = [0; 64];
-    stream.read_exact(&mut theirs).await.expect("a greeting");
-    assert_eq!((theirs[0], theirs[9] & 1, theirs[10]), (0xff, 1, 3));
-    let ready = read_frame(&mut stream).await;
-    assert!(ready.starts_with(b"\x05READY"));
-    stream
-}
-
-async fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
-    let mut head = [0; 2];
-    stream.read_exact(&mut head).await.expect("a frame");
-    let mut body = vec![0; usize::from(head[1])];
-    stream.read_exact(&mut body).await.expect("a body");
-    body
-}
-
-async fn send(stream: &mut TcpStream, parts: &[&[u8]]) {
-    let mut out = Vec::new();
-    for (at, part) in parts.iter().enumerate() {
-        out.push(if at + 1 < parts.len() { 1 } else { 0 } | 2);
-        out.extend_from_slice(&(part.len() as u64).to_be_bytes());
-        out.extend_from_slice(part);
-    }
-    stream.write_all(&out).await.expect("sent");
-}
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+use zeromq::{accept, read_frame, send};
 
 /// `[0, [["BlockStored", hashes, nil, [], 16, nil]]]`, of hashes below 128.
 fn stored(hashes: std::ops::Range<u8>) -> Vec<u8> {

@@ -13,7 +13,7 @@ use kvplane_proto::client::{
     Client, Config, Local, Near, PeerAddress, PeerId, PutBook, Request, SubmitError, SubmitOptions, TaskResult,
 };
 use kvplane_proto::map::ClusterMap;
-use kvplane_proto::{BatchId, Epoch, SegmentId};
+use kvplane_proto::{BatchId, Digest, Epoch, SegmentId, Status};
 use kvplane_sys::{Doorbell, IoBuf, Region, cpu};
 use kvplane_ticket::Credential;
 
@@ -141,6 +141,16 @@ impl Initiator {
         self.client().submit(requests, deadline_ns, now_ns)
     }
 
+    /// Asks which of these objects are there: see [`Client::submit_asks`].
+    ///
+    /// # Errors
+    /// When there are none, or too many; then nothing was done.
+    pub fn submit_asks(&mut self, digests: &[Digest], deadline: Duration) -> Result<BatchId, SubmitError> {
+        let now_ns = cpu::monotonic_ns();
+        let deadline_ns = now_ns.saturating_add(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
+        self.client().submit_asks(digests, deadline_ns, now_ns)
+    }
+
     /// As [`Self::submit`], with a book in which puts say more about their objects.
     ///
     /// # Errors
@@ -223,6 +233,16 @@ impl Initiator {
     /// The results of a complete batch.
     pub fn results(&mut self, batch: BatchId) -> &[TaskResult] {
         self.client().results(batch)
+    }
+
+    /// Which objects of a complete [`Self::submit_asks`] are there: see [`Client::found`].
+    pub fn found(&mut self, batch: BatchId) -> &[bool] {
+        self.client().found(batch)
+    }
+
+    /// Those of them that nobody answered for: see [`Client::unanswered`].
+    pub fn unanswered(&mut self, batch: BatchId) -> Vec<(usize, Status)> {
+        self.client().unanswered(batch)
     }
 
     /// What a shard told about its segment, in answer to [`Request::OpenSegment`].

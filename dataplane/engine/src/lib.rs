@@ -21,7 +21,7 @@ pub use shard::{Found, Listen, PlacedName, Shard, ShardConfig, ShardError, Shard
 pub use kvplane_store::events::{Change, EventPage, Medium, StoreEvent};
 pub use kvplane_store::eviction::Eviction;
 pub use kvplane_store::service::{
-    Admission, FetchLimits, MoveCounters, OperationTimes, PutAck, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes,
+    Admission, CopyCounters, FetchLimits, MoveCounters, OperationTimes, PutAck, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes,
     SlowOperation, SnapshotPage, TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy,
 };
 pub use kvplane_sys::verbs::Gid;

@@ -9,6 +9,7 @@ mod follow;
 mod leaving;
 mod listeners;
 mod stock;
+mod tables;
 mod tickets;
 
 use std::io;
@@ -24,7 +25,7 @@ use kvplane_proto::ids::Incarnation;
 use kvplane_proto::map::SlotOwners;
 use kvplane_proto::{SegmentId, Version};
 use kvplane_store::service::{
-    Identity, MoveCounters, SegmentInfo, Service, ServiceCounters, ServiceTimes, TierOrder, TierSnapshot,
+    CopyCounters, Identity, MoveCounters, SegmentInfo, Service, ServiceCounters, ServiceTimes, TierOrder, TierSnapshot,
 };
 use kvplane_store::{Store, StoreConfig, StoreStats};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Producer, Region, RegionOptions, cpu, net, spsc};
@@ -94,6 +95,8 @@ pub struct ShardSnapshot {
     pub service: ServiceCounters,
     /// Slots that move.
     pub moves: MoveCounters,
+    /// Objects that two owners have.
+    pub copies: CopyCounters,
     /// How long requests took.
     pub times: ServiceTimes,
     /// Its rounds.
@@ -413,14 +416,7 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(Host, Started), St
     let pool = config.pool.map(|options| Region::allocate(&options)).transpose().map_err(|error| error.to_string())?;
     let store = pool
         .as_ref()
-        .map(|pool| {
-            let bytes = pool.bytes() as u64;
-            let limits = config.store.unwrap_or_else(|| StoreConfig::for_pool(bytes));
-            // Objects that move between memory and SSD without a copy lie as direct I/O wants them.
-            let unit_bytes = if config.host.tier.is_some() { 4096 } else { limits.unit_bytes };
-            let pool_bytes = bytes / unit_bytes * unit_bytes;
-            Store::new(StoreConfig { pool_bytes, unit_bytes, ..limits }, config.first_version)
-        })
+        .map(|pool| tables::store(config.store, config.host.tier.is_some(), pool.bytes() as u64, config.first_version))
         .transpose()
         .map_err(|error| error.to_string())?;
     let page_kind = pool.as_ref().map(|pool| pool.page_kind());
@@ -486,6 +482,7 @@ fn obey(host: &mut Host, command: Command, leaving: &mut Vec<Leaving>) {
                 device,
                 service: *service.counters(),
                 moves: service.move_counters(),
+                copies: service.copy_counters(),
                 times: service.times(),
                 host: counters,
                 rdma,

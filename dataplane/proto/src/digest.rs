@@ -69,6 +69,37 @@ impl Digest {
     }
 }
 
+/// Digests of many keys of one tenant: what their names have in common is written once.
+#[derive(Clone, Debug)]
+pub struct KeysOf<'a> {
+    tenant: &'a [u8],
+    name: [u8; SHORT_BYTES],
+}
+
+impl<'a> KeysOf<'a> {
+    /// Those of this tenant.
+    #[must_use]
+    pub fn new(tenant: &'a [u8]) -> Self {
+        let mut name = [0; SHORT_BYTES];
+        if LENGTH_BYTES + tenant.len() <= SHORT_BYTES {
+            name[..LENGTH_BYTES].copy_from_slice(&(tenant.len() as u64).to_le_bytes());
+            name[LENGTH_BYTES..LENGTH_BYTES + tenant.len()].copy_from_slice(tenant);
+        }
+        Self { tenant, name }
+    }
+
+    /// As [`Digest::of`] says of this key.
+    #[inline]
+    #[must_use]
+    pub fn digest(&mut self, key: &[u8]) -> Digest {
+        let key_at = 2 * LENGTH_BYTES + self.tenant.len();
+        let Some(name) = self.name.get_mut(..key_at + key.len()) else { return Digest::of(self.tenant, key) };
+        name[key_at - LENGTH_BYTES..key_at].copy_from_slice(&(key.len() as u64).to_le_bytes());
+        name[key_at..].copy_from_slice(key);
+        Digest(xxh3_128(name))
+    }
+}
+
 /// The number by which nodes tell a tenant's account: 32 bits of a hash of its name, and 0 for the default tenant only,
 /// whose name is empty. The control plane refuses a tenant whose number is another's.
 #[must_use]
@@ -98,6 +129,19 @@ mod tests {
         assert_eq!(Digest::of(b"", b"block-0").to_string(), GOLDEN);
     }
     const GOLDEN: &str = "db9eac7a9f0de74ddcfb8efd69d719b3";
+
+    #[test]
+    fn many_keys_of_a_tenant_have_the_digests_that_each_has() {
+        let text: Vec<u8> = (0..=255).collect();
+        for tenant in [0, 1, 60, 111, 112, 113, 120, 200] {
+            let mut keys = KeysOf::new(&text[..tenant]);
+            // Shorter ones after longer ones: nothing of these is left.
+            for key in [200, 112, 111, 53, 52, 51, 16, 2, 1, 0, 112, 3] {
+                let key = &text[256 - key..];
+                assert_eq!(keys.digest(key), Digest::of(&text[..tenant], key), "{tenant} and {}", key.len());
+            }
+        }
+    }
 
     #[test]
     fn short_names_are_hashed_as_long_ones_are() {

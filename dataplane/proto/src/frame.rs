@@ -35,6 +35,11 @@ pub const FLAG_AHEAD: u32 = FLAG_CHECKSUM;
 /// In a `Get`, `GetRange`, `Lookup` or `Remove`: objects that are not simply there are meant too, which are otherwise
 /// answered `Pending`, `Striped` or `NotFound`. The same bit again, for the same reason.
 pub const FLAG_ALL: u32 = FLAG_CHECKSUM;
+/// In the argument of a `Get`, `GetRange` or `Lookup`, beside the epoch: what the shard holds as the second owner is
+/// meant too. In that of a `Put`, `Reserve` or `Remove` of who owns the slot first: a copy is brought, or is to go. In
+/// the version that a put is answered with: the second owner has a copy. A node that does not know it takes the epoch
+/// for one of the far future, and refuses.
+pub const COPY: u64 = 1 << 63;
 const FLAGS_KNOWN: u32 = FLAG_CHECKSUM | FLAG_AHEAD;
 
 /// A decoded header.

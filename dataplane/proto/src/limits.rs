@@ -73,6 +73,8 @@ impl Limits {
     pub const RAIL_SILENCE_NS: u64 = 2_000_000_000;
     /// Deadline of a request that names none.
     pub const DEFAULT_DEADLINE_NS: u64 = 10_000_000_000;
+    /// Owners of a slot that may have an object at the same time.
+    pub const REPLICAS: u8 = 2;
     /// Attempts of one slice, the first included.
     pub const ATTEMPTS: u8 = 4;
     /// Retries to one peer that may follow each other at once: what one lost connection may have had open, twice.

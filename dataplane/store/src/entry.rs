@@ -10,10 +10,13 @@
 //! Not here: the way from a digest to an entry ([`crate::index`]) and the order of eviction ([`crate::eviction`]),
 //! whose links are kept in the entries.
 
+mod marks;
+
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 
 use crate::allocator::{Block, GRANULE_BYTES, granules_of};
+pub use marks::{Mark, Replica};
 
 /// No entry, in links.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -79,7 +82,7 @@ pub(crate) enum Place {
     KeptParked,
 }
 
-/// One object. The size is kept in 39 bits (pools end at 1 TiB, objects long before), so that the entry fills one cache
+/// One object. The size is kept in 35 bits (pools end at 1 TiB, objects long before), so that the entry fills one cache
 /// line.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
@@ -95,7 +98,7 @@ pub struct Entry {
     pub(crate) after: u32,
     /// How many pins there are, below [`ACCOUNT_AT`], and whose the object is from there on.
     pins: u32,
-    /// Above the length's lower 32 bits, and [`Mark::Head`] in the highest.
+    /// Above the length's lower 32 bits, and marks in the highest five.
     bytes_high: u8,
     /// The state, below [`MARKS_AT`], and marks from there on.
     life: u8,
@@ -112,30 +115,13 @@ pub(crate) const PINS_MOST: u32 = (1 << ACCOUNT_AT) - 1;
 /// How many accounts entries can tell apart.
 pub const ACCOUNTS: usize = 1 << (u32::BITS - ACCOUNT_AT);
 /// The longest object that an entry can be of.
-pub(crate) const BYTES_MOST: u64 = (1 << 39) - 1;
-/// [`Mark::Head`] in `bytes_high`.
-const HEAD_BIT: u8 = 1 << 7;
+pub(crate) const BYTES_MOST: u64 = (1 << 35) - 1;
+/// Bits of `bytes_high` that are marks.
+const HIGH_MARKS: u8 = 0xf8;
 /// Where in `life` marks begin.
 const MARKS_AT: u32 = 3;
 /// Bits of `space` that say the unit.
 const UNIT_BITS: u32 = 3;
-
-/// Something that is so or not of an entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mark {
-    /// Its tail is there.
-    Tail = 1,
-    /// Its commit replaces an object of its digest.
-    Replace = 2,
-    /// It is softly pinned: kept before others for a while.
-    Soft = 4,
-    /// It is never evicted.
-    Hard = 8,
-    /// It belongs to a group.
-    Grouped = 16,
-    /// It names the stripes in which another object is kept. Kept with the length, as there is no other bit left.
-    Head = 32,
-}
 
 /// What an entry is reserved for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -154,6 +140,8 @@ pub struct Reserve {
     pub keep: Keep,
     /// Whether it names the stripes of a larger object.
     pub head: bool,
+    /// Whether another owner is to have it too.
+    pub replica: Replica,
 }
 
 /// Whose an object is and how it is to be kept.
@@ -181,6 +169,7 @@ impl Reserve {
             replace: false,
             keep: Keep { account: 0, group: 0, soft_pin_ns: 0, hard_pin: false },
             head: false,
+            replica: Replica::None,
         }
     }
 
@@ -217,7 +206,7 @@ impl Entry {
     /// The object's exact size.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
-        ((self.bytes_high & !HEAD_BIT) as u64) << 32 | self.bytes_low as u64
+        ((self.bytes_high & !HIGH_MARKS) as u64) << 32 | self.bytes_low as u64
     }
 
     /// The space that it takes in the pool.
@@ -236,16 +225,27 @@ impl Entry {
     /// Whether this is so of it.
     #[must_use]
     pub const fn is(&self, mark: Mark) -> bool {
-        match mark {
-            Mark::Head => self.bytes_high & HEAD_BIT != 0,
-            _ => self.life & (mark as u8) << MARKS_AT != 0,
+        match mark.high() {
+            Some(bit) => self.bytes_high & bit != 0,
+            None => self.life & (mark as u8) << MARKS_AT != 0,
+        }
+    }
+
+    /// What it is of those that two owners have.
+    #[must_use]
+    pub const fn replica(&self) -> Replica {
+        match (self.is(Mark::Copy), self.is(Mark::Wanted), self.is(Mark::Awaited)) {
+            (true, ..) => Replica::Second,
+            (false, true, true) => Replica::Awaited,
+            (false, true, false) => Replica::First,
+            (false, false, _) => Replica::None,
         }
     }
 
     const fn mark(&mut self, mark: Mark, set: bool) {
-        let (word, bit) = match mark {
-            Mark::Head => (&mut self.bytes_high, HEAD_BIT),
-            _ => (&mut self.life, (mark as u8) << MARKS_AT),
+        let (word, bit) = match mark.high() {
+            Some(bit) => (&mut self.bytes_high, bit),
+            None => (&mut self.life, (mark as u8) << MARKS_AT),
         };
         *word = if set { *word | bit } else { *word & !bit };
     }
@@ -325,6 +325,13 @@ impl Entries {
         self
     }
 
+    /// Where entries lie and will lie.
+    #[must_use]
+    pub fn memory(&self) -> core::ops::Range<*const u8> {
+        let slots = self.slots.as_ptr();
+        slots.cast()..slots.wrapping_add(self.slots.capacity()).cast()
+    }
+
     /// Whether every entry is in use.
     #[must_use]
     pub const fn is_full(&self) -> bool {
@@ -334,9 +341,9 @@ impl Entries {
     /// A new entry in state `Reserved`, whose bytes go to `block`.
     ///
     /// # Panics
-    /// When the arena is full, or the size takes more than 39 bits: the caller checks both.
+    /// When the arena is full, or the size takes more than 35 bits: the caller checks both.
     pub fn reserve(&mut self, wanted: &Reserve, block: Block) -> EntryId {
-        let Reserve { digest, bytes, tail_bytes, has_tail, replace, keep, head } = *wanted;
+        let Reserve { digest, bytes, tail_bytes, has_tail, replace, keep, head, replica } = *wanted;
         assert!(!self.is_full(), "all {} entries are in use", self.limit);
         assert!(bytes <= BYTES_MOST, "an object of {bytes} B");
         assert!(tail_bytes <= TAIL_BYTES_MOST, "a tail of {tail_bytes} B");
@@ -362,6 +369,9 @@ impl Entries {
         entry.mark(Mark::Replace, replace);
         entry.mark(Mark::Hard, keep.hard_pin);
         entry.mark(Mark::Head, head);
+        entry.mark(Mark::Wanted, matches!(replica, Replica::First | Replica::Awaited));
+        entry.mark(Mark::Awaited, replica == Replica::Awaited);
+        entry.mark(Mark::Copy, replica == Replica::Second);
         if self.vacant == NONE {
             self.slots.push(entry);
             return EntryId(self.slots.len() as u32 - 1);

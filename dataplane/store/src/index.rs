@@ -168,6 +168,13 @@ impl Index {
         within.map(|slot| (slot.fingerprint, EntryId(slot.entry)))
     }
 
+    /// Where the slots lie.
+    #[must_use]
+    pub fn memory(&self) -> core::ops::Range<*const u8> {
+        let slots = self.slots.as_ptr_range();
+        slots.start.cast()..slots.end.cast()
+    }
+
     /// How many slots there are.
     #[must_use]
     pub const fn slots(&self) -> usize {

@@ -30,7 +30,7 @@ pub mod store;
 mod tail_pages;
 
 pub use config::StoreConfig;
-pub use entry::{ACCOUNTS, Keep, Reserve, TAIL_BYTES_MOST};
+pub use entry::{ACCOUNTS, Keep, Replica, Reserve, TAIL_BYTES_MOST};
 pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
 pub use order::{TenantLease, TenantUse};
 pub use store::{Extent, ObjectView, SIZE_CLASSES, Store, StoreStats};

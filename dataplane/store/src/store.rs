@@ -12,11 +12,13 @@
 //! Not here: deadlines (the host calls [`Store::expire`]), leases, tiers, the bytes themselves.
 
 mod check;
+mod copies;
 mod put;
 mod space;
 mod stats;
 mod tails;
 
+pub use copies::Fate;
 pub use stats::{SIZE_CLASSES, StoreStats};
 
 use kvplane_proto::ConfigError;
@@ -25,7 +27,7 @@ use kvplane_proto::ids::{PinId, Version};
 
 use crate::allocator::{Allocator, Block, GRANULE_BYTES};
 use crate::config::StoreConfig;
-use crate::entry::{Entries, EntryId, Mark, STATES, State};
+use crate::entry::{Entries, EntryId, Mark, Replica, STATES, State};
 use crate::errors::{GetError, StalePin};
 use crate::events::{Change, EventLog, Medium};
 use crate::eviction::{ChosenPolicy, EvictionPolicy};
@@ -59,6 +61,8 @@ pub struct ObjectView {
     pub tail_at: u64,
     /// Whether it only names the stripes of a larger object.
     pub is_head: bool,
+    /// What it is of those that two owners have.
+    pub replica: Replica,
 }
 
 /// The state of one shard, with an eviction policy of type `P`. One thread's.
@@ -84,6 +88,8 @@ pub struct Store<P = ChosenPolicy> {
     counters: Counters,
     /// What became of the objects, where somebody follows.
     pub(crate) events: EventLog,
+    /// Objects that are not to be found any more while the second owner may have copies of them.
+    orphans: Vec<Digest>,
 }
 
 impl Store {
@@ -119,6 +125,7 @@ impl<P: EvictionPolicy> Store<P> {
             next_version: first_version.0,
             counters: Counters::default(),
             events: EventLog::default(),
+            orphans: Vec::new(),
             config,
         })
     }
@@ -133,6 +140,13 @@ impl<P: EvictionPolicy> Store<P> {
     #[must_use]
     pub fn exists(&self, digest: Digest) -> bool {
         self.index.find(&self.entries, digest).is_some()
+    }
+
+    /// Where the tables lie that look-ups read here and there: that of digests, all of it touched, and that of entries,
+    /// touched as it fills. For advice to the system about that memory.
+    #[must_use]
+    pub fn tables(&self) -> [core::ops::Range<*const u8>; 2] {
+        [self.index.memory(), self.entries.memory()]
     }
 
     /// As [`Self::exists`], of many: faster than one by one where the objects are more than the caches hold.
@@ -287,6 +301,7 @@ impl<P: EvictionPolicy> Store<P> {
             has_tail: entry.is(Mark::Tail),
             tail_at: self.tail_place(id),
             is_head: entry.is(Mark::Head),
+            replica: entry.replica(),
         }
     }
 
@@ -390,6 +405,11 @@ impl<P: EvictionPolicy> Store<P> {
         let taken = self.index.remove(self.entries[id].digest(), id);
         assert!(taken, "{id:?} is live but not in the index");
         self.counters.payload_bytes -= self.entries[id].bytes();
+        self.counters.copies -= u64::from(self.entries[id].is(Mark::Copy));
+        if self.entries[id].is(Mark::Copied) {
+            self.counters.copied -= 1;
+            self.orphans.push(self.entries[id].digest());
+        }
         self.events.push(Change::Removed, Medium::Memory, self.entries[id].digest(), 0);
     }
 

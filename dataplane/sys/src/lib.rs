@@ -11,6 +11,7 @@
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("kvplane-sys needs Linux on x86-64");
 
+pub mod advice;
 pub mod claim;
 mod copy;
 pub mod cpu;

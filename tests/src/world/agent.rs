@@ -141,8 +141,11 @@ impl World {
         let forgotten = before == 0 && !believed && self.scenario.tier.is_some();
         let keys: Vec<Digest> = (0..self.scenario.keys).map(|key| self.shadow.digest(key)).collect();
         let service = &life.service;
-        let of_before: Vec<(bool, bool)> =
-            keys.iter().map(|digest| (service.serves(digest.slot()), service.exports(digest.slot()))).collect();
+        let of_before: Vec<(bool, bool, Option<Epoch>)> = keys
+            .iter()
+            .map(|digest| digest.slot())
+            .map(|slot| (service.serves(slot), service.exports(slot), service.second_since(slot)))
+            .collect();
         let life = &mut self.lives[index];
         // These hosts do not know what their maps say of former owners.
         if self.scenario.has(Mischief::SkipEpochs) || self.scenario.has(Mischief::BelieveDisks) {
@@ -151,7 +154,11 @@ impl World {
             life.service.follow(STATE, owners);
         }
         let mut gone = BTreeSet::new();
-        for (digest, (served, exported)) in keys.iter().zip(of_before) {
+        for (digest, (served, exported, second)) in keys.iter().zip(of_before) {
+            let still_second = second.is_some() && second == life.service.second_since(digest.slot()) && !missed;
+            if still_second && !exported {
+                continue;
+            }
             let exports = life.service.exports(digest.slot());
             if exported && !exports || missed || forgotten || !exports && !owns(digest.slot().0) {
                 gone.insert(*digest);
@@ -166,7 +173,13 @@ impl World {
         let observed = Epochs::observe("a shard", Epoch(life.epoch), epoch);
         life.epoch = epoch.0;
         self.require(observed);
-        self.dropped(lineage, |digest| gone.contains(&digest));
+        let store = self.lives[index].service.store().filter(|_| self.scenario.replicas > 1);
+        let there = keys.iter().filter_map(|digest| Some((*digest, store?.peek(*digest)?.version.0))).collect();
+        if self.scenario.tier.is_some() {
+            self.dropped(lineage, |digest| gone.contains(&digest));
+        } else {
+            self.shadow.dropped_but(lineage, self.trace.events, |digest| gone.contains(&digest), &there);
+        }
         self.set_sources(index, owners);
         self.drain_service(index, None);
     }

@@ -51,6 +51,7 @@ impl ClientHost {
             stream: !shared || rng.chance(0.7),
             lane_window_bytes: scenario.lane_window_bytes,
             gather_range_bytes: 0,
+            hedge_ns: scenario.hedge_ns,
             ..Config::default()
         };
         Self {
@@ -165,6 +166,7 @@ impl World {
             match self.clients[index].memory.loan(local.offset) {
                 Some(Loan::Put { .. }) if header.kind == Kind::Request(Operation::Write) => {}
                 Some(Loan::Put { write, .. }) => self.shadow.sent(write),
+                Some(Loan::Copy { .. }) => {}
                 loan => self.violate(broken(Rule::Memory, format!("a put is sent from memory that is {loan:?}"))),
             }
             if header.flags & FLAG_CHECKSUM != 0 {

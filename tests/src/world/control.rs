@@ -29,8 +29,9 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(replicas: u8) -> Self {
         let mut config = ClusterConfig::new("world");
+        config.replicas = replicas;
         config.heartbeat_interval_ns = 100 * MS;
         config.suspect_after_ns = 300 * MS;
         config.heartbeat_deadline_ns = 600 * MS;

@@ -50,6 +50,7 @@ impl World {
         if expected.is_none() {
             match self.clients[index].memory.loan(local.offset) {
                 Some(Loan::Put { write, .. }) => self.shadow.sent(write),
+                Some(Loan::Copy { .. }) => {}
                 loan => self.violate(broken(Rule::Memory, format!("a put is copied from memory that is {loan:?}"))),
             }
         }

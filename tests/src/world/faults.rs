@@ -3,7 +3,7 @@
 use super::World;
 use super::network::{End, Way};
 use super::queue::{Event, Message};
-use super::scenario::MS;
+use super::scenario::{Chances, MS};
 use kvplane_cluster::Input;
 use kvplane_proto::client::Path;
 use kvplane_proto::ids::{Incarnation, NodeId};
@@ -93,7 +93,9 @@ impl World {
         self.schedule_fault();
         let weights = self.scenario.chances.weights;
         let total: u64 = weights.iter().sum();
-        if total == 0 {
+        let Chances { faults_from_ns, faults_most, .. } = self.scenario.chances;
+        let enough = faults_most.is_some_and(|most| self.statistics.faults >= most);
+        if self.now_ns < faults_from_ns || enough || total == 0 {
             return;
         }
         let mut drawn = self.streams.faults.below(total);

@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::checksum::payload_checksum;
-use kvplane_proto::client::{Client, Config, ListFrom, Local, Request, Sources, SubmitOptions, TaskResult};
+use kvplane_proto::client::{Client, Config, ListFrom, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::map::SlotOwners;
+use kvplane_proto::message::ObjectName;
 use kvplane_proto::{Digest, Status};
-use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Place, Want};
+use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Place, Want, copy_of};
 
 use super::World;
 use super::check::ledger::Use;
@@ -19,11 +20,14 @@ use super::check::{Rule, broken};
 use super::client::ClientHost;
 use super::faults::Party;
 use super::scenario::{MS, Scenario};
+use super::server::Pool;
 
 /// The name of fetches in the ledger of a pool, where connections have their numbers.
-const FETCHES: u32 = u32::MAX - 1;
+pub(super) const FETCHES: u32 = u32::MAX - 1;
 /// Objects that one shard fetches at a time.
 const SLOTS_OF_MEMORY: usize = 8;
+/// The same, where copies are brought to second owners too.
+const SLOTS_WITH_COPIES: usize = 48;
 /// How long a question may take: one that somebody waits for, and another.
 const ASK_NS: u64 = 200 * MS;
 const BACKGROUND_NS: u64 = 1000 * MS;
@@ -34,6 +38,8 @@ pub(crate) struct Fetcher {
     pub(crate) life: usize,
     sources: Sources,
     open: BTreeMap<BatchId, (u64, Want, Option<u64>)>,
+    /// Versions that it has brought to second owners, or tried to.
+    pub(crate) pushed: BTreeMap<Digest, Vec<u64>>,
 }
 
 impl Fetcher {
@@ -72,7 +78,8 @@ impl World {
             ..Config::default()
         };
         let fetcher = Fetcher { life: self.lives.len(), ..Fetcher::default() };
-        let memory = Memory::new(SLOTS_OF_MEMORY, self.scenario.object_bytes);
+        let slots = if self.scenario.replicas > 1 { SLOTS_WITH_COPIES } else { SLOTS_OF_MEMORY };
+        let memory = Memory::new(slots, self.scenario.object_bytes);
         self.clients.push(ClientHost::for_shard(Client::new(config), memory, fetcher));
         index
     }
@@ -80,7 +87,8 @@ impl World {
     /// How much is fetched in the background.
     pub(crate) fn fetch_limits(scenario: &Scenario) -> FetchLimits {
         // Some fetch nothing by themselves, some slowly, some at once.
-        let bytes_per_s = [0, 20 * scenario.object_bytes, 1 << 40, 1 << 40][scenario.seed as usize % 4];
+        let kind = if scenario.keeps { 3 } else { scenario.seed as usize % 4 };
+        let bytes_per_s = [0, 20 * scenario.object_bytes, 1 << 40, 1 << 40][kind];
         FetchLimits { bytes_per_s, objects: 1 + scenario.seed as usize % 5, bytes: 4 * scenario.object_bytes }
     }
 
@@ -92,8 +100,8 @@ impl World {
         let host = &mut self.clients[index];
         let Some(fetcher) = &mut host.fetcher else { return };
         let own_host = &self.nodes[self.lives[life].node].host;
-        let source_of = |slot| service.source_of(slot);
-        fetcher.sources.follow(&mut host.client, owners, own_host, source_of, now_ns);
+        let of = (|slot| service.source_of(slot), |slot| service.second_of(slot));
+        fetcher.sources.follow(&mut host.client, owners, own_host, of, now_ns);
         self.drain_client(index);
     }
 
@@ -113,15 +121,16 @@ impl World {
     fn fetch(&mut self, life: usize, Fetch { token, source, want }: Fetch) {
         let (index, now_ns) = (self.lives[life].fetcher, self.now_ns);
         let known = self.clients[index].fetcher.as_ref().is_some_and(|fetcher| fetcher.sources.contains(&source));
-        let room = self.requests_of(index, life, &want).filter(|_| known);
-        let within_ns = if matches!(want, Want::Sizes(_) | Want::Describe(_)) { ASK_NS } else { BACKGROUND_NS };
-        let Some((requests, offset)) = room else {
+        let room = if known { self.requests_of(index, life, &want) } else { None };
+        let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_));
+        let within_ns = if waited { ASK_NS } else { BACKGROUND_NS };
+        let Some((requests, book, offset)) = room else {
             self.lives[life].service.fetched(token, FetchDone::Failed(Status::Unreachable), now_ns);
             return;
         };
         self.detail(token, || format!("life {life} asks {source:?} for {want:?}"));
         let options = SubmitOptions::until(now_ns + within_ns);
-        match self.clients[index].client.submit_with(&requests, &options, now_ns) {
+        match self.clients[index].client.submit_puts(&requests, &book, &options, now_ns) {
             Ok(batch) => {
                 if let Some(fetcher) = &mut self.clients[index].fetcher {
                     fetcher.open.insert(batch, (token, want, offset));
@@ -132,7 +141,8 @@ impl World {
         }
     }
 
-    fn requests_of(&mut self, index: usize, life: usize, want: &Want) -> Option<(Vec<Request>, Option<u64>)> {
+    fn requests_of(&mut self, index: usize, life: usize, want: &Want) -> Option<(Vec<Request>, PutBook, Option<u64>)> {
+        let mut book = PutBook::new();
         let one = ListFrom { names: true, one: true, ..ListFrom::default() };
         let requests = match want {
             Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
@@ -151,10 +161,21 @@ impl World {
                 let lent = self.lives[life].ledger.lend(FETCHES, Use::Write, place.offset, place.bytes);
                 self.require(lent);
                 let local = Local { buffer: 0, offset, bytes: place.bytes };
-                return Some((vec![Request::Get(*digest, local)], Some(offset)));
+                return Some((vec![Request::Get(*digest, local)], book, Some(offset)));
+            }
+            Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest)).collect(),
+            Want::Copy { digest, place, tail_at, version } => {
+                let (item, tenant, key) = copy_of(*digest, place.bytes, *tail_at, &Pool(&self.lives[life].pool));
+                let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
+                let offset = self.lend_copy(index, life, *digest, *place)?;
+                if let Some(fetcher) = &mut self.clients[index].fetcher {
+                    fetcher.pushed.entry(*digest).or_default().push(version.0);
+                }
+                let local = Local { buffer: 0, offset, bytes: place.bytes };
+                return Some((vec![Request::PutCopy(*digest, local, number)], book, Some(offset)));
             }
         };
-        Some((requests, None))
+        Some((requests, book, None))
     }
 
     /// A question of a shard is answered, or was in vain.
@@ -174,6 +195,9 @@ impl World {
         let failed = |status: &Status| !matches!(status, Status::Ok | Status::NotFound | Status::Stale);
         let broken = results.iter().map(|result| result.status).find(failed);
         let done = match (&want, broken) {
+            (Want::Copy { .. }, None) if first == Status::Ok => FetchDone::Copied,
+            (Want::Copy { .. }, _) => FetchDone::Failed(first),
+            (Want::DropCopies(_), _) => super::copies::drops_done(&results),
             (_, Some(status)) => FetchDone::Failed(status),
             (Want::Sizes(_), None) => {
                 FetchDone::Sizes(results.iter().map(|result| (result.status, result.bytes)).collect())
@@ -191,6 +215,9 @@ impl World {
             self.lives[life].service.fetched(token, done, self.now_ns);
             self.observe_import(life, *digest, *place, origin);
         } else {
+            if let (Want::Copy { place, .. }, Some(offset)) = (&want, offset) {
+                self.copy_sent(index, life, *place, offset);
+            }
             self.lives[life].service.fetched(token, done, self.now_ns);
         }
         self.drain_service(life, None);

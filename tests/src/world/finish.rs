@@ -24,6 +24,7 @@ impl World {
         self.run_until(until_ns, |_| false);
         self.check_batches();
         self.audit();
+        self.probe_doubled();
         self.probe_everything();
         let until_ns = self.now_ns + 1000 * MS;
         self.run_until(until_ns, |_| false);
@@ -37,6 +38,16 @@ impl World {
             if open > 0 || self.clients[client].client.open_batches() > 0 {
                 self.violate(broken(Rule::Liveness, format!("client {client} has {open} batches that never complete")));
             }
+        }
+    }
+
+    /// What two owners were said to have is there.
+    fn probe_doubled(&mut self) {
+        let keys: Vec<usize> = self.doubled.keys().copied().collect();
+        self.statistics.doubled += keys.len() as u64;
+        for key in keys {
+            let capacity = self.scenario.object_bytes;
+            self.probe(key % self.scenario.clients, key, What::Get { capacity }, &[Status::Ok]);
         }
     }
 
@@ -96,6 +107,10 @@ impl World {
             let idle = self.clients[life.fetcher].fetcher.as_ref().is_some_and(Fetcher::is_idle);
             if limits.bytes_per_s > 0 && (moves.importing_slots > 0 || !idle) {
                 let what = format!("life {index} has not fetched all that there is: {moves:?}, idle {idle}");
+                self.violate(broken(Rule::Liveness, what));
+                return;
+            }
+            if let Some(what) = self.copies_missing(index) {
                 self.violate(broken(Rule::Liveness, what));
                 return;
             }

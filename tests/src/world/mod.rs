@@ -14,6 +14,7 @@ mod arrivals;
 mod check;
 mod client;
 mod control;
+mod copies;
 mod copy;
 mod disk;
 mod faults;
@@ -83,6 +84,8 @@ pub(crate) struct World {
     trouble: Trouble,
     shadow: Shadow,
     removals: Removals,
+    /// Keys of which two owners were said to have the object, and since when.
+    doubled: BTreeMap<usize, u64>,
     segments: Segments,
     /// Owners by epoch: computed once for all nodes.
     owners: BTreeMap<u64, Rc<SlotOwners>>,
@@ -112,12 +115,13 @@ impl World {
             lives: Vec::new(),
             disks: BTreeMap::new(),
             clients: Vec::new(),
-            control: Control::new(),
+            control: Control::new(scenario.replicas),
             connections: BTreeMap::new(),
             next_connection: 0,
             trouble: Trouble::default(),
             shadow: Shadow::new(scenario.keys),
             removals: Removals::new(scenario.keys),
+            doubled: BTreeMap::new(),
             segments: Segments::new(scenario.object_bytes),
             owners: BTreeMap::new(),
             statistics: Statistics::default(),

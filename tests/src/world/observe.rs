@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_proto::frame::Header;
+use kvplane_proto::frame::{COPY, Header};
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::message::{
     CommitItem, CommitReply, DigestItem, IdItem, Item, Kind, LookupReply, Operation, PutItem, ReserveReply,
@@ -11,6 +11,7 @@ use kvplane_proto::message::{
 };
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Digest, RequestId, Status};
+use kvplane_store::Replica;
 use kvplane_store::service::Place;
 
 use super::World;
@@ -116,7 +117,7 @@ impl World {
             }
             return;
         }
-        if self.scenario.tier.is_some() && self.observe_late(index, operation, header, body) {
+        if self.scenario.answers_late() && self.observe_late(index, operation, header, body) {
             return;
         }
         let same = |asked: &Asked<'_>| asked.connection == index && asked.header.request == header.request;
@@ -142,12 +143,13 @@ impl World {
         let good = header.status == Status::Ok;
         let promises = self.scenario.tier.as_ref().is_some_and(super::tier::TierScenario::promises);
         match operation {
-            Operation::Put if good => self.observe_acked(index, header.argument, promises),
+            Operation::Put if good => self.observe_acked(index, header.argument & !COPY, promises),
             Operation::Commit if good => {
                 for (at, item) in decode_items::<CommitReply>(body, header.items).into_iter().flatten().enumerate() {
                     if item.status == Status::Ok {
-                        self.observe_hidden(index, (header.request.to_bits(), at), item.version.0);
-                        self.observe_acked(index, item.version.0, promises);
+                        let version = item.version.0 & !COPY;
+                        self.observe_hidden(index, (header.request.to_bits(), at), version);
+                        self.observe_acked(index, version, promises);
                     }
                 }
             }
@@ -163,6 +165,7 @@ impl World {
         if promises {
             self.shadow.promise(version);
         }
+        self.check_copies_of(index, version);
         self.observe_replaced(index, version);
     }
 
@@ -195,7 +198,7 @@ impl World {
             let asked = (self.trace.events, self.lives[life].epoch);
             connection.held.lookups.insert(header.request.to_bits(), asked);
         }
-        if self.scenario.tier.is_none() {
+        if !self.scenario.answers_late() {
             return;
         }
         match header.kind {
@@ -214,12 +217,21 @@ impl World {
                 rooms.into_iter().for_each(|room| self.observe_made(index, room));
             }
             Kind::Request(Operation::Remove) => {
+                let fetches = connection.client >= self.scenario.clients;
                 let items = decode_items::<DigestItem>(body, header.items).into_iter().flatten();
-                let keys: Vec<usize> = items.filter_map(|item| self.shadow.key(item.digest)).collect();
+                let mut keys: Vec<usize> = items.filter_map(|item| self.shadow.key(item.digest)).collect();
+                if header.argument & COPY != 0 {
+                    // Only copies go.
+                    let store = self.lives[life].service.store();
+                    keys.retain(|key| store.is_some_and(|store| !store.exists(self.shadow.digest(*key))));
+                } else if fetches {
+                    // A new owner has what was here, and may have brought a copy of it already, which stays.
+                    let store = self.lives[life].service.store();
+                    keys.retain(|key| store.is_none_or(|store| !store.is_copy(self.shadow.digest(*key))));
+                }
                 let service = &self.lives[life].service;
                 let floor = service.store().map_or(0, |store| store.next_version().0);
                 connection.held.removes.insert(header.request.to_bits(), (keys.clone(), floor));
-                let fetches = connection.client >= self.scenario.clients;
                 if !fetches {
                     let heard = header.argument <= service.served_epoch().0;
                     if !heard || !keys.iter().all(|key| service.serves(self.shadow.digest(*key).slot())) {
@@ -238,7 +250,7 @@ impl World {
 
     /// With a tier: the payload of a put over a stream was taken.
     pub(crate) fn observe_put_made(&mut self, index: u32) {
-        let Some(connection) = self.connections.get_mut(&index).filter(|_| self.scenario.tier.is_some()) else {
+        let Some(connection) = self.connections.get_mut(&index).filter(|_| self.scenario.answers_late()) else {
             return;
         };
         if let Some(room) = connection.held.put.take() {
@@ -253,6 +265,7 @@ impl World {
         let view = life.service.store().and_then(|store| store.peek(room.digest));
         let made = view.filter(|view| view.extent.offset == room.offset && life.is_new(view.version));
         match made {
+            Some(view) if view.replica == Replica::Second => self.observe_copy(index, room.digest, &view),
             Some(view) => self.observe_commit(index, room, view.version.0),
             None => self.lives[connection.life].ledger.end(index, Use::Write, room.offset),
         }
@@ -269,6 +282,9 @@ impl World {
         for key in keys {
             self.shadow.removed(key, lineage, floor, self.trace.events);
             self.removals.remove_answered(client, key, epoch, self.now_ns);
+            if self.is_user(client) {
+                self.check_no_copy(life, key, u64::MAX);
+            }
         }
     }
 
@@ -344,7 +360,7 @@ impl World {
         self.trace.fold(mix64(version) ^ room.digest.low());
         self.require(grown);
         self.require(committed);
-        if self.scenario.tier.is_none() {
+        if !self.scenario.answers_late() {
             self.observe_replaced(index, version);
         }
     }

@@ -112,6 +112,9 @@ impl World {
                 if replace {
                     self.removals.remove_done(client, key, open.started_ns, now_ns);
                 }
+                if self.scenario.keeps && result.replicas > 1 {
+                    self.doubled.insert(key, now_ns);
+                }
                 self.shadow.acked(write, result.version.0, now_ns)
             }
             (What::Size, Status::Ok) => {
@@ -120,6 +123,11 @@ impl World {
                 } else {
                     Err(unfit(asked, result))
                 }
+            }
+            (What::Get { .. }, Status::NotFound)
+                if self.doubled.get(&key).is_some_and(|doubled_ns| *doubled_ns < open.started_ns) =>
+            {
+                Err(broken(Rule::Lost, format!("key {key} had two owners, and client {client} does not find it")))
             }
             (What::Remove, Status::Ok | Status::NotFound) => {
                 self.removals.remove_done(client, key, open.started_ns, now_ns);

@@ -64,7 +64,14 @@ pub fn run_with_lines(scenario: Scenario) -> Result<Outcome, Failure> {
 }
 
 fn start(scenario: Scenario, kept_lines: usize) -> Result<Outcome, Failure> {
-    let (seed, test) = (scenario.seed, if scenario.tier.is_some() { "tiers" } else { "world" });
+    let test = if scenario.tier.is_some() {
+        "tiers"
+    } else if scenario.replicas > 1 {
+        "replicas"
+    } else {
+        "world"
+    };
+    let seed = scenario.seed;
     let tier = scenario.tier.as_ref().filter(|_| kept_lines > 0).map(|tier| tier.to_string());
     let mut world = World::new(scenario, kept_lines);
     // The world is looked at after a panic only for its trace.

@@ -53,6 +53,10 @@ pub enum Mischief {
     BelieveDisks,
     /// The shard's host does not write tombstones.
     DropTombstones,
+    /// A second owner's host says that copies are dropped, and the shard does not hear of it.
+    KeepCopies,
+    /// A first owner's host brings other bytes than the object's.
+    SpoilCopies,
 }
 
 /// Everything that a run follows from.
@@ -86,6 +90,12 @@ pub struct Scenario {
     pub(crate) chances: Chances,
     /// Disks under the shards.
     pub(crate) tier: Option<TierScenario>,
+    /// Owners of each slot.
+    pub(crate) replicas: u8,
+    /// When gets ask second owners.
+    pub(crate) hedge_ns: u64,
+    /// Nothing but a fault takes an object away.
+    pub(crate) keeps: bool,
 }
 
 /// How often what goes wrong.
@@ -103,6 +113,10 @@ pub(crate) struct Chances {
     pub(crate) fault_interval_ns: u64,
     /// Weights, in the order of [`super::faults::Fault`].
     pub(crate) weights: [u64; super::faults::FAULTS],
+    /// How many of them there are at most, if that is limited.
+    pub(crate) faults_most: Option<u64>,
+    /// None come before that.
+    pub(crate) faults_from_ns: u64,
 }
 
 impl Scenario {
@@ -138,7 +152,59 @@ impl Scenario {
             faults_until_ns: 2500 * MS,
             chances: Chances::draw(rng),
             tier: None,
+            replicas: 1,
+            hedge_ns: 0,
+            keeps: false,
         }
+    }
+
+    /// The scenario of a seed in which slots have two owners, and most objects a copy. Nodes die and leave often.
+    #[must_use]
+    pub fn of_replicas(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "replicas");
+        let mut scenario = Self::of_seed(seed);
+        scenario.replicas = 2;
+        scenario.nodes = 2 + rng.below(3) as usize;
+        scenario.hedge_ns = [0, 0, 5 * MS, 60 * MS][rng.below(4) as usize];
+        scenario.remove_weight = [5, 20, 40][rng.below(3) as usize];
+        scenario.pool_bytes = (scenario.object_bytes * [6, 16, 40][rng.below(3) as usize]).max(4 << 10);
+        scenario.keys = [2, 8, 24][rng.below(3) as usize];
+        scenario.chances.weights[super::faults::Fault::CrashNode as usize] = rng.below(4);
+        scenario.chances.weights[super::faults::Fault::LeaveNode as usize] = rng.below(3);
+        scenario
+    }
+
+    /// One node dies, and comes back soon or late, while objects are put that stay where they are: what was acknowledged
+    /// as being with two owners is there all the while.
+    #[must_use]
+    pub fn of_losses(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "losses");
+        let mut scenario = Self::of_replicas(seed);
+        (scenario.keeps, scenario.remove_weight, scenario.replace_chance) = (true, 0, 0.0);
+        scenario.keys = [8, 24, 60][rng.below(3) as usize];
+        scenario.pool_bytes = scenario.object_bytes * 400;
+        (scenario.max_pins, scenario.max_reservations) = (4096, 4096);
+        let mut weights = [0; super::faults::FAULTS];
+        weights[super::faults::Fault::CrashNode as usize] = 1;
+        weights[super::faults::Fault::LeaveNode as usize] = rng.below(2);
+        let fault_interval_ns = (20 + rng.below(200)) * MS;
+        let spike = scenario.chances.spike;
+        // After the nodes have come, and slots have moved to them: what moves is with one node for a while.
+        let faults_from_ns = 1500 * MS;
+        scenario.chances =
+            Chances { spike, fault_interval_ns, weights, faults_most: Some(1), faults_from_ns, ..Chances::default() };
+        scenario
+    }
+
+    /// The same with a host's bug in it.
+    #[must_use]
+    pub fn of_replicas_with(seed: u64, mischief: Mischief) -> Self {
+        Self { mischief: Some(mischief), ..Self::of_replicas(seed) }
+    }
+
+    /// Whether answers may come long after what they are about.
+    pub(crate) const fn answers_late(&self) -> bool {
+        self.tier.is_some() || self.replicas > 1
     }
 
     /// The scenario of a seed in which every shard has a disk. Disks outlive their processes, so the versions on them

@@ -25,7 +25,7 @@ pub(crate) struct Asked<'a> {
 }
 
 /// The pool, as lists read names from it.
-struct Pool<'a>(&'a [u8]);
+pub(super) struct Pool<'a>(pub(super) &'a [u8]);
 
 impl service::PoolBytes for Pool<'_> {
     fn read(&self, offset: u64, into: &mut [u8]) {
@@ -79,6 +79,9 @@ impl World {
         let (life, peer) = (connection.life, connection.peer);
         if self.scenario.has(Mischief::SwallowRemove) && header.kind == Kind::Request(Operation::Remove) {
             self.forge_remove(index, &header, body);
+            return;
+        }
+        if self.scenario.has(Mischief::KeepCopies) && self.forge_drop(index, &header) {
             return;
         }
         if self.scenario.has(Mischief::SwallowFence) && header.kind == Kind::Request(Operation::Fence) {

@@ -29,6 +29,10 @@ pub struct Statistics {
     pub evictions: u64,
     /// Objects that shards took over from former owners of their slots.
     pub imports: u64,
+    /// Copies that second owners took.
+    pub copies: u64,
+    /// Objects that two owners were said to have, where nothing but a fault takes any away.
+    pub doubled: u64,
     /// Maps published.
     pub epochs: u64,
     /// Operations of disks.
@@ -67,6 +71,8 @@ impl Statistics {
         self.stale_frames += other.stale_frames;
         self.commits += other.commits;
         self.imports += other.imports;
+        self.copies += other.copies;
+        self.doubled += other.doubled;
         self.evictions += other.evictions;
         self.epochs += other.epochs;
         self.disk_ops += other.disk_ops;
@@ -82,9 +88,22 @@ impl Statistics {
 
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { batches, hits, puts, faults, corrupt, stale_frames, commits, imports, evictions, epochs, .. } = self;
+        let Self {
+            batches,
+            hits,
+            puts,
+            faults,
+            corrupt,
+            stale_frames,
+            commits,
+            imports,
+            copies,
+            evictions,
+            epochs,
+            ..
+        } = self;
         write!(f, "{batches} batches, {hits} objects read, {puts} puts acknowledged, {commits} versions, ")?;
-        write!(f, "{imports} objects taken over, ")?;
+        write!(f, "{imports} objects taken over, {copies} copied, ")?;
         write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;
         writeln!(f, "{stale_frames} stale frames")?;
         if self.disk_ops > 0 {

@@ -132,7 +132,8 @@ impl World {
             What::Put { bytes, replace, .. } => {
                 let key = Shadow::name(asked.key);
                 let name = ObjectName { tenant: b"", key: key.as_bytes() };
-                let item = PutItem::named(&name, bytes, &PutOptions { replace, ..PutOptions::default() });
+                let options = PutOptions { replace, ..self.copies_wanted(asked) };
+                let item = PutItem::named(&name, bytes, &options);
                 Request::PutAs(digest, Local { buffer: 0, offset, bytes }, puts.push(item, &name))
             }
             What::Write { bytes, target, .. } => Request::Write(target, Local { buffer: 0, offset, bytes }),

@@ -9,13 +9,16 @@ use crate::cpython::{Keys, number_lists, numbers};
 use crate::outcome::{INVALID, failed};
 use crate::ranges::Part;
 
-/// How an object is to be kept: group, soft pin in milliseconds, hard pin, data type, and whether it replaces another.
-pub(crate) type Kept = (u64, u32, bool, u8, bool);
+/// How an object is to be kept: group, soft pin in milliseconds, hard pin, data type, whether it replaces another, and how
+/// many nodes are to have it.
+pub(crate) type Kept = (u64, u32, bool, u8, bool, u8);
 
 /// What the store is told of it.
 pub(crate) fn options(kept: Option<Kept>) -> PutOptions {
-    let (group, soft_pin_ms, hard_pin, data_type, replace) = kept.unwrap_or_default();
-    PutOptions { group, soft_pin_ms, hard_pin, data_type, replace, ..PutOptions::default() }
+    let (group, soft_pin_ms, hard_pin, data_type, replace, replicas) = kept.unwrap_or_default();
+    // As the original: a put is done when its copies are there, or turn out not to be possible.
+    let wait_replicas = replicas > 1;
+    PutOptions { group, soft_pin_ms, hard_pin, data_type, replace, replicas, wait_replicas, ..PutOptions::default() }
 }
 
 /// One piece of memory for each object; nothing when the lists differ in length.

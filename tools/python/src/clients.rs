@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvplane::{Buffer, Client, ClientConfig, ControlLink, HugePages, Region, RegionOptions, Slice};
@@ -15,6 +15,11 @@ use crate::outcome::{INTERNAL, NO_ROOM, failed, store_code};
 
 /// Clients of one store object. Each has its own connections to the shards.
 const CLIENTS: usize = 16;
+/// How long calls wait for a cluster's first node, from the first call that finds none: callers are promised answers
+/// within five seconds.
+const FIRST_NODE: Duration = Duration::from_millis(4_500);
+/// How often they look.
+const LOOK: Duration = Duration::from_millis(2);
 /// Bytes of the buffer that plain gets are received in.
 const BOUNCE_BYTES: usize = 1 << 20;
 
@@ -75,6 +80,9 @@ pub(crate) struct Clients {
     returned: Condvar,
     pub(crate) memory: Memory,
     process: u32,
+    /// Whether the cluster has had a node since; until then, until when calls wait for one.
+    served: AtomicBool,
+    node_by: OnceLock<Instant>,
     closed: AtomicBool,
     /// Calls under way.
     calls: AtomicUsize,
@@ -138,6 +146,8 @@ impl Clients {
             returned: Condvar::new(),
             memory: Memory::default(),
             process: std::process::id(),
+            served: AtomicBool::new(false),
+            node_by: OnceLock::new(),
             closed: AtomicBool::new(false),
             calls: AtomicUsize::new(0),
         }
@@ -146,6 +156,11 @@ impl Clients {
     /// The line to the control plane.
     pub(crate) const fn link(&self) -> &ControlLink {
         &self.link
+    }
+
+    /// Whose keys they ask for.
+    pub(crate) fn tenant(&self) -> &[u8] {
+        self.config.tenant.as_bytes()
     }
 
     /// The process that made them: in one that was forked from it, nothing of them works.
@@ -157,10 +172,31 @@ impl Clients {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the cluster has or had a node.
+    pub(crate) fn is_served(&self) -> bool {
+        let served = self.served.load(Ordering::Relaxed) || self.link.map().is_some_and(|map| !map.members.is_empty());
+        self.served.store(served, Ordering::Relaxed);
+        served
+    }
+
+    /// Waits for the cluster's first node, in the calls of the first seconds that find none: those who start a cluster
+    /// and its users together need not wait themselves.
+    fn await_node(&self) {
+        if self.is_served() {
+            return;
+        }
+        let until = *self.node_by.get_or_init(|| Instant::now() + self.config.deadline.min(FIRST_NODE));
+        let goes_on = || !self.closed.load(Ordering::SeqCst) && !ENDING.load(Ordering::SeqCst);
+        while Instant::now() < until && goes_on() && !self.is_served() {
+            std::thread::sleep(LOOK);
+        }
+    }
+
     /// Runs `work` with a client of its own; else the number of the error.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Member) -> T) -> Result<T, i64> {
         let _call = Call::begin(self.process)?;
         self.calls.fetch_add(1, Ordering::SeqCst);
+        self.await_node();
         let result = self.with_member(work);
         self.calls.fetch_sub(1, Ordering::SeqCst);
         result

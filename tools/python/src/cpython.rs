@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_void};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyList, PyString};
 
 /// CPython's `Py_buffer`.
 #[repr(C)]
@@ -113,7 +113,7 @@ impl Keys {
     /// `TypeError` for anything else.
     pub(crate) fn one(key: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut keys = Self::default();
-        keys.push(key)?;
+        keys.add(key_bytes(key)?);
         Ok(keys)
     }
 
@@ -122,34 +122,15 @@ impl Keys {
     /// # Errors
     /// `TypeError` for a single `str`, and for anything in it that is no key.
     pub(crate) fn many(list: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if list.is_instance_of::<PyString>() || list.is_instance_of::<PyBytes>() {
-            return Err(PyTypeError::new_err("keys is one key; expected a list of keys"));
-        }
         let mut keys = Self::default();
-        for key in list.try_iter()? {
-            keys.push(&key?)?;
-        }
+        each_key(list, |key| keys.add(key))?;
         Ok(keys)
     }
 
-    fn push(&mut self, key: &Bound<'_, PyAny>) -> PyResult<()> {
-        if let Ok(text) = key.cast::<PyString>() {
-            let mut bytes = 0;
-            // SAFETY: a live string; what comes back belongs to it and is copied before anything else happens.
-            let start = unsafe { PyUnicode_AsUTF8AndSize(text.as_ptr(), &raw mut bytes) };
-            if start.is_null() {
-                return Err(PyErr::fetch(key.py()));
-            }
-            // SAFETY: as many bytes as CPython says are there.
-            self.bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(start.cast::<u8>(), bytes as usize) });
-        } else if let Ok(bytes) = key.cast::<PyBytes>() {
-            self.bytes.extend_from_slice(bytes.as_bytes());
-        } else {
-            let name = key.get_type().name()?;
-            return Err(PyTypeError::new_err(format!("a key is str or bytes, not {name}")));
-        }
+    /// One more.
+    pub(crate) fn add(&mut self, key: &[u8]) {
+        self.bytes.extend_from_slice(key);
         self.ends.push(self.bytes.len());
-        Ok(())
     }
 
     /// How many.
@@ -167,6 +148,58 @@ impl Keys {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.len()).map(|index| self.get(index))
     }
+}
+
+/// Shows each key of a sequence.
+///
+/// # Errors
+/// As [`Keys::many`].
+pub(crate) fn each_key(list: &Bound<'_, PyAny>, mut each: impl FnMut(&[u8])) -> PyResult<()> {
+    if list.is_instance_of::<PyString>() || list.is_instance_of::<PyBytes>() {
+        return Err(PyTypeError::new_err("keys is one key; expected a list of keys"));
+    }
+    if let Ok(list) = list.cast::<PyList>() {
+        for key in list {
+            each(key_bytes(&key)?);
+        }
+        return Ok(());
+    }
+    for key in list.try_iter()? {
+        each(key_bytes(&key?)?);
+    }
+    Ok(())
+}
+
+/// The bytes of a key, where Python has them.
+fn key_bytes<'a>(key: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
+    if let Ok(text) = key.cast::<PyString>() {
+        let mut bytes = 0;
+        // SAFETY: a live string, under the interpreter's lock.
+        let start = unsafe { PyUnicode_AsUTF8AndSize(text.as_ptr(), &raw mut bytes) };
+        if start.is_null() {
+            return Err(PyErr::fetch(key.py()));
+        }
+        // SAFETY: as many bytes as CPython says are there; the string has them as long as it lives, unchanged.
+        Ok(unsafe { std::slice::from_raw_parts(start.cast::<u8>(), bytes as usize) })
+    } else if let Ok(bytes) = key.cast::<PyBytes>() {
+        Ok(bytes.as_bytes())
+    } else {
+        let name = key.get_type().name()?;
+        Err(PyTypeError::new_err(format!("a key is str or bytes, not {name}")))
+    }
+}
+
+/// Views of a sequence of objects with the buffer protocol.
+///
+/// # Errors
+/// As [`View::of`].
+pub(crate) fn views<'py>(list: &Bound<'py, PyAny>, writable: bool) -> PyResult<Vec<View<'py>>> {
+    list.try_iter()?.map(|object| View::of(&object?, writable)).collect()
+}
+
+/// Where the bytes of views are, and how many.
+pub(crate) fn places(views: &[View<'_>]) -> Vec<(u64, u64)> {
+    views.iter().map(|view| (view.address(), view.bytes())).collect()
 }
 
 /// A sequence of numbers that are addresses, lengths or offsets.

@@ -13,6 +13,7 @@ mod control;
 mod cpython;
 mod engine;
 mod host_memory;
+mod many;
 mod memory;
 mod outcome;
 mod ranges;

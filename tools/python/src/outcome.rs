@@ -15,6 +15,10 @@ pub(crate) const INVALID: i64 = -600;
 /// `OBJECT_NOT_FOUND`.
 pub(crate) const NOT_FOUND: i64 = -704;
 
+/// What is said of a cluster without nodes.
+pub(crate) const NO_NODE: &str = "no node gives memory to the cluster: start one (`kvplane node` or `kvplane dev`), or \
+    set up a store with `global_segment_size` above 0, and call again";
+
 thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
 }
@@ -44,7 +48,10 @@ pub(crate) fn store_code(error: &Error) -> i64 {
         Error::Discovery(_) | Error::Connect(_) | Error::Call(_) => -900,
         _ => INTERNAL,
     };
-    failed(code, error.to_string())
+    match error.status() {
+        Some(Status::NoOwner) => failed(code, NO_NODE),
+        _ => failed(code, error.to_string()),
+    }
 }
 
 const fn status_code(status: Status) -> i64 {

@@ -6,22 +6,22 @@ use std::time::Duration;
 use kvplane::{Client, ClientConfig, Control};
 use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::PyList;
 
 use crate::arguments::{Kept, matching, options, parts, several, single};
 use crate::batches::{self, check_key};
 use crate::clients::Clients;
 use crate::control::{Wanted, within};
-use crate::cpython::{Keys, View, numbers};
+use crate::cpython::{Keys, View, numbers, places, views};
 use crate::memory::adopt;
-use crate::outcome::{INTERNAL, INVALID, NOT_FOUND, failed, store_code};
+use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::ranges::{self, Sessions};
 use crate::segment::Segment;
 
 /// How long a setup may take: callers are promised five seconds.
 const CONNECT: Duration = Duration::from_millis(4_500);
 /// Values from this length on are sent from where Python has them; shorter ones are copied first.
-const DIRECT_BYTES: u64 = 64 << 10;
+pub(crate) const DIRECT_BYTES: u64 = 64 << 10;
 
 /// A connection to the store of a cluster. Numbers below zero are errors; `last_error()` says more.
 #[pyclass(module = "kvplane._native", frozen)]
@@ -159,16 +159,42 @@ impl Store {
 
     /// The bytes of an object, or an error's number.
     fn get<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let keys = Keys::one(key)?;
-        if let Err(code) = check_key(keys.get(0)) {
-            return Ok(code.into_pyobject(py)?.into_any());
+        self.get_value(py, Keys::one(key)?.get(0))
+    }
+
+    /// The bytes of many objects in one batch, or the number of an error for each.
+    fn get_many<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+        self.get_values(py, &Keys::many(keys)?)
+    }
+
+    /// Stores the bytes of many objects with the buffer protocol in one batch.
+    #[pyo3(signature = (keys, values, kept=None))]
+    fn put_many(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        values: &Bound<'_, PyAny>,
+        kept: Option<Kept>,
+    ) -> PyResult<Vec<i64>> {
+        let (keys, views) = (Keys::many(keys)?, views(values, false)?);
+        if keys.len() != views.len() {
+            return Ok(vec![failed(INVALID, "there are not as many values as keys"); keys.len()]);
         }
-        let first = py.detach(|| self.get_short(keys.get(0)));
-        match first {
-            Ok(Some(value)) => Ok(PyBytes::new(py, &value).into_any()),
-            Ok(None) => self.get_long(py, &keys),
-            Err(code) => Ok(code.into_pyobject(py)?.into_any()),
+        let (places, options) = (places(&views), options(kept));
+        // SAFETY: `views` keep the bytes where they are until after the call.
+        Ok(py.detach(|| unsafe { self.put_places(&keys, &places, &options) }))
+    }
+
+    /// Receives many objects in one batch into writable objects with the buffer protocol: the length of each, or an
+    /// error's number.
+    fn receive_many(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, into: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+        let (keys, views) = (Keys::many(keys)?, views(into, true)?);
+        if keys.len() != views.len() {
+            return Ok(vec![failed(INVALID, "there are not as many buffers as keys"); keys.len()]);
         }
+        let places = places(&views);
+        // SAFETY: `views` keep the bytes where they are until after the call; whose buffers they are lends them.
+        Ok(py.detach(|| unsafe { self.get_places(&keys, &places) }))
     }
 
     /// Receives an object into a writable object with the buffer protocol: its length, or an error's number.
@@ -314,10 +340,21 @@ impl Store {
     }
 
     /// 1 for each key that has an object, 0 for the others; an error's number for all when an owner cannot be asked.
-    fn exists(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-        self.ask(py, &Keys::many(keys)?, |client, keys| {
-            Ok(client.batch_exists(keys)?.into_iter().map(i64::from).collect())
-        })
+    fn exists<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+        let (found, codes) = self.present(py, keys)?;
+        if codes.is_empty() {
+            return PyList::new(py, found.into_iter().map(i64::from));
+        }
+        PyList::new(py, codes)
+    }
+
+    /// Whether there is an object, for each key; or the number of the first error.
+    fn has<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let (found, codes) = self.present(py, keys)?;
+        match codes.into_iter().find(|code| *code < 0) {
+            Some(code) => Ok(code.into_pyobject(py)?.into_any()),
+            None => Ok(PyList::new(py, found)?.into_any()),
+        }
     }
 
     /// Lengths of objects; where there is none, the number that says so.
@@ -347,6 +384,9 @@ impl Store {
 
     /// Whether the control plane answers and the connection is open: 0, or an error's number.
     fn check(&self, py: Python<'_>) -> i64 {
+        if !self.clients.is_served() {
+            return failed(NO_ROOM, NO_NODE);
+        }
         let checked = py.detach(|| self.clients.with(|member| member.client.exists(b"kvplane:health")));
         checked.map_or_else(|code| code, |found| found.map_or_else(|error| store_code(&error), |_| 0))
     }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use kvplane::{Client, Got, PutOptions, Region};
+use kvplane::{Client, Digest, Got, KeysOf, PutOptions, Region};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::batches::check_key;
-use crate::cpython::Keys;
+use crate::cpython::{Keys, each_key};
 use crate::memory::adopt;
 use crate::outcome::{INTERNAL, NOT_FOUND, failed, store_code};
 use crate::store::Store;
@@ -34,8 +35,18 @@ impl Store {
         })
     }
 
+    /// The bytes of an object, or an error's number.
+    pub(crate) fn get_value<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+        let first = check_key(key).and_then(|()| py.detach(|| self.get_short(key)));
+        match first {
+            Ok(Some(value)) => Ok(PyBytes::new(py, &value).into_any()),
+            Ok(None) => self.get_long(py, key),
+            Err(code) => Ok(code.into_pyobject(py)?.into_any()),
+        }
+    }
+
     /// The bytes of an object that is not long; nothing for one that is.
-    pub(crate) fn get_short(&self, key: &[u8]) -> Result<Option<Vec<u8>>, i64> {
+    fn get_short(&self, key: &[u8]) -> Result<Option<Vec<u8>>, i64> {
         self.clients.with(|member| {
             let bounce = member.bounce().map_err(|error| store_code(&error))?;
             let whole = bounce.slice(0, bounce.region().bytes());
@@ -53,8 +64,7 @@ impl Store {
     }
 
     /// The bytes of a long object, received in the memory that Python will have them in.
-    pub(crate) fn get_long<'py>(&self, py: Python<'py>, keys: &Keys) -> PyResult<Bound<'py, PyAny>> {
-        let key = keys.get(0);
+    fn get_long<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         // An object may be replaced by a longer one between the two questions; each time is not to be expected.
         for _ in 0..4 {
             let size = py.detach(|| self.clients.with(|member| member.client.size(key)));
@@ -108,6 +118,42 @@ impl Store {
             *code = answers.next().unwrap_or(INTERNAL);
         }
         Ok(codes)
+    }
+
+    /// Which of these keys have an object; or a number for each, where one at least is an error's.
+    pub(crate) fn present(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<(Vec<bool>, Vec<i64>)> {
+        let mut names = KeysOf::new(self.clients.tenant());
+        let (mut digests, mut bad) = (Vec::with_capacity(keys.len().unwrap_or(0)), Vec::new());
+        each_key(keys, |key| {
+            // A digest of what can be no key is asked for by nobody.
+            if let Err(code) = check_key(key) {
+                bad.push((digests.len(), code));
+            }
+            digests.push(names.digest(key));
+        })?;
+        if !bad.is_empty() {
+            return Ok((Vec::new(), self.present_of_good(py, &digests, &bad)));
+        }
+        let asked = py.detach(|| self.clients.with(|member| member.client.batch_exists_by_digest(&digests)));
+        let asked = asked.and_then(|found| found.map_err(|error| store_code(&error)));
+        Ok(asked.map_or_else(|code| (Vec::new(), vec![code; digests.len()]), |found| (found, Vec::new())))
+    }
+
+    /// The same where some keys can be none.
+    fn present_of_good(&self, py: Python<'_>, digests: &[Digest], bad: &[(usize, i64)]) -> Vec<i64> {
+        let mut codes = vec![0; digests.len()];
+        bad.iter().for_each(|(at, code)| codes[*at] = *code);
+        let good: Vec<Digest> =
+            digests.iter().zip(&codes).filter(|(_, code)| **code == 0).map(|(one, _)| *one).collect();
+        let asked = py.detach(|| self.clients.with(|member| member.client.batch_exists_by_digest(&good)));
+        let asked = asked.and_then(|found| found.map_err(|error| store_code(&error)));
+        let mut answers = asked
+            .map_or_else(|code| vec![code; good.len()], |found| found.into_iter().map(i64::from).collect::<Vec<i64>>())
+            .into_iter();
+        for code in codes.iter_mut().filter(|code| **code == 0) {
+            *code = answers.next().unwrap_or(INTERNAL);
+        }
+        codes
     }
 
     /// A removal of many: how many they were, or the number of an error.

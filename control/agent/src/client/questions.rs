@@ -27,15 +27,6 @@ impl Client {
         }
     }
 
-    /// Which of these keys have an object: one request to each owner.
-    ///
-    /// # Errors
-    /// When an owner cannot be asked.
-    pub fn batch_exists(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
-        let results = self.run_keys(keys, Request::Exists)?;
-        results.into_iter().map(|result| self.present(result, "exists")).collect()
-    }
-
     /// Length of the object under this key, if there is one. Counts as no access.
     ///
     /// # Errors

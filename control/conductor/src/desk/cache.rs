@@ -13,6 +13,8 @@ use crate::scheduler::ConductorError;
 
 /// The most changes of a batch.
 const MOST_CHANGES: usize = 65_536;
+/// Prompts in a row of which more was cached than the index knew, from which on hashes count as of different kinds.
+pub(super) const MISMATCH: u32 = 16;
 /// Tiers that instances speak of.
 const TOLD: [Tier; 3] = [Tier::Gpu, Tier::Dram, Tier::Ssd];
 
@@ -141,6 +143,28 @@ impl Desk {
             self.change(number, at, event)?;
         }
         Ok(Ack { next, wanted })
+    }
+
+    /// Whether an instance hashes as it should, as was seen by tokens that it told. Where one does not, the model is
+    /// marked: nobody who hashes as one should would find anything there.
+    ///
+    /// # Errors
+    /// When it is not registered in this life.
+    pub fn hashes_as_expected(&mut self, name: &str, life: u64, does: bool) -> Result<(), DeskError> {
+        let known = self.known(name, life)?;
+        if known.alien == does {
+            known.alien = !does;
+            self.version += 1;
+        }
+        Ok(())
+    }
+
+    /// Whether hashes of requests and of events seem to be of different kinds, of instances of this model.
+    #[must_use]
+    pub fn mismatched(&self, key: &PoolKey) -> bool {
+        let Some(number) = self.pool_of(key) else { return false };
+        self.pools.get(&number).is_some_and(|pool| pool.surprises >= MISMATCH)
+            || self.instances.values().any(|known| known.pool == number && known.alien)
     }
 
     pub(super) fn clear(&mut self, number: u32, at: usize) -> Result<(), DeskError> {

@@ -89,6 +89,8 @@ pub(super) struct Instance {
     pub degraded: bool,
     /// Times in a row that it had much less cached than it said.
     pub broken: u32,
+    /// Whether it was seen to hash otherwise than it should.
+    pub alien: bool,
 }
 
 impl InstanceSpec {
@@ -209,6 +211,7 @@ impl Desk {
             events: None,
             degraded: false,
             broken: 0,
+            alien: false,
         };
         self.instances.insert(name, instance);
         Ok(())

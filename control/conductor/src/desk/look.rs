@@ -1,16 +1,15 @@
 //! Questions that change nothing: who has how much of a prompt, why a request went where, how instances are.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::cache::pool_key;
+use super::cache::{MISMATCH, pool_key};
 use super::error::bad;
 use super::requests::{State, unknown_model};
 use super::{Answer, Assigned, Desk, DeskError, Hits, MAX_PROMPT_BLOCKS, Part, PoolKey, Why};
 use crate::index::{ContextKey, HolderId, Tiers};
 use crate::scheduler::ConductorError;
 
-/// Prompts in a row of which more was cached than the index knew, from which on hashes count as of different kinds.
-const MISMATCH: u32 = 16;
 /// The most holders in an answer.
 const MOST_HOLDERS: usize = 1_024;
 /// Candidates in an explanation at most.
@@ -242,7 +241,9 @@ impl Desk {
                 silent_ns: now_ns.saturating_sub(known.heard_ns),
             });
         }
-        let row = |pool: &mut super::Pool| {
+        let alien: BTreeSet<u32> =
+            self.instances.values().filter(|known| known.alien).map(|known| known.pool).collect();
+        let row = |(number, pool): (&u32, &mut super::Pool)| {
             let stats = pool.index().stats();
             PoolRow {
                 key: pool.key.clone(),
@@ -253,9 +254,9 @@ impl Desk {
                 forgotten_blocks: stats.forgotten_blocks,
                 hits: pool.hits,
                 error_permille: (pool.conductor.model().error() * 1000.0).min(1e6) as u32,
-                mismatch: pool.surprises >= MISMATCH,
+                mismatch: pool.surprises >= MISMATCH || alien.contains(number),
             }
         };
-        Table { version: self.version, instances, pools: self.pools.values_mut().map(row).collect() }
+        Table { version: self.version, instances, pools: self.pools.iter_mut().map(row).collect() }
     }
 }

@@ -250,6 +250,7 @@ impl Desk {
         if let Some(pool) = self.pools.get_mut(&number) {
             pool.hits.tokens += u64::from(request.tokens);
             pool.hits.reused += u64::from(assigned.reuse_tokens);
+            pool.hot.note(&request, (assigned.reuse_tokens / pool.key.block_tokens) as usize, now_ns);
         }
         let Some(kept) = self.requests.get_mut(&id) else { return };
         kept.state = State::Placed(assigned.clone());

@@ -9,7 +9,7 @@ use crate::control::View;
 use crate::http::Answer;
 
 /// Bytes taken of a segment's memory, where somebody reports that: of a client's memory nobody does.
-fn used_bytes(view: &View, segment: &Segment) -> u64 {
+pub(crate) fn used_bytes(view: &View, segment: &Segment) -> u64 {
     let Owner::Node { node, incarnation } = segment.owner else { return 0 };
     let of = view.shards.iter().filter(|one| one.node == node && one.incarnation == incarnation);
     of.flat_map(|one| &one.shards).map(|shard| shard.used_bytes).sum()

@@ -73,6 +73,17 @@ pub fn shard_json(shard: &ShardFigures) -> Value {
             "count": shard.slow_count,
             "latest": shard.slow.iter().map(slow_json).collect::<Vec<_>>(),
         },
+        "copies": {
+            "elsewhere": shard.copies.elsewhere,
+            "here": shard.copies.here,
+            "second_slots": shard.copies.second_slots,
+            "made": shard.copies.made,
+            "failed": shard.copies.failed,
+            "owed": shard.copies.owed,
+            "refused": shard.copies.refused,
+            "served": shard.copies.served,
+            "inherited": shard.copies.inherited,
+        },
         "events": { "kept": shard.events.kept, "next": shard.events.next, "lost": shard.events.lost },
     })
 }

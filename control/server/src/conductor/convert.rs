@@ -178,6 +178,15 @@ pub(crate) fn candidate_out(candidate: &Candidate) -> CandidateStatus {
     }
 }
 
+/// What an instance does, in a word.
+pub(super) const fn part_name(part: Part) -> &'static str {
+    match part {
+        Part::Prefill => "prefill",
+        Part::Decode => "decode",
+        Part::Mixed => "mixed",
+    }
+}
+
 fn row_out(row: &InstanceRow) -> InstanceStatus {
     InstanceStatus {
         instance: row.name.to_string(),

@@ -1,24 +1,30 @@
-//! The paths of Mooncake's conductor and of Dynamo's indexer, in JSON, so that routers that know those find us.
+//! The paths of Mooncake's conductor and of Dynamo's indexer, in JSON or MessagePack: routers that know those find us.
 //!
 //! | request | does |
 //! |---|---|
-//! | `POST /register` | an engine and where it publishes its events: followed from now on |
+//! | `POST /register` | an engine or a master, and where it publishes its events: followed from now on |
 //! | `POST /unregister` | the same engine goes |
 //! | `POST /query` | who has how much of a prompt, by tokens, hashed as vLLM does (`sha256_cbor`) |
 //! | `POST /query_by_hash` | the same, by hashes |
 //! | `GET /global_view` | models, and how many blocks are known of each |
-//! | `GET /services` | engines |
+//! | `GET /services` | engines and masters |
 //!
 //! An answer to a query has both shapes: `instances` with cumulative `gpu`, `cpu`, `disk` and `longest_matched`, and
 //! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that nobody serves is one of which nobody has
-//! anything.
+//! anything. `hash_mismatch` says that engines of the model were seen to hash otherwise than the question was.
+//!
+//! A body of type `application/msgpack` is MessagePack, and so is its answer; with `GET`, `Accept` says so. There
+//! `token_ids` may be bytes: numbers of 32 bits, little-endian.
 
 use std::collections::BTreeMap;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName};
 use hyper::{Method, Request, StatusCode};
+use kvplane_conductor::desk::PoolKey;
 use kvplane_conductor::engine::hashes::{MAX_TOKENS, vllm};
+use kvplane_conductor::engine::msgpack;
 use kvplane_rpc::RefusalCode;
 use kvplane_rpc::conductor::{
     BlockTier, DeregisterInstance, EventSource, InstancePart, PrefixHolder, PromptContext, QueryPrefix,
@@ -27,16 +33,22 @@ use kvplane_rpc::conductor::{
 use serde_json::{Map, Value, json};
 
 use super::Host;
+use super::master::MasterSpec;
 use crate::admin::answer_json;
 use crate::control::Control;
-use crate::http::Answer;
+use crate::http::{Answer, MSGPACK};
+use crate::msgpack::Writer;
 
 /// The longest body: two million tokens, written out.
 const BODY_BYTES: usize = 24 << 20;
+/// The same in MessagePack: a value of one byte takes fifty when it is read.
+const PACKED_BYTES: usize = 9 << 20;
 /// Holders in an answer at most.
 const HOLDERS: u32 = 1_024;
 /// The largest rank.
 const RANKS: u64 = 65_535;
+/// The longest name of a master, its tenant and its model.
+const NAME_BYTES: usize = 256;
 /// The longest seed of hashes.
 const SEED_BYTES: usize = 64;
 
@@ -67,17 +79,61 @@ impl From<kvplane_rpc::Refusal> for Wrong {
 
 /// The answer for a path that [`known`] knows.
 pub(crate) async fn answer(control: &Control, path: &'static str, request: Request<Incoming>) -> Answer {
+    let asks = if request.method() == Method::GET { ACCEPT } else { CONTENT_TYPE };
+    let packed = is_packed(request.headers(), &asks);
     let result = match control.conductor() {
-        Ok(host) => serve(host, path, request).await,
+        Ok(host) => serve(host, path, request, packed).await,
         Err(refusal) => Err(refusal.into()),
     };
-    match result {
-        Ok(value) => answer_json(StatusCode::OK, &value),
-        Err(Wrong(status, what)) => answer_json(status, &json!({ "error": what })),
+    let (status, value) = match result {
+        Ok(value) => (StatusCode::OK, value),
+        Err(Wrong(status, what)) => (status, json!({ "error": what })),
+    };
+    if !packed {
+        return answer_json(status, &value);
     }
+    let mut out = Writer::default();
+    out.value(&value);
+    (status, MSGPACK, out.out.into())
 }
 
-async fn serve(host: &std::sync::Arc<Host>, path: &str, request: Request<Incoming>) -> Result<Value, Wrong> {
+/// Whether a header says MessagePack, by any of its names.
+fn is_packed(headers: &HeaderMap, name: &HeaderName) -> bool {
+    let said = headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let first = said.split([';', ',']).next().unwrap_or_default().trim().to_ascii_lowercase();
+    [MSGPACK, "application/x-msgpack", "application/vnd.msgpack"].contains(&first.as_str())
+}
+
+/// A body of MessagePack as JSON. Bytes are numbers of 32 bits there.
+fn unpacked(value: &msgpack::Value<'_>) -> Option<Value> {
+    Some(match value {
+        msgpack::Value::Nil => Value::Null,
+        msgpack::Value::Bool(is) => (*is).into(),
+        msgpack::Value::Int(number) => match u64::try_from(*number) {
+            Ok(number) => number.into(),
+            Err(_) => i64::try_from(*number).ok()?.into(),
+        },
+        msgpack::Value::Float(number) => (*number).into(),
+        msgpack::Value::Text(text) => std::str::from_utf8(text).ok()?.into(),
+        msgpack::Value::Bytes(bytes) => {
+            let words = bytes.chunks(4).map(|word| Some(u32::from_le_bytes(word.try_into().ok()?).into()));
+            Value::Array(words.collect::<Option<_>>()?)
+        }
+        msgpack::Value::Array(values) => Value::Array(values.iter().map(unpacked).collect::<Option<_>>()?),
+        msgpack::Value::Map(fields) => {
+            let fields = fields.iter().map(|(name, value)| Some((name.text()?.to_owned(), unpacked(value)?)));
+            Value::Object(fields.collect::<Option<_>>()?)
+        }
+        msgpack::Value::Other => return None,
+    })
+}
+
+async fn serve(
+    host: &std::sync::Arc<Host>,
+    path: &str,
+    request: Request<Incoming>,
+    packed: bool,
+) -> Result<Value, Wrong> {
     let reads = path == "/global_view" || path == "/services";
     let right = if reads { Method::GET } else { Method::POST };
     if *request.method() != right {
@@ -86,14 +142,20 @@ async fn serve(host: &std::sync::Arc<Host>, path: &str, request: Request<Incomin
     if reads {
         return Ok(if path == "/services" { services(host) } else { global_view(host) });
     }
-    let body = match Limited::new(request.into_body(), BODY_BYTES).collect().await {
+    let most = if packed { PACKED_BYTES } else { BODY_BYTES };
+    let body = match Limited::new(request.into_body(), most).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => {
-            return Err(Wrong(StatusCode::PAYLOAD_TOO_LARGE, format!("a body is at most {BODY_BYTES} bytes")));
+            return Err(Wrong(StatusCode::PAYLOAD_TOO_LARGE, format!("a body is at most {most} bytes")));
         }
         Err(_) => return Err(wrong("the body did not arrive whole")),
     };
-    let body: Value = serde_json::from_slice(&body).map_err(|error| wrong(format!("the body is no JSON: {error}")))?;
+    let body: Value = if packed {
+        let read = msgpack::Value::read(&body).as_ref().and_then(unpacked);
+        read.ok_or_else(|| wrong("the body is no MessagePack of texts, numbers, arrays and maps"))?
+    } else {
+        serde_json::from_slice(&body).map_err(|error| wrong(format!("the body is no JSON: {error}")))?
+    };
     let fields = Fields(body.as_object().ok_or_else(|| wrong("the body must be an object"))?);
     match path {
         "/register" => register(host, &fields),
@@ -101,7 +163,7 @@ async fn serve(host: &std::sync::Arc<Host>, path: &str, request: Request<Incomin
         "/query" => {
             let context = fields.context()?;
             let tokens = fields.tokens()?;
-            let seed = host.seed(&context);
+            let seed = host.seed(&pool_of(&context));
             let salt = fields.text("cache_salt")?.unwrap_or_default();
             let lora = fields.text("lora_name")?.unwrap_or_default();
             let hashes = vllm(&tokens, context.block_tokens as usize, &seed, &lora, &salt);
@@ -186,14 +248,38 @@ impl Fields<'_> {
     }
 }
 
+fn pool_of(context: &PromptContext) -> PoolKey {
+    let PromptContext { tenant, model, block_tokens, .. } = context.clone();
+    PoolKey { tenant, model, block_tokens }
+}
+
+/// A master of Mooncake's, whose store counts for everybody.
+fn register_master(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, Wrong> {
+    let spec = MasterSpec {
+        name: fields.instance()?,
+        tenant: fields.tenant()?,
+        model: fields.text("modelname")?.unwrap_or_default(),
+        block_tokens: fields.number("block_size", 1 << 20)?.unwrap_or(0) as u32,
+        publisher: fields.required("endpoint")?,
+    };
+    if [&spec.name, &spec.tenant, &spec.model].iter().any(|text| text.len() > NAME_BYTES) {
+        return Err(wrong(format!("names have at most {NAME_BYTES} bytes")));
+    }
+    let instance = spec.name.clone();
+    let fresh = host.register_master(spec)?;
+    Ok(json!({ "status": "registered successfully", "instance_id": instance, "fresh": fresh }))
+}
+
 fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, Wrong> {
-    match fields.required("type")?.to_ascii_lowercase().as_str() {
-        "vllm" | "sglang" => {}
+    let vllm = match fields.required("type")?.to_ascii_lowercase().as_str() {
+        "vllm" => true,
+        "sglang" => false,
+        "mooncake" => return register_master(host, fields),
         other => {
-            let what = format!("events of type {other:?} are not followed; vLLM and SGLang are");
+            let what = format!("events of type {other:?} are not followed; those of vLLM, SGLang and Mooncake are");
             return Err(Wrong(StatusCode::NOT_IMPLEMENTED, what));
         }
-    }
+    };
     let instance = fields.instance()?;
     let (tenant, model) = (fields.tenant()?, fields.required("modelname")?);
     let block_tokens = fields.block_tokens()?;
@@ -219,7 +305,7 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
         topic: String::new(),
     };
     let context = PromptContext { tenant: tenant.clone(), model: model.clone(), block_tokens, ..Default::default() };
-    let registered = host.register(RegisterInstance {
+    let call = RegisterInstance {
         instance: instance.clone(),
         life: 0,
         tenant,
@@ -231,7 +317,9 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
         report_ns: 0,
         address: source.publisher.clone(),
         events: Some(source),
-    })?;
+    };
+    // SGLang's hashes are others; nobody asks for those with tokens.
+    let registered = host.enter(call, vllm)?;
     if let Some(seed) = seed {
         host.set_seed(&context, seed);
     }
@@ -241,6 +329,9 @@ fn register(host: &std::sync::Arc<Host>, fields: &Fields<'_>) -> Result<Value, W
 fn unregister(host: &Host, fields: &Fields<'_>) -> Result<Value, Wrong> {
     let (tenant, instance) = (fields.tenant()?, fields.instance()?);
     let known = host.table().instances.iter().any(|row| row.instance == instance && row.tenant == tenant);
+    if !known && host.unregister_master(&instance, &tenant) {
+        return Ok(json!({ "status": "unregistered successfully", "instance_id": instance }));
+    }
     if !known {
         return Err(Wrong(StatusCode::NOT_FOUND, format!("there is no instance {instance:?} of that tenant")));
     }
@@ -251,6 +342,7 @@ fn unregister(host: &Host, fields: &Fields<'_>) -> Result<Value, Wrong> {
 fn query(host: &Host, fields: &Fields<'_>, context: PromptContext, hashes: Vec<u64>) -> Result<Value, Wrong> {
     let only = fields.text("instance_id")?;
     let tenant = external(&context.tenant).to_owned();
+    let mismatch = host.mismatched(&pool_of(&context));
     let holders = match host.query(&QueryPrefix { context, hashes, most: HOLDERS, tier: BlockTier::Ssd }) {
         Ok(found) => found.holders,
         Err(refusal) if refusal.known_code() == Some(RefusalCode::NotFound) => Vec::new(),
@@ -290,6 +382,9 @@ fn query(host: &Host, fields: &Fields<'_>, context: PromptContext, hashes: Vec<u
     let mut answer = Map::new();
     answer.insert(tenant, Value::Object(named));
     answer.insert("instances".to_owned(), Value::Object(instances));
+    if mismatch {
+        answer.insert("hash_mismatch".to_owned(), true.into());
+    }
     Ok(Value::Object(answer))
 }
 
@@ -326,5 +421,18 @@ fn services(host: &Host) -> Value {
             "suspected": row.doubted,
         })
     });
-    json!({ "services": services.collect::<Vec<_>>() })
+    let masters = host.masters().into_iter().map(|(spec, degraded)| {
+        let (name, rank) = spec.name.rsplit_once('@').unwrap_or((&spec.name, "0"));
+        json!({
+            "type": "Mooncake",
+            "instance_id": name,
+            "dp_rank": rank.parse::<u64>().unwrap_or(0),
+            "tenant_id": external(&spec.tenant),
+            "modelname": spec.model,
+            "block_size": spec.block_tokens,
+            "endpoint": spec.publisher,
+            "degraded": degraded,
+        })
+    });
+    json!({ "services": services.chain(masters).collect::<Vec<_>>() })
 }

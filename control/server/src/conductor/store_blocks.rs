@@ -28,22 +28,77 @@ struct Block {
     media: u8,
 }
 
-/// What is known of shards.
+/// What is known of stores, part by part.
 #[derive(Default)]
-struct Known {
-    /// By shard and object.
+pub(super) struct Known {
+    /// By part and object.
     blocks: HashMap<(u64, u128), Block>,
 }
 
 /// What the desk is to be told: tenant, block, and whether it is there.
-type Change = (String, BlockKey, bool);
+pub(super) type Change = (String, BlockKey, bool);
+
+/// Media, as bits.
+pub(super) const MEMORY: u8 = 1;
+pub(super) const SSD: u8 = 2;
 
 impl Known {
-    /// Takes a report; says whether the shard's former blocks are void, and what changed.
+    /// All that was known of a part is void.
+    pub(super) fn void(&mut self, part: u64) {
+        self.blocks.retain(|(of, _), _| *of != part);
+    }
+
+    /// An object is there; `block` says whose it is, and which block.
+    pub(super) fn stored(
+        &mut self,
+        name: (u64, u128),
+        media: u8,
+        block: impl FnOnce() -> Option<(String, BlockKey)>,
+    ) -> Option<Change> {
+        if let Some(known) = self.blocks.get_mut(&name) {
+            known.media |= media;
+            return None;
+        }
+        if self.blocks.len() >= BLOCKS {
+            return None;
+        }
+        let (tenant, key) = block()?;
+        self.blocks.insert(name, Block { tenant: tenant.clone(), key: key.clone(), media });
+        Some((tenant, key, true))
+    }
+
+    /// An object is there no more.
+    pub(super) fn removed(&mut self, name: (u64, u128), media: u8) -> Option<Change> {
+        let known = self.blocks.get_mut(&name)?;
+        known.media &= !media;
+        if known.media != 0 {
+            return None;
+        }
+        let Block { tenant, key, .. } = self.blocks.remove(&name)?;
+        Some((tenant, key, false))
+    }
+
+    /// Nothing of a part is there any more.
+    pub(super) fn cleared(&mut self, part: u64, media: u8, changes: &mut Vec<Change>) {
+        self.blocks.retain(|(of, _), block| {
+            block.media &= if *of == part { !media } else { u8::MAX };
+            if block.media == 0 {
+                changes.push((block.tenant.clone(), block.key.clone(), false));
+            }
+            block.media != 0
+        });
+    }
+
+    /// Everything, by part, as if it came now.
+    pub(super) fn all(&self) -> impl Iterator<Item = (u64, Change)> {
+        self.blocks.iter().map(|((part, _), block)| (*part, (block.tenant.clone(), block.key.clone(), true)))
+    }
+
+    /// Takes a report of a shard; says whether its former blocks are void, and what changed.
     fn take(&mut self, shard: u64, report: NodeEvents) -> (bool, Vec<Change>) {
         let void = matches!(report.part, EventReport::SnapshotBegins | EventReport::Gone) || report.lost > 0;
         if void {
-            self.blocks.retain(|(of, _), _| *of != shard);
+            self.void(shard);
         }
         let names = report.names.into_iter().filter_map(|name| {
             let key = read_key(std::str::from_utf8(&name.key).ok()?)?;
@@ -52,39 +107,15 @@ impl Known {
         let mut names: HashMap<u32, (String, BlockKey)> = names.collect();
         let mut changes = Vec::new();
         for (at, event) in report.events.into_iter().enumerate() {
-            let medium = match event.medium {
-                ObjectMedium::Memory => 1,
-                ObjectMedium::Ssd => 2,
+            let media = match event.medium {
+                ObjectMedium::Memory => MEMORY,
+                ObjectMedium::Ssd => SSD,
             };
             let name = (shard, event.digest);
             match event.change {
-                ObjectChange::Stored => {
-                    if let Some(block) = self.blocks.get_mut(&name) {
-                        block.media |= medium;
-                    } else if let Some((tenant, key)) = names.remove(&(at as u32))
-                        && self.blocks.len() < BLOCKS
-                    {
-                        changes.push((tenant.clone(), key.clone(), true));
-                        self.blocks.insert(name, Block { tenant, key, media: medium });
-                    }
-                }
-                ObjectChange::Removed => {
-                    if let Some(block) = self.blocks.get_mut(&name) {
-                        block.media &= !medium;
-                        if block.media == 0
-                            && let Some(Block { tenant, key, .. }) = self.blocks.remove(&name)
-                        {
-                            changes.push((tenant, key, false));
-                        }
-                    }
-                }
-                ObjectChange::Cleared => self.blocks.retain(|(of, _), block| {
-                    block.media &= if *of == shard { !medium } else { u8::MAX };
-                    if block.media == 0 {
-                        changes.push((block.tenant.clone(), block.key.clone(), false));
-                    }
-                    block.media != 0
-                }),
+                ObjectChange::Stored => changes.extend(self.stored(name, media, || names.remove(&(at as u32)))),
+                ObjectChange::Removed => changes.extend(self.removed(name, media)),
+                ObjectChange::Cleared => self.cleared(shard, media, &mut changes),
             }
         }
         (void, changes)
@@ -93,7 +124,11 @@ impl Known {
 
 /// Follows until the control plane ends.
 pub(crate) async fn follow(host: Arc<Host>, control: Arc<Control>) {
-    host.fresh.notified().await;
+    let mut fresh = host.fresh.subscribe();
+    // The host is there as long as this.
+    if *fresh.borrow_and_update() == 0 && fresh.changed().await.is_err() {
+        return;
+    }
     loop {
         let Ok(mut events) = control.follow() else {
             sleep(RETRY).await;
@@ -112,7 +147,7 @@ pub(crate) async fn follow(host: Arc<Host>, control: Arc<Control>) {
                     shards.insert(shard);
                     host.store_changed(shard, void, &changes);
                 }
-                () = host.fresh.notified() => control.want_snapshot(),
+                Ok(()) = fresh.changed() => control.want_snapshot(),
             }
         }
         // We did not keep up.

@@ -1,4 +1,4 @@
-//! Follows what one engine publishes of its cache over ZeroMQ, for as long as its instance is registered.
+//! Follows what an engine publishes of its cache over ZeroMQ, or a master of its store, as long as it is registered.
 //!
 //! Messages have a topic, a number and a batch. A number that is left out is asked for at the engine's replay socket,
 //! where it has one; what it does not have any more is lost, and the desk is told so. After a connection broke, numbers
@@ -6,16 +6,18 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kvplane_conductor::desk::{CacheBatch, CacheChange, DeskError};
-use kvplane_conductor::engine::read_batch;
+use kvplane_conductor::desk::{CacheBatch, CacheChange, DeskError, PoolKey};
+use kvplane_conductor::engine::{RootBlock, read_batch};
 use kvplane_rpc::conductor::EventSource;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::Host;
+use super::master::{FORGET, Master};
 use crate::zmtp::message;
 use crate::zmtp_peer::{Heard, Kind, Peer, hello, subscription};
 
@@ -27,12 +29,24 @@ const AGAIN: Duration = Duration::from_millis(500);
 const REPLAYED: usize = 100_000;
 const READ_BYTES: usize = 64 << 10;
 
-/// Whose events these are.
+/// Whose events these are, and where they come from.
 pub(super) struct Followed {
-    pub instance: String,
-    pub life: u64,
-    pub block_tokens: u32,
     pub source: EventSource,
+    pub feed: Feed,
+}
+
+/// Whose events these are.
+pub(super) enum Feed {
+    /// An engine's.
+    Engine {
+        instance: String,
+        life: u64,
+        block_tokens: u32,
+        /// Whose seed its hashes should begin with, where that is known.
+        hashes: Option<PoolKey>,
+    },
+    /// A master's.
+    Master(Master),
 }
 
 /// The address within `tcp://HOST:PORT`.
@@ -78,6 +92,22 @@ impl Line {
         }
     }
 
+    /// The next message; answers what else comes. Nothing where a model came first.
+    async fn message_or_model(&mut self, models: &mut watch::Receiver<u64>) -> io::Result<Option<Vec<Vec<u8>>>> {
+        loop {
+            // Giving up a read loses nothing.
+            let heard = tokio::select! {
+                heard = self.next() => heard?,
+                Ok(()) = models.changed() => return Ok(None),
+            };
+            match heard {
+                Heard::Message(parts) => return Ok(Some(parts)),
+                Heard::Answer(answer) => timeout(DEADLINE, self.stream.write_all(&answer)).await??,
+                Heard::Ready => {}
+            }
+        }
+    }
+
     /// The next message; answers what else comes.
     async fn message(&mut self) -> io::Result<Vec<Vec<u8>>> {
         loop {
@@ -93,11 +123,26 @@ impl Line {
 /// Follows until the instance is not registered any more in this life.
 pub(super) async fn follow(host: Arc<Host>, followed: Followed) {
     let mut follower = Follower { host, followed, next: None };
+    let mut away_since = None;
     loop {
+        let began = Instant::now();
         match follower.connected().await {
             Err(Ended::Gone) => return,
             // The publisher is away, or is none.
-            Err(Ended::Broken) => sleep(AGAIN).await,
+            Err(Ended::Broken) => {
+                // One attempt takes no longer than its deadline; what took longer was a connection.
+                if began.elapsed() > 2 * DEADLINE {
+                    away_since = None;
+                }
+                let since = *away_since.get_or_insert_with(Instant::now);
+                if let Feed::Master(master) = &mut follower.followed.feed
+                    && since.elapsed() > FORGET
+                {
+                    (follower.next, away_since) = (None, None);
+                    master.forget(true);
+                }
+                sleep(AGAIN).await;
+            }
         }
     }
 }
@@ -129,8 +174,18 @@ impl Follower {
         // What was published before we came, or while we were away. Numbers before it are of another life.
         let mut before = self.next;
         self.replay(self.next.unwrap_or(0)).await?;
+        let mut models = self.host.fresh.subscribe();
+        if let Feed::Master(master) = &self.followed.feed {
+            // Models that came while we were away.
+            master.tell_all().await;
+        }
         loop {
-            let parts = line.message().await?;
+            let Some(parts) = line.message_or_model(&mut models).await? else {
+                if let Feed::Master(master) = &self.followed.feed {
+                    master.tell_all().await;
+                }
+                continue;
+            };
             let Some((seq, payload)) = numbered(&parts) else { continue };
             match self.next {
                 Some(_) if before.is_some_and(|before| seq < before) => {
@@ -192,10 +247,36 @@ impl Follower {
     }
 
     fn take(&mut self, seq: u64, change: CacheChange, payload: &[u8]) -> Result<(), Ended> {
-        let read = read_batch(payload, self.followed.block_tokens);
+        let block_tokens = match &mut self.followed.feed {
+            Feed::Engine { block_tokens, .. } => *block_tokens,
+            Feed::Master(master) => {
+                // The first message of a master is 1.
+                let missing = change == CacheChange::Lost || self.next.is_none();
+                if change == CacheChange::Snapshot || missing {
+                    master.forget(missing && seq > 1);
+                }
+                let (unread, foreign) = master.take(payload);
+                self.host.note_events(unread, foreign);
+                self.next = Some(seq.wrapping_add(1));
+                return Ok(());
+            }
+        };
+        let read = read_batch(payload, block_tokens);
         let unread = read.as_ref().map_or(1, |batch| batch.unread);
         self.host.note_events(unread, read.as_ref().map_or(0, |batch| batch.foreign));
-        self.batch(seq, change, read.unwrap_or_default().events)
+        let read = read.unwrap_or_default();
+        if let Some(root) = &read.root {
+            self.compare(root);
+        }
+        self.batch(seq, change, read.events)
+    }
+
+    /// Sees whether the engine hashes as questions with tokens are hashed.
+    fn compare(&self, root: &RootBlock) {
+        let Feed::Engine { instance, life, hashes: Some(pool), .. } = &self.followed.feed else { return };
+        let does = root.is_of(&self.host.seed(pool));
+        // One that is not registered any more is not followed for long.
+        let _ = self.host.with(|desk, _| desk.hashes_as_expected(instance, *life, does));
     }
 
     fn batch(
@@ -204,7 +285,10 @@ impl Follower {
         change: CacheChange,
         events: Vec<kvplane_conductor::desk::CacheEvent>,
     ) -> Result<(), Ended> {
-        let Followed { instance, life, .. } = &self.followed;
+        let Feed::Engine { instance, life, .. } = &self.followed.feed else {
+            self.next = Some(seq.wrapping_add(1));
+            return Ok(());
+        };
         let batch = CacheBatch { seq, change, events };
         let mut gone = false;
         // What else is wrong with a batch is the batch's loss.

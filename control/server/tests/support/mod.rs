@@ -93,3 +93,38 @@ pub fn get(address: SocketAddr, path: &str) -> (String, String) {
     let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
     (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
 }
+
+/// Sends `body` and returns status and what came, as bytes.
+pub fn post_as(address: SocketAddr, path: &str, kind: &str, body: &[u8]) -> (String, Vec<u8>) {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    let bytes = body.len();
+    let head = format!("POST {path} HTTP/1.1\r\nHost: t\r\nContent-Type: {kind}\r\nContent-Length: {bytes}\r\n\r\n");
+    let _ = stream.write_all(&[head.as_bytes(), body].concat());
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("a whole answer");
+    let status = String::from_utf8_lossy(&answer[..end]).lines().next().unwrap_or_default().to_owned();
+    (status, answer[end + 4..].to_vec())
+}
+
+/// MessagePack of a value, with the longest forms: readers take any.
+pub fn pack(value: &serde_json::Value) -> Vec<u8> {
+    use serde_json::Value;
+    let counted = |tag: u8, count: usize| [&[tag][..], &(count as u32).to_be_bytes()].concat();
+    match value {
+        Value::Null => vec![0xc0],
+        Value::Bool(is) => vec![0xc2 + u8::from(*is)],
+        Value::Number(number) => match number.as_u64() {
+            Some(number) => [&[0xcf][..], &number.to_be_bytes()].concat(),
+            None => [&[0xcb][..], &number.as_f64().expect("a number").to_be_bytes()].concat(),
+        },
+        Value::String(text) => [counted(0xdb, text.len()), text.clone().into_bytes()].concat(),
+        Value::Array(values) => {
+            values.iter().fold(counted(0xdd, values.len()), |out, value| [out, pack(value)].concat())
+        }
+        Value::Object(fields) => fields.iter().fold(counted(0xdf, fields.len()), |out, (name, value)| {
+            [out, pack(&Value::String(name.clone())), pack(value)].concat()
+        }),
+    }
+}

@@ -1,17 +1,18 @@
-//! What a shard's service asks of former owners of its slots, by a client of its own: objects come straight into the
-//! pool.
+//! What a shard's service asks of former owners of its slots, and of the second owners, by a client of its own: objects
+//! come straight into the pool, and copies leave from there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::client::{Client, Config, ListFrom, Local, Request, Sources, SubmitOptions};
+use kvplane_proto::client::{Client, Config, ListFrom, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::map::{ShardKey, SlotOwners};
+use kvplane_proto::message::ObjectName;
 use kvplane_proto::{BatchId, Status};
-use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Want};
+use kvplane_store::service::{Fetch, FetchDone, FetchLimits, Want, copy_of};
 use kvplane_sys::Region;
 
-use super::Host;
+use super::{Host, PoolView};
 
 /// Somebody waits for these answers.
 const ASK_NS: u64 = 500_000_000;
@@ -63,7 +64,7 @@ impl FetchWork {
     }
 
     /// The requests of a question.
-    fn requests(&self, want: &Want) -> Vec<Request> {
+    fn requests(&self, want: &Want, pool: &Region, book: &mut PutBook) -> Vec<Request> {
         let one = ListFrom { names: true, one: true, ..Default::default() };
         match want {
             Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
@@ -75,6 +76,13 @@ impl FetchWork {
                 // Also what names the stripes of another object.
                 vec![Request::GetHead(*digest, local)]
             }
+            Want::Copy { digest, place, tail_at, .. } => {
+                let local = Local { buffer: self.buffer, offset: place.offset, bytes: place.bytes };
+                let (item, tenant, key) = copy_of(*digest, place.bytes, *tail_at, &PoolView(pool));
+                let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
+                vec![Request::PutCopy(*digest, local, number)]
+            }
+            Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest)).collect(),
         }
     }
 }
@@ -94,7 +102,8 @@ impl Host {
         let Some(service) = &mut self.service else { return };
         service.follow(state, owners);
         let (Some(work), Some(client)) = (&mut self.fetch_work, &mut self.client) else { return };
-        work.sources.follow(client, owners, &work.host, |slot| service.source_of(slot), now_ns);
+        let seconds = |slot| service.second_of(slot);
+        work.sources.follow(client, owners, &work.host, (|slot| service.source_of(slot), seconds), now_ns);
     }
 
     /// Takes what former owners have answered, and asks what is next. Whether there was anything.
@@ -121,13 +130,15 @@ impl Host {
         else {
             return;
         };
-        let waited = matches!(want, Want::Sizes(_) | Want::Describe(_));
+        let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_));
         let within_ns = if waited { ASK_NS } else { BACKGROUND_NS };
-        let requests = work.requests(&want);
+        let Some(pool) = &self.pool else { return };
+        let mut book = PutBook::new();
+        let requests = work.requests(&want, pool, &mut book);
         // A source that the map does not name is not asked: it could be another of that address.
         let known = work.sources.contains(&source);
         let options = SubmitOptions::until(now_ns.saturating_add(within_ns));
-        let submitted = known.then(|| client.submit_with(&requests, &options, now_ns));
+        let submitted = known.then(|| client.submit_puts(&requests, &book, &options, now_ns));
         match submitted {
             Some(Ok(batch)) => drop(work.open.insert(batch, (token, want))),
             Some(Err(_)) | None => service.fetched(token, FetchDone::Failed(Status::Unreachable), now_ns),
@@ -146,6 +157,9 @@ impl Host {
             |status: &Status| !matches!(status, Status::Ok | Status::NotFound | Status::Stale | Status::Striped);
         let broken = results.iter().map(|result| result.status).find(failed);
         let done = match (want, broken) {
+            (Want::Copy { .. }, _) if first == Status::Ok => FetchDone::Copied,
+            (Want::Copy { .. }, _) => FetchDone::Failed(first),
+            (Want::DropCopies(_), _) => drops_done(&results),
             (_, Some(status)) => FetchDone::Failed(status),
             (Want::Sizes(_), None) => {
                 FetchDone::Sizes(results.iter().map(|result| (result.status, result.bytes)).collect())
@@ -163,6 +177,13 @@ impl Host {
             service.fetched(token, done, now_ns);
         }
     }
+}
+
+/// Copies are gone only where their owner said so of each.
+fn drops_done(results: &[TaskResult]) -> FetchDone {
+    FetchDone::CopiesDropped(
+        results.iter().map(|result| matches!(result.status, Status::Ok | Status::NotFound)).collect(),
+    )
 }
 
 fn checksum_of(pool: &Arc<Region>, offset: u64, bytes: u64) -> u64 {

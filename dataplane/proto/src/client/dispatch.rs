@@ -187,7 +187,7 @@ impl Client {
             least_ns.max((work_ns * STALL_FACTOR) as u64).max(silence_ns).max(whole_ns)
         };
         let entry = &self.lanes[lane as usize];
-        if entry.first == NOWHERE {
+        if entry.first == NOWHERE && entry.detached.is_empty() {
             return;
         }
         let stalled_ns = entry.progress_ns.saturating_add(limit_ns(self, lane));
@@ -201,7 +201,8 @@ impl Client {
             let other = self.rails[rail].lanes[position];
             let entry = &self.lanes[other as usize];
             let silent_ns = self.now_ns.saturating_sub(entry.progress_ns);
-            if entry.state == Endpoint::Ready && entry.first != NOWHERE && silent_ns >= limit_ns(self, other) / 2 {
+            let waits = entry.first != NOWHERE || !entry.detached.is_empty();
+            if entry.state == Endpoint::Ready && waits && silent_ns >= limit_ns(self, other) / 2 {
                 self.reset_lane(other, Cause::Peer);
             }
         }

@@ -6,7 +6,7 @@ use super::path::{Path, Via};
 use super::table::{NOWHERE, SliceEvent, Wire, request_id, slice_id};
 use super::types::{DeviceCopy, LaneId, ListFrom, Local, Output, Request, SliceId};
 use crate::digest::Digest;
-use crate::frame::{FLAG_AHEAD, FLAG_ALL, Header};
+use crate::frame::{COPY, FLAG_AHEAD, FLAG_ALL, Header};
 use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::message::{
@@ -151,14 +151,19 @@ impl Client {
                 self.send_many(lane, matches!(request, Request::Write(..)));
             }
             (_, Request::Exists(_) | Request::Prefetch(_)) => self.send_digests(lane, Operation::Exists),
+            (_, Request::Asks(_, from, count)) => self.send_asked(lane, first.index, from, count),
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
-            (_, Request::Remove(_) | Request::RemoveHead(_)) => self.send_digests(lane, Operation::Remove),
+            (_, Request::Remove(_) | Request::RemoveHead(_) | Request::DropCopy(_)) => {
+                self.send_digests(lane, Operation::Remove);
+            }
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
             (_, Request::List(digest, from)) => self.send_list(lane, first.index, digest, from),
             (Path::Shared, Request::Get(..) | Request::GetRange(..) | Request::GetHead(..)) => {
                 self.send_digests(lane, Operation::Lookup);
             }
-            (Path::Shared, Request::Put(_, local) | Request::PutAs(_, local, _)) if !self.goes_along(first, local) => {
+            (Path::Shared, Request::Put(_, local) | Request::PutAs(_, local, _) | Request::PutCopy(_, local, _))
+                if !self.goes_along(first, local) =>
+            {
                 self.send_reserve(lane);
             }
             (_, Request::Begin(..)) => self.send_begin(lane),
@@ -169,7 +174,7 @@ impl Client {
             (Path::Shared, Request::PeekRange(..)) => self.send_peeks(lane),
             (_, Request::Get(..) | Request::GetHead(..)) => self.send_each(lane, Operation::Get),
             (_, Request::GetRange(..) | Request::PeekRange(..)) => self.send_each(lane, Operation::GetRange),
-            (_, Request::Put(..) | Request::PutAs(..)) => self.send_put(lane, first.index),
+            (_, Request::Put(..) | Request::PutAs(..) | Request::PutCopy(..)) => self.send_put(lane, first.index),
             (Path::Stream | Path::Rdma | Path::Mooncake, Request::Read(..)) => self.send_each(lane, Operation::Read),
             (Path::Stream | Path::Rdma | Path::Mooncake, Request::Write(target, local)) => {
                 let item = WriteItem { segment: target.segment, offset: target.offset };
@@ -222,11 +227,11 @@ impl Client {
             let Some(next) = self.next_queued(lane) else { break };
             let request = self.slices.at(next.index).request;
             let Some(digest) = digest_for(operation, &request) else { break };
-            let wanted = flags_of(&request);
-            if count > 0 && wanted != flags {
+            let wanted = (flags_of(&request), self.copy_bit(next.index));
+            if count > 0 && wanted != (flags, header.argument) {
                 break;
             }
-            flags = wanted;
+            (flags, header.argument) = wanted;
             DigestItem { digest }.encode(&mut self.bytes);
             if count == 0 {
                 header.deadline_us = self.deadline_us(next.index);
@@ -244,7 +249,7 @@ impl Client {
     fn send_each(&mut self, lane: u32, operation: Operation) {
         let id = self.lanes[lane as usize].id(lane);
         let start = self.bytes.len();
-        let (mut count, mut deadline_us, mut flags) = (0, 0, 0);
+        let (mut count, mut deadline_us, mut flags, mut copies) = (0, 0, 0, 0);
         // A foreign protocol knows one range for each request.
         let foreign = self.lanes[lane as usize].path == Path::Mooncake;
         let most = if foreign { 1 } else { Limits::ITEMS_PER_FRAME };
@@ -257,11 +262,11 @@ impl Client {
                 Request::Read(..) => operation == Operation::Read,
                 _ => false,
             };
-            let wanted = flags_of(&asked);
-            if !fits || !foreign && self.may_gather(next.index) || count > 0 && wanted != flags {
+            let wanted = (flags_of(&asked), self.copy_bit(next.index));
+            if !fits || !foreign && self.may_gather(next.index) || count > 0 && wanted != (flags, copies) {
                 break;
             }
-            flags = wanted;
+            (flags, copies) = wanted;
             let request = self.open_wire(id, operation);
             self.take_queued(lane, next.index);
             self.join_wire(request, next.index);
@@ -286,6 +291,7 @@ impl Client {
         let mut header = Header::request(Kind::Request(operation), RequestId::default());
         header.deadline_us = deadline_us;
         header.flags |= flags;
+        header.argument = copies;
         if operation == Operation::Read && self.sums_segments(lane) {
             header.flags |= crate::frame::FLAG_CHECKSUM;
         }
@@ -331,6 +337,7 @@ impl Client {
         let request = self.open_wire(id, operation);
         let mut header =
             Header::request(Kind::Request(operation), request).with_payload(local.bytes, checksum.then_some(0));
+        header.argument = self.copy_bit(slice);
         header.deadline_us = self.deadline_us(slice);
         self.take_queued(lane, slice);
         self.join_wire(request, slice);
@@ -415,7 +422,8 @@ impl Client {
         let start = self.locals.len();
         self.locals.extend_from_slice(payload);
         let payload = start..self.locals.len();
-        let header = header.with_body(&self.bytes[body.clone()], items).with_argument(self.epoch().0);
+        let header =
+            header.with_body(&self.bytes[body.clone()], items).with_argument(self.epoch().0 | header.argument & COPY);
         self.outputs.push_back(Output::Send { lane, header, body, payload });
     }
 }
@@ -425,7 +433,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
     match (operation, request) {
         (Operation::Exists, Request::Exists(digest) | Request::Prefetch(digest))
         | (Operation::Size, Request::Size(digest))
-        | (Operation::Remove, Request::Remove(digest) | Request::RemoveHead(digest))
+        | (Operation::Remove, Request::Remove(digest) | Request::RemoveHead(digest) | Request::DropCopy(digest))
         | (Operation::Lookup, Request::Get(digest, _) | Request::GetRange(digest, ..))
         | (Operation::Lookup, Request::GetHead(digest, _)) => Some(*digest),
         _ => None,

@@ -130,7 +130,7 @@ impl Client {
                 return Ok(true);
             }
             Request::Put(_, local) => check_local(index, local, local.offset)?,
-            Request::PutAs(_, local, number) => {
+            Request::PutAs(_, local, number) | Request::PutCopy(_, local, number) => {
                 if *number as usize >= puts {
                     return Err(SubmitError::UnknownPut { index });
                 }

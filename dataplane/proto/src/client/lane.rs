@@ -6,7 +6,7 @@ use crate::client::path::{Path, Via};
 use crate::client::proof::Challenged;
 use crate::client::table::{NOWHERE, Slice};
 use crate::client::types::{Config, LaneId, PeerId};
-use crate::ids::{PinId, ReservationId, SegmentId};
+use crate::ids::{PinId, RequestId, ReservationId, SegmentId};
 use crate::limits::Limits;
 use crate::message::CommitItem;
 use crate::states::Step;
@@ -99,6 +99,8 @@ pub(super) struct Lane {
     pub(super) releases: Vec<PinId>,
     pub(super) aborts: Vec<ReservationId>,
     pub(super) commits: Vec<(u32, CommitItem)>,
+    /// Requests that gets have left: see [`super::second`].
+    pub(super) detached: Vec<RequestId>,
     /// Up to which of the peer's fences it was told, by their count.
     pub(super) fenced: u64,
     /// Why the peer refused us: its slices fail with this instead of being retried.
@@ -144,6 +146,7 @@ impl Lane {
             releases: Vec::new(),
             aborts: Vec::new(),
             commits: Vec::new(),
+            detached: Vec::new(),
             fenced: 0,
             refusal: None,
             challenged: None,

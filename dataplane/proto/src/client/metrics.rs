@@ -324,7 +324,7 @@ impl Client {
                 slice.weight_bytes()
             };
             entry.rail.done(moved, config.is_small(bytes), slice.times.posted_ns, now_ns);
-            counts.operations += 1;
+            counts.operations += if let Request::Asks(_, _, count) = slice.request { count.into() } else { 1 };
             counts.bytes += moved;
             if let Some((own, peer)) = nodes {
                 counts.own_node.count(own);

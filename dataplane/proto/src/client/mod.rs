@@ -17,6 +17,7 @@
 //! Not here: sockets, memory (only [`Local`] names it), clocks (`now_ns` is an argument), and the choice of
 //! transport, which the host reports when a lane is connected.
 
+mod asks;
 mod bulk;
 mod dispatch;
 mod drafts;
@@ -36,6 +37,7 @@ mod puts;
 mod recover;
 mod reply;
 mod route;
+mod second;
 mod sources;
 mod submit;
 mod table;
@@ -60,7 +62,7 @@ pub use path::{Path, PeerKind, Transport, Via};
 pub use proof::Carrier;
 pub use puts::PutBook;
 pub use sources::Sources;
-use table::{Batch, Slice, Table, Wire};
+use table::{Batch, NOWHERE, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
     Config, Counters, DeviceCopy, LaneId, ListFrom, Local, Output, PayloadTo, PeerAddress, PeerId, Request,
@@ -100,6 +102,8 @@ pub struct Client {
     batches: Table<Batch>,
     /// Those of the batch that is being submitted.
     stretches: Vec<intake::Stretch>,
+    /// What the next batch asks of many objects at once.
+    asking: asks::Asked,
     /// Runs of slices that were bound together so far, by lane.
     runs: u64,
     slices: Table<Slice>,
@@ -122,6 +126,10 @@ pub struct Client {
     dirty_groups: VecDeque<(u32, u8)>,
     /// Slices that wait for a newer map, or for the shard to learn of ours: `(not before, slice)`.
     parked: BTreeSet<(u64, SliceId)>,
+    /// Gets that ask the second owner when the time comes.
+    hedges: BTreeSet<(u64, SliceId)>,
+    /// Who keeps copies of each slot, whatever a map says.
+    seconds: Option<Vec<Option<PeerId>>>,
     /// Whom to ask for each slot, whatever a map says, and the epoch to ask by.
     sources: Option<(Epoch, Vec<Option<PeerId>>)>,
     /// Peers of the map's owners, found on first use: one row for each member.
@@ -173,6 +181,7 @@ impl Client {
             coming: 0,
             batches: Table::new(),
             stretches: Vec::new(),
+            asking: asks::Asked::new(),
             runs: 0,
             slices: Table::new(),
             wires: Table::new(),
@@ -186,6 +195,8 @@ impl Client {
             dirty: VecDeque::new(),
             dirty_groups: VecDeque::new(),
             parked: BTreeSet::new(),
+            hedges: BTreeSet::new(),
+            seconds: None,
             sources: None,
             owner_peers: Vec::new(),
             descriptions: BTreeMap::new(),
@@ -271,7 +282,7 @@ impl Client {
     pub fn answer_memory(&self, request: crate::ids::RequestId) -> Option<Local> {
         let wire = self.wires.get(request.index, request.generation)?;
         match (wire.operation, &wire.slices[..]) {
-            (Operation::Get | Operation::GetRange | Operation::Read, &[slice]) => {
+            (Operation::Get | Operation::GetRange | Operation::Read, &[slice]) if slice != NOWHERE => {
                 self.slices.peek(slice).request.local()
             }
             _ => None,
@@ -285,7 +296,8 @@ impl Client {
         let deadline = self.deadlines.peek().map(|entry| entry.0.0);
         let alarm = self.alarms.first().map(|entry| entry.0);
         let parked = self.parked.first().map(|entry| entry.0);
-        [deadline, alarm, parked].into_iter().flatten().min()
+        let hedge = self.hedges.first().map(|entry| entry.0);
+        [deadline, alarm, parked, hedge].into_iter().flatten().min()
     }
 
     /// Whether `batch` has completed. A batch that was released counts as complete.

@@ -16,7 +16,7 @@ use super::{Client, Peer};
 use crate::digest::Digest;
 use crate::ids::ShardId;
 use crate::limits::Limits;
-use crate::map::ClusterMap;
+use crate::map::{ClusterMap, Owner};
 use crate::sched::{Rail, RetryBudget};
 
 /// What a rail is taken to serve before it was measured: memory, and a 25 Gb/s port or a fast disk.
@@ -221,8 +221,14 @@ impl Client {
         if let Some((_, sources)) = &self.sources {
             return sources[usize::from(digest.slot().0)];
         }
-        let (map, owners) = self.map.as_ref()?;
+        let (_, owners) = self.map.as_ref()?;
         let owner = owners.owner_of(digest)?;
+        self.peer_of_owner(owner)
+    }
+
+    /// The peer of an owner by the map in use.
+    pub(super) fn peer_of_owner(&mut self, owner: Owner) -> Option<PeerId> {
+        let (map, _) = self.map.as_ref()?;
         let (member, shard) = (usize::from(owner.member), usize::from(owner.shard.0));
         if let Some(peer) = self.owner_peers[member][shard] {
             return Some(peer);

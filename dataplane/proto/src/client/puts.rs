@@ -85,7 +85,7 @@ impl Client {
         let slice = self.slices.peek(slice);
         match slice.request {
             Request::Put(digest, local) => Some((PutItem::plain(digest, local.bytes), local, &[])),
-            Request::PutAs(digest, local, number) => {
+            Request::PutAs(digest, local, number) | Request::PutCopy(digest, local, number) => {
                 let (item, name) = self.batches.peek(slice.batch.index).puts.get(number);
                 Some((PutItem { digest, bytes: local.bytes, ..item }, local, name))
             }
@@ -114,6 +114,11 @@ impl Client {
         names.clear();
         while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
+            let copies = self.copy_bit(next.index);
+            if count > 0 && copies != header.argument {
+                break;
+            }
+            header.argument = copies;
             let Some((item, _, name)) = self.put_of(next.index) else { break };
             if (count + 1) * PutItem::BYTES + names.len() + name.len() > Limits::BODY_BYTES {
                 break;
@@ -138,7 +143,10 @@ impl Request {
     /// The memory that an object, or a range of one, is put from.
     pub(super) const fn source(&self) -> Option<Local> {
         match *self {
-            Self::Put(_, local) | Self::PutAs(_, local, _) | Self::Fill(_, _, _, local) => Some(local),
+            Self::Put(_, local)
+            | Self::PutAs(_, local, _)
+            | Self::PutCopy(_, local, _)
+            | Self::Fill(_, _, _, local) => Some(local),
             _ => None,
         }
     }

@@ -7,6 +7,7 @@ use super::Client;
 use super::lane::{Cause, Endpoint, EndpointEvent};
 use super::table::{Held, SliceEvent, Wire, slice_id};
 use super::types::{LaneId, Output, Request};
+use crate::ids::RequestId;
 use crate::limits::Limits;
 use crate::status::Status;
 
@@ -29,6 +30,23 @@ impl Client {
             self.complete(index, Status::Stale);
             return;
         }
+        if matches!(slice.request, Request::Asks(..)) {
+            // Another map may lead its objects to several shards: whoever asked asks for each by itself.
+            self.leave_lane(index);
+            let ended = self.ended(index);
+            self.complete(index, ended.unwrap_or(status));
+            if matches!(status, Status::WrongOwner | Status::Unreachable) {
+                self.want_map();
+            }
+            return;
+        }
+        if self.is_tried_once(index) {
+            self.leave_lane(index);
+            self.complete(index, status);
+            return;
+        }
+        self.turn_to_second(index, status);
+        let slice = self.slices.at(index);
         let mut spent = false;
         if !matches!(status, Status::WrongOwner | Status::NoKey) {
             slice.attempts = slice.attempts.saturating_add(1);
@@ -112,6 +130,7 @@ impl Client {
             self.end_batch(batch, Status::DeadlineExceeded, Cause::Deadline);
         }
         self.unpark(now_ns);
+        self.hedge();
         while let Some(&(at_ns, lane)) = self.alarms.first() {
             if at_ns > now_ns {
                 break;
@@ -195,6 +214,8 @@ impl Client {
         self.counters.lanes_lost += 1;
         self.set_alarm(lane.index, None);
         let slices = self.slices_on(lane.index);
+        let detached = core::mem::take(&mut self.lanes[lane.index as usize].detached);
+        detached.into_iter().for_each(|wire| self.free_wire(wire));
         let entry = &mut self.lanes[lane.index as usize];
         let (peer, refusal, cause) = (entry.peer, entry.refusal.take(), entry.cause);
         let greeted = entry.greeted;
@@ -203,10 +224,7 @@ impl Client {
         let waiting = self.stranded(lane.index);
         for index in slices {
             let wire = self.slices.at(index).wire;
-            if self.wires.get(wire.index, wire.generation).is_some() {
-                let freed = self.wires.remove(wire.index, Wire::VACANT);
-                self.wires.recycle(freed);
-            }
+            self.free_wire(wire);
             self.slice_lost(index, refusal, cause);
         }
         for index in waiting {
@@ -217,6 +235,14 @@ impl Client {
             }
         }
         self.reclaim(peer);
+    }
+
+    /// A request that is not answered any more.
+    fn free_wire(&mut self, wire: RequestId) {
+        if self.wires.get(wire.index, wire.generation).is_some() {
+            let freed = self.wires.remove(wire.index, Wire::VACANT);
+            self.wires.recycle(freed);
+        }
     }
 
     /// The host says that a lane's path does not lead to its peer from here, and that trying again soon would end the

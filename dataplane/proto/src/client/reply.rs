@@ -3,7 +3,7 @@
 use super::Client;
 use super::lane::{Cause, Endpoint};
 use super::path::Path;
-use super::table::{Held, SliceEvent, SliceState, Wire, slice_id};
+use super::table::{Held, NOWHERE, SliceEvent, SliceState, Wire, slice_id};
 use super::types::{LaneId, Local, Output, PayloadTo, Request, SliceId};
 use crate::frame::{Header, VERSION};
 use crate::ids::{Incarnation, NodeId, RequestId};
@@ -56,11 +56,14 @@ impl Client {
             return self.on_many_payload(header).ok_or(Broken);
         }
         let wire = self.close_wire(header.request);
-        // A slice may only have left its wire by the loss of its lane, which removes the wire too.
+        if wire.slices.contains(&NOWHERE) {
+            self.forget_detached(lane.index, header.request);
+        }
+        // Only gets leave their wire otherwise than by the loss of its lane, which removes the wire too.
         let outcome = match operation {
             Operation::Get | Operation::GetRange | Operation::Read => self.on_payload(wire.slices[0], header),
             Operation::Fill if self.lanes[lane.index as usize].path == Path::Shared => {
-                self.on_group(operation, &wire.slices, header, body).map(|()| PayloadTo::Discard)
+                self.on_group((lane.index, operation), &wire.slices, header, body).map(|()| PayloadTo::Discard)
             }
             Operation::Put | Operation::Write | Operation::Fill => {
                 self.on_single(wire.slices[0], header);
@@ -69,7 +72,7 @@ impl Client {
             Operation::ReadMany | Operation::WriteMany => {
                 self.on_many_settled(&wire.slices, header).map(|()| PayloadTo::Discard).ok_or(Broken)
             }
-            _ => self.on_group(operation, &wire.slices, header, body).map(|()| PayloadTo::Discard),
+            _ => self.on_group((lane.index, operation), &wire.slices, header, body).map(|()| PayloadTo::Discard),
         };
         // After an error the wire is gone, and the slices are found by their lane when it is.
         self.wires.recycle(wire);
@@ -134,6 +137,9 @@ impl Client {
 
     /// An object or a range: its payload follows.
     fn on_payload(&mut self, index: u32, header: &Header) -> Result<PayloadTo, Broken> {
+        if index == NOWHERE {
+            return Ok(PayloadTo::Discard);
+        }
         let id = slice_id(index, self.slices.generation(index));
         let slice = self.slices.at(index);
         let Some(local) = slice.request.local() else { return Err(Broken) };
@@ -200,6 +206,9 @@ impl Client {
 
     /// Final outcomes complete a slice; passing ones send it again.
     pub(super) fn settle(&mut self, index: u32, status: Status) {
+        if self.back_to_first(index, status) {
+            return;
+        }
         if matches!(status, Status::WrongOwner | Status::Busy | Status::Corrupt | Status::NoKey | Status::TicketEnded) {
             self.retry(index, status);
         } else {
@@ -208,16 +217,25 @@ impl Client {
         }
     }
 
-    fn on_group(&mut self, operation: Operation, slices: &[u32], header: &Header, body: &[u8]) -> Result<(), Broken> {
+    fn on_group(
+        &mut self,
+        (lane, operation): (u32, Operation),
+        slices: &[u32],
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), Broken> {
         if header.status != Status::Ok {
             if operation == Operation::Commit {
                 // What became of the reservations is not said, so they can be neither committed again nor aborted.
                 return Err(Broken);
             }
-            for &slice in slices {
+            for &slice in slices.iter().filter(|slice| **slice != NOWHERE) {
                 self.settle(slice, header.status);
             }
             return Ok(());
+        }
+        if let Request::Asks(_, from, count) = self.slices.peek(slices[0]).request {
+            return self.on_asked(slices[0], (from, count), header, body).ok_or(Broken);
         }
         if header.items as usize != slices.len() {
             return Err(Broken);
@@ -258,7 +276,11 @@ impl Client {
             Operation::Lookup | Operation::Peek => {
                 let items = decode_items::<LookupReply>(body, header.items).ok_or(Broken)?;
                 for (&slice, item) in slices.iter().zip(items) {
-                    self.on_lookup(slice, &item)?;
+                    match slice {
+                        NOWHERE if item.status == Status::Ok => self.lanes[lane as usize].releases.push(item.pin),
+                        NOWHERE => {}
+                        slice => self.on_lookup(slice, &item)?,
+                    }
                 }
             }
             _ => return self.on_places(operation, slices, header, body),

@@ -24,6 +24,7 @@ impl Client {
         let peer = match request {
             Request::Exists(digest)
             | Request::Prefetch(digest)
+            | Request::Asks(digest, ..)
             | Request::Size(digest)
             | Request::Remove(digest)
             | Request::Get(digest, _)
@@ -37,7 +38,9 @@ impl Client {
             | Request::Fill(digest, ..)
             | Request::Seal(digest, _)
             | Request::Discard(digest, _)
-            | Request::List(digest, _) => self.owner_peer(digest),
+            | Request::PutCopy(digest, ..)
+            | Request::DropCopy(digest)
+            | Request::List(digest, _) => self.peer_for(id, digest),
             Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
             Request::OpenSegment(peer) => Some(peer),
         };

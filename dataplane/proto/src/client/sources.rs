@@ -19,14 +19,15 @@ impl Sources {
         self.peers.contains_key(source)
     }
 
-    /// Has `client` ask for each slot whom `source_of` names, at the addresses of this map, and closes those that it
+    /// Has `client` ask for each slot whom `source_of` names, and bring copies to whom `second_of` does, at the
+    /// addresses of this map, and closes the peers that it
     /// names no more. A former owner on `host` (a boot id; empty where there is none) is asked over shared memory.
     pub fn follow(
         &mut self,
         client: &mut Client,
         owners: &SlotOwners,
         host: &str,
-        source_of: impl Fn(Slot) -> Option<ShardKey>,
+        (source_of, second_of): (impl Fn(Slot) -> Option<ShardKey>, impl Fn(Slot) -> Option<ShardKey>),
         now_ns: u64,
     ) {
         let mut peers = BTreeMap::new();
@@ -44,6 +45,8 @@ impl Sources {
             Some(*peers.entry(key).or_insert_with(|| client.open_peer(address)))
         };
         let sources: Vec<Option<PeerId>> = (0..SLOTS as u16).map(|slot| peer_of(source_of(Slot(slot))?)).collect();
+        let seconds: Vec<Option<PeerId>> = (0..SLOTS as u16).map(|slot| peer_of(second_of(Slot(slot))?)).collect();
+        client.set_seconds(|slot| seconds[usize::from(slot.0)]);
         client.set_sources(owners.epoch, |slot| sources[usize::from(slot.0)], now_ns);
         for (key, peer) in std::mem::replace(&mut self.peers, peers) {
             if !self.peers.contains_key(&key) {

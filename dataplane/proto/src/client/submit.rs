@@ -3,9 +3,11 @@
 use super::lane::Cause;
 use super::options::SubmitOptions;
 use super::puts::PutBook;
+use super::second::Second;
 use super::table::{Batch, Held, NOWHERE, Slice, SliceState, Times, slice_id};
 use super::types::{Local, Request, SegmentTarget, SliceId, SubmitError, TaskResult};
 use super::{Client, Output};
+use crate::frame::COPY;
 use crate::ids::{BatchId, RequestId, Version};
 use crate::sched::Ticket;
 use crate::status::Status;
@@ -53,6 +55,7 @@ impl Client {
         checked?;
         let mut batch = self.batches.recycled().unwrap_or_else(Batch::new);
         batch.ranges.clear();
+        batch.asked.clear();
         batch.puts.copy_from(puts);
         batch.ticket = Ticket {
             priority: options.priority.unwrap_or(options.intent.priority()),
@@ -68,7 +71,7 @@ impl Client {
         batch.remaining = requests.len() as u32;
         batch.deadline_ns = deadline_ns;
         batch.ended = None;
-        let pending = TaskResult { status: Status::Ok, bytes: 0, version: Version(0) };
+        let pending = TaskResult { status: Status::Ok, bytes: 0, version: Version(0), replicas: 0 };
         batch.results.resize(requests.len(), pending);
         batch.open_slices.resize(requests.len(), 0);
         let (index, generation) = self.batches.insert(batch);
@@ -135,6 +138,7 @@ impl Client {
             parkings: 0,
             via: self.usual_via(),
             alone: false,
+            second: Second::No,
             bytes: 0,
             version: 0,
             expected_checksum: None,
@@ -195,7 +199,9 @@ impl Client {
                 result.bytes += bytes;
             }
             if status == Status::Ok {
-                result.version = Version(slice.version);
+                let put = matches!(slice.request, Request::Put(..) | Request::PutAs(..) | Request::Seal(..));
+                result.version = Version(if put { slice.version & !COPY } else { slice.version });
+                result.replicas = if put { 1 + u8::from(slice.version & COPY != 0) } else { 0 };
             }
             let open = &mut batch.open_slices[task as usize];
             *open -= 1;

@@ -1,7 +1,9 @@
 //! Generational tables, and what the client keeps in them.
 
+use crate::client::asks::Asked;
 use crate::client::path::Via;
 use crate::client::puts::PutBook;
+use crate::client::second::Second;
 use crate::client::types::{LaneId, Local, Request, SliceId, TaskResult};
 use crate::ids::{BatchId, PinId, RequestId, ReservationId};
 use crate::limits::Limits;
@@ -196,6 +198,8 @@ pub(super) struct Batch {
     pub(super) ranges: Vec<(u64, u64)>,
     /// What its puts say.
     pub(super) puts: PutBook,
+    /// What its requests for many objects at once are about.
+    pub(super) asked: Asked,
     /// Its place in the order of things; bytes and size are each slice's own.
     pub(super) ticket: Ticket,
 }
@@ -212,6 +216,7 @@ impl Batch {
             ended: None,
             ranges: Vec::new(),
             puts: PutBook::new(),
+            asked: Asked::new(),
             ticket: Ticket {
                 priority: Priority::Medium,
                 tenant: 0,
@@ -228,6 +233,7 @@ impl Batch {
         self.results.capacity() <= Limits::ITEMS_PER_FRAME
             && self.slices.capacity() <= Limits::ITEMS_PER_FRAME
             && self.puts.is_worth_keeping()
+            && self.asked.is_worth_keeping()
     }
 }
 
@@ -312,6 +318,8 @@ pub(super) struct Slice {
     pub(super) via: Via,
     /// It was refused together with others: from now on it is sent by itself.
     pub(super) alone: bool,
+    /// Whether the second owner is asked.
+    pub(super) second: Second,
     /// Length of the object, from the answer.
     pub(super) bytes: u64,
     pub(super) version: u64,

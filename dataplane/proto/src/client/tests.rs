@@ -1,6 +1,7 @@
 //! Tests of the asking side: a scripted peer drives it, without sockets, memory or clocks.
 
 mod answers;
+mod asks;
 mod books;
 mod bulk;
 mod closing;

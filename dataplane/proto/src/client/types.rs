@@ -59,6 +59,8 @@ pub struct Config {
     pub fetches: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
     pub foreign_depth: u32,
+    /// After so long without an answer, a get leaves its request and asks the second owner; 0: only when it must.
+    pub hedge_ns: u64,
 }
 
 impl Default for Config {
@@ -84,6 +86,7 @@ impl Default for Config {
             report_tasks: false,
             fetches: false,
             foreign_depth: 1,
+            hedge_ns: 0,
         }
     }
 }
@@ -173,6 +176,9 @@ pub enum Request {
     Exists(Digest),
     /// Is the object there? If it is on an SSD, bring it to the node's memory, to be asked for within the deadline.
     Prefetch(Digest),
+    /// Which of so many objects are there, from this one of the batch's list on? The digest is the first one's. They
+    /// are one request to one shard: see [`super::Client::submit_asks`].
+    Asks(Digest, u32, u32),
     /// How long is it?
     Size(Digest),
     /// Remove it.
@@ -194,6 +200,10 @@ pub enum Request {
     GetHead(Digest, Local),
     /// Remove it, also if it names stripes.
     RemoveHead(Digest),
+    /// The second owner is to keep these bytes too, as this entry says: see [`super::Client::set_seconds`].
+    PutCopy(Digest, Local, u32),
+    /// The second owner is to drop its copy.
+    DropCopy(Digest),
     /// An object of this digest and so many bytes will be written in ranges, with pauses of at most so many
     /// milliseconds, as the entry of this number of the batch's [`super::PutBook`] says. The result's version is its
     /// number as a draft.
@@ -224,6 +234,7 @@ impl Request {
             | Self::Fill(_, _, _, local)
             | Self::Put(_, local)
             | Self::PutAs(_, local, _)
+            | Self::PutCopy(_, local, _)
             | Self::Read(_, local)
             | Self::Write(_, local) => Some(local),
             _ => None,
@@ -250,6 +261,8 @@ pub struct TaskResult {
     pub bytes: u64,
     /// Version of the object, for gets and puts.
     pub version: Version,
+    /// For a put: how many owners are known to have it.
+    pub replicas: u8,
 }
 
 /// Something for the host to do.
@@ -477,8 +490,9 @@ pub struct Counters {
     pub stale_frames: u64,
     /// Slices sent again: after a lost lane, a wrong or busy owner, or a wrong checksum.
     pub retries: u64,
-    /// Lanes reset from our side: a deadline passed, a batch was withdrawn, the map dropped the peer, or the peer
-    /// misbehaved.
+    /// Gets that asked the second owner.
+    pub second_asked: u64,
+    /// Lanes reset from our side: a deadline, a withdrawal, a map without the peer, or a peer that misbehaved.
     pub resets: u64,
     /// Lanes that were lost or could not be connected.
     pub lanes_lost: u64,

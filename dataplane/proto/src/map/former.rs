@@ -14,7 +14,8 @@ use crate::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot};
 const CLAIM_BYTES: usize = 8 + 8 + 4 + 2;
 const LIFE_BYTES: usize = 8 + 8;
 /// Most bytes of it in a map.
-pub(super) const MAX_FORMER_BYTES: usize = 8 + 8 + 2 + 2 + MAX_MEMBERS * (CLAIM_BYTES + LIFE_BYTES);
+pub(super) const MAX_FORMER_BYTES: usize =
+    8 + 8 + 2 + 2 + MAX_MEMBERS * (CLAIM_BYTES + LIFE_BYTES) + 8 + 8 + 2 + MAX_MEMBERS * LIFE_BYTES;
 
 /// What a member brought to the draw of owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,19 @@ pub struct Former {
     pub claims: Vec<Claim>,
     /// Who owned slots when the present one began, ordered by node.
     pub began: Vec<(NodeId, Incarnation)>,
+    /// Owners that went on with their slots in another life, where slots have two owners.
+    pub restarts: Option<Restarts>,
+}
+
+/// Members whose lives changed from one map to the next, while the layout stayed.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Restarts {
+    /// The epoch in which they were seen in their present lives first.
+    pub at: Epoch,
+    /// The epoch of the change before that, of lives or of the layout.
+    pub from: Epoch,
+    /// Who, and in which lives they were before, ordered by node.
+    pub lives: Vec<(NodeId, Incarnation)>,
 }
 
 impl Former {
@@ -59,6 +73,16 @@ impl Former {
             out.extend_from_slice(&node.0.to_le_bytes());
             out.extend_from_slice(&incarnation.0.to_le_bytes());
         }
+        // A node that does not know it takes none of this: slots that have two owners need nodes of this version.
+        if let Some(Restarts { at, from, lives }) = &self.restarts {
+            out.extend_from_slice(&at.0.to_le_bytes());
+            out.extend_from_slice(&from.0.to_le_bytes());
+            out.extend_from_slice(&(lives.len() as u16).to_le_bytes());
+            for (node, incarnation) in lives {
+                out.extend_from_slice(&node.0.to_le_bytes());
+                out.extend_from_slice(&incarnation.0.to_le_bytes());
+            }
+        }
     }
 
     /// Whether it is one that can be encoded and drawn from.
@@ -66,6 +90,9 @@ impl Former {
     pub fn is_valid(&self) -> bool {
         self.claims.len() <= MAX_MEMBERS
             && self.began.len() <= MAX_MEMBERS
+            && self.restarts.as_ref().is_none_or(|restarts| {
+                restarts.lives.len() <= MAX_MEMBERS && restarts.lives.is_sorted_by(|one, next| one.0 < next.0)
+            })
             && self.claims.is_sorted_by(|one, next| one.node < next.node)
             && self.began.is_sorted_by(|one, next| one.0 < next.0)
             && self.claims.iter().all(|claim| usize::from(claim.shards) <= MAX_MEMBER_SHARDS)
@@ -87,6 +114,24 @@ impl Former {
         let table = OwnerTable::compute(&map);
         let first = |slot| table.owners(Slot(slot)).first().map(|owner| (owner.member, owner.shard));
         (0..SLOTS as u16).map(first).collect()
+    }
+
+    /// The same, as who they were when the layout ended.
+    fn keys(&self) -> Vec<Option<ShardKey>> {
+        let key = |owner: Option<(u16, ShardId)>| {
+            let (claim, shard) = owner?;
+            let Claim { node, incarnation, .. } = self.claims[usize::from(claim)];
+            Some(ShardKey { node, incarnation, shard })
+        };
+        self.owners().into_iter().map(key).collect()
+    }
+}
+
+impl Restarts {
+    /// In which life a node was before, if it is one of them.
+    fn before(&self, node: NodeId) -> Option<Incarnation> {
+        let at = self.lives.binary_search_by_key(&node, |(node, _)| *node).ok()?;
+        Some(self.lives[at].1)
     }
 }
 
@@ -111,6 +156,15 @@ impl Reader<'_> {
         former.began.reserve(self.bounded(began, LIFE_BYTES)?);
         for _ in 0..began {
             former.began.push((NodeId(self.u64()?), Incarnation(self.u64()?)));
+        }
+        if self.left_bytes() > 0 {
+            let (at, from) = (Epoch(self.u64()?), Epoch(self.u64()?));
+            let count = usize::from(self.u16()?);
+            let mut lives = Vec::with_capacity(self.bounded(count, LIFE_BYTES)?);
+            for _ in 0..count {
+                lives.push((NodeId(self.u64()?), Incarnation(self.u64()?)));
+            }
+            former.restarts = Some(Restarts { at, from, lives });
         }
         if !former.is_valid() {
             return Err(DecodeError::Field { what: "former layout", found: former.claims.len() as u64 });
@@ -140,7 +194,13 @@ pub struct SlotOwners {
     /// See [`Self::since`].
     pub from: Epoch,
     now: Vec<Option<ShardKey>>,
+    /// The second owners; empty where slots have one.
+    next: Vec<Option<ShardKey>>,
     before: Vec<Option<ShardKey>>,
+    /// Who owned slots in the layout before, wherever it is now.
+    past: Vec<Option<ShardKey>>,
+    /// Owners that go on in another life.
+    restarts: Option<Restarts>,
     addresses: Vec<(ShardKey, String, ShardAddress)>,
 }
 
@@ -153,10 +213,23 @@ impl SlotOwners {
             let Member { node, incarnation, .. } = map.members[usize::from(member)];
             ShardKey { node, incarnation, shard }
         };
-        let first = |slot| table.owners(Slot(slot)).first().map(|owner| key(owner.member, owner.shard));
-        let now: Vec<Option<ShardKey>> = (0..SLOTS as u16).map(first).collect();
+        let nth = |slot, nth: usize| table.owners(Slot(slot)).get(nth).map(|owner| key(owner.member, owner.shard));
+        let now: Vec<Option<ShardKey>> = (0..SLOTS as u16).map(|slot| nth(slot, 0)).collect();
+        let several = map.replicas > 1;
+        let next = if several { (0..SLOTS as u16).map(|slot| nth(slot, 1)).collect() } else { Vec::new() };
         let (since, from) = map.former.as_ref().map_or((map.epoch, map.epoch), |former| (former.since, former.from));
-        let before = map.former.as_ref().map_or_else(Vec::new, |former| before(map, former));
+        let mut past = map.former.as_ref().map_or_else(Vec::new, Former::keys);
+        let mut before = map.former.as_ref().map_or_else(Vec::new, |former| before(map, former, &past, &table));
+        let restarts = map.former.as_ref().and_then(|former| former.restarts.clone()).filter(|_| several);
+        if let Some(restarts) = &restarts {
+            past.resize(SLOTS, None);
+            before.resize(SLOTS, None);
+            for (slot, now) in now.iter().enumerate() {
+                let Some((now, former)) = now.and_then(|now| Some((now, restarts.before(now.node)?))) else { continue };
+                past[slot] = Some(ShardKey { incarnation: former, ..now });
+                before[slot] = next[slot].filter(|second| restarts.before(second.node).is_none());
+            }
+        }
         let mut addresses = Vec::new();
         for Member { node, incarnation, host, shards, .. } in &map.members {
             for (shard, address) in shards.iter().enumerate() {
@@ -164,7 +237,7 @@ impl SlotOwners {
                 addresses.push((key, host.clone(), address.clone()));
             }
         }
-        Self { epoch: map.epoch, since, from, now, before, addresses }
+        Self { epoch: map.epoch, since, from, now, next, before, past, restarts, addresses }
     }
 
     /// The first owner of a slot.
@@ -173,8 +246,50 @@ impl SlotOwners {
         *self.now.get(usize::from(slot.0))?
     }
 
+    /// The second owner of a slot: it may hold copies of what the first has.
+    #[must_use]
+    pub fn second(&self, slot: Slot) -> Option<ShardKey> {
+        *self.next.get(usize::from(slot.0))?
+    }
+
+    /// Whether a slot changed hands, or its owner its life, exactly once since this epoch, by the map: then
+    /// [`Self::past`] says from whom.
+    #[must_use]
+    pub fn changed_once(&self, slot: Slot, heard: Epoch) -> bool {
+        let (at, from) = self.change_of(slot);
+        at > heard && (from <= heard || self.epoch.0 == heard.0 + 1)
+    }
+
+    /// Whether there is any slot of which [`Self::former`] says something that was not so by the map of this epoch.
+    #[must_use]
+    pub fn has_changed(&self, heard: Epoch) -> bool {
+        self.since > heard || self.restarts.as_ref().is_some_and(|restarts| restarts.at > heard)
+    }
+
+    /// The same of one slot.
+    #[must_use]
+    pub fn slot_has_changed(&self, slot: Slot, heard: Epoch) -> bool {
+        self.change_of(slot).0 > heard
+    }
+
+    /// When a slot changed hands, or its owner its life, and the last such change anywhere before that.
+    fn change_of(&self, slot: Slot) -> (Epoch, Epoch) {
+        let owner = self.owner(slot);
+        let life = |restarts: &&Restarts| owner.is_some_and(|owner| restarts.before(owner.node).is_some());
+        let restarts = self.restarts.as_ref().filter(life);
+        restarts.map_or((self.since, self.from), |restarts| (restarts.at, restarts.from))
+    }
+
+    /// Who owned a slot when the layout before ended, in the life that it was in then. It may be gone. Of an owner that
+    /// goes on with its slots in another life: its life before.
+    #[must_use]
+    pub fn past(&self, slot: Slot) -> Option<ShardKey> {
+        *self.past.get(usize::from(slot.0))?
+    }
+
     /// Who owned a slot in the layout before, if its present owner may ask it for what was in it: both have been there
-    /// since, in one life. An owner that had it before is its own.
+    /// since, in one life. An owner that had it before is its own. Where that one is gone, it is the second owner: it
+    /// was that before too, unless it has become the first, and may have copies.
     #[must_use]
     pub fn former(&self, slot: Slot) -> Option<ShardKey> {
         *self.before.get(usize::from(slot.0))?
@@ -195,16 +310,20 @@ impl SlotOwners {
 }
 
 /// The former owners that may be asked.
-fn before(map: &ClusterMap, former: &Former) -> Vec<Option<ShardKey>> {
-    let table = OwnerTable::compute(map);
+fn before(map: &ClusterMap, former: &Former, past: &[Option<ShardKey>], table: &OwnerTable) -> Vec<Option<ShardKey>> {
     let was_there = |member: &Member| former.began.binary_search(&(member.node, member.incarnation)).is_ok();
     let lasting: Vec<bool> = map.members.iter().map(was_there).collect();
-    let before = former.owners().into_iter().enumerate().map(|(slot, owner)| {
-        let now = table.owners(Slot(slot as u16)).first()?;
-        let (claim, shard) = owner.filter(|_| lasting[usize::from(now.member)])?;
-        let Claim { node, incarnation, .. } = former.claims[usize::from(claim)];
-        let member = map.member(node).filter(|member| member.incarnation == incarnation)?;
-        (usize::from(shard.0) < member.shards.len()).then_some(ShardKey { node, incarnation, shard })
+    let before = past.iter().enumerate().map(|(slot, past)| {
+        let owners = table.owners(Slot(slot as u16));
+        let now = owners.first()?;
+        let past = past.filter(|_| lasting[usize::from(now.member)])?;
+        let member = map.member(past.node).filter(|member| member.incarnation == past.incarnation);
+        if let Some(member) = member {
+            return (usize::from(past.shard.0) < member.shards.len()).then_some(past);
+        }
+        let second = owners.get(1).filter(|second| lasting[usize::from(second.member)])?;
+        let Member { node, incarnation, .. } = map.members[usize::from(second.member)];
+        Some(ShardKey { node, incarnation, shard: second.shard })
     });
     before.collect()
 }

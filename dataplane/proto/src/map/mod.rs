@@ -23,7 +23,7 @@ mod rendezvous;
 mod tests;
 
 pub use error::MapError;
-pub use former::{Claim, Former, ShardKey, SlotOwners};
+pub use former::{Claim, Former, Restarts, ShardKey, SlotOwners};
 pub use rendezvous::OwnerTable;
 
 /// Most members of one cluster.

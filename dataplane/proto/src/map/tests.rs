@@ -79,6 +79,7 @@ prop_compose! {
         since: u64, from: u64,
         claims in prop::collection::btree_map(any::<u64>(), (any::<u64>(), any::<u32>(), 0..257u16), 0..5),
         began in prop::collection::btree_map(any::<u64>(), any::<u64>(), 0..5),
+        restarts in prop::option::of((any::<u64>(), any::<u64>(), prop::collection::btree_map(any::<u64>(), any::<u64>(), 0..5))),
     ) -> Former {
         let claim = |(node, (life, weight, shards))| {
             Claim { node: NodeId(node), incarnation: Incarnation(life), weight, shards }
@@ -88,6 +89,11 @@ prop_compose! {
             from: Epoch(from),
             claims: claims.into_iter().map(claim).collect(),
             began: began.into_iter().map(|(node, life)| (NodeId(node), Incarnation(life))).collect(),
+            restarts: restarts.map(|(at, from, lives)| Restarts {
+                at: Epoch(at),
+                from: Epoch(from),
+                lives: lives.into_iter().map(|(node, life)| (NodeId(node), Incarnation(life))).collect(),
+            }),
         }
     }
 }
@@ -415,7 +421,7 @@ proptest! {
         let again = restarted.index(members.len());
         members[again].incarnation = Incarnation(2);
         let again = members[again].node;
-        let former = Former { since: Epoch(7), from: Epoch(3), claims, began };
+        let former = Former { since: Epoch(7), from: Epoch(3), claims, began, restarts: None };
         let new = ClusterMap { former: Some(former), ..map(1, members) };
         let owners = SlotOwners::of(&new);
         let (old_table, new_table) = (OwnerTable::compute(&old), OwnerTable::compute(&new));

@@ -202,7 +202,7 @@ records! {
         tenant_bytes: u8,
         /// What it is, by the putter's numbers.
         data_type: u8,
-        /// 1: it is never evicted. 2: it is in memory. 4: it is on an SSD.
+        /// See the constants of [`KeyItem`].
         flags: u32,
     }
     /// Answers a size: `NotFound`, or `Ok` and the length.
@@ -279,6 +279,8 @@ records! {
         data_type: u8,
         /// What is asked beside.
         flags: PutFlags,
+        /// How many owners are to have it, in the lowest four bits, where 0 is 1. 128: the answer waits for that.
+        replicas: u8,
         /// For later versions.
         zeros: Zeros,
     }
@@ -344,15 +346,25 @@ impl<'a> Bitmap<'a> {
         Some((Self::decode(first, items)?, second))
     }
 
+    /// Writes the bits to a list of as many.
+    ///
+    /// # Panics
+    /// When the list has another length.
+    pub fn copy_to(&self, bits: &mut [bool]) {
+        assert_eq!(bits.len(), self.items, "a place for each bit");
+        for (bits, byte) in bits.chunks_mut(8).zip(self.bytes) {
+            for (at, bit) in bits.iter_mut().enumerate() {
+                *bit = byte >> at & 1 != 0;
+            }
+        }
+    }
+
     /// Appends a bitmap.
     pub fn encode(bits: impl IntoIterator<Item = bool>, out: &mut Vec<u8>) {
-        for (index, bit) in bits.into_iter().enumerate() {
-            if index.is_multiple_of(8) {
-                out.push(0);
-            }
-            if let (true, Some(last)) = (bit, out.last_mut()) {
-                *last |= 1 << (index % 8);
-            }
+        let mut bits = bits.into_iter();
+        while let Some(first) = bits.next() {
+            let rest = (1..8).zip(&mut bits);
+            out.push(rest.fold(u8::from(first), |byte, (at, bit)| byte | u8::from(bit) << at));
         }
     }
 

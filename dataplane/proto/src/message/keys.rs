@@ -39,6 +39,8 @@ impl KeyItem {
     pub const HEAD: u32 = 8;
     /// It is a stripe of another.
     pub const STRIPE: u32 = 16;
+    /// A second owner is to have it too.
+    pub const REPLICAS: u32 = 32;
 
     /// How it is to be kept, as its putter said.
     #[must_use]
@@ -57,6 +59,8 @@ impl KeyItem {
             data_type,
             replace: false,
             part,
+            replicas: if flags & Self::REPLICAS != 0 { 2 } else { 0 },
+            wait_replicas: false,
         }
     }
 

@@ -58,13 +58,16 @@ impl PutFlags {
     }
 }
 
+/// In [`PutItem::replicas`]: the answer waits for them.
+const WAIT: u8 = 128;
+
 /// Bytes that are 0 until a later version gives them a meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Zeros;
 
 impl Zeros {
     /// How many there are in a [`PutItem`].
-    pub const BYTES: usize = 19;
+    pub const BYTES: usize = 18;
 }
 
 /// How an object is to be kept.
@@ -84,6 +87,11 @@ pub struct PutOptions {
     pub replace: bool,
     /// What it is of a large object that is kept in stripes. Clients that stripe set it.
     pub part: Part,
+    /// How many owners are to have it, up to [`Limits::REPLICAS`]: 0 and 1 mean one. More than one as far as that is
+    /// possible.
+    pub replicas: u8,
+    /// Whether the answer of the put waits until the others have it, or turn out not to take it.
+    pub wait_replicas: bool,
 }
 
 /// What an object is of another.
@@ -117,6 +125,7 @@ impl PutItem {
             tenant_bytes: 0,
             data_type: 0,
             flags: PutFlags(0),
+            replicas: 0,
             zeros: Zeros,
         }
     }
@@ -135,11 +144,14 @@ impl PutItem {
     /// The same with these wishes.
     #[must_use]
     pub const fn with_options(self, options: &PutOptions) -> Self {
-        let PutOptions { tenant, group, soft_pin_ms, hard_pin, data_type, replace, part } = *options;
+        let PutOptions { tenant, group, soft_pin_ms, hard_pin, data_type, replace, part, replicas, wait_replicas } =
+            *options;
         let flags = PutFlags(0).with(PutFlags::REPLACE, replace).with(PutFlags::HARD_PIN, hard_pin);
         let flags = flags.with(PutFlags::HEAD, matches!(part, Part::Head));
         let flags = flags.with(PutFlags::STRIPE, matches!(part, Part::Stripe));
-        Self { tenant, group, soft_pin_ms, data_type, flags, ..self }
+        let most = Limits::REPLICAS;
+        let replicas = if replicas > most { most } else { replicas } | if wait_replicas { WAIT } else { 0 };
+        Self { tenant, group, soft_pin_ms, data_type, flags, replicas, ..self }
     }
 
     /// How the object is to be kept.
@@ -153,6 +165,8 @@ impl PutItem {
             data_type: self.data_type,
             replace: self.flags.has(PutFlags::REPLACE),
             part: self.flags.part(),
+            replicas: self.replicas & !WAIT,
+            wait_replicas: self.replicas & WAIT != 0,
         }
     }
 

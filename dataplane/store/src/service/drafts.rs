@@ -243,6 +243,10 @@ impl Service {
             let draft = DraftId(id);
             outcomes.push(match self.drafts.complete(client, draft) {
                 Ok(complete) => self.seal_one(draft, &complete),
+                // Whether that was acknowledged, or a copy of what it replaced still has to go, is not known any more.
+                Err(SealError::Sealed(_)) if self.owes_any() => {
+                    Err(CommitReply { status: Status::Busy, version: Version(0) })
+                }
                 Err(SealError::Sealed(version)) => Err(CommitReply { status: Status::Ok, version }),
                 Err(error) => {
                     let status = match error {

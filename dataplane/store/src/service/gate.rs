@@ -7,14 +7,14 @@
 
 use std::collections::BTreeSet;
 
+use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Hello, Kind, Operation};
-use kvplane_proto::{Digest, Status};
 use kvplane_ticket::{Challenge, Challenges, Disbelief, Keys, Proof, Rights, Role, Said, Ticket, TicketKey};
 
+use super::Service;
 use super::session::{Pending, find};
 use super::types::{CloseReason, Output, Path, PayloadTo, PeerKey};
-use super::{Service, owns};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// How long the control plane's clock runs on when it is not heard.
@@ -248,21 +248,6 @@ impl Service {
         });
         let over: Vec<PeerKey> = over.collect();
         over.into_iter().for_each(|peer| self.close(peer, CloseReason::Refused(Status::Stale)));
-    }
-
-    /// Whether an object may be asked for here. An asker with a newer map knows more than we do. The new owner of what
-    /// we had may ask for that, and nobody else any more.
-    pub(super) fn may_ask(&mut self, digest: Digest) -> Result<(), Status> {
-        let knows = self.store.is_some() && self.asker_epoch <= self.epoch;
-        let status = match self.asker_fetches {
-            _ if !knows => Status::WrongOwner,
-            false if owns(&self.owned, digest) => return self.may_use(digest),
-            false => Status::WrongOwner,
-            true if self.moves.exports.has(digest) => return Ok(()),
-            true => Status::Stale,
-        };
-        self.counters.wrong_owner += u64::from(status == Status::WrongOwner);
-        Err(status)
     }
 
     /// Whether a connection may ask this at all; what it may not is answered here.

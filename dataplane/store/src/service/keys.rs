@@ -19,6 +19,7 @@ use kvplane_proto::{Digest, Limits, Status};
 use super::Service;
 use super::tail::{TAIL_HEAD_BYTES, TailHead};
 use super::types::{CloseReason, PayloadTo, PeerKey};
+use crate::{ObjectView, Replica};
 
 /// Places of an index that one step looks at.
 const STEP_PLACES: u64 = 2048;
@@ -223,7 +224,10 @@ impl Service {
         let to = list.at.saturating_add((STEP_PLACES << 32).div_ceil(places)).min(END);
         let mut found: Vec<(u32, Listed, u64, bool)> = Vec::new();
         for (point, digest, view) in store.between(list.at, to) {
-            let mut listed = Listed::new(digest, view.version, view.extent.bytes, KeyItem::IN_MEMORY);
+            if view.replica == Replica::Second {
+                continue;
+            }
+            let mut listed = Listed::new(digest, view.version, view.extent.bytes, in_memory(&view));
             let on_ssd = self.on_ssd(digest).filter(|record| record.version == view.version);
             listed.item.flags |= if on_ssd.is_some() { KeyItem::ON_SSD } else { 0 };
             let elsewhere = !view.has_tail && on_ssd.is_some_and(|record| record.key_bytes > 0);
@@ -276,12 +280,13 @@ impl Service {
         let (Some(digest), Some(store)) = (list.one, &self.store) else { return };
         let (view, record) = (store.peek(digest), self.on_ssd(digest));
         let of_another = list.tenant.is_some_and(|own| store.tenant_of(digest) != Some(own));
-        if of_another || !self.keeps(digest) {
+        let copy = view.is_some_and(|view| view.replica == Replica::Second);
+        if of_another || copy || !self.keeps(digest) {
             return;
         }
         let (mut listed, elsewhere) = match (view, record) {
             (Some(view), _) => {
-                let mut listed = Listed::new(digest, view.version, view.extent.bytes, KeyItem::IN_MEMORY);
+                let mut listed = Listed::new(digest, view.version, view.extent.bytes, in_memory(&view));
                 if list.names && view.has_tail {
                     listed.set_tail(read_tail(view.extent.offset + view.extent.bytes, pool));
                 }
@@ -322,4 +327,10 @@ fn read_tail(at: u64, pool: &dyn PoolBytes) -> Vec<u8> {
     let mut tail = vec![0; bytes];
     pool.read(at, &mut tail);
     tail
+}
+
+/// What a page says of an object in memory.
+const fn in_memory(view: &ObjectView) -> u32 {
+    let wanted = matches!(view.replica, Replica::First | Replica::Awaited);
+    KeyItem::IN_MEMORY | if wanted { KeyItem::REPLICAS } else { 0 }
 }

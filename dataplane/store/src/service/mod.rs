@@ -12,6 +12,7 @@
 //! An object's bytes arrive in a fresh extent: a late writer reaches nothing that anybody reads. When a peer has said
 //! that a connection of its own is over, nothing of that is carried out any more.
 
+mod copies;
 mod deferred;
 mod drafts;
 mod follow;
@@ -21,6 +22,8 @@ mod keys;
 mod moves;
 mod objects;
 mod ranges;
+mod rights;
+mod rooms;
 mod segments;
 mod session;
 mod shared;
@@ -33,6 +36,7 @@ mod types;
 #[cfg(test)]
 mod tests;
 
+pub use copies::{CopyCounters, copy_of};
 use std::collections::BTreeMap;
 
 use deferred::Deferrals;
@@ -41,9 +45,9 @@ use drafts::Tickets;
 pub use follow::SnapshotPage;
 use held::{Deadlines, Handles};
 pub use keys::PoolBytes;
-use kvplane_proto::frame::Header;
-use kvplane_proto::ids::{Epoch, Incarnation, SLOTS, Slot};
-use kvplane_proto::map::{ShardKey, SlotOwners};
+use kvplane_proto::frame::{COPY, Header};
+use kvplane_proto::ids::{Epoch, SLOTS, Slot};
+use kvplane_proto::map::SlotOwners;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{Digest, Limits, Status};
 pub use moves::{Fetch, FetchDone, FetchLimits, MoveCounters, Want};
@@ -75,6 +79,8 @@ pub struct Service {
     gate: Option<Box<gate::Gate>>,
     /// The lives of nodes by the newest map.
     lives: BTreeMap<u64, u64>,
+    /// Whether it takes copies too, or brings them.
+    asker_copies: bool,
     /// One bit for each slot that this shard owns.
     owned: Box<[u64; SLOTS / 64]>,
     store: Option<Store>,
@@ -84,6 +90,8 @@ pub struct Service {
     tiered: Option<Box<tiered::Tiered>>,
     /// Slots on their way to other owners, or from them.
     moves: moves::Moves,
+    /// Objects that two owners have.
+    copies: copies::Copies,
     /// Answers that wait.
     deferrals: Deferrals,
     segments: SegmentTable,
@@ -135,11 +143,13 @@ impl Service {
             asker_tenant: None,
             gate: None,
             lives: BTreeMap::new(),
+            asker_copies: false,
             owned: Box::new([0; SLOTS / 64]),
             store,
             strict_tenants: false,
             tiered: None,
             moves: moves::Moves::new(),
+            copies: copies::Copies::default(),
             deferrals: Deferrals::default(),
             segments: SegmentTable::new((life ^ life >> 32) as u32),
             lists: keys::Lists::default(),
@@ -206,6 +216,7 @@ impl Service {
         if let (true, Some(store)) = (missed, &mut self.store) {
             self.counters.dropped_objects += store.remove_all();
         }
+        self.change_copies(epoch, heard, missed, owners);
         let owners_kept = owners.filter(|_| !missed);
         let mut lost = self.end_exports(owners_kept);
         for slot in 0..SLOTS {
@@ -214,14 +225,15 @@ impl Service {
             if had && (missed || !owned(slot as u16)) {
                 lost = true;
                 self.owned[word] &= !bit;
-                if !self.export(Slot(slot as u16), owners_kept) {
+                if !self.export(Slot(slot as u16), self.key(), owners_kept) {
                     self.slot_left(slot);
                 }
             }
         }
         if let (true, false, Some(store)) = (lost, missed, &mut self.store) {
             let (owned, exports) = (&self.owned, &self.moves.exports);
-            let kept = |digest: Digest| owns(owned, digest) || exports.has(digest);
+            let copies = &self.copies;
+            let kept = |digest: Digest| owns(owned, digest) || exports.has(digest) || copies.keeps(digest.slot());
             self.counters.dropped_objects += store.retain(kept);
         }
         if lost {
@@ -230,33 +242,6 @@ impl Service {
         }
         self.change_imports(heard, missed, owned, owners);
         self.serve_owned(epoch, &owned);
-    }
-
-    /// Who this shard is.
-    fn key(&self) -> ShardKey {
-        let Identity { node, incarnation, shard, .. } = self.identity;
-        ShardKey { node, incarnation, shard }
-    }
-
-    /// Starts a new life of the shard: its former one was declared over, so its objects may be older than what others
-    /// were given meanwhile. They are dropped, every connection is closed, and nothing is owned until the next
-    /// [`Self::set_owned`].
-    pub fn begin_life(&mut self, incarnation: Incarnation) {
-        self.identity.incarnation = incarnation;
-        self.forget_wanted();
-        self.set_owned(self.epoch, |_| false);
-        self.epoch = Epoch(0);
-        let peers: Vec<PeerKey> = self
-            .sessions
-            .iter()
-            .enumerate()
-            .filter_map(|(index, session)| {
-                Some(PeerKey { index: index as u32, generation: session.as_ref()?.generation })
-            })
-            .collect();
-        for peer in peers {
-            self.close(peer, CloseReason::Refused(Status::WrongOwner));
-        }
     }
 
     /// The next thing for the host to do. Read a frame's [`Self::body`] and [`Self::places`] before asking again.
@@ -285,7 +270,8 @@ impl Service {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let own = [self.greeting.next_ns(), self.put_deadlines.next_ns(), self.drafts.poll_timeout()];
-        own.into_iter().chain([self.tier_timeout(), self.moves_timeout(), self.gate_timeout()]).flatten().min()
+        let work = [self.tier_timeout(), self.moves_timeout(), self.copies_timeout(), self.gate_timeout()];
+        own.into_iter().chain(work).flatten().min()
     }
 
     /// What happened so far.
@@ -322,7 +308,8 @@ impl Service {
 
     fn dispatch(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
-        self.asker_epoch = Epoch(header.argument);
+        self.asker_epoch = Epoch(header.argument & !COPY);
+        self.asker_copies = header.argument & COPY != 0;
         let session = self.session(peer).expect("a session that was just looked up");
         if session.pending.is_some() {
             return Err(CloseReason::Malformed("a request within a payload"));
@@ -349,6 +336,7 @@ impl Service {
         match (operation, path) {
             (Operation::Exists, _) => self.exists(peer, header, body),
             (Operation::Size, _) => self.size(peer, header, body),
+            (Operation::Remove, _) if self.asker_copies => self.drop_copies(peer, header, body),
             (Operation::Remove, _) => self.remove(peer, header, body),
             (Operation::Fence, _) => self.fence(peer, header, body),
             (Operation::OpenSegment, _) => self.open_segment(peer, header, body),
@@ -445,6 +433,7 @@ impl Service {
         }
         self.expire_drafts();
         self.end_tickets();
+        self.expire_copy_waits();
     }
 
     /// The body's items, or the end of the connection.
@@ -483,11 +472,6 @@ impl Service {
         let header = Header::reply(Kind::Reply(operation), header.request, Status::Ok)
             .with_body(&self.bytes[body.clone()], items);
         self.outputs.push_back(Output::Frame { peer, header, body, payload: None });
-    }
-
-    /// Whether an object is still to be kept: as the owner of its slot, or for the next owner.
-    fn keeps(&self, digest: Digest) -> bool {
-        owns(&self.owned, digest) || self.moves.exports.has(digest)
     }
 }
 

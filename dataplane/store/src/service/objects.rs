@@ -2,18 +2,15 @@
 
 use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
-use kvplane_proto::message::{
-    Bitmap, DigestItem, GetItem, Item, ObjectName, Operation, Part, PutItem, Puts, RangeItem, SizeReply, decode_puts,
-};
-use kvplane_proto::{Digest, Limits, Status};
+use kvplane_proto::message::{Bitmap, DigestItem, GetItem, Item, Operation, Puts, RangeItem, SizeReply, decode_puts};
+use kvplane_proto::{Digest, Status};
 
 use super::deferred::Replies;
 use super::session::Pending;
-use super::tail::TailHead;
 use super::tiered::Waiter;
-use super::types::{CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place};
+use super::types::{CloseReason, Hold, PayloadTo, PeerKey};
 use super::{Service, owns};
-use crate::{CommitError, GetError, Reserve, ReserveError};
+use crate::{CommitError, GetError, ReserveError};
 
 /// What is asked for of an object.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +79,8 @@ pub(super) struct Made {
     pub(super) bytes: u64,
     /// Whether it takes the place of others.
     pub(super) replaces: bool,
+    /// Whether it is a copy of what another owner has.
+    pub(super) is_copy: bool,
 }
 
 /// Fewer look-ups than this are as soon done one by one.
@@ -165,7 +164,9 @@ impl Service {
             }
             rest.push(*digest);
             let on_ssd = self.on_ssd(*digest).is_some();
-            bits.push(self.store.as_mut().is_some_and(|store| store.remove(*digest)) || on_ssd);
+            // The new owner has what we had, and may have brought us a copy of that already.
+            let copy = self.asker_fetches && self.store.as_ref().is_some_and(|store| store.is_copy(*digest));
+            bits.push(!copy && self.store.as_mut().is_some_and(|store| store.remove(*digest)) || on_ssd);
         }
         if !self.asker_fetches {
             // What a former owner has of them does not count any more either, whether or not it was there.
@@ -174,10 +175,18 @@ impl Service {
             }
         }
         let heads = if rest.len() < digests.len() { heads } else { Vec::new() };
+        // It is not done before copies are gone too.
+        let owed = self.owed_among(&rest);
         if self.tiered.is_some() && !rest.is_empty() {
-            if let Err(status) = self.remove_from_ssd(peer, header.request, &rest, (bits, heads)) {
+            if let Err(status) = self.remove_from_ssd(peer, header.request, &rest, (bits, heads), &owed) {
                 self.answer(peer, Operation::Remove, header, status);
             }
+            return Ok(PayloadTo::Discard);
+        }
+        if !owed.is_empty() {
+            let replies = Replies::Bits((bits, heads), Status::Ok);
+            let slot_of = self.defer(peer, header.request, replies, owed.len());
+            owed.into_iter().for_each(|at| self.wait_for_drop(rest[at], slot_of(at)));
             return Ok(PayloadTo::Discard);
         }
         let start = self.bytes.len();
@@ -265,6 +274,12 @@ impl Service {
         if self.is_hidden(digest) {
             return Err((Status::NotFound, 0));
         }
+        if let Some(here) = self.may_read_copy(digest) {
+            if !here {
+                return Err((Status::NotFound, 0));
+            }
+            self.count_copy_served();
+        }
         let Some(store) = &mut self.store else { return Err((Status::NotFound, 0)) };
         let (pin, object) = match store.get(digest) {
             Ok(found) => found,
@@ -324,59 +339,6 @@ impl Service {
         decode_puts(body, header.items).ok_or(CloseReason::Malformed("a torn body of puts"))
     }
 
-    /// Room for an object, held by the peer; its tail is on its way there.
-    pub(super) fn reserve_one(
-        &mut self,
-        peer: PeerKey,
-        item: &PutItem,
-        name: &ObjectName<'_>,
-    ) -> Result<(ReservationId, Place), Status> {
-        let (reservation, place) = self.room_for(item, name)?;
-        self.lend_reservation(peer, reservation);
-        Ok((reservation, place))
-    }
-
-    /// Room for an object; its tail is on its way there.
-    pub(super) fn room_for(&mut self, item: &PutItem, name: &ObjectName<'_>) -> Result<(ReservationId, Place), Status> {
-        let PutItem { digest, bytes, .. } = *item;
-        if self.asker_fetches {
-            return Err(Status::Unauthorized);
-        }
-        self.may_ask(digest)?;
-        // However large the pool is: no peer could get it over a stream.
-        if bytes > Limits::PAYLOAD_BYTES {
-            return Err(Status::TooLarge);
-        }
-        // Under a name that is not its own, it would be listed, and removed, as another.
-        if item.key_bytes > 0 && name.digest() != digest {
-            return Err(Status::BadRequest);
-        }
-        let replace = item.options().replace;
-        if replace {
-            self.may_replace()?;
-        } else if self.on_ssd(digest).is_some() {
-            return Err(Status::Exists);
-        }
-        self.may_put(bytes)?;
-        let keep = self.keep_of(item, name)?;
-        let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
-        let tail = TailHead::of(item);
-        let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
-        let head = item.options().part == Part::Head;
-        let wanted = Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace, keep, head };
-        let reserved = store.reserve_for(&wanted).map_err(reserve_status);
-        let (reservation, extent) = reserved.map_err(|why| self.no_room(why))?;
-        if let Some(tail) = tail {
-            let start = self.bytes.len();
-            tail.encode(name, &mut self.bytes);
-            let bytes = start..self.bytes.len();
-            let offset = self.store.as_ref().and_then(|store| store.reserved_tail(reservation));
-            let offset = offset.expect("a reservation that was just made");
-            self.outputs.push_back(Output::Tail { offset, bytes });
-        }
-        Ok((reservation, Place { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes }))
-    }
-
     /// The payload of a put is in place.
     pub(super) fn finish_put(
         &mut self,
@@ -415,6 +377,9 @@ impl Service {
     pub(super) fn commit_one(&mut self, reservation: ReservationId, checksum: u64) -> Result<Made, Status> {
         let store = self.store.as_mut().expect("a reservation is of a store");
         let (digest, bytes) = store.reserved_for(reservation).expect("a session's reservation is held");
+        if store.reserves_copy(reservation) {
+            return self.commit_copy(reservation, (digest, bytes), checksum);
+        }
         if !owns(&self.owned, digest) {
             // The slot left while the bytes came. An object made now would be found, and be old, once the slot is back.
             self.counters.wrong_owner += 1;
@@ -426,13 +391,16 @@ impl Service {
             Ok(version) => {
                 self.counters.put_bytes += bytes;
                 self.touched(digest);
-                Ok(Made { version, digest, bytes, replaces })
+                Ok(Made { version, digest, bytes, replaces, is_copy: false })
             }
             Err(error) => {
                 if error == CommitError::Expired {
                     self.abort_one(reservation);
                 }
-                Err(commit_status(error))
+                match commit_status(error) {
+                    Status::Exists => Err(self.exists_already(digest)),
+                    status => Err(status),
+                }
             }
         }
     }

@@ -34,6 +34,8 @@ pub(super) struct Session {
     connection: u64,
     /// It is the new owner of what was ours, and asks for that only.
     pub(super) fetches: bool,
+    /// It has brought copies as the first owner of their slots.
+    pub(super) copies: bool,
     pub(super) closing: bool,
     /// What it was challenged with, where tickets are wanted.
     pub(super) asked: Option<Box<Greeted>>,
@@ -82,6 +84,7 @@ impl Service {
             client: 0,
             connection: 0,
             fetches: false,
+            copies: false,
             closing: false,
             asked: None,
             pass: Pass::ALL,

@@ -22,6 +22,7 @@ impl Service {
             let all = header.flags & FLAG_ALL != 0;
             let reply = self.lookup_one(peer, item.digest, all).unwrap_or_else(no_lookup);
             if reply.status == Status::NotFound
+                && self.may_read_copy(item.digest).is_none()
                 && (self.on_ssd(item.digest).is_some() || self.may_be_elsewhere(item.digest))
             {
                 elsewhere.push((replies.len(), item.digest));
@@ -51,6 +52,12 @@ impl Service {
 
     pub(super) fn lookup_one(&mut self, peer: PeerKey, digest: Digest, all: bool) -> Result<LookupReply, Status> {
         self.may_ask(digest)?;
+        if let Some(here) = self.may_read_copy(digest) {
+            if !here {
+                return Err(Status::NotFound);
+            }
+            self.count_copy_served();
+        }
         let Some(store) = &mut self.store else { return Err(Status::NotFound) };
         let (pin, object) = store.get(digest).map_err(get_status)?;
         if object.is_head && !all {

@@ -31,7 +31,7 @@ impl TailHead {
     /// The head of a put's tail; nothing where it has neither name nor wishes.
     #[must_use]
     pub fn of(item: &PutItem) -> Option<Self> {
-        let options = PutOptions { replace: false, ..item.options() };
+        let options = PutOptions { replace: false, replicas: 0, wait_replicas: false, ..item.options() };
         let head = Self { options, key_bytes: item.key_bytes, tenant_bytes: item.tenant_bytes };
         (item.key_bytes > 0 || options != PutOptions::default()).then_some(head)
     }
@@ -75,6 +75,7 @@ impl TailHead {
                 data_type: bytes[19],
                 replace: false,
                 part: flags.part(),
+                ..PutOptions::default()
             },
             key_bytes: u16::from_le_bytes([bytes[16], bytes[17]]),
             tenant_bytes: bytes[18],

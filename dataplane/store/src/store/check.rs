@@ -1,7 +1,7 @@
 //! The store's invariants, for tests and simulation.
 
 use super::Store;
-use crate::entry::{EntryId, STATES, State};
+use crate::entry::{EntryId, Mark, STATES, State};
 use crate::eviction::EvictionPolicy;
 
 impl<P: EvictionPolicy> Store<P> {
@@ -33,17 +33,21 @@ impl<P: EvictionPolicy> Store<P> {
     /// Index, eviction order and the accounts of space agree with the entries.
     fn check_accounts(&self) {
         let (mut granules, mut live, mut payload) = ([0; STATES], 0, 0);
+        let (mut copies, mut copied) = (0, 0);
         for (id, entry) in self.entries.iter() {
             granules[entry.state() as usize] += entry.granules();
             if entry.state() == State::Live {
                 live += 1;
                 payload += entry.bytes();
+                copies += u64::from(entry.is(Mark::Copy));
+                copied += u64::from(entry.is(Mark::Copied));
                 let found = self.index.find(&self.entries, entry.digest());
                 assert_eq!(found, Some(id), "{entry:?} is in the index");
             }
         }
         assert_eq!(self.granules, granules, "granules by state");
         assert_eq!(self.counters.payload_bytes, payload, "bytes of live objects");
+        assert_eq!((self.counters.copies, self.counters.copied), (copies, copied), "copies, and objects that have one");
         assert_eq!(self.index.len(), live, "the index has the live entries only");
         let in_order = self.order.check(&self.entries);
         assert_eq!(in_order, live as usize, "the eviction order has the live entries only");

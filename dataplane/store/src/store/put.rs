@@ -111,6 +111,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.order.insert(&mut self.entries, id);
         let bytes = self.entries[id].bytes();
         self.counters.payload_bytes += bytes;
+        self.counters.copies += u64::from(self.entries[id].is(Mark::Copy));
         self.events.push(Change::Stored, Medium::Memory, digest, bytes);
         Ok(bytes)
     }

@@ -5,10 +5,12 @@ use crate::allocator::GRANULE_BYTES;
 use crate::entry::State;
 use crate::eviction::EvictionPolicy;
 
-/// Counted since start, except `payload_bytes`.
+/// Counted since start, except the first three.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) payload_bytes: u64,
+    pub(super) copies: u64,
+    pub(super) copied: u64,
     pub(super) hits: u64,
     pub(super) misses: u64,
     pub(super) pin_refusals: u64,
@@ -47,6 +49,10 @@ pub struct StoreStats {
     pub objects: u64,
     /// Their exact sizes, summed.
     pub payload_bytes: u64,
+    /// Those of them that are copies of what another shard owns,
+    pub copies: u64,
+    /// and those of which the second owner may have a copy.
+    pub copied: u64,
     /// The pool's size.
     pub pool_bytes: u64,
     /// Space that is not free.
@@ -119,6 +125,8 @@ impl<P: EvictionPolicy> Store<P> {
         StoreStats {
             objects: self.index.len().into(),
             payload_bytes: counters.payload_bytes,
+            copies: counters.copies,
+            copied: counters.copied,
             pool_bytes,
             used_bytes: pool_bytes - self.allocator.free_bytes(),
             free_bytes: self.allocator.free_bytes(),

@@ -6,7 +6,7 @@ use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_store::allocator::granules_of;
 use kvplane_store::eviction::EvictionPolicy;
-use kvplane_store::{CommitError, Extent, GetError, ObjectView, Reserve, ReserveError, Store, StoreStats};
+use kvplane_store::{CommitError, Extent, GetError, ObjectView, Replica, Reserve, ReserveError, Store, StoreStats};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
@@ -199,7 +199,15 @@ impl<P: EvictionPolicy> Shadow<P> {
                 assert!(!expired && version > self.last_version, "versions grow");
                 self.last_version = version;
                 let tail_at = extent.offset + extent.bytes;
-                let view = ObjectView { extent, version, checksum, has_tail: tail_bytes > 0, tail_at, is_head: false };
+                let view = ObjectView {
+                    extent,
+                    version,
+                    checksum,
+                    has_tail: tail_bytes > 0,
+                    tail_at,
+                    is_head: false,
+                    replica: Replica::None,
+                };
                 assert!(replace || !self.live.contains_key(&digest), "the first commit wins");
                 self.forget(digest);
                 self.live.insert(digest, Object { view, tail_bytes, pins: 0 });

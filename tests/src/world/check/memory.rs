@@ -17,6 +17,8 @@ pub(crate) enum Loan {
     Get(u64),
     /// This write's bytes go out.
     Put { write: usize, bytes: u64 },
+    /// So many bytes of a pool go out, for another shard.
+    Copy { bytes: u64 },
 }
 
 struct Slot {
@@ -55,7 +57,7 @@ impl Memory {
     pub(crate) fn take_back(&mut self, offset: u64) -> Checked {
         let slot = offset as usize / self.slot_bytes;
         let used = match self.slots[slot].loan {
-            Some(Loan::Get(bytes) | Loan::Put { bytes, .. }) => bytes as usize,
+            Some(Loan::Get(bytes) | Loan::Put { bytes, .. } | Loan::Copy { bytes }) => bytes as usize,
             None => 0,
         };
         self.check_poison(slot, used)?;
@@ -64,6 +66,11 @@ impl Memory {
         self.bytes[range].fill(self.poison);
         self.slots[slot] = Slot { poison: self.poison, loan: None };
         Ok(())
+    }
+
+    /// Its owner fills a slot that is lent for a copy.
+    pub(crate) fn fill(&mut self, offset: u64, bytes: &[u8]) {
+        self.bytes[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
     }
 
     pub(crate) fn loan(&self, offset: u64) -> Option<Loan> {
@@ -78,7 +85,7 @@ impl Memory {
     /// A transport reads a buffer.
     pub(crate) fn read(&self, offset: u64, bytes: u64) -> Result<&[u8], super::Violation> {
         match self.loan(offset) {
-            Some(Loan::Put { .. }) => Ok(self.peek(offset, bytes)),
+            Some(Loan::Put { .. } | Loan::Copy { .. }) => Ok(self.peek(offset, bytes)),
             loan => Err(broken(Rule::Memory, format!("{bytes} bytes were read at {offset}, which is {loan:?}"))),
         }
     }

@@ -28,6 +28,8 @@ pub enum Rule {
     Removed,
     /// What was acknowledged as durable is there after every crash.
     Durable,
+    /// What two owners were said to have is there when one of them has died.
+    Lost,
     /// Versions of a shard grow, also over its lives.
     Version,
     /// A range of a pool is read or written, never both, and by one writer.

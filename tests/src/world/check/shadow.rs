@@ -46,6 +46,8 @@ pub(crate) struct Commit {
     pub(crate) promised: bool,
     /// Whether somebody asked for its removal, or wrote it anew: nothing is promised of it any more.
     pub(crate) void: bool,
+    /// The version of another life of which it is a copy, or that was taken over.
+    pub(crate) origin: Option<u64>,
 }
 
 /// All writes and commits.
@@ -132,6 +134,7 @@ impl Shadow {
             removed: None,
             promised: false,
             void: false,
+            origin: None,
         };
         if let Some(former) = self.commits.insert(version, commit) {
             return Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}, {commit:?}")));
@@ -150,7 +153,8 @@ impl Shadow {
         };
         let key = self.key(digest).unwrap_or(usize::MAX);
         self.check_read(key, origin, bytes)?;
-        let commit = Commit { life, replace: false, removed: None, promised: false, void: true, ..former };
+        let commit =
+            Commit { life, origin: Some(origin), replace: false, removed: None, promised: false, void: true, ..former };
         match self.commits.insert(version, commit) {
             Some(former) => Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}"))),
             None => Ok(()),
@@ -271,6 +275,31 @@ impl Shadow {
     pub(crate) fn settled_before(&self, version: u64, epoch: u64, at_ns: u64) -> bool {
         let settled =
             |commit: &Commit| commit.epoch <= epoch && commit.acked_ns.is_some_and(|acked_ns| acked_ns < at_ns);
-        self.commits.get(&version).is_some_and(settled)
+        let mut at = Some(version);
+        while let Some(commit) = at.and_then(|version| self.commits.get(&version)) {
+            if settled(commit) {
+                return true;
+            }
+            at = commit.origin;
+        }
+        false
+    }
+
+    /// As [`Self::dropped`], but for the versions that are still there.
+    pub(crate) fn dropped_but(
+        &mut self,
+        life: usize,
+        event: u64,
+        dropped: impl Fn(Digest) -> bool,
+        there: &BTreeMap<Digest, u64>,
+    ) {
+        let digests = &self.digests;
+        for (version, commit) in self.commits.iter_mut().filter(|(_, commit)| commit.life == life) {
+            let digest = digests[commit.key];
+            if dropped(digest) && there.get(&digest) != Some(version) {
+                (commit.promised, commit.void) = (false, true);
+                commit.removed.get_or_insert(event);
+            }
+        }
     }
 }

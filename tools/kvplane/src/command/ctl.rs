@@ -146,12 +146,15 @@ struct Keep {
     /// What it is, by a number.
     #[arg(long, default_value_t = 0)]
     data_type: u8,
+    /// How many nodes are to have it, as far as slots have so many owners: see `kvplane control --replicas`.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    replicas: u8,
 }
 
 impl Keep {
     fn options(&self) -> PutOptions {
-        let Self { replace, hard_pin, soft_pin_ms, group, data_type } = *self;
-        PutOptions { replace, hard_pin, soft_pin_ms, group, data_type, ..PutOptions::default() }
+        let Self { replace, hard_pin, soft_pin_ms, group, data_type, replicas } = *self;
+        PutOptions { replace, hard_pin, soft_pin_ms, group, data_type, replicas, ..PutOptions::default() }
     }
 }
 

@@ -102,6 +102,13 @@ fn show_shard(shard: &ShardFigures) {
             ssd.backlog
         );
     }
+    let copies = &shard.copies;
+    if copies.second_slots > 0 || copies.elsewhere > 0 {
+        println!(
+            "    copies: {} of ours elsewhere, {} here for others; {} made, {} failed, {} to go; {} served, {} inherited",
+            copies.elsewhere, copies.here, copies.made, copies.failed, copies.owed, copies.served, copies.inherited
+        );
+    }
     for one in shard.operations.iter().filter(|one| one.operation != "hello") {
         println!(
             "    {:<14} {:>10}  p50 {:>9}  p99 {:>9}  p99.9 {:>9}{}",

@@ -27,6 +27,7 @@ mod moves;
 mod network;
 mod peers;
 mod replays;
+mod replicas;
 mod restarts;
 mod rig;
 mod ssd;

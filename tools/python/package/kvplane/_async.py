@@ -50,8 +50,8 @@ class AsyncStore:
         return await self._run(self._store.get_into, key, buffer)
 
     async def get_many(self, keys: Sequence[Key]) -> List[Optional[bytes]]:
-        """See `Store.get_many`; the gets run side by side."""
-        return list(await asyncio.gather(*(self.get(key) for key in keys)))
+        """See `Store.get_many`."""
+        return await self._run(self._store.get_many, keys)
 
     async def get_many_into(self, items: Iterable[Tuple[Key, Piece]]) -> List[Optional[int]]:
         """See `Store.get_many_into`."""

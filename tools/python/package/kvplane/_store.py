@@ -59,8 +59,10 @@ class Registration:
 
 
 def _kept(
-    replace: bool, pin: bool, keep: float, group: Optional[str], kind: int
-) -> Optional[Tuple[int, int, bool, int, bool]]:
+    replace: bool, pin: bool, keep: float, group: Optional[str], kind: int, replicas: int
+) -> Optional[Tuple[int, int, bool, int, bool, int]]:
+    if not 1 <= replicas <= 2:
+        raise ValueError(f"an object has 1 or 2 replicas, not {replicas}")
     if not 0 <= keep <= _LONGEST_PIN_S:
         raise ValueError(f"an object can be kept for 0 to {_LONGEST_PIN_S} s, not {keep}")
     number = 0
@@ -68,9 +70,9 @@ def _kept(
         import hashlib
 
         number = int.from_bytes(hashlib.blake2b(group.encode(), digest_size=8).digest(), "little") or 1
-    if not (replace or pin or keep or number or kind):
+    if not (replace or pin or keep or number or kind or replicas > 1):
         return None
-    return (number, int(keep * 1000), pin, kind, replace)
+    return (number, int(keep * 1000), pin, kind, replace, replicas)
 
 
 class Store:
@@ -127,26 +129,35 @@ class Store:
         keep: float = 0.0,
         group: Optional[str] = None,
         kind: int = 0,
+        replicas: int = 1,
     ) -> None:
         """Stores bytes under a key. An object that is there is left as it is, or with `replace` replaced.
 
         `pin`: it is never evicted. `keep`: it is kept before others for so many seconds. `group`: what is evicted and
-        prefetched together. `kind`: a number from 0 to 255 of the caller's.
+        prefetched together. `kind`: a number from 0 to 255 of the caller's. `replicas`: 2 for a copy with another node, as
+        far as slots have two owners (`kvplane control --replicas 2`) and there is room; it is waited for.
         """
-        self._check(self._native().put(key, exporter(value), _kept(replace, pin, keep, group, kind)))
+        self._check(self._native().put(key, exporter(value), _kept(replace, pin, keep, group, kind, replicas)))
 
-    def put_many(self, items: Dict[Key, Any], *, replace: bool = False, pin: bool = False, keep: float = 0.0) -> None:
+    def put_many(
+        self,
+        items: Dict[Key, Any],
+        *,
+        replace: bool = False,
+        pin: bool = False,
+        keep: float = 0.0,
+        replicas: int = 1,
+    ) -> None:
         """Stores many in one batch. All that can be stored are; the first problem is raised after."""
-        buffers = [exporter(value) for value in items.values()]
-        places = [_native.buffer_address(buffer, False) for buffer in buffers]
-        addresses, sizes = [place[0] for place in places], [place[1] for place in places]
-        kept = _kept(replace, pin, keep, None, 0)
-        self._all(self._native().put_from(list(items), addresses, sizes, kept))
+        kept = _kept(replace, pin, keep, None, 0, replicas)
+        self._all(self._native().put_many(list(items), [exporter(value) for value in items.values()], kept))
 
-    def put_from(self, items: Iterable[Tuple[Key, Piece]], *, replace: bool = False, pin: bool = False) -> None:
+    def put_from(
+        self, items: Iterable[Tuple[Key, Piece]], *, replace: bool = False, pin: bool = False, replicas: int = 1
+    ) -> None:
         """Stores parts of registered memory, without a copy of ours."""
         keys, pieces = zip(*items) if items else ((), ())
-        kept = _kept(replace, pin, 0.0, None, 0)
+        kept = _kept(replace, pin, 0.0, None, 0, replicas)
         codes = self._native().put_from(keys, [one.address for one in pieces], [one.size for one in pieces], kept)
         self._all(codes)
 
@@ -171,7 +182,11 @@ class Store:
 
     def get_many(self, keys: Sequence[Key]) -> List[Optional[bytes]]:
         """The bytes under many keys."""
-        return [self.get(key) for key in keys]
+        values = self._native().get_many(keys)
+        for value in values:
+            if not isinstance(value, bytes) and value != _NOT_FOUND:
+                raise error(value)
+        return [value if isinstance(value, bytes) else None for value in values]
 
     def exists(self, key: Key) -> bool:
         """Whether there is an object."""
@@ -179,9 +194,10 @@ class Store:
 
     def exists_many(self, keys: Sequence[Key]) -> List[bool]:
         """Which of these keys have one: one question to each shard."""
-        codes = self._native().exists(keys)
-        self._all(codes)
-        return [code == 1 for code in codes]
+        found = self._native().has(keys)
+        if isinstance(found, int):
+            raise error(found)
+        return found
 
     def size(self, key: Key) -> Optional[int]:
         """Length of an object; None when there is none."""

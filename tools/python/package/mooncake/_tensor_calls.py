@@ -123,7 +123,8 @@ class TensorCalls:
 
     def batch_get_tensor(self, keys):
         """Many tensors; None for each that is not there."""
-        return [self.get_tensor(key) for key in keys]
+        torch = _tensors.load_torch()
+        return [None if handle is None else _view(handle, torch) for handle in self.batch_get_buffer(keys)]
 
     def batch_put_tensor_from(self, keys, buffer_ptrs, sizes):
         """Stores memory that holds tensors with their headers."""
@@ -135,7 +136,12 @@ class TensorCalls:
 
     def batch_get_tensor_into(self, keys, buffer_ptrs, sizes):
         """Brings tensors into registered memory."""
-        return [self.get_tensor_into(*one) for one in zip(keys, buffer_ptrs, sizes)]
+        torch = _tensors.load_torch()
+        import ctypes
+
+        codes = self.batch_get_into(keys, buffer_ptrs, sizes)
+        memory = [(ctypes.c_char * max(got, 0)).from_address(at) for got, at in zip(codes, buffer_ptrs)]
+        return [None if got < 0 else _view(some, torch) for got, some in zip(codes, memory)]
 
     def batch_get_tensor_into_cuda(self, keys, tensors_list):
         """Not without CUDA."""
@@ -188,7 +194,7 @@ class TensorCalls:
 
     def batch_get_tensor_with_tp(self, base_keys, tp_rank=0, tp_size=1):
         """The parts of one rank."""
-        return [self.get_tensor_with_tp(key, tp_rank, tp_size) for key in base_keys]
+        return self.batch_get_tensor([_part_key(key, tp_rank) if tp_size > 1 else key for key in base_keys])
 
     def batch_put_tensor_with_tp_from(self, base_keys, buffer_ptrs, sizes, tp_rank=0, tp_size=1, split_dim=0):
         """Stores memory that holds parts of one rank."""

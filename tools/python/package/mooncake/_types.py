@@ -66,8 +66,9 @@ _REFUSED_MS = 2**32 - 1
 class ReplicateConfig:
     """How an object is to be kept.
 
-    Counts of replicas and preferred segments are accepted and have no effect: how many copies there are is the
-    cluster's (`kvplane control --replicas`), and where they are follows from the key.
+    `replica_num` above 1 asks for a second copy, as far as slots have two owners (`kvplane control --replicas 2`) and
+    there is room. Other counts and preferred segments are accepted and have no effect: where copies are follows from
+    the key.
     """
 
     def __init__(self):
@@ -112,7 +113,7 @@ class ReplicateConfig:
 def kept(config, replace, group=0):
     """What the native half is told of a `ReplicateConfig`."""
     if config is None:
-        return (group, 0, False, 0, replace) if replace or group else None
+        return (group, 0, False, 0, replace, 1) if replace or group else None
     if not isinstance(config, ReplicateConfig):
         raise TypeError(f"config is a ReplicateConfig, not {type(config).__name__}")
     pin = 0
@@ -122,7 +123,8 @@ def kept(config, replace, group=0):
     elif config.soft_pin_ttl_ms is not None:
         # How long, but not that: the original refuses this with -600.
         pin = _REFUSED_MS
-    return (group, pin, bool(config.with_hard_pin), int(config.data_type), replace)
+    replicas = min(max(int(config.replica_num), 1), 2)
+    return (group, pin, bool(config.with_hard_pin), int(config.data_type), replace, replicas)
 
 
 class BufferHandle(mmap.mmap):

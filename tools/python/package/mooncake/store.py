@@ -326,12 +326,8 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             return _unset()
         if len(keys) != len(values):
             return INVALID_PARAMS
-        option = _kept_one(config, replace)
-        result = 0
-        for key, value in zip(keys, values):
-            code = _code(native.put(key, value, option))
-            result = result or code
-        return result
+        codes = native.put_many(keys, values, _kept_one(config, replace)) if keys else ()
+        return next((_code(code) for code in codes if code < 0), 0)
 
     def get(self, arg0, /):
         """The bytes under a key; empty when there are none."""
@@ -343,7 +339,10 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
 
     def get_batch(self, arg0, /):
         """The bytes under many keys."""
-        return [self.get(key) for key in arg0]
+        native = self._native
+        if native is None:
+            return [b""] * len(arg0)
+        return [value if type(value) is bytes else b"" for value in native.get_many(arg0)]
 
     def get_buffer(self, arg0, /):
         """An object in memory of its own; None when there is none."""
@@ -364,7 +363,20 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
 
     def batch_get_buffer(self, arg0, /):
         """Many such."""
-        return [self.get_buffer(key) for key in arg0]
+        native = self._native
+        keys = list(arg0)
+        if native is None or not keys:
+            return [None] * len(keys)
+        sizes = native.sizes(keys)
+        some = [number for number, size in enumerate(sizes) if size > 0]
+        handles = [BufferHandle(sizes[number]) for number in some]
+        codes = native.receive_many([keys[number] for number in some], handles) if some else ()
+        found = [None] * len(keys)
+        for number, handle, code in zip(some, handles, codes):
+            # One that was replaced by an object of another length between the two questions is asked for by itself.
+            same = code == sizes[number]
+            found[number] = handle if same else None if code == OBJECT_NOT_FOUND else self.get_buffer(keys[number])
+        return found
 
     def is_exist(self, arg0, /):
         """1 when there is an object, 0 when not, below zero when nobody can say."""
@@ -575,7 +587,7 @@ def _code(code):
 
 def _kept_one(config, replace):
     if config is None:
-        return (0, 0, False, 0, True) if replace else None
+        return (0, 0, False, 0, True, 1) if replace else None
     groups = getattr(config, "group_ids", None)
     return kept(config, replace, _group(groups[0]) if groups and len(groups) == 1 else 0)
 

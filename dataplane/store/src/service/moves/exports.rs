@@ -34,12 +34,22 @@ impl Exports {
 }
 
 impl Service {
-    /// A slot leaves. Whether its objects stay for the new owner, which may ask for them.
-    pub(in crate::service) fn export(&mut self, slot: Slot, owners: Option<&SlotOwners>) -> bool {
-        let Some(owners) = owners else { return false };
+    /// A slot leaves that was `whose` by the map before. Whether its objects stay for the new owner, which may ask for
+    /// them: not where somebody else had it in between.
+    pub(in crate::service) fn export(&mut self, slot: Slot, whose: ShardKey, owners: Option<&SlotOwners>) -> bool {
+        let Some(owners) = owners.filter(|owners| owners.past(slot) == Some(whose)) else { return false };
         let Some(to) = owners.owner(slot).filter(|_| owners.former(slot) == Some(self.key())) else { return false };
         self.moves.exports.to.insert(slot, to);
         true
+    }
+
+    /// Ends the export of a slot. Whether there was one.
+    pub(in crate::service) fn end_export(&mut self, slot: Slot) -> bool {
+        let was = self.moves.exports.to.remove(&slot).is_some();
+        if was {
+            self.slot_left(slot.0.into());
+        }
+        was
     }
 
     /// Ends the exports of slots whose new owner has them no more. Whether there were any.

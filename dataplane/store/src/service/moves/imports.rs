@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvplane_proto::client::ListFrom;
-use kvplane_proto::ids::{Epoch, ReservationId, SLOTS, Slot};
+use kvplane_proto::ids::{Epoch, ReservationId, SLOTS, Slot, Version};
 use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_proto::message::KeyItem;
 use kvplane_proto::{Digest, Status};
@@ -57,6 +57,20 @@ pub enum Want {
     List(Digest, ListFrom),
     /// That it drops these.
     Drop(Vec<Digest>),
+    /// That it takes this object as the second owner, out of the pool: whose tail is there, and which version it is.
+    Copy {
+        /// Which.
+        digest: Digest,
+        /// Where it is.
+        place: Place,
+        /// Where its tail is, if it has one: see [`super::super::copy_of`].
+        tail_at: Option<u64>,
+        /// Which version of it.
+        version: Version,
+    },
+    /// That it drops the copies that it has as the second owner of these. A digest of zeros below the slot means all
+    /// of the slot.
+    DropCopies(Vec<Digest>),
 }
 
 /// How a question ended.
@@ -72,6 +86,10 @@ pub enum FetchDone {
     Object(u64, u64),
     /// They are dropped.
     Dropped,
+    /// The copy is there.
+    Copied,
+    /// Which of the copies are gone.
+    CopiesDropped(Vec<bool>),
 }
 
 /// An object that a former owner has.
@@ -120,12 +138,14 @@ pub(super) struct Object {
 
 /// A question that was not answered yet.
 #[derive(Debug)]
-pub(super) enum Call {
+pub(in crate::service) enum Call {
     Sizes { source: u32, items: Vec<(deferred::Slot, Digest)> },
     Describe(Digest),
     Object(Digest),
     List(u32),
     Drop { source: u32, digests: Vec<Digest> },
+    Copy(Digest),
+    DropCopies { second: ShardKey, digests: Vec<Digest> },
 }
 
 /// The importing side.
@@ -136,7 +156,7 @@ pub(super) struct Imports {
     next_source: u32,
     /// The source of each slot; 0 for none.
     by_slot: Vec<u32>,
-    next_token: u64,
+    pub(super) next_token: u64,
     pub(super) calls: BTreeMap<u64, Call>,
     pub(super) objects: BTreeMap<Digest, Object>,
     pub(super) masks: BTreeSet<Digest>,
@@ -274,10 +294,15 @@ impl Service {
                 changed.insert(slot);
             }
         }
-        if let Some(owners) = owners.filter(|owners| owners.since > heard) {
+        if let Some(owners) = owners.filter(|owners| owners.has_changed(heard)) {
             let mut new: BTreeMap<ShardKey, u32> = BTreeMap::new();
-            for slot in (0..SLOTS as u16).filter(|slot| owned(*slot)) {
+            let changed_now = |slot: &u16| owned(*slot) && owners.slot_has_changed(Slot(*slot), heard);
+            for slot in (0..SLOTS as u16).filter(changed_now) {
                 let Some(from) = owners.former(Slot(slot)).filter(|from| *from != me) else { continue };
+                if owners.past(Slot(slot)) != Some(from) && self.copies.inherited(Slot(slot)) {
+                    // What is left of it is here already.
+                    continue;
+                }
                 let source = *new.entry(from).or_insert_with(|| imports.add_source(from));
                 imports.by_slot.resize(SLOTS, 0);
                 imports.by_slot[usize::from(slot)] = source;

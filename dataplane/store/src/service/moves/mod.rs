@@ -22,10 +22,12 @@ mod imports;
 mod pump;
 
 use exports::Exports;
+pub(super) use imports::Call;
 use imports::Imports;
 pub use imports::{Fetch, FetchDone, FetchLimits, Want};
 
 use kvplane_proto::ids::Slot;
+use kvplane_proto::map::ShardKey;
 
 use super::Service;
 
@@ -63,6 +65,21 @@ pub(super) struct Moves {
 impl Moves {
     pub(super) fn new() -> Self {
         Self { exports: Exports::new(), imports: Imports::new(), counters: MoveCounters::default() }
+    }
+
+    /// A question to another shard.
+    pub(super) fn ask(&mut self, shard: ShardKey, want: Want, call: Call) -> Fetch {
+        self.imports.ask(shard, want, call)
+    }
+
+    /// What the next question will be called.
+    pub(super) const fn next_token(&self) -> u64 {
+        self.imports.next_token + 1
+    }
+
+    /// How much is moved in the background.
+    pub(super) const fn limits(&self) -> FetchLimits {
+        self.imports.limits
     }
 }
 

@@ -9,7 +9,7 @@ use super::super::tail::TailHead;
 use super::super::types::{Memory, Output, Place};
 use super::super::{Service, owns};
 use super::imports::{Call, Fetch, FetchDone, Listed, Object, Source, Want};
-use crate::{CommitError, Reserve};
+use crate::{CommitError, Replica, Reserve};
 
 /// Objects of one request to drop them.
 const DROPS: usize = 1024;
@@ -41,10 +41,13 @@ impl Service {
     /// The next question to a former owner, if there is any; to be called until there is none, in every round. Its
     /// answer goes to [`Self::fetched`].
     pub fn poll_fetch(&mut self, now_ns: u64) -> Option<Fetch> {
+        self.now_ns = self.now_ns.max(now_ns);
+        if let Some(fetch) = self.next_copy() {
+            return Some(fetch);
+        }
         if self.moves.imports.sources.is_empty() {
             return self.moves.imports.ready.pop_front();
         }
-        self.now_ns = self.now_ns.max(now_ns);
         if let Some(fetch) = self.moves.imports.ready.pop_front() {
             return Some(fetch);
         }
@@ -177,7 +180,9 @@ impl Service {
         let options = put.options();
         let keep = self.keep_again(&options, options.tenant);
         let head = options.part == Part::Head;
-        let wanted = Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace: false, keep, head };
+        let replica = if options.replicas > 1 { Replica::First } else { Replica::None };
+        let wanted =
+            Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace: false, keep, head, replica };
         let room = self.may_put(bytes).and_then(|()| {
             let store = self.store.as_mut().ok_or(Status::NotFound)?;
             store.reserve_for(&wanted).map_err(reserve_status)
@@ -246,6 +251,8 @@ impl Service {
             (Call::List(source), _) => self.not_listed(source),
             (Call::Drop { source, digests }, FetchDone::Dropped) => self.dropped_there(source, &digests, true),
             (Call::Drop { source, digests }, _) => self.dropped_there(source, &digests, false),
+            (Call::Copy(digest), done) => self.pushed(digest, &done),
+            (Call::DropCopies { second, digests }, done) => self.copies_dropped(token, second, &digests, &done),
         }
     }
 
@@ -295,7 +302,7 @@ impl Service {
                 self.moves.counters.imported += 1;
                 self.moves.counters.imported_bytes += bytes;
                 self.moves.counters.fetched += u64::from(demanded);
-                let made = Made { version, digest, bytes, replaces: false };
+                let made = Made { version, digest, bytes, replaces: false, is_copy: false };
                 let waits = self.waits_of(&made);
                 self.make_last(&made, waits, None);
                 self.drop_there(source, digest);

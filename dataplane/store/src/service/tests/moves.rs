@@ -131,7 +131,8 @@ impl Cluster {
         let from = self.owners.since;
         let epoch = Epoch(self.map.epoch.0 + 1);
         let began = owners(&members).iter().map(|member| (member.node, member.incarnation)).collect();
-        let former = Former { since: epoch, from, claims: before.iter().map(claim).collect(), began };
+        let claims = before.iter().map(claim).collect();
+        let former = Former { since: epoch, from, claims, began, restarts: None };
         self.map = ClusterMap { epoch, replicas: 1, members, former: Some(former) };
         self.owners = SlotOwners::of(&self.map);
     }
@@ -266,6 +267,7 @@ impl Cluster {
                 let request = RequestId { index: 5, generation: 5 };
                 (Operation::Get, vec![body_of([GetItem { digest: *digest, request, capacity_bytes: place.bytes }])])
             }
+            Want::Copy { .. } | Want::DropCopies(_) => panic!("slots have one owner here"),
         };
         let bodies: Vec<Vec<u8>> = bodies;
         let mut sizes = Vec::new();

@@ -4,6 +4,7 @@ use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Ack, Memory, Put, PutError, Removal, RemoveError, Span, Token};
 
+use super::super::copies::CopyWaits;
 use super::super::deferred::{Replies, Slot};
 use super::super::objects::Made;
 use super::super::owns;
@@ -23,18 +24,20 @@ fn read_tail(at: u64, memory: &dyn Memory) -> Vec<u8> {
 }
 
 /// What the answer of a put waits for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(in crate::service) struct Waits {
     /// That it is written.
     write: bool,
     /// That what it replaces is struck out.
     strike: bool,
+    /// Something of the second owner.
+    copies: CopyWaits,
 }
 
 impl Waits {
     /// How many times its slot is settled.
     pub(in crate::service) fn count(self) -> usize {
-        usize::from(self.write) + usize::from(self.strike)
+        usize::from(self.write) + usize::from(self.strike) + self.copies.count()
     }
 }
 
@@ -100,7 +103,15 @@ impl Service {
 
     /// What the answer of a put waits for. To be asked once: it counts that the object was put.
     pub(in crate::service) fn waits_of(&mut self, made: &Made) -> Waits {
-        Waits { write: self.put_waits(made.digest, made.bytes), strike: made.replaces && self.must_strike(made.digest) }
+        if made.is_copy {
+            return Waits::default();
+        }
+        let copies = self.copy_waits(made.digest);
+        Waits {
+            copies,
+            write: self.put_waits(made.digest, made.bytes),
+            strike: made.replaces && self.must_strike(made.digest),
+        }
     }
 
     /// Whether the SSD may have, or bring back after a restart, what an object replaces.
@@ -113,6 +124,10 @@ impl Service {
     /// An object was put: what it replaces is struck out on the SSD, and then it goes there by the policy. `told` is
     /// told of each that is waited for.
     pub(in crate::service) fn make_last(&mut self, made: &Made, waits: Waits, told: Option<Slot>) {
+        if made.is_copy {
+            return;
+        }
+        self.copy_made(made.digest, made.version, waits.copies, told);
         if waits.strike
             && let Some(tiered) = &mut self.tiered
         {
@@ -362,17 +377,19 @@ impl Service {
         request: kvplane_proto::RequestId,
         digests: &[Digest],
         bits: (Vec<bool>, Vec<bool>),
+        owed: &[usize],
     ) -> Result<(), Status> {
         let tiered = self.tiered.as_ref().expect("asked only with a tier");
         if tiered.removals.len() + digests.len() > REMOVALS_MOST {
             return Err(Status::Busy);
         }
-        let slot_of = self.defer(peer, request, Replies::Bits(bits, Status::Ok), digests.len());
+        let slot_of = self.defer(peer, request, Replies::Bits(bits, Status::Ok), digests.len() + owed.len());
         let tiered = self.tiered.as_mut().expect("asked only with a tier");
         for (item, digest) in digests.iter().enumerate() {
             tiered.queue_removal(*digest, Strike::Asked(slot_of(item)));
         }
         digests.iter().for_each(|digest| self.tell_of_ssd(*digest));
+        owed.iter().for_each(|at| self.wait_for_drop(digests[*at], slot_of(*at)));
         Ok(())
     }
 

@@ -1,0 +1,128 @@
+//! What is counted as hot: what requests reuse, of late, in a table that does not grow.
+
+use kvplane_conductor::desk::{
+    Answer, Asked, CacheBatch, CacheChange, CacheEvent, Desk, DeskConfig, InstanceSpec, Mode, Part, Step,
+};
+use kvplane_conductor::index::{ContextKey, IndexConfig, Tier};
+use kvplane_conductor::scheduler::ConductorConfig;
+use kvplane_proto::rng::mix64;
+use proptest::prelude::*;
+
+const SECOND: u64 = 1_000_000_000;
+const BLOCK: u32 = 16;
+
+fn desk() -> Desk {
+    let index = IndexConfig { max_blocks: 1 << 16, max_records: 1 << 16, max_holders: 64, max_contexts: 4, seed: 7 };
+    let books = ConductorConfig { index, lease_ns: u64::MAX, ..DeskConfig::default().books };
+    let mut desk = Desk::new(DeskConfig { books, ..DeskConfig::default() }, 0);
+    for name in ["p0", "p1"] {
+        let spec = InstanceSpec {
+            name: name.to_owned(),
+            life: 1,
+            tenant: String::new(),
+            model: "m".to_owned(),
+            block_tokens: BLOCK,
+            token_bytes: 0,
+            part: Part::Mixed,
+            capacity_tokens: 1 << 40,
+            report_ns: 0,
+            address: String::new(),
+        };
+        desk.register(spec, 0).expect("room");
+    }
+    desk
+}
+
+/// A prompt's rolling hashes.
+fn prompt(seed: u64, blocks: u64) -> Vec<u64> {
+    (0..blocks).map(|at| mix64(seed << 20 | at)).collect()
+}
+
+fn hold(desk: &mut Desk, instance: &str, seq: u64, hashes: Vec<u64>) {
+    let (lora, salt) = (String::new(), String::new());
+    let events = vec![CacheEvent::Stored { lora, salt, tier: Tier::Dram, parent: None, hashes }];
+    desk.cache(instance, 1, CacheBatch { seq, change: CacheChange::Goes, events }, 0).expect("taken");
+}
+
+/// A request with these blocks comes and goes.
+fn ask(desk: &mut Desk, number: u64, hashes: Vec<u64>, now_ns: u64) {
+    let context = ContextKey { model: "m".to_owned(), block_tokens: BLOCK, ..ContextKey::default() };
+    let tokens = hashes.len() as u32 * BLOCK;
+    let (request, barred) = (format!("r{number}"), Vec::new());
+    let asked = Asked { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: Mode::Now, barred };
+    match desk.schedule(&asked, now_ns).expect("served") {
+        Answer::Assigned(assigned) => desk.update(assigned.reservation, Step::Ended, now_ns).expect("booked"),
+        other => panic!("assigned, not {other:?}"),
+    }
+}
+
+#[test]
+fn what_is_reused_most_comes_first_and_is_forgotten() {
+    let mut desk = desk();
+    let (head, other) = (prompt(1, 4), prompt(2, 2));
+    hold(&mut desk, "p0", 0, head.clone());
+    hold(&mut desk, "p1", 0, head.clone());
+    hold(&mut desk, "p1", 1, other.clone());
+    assert_eq!(desk.hot(8, 0), vec![], "nobody has asked");
+    for at in 0..60 {
+        // Ends of their own, which nobody has.
+        ask(&mut desk, at, [head.clone(), prompt(100 + at, 3)].concat(), at * SECOND);
+        if at % 4 == 0 {
+            ask(&mut desk, 1_000 + at, other.clone(), at * SECOND);
+        }
+    }
+    let hot = desk.hot(8, 60 * SECOND);
+    let (first, second) = (&hot[0], &hot[1]);
+    assert_eq!((hot.len(), first.hash, first.tokens), (2, head[3], 4 * u64::from(BLOCK)));
+    assert_eq!((first.holders, first.stored, first.pool.model.as_str()), (2, false, "m"));
+    assert_eq!((second.hash, second.holders), (other[1], 1));
+    // Sixty came in the minute that halves what it counts.
+    assert!((25.0..45.0).contains(&first.per_minute), "{}", first.per_minute);
+    assert!((3.5..4.5).contains(&(first.per_minute / second.per_minute)));
+    assert_eq!(desk.hot(1, 60 * SECOND).len(), 1);
+    let later = desk.hot(8, 120 * SECOND);
+    assert!((later[0].per_minute * 2.0 - first.per_minute).abs() < 1e-6);
+    assert_eq!(desk.hot(8, 3_600 * SECOND), vec![], "nobody asks any more");
+    // Long after, counts are written anew.
+    ask(&mut desk, 5_000, other.clone(), 40_000 * SECOND);
+    ask(&mut desk, 5_001, other.clone(), 40_000 * SECOND);
+    assert_eq!(desk.hot(8, 40_000 * SECOND)[0].hash, other[1]);
+}
+
+#[test]
+fn what_the_store_has_is_said() {
+    let mut desk = desk();
+    let head = prompt(3, 2);
+    hold(&mut desk, "p0", 0, head.clone());
+    for hash in &head {
+        assert!(desk.store_has(9, "", "m", *hash, true).expect("room"));
+    }
+    (0..4).for_each(|at| ask(&mut desk, at, head.clone(), 0));
+    let hot = desk.hot(8, 0);
+    assert_eq!((hot.len(), hot[0].holders, hot[0].stored), (1, 1, true));
+}
+
+proptest! {
+    /// However many others there are, what comes often enough is found, and never counted too high.
+    #[test]
+    fn a_flood_of_others_hides_nothing(seed: u64, others in 100u64..400) {
+        let mut desk = desk();
+        let head = prompt(1, 2);
+        hold(&mut desk, "p0", 0, head.clone());
+        (0..others).for_each(|at| hold(&mut desk, "p0", at + 1, prompt(seed % 1_000 + 2 + at, 1)));
+        let mut asked = 0;
+        for at in 0..others {
+            ask(&mut desk, 2 * at, prompt(seed % 1_000 + 2 + at, 1), at);
+            if mix64(seed ^ at).is_multiple_of(2) {
+                ask(&mut desk, 2 * at + 1, head.clone(), at);
+                asked += 1;
+            }
+        }
+        let hot = desk.hot(64, others);
+        prop_assert!(hot.len() <= 64);
+        let found = hot.iter().find(|row| row.hash == head[1]);
+        prop_assert!(found.is_some());
+        let most = f64::from(asked) * std::f64::consts::LN_2;
+        prop_assert!(found.is_some_and(|row| row.per_minute <= most + 1e-6 && row.per_minute > 0.5));
+    }
+}

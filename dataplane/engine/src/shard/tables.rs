@@ -1,0 +1,23 @@
+//! A shard's store, its tables on huge pages where the system gives them: look-ups wait for memory most of their time.
+
+use kvplane_proto::{ConfigError, Version};
+use kvplane_store::{Store, StoreConfig};
+use kvplane_sys::advice::prefer_huge_pages;
+
+/// An empty store for a pool of so many bytes, above an SSD or not.
+pub(super) fn store(
+    limits: Option<StoreConfig>,
+    above_ssd: bool,
+    bytes: u64,
+    first_version: Version,
+) -> Result<Store, ConfigError> {
+    let limits = limits.unwrap_or_else(|| StoreConfig::for_pool(bytes));
+    // Objects that move between memory and SSD without a copy lie as direct I/O wants them.
+    let unit_bytes = if above_ssd { 4096 } else { limits.unit_bytes };
+    let pool_bytes = bytes / unit_bytes * unit_bytes;
+    let store = Store::new(StoreConfig { pool_bytes, unit_bytes, ..limits }, first_version)?;
+    let [digests, entries] = store.tables();
+    prefer_huge_pages(digests, true);
+    prefer_huge_pages(entries, false);
+    Ok(store)
+}

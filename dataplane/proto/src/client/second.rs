@@ -1,0 +1,185 @@
+//! Second owners: gets fall over to them, and first owners bring them copies.
+//!
+//! A get whose first owner cannot be reached, or says nothing for so long ([`hedge_ns`](super::Config::hedge_ns)), asks
+//! the second owner for its copy, within its deadline and its attempts. Whatever that says but the object itself decides
+//! nothing: then the first owner is asked again, and only it. Who is only slow keeps its connection: what it answers
+//! after all is let go.
+
+use super::Client;
+use super::path::Path;
+use super::table::{NOWHERE, SliceState};
+use super::types::{PeerId, Request, SliceId};
+use crate::digest::Digest;
+use crate::frame::COPY;
+use crate::ids::{RequestId, SLOTS, Slot};
+use crate::status::Status;
+
+/// Whether a slice asks the second owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Second {
+    /// It was not asked.
+    No,
+    /// It is.
+    Asked,
+    /// It was, in vain.
+    Missed,
+}
+
+/// The object that a request reads, if a copy of it would do.
+const fn readable(request: &Request) -> Option<Digest> {
+    match request {
+        Request::Get(digest, _) | Request::GetRange(digest, ..) | Request::GetHead(digest, _) => Some(*digest),
+        _ => None,
+    }
+}
+
+impl Client {
+    /// Takes copies of what it owns first to these peers, by slot; nobody where there is none.
+    pub fn set_seconds(&mut self, second: impl Fn(Slot) -> Option<PeerId>) {
+        let seconds: Vec<Option<PeerId>> = (0..SLOTS as u16).map(|slot| second(Slot(slot))).collect();
+        self.seconds = seconds.iter().any(Option::is_some).then_some(seconds);
+    }
+
+    /// What the argument of a slice's frame says beside the epoch.
+    pub(super) fn copy_bit(&self, slice: u32) -> u64 {
+        let slice = self.slices.peek(slice);
+        let copies = matches!(slice.request, Request::PutCopy(..) | Request::DropCopy(_));
+        if copies || slice.second == Second::Asked { COPY } else { 0 }
+    }
+
+    fn second_peer(&mut self, digest: Digest) -> Option<PeerId> {
+        if self.sources.is_some() {
+            return self.seconds.as_ref()?[usize::from(digest.slot().0)];
+        }
+        let owner = *self.map.as_ref()?.1.owners(digest.slot()).get(1)?;
+        self.peer_of_owner(owner)
+    }
+
+    /// Who is asked for a slice's object.
+    pub(super) fn peer_for(&mut self, id: SliceId, digest: Digest) -> Option<PeerId> {
+        let slice = self.slices.peek(id.index);
+        let (request, second) = (slice.request, slice.second);
+        if matches!(request, Request::PutCopy(..) | Request::DropCopy(_)) {
+            return self.second_peer(digest);
+        }
+        let several = self.map.as_ref().is_some_and(|(_, owners)| owners.owners(digest.slot()).len() > 1);
+        if !several || readable(&request).is_none() || self.sources.is_some() {
+            if second == Second::Asked {
+                self.slices.at(id.index).second = Second::Missed;
+            }
+            return self.owner_peer(digest);
+        }
+        let first = self.owner_peer(digest)?;
+        match second {
+            Second::Missed => return Some(first),
+            Second::No if !self.is_down(first) => {
+                self.watch(id, digest);
+                return Some(first);
+            }
+            Second::No | Second::Asked => {}
+        }
+        let other = self.second_peer(digest);
+        self.slices.at(id.index).second = if other.is_some() { Second::Asked } else { Second::Missed };
+        self.counters.second_asked += u64::from(other.is_some());
+        other.or(Some(first))
+    }
+
+    /// Whether every way to a peer was lost, and it is too early to try again.
+    fn is_down(&self, peer: PeerId) -> bool {
+        let rails = self.peers[peer.0 as usize].groups.iter().flat_map(|group| &group.rails);
+        rails.copied().all(|rail| !self.is_up(rail) && !self.rails[rail as usize].rail.is_hopeful(self.now_ns))
+    }
+
+    /// A get is not to wait for the first owner for ever.
+    fn watch(&mut self, id: SliceId, digest: Digest) {
+        if self.config.hedge_ns > 0 && self.second_peer(digest).is_some() {
+            let begun_ns = self.slices.peek(id.index).times.begun_ns;
+            self.hedges.insert((begun_ns.saturating_add(self.config.hedge_ns), id));
+        }
+    }
+
+    /// Asks second owners for what first owners have not answered.
+    pub(super) fn hedge(&mut self) {
+        while let Some(&(at_ns, id)) = self.hedges.first() {
+            if at_ns > self.now_ns {
+                return;
+            }
+            self.hedges.pop_first();
+            let Some(slice) = self.slices.get(id.index, id.generation) else { continue };
+            let (state, second) = (slice.state, slice.second);
+            if second != Second::No {
+                continue;
+            }
+            match state {
+                SliceState::Queued => {
+                    self.slices.at(id.index).second = Second::Asked;
+                    self.parked.retain(|(_, parked)| *parked != id);
+                    self.leave_lane(id.index);
+                    self.route(id);
+                }
+                SliceState::Asked if self.detach(id.index) => {}
+                SliceState::Asked
+                | SliceState::Receiving
+                | SliceState::Copying
+                | SliceState::Committing
+                | SliceState::Done => {}
+            }
+        }
+    }
+
+    /// Takes a get off the request that it waits for, whose answer is let go when it comes, and asks the second owner.
+    /// The connection stays as it is; if it is dead, it is found to be so no later than without. Not where a device may
+    /// write the caller's memory by itself: then false.
+    fn detach(&mut self, index: u32) -> bool {
+        let slice = self.slices.peek(index);
+        let (lane, wire) = (slice.lane, slice.wire);
+        let entry = &mut self.lanes[lane as usize];
+        if !matches!(entry.path, Path::Stream | Path::Shared) || self.wires.get(wire.index, wire.generation).is_none() {
+            return false;
+        }
+        let progress_ns = entry.progress_ns;
+        entry.detached.push(wire);
+        self.wires.at(wire.index).slices.iter_mut().filter(|slice| **slice == index).for_each(|slice| *slice = NOWHERE);
+        let slice = self.slices.at(index);
+        (slice.second, slice.wire) = (Second::Asked, RequestId::default());
+        self.send_again(index, false);
+        self.lanes[lane as usize].progress_ns = progress_ns;
+        true
+    }
+
+    /// A request is answered, or never will be: nobody looks for gets that have left it any more.
+    pub(super) fn forget_detached(&mut self, lane: u32, wire: RequestId) {
+        self.lanes[lane as usize].detached.retain(|left| *left != wire);
+    }
+
+    /// Whether an outcome is the second owner's, and decides nothing: then the first is asked again.
+    pub(super) fn back_to_first(&mut self, index: u32, status: Status) -> bool {
+        let decides = matches!(
+            status,
+            Status::Ok | Status::BufferTooSmall | Status::OutOfRange | Status::Striped | Status::Empty
+        );
+        if self.slices.peek(index).second != Second::Asked || decides {
+            return false;
+        }
+        self.slices.at(index).second = Second::Missed;
+        self.send_again(index, false);
+        true
+    }
+
+    /// An attempt was in vain: whether the next is with the second owner, or the slice is one that is not tried again.
+    pub(super) fn turn_to_second(&mut self, index: u32, status: Status) {
+        let slice = self.slices.at(index);
+        if status != Status::Unreachable || readable(&slice.request).is_none() {
+            return;
+        }
+        slice.second = match slice.second {
+            Second::No => Second::Asked,
+            Second::Asked | Second::Missed => Second::Missed,
+        };
+    }
+
+    /// Whether a slice is tried once only: whoever sends copies knows what to do next.
+    pub(super) fn is_tried_once(&self, index: u32) -> bool {
+        matches!(self.slices.peek(index).request, Request::PutCopy(..) | Request::DropCopy(_))
+    }
+}

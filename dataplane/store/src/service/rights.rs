@@ -1,0 +1,58 @@
+//! Who this shard is, and who may ask it for what: owners answer for their slots, and for what left to those who have it
+//! now.
+
+use kvplane_proto::ids::{Epoch, Incarnation};
+use kvplane_proto::map::ShardKey;
+use kvplane_proto::{Digest, Status};
+
+use super::types::{CloseReason, Identity, PeerKey};
+use super::{Service, owns};
+
+impl Service {
+    /// Whether an object may be asked for here. An asker with a newer map knows more than we do. The new owner of what
+    /// we had may ask for that, and nobody else any more.
+    pub(super) fn may_ask(&mut self, digest: Digest) -> Result<(), Status> {
+        let knows = self.store.is_some() && self.asker_epoch <= self.epoch;
+        let status = match self.asker_fetches {
+            _ if !knows => Status::WrongOwner,
+            false if owns(&self.owned, digest) || self.may_read_copy(digest).is_some() => return self.may_use(digest),
+            false => Status::WrongOwner,
+            true if self.moves.exports.has(digest) => return Ok(()),
+            true => Status::Stale,
+        };
+        self.counters.wrong_owner += u64::from(status == Status::WrongOwner);
+        Err(status)
+    }
+
+    /// Whether an object is still to be kept: as the owner of its slot, or for the next owner.
+    pub(super) fn keeps(&self, digest: Digest) -> bool {
+        owns(&self.owned, digest) || self.moves.exports.has(digest)
+    }
+
+    /// Who this shard is.
+    pub(super) fn key(&self) -> ShardKey {
+        let Identity { node, incarnation, shard, .. } = self.identity;
+        ShardKey { node, incarnation, shard }
+    }
+
+    /// Starts a new life of the shard: its former one was declared over, so its objects may be older than what others
+    /// were given meanwhile. They are dropped, every connection is closed, and nothing is owned until the next
+    /// [`Self::set_owned`].
+    pub fn begin_life(&mut self, incarnation: Incarnation) {
+        self.identity.incarnation = incarnation;
+        self.forget_wanted();
+        self.set_owned(self.epoch, |_| false);
+        self.epoch = Epoch(0);
+        let peers: Vec<PeerKey> = self
+            .sessions
+            .iter()
+            .enumerate()
+            .filter_map(|(index, session)| {
+                Some(PeerKey { index: index as u32, generation: session.as_ref()?.generation })
+            })
+            .collect();
+        for peer in peers {
+            self.close(peer, CloseReason::Refused(Status::WrongOwner));
+        }
+    }
+}

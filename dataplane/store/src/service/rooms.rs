@@ -1,0 +1,100 @@
+//! Room for objects that are to be put: who may put what, and what is told where there is no room.
+
+use kvplane_proto::ids::ReservationId;
+use kvplane_proto::message::{ObjectName, Part, PutItem, PutOptions};
+use kvplane_proto::{Digest, Limits, Status};
+
+use super::Service;
+use super::objects::reserve_status;
+use super::tail::TailHead;
+use super::types::{Memory, Output, PeerKey, Place};
+use crate::{Replica, Reserve};
+
+impl Service {
+    /// Room for an object, held by the peer; its tail is on its way there.
+    pub(super) fn reserve_one(
+        &mut self,
+        peer: PeerKey,
+        item: &PutItem,
+        name: &ObjectName<'_>,
+    ) -> Result<(ReservationId, Place), Status> {
+        let (reservation, place) = if self.asker_copies {
+            named_right(item, name)?;
+            let wanted = self.reserve_copy(peer, item, name)?;
+            self.take_room(item, name, wanted)?
+        } else {
+            self.room_for(item, name)?
+        };
+        self.lend_reservation(peer, reservation);
+        Ok((reservation, place))
+    }
+
+    /// Room for an object; its tail is on its way there.
+    pub(super) fn room_for(&mut self, item: &PutItem, name: &ObjectName<'_>) -> Result<(ReservationId, Place), Status> {
+        let PutItem { digest, bytes, .. } = *item;
+        if self.asker_fetches {
+            return Err(Status::Unauthorized);
+        }
+        self.may_ask(digest)?;
+        // However large the pool is: no peer could get it over a stream.
+        if bytes > Limits::PAYLOAD_BYTES {
+            return Err(Status::TooLarge);
+        }
+        named_right(item, name)?;
+        let replace = item.options().replace;
+        if replace {
+            self.may_replace()?;
+        } else if self.on_ssd(digest).is_some() {
+            return Err(self.exists_already(digest));
+        }
+        self.may_put(bytes)?;
+        let keep = self.keep_of(item, name)?;
+        let PutOptions { replicas, wait_replicas, .. } = item.options();
+        let replica = match (replicas > 1, wait_replicas) {
+            (false, _) => Replica::None,
+            (true, false) => Replica::First,
+            (true, true) => Replica::Awaited,
+        };
+        self.take_room(item, name, Reserve { replace, keep, replica, ..Reserve::plain(digest, bytes) })
+    }
+
+    /// What a put is told where there is an object already: that, or to come again, as a copy of what was there before
+    /// has to go first.
+    pub(super) fn exists_already(&mut self, digest: Digest) -> Status {
+        self.note_orphans();
+        if self.owes(digest) { Status::Busy } else { Status::Exists }
+    }
+
+    /// Room for an object and its tail, which is on its way there.
+    fn take_room(
+        &mut self,
+        item: &PutItem,
+        name: &ObjectName<'_>,
+        wanted: Reserve,
+    ) -> Result<(ReservationId, Place), Status> {
+        let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
+        let tail = TailHead::of(item);
+        let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
+        let head = item.options().part == Part::Head;
+        let wanted = Reserve { tail_bytes, has_tail: tail.is_some(), head, ..wanted };
+        let reserved = store.reserve_for(&wanted).map_err(reserve_status);
+        let (reservation, extent) = reserved.map_err(|why| match why {
+            Status::Exists => self.exists_already(item.digest),
+            why => self.no_room(why),
+        })?;
+        if let Some(tail) = tail {
+            let start = self.bytes.len();
+            tail.encode(name, &mut self.bytes);
+            let bytes = start..self.bytes.len();
+            let offset = self.store.as_ref().and_then(|store| store.reserved_tail(reservation));
+            let offset = offset.expect("a reservation that was just made");
+            self.outputs.push_back(Output::Tail { offset, bytes });
+        }
+        Ok((reservation, Place { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes }))
+    }
+}
+
+/// Under a name that is not its own, an object would be listed, and removed, as another.
+fn named_right(item: &PutItem, name: &ObjectName<'_>) -> Result<(), Status> {
+    if item.key_bytes > 0 && name.digest() != item.digest { Err(Status::BadRequest) } else { Ok(()) }
+}

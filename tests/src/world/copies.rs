@@ -1,0 +1,157 @@
+//! Objects that two owners have: what first owners bring and second owners take, and that no copy is left of what is
+//! acknowledged as removed.
+
+use kvplane_proto::client::TaskResult;
+use kvplane_proto::frame::{COPY, Header};
+use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+use kvplane_proto::map::ShardKey;
+use kvplane_proto::message::{Kind, Operation, PutOptions};
+use kvplane_proto::{Digest, Status};
+use kvplane_store::service::{FetchDone, Place};
+use kvplane_store::{ObjectView, Replica};
+
+use super::World;
+use super::check::ledger::Use;
+use super::check::memory::Loan;
+use super::check::{Rule, broken};
+use super::fetch::FETCHES;
+use super::network::Way;
+use super::pipe::Outgoing;
+use super::results::{Asked, What};
+use super::scenario::Mischief;
+
+/// How a question to drop copies ended.
+pub(super) fn drops_done(results: &[TaskResult]) -> FetchDone {
+    FetchDone::CopiesDropped(
+        results.iter().map(|result| matches!(result.status, Status::Ok | Status::NotFound)).collect(),
+    )
+}
+
+impl World {
+    /// What a put says of copies: the same for the same put.
+    pub(crate) fn copies_wanted(&self, asked: &Asked) -> PutOptions {
+        let What::Put { write, .. } = asked.what else { return PutOptions::default() };
+        let two = self.scenario.replicas > 1 && (write % 8 != 0 || self.scenario.keeps);
+        let waits = two && (write % 3 == 0 || self.scenario.keeps);
+        PutOptions { replicas: if two { 2 } else { 0 }, wait_replicas: waits, ..PutOptions::default() }
+    }
+
+    /// Memory of a shard's client for what it brings to a second owner.
+    pub(crate) fn lend_copy(&mut self, index: usize, life: usize, digest: Digest, place: Place) -> Option<u64> {
+        let lent = self.clients[index].memory.lend(Loan::Copy { bytes: place.bytes }, digest);
+        let offset = match lent {
+            Ok(offset) => offset?,
+            Err(violation) => {
+                self.violate(violation);
+                return None;
+            }
+        };
+        let lent = self.lives[life].ledger.lend(FETCHES, Use::Read, place.offset, place.bytes);
+        self.require(lent);
+        let mut bytes = self.lives[life].bytes(place.offset, place.bytes).to_vec();
+        if self.scenario.has(Mischief::SpoilCopies) {
+            bytes[0] ^= 1;
+        }
+        self.clients[index].memory.fill(offset, &bytes);
+        Some(offset)
+    }
+
+    /// It is on its way no more.
+    pub(crate) fn copy_sent(&mut self, index: usize, life: usize, place: Place, offset: u64) {
+        let taken = self.clients[index].memory.take_back(offset);
+        self.require(taken);
+        self.lives[life].ledger.end(FETCHES, Use::Read, place.offset);
+    }
+
+    /// A second owner took a copy: it is what the first owner had.
+    pub(crate) fn observe_copy(&mut self, index: u32, digest: Digest, view: &ObjectView) {
+        let Some(connection) = self.connections.get(&index) else { return };
+        let (client, life) = (connection.client, connection.life);
+        self.lives[life].ledger.end(index, Use::Write, view.extent.offset);
+        let grown = self.lives[life].see_version(view.version);
+        self.require(grown);
+        self.statistics.copies += 1;
+        let bytes = self.lives[life].bytes(view.extent.offset, view.extent.bytes).to_vec();
+        let Some(key) = self.shadow.key(digest) else { return };
+        let pushed = self.clients[client].fetcher.as_ref().and_then(|fetcher| fetcher.pushed.get(&digest));
+        let fits = |version: &&u64| self.shadow.check_read(key, **version, &bytes).is_ok();
+        let Some(origin) = pushed.and_then(|pushed| pushed.iter().rev().find(fits)).copied() else {
+            let what = format!("life {life} took a copy of key {key} that its first owner never had");
+            self.violate(broken(Rule::Commit, what));
+            return;
+        };
+        let (version, lineage) = (view.version.0, self.lineage(life));
+        self.detail(version, || format!("life {life} takes a copy of {origin} as {version}"));
+        // What it replaces there is gone.
+        self.shadow.removed(key, lineage, version, self.trace.events);
+        let taken = self.shadow.imported(version, origin, digest, lineage, &bytes);
+        self.require(taken);
+    }
+
+    fn key_of(&self, life: usize) -> ShardKey {
+        let life = &self.lives[life];
+        ShardKey {
+            node: NodeId(life.node as u64 + 1),
+            incarnation: Incarnation(self.nodes[life.node].incarnation),
+            shard: ShardId(life.shard),
+        }
+    }
+
+    /// A first owner acknowledges that versions of a key below `floor` are gone: its second owner has no copy of them.
+    pub(crate) fn check_no_copy(&mut self, first: usize, key: usize, floor: u64) {
+        let digest = self.shadow.digest(key);
+        let Some(second) = self.lives[first].service.second_of(digest.slot()) else { return };
+        let alive = |life: &usize| self.lives[*life].alive && self.nodes[self.lives[*life].node].up;
+        let Some(life) = (0..self.lives.len()).filter(alive).find(|life| self.key_of(*life) == second) else { return };
+        let view = self.lives[life].service.store().and_then(|store| store.peek(digest));
+        let Some(view) = view.filter(|view| view.replica == Replica::Second) else { return };
+        let origin = self.shadow.commit_of(view.version.0).and_then(|commit| commit.origin).unwrap_or(0);
+        // What was put since then may have a copy already.
+        let lineage = self.lineage(first);
+        let gone = self.shadow.commit_of(origin).filter(|commit| commit.life == lineage && commit.removed.is_some());
+        let older = gone.is_some() && origin < floor;
+        if older {
+            let what = format!("life {life} has a copy of version {origin} of key {key}, which life {first} removed");
+            self.violate(broken(Rule::Removed, what));
+        }
+    }
+
+    /// A put was answered: no copy is left of what was there before.
+    pub(crate) fn check_copies_of(&mut self, index: u32, version: u64) {
+        let Some(connection) = self.connections.get(&index).filter(|_| self.scenario.replicas > 1) else { return };
+        let life = connection.life;
+        if let Some(key) = self.shadow.commit_of(version).map(|commit| commit.key) {
+            let lineage = self.lineage(life);
+            // Before it was made there was nothing, or what it replaced.
+            self.shadow.removed(key, lineage, version, self.trace.events);
+            self.check_no_copy(life, key, version);
+        }
+    }
+
+    /// [`Mischief::KeepCopies`]: the host answers for the service, which hears nothing.
+    pub(crate) fn forge_drop(&mut self, index: u32, header: &Header) -> bool {
+        if header.kind != Kind::Request(Operation::Remove) || header.argument & COPY == 0 {
+            return false;
+        }
+        let bitmap = vec![0xff; (header.items as usize).div_ceil(8)];
+        let reply = Header::reply(Kind::Reply(Operation::Remove), header.request, Status::Ok)
+            .with_body(&bitmap, header.items as usize);
+        self.send(index, Way::ToClient, Outgoing::new(&reply, &bitmap, None));
+        true
+    }
+
+    /// What of the copies of a shard is not as it should be when all is well.
+    pub(crate) fn copies_missing(&self, life: usize) -> Option<String> {
+        let service = &self.lives[life].service;
+        let counters = service.copy_counters();
+        if counters.owed > 0 {
+            return Some(format!("life {life} waits for copies to go: {counters:?}"));
+        }
+        if Self::fetch_limits(&self.scenario).bytes_per_s == 0 {
+            return None;
+        }
+        let (lack, _) = service.store()?.uncopied(0, u32::MAX);
+        let lack = lack.into_iter().find(|digest| service.second_of(digest.slot()).is_some())?;
+        Some(format!("life {life} has no copy made of {lack}, although all is well: {counters:?}"))
+    }
+}

@@ -1,0 +1,89 @@
+//! Seeds of the simulated world in which slots have two owners, and bugs that its checkers must find. `KVPLANE_SEEDS`
+//! says how many (20), `KVPLANE_SEED` the first (0).
+
+use kvplane_tests::world::{Mischief, Rule, Scenario, Statistics, run, run_with_lines};
+
+fn number(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")),
+        Err(_) => default,
+    }
+}
+
+#[test]
+fn seeds() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
+    let (mut total, mut failed) = (Statistics::default(), Vec::new());
+    for seed in first..first + count {
+        match run(Scenario::of_replicas(seed)) {
+            Ok(outcome) => total.add(&outcome.statistics),
+            Err(_) => {
+                // Repeated for its last events: a run is the same every time.
+                let failure =
+                    run_with_lines(Scenario::of_replicas(seed)).expect_err("a seed fails every time or never");
+                println!("{failure}");
+                failed.push(seed);
+            }
+        }
+        if failed.len() >= 5 {
+            break;
+        }
+    }
+    println!("{total}");
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.copies > 0, "nothing was copied: {total}");
+}
+
+/// One node dies, and nothing that two nodes were said to have is missing, then or later.
+#[test]
+fn losses() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
+    let (mut total, mut failed) = (Statistics::default(), Vec::new());
+    for seed in first..first + count {
+        match run(Scenario::of_losses(seed)) {
+            Ok(outcome) => total.add(&outcome.statistics),
+            Err(_) => {
+                let failure = run_with_lines(Scenario::of_losses(seed)).expect_err("a seed fails every time or never");
+                println!("{failure}");
+                failed.push(seed);
+            }
+        }
+        if failed.len() >= 5 {
+            break;
+        }
+    }
+    println!("{total}; {} objects with two owners", total.doubled);
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.doubled > 0, "nothing had two owners: {total}");
+}
+
+/// Seeds that found a bug once.
+#[test]
+fn seeds_that_failed_once() {
+    for seed in [1022, 1090, 1157, 1159, 1165, 1168, 1178, 1196, 1226] {
+        run(Scenario::of_replicas(seed)).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+/// Runs seeds with the bug until a rule breaks; it must be one of `rules`.
+fn caught(mischief: Mischief, rules: &[Rule]) {
+    for seed in 0..200 {
+        if let Err(failure) = run(Scenario::of_replicas_with(seed, mischief)) {
+            let rule = failure.violation.rule;
+            println!("{mischief:?}: after {seed} seeds, {failure}");
+            assert!(rules.contains(&rule), "{mischief:?} was found by {rule:?} instead of {rules:?}: {failure}");
+            return;
+        }
+    }
+    panic!("{mischief:?} was not found");
+}
+
+#[test]
+fn a_copy_that_is_said_to_be_gone_and_is_not() {
+    caught(Mischief::KeepCopies, &[Rule::Removed]);
+}
+
+#[test]
+fn a_copy_of_other_bytes() {
+    caught(Mischief::SpoilCopies, &[Rule::Commit]);
+}

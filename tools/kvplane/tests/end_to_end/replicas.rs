@@ -1,0 +1,149 @@
+//! Nodes die, and objects of which two nodes had a copy are still read.
+
+use std::time::{Duration, Instant};
+
+use kvplane::{Client, ClientConfig, PutOptions};
+
+use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
+
+/// Objects, and how long each is.
+const OBJECTS: u64 = 400;
+const BYTES: usize = 6000;
+
+fn value(key: u64, turn: u64) -> Vec<u8> {
+    (0..BYTES as u64).map(|at| (key.wrapping_mul(0x9e37_79b9) ^ turn.wrapping_mul(77) ^ at ^ at >> 8) as u8).collect()
+}
+
+fn name(key: u64) -> String {
+    format!("twice-{key}")
+}
+
+fn control(place: &Workplace) -> Process {
+    let state = place.path("state");
+    let control = Process::start(place.command(&["control", "--state", text(&state), "--replicas", "2"]));
+    control.wait_for("metrics on");
+    control
+}
+
+fn node(place: &Workplace, number: u64) -> Process {
+    let number = number.to_string();
+    let node = Process::start(place.command(&["node", "--pool", "64M", "--shards", "2", "--node-id", &number]));
+    node.wait_for("node ");
+    node
+}
+
+fn members(control: &Process, count: u64) {
+    let there = wait_until(|| (health(control.http())["members"] == count).then_some(()));
+    assert_eq!(there, Some(()), "{count} members");
+}
+
+fn twice() -> PutOptions {
+    PutOptions { replicas: 2, replace: true, ..PutOptions::default() }
+}
+
+/// Puts until two nodes have it: the first ones may come before nodes have heard of each other.
+fn put_twice(client: &mut Client, key: u64, turn: u64) {
+    let done = wait_until(|| {
+        let (_, replicas) = client.put_replicas(name(key).as_bytes(), &value(key, turn), &twice()).expect("a put");
+        (replicas == 2).then_some(())
+    });
+    assert_eq!(done, Some(()), "{} has two copies", name(key));
+}
+
+#[test]
+fn what_two_nodes_had_is_read_when_one_is_killed() {
+    let place = Workplace::new("replicas");
+    let control = control(&place);
+    let mut nodes: Vec<Process> = (1..=3).map(|number| node(&place, number)).collect();
+    members(&control, 3);
+    let config = ClientConfig { deadline: Duration::from_secs(5), ..place.client_config(Way::Tcp) };
+    let mut client = Client::connect(&config).unwrap();
+    for key in 0..OBJECTS {
+        put_twice(&mut client, key, 0);
+    }
+    // What is replaced or removed has no copy left that could come back.
+    for key in 0..40 {
+        put_twice(&mut client, key, 1);
+    }
+    for key in 40..60 {
+        assert!(client.remove(name(key).as_bytes()).unwrap(), "{}", name(key));
+    }
+    nodes[1].kill();
+    let killed = Instant::now();
+    let (mut gets, mut slowest) = (0u64, Duration::ZERO);
+    let mut sweep = |client: &mut Client| {
+        for key in 0..OBJECTS {
+            let begun = Instant::now();
+            let got = client.get(name(key).as_bytes());
+            slowest = slowest.max(begun.elapsed());
+            gets += 1;
+            match (key, got) {
+                // Of a dead owner nothing is known until it is known to be dead.
+                (40..60, Ok(found)) => assert_eq!(found, None, "{} was removed", name(key)),
+                (40..60, Err(_)) => {}
+                (_, Ok(Some(bytes))) => assert_eq!(bytes, value(key, u64::from(key < 40)), "{}", name(key)),
+                (_, Ok(None)) => panic!("{} had two copies and is gone", name(key)),
+                (_, Err(error)) => panic!("{} is not read: {error}", name(key)),
+            }
+        }
+    };
+    sweep(&mut client);
+    let gone = wait_until(|| {
+        sweep(&mut client);
+        (health(control.http())["members"] == 2).then_some(())
+    });
+    assert_eq!(gone, Some(()), "the dead node leaves the map");
+    sweep(&mut client);
+    println!("{gets} gets in {:?} since the kill, the slowest {slowest:?}", killed.elapsed());
+    // By now each object has two owners again, or soon will: then another node may die.
+    let whole = wait_until(|| {
+        let mut fresh = Client::connect(&config).ok()?;
+        let (_, replicas) = fresh.put_replicas(b"probe", &value(1, 1), &twice()).ok()?;
+        (replicas == 2).then_some(())
+    });
+    assert_eq!(whole, Some(()), "two nodes are enough for two copies");
+}
+
+/// In which life a node reported last, and how many objects all shards say that their second owners have.
+fn copied(control: &Process, node: u64) -> (u64, u64) {
+    let (_, body) = http_get(control.http(), "/debug/shards");
+    let shown: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    let nodes = shown["nodes"].as_array().expect("nodes");
+    let life = nodes.iter().find(|one| one["node"] == node).and_then(|one| one["incarnation"].as_u64());
+    let shards = nodes.iter().flat_map(|node| node["shards"].as_array().expect("shards"));
+    (life.unwrap_or(0), shards.map(|shard| shard["copies"]["elsewhere"].as_u64().expect("a number")).sum())
+}
+
+#[test]
+fn a_node_that_is_killed_and_comes_back_finds_what_the_others_had() {
+    let place = Workplace::new("replicas-again");
+    let control = control(&place);
+    let mut nodes: Vec<Process> = (1..=3).map(|number| node(&place, number)).collect();
+    members(&control, 3);
+    let config = ClientConfig { deadline: Duration::from_secs(5), ..place.client_config(Way::Tcp) };
+    let mut client = Client::connect(&config).unwrap();
+    for key in 0..OBJECTS {
+        put_twice(&mut client, key, 0);
+    }
+    let found = |client: &mut Client| {
+        for key in 0..OBJECTS {
+            // Until all have heard of what happened, it may be out of reach.
+            let found = wait_until(|| client.get(name(key).as_bytes()).ok().flatten());
+            assert_eq!(found, Some(value(key, 0)), "{} had two copies", name(key));
+        }
+    };
+    let (life, _) = copied(&control, 2);
+    nodes[1].kill();
+    nodes[1] = node(&place, 2);
+    found(&mut client);
+    let whole = wait_until(|| {
+        let (now, copies) = copied(&control, 2);
+        (now > life && copies >= OBJECTS).then_some(())
+    });
+    assert_eq!(whole, Some(()), "of {OBJECTS} objects have a copy again: {:?}", copied(&control, 2));
+    let shown = place.run(&["ctl", "shards"]).text();
+    assert!(shown.contains("copies: "), "{shown}");
+    // Each has two owners again, so that another node may die.
+    nodes[0].kill();
+    found(&mut client);
+}
