@@ -12,7 +12,7 @@ pub mod shard;
 
 pub use host::{
     DeviceSnapshot, FetchConfig, Handshake, Host, HostConfig, NearDevices, PART_LEAST_BYTES, PlaceName, RdmaDevices,
-    StockAnswer, StockEngines, TierSetup, node_of_region,
+    StockAnswer, StockEngines, TierNotice, TierSetup, node_of_region,
 };
 pub use initiator::Initiator;
 pub use pacing::Pacing;

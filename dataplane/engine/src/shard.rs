@@ -386,7 +386,8 @@ fn run(
             host.tell_follower();
         }
         while let Some(notice) = host.poll_tier_notice() {
-            tracing::warn!("{name}: {notice}");
+            let text = notice.text;
+            if notice.is_trouble { tracing::warn!("{name}: {text}") } else { tracing::info!("{name}: {text}") }
         }
         let now_ns = host.now_ns();
         if !leaving.is_empty() {

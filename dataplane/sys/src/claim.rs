@@ -6,7 +6,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::file::{BLOCK_BYTES, DirectFile, sync_directory};
@@ -16,7 +16,7 @@ use crate::file::{BLOCK_BYTES, DirectFile, sync_directory};
 pub struct ClaimedFile {
     file: DirectFile,
     /// Holds the lock.
-    _guard: File,
+    guard: File,
     bytes: u64,
     device: (u64, u64),
     is_device: bool,
@@ -69,13 +69,21 @@ impl ClaimedFile {
         let number = if is_device { metadata.rdev() } else { metadata.dev() };
         let device = (u64::from(libc::major(number)), u64::from(libc::minor(number)));
         let bytes = whole_blocks(usable, path, "its length of", &mut remarks);
-        Ok(Self { file, _guard: guard, bytes, device, is_device, remarks })
+        Ok(Self { file, guard, bytes, device, is_device, remarks })
     }
 
     /// The file itself.
     #[must_use]
     pub const fn file(&self) -> &DirectFile {
         &self.file
+    }
+
+    /// Reads what is at `offset`, by the page cache: for a look at it before it is used.
+    ///
+    /// # Errors
+    /// When it cannot be read, or ends before.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.guard.read_exact_at(into, offset)
     }
 
     /// Bytes that may be used: whole blocks.
@@ -235,7 +243,8 @@ fn make(file: &File, path: &Path, bytes: u64, remarks: &mut Vec<String>) -> io::
 }
 
 fn allocate(file: &File, bytes: u64) -> io::Result<()> {
-    let length = libc::off_t::try_from(bytes).map_err(|_| invalid(format!("a size of {bytes} bytes")))?;
+    let too_many = |_| invalid(format!("a size of {bytes} bytes is more than a file can have: give less"));
+    let length = libc::off_t::try_from(bytes).map_err(too_many)?;
     loop {
         // SAFETY: names no memory; the descriptor is open as long as the file.
         if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {

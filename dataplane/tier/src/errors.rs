@@ -4,6 +4,10 @@ use core::fmt;
 
 use crate::ops::Fault;
 
+/// What to do about a device that holds something else.
+const WIPE: &str = "it is not touched; name another, or wipe it if nobody wants what it has (blkdiscard -z DEVICE, or \
+                    dd if=/dev/zero of=DEVICE; remove a file)";
+
 /// Why a device is not opened. Nothing was written to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenError {
@@ -11,9 +15,14 @@ pub enum OpenError {
     Blank,
     /// Something else stands there.
     Foreign,
+    /// No superblocks, but not blank either: formatting would overwrite what somebody may want.
+    NotBlank {
+        /// Where the first byte is that is not zero, from the start of the tier's part of the device.
+        offset: u64,
+    },
     /// Neither copy of the superblock is whole.
     Damaged,
-    /// Neither copy can be read.
+    /// Neither copy can be read, or not what tells whether the device is blank.
     Unreadable,
     /// It is blank, and cannot be formatted.
     Unwritable,
@@ -61,13 +70,16 @@ impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Blank => f.write_str("the device has no tier on it: format it first"),
-            Self::Foreign => {
-                f.write_str("the device holds something else, not a tier: name another device, or wipe this one")
+            Self::Foreign => write!(f, "the device holds something else, not a tier; {WIPE}"),
+            Self::NotBlank { offset } => {
+                write!(f, "the device holds something else, not a tier: byte {offset} of it is not zero; {WIPE}")
             }
             Self::Damaged => {
-                f.write_str("both superblocks of the device are damaged: check the device; format it to start anew")
+                f.write_str("both superblocks of the device are damaged: check the device; wipe it to start anew")
             }
-            Self::Unreadable => f.write_str("both superblocks of the device cannot be read: check the device"),
+            Self::Unreadable => f.write_str(
+                "both superblocks of the device cannot be read, or not what tells whether it is blank: check it",
+            ),
             Self::Unwritable => f.write_str("the device is blank and takes no writes: name one that can be written"),
             Self::OtherVersion { found, known } => {
                 write!(

@@ -34,7 +34,7 @@ pub use index::{BYTES_PER_OBJECT, MAX_HITS};
 pub use memory::{Memory, Space, Span};
 pub use ops::{Action, BlockOp, Fault, OpId, Pieces, Priority};
 pub use scrub::{ScrubPass, ScrubReport, ScrubState};
-pub use tier::{Harm, Tier, TierStats};
+pub use tier::{ENDS_BYTES, Harm, Tier, TierStats};
 pub use types::{
     Accepted, Ack, Event, Get, Identity, Miss, OpenOptions, Output, Put, RecordView, RecoveryReport, Removal, Token,
 };

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use crate::memory::Span;
 use crate::slots::{SlotId, Slots};
+use crate::tier::Window;
 
 /// The most pieces of memory of one operation.
 pub const MAX_PIECES: usize = 12;
@@ -171,6 +172,8 @@ pub(crate) enum Owner {
     NoteRead(u8),
     /// Or written.
     NoteWrite,
+    /// A part of a device without superblocks is read: it must be zero.
+    Look(Window),
     /// A segment is made blank.
     Blank(u32),
     /// A segment's header is read into one of the blocks of the scan area.

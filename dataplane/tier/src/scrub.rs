@@ -86,6 +86,12 @@ impl Scrubber {
         self.next_ns = now_ns;
     }
 
+    /// What was ordered will not be done.
+    pub(crate) const fn give_up(&mut self) {
+        self.ordered = None;
+        self.in_pass = false;
+    }
+
     /// Bytes a second at the moment.
     fn rate(&self) -> u64 {
         self.ordered.unwrap_or(self.background_bytes_per_s)

@@ -10,6 +10,7 @@
 //! record of its digest has a greater sequence. Not here: I/O, time, memory, deadlines; what goes to the tier and when.
 
 mod append;
+mod blank;
 mod check;
 mod commit;
 mod groups;
@@ -26,6 +27,8 @@ mod start;
 mod stats;
 mod untracked;
 
+pub use blank::ENDS_BYTES;
+pub(crate) use blank::Window;
 pub use stats::{Harm, TierStats};
 
 use std::collections::{BTreeMap, VecDeque};
@@ -253,6 +256,7 @@ impl Tier {
             }
             Owner::NoteWrite => self.note_written(result, memory),
             Owner::SuperblockWrite => self.superblock_written(result, memory),
+            Owner::Look(window) => self.looked_at(window, result, memory),
             Owner::Blank(_) => self.blanked(result, memory),
             Owner::HeaderRead { segment, place } => self.header_read(segment, place, result, memory),
             Owner::Prepare(segment) => self.header_written(segment, result, memory),
@@ -310,6 +314,8 @@ impl Tier {
         self.degraded = Some(reason);
         self.events.push_back(Event::Degraded(reason));
         self.untracked.note_fault();
+        self.give_up_reclaim();
+        self.give_up_scrub();
         self.fail_unsubmitted(memory);
         self.fail_pending(memory);
         self.abandon_seals();

@@ -101,9 +101,16 @@ impl Disk {
         }
     }
 
+    /// Makes it a blank one.
+    pub(crate) fn wipe(&mut self) {
+        self.unflushed.clear();
+        self.seen.fill(0);
+        self.durable.fill(0);
+    }
+
     fn read(&mut self, op: &BlockOp, memory: &mut LifeMemory<'_>) -> Result<u32, Fault> {
-        if self.bad.is_none() && self.rng.chance(self.faults.bad_range) {
-            // Not the superblocks: without them there is nothing to look at.
+        if self.bad.is_none() && self.written > 0 && self.rng.chance(self.faults.bad_range) {
+            // Not the superblocks, and not before there are any: without them there is nothing to look at.
             let room = self.seen.len() as u64 - (64 << 10);
             self.bad = Some(((64 << 10) + self.rng.below(room), 1 + self.rng.below(64 << 10)));
         }

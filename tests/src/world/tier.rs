@@ -7,7 +7,7 @@ use kvplane_proto::Status;
 use kvplane_proto::ids::{NodeId, ShardId};
 use kvplane_proto::rng::Rng;
 use kvplane_store::service::{PutAck, Service, TierPolicy, WritePolicy};
-use kvplane_tier::{BlockOp, Event as TierEvent, Identity, OpId, OpenOptions, Tier, TierConfig};
+use kvplane_tier::{BlockOp, Event as TierEvent, Identity, OpId, OpenError, OpenOptions, Tier, TierConfig};
 
 use super::World;
 use super::check::ledger::Use;
@@ -194,7 +194,10 @@ impl World {
             match notice {
                 TierEvent::Opened { .. } => self.lives[life].tier.iter_mut().for_each(|tier| tier.opened = true),
                 // As a real node: it says why and ends. It comes back later.
-                TierEvent::Refused(_) => self.lives[life].refused = true,
+                TierEvent::Refused(error) => {
+                    self.lives[life].refused = true;
+                    self.wipe_spoilt(life, error);
+                }
                 TierEvent::Degraded(_) => self.statistics.degraded += 1,
                 TierEvent::Recovered(report) => {
                     self.statistics.recovered += u64::from(report.objects);
@@ -211,6 +214,16 @@ impl World {
             self.after(MS, Event::TierRefused(life));
         }
         progress
+    }
+
+    /// A disk that fails may lose both superblocks, or write elsewhere while it is formatted: somebody wipes it.
+    fn wipe_spoilt(&mut self, life: usize, error: OpenError) {
+        let fails = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any());
+        if fails && matches!(error, OpenError::NotBlank { .. }) {
+            let lineage = self.lineage(life);
+            self.disks.get_mut(&lineage).into_iter().for_each(Disk::wipe);
+            self.shadow.promises_void(lineage, |_| true);
+        }
     }
 
     fn start_op(&mut self, life: usize, op: BlockOp) {

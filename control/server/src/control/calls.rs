@@ -186,8 +186,10 @@ impl Service for Control {
         core.forget_gone();
         let orders = core.tiers.order(call.node, call.action);
         if orders.is_empty() {
-            let whom = call.node.map_or_else(|| "no node".to_owned(), |node| format!("node {node} is not known, or"));
-            let reason = format!("{whom} has an SSD: start nodes with --ssd");
+            let reason = match call.node {
+                Some(node) => format!("node {node} is not known, or has no SSD: start it with --ssd"),
+                None => "no node has an SSD: start nodes with --ssd".to_owned(),
+            };
             return Err(Refusal::new(RefusalCode::NotFound, reason));
         }
         Ok(TiersOrdered { orders })

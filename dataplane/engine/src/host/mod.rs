@@ -52,7 +52,7 @@ pub use rdma::RdmaDevices;
 use roles::{Lent, Link, Roles, Uploads};
 use same_host::SameHost;
 use tier::TierWork;
-pub use tier::{PART_LEAST_BYTES, TierSetup};
+pub use tier::{PART_LEAST_BYTES, TierNotice, TierSetup};
 
 /// Frames taken from one connection in one round, so that none starves the others.
 const FRAMES_PER_ROUND: usize = 128;

@@ -38,7 +38,7 @@ pub struct TierSetup {
 
 /// What to do about a device that is shorter than it was.
 const SHORTER: &str = "give it the size that it had, and as many shards and SSDs; if it was cut, what was there is \
-                       lost: remove the file, or wipe the device's first 64 KiB, to start anew";
+                       lost: remove the file, or wipe the device (blkdiscard -z), to start anew";
 /// And about one that was made for other shards.
 const OTHERWISE: &str = "start with as many shards and SSDs, and with the size, that it was made with";
 
@@ -48,9 +48,28 @@ pub(super) struct TierWork {
     is_open: bool,
     /// How many of the driver's remarks were taken.
     told: usize,
-    notices: VecDeque<String>,
+    notices: VecDeque<TierNotice>,
     /// Which device it is, once that was read.
     device: Option<u128>,
+}
+
+/// Something about a tier for the log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TierNotice {
+    /// Whether the operator should do something about it.
+    pub is_trouble: bool,
+    /// What there is to say.
+    pub text: String,
+}
+
+impl TierNotice {
+    const fn trouble(text: String) -> Self {
+        Self { is_trouble: true, text }
+    }
+
+    const fn report(text: String) -> Self {
+        Self { is_trouble: false, text }
+    }
 }
 
 impl TierWork {
@@ -95,7 +114,8 @@ impl TierWork {
 
     fn take_remarks(&mut self) {
         let path = self.nvme.part().path().display();
-        let new = self.nvme.remarks()[self.told..].iter().map(|remark| format!("{path}: {remark}"));
+        let new =
+            self.nvme.remarks()[self.told..].iter().map(|remark| TierNotice::trouble(format!("{path}: {remark}")));
         self.notices.extend(new);
         self.told = self.nvme.remarks().len();
     }
@@ -220,19 +240,22 @@ impl Host {
                 "the bytes that may be written a day are used up: only what was promised is written (see --ssd-budget)"
             }
         };
-        work.notices.push_back(format!("{path}: {what}"));
+        let text = format!("{path}: {what}");
+        work.notices.push_back(TierNotice { is_trouble: admission != Admission::Full, text });
     }
 
     fn note(&mut self, event: &Event) {
         let Some(work) = &mut self.tier_work else { return };
         let path = work.nvme.part().path().display();
-        let text = match event {
-            Event::Recovered(report) => format!("{path}: {report}"),
-            Event::Degraded(reason) => alone(&path, reason, self.last_problem.as_ref()),
-            Event::Refused(error) => alone(&path, error, self.last_problem.as_ref()),
-            other => format!("{path}: {other:?}"),
-        };
-        work.notices.push_back(text);
+        work.notices.push_back(match event {
+            Event::Recovered(report) => {
+                let text = format!("{path}: {report}");
+                TierNotice { is_trouble: report.given_up > 0 || report.unreadable_windows > 0, text }
+            }
+            Event::Degraded(reason) => TierNotice::trouble(alone(&path, reason, self.last_problem.as_ref())),
+            Event::Refused(error) => TierNotice::trouble(alone(&path, error, self.last_problem.as_ref())),
+            other => TierNotice::report(format!("{path}: {other:?}")),
+        });
     }
 
     /// Says so when records are found that are not whole: the first time, and whenever there are twice as many.
@@ -241,11 +264,11 @@ impl Host {
         let Some(work) = &mut self.tier_work else { return };
         let path = work.nvme.part().path().display();
         let text = "they are misses, and can be put again; if there are more and more, replace the device";
-        work.notices.push_back(format!("{path}: {harm} since the start: {text}"));
+        work.notices.push_back(TierNotice::trouble(format!("{path}: {harm} since the start: {text}")));
     }
 
     /// Something about the tier that the operator should know.
-    pub fn poll_tier_notice(&mut self) -> Option<String> {
+    pub fn poll_tier_notice(&mut self) -> Option<TierNotice> {
         self.tier_work.as_mut()?.notices.pop_front()
     }
 

@@ -129,9 +129,11 @@ impl Reclaim {
 
 impl Tier {
     /// Reclaims until so many segments are free, or all that is left is what reclaim would keep. 0 ends that. More than
-    /// half of the segments cannot be asked for: what is kept needs room.
+    /// half of the segments cannot be asked for: what is kept needs room. Nothing is wanted of a tier that takes no
+    /// writes: it makes no room.
     pub fn reclaim_until(&mut self, free_segments: u32) {
-        self.reclaim.wanted_free = free_segments.min(self.config.segments / 2);
+        let most = if self.writable() { self.config.segments / 2 } else { 0 };
+        self.reclaim.wanted_free = free_segments.min(most);
         // Twice round: what was hot the first time is not the second.
         self.reclaim.turns_left = 2 * self.config.segments;
     }
@@ -140,6 +142,11 @@ impl Tier {
     #[must_use]
     pub const fn wanted_free_segments(&self) -> u32 {
         self.reclaim.wanted_free
+    }
+
+    /// No more writes: nobody waits for room any more.
+    pub(super) const fn give_up_reclaim(&mut self) {
+        self.reclaim.wanted_free = 0;
     }
 
     pub(super) fn reclaim_work(&mut self, now_ns: u64, memory: &mut dyn Memory) {

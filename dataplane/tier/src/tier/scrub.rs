@@ -22,9 +22,23 @@ impl Tier {
         self.scrubber.set_background(bytes_per_s);
     }
 
-    /// Checks every record once, at this rate; a pass that was paused goes on. 0 pauses it.
+    /// Checks every record once, at this rate; a pass that was paused goes on. 0 pauses it. Nothing is begun where
+    /// nothing can be read: the device is gone or was refused.
     pub fn scrub_once(&mut self, now_ns: u64, bytes_per_s: u64) {
-        self.scrubber.order(now_ns, bytes_per_s);
+        if self.is_readable() {
+            self.scrubber.order(now_ns, bytes_per_s);
+        }
+    }
+
+    /// Nothing can be read any more: nobody waits for the end of a pass.
+    pub(super) const fn give_up_scrub(&mut self) {
+        if !self.is_readable() {
+            self.scrubber.give_up();
+        }
+    }
+
+    const fn is_readable(&self) -> bool {
+        !matches!(self.degraded, Some(Reason::Gone | Reason::Refused(_)))
     }
 
     /// What the scrubber does and has found.

@@ -1,12 +1,10 @@
 //! Opening: whose device is it? Superblocks are read, checked, and written anew with this life's number.
 //!
-//! A blank device is formatted when that was asked for: every segment's header is made blank, so that what an earlier
-//! use of the device left is not mistaken for damage, then the superblocks are written. Each of the two copies is
-//! durable before the other is touched.
+//! A device without superblocks is formatted when that was asked for and it is blank (`blank.rs`). Each of the two
+//! copies of the superblock is durable before the other is touched.
 
 use super::Tier;
 use super::commit::Barrier;
-use super::headers::PLACES;
 use crate::errors::{OpenError, Reason};
 use crate::format::{
     FORMAT_VERSION, SUPERBLOCK_BYTES, SUPERBLOCK_IO_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockFound,
@@ -21,6 +19,10 @@ use crate::types::Event;
 pub(super) enum Phase {
     /// Both copies of the superblock, and of the note of owned slots, are being read.
     Superblocks { left: u8 },
+    /// Without superblocks: whether all is zero at both ends of the device,
+    Ends,
+    /// and where segments begin.
+    Starts { next: u32, left: u32 },
     /// Segments are made blank.
     Blanking { next: u32, left: u32 },
     /// What was made blank is being made durable.
@@ -77,9 +79,11 @@ impl Tier {
         }
     }
 
-    fn refuse(&mut self, error: OpenError) {
+    pub(super) fn refuse(&mut self, error: OpenError) {
         self.phase = Phase::Refused;
         self.degraded = Some(Reason::Refused(error));
+        self.give_up_reclaim();
+        self.give_up_scrub();
         self.events.push_back(Event::Refused(error));
     }
 
@@ -158,41 +162,13 @@ impl Tier {
             _ => 0,
         };
         if self.superblocks == [Some(SuperblockFound::Blank); 2] {
-            zero(memory, self.layout.blank, self.config.block_bytes);
-            let first = PLACES.min(self.config.segments);
-            self.phase = Phase::Blanking { next: first, left: self.config.segments };
-            (0..first).for_each(|segment| self.make_blank(segment));
+            self.look_whether_blank();
             return;
         }
         // The copy that counts stays as it is until the other one is durable.
         let copy = usize::from(generation(&self.superblocks[0]) > generation(&self.superblocks[1]));
         self.phase = Phase::Claiming { copy, copies: 1, formatted: false };
         self.write_superblock(copy, memory);
-    }
-
-    fn make_blank(&mut self, segment: u32) {
-        let pieces = Pieces::of(&[Span::staging(self.layout.blank, self.config.block_bytes)]);
-        let (owner, action) = (Owner::Blank(segment), Action::Write { durable: false });
-        let offset = self.segment_at(segment);
-        self.jobs.submit(Job { owner, action, offset, pieces, priority: Priority::Commit });
-    }
-
-    pub(super) fn blanked(&mut self, result: Result<(), Fault>, memory: &mut dyn Memory) {
-        if let Err(fault) = result {
-            self.degrade(Reason::of_superblock(fault), memory);
-        }
-        let Phase::Blanking { next, left } = &mut self.phase else { return };
-        *left -= 1;
-        let (upcoming, is_last) = (*next, *left == 0);
-        if upcoming < self.config.segments {
-            *next += 1;
-            self.make_blank(upcoming);
-        } else if is_last && self.writable() {
-            self.phase = Phase::Blanked;
-            self.after_flush(Barrier::Superblock);
-        } else if is_last {
-            self.refuse(OpenError::Unwritable);
-        }
     }
 
     fn write_superblock(&mut self, copy: usize, memory: &mut dyn Memory) {

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvplane_sys::{ClaimedFile, NvmeNamespace};
+use kvplane_tier::format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockFound};
+use kvplane_tier::{ENDS_BYTES, OpenError};
 
 /// Parts begin at multiples of this.
 const PART_BYTES: u64 = 1 << 20;
@@ -49,9 +51,12 @@ impl Ssd {
     /// Takes a file or device for this process alone. See [`ClaimedFile::open`].
     ///
     /// # Errors
-    /// As there.
+    /// As there, and when it holds something that is no tier: names the path and says what to do.
     pub fn open(path: &Path, bytes: Option<u64>, io: IoChoice) -> io::Result<Self> {
         let claimed = ClaimedFile::open(path, bytes)?;
+        if let Some(error) = somebody_elses(&claimed) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{}: {error}", path.display())));
+        }
         let mut remarks = claimed.remarks().to_vec();
         let (mut offers, described) = detect(&claimed, Path::new("/sys/dev/block"), io);
         if io == IoChoice::Polled && !offers.polling {
@@ -137,6 +142,35 @@ impl Part {
     pub fn path(&self) -> &Path {
         self.ssd.path()
     }
+}
+
+/// Whether the whole holds something that is no tier. Shards look at their own parts only, and a part in the middle of
+/// a disk with partitions, or of a file system, may well be blank: so this comes before any of them formats.
+///
+/// What cannot be read is left to the shards to say.
+fn somebody_elses(claimed: &ClaimedFile) -> Option<OpenError> {
+    let bytes = claimed.bytes();
+    let head = ENDS_BYTES.min(bytes);
+    let mut buffer = vec![0; head as usize];
+    for offset in [0, bytes - head] {
+        claimed.read_at(offset, &mut buffer).ok()?;
+        if offset == 0 && holds_superblock(&buffer) {
+            return None;
+        }
+        if let Some(at) = buffer.iter().position(|byte| *byte != 0) {
+            return Some(OpenError::NotBlank { offset: offset + at as u64 });
+        }
+    }
+    None
+}
+
+/// Whether one of a superblock's places has one of any version, whole or not: whose it is, the shards say.
+fn holds_superblock(head: &[u8]) -> bool {
+    SUPERBLOCK_OFFSETS.iter().any(|at| {
+        let bytes = head.get(*at as usize..).and_then(<[u8]>::first_chunk::<SUPERBLOCK_BYTES>);
+        let found = bytes.map(Superblock::decode);
+        !matches!(found, None | Some(SuperblockFound::Blank | SuperblockFound::Foreign))
+    })
 }
 
 /// The drive that is to be given commands.

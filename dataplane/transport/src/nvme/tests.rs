@@ -345,8 +345,13 @@ fn drive(which: usize) -> Option<(PathBuf, MutexGuard<'static, ()>)> {
         return None;
     }
     let path = PathBuf::from(format!("/dev/rig/d{which}"));
-    let device = std::fs::File::options().write(true).open(&path).expect("the drive");
-    std::os::unix::fs::FileExt::write_all_at(&device, &vec![0; FILE_BYTES as usize], 0).expect("wiped");
+    let mut device = std::fs::File::options().write(true).open(&path).expect("the drive");
+    let bytes = std::io::Seek::seek(&mut device, std::io::SeekFrom::End(0)).expect("its length");
+    let zeros = vec![0; 1 << 20];
+    for at in (0..bytes).step_by(zeros.len()) {
+        let now = (bytes - at).min(zeros.len() as u64) as usize;
+        std::os::unix::fs::FileExt::write_all_at(&device, &zeros[..now], at).expect("wiped");
+    }
     device.sync_all().expect("wiped");
     Some((path, alone))
 }

@@ -41,7 +41,16 @@ impl Dev {
         self.log.begin(Level::Warn)?;
         // The only node of its cluster needs no number of its own, but an SSD wants the same one every time.
         self.shape.or_node_id(1);
-        let state = self.state.clone().or_else(|| self.shape.state_beside_ssd());
+        let beside = if self.state.is_none() { self.shape.state_beside_ssd() } else { None };
+        // Before it is said of a file that nobody named.
+        if let Some(parent) = beside.as_ref().and_then(|path| path.parent())
+            && !parent.as_os_str().is_empty()
+            && !parent.is_dir()
+        {
+            return Err(format!("--ssd: there is no directory {}: make it, or name another", parent.display()).into());
+        }
+        let made = beside.clone().filter(|path| !path.exists());
+        let state = self.state.clone().or(beside);
         let setup = control::Setup {
             cluster: &self.cluster,
             listen: self.control,
@@ -56,7 +65,14 @@ impl Dev {
         let mut plane = control::start(setup, &self.http)?;
         let runtime_directory = self.shape.runtime_directory.clone();
         let local = kvplane::Control::Local { cluster: self.cluster.clone(), runtime_directory };
-        let (node, metrics) = self.shape.start(&self.cluster, local)?;
+        let started = self.shape.start(&self.cluster, local);
+        if started.is_err() {
+            // What was made for an SSD that was refused is of no use.
+            drop(plane);
+            made.iter().for_each(|path| drop(std::fs::remove_dir_all(path)));
+            return started.map(|_| ());
+        }
+        let (node, metrics) = started?;
         println!("control plane of {:?} on {} (QUIC)", self.cluster, plane.address());
         self.http.announce(&plane);
         println!("ready: clients of this user find it by --cluster {}; Ctrl-C stops it", self.cluster);

@@ -19,6 +19,7 @@ mod stop;
 mod tebench;
 mod tenants;
 mod tier;
+mod tier_wait;
 mod topology;
 mod transfer_engine_bench;
 mod which;

@@ -11,12 +11,11 @@ use kvplane::ControlLink;
 use kvplane::rpc::message::{ListTiers, OrderTiers, TierAction, TierNode, TierShard};
 use serde_json::{Value, json};
 
+use super::tier_wait::{Patience, is_done};
 use super::{Failure, size};
 
 /// How often a command that waits looks.
 const LOOK: Duration = Duration::from_millis(300);
-/// A node that says nothing for so long is not waited for.
-const SILENCE_NS: u64 = 60_000_000_000;
 
 /// What to look at or to do.
 #[derive(Subcommand)]
@@ -74,6 +73,9 @@ pub(crate) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
     match action {
         Action::Status(common) => {
             let nodes = link.call(ListTiers { node: common.node })?.nodes;
+            if let Some(node) = common.node.filter(|_| nodes.is_empty()) {
+                return Err(format!("node {node} is not known, or has no SSD: start it with --ssd").into());
+            }
             if nodes.is_empty() && !common.json {
                 println!("no node has an SSD");
             }
@@ -97,30 +99,20 @@ pub(crate) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
     }
 }
 
-/// Whether a shard has come to the end of what was ordered.
-fn is_done(shard: &TierShard, action: TierAction) -> bool {
-    match action {
-        TierAction::Verify { .. } => !matches!(shard.scrub.as_str(), "verify" | "paused"),
-        TierAction::Reclaim { .. } => shard.wanted_free_segments == 0,
-    }
-}
-
 /// Gives an order, waits for its end if that is wanted, and shows how things are then.
 fn order(link: &ControlLink, common: &Common, action: TierAction, wait: bool) -> Result<Vec<TierNode>, Failure> {
+    let before = link.call(ListTiers { node: common.node })?.nodes;
     let ordered = link.call(OrderTiers { node: common.node, action })?.orders;
     let narrate = !common.json && std::io::stderr().is_terminal();
+    let mut patience = Patience::new(action);
     loop {
         let nodes = link.call(ListTiers { node: common.node })?.nodes;
         let mut open = 0;
         for (number, order) in &ordered {
-            let Some(node) = nodes.iter().find(|node| node.node == *number) else {
-                return Err(format!("node {number} left before it was done").into());
-            };
-            if node.age_ns > SILENCE_NS {
-                return Err(format!("node {number} has not reported for {} s", node.age_ns / 1_000_000_000).into());
-            }
-            let done = node.carried_out >= *order && (!wait || node.shards.iter().all(|shard| is_done(shard, action)));
-            open += usize::from(!done);
+            let then = before.iter().find(|node| node.node == *number);
+            let now = nodes.iter().find(|node| node.node == *number);
+            let now = now.ok_or_else(|| format!("node {number} left before it was done"))?;
+            open += usize::from(!is_done(then, now, *order, action, wait)?);
         }
         if open == 0 {
             let nodes: Vec<TierNode> =
@@ -131,6 +123,7 @@ fn order(link: &ControlLink, common: &Common, action: TierAction, wait: bool) ->
         if narrate {
             nodes.iter().flat_map(|node| &node.shards).for_each(|shard| eprintln!("{}", progress(shard, action)));
         }
+        patience.look(&nodes)?;
         std::thread::sleep(LOOK);
     }
 }
@@ -153,6 +146,12 @@ fn amplification(shard: &TierShard) -> f64 {
     if shard.put_bytes == 0 { 0.0 } else { shard.written_bytes as f64 / shard.put_bytes as f64 }
 }
 
+/// Segments that are being made ready, sealed or reclaimed, or that recovery has not come to.
+const fn others(shard: &TierShard) -> u32 {
+    let told = shard.free_segments + shard.sealed_segments + shard.open_segments + shard.bad_segments;
+    shard.segments.saturating_sub(told)
+}
+
 fn show(nodes: &[TierNode], as_json: bool) {
     if as_json {
         println!("{:#}", json!({ "nodes": nodes.iter().map(node_json).collect::<Vec<_>>() }));
@@ -168,12 +167,13 @@ fn show_shard(shard: &TierShard) {
     let gibibytes = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     println!("  shard {}: {}, format {}, {}", shard.shard, shard.device, shard.format, shard.state);
     println!(
-        "    segments {}: {} free, {} sealed, {} open, {} bad; {:.3} GiB live, {:.3} GiB dead, {} objects",
+        "    segments {}: {} free, {} sealed, {} open, {} bad, {} others; {:.3} GiB live, {:.3} GiB dead, {} objects",
         shard.segments,
         shard.free_segments,
         shard.sealed_segments,
         shard.open_segments,
         shard.bad_segments,
+        others(shard),
         gibibytes(shard.live_bytes),
         gibibytes(shard.dead_bytes),
         shard.objects
@@ -236,6 +236,7 @@ fn shard_json(shard: &TierShard) -> Value {
             "sealed": shard.sealed_segments,
             "open": shard.open_segments,
             "bad": shard.bad_segments,
+            "others": others(shard),
             "bytes_each": shard.segment_bytes,
             "wanted_free": shard.wanted_free_segments,
         },

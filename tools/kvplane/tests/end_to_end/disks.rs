@@ -2,7 +2,9 @@
 //! files. What this machine does not let us make is skipped, with a line that says why.
 
 use std::collections::VecDeque;
+use std::io::{Seek, SeekFrom};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -292,7 +294,14 @@ pub(crate) fn skipped<T>(what: &str, why: &str) -> Option<T> {
 
 /// Makes a drive of the rig a blank one: what other tests have left there is no tier, or another's.
 pub(crate) fn wipe(drive: &str) {
-    let drive = std::fs::OpenOptions::new().write(true).open(drive).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&drive, &vec![0; 1 << 20], 0).unwrap();
+    if run("blkdiscard", &["-z", drive]).is_ok() {
+        return;
+    }
+    let mut drive = std::fs::OpenOptions::new().write(true).open(drive).unwrap();
+    let bytes = drive.seek(SeekFrom::End(0)).unwrap();
+    for at in (0..bytes).step_by(1 << 20) {
+        let now = (bytes - at).min(1 << 20) as usize;
+        drive.write_all_at(&vec![0; now], at).unwrap();
+    }
     drive.sync_all().unwrap();
 }

@@ -9,6 +9,7 @@ use kvplane::{Client, ClientConfig};
 use kvplane_tools::pattern;
 
 use crate::counted::sum;
+use crate::disks::{run, skipped};
 use crate::support::{Process, Way, Workplace, http_get, text, wait_until};
 
 /// How much the device has in these tests.
@@ -286,21 +287,79 @@ fn a_device_that_does_not_do_is_refused_in_words() {
     assert!(!place.path("small").exists() && !place.path("huge").exists(), "nothing is left behind");
     place.run(&["node", "--ssd", text(&foreign)]).failed(1, &["give the node a number"]);
     place.run(&["dev", "--ssd", "x:y"]).failed(2, &["K, M, G or T"]);
+    refused(&format!("{}:18446744073709551615", text(&place.path("most"))), &["more than a file can have"]);
+    let nowhere = place.path("nowhere").join("x");
+    refused(&format!("{}:64M", text(&nowhere)), &["there is no directory", "nowhere"]);
+    let left = std::fs::read_dir(&place.directory).unwrap().map(|entry| entry.unwrap().file_name());
+    let states: Vec<_> = left.filter(|name| text(Path::new(name)).ends_with(".control")).collect();
+    assert!(states.is_empty(), "nothing is left behind: {states:?}");
+}
+
+/// What others keep on a disk is nowhere near the superblocks' places; the second shard's part is blank.
+#[test]
+fn what_others_keep_on_a_disk_is_refused_and_not_touched() {
+    /// Where, and what.
+    type Mark = (u64, &'static [u8]);
+    const BYTES: u64 = 64 << 20;
+    let place = Workplace::new("foreign");
+    let marks: [(&str, &[Mark]); 5] = [
+        ("partitions", &[(510, &[0x55, 0xaa]), (512, b"EFI PART"), (BYTES - 512, b"EFI PART")]),
+        ("ext4", &[(1080, &[0x53, 0xef])]),
+        ("swap", &[(4086, b"SWAPSPACE2")]),
+        ("btrfs", &[(65_600, b"_BHRfS_M")]),
+        ("raid", &[(BYTES - 8192, &[0xfc, 0x4e, 0x2b, 0xa9])]),
+    ];
+    for (what, marks) in marks {
+        let path = place.path(what);
+        let image = std::fs::File::create(&path).unwrap();
+        image.set_len(BYTES).unwrap();
+        marks.iter().for_each(|(at, mark)| image.write_all_at(mark, *at).unwrap());
+        let before = std::fs::read(&path).unwrap();
+        let says = format!("byte {} of it is not zero", marks[0].0);
+        let words = ["dev", "--pool", "16M", "--shards", "2", "--ssd", text(&path)];
+        place.run(&words).failed(1, &["holds something else, not a tier", &says, "blkdiscard -z"]);
+        assert!(std::fs::read(&path).unwrap() == before, "{what} is as it was");
+    }
+}
+
+/// A file system in memory that has no direct I/O, as tmpfs had none once; unmounted when it is dropped.
+struct NoDirectIo(std::path::PathBuf);
+
+impl NoDirectIo {
+    fn mount(at: std::path::PathBuf) -> Option<Self> {
+        std::fs::create_dir_all(&at).unwrap();
+        match run("mount", &["-t", "ramfs", "none", text(&at)]) {
+            Ok(_) => Some(Self(at)),
+            Err(why) => skipped("a file system without direct I/O", &why),
+        }
+    }
+}
+
+impl Drop for NoDirectIo {
+    fn drop(&mut self) {
+        let _ = run("umount", &["--lazy", text(&self.0)]);
+    }
 }
 
 #[test]
 fn a_file_system_without_direct_io_works_and_says_so() {
-    let place = Workplace::new("tmpfs");
-    let path = Path::new("/dev/shm").join(format!("kvplane-ssd-{}", std::process::id()));
-    let ssd = format!("{}:64M", text(&path));
-    let dev = place.dev("16M", &["--shards", "1", "--ssd", &ssd, "--ssd-ack", "durable"]);
+    let place = Workplace::new("ramfs");
+    let Some(mounted) = NoDirectIo::mount(place.path("mount")) else { return };
+    let ssd = format!("{}:64M", text(&mounted.0.join("ssd")));
+    let words = ["--shards", "1", "--ssd", &ssd, "--ssd-ack", "buffered"];
+    let mut dev = place.dev("16M", &words);
+    assert!(dev.said().iter().any(|line| line.contains("goes through the page cache")), "{:?}", dev.said());
     let mut client = place.client(Way::Tcp);
     for key in 0..32 {
         client.put(name(key).as_bytes(), &value(key)).unwrap();
         assert!(is_there(&mut client, key));
     }
-    let how = dev.wait_for("write cache");
-    println!("{how}");
-    drop(dev);
-    std::fs::remove_file(&path).unwrap();
+    drop(client);
+    dev.kill();
+    let mut dev = place.dev("16M", &words);
+    recovered(&dev);
+    let mut client = place.client(Way::Shm);
+    assert!((0..32).all(|key| is_there(&mut client, key)), "they outlive the process");
+    drop(client);
+    dev.kill();
 }

@@ -216,6 +216,12 @@ fn a_disk_whose_superblocks_cannot_be_read_leaves_memory() {
     disk.set(Faults { unreadable: Some(0..BYTES), ..Faults::default() });
     let mut dev = bed.start();
     is_alone(&bed, &dev, "both superblocks of the device cannot be read");
+    // Nothing is waited for that will never be done.
+    for order in [&["verify"][..], &["verify", "--detach"], &["reclaim", "--free", "30"]] {
+        bed.place.run(&[&["ctl", "tier"][..], order].concat()).failed(1, &["memory only for what is new"]);
+    }
+    bed.place.run(&["ctl", "tier", "verify", "--node", "99"]).failed(1, &["node 99 is not known, or has no SSD"]);
+    bed.place.run(&["ctl", "tier", "status", "--node", "99"]).failed(1, &["node 99 is not known, or has no SSD"]);
     assert_eq!(there(&bed, 0..16), 0);
     dev.kill();
     disk.set(Faults::default());

@@ -87,12 +87,13 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &TierFlags) -> Result<Ve
     Ok(reports)
 }
 
-/// The file of the SSD, which goes with the run.
+/// The file of the SSD, which goes with the run, and so does the control plane's state beside it.
 struct File(PathBuf);
 
 impl Drop for File {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_dir_all(self.0.with_extension("control"));
     }
 }
 

@@ -1,0 +1,157 @@
+//! Waiting for what `kvplane ctl tier` ordered: until it is done, cannot be done, or does not go on.
+
+use std::time::{Duration, Instant};
+
+use kvplane::rpc::message::{TierAction, TierNode, TierShard};
+
+/// A node that says nothing for so long is not waited for.
+const SILENCE_NS: u64 = 60_000_000_000;
+/// Where nothing goes on for so long, nothing is waited for,
+const STALL: Duration = Duration::from_secs(60);
+/// besides the time that the longest record takes at the rate that was asked for.
+const RECORD_BYTES: u64 = 32 << 20;
+
+/// Whether a node has come to the end of what was ordered; `before` is how it was then. An error where it never will.
+pub(super) fn is_done(
+    before: Option<&TierNode>,
+    now: &TierNode,
+    order: u64,
+    action: TierAction,
+    wait: bool,
+) -> Result<bool, String> {
+    let node = now.node;
+    if now.age_ns > SILENCE_NS {
+        return Err(format!("node {node} has not reported for {} s", now.age_ns / 1_000_000_000));
+    }
+    if before.is_some_and(|before| before.incarnation != now.incarnation) {
+        return Err(format!("node {node} restarted before it was done: order it again"));
+    }
+    if now.carried_out < order {
+        return Ok(false);
+    }
+    let mut all = true;
+    for shard in &now.shards {
+        let then = before.and_then(|before| before.shards.iter().find(|then| then.shard == shard.shard));
+        let done = shard_is_done(then, shard, action, wait);
+        all &= done.map_err(|why| format!("node {node}, shard {}: {why}", shard.shard))?;
+    }
+    Ok(all)
+}
+
+fn shard_is_done(then: Option<&TierShard>, now: &TierShard, action: TierAction, wait: bool) -> Result<bool, String> {
+    let state = &now.state;
+    let takes_writes = matches!(state.as_str(), "serving" | "recovering");
+    match action {
+        TierAction::Reclaim { free_percent: 1.. } if !takes_writes => Err(format!("it makes no room: {state}")),
+        TierAction::Reclaim { .. } => Ok(!wait || now.wanted_free_segments == 0),
+        TierAction::Verify { bytes_per_s: 0 } => Ok(true),
+        TierAction::Verify { .. } if now.scrub == "verify" => Ok(!wait),
+        TierAction::Verify { .. } if now.scrub == "paused" => {
+            Err("somebody paused it: `kvplane ctl tier verify` goes on where it is".to_owned())
+        }
+        TierAction::Verify { .. } if then.is_some_and(|then| now.scrub_passes <= then.scrub_passes) => {
+            Err(format!("not all records were read: {state}"))
+        }
+        TierAction::Verify { .. } => Ok(true),
+    }
+}
+
+/// Ends waiting where nothing goes on.
+pub(super) struct Patience {
+    action: TierAction,
+    /// What was seen last that tells whether anything goes on, and since when it is so.
+    seen: Vec<u64>,
+    since: Instant,
+}
+
+impl Patience {
+    pub(super) fn new(action: TierAction) -> Self {
+        Self { action, seen: Vec::new(), since: Instant::now() }
+    }
+
+    /// Looks once more.
+    pub(super) fn look(&mut self, nodes: &[TierNode]) -> Result<(), String> {
+        let seen: Vec<u64> = nodes.iter().flat_map(signs).collect();
+        if seen != self.seen {
+            (self.seen, self.since) = (seen, Instant::now());
+            return Ok(());
+        }
+        let shards = nodes.iter().map(|node| node.shards.len() as u64).max().unwrap_or(0);
+        let longest = match self.action {
+            TierAction::Verify { bytes_per_s: rate @ 1.. } => Duration::from_secs(RECORD_BYTES * shards / rate),
+            _ => Duration::ZERO,
+        };
+        let stalled = self.since.elapsed();
+        if stalled > STALL + longest {
+            let seconds = stalled.as_secs();
+            return Err(format!(
+                "nothing has gone on for {seconds} s: see `kvplane ctl tier status` and the nodes' logs"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What changes as long as a node works on an order.
+fn signs(node: &TierNode) -> impl Iterator<Item = u64> {
+    let of_shard = |shard: &TierShard| {
+        let found = if shard.state == "recovering" { shard.objects } else { 0 };
+        [found, shard.scrub_records, u64::from(shard.free_segments), u64::from(shard.wanted_free_segments)]
+    };
+    [node.node, node.carried_out].into_iter().chain(node.shards.iter().flat_map(of_shard))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VERIFY: TierAction = TierAction::Verify { bytes_per_s: 1 << 30 };
+    const RECLAIM: TierAction = TierAction::Reclaim { free_percent: 30 };
+
+    fn node(change: impl FnOnce(&mut TierShard)) -> TierNode {
+        let mut shard =
+            TierShard { state: "serving".to_owned(), scrub: "idle".to_owned(), scrub_passes: 3, ..Default::default() };
+        change(&mut shard);
+        TierNode { node: 7, incarnation: 1, age_ns: 0, carried_out: 5, shards: vec![shard] }
+    }
+
+    fn look(now: &TierNode, action: TierAction) -> Result<bool, String> {
+        is_done(Some(&node(|_| {})), now, 5, action, true)
+    }
+
+    #[test]
+    fn an_order_ends_or_says_why_it_never_will() {
+        assert_eq!(look(&node(|shard| shard.scrub_passes = 4), VERIFY), Ok(true));
+        assert_eq!(look(&node(|shard| shard.scrub = "verify".to_owned()), VERIFY), Ok(false));
+        assert_eq!(look(&node(|shard| shard.wanted_free_segments = 2), RECLAIM), Ok(false));
+        assert_eq!(look(&node(|_| {}), RECLAIM), Ok(true));
+        assert_eq!(look(&TierNode { carried_out: 4, ..node(|_| {}) }, VERIFY), Ok(false));
+        let refused = || node(|shard| shard.state = "memory only for what is new: the device is gone".to_owned());
+        for (now, action, says) in [
+            (refused(), VERIFY, "not all records were read: memory only for what is new: the device is gone"),
+            (refused(), RECLAIM, "it makes no room: memory only"),
+            (node(|shard| shard.scrub = "paused".to_owned()), VERIFY, "somebody paused it"),
+            (TierNode { incarnation: 2, ..node(|_| {}) }, VERIFY, "restarted before it was done"),
+            (TierNode { age_ns: SILENCE_NS + 1, ..node(|_| {}) }, RECLAIM, "has not reported for 60 s"),
+        ] {
+            let error = look(&now, action).expect_err(says);
+            assert!(error.starts_with("node 7") && error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_go_on_is_not_waited_for() {
+        let mut patience = Patience::new(VERIFY);
+        let nodes = [node(|shard| shard.scrub_records = 8)];
+        patience.look(&nodes).expect("it went on");
+        patience.look(&nodes).expect("not yet for long");
+        patience.since -= STALL + Duration::from_secs(1);
+        let error = patience.look(&nodes).expect_err("nothing goes on");
+        assert!(error.contains("for 61 s"), "{error}");
+        patience.look(&[node(|shard| shard.scrub_records = 9)]).expect("it went on");
+        let mut patience = Patience::new(TierAction::Verify { bytes_per_s: 1 });
+        patience.look(&nodes).expect("it went on");
+        patience.since -= STALL + Duration::from_secs(1);
+        patience.look(&nodes).expect("a record takes long at this rate");
+    }
+}
