@@ -101,8 +101,14 @@ impl Disk {
         }
     }
 
-    /// Makes it a blank one.
+    /// Whether it was ever formatted.
+    pub(crate) fn is_formatted(&self) -> bool {
+        [0, 32 << 10].iter().any(|at| self.seen[*at..].starts_with(b"KVTS"))
+    }
+
+    /// Puts a blank one in its place.
     pub(crate) fn wipe(&mut self) {
+        self.bad = None;
         self.unflushed.clear();
         self.seen.fill(0);
         self.durable.fill(0);

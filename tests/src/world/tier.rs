@@ -216,11 +216,17 @@ impl World {
         progress
     }
 
-    /// A disk that fails may lose both superblocks, or write elsewhere while it is formatted: somebody wipes it.
+    /// A disk that fails may lose both superblocks, write elsewhere while it is formatted, or have a bad range where it
+    /// must be seen to be blank before that: somebody puts another in its place.
     fn wipe_spoilt(&mut self, life: usize, error: OpenError) {
         let fails = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any());
-        if fails && matches!(error, OpenError::NotBlank { .. }) {
-            let lineage = self.lineage(life);
+        let lineage = self.lineage(life);
+        let spoilt = match error {
+            OpenError::NotBlank { .. } => true,
+            OpenError::Unreadable => self.disks.get(&lineage).is_some_and(|disk| !disk.is_formatted()),
+            _ => false,
+        };
+        if fails && spoilt {
             self.disks.get_mut(&lineage).into_iter().for_each(Disk::wipe);
             self.shadow.promises_void(lineage, |_| true);
         }

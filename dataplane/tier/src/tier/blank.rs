@@ -12,7 +12,8 @@ use crate::errors::{OpenError, Reason};
 use crate::memory::{Memory, Span, zero};
 use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
 
-/// How many bytes of a blank device must be zero at each end: btrfs has its mark after 64 KiB, partitions begin at 1 MiB.
+/// How many bytes of a blank device must be zero at each end: btrfs has its mark after 64 KiB, partitions begin at one
+/// MiB.
 pub const ENDS_BYTES: u64 = 1 << 20;
 /// A window is read so often before what was read there is believed not to be zero, or not to be readable: a single
 /// read that fails, or is wrong, says nothing.
