@@ -217,6 +217,15 @@ impl Client {
         }
     }
 
+    /// From where on, and how many objects of its batch a request asks for, if it does that.
+    fn asked_of(&self, slice: u32) -> Option<(u32, u32)> {
+        // A get that left its request for the second owner is nowhere; such a question never is.
+        match self.slices.peek((slice != NOWHERE).then_some(slice)?).request {
+            Request::Asks(_, from, count) => Some((from, count)),
+            _ => None,
+        }
+    }
+
     fn on_group(
         &mut self,
         (lane, operation): (u32, Operation),
@@ -234,8 +243,8 @@ impl Client {
             }
             return Ok(());
         }
-        if let Request::Asks(_, from, count) = self.slices.peek(slices[0]).request {
-            return self.on_asked(slices[0], (from, count), header, body).ok_or(Broken);
+        if let Some(asked) = self.asked_of(slices[0]) {
+            return self.on_asked(slices[0], asked, header, body).ok_or(Broken);
         }
         if header.items as usize != slices.len() {
             return Err(Broken);

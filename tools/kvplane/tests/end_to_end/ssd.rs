@@ -346,7 +346,7 @@ fn a_file_system_without_direct_io_works_and_says_so() {
     let place = Workplace::new("ramfs");
     let Some(mounted) = NoDirectIo::mount(place.path("mount")) else { return };
     let ssd = format!("{}:64M", text(&mounted.0.join("ssd")));
-    let words = ["--shards", "1", "--ssd", &ssd, "--ssd-ack", "buffered"];
+    let words = ["--shards", "1", "--metrics-port", "0", "--ssd", &ssd, "--ssd-ack", "buffered"];
     let mut dev = place.dev("16M", &words);
     assert!(dev.said().iter().any(|line| line.contains("goes through the page cache")), "{:?}", dev.said());
     let mut client = place.client(Way::Tcp);
