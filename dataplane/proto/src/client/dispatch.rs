@@ -203,6 +203,8 @@ impl Client {
             let silent_ns = self.now_ns.saturating_sub(entry.progress_ns);
             if entry.state == Endpoint::Ready && entry.first != NOWHERE && silent_ns >= limit_ns(self, other) / 2 {
                 self.reset_lane(other, Cause::Peer);
+                let transport = self.usual_transport(self.rails[rail].path);
+                self.rails[rail].books.of(transport).silences += 1;
             }
         }
     }
