@@ -15,6 +15,8 @@ use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
 /// How many bytes of a blank device must be zero at each end: btrfs has its mark after 64 KiB, partitions begin at one
 /// MiB.
 pub const ENDS_BYTES: u64 = 1 << 20;
+/// How much is read at once: less than any device has to cut up, as polled reads of mapped devices fail that are.
+const LOOK_BYTES: u64 = 64 << 10;
 /// A window is read so often before what was read there is believed not to be zero, or not to be readable: a single
 /// read that fails, or is wrong, says nothing.
 const TRIES: u8 = 4;
@@ -45,7 +47,7 @@ impl Tier {
         let (offset, end) = if offset < head { (offset, head) } else { (offset.max(tail), device) };
         if offset < end {
             let area = u64::from(self.config.scan_bytes) * u64::from(self.config.scan_buffers);
-            let bytes = area.min(end - offset) as u32;
+            let bytes = area.min(LOOK_BYTES).min(end - offset) as u32;
             return self.look_at(Window { offset, bytes, at: self.layout.scans, tries: 0 });
         }
         let first = self.header_places().min(self.config.segments);
