@@ -1,34 +1,12 @@
 //! Seeds of the simulated world in which slots have two owners, and bugs that its checkers must find. `KVPLANE_SEEDS`
 //! says how many (20), `KVPLANE_SEED` the first (0).
 
-use kvplane_tests::world::{Mischief, Rule, Scenario, Statistics, run, run_with_lines};
-
-fn number(name: &str, default: u64) -> u64 {
-    match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")),
-        Err(_) => default,
-    }
-}
+use kvplane_tests::world::{Mischief, Rule, Scenario, number, run, run_seeds};
 
 #[test]
 fn seeds() {
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
-    let (mut total, mut failed) = (Statistics::default(), Vec::new());
-    for seed in first..first + count {
-        match run(Scenario::of_replicas(seed)) {
-            Ok(outcome) => total.add(&outcome.statistics),
-            Err(_) => {
-                // Repeated for its last events: a run is the same every time.
-                let failure =
-                    run_with_lines(Scenario::of_replicas(seed)).expect_err("a seed fails every time or never");
-                println!("{failure}");
-                failed.push(seed);
-            }
-        }
-        if failed.len() >= 5 {
-            break;
-        }
-    }
+    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_replicas, |_, _| {});
     println!("{total}");
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
     assert!(count < 10 || total.copies > 0, "nothing was copied: {total}");
@@ -39,20 +17,7 @@ fn seeds() {
 fn losses() {
     // Not KVPLANE_SEEDS: of more than these some are known to lose an object, see docs/testing.md.
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 20));
-    let (mut total, mut failed) = (Statistics::default(), Vec::new());
-    for seed in first..first + count {
-        match run(Scenario::of_losses(seed)) {
-            Ok(outcome) => total.add(&outcome.statistics),
-            Err(_) => {
-                let failure = run_with_lines(Scenario::of_losses(seed)).expect_err("a seed fails every time or never");
-                println!("{failure}");
-                failed.push(seed);
-            }
-        }
-        if failed.len() >= 5 {
-            break;
-        }
-    }
+    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_losses, |_, _| {});
     println!("{total}; {} objects with two owners", total.doubled);
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
     assert!(count < 10 || total.doubled > 0, "nothing had two owners: {total}");

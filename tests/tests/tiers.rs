@@ -2,33 +2,11 @@
 //! and disks that fail and lie. `KVPLANE_TIER_SEEDS`, or `KVPLANE_SEEDS`,
 //! says how many (12), `KVPLANE_SEED` the first (0).
 
-use kvplane_tests::world::{Mischief, Rule, Scenario, Statistics, run, run_with_lines};
-
-fn number(name: &str, default: u64) -> u64 {
-    match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")),
-        Err(_) => default,
-    }
-}
+use kvplane_tests::world::{Mischief, Rule, Scenario, Statistics, number, run, run_seeds, run_with_lines};
 
 /// Runs every so many-th seed; what happened, and the seeds that failed.
 fn share(seeds: impl Iterator<Item = u64>) -> (Statistics, Vec<u64>) {
-    let (mut total, mut failed) = (Statistics::default(), Vec::new());
-    for seed in seeds {
-        match run(Scenario::of_tiers(seed)) {
-            Ok(outcome) => total.add(&outcome.statistics),
-            Err(_) => {
-                // Repeated for its last events: a run is the same every time.
-                let failure = run_with_lines(Scenario::of_tiers(seed)).expect_err("a seed fails every time or never");
-                println!("{failure}");
-                failed.push(seed);
-            }
-        }
-        if failed.len() >= 5 {
-            break;
-        }
-    }
-    (total, failed)
+    run_seeds(seeds, 5, Scenario::of_tiers, |_, _| {})
 }
 
 #[test]

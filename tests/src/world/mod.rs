@@ -49,7 +49,7 @@ use kvplane_proto::rng::Rng;
 use network::Connection;
 use node::{Life, Node};
 use queue::{Event, Queue};
-pub use runner::{Failure, Outcome, run, run_with_lines};
+pub use runner::{Failure, Outcome, number, run, run_seeds, run_with_lines};
 use scenario::MS;
 pub use scenario::{Mischief, Scenario};
 pub use statistics::Statistics;

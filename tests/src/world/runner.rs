@@ -46,6 +46,50 @@ impl std::fmt::Display for Failure {
     }
 }
 
+/// A number from the environment; `default` where there is none.
+///
+/// # Panics
+/// When it is something else.
+#[must_use]
+pub fn number(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")),
+        Err(_) => default,
+    }
+}
+
+/// Runs the scenario of each seed, tells `each` of those that end well, and shows the last events of those that do not,
+/// until `most` have failed; what happened in all, and which failed.
+///
+/// # Panics
+/// When a seed fails once and not again.
+pub fn run_seeds(
+    seeds: impl IntoIterator<Item = u64>,
+    most: usize,
+    scenario: impl Fn(u64) -> Scenario,
+    mut each: impl FnMut(u64, &Outcome),
+) -> (Statistics, Vec<u64>) {
+    let (mut total, mut failed) = (Statistics::default(), Vec::new());
+    for seed in seeds {
+        match run(scenario(seed)) {
+            Ok(outcome) => {
+                total.add(&outcome.statistics);
+                each(seed, &outcome);
+            }
+            Err(_) => {
+                // Repeated for its last events: a run is the same every time.
+                let failure = run_with_lines(scenario(seed)).expect_err("a seed fails every time or never");
+                println!("{failure}");
+                failed.push(seed);
+            }
+        }
+        if failed.len() >= most {
+            break;
+        }
+    }
+    (total, failed)
+}
+
 /// Runs a scenario.
 ///
 /// # Errors
