@@ -266,3 +266,44 @@ fn a_segment_is_let_go_under_traffic() {
     }
     assert_eq!(bed.fabric.violations(), 0);
 }
+
+/// More than a connection has room for, in places that do not touch: what it does not take at once is not lost.
+#[test]
+fn more_requests_than_a_connection_has_room_for_all_end() {
+    const SLICE: u64 = 4 << 10;
+    const COUNT: u64 = BYTES / SLICE;
+    let mut bed = bed(true);
+    let requests = |bed: &Bed, write| -> Vec<_> {
+        // From the end to the start: none continues the one before.
+        let part = |at: u64| match bed.whole(write) {
+            Request::Write(target, local) => Request::Write(
+                SegmentTarget { offset: at, ..target },
+                Local { offset: at, bytes: SLICE, ..local },
+            ),
+            Request::Read(target, local) => Request::Read(
+                SegmentTarget { offset: at, ..target },
+                Local { offset: at, bytes: SLICE, ..local },
+            ),
+            other => other,
+        };
+        (0..COUNT).rev().map(|at| part(at * SLICE)).collect()
+    };
+    for seed in 1..4 {
+        fill(&bed.memory, seed);
+        for write in [true, false] {
+            let requests = requests(&bed, write);
+            let batch = bed.initiator.submit(&requests, DEADLINE).expect("a valid batch");
+            bed.initiator.wait(batch).expect("a working host");
+            let failed = bed.initiator.results(batch).iter().find(|result| result.status != Status::Ok).copied();
+            assert_eq!(failed, None, "{:?}", bed.initiator.last_problem());
+            bed.initiator.release(batch);
+            if write {
+                check(&bed.theirs, seed);
+                fill(&bed.memory, !seed);
+            }
+        }
+        check(&bed.memory, seed);
+    }
+    assert_eq!(bed.moved(Path::Rdma).iter().sum::<u64>(), 6 * BYTES);
+    assert_eq!(bed.fabric.violations(), 0);
+}

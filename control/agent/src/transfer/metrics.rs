@@ -43,6 +43,8 @@ pub struct RailSnapshot {
     pub failovers: u64,
     /// Times that it was paused.
     pub pauses: u64,
+    /// Connections that were given up as nothing moved on them for too long, while other rails could take over.
+    pub silences: u64,
     /// Slices that took longer than [`TransferEngineConfig::slow`](super::TransferEngineConfig::slow).
     pub slow: u64,
     /// Times that it was found not to lead to the peer from here, as shared memory does not into another container.
@@ -82,6 +84,7 @@ impl RailSnapshot {
             retries: counts.retries,
             failovers: counts.failovers,
             pauses: counts.pauses,
+            silences: counts.silences,
             unavailable: counts.unavailable,
             reason: None,
             slow: counts.slow,
@@ -104,6 +107,7 @@ impl RailSnapshot {
             retries: self.retries,
             failovers: self.failovers,
             pauses: self.pauses,
+            silences: self.silences,
             unavailable: self.unavailable,
             slow: self.slow,
             own_node: self.own_node,

@@ -42,6 +42,11 @@ pub(crate) fn verbs() -> Option<Verbs> {
     (!over_rdma() || installed() == 0).then(|| Verbs::loopback(&FABRIC))
 }
 
+/// Whether the devices are those of an emulated machine.
+pub(crate) fn on_emulated_devices() -> bool {
+    over_rdma() && verbs().is_none()
+}
+
 /// The names of the devices of one end.
 pub(crate) fn devices(end: End) -> Vec<String> {
     let (count, prefix) = if verbs().is_some() { (4, "loop") } else { (installed(), "rxe") };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane::{
-    BatchStatus, Opcode, RdmaConfig, RdmaUse, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine,
-    TransferEngineConfig,
+    BatchStatus, Opcode, RailSnapshot, RdmaConfig, RdmaUse, RegisterOptions, SegmentHandle, SubmitOptions, TaskState,
+    TransferEngine, TransferEngineConfig,
 };
 use kvplane_mooncake::{Caller, RdmaHandshake};
 
@@ -202,10 +202,16 @@ fn threads_with_connections_of_their_own_do_not_end_each_others() {
             });
         }
     });
-    let retries: u64 = a.engine.metrics().rails.iter().map(|rail| rail.retries).sum();
+    let rails = a.engine.metrics().rails;
     let given_up = network::connections_given_up() - given_up;
-    println!("{retries} retries, {given_up} connections given up by devices");
-    assert!(retries == 0 || given_up > 0, "{retries} retries and no device failed: {:?}", a.engine.metrics().rails);
+    let retries: u64 = rails.iter().map(|rail| rail.retries).sum();
+    // An emulated machine that stands still looks like a peer that says nothing. A connection that another thread ended
+    // would be neither silent nor given up by its device.
+    let silent = |rail: &RailSnapshot| network::on_emulated_devices() && rail.silences > 0;
+    let unexplained: u64 = rails.iter().filter(|rail| !silent(rail)).map(|rail| rail.retries).sum();
+    let silences: u64 = rails.iter().map(|rail| rail.silences).sum();
+    println!("{retries} retries, {silences} silences, {given_up} connections given up by devices");
+    assert!(unexplained == 0 || given_up > 0, "{unexplained} retries and no device failed: {rails:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvplane_proto::client::{Carrier, Client, Copies, DeviceCopy, LaneId, Near, NodeCounts, Place, SliceId};
+use kvplane_proto::client::{Carrier, Client, DeviceCopy, LaneId, Near, NodeCounts, Place, RowCopy, SliceId};
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{GetItem, Kind, Operation, RangeItem, ReadItem, decode_items};
 use kvplane_proto::{Limits, RequestId, Status};
@@ -20,6 +20,9 @@ use super::inbound::Inputs;
 use super::near::{NearDevices, node_of_region};
 use super::parts::Buffers;
 use super::roles::{Link, Role};
+
+/// Copies that go from the client to a device in one piece: few enough to stay in the cache.
+const ROW: usize = 64;
 
 /// RDMA devices for a host.
 #[derive(Clone, Debug)]
@@ -43,6 +46,8 @@ pub(super) struct RdmaWork {
     carriers: HashMap<ConnectionId, ConnectionId>,
     /// Copies that are over, for the moment.
     copied: Ended,
+    /// Copies on their way from the client to a device, for the moment.
+    row: Box<[RowCopy]>,
     /// Why devices are not used.
     problems: Vec<String>,
     pub(super) near: Arc<NearDevices>,
@@ -62,6 +67,7 @@ impl RdmaWork {
             driver,
             carriers: HashMap::new(),
             copied: Ended::default(),
+            row: vec![RowCopy::default(); ROW].into(),
             problems: Vec::new(),
             near,
             table: Near::default(),
@@ -179,22 +185,15 @@ fn on_device<'a>(buffers: &'a Buffers, copy: &DeviceCopy) -> RdmaCopy<'a> {
     RdmaCopy { token: token_of(slice), segment, offset, region, at, bytes, write }
 }
 
-/// What a client has for a device.
-struct OnDevice<'a> {
-    copies: Copies<'a>,
-    buffers: &'a Buffers,
-}
-
-impl<'a> Iterator for OnDevice<'a> {
-    type Item = RdmaCopy<'a>;
-
-    // As for [`Copies`].
-    #[inline(always)]
-    fn next(&mut self) -> Option<RdmaCopy<'a>> {
-        match self.copies.next() {
-            Some(copy) => Some(on_device(self.buffers, &copy)),
-            None => None,
-        }
+/// A copy that has the rest in common with another.
+#[inline]
+fn of_row<'a>(head: &RdmaCopy<'a>, copy: &RowCopy) -> RdmaCopy<'a> {
+    RdmaCopy {
+        token: token_of(copy.slice),
+        offset: copy.offset,
+        at: copy.at as usize,
+        bytes: copy.bytes as usize,
+        ..*head
     }
 }
 
@@ -312,17 +311,24 @@ impl Host {
         }
     }
 
-    /// Gives the device a copy, and those that the client has for the same lane right behind it.
+    /// Gives the device a copy, and those that the client has for the same lane right behind it: in rows, first all of
+    /// a row from the client, then all of it to the device, as doing both for each takes more values than registers.
     // By itself: what else an output may be needs registers that the copies use.
     #[inline(never)]
     pub(super) fn start_rdma_copies(&mut self, lane: LaneId, first: DeviceCopy) {
         // Where the lane is gone, whoever waited for the copies knows it.
         let (Some(Link::Rdma(id)), Some(client)) = (self.link_of(lane), &mut self.client) else { return };
-        let buffers = &self.buffers;
-        let (driver, first) = (&mut self.rdma_work.driver, on_device(buffers, &first));
-        match client.copies(lane) {
-            Some(copies) => driver.copy_all(id, first, OnDevice { copies, buffers }),
-            None => driver.copy_many(id, [first]),
+        let RdmaWork { driver, row, .. } = &mut self.rdma_work;
+        let mut next = Some(first);
+        while let Some(first) = next {
+            let head = on_device(&self.buffers, &first);
+            let Some(mut copies) = client.copies(lane) else {
+                driver.copy_many(id, [head]);
+                return;
+            };
+            let alike = copies.alike(&first, row);
+            driver.copy_all(id, head, row[..alike].iter().map(|copy| of_row(&head, copy)));
+            next = copies.next();
         }
     }
 

@@ -8,7 +8,7 @@ use super::lane::{Endpoint, Lane};
 use super::near::Place;
 use super::path::{Path, Transport, Via};
 use super::table::{Batch, Held, LEAST_LOAD_BYTES, NOWHERE, Slice, SliceEvent, SliceState, Table, Times, slice_id};
-use super::types::{DeviceCopy, LaneId, Output, Request, SliceId};
+use super::types::{DeviceCopy, LaneId, Local, Output, Request, SliceId};
 use super::{Client, Config};
 
 /// Slices that ended together and were posted together.
@@ -37,6 +37,26 @@ impl Tally {
     }
 }
 
+/// One of the copies of a row: what it has for itself. They have the segment, the buffer and the direction in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RowCopy {
+    /// For whom.
+    pub slice: SliceId,
+    /// Where in the segment.
+    pub offset: u64,
+    /// Where in the buffer.
+    pub at: u64,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// What a slice counts for beyond its bytes. By itself, as hardly any is so short: others only compare.
+#[cold]
+#[inline(never)]
+const fn short_of_least(bytes: u64) -> u64 {
+    LEAST_LOAD_BYTES - bytes
+}
+
 /// The copies that a lane sends next.
 pub struct Copies<'a> {
     slices: &'a mut Table<Slice>,
@@ -52,11 +72,47 @@ pub struct Copies<'a> {
     sent_bytes: u64,
 }
 
+impl Copies<'_> {
+    /// Those behind `first` that differ from it in their places only: fills `into` from its start, and returns how many
+    /// they are.
+    #[inline(never)]
+    pub fn alike(&mut self, first: &DeviceCopy, into: &mut [RowCopy]) -> usize {
+        let DeviceCopy { segment, write, local: Local { buffer, .. }, .. } = *first;
+        if self.closes_ways && self.lane.is_closed(segment, Via::Rdma) {
+            return 0;
+        }
+        let most = into.len().min(self.left as usize);
+        let (now_ns, window_bytes) = (self.now_ns, self.window_bytes);
+        let (mut next, mut sent_bytes, mut taken) = (self.next, self.sent_bytes, 0);
+        for place in &mut into[..most] {
+            if next == NOWHERE || sent_bytes >= window_bytes {
+                break;
+            }
+            let (generation, slice) = self.slices.named(next);
+            let (writes, target, local) = match &slice.request {
+                Request::Read(target, local) => (false, target, local),
+                Request::Write(target, local) => (true, target, local),
+                _ => break,
+            };
+            if writes != write || target.segment != segment || local.buffer != buffer {
+                break;
+            }
+            let Local { offset: at, bytes, .. } = *local;
+            *place = RowCopy { slice: slice_id(next, generation), offset: target.offset, at, bytes };
+            slice.post(bytes, now_ns);
+            sent_bytes += bytes;
+            taken += 1;
+            next = slice.after;
+        }
+        (self.next, self.sent_bytes) = (next, sent_bytes);
+        self.left -= taken as u32;
+        taken
+    }
+}
+
 impl Iterator for Copies<'_> {
     type Item = DeviceCopy;
 
-    // For each slice, and of little use if it is a call.
-    #[inline(always)]
     fn next(&mut self) -> Option<DeviceCopy> {
         let index = self.next;
         if index == NOWHERE || self.left == 0 || self.sent_bytes >= self.window_bytes {
@@ -71,10 +127,7 @@ impl Iterator for Copies<'_> {
         let slice_id = slice_id(index, generation);
         let copy = DeviceCopy { slice: slice_id, segment: target.segment, offset: target.offset, local: *local, write };
         let bytes = local.bytes;
-        slice.step(SliceEvent::Place);
-        slice.sent_ns = self.now_ns;
-        slice.via = Via::Rdma;
-        (slice.sent_bytes, slice.bytes) = (bytes, bytes);
+        slice.post(bytes, self.now_ns);
         self.sent_bytes += bytes;
         self.left -= 1;
         self.next = slice.after;
@@ -83,7 +136,6 @@ impl Iterator for Copies<'_> {
 }
 
 impl Drop for Copies<'_> {
-    #[inline(always)]
     fn drop(&mut self) {
         let taken = self.most - self.left;
         self.lane.queued -= taken;
@@ -94,6 +146,15 @@ impl Drop for Copies<'_> {
 }
 
 impl Slice {
+    /// The device gets all of it.
+    #[inline]
+    fn post(&mut self, bytes: u64, now_ns: u64) {
+        self.step(SliceEvent::Place);
+        self.sent_ns = now_ns;
+        self.via = Via::Rdma;
+        (self.sent_bytes, self.bytes) = (bytes, bytes);
+    }
+
     /// Whether the device was given all of it, and it was not asked for by a frame.
     fn was_sent_whole(&self) -> bool {
         let whole = self.sent_bytes == self.weight_bytes() && self.bytes == self.sent_bytes;
@@ -108,9 +169,11 @@ impl Batch {
         self.results[task as usize].bytes += bytes;
         let open = &mut self.open_slices[task as usize];
         *open -= 1;
-        let last = *open == 0;
-        self.remaining -= u32::from(last);
-        last
+        if *open > 0 {
+            return false;
+        }
+        self.remaining -= 1;
+        true
     }
 }
 
@@ -214,7 +277,7 @@ impl Client {
         let report = config.report_tasks;
         // The first is looked at like any other; nobody's run is this one.
         let mut run = u64::MAX;
-        let (mut count, mut bytes, mut load_bytes) = (0, 0, 0);
+        let (mut count, mut bytes, mut more_load_bytes) = (0, 0, 0);
         let mut batch = slices.peek(first.index).batch;
         let mut entry = batches.at(batch.index);
         // Those at the front of the lane's list leave it without a look at their neighbours.
@@ -245,7 +308,9 @@ impl Client {
             let slice_bytes = slice.bytes;
             count += 1;
             bytes += slice_bytes;
-            load_bytes += slice_bytes.max(LEAST_LOAD_BYTES);
+            if slice_bytes < LEAST_LOAD_BYTES {
+                more_load_bytes += short_of_least(slice_bytes);
+            }
             let (before, after, task) = (slice.before, slice.after, slice.task);
             if id.index == front {
                 front = after;
@@ -268,7 +333,7 @@ impl Client {
             NOWHERE => lane_entry.last = NOWHERE,
             front => slices.at(front).before = NOWHERE,
         }
-        (tally.slices, tally.bytes, tally.load_bytes) = (count, bytes, load_bytes);
+        (tally.slices, tally.bytes, tally.load_bytes) = (count, bytes, bytes + more_load_bytes);
         next
     }
 

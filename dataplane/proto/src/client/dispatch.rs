@@ -196,7 +196,6 @@ impl Client {
             return;
         }
         let (rail, silent_ns) = (entry.rail as usize, self.now_ns.saturating_sub(entry.progress_ns));
-        self.rails[rail].rail.gave_up(silent_ns);
         for position in 0..self.rails[rail].lanes.len() {
             let other = self.rails[rail].lanes[position];
             let entry = &self.lanes[other as usize];
@@ -204,8 +203,12 @@ impl Client {
             let waits = entry.first != NOWHERE || !entry.detached.is_empty();
             if entry.state == Endpoint::Ready && waits && silent_ns >= limit_ns(self, other) / 2 {
                 self.reset_lane(other, Cause::Peer);
+                let transport = self.usual_transport(self.rails[rail].path);
+                self.rails[rail].books.of(transport).silences += 1;
             }
         }
+        // Only now, as it puts off when lanes are given up.
+        self.rails[rail].rail.gave_up(silent_ns);
     }
 
     pub(super) fn mark_group(&mut self, peer: u32, number: u8) {

@@ -69,9 +69,8 @@ impl Turns {
 struct Common {
     like: SegmentTarget,
     small: bool,
-    /// Bytes of their size class that the rail has posted, and may have.
-    booked_bytes: u64,
-    window_bytes: u64,
+    /// Once they have so many bytes, the rail has its window of their size class: one that is larger goes alone.
+    room_bytes: u64,
 }
 
 /// The tasks of requests that touch each other, by the slices that they are cut into.
@@ -241,9 +240,8 @@ impl Client {
             }
         }
         let booked_bytes = if small { small_bytes } else { bulk_bytes };
-        // One that is larger goes alone.
-        let window_bytes = window_bytes.max(1);
-        (open > 0).then_some((rail, open, Common { like: *like, small, booked_bytes, window_bytes }))
+        let room_bytes = window_bytes.max(1).saturating_sub(booked_bytes);
+        (open > 0).then_some((rail, open, Common { like: *like, small, room_bytes }))
     }
 
     /// Books what lanes of a rail were dealt.
@@ -300,7 +298,7 @@ impl Client {
                     || slice.task == task
                     || (SegmentTarget { offset: common.like.offset, ..*target }) == common.like;
                 let is_small = load_bytes <= small_bytes;
-                if !is_like || is_small != common.small || common.booked_bytes + bytes >= common.window_bytes {
+                if !is_like || is_small != common.small || bytes >= common.room_bytes {
                     break 'fits None;
                 }
                 if !ONE && local.buffer != buffer {

@@ -30,6 +30,8 @@ pub struct RailCounts {
     pub failovers: u64,
     /// Times that the rail was paused.
     pub pauses: u64,
+    /// Connections that were given up as nothing moved on them for too long.
+    pub silences: u64,
     /// Slices that took longer than [`Config::slow_ns`](super::Config::slow_ns), earlier attempts included.
     pub slow: u64,
     /// Times that it was found not to lead to the peer from here.
@@ -48,7 +50,8 @@ impl RailCounts {
     /// Whether nothing was counted.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.operations + self.retries + self.failovers + self.pauses + self.slow + self.unavailable == 0
+        let troubles = self.retries + self.failovers + self.pauses + self.silences + self.unavailable;
+        self.operations + self.slow + troubles == 0
     }
 
     /// Adds what another counted.
@@ -58,6 +61,7 @@ impl RailCounts {
         self.retries += other.retries;
         self.failovers += other.failovers;
         self.pauses += other.pauses;
+        self.silences += other.silences;
         self.slow += other.slow;
         self.unavailable += other.unavailable;
         self.own_node.add(&other.own_node);
@@ -75,6 +79,7 @@ impl RailCounts {
             retries: self.retries.saturating_sub(base.retries),
             failovers: self.failovers.saturating_sub(base.failovers),
             pauses: self.pauses.saturating_sub(base.pauses),
+            silences: self.silences.saturating_sub(base.silences),
             slow: self.slow.saturating_sub(base.slow),
             unavailable: self.unavailable.saturating_sub(base.unavailable),
             own_node: self.own_node.beyond(&base.own_node),

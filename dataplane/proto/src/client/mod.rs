@@ -50,7 +50,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-pub use bulk::Copies;
+pub use bulk::{Copies, RowCopy};
 use dispatch::{Group, RailEntry};
 use fences::Fences;
 use lane::Lane;

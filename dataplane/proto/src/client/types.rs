@@ -104,7 +104,7 @@ pub struct LaneId {
 pub struct PeerId(pub u32);
 
 /// A slice's identity.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
 pub struct SliceId {
     /// Position in the client's table.
     pub index: u32,

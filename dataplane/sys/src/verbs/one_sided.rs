@@ -4,9 +4,8 @@ use super::completion::sequence_bits;
 use super::error::Refusal;
 use super::ffi::*;
 use super::memory::{Domain, MemoryRegion, Piece};
-use super::send_queue::{Remote, SendQueue, check_memory};
+use super::send_queue::{Prepared, Remote, SendQueue, check_memory};
 use super::slots::SEQUENCE_MASK;
-use libc::c_int;
 use std::sync::Arc;
 
 /// Writes to one registration of a peer, or reads of it, from or to one registration of ours.
@@ -51,6 +50,39 @@ impl<'a> Run<'a> {
     }
 }
 
+/// What the device is told of each request of a run.
+#[derive(Clone, Copy)]
+struct Alike {
+    id: u64,
+    opcode: u32,
+    key: u32,
+}
+
+impl Alike {
+    /// Makes the request of this number, one that does not tell of itself.
+    #[inline(always)]
+    fn prepare(self, place: &mut Prepared, number: u32, one: &OneSided<'_>) {
+        place.piece = one.piece;
+        place.request.sg_list = &raw mut place.piece;
+        place.request.wr_id = self.id | sequence_bits(number & SEQUENCE_MASK);
+        place.request.num_sge = 1;
+        if one.piece.length == 0 {
+            without_pieces(place);
+        }
+        place.request.opcode = self.opcode;
+        (place.request.send_flags, place.request.imm_data) = (0, 0);
+        place.request.remote_addr = one.address;
+        place.request.rkey = self.key;
+    }
+}
+
+/// To some devices a piece of zero bytes means 2 GiB. By itself, as hardly any request is empty: others only compare.
+#[cold]
+#[inline(never)]
+const fn without_pieces(place: &mut Prepared) {
+    place.request.num_sge = 0;
+}
+
 impl SendQueue {
     /// Queues this one and what `next` has, as long as there is room. Returns how many.
     #[inline]
@@ -62,52 +94,59 @@ impl SendQueue {
         mut next: impl FnMut() -> Option<OneSided<'a>>,
     ) -> Result<usize, Refusal> {
         check_memory(run.memory, !run.write, domain)?;
-        let opcode = if run.write { WR_RDMA_WRITE } else { WR_RDMA_READ };
         let (from, unsent) = (self.slots.head(), self.slots.unsent() as usize);
         let most = run.most.min(self.slots.room() as usize).min(self.ring.len().saturating_sub(unsent));
         if most == 0 {
             return Ok(0);
         }
-        let until = from.wrapping_add(most as u32);
-        let (id, signal_every) = (self.id, self.signal_every);
+        if !std::ptr::eq(first.memory, run.memory) {
+            return Err(Refusal::OtherMemory);
+        }
+        let opcode = if run.write { WR_RDMA_WRITE } else { WR_RDMA_READ };
+        let alike = Alike { id: self.id, opcode, key: run.key };
         let (ring, tokens) = (&mut self.ring[..], self.slots.tokens());
         let (ring_mask, token_mask) = (ring.len() - 1, tokens.len() - 1);
-        // How many more until one tells of itself.
-        let mut until_signal = signal_every.saturating_sub(self.silent).max(1);
-        let (mut at, mut one) = (from, first);
-        let end = loop {
-            if !std::ptr::eq(one.memory, run.memory) {
-                break Err(Refusal::OtherMemory);
+        alike.prepare(&mut ring[from as usize & ring_mask], from, &first);
+        tokens[from as usize & token_mask] = first.token;
+        let (mut at, mut left, mut end) = (from.wrapping_add(1), most - 1, Ok(()));
+        // In stretches that reach the end of neither ring.
+        while left > 0 {
+            let (place, token) = (at as usize & ring_mask, at as usize & token_mask);
+            let length = left.min(ring.len() - place).min(tokens.len() - token);
+            let begin = at;
+            for (place, token) in ring[place..][..length].iter_mut().zip(&mut tokens[token..][..length]) {
+                let Some(one) = next() else { break };
+                if !std::ptr::eq(one.memory, run.memory) {
+                    end = Err(Refusal::OtherMemory);
+                    break;
+                }
+                alike.prepare(place, at, &one);
+                *token = one.token;
+                at = at.wrapping_add(1);
             }
-            tokens[at as usize & token_mask] = one.token;
-            until_signal -= 1;
-            let signalled = until_signal == 0;
-            until_signal = if signalled { signal_every.max(1) } else { until_signal };
-            let place = &mut ring[at as usize & ring_mask];
-            place.piece = one.piece;
-            place.request.sg_list = &raw mut place.piece;
-            place.request.wr_id = id | sequence_bits(at & SEQUENCE_MASK);
-            // To some devices a piece of zero bytes means 2 GiB.
-            place.request.num_sge = c_int::from(one.piece.length > 0);
-            place.request.opcode = opcode;
-            place.request.send_flags = u32::from(signalled) * SEND_SIGNALED;
-            place.request.imm_data = 0;
-            place.request.remote_addr = one.address;
-            place.request.rkey = run.key;
-            at = at.wrapping_add(1);
-            if at == until {
-                break Ok(());
-            }
-            match next() {
-                Some(next) => one = next,
-                None => break Ok(()),
-            }
-        };
+            left = if at.wrapping_sub(begin) as usize == length { left - length } else { 0 };
+        }
         // Where something above did not return, nothing was queued.
-        self.silent = signal_every.saturating_sub(until_signal);
         let count = at.wrapping_sub(from);
+        self.signal(from, count);
         self.slots.push_many(count, run.memory);
         end.map(|()| count as usize)
+    }
+
+    /// Has as many of the requests from this one on tell of themselves as must.
+    fn signal(&mut self, from: u32, count: u32) {
+        let mask = self.ring.len() - 1;
+        // How many there are up to the next that must, and with it.
+        let mut ahead = self.signal_every.saturating_sub(self.silent).max(1);
+        let mut behind = self.silent + count;
+        let mut passed = 0;
+        while count - passed >= ahead {
+            passed += ahead;
+            let last = from.wrapping_add(passed - 1);
+            self.ring[last as usize & mask].request.send_flags = SEND_SIGNALED;
+            (ahead, behind) = (self.signal_every.max(1), count - passed);
+        }
+        self.silent = behind;
     }
 
     /// Queues one write or read that asks for nothing else.

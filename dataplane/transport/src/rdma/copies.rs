@@ -159,7 +159,8 @@ impl Rdma {
         while let Some(copy) = next {
             let (posted, left) = link.post_run(copy, &mut copies, nic);
             if posted > 0 {
-                next = left;
+                // Where the queue is full, the next is kept until it is not.
+                next = left.or_else(|| copies.next());
                 continue;
             }
             next = copies.next();

@@ -13,12 +13,13 @@ use crate::transfer::TransferEngine;
 /// A number of a series, with its family.
 type Counter = (&'static str, &'static str, fn(&RailCounts) -> u64);
 
-const COUNTERS: [Counter; 7] = [
+const COUNTERS: [Counter; 8] = [
     ("kvplane_transfer_operations_total", "Slices done.", |counts| counts.operations),
     ("kvplane_transfer_bytes_total", "Payload bytes of slices done.", |counts| counts.bytes),
     ("kvplane_transfer_retries_total", "Slices that failed and were sent again.", |counts| counts.retries),
     ("kvplane_transfer_failovers_total", "Slices that another rail or transport took over.", |counts| counts.failovers),
     ("kvplane_transfer_pauses_total", "Times that the rail was paused.", |counts| counts.pauses),
+    ("kvplane_transfer_silences_total", "Connections that were given up as silent.", |counts| counts.silences),
     ("kvplane_transfer_unavailable_total", "Times that the rail did not lead to the peer.", |counts| {
         counts.unavailable
     }),

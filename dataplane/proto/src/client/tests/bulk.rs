@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::rig::{Rig, SECOND_NS, Sent, local, stream_config};
 use crate::client::{
-    Config, LaneId, Near, Nearness, Output, PeerAddress, PeerId, Place, RailCounts, Request, SegmentTarget, SliceId,
+    Config, DeviceCopy, LaneId, Near, Nearness, Output, PeerAddress, PeerId, Place, RailCounts, Request, RowCopy,
+    SegmentTarget, SliceId,
 };
 use crate::ids::{BatchId, SegmentId};
 use crate::status::Status;
@@ -137,11 +138,16 @@ impl Bed {
         while let Some(output) = self.rig.client.poll_output() {
             let client = &mut self.rig.client;
             match output {
-                Output::CopySegment { lane, slice, local, .. } => {
+                Output::CopySegment { lane, slice, segment, offset, local, write, .. } => {
                     let mut taken = vec![(slice, local.offset)];
-                    if self.many {
-                        let more = client.copies(lane).into_iter().flatten();
-                        taken.extend(more.map(|copy| (copy.slice, copy.local.offset)));
+                    let mut next = Some(DeviceCopy { slice, segment, offset, local, write }).filter(|_| self.many);
+                    let mut row = [RowCopy::default(); 5];
+                    while let Some(first) = next {
+                        let Some(mut copies) = client.copies(lane) else { break };
+                        let count = copies.alike(&first, &mut row);
+                        taken.extend(row[..count].iter().map(|copy| (copy.slice, copy.at)));
+                        next = copies.next();
+                        taken.extend(next.map(|copy| (copy.slice, copy.local.offset)));
                     }
                     self.copying.entry(lane).or_default().extend(taken.iter().map(|taken| taken.0));
                     self.seen.posted.entry(lane.index).or_default().extend(taken.iter().map(|taken| taken.1));
