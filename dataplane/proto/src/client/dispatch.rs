@@ -16,7 +16,7 @@ use super::types::{PeerId, SliceId};
 use super::waiting::Waiting;
 use super::{Client, Config};
 use crate::limits::Limits;
-use crate::sched::{Candidate, Choice, Health, Priority, Rail, Ticket, pick};
+use crate::sched::{Candidate, Choice, Health, Priority, Rail, Ticket, pick, share_behind};
 
 /// Bytes of small slices that a rail may have posted beside bulk; those of the highest class may have twice as many.
 pub(super) const SMALL_WINDOW_BYTES: u64 = 1 << 20;
@@ -73,6 +73,8 @@ pub(super) struct Ask {
     queue: u8,
     /// The widest window of the rails beside, by their stated speeds.
     widest_ns: f64,
+    /// How far the last of those is with its part.
+    behind_ns: f64,
 }
 
 impl Group {
@@ -134,6 +136,13 @@ impl Client {
         group.rails.iter().any(|&rail| self.rails[rail as usize].rail.inflight_bytes().0 > 0)
     }
 
+    /// Rails are compared from here on: they were idle, or have become more or fewer.
+    fn start_shares(&mut self, peer: u32, number: u8) {
+        for &rail in &self.peers[peer as usize].groups[usize::from(number)].rails {
+            self.rails[rail as usize].rail.start_share();
+        }
+    }
+
     pub(super) fn ask(&mut self, index: u32, small: bool, priority: Priority) -> Ask {
         let slice = self.slices.at(index);
         let (bytes, task, batch, queue) = (slice.load_bytes(), slice.task, slice.batch.index, slice.queue);
@@ -148,6 +157,7 @@ impl Client {
             open_bytes: open * bytes,
             queue,
             widest_ns: 0.0,
+            behind_ns: f64::INFINITY,
         }
     }
 
@@ -158,6 +168,9 @@ impl Client {
         }
         let unwatched = entry.alarm_ns.is_none();
         let (peer, number) = (entry.peer.0 as usize, usize::from(self.rails[entry.rail as usize].group));
+        if self.peers[peer].groups[number].rails.len() > 1 && !self.has_bulk(peer as u32, number as u8) {
+            self.start_shares(peer as u32, number as u8);
+        }
         self.enter_lane(id.index, lane);
         self.mark_dirty(lane);
         if unwatched && self.peers[peer].groups[number].rails.len() > 1 {
@@ -263,7 +276,8 @@ impl Client {
         let usable = here.filter(|&rail| self.is_up(rail));
         let window_ns = |rail: u32| self.rails[rail as usize].rail.window_ns(self.window_of(rail));
         let widest_ns = if ask.small { 0.0 } else { usable.clone().map(window_ns).fold(0.0, f64::max) };
-        let ask = Ask { widest_ns, ..ask };
+        let behind_ns = share_behind(usable.clone().map(|rail| &self.rails[rail as usize].rail));
+        let ask = Ask { widest_ns, behind_ns, ..ask };
         let candidates = usable.clone().map(|rail| {
             let entry = &self.rails[rail as usize].rail;
             Candidate {
@@ -306,7 +320,11 @@ impl Client {
         let entry = &self.rails[rail as usize];
         let window = self.window_of(rail);
         let window = match (ask.small, entry.rail.inflight_bytes().0) {
-            (false, _) => entry.rail.even_window_bytes(window, ask.widest_ns),
+            (false, _) => {
+                let even = entry.rail.even_window_bytes(window, ask.widest_ns);
+                let ahead = entry.rail.share_ns() > ask.behind_ns + ask.widest_ns;
+                if ahead && entry.path == Path::Rdma { Rail::held_window_bytes(even) } else { even }
+            }
             // Nothing to keep off: small slices have all of it.
             (true, 0) => window.max(SMALL_WINDOW_BYTES),
             (true, _) => SMALL_WINDOW_BYTES << u32::from(ask.high),
@@ -360,6 +378,7 @@ impl Client {
         rail.rail.connected();
         let (peer, group) = (rail.peer as usize, usize::from(rail.group));
         self.peers[peer].groups[group].unavailable = None;
+        self.start_shares(peer as u32, group as u8);
         self.set_alarm(lane, None);
         self.mark_group_of(lane);
         self.mark_dirty(lane);
@@ -372,6 +391,8 @@ impl Client {
             let now_ns = self.now_ns;
             let entry = &mut self.rails[rail as usize];
             entry.rail.failed(retry_ns, now_ns);
+            let (peer, number) = (entry.peer, entry.group);
+            self.start_shares(peer, number);
             let transport = self.usual_transport(self.rails[rail as usize].path);
             self.rails[rail as usize].books.of(transport).pauses += 1;
         }

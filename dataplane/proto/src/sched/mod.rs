@@ -17,7 +17,7 @@ pub(crate) use cuts::LEAST_BYTES;
 pub use cuts::{Cuts, cut_bytes};
 pub use histogram::Histogram;
 pub use pick::{Candidate, Choice, pick};
-pub use rail::{Health, HealthEvent, Rail};
+pub use rail::{Health, HealthEvent, Rail, share_behind};
 pub use rate::Rate;
 
 #[cfg(test)]

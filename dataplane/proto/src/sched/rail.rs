@@ -57,6 +57,8 @@ pub struct Rail {
     health: Health,
     bulk_bytes: u64,
     small_bytes: u64,
+    /// Bytes of large slices that were done since it was compared with its neighbours anew.
+    carried_bytes: u64,
     /// What it may carry after a failure, growing; `u64::MAX` where it never failed.
     bite_bytes: u64,
     paused_until_ns: u64,
@@ -77,6 +79,7 @@ impl Rail {
             health: Health::Healthy,
             bulk_bytes: 0,
             small_bytes: 0,
+            carried_bytes: 0,
             bite_bytes: u64::MAX,
             paused_until_ns: 0,
             silence_ns: 0,
@@ -164,6 +167,26 @@ impl Rail {
         even.clamp(window_bytes, window_bytes.saturating_mul(EVEN_MOST))
     }
 
+    /// Its part of what it and its neighbours are given, in nanoseconds of its stated speed: what it has carried since
+    /// [`Self::start_share`], and has posted.
+    #[must_use]
+    pub fn share_ns(&self) -> f64 {
+        (self.carried_bytes + self.bulk_bytes) as f64 / self.rate.stated()
+    }
+
+    /// From now on its part counts from nothing.
+    pub const fn start_share(&mut self) {
+        self.carried_bytes = 0;
+    }
+
+    /// Its window while it is ahead of neighbours that are about as fast ([`share_behind`]): half, so that what drives
+    /// them all serves those more. For ways whose round trip is short beside what is posted ahead, as between devices
+    /// of one fabric: a port that shares nothing with them stays busy then.
+    #[must_use]
+    pub const fn held_window_bytes(window_bytes: u64) -> u64 {
+        window_bytes / 2
+    }
+
     /// Whether it may carry one more slice of this kind. One larger than the whole window goes alone. It has to prove
     /// itself after a failure unless it is the `only` rail: then nothing is won by holding back.
     #[must_use]
@@ -227,6 +250,9 @@ impl Rail {
             // Only the last of them leaves the rail empty.
             self.rate.served_small((slices, bytes), posted_ns, self.small_bytes == 0, now_ns);
         }
+        if !small {
+            self.carried_bytes = self.carried_bytes.saturating_add(bytes);
+        }
         if self.bite_bytes != u64::MAX {
             self.bite_bytes = self.bite_bytes.saturating_add(bytes);
             // Beyond any window: it has earned its trust back.
@@ -257,4 +283,14 @@ impl Rail {
             Step::Illegal => unreachable!("the machine is total"),
         }
     }
+}
+
+/// How far the last of some rails is with its part, of those that are at least half as fast as the fastest. Who is more
+/// than a window ahead of it gets a smaller one for a while ([`Rail::held_window_bytes`]).
+#[must_use]
+pub fn share_behind<'a>(rails: impl Iterator<Item = &'a Rail> + Clone) -> f64 {
+    let rate = |rail: &Rail| rail.rate.bytes_per_ns();
+    let fastest = rails.clone().map(rate).fold(0.0, f64::max);
+    let alike = rails.filter(|rail| rate(rail) * 2.0 >= fastest);
+    alike.map(Rail::share_ns).fold(f64::INFINITY, f64::min)
 }
