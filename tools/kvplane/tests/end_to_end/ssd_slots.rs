@@ -1,8 +1,6 @@
 //! SSDs of several nodes: what was removed while another had the slots does not come back, what is damaged at one is
 //! not given by any.
 
-use std::time::Duration;
-
 use kvplane::Client;
 
 use crate::ssd;

@@ -122,8 +122,8 @@ fn either_copy_of_the_note_of_owned_slots_will_do() {
 
 #[test]
 fn a_device_that_is_not_believed_is_void_and_says_why() {
-    type Spoil = fn(&mut World);
-    let spoils: [(Spoil, fn(&Voided) -> bool); 3] = [
+    type Spoil = (fn(&mut World), fn(&Voided) -> bool);
+    let spoils: [Spoil; 3] = [
         (|world| world.state = 2, |why| *why == Voided::OtherState),
         (|world| world.epoch = 1, |why| matches!(why, Voided::Newer { noted, known } if noted > known)),
         (
