@@ -95,9 +95,7 @@ impl ClientConfig {
             hedge: Duration::ZERO,
         }
     }
-}
 
-impl ClientConfig {
     /// Objects of more bytes go in stripes, within what can be.
     pub(crate) fn stripe_bytes(&self) -> u64 {
         self.stripe_bytes.clamp(stripes::STRIPE_LEAST_BYTES, Limits::PAYLOAD_BYTES)

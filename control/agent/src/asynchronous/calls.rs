@@ -1,7 +1,7 @@
 //! What takes several trips, for futures: lists, removal by pattern, sessions, objects in pieces and in stripes.
 //!
-//! These are the blocking client's own calls, run on the thread that drives it. While one of them waits for its answers,
-//! all that is under way goes on, as the waiting drives it; what others ask for is begun when it has ended.
+//! These are the blocking client's own calls, run on the thread that drives it. While one of them waits for its
+//! answers, all that is under way goes on, as the waiting drives it; what others ask for is begun when it has ended.
 
 use std::time::Duration;
 
