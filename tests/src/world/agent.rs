@@ -25,7 +25,7 @@ const STATE: u64 = 1;
 impl World {
     /// The agent's turn: join, or say that the node is alive.
     pub(crate) fn agent(&mut self, index: usize, incarnation: u64) {
-        if !self.is_node(index, incarnation) || self.nodes[index].leaving {
+        if !self.is_node(index, incarnation) || self.nodes[index].leaving && !self.nodes[index].drains {
             return;
         }
         // As a real node: first its disks, then the cluster.
@@ -33,15 +33,28 @@ impl World {
             self.after(MS, Event::Agent(index, incarnation));
             return;
         }
+        self.note_moves(index);
         self.speak(index);
         let jitter_ns = self.streams.schedule.below(10 * MS);
         self.after(AGENT_NS + jitter_ns, Event::Agent(index, incarnation));
+    }
+
+    fn note_moves(&mut self, index: usize) {
+        if self.nodes[index].shards.iter().any(|life| self.lives[*life].imports()) {
+            self.moved_ns = self.now_ns;
+        }
     }
 
     fn speak(&mut self, index: usize) {
         let node = &self.nodes[index];
         let (id, life) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
         let input = if node.joined {
+            // As a real node does beside its heartbeats, once what its shards heard of last has come.
+            let settled = |life: &usize| self.lives[*life].service.move_counters().settled;
+            if node.shards.iter().all(settled) {
+                let input = Input::Settled { node: id, incarnation: life, epoch: node.epoch };
+                self.tell_control(Party::Node(index), Message::Node(index, life.0, input));
+            }
             Input::Heartbeat { node: id, incarnation: life, load: Load::default() }
         } else if let Some(devices) = self.disks_of(index).filter(|_| node.kept_since.is_none()) {
             Input::AttachDevices { node: id, incarnation: life, devices }
@@ -62,7 +75,13 @@ impl World {
             return;
         }
         match answer {
+            // First that it will tell of moves, and then that it is there.
             Ok(Reply::Joined { .. }) if !self.nodes[index].joined => {
+                let node = NodeId(index as u64 + 1);
+                let input = Input::Settled { node, incarnation: Incarnation(incarnation), epoch: Epoch(0) };
+                self.tell_control(Party::Node(index), Message::Node(index, incarnation, input));
+            }
+            Ok(Reply::Settled) if !self.nodes[index].joined => {
                 self.nodes[index].joined = true;
                 self.speak(index);
             }
@@ -140,6 +159,7 @@ impl World {
         for life in self.nodes[index].shards.clone() {
             self.shard_sees_owners(life, &owners, since, missed);
         }
+        self.note_moves(index);
     }
 
     fn shard_sees_owners(&mut self, index: usize, owners: &SlotOwners, since: Epoch, missed: bool) {

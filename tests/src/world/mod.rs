@@ -87,6 +87,8 @@ pub(crate) struct World {
     removals: Removals,
     /// Keys of which two owners were said to have the object, and since when.
     doubled: BTreeMap<usize, u64>,
+    /// When slots were seen on their way last.
+    moved_ns: u64,
     segments: Segments,
     /// Owners by epoch: computed once for all nodes.
     owners: BTreeMap<u64, Rc<SlotOwners>>,
@@ -124,6 +126,7 @@ impl World {
             shadow: Shadow::new(scenario.keys),
             removals: Removals::new(scenario.keys),
             doubled: BTreeMap::new(),
+            moved_ns: 0,
             segments: Segments::new(scenario.object_bytes),
             owners: BTreeMap::new(),
             statistics: Statistics::default(),

@@ -27,6 +27,8 @@ pub(crate) struct Node {
     pub(crate) shards: Vec<usize>,
     pub(crate) slowness: u64,
     pub(crate) leaving: bool,
+    /// It gives its slots away before it goes.
+    pub(crate) drains: bool,
     pub(crate) joined: bool,
     pub(crate) epoch: Epoch,
     /// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
@@ -111,6 +113,10 @@ impl Life {
         version > self.newest_version
     }
 
+    pub(crate) fn imports(&self) -> bool {
+        self.service.move_counters().importing_slots > 0
+    }
+
     pub(crate) fn check_store(&self) {
         if let Some(store) = self.service.store().filter(|_| self.alive) {
             store.check();
@@ -126,6 +132,7 @@ impl Node {
             shards: Vec::new(),
             slowness: 1,
             leaving: false,
+            drains: false,
             joined: false,
             epoch: Epoch(0),
             heard: (Epoch(0), Epoch(0)),
@@ -173,7 +180,7 @@ impl World {
         node.up = true;
         node.incarnation += 1;
         node.joined = false;
-        node.leaving = false;
+        (node.leaving, node.drains) = (false, false);
         (node.epoch, node.heard) = (Epoch(0), (Epoch(0), Epoch(0)));
         node.slowness = 1;
         node.ports += u16::from(moved);
