@@ -190,6 +190,7 @@ impl Node {
             trouble: Arc::clone(&trouble),
             seen_map: 0,
             applied: Epoch(0),
+            settled: None,
             state: 0,
             capacity_bytes: config.pool_bytes,
             tiers: TierReports::new(devices),

@@ -40,6 +40,10 @@ pub(crate) struct Row {
     pub(crate) heard: bool,
     /// The newest epoch when this life ended; orders the ended lives.
     pub(crate) ended: Epoch,
+    /// Whether the map gives it a share of the slots.
+    pub(crate) shared: bool,
+    /// The map as of which it has all that moved to it; nothing from a life that does not say so.
+    pub(crate) settled: Option<Epoch>,
 }
 
 impl Row {
@@ -79,6 +83,9 @@ pub struct Cluster {
     pub(crate) map: ClusterMap,
     pub(crate) layout: Layout,
     pub(crate) due_ns: Option<u64>,
+    /// Somebody waits for its share, or to lose it; until when owners that have not settled count.
+    pub(crate) share_waits: bool,
+    pub(crate) settle_until_ns: u64,
     /// Durable changes of the call in progress.
     pub(crate) changes: Vec<Change>,
     pub(crate) lost: Vec<(NodeId, Incarnation)>,
@@ -101,6 +108,7 @@ impl Cluster {
             Input::Join { member, capacity_bytes, version } => self.join(member, capacity_bytes, version),
             Input::AttachDevices { node, incarnation, devices } => self.attach(node, incarnation, devices),
             Input::Heartbeat { node, incarnation, load } => self.heartbeat(node, incarnation, load),
+            Input::Settled { node, incarnation, epoch } => self.settled(node, incarnation, epoch),
             Input::Leave { node, incarnation } => self.leave(node, incarnation),
             Input::Drain { node, incarnation } => self.drain(node, incarnation),
             Input::ClientHeartbeat { client } => self.client_heartbeat(client),
@@ -141,6 +149,7 @@ impl Cluster {
         self.rows.values().map(|row| MemberView {
             member: &row.member,
             state: row.state,
+            shared: row.shared,
             capacity_bytes: row.capacity_bytes,
             version: &row.version,
             load: row.load,
@@ -197,6 +206,7 @@ impl Cluster {
         for node in live {
             self.check_silence(node);
         }
+        self.share_out();
         for name in self.catalog.expire(self.now_ns) {
             self.counters.expired_segments += 1;
             self.changes.push(Change::Remove(RecordKey::Segment(name)));
@@ -231,9 +241,12 @@ impl Cluster {
         let row = self.rows.get_mut(&node).expect("a node that is stepped is known");
         match row.state.on(event) {
             Step::Moved(to) => {
-                let drains = |state| state == MemberState::Draining;
-                self.map_changed |= row.state.in_map() != to.in_map() || drains(row.state) != drains(to);
+                let moved = row.state != to;
+                self.map_changed |= row.state.in_map() != to.in_map();
                 row.state = to;
+                if moved {
+                    self.share_follows(node);
+                }
                 true
             }
             Step::Stale => false,
@@ -260,6 +273,7 @@ impl Cluster {
         self.due_ns = None;
         self.arm(members);
         self.arm(segments);
+        self.arm(Some(self.settle_until_ns).filter(|&at_ns| self.share_waits && at_ns > self.now_ns));
     }
 
     /// The epoch that will be newest when the call in progress is done.
@@ -292,7 +306,7 @@ impl Cluster {
     }
 
     pub(crate) fn map_members(&self) -> Vec<Member> {
-        let share = |row: &Row| if row.state == MemberState::Draining { 0 } else { row.member.weight };
+        let share = |row: &Row| if row.shared { row.member.weight } else { 0 };
         let members = self.rows.values().filter(|row| row.state.in_map());
         members.map(|row| Member { weight: share(row), ..row.member.clone() }).collect()
     }
@@ -326,6 +340,7 @@ impl Cluster {
             let claims_before = owners(before).into_iter().map(claim).collect();
             let former = Former { since, from, claims: claims_before, began, restarts: None };
             self.layout = Layout { since, claims, former: Some(former) };
+            self.moves_began();
             self.changes.push(Change::Put(Record::Layout(self.layout.clone())));
         } else if self.map.replicas > 1 {
             self.note_restarts(before);
@@ -351,6 +366,7 @@ impl Cluster {
         let former = self.layout.former.get_or_insert_with(|| Former { since, from: since, ..Former::default() });
         let from = former.restarts.as_ref().map_or(since, |restarts| restarts.at);
         former.restarts = Some(Restarts { at, from, lives });
+        self.moves_began();
         self.changes.push(Change::Put(Record::Layout(self.layout.clone())));
     }
 

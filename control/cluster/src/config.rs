@@ -37,6 +37,8 @@ pub struct ClusterConfig {
     pub heartbeat_deadline_ns: u64,
     /// After a restart of the control plane: time for members to find it again, before silence counts.
     pub restart_grace_ns: u64,
+    /// How long a change of owners that can wait does so at most, until what the one before it moved has come.
+    pub settle_most_ns: u64,
     /// Bounds.
     pub limits: Limits,
 }
@@ -47,6 +49,8 @@ const DEFAULT_INTERVAL_NS: u64 = SECOND_NS;
 const DEFAULT_SUSPECT_NS: u64 = 3 * SECOND_NS;
 const DEFAULT_DEADLINE_NS: u64 = 6 * SECOND_NS;
 const DEFAULT_GRACE_NS: u64 = 10 * SECOND_NS;
+// At the default rate of background moves, time for 300 GiB to come to one node.
+const DEFAULT_SETTLE_NS: u64 = 300 * SECOND_NS;
 const DEFAULT_LIMITS: Limits = Limits {
     members: MAX_MEMBERS,
     ended_lives: 4096,
@@ -65,7 +69,7 @@ const _: () = assert!(DEFAULT_LIMITS.segments_per_owner <= DEFAULT_LIMITS.segmen
 
 impl ClusterConfig {
     /// The defaults for a cluster of this name: one copy per slot, a heartbeat every second, suspect after 3 s of
-    /// silence, dead after 6 s, 10 s of grace after a restart.
+    /// silence, dead after 6 s, 10 s of grace after a restart, 5 minutes of patience with moves.
     #[must_use]
     pub fn new(cluster: &str) -> Self {
         Self {
@@ -75,6 +79,7 @@ impl ClusterConfig {
             suspect_after_ns: DEFAULT_SUSPECT_NS,
             heartbeat_deadline_ns: DEFAULT_DEADLINE_NS,
             restart_grace_ns: DEFAULT_GRACE_NS,
+            settle_most_ns: DEFAULT_SETTLE_NS,
             limits: DEFAULT_LIMITS,
         }
     }
@@ -99,6 +104,7 @@ impl ClusterConfig {
         let least = (3 * interval).max(self.suspect_after_ns + 1);
         range("heartbeat_deadline_ns", self.heartbeat_deadline_ns, least, u64::MAX / 2)?;
         range("restart_grace_ns", self.restart_grace_ns, interval, u64::MAX / 2)?;
+        range("settle_most_ns", self.settle_most_ns, 0, u64::MAX / 2)?;
         range("limits.members", limits.members as u64, 1, MAX_MEMBERS as u64)?;
         range("limits.ended_lives", limits.ended_lives as u64, 1, 1 << 20)?;
         range("limits.segments", limits.segments as u64, 1, 1 << 20)?;

@@ -20,6 +20,7 @@ mod message;
 mod quotas;
 mod record;
 mod rejection;
+mod settle;
 mod start;
 mod state;
 mod tenants;

@@ -94,15 +94,20 @@ impl Cluster {
     fn accept(&mut self, member: Member, capacity_bytes: u64, version: String) {
         let node = member.node;
         let (heard_ns, heard) = (self.now_ns, true);
-        let former = self.rows.get(&node).map(|row| (row.state, row.member.incarnation));
-        let state = former.map_or(MemberState::Joining, |(state, _)| state);
-        let row = Row { member, state, capacity_bytes, version, load: None, heard_ns, heard, ended: Epoch(0) };
+        let former = self.rows.get(&node);
+        let state = former.map_or(MemberState::Joining, |row| row.state);
+        let shared = former.is_some_and(|row| row.shared);
+        let settled = former.and_then(|row| row.settled).map(|_| Epoch(0));
+        let before = former.map(|row| row.member.incarnation);
+        let ended = Epoch(0);
+        let row = Row { member, state, capacity_bytes, version, load: None, heard_ns, heard, ended, shared, settled };
         self.begin_with_devices(node, row.member.incarnation);
         self.rows.insert(node, row);
-        if let Some((_, incarnation)) = former {
+        if let Some(incarnation) = before {
             self.drop_segments(SegmentOwner::Node { node, incarnation });
         }
         self.step(node, MemberEvent::Join);
+        self.share_follows(node);
         // In place of a former life in the map: its addresses are new even if its slots are not.
         self.map_changed |= self.rows[&node].state.in_map();
         self.counters.joins += 1;
@@ -168,6 +173,17 @@ impl Cluster {
         Ok(())
     }
 
+    /// The same, and whoever's life is over.
+    pub(crate) fn expect_live(&mut self, node: NodeId, life: Incarnation) -> Result<(), Rejection> {
+        self.expect_life(node, life)?;
+        let state = self.rows[&node].state;
+        if !state.is_live() {
+            self.counters.stale += 1;
+            return Err(Rejection::Ended { node, incarnation: life, state });
+        }
+        Ok(())
+    }
+
     /// Takes a sign of life.
     fn hear(&mut self, node: NodeId) {
         let row = self.rows.get_mut(&node).expect("a node that is heard is known");
@@ -224,12 +240,7 @@ impl Cluster {
     pub(crate) fn register_segment(&mut self, segment: Segment) -> Result<Reply, Rejection> {
         match segment.owner {
             SegmentOwner::Node { node, incarnation } => {
-                self.expect_life(node, incarnation)?;
-                let state = self.rows[&node].state;
-                if !state.is_live() {
-                    self.counters.stale += 1;
-                    return Err(Rejection::Ended { node, incarnation, state });
-                }
+                self.expect_live(node, incarnation)?;
             }
             SegmentOwner::Client { .. } => {}
         }

@@ -52,6 +52,17 @@ pub enum Input {
         /// What it holds.
         load: Load,
     },
+    /// A member has heard of this map, and has all that moved to it by this one or earlier ones. The first comes before
+    /// the first heartbeat, with epoch 0, and says that more will come: then owners change again only when it has, as
+    /// long as that can wait.
+    Settled {
+        /// Who.
+        node: NodeId,
+        /// Which life.
+        incarnation: Incarnation,
+        /// The map's epoch.
+        epoch: Epoch,
+    },
     /// A member goes in order.
     Leave {
         /// Who.
@@ -59,7 +70,7 @@ pub enum Input {
         /// Which life.
         incarnation: Incarnation,
     },
-    /// A member is to give its slots away and stay reachable, so that their new owners can fetch what was in them. It
+    /// A member is to give its slots away, as soon as what moved before has come, and stay reachable, so that their new owners can fetch what was in them. It
     /// lasts as long as this life of it.
     Drain {
         /// Who.
@@ -129,6 +140,8 @@ pub enum Reply {
         /// The epoch since which no slot has changed hands.
         since: Epoch,
     },
+    /// To what a member says of moves.
+    Settled,
     /// To a farewell.
     Left {
         /// The newest epoch.
@@ -201,6 +214,8 @@ pub struct MemberView<'a> {
     pub member: &'a Member,
     /// Where it stands.
     pub state: MemberState,
+    /// Whether the map gives it its share: who joins or is drained waits until what moved before has come.
+    pub shared: bool,
     /// Bytes it said it contributes when it joined.
     pub capacity_bytes: u64,
     /// Version of its program.

@@ -106,6 +106,8 @@ impl Cluster {
             map,
             layout: Layout::default(),
             due_ns: None,
+            share_waits: false,
+            settle_until_ns: now_ns,
             changes: Vec::new(),
             lost: Vec::new(),
             map_changed: false,
@@ -161,6 +163,7 @@ impl Cluster {
         over_limit("segments", self.catalog.len(), limits.segments)?;
         over_limit("tenants", self.tenants.by_name.len(), MAX_TENANTS)?;
         self.forget_longest_ended();
+        self.restore_shares();
         self.map.members = self.map_members();
         // Nothing remembered, or not of these members: what was before is not known.
         if !self.map_changed {
@@ -174,7 +177,18 @@ impl Cluster {
     fn restore_member(&mut self, record: MemberRecord, graced_ns: u64) {
         let MemberRecord { member, state, ended, capacity_bytes, version } = record;
         let state = if state == MemberState::Suspect { MemberState::Active } else { state };
-        let row = Row { member, state, capacity_bytes, version, load: None, heard_ns: graced_ns, heard: false, ended };
+        let row = Row {
+            member,
+            state,
+            capacity_bytes,
+            version,
+            load: None,
+            heard_ns: graced_ns,
+            heard: false,
+            ended,
+            shared: false,
+            settled: None,
+        };
         self.rows.insert(row.member.node, row);
     }
 }

@@ -4,8 +4,8 @@
 
 mod support;
 
-use kvplane_cluster::{ClientId, Input, MemberState, SegmentOwner};
-use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_cluster::{ClientId, Input, SegmentOwner};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member};
 use proptest::prelude::*;
 use support::{Driver, MS, config, member, owned_by, segment};
@@ -20,6 +20,11 @@ enum Step {
     Beat {
         node: u64,
         incarnation: u64,
+    },
+    Settled {
+        node: u64,
+        incarnation: u64,
+        epoch: u64,
     },
     Leave {
         node: u64,
@@ -63,6 +68,8 @@ fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (life(), 7000u16..7002).prop_map(|((node, incarnation), port)| Step::Join { node, incarnation, port }),
         12 => life().prop_map(|(node, incarnation)| Step::Beat { node, incarnation }),
+        8 => (life(), 0u64..12)
+            .prop_map(|((node, incarnation), epoch)| Step::Settled { node, incarnation, epoch }),
         2 => life().prop_map(|(node, incarnation)| Step::Leave { node, incarnation }),
         2 => (0u64..6, prop::option::of(1u64..4)).prop_map(|(node, incarnation)| Step::Drain { node, incarnation }),
         4 => (any_owner(), 0u8..8, 0u64..3000).prop_map(|(owner, name, ttl_ms)| Step::Register { owner, name, ttl_ms }),
@@ -82,6 +89,11 @@ fn apply(mut driver: Driver, step: Step) -> Driver {
         Step::Leave { node, incarnation } => {
             driver.handle(Input::Leave { node: NodeId(node), incarnation: Incarnation(incarnation) })
         }
+        Step::Settled { node, incarnation, epoch } => driver.handle(Input::Settled {
+            node: NodeId(node),
+            incarnation: Incarnation(incarnation),
+            epoch: Epoch(epoch),
+        }),
         Step::Drain { node, incarnation } => {
             driver.handle(Input::Drain { node: NodeId(node), incarnation: incarnation.map(Incarnation) })
         }
@@ -109,10 +121,10 @@ fn check(driver: &Driver) {
     let in_map: Vec<_> = views
         .iter()
         .filter(|view| view.state.in_map())
-        .map(|view| match view.state {
+        .map(|view| match view.shared {
+            true => view.member.clone(),
             // It is there, and owns nothing.
-            MemberState::Draining => Member { weight: 0, ..view.member.clone() },
-            _ => view.member.clone(),
+            false => Member { weight: 0, ..view.member.clone() },
         })
         .collect();
     assert_eq!(driver.published.members, in_map);

@@ -19,7 +19,7 @@ use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::{
     AnswerOrder, AttachDevices, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave,
     ListSegments, ListShards, ListTenants, ListTiers, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments,
-    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Status, SyncTenants, UnregisterSegment,
+    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, UnregisterSegment,
     WatchEvents, WatchMap, WatchOrders, is_large,
 };
 use crate::rights::{Called, is_bound};
@@ -195,6 +195,7 @@ impl Call {
             Hello::KIND => self.answer(frame, |c| service.hello(caller, c)),
             Join::KIND => self.answer(frame, |c| service.join(caller, c)),
             Heartbeat::KIND => self.answer(frame, |c| service.heartbeat(caller, c)),
+            Settled::KIND => self.answer(frame, |c| service.settled(caller, c)),
             Leave::KIND => self.answer(frame, |c| service.leave(caller, c)),
             Drain::KIND => self.answer(frame, |c| service.drain(caller, c)),
             AttachDevices::KIND => self.answer(frame, |c| service.attach_devices(caller, c)),

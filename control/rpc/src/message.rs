@@ -120,6 +120,7 @@ messages! {
     WatchEvents = 0x0015 small;
     Drain = 0x001a small => Done;
     AttachDevices = 0x001b small => DevicesKept;
+    Settled = 0x001c small => Done;
     SetTenant = 0x0020 small => Done;
     RemoveTenant = 0x0021 small => Done;
     ListTenants = 0x0022 small => TenantList;
@@ -239,6 +240,18 @@ pub struct Heartbeat {
     pub incarnation: u64,
     /// What it holds.
     pub load: Load,
+}
+
+/// Says that a member has heard of a map, and has all that moved to it by this one or earlier ones. The first comes before
+/// the first [`Heartbeat`], with epoch 0: more will come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Settled {
+    /// Which member.
+    pub node: u64,
+    /// In which life.
+    pub incarnation: u64,
+    /// The map's epoch.
+    pub epoch: u64,
 }
 
 /// What a member holds.

@@ -12,7 +12,7 @@ use crate::conductor::{
 use crate::message::{
     AnswerOrder, AttachDevices, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave,
     ListSegments, ListShards, ListTenants, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments,
-    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Status, SyncTenants, UnregisterSegment,
+    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, UnregisterSegment,
     WatchEvents, WatchMap, WatchOrders,
 };
 use crate::role::{Role, Scope};
@@ -71,6 +71,7 @@ rights! {
     Join = "join" MEMBERS |call| Some(Scope::Node(call.member.node.0));
     AttachDevices = "attach_devices" MEMBERS |call| Some(Scope::Node(call.node));
     Heartbeat = "heartbeat" MEMBERS |call| Some(Scope::Node(call.node));
+    Settled = "settled" MEMBERS |call| Some(Scope::Node(call.node));
     Leave = "leave" ENDERS |call| Some(Scope::Node(call.node));
     Drain = "drain" ENDERS |call| Some(Scope::Node(call.node));
     GetMap = "get_map" ANY;
@@ -146,6 +147,7 @@ mod tests {
             "join cn",
             "attach_devices cn",
             "heartbeat cn",
+            "settled cn",
             "leave cna",
             "drain cna",
             "get_map cncsa",

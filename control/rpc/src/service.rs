@@ -18,8 +18,8 @@ use crate::message::{
     Alive, AnswerOrder, AttachDevices, DevicesKept, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat,
     Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers, MapReply, OrderTiers, RegisterSegment,
     RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SegmentList, SegmentReply, SetTenant,
-    ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
-    TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
+    Settled, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply, TierList,
+    TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::role::Role;
 
@@ -94,6 +94,8 @@ pub trait Service: Send + Sync + 'static {
     fn attach_devices(&self, caller: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal>;
     /// A sign of life, with load.
     fn heartbeat(&self, caller: Caller, call: Heartbeat) -> Result<Alive, Refusal>;
+    /// A member has what moved to it.
+    fn settled(&self, caller: Caller, call: Settled) -> Result<Done, Refusal>;
     /// Ends a membership.
     fn leave(&self, caller: Caller, call: Leave) -> Result<Done, Refusal>;
     /// Has a member give its slots away.

@@ -73,6 +73,7 @@ fn golden_frames() {
     show("Hello", encode(&Hello { software: "a 1".to_owned() }));
     show("Join", encode(&join()));
     show("Heartbeat", encode(&Heartbeat { node: 7, incarnation: 2, load }));
+    show("Settled", encode(&Settled { node: 7, incarnation: 2, epoch: 9 }));
     show("Leave", encode(&Leave { node: 7, incarnation: Some(2) }));
     show("Drain", encode(&Drain { node: 7, incarnation: Some(2) }));
     show("AttachDevices", encode(&AttachDevices { node: 7, incarnation: 2, devices: 3 << 64 | 4 }));

@@ -25,7 +25,7 @@ const STATE: u64 = 1;
 impl World {
     /// The agent's turn: join, or say that the node is alive.
     pub(crate) fn agent(&mut self, index: usize, incarnation: u64) {
-        if !self.is_node(index, incarnation) || self.nodes[index].leaving {
+        if !self.is_node(index, incarnation) || self.nodes[index].leaving && !self.nodes[index].drains {
             return;
         }
         // As a real node: first its disks, then the cluster.
@@ -33,16 +33,31 @@ impl World {
             self.after(MS, Event::Agent(index, incarnation));
             return;
         }
+        self.note_moves(index);
         self.speak(index);
         let jitter_ns = self.streams.schedule.below(10 * MS);
         self.after(AGENT_NS + jitter_ns, Event::Agent(index, incarnation));
+    }
+
+    fn note_moves(&mut self, index: usize) {
+        if self.nodes[index].shards.iter().any(|life| self.lives[*life].imports()) {
+            self.moved_ns = self.now_ns;
+        }
     }
 
     fn speak(&mut self, index: usize) {
         let node = &self.nodes[index];
         let (id, life) = (NodeId(index as u64 + 1), Incarnation(node.incarnation));
         let input = if node.joined {
+            // As a real node does beside its heartbeats, once what its shards heard of last has come.
+            let settled = |life: &usize| self.lives[*life].service.move_counters().settled;
+            if node.shards.iter().all(settled) {
+                let input = Input::Settled { node: id, incarnation: life, epoch: node.epoch };
+                self.tell_control(Party::Node(index), Message::Node(index, life.0, input));
+            }
             Input::Heartbeat { node: id, incarnation: life, load: Load::default() }
+        } else if let Some(devices) = self.disks_of(index).filter(|_| node.kept_since.is_none()) {
+            Input::AttachDevices { node: id, incarnation: life, devices }
         } else {
             let member = node.member(index, self.scenario.shards);
             Input::Join { member, capacity_bytes: self.scenario.pool_bytes, version: "world".to_owned() }
@@ -60,8 +75,18 @@ impl World {
             return;
         }
         match answer {
+            // First that it will tell of moves, and then that it is there.
             Ok(Reply::Joined { .. }) if !self.nodes[index].joined => {
+                let node = NodeId(index as u64 + 1);
+                let input = Input::Settled { node, incarnation: Incarnation(incarnation), epoch: Epoch(0) };
+                self.tell_control(Party::Node(index), Message::Node(index, incarnation, input));
+            }
+            Ok(Reply::Settled) if !self.nodes[index].joined => {
                 self.nodes[index].joined = true;
+                self.speak(index);
+            }
+            Ok(Reply::DevicesKept { since }) if !self.nodes[index].joined => {
+                self.nodes[index].kept_since = Some(*since);
                 self.speak(index);
             }
             Ok(Reply::Alive { epoch, since }) => {
@@ -98,6 +123,7 @@ impl World {
         let node = &mut self.nodes[index];
         node.incarnation += 1;
         node.joined = false;
+        node.kept_since = None;
         (node.epoch, node.heard) = (Epoch(0), (Epoch(0), Epoch(0)));
         let incarnation = node.incarnation;
         for life in node.shards.clone() {
@@ -121,12 +147,19 @@ impl World {
         let Some(since) = self.standing_of(map) else { return };
         self.nodes[index].epoch = epoch;
         self.detail(epoch.0, || format!("node {index} goes from epoch {before} to {epoch}"));
-        let owners = self.owners_of(map);
+        let mut owners = self.owners_of(map);
+        let kept_since = self.nodes[index].kept_since.unwrap_or(Epoch(0));
+        let since = since.max(kept_since);
+        if kept_since > owners.since {
+            // As a real node: for its disks, a life of its own without them is as good as an owner in between.
+            Rc::make_mut(&mut owners).since = kept_since;
+        }
         // A slot may have been somewhere else in an epoch that was missed, and come back: what is here may be old.
         let missed = before.0 > 0 && epoch.0 > before.0 + 1 && since > before && owners.from > before;
         for life in self.nodes[index].shards.clone() {
             self.shard_sees_owners(life, &owners, since, missed);
         }
+        self.note_moves(index);
     }
 
     fn shard_sees_owners(&mut self, index: usize, owners: &SlotOwners, since: Epoch, missed: bool) {

@@ -36,6 +36,7 @@ impl Control {
         config.suspect_after_ns = 300 * MS;
         config.heartbeat_deadline_ns = 600 * MS;
         config.restart_grace_ns = 1000 * MS;
+        config.settle_most_ns = 1000 * MS;
         Self {
             config,
             cluster: None,

@@ -132,6 +132,7 @@ impl World {
                 let incarnation = self.nodes[node].incarnation;
                 // Some give their slots away before they go, and some do not wait until all is fetched.
                 let drain_ns = if down_ns.is_multiple_of(3) { 0 } else { down_ns.min(800 * MS) };
+                self.nodes[node].drains = drain_ns > 0;
                 if drain_ns > 0 {
                     let (node_id, incarnation) = (NodeId(node as u64 + 1), Some(Incarnation(incarnation)));
                     let input = Input::Drain { node: node_id, incarnation };
@@ -205,10 +206,21 @@ impl World {
     /// A node says farewell.
     pub(crate) fn leave(&mut self, node: usize, incarnation: u64) {
         if self.is_node(node, incarnation) {
+            let late = self.now_ns >= self.scenario.faults_until_ns;
+            if self.scenario.keeps && !late && self.nodes[node].drains && self.has_objects(node) {
+                // What a drain that is cut short leaves behind is lost.
+                self.after(20 * MS, Event::Leave(node, incarnation));
+                return;
+            }
             let input = Input::Leave { node: NodeId(node as u64 + 1), incarnation: Incarnation(incarnation) };
             self.tell_control(Party::Node(node), Message::Node(node, incarnation, input));
             self.after(50 * MS, Event::Depart(node, incarnation));
         }
+    }
+
+    fn has_objects(&self, node: usize) -> bool {
+        let objects = |life: &usize| self.lives[*life].service.store().map_or(0, |store| store.stats().objects);
+        self.nodes[node].shards.iter().any(|life| objects(life) > 0)
     }
 
     /// A node that has left goes, and comes back later.

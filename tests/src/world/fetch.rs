@@ -28,8 +28,8 @@ pub(super) const FETCHES: u32 = u32::MAX - 1;
 const SLOTS_OF_MEMORY: usize = 8;
 /// The same, where copies are brought to second owners too.
 const SLOTS_WITH_COPIES: usize = 48;
-/// How long a question may take: one that somebody waits for, and another.
-const ASK_NS: u64 = 200 * MS;
+/// How long a question may take: one that somebody waits for, as with real hosts, and another.
+const ASK_NS: u64 = 500 * MS;
 const BACKGROUND_NS: u64 = 1000 * MS;
 
 /// What belongs to a client that fetches for a shard.

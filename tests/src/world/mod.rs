@@ -63,6 +63,7 @@ struct Streams {
     faults: Rng,
     segments: Rng,
     disk: Rng,
+    without: Rng,
 }
 
 /// The whole world.
@@ -86,6 +87,8 @@ pub(crate) struct World {
     removals: Removals,
     /// Keys of which two owners were said to have the object, and since when.
     doubled: BTreeMap<usize, u64>,
+    /// When slots were seen on their way last.
+    moved_ns: u64,
     segments: Segments,
     /// Owners by epoch: computed once for all nodes.
     owners: BTreeMap<u64, Rc<SlotOwners>>,
@@ -105,6 +108,7 @@ impl World {
             faults: Rng::new(seed, "faults"),
             segments: Rng::new(seed, "segments"),
             disk: Rng::new(seed, "disk events"),
+            without: Rng::new(seed, "without disks"),
         };
         let mut world = Self {
             now_ns: MS,
@@ -122,6 +126,7 @@ impl World {
             shadow: Shadow::new(scenario.keys),
             removals: Removals::new(scenario.keys),
             doubled: BTreeMap::new(),
+            moved_ns: 0,
             segments: Segments::new(scenario.object_bytes),
             owners: BTreeMap::new(),
             statistics: Statistics::default(),

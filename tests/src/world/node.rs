@@ -27,10 +27,16 @@ pub(crate) struct Node {
     pub(crate) shards: Vec<usize>,
     pub(crate) slowness: u64,
     pub(crate) leaving: bool,
+    /// It gives its slots away before it goes.
+    pub(crate) drains: bool,
     pub(crate) joined: bool,
     pub(crate) epoch: Epoch,
     /// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
     pub(crate) heard: (Epoch, Epoch),
+    /// It was started without its disks.
+    pub(crate) without: bool,
+    /// What its disks have counts if they knew a map of this epoch or of a later one; the control plane said so.
+    pub(crate) kept_since: Option<Epoch>,
     /// So many operations of its disks are carried out before it dies.
     pub(crate) ops_left: Option<u32>,
     /// The next crash is one of the power.
@@ -107,6 +113,10 @@ impl Life {
         version > self.newest_version
     }
 
+    pub(crate) fn imports(&self) -> bool {
+        self.service.move_counters().importing_slots > 0
+    }
+
     pub(crate) fn check_store(&self) {
         if let Some(store) = self.service.store().filter(|_| self.alive) {
             store.check();
@@ -122,9 +132,12 @@ impl Node {
             shards: Vec::new(),
             slowness: 1,
             leaving: false,
+            drains: false,
             joined: false,
             epoch: Epoch(0),
             heard: (Epoch(0), Epoch(0)),
+            without: false,
+            kept_since: None,
             ops_left: None,
             power_fails: false,
             weight: 1 + rng.below(4) as u32,
@@ -161,11 +174,13 @@ impl World {
             return;
         }
         let moved = self.streams.faults.chance(0.3);
+        let without = self.leaves_disks(index);
         let node = &mut self.nodes[index];
+        (node.without, node.kept_since) = (without, None);
         node.up = true;
         node.incarnation += 1;
         node.joined = false;
-        node.leaving = false;
+        (node.leaving, node.drains) = (false, false);
         (node.epoch, node.heard) = (Epoch(0), (Epoch(0), Epoch(0)));
         node.slowness = 1;
         node.ports += u16::from(moved);

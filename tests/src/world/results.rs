@@ -7,6 +7,7 @@ use kvplane_proto::rng::mix64;
 
 use super::World;
 use super::check::{Checked, Rule, broken};
+use super::node::Life;
 use super::scenario::MS;
 
 /// How long after its deadline a batch may take: resets end I/O, and copies are not interrupted.
@@ -87,6 +88,20 @@ impl World {
         }
     }
 
+    /// Whether an object may not have been found as it was on its way: slots moved meanwhile, and it is where it comes
+    /// from, or where it goes. Nobody waits long for a former owner that is slow.
+    fn may_be_moving(&self, key: usize, since_ns: u64) -> bool {
+        let digest = self.shadow.digest(key);
+        let has = |life: &Life| {
+            let (service, slot) = (&life.service, digest.slot());
+            let there = service.serves(slot) || service.exports(slot);
+            there && service.store().is_some_and(|store| store.peek(digest).is_some())
+        };
+        let live = || self.lives.iter().filter(|life| life.alive && self.nodes[life.node].up);
+        let moving = self.moved_ns >= since_ns || live().any(Life::imports);
+        moving && live().any(has)
+    }
+
     fn check_result(&mut self, client: usize, open: &OpenBatch, asked: &Asked, result: &TaskResult) -> Checked {
         let (key, now_ns) = (asked.key, self.now_ns);
         match (asked.what, result.status) {
@@ -125,7 +140,8 @@ impl World {
                 }
             }
             (What::Get { .. }, Status::NotFound)
-                if self.doubled.get(&key).is_some_and(|doubled_ns| *doubled_ns < open.started_ns) =>
+                if self.doubled.get(&key).is_some_and(|doubled_ns| *doubled_ns < open.started_ns)
+                    && !self.may_be_moving(key, open.started_ns) =>
             {
                 Err(broken(Rule::Lost, format!("key {key} had two owners, and client {client} does not find it")))
             }

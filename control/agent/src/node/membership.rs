@@ -11,7 +11,9 @@ use kvplane_engine::ShardHandle;
 use kvplane_proto::ids::{Epoch, Incarnation};
 use kvplane_proto::map::{Member, SlotOwners};
 use kvplane_rpc::RefusalCode;
-use kvplane_rpc::message::{AttachDevices, Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment};
+use kvplane_rpc::message::{
+    AttachDevices, Heartbeat, Join, Kind, Leave, Load, Owner, RegisterSegment, Segment, Settled,
+};
 
 use super::unix_ns;
 use crate::error::Error;
@@ -20,6 +22,8 @@ use crate::shard_report::ShardReports;
 use crate::tickets::NodeTickets;
 use crate::tier_report::TierReports;
 
+/// How long a start waits for slots, when others' are still moving: less than two heartbeats.
+const SHARE_PATIENCE: Duration = Duration::from_millis(1500);
 /// How often the membership thread looks around between heartbeats.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -32,6 +36,8 @@ pub(super) struct Membership {
     pub(super) seen_map: u64,
     /// The map that the shards were told last in this life.
     pub(super) applied: Epoch,
+    /// The map as of which the control plane was told that all has come.
+    pub(super) settled: Option<Epoch>,
     /// Which state of the control plane that map was of.
     pub(super) state: u64,
     pub(super) capacity_bytes: u64,
@@ -54,6 +60,8 @@ impl Membership {
             version: software().to_owned(),
         })?;
         tracing::info!(node = self.member.node.0, incarnation = self.member.incarnation.0, "joined");
+        self.settled = None;
+        self.tell_settled(Epoch(0))?;
         self.heartbeat()
     }
 
@@ -82,6 +90,8 @@ impl Membership {
         }
         let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
         self.link.call(Heartbeat { node, incarnation, load })?;
+        // Again and again: a control plane that was started anew does not know it.
+        self.settled.map_or(Ok(()), |epoch| self.tell_settled(epoch))?;
         self.tickets.refresh(&self.link, incarnation, &self.shards)?;
         self.figures.report(&self.link, (node, incarnation), &self.shards, &snapshots);
         crate::tenant_report::exchange(&self.link, node, incarnation, &self.shards);
@@ -89,16 +99,45 @@ impl Membership {
         Ok(())
     }
 
+    fn tell_settled(&mut self, epoch: Epoch) -> Result<(), Error> {
+        let (node, incarnation) = (self.member.node.0, self.member.incarnation.0);
+        self.link.call(Settled { node, incarnation, epoch: epoch.0 })?;
+        self.settled = Some(epoch);
+        Ok(())
+    }
+
+    /// Says that all is here that moved by the map that the shards were told last, as soon as it is: others who want to
+    /// join may wait for that.
+    fn settle(&mut self) -> Result<(), Error> {
+        if self.settled >= Some(self.applied) {
+            return Ok(());
+        }
+        for shard in self.shards.iter() {
+            if !shard.snapshot()?.moves.settled {
+                return Ok(());
+            }
+        }
+        self.tell_settled(self.applied)
+    }
+
+    /// Waits until the node is in the map, and, for a while, until it has its share of the slots: it gets that when what
+    /// moved before has come to the others.
     pub(super) fn wait_until_mapped(&mut self) -> Result<(), Error> {
         let patience = Duration::from_secs(10);
         let start = std::time::Instant::now();
         loop {
             self.follow_map();
-            let mapped = self.link.map().is_some_and(|map| {
-                map.member(self.member.node).is_some_and(|member| member.incarnation == self.member.incarnation)
+            let weight = self.link.map().and_then(|map| {
+                let member = map.member(self.member.node)?;
+                (member.incarnation == self.member.incarnation).then_some(member.weight)
             });
-            if mapped {
-                return Ok(());
+            match weight {
+                Some(weight) if weight == self.member.weight => return Ok(()),
+                Some(_) if start.elapsed() > SHARE_PATIENCE => {
+                    tracing::info!(node = self.member.node.0, "gets its slots when what moves has come to the others");
+                    return Ok(());
+                }
+                _ => {}
             }
             if start.elapsed() > patience {
                 return Err(Error::Argument(format!("the node was not in the map after {} s", patience.as_secs())));
@@ -154,14 +193,21 @@ impl Membership {
     pub(super) fn live(mut self) {
         let interval = Duration::from_nanos(self.link.welcome().heartbeat_interval_ns).max(LOOK);
         let mut last = std::time::Instant::now();
+        let mut settled = Ok(());
         while !self.stop.load(Ordering::Relaxed) {
             std::thread::sleep(LOOK);
             self.follow_map();
+            // What failed is tried again beside the next heartbeat.
+            if settled.is_ok() {
+                settled = self.settle();
+            }
             if last.elapsed() < interval {
                 continue;
             }
             last = std::time::Instant::now();
-            let outcome = self.heartbeat().or_else(|error| self.recover(error));
+            let outcome = std::mem::replace(&mut settled, Ok(()))
+                .and_then(|()| self.heartbeat())
+                .or_else(|error| self.recover(error));
             let trouble = outcome.err().map(|error| error.to_string());
             let before =
                 std::mem::replace(&mut *self.trouble.lock().unwrap_or_else(PoisonError::into_inner), trouble.clone());

@@ -98,6 +98,9 @@ impl Service for Recorder {
     fn heartbeat(&self, _: Caller, _: Heartbeat) -> Result<Alive, Refusal> {
         Ok(Alive { epoch: 1, since: 1 })
     }
+    fn settled(&self, _: Caller, _: Settled) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
     fn leave(&self, _: Caller, _: Leave) -> Result<Done, Refusal> {
         Ok(Done)
     }

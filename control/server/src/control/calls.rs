@@ -1,7 +1,7 @@
 //! The calls, each as one input to the cluster or one look at it.
 
 use kvplane_cluster::{ClientId, Input, Reply, SegmentOwner};
-use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_rpc::conductor::{
     CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, PrefixHolders, QueryPrefix, RegisterInstance,
     ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, Scheduled, UpdateRequest, WatchAssignments,
@@ -11,8 +11,8 @@ use kvplane_rpc::message::{
     Alive, AnswerOrder, AttachDevices, DevicesKept, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat,
     Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant,
     RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList,
-    SegmentReply, SetTenant, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply,
-    TierList, TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
+    SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys,
+    TicketReply, TierList, TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
@@ -76,6 +76,11 @@ impl Service for Control {
             Reply::Alive { epoch, since } => Ok(Alive { epoch: epoch.0, since: since.0 }),
             reply => Err(unexpected(&reply)),
         }
+    }
+
+    fn settled(&self, _: Caller, call: Settled) -> Result<Done, Refusal> {
+        let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
+        self.handle(Input::Settled { node, incarnation, epoch: Epoch(call.epoch) }).map(|_| Done)
     }
 
     fn leave(&self, caller: Caller, call: Leave) -> Result<Done, Refusal> {

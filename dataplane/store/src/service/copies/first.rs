@@ -178,6 +178,7 @@ impl Service {
             });
         }
         self.owe_unknown();
+        self.copies.unwalked = !self.copies.seconds.is_empty();
         self.walk_again();
         (self.copies.walk_ns, self.copies.owed_idle_ns) = (self.now_ns, 0);
     }
@@ -332,6 +333,7 @@ impl Service {
         copies.queue.extend(lack);
         copies.walk_ns = now_ns + (u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64;
         copies.walk = next;
+        copies.unwalked &= next.is_some();
         if next.is_none() && core::mem::take(&mut copies.again) {
             copies.walk = Some(0);
             copies.walk_ns = copies.walk_ns.max(now_ns.saturating_add(WALK_AGAIN_NS));

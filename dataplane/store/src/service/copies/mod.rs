@@ -96,6 +96,8 @@ pub(super) struct Copies {
     walk: Option<u32>,
     walk_ns: u64,
     again: bool,
+    /// The walk has not been through since owners changed.
+    unwalked: bool,
     counters: CopyCounters,
 }
 
@@ -103,6 +105,11 @@ impl Copies {
     /// Whether objects of a slot that is not served are kept, as copies, or as ours that are not served yet.
     pub(super) fn keeps(&self, slot: Slot) -> bool {
         self.relations.contains_key(&slot) || self.inherited.contains(&slot)
+    }
+
+    /// Whether all that lacked a copy when owners changed was found since.
+    pub(super) const fn walked(&self) -> bool {
+        !self.unwalked
     }
 
     /// Whether this shard was the second owner of a slot that is its own now, and has what is left of it.

@@ -50,6 +50,9 @@ pub struct MoveCounters {
     pub failures: u64,
     /// Fetches that were void, as the object was put or removed here, or its slot moved on.
     pub void: u64,
+    /// Whether nothing is to come any more by the maps that were heard of, and what lacks copies by them was gone through.
+    /// Where nothing is fetched by itself, that is always so.
+    pub settled: bool,
     /// Imports that were given up, as too much was written while the former owner did not answer.
     pub abandoned: u64,
 }
@@ -90,12 +93,18 @@ impl Service {
         self.moves.exports.has_slot(slot)
     }
 
+    fn has_settled(&self) -> bool {
+        let all_here = self.moves.imports.sources.is_empty() && self.copies.walked();
+        all_here || self.moves.limits().bytes_per_s == 0
+    }
+
     /// What moved so far, and what is on its way.
     #[must_use]
     pub fn move_counters(&self) -> MoveCounters {
         MoveCounters {
             exporting_slots: self.moves.exports.len() as u64,
             importing_slots: self.moves.imports.slots() as u64,
+            settled: self.has_settled(),
             ..self.moves.counters
         }
     }

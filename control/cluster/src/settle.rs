@@ -1,0 +1,88 @@
+//! When slots may change hands again: after what the last change moved has come.
+//!
+//! A shard that gets a slot fetches what was in it from the owner before. If the slot goes on to a third owner meanwhile,
+//! what had not come yet is asked for of nobody; and a shard that misses one of two maps in between has to drop what it
+//! has. So a change of owners that can wait does: a member that joins, or that is to be drained, gets or loses its share
+//! when all owners have said ([`Input::Settled`]) that they have heard of the change before and that its moves are done.
+//! All who wait are served by one change. Until then they are in the map with the share that they had.
+//!
+//! Deaths, farewells and restarts do not wait. Nor is anybody waited for beyond `settle_most_ns`, or who does not
+//! report: a life that never did is of an earlier version.
+//!
+//! [`Input::Settled`]: crate::message::Input::Settled
+
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+
+use crate::cluster::{Cluster, Row};
+use crate::message::Reply;
+use crate::rejection::Rejection;
+use crate::state::MemberState;
+
+impl Row {
+    /// Whether it is to own slots.
+    fn wants_share(&self) -> bool {
+        self.state.in_map() && self.state != MemberState::Draining && self.member.weight > 0
+    }
+}
+
+impl Cluster {
+    pub(crate) fn settled(&mut self, node: NodeId, life: Incarnation, epoch: Epoch) -> Result<Reply, Rejection> {
+        self.expect_live(node, life)?;
+        let row = self.rows.get_mut(&node).expect("a node whose life was found is known");
+        row.settled = row.settled.max(Some(epoch));
+        self.share_out();
+        Ok(Reply::Settled)
+    }
+
+    /// A member moved to another state: its share may have to follow.
+    pub(crate) fn share_follows(&mut self, node: NodeId) {
+        let row = self.rows.get_mut(&node).expect("a node that was stepped is known");
+        // What is not in the map has no share, whoever waits for what.
+        row.shared &= row.state.in_map();
+        self.share_waits |= row.shared != row.wants_share();
+        self.share_out();
+    }
+
+    /// Gives everybody the share that is due, if anybody waits for that and it may be.
+    pub(crate) fn share_out(&mut self) {
+        // The last owner keeps its slots until there is another.
+        if !self.share_waits || !self.rows.values().any(Row::wants_share) {
+            return;
+        }
+        if self.is_moving() {
+            self.arm(Some(self.settle_until_ns));
+            return;
+        }
+        self.share_waits = false;
+        for row in self.rows.values_mut() {
+            self.map_changed |= row.shared != row.wants_share() && row.member.weight > 0;
+            row.shared = row.wants_share();
+        }
+    }
+
+    /// Whether an owner may not have all yet that moved to it.
+    fn is_moving(&self) -> bool {
+        let restarts = self.layout.former.as_ref().and_then(|former| former.restarts.as_ref());
+        let moved = restarts.map_or(Epoch(0), |restarts| restarts.at).max(self.layout.since);
+        let lags = |row: &Row| row.shared && row.settled.is_some_and(|epoch| epoch < moved);
+        self.now_ns < self.settle_until_ns && self.rows.values().any(lags)
+    }
+
+    /// Slots have changed hands: the next change waits for this one, so long.
+    pub(crate) fn moves_began(&mut self) {
+        self.settle_until_ns = self.now_ns.saturating_add(self.config.settle_most_ns);
+    }
+
+    /// Who had a share before this start of the control plane has it again. Who has all of it is not known any more.
+    pub(crate) fn restore_shares(&mut self) {
+        let began = self.layout.former.as_ref().map_or(&[][..], |former| &former.began);
+        let owned = |node: NodeId| began.binary_search_by_key(&node, |(node, _)| *node).is_ok();
+        for (node, row) in &mut self.rows {
+            // A layout that an earlier version remembered does not say who owned what: everybody did.
+            row.shared = if began.is_empty() { row.wants_share() } else { row.state.in_map() && owned(*node) };
+            row.settled = Some(Epoch(0));
+            self.share_waits |= row.shared != row.wants_share();
+        }
+        self.moves_began();
+    }
+}

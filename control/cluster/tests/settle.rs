@@ -1,0 +1,137 @@
+//! Changes of owners that wait until what moved before has come.
+
+mod support;
+
+use kvplane_cluster::{ClusterConfig, Input, Rejection, Reply};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use support::{Driver, MS, config, member};
+
+/// Patience of five seconds.
+fn patient() -> ClusterConfig {
+    ClusterConfig { settle_most_ns: 5000 * MS, ..config() }
+}
+
+fn settled(driver: &mut Driver, node: u64, epoch: u64) -> Result<Reply, Rejection> {
+    driver.handle(Input::Settled { node: NodeId(node), incarnation: Incarnation(1), epoch: Epoch(epoch) })
+}
+
+/// Joins as a node does that says what has come.
+fn admit(driver: &mut Driver, node: u64) {
+    driver.join(member(node, 1, 7000)).unwrap();
+    settled(driver, node, 0).unwrap();
+    driver.beat(node, 1).unwrap();
+}
+
+fn owners(driver: &Driver) -> Vec<u64> {
+    driver.published.members.iter().filter(|member| member.weight > 0).map(|member| member.node.0).collect()
+}
+
+/// Everybody has all by the newest map.
+fn all_settled(driver: &mut Driver) {
+    let epoch = driver.published.epoch.0;
+    for node in owners(driver) {
+        settled(driver, node, epoch).unwrap();
+    }
+}
+
+fn drain(driver: &mut Driver, node: u64) {
+    driver.handle(Input::Drain { node: NodeId(node), incarnation: None }).unwrap();
+}
+
+/// Nodes 1 and 2 own everything, and node 2 does not have all of its share yet.
+fn two(config: ClusterConfig) -> Driver {
+    let mut driver = Driver::new(config);
+    admit(&mut driver, 1);
+    assert_eq!(owners(&driver), [1], "the first waits for nobody");
+    settled(&mut driver, 1, 1).unwrap();
+    admit(&mut driver, 2);
+    assert_eq!(owners(&driver), [1, 2], "all had come");
+    driver
+}
+
+#[test]
+fn who_joins_waits_for_what_moves_and_all_who_wait_are_served_by_one_change() {
+    let mut driver = two(patient());
+    admit(&mut driver, 3);
+    admit(&mut driver, 4);
+    assert_eq!((driver.in_map().len(), owners(&driver)), (4, vec![1, 2]), "they are there, and own nothing");
+    let epoch = driver.published.epoch.0;
+    settled(&mut driver, 1, epoch).unwrap();
+    assert_eq!(owners(&driver), [1, 2], "one of two has all");
+    let moved = driver.cluster.layout_since().0;
+    settled(&mut driver, 2, moved).unwrap();
+    assert_eq!(owners(&driver), [1, 2, 3, 4], "the map since which nothing moved is as good as the newest");
+    assert_eq!(driver.published.epoch.0, epoch + 1);
+}
+
+#[test]
+fn nobody_waits_for_ever_nor_for_who_does_not_tell() {
+    let mut driver = two(patient());
+    admit(&mut driver, 3);
+    for _ in 0..49 {
+        driver.sleep(100 * MS);
+        (1..=3).for_each(|node| drop(driver.beat(node, 1).unwrap()));
+    }
+    assert_eq!(owners(&driver), [1, 2]);
+    driver.sleep(100 * MS);
+    assert_eq!(owners(&driver), [1, 2, 3], "after five seconds");
+    let mut driver = Driver::new(patient());
+    (1..=3).for_each(|node| driver.admit(node, 1));
+    assert_eq!(owners(&driver), [1, 2, 3], "lives of an earlier version");
+}
+
+#[test]
+fn a_drain_waits_and_the_last_owner_stays_until_there_is_another() {
+    let mut driver = two(patient());
+    drain(&mut driver, 1);
+    assert_eq!(owners(&driver), [1, 2]);
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [2]);
+    let mut driver = Driver::new(patient());
+    admit(&mut driver, 1);
+    driver.join(member(2, 1, 7000)).unwrap();
+    settled(&mut driver, 2, 0).unwrap();
+    drain(&mut driver, 1);
+    settled(&mut driver, 1, 1).unwrap();
+    assert_eq!(owners(&driver), [1], "the other is not in the map yet");
+    driver.beat(2, 1).unwrap();
+    assert_eq!(owners(&driver), [2]);
+}
+
+#[test]
+fn deaths_farewells_and_restarts_do_not_wait() {
+    let mut driver = two(patient());
+    admit(&mut driver, 3);
+    driver.handle(Input::Leave { node: NodeId(1), incarnation: Incarnation(1) }).unwrap();
+    assert_eq!(owners(&driver), [2], "it left at once");
+    driver.join(member(2, 2, 7000)).unwrap();
+    assert_eq!((driver.in_map(), owners(&driver)), (vec![(2, 2), (3, 1)], vec![2]), "its next life has its slots");
+    for _ in 0..6 {
+        driver.sleep(100 * MS);
+        driver.beat(3, 1).unwrap();
+    }
+    assert_eq!(owners(&driver), [3], "nobody is left to wait for");
+}
+
+#[test]
+fn a_control_plane_that_starts_anew_knows_who_waits() {
+    let mut driver = two(patient());
+    admit(&mut driver, 3);
+    let mut driver = driver.restart();
+    assert_eq!(owners(&driver), [1, 2]);
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2, 3]);
+    let mut driver = driver.restart();
+    admit(&mut driver, 4);
+    assert_eq!(owners(&driver), [1, 2, 3], "who has all is not known after a start");
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2, 3, 4]);
+}
+
+#[test]
+fn only_live_members_can_tell() {
+    let mut driver = two(patient());
+    assert!(matches!(settled(&mut driver, 9, 1), Err(Rejection::Unknown { .. })));
+    driver.handle(Input::Leave { node: NodeId(1), incarnation: Incarnation(1) }).unwrap();
+    assert!(matches!(settled(&mut driver, 1, 1), Err(Rejection::Ended { .. })));
+}
