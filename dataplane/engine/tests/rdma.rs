@@ -276,14 +276,12 @@ fn more_requests_than_a_connection_has_room_for_all_end() {
     let requests = |bed: &Bed, write| -> Vec<_> {
         // From the end to the start: none continues the one before.
         let part = |at: u64| match bed.whole(write) {
-            Request::Write(target, local) => Request::Write(
-                SegmentTarget { offset: at, ..target },
-                Local { offset: at, bytes: SLICE, ..local },
-            ),
-            Request::Read(target, local) => Request::Read(
-                SegmentTarget { offset: at, ..target },
-                Local { offset: at, bytes: SLICE, ..local },
-            ),
+            Request::Write(target, local) => {
+                Request::Write(SegmentTarget { offset: at, ..target }, Local { offset: at, bytes: SLICE, ..local })
+            }
+            Request::Read(target, local) => {
+                Request::Read(SegmentTarget { offset: at, ..target }, Local { offset: at, bytes: SLICE, ..local })
+            }
             other => other,
         };
         (0..COUNT).rev().map(|at| part(at * SLICE)).collect()

@@ -305,13 +305,12 @@ impl Client {
             debug_assert!(tally.has(slice, lane, config, places) && slice.was_sent_whole(), "all of a run");
             debug_assert!(slice.batch == batch, "a run is of one batch");
             let slice = slices.end(id.index);
-            let slice_bytes = slice.bytes;
+            let (before, after, task, slice_bytes) = (slice.before, slice.after, slice.task, slice.bytes);
             count += 1;
             bytes += slice_bytes;
             if slice_bytes < LEAST_LOAD_BYTES {
                 more_load_bytes += short_of_least(slice_bytes);
             }
-            let (before, after, task) = (slice.before, slice.after, slice.task);
             if id.index == front {
                 front = after;
             } else {
