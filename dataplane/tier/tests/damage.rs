@@ -50,8 +50,8 @@ fn restart_and_verify(world: &mut World, what: &str) {
     }
 }
 
-/// What was written last of a segment that others follow is gone, its footer too: nothing in it says so, but the headers
-/// of later segments do.
+/// What was written last of a segment that others follow is gone, its footer too: nothing in it says so, but the
+/// headers of later segments do.
 #[test]
 fn removals_at_the_end_of_a_segment_that_are_missing_are_missed() {
     let mut damaged = 0;
