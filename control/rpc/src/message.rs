@@ -121,6 +121,7 @@ messages! {
     Drain = 0x001a small => Done;
     AttachDevices = 0x001b small => DevicesKept;
     Settled = 0x001c small => Done;
+    Undrain = 0x001d small => Done;
     SetTenant = 0x0020 small => Done;
     RemoveTenant = 0x0021 small => Done;
     ListTenants = 0x0022 small => TenantList;
@@ -242,8 +243,8 @@ pub struct Heartbeat {
     pub load: Load,
 }
 
-/// Says that a member has heard of a map, and has all that moved to it by this one or earlier ones. The first comes before
-/// the first [`Heartbeat`], with epoch 0: more will come.
+/// Says that a member has heard of a map, and has all that moved to it by this one or earlier ones. The first comes
+/// before the first [`Heartbeat`], with epoch 0: more will come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Settled {
     /// Which member.
@@ -274,10 +275,19 @@ pub struct Leave {
     pub incarnation: Option<u64>,
 }
 
-/// Has a member give its slots away, for the rest of its life: it stays reachable, and their new owners fetch what was
-/// in them.
+/// Has a member give its slots away, for the rest of its life or until [`Undrain`]: it stays reachable, and their new
+/// owners fetch what was in them.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Drain {
+    /// Which member.
+    pub node: u64,
+    /// In which life; an operator passes none.
+    pub incarnation: Option<u64>,
+}
+
+/// Gives a member its share of the slots again that was drained, or is being drained.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Undrain {
     /// Which member.
     pub node: u64,
     /// In which life; an operator passes none.
