@@ -2,6 +2,7 @@
 //!
 //! * [`Client`]: puts and gets objects, blocking, on the calling thread; [`AsyncClient`] is the same for futures.
 //! * [`TransferEngine`]: registers memory as a segment, reads and writes the segments of others.
+//! * [`P2pStore`]: shares big objects between peers.
 //! * [`Scheduler`]: asks the Conductor who should serve a request.
 //! * [`Node`]: a storage node: pinned shards, membership, heartbeats.
 //!
@@ -28,6 +29,7 @@ mod machine;
 mod metrics_server;
 mod node;
 mod node_metrics;
+mod p2p;
 mod prometheus;
 mod scheduler;
 mod shard_report;
@@ -51,6 +53,7 @@ pub use link::ControlLink;
 pub use machine::{discover_machine, scheduler_affinity};
 pub use metrics_server::MetricsServer;
 pub use node::{Node, NodeConfig};
+pub use p2p::{GetOptions, Object, P2pConfig, P2pStore, Progress, PublishOptions};
 pub use scheduler::{Decision, Scheduler};
 pub use size::parse_bytes;
 pub use ssd::SsdConfig;
@@ -62,6 +65,7 @@ pub use transfer::{
 };
 pub use which::{Control, Remote};
 
+pub use kvplane_cluster::p2p::{Interval, Layout, ShardPlace};
 pub use kvplane_engine::{
     Eviction, HugePages, IoChoice, Pacing, PageKind, PutAck, Region, RegionError, RegionOptions, ShardSnapshot,
     TierPolicy, WritePolicy, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu,

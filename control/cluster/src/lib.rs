@@ -17,6 +17,7 @@ mod config;
 mod devices;
 mod membership;
 mod message;
+pub mod p2p;
 mod quotas;
 mod record;
 mod rejection;

@@ -22,6 +22,10 @@ use crate::message::{
     ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
     UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
 };
+use crate::p2p::{
+    DescribeObject, FindObject, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects, ReportObject,
+    WatchFetches,
+};
 use crate::rights::{Called, is_bound};
 use crate::server::Host;
 use crate::service::{Caller, Event, ItemFrame, Service};
@@ -74,6 +78,10 @@ impl Call {
             }
             WatchAssignments::KIND => {
                 let items = self.items(&frame, |c| self.service.watch_assignments(self.caller, c));
+                return self.stream(items, send).await;
+            }
+            WatchFetches::KIND => {
+                let items = self.items(&frame, |c| self.service.watch_fetches(self.caller, c));
                 return self.stream(items, send).await;
             }
             _ => {}
@@ -230,6 +238,14 @@ impl Call {
             UpdateRequest::KIND => self.answer(frame, |c| service.update_request(caller, c)),
             Reschedule::KIND => self.answer(frame, |c| service.reschedule(caller, c)),
             ExplainRequest::KIND => self.answer(frame, |c| service.explain_request(caller, c)),
+            PublishObject::KIND => self.answer(frame, |c| service.publish_object(caller, c)),
+            FindObject::KIND => self.answer(frame, |c| service.find_object(caller, c)),
+            HoldObject::KIND => self.answer(frame, |c| service.hold_object(caller, c)),
+            ReportObject::KIND => self.answer(frame, |c| service.report_object(caller, c)),
+            RenewObjects::KIND => self.answer(frame, |c| service.renew_objects(caller, c)),
+            ReleaseObject::KIND => self.answer(frame, |c| service.release_object(caller, c)),
+            ListObjects::KIND => self.answer(frame, |c| service.list_objects(caller, c)),
+            DescribeObject::KIND => self.answer(frame, |c| service.describe_object(caller, c)),
             kind => Err(CodecError::Kind(kind)),
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! * [`Authority`], [`identity`], [`Role`]: who may speak; a certificate names its role and its cluster.
 //! * [`local`]: how processes of one user on one machine find their control plane without configuration.
-//! * [`codec`], [`message`], [`conductor`]: frames and what is in them.
+//! * [`codec`], [`message`], [`conductor`], [`p2p`]: frames and what is in them.
 //! * [`server`]: accepts, checks, calls a [`Service`].
 //! * [`client`], [`watch`]: calls with deadlines over a connection that is remade; the cluster map, kept current.
 //!
@@ -24,8 +24,10 @@ mod instance_table;
 pub mod limits;
 pub mod local;
 pub mod message;
+pub mod p2p;
 pub mod rights;
 mod role;
+mod segments;
 pub mod server;
 pub mod service;
 mod shards;

@@ -7,8 +7,6 @@
 //! A member and a map travel in `kvplane-proto`'s own encoding inside a byte string, so that a decoded one has passed
 //! that encoding's checks of counts, lengths and ranges.
 
-use std::net::SocketAddr;
-
 use bincode::de::{Decode, Decoder};
 use bincode::enc::{Encode, Encoder};
 use bincode::error::{DecodeError, EncodeError};
@@ -24,6 +22,15 @@ use crate::conductor::{
 pub use crate::events::{
     AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
     ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
+};
+use crate::p2p::{
+    DescribeObject, FetchOrders, FindObject, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
+    ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
+    ReportObject, WatchFetches,
+};
+pub use crate::segments::{
+    GetSegment, Kind, ListSegments, Owner, RegisterSegment, RenewSegments, Renewed, Segment, SegmentList, SegmentReply,
+    UnregisterSegment,
 };
 pub use crate::shards::{
     CopyFigures, EventFigures, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT,
@@ -140,6 +147,15 @@ messages! {
     WatchInstances = 0x0038 small;
     WatchAssignments = 0x0039 small;
     ExplainRequest = 0x003a small => RequestExplained;
+    PublishObject = 0x0050 large => ObjectPublished;
+    FindObject = 0x0051 small => ObjectFound;
+    HoldObject = 0x0052 large => ObjectHeld;
+    ReportObject = 0x0053 large => Done;
+    RenewObjects = 0x0054 small => ObjectsRenewed;
+    ReleaseObject = 0x0055 small => ObjectReleased;
+    ListObjects = 0x0056 small => ObjectList;
+    DescribeObject = 0x0057 small => ObjectMembers;
+    WatchFetches = 0x0058 small;
     Welcome = 0x8001 small;
     Joined = 0x8002 small;
     Alive = 0x8003 small;
@@ -167,6 +183,14 @@ messages! {
     InstanceTable = 0x8038 large;
     Assigned = 0x8039 small;
     RequestExplained = 0x803a small;
+    ObjectPublished = 0x8050 small;
+    ObjectFound = 0x8051 large;
+    ObjectHeld = 0x8052 small;
+    ObjectsRenewed = 0x8054 large;
+    ObjectReleased = 0x8055 small;
+    ObjectList = 0x8056 large;
+    ObjectMembers = 0x8057 large;
+    FetchOrders = 0x8058 large;
 }
 
 /// First call of every connection.
@@ -363,113 +387,6 @@ impl<Context> Decode<Context> for Join {
         let capacity_bytes = u64::decode(decoder)?;
         Ok(Self { member, capacity_bytes, version: String::decode(decoder)? })
     }
-}
-
-/// Who serves a segment. Tags are append-only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum Owner {
-    /// One life of a member: its segments live as long.
-    Node {
-        /// The member.
-        node: u64,
-        /// Its life.
-        incarnation: u64,
-    },
-    /// A client that is no member: it renews its segments.
-    Client {
-        /// The random number it drew at its start.
-        client: u64,
-    },
-}
-
-/// What a segment's memory is. Tags are append-only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum Kind {
-    /// Main memory.
-    Dram,
-    /// Memory of an accelerator.
-    Gpu,
-    /// A file or a block device.
-    Nvme,
-}
-
-/// A segment in the catalog: named, registered memory that peers may read and write.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Segment {
-    /// Its name, unique in the cluster.
-    pub name: String,
-    /// Who serves it.
-    pub owner: Owner,
-    /// What its memory is.
-    pub kind: Kind,
-    /// Its size.
-    pub bytes: u64,
-    /// Where its owner answers questions about it.
-    pub address: SocketAddr,
-    /// For clients: how long it lives after the client's last renewal, in nanoseconds. For members: 0.
-    pub ttl_ns: u64,
-}
-
-/// Puts a segment into the catalog.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct RegisterSegment {
-    /// The segment.
-    pub segment: Segment,
-}
-
-/// Keeps all segments of a client in the catalog.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct RenewSegments {
-    /// The random number it drew at its start.
-    pub client: u64,
-}
-
-/// The answer to [`RenewSegments`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Renewed {
-    /// How many segments live on.
-    pub segments: u64,
-}
-
-/// Takes a segment out of the catalog; only its owner may. One that is not there does no harm.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct UnregisterSegment {
-    /// Who serves it.
-    pub owner: Owner,
-    /// Its name.
-    pub name: String,
-}
-
-/// Asks for one segment.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct GetSegment {
-    /// Its name.
-    pub name: String,
-}
-
-/// One segment.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct SegmentReply {
-    /// The segment.
-    pub segment: Segment,
-}
-
-/// Asks for a page of segments.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct ListSegments {
-    /// Only names after this one: the last of the previous page.
-    pub after: Option<String>,
-    /// Most segments to return; the control plane may return fewer.
-    pub limit: u32,
-}
-
-/// A page of segments.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct SegmentList {
-    /// The segments, by name.
-    pub segments: Vec<Segment>,
-    /// Whether there are more after the last.
-    pub more: bool,
 }
 
 /// Asks for the state of the cluster.

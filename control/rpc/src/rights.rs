@@ -15,6 +15,10 @@ use crate::message::{
     ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
     UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
 };
+use crate::p2p::{
+    DescribeObject, FindObject, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects, ReportObject,
+    WatchFetches,
+};
 use crate::role::{Role, Scope};
 
 /// Everybody with a certificate.
@@ -34,6 +38,8 @@ const OBSERVERS: &[Role] = &[Role::Control, Role::Scheduler, Role::Admin];
 /// Who may follow what becomes of objects.
 const FOLLOWERS: &[Role] = &[Role::Control, Role::Client, Role::Scheduler, Role::Admin];
 
+/// Who may look at objects of the P2P store.
+const LOOKERS: &[Role] = &[Role::Control, Role::Node, Role::Client, Role::Admin];
 /// Who may say where requests go, and what instances are.
 const ROUTERS: &[Role] = &[Role::Control, Role::Scheduler, Role::Admin];
 
@@ -110,6 +116,15 @@ rights! {
     WatchInstances = "watch_instances" ROUTERS;
     WatchAssignments = "watch_assignments" ROUTERS;
     ExplainRequest = "explain_request" ROUTERS;
+    PublishObject = "publish_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
+    FindObject = "find_object" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
+    HoldObject = "hold_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
+    ReportObject = "report_object" HOLDERS;
+    RenewObjects = "renew_objects" HOLDERS;
+    ReleaseObject = "release_object" HOLDERS;
+    ListObjects = "list_objects" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
+    DescribeObject = "describe_object" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
+    WatchFetches = "watch_fetches" HOLDERS;
 }
 
 /// A ticket for all tenants is for whose certificate is for all.
@@ -187,6 +202,15 @@ mod tests {
             "watch_instances csa",
             "watch_assignments csa",
             "explain_request csa",
+            "publish_object cnc",
+            "find_object cnca",
+            "hold_object cnc",
+            "report_object cnc",
+            "renew_objects cnc",
+            "release_object cnc",
+            "list_objects cnca",
+            "describe_object cnca",
+            "watch_fetches cnc",
         ];
         assert_eq!(shown, expected);
     }

@@ -21,6 +21,11 @@ use crate::message::{
     Settled, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply, TierList,
     TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
+use crate::p2p::{
+    DescribeObject, FindObject, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList, ObjectMembers,
+    ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects, ReportObject,
+    WatchFetches,
+};
 use crate::role::Role;
 
 /// Who makes a call, as its certificate proves.
@@ -194,6 +199,42 @@ pub trait Service: Send + Sync + 'static {
     ) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         Err(no_conductor())
     }
+    /// Says what an object of the P2P store is.
+    fn publish_object(&self, _caller: Caller, _call: PublishObject) -> Result<ObjectPublished, Refusal> {
+        Err(no_objects())
+    }
+    /// What an object is.
+    fn find_object(&self, _caller: Caller, _call: FindObject) -> Result<ObjectFound, Refusal> {
+        Err(no_objects())
+    }
+    /// A process has an object, or is about to.
+    fn hold_object(&self, _caller: Caller, _call: HoldObject) -> Result<ObjectHeld, Refusal> {
+        Err(no_objects())
+    }
+    /// What a member got.
+    fn report_object(&self, _caller: Caller, _call: ReportObject) -> Result<Done, Refusal> {
+        Err(no_objects())
+    }
+    /// A process lives.
+    fn renew_objects(&self, _caller: Caller, _call: RenewObjects) -> Result<ObjectsRenewed, Refusal> {
+        Err(no_objects())
+    }
+    /// A member goes.
+    fn release_object(&self, _caller: Caller, _call: ReleaseObject) -> Result<ObjectReleased, Refusal> {
+        Err(no_objects())
+    }
+    /// A page of objects.
+    fn list_objects(&self, _caller: Caller, _call: ListObjects) -> Result<ObjectList, Refusal> {
+        Err(no_objects())
+    }
+    /// Who holds an object.
+    fn describe_object(&self, _caller: Caller, _call: DescribeObject) -> Result<ObjectMembers, Refusal> {
+        Err(no_objects())
+    }
+    /// What a process is to fetch, until it goes.
+    fn watch_fetches(&self, _caller: Caller, _call: WatchFetches) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        Err(no_objects())
+    }
     /// The current map, and every later one, as frames of [`MapReply`].
     fn maps(&self) -> watch::Receiver<MapFrame>;
     /// Counts an event.
@@ -211,6 +252,10 @@ pub enum Standing {
 
 fn no_conductor() -> Refusal {
     Refusal::new(RefusalCode::NotFound, "this control plane runs without a Conductor; start it with --conductor")
+}
+
+fn no_objects() -> Refusal {
+    Refusal::new(RefusalCode::NotFound, "this service has no P2P store")
 }
 
 /// An item of a stream, encoded once for all who watch it.

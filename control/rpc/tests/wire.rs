@@ -2,6 +2,8 @@
 
 #[path = "support/conductor.rs"]
 mod conductor;
+#[path = "support/p2p.rs"]
+mod p2p;
 
 use std::net::SocketAddr;
 
@@ -127,6 +129,7 @@ fn golden_frames() {
     show("Refusal", encode(&Refusal::new(RefusalCode::NotFound, "no")));
     conductor::show_requests(&mut show);
     conductor::show_replies(&mut show);
+    p2p::show_all(&mut show);
     assert_eq!(found, include_str!("golden_frames.txt"));
     check_complete(&found);
 }
@@ -390,6 +393,7 @@ fn decode_as_all(frame: &[u8]) {
     let _ = decode::<StatusReply>(frame);
     let _ = decode::<Refusal>(frame);
     conductor::decode_as_all(frame);
+    p2p::decode_as_all(frame);
 }
 
 proptest! {

@@ -25,6 +25,7 @@ use crate::conductor::Host;
 use crate::counts::Counts;
 use crate::follow::{Follow, Published};
 use crate::objects::ObjectsAccess;
+use crate::p2p::P2p;
 use crate::shards::Shards;
 use crate::store::Store;
 use crate::tickets::Tickets;
@@ -97,6 +98,8 @@ pub(crate) struct Control {
     pub(crate) objects: ObjectsAccess,
     /// The Conductor, where it is hosted.
     pub(crate) conductor: Option<Arc<Host>>,
+    /// The P2P store.
+    pub(crate) p2p: Arc<P2p>,
     pub(crate) counts: Counts,
     pub(crate) drained: Drained,
 }
@@ -125,6 +128,7 @@ impl Control {
             strict_tenants: false,
             objects: ObjectsAccess::default(),
             conductor: None,
+            p2p: Arc::new(P2p::new(1, 0)),
             counts: Counts::default(),
             drained: Drained::default(),
         };
@@ -146,6 +150,11 @@ impl Control {
     /// Epoch of the map.
     pub(crate) fn epoch(&self) -> Result<u64, Refusal> {
         Ok(self.core()?.cluster.map().epoch.0)
+    }
+
+    /// With this host of the P2P store.
+    pub(crate) fn with_p2p(self, p2p: P2p) -> Self {
+        Self { p2p: Arc::new(p2p), ..self }
     }
 
     /// With a Conductor.

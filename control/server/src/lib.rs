@@ -4,6 +4,7 @@
 //! * [`ControlConfig`], [`StartError`]: settings, and what can be wrong with them.
 //! * [`MetadataLimits`]: what it keeps as a metadata server of Mooncake's engines.
 //! * `conductor`: hosts the pure `kvplane-conductor`, where that is switched on.
+//! * `p2p`: hosts the P2P store's catalog.
 //! * `control`: drives the pure `kvplane-cluster` and answers calls; `store`, `etcd`: its memory; `http`, `admin`,
 //!   `counts`: what it shows, and `access` to whom; `shards`, `tiers`, `follow`: what nodes report and are told.
 //!
@@ -24,6 +25,7 @@ mod metadata;
 mod mooncake_metrics;
 mod msgpack;
 mod objects;
+mod p2p;
 mod reports;
 mod server;
 mod shards;

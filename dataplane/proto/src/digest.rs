@@ -107,6 +107,29 @@ pub fn tenant_number(name: &[u8]) -> u32 {
     if name.is_empty() { 0 } else { (xxh3_128(name) as u32).max(1) }
 }
 
+/// XXH3-128 of bytes that come in parts: it says whether content is what somebody said it is, and not who said so.
+#[derive(Default)]
+pub struct ContentHash(Xxh3);
+
+impl ContentHash {
+    /// The next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The hash of all of them.
+    #[must_use]
+    pub fn finish(&self) -> u128 {
+        self.0.digest128()
+    }
+}
+
+impl fmt::Debug for ContentHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ContentHash({:032x})", self.finish())
+    }
+}
+
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)

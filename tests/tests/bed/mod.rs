@@ -44,6 +44,14 @@ impl Bed {
         bed
     }
 
+    /// Another control plane in the place of the one before, which knows nothing of what that knew.
+    pub(crate) fn restart_control(&mut self) {
+        drop(self.control.take());
+        let mut config = ControlConfig::new("test");
+        config.publish = Some(RuntimeDirectory::at(&self.directory));
+        self.control = Some(ControlServer::start(config).expect("a control plane on loopback"));
+    }
+
     pub(crate) fn control_name(&self) -> Control {
         Control::Local { cluster: "test".to_owned(), runtime_directory: Some(self.directory.clone()) }
     }

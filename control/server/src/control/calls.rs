@@ -14,6 +14,11 @@ use kvplane_rpc::message::{
     SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys,
     TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
+use kvplane_rpc::p2p::{
+    DescribeObject, FindObject, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList, ObjectMembers,
+    ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects, ReportObject,
+    WatchFetches,
+};
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
 
@@ -323,6 +328,42 @@ impl Service for Control {
 
     fn watch_assignments(&self, _: Caller, call: WatchAssignments) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         self.conductor()?.watch_assignments(call)
+    }
+
+    fn publish_object(&self, _: Caller, call: PublishObject) -> Result<ObjectPublished, Refusal> {
+        self.p2p.publish(call)
+    }
+
+    fn find_object(&self, _: Caller, call: FindObject) -> Result<ObjectFound, Refusal> {
+        self.p2p.find(&call)
+    }
+
+    fn hold_object(&self, _: Caller, call: HoldObject) -> Result<ObjectHeld, Refusal> {
+        self.p2p.hold(call)
+    }
+
+    fn report_object(&self, _: Caller, call: ReportObject) -> Result<Done, Refusal> {
+        self.p2p.report(&call)
+    }
+
+    fn renew_objects(&self, _: Caller, call: RenewObjects) -> Result<ObjectsRenewed, Refusal> {
+        self.p2p.renew(call)
+    }
+
+    fn release_object(&self, _: Caller, call: ReleaseObject) -> Result<ObjectReleased, Refusal> {
+        self.p2p.release(call)
+    }
+
+    fn list_objects(&self, _: Caller, call: ListObjects) -> Result<ObjectList, Refusal> {
+        self.p2p.list(&call)
+    }
+
+    fn describe_object(&self, _: Caller, call: DescribeObject) -> Result<ObjectMembers, Refusal> {
+        self.p2p.describe(&call)
+    }
+
+    fn watch_fetches(&self, _: Caller, call: WatchFetches) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        self.p2p.watch(call)
     }
 
     fn maps(&self) -> watch::Receiver<MapFrame> {

@@ -20,6 +20,7 @@ use crate::credentials::{LOOK_AGAIN, Source};
 use crate::etcd::{Etcd, Led, Place};
 use crate::metadata::MetadataLimits;
 use crate::objects::ObjectsAccess;
+use crate::p2p::P2p;
 use crate::store::Store;
 use crate::tickets::{Keep, TicketConfig, Tickets};
 use crate::{http, kv_events};
@@ -75,6 +76,7 @@ impl Rest {
             Control::new(cluster, store, Instant::now()).map_err(|refusal| StartError::FirstChange(refusal.reason))?;
         let control = control.with_tenants(self.strict_tenants, self.objects.clone()).with_tickets(tickets);
         let control = control.map_err(|refusal| StartError::FirstChange(refusal.reason))?;
+        let control = control.with_p2p(P2p::new(random_u64()?, random_u64()?));
         Ok(Arc::new(control.with_conductor(host(self.conductor.clone())?)))
     }
 }
@@ -154,6 +156,8 @@ impl Running {
             let cluster = self.local.cluster.as_str().to_owned();
             tasks.spawn(kv_events::serve(listener.clone(), control.clone(), cluster));
         }
+        let p2p = control.p2p.clone();
+        tasks.spawn(async move { p2p.run().await });
         if let Some(conductor) = control.conductor.clone() {
             tasks.spawn(store_blocks::follow(conductor.clone(), control.clone()));
             tasks.spawn(async move { conductor.run().await });

@@ -11,6 +11,7 @@ mod log;
 mod metrics;
 mod node;
 mod objects;
+mod p2p;
 mod replay;
 mod shards;
 mod sim;
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Replay(replay::Replay),
     /// What would be, without a cluster: hit rates of caches.
     Sim(sim::Sim),
+    /// Share big files between machines, each of which sends them on.
+    P2p(Box<p2p::P2p>),
     /// What this machine is, and where shards would sit.
     Topology(topology::Topology),
     /// Start a node, replay the conversation trace over shared memory and TCP, and leave a report.
@@ -77,6 +80,7 @@ impl Command {
             Self::TransferEngineBench(command) => command.run(),
             Self::Replay(command) => command.run(),
             Self::Sim(command) => command.run(),
+            Self::P2p(command) => command.run(),
             Self::Topology(command) => command.run(),
             Self::Demo(command) => command.run(),
         }

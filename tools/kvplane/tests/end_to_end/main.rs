@@ -25,6 +25,7 @@ mod logs;
 mod moves;
 #[path = "../../../../control/agent/tests/network/mod.rs"]
 mod network;
+mod p2p;
 mod peers;
 mod replays;
 mod replicas;

@@ -1,0 +1,252 @@
+//! Fetching an object: threads of the call carry out orders, and the caller's own reports what came of them.
+
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use kvplane_cluster::p2p::{Interval, ShardSet};
+use kvplane_engine::Region;
+use kvplane_proto::Status;
+use kvplane_rpc::p2p::{FetchFailure, ReportObject};
+
+use super::fetch::{Sources, work};
+use super::replica::Replica;
+use super::{Flag, Object, P2pStore, Shared, is_away, is_forgotten};
+use crate::error::Error;
+
+/// Orders that are carried out at a time: as many as the control plane gives, and those that hang.
+const WORKERS: usize = 20;
+/// How often it is looked for progress.
+const LOOK: Duration = Duration::from_millis(500);
+/// Without progress for this long, it is asked whether there is any hope.
+const IDLE: Duration = Duration::from_secs(3);
+/// How often there must be none before it is believed.
+const HOPELESS: u32 = 3;
+/// How long the control plane is left alone after it could not be asked.
+const AWAY: Duration = Duration::from_millis(200);
+
+/// How far a get is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The shard that has just arrived.
+    pub shard: u32,
+    /// Shards of the object that are there.
+    pub have: u32,
+    /// Shards that are wanted and missing.
+    pub missing: u32,
+}
+
+/// How an object is fetched.
+pub struct GetOptions<'a> {
+    /// Which shards are wanted, as the first of a run and how many; without, all.
+    pub shards: Option<Vec<Interval>>,
+    /// Whether what is in the memory is looked at first: shards that are right already are not fetched again.
+    pub resume: bool,
+    /// How long it may take.
+    pub deadline: Duration,
+    /// Called for each shard that has arrived and is right, by threads of the call.
+    pub each: Option<&'a (dyn Fn(Progress) + Sync)>,
+}
+
+impl std::fmt::Debug for GetOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GetOptions({:?}, resume {}, {:?})", self.shards, self.resume, self.deadline)
+    }
+}
+
+impl Default for GetOptions<'_> {
+    fn default() -> Self {
+        Self { shards: None, resume: false, deadline: Duration::from_secs(3600), each: None }
+    }
+}
+
+impl P2pStore {
+    /// Fetches an object into memory, one region for each buffer, and serves what has arrived to others from then on,
+    /// until [`Self::delete_replica`]. The bytes that were fetched are the answer.
+    ///
+    /// # Errors
+    /// When the regions are not as long as the buffers, the memory overlaps other memory that is registered, no source
+    /// is left for a shard, or time is up; the memory is given back then, and what has arrived stays in it, for another
+    /// attempt with [`GetOptions::resume`].
+    pub fn get_replica(
+        &self,
+        object: &Object,
+        regions: &[Arc<Region>],
+        options: &GetOptions<'_>,
+    ) -> Result<u64, Error> {
+        let until = Instant::now() + options.deadline;
+        let replica = prepare(object, regions, options)?;
+        let replica = self.shared.announce(replica)?;
+        let _fetched = Flag::raise(&replica.fetched);
+        let result = self.shared.fetch_all(&replica, options, until);
+        if result.is_err() {
+            self.shared.replicas().remove(&(replica.name.clone(), replica.version));
+            self.shared.retire(&replica, Duration::ZERO)?;
+        }
+        result
+    }
+}
+
+/// Checks what is asked for, and looks at what is there.
+fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -> Result<Replica, Error> {
+    let (layout, shards) = (&object.spec.layout, object.spec.layout.shards());
+    let sizes: Vec<u64> = regions.iter().map(|region| region.bytes() as u64).collect();
+    if sizes != layout.sizes() {
+        let differs = sizes.iter().zip(layout.sizes()).position(|(ours, theirs)| ours != theirs);
+        let what = match differs {
+            Some(at) => format!("buffer {at} has {} bytes, and {} are given", layout.sizes()[at], sizes[at]),
+            None => format!("it has {} buffers, and {} are given", layout.sizes().len(), sizes.len()),
+        };
+        return Err(Error::Argument(format!("object {:?} does not fit: {what}", object.name)));
+    }
+    if let Some(region) = regions.iter().find(|region| !region.writable()) {
+        return Err(Error::Argument(format!("the memory at {:#x} cannot be written", region.address())));
+    }
+    let all = vec![(0, shards)];
+    let want = ShardSet::of(shards, options.shards.as_ref().unwrap_or(&all)).map_err(|(first, count)| {
+        Error::Argument(format!("{count} shards from {first} on are not within the object's {shards}"))
+    })?;
+    let object = (object.name.as_str(), object.version, Arc::clone(&object.spec));
+    let (mut have, mut missing) = (ShardSet::empty(shards), want.clone());
+    if options.resume {
+        let found = super::replica::hashes(layout, regions);
+        for shard in want.iter().filter(|&shard| found[shard as usize] == object.2.hashes[shard as usize]) {
+            have.insert(shard);
+            missing.remove(shard);
+        }
+    }
+    Ok(Replica::partial(object, regions, (have, missing)))
+}
+
+impl Shared {
+    fn fetch_all(&self, replica: &Arc<Replica>, options: &GetOptions<'_>, until: Instant) -> Result<u64, Error> {
+        let sources = Sources::default();
+        let each = |shard| {
+            let Some(each) = options.each else { return };
+            let fetch = replica.fetch();
+            // It is counted when this returns.
+            let progress =
+                Progress { shard, have: fetch.have.count() + 1, missing: fetch.want.count().saturating_sub(1) };
+            drop(fetch);
+            each(progress);
+        };
+        let result = std::thread::scope(|scope| {
+            let workers = WORKERS.min(replica.spec.layout.shards() as usize);
+            let mut started = 0;
+            for _ in 0..workers {
+                let builder = std::thread::Builder::new().name("kvp-p2p-fetch".to_owned());
+                let body = || work(self, replica, &sources, &each);
+                started += usize::from(builder.spawn_scoped(scope, body).is_ok());
+            }
+            let result = if started == 0 && workers > 0 {
+                Err(Error::Argument("no thread could be started to fetch with".to_owned()))
+            } else {
+                self.report_all(replica, until)
+            };
+            let mut fetch = replica.fetch();
+            fetch.stop = true;
+            for active in fetch.active.values() {
+                if let Some(batch) = &active.batch {
+                    batch.cancel();
+                }
+            }
+            drop(fetch);
+            replica.changed.notify_all();
+            result
+        });
+        sources.close(self);
+        result?;
+        Ok(replica.fetch().fetched_bytes)
+    }
+
+    /// Reports until everything is there.
+    fn report_all(&self, replica: &Arc<Replica>, until: Instant) -> Result<(), Error> {
+        let (mut progress, mut hopeless) = (Instant::now(), 0);
+        loop {
+            let (got, failed, missing) = news(replica, until);
+            if Instant::now() >= until && missing > 0 {
+                return Err(self.given_up(replica, missing, "time is up"));
+            }
+            if got.is_empty() && failed.is_empty() {
+                if missing == 0 {
+                    return Ok(());
+                }
+                if progress.elapsed() > IDLE {
+                    hopeless = self.check_hope(replica, missing, hopeless)?;
+                    progress = Instant::now();
+                }
+                continue;
+            }
+            if !got.is_empty() {
+                (progress, hopeless) = (Instant::now(), 0);
+            }
+            self.report(replica, got, failed)?;
+        }
+    }
+
+    fn report(&self, replica: &Arc<Replica>, got: Vec<u32>, failed: Vec<FetchFailure>) -> Result<(), Error> {
+        let runs = |got: &[u32]| got.iter().map(|&shard| (shard, 1)).collect();
+        let call = ReportObject { client: self.client, member: replica.member(), got: runs(&got), failed };
+        let failed = call.failed.clone();
+        match self.link.call(call) {
+            Ok(_) => Ok(()),
+            Err(error) if is_away(&error) => {
+                // What is there is not lost; whether they heard it is seen when it is said again.
+                let mut fetch = replica.fetch();
+                fetch.got.extend(got);
+                fetch.failed.extend(failed);
+                drop(fetch);
+                std::thread::sleep(AWAY);
+                Ok(())
+            }
+            // All that is there is announced with it.
+            Err(error) if is_forgotten(&error) => match self.keeper.hold_again(self, replica) {
+                Err(error) if !is_away(&error) && !is_forgotten(&error) => Err(error),
+                _ => Ok(()),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How often in a row there was nobody to fetch from: an error when that is not because somebody was not heard for
+    /// a moment.
+    fn check_hope(&self, replica: &Replica, missing: u32, times: u32) -> Result<u32, Error> {
+        let call = kvplane_rpc::p2p::DescribeObject {
+            tenant: self.config.tenant.clone(),
+            name: replica.name.clone(),
+            version: Some(replica.version),
+        };
+        // While the control plane is away, or has forgotten, there is hope.
+        let Ok(found) = self.link.call(call) else { return Ok(0) };
+        if found.lost == 0 {
+            return Ok(0);
+        }
+        let excluded = found.members.iter().filter(|member| !member.excluded.is_empty());
+        let wrong: Vec<String> =
+            excluded.map(|member| format!("{} is excluded: {}", member.segment, member.excluded)).collect();
+        if wrong.is_empty() && times < HOPELESS {
+            return Ok(times + 1);
+        }
+        let why = format!("{} shards are nowhere to be had; {}", found.lost, wrong.join("; "));
+        Err(self.given_up(replica, missing, why.trim_end_matches("; ")))
+    }
+
+    fn given_up(&self, replica: &Replica, missing: u32, why: &str) -> Error {
+        let (shards, name) = (replica.spec.layout.shards(), &replica.name);
+        let what =
+            format!("object {name:?} version {}: {missing} of {shards} shards are missing: {why}", replica.version);
+        Error::Status { what, status: Status::NotFound, cause: replica.fetch().trouble.clone() }
+    }
+}
+
+/// Waits for something to report, for a while. And how many shards are missing.
+fn news(replica: &Replica, until: Instant) -> (Vec<u32>, Vec<FetchFailure>, u32) {
+    let look = LOOK.min(until.saturating_duration_since(Instant::now()));
+    let fetch = replica.fetch();
+    let is_quiet =
+        |fetch: &mut super::replica::Fetch| fetch.got.is_empty() && fetch.failed.is_empty() && !fetch.want.is_empty();
+    let (mut fetch, _) =
+        replica.changed.wait_timeout_while(fetch, look, is_quiet).unwrap_or_else(PoisonError::into_inner);
+    let (got, failed) = (std::mem::take(&mut fetch.got), std::mem::take(&mut fetch.failed));
+    (got, failed, fetch.want.count())
+}

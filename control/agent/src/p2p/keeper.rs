@@ -1,0 +1,177 @@
+//! Keeps what is held here known to the control plane, and brings its orders to the replicas they are for.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kvplane_rpc::p2p::{FetchOrder, FetchOrders, HoldObject, PublishObject, RenewObjects, WatchFetches};
+
+use super::replica::{self, Replica};
+use super::{Shared, is_away};
+use crate::error::Error;
+
+/// How often the control plane hears of us: several times within a lease.
+const RENEW: Duration = Duration::from_secs(1);
+/// Orders that came before the number of the member they are for.
+const EARLY: usize = 4096;
+
+#[derive(Default)]
+struct Table {
+    replicas: BTreeMap<u64, Arc<Replica>>,
+    early: Vec<FetchOrder>,
+    stop: bool,
+}
+
+#[derive(Default)]
+struct State {
+    table: Mutex<Table>,
+    wake: Condvar,
+    follows: AtomicBool,
+}
+
+/// The keeper.
+#[derive(Default)]
+pub(super) struct Keeper {
+    state: Arc<State>,
+}
+
+impl State {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Each change is whole.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn order(&self, order: FetchOrder) {
+        let mut table = self.table();
+        match table.replicas.get(&order.member).map(Arc::clone) {
+            Some(replica) => {
+                drop(table);
+                replica.order(order);
+            }
+            // The answer to the announcement is on its way. What is too much is told again when it is late.
+            None if table.early.len() < EARLY => table.early.push(order),
+            None => {}
+        }
+    }
+}
+
+/// Says that the stream has ended, when it is dropped with it.
+struct Stream(Arc<State>);
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.0.follows.store(false, Ordering::Release);
+        self.0.wake.notify_all();
+    }
+}
+
+impl Keeper {
+    /// Begins the stream of orders where it is not there.
+    pub(super) fn follow(&self, shared: &Shared) -> Result<(), Error> {
+        if self.state.follows.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let stream = Stream(Arc::clone(&self.state));
+        shared.link.stream(WatchFetches { client: shared.client }, move |FetchOrders { orders }| {
+            orders.into_iter().for_each(|order| stream.0.order(order));
+            true
+        })
+    }
+
+    /// Announces a replica.
+    pub(super) fn hold(&self, shared: &Shared, replica: &Arc<Replica>) -> Result<(), Error> {
+        let config = &shared.config;
+        let (have, want) = {
+            let fetch = replica.fetch();
+            (fetch.have.intervals(), fetch.want.intervals())
+        };
+        let held = shared.link.call(HoldObject {
+            client: shared.client,
+            tenant: config.tenant.clone(),
+            name: replica.name.clone(),
+            version: replica.version,
+            digest: replica.digest,
+            segment: shared.engine.name().to_owned(),
+            addresses: replica.regions.iter().map(|region| region.address()).collect(),
+            origin: replica.origin,
+            have,
+            want,
+            host: config.host.clone(),
+            rack: config.rack.clone(),
+            upload_bytes_per_second: config.upload_bytes_per_second,
+            download_bytes_per_second: config.download_bytes_per_second,
+        })?;
+        let mut table = self.state.table();
+        table.replicas.remove(&replica.member());
+        replica.set_member(held.member);
+        table.replicas.insert(held.member, Arc::clone(replica));
+        let early = std::mem::take(&mut table.early);
+        let (ours, others) = early.into_iter().partition(|order: &FetchOrder| order.member == held.member);
+        table.early = others;
+        drop(table);
+        ours.into_iter().for_each(|order| replica.order(order));
+        Ok(())
+    }
+
+    /// Announces a replica that the control plane does not know any more, and its object before.
+    pub(super) fn hold_again(&self, shared: &Shared, replica: &Arc<Replica>) -> Result<(), Error> {
+        shared.link.call(PublishObject {
+            tenant: shared.config.tenant.clone(),
+            name: replica.name.clone(),
+            version: Some(replica.version),
+            spec: replica::told(&replica.spec),
+        })?;
+        self.hold(shared, replica)
+    }
+
+    pub(super) fn forget(&self, member: u64) {
+        let mut table = self.state.table();
+        table.replicas.remove(&member);
+        table.early.retain(|order| order.member != member);
+    }
+
+    pub(super) fn stop(&self) {
+        self.state.table().stop = true;
+        self.state.wake.notify_all();
+    }
+
+    /// Lives until it is stopped; silent while nothing is held.
+    pub(super) fn run(&self, shared: &Shared) {
+        loop {
+            let table = self.state.table();
+            if table.stop {
+                return;
+            }
+            let (table, _) = self.state.wake.wait_timeout(table, RENEW).unwrap_or_else(PoisonError::into_inner);
+            if table.stop {
+                return;
+            }
+            let held: Vec<Arc<Replica>> = table.replicas.values().cloned().collect();
+            drop(table);
+            if !held.is_empty() {
+                self.renew(shared, &held);
+            }
+        }
+    }
+
+    /// A failure is tried again at the next turn.
+    fn renew(&self, shared: &Shared, held: &[Arc<Replica>]) {
+        let _ = self.follow(shared);
+        let renewed = match shared.link.call(RenewObjects { client: shared.client }) {
+            Ok(renewed) => renewed,
+            Err(error) => {
+                if !is_away(&error) {
+                    tracing::warn!("replicas could not be renewed: {error}");
+                }
+                return;
+            }
+        };
+        let forgotten = held.iter().filter(|replica| !renewed.members.contains(&replica.member()));
+        for replica in forgotten.filter(|replica| !replica.leaving.load(Ordering::Acquire)) {
+            if let Err(error) = self.hold_again(shared, replica) {
+                tracing::warn!(name = replica.name, "a replica could not be announced again: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Memory of replicas, registered with the transfer engine once however many objects are in it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvplane_engine::Region;
+
+use crate::error::Error;
+use crate::transfer::{RegisterOptions, TransferEngine};
+
+/// By address: its length, and how many use it.
+#[derive(Default)]
+pub(super) struct Memory {
+    users: Mutex<BTreeMap<u64, (usize, usize)>>,
+}
+
+impl Memory {
+    /// Registers what is not registered yet; all of it, or nothing. Memory that is about to be `written` must not be in
+    /// use already: peers read it.
+    pub(super) fn take(&self, engine: &TransferEngine, regions: &[Arc<Region>], written: bool) -> Result<(), Error> {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = |region: &Arc<Region>| {
+            !written && users.get(&region.address()).is_some_and(|&(bytes, _)| bytes == region.bytes())
+        };
+        let fresh: Vec<Arc<Region>> = regions.iter().filter(|region| !is_known(region)).cloned().collect();
+        // Peers read it and nothing else.
+        let options = RegisterOptions { writable: false, ..RegisterOptions::default() };
+        if !fresh.is_empty() {
+            engine.register_batch(&fresh, &options)?;
+        }
+        for region in regions {
+            users.entry(region.address()).or_insert((region.bytes(), 0)).1 += 1;
+        }
+        Ok(())
+    }
+
+    /// Unregisters what nobody else uses; returns when no peer touches it.
+    pub(super) fn give_back(&self, engine: &TransferEngine, regions: &[Arc<Region>]) -> Result<(), Error> {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unused = Vec::new();
+        for address in regions.iter().map(|region| region.address()) {
+            let Some((_, count)) = users.get_mut(&address) else { continue };
+            *count -= 1;
+            if *count == 0 {
+                users.remove(&address);
+                unused.push(address);
+            }
+        }
+        let result = if unused.is_empty() { Ok(()) } else { engine.unregister_batch(&unused) };
+        if result.is_err() {
+            // It is to be asked for again.
+            for region in regions.iter().filter(|region| unused.contains(&region.address())) {
+                users.insert(region.address(), (region.bytes(), 1));
+            }
+        }
+        result
+    }
+}

@@ -1,0 +1,372 @@
+//! The P2P store: big objects go from peer to peer, and their source sends them about once.
+//!
+//! An object has a name and a version and never changes. Who [`register`](P2pStore::register)s one serves it from its
+//! own memory; who [`get_replica`](P2pStore::get_replica)s it pulls shards from whom the control plane says, over the
+//! transfer engine, checks each against its hash, and serves it from then on, before it has the rest. The control plane
+//! carries no bytes of objects; while it is away, what was ordered goes on, and everything is announced again after.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use kvplane::{Control, GetOptions, P2pConfig, P2pStore, PublishOptions, Region, RegionOptions};
+//!
+//! let control = Control::Local { cluster: "dev".to_owned(), runtime_directory: None };
+//! let store = P2pStore::connect(P2pConfig::new(control))?;
+//! let weights = Region::allocate(&RegionOptions::new("weights", 1 << 30))?;
+//! store.register("model", &[weights], &PublishOptions::default())?;
+//!
+//! // Elsewhere:
+//! let object = store.find("model", None)?;
+//! let memory = Region::allocate(&RegionOptions::new("weights", object.layout.sizes()[0] as usize))?;
+//! store.get_replica(&object, &[memory], &GetOptions::default())?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod fetch;
+mod get;
+mod keeper;
+mod memory;
+mod replica;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvplane_cluster::p2p::{Layout, ObjectSpec};
+use kvplane_engine::{Region, cpu};
+use kvplane_rpc::p2p::{
+    DescribeObject, FindObject, ListObjects, ObjectMembers, ObjectSummary, PublishObject, ReleaseObject,
+};
+use kvplane_rpc::{CallError, RefusalCode, Role};
+
+use crate::error::Error;
+use crate::link::{ControlLink, seed};
+use crate::transfer::{TransferEngine, TransferEngineConfig};
+use crate::which::Control;
+
+pub use get::{GetOptions, Progress};
+
+use keeper::Keeper;
+use memory::Memory;
+use replica::Replica;
+
+/// How often who goes looks whether its readers are done.
+const LOOK: Duration = Duration::from_millis(20);
+/// Objects asked for at a time in a listing.
+const PAGE: u32 = 1024;
+
+/// Settings of a [`P2pStore`].
+#[derive(Clone, Debug)]
+pub struct P2pConfig {
+    /// Which control plane has the catalog.
+    pub control: Control,
+    /// As whom: a client, or a node.
+    pub role: Role,
+    /// Whose objects.
+    pub tenant: String,
+    /// The transfer engine that moves the bytes. Peers on other hosts need it to listen where they reach it.
+    pub engine: TransferEngineConfig,
+    /// The host's label: one copy of an object comes to a host, and its processes share it. This machine's own, unless
+    /// set.
+    pub host: String,
+    /// The rack's label, where there is one.
+    pub rack: String,
+    /// Most bytes per second that others are told to fetch from here; 0 for no limit.
+    pub upload_bytes_per_second: u64,
+    /// Most bytes per second that are fetched; 0 for no limit.
+    pub download_bytes_per_second: u64,
+    /// How long unregistering waits for those who are reading.
+    pub readers_deadline: Duration,
+}
+
+impl P2pConfig {
+    /// With this control plane, everything else as it usually is.
+    #[must_use]
+    pub fn new(control: Control) -> Self {
+        Self {
+            control,
+            role: Role::Client,
+            tenant: String::new(),
+            engine: TransferEngineConfig::default(),
+            host: cpu::boot_id().unwrap_or_default(),
+            rack: String::new(),
+            upload_bytes_per_second: 0,
+            download_bytes_per_second: 0,
+            readers_deadline: Duration::from_secs(30),
+        }
+    }
+}
+
+/// How an object is published.
+#[derive(Clone, Debug)]
+pub struct PublishOptions {
+    /// Its version; without one, the newest if that is equal, and else the one after it.
+    pub version: Option<u64>,
+    /// Buffers are cut into shards of this many bytes.
+    pub shard_bytes: u64,
+    /// Words about it that its users read.
+    pub about: Vec<u8>,
+}
+
+impl Default for PublishOptions {
+    fn default() -> Self {
+        Self { version: None, shard_bytes: 64 << 20, about: Vec::new() }
+    }
+}
+
+/// An object as the catalog knows it.
+#[derive(Clone, Debug)]
+pub struct Object {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: u64,
+    /// Its buffers, and how they are cut.
+    pub layout: Layout,
+    /// Words about it that its users read.
+    pub about: Vec<u8>,
+    spec: Arc<ObjectSpec>,
+}
+
+/// What all threads of a store share.
+struct Shared {
+    config: P2pConfig,
+    engine: TransferEngine,
+    link: ControlLink,
+    client: u64,
+    memory: Memory,
+    replicas: Mutex<BTreeMap<(String, u64), Arc<Replica>>>,
+    keeper: Keeper,
+}
+
+/// Shares objects with peers. Any thread may use it.
+///
+/// Dropping it stops serving what it holds, without waiting for readers: they fetch elsewhere what they lack.
+pub struct P2pStore {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for P2pStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "P2pStore({})", self.name())
+    }
+}
+
+impl Shared {
+    fn replicas(&self) -> MutexGuard<'_, BTreeMap<(String, u64), Arc<Replica>>> {
+        // Each change is whole.
+        self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The replica of that name: of the newest version held here where none is named.
+    fn replica(&self, name: &str, version: Option<u64>) -> Result<Arc<Replica>, Error> {
+        let (first, last) = version.map_or((0, u64::MAX), |version| (version, version));
+        let replicas = self.replicas();
+        let found = replicas.range((name.to_owned(), first)..=(name.to_owned(), last)).next_back();
+        let found = found.map(|(_, replica)| Arc::clone(replica));
+        found.ok_or_else(|| Error::Argument(format!("object {name:?} is not held here")))
+    }
+
+    /// Takes memory in use and announces the replica.
+    fn announce(&self, replica: Replica) -> Result<Arc<Replica>, Error> {
+        let replica = Arc::new(replica);
+        let key = (replica.name.clone(), replica.version);
+        if self.replicas().contains_key(&key) {
+            return Err(Error::Argument(format!("version {} of object {:?} is held here already", key.1, key.0)));
+        }
+        self.memory.take(&self.engine, &replica.regions, !replica.origin)?;
+        if let Err(error) = self.keeper.hold(self, &replica) {
+            self.memory.give_back(&self.engine, &replica.regions)?;
+            return Err(error);
+        }
+        self.replicas().insert(key, Arc::clone(&replica));
+        Ok(replica)
+    }
+
+    /// Waits for readers where that is wanted, and gives the memory back.
+    fn retire(&self, replica: &Replica, patience: Duration) -> Result<(), Error> {
+        replica.leaving.store(true, Ordering::Release);
+        let until = Instant::now() + patience;
+        loop {
+            let wait = Instant::now() < until;
+            let call = ReleaseObject { client: self.client, member: replica.member(), wait };
+            match self.link.call(call) {
+                Ok(released) if released.readers > 0 && wait => std::thread::sleep(LOOK),
+                Err(error) if is_away(&error) && wait => std::thread::sleep(LOOK),
+                // Nobody is sent here any more. Those that read nevertheless are cut off by the engine.
+                _ => break,
+            }
+        }
+        self.keeper.forget(replica.member());
+        self.memory.give_back(&self.engine, &replica.regions)
+    }
+}
+
+impl P2pStore {
+    /// Starts a transfer engine, and a line to the control plane.
+    ///
+    /// # Errors
+    /// When the engine does not start, or the control plane is not found, cannot be reached, or refuses us.
+    pub fn connect(config: P2pConfig) -> Result<Self, Error> {
+        let link = ControlLink::to(&config.control, config.role)?;
+        // Names of segments come from others: none of them means a file of this host.
+        let engine = TransferEngine::start(TransferEngineConfig { files: false, ..config.engine.clone() })?;
+        let (memory, keeper) = (Memory::default(), Keeper::default());
+        let client = seed()?;
+        let shared = Shared { config, engine, link, client, memory, replicas: Mutex::default(), keeper };
+        let shared = Arc::new(shared);
+        shared.keeper.follow(&shared)?;
+        let keeping = Arc::clone(&shared);
+        let builder = std::thread::Builder::new().name("kvplane-p2p".to_owned());
+        let thread = builder.spawn(move || keeping.keeper.run(&keeping))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// The name by which peers open this store's memory.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.shared.engine.name()
+    }
+
+    /// The transfer engine, for its figures.
+    #[must_use]
+    pub fn engine(&self) -> &TransferEngine {
+        &self.shared.engine
+    }
+
+    /// Publishes an object and serves it: each region is one of its buffers. The bytes must stay as they are until
+    /// [`Self::unregister`] has returned. The version is the answer.
+    ///
+    /// # Errors
+    /// When the memory overlaps other memory that is registered, the version is another object's, or the control plane
+    /// cannot be asked; nothing is registered then.
+    pub fn register(&self, name: &str, regions: &[Arc<Region>], options: &PublishOptions) -> Result<u64, Error> {
+        let sizes = regions.iter().map(|region| region.bytes() as u64).collect();
+        let layout = Layout::new(sizes, options.shard_bytes).map_err(|error| malformed(&error))?;
+        let hashes = replica::hashes(&layout, regions);
+        let spec = Arc::new(ObjectSpec { layout, hashes, about: options.about.clone() });
+        spec.check().map_err(|error| malformed(&error))?;
+        let call = PublishObject {
+            tenant: self.shared.config.tenant.clone(),
+            name: name.to_owned(),
+            version: options.version,
+            spec: replica::told(&spec),
+        };
+        let version = self.shared.link.call(call)?.version;
+        self.shared.announce(Replica::whole(name, version, spec, regions))?;
+        Ok(version)
+    }
+
+    /// Stops serving an object, of the newest version held here where none is named; waits until nobody reads it, as
+    /// long as the settings say, and gives the memory back.
+    ///
+    /// # Errors
+    /// When it is not held here or being fetched, or its memory is still used: then the memory must stay.
+    pub fn unregister(&self, name: &str, version: Option<u64>) -> Result<(), Error> {
+        let replica = self.shared.replica(name, version)?;
+        if replica.is_fetched() {
+            return Err(Error::Argument(format!("object {name:?} is being fetched: wait for that to end")));
+        }
+        self.shared.replicas().remove(&(replica.name.clone(), replica.version));
+        self.shared.retire(&replica, self.shared.config.readers_deadline).inspect_err(|_| {
+            // It is to be asked for again.
+            self.shared.replicas().insert((replica.name.clone(), replica.version), Arc::clone(&replica));
+        })
+    }
+
+    /// Stops being a source of an object that was fetched: as [`Self::unregister`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn delete_replica(&self, name: &str, version: Option<u64>) -> Result<(), Error> {
+        self.unregister(name, version)
+    }
+
+    /// What an object is; of the newest version where none is named.
+    ///
+    /// # Errors
+    /// When nobody has it, or the control plane cannot be asked.
+    pub fn find(&self, name: &str, version: Option<u64>) -> Result<Object, Error> {
+        let call = FindObject { tenant: self.shared.config.tenant.clone(), name: name.to_owned(), version };
+        let found = self.shared.link.call(call)?;
+        let layout = Layout::new(found.spec.sizes, found.spec.shard_bytes).map_err(|error| malformed(&error))?;
+        let spec = ObjectSpec { layout: layout.clone(), hashes: found.spec.hashes, about: found.spec.about.clone() };
+        spec.check().map_err(|error| malformed(&error))?;
+        let (name, about) = (name.to_owned(), found.spec.about);
+        Ok(Object { name, version: found.version, layout, about, spec: Arc::new(spec) })
+    }
+
+    /// Objects whose names begin with this, by name and version.
+    ///
+    /// # Errors
+    /// When the control plane cannot be asked.
+    pub fn list(&self, prefix: &str) -> Result<Vec<ObjectSummary>, Error> {
+        let mut objects: Vec<ObjectSummary> = Vec::new();
+        loop {
+            let after = objects.last().map(|last| (last.name.clone(), last.version));
+            let (tenant, prefix) = (self.shared.config.tenant.clone(), prefix.to_owned());
+            let page = self.shared.link.call(ListObjects { tenant, prefix, after, limit: PAGE })?;
+            let more = page.more && !page.objects.is_empty();
+            objects.extend(page.objects);
+            if !more {
+                return Ok(objects);
+            }
+        }
+    }
+
+    /// Who holds an object, how much of it, and whose bytes were found wrong.
+    ///
+    /// # Errors
+    /// When nobody has it, or the control plane cannot be asked.
+    pub fn describe(&self, name: &str, version: Option<u64>) -> Result<ObjectMembers, Error> {
+        let call = DescribeObject { tenant: self.shared.config.tenant.clone(), name: name.to_owned(), version };
+        self.shared.link.call(call)
+    }
+}
+
+impl Drop for P2pStore {
+    fn drop(&mut self) {
+        self.shared.keeper.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic there was printed when it happened.
+            let _ = thread.join();
+        }
+        let replicas = std::mem::take(&mut *self.shared.replicas());
+        for replica in replicas.into_values() {
+            // The engine's end cuts off whoever reads still.
+            let _ = self.shared.retire(&replica, Duration::ZERO);
+        }
+    }
+}
+
+/// Whether the control plane could not be asked.
+fn is_away(error: &Error) -> bool {
+    matches!(error, Error::Call(CallError::Unreachable { .. } | CallError::Deadline { .. } | CallError::Lost { .. }))
+}
+
+/// Whether the control plane does not know the member any more.
+fn is_forgotten(error: &Error) -> bool {
+    matches!(error, Error::Call(CallError::Refused(refusal)) if refusal.code == RefusalCode::UnknownClient as u16)
+}
+
+fn malformed(error: &kvplane_cluster::p2p::ObjectError) -> Error {
+    Error::Argument(error.to_string())
+}
+
+/// A flag that is set for as long as this lives.
+struct Flag<'a>(&'a AtomicBool);
+
+impl<'a> Flag<'a> {
+    fn raise(flag: &'a AtomicBool) -> Self {
+        flag.store(true, Ordering::Release);
+        Self(flag)
+    }
+}
+
+impl Drop for Flag<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}

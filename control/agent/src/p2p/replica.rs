@@ -1,0 +1,194 @@
+//! One object in this process's memory, wholly or in part.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use kvplane_cluster::p2p::{ObjectSpec, ShardPlace, ShardSet};
+use kvplane_engine::Region;
+use kvplane_proto::digest::ContentHash;
+use kvplane_rpc::p2p::{FetchFailure, FetchOrder};
+
+use crate::transfer::Batch;
+
+/// Threads that hash what is registered, at most.
+const HASHERS: usize = 8;
+
+/// A shard that is being fetched.
+#[derive(Default)]
+pub(super) struct Active {
+    pub(super) batch: Option<Arc<Batch>>,
+    /// From where it is to be fetched instead.
+    pub(super) next: Option<FetchOrder>,
+}
+
+/// What is there, and what is on its way.
+pub(super) struct Fetch {
+    pub(super) have: ShardSet,
+    pub(super) want: ShardSet,
+    pub(super) orders: VecDeque<FetchOrder>,
+    pub(super) active: BTreeMap<u32, Active>,
+    /// What is not reported yet.
+    pub(super) got: Vec<u32>,
+    pub(super) failed: Vec<FetchFailure>,
+    /// Bytes that were fetched.
+    pub(super) fetched_bytes: u64,
+    /// The last trouble, for people.
+    pub(super) trouble: Option<String>,
+    pub(super) stop: bool,
+}
+
+/// A replica.
+pub(super) struct Replica {
+    pub(super) name: String,
+    pub(super) version: u64,
+    pub(super) spec: Arc<ObjectSpec>,
+    pub(super) digest: u128,
+    pub(super) regions: Vec<Arc<Region>>,
+    pub(super) origin: bool,
+    pub(super) fetch: Mutex<Fetch>,
+    pub(super) changed: Condvar,
+    /// Its number in the catalog; another one each time it is announced.
+    member: AtomicU64,
+    /// Somebody waits for it to be fetched.
+    pub(super) fetched: AtomicBool,
+    /// It is announced no more.
+    pub(super) leaving: AtomicBool,
+}
+
+impl Replica {
+    /// An object that was brought here.
+    pub(super) fn whole(name: &str, version: u64, spec: Arc<ObjectSpec>, regions: &[Arc<Region>]) -> Self {
+        let shards = spec.layout.shards();
+        let sets = (ShardSet::full(shards), ShardSet::empty(shards));
+        Self::new((name, version, spec), regions, sets, true)
+    }
+
+    /// One that is to be fetched.
+    pub(super) fn partial(
+        object: (&str, u64, Arc<ObjectSpec>),
+        regions: &[Arc<Region>],
+        (have, want): (ShardSet, ShardSet),
+    ) -> Self {
+        Self::new(object, regions, (have, want), false)
+    }
+
+    fn new(
+        (name, version, spec): (&str, u64, Arc<ObjectSpec>),
+        regions: &[Arc<Region>],
+        (have, want): (ShardSet, ShardSet),
+        origin: bool,
+    ) -> Self {
+        let fetch = Fetch {
+            have,
+            want,
+            orders: VecDeque::new(),
+            active: BTreeMap::new(),
+            got: Vec::new(),
+            failed: Vec::new(),
+            fetched_bytes: 0,
+            trouble: None,
+            stop: false,
+        };
+        Self {
+            name: name.to_owned(),
+            version,
+            digest: spec.digest(),
+            spec,
+            regions: regions.to_vec(),
+            origin,
+            fetch: Mutex::new(fetch),
+            changed: Condvar::new(),
+            member: AtomicU64::new(0),
+            fetched: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn member(&self) -> u64 {
+        self.member.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_member(&self, member: u64) {
+        self.member.store(member, Ordering::Release);
+    }
+
+    /// Whether somebody waits for it to be fetched.
+    pub(super) fn is_fetched(&self) -> bool {
+        self.fetched.load(Ordering::Acquire)
+    }
+
+    pub(super) fn fetch(&self) -> MutexGuard<'_, Fetch> {
+        // Each change is whole.
+        self.fetch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an order. One for what is being fetched ends that, and follows.
+    pub(super) fn order(&self, order: FetchOrder) {
+        let mut fetch = self.fetch();
+        match fetch.active.get_mut(&order.shard) {
+            Some(active) => {
+                if let Some(batch) = &active.batch {
+                    batch.cancel();
+                }
+                active.next = Some(order);
+            }
+            None => fetch.orders.push_back(order),
+        }
+        self.changed.notify_all();
+    }
+
+    /// Whether a shard's bytes are what they should be.
+    pub(super) fn is_good(&self, shard: u32) -> bool {
+        let place = self.spec.layout.place(shard);
+        place.is_some_and(|place| hash(&self.regions, place) == self.spec.hashes[shard as usize])
+    }
+}
+
+fn hash(regions: &[Arc<Region>], place: ShardPlace) -> u128 {
+    let mut hash = ContentHash::default();
+    // Within a region, whose size is a usize.
+    regions[place.buffer].read_with(place.offset as usize, place.bytes as usize, &mut |_, part| hash.update(part));
+    hash.finish()
+}
+
+/// The hashes of all shards, by several threads.
+pub(super) fn hashes(layout: &kvplane_cluster::p2p::Layout, regions: &[Arc<Region>]) -> Vec<u128> {
+    const CHUNK: usize = 16;
+    let mut hashes = vec![0; layout.shards() as usize];
+    let next = AtomicUsize::new(0);
+    let chunks: Vec<Mutex<&mut [u128]>> = hashes.chunks_mut(CHUNK).map(Mutex::new).collect();
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(chunk) = chunks.get(at) else { return };
+            // Nobody else has it.
+            let mut chunk = chunk.lock().unwrap_or_else(PoisonError::into_inner);
+            for (shard, found) in (at * CHUNK..).zip(chunk.iter_mut()) {
+                if let Some(place) = layout.place(shard as u32) {
+                    *found = hash(regions, place);
+                }
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(HASHERS).min(chunks.len());
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without a thread for it, fewer hash at a time.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    drop(chunks);
+    hashes
+}
+
+/// An object as it travels.
+pub(super) fn told(spec: &ObjectSpec) -> kvplane_rpc::p2p::ObjectSpec {
+    kvplane_rpc::p2p::ObjectSpec {
+        sizes: spec.layout.sizes().to_vec(),
+        shard_bytes: spec.layout.shard_bytes(),
+        hashes: spec.hashes.clone(),
+        about: spec.about.clone(),
+    }
+}

@@ -1,0 +1,219 @@
+//! What an object is: buffers that are cut into shards, a hash for each, and words about it that only its users read.
+
+use std::fmt;
+
+use kvplane_proto::digest::ContentHash;
+
+/// Most shards of an object: one of 1 TB has 16,384 of 64 MiB.
+pub const MAX_SHARDS: u32 = 32_768;
+/// Most buffers of an object.
+pub const MAX_BUFFERS: usize = 16_384;
+/// The longest name, in bytes. Names are text; slashes mean nothing.
+pub const MAX_NAME_BYTES: usize = 4096;
+/// The most bytes that are kept about an object.
+pub const MAX_ABOUT_BYTES: usize = 128 << 10;
+
+/// Where a shard is within its object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardPlace {
+    /// Which buffer.
+    pub buffer: usize,
+    /// Where in it, in bytes.
+    pub offset: u64,
+    /// How long it is: all but the last one of a buffer are as long as shards are.
+    pub bytes: u64,
+}
+
+/// How an object is cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    sizes: Vec<u64>,
+    shard_bytes: u64,
+    /// By buffer: its first shard. And the number of shards at the end.
+    starts: Vec<u32>,
+}
+
+impl Layout {
+    /// Buffers of these sizes, each cut into shards of `shard_bytes`; an empty one has no shards.
+    ///
+    /// # Errors
+    /// When there are too many buffers or shards, or more bytes than can be counted: says what to do.
+    pub fn new(sizes: Vec<u64>, shard_bytes: u64) -> Result<Self, ObjectError> {
+        if shard_bytes == 0 {
+            return Err(ObjectError::Malformed("shards of 0 bytes: give at least 1, better 64 MiB".to_owned()));
+        }
+        if sizes.len() > MAX_BUFFERS {
+            let text = format!("{} buffers: an object has at most {MAX_BUFFERS}", sizes.len());
+            return Err(ObjectError::Malformed(text));
+        }
+        let (mut starts, mut shards, mut total) = (Vec::with_capacity(sizes.len() + 1), 0u64, 0u64);
+        for &bytes in &sizes {
+            starts.push(shards as u32);
+            shards += bytes.div_ceil(shard_bytes);
+            total = total.checked_add(bytes).ok_or_else(|| {
+                ObjectError::Malformed("the sizes of the buffers are more than 2^64 bytes together".to_owned())
+            })?;
+            if shards > u64::from(MAX_SHARDS) {
+                let text = format!(
+                    "more than {MAX_SHARDS} shards of {shard_bytes} bytes in {} buffers: make the shards larger",
+                    sizes.len()
+                );
+                return Err(ObjectError::Malformed(text));
+            }
+        }
+        starts.push(shards as u32);
+        Ok(Self { sizes, shard_bytes, starts })
+    }
+
+    /// Its buffers' sizes in bytes.
+    #[must_use]
+    pub fn sizes(&self) -> &[u64] {
+        &self.sizes
+    }
+
+    /// The length of a shard, in bytes.
+    #[must_use]
+    pub const fn shard_bytes(&self) -> u64 {
+        self.shard_bytes
+    }
+
+    /// How many shards there are.
+    #[must_use]
+    pub fn shards(&self) -> u32 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// All bytes.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.sizes.iter().sum()
+    }
+
+    /// Where a shard is; none where there is no such shard.
+    #[must_use]
+    pub fn place(&self, shard: u32) -> Option<ShardPlace> {
+        if shard >= self.shards() {
+            return None;
+        }
+        // Of empty buffers that begin at the same shard, the last one that begins there has it.
+        let buffer = self.starts.partition_point(|&start| start <= shard) - 1;
+        let offset = u64::from(shard - self.starts[buffer]) * self.shard_bytes;
+        Some(ShardPlace { buffer, offset, bytes: self.shard_bytes.min(self.sizes[buffer] - offset) })
+    }
+
+    /// The shards that hold a range of a buffer: the first, and how many; none where the range is not within it.
+    #[must_use]
+    pub fn covering(&self, buffer: usize, offset: u64, bytes: u64) -> Option<(u32, u32)> {
+        let size = *self.sizes.get(buffer)?;
+        let end = offset.checked_add(bytes).filter(|&end| end <= size)?;
+        if bytes == 0 {
+            return Some((self.starts[buffer], 0));
+        }
+        let (first, last) = (offset / self.shard_bytes, (end - 1) / self.shard_bytes);
+        Some((self.starts[buffer] + first as u32, (last - first + 1) as u32))
+    }
+}
+
+/// An object without its bytes. Whoever has the same name and version has the same of this.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectSpec {
+    /// How it is cut.
+    pub layout: Layout,
+    /// By shard: the hash of its bytes.
+    pub hashes: Vec<u128>,
+    /// What its users say of it, such as the names of files.
+    pub about: Vec<u8>,
+}
+
+impl ObjectSpec {
+    /// # Errors
+    /// When there is not a hash for each shard, or too much is said about it.
+    pub fn check(&self) -> Result<(), ObjectError> {
+        let (shards, hashes) = (self.layout.shards(), self.hashes.len());
+        if hashes != shards as usize {
+            return Err(ObjectError::Malformed(format!("{hashes} hashes for {shards} shards")));
+        }
+        if self.about.len() > MAX_ABOUT_BYTES {
+            let text = format!("{} bytes about an object: at most {MAX_ABOUT_BYTES} are kept", self.about.len());
+            return Err(ObjectError::Malformed(text));
+        }
+        Ok(())
+    }
+
+    /// A number that two objects share only if they are equal.
+    #[must_use]
+    pub fn digest(&self) -> u128 {
+        let mut hash = ContentHash::default();
+        for word in [self.layout.shard_bytes, self.layout.sizes.len() as u64, self.hashes.len() as u64] {
+            hash.update(&word.to_le_bytes());
+        }
+        self.layout.sizes.iter().for_each(|bytes| hash.update(&bytes.to_le_bytes()));
+        self.hashes.iter().for_each(|one| hash.update(&one.to_le_bytes()));
+        hash.update(&self.about);
+        hash.finish()
+    }
+}
+
+/// Why the catalog refuses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ObjectError {
+    /// Something said makes no sense: what, and what to do.
+    Malformed(String),
+    /// Nobody has an object of that name, or of that version.
+    NotFound {
+        /// The name.
+        name: String,
+        /// The version, where one was asked for.
+        version: Option<u64>,
+    },
+    /// An object of that name and version is there, and is another: take another version.
+    Differs {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+    },
+    /// The replica is not known, or not any more: it is to be announced again.
+    UnknownMember {
+        /// Its number.
+        member: u64,
+    },
+    /// There are as many as there may be.
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        most: usize,
+    },
+}
+
+impl fmt::Display for ObjectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed(what) => f.write_str(what),
+            Self::NotFound { name, version: Some(version) } => {
+                write!(f, "nobody has version {version} of object {:?}", shortened(name))
+            }
+            Self::NotFound { name, version: None } => write!(f, "nobody has an object {:?}", shortened(name)),
+            Self::Differs { name, version } => write!(
+                f,
+                "version {version} of object {:?} is there with other sizes or hashes, and objects do not change: \
+                 register another version",
+                shortened(name)
+            ),
+            Self::UnknownMember { member } => write!(f, "replica {member} is not known any more: announce it again"),
+            Self::Limit { what, most } => write!(f, "there are {most} {what} already, which is the limit"),
+        }
+    }
+}
+
+impl std::error::Error for ObjectError {}
+
+/// Names may be long; errors are not.
+fn shortened(name: &str) -> String {
+    const SHOWN: usize = 120;
+    match name.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &name[..end]),
+        None => name.to_owned(),
+    }
+}

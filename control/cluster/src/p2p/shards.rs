@@ -1,0 +1,124 @@
+//! Sets of shards: a bit for each, told to others as intervals.
+
+/// A run of shards on the wire: the first, and how many.
+pub type Interval = (u32, u32);
+
+/// Some of an object's shards.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardSet {
+    words: Vec<u64>,
+    shards: u32,
+    count: u32,
+}
+
+impl ShardSet {
+    /// None of this many.
+    #[must_use]
+    pub fn empty(shards: u32) -> Self {
+        Self { words: vec![0; shards.div_ceil(64) as usize], shards, count: 0 }
+    }
+
+    /// All of this many.
+    #[must_use]
+    pub fn full(shards: u32) -> Self {
+        let mut set = Self::empty(shards);
+        set.insert_run(0, shards);
+        set
+    }
+
+    /// Those in the intervals, which may overlap.
+    ///
+    /// # Errors
+    /// The first interval that is not within the object.
+    pub fn of(shards: u32, intervals: &[Interval]) -> Result<Self, Interval> {
+        let mut set = Self::empty(shards);
+        for &(first, count) in intervals {
+            if first.checked_add(count).is_none_or(|end| end > shards) {
+                return Err((first, count));
+            }
+            set.insert_run(first, count);
+        }
+        Ok(set)
+    }
+
+    fn insert_run(&mut self, first: u32, count: u32) {
+        for shard in first..first + count {
+            self.insert(shard);
+        }
+    }
+
+    /// Puts one in; false when it is there already, or no shard of the object.
+    pub fn insert(&mut self, shard: u32) -> bool {
+        let fresh = shard < self.shards && !self.contains(shard);
+        if fresh {
+            self.words[(shard / 64) as usize] |= 1 << (shard % 64);
+            self.count += 1;
+        }
+        fresh
+    }
+
+    /// Takes one out; false when it is not there.
+    pub fn remove(&mut self, shard: u32) -> bool {
+        let there = self.contains(shard);
+        if there {
+            self.words[(shard / 64) as usize] &= !(1 << (shard % 64));
+            self.count -= 1;
+        }
+        there
+    }
+
+    /// Whether it is there.
+    #[must_use]
+    pub fn contains(&self, shard: u32) -> bool {
+        shard < self.shards && self.words[(shard / 64) as usize] >> (shard % 64) & 1 == 1
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// How many the object has.
+    #[must_use]
+    pub const fn shards(&self) -> u32 {
+        self.shards
+    }
+
+    /// 64 of them at a time; nothing beyond the last.
+    pub(super) fn word(&self, index: usize) -> u64 {
+        self.words.get(index).copied().unwrap_or(0)
+    }
+
+    pub(super) fn words(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Those that are there, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.words.iter().enumerate().flat_map(|(index, &word)| {
+            std::iter::successors(Some(word), |&word| Some(word & word.wrapping_sub(1)))
+                .take_while(|&word| word != 0)
+                .map(move |word| index as u32 * 64 + word.trailing_zeros())
+        })
+    }
+
+    /// As few intervals as say the same.
+    #[must_use]
+    pub fn intervals(&self) -> Vec<Interval> {
+        let mut runs: Vec<Interval> = Vec::new();
+        for shard in self.iter() {
+            match runs.last_mut() {
+                Some((first, count)) if *first + *count == shard => *count += 1,
+                _ => runs.push((shard, 1)),
+            }
+        }
+        runs
+    }
+}

@@ -1,0 +1,493 @@
+//! One object's swarm: its members, how many have each shard, and what is being fetched.
+//!
+//! Everything that changes puts members on a list of those to be looked at. Looking at one gives it something to fetch
+//! and gives its free places to others, until neither is possible. What takes much longer than is usual is late: it
+//! does not count any more, so that others get the shard elsewhere; and later it is stuck: its receiver may fetch it
+//! from another source, and gives the first one up before.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use kvplane_proto::rng::Rng;
+
+use super::choose::Choice;
+use super::member::{Coming, Failure, FailureKind, Hold, Member, MemberReport, Rate, Typical};
+use super::object::{ObjectError, ObjectSpec};
+use super::shards::{Interval, ShardSet};
+
+/// Places of a source and of a receiver: at least, and at most where shards are fetched in no time.
+const PLACES: std::ops::RangeInclusive<u64> = 3..=16;
+/// A shard that takes less than this is fetched along with others, so that the next grant is there in time.
+const AHEAD_NS: u64 = 10_000_000;
+/// Late is what takes so many times as long as is usual.
+const LATE: u64 = 4;
+/// How long a fetch takes where nothing is known.
+const UNKNOWN_NS: u64 = 500_000_000;
+/// How often it is looked for what is late: at least, and at most; and what each member adds to that.
+const LOOK_NS: std::ops::RangeInclusive<u64> = 5_000_000..=250_000_000;
+const LOOK_AT_ONE_NS: u64 = 100_000;
+/// How long a source is left alone by who could not reach it; doubles each time, as often as this.
+const BAN_NS: u64 = 100_000_000;
+const BAN_DOUBLINGS: u32 = 6;
+
+/// One shard to be fetched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Whose process fetches.
+    pub client: u64,
+    /// Which member it is there.
+    pub member: u64,
+    /// The shard.
+    pub shard: u32,
+    /// From which member; if the shard is being fetched from another, that one is given up first.
+    pub source: u64,
+    /// Where that serves.
+    pub segment: Arc<str>,
+    /// Where the shard is there.
+    pub address: u64,
+}
+
+/// The swarm of one object.
+#[derive(Debug)]
+pub(super) struct Swarm {
+    pub(super) spec: ObjectSpec,
+    pub(super) digest: u128,
+    pub(super) members: BTreeMap<u64, Member>,
+    /// By shard: members other than origins that have it or are about to.
+    pub(super) copies: Vec<u32>,
+    /// Shards of which there are none.
+    pub(super) unseeded: ShardSet,
+    /// Members by host, where they say it.
+    pub(super) hosts: BTreeMap<String, BTreeSet<u64>>,
+    /// Sources with a place to give, and receivers with one to fill.
+    pub(super) free: BTreeSet<u64>,
+    pub(super) hungry: BTreeSet<u64>,
+    /// The least and the greatest number of members so far.
+    pub(super) first: u64,
+    pub(super) last: u64,
+    /// How long fetches take, and how long one would take by itself.
+    pub(super) typical: Typical,
+    alone: Typical,
+    pub(super) rng: Rng,
+    dirty: VecDeque<u64>,
+    grants: VecDeque<Grant>,
+    /// Fetches that were granted and are not over.
+    outstanding: usize,
+    /// When it is to be looked at again.
+    pub(super) due_ns: u64,
+    /// Since when nobody has it.
+    pub(super) empty_since_ns: u64,
+}
+
+impl Swarm {
+    pub(super) fn new(spec: ObjectSpec, seed: u64, now_ns: u64) -> Self {
+        let (digest, shards) = (spec.digest(), spec.layout.shards());
+        Self {
+            spec,
+            digest,
+            members: BTreeMap::new(),
+            copies: vec![0; shards as usize],
+            unseeded: ShardSet::full(shards),
+            hosts: BTreeMap::new(),
+            free: BTreeSet::new(),
+            hungry: BTreeSet::new(),
+            first: u64::MAX,
+            last: 0,
+            typical: Typical::default(),
+            alone: Typical::default(),
+            rng: Rng::new(seed, "swarm"),
+            dirty: VecDeque::new(),
+            grants: VecDeque::new(),
+            outstanding: 0,
+            due_ns: u64::MAX,
+            empty_since_ns: now_ns,
+        }
+    }
+
+    /// Fetches at a time, of each receiver and of each source.
+    pub(super) fn places(&self) -> u32 {
+        let ahead = self.alone.ns().map_or(0, |alone_ns| AHEAD_NS / alone_ns);
+        (ahead + 2).clamp(*PLACES.start(), *PLACES.end()) as u32
+    }
+
+    pub(super) fn join(&mut self, number: u64, hold: Hold, (now_ns, lease_ns): (u64, u64)) -> Result<(), ObjectError> {
+        let shards = self.spec.layout.shards();
+        let run = |(first, count)| {
+            ObjectError::Malformed(format!("{count} shards from {first} on are not within the object's {shards}"))
+        };
+        let have = ShardSet::of(shards, &hold.have).map_err(run)?;
+        let mut need = ShardSet::of(shards, &hold.want).map_err(run)?;
+        for shard in have.iter() {
+            need.remove(shard);
+        }
+        let (buffers, addresses) = (self.spec.layout.sizes().len(), hold.addresses.len());
+        if buffers != addresses {
+            return Err(ObjectError::Malformed(format!("{addresses} addresses for the object's {buffers} buffers")));
+        }
+        let member = Member {
+            client: hold.client,
+            segment: hold.segment.into(),
+            addresses: hold.addresses,
+            origin: hold.origin,
+            place: hold.place,
+            have: ShardSet::empty(shards),
+            need,
+            coming: BTreeMap::new(),
+            retried: BTreeMap::new(),
+            serving: BTreeSet::new(),
+            serving_late: 0,
+            up: Rate::of(hold.upload_bytes_per_second),
+            down: Rate::of(hold.download_bytes_per_second),
+            fetched: Typical::default(),
+            served: Typical::default(),
+            bans: BTreeMap::new(),
+            leaving: false,
+            doubted: false,
+            corrupt: None,
+            lease_ns,
+        };
+        if !member.place.host.is_empty() {
+            self.hosts.entry(member.place.host.clone()).or_default().insert(number);
+        }
+        self.members.insert(number, member);
+        (self.first, self.last) = (self.first.min(number), self.last.max(number));
+        have.iter().for_each(|shard| self.acquire(number, shard));
+        self.dirty.push_back(number);
+        self.pump(now_ns);
+        Ok(())
+    }
+
+    /// A copy more or less that others can have.
+    fn count(&mut self, shard: u32, more: bool) {
+        let copies = &mut self.copies[shard as usize];
+        *copies = if more { *copies + 1 } else { copies.saturating_sub(1) };
+        match *copies {
+            0 if self.unseeded.insert(shard) => {
+                let origins = self.members.iter().filter(|(_, member)| member.origin && member.is_source());
+                self.dirty.extend(origins.map(|(&number, _)| number));
+            }
+            1 if more => {
+                self.unseeded.remove(shard);
+            }
+            _ => {}
+        }
+    }
+
+    /// A member has a shard.
+    fn acquire(&mut self, number: u64, shard: u32) {
+        let counted = self.end(number, shard);
+        let Some(member) = self.members.get_mut(&number) else { return };
+        member.need.remove(shard);
+        if !member.have.insert(shard) {
+            return;
+        }
+        if member.counts() && !counted {
+            self.count(shard, true);
+        }
+        self.dirty.push_back(number);
+    }
+
+    /// A fetch is over; whether it counted as a copy.
+    fn end(&mut self, number: u64, shard: u32) -> bool {
+        let Some(coming) = self.members.get_mut(&number).and_then(|member| member.coming.remove(&shard)) else {
+            return false;
+        };
+        self.outstanding -= 1;
+        if let Some(source) = self.members.get_mut(&coming.from)
+            && source.serving.remove(&(number, shard))
+        {
+            source.serving_late -= u32::from(coming.late);
+            self.dirty.push_back(coming.from);
+        }
+        self.dirty.push_back(number);
+        !coming.late && self.members.get(&number).is_some_and(Member::counts)
+    }
+
+    /// A fetch is over without success.
+    fn give_up(&mut self, number: u64, shard: u32) {
+        if self.end(number, shard) {
+            self.count(shard, false);
+        }
+        if let Some(member) = self.members.get_mut(&number)
+            && !member.have.contains(shard)
+        {
+            member.need.insert(shard);
+        }
+    }
+
+    /// What a member got and could not get.
+    pub(super) fn report(&mut self, number: u64, got: &[Interval], failed: &[Failure], now_ns: u64) {
+        let shards = self.spec.layout.shards();
+        self.heard(number);
+        let known = |&&(first, count): &&Interval| first.checked_add(count).is_some_and(|end| end <= shards);
+        for shard in got.iter().filter(known).flat_map(|&(first, count)| first..first + count) {
+            self.learn(number, shard, now_ns);
+            self.acquire(number, shard);
+        }
+        for failure in failed {
+            let Some(member) = self.members.get_mut(&number) else { return };
+            // What was given up in the meantime says nothing any more.
+            if member.coming.get(&failure.shard).is_none_or(|coming| coming.from != failure.source) {
+                continue;
+            }
+            let (until_ns, times) = member.bans.entry(failure.source).or_insert((0, 0));
+            *until_ns = now_ns + (BAN_NS << (*times).min(BAN_DOUBLINGS));
+            *times += 1;
+            self.give_up(number, failure.shard);
+            self.blame(number, *failure);
+        }
+        self.pump(now_ns);
+    }
+
+    fn blame(&mut self, by: u64, failure: Failure) {
+        let who = self.members.get(&by).map(|member| member.segment.to_string()).unwrap_or_default();
+        match failure.kind {
+            FailureKind::Unreachable => {
+                self.retire(failure.source, |source| source.doubted = true);
+            }
+            FailureKind::Corrupt => {
+                let why = format!("shard {} is not what its hash says, as {who} found", failure.shard);
+                self.retire(failure.source, |source| source.corrupt = Some(why));
+            }
+        }
+    }
+
+    /// What a member has counts no more, or again.
+    fn retire(&mut self, number: u64, change: impl FnOnce(&mut Member)) {
+        let Some(member) = self.members.get_mut(&number) else { return };
+        let counted = member.counts();
+        change(member);
+        let counts = member.counts();
+        if counts == counted {
+            return;
+        }
+        let on_time = member.coming.iter().filter(|(_, coming)| !coming.late).map(|(&shard, _)| shard);
+        let changed: Vec<u32> = member.have.iter().chain(on_time).collect();
+        changed.into_iter().for_each(|shard| self.count(shard, counts));
+    }
+
+    /// A member was heard of.
+    fn heard(&mut self, number: u64) {
+        if self.members.get(&number).is_some_and(|member| member.doubted) {
+            self.retire(number, |member| member.doubted = false);
+            self.dirty.push_back(number);
+        }
+    }
+
+    /// What the time of a fetch says of both sides.
+    fn learn(&mut self, number: u64, shard: u32, now_ns: u64) {
+        let Some(member) = self.members.get_mut(&number) else { return };
+        let Some(&coming) = member.coming.get(&shard) else { return };
+        let took_ns = now_ns.saturating_sub(coming.since_ns);
+        member.fetched.learn(took_ns);
+        member.bans.remove(&coming.from);
+        if let Some(source) = self.members.get_mut(&coming.from) {
+            source.served.learn(took_ns);
+        }
+        self.typical.learn(took_ns);
+        self.alone.learn(took_ns / u64::from(coming.along.max(1)));
+    }
+
+    /// A member lives.
+    pub(super) fn renew(&mut self, number: u64, (now_ns, lease_ns): (u64, u64)) {
+        let Some(member) = self.members.get_mut(&number) else { return };
+        member.lease_ns = lease_ns;
+        self.heard(number);
+        self.pump(now_ns);
+    }
+
+    /// Nothing more is fetched from a member, nor by it; how many fetch from it still.
+    pub(super) fn leave(&mut self, number: u64) -> usize {
+        self.retire(number, |member| member.leaving = true);
+        self.members.get(&number).map_or(0, |member| member.serving.len())
+    }
+
+    /// A member is gone: its client, and how many addresses it had.
+    pub(super) fn drop_member(&mut self, number: u64, now_ns: u64) -> Option<(u64, usize)> {
+        self.leave(number);
+        let coming: Vec<u32> = self.members.get(&number)?.coming.keys().copied().collect();
+        for shard in coming {
+            self.end(number, shard);
+        }
+        let member = self.members.remove(&number)?;
+        for (receiver, shard) in member.serving {
+            self.give_up(receiver, shard);
+        }
+        if let Some(on_host) = self.hosts.get_mut(&member.place.host) {
+            on_host.remove(&number);
+            if on_host.is_empty() {
+                self.hosts.remove(&member.place.host);
+            }
+        }
+        self.free.remove(&number);
+        self.hungry.remove(&number);
+        if self.members.is_empty() {
+            self.empty_since_ns = now_ns;
+        }
+        self.pump(now_ns);
+        Some((member.client, member.addresses.len()))
+    }
+
+    /// Those whose lease is over.
+    pub(super) fn expired(&self, now_ns: u64) -> Vec<u64> {
+        self.members.iter().filter(|(_, member)| member.lease_ns <= now_ns).map(|(&number, _)| number).collect()
+    }
+
+    /// Looks for what takes too long.
+    pub(super) fn look(&mut self, now_ns: u64) {
+        self.due_ns = u64::MAX;
+        let usual_ns = self.typical.ns();
+        let late_ns = LATE * usual_ns.unwrap_or(UNKNOWN_NS);
+        let (mut late, mut stuck) = (Vec::new(), Vec::new());
+        for (&number, member) in &self.members {
+            let own_ns = member.fetched.ns().map_or(LATE * late_ns, |own_ns| late_ns.max(LATE * own_ns));
+            for (&shard, coming) in &member.coming {
+                let age_ns = now_ns.saturating_sub(coming.since_ns);
+                if !coming.late && age_ns > late_ns {
+                    late.push((number, shard, coming.from));
+                }
+                let times = member.retried.get(&shard).copied().unwrap_or(0).min(BAN_DOUBLINGS);
+                if !coming.stuck && age_ns > own_ns << times {
+                    stuck.push((number, shard, coming.from));
+                }
+            }
+            let is_banned = !member.bans.is_empty() && !member.need.is_empty();
+            if is_banned || member.up.is_set() || member.down.is_set() {
+                self.dirty.push_back(number);
+            }
+        }
+        for (number, shard, from) in late {
+            let Some(member) = self.members.get_mut(&number) else { continue };
+            if let Some(coming) = member.coming.get_mut(&shard) {
+                coming.late = true;
+            }
+            if member.counts() {
+                self.count(shard, false);
+            }
+            if let Some(source) = self.members.get_mut(&from) {
+                source.serving_late += 1;
+                self.dirty.push_back(from);
+            }
+            self.dirty.push_back(number);
+        }
+        let mut silent = BTreeMap::new();
+        for (number, shard, from) in stuck {
+            let Some(member) = self.members.get_mut(&number) else { continue };
+            member.need.insert(shard);
+            *member.retried.entry(shard).or_default() += 1;
+            if let Some(coming) = member.coming.get_mut(&shard) {
+                coming.stuck = true;
+            }
+            *silent.entry(from).or_insert(0u32) += 1;
+            self.dirty.push_back(number);
+        }
+        // One receiver may have a trouble of its own.
+        for (source, _) in silent.into_iter().filter(|&(_, fetches)| fetches > 1) {
+            self.retire(source, |source| source.doubted = true);
+        }
+        self.pump(now_ns);
+    }
+
+    /// Makes grants until none is possible.
+    fn pump(&mut self, now_ns: u64) {
+        while let Some(number) = self.dirty.pop_front() {
+            self.sort(number, now_ns);
+            while self.hungry.contains(&number) {
+                let Some(choice) = self.choose_source(number, now_ns) else { break };
+                self.grant(choice, now_ns);
+            }
+            while self.free.contains(&number) {
+                let Some(choice) = self.choose_receiver(number, now_ns) else { break };
+                self.grant(choice, now_ns);
+            }
+        }
+        if self.outstanding == 0 && !self.members.values().any(|member| !member.need.is_empty()) {
+            self.due_ns = u64::MAX;
+        } else if self.due_ns == u64::MAX {
+            let usual_ns = self.typical.ns().unwrap_or(UNKNOWN_NS).clamp(*LOOK_NS.start(), *LOOK_NS.end());
+            self.due_ns = now_ns + usual_ns + LOOK_AT_ONE_NS * self.members.len() as u64;
+        }
+    }
+
+    /// Puts a member where its places say.
+    fn sort(&mut self, number: u64, now_ns: u64) {
+        let member = self.members.get(&number);
+        let free = member.is_some_and(|member| self.may_serve(member, now_ns));
+        let hungry = member.is_some_and(|member| self.may_fetch(member, now_ns));
+        for (set, is_in) in [(&mut self.free, free), (&mut self.hungry, hungry)] {
+            if is_in {
+                set.insert(number);
+            } else {
+                set.remove(&number);
+            }
+        }
+    }
+
+    fn grant(&mut self, choice: Choice, now_ns: u64) {
+        let Choice { receiver, source, shard } = choice;
+        // The one before is given up there, and here.
+        self.give_up(receiver, shard);
+        let Some(place) = self.spec.layout.place(shard) else { return };
+        let Some(from) = self.members.get_mut(&source) else { return };
+        from.serving.insert((receiver, shard));
+        from.up.spend(now_ns, place.bytes);
+        let (segment, address) = (Arc::clone(&from.segment), from.addresses[place.buffer] + place.offset);
+        let Some(to) = self.members.get_mut(&receiver) else { return };
+        to.need.remove(shard);
+        to.down.spend(now_ns, place.bytes);
+        let along = to.fetching() + 1;
+        self.outstanding += 1;
+        to.coming.insert(shard, Coming { from: source, since_ns: now_ns, along, late: false, stuck: false });
+        let (client, counts) = (to.client, to.counts());
+        if counts {
+            self.count(shard, true);
+        }
+        self.sort(receiver, now_ns);
+        self.sort(source, now_ns);
+        self.grants.push_back(Grant { client, member: receiver, shard, source, segment, address });
+    }
+
+    pub(super) fn poll_grant(&mut self) -> Option<Grant> {
+        self.grants.pop_front()
+    }
+
+    /// What a member was told to fetch and has not reported yet.
+    pub(super) fn told(&self, number: u64) -> Vec<Grant> {
+        let Some(member) = self.members.get(&number) else { return Vec::new() };
+        let told = |(&shard, coming): (&u32, &Coming)| {
+            let (from, place) = (self.members.get(&coming.from)?, self.spec.layout.place(shard)?);
+            Some(Grant {
+                client: member.client,
+                member: number,
+                shard,
+                source: coming.from,
+                segment: Arc::clone(&from.segment),
+                address: from.addresses[place.buffer] + place.offset,
+            })
+        };
+        member.coming.iter().filter_map(told).collect()
+    }
+
+    /// Shards that no source has.
+    pub(super) fn lost(&self) -> u32 {
+        let mut held = ShardSet::empty(self.spec.layout.shards());
+        for member in self.members.values().filter(|member| member.is_source()) {
+            for shard in member.have.iter() {
+                held.insert(shard);
+            }
+        }
+        held.shards() - held.count()
+    }
+
+    pub(super) fn rows(&self) -> Vec<MemberReport> {
+        let row = |(&number, member): (&u64, &Member)| MemberReport {
+            member: number,
+            segment: member.segment.to_string(),
+            origin: member.origin,
+            have: member.have.count(),
+            need: member.need.count() + member.coming.values().filter(|coming| !coming.stuck).count() as u32,
+            excluded: member.corrupt.clone().unwrap_or_default(),
+        };
+        self.members.iter().map(row).collect()
+    }
+}

@@ -1,0 +1,241 @@
+//! The P2P store's host: the catalog of objects, called on the control plane's thread, with the time that passes here.
+//!
+//! All of it is in memory. A control plane that starts knows no objects; who holds some sees that within a lease, and
+//! announces it again. What a process is to fetch is sent over its stream; one that does not read loses the stream, and
+//! is told everything again over the next one.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvplane_cluster::p2p::{
+    Failure, FailureKind, Grant, Hold, Layout, ObjectError, ObjectSpec as Spec, Objects, ObjectsConfig, Place,
+};
+use kvplane_rpc::message::Done;
+use kvplane_rpc::p2p::{
+    DescribeObject, FetchOrder, FetchOrders, FindObject, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
+    ObjectMember, ObjectMembers, ObjectPublished, ObjectReleased, ObjectSpec, ObjectSummary, ObjectsRenewed,
+    PublishObject, ReleaseObject, RenewObjects, ReportObject, WatchFetches,
+};
+use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::sleep_until;
+
+/// Processes that may have a stream of orders.
+const WATCHERS: usize = 8192;
+/// Frames of orders that may wait for a process to read them.
+const ORDERS: usize = 1024;
+/// Orders in one frame: with the longest names they fit a message.
+const ORDERS_PER_FRAME: usize = 4096;
+/// Objects in a page: with the longest names they fit a message.
+const PAGE_OBJECTS: usize = 1024;
+
+struct Core {
+    objects: Objects,
+    watchers: BTreeMap<u64, mpsc::Sender<ItemFrame>>,
+}
+
+/// The host.
+pub(crate) struct P2p {
+    core: Mutex<Core>,
+    rearm: Notify,
+    started: Instant,
+}
+
+impl P2p {
+    /// One without objects. Both numbers are drawn by chance.
+    pub(crate) fn new(seed: u64, first: u64) -> Self {
+        let objects = Objects::new(ObjectsConfig { seed, ..ObjectsConfig::default() }, first, 0);
+        let core = Mutex::new(Core { objects, watchers: BTreeMap::new() });
+        Self { core, rearm: Notify::new(), started: Instant::now() }
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        // The catalog is whole between calls; one that ended in a bug is that call's loss.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls the catalog and sends what follows.
+    fn with<T>(&self, call: impl FnOnce(&mut Objects, u64) -> Result<T, ObjectError>) -> Result<T, Refusal> {
+        let mut core = self.core();
+        let due_ns = core.objects.due_ns();
+        let result = call(&mut core.objects, self.now_ns());
+        core.tell();
+        if core.objects.due_ns().is_some_and(|now_due| due_ns.is_none_or(|due_ns| now_due < due_ns)) {
+            self.rearm.notify_one();
+        }
+        result.map_err(|error| refusal(&error))
+    }
+
+    /// Lets time pass, for as long as it is asked to.
+    pub(crate) async fn run(&self) {
+        loop {
+            let due_ns = {
+                let mut core = self.core();
+                core.objects.tick(self.now_ns());
+                core.tell();
+                core.objects.due_ns()
+            };
+            let due = async {
+                match due_ns {
+                    Some(due_ns) => sleep_until((self.started + Duration::from_nanos(due_ns)).into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = due => {}
+                () = self.rearm.notified() => {}
+            }
+        }
+    }
+
+    pub(crate) fn publish(&self, call: PublishObject) -> Result<ObjectPublished, Refusal> {
+        let PublishObject { tenant, name, version, spec } = call;
+        let layout = Layout::new(spec.sizes, spec.shard_bytes).map_err(|error| refusal(&error))?;
+        let spec = Spec { layout, hashes: spec.hashes, about: spec.about };
+        let version = self.with(|objects, now_ns| objects.publish(now_ns, (&tenant, &name, version), spec))?;
+        Ok(ObjectPublished { version })
+    }
+
+    pub(crate) fn find(&self, call: &FindObject) -> Result<ObjectFound, Refusal> {
+        self.with(|objects, _| {
+            let (version, spec) = objects.find((&call.tenant, &call.name, call.version))?;
+            let (sizes, shard_bytes) = (spec.layout.sizes().to_vec(), spec.layout.shard_bytes());
+            let spec = ObjectSpec { sizes, shard_bytes, hashes: spec.hashes.clone(), about: spec.about.clone() };
+            Ok(ObjectFound { version, spec })
+        })
+    }
+
+    pub(crate) fn hold(&self, call: HoldObject) -> Result<ObjectHeld, Refusal> {
+        let hold = Hold {
+            client: call.client,
+            segment: call.segment,
+            addresses: call.addresses,
+            origin: call.origin,
+            have: call.have,
+            want: call.want,
+            place: Place { host: call.host, rack: call.rack },
+            upload_bytes_per_second: call.upload_bytes_per_second,
+            download_bytes_per_second: call.download_bytes_per_second,
+        };
+        self.with(|objects, now_ns| {
+            let member = objects.hold(now_ns, (&call.tenant, &call.name, call.version), call.digest, hold)?;
+            Ok(ObjectHeld { member, lease_ns: objects.lease_ns() })
+        })
+    }
+
+    pub(crate) fn report(&self, call: &ReportObject) -> Result<Done, Refusal> {
+        let kind = |corrupt| if corrupt { FailureKind::Corrupt } else { FailureKind::Unreachable };
+        let failed = call.failed.iter();
+        let failed: Vec<Failure> = failed
+            .map(|failed| Failure { shard: failed.shard, source: failed.source, kind: kind(failed.corrupt) })
+            .collect();
+        self.with(|objects, now_ns| objects.report(now_ns, (call.client, call.member), &call.got, &failed))?;
+        Ok(Done)
+    }
+
+    pub(crate) fn renew(&self, call: RenewObjects) -> Result<ObjectsRenewed, Refusal> {
+        self.with(|objects, now_ns| Ok(ObjectsRenewed { members: objects.renew(now_ns, call.client) }))
+    }
+
+    pub(crate) fn release(&self, call: ReleaseObject) -> Result<ObjectReleased, Refusal> {
+        self.with(|objects, now_ns| {
+            let readers = objects.release(now_ns, (call.client, call.member), call.wait)?;
+            Ok(ObjectReleased { readers: readers as u64 })
+        })
+    }
+
+    pub(crate) fn list(&self, call: &ListObjects) -> Result<ObjectList, Refusal> {
+        let most = (call.limit as usize).clamp(1, PAGE_OBJECTS);
+        let after = call.after.as_ref().map(|(name, version)| (name.as_str(), *version));
+        self.with(|objects, _| {
+            let mut rows = objects.list(&call.tenant, &call.prefix, after, most + 1);
+            let more = rows.len() > most;
+            rows.truncate(most);
+            let summary = |row: kvplane_cluster::p2p::ObjectRow| ObjectSummary {
+                name: row.name,
+                version: row.version,
+                total_bytes: row.total_bytes,
+                shard_bytes: row.shard_bytes,
+                shards: row.shards,
+                members: row.members,
+            };
+            Ok(ObjectList { objects: rows.into_iter().map(summary).collect(), more })
+        })
+    }
+
+    pub(crate) fn describe(&self, call: &DescribeObject) -> Result<ObjectMembers, Refusal> {
+        self.with(|objects, _| {
+            let (rows, lost) = objects.describe((&call.tenant, &call.name, call.version))?;
+            let member = |row: kvplane_cluster::p2p::MemberReport| ObjectMember {
+                member: row.member,
+                segment: row.segment,
+                origin: row.origin,
+                have: row.have,
+                need: row.need,
+                excluded: row.excluded,
+            };
+            Ok(ObjectMembers { members: rows.into_iter().map(member).collect(), lost })
+        })
+    }
+
+    pub(crate) fn watch(&self, call: WatchFetches) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        let mut core = self.core();
+        core.watchers.retain(|_, watcher| !watcher.is_closed());
+        if core.watchers.len() >= WATCHERS && !core.watchers.contains_key(&call.client) {
+            let reason = format!("{WATCHERS} processes fetch objects already, which is the limit");
+            return Err(Refusal::new(RefusalCode::LimitReached, reason));
+        }
+        let (items, receiver) = mpsc::channel(ORDERS);
+        let told = core.objects.told(call.client);
+        core.watchers.insert(call.client, items);
+        core.send(call.client, &told);
+        Ok(receiver)
+    }
+}
+
+impl Core {
+    /// Sends what is to be fetched, to each process in as few frames as possible.
+    fn tell(&mut self) {
+        let mut by_client: BTreeMap<u64, Vec<Grant>> = BTreeMap::new();
+        for grant in self.objects.poll_grants() {
+            by_client.entry(grant.client).or_default().push(grant);
+        }
+        for (client, grants) in by_client {
+            self.send(client, &grants);
+        }
+    }
+
+    /// Who has no stream is told when it has one; who does not read loses it.
+    fn send(&mut self, client: u64, grants: &[Grant]) {
+        for some in grants.chunks(ORDERS_PER_FRAME) {
+            let Some(watcher) = self.watchers.get(&client) else { return };
+            let order = |grant: &Grant| FetchOrder {
+                member: grant.member,
+                shard: grant.shard,
+                source: grant.source,
+                segment: grant.segment.to_string(),
+                address: grant.address,
+            };
+            let orders = FetchOrders { orders: some.iter().map(order).collect() };
+            if !item_frame(&orders).is_ok_and(|frame| watcher.try_send(frame).is_ok()) {
+                self.watchers.remove(&client);
+            }
+        }
+    }
+}
+
+fn refusal(error: &ObjectError) -> Refusal {
+    let code = match error {
+        ObjectError::Malformed(_) => RefusalCode::BadRequest,
+        ObjectError::NotFound { .. } => RefusalCode::NotFound,
+        ObjectError::Differs { .. } => RefusalCode::AlreadyExists,
+        ObjectError::UnknownMember { .. } => RefusalCode::UnknownClient,
+        ObjectError::Limit { .. } => RefusalCode::LimitReached,
+    };
+    Refusal::new(code, error.to_string())
+}

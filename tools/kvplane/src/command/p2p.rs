@@ -1,0 +1,230 @@
+//! `kvplane p2p`: files and directories as objects of the P2P store: put one, get it elsewhere, list what there is.
+//!
+//! An object has a buffer for each file that is not empty, and says the files' names in its words about it.
+
+mod files;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use kvplane::rpc::Role;
+use kvplane::{GetOptions, P2pConfig, P2pStore, PublishOptions};
+
+use super::which::Which;
+use super::{Failure, size, stop};
+use files::Files;
+
+/// Share big files between machines, each of which sends them on.
+#[derive(Args)]
+pub(crate) struct P2p {
+    #[command(flatten)]
+    which: Which,
+    /// The cluster's name.
+    #[arg(long, default_value = "dev", global = true)]
+    cluster: String,
+    /// Directory where a local control plane says where it is; this user's own unless set.
+    #[arg(long, value_name = "DIRECTORY", global = true)]
+    runtime_directory: Option<PathBuf>,
+    /// The role of our certificate.
+    #[arg(long, default_value = "client", value_parser = ["client", "node", "admin"], global = true)]
+    role: String,
+    /// Whose objects.
+    #[arg(long, default_value = "", global = true)]
+    tenant: String,
+    /// Where peers reach this process; its data port is a free one of the same address.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", global = true)]
+    listen: SocketAddr,
+    /// Let --listen be another address than a loopback one: whoever reaches it may read the object.
+    #[arg(long, global = true)]
+    open_to_network: bool,
+    /// Keep to TCP, also between processes of one host.
+    #[arg(long, global = true)]
+    no_shared_memory: bool,
+    /// Label of the host; its own identity unless set. One copy of an object comes to a host.
+    #[arg(long, global = true)]
+    host: Option<String>,
+    /// Label of the rack: sources in it come first.
+    #[arg(long, default_value = "", global = true)]
+    rack: String,
+    /// Most bytes per second that others fetch from here, such as 1g; 0 for no limit.
+    #[arg(long, default_value = "0", value_parser = size::parse, global = true)]
+    upload: u64,
+    /// Most bytes per second that are fetched; 0 for no limit.
+    #[arg(long, default_value = "0", value_parser = size::parse, global = true)]
+    download: u64,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Read a file, or all files of a directory, into memory and serve them until told to stop.
+    Put(Put),
+    /// Fetch an object into a directory, checked shard by shard; run again, it goes on where it ended.
+    Get(Get),
+    /// List objects.
+    Ls(Ls),
+}
+
+#[derive(Args)]
+struct Put {
+    /// Name of the object.
+    name: String,
+    /// File or directory.
+    path: PathBuf,
+    /// Its version; without one, the one after the newest.
+    #[arg(long)]
+    version: Option<u64>,
+    /// Size of a shard, the piece in which it travels.
+    #[arg(long, default_value = "4MiB", value_parser = size::parse_some)]
+    shard: u64,
+}
+
+#[derive(Args)]
+struct Get {
+    /// Name of the object.
+    name: String,
+    /// Directory for its files.
+    directory: PathBuf,
+    /// Its version; without one, the newest.
+    #[arg(long)]
+    version: Option<u64>,
+    /// How long it may take, in seconds.
+    #[arg(long, default_value_t = 3600)]
+    deadline: u64,
+    /// How long to serve it to others afterwards, in seconds.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Args)]
+struct Ls {
+    /// What names begin with.
+    #[arg(default_value = "")]
+    prefix: String,
+    /// Who holds each object, and how much of it.
+    #[arg(long, short)]
+    long: bool,
+    /// As JSON, one object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+impl P2p {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let mut config = P2pConfig::new(self.which.control(&self.cluster, self.runtime_directory.clone()));
+        config.role = match self.role.as_str() {
+            "node" => Role::Node,
+            "admin" => Role::Admin,
+            _ => Role::Client,
+        };
+        config.tenant = self.tenant;
+        config.engine.listen = self.listen;
+        config.engine.open_to_network = self.open_to_network;
+        config.engine.shared_memory = !self.no_shared_memory;
+        config.engine.runtime_directory = self.runtime_directory;
+        config.host = self.host.unwrap_or(config.host);
+        config.rack = self.rack;
+        (config.upload_bytes_per_second, config.download_bytes_per_second) = (self.upload, self.download);
+        let store = P2pStore::connect(config)?;
+        match self.action {
+            Action::Put(put) => put.run(&store),
+            Action::Get(get) => get.run(&store),
+            Action::Ls(ls) => ls.run(&store),
+        }
+    }
+}
+
+impl Put {
+    fn run(self, store: &P2pStore) -> Result<(), Failure> {
+        let files = Files::read(&self.path)?;
+        let options = PublishOptions { version: self.version, shard_bytes: self.shard, about: files.about()? };
+        let version = store.register(&self.name, &files.regions(), &options)?;
+        println!("serves {:?} version {version}: {} in {} files", self.name, size::show(files.bytes()), files.count());
+        stop::wait(|| Ok(()))?;
+        Ok(store.unregister(&self.name, Some(version))?)
+    }
+}
+
+impl Get {
+    fn run(self, store: &P2pStore) -> Result<(), Failure> {
+        let object = store.find(&self.name, self.version)?;
+        let files = Files::open(&self.directory, &object)?;
+        let bar = ProgressBar::new(object.layout.total_bytes());
+        let style = "{bar:40} {bytes}/{total_bytes} {bytes_per_sec}, {eta} left";
+        bar.set_style(ProgressStyle::with_template(style)?);
+        let failure: Mutex<Option<String>> = Mutex::new(None);
+        let each = |progress: kvplane::Progress| {
+            let Some(place) = object.layout.place(progress.shard) else { return };
+            if let Err(error) = files.write(place) {
+                failure.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get_or_insert(error.to_string());
+            }
+            bar.inc(place.bytes);
+        };
+        let options = GetOptions {
+            resume: true,
+            deadline: Duration::from_secs(self.deadline),
+            each: Some(&each),
+            ..GetOptions::default()
+        };
+        let fetched = store.get_replica(&object, &files.regions(), &options)?;
+        bar.finish_and_clear();
+        if let Some(error) = failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            return Err(error.into());
+        }
+        files.finish()?;
+        println!(
+            "has {:?} version {}: {} in {} files, {} of it fetched",
+            object.name,
+            object.version,
+            size::show(object.layout.total_bytes()),
+            files.count(),
+            size::show(fetched)
+        );
+        if self.seed > 0 {
+            let until = std::time::Instant::now() + Duration::from_secs(self.seed);
+            let over = || if std::time::Instant::now() < until { Ok(()) } else { Err(Failure::from("")) };
+            // Told to stop, or the time is over: both are the end.
+            let _ = stop::wait(over);
+        }
+        Ok(store.delete_replica(&object.name, Some(object.version))?)
+    }
+}
+
+impl Ls {
+    fn run(self, store: &P2pStore) -> Result<(), Failure> {
+        for object in store.list(&self.prefix)? {
+            if self.json {
+                let line = serde_json::json!({
+                    "name": object.name,
+                    "version": object.version,
+                    "bytes": object.total_bytes,
+                    "shard_bytes": object.shard_bytes,
+                    "shards": object.shards,
+                    "members": object.members,
+                });
+                println!("{line}");
+                continue;
+            }
+            let bytes = size::show(object.total_bytes);
+            println!("{bytes:>12}  {:>6} members  {}@{}", object.members, object.name, object.version);
+            if !self.long {
+                continue;
+            }
+            let found = store.describe(&object.name, Some(object.version))?;
+            for member in found.members {
+                let what = if member.origin { "origin" } else { "member" };
+                let wrong = if member.excluded.is_empty() { String::new() } else { format!("  {}", member.excluded) };
+                println!("{:>12}  {what}  {} of {} shards{wrong}", member.segment, member.have, object.shards);
+            }
+            if found.lost > 0 {
+                println!("{:>12}  {} shards are nowhere", "", found.lost);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! `kvplane p2p`: directories go from process to process, also when the one that brought them is killed.
+
+use std::fs;
+use std::path::Path;
+
+use crate::support::{Process, Workplace, finish, text, wait_until};
+
+/// Files whose bytes say where they belong; one of them is empty, and none a multiple of a shard.
+fn fill(directory: &Path) {
+    for (name, bytes) in
+        [("config.json", 20), ("layers/0.safetensors", 3_000_001), ("layers/1.safetensors", 70_000), ("none", 0)]
+    {
+        let path = directory.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let content: Vec<u8> = (0..bytes as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        fs::write(path, content).unwrap();
+    }
+}
+
+fn same(one: &Path, other: &Path) {
+    for name in ["config.json", "layers/0.safetensors", "layers/1.safetensors", "none"] {
+        assert_eq!(fs::read(one.join(name)).unwrap(), fs::read(other.join(name)).unwrap(), "{name}");
+        assert!(!other.join(format!("{name}.part")).exists());
+    }
+}
+
+fn put(place: &Workplace, directory: &Path) -> Process {
+    let put = ["p2p", "put", "a/model", text(directory), "--shard", "64KiB", "--no-shared-memory", "--host", "source"];
+    let process = Process::start(place.command(&put));
+    process.wait_for("serves");
+    process
+}
+
+#[test]
+fn a_directory_goes_on_from_those_who_have_it() {
+    let place = Workplace::new("p2p");
+    let _dev = place.dev("16M", &[]);
+    let source = place.path("source");
+    fill(&source);
+    let mut origin = put(&place, &source);
+    let first = place.path("first");
+    let get = ["p2p", "get", "a/model", text(&first), "--no-shared-memory", "--host", "first", "--seed", "600"];
+    let mut seed = Process::start(place.command(&get));
+    assert!(seed.wait_for("has \"a/model\"").contains("version 1"));
+    same(&source, &first);
+    let listed = finish(place.command(&["p2p", "ls", "a/", "--long"]), &[]).text();
+    assert!(listed.contains("a/model@1") && listed.contains("49 of 49 shards"), "{listed}");
+    // The one that brought it is killed; what it sent on is enough.
+    origin.kill();
+    let second = place.path("second");
+    let get = ["p2p", "get", "a/model", text(&second), "--no-shared-memory", "--host", "second"];
+    let found = finish(place.command(&get), &[]).text();
+    assert!(found.contains("4 files"), "{found}");
+    same(&source, &second);
+    // Broken and missing parts are fetched again, and nothing else.
+    let broken = second.join("layers/0.safetensors");
+    let mut content = fs::read(&broken).unwrap();
+    content[70_000] ^= 1;
+    fs::write(&broken, content).unwrap();
+    let found = finish(place.command(&get), &[]).text();
+    assert!(found.contains("64 KiB of it fetched"), "{found}");
+    same(&source, &second);
+    assert!(seed.stop().success());
+    let gone = wait_until(|| {
+        let listed = finish(place.command(&["p2p", "ls", "--json"]), &[]).text();
+        (!listed.contains("a/model") || listed.contains("\"members\":0")).then_some(())
+    });
+    assert!(gone.is_some(), "nobody holds it any more");
+}
+
+#[test]
+fn what_cannot_be_put_or_got_is_said() {
+    let place = Workplace::new("p2p-wrong");
+    let _dev = place.dev("16M", &[]);
+    let missing = place.path("missing");
+    finish(place.command(&["p2p", "put", "a", text(&missing)]), &[]).failed(1, &["missing", "No such file"]);
+    finish(place.command(&["p2p", "get", "nobody's", text(&missing)]), &[]).failed(1, &["nobody has an object"]);
+    finish(place.command(&["p2p", "put", "", text(&place.file("f", b"x"))]), &[]).failed(1, &["a name of 0 bytes"]);
+    let far = ["p2p", "get", "a", text(&missing), "--listen", "0.0.0.0:0"];
+    finish(place.command(&far), &[]).failed(1, &["without authentication"]);
+}
