@@ -22,7 +22,7 @@ use crate::metadata::MetadataLimits;
 use crate::objects::ObjectsAccess;
 use crate::store::Store;
 use crate::tickets::{Keep, TicketConfig, Tickets};
-use crate::{http, kv_events};
+use crate::{http, knock, kv_events};
 
 /// Of a shutdown, the time that callers get to learn of it.
 const GOODBYE: Duration = Duration::from_millis(500);
@@ -153,6 +153,9 @@ impl Running {
         if let Some((listener, _)) = &self.events {
             let cluster = self.local.cluster.as_str().to_owned();
             tasks.spawn(kv_events::serve(listener.clone(), control.clone(), cluster));
+        }
+        if self.rest.cluster.replicas > 1 {
+            tasks.spawn(knock::watch(control.clone()));
         }
         if let Some(conductor) = control.conductor.clone() {
             tasks.spawn(store_blocks::follow(conductor.clone(), control.clone()));
