@@ -1,11 +1,12 @@
 //! Objects from and into many pieces of memory, and object sessions: over shared memory and over the network, against a
 //! real node.
 
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use kvplane::{
-    AsyncClient, Begun, Buffer, Client, ClientConfig, Fill, ObjectRange, Put, PutOptions, PutSession, RangeOutcome,
-    Region, RegionOptions, Slice, Status,
+    AsyncClient, Begun, Buffer, Client, ClientConfig, Digest, Fill, Node, ObjectRange, Put, PutOptions, PutSession,
+    RangeOutcome, Region, RegionOptions, Slice, Status,
 };
 
 mod bed;
@@ -317,6 +318,46 @@ fn thousands_of_questions_are_one_request() {
         assert_eq!(sizes.iter().flatten().count(), 33);
         let removed = client.batch_remove(&keys).expect("answers");
         assert_eq!(removed.iter().filter(|removed| **removed).count(), 33);
+    }
+}
+
+#[test]
+fn many_questions_have_answers_also_when_an_owner_is_gone_and_another_has_come() {
+    for shared in [true, false] {
+        let mut bed = Bed::start(2, 16 << 20);
+        let mut client = Client::connect(&bed.client_config(shared)).expect("a client");
+        let keys: Vec<String> = (0..600).map(|n| format!("left-{n}")).collect();
+        for key in keys.iter().step_by(2) {
+            client.put(key.as_bytes(), b"value").expect("a put");
+        }
+        let kept: Vec<bool> = client.batch_exists(&keys).expect("answers");
+        assert!(kept.iter().enumerate().all(|(n, there)| *there == (n % 2 == 0)));
+        // Its connections end, and the map that the client has still names it.
+        let gone = bed.nodes.remove(0);
+        let owners = client.owners(&keys).expect("a map");
+        let left = bed.nodes[0].snapshots().expect("a living node")[0].store.expect("a store").objects;
+        drop(gone);
+        let digests: Vec<Digest> = keys.iter().map(|key| client.digest(key.as_bytes()).expect("a key")).collect();
+        for found in [client.batch_exists(&keys), client.batch_exists_by_digest(&digests)] {
+            let found = found.expect("the owners of the next map answer");
+            // Those of the node that is left, and whatever it may have fetched from the other.
+            assert!(found.iter().filter(|there| **there).count() as u64 >= left);
+            assert!(found.iter().zip(&kept).all(|(found, kept)| *kept || !*found));
+        }
+        let third = Node::start(&bed.node_config(3, 16 << 20)).expect("a node");
+        bed.nodes.push(third);
+        // Slots go to who comes, by the time of its map, and it asks for what it does not have.
+        let until = Instant::now() + Duration::from_secs(60);
+        while client.owners(&keys).expect("a map").iter().flatten().collect::<BTreeSet<_>>().len() < 2 {
+            assert!(Instant::now() < until, "no map with the third node came; before: {owners:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let found = client.batch_exists(&keys).expect("answers");
+        assert!(found.iter().filter(|there| **there).count() as u64 >= left);
+        assert!(
+            client.batch_exists(&["good", ""]).is_err()
+                && client.batch_exists(&[] as &[&str]).expect("none").is_empty()
+        );
     }
 }
 

@@ -80,3 +80,8 @@ fn tombstones_that_are_not_written() {
 fn a_disk_that_is_believed_although_its_slots_changed_hands() {
     caught(Mischief::BelieveDisks, &[Rule::Removed]);
 }
+
+#[test]
+fn a_life_without_its_disk_that_nobody_hears_of() {
+    caught(Mischief::HideDisks, &[Rule::Removed]);
+}

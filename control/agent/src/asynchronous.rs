@@ -4,6 +4,8 @@
 //! any more. Dropping a future does not withdraw its batch: its memory stays in use until the deadline at the latest,
 //! which is why requests name registered memory that the client keeps alive.
 
+mod calls;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,9 +14,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvplane_engine::{Doorbell, Region};
-use kvplane_proto::client::{PutBook, Request, TaskResult};
+use kvplane_proto::client::{Local, PutBook, Request, TaskResult};
 use kvplane_proto::message::PutOptions;
-use kvplane_proto::{BatchId, Status, Version};
+use kvplane_proto::{BatchId, Limits, Status, Version};
 use tokio::sync::oneshot;
 
 use crate::client::{Buffer, Client, ClientConfig, Got, ObjectRange, Put, Slice};
@@ -30,6 +32,7 @@ type Answer = oneshot::Sender<Result<Vec<TaskResult>, Error>>;
 
 enum Command {
     Run { requests: Vec<Request>, puts: PutBook, answer: Answer },
+    Work(Box<dyn FnOnce(&mut Client) + Send>),
     Register { region: Arc<Region>, answer: SyncSender<Buffer> },
 }
 
@@ -47,6 +50,8 @@ pub struct AsyncClient {
 struct Keys {
     tenant: Vec<u8>,
     keep_keys: bool,
+    /// Longer objects go in stripes.
+    stripe_bytes: u64,
 }
 
 struct Thread {
@@ -74,7 +79,11 @@ impl AsyncClient {
         let (config, bell) = (config.clone(), doorbell.clone());
         let waiting = Arc::new(AtomicUsize::new(0));
         let seen = Arc::clone(&waiting);
-        let keys = Arc::new(Keys { tenant: config.tenant.clone().into_bytes(), keep_keys: config.keep_keys });
+        let keys = Arc::new(Keys {
+            tenant: config.tenant.clone().into_bytes(),
+            keep_keys: config.keep_keys,
+            stripe_bytes: config.stripe_bytes(),
+        });
         let (ready, wait) = sync_channel(1);
         let handle = std::thread::Builder::new().name("kvplane-client".to_owned()).spawn(move || {
             let mut client = match Client::connect_with(&config, link) {
@@ -163,15 +172,8 @@ impl AsyncClient {
     /// # Errors
     /// When it cannot be stored: the status says why.
     pub async fn put_from_with(&self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
-        crate::client::check_options(options)?;
-        let mut puts = PutBook::new();
-        let request = self.put_request(&mut puts, key, slice, options)?;
-        let results = self.run_puts(vec![request], puts).await?;
-        match results[0].status {
-            Status::Ok => Ok(Put::Stored(results[0].version)),
-            Status::Exists => Ok(Put::Exists),
-            status => Err(refused("put", status)),
-        }
+        let mut outcomes = self.batch_put_from_with(&[(key, slice)], options).await?;
+        outcomes.pop().unwrap_or(Ok(Put::Exists))
     }
 
     /// Brings the object under a key into registered memory; `None` when there is none.
@@ -179,12 +181,8 @@ impl AsyncClient {
     /// # Errors
     /// When the memory is too small or the owner cannot be asked.
     pub async fn get_into(&self, key: &[u8], slice: Slice) -> Result<Option<Got>, Error> {
-        let results = self.run(vec![Request::Get(self.digest(key)?, slice.local)]).await?;
-        match results[0].status {
-            Status::Ok => Ok(Some(Got { bytes: results[0].bytes, version: results[0].version })),
-            Status::NotFound => Ok(None),
-            status => Err(refused("get", status)),
-        }
+        let mut outcomes = self.batch_get_into(&[(key, slice)]).await?;
+        outcomes.pop().unwrap_or(Ok(None))
     }
 
     /// Stores many; one outcome for each.
@@ -206,15 +204,34 @@ impl AsyncClient {
     ) -> Result<Vec<Result<Put, Error>>, Error> {
         crate::client::check_options(options)?;
         let mut puts = PutBook::new();
-        let requests: Result<Vec<Request>, Error> =
-            items.iter().map(|(key, slice)| self.put_request(&mut puts, key.as_ref(), *slice, options)).collect();
-        let results = self.run_puts(requests?, puts).await?;
-        let outcome = |result: TaskResult| match result.status {
-            Status::Ok => Ok(Put::Stored(result.version)),
-            Status::Exists => Ok(Put::Exists),
-            status => Err(refused("put", status)),
-        };
-        Ok(results.into_iter().map(outcome).collect())
+        // Those that go in stripes in any case are asked about as the others, and not put: in a batch that is malformed
+        // nothing is.
+        let mut whole = Vec::with_capacity(items.len());
+        let mut outcomes: Vec<Result<Put, Error>> = Vec::with_capacity(items.len());
+        for (at, (key, slice)) in items.iter().enumerate() {
+            self.digest(key.as_ref())?;
+            if slice.local.bytes <= self.keys.stripe_bytes {
+                whole.push((at, self.put_request(&mut puts, key.as_ref(), *slice, options)?));
+            }
+            outcomes.push(Err(refused("put", Status::TooLarge)));
+        }
+        let requests: Vec<Request> = whole.iter().map(|(_, request)| *request).collect();
+        let results = if requests.is_empty() { Vec::new() } else { self.run_puts(requests, puts).await? };
+        for ((at, _), result) in whole.into_iter().zip(results) {
+            outcomes[at] = match result.status {
+                Status::Ok => Ok(Put::Stored(result.version)),
+                Status::Exists => Ok(Put::Exists),
+                status => Err(refused("put", status)),
+            };
+        }
+        // What is longer than a shard takes goes in stripes too.
+        let long = |put: &Result<Put, Error>| matches!(put, Err(error) if error.status() == Some(Status::TooLarge));
+        let striped = items.iter().enumerate().filter(|(at, _)| long(&outcomes[*at]));
+        let striped: Vec<_> = striped.map(|(at, (key, slice))| (at, key.as_ref().to_vec(), *slice)).collect();
+        if !striped.is_empty() {
+            self.put_in_stripes(striped, options, &mut outcomes).await?;
+        }
+        Ok(outcomes)
     }
 
     /// Brings many; one outcome for each.
@@ -226,14 +243,20 @@ impl AsyncClient {
         items: &[(impl AsRef<[u8]>, Slice)],
     ) -> Result<Vec<Result<Option<Got>, Error>>, Error> {
         let requests: Result<Vec<Request>, Error> =
-            items.iter().map(|(key, slice)| Ok(Request::Get(self.digest(key.as_ref())?, slice.local))).collect();
+            items.iter().map(|(key, slice)| Ok(Request::Get(self.digest(key.as_ref())?, first_of(*slice)))).collect();
         let results = self.run(requests?).await?;
-        let outcome = |result: TaskResult| match result.status {
+        let outcome = |result: &TaskResult| match result.status {
             Status::Ok => Ok(Some(Got { bytes: result.bytes, version: result.version })),
             Status::NotFound => Ok(None),
             status => Err(refused("get", status)),
         };
-        Ok(results.into_iter().map(outcome).collect())
+        let mut outcomes: Vec<Result<Option<Got>, Error>> = results.iter().map(outcome).collect();
+        let striped = items.iter().enumerate().filter(|(at, _)| results[*at].status == Status::Striped);
+        let striped: Vec<_> = striped.map(|(at, (key, slice))| (at, key.as_ref().to_vec(), *slice)).collect();
+        if !striped.is_empty() {
+            self.get_from_stripes(striped, &mut outcomes).await?;
+        }
+        Ok(outcomes)
     }
 
     /// Which of these keys have an object.
@@ -266,7 +289,12 @@ impl AsyncClient {
             Status::NotFound => Ok(None),
             status => Err(refused("size", status)),
         };
-        self.run(requests?).await?.into_iter().map(size).collect()
+        let results = self.run(requests?).await?;
+        if results.iter().any(|result| result.status == Status::Striped) {
+            let keys: Vec<Vec<u8>> = keys.iter().map(|key| key.as_ref().to_vec()).collect();
+            return self.with(move |client| client.batch_size(&keys)).await?;
+        }
+        results.into_iter().map(size).collect()
     }
 
     /// Brings parts of objects into registered memory: see [`Client::get_ranges`].
@@ -277,12 +305,19 @@ impl AsyncClient {
         let request =
             |range: &ObjectRange<'_>| Ok(Request::GetRange(self.digest(range.key)?, range.offset, range.into.local));
         let requests: Result<Vec<Request>, Error> = ranges.iter().map(request).collect();
-        let outcome = |result: TaskResult| match result.status {
+        let outcome = |result: &TaskResult| match result.status {
             Status::Ok => Ok(Some(result.version)),
             Status::NotFound => Ok(None),
             status => Err(refused("get of a range", status)),
         };
-        Ok(self.run(requests?).await?.into_iter().map(outcome).collect())
+        let results = self.run(requests?).await?;
+        let mut outcomes: Vec<Result<Option<Version>, Error>> = results.iter().map(outcome).collect();
+        let striped = ranges.iter().enumerate().filter(|(at, _)| results[*at].status == Status::Striped);
+        let striped: Vec<(usize, ObjectRange<'_>)> = striped.map(|(at, range)| (at, *range)).collect();
+        if !striped.is_empty() {
+            self.ranges_from_stripes(&striped, &mut outcomes).await?;
+        }
+        Ok(outcomes)
     }
 
     /// Removes the objects under these keys; whether there was one, for each.
@@ -292,12 +327,21 @@ impl AsyncClient {
     pub async fn batch_remove(&self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
         let requests: Result<Vec<Request>, Error> =
             keys.iter().map(|key| Ok(Request::Remove(self.digest(key.as_ref())?))).collect();
+        let mut results = self.run(requests?).await?;
+        let striped: Vec<usize> = (0..keys.len()).filter(|at| results[*at].status == Status::Striped).collect();
+        if !striped.is_empty() {
+            let names: Vec<Vec<u8>> = striped.iter().map(|at| keys[*at].as_ref().to_vec()).collect();
+            let removed = self.with(move |client| client.batch_remove(&names)).await??;
+            for (at, removed) in striped.into_iter().zip(removed) {
+                results[at].status = if removed { Status::Ok } else { Status::NotFound };
+            }
+        }
         let removed = |result: TaskResult| match result.status {
             Status::Ok => Ok(true),
             Status::NotFound => Ok(false),
             status => Err(refused("remove", status)),
         };
-        self.run(requests?).await?.into_iter().map(removed).collect()
+        results.into_iter().map(removed).collect()
     }
 
     /// Removes the object under this key; whether there was one.
@@ -305,13 +349,13 @@ impl AsyncClient {
     /// # Errors
     /// When its owner cannot be asked.
     pub async fn remove(&self, key: &[u8]) -> Result<bool, Error> {
-        let results = self.run(vec![Request::Remove(self.digest(key)?)]).await?;
-        match results[0].status {
-            Status::Ok => Ok(true),
-            Status::NotFound => Ok(false),
-            status => Err(refused("remove", status)),
-        }
+        Ok(self.batch_remove(&[key]).await?.pop().unwrap_or(false))
     }
+}
+
+/// Memory for as much of an object as one answer brings: what is longer is striped.
+fn first_of(slice: Slice) -> Local {
+    Local { bytes: slice.local.bytes.min(Limits::PAYLOAD_BYTES), ..slice.local }
 }
 
 fn refused(what: &str, status: Status) -> Error {
@@ -349,12 +393,16 @@ fn drive(mut client: Client, commands: &Receiver<Command>, waiting: &AtomicUsize
             return;
         }
         while let Some(batch) = client.initiator().poll_done() {
-            let results = client.initiator().results(batch).to_vec();
-            client.initiator().release(batch);
-            if let Some(answer) = open.remove(&batch) {
-                let _ = answer.send(Ok(results));
-            }
+            finish(&mut client, &mut open, batch);
         }
+    }
+}
+
+fn finish(client: &mut Client, open: &mut BTreeMap<BatchId, Answer>, batch: BatchId) {
+    let results = client.initiator().results(batch).to_vec();
+    client.initiator().release(batch);
+    if let Some(answer) = open.remove(&batch) {
+        let _ = answer.send(Ok(results));
     }
 }
 
@@ -362,6 +410,13 @@ fn obey(client: &mut Client, open: &mut BTreeMap<BatchId, Answer>, command: Comm
     match command {
         // Whoever asked may have given up.
         Command::Register { region, answer } => drop(answer.send(client.register(region))),
+        Command::Work(work) => {
+            work(client);
+            // Its waiting has taken the word of what else was done meanwhile.
+            let done: Vec<BatchId> =
+                open.keys().copied().filter(|batch| client.initiator().is_complete(*batch)).collect();
+            done.into_iter().for_each(|batch| finish(client, open, batch));
+        }
         Command::Run { requests, puts, answer } => match client.submit(&requests, &puts) {
             Ok(batch) => drop(open.insert(batch, answer)),
             Err(error) => drop(answer.send(Err(error))),

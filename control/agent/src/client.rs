@@ -95,6 +95,11 @@ impl ClientConfig {
             hedge: Duration::ZERO,
         }
     }
+
+    /// Objects of more bytes go in stripes, within what can be.
+    pub(crate) fn stripe_bytes(&self) -> u64 {
+        self.stripe_bytes.clamp(stripes::STRIPE_LEAST_BYTES, Limits::PAYLOAD_BYTES)
+    }
 }
 
 /// Registered memory of one client.
@@ -216,7 +221,7 @@ impl Client {
             return Err(Error::Argument(text));
         }
         let (state, puts, deadline) = (first.state, PutBook::new(), config.deadline);
-        let stripe_bytes = config.stripe_bytes.clamp(stripes::STRIPE_LEAST_BYTES, Limits::PAYLOAD_BYTES);
+        let stripe_bytes = config.stripe_bytes();
         let (bounce, open, seen_ticket) = (None, Vec::new(), 0);
         let mut client = Self {
             initiator,

@@ -116,7 +116,7 @@ const TIER_COUNTERS: [Number; 36] = [
     ("kvplane_tier_flush_nanoseconds_total", "Time in flushes.", |one| device(one).flush_latency.sum_ns),
 ];
 
-const TIER_GAUGES: [Number; 23] = [
+const TIER_GAUGES: [Number; 24] = [
     ("kvplane_tier_objects", "Objects on the SSD.", |one| tier(one).stats.objects.into()),
     ("kvplane_tier_live_bytes", "Bytes of live records on the SSD.", |one| tier(one).stats.live_bytes),
     ("kvplane_tier_free_segments", "Segments without records.", |one| tier(one).stats.free_segments.into()),
@@ -135,6 +135,9 @@ const TIER_GAUGES: [Number; 23] = [
     ("kvplane_tier_reading", "Reads under way.", |one| tier(one).reading),
     ("kvplane_tier_recovered", "Whether every record was looked at.", |one| tier(one).is_recovered.into()),
     ("kvplane_tier_degraded", "Whether nothing is written any more.", |one| tier(one).degraded.is_some().into()),
+    ("kvplane_tier_voided", "Whether what was on the SSD at the start was void.", |one| {
+        tier(one).voided.is_some().into()
+    }),
     ("kvplane_tier_get_p99_nanoseconds", "Reads for gets: 99 % were not above.", |one| {
         device(one).get_latency.percentile_ns(99)
     }),

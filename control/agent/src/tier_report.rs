@@ -99,8 +99,11 @@ fn describe(shard: u16, device: &str, snapshot: &ShardSnapshot, tier: &TierSnaps
     let store = snapshot.store.unwrap_or_default();
     let state = match tier.degraded {
         Some(reason) => format!("memory only for what is new: {reason}"),
-        None if tier.is_recovered => "serving".to_owned(),
-        None => "recovering".to_owned(),
+        None => {
+            let state = if tier.is_recovered { "serving" } else { "recovering" };
+            tier.voided
+                .map_or_else(|| state.to_owned(), |why| format!("{state}; what it had at the start is void: {why}"))
+        }
     };
     let admission = match tier.admission {
         Admission::Full => "all",

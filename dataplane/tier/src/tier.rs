@@ -222,6 +222,12 @@ impl Tier {
         self.index.between(from, to).filter(|entry| self.is_shown(entry)).map(view)
     }
 
+    /// How often the device was opened, this time too; 1 for one that was formatted at this opening.
+    #[must_use]
+    pub const fn life(&self) -> u64 {
+        self.life
+    }
+
     /// How many places the index has.
     #[must_use]
     pub const fn places(&self) -> usize {

@@ -56,6 +56,8 @@ impl World {
                 self.tell_control(Party::Node(index), Message::Node(index, life.0, input));
             }
             Input::Heartbeat { node: id, incarnation: life, load: Load::default() }
+        } else if let Some(devices) = self.disks_of(index).filter(|_| node.kept_since.is_none()) {
+            Input::AttachDevices { node: id, incarnation: life, devices }
         } else {
             let member = node.member(index, self.scenario.shards);
             Input::Join { member, capacity_bytes: self.scenario.pool_bytes, version: "world".to_owned() }
@@ -81,6 +83,10 @@ impl World {
             }
             Ok(Reply::Settled) if !self.nodes[index].joined => {
                 self.nodes[index].joined = true;
+                self.speak(index);
+            }
+            Ok(Reply::DevicesKept { since }) if !self.nodes[index].joined => {
+                self.nodes[index].kept_since = Some(*since);
                 self.speak(index);
             }
             Ok(Reply::Alive { epoch, since }) => {
@@ -117,6 +123,7 @@ impl World {
         let node = &mut self.nodes[index];
         node.incarnation += 1;
         node.joined = false;
+        node.kept_since = None;
         (node.epoch, node.heard) = (Epoch(0), (Epoch(0), Epoch(0)));
         let incarnation = node.incarnation;
         for life in node.shards.clone() {
@@ -140,7 +147,13 @@ impl World {
         let Some(since) = self.standing_of(map) else { return };
         self.nodes[index].epoch = epoch;
         self.detail(epoch.0, || format!("node {index} goes from epoch {before} to {epoch}"));
-        let owners = self.owners_of(map);
+        let mut owners = self.owners_of(map);
+        let kept_since = self.nodes[index].kept_since.unwrap_or(Epoch(0));
+        let since = since.max(kept_since);
+        if kept_since > owners.since {
+            // As a real node: for its disks, a life of its own without them is as good as an owner in between.
+            Rc::make_mut(&mut owners).since = kept_since;
+        }
         // A slot may have been somewhere else in an epoch that was missed, and come back: what is here may be old.
         let missed = before.0 > 0 && epoch.0 > before.0 + 1 && since > before && owners.from > before;
         for life in self.nodes[index].shards.clone() {

@@ -63,6 +63,7 @@ struct Streams {
     faults: Rng,
     segments: Rng,
     disk: Rng,
+    without: Rng,
 }
 
 /// The whole world.
@@ -107,6 +108,7 @@ impl World {
             faults: Rng::new(seed, "faults"),
             segments: Rng::new(seed, "segments"),
             disk: Rng::new(seed, "disk events"),
+            without: Rng::new(seed, "without disks"),
         };
         let mut world = Self {
             now_ns: MS,

@@ -33,6 +33,10 @@ pub(crate) struct Node {
     pub(crate) epoch: Epoch,
     /// What the control plane said last: its newest epoch, and since which one no slot has changed hands.
     pub(crate) heard: (Epoch, Epoch),
+    /// It was started without its disks.
+    pub(crate) without: bool,
+    /// What its disks have counts if they knew a map of this epoch or of a later one; the control plane said so.
+    pub(crate) kept_since: Option<Epoch>,
     /// So many operations of its disks are carried out before it dies.
     pub(crate) ops_left: Option<u32>,
     /// The next crash is one of the power.
@@ -132,6 +136,8 @@ impl Node {
             joined: false,
             epoch: Epoch(0),
             heard: (Epoch(0), Epoch(0)),
+            without: false,
+            kept_since: None,
             ops_left: None,
             power_fails: false,
             weight: 1 + rng.below(4) as u32,
@@ -168,7 +174,9 @@ impl World {
             return;
         }
         let moved = self.streams.faults.chance(0.3);
+        let without = self.leaves_disks(index);
         let node = &mut self.nodes[index];
+        (node.without, node.kept_since) = (without, None);
         node.up = true;
         node.incarnation += 1;
         node.joined = false;

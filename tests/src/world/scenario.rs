@@ -53,6 +53,8 @@ pub enum Mischief {
     BelieveDisks,
     /// The shard's host does not write tombstones.
     DropTombstones,
+    /// The agent does not say which disks its node has.
+    HideDisks,
     /// A second owner's host says that copies are dropped, and the shard does not hear of it.
     KeepCopies,
     /// A first owner's host brings other bytes than the object's.
@@ -244,6 +246,7 @@ impl Scenario {
             // Without removals, what is missing is found by the audit.
             Mischief::SkipFlush => scenario.remove_weight = 0,
             Mischief::BelieveDisks => scenario = scenario.with_slots_that_move(),
+            Mischief::HideDisks => scenario.remove_weight = 40,
             _ => {}
         }
         scenario

@@ -39,6 +39,8 @@ pub struct Statistics {
     pub disk_ops: u64,
     /// Disks whose process or power failed.
     pub crashes: u64,
+    /// Lives of nodes that were started without their disks.
+    pub without: u64,
     /// Objects found again on disks.
     pub recovered: u64,
     /// Times that a tier took no more writes.
@@ -77,6 +79,7 @@ impl Statistics {
         self.epochs += other.epochs;
         self.disk_ops += other.disk_ops;
         self.crashes += other.crashes;
+        self.without += other.without;
         self.recovered += other.recovered;
         self.degraded += other.degraded;
         self.audited += other.audited;
@@ -107,8 +110,9 @@ impl fmt::Display for Statistics {
         write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;
         writeln!(f, "{stale_frames} stale frames")?;
         if self.disk_ops > 0 {
-            let Self { disk_ops, crashes, recovered, degraded, audited, .. } = self;
-            write!(f, "{disk_ops} operations of disks, {crashes} crashes over them, {recovered} objects recovered, ")?;
+            let Self { disk_ops, crashes, without, recovered, degraded, audited, .. } = self;
+            write!(f, "{disk_ops} operations of disks, {crashes} crashes over them, {without} lives without them, ")?;
+            write!(f, "{recovered} objects recovered, ")?;
             writeln!(f, "{degraded} tiers without writes, {audited} promises looked at after the last crash")?;
         }
         f.write_str("requests by outcome:")?;

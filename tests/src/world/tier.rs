@@ -31,12 +31,15 @@ pub(crate) struct TierScenario {
     /// Whether a crash of a node may be one of the power.
     pub(crate) power: bool,
     pub(crate) latency_ns: u64,
+    /// How often a node is started without its disks. Only where that happens do nodes say which they have.
+    pub(crate) without: f64,
 }
 
 impl core::fmt::Display for TierScenario {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { config, policy, faults, power, .. } = self;
-        write!(f, "{} segments, {policy:?}, {faults:?}, power fails: {power}", config.segments)
+        let Self { config, policy, faults, power, without, .. } = self;
+        write!(f, "{} segments, {policy:?}, {faults:?}, power fails: {power}, ", config.segments)?;
+        write!(f, "lives without disks: {without:.2}")
     }
 }
 
@@ -101,7 +104,10 @@ impl TierScenario {
             scrub_bytes_per_s: if rng.chance(0.3) { 16 << 20 } else { 0 },
         };
         let latency_ns = [20 * US, 200 * US, 2 * MS][rng.below(3) as usize];
-        Self { config, policy, faults: draw_faults(rng), power: ack == PutAck::Durable && rng.chance(0.7), latency_ns }
+        let faults = draw_faults(rng);
+        let power = ack == PutAck::Durable && rng.chance(0.7);
+        let without = if rng.chance(0.3) { 0.5 * rng.unit() } else { 0.0 };
+        Self { config, policy, faults, power, latency_ns, without }
     }
 
     /// Makes a host's bug matter.
@@ -111,6 +117,7 @@ impl TierScenario {
         match mischief {
             Mischief::SkipFlush => (self.policy.ack, self.power) = (PutAck::Durable, true),
             Mischief::TrustDisk => self.faults.corrupt_read = 0.1,
+            Mischief::HideDisks => self.without = 0.4,
             _ => {}
         }
     }
@@ -148,12 +155,32 @@ impl World {
     /// What keeps a shard's objects over its lives: its disk, where it has one, else only the life itself.
     pub(crate) fn lineage(&self, life: usize) -> usize {
         let at = &self.lives[life];
-        if self.scenario.tier.is_some() { at.node * 256 + usize::from(at.shard) } else { (1 << 20) + life }
+        if at.tier.is_some() { at.node * 256 + usize::from(at.shard) } else { (1 << 20) + life }
+    }
+
+    /// Whether a node that starts does so without its disks. What they have counts for nothing then: the node may
+    /// remove and replace it.
+    pub(crate) fn leaves_disks(&mut self, node: usize) -> bool {
+        let chance = self.scenario.tier.as_ref().map_or(0.0, |tier| tier.without);
+        if chance == 0.0 || !self.streams.without.chance(chance) {
+            return false;
+        }
+        for shard in 0..usize::from(self.scenario.shards) {
+            self.shadow.promises_void(node * 256 + shard, |_| true);
+        }
+        self.statistics.without += 1;
+        true
+    }
+
+    /// What a node says of its disks before it joins; nothing where it has none.
+    pub(crate) fn disks_of(&self, node: usize) -> Option<u128> {
+        self.scenario.tier.as_ref().filter(|tier| tier.without > 0.0)?;
+        (!self.nodes[node].without && !self.scenario.has(Mischief::HideDisks)).then_some(node as u128 + 1)
     }
 
     /// Gives a shard's new life its disk.
     pub(crate) fn open_tier(&mut self, node: usize, shard: u16, service: &mut Service) -> Option<LifeTier> {
-        let scenario = self.scenario.tier.clone()?;
+        let scenario = self.scenario.tier.clone().filter(|_| !self.nodes[node].without)?;
         let config = scenario.config;
         let (seed, key) = (self.scenario.seed, node * 256 + usize::from(shard));
         let (skip_flush, drop_tombstones) =

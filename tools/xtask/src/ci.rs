@@ -18,6 +18,8 @@ use crate::workspace::Workspace;
 
 /// Times that the SSD loses its power under a node that is killed.
 const POWER_FAILURES: &str = "60";
+/// Times that a node is killed whose SSD is full.
+const FULL_KILLS: &str = "30";
 /// How long broken frames are sent.
 const FUZZ_SECONDS: &str = "120";
 /// How many seeds the simulation runs through here; a plain test run takes fewer.
@@ -113,7 +115,8 @@ impl Step {
             ),
             Self::Kills => {
                 seeds::kills(workspace, &[])?;
-                seeds::kills(workspace, &["--power".to_string(), POWER_FAILURES.to_string()])
+                seeds::kills(workspace, &["--power".to_string(), POWER_FAILURES.to_string()])?;
+                seeds::kills(workspace, &["--full".to_string(), FULL_KILLS.to_string()])
             }
             Self::Fuzz => seeds::fuzz(workspace, &[FUZZ_SECONDS.to_string()]),
             Self::Release => {

@@ -30,8 +30,9 @@ usage: cargo x COMMAND [...]
                        linkage, interop, python, rig
   seeds [--tier] [COUNT] [--from SEED]
                        seeds of the simulated world, on all cores; --tier: of shards with faulty disks
-  kills [--power] [COUNT]  kill -9 of a node over an SSD, so often (200), with every object read back each time; with
-                       --power the SSD loses its power too
+  kills [--power | --full] [COUNT]
+                       kill -9 of a node over an SSD, so often (200), with every object read back each time; with
+                       --power the SSD loses its power too, with --full it has no room for all
   cluster [COUNT]      five nodes in network namespaces, one after the other killed under load (5): bytes, losses, how
                        soon errors end, and the slowest operations on the others
   fuzz [SECONDS]       broken frames for every port of real processes, for so long (3600)

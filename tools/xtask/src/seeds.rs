@@ -60,14 +60,16 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
 }
 
 /// Kills a node over an SSD again and again, and reads everything back each time. With `--power` the SSD loses its
-/// power each time too.
+/// power each time too; with `--full` it is given more than it has room for.
 pub fn kills(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
-    let power = arguments.iter().any(|word| word == "--power");
-    let mut counts = arguments.iter().filter(|word| !["--ssd", "--power"].contains(&word.as_str()));
+    let has = |flag: &str| arguments.iter().any(|word| word == flag);
+    let mut counts = arguments.iter().filter(|word| !["--ssd", "--power", "--full"].contains(&word.as_str()));
     let count = counts.next().map_or(Ok(KILLS.to_string()), |word| number(word))?;
-    let (test, name) = match power {
-        true => ("ssd_kills::power_failures", "KVPLANE_POWER_FAILURES"),
-        false => ("ssd_kills::kills", "KVPLANE_KILLS"),
+    let (test, name) = match (has("--power"), has("--full")) {
+        (true, false) => ("ssd_kills::power_failures", "KVPLANE_POWER_FAILURES"),
+        (false, true) => ("ssd_kills::full_devices", "KVPLANE_FULL_KILLS"),
+        (false, false) => ("ssd_kills::kills", "KVPLANE_KILLS"),
+        (true, true) => return Err(Failure::new("--power and --full are two different runs: name one")),
     };
     let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", test, "--nocapture"];
     process::run(workspace.cargo(&words).env(name, count))

@@ -25,6 +25,11 @@ pub struct PutSession {
 }
 
 impl PutSession {
+    /// The same session, for a call that outlives its caller's borrow.
+    pub(crate) const fn twin(&self) -> Self {
+        Self { digest: self.digest, draft: self.draft, bytes: self.bytes }
+    }
+
     /// Length of the object.
     #[must_use]
     pub const fn bytes(&self) -> u64 {

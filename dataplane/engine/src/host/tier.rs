@@ -214,6 +214,7 @@ impl Host {
             self.tell_admission();
             self.tell_harm();
         }
+        self.tell_voided();
         Ok(progress)
     }
 
@@ -265,6 +266,15 @@ impl Host {
         let path = work.nvme.part().path().display();
         let text = "they are misses, and can be put again; if there are more and more, replace the device";
         work.notices.push_back(TierNotice::trouble(format!("{path}: {harm} since the start: {text}")));
+    }
+
+    /// Says so when the first map of this life left nothing of what the device had.
+    fn tell_voided(&mut self) {
+        let Some(why) = self.service.as_mut().and_then(Service::poll_tier_voided) else { return };
+        let Some(work) = &mut self.tier_work else { return };
+        let path = work.nvme.part().path().display();
+        let text = format!("{path}: nothing of what it had counts any more, it is filled anew: {why}");
+        work.notices.push_back(TierNotice::trouble(text));
     }
 
     /// Something about the tier that the operator should know.

@@ -54,7 +54,7 @@ pub use moves::{Fetch, FetchDone, FetchLimits, MoveCounters, Want};
 use segments::SegmentTable;
 use session::{Pending, Session};
 pub use tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
-pub use tiered::{Admission, PutAck, TierCounters, TierOrder, TierPolicy, TierSnapshot, WritePolicy};
+pub use tiered::{Admission, PutAck, TierCounters, TierOrder, TierPolicy, TierSnapshot, Voided, WritePolicy};
 pub use timing::{Leaving, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, Timing};
 use timing::{Outputs, Timed};
 pub use types::{

@@ -26,18 +26,7 @@ fn control(place: &Workplace) -> Process {
 }
 
 fn node(place: &Workplace, number: u64) -> Process {
-    let number = number.to_string();
-    loop {
-        let mut node = Process::start(place.command(&["node", "--pool", "64M", "--shards", "2", "--node-id", &number]));
-        let line = node.wait_for("node");
-        if line.starts_with(&format!("node {number} with")) {
-            return node;
-        }
-        // The number of one that was killed is free when it has been silent for a while.
-        assert!(line.contains("is in use"), "{line}");
-        assert!(!node.ended().success());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    place.node(number, &["--pool", "64M", "--shards", "2"])
 }
 
 fn members(control: &Process, count: u64) {

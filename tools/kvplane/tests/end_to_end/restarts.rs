@@ -147,17 +147,10 @@ fn a_control_plane_that_comes_back_elsewhere_is_found() {
 fn a_node_killed_and_started_again_serves_the_same_clients() {
     let place = Workplace::new("node-again");
     let control = control(&place, "127.0.0.1:0");
-    // As a supervisor would: the number of a node that died is free only when the control plane knows that it did.
-    let start = || loop {
-        let mut node = Process::start(place.command(&["node", "--pool", "8M", "--node-id", "5"]));
-        let line = node.wait_for("node");
-        if line.starts_with("node 5 with") {
-            node.wait_for("shard 0");
-            return node;
-        }
-        assert!(line.contains("node id 5 is in use"), "{line}");
-        assert!(!node.ended().success());
-        std::thread::sleep(Duration::from_millis(100));
+    let start = || {
+        let node = place.node(5, &["--pool", "8M"]);
+        node.wait_for("shard 0");
+        node
     };
     let members = || wait_until(|| (health(control.http())["members"] == 1).then_some(()));
     let mut node = start();

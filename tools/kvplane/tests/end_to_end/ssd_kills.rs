@@ -2,6 +2,7 @@
 //! object has one writer, which remembers what it was promised; whoever verifies knows which versions may be seen.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use kvplane_tools::pattern;
 
 use crate::disks::Disk;
 use crate::ssd::{Bed, counted, name, recovered, size_of};
-use crate::support::{Way, Workplace, text, wait_until};
+use crate::support::{Process, Way, Workplace, text, wait_until};
 
 /// Kills of one device: reclaim must not begin, as what it drops is promised to nobody. A restart costs up to two
 /// segments of 4 MiB, of 31.
@@ -19,16 +20,25 @@ const ROUNDS: u64 = 6;
 /// What all writers of a round may put, for the same reason.
 const ROUND_BYTES: usize = 8 << 20;
 
+/// What a bed promises of an object that was put.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Promise {
+    /// It is there until it is removed.
+    Stays,
+    /// It may be missed at any time; but what was replaced or removed never comes back.
+    MayGo,
+}
+
+/// Kills of one device that is full.
+const FULL_ROUNDS: u64 = 10;
+/// What the writers of a round of those may put.
+const FULL_ROUND_BYTES: usize = 256 << 20;
+
 /// An object, as its writer knows it. Version 0 is that there is none.
 struct Object {
     newest: u64,
     may_be: BTreeSet<u64>,
-}
-
-impl Default for Object {
-    fn default() -> Self {
-        Self { newest: 0, may_be: BTreeSet::from([0]) }
-    }
+    promise: Promise,
 }
 
 /// A writer and its objects.
@@ -36,6 +46,7 @@ struct Writer {
     objects: BTreeMap<u64, Object>,
     next: u64,
     replaced: u64,
+    promise: Promise,
 }
 
 /// What a round still has room for.
@@ -77,8 +88,16 @@ impl Object {
         let got = client.get(name(key).as_bytes())?;
         let version = version_of(key, self, got.as_deref());
         assert!(self.may_be.contains(&version), "object {key} is of version {version}, not one of {:?}", self.may_be);
-        self.may_be = BTreeSet::from([version]);
+        // What was missed may be found later: a reclaimed record is there again if the crash came before it was gone.
+        if self.promise == Promise::Stays || version > 0 {
+            self.is_now(version);
+        }
         Ok(())
+    }
+
+    fn is_now(&mut self, version: u64) {
+        self.may_be = BTreeSet::from([version]);
+        self.may_be.extend((self.promise == Promise::MayGo).then_some(0));
     }
 
     fn put(&mut self, client: &mut Client, key: u64) -> Result<(), kvplane::Error> {
@@ -93,14 +112,14 @@ impl Object {
         } else {
             client.upsert(key_name.as_bytes(), &value_of(key, version))?;
         }
-        self.may_be = BTreeSet::from([version]);
+        self.is_now(version);
         Ok(())
     }
 
     fn remove(&mut self, client: &mut Client, key: u64) -> Result<(), kvplane::Error> {
         self.may_be.insert(0);
         client.remove(name(key).as_bytes())?;
-        self.may_be = BTreeSet::from([0]);
+        self.is_now(0);
         Ok(())
     }
 }
@@ -121,7 +140,8 @@ impl Writer {
         let act = rng.below(8);
         let bytes = bytes_of(key, self.objects.get(&key).map_or(1, |object| object.newest + 1));
         let has_room = round.left >= bytes;
-        let object = self.objects.entry(key).or_default();
+        let none = Object { newest: 0, may_be: BTreeSet::from([0]), promise: self.promise };
+        let object = self.objects.entry(key).or_insert(none);
         if act == 0 || !has_room && act < 6 {
             return object.read(client, key);
         }
@@ -130,7 +150,7 @@ impl Writer {
         }
         if act > 1 && has_room {
             round.left -= bytes;
-            self.replaced += u64::from(!object.may_be.contains(&0));
+            self.replaced += u64::from(object.may_be.iter().any(|version| *version > 0));
             object.put(client, key)?;
         }
         Ok(())
@@ -161,6 +181,23 @@ fn kills_under_load_lose_nothing_that_was_promised() {
     }
 }
 
+/// The device is full and memory small: the kills meet reclaim, writes on eviction, and objects that are not written at
+/// all. `KVPLANE_FULL_KILLS` says how many.
+#[test]
+fn full_devices_that_are_killed_give_nothing_that_was_replaced_or_removed() {
+    let kills = count_of("KVPLANE_FULL_KILLS");
+    let ways: [&[&str]; 3] =
+        [&["--ssd-ack", "buffered"], &["--ssd-write", "back"], &["--ssd-write", "selective", "--ssd-ack", "durable"]];
+    for (first, way) in (0..kills).step_by(FULL_ROUNDS as usize).zip(ways.into_iter().cycle()) {
+        let bed = Bed::new("full", way);
+        let rounds = first..kills.min(first + FULL_ROUNDS);
+        let is_whole = rounds.end - rounds.start == FULL_ROUNDS;
+        let reclaimed = kill_full(&bed, rounds);
+        println!("{way:?}: {reclaimed} objects were reclaimed");
+        assert!(!is_whole || reclaimed > 0, "the device was never full");
+    }
+}
+
 /// The same, and each time the power goes too: of what was not flushed, some is lost, some torn, some there.
 #[test]
 fn power_failures_under_load_lose_nothing_that_was_promised_durable() {
@@ -179,34 +216,40 @@ fn power_failures_under_load_lose_nothing_that_was_promised_durable() {
     assert!(unflushed > 0);
 }
 
-/// Kills a node under load, lets `then` happen, and reads everything back that was written in any of the rounds.
-fn kill_again_and_again(bed: &Bed, rounds: std::ops::Range<u64>, writers: usize, mut then: impl FnMut(u64)) {
-    let new = |writer: usize| Writer { objects: BTreeMap::new(), next: writer as u64 * 1_000_000, replaced: 0 };
-    let mut all: Vec<Writer> = (0..writers).map(new).collect();
-    // The last start only reads.
+/// Kills a node that was given more than it has room for; how many objects were reclaimed.
+fn kill_full(bed: &Bed, rounds: Range<u64>) -> u64 {
+    let mut all = writers(2, Promise::MayGo);
+    let mut reclaimed = 0;
     for round in rounds.start..=rounds.end {
-        let mut dev = bed.start();
-        recovered(&dev);
-        for (writer, way) in all.iter_mut().zip(Way::BOTH.into_iter().cycle()) {
-            let mut client = bed.client(way);
-            for (key, object) in &mut writer.objects {
-                object.read(&mut client, *key).unwrap_or_else(|error| panic!("object {key}: {error}"));
-            }
-        }
+        let mut dev = verified(bed, &mut all);
         if round == rounds.end {
             dev.kill();
             break;
         }
-        // Connected before anything is killed.
-        let clients: Vec<Client> = Way::BOTH.into_iter().cycle().take(writers).map(|way| bed.client(way)).collect();
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let _stopped = StopOnDrop(&stop);
-            for (at, (writer, client)) in all.iter_mut().zip(clients).enumerate() {
-                let rng = Rng::new(round << 8 | at as u64, "kills");
-                let (round, stop) = (Round { rng, left: ROUND_BYTES / writers }, &stop);
-                scope.spawn(move || writer.work(client, round, stop));
-            }
+        under_load(bed, &mut all, (round, FULL_ROUND_BYTES), || {
+            let full = wait_until(|| (counted(&dev, "kvplane_tier_writes_total") >= 150.0).then_some(()));
+            std::thread::sleep(Duration::from_millis(7 * (round % 6)));
+            reclaimed += counted(&dev, "kvplane_tier_reclaimed_total") as u64;
+            dev.kill();
+            assert!(full.is_some(), "not enough is written");
+        });
+    }
+    let (kept, replaced) = counts(&all);
+    assert!(kept >= 10 && replaced >= 5, "{kept} objects were put, {replaced} replaced");
+    reclaimed
+}
+
+/// Kills a node under load, lets `then` happen, and reads everything back that was written in any of the rounds.
+fn kill_again_and_again(bed: &Bed, rounds: Range<u64>, count: usize, mut then: impl FnMut(u64)) {
+    let mut all = writers(count, Promise::Stays);
+    // The last start only reads.
+    for round in rounds.start..=rounds.end {
+        let mut dev = verified(bed, &mut all);
+        if round == rounds.end {
+            dev.kill();
+            break;
+        }
+        under_load(bed, &mut all, (round, ROUND_BYTES), || {
             // Until there is something to lose, and a little more.
             let some = wait_until(|| (counted(&dev, "kvplane_tier_writes_total") >= 20.0).then_some(()));
             let reclaimed = counted(&dev, "kvplane_tier_reclaimed_total");
@@ -217,8 +260,52 @@ fn kill_again_and_again(bed: &Bed, rounds: std::ops::Range<u64>, writers: usize,
         });
         then(round);
     }
-    let kept = all.iter().flat_map(|writer| writer.objects.values()).filter(|one| !one.may_be.contains(&0)).count();
-    let replaced: u64 = all.iter().map(|writer| writer.replaced).sum();
+    let (kept, replaced) = counts(&all);
     println!("{kept} objects are there, {replaced} replacements");
     assert!(kept >= 10 && replaced >= 5, "{kept} objects were promised, {replaced} replaced");
+}
+
+fn writers(count: usize, promise: Promise) -> Vec<Writer> {
+    let next = |writer: usize| writer as u64 * 1_000_000;
+    (0..count).map(|at| Writer { objects: BTreeMap::new(), next: next(at), replaced: 0, promise }).collect()
+}
+
+/// How many objects are or may be there, and how many were replaced.
+fn counts(all: &[Writer]) -> (usize, u64) {
+    let is_there = |one: &&Object| match one.promise {
+        Promise::Stays => !one.may_be.contains(&0),
+        Promise::MayGo => one.may_be.len() > 1,
+    };
+    let objects = all.iter().flat_map(|writer| writer.objects.values());
+    (objects.filter(is_there).count(), all.iter().map(|writer| writer.replaced).sum())
+}
+
+/// A node that has recovered, of which every object was read.
+fn verified(bed: &Bed, all: &mut [Writer]) -> Process {
+    let dev = bed.start();
+    recovered(&dev);
+    for (writer, way) in all.iter_mut().zip(Way::BOTH.into_iter().cycle()) {
+        let mut client = bed.client(way);
+        for (key, object) in &mut writer.objects {
+            object.read(&mut client, *key).unwrap_or_else(|error| panic!("object {key}: {error}"));
+        }
+    }
+    dev
+}
+
+/// Has all writers put at most so many bytes in this round, until `end` has killed the node.
+fn under_load(bed: &Bed, all: &mut [Writer], (round, bytes): (u64, usize), end: impl FnOnce()) {
+    let writers = all.len();
+    // Connected before anything is killed.
+    let clients: Vec<Client> = Way::BOTH.into_iter().cycle().take(writers).map(|way| bed.client(way)).collect();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stopped = StopOnDrop(&stop);
+        for (at, (writer, client)) in all.iter_mut().zip(clients).enumerate() {
+            let rng = Rng::new(round << 8 | at as u64, "kills");
+            let (round, stop) = (Round { rng, left: bytes / writers }, &stop);
+            scope.spawn(move || writer.work(client, round, stop));
+        }
+        end();
+    });
 }

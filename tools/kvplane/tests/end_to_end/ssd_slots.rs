@@ -1,8 +1,6 @@
 //! SSDs of several nodes: what was removed while another had the slots does not come back, what is damaged at one is
 //! not given by any.
 
-use std::time::Duration;
-
 use kvplane::Client;
 
 use crate::ssd;
@@ -14,20 +12,10 @@ fn name(key: usize) -> String {
     format!("object-{key}")
 }
 
-/// A node on the SSD; the number of one that was killed is free when the control plane has missed it.
+/// A node on the SSD.
 fn with_ssd(place: &Workplace) -> Process {
     let ssd = format!("{}:64M", text(&place.path("ssd")));
-    let words = ["node", "--pool", "16M", "--node-id", "7", "--shards", "1", "--ssd", &ssd, "--ssd-ack", "durable"];
-    loop {
-        let mut node = Process::start(place.command(&words));
-        let line = node.wait_for("node");
-        if line.starts_with("node 7 with") {
-            return node;
-        }
-        assert!(line.contains("node id 7 is in use"), "{line}");
-        assert!(!node.ended().success());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    place.node(7, &["--pool", "16M", "--shards", "1", "--ssd", &ssd, "--ssd-ack", "durable"])
 }
 
 fn there(client: &mut Client, key: usize) -> bool {
@@ -123,11 +111,8 @@ fn what_was_removed_in_a_life_without_the_ssd_does_not_come_back() {
     control.wait_for("metrics on");
     let (first, other) = (format!("{}:64M", text(&place.path("a"))), format!("{}:64M", text(&place.path("b"))));
     let start = |ssd: Option<&str>| {
-        let words = ["node", "--pool", "16M", "--node-id", "7", "--shards", "1"];
         let ssd: Vec<&str> = ssd.map_or_else(Vec::new, |ssd| vec!["--ssd", ssd, "--ssd-ack", "durable"]);
-        let node = Process::start(place.command(&[&words[..], &ssd].concat()));
-        node.wait_for("node 7 with");
-        node
+        place.node(7, &[&["--pool", "16M", "--shards", "1", "--metrics-port", "0"][..], &ssd].concat())
     };
     let mut client = place.client(Way::Tcp);
     let get =
@@ -144,19 +129,12 @@ fn what_was_removed_in_a_life_without_the_ssd_does_not_come_back() {
         // The same SSD again, twice, once after a kill: everything is there.
         let mut node = start(Some(&first));
         node.kill();
-        let mut node = loop {
-            let words =
-                ["node", "--pool", "16M", "--node-id", "7", "--shards", "1", "--ssd", &first, "--ssd-ack", "durable"];
-            let mut node = Process::start(place.command(&words));
-            if node.wait_for("node").starts_with("node 7 with") {
-                break node;
-            }
-            assert!(!node.ended().success());
-        };
+        let mut node = start(Some(&first));
         for key in keys.clone() {
             let found = wait_until(|| (get(&mut client, key).as_deref() == Some(b"one")).then_some(()));
             assert_eq!(found, Some(()), "object {key} was durable");
         }
+        assert_eq!(ssd::counted(&node, "kvplane_tier_voided"), 0.0);
         assert!(node.stop().success());
         // Without it, half is removed and the rest replaced.
         let mut node = start(between);
@@ -171,6 +149,9 @@ fn what_was_removed_in_a_life_without_the_ssd_does_not_come_back() {
         for key in keys {
             assert_eq!(get(&mut client, key), None, "object {key} is what it was, with {between:?} between");
         }
+        // Somebody who wonders where the hits are is told.
+        node.wait_for("the node lived without it");
+        assert_eq!(ssd::counted(&node, "kvplane_tier_voided"), 1.0);
         assert!(node.stop().success());
     }
 }

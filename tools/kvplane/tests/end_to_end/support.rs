@@ -96,6 +96,28 @@ impl Workplace {
         dev
     }
 
+    /// `kvplane node` with this number, as a supervisor starts it: the number of one that was killed is free only when
+    /// the control plane knows that it died.
+    pub(crate) fn node(&self, number: u64, more: &[&str]) -> Process {
+        let number = number.to_string();
+        loop {
+            let mut node = Process::start(self.command(&[&["node", "--node-id", &number], more].concat()));
+            let (there, taken) = (format!("node {number} with"), format!("node id {number} is in use"));
+            let started = wait_until(|| {
+                let said = node.said();
+                let says = |what: &str| said.iter().any(|line| line.contains(what));
+                (says(&there) || says(&taken)).then(|| says(&there))
+            });
+            match started {
+                Some(true) => return node,
+                Some(false) => {}
+                None => panic!("the node says {:?}", node.said()),
+            }
+            assert!(!node.ended().success());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     pub(crate) fn control(&self) -> Control {
         Control::Local { cluster: self.cluster.clone(), runtime_directory: Some(self.runtime()) }
     }

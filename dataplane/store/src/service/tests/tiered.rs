@@ -7,7 +7,7 @@ use kvplane_proto::Status;
 use kvplane_proto::message::PutOptions;
 use kvplane_tier::format::{OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS};
 
-use crate::service::{PutAck, TierPolicy, WritePolicy};
+use crate::service::{PutAck, TierPolicy, Voided, WritePolicy};
 use world::{DEVICE_BYTES, KEYS, May, World};
 
 fn policies() -> [TierPolicy; 4] {
@@ -80,6 +80,7 @@ fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
         world.epoch += 3;
         world.restart();
         assert_eq!(world.service.tier_snapshot().expect("a tier").counters.slots_kept, 16_384, "maps were missed only");
+        assert_eq!(world.service.poll_tier_voided(), None);
         world.run(150);
         world.settle();
         world.epoch += 2;
@@ -89,6 +90,9 @@ fn a_restart_believes_the_device_only_if_no_slot_changed_hands() {
         world.settle();
         let snapshot = world.service.tier_snapshot().expect("a tier");
         assert_eq!(snapshot.counters.slots_kept, 0, "somebody may have removed what the device has");
+        let voided = world.service.poll_tier_voided();
+        assert!(matches!(voided, Some(Voided::Moved { since, .. }) if since.0 == world.steady), "{voided:?}");
+        assert_eq!((snapshot.voided, world.service.poll_tier_voided()), (voided, None), "it is told once");
         world.run(150);
         world.end();
         assert!(world.got > 20);
@@ -113,6 +117,39 @@ fn either_copy_of_the_note_of_owned_slots_will_do() {
         world.run(100);
         world.end();
         assert!(world.got > 20);
+    }
+}
+
+#[test]
+fn a_device_that_is_not_believed_is_void_and_says_why() {
+    type Spoil = (fn(&mut World), fn(&Voided) -> bool);
+    let spoils: [Spoil; 3] = [
+        (|world| world.state = 2, |why| *why == Voided::OtherState),
+        (|world| world.epoch = 1, |why| matches!(why, Voided::Newer { noted, known } if noted > known)),
+        (
+            |world| {
+                for offset in OWNERSHIP_OFFSETS {
+                    world.spoil(offset..offset + u64::from(OWNERSHIP_IO_BYTES));
+                }
+            },
+            |why| *why == Voided::NoNote,
+        ),
+    ];
+    for (number, (spoil, is_right)) in spoils.into_iter().enumerate() {
+        let mut world = World::new(480 + number as u64, policies()[1]);
+        world.run(150);
+        world.settle();
+        assert_eq!(world.service.poll_tier_voided(), None, "a device that was formatted just now");
+        // Maps that slots move in, so that the next is not the first.
+        world.epoch += 3;
+        world.restart();
+        world.settle();
+        spoil(&mut world);
+        world.may.values_mut().for_each(|may| *may = May::from([None]));
+        world.restart();
+        let voided = world.service.poll_tier_voided().expect("it is not believed");
+        assert!(is_right(&voided), "{number}: {voided:?}");
+        world.end();
     }
 }
 

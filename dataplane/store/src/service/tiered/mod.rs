@@ -34,6 +34,7 @@ use super::deferred::Slot;
 use super::{Service, Timing};
 pub use budget::Admission;
 pub use orders::TierOrder;
+pub use ownership::Voided;
 pub use policy::{PutAck, TierPolicy, WritePolicy};
 pub use stats::{TierCounters, TierSnapshot};
 

@@ -4,13 +4,59 @@
 //! The tier keeps a durable note of the slots that are owned and by which map. Slots that leave are closed at once. One
 //! that comes is served when the note with it is durable: a start after that knows that its objects are this shard's.
 //! At a start the note is believed if the control plane says that no slot has changed hands since its map; else all
-//! that the device has is void. If the device takes no writes, nothing is waited for: it gets nothing new either.
+//! that the device has is void, and [`Voided`] says why. If the device takes no writes, nothing is waited for: it gets
+//! nothing new either.
+
+use std::fmt;
 
 use kvplane_proto::ids::{Epoch, SLOTS, Slot};
 use kvplane_tier::{Memory, Ownership, SlotSet};
 
 use super::super::Service;
 use super::super::types::Standing;
+
+/// Why a start did not believe what the device had: all of it counts as removed. The objects are misses until they are
+/// put again; none of them is ever given for a newer one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Voided {
+    /// The device was used before, but nothing that can be read on it says whose slots it had.
+    NoNote,
+    /// It was written under another state of the control plane, whose epochs say nothing about this one's.
+    OtherState,
+    /// The control plane knows only this map, and the device a later one.
+    Newer {
+        /// The device's.
+        noted: Epoch,
+        /// The control plane's.
+        known: Epoch,
+    },
+    /// Since the map that it knows, slots of it may have been another's, or the node lived without this device.
+    Moved {
+        /// The device's.
+        noted: Epoch,
+        /// What it says would count if it knew this map.
+        since: Epoch,
+    },
+}
+
+impl fmt::Display for Voided {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoNote => f.write_str("nothing that can be read on it says which slots it had"),
+            Self::OtherState => f.write_str("it was written under another state of the control plane"),
+            Self::Newer { noted, known } => write!(
+                f,
+                "it knows map {}, the control plane none after {}, whose state is an older one brought back",
+                noted.0, known.0
+            ),
+            Self::Moved { noted, since } => write!(
+                f,
+                "it knows maps up to {}, and up to {} slots changed owners or the node lived without it",
+                noted.0, since.0
+            ),
+        }
+    }
+}
 
 /// What is known of the slots, and what is being written down.
 #[derive(Debug)]
@@ -19,6 +65,9 @@ pub(in crate::service) struct Noted {
     state: u64,
     /// Whether it was looked at what the device said.
     restored: bool,
+    /// Why the device was not believed, if so, and whether that is still to be told.
+    pub(super) voided: Option<Voided>,
+    untold: bool,
     /// The map that waits to be served.
     wanted: Option<(Epoch, SlotSet)>,
     /// Whether something changed that is not written down.
@@ -35,7 +84,7 @@ struct Writing {
 
 impl Noted {
     pub(super) const fn new() -> Self {
-        Self { state: 0, restored: false, wanted: None, dirty: false, writing: None }
+        Self { state: 0, restored: false, voided: None, untold: false, wanted: None, dirty: false, writing: None }
     }
 }
 
@@ -60,10 +109,17 @@ impl Service {
         if core::mem::replace(&mut tiered.noted.restored, true) {
             return;
         }
-        let note = tiered.tier.ownership().filter(|note| is_believed(note, epoch, standing));
+        let note = tiered.tier.ownership();
+        // What was formatted just now has nothing that could be void.
+        let is_new = tiered.tier.life() <= 1;
+        tiered.noted.voided = match note {
+            Some(note) => distrust(note, epoch, standing),
+            None => (!is_new).then_some(Voided::NoNote),
+        };
+        tiered.noted.untold = tiered.noted.voided.is_some();
         let sweep = &mut tiered.sweep;
         sweep.at = Some(0);
-        if let Some(note) = note {
+        if let Some(note) = note.filter(|_| tiered.noted.voided.is_none()) {
             sweep.slots = note.owned.with(&note.void, |owned, void| !owned | void);
             sweep.regained = note.void.clone();
             sweep.floor = note.floor;
@@ -154,6 +210,12 @@ impl Service {
         self.tiered.as_ref()?.tier.ownership()
     }
 
+    /// Why what the device had counts as removed since the start, if so: once.
+    pub fn poll_tier_voided(&mut self) -> Option<Voided> {
+        let noted = &mut self.tiered.as_mut()?.noted;
+        noted.voided.filter(|_| core::mem::take(&mut noted.untold))
+    }
+
     /// The map by which slots are served: not the newest that was heard of while that one is not written down.
     #[must_use]
     pub const fn served_epoch(&self) -> Epoch {
@@ -167,7 +229,15 @@ impl Service {
     }
 }
 
-fn is_believed(note: &Ownership, epoch: Epoch, standing: Standing) -> bool {
+/// Why a note is not to be believed; `None` when it is.
+fn distrust(note: &Ownership, epoch: Epoch, standing: Standing) -> Option<Voided> {
+    let noted = note.epoch;
     // 0 is no state.
-    note.state != 0 && note.state == standing.state && standing.since <= note.epoch && note.epoch <= epoch
+    if note.state == 0 || note.state != standing.state {
+        return Some(Voided::OtherState);
+    }
+    if noted > epoch {
+        return Some(Voided::Newer { noted, known: epoch });
+    }
+    (standing.since > noted).then_some(Voided::Moved { noted, since: standing.since })
 }

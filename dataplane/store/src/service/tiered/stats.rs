@@ -2,7 +2,7 @@
 
 use kvplane_tier::{Reason, RecoveryReport, ScrubReport, TierStats};
 
-use super::{Admission, Service};
+use super::{Admission, Service, Voided};
 
 /// Counted since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -74,6 +74,8 @@ pub struct TierSnapshot {
     pub recovered: Option<RecoveryReport>,
     /// Why nothing is written, if so.
     pub degraded: Option<Reason>,
+    /// Why what the device had at the start counts as removed, if so.
+    pub voided: Option<Voided>,
     /// What the scrubber does and has found.
     pub scrub: ScrubReport,
     /// Segments that an operator wants to be free, while they are not.
@@ -102,6 +104,7 @@ impl Service {
             is_recovered: tiered.tier.is_recovered(),
             recovered: tiered.recovered,
             degraded: tiered.tier.degraded(),
+            voided: tiered.noted.voided,
             scrub: tiered.tier.scrub_report(),
             wanted_free_segments: tiered.tier.wanted_free_segments(),
             segment_bytes: tiered.tier.config().segment_bytes,

@@ -79,6 +79,8 @@ pub(super) struct World {
     pub(super) epoch: u64,
     /// The epoch in which slots changed hands last.
     pub(super) steady: u64,
+    /// The control plane's state.
+    pub(super) state: u64,
     requests: u32,
     puts: u64,
     asked: BTreeMap<u32, Asked>,
@@ -143,6 +145,7 @@ impl World {
             life: 1,
             epoch: 1,
             steady: 1,
+            state: 1,
             requests: 0,
             puts: 0,
             asked: BTreeMap::new(),
@@ -175,7 +178,7 @@ impl World {
         let lost: BTreeSet<u16> = self.lost_slots.iter().map(|key| digest(*key).slot().0).collect();
         self.epoch += 1;
         // Nobody else had the others meanwhile: slots are lost and regained one by one here, and no map is missed.
-        let standing = Standing { state: 1, since: Epoch(self.steady) };
+        let standing = Standing { state: self.state, since: Epoch(self.steady) };
         self.service.own(Epoch(self.epoch), standing, |slot| !lost.contains(&slot));
     }
 
