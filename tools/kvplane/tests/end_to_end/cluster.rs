@@ -124,8 +124,9 @@ impl Cluster {
         issue(&place, "plane", "control", &[]);
         issue(&place, "people", "client", &[]);
         let (identity, run, listen) = (place.path("plane"), place.runtime(), format!("{PLANE}:7400"));
-        let arguments = ["control", "--cluster", &place.cluster, "--listen", &listen, "--replicas", "2"];
-        let more = ["--identity", text(&identity), "--runtime-directory", text(&run)];
+        let (state, cluster) = (place.path("state"), place.cluster.clone());
+        let arguments = ["control", "--cluster", &cluster, "--listen", &listen, "--replicas", "2"];
+        let more = ["--state", text(&state), "--identity", text(&identity), "--runtime-directory", text(&run)];
         let plane = Process::start(hub.inside(&place.bare(&[&arguments[..], &more].concat())));
         plane.wait_for("(QUIC)");
         let mut cluster = Self { place, hub, leaves, plane, nodes: Vec::new() };
