@@ -16,7 +16,7 @@ use kvplane_proto::rng::Rng;
 use crate::support::{Process, Workplace, finish, text, wait_until};
 
 const NODES: u64 = 5;
-/// Objects of a round that two nodes have before it begins, and how long each is.
+/// Objects of a round that two nodes have before it begins, as many that are put again and again, and how long each is.
 const OBJECTS: u64 = 300;
 const BYTES: usize = 8192;
 /// Load before the kill, and after it.
@@ -165,15 +165,17 @@ impl Cluster {
         serde_json::from_str(body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
     }
 
-    /// Waits until all nodes are there, and so many objects have two owners.
+    /// Waits until all nodes are there, and so many objects have two owners, for longer than reports take.
     fn whole(&self, objects: u64) {
+        let mut good = 0;
         let there = wait_until(|| {
             std::thread::sleep(Duration::from_millis(100));
             let shown = self.asked("/debug/shards");
             let nodes = shown["nodes"].as_array().expect("nodes");
             let shards = nodes.iter().flat_map(|node| node["shards"].as_array().expect("shards"));
             let copies: u64 = shards.map(|shard| shard["copies"]["elsewhere"].as_u64().expect("a number")).sum();
-            (self.asked("/health")["members"] == NODES && copies >= objects).then_some(())
+            good = if self.asked("/health")["members"] == NODES && copies >= objects { good + 1 } else { 0 };
+            (good == 30).then_some(())
         });
         assert_eq!(there, Some(()), "{NODES} nodes, {objects} objects with two owners");
     }
@@ -215,13 +217,12 @@ fn load() {
     let control = Control::Remote(Remote { cluster: cluster.to_owned(), addresses, identity: identity.into() });
     let config = ClientConfig { control, shared_memory: false, deadline: DEADLINE, ..ClientConfig::local(cluster) };
     let mut client = Client::connect(&config).unwrap();
-    let twice = PutOptions { replicas: 2, ..PutOptions::default() };
-    for number in 0..OBJECTS {
-        let name = format!("kept-{round}-{number}");
+    let twice = PutOptions { replicas: 2, replace: true, ..PutOptions::default() };
+    let kept = (0..OBJECTS).map(|number| format!("kept-{round}-{number}"));
+    for name in kept.chain((0..OBJECTS).map(changed)) {
         let done = wait_until(|| {
             // What is there already is put again, until both have it.
-            let options = PutOptions { replace: true, ..twice };
-            let (_, replicas) = client.put_replicas(name.as_bytes(), &value(&name), &options).ok()?;
+            let (_, replicas) = client.put_replicas(name.as_bytes(), &value(&name), &twice).ok()?;
             (replicas == 2).then_some(())
         });
         assert_eq!(done, Some(()), "{name} has two owners");
@@ -231,7 +232,7 @@ fn load() {
     let begun = Instant::now();
     while begun.elapsed() < BEFORE + AFTER {
         let put = rng.chance(0.2);
-        let name = if put { format!("new-{round}-{puts}") } else { kept(&mut rng, round) };
+        let name = if put { changed(puts % OBJECTS) } else { any_kept(&mut rng, round) };
         puts += u64::from(put);
         let owners = owners_of(&mut client, &name);
         let started = Instant::now();
@@ -253,7 +254,11 @@ fn load() {
     std::io::stdout().lock().write_all((out.join("\n") + "\nover\n").as_bytes()).unwrap();
 }
 
-fn kept(rng: &mut Rng, round: u64) -> String {
+fn changed(number: u64) -> String {
+    format!("changed-{number}")
+}
+
+fn any_kept(rng: &mut Rng, round: u64) -> String {
     format!("kept-{}-{}", rng.below(round + 1), rng.below(OBJECTS))
 }
 
@@ -332,7 +337,7 @@ fn any_node_may_be_killed_under_load() {
         assert!(all.len() > 500, "only {} operations", all.len());
         if round + 1 < count {
             cluster.nodes[victim as usize - 1] = cluster.node(victim);
-            cluster.whole((round + 1) * OBJECTS);
+            cluster.whole((round + 2) * OBJECTS);
         }
     }
 }
