@@ -63,9 +63,9 @@ pub enum Input {
         /// The map's epoch.
         epoch: Epoch,
     },
-    /// Connections to all ports of a member are refused, where they were taken before: its process is dead. Heeded where
-    /// it is silent too ([`crate::Cluster::silent`]), slots have two owners, and it has no devices, as what is on these
-    /// counts only if it comes back before others get its slots.
+    /// Connections to all ports of a member are refused, where they were taken before: its process is dead. Heeded
+    /// where it is silent too ([`crate::Cluster::silent`]), slots have two owners, and it has no devices, as what is
+    /// on these counts only if it comes back before others get its slots.
     Refused {
         /// Who.
         node: NodeId,
@@ -79,8 +79,8 @@ pub enum Input {
         /// Which life.
         incarnation: Incarnation,
     },
-    /// A member is to give its slots away, as soon as what moved before has come, and stay reachable, so that their new owners can fetch what was in them. It
-    /// lasts as long as this life of it.
+    /// A member is to give its slots away, as soon as what moved before has come, and stay reachable, so that their
+    /// new owners can fetch what was in them. It lasts as long as this life of it.
     Drain {
         /// Who.
         node: NodeId,

@@ -1,10 +1,11 @@
 //! When slots may change hands again: after what the last change moved has come.
 //!
-//! A shard that gets a slot fetches what was in it from the owner before. If the slot goes on to a third owner meanwhile,
-//! what had not come yet is asked for of nobody; and a shard that misses one of two maps in between has to drop what it
-//! has. So a change of owners that can wait does: a member that joins, or that is to be drained, gets or loses its share
-//! when all owners have said ([`Input::Settled`]) that they have heard of the change before and that its moves are done.
-//! All who wait are served by one change. Until then they are in the map with the share that they had.
+//! A shard that gets a slot fetches what was in it from the owner before. If the slot goes on to a third owner
+//! meanwhile, what had not come yet is asked for of nobody; and a shard that misses one of two maps in between has to
+//! drop what it has. So a change of owners that can wait does: a member that joins, or that is to be drained, gets or
+//! loses its share when all owners have said ([`Input::Settled`]) that they have heard of the change before and that
+//! its moves are done. All who wait are served by one change. Until then they are in the map with the share that they
+//! had.
 //!
 //! Deaths, farewells and restarts do not wait. Nor is anybody waited for beyond `settle_most_ns`, or who does not
 //! report: a life that never did is of an earlier version.

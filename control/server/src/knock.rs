@@ -1,5 +1,6 @@
-//! Whether members that fall silent are still there. The ports of a process that is dead refuse connections: then nobody
-//! needs to wait until its heartbeats are missed for long, and the second owners take over within a second or so.
+//! Whether members that fall silent are still there. The ports of a process that is dead refuse connections: then
+//! nobody needs to wait until its heartbeats are missed for long, and the second owners take over within a second or
+//! so.
 //!
 //! Silence alone is never enough here, nor is a port that cannot be reached: what is slow, stopped or behind a network
 //! that is down has the whole deadline. A refusal counts only from ports that this control plane has reached in the

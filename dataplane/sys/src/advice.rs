@@ -31,9 +31,9 @@ pub fn prefer_huge_pages(table: Range<*const u8>, now: bool) {
 /// comes from the kernel alone, so that it goes back when it is freed.
 const KEPT_BYTES: libc::c_int = 4 << 20;
 
-/// Has the allocator give free memory back, for processes that live long. Without it, glibc keeps twice as much at the
-/// end of each arena as the longest block that was ever freed, up to 64 MiB. To be called before there are threads; what
-/// another allocator makes of it is its own affair.
+/// Has the allocator give free memory back, for processes that live long. Without it, glibc keeps twice as much at
+/// the end of each arena as the longest block that was ever freed, up to 64 MiB. To be called before there are
+/// threads; what another allocator makes of it is its own affair.
 pub fn keep_little_free_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it changes two numbers of the allocator, and takes any value.

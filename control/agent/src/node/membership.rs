@@ -120,8 +120,8 @@ impl Membership {
         self.tell_settled(self.applied)
     }
 
-    /// Waits until the node is in the map, and, for a while, until it has its share of the slots: it gets that when what
-    /// moved before has come to the others.
+    /// Waits until the node is in the map, and, for a while, until it has its share of the slots: it gets that when
+    /// what moved before has come to the others.
     pub(super) fn wait_until_mapped(&mut self) -> Result<(), Error> {
         let patience = Duration::from_secs(10);
         let start = std::time::Instant::now();

@@ -1,5 +1,5 @@
-//! Five nodes, each in a network namespace of its own, and one of them killed under load: no byte is wrong, nothing that
-//! two nodes had is lost, and errors end soon.
+//! Five nodes, each in a network namespace of its own, and one of them killed under load: no byte is wrong, nothing
+//! that two nodes had is lost, and errors end soon.
 //!
 //! The load is this test program again, beside the control plane: it knows what each object's bytes must be, when each
 //! of its operations began and ended, and who owned what it asked for. `cargo x cluster` kills every node in turn. A
@@ -273,7 +273,8 @@ fn check(name: &str, got: Result<Option<Vec<u8>>, Error>) -> bool {
 }
 
 fn owners_of(client: &mut Client, name: &str) -> Vec<u64> {
-    thread_local!(static TABLE: std::cell::RefCell<Option<(u64, OwnerTable)>> = const { std::cell::RefCell::new(None) });
+    type Known = std::cell::RefCell<Option<(u64, OwnerTable)>>;
+    thread_local!(static TABLE: Known = const { Known::new(None) });
     let digest = client.digest(name.as_bytes()).unwrap();
     let map = client.link().map().expect("a client has a map");
     TABLE.with_borrow_mut(|known| {

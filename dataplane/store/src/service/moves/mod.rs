@@ -50,8 +50,8 @@ pub struct MoveCounters {
     pub failures: u64,
     /// Fetches that were void, as the object was put or removed here, or its slot moved on.
     pub void: u64,
-    /// Whether nothing is to come any more by the maps that were heard of, and what lacks copies by them was gone through.
-    /// Where nothing is fetched by itself, that is always so.
+    /// Whether nothing is to come any more by the maps that were heard of, and what lacks copies by them was gone
+    /// through. Where nothing is fetched by itself, that is always so.
     pub settled: bool,
     /// Imports that were given up, as too much was written while the former owner did not answer.
     pub abandoned: u64,
