@@ -96,6 +96,8 @@ struct Scratch(PathBuf);
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
+        // What the control plane of a node over it remembered.
+        let _ = std::fs::remove_dir_all(self.0.with_extension("control"));
     }
 }
 

@@ -28,9 +28,10 @@ pub struct SsdConfig {
 impl std::str::FromStr for SsdConfig {
     type Err = String;
 
-    /// `PATH` or `PATH:SIZE`.
+    /// `PATH` or `PATH:SIZE`. What exists under the whole text is a path: those by which Linux names devices have
+    /// colons.
     fn from_str(text: &str) -> Result<Self, String> {
-        let (path, bytes) = match text.rsplit_once(':') {
+        let (path, bytes) = match text.rsplit_once(':').filter(|_| std::fs::symlink_metadata(text).is_err()) {
             Some((path, size)) => (path, Some(parse_bytes(size)?)),
             None => (text, None),
         };
@@ -131,5 +132,11 @@ mod tests {
         for wrong in ["", ":1G", "/a:0", "/a:x"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
+        // As Linux names drives by where they are.
+        let there = std::env::temp_dir().join(format!("kvplane-{}-pci-0000:00:04.0-nvme:1", std::process::id()));
+        std::fs::write(&there, b"").expect("a file");
+        let found = parse(there.to_str().expect("text"));
+        std::fs::remove_file(&there).expect("it is there");
+        assert_eq!(found, Ok(SsdConfig { path: there, bytes: None }));
     }
 }

@@ -112,6 +112,7 @@ impl Cluster {
             Input::Refused { node, incarnation } => self.refused(node, incarnation),
             Input::Leave { node, incarnation } => self.leave(node, incarnation),
             Input::Drain { node, incarnation } => self.drain(node, incarnation),
+            Input::Undrain { node, incarnation } => self.undrain(node, incarnation),
             Input::ClientHeartbeat { client } => self.client_heartbeat(client),
             Input::RegisterSegment { segment } => self.register_segment(segment),
             Input::UnregisterSegment { owner, name } => self.unregister_segment(owner, name),

@@ -163,8 +163,7 @@ impl Cluster {
     }
 
     pub(crate) fn drain(&mut self, node: NodeId, life: Option<Incarnation>) -> Result<Reply, Rejection> {
-        let known = self.rows.get(&node).map(|row| row.member.incarnation);
-        let incarnation = life.or(known).unwrap_or(Incarnation(0));
+        let incarnation = self.life_or_present(node, life);
         self.expect_life(node, incarnation)?;
         let takes = |row: &Row| row.state.is_live() && row.state != MemberState::Draining && row.member.weight > 0;
         if self.rows[&node].state.is_live() && !self.rows.values().any(|row| row.member.node != node && takes(row)) {
@@ -181,6 +180,21 @@ impl Cluster {
             return Err(Rejection::Ended { node, incarnation, state });
         }
         Ok(Reply::Draining { epoch: self.newest_epoch() })
+    }
+
+    pub(crate) fn undrain(&mut self, node: NodeId, life: Option<Incarnation>) -> Result<Reply, Rejection> {
+        let incarnation = self.life_or_present(node, life);
+        self.expect_live(node, incarnation)?;
+        if self.step(node, MemberEvent::Undrain) {
+            self.remember(node);
+            self.arm_member(node);
+        }
+        Ok(Reply::Undrained { epoch: self.newest_epoch() })
+    }
+
+    fn life_or_present(&self, node: NodeId, life: Option<Incarnation>) -> Incarnation {
+        let known = self.rows.get(&node).map(|row| row.member.incarnation);
+        life.or(known).unwrap_or(Incarnation(0))
     }
 
     /// Refuses whoever is not the latest known life of a node.

@@ -79,9 +79,16 @@ pub enum Input {
         /// Which life.
         incarnation: Incarnation,
     },
-    /// A member is to give its slots away, as soon as what moved before has come, and stay reachable, so that their
-    /// new owners can fetch what was in them. It lasts as long as this life of it.
+    /// A member is to give its slots away, as soon as what moved before has come, and stay reachable, so that their new
+    /// owners can fetch what was in them. It lasts as long as this life of it, or until [`Input::Undrain`].
     Drain {
+        /// Who.
+        node: NodeId,
+        /// Which life; nothing for the present one.
+        incarnation: Option<Incarnation>,
+    },
+    /// A member that is drained is to have its share again, with what the others have fetched meanwhile.
+    Undrain {
         /// Who.
         node: NodeId,
         /// Which life; nothing for the present one.
@@ -158,6 +165,11 @@ pub enum Reply {
     },
     /// To a drain.
     Draining {
+        /// The newest epoch.
+        epoch: Epoch,
+    },
+    /// To the end of a drain; also where there was none.
+    Undrained {
         /// The newest epoch.
         epoch: Epoch,
     },

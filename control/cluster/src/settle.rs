@@ -62,7 +62,8 @@ impl Cluster {
     }
 
     /// Whether an owner may not have all yet that moved to it.
-    fn is_moving(&self) -> bool {
+    #[must_use]
+    pub fn is_moving(&self) -> bool {
         let restarts = self.layout.former.as_ref().and_then(|former| former.restarts.as_ref());
         let moved = restarts.map_or(Epoch(0), |restarts| restarts.at).max(self.layout.since);
         let lags = |row: &Row| row.shared && row.settled.is_some_and(|epoch| epoch < moved);

@@ -29,8 +29,10 @@ state_machine! {
         Heartbeat,
         /// Silent for `suspect_after_ns`.
         Silence,
-        /// It is to give its slots away, for the rest of its life.
+        /// It is to give its slots away, for the rest of its life or until it is to have some again.
         Drain,
+        /// It is to have its share again.
+        Undrain,
         /// Silent for `heartbeat_deadline_ns`.
         Deadline,
         /// The current life says farewell.
@@ -45,6 +47,8 @@ state_machine! {
         Active, Silence => Suspect;
         Joining | Active | Suspect, Drain => Draining;
         Draining | Dead | Left, Drain => ignored;
+        Draining, Undrain => Active;
+        Joining | Active | Suspect | Dead | Left, Undrain => ignored;
         Joining | Suspect | Draining, Deadline => Dead;
         Joining | Active | Suspect | Draining, Leave => Left;
         Dead | Left, Leave => ignored;
@@ -78,30 +82,36 @@ mod tests {
 Joining + Join -> Joining
 Joining + Heartbeat -> Active
 Joining + Drain -> Draining
+Joining + Undrain -> (stale)
 Joining + Deadline -> Dead
 Joining + Leave -> Left
 Active + Join -> Active
 Active + Heartbeat -> Active
 Active + Silence -> Suspect
 Active + Drain -> Draining
+Active + Undrain -> (stale)
 Active + Leave -> Left
 Suspect + Join -> Active
 Suspect + Heartbeat -> Active
 Suspect + Drain -> Draining
+Suspect + Undrain -> (stale)
 Suspect + Deadline -> Dead
 Suspect + Leave -> Left
 Draining + Join -> Joining
 Draining + Heartbeat -> Draining
 Draining + Drain -> (stale)
+Draining + Undrain -> Active
 Draining + Deadline -> Dead
 Draining + Leave -> Left
 Dead + Join -> Joining
 Dead + Heartbeat -> (stale)
 Dead + Drain -> (stale)
+Dead + Undrain -> (stale)
 Dead + Leave -> (stale)
 Left + Join -> Joining
 Left + Heartbeat -> (stale)
 Left + Drain -> (stale)
+Left + Undrain -> (stale)
 Left + Leave -> (stale)
 ";
 }

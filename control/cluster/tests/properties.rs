@@ -34,6 +34,10 @@ enum Step {
         node: u64,
         incarnation: Option<u64>,
     },
+    Undrain {
+        node: u64,
+        incarnation: Option<u64>,
+    },
     Register {
         owner: SegmentOwner,
         name: u8,
@@ -72,6 +76,7 @@ fn any_step() -> impl Strategy<Value = Step> {
             .prop_map(|((node, incarnation), epoch)| Step::Settled { node, incarnation, epoch }),
         2 => life().prop_map(|(node, incarnation)| Step::Leave { node, incarnation }),
         2 => (0u64..6, prop::option::of(1u64..4)).prop_map(|(node, incarnation)| Step::Drain { node, incarnation }),
+        2 => (0u64..6, prop::option::of(1u64..4)).prop_map(|(node, incarnation)| Step::Undrain { node, incarnation }),
         4 => (any_owner(), 0u8..8, 0u64..3000).prop_map(|(owner, name, ttl_ms)| Step::Register { owner, name, ttl_ms }),
         2 => (any_owner(), 0u8..8).prop_map(|(owner, name)| Step::Unregister { owner, name }),
         2 => (0u64..3).prop_map(|client| Step::ClientBeat { client }),
@@ -96,6 +101,9 @@ fn apply(mut driver: Driver, step: Step) -> Driver {
         }),
         Step::Drain { node, incarnation } => {
             driver.handle(Input::Drain { node: NodeId(node), incarnation: incarnation.map(Incarnation) })
+        }
+        Step::Undrain { node, incarnation } => {
+            driver.handle(Input::Undrain { node: NodeId(node), incarnation: incarnation.map(Incarnation) })
         }
         Step::Register { owner, name, ttl_ms } => {
             let ttl_ns = if matches!(owner, SegmentOwner::Node { .. }) { 0 } else { ttl_ms * MS };

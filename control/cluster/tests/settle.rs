@@ -135,3 +135,35 @@ fn only_live_members_can_tell() {
     driver.handle(Input::Leave { node: NodeId(1), incarnation: Incarnation(1) }).unwrap();
     assert!(matches!(settled(&mut driver, 1, 1), Err(Rejection::Ended { .. })));
 }
+
+#[test]
+fn a_drain_that_is_taken_back_gives_the_share_again_when_the_moves_are_done() {
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    drain(&mut driver, 2);
+    assert_eq!(owners(&driver), [1]);
+    let undrain = |driver: &mut Driver, life: u64| {
+        driver.handle(Input::Undrain { node: NodeId(2), incarnation: Some(Incarnation(life)) })
+    };
+    assert!(undrain(&mut driver, 9).is_err(), "a life that is not known");
+    undrain(&mut driver, 1).unwrap();
+    assert_eq!(owners(&driver), [1], "node 1 has not said that it has all");
+    all_settled(&mut driver);
+    assert_eq!(owners(&driver), [1, 2]);
+    let epoch = driver.published.epoch;
+    undrain(&mut driver, 1).unwrap();
+    assert_eq!(driver.published.epoch, epoch, "it was not drained any more");
+    let unknown = driver.handle(Input::Undrain { node: NodeId(7), incarnation: None });
+    assert!(matches!(unknown, Err(Rejection::Unknown { .. })));
+}
+
+#[test]
+fn a_drain_that_is_taken_back_outlives_the_control_plane() {
+    let mut driver = two(patient());
+    all_settled(&mut driver);
+    drain(&mut driver, 2);
+    driver.handle(Input::Undrain { node: NodeId(2), incarnation: None }).unwrap();
+    let driver = driver.restart();
+    let states: Vec<_> = driver.cluster.members().map(|view| view.state).collect();
+    assert!(states.iter().all(|state| *state != kvplane_cluster::MemberState::Draining), "{states:?}");
+}

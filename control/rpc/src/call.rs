@@ -19,8 +19,8 @@ use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::{
     AnswerOrder, AttachDevices, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave,
     ListSegments, ListShards, ListTenants, ListTiers, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments,
-    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, UnregisterSegment,
-    WatchEvents, WatchMap, WatchOrders, is_large,
+    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
+    UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
 };
 use crate::rights::{Called, is_bound};
 use crate::server::Host;
@@ -198,6 +198,7 @@ impl Call {
             Settled::KIND => self.answer(frame, |c| service.settled(caller, c)),
             Leave::KIND => self.answer(frame, |c| service.leave(caller, c)),
             Drain::KIND => self.answer(frame, |c| service.drain(caller, c)),
+            Undrain::KIND => self.answer(frame, |c| service.undrain(caller, c)),
             AttachDevices::KIND => self.answer(frame, |c| service.attach_devices(caller, c)),
             GetMap::KIND => self.get_map(frame),
             RegisterSegment::KIND => self.answer(frame, |c| service.register_segment(caller, c)),

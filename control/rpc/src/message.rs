@@ -25,7 +25,7 @@ pub use crate::events::{
     AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
     ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
 };
-pub use crate::moves::{AttachDevices, DevicesKept, Drain, Settled};
+pub use crate::moves::{AttachDevices, DevicesKept, Drain, Settled, Undrain};
 pub use crate::shards::{
     CopyFigures, EventFigures, ListShards, OPERATIONS_PER_REPORT, OperationFigures, ReportShard, SLOW_PER_REPORT,
     ShardFigures, ShardList, ShardNode, SlowFigures, SsdFigures,
@@ -122,6 +122,7 @@ messages! {
     Drain = 0x001a small => Done;
     AttachDevices = 0x001b small => DevicesKept;
     Settled = 0x001c small => Done;
+    Undrain = 0x001d small => Done;
     SetTenant = 0x0020 small => Done;
     RemoveTenant = 0x0021 small => Done;
     ListTenants = 0x0022 small => TenantList;

@@ -31,10 +31,19 @@ pub struct Settled {
     pub epoch: u64,
 }
 
-/// Has a member give its slots away, for the rest of its life: it stays reachable, and their new owners fetch what was
-/// in them.
+/// Has a member give its slots away, for the rest of its life or until [`Undrain`]: it stays reachable, and their new
+/// owners fetch what was in them.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Drain {
+    /// Which member.
+    pub node: u64,
+    /// In which life; an operator passes none.
+    pub incarnation: Option<u64>,
+}
+
+/// Gives a member its share of the slots again that was drained, or is being drained.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Undrain {
     /// Which member.
     pub node: u64,
     /// In which life; an operator passes none.

@@ -12,8 +12,8 @@ use crate::conductor::{
 use crate::message::{
     AnswerOrder, AttachDevices, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave,
     ListSegments, ListShards, ListTenants, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments,
-    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, UnregisterSegment,
-    WatchEvents, WatchMap, WatchOrders,
+    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
+    UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
 };
 use crate::role::{Role, Scope};
 
@@ -74,6 +74,7 @@ rights! {
     Settled = "settled" MEMBERS |call| Some(Scope::Node(call.node));
     Leave = "leave" ENDERS |call| Some(Scope::Node(call.node));
     Drain = "drain" ENDERS |call| Some(Scope::Node(call.node));
+    Undrain = "undrain" ENDERS |call| Some(Scope::Node(call.node));
     GetMap = "get_map" ANY;
     WatchMap = "watch_map" ANY;
     RegisterSegment = "register_segment" HOLDERS |call| node_of(call.segment.owner);
@@ -150,6 +151,7 @@ mod tests {
             "settled cn",
             "leave cna",
             "drain cna",
+            "undrain cna",
             "get_map cncsa",
             "watch_map cncsa",
             "register_segment cnc",

@@ -19,7 +19,7 @@ use crate::message::{
     Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers, MapReply, OrderTiers, RegisterSegment,
     RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SegmentList, SegmentReply, SetTenant,
     Settled, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply, TierList,
-    TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
+    TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::role::Role;
 
@@ -100,6 +100,8 @@ pub trait Service: Send + Sync + 'static {
     fn leave(&self, caller: Caller, call: Leave) -> Result<Done, Refusal>;
     /// Has a member give its slots away.
     fn drain(&self, caller: Caller, call: Drain) -> Result<Done, Refusal>;
+    /// Gives a member that was drained its share again.
+    fn undrain(&self, caller: Caller, call: Undrain) -> Result<Done, Refusal>;
     /// Puts a segment into the catalog.
     fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<Done, Refusal>;
     /// Keeps a client's segments in the catalog.

@@ -76,6 +76,7 @@ fn golden_frames() {
     show("Settled", encode(&Settled { node: 7, incarnation: 2, epoch: 9 }));
     show("Leave", encode(&Leave { node: 7, incarnation: Some(2) }));
     show("Drain", encode(&Drain { node: 7, incarnation: Some(2) }));
+    show("Undrain", encode(&Undrain { node: 7, incarnation: None }));
     show("AttachDevices", encode(&AttachDevices { node: 7, incarnation: 2, devices: 3 << 64 | 4 }));
     show("GetMap", encode(&GetMap));
     show("WatchMap", encode(&WatchMap { known_epoch: None }));

@@ -11,10 +11,12 @@
 //! | `/get_all_keys` | keys of a tenant, one a line |
 //! | `POST /api/v1/remove_all` | removes a tenant's objects |
 //! | `/api/v1/tenant_quotas` | tenants and their quotas, see [`tenants`] |
+//! | `/api/v1/drain_jobs`, `/query`, `/cancel` | nodes that give their slots away, see [`drains`] |
 //!
-//! Mooncake's other paths answer 501 and say why. Keys are of the tenant that `tenant_id` names, else of the default
+//! Keys are of the tenant that `tenant_id` names, else of the default
 //! one. Nodes report with their heartbeats, so that numbers are at most one interval old.
 
+mod drains;
 mod keys;
 mod objects;
 mod segments;
@@ -28,6 +30,7 @@ use serde_json::{Value, json};
 
 use crate::control::{Control, View};
 use crate::http::{Answer, JSON, TEXT};
+pub(crate) use drains::Drained;
 use kvplane_rpc::Refusal;
 pub(crate) use segments::used_bytes;
 pub use shards::shard_json;
@@ -40,16 +43,13 @@ const OBJECT_NOT_FOUND: i32 = -704;
 const UNAVAILABLE: i32 = -1010;
 const NOT_SUPPORTED: i32 = -1012;
 
-/// Paths that Mooncake has and this does not yet, and what to do instead.
-const WAITING: [(&str, &str); 3] = [
-    ("/api/v1/drain_jobs", "segments are not drained yet: kvplane ctl remove takes a node out of the map"),
-    ("/api/v1/drain_jobs/query", "segments are not drained yet"),
-    ("/api/v1/drain_jobs/cancel", "segments are not drained yet"),
-];
 /// Paths that are answered, not with GET alone.
-const WRITTEN: [&str; 2] = [TENANT_QUOTAS, REMOVE_ALL];
+const WRITTEN: [&str; 5] = [TENANT_QUOTAS, REMOVE_ALL, DRAIN_JOBS, DRAIN_QUERY, DRAIN_CANCEL];
 const TENANT_QUOTAS: &str = "/api/v1/tenant_quotas";
 const REMOVE_ALL: &str = "/api/v1/remove_all";
+const DRAIN_JOBS: &str = "/api/v1/drain_jobs";
+const DRAIN_QUERY: &str = "/api/v1/drain_jobs/query";
+const DRAIN_CANCEL: &str = "/api/v1/drain_jobs/cancel";
 
 /// Paths that are answered, all with GET.
 const SERVED: [&str; 11] = [
@@ -69,8 +69,7 @@ const SEGMENT_STATUS: &str = "/api/v1/segments/status";
 
 /// The path as metrics name it, if it is one of these.
 pub(crate) fn known(path: &str) -> Option<&'static str> {
-    let waiting = WAITING.iter().map(|(waiting, _)| *waiting);
-    SERVED.iter().copied().chain([SEGMENT_STATUS]).chain(WRITTEN).chain(waiting).find(|known| *known == path)
+    SERVED.iter().copied().chain([SEGMENT_STATUS]).chain(WRITTEN).find(|known| *known == path)
 }
 
 pub(crate) fn answer_json(status: StatusCode, value: &Value) -> Answer {
@@ -103,11 +102,11 @@ pub(crate) fn parameter(request: &Request<Incoming>, name: &str) -> Option<Strin
 
 /// The answer for a path that [`known`] knows.
 pub(crate) async fn answer(control: &Control, path: &'static str, request: Request<Incoming>) -> Answer {
-    if let Some((_, instead)) = WAITING.iter().find(|(waiting, _)| *waiting == path) {
-        return failure(StatusCode::NOT_IMPLEMENTED, NOT_SUPPORTED, instead);
-    }
     if path == TENANT_QUOTAS {
         return tenants::answer(control, request).await;
+    }
+    if [DRAIN_JOBS, DRAIN_QUERY, DRAIN_CANCEL].contains(&path) {
+        return drains::answer(control, path, request).await;
     }
     let tenant_id = parameter(&request, "tenant_id");
     if path == REMOVE_ALL {

@@ -20,6 +20,7 @@ use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::sleep_until;
 
+use crate::admin::Drained;
 use crate::conductor::Host;
 use crate::counts::Counts;
 use crate::follow::{Follow, Published};
@@ -101,6 +102,7 @@ pub(crate) struct Control {
     /// The Conductor, where it is hosted.
     pub(crate) conductor: Option<Arc<Host>>,
     pub(crate) counts: Counts,
+    pub(crate) drained: Drained,
 }
 
 impl Control {
@@ -128,6 +130,7 @@ impl Control {
             objects: ObjectsAccess::default(),
             conductor: None,
             counts: Counts::default(),
+            drained: Drained::default(),
         };
         control.carry_out(&mut *control.core()?)?;
         Ok(control)
@@ -353,6 +356,28 @@ impl Control {
         self.rearm.notify_one();
     }
 
+    /// What members own and hold, by their numbers.
+    pub(crate) fn holdings(&self) -> Result<BTreeMap<u64, Holding>, Refusal> {
+        let now_ns = self.now_ns();
+        let mut core = self.core()?;
+        core.forget_gone();
+        let mut on_ssds = BTreeMap::new();
+        for node in core.tiers.list(None, now_ns) {
+            on_ssds.insert(node.node, node.shards.iter().map(|shard| shard.objects).sum());
+        }
+        let moving = core.cluster.is_moving();
+        let holding = |view: kvplane_cluster::MemberView<'_>| Holding {
+            incarnation: view.member.incarnation.0,
+            state: view.state,
+            shared: view.shared,
+            moving,
+            heard: view.heard_ns.map(|heard_ns| self.started + Duration::from_nanos(heard_ns)),
+            objects: view.load.map(|load| load.objects + on_ssds.get(&view.member.node.0).copied().unwrap_or(0)),
+            bytes: view.load.map_or(0, |load| load.used_bytes),
+        };
+        Ok(core.cluster.members().map(|view| (view.member.node.0, holding(view))).collect())
+    }
+
     /// What HTTP shows; fails when the control plane has.
     pub(crate) fn view(&self) -> Result<View, Refusal> {
         let core = self.core()?;
@@ -387,6 +412,22 @@ impl Control {
             load: view.load.map(Load::from),
         }
     }
+}
+
+/// What the last known life of a node owns and holds.
+pub(crate) struct Holding {
+    pub(crate) incarnation: u64,
+    pub(crate) state: MemberState,
+    /// Whether it has its share of the slots.
+    pub(crate) shared: bool,
+    /// Whether others have not all yet that moved to them.
+    pub(crate) moving: bool,
+    /// When it was heard of last, since this start.
+    pub(crate) heard: Option<Instant>,
+    /// In memory and on SSDs, as far as it has been heard of.
+    pub(crate) objects: Option<u64>,
+    /// In memory.
+    pub(crate) bytes: u64,
 }
 
 /// Which shard owns which slot first.

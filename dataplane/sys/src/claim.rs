@@ -148,7 +148,7 @@ fn is_read_only(error: &io::Error) -> bool {
 }
 
 /// Whoever writes behind the limit of file sizes (`ulimit -f`) is ended by a signal, not told by an error.
-fn check_limit(bytes: u64) -> io::Result<()> {
+pub(crate) fn check_limit(bytes: u64) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is ours, and as the call wants it.
     if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0 && limit.rlim_cur < bytes {
@@ -212,8 +212,8 @@ fn fit(file: &File, path: &Path, bytes: Option<u64>, remarks: &mut Vec<String>) 
     match bytes {
         Some(bytes) if has == 0 => make(file, path, bytes, remarks),
         Some(bytes) if has < bytes => Err(invalid(format!(
-            "it has {has} bytes, {bytes} were asked for: leave the size out to use it as it is, or remove it to start \
-             anew"
+            "it has {has} bytes, {bytes} were asked for: if it was made shorter, leave the size out; if it was cut, \
+             remove it to start anew"
         ))),
         None if has == 0 => Err(invalid("it is empty: give a size, PATH:SIZE".to_owned())),
         _ => Ok(()),

@@ -66,7 +66,7 @@ impl DirectFile {
         let file = how.open(path).map_err(named)?;
         let bytes = length(&file).map_err(named)?;
         if bytes == 0 {
-            let text = format!("{}: an empty file holds no segment; give it a length", path.display());
+            let text = format!("{}: it has no bytes: give the file a length, or the device something", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let used = if whole_blocks { bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64 } else { bytes };

@@ -38,7 +38,7 @@ use kvplane_proto::digest::Digest;
 
 use crate::config::{Layout, TierConfig};
 use crate::errors::{OpenError, Reason};
-use crate::format::{FIRST_SEGMENT_OFFSET, FooterEntry, Shape, SuperblockFound};
+use crate::format::{FIRST_SEGMENT_OFFSET, Filled, FooterEntry, Shape, SuperblockFound};
 use crate::index::{Entry, Index};
 use crate::memory::Memory;
 use crate::ops::{Fault, Jobs, OpId, Owner};
@@ -106,6 +106,8 @@ pub struct Tier {
     preparing: Option<u32>,
     /// The generation of the segment that was opened last in this life.
     last_opened: u64,
+    /// What the segment has that was filled last in this life.
+    filled: Option<Filled>,
     /// The last tombstone that was appended.
     last_tombstone: u64,
     /// Records that the device may have and the index does not know.
@@ -162,6 +164,7 @@ impl Tier {
             prepared_oldest_live: 0,
             preparing: None,
             last_opened: 0,
+            filled: None,
             last_tombstone: 0,
             untracked: Untracked::default(),
             spare_entries: (0..ENTRY_LISTS).map(|_| Vec::with_capacity(entries)).collect(),

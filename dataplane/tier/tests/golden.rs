@@ -3,7 +3,7 @@
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{NodeId, ShardId, Version};
 use kvplane_tier::format::{
-    AWAY_MOST, FooterEntry, FooterPage, Kind, RecordHeader, SegmentHeader, Shape, Superblock, SuperblockFound,
+    AWAY_MOST, Filled, FooterEntry, FooterPage, Kind, RecordHeader, SegmentHeader, Shape, Superblock, SuperblockFound,
 };
 use proptest::prelude::*;
 
@@ -58,7 +58,11 @@ fn the_superblock_is_as_documented() {
 
 #[test]
 fn the_segment_header_is_as_documented() {
-    let header = SegmentHeader { segment: 7, generation: (1 << 40) + 1, oldest_live: 1 << 40, previous: 5 };
+    let filled = Some(Filled { generation: 1 << 40, last_tombstone: (1 << 40) + 77, tombstones: 9 });
+    let header = SegmentHeader { segment: 7, generation: (1 << 40) + 1, oldest_live: 1 << 40, previous: 5, filled };
+    let earlier = SegmentHeader { filled: None, ..header };
+    assert_eq!(hex(&earlier.encode(UUID)), include_str!("golden/segment-of-before.hex").trim());
+    assert_eq!(SegmentHeader::decode(&earlier.encode(UUID), UUID), Ok(earlier));
     assert_eq!(hex(&header.encode(UUID)), include_str!("golden/segment.hex").trim());
     assert_eq!(SegmentHeader::decode(&header.encode(UUID), UUID), Ok(header));
     assert!(SegmentHeader::decode(&header.encode(UUID), UUID + 1).is_err(), "another device");
@@ -100,7 +104,7 @@ proptest! {
         let mut bytes = record().encode(UUID);
         bytes[bit / 8] ^= 1 << (bit % 8);
         prop_assert!(RecordHeader::decode(&bytes, UUID, 1 << 20).is_err());
-        let header = SegmentHeader { segment: 7, generation: 8, oldest_live: 9, previous: 5 };
+        let header = SegmentHeader { segment: 7, generation: 8, oldest_live: 9, previous: 5, filled: None };
         let mut bytes = header.encode(UUID);
         bytes[bit / 8 % 64] ^= 1 << (bit % 8);
         prop_assert!(SegmentHeader::decode(&bytes, UUID).is_err());

@@ -110,6 +110,9 @@ impl Service for Recorder {
     fn drain(&self, _: Caller, _: Drain) -> Result<Done, Refusal> {
         Ok(Done)
     }
+    fn undrain(&self, _: Caller, _: Undrain) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
     fn register_segment(&self, _: Caller, _: RegisterSegment) -> Result<Done, Refusal> {
         Ok(Done)
     }

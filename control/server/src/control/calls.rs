@@ -12,7 +12,7 @@ use kvplane_rpc::message::{
     Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant,
     RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList,
     SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys,
-    TicketReply, TierList, TierOrders, TiersOrdered, UnregisterSegment, WatchOrders, Welcome,
+    TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
@@ -107,13 +107,18 @@ impl Service for Control {
     }
 
     fn drain(&self, caller: Caller, call: Drain) -> Result<Done, Refusal> {
-        if call.incarnation.is_none() && !matches!(caller.role, Role::Admin | Role::Control) {
-            let reason = format!("node {} must say which of its lives is to be drained", call.node);
-            return Err(Refusal::new(RefusalCode::BadRequest, reason));
-        }
+        check_names_life(caller, call.node, call.incarnation)?;
         let (node, incarnation) = (NodeId(call.node), call.incarnation.map(Incarnation));
         self.handle(Input::Drain { node, incarnation })?;
         tracing::info!(node = node.0, "a node is drained");
+        Ok(Done)
+    }
+
+    fn undrain(&self, caller: Caller, call: Undrain) -> Result<Done, Refusal> {
+        check_names_life(caller, call.node, call.incarnation)?;
+        let (node, incarnation) = (NodeId(call.node), call.incarnation.map(Incarnation));
+        self.handle(Input::Undrain { node, incarnation })?;
+        tracing::info!(node = node.0, "a node is not drained any more");
         Ok(Done)
     }
 
@@ -330,4 +335,13 @@ impl Service for Control {
         }
         self.counts.observe(event);
     }
+}
+
+/// Whoever is no operator may speak of one life of a node only.
+fn check_names_life(caller: Caller, node: u64, incarnation: Option<u64>) -> Result<(), Refusal> {
+    if incarnation.is_some() || matches!(caller.role, Role::Admin | Role::Control) {
+        return Ok(());
+    }
+    let reason = format!("node {node} must say which of its lives is meant");
+    Err(Refusal::new(RefusalCode::BadRequest, reason))
 }

@@ -45,6 +45,7 @@ pub(super) fn memory_file(name: &str, bytes: usize, reserved_pages: bool) -> io:
     // Kernels before 6.3 do not know the flag that forbids executing the file.
     let file = create(base | libc::MFD_NOEXEC_SEAL).or_else(|_| create(base))?;
     let length = i64::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    crate::claim::check_limit(bytes as u64)?;
     // SAFETY: plain call on a descriptor we own.
     if unsafe { libc::ftruncate(file.as_raw_fd(), length) } != 0 {
         return Err(io::Error::last_os_error());

@@ -23,6 +23,19 @@ pub struct SegmentHeader {
     pub oldest_live: u64,
     /// The generation of the segment that was filled before this one in the same life of the shard, or 0.
     pub previous: u64,
+    /// What the segment has that was filled last when this header was made, in the same life.
+    pub filled: Option<Filled>,
+}
+
+/// The removals in a segment that was filled, so that those which are missing at its end are missed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Filled {
+    /// Which use of which segment; never 0.
+    pub generation: u64,
+    /// How many tombstones it has, each counted once.
+    pub tombstones: u32,
+    /// The sequence of the last of them, or 0.
+    pub last_tombstone: u64,
 }
 
 impl SegmentHeader {
@@ -35,6 +48,11 @@ impl SegmentHeader {
         put64(&mut out, 16, self.generation);
         put64(&mut out, 24, self.oldest_live);
         put64(&mut out, 32, self.previous);
+        if let Some(filled) = &self.filled {
+            put64(&mut out, 40, filled.generation);
+            put64(&mut out, 48, filled.last_tombstone);
+            put32(&mut out, 56, filled.tombstones);
+        }
         let checksum = seeded(uuid, &out[..CHECKSUM_AT]);
         put32(&mut out, CHECKSUM_AT, checksum);
         out
@@ -49,7 +67,11 @@ impl SegmentHeader {
         if word32(bytes, CHECKSUM_AT) != seeded(uuid, &bytes[..CHECKSUM_AT]) {
             return Err(Flaw::Checksum);
         }
+        // Zero in the headers of earlier programs: they say nothing about others.
+        let filled =
+            Filled { generation: word64(bytes, 40), last_tombstone: word64(bytes, 48), tombstones: word32(bytes, 56) };
         Ok(Self {
+            filled: (filled.generation != 0).then_some(filled),
             segment: word32(bytes, 8),
             generation: word64(bytes, 16),
             oldest_live: word64(bytes, 24),

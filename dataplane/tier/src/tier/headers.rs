@@ -25,7 +25,8 @@ impl Tier {
         let previous = self.last_opened;
         let at = &mut self.segments[segment];
         (at.generation, at.previous, at.bad, at.visible) = (generation, previous, false, true);
-        let header = SegmentHeader { segment, generation, oldest_live: self.oldest_live, previous };
+        let (oldest_live, filled) = (self.oldest_live, self.filled);
+        let header = SegmentHeader { segment, generation, oldest_live, previous, filled };
         let bytes = header.encode(self.uuid);
         let block = self.config.block_bytes;
         zero(memory, self.layout.header, block);
@@ -97,6 +98,7 @@ impl Tier {
             let at = &mut self.segments[segment];
             (at.generation, at.previous) = (header.generation, header.previous);
             self.oldest_live = self.oldest_live.max(header.oldest_live);
+            self.recovery.filled.extend(header.filled.map(|filled| (filled.generation, filled)));
         }
         self.recovery.header(segment, header.is_none() && !is_blank);
         let Phase::Headers { next, left, .. } = &mut self.phase else { return };

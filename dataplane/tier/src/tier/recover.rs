@@ -8,14 +8,14 @@
 //! Where something durable is missing that may have been a removal, every object older than it is given up: a cache may
 //! forget, but must not bring back what was removed.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::Tier;
 use super::commit::Barrier;
 use super::scan::Scan;
 use super::start::Phase;
 use crate::config::TierConfig;
-use crate::format::{FooterEntry, FooterPage, Kind, UNIT_BYTES};
+use crate::format::{Filled, FooterEntry, FooterPage, Kind, UNIT_BYTES};
 use crate::index::Entry;
 use crate::memory::{Memory, Span};
 use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
@@ -69,6 +69,10 @@ pub(super) struct Recovery {
     scan: Option<Box<Scan>>,
     floor: u64,
     ending: bool,
+    /// What headers say of segments that were filled, by their generations.
+    pub(super) filled: BTreeMap<u64, Filled>,
+    /// Up to this sequence everything was durable, by the segments that are known.
+    pub(super) durable_sequence: u64,
     pub(super) report: RecoveryReport,
 }
 
@@ -84,6 +88,8 @@ impl Recovery {
             scan: None,
             floor: 0,
             ending: false,
+            filled: BTreeMap::new(),
+            durable_sequence: 0,
             report: RecoveryReport::default(),
         }
     }
@@ -92,6 +98,20 @@ impl Recovery {
         if damaged {
             self.damaged.push(segment);
         }
+    }
+
+    /// Whether a segment is to be scanned of which everything newer is known: that says how much of it was durable.
+    /// One whose header is damaged may be the newest.
+    fn may_scan(&self) -> bool {
+        let next = self.unshown.front();
+        self.to_scan.iter().any(|(segment, generation)| generation.is_none() || Some(segment) == next)
+    }
+
+    /// How many tombstones a segment had, each durable by now, if that is known.
+    pub(super) fn durable_tombstones(&self, generation: u64, durable_sequence: u64) -> u32 {
+        let filled = self.filled.get(&generation);
+        let durable = durable_sequence.max(self.durable_sequence);
+        filled.filter(|filled| filled.last_tombstone <= durable).map_or(0, |filled| filled.tombstones)
     }
 
     pub(super) fn is_damaged(&self, segment: u32) -> bool {
@@ -113,7 +133,7 @@ impl Tier {
             return;
         }
         let reading = self.recovery.readers.iter().any(|reader| reader.under_way);
-        let wants_scan = !self.recovery.to_scan.is_empty() && self.has_list_for_scan();
+        let wants_scan = self.recovery.may_scan() && self.has_list_for_scan();
         if wants_scan && !reading {
             return self.begin_scan();
         }
@@ -335,6 +355,7 @@ impl Tier {
         if linked && !self.segments.iter().any(|(_, other)| other.generation == at.previous) {
             self.removal_lost(self.ceiling(at.previous));
         }
+        self.recovery.durable_sequence = self.recovery.durable_sequence.max(durable_sequence);
         self.recovery.known[segment as usize] = true;
         self.show_known();
         self.recovery_work();

@@ -316,10 +316,16 @@ impl Tier {
             self.untracked.note_all();
         }
         let durable = |entry: &&FooterEntry| entry.kind == Kind::Tombstone && entry.sequence <= scan.durable_sequence;
-        let misses_removals = (scan.entries.iter().filter(durable).count() as u32) < scan.durable_tombstones;
-        if misses_removals {
+        let tombstones = scan.entries.iter().filter(|entry| entry.kind == Kind::Tombstone).count() as u32;
+        // What its own records say is missing in between, what other headers say at its end.
+        let misses_between = (scan.entries.iter().filter(durable).count() as u32) < scan.durable_tombstones;
+        let misses_last = tombstones < self.recovery.durable_tombstones(generation, scan.durable_sequence);
+        if misses_last {
+            self.removal_lost(self.ceiling(generation));
+        } else if misses_between {
             self.removal_lost(scan.durable_sequence + 1);
         }
+        let misses_removals = misses_between || misses_last;
         self.segments[segment].generation = generation;
         self.oldest_live = self.oldest_live.max(scan.oldest_live);
         let headed = scan.generation.is_some();

@@ -4,7 +4,7 @@
 
 use super::Tier;
 use super::commit::Barrier;
-use crate::format::{FooterEntry, FooterPage};
+use crate::format::{Filled, FooterEntry, FooterPage, Kind};
 use crate::memory::{Memory, Span};
 use crate::ops::{Action, Fault, Job, Owner, Pieces, Priority};
 use crate::segments::{SegmentEvent, SegmentState};
@@ -35,6 +35,10 @@ impl Tier {
     /// No more goes to the open segment.
     pub(super) fn fill_segment(&mut self) {
         let Some(open) = self.log.open.take() else { return };
+        let generation = self.segments[open.segment].generation;
+        let last = open.entries.iter().rev().find(|entry| entry.kind == Kind::Tombstone);
+        let last_tombstone = last.map_or(0, |entry| entry.sequence);
+        self.filled = Some(Filled { generation, last_tombstone, tombstones: open.tombstones });
         if self.segments[open.segment].state == SegmentState::Open {
             self.segments.step(open.segment, SegmentEvent::Fill);
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use kvplane::rpc::Role;
-use kvplane::rpc::message::{Drain, Leave, ListSegments, MemberStatus, Owner, RotateTickets, Segment, Status};
+use kvplane::rpc::message::{Drain, Leave, ListSegments, MemberStatus, Owner, RotateTickets, Segment, Status, Undrain};
 use kvplane::{Client, ClientConfig, Control, ControlLink, Put, PutOptions};
 use serde_json::{Value, json};
 
@@ -79,9 +79,18 @@ enum Action {
     Drain {
         /// Its number.
         node: u64,
+        /// Give it its share of the slots again instead. What others have fetched stays with them until it moves back.
+        #[arg(long, conflicts_with = "wait")]
+        cancel: bool,
         /// Wait until nothing is left, at most so many seconds.
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]
         wait: u64,
+    },
+    /// What is under way: nodes that are drained, and what they have left.
+    Tasks {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Store a file's content, or standard input, under a key.
     Put {
@@ -183,7 +192,13 @@ impl Ctl {
                 println!("node {node} is out of the map");
                 Ok(())
             }
-            Action::Drain { node, wait } => self.drain(*node, *wait),
+            Action::Drain { node, cancel: true, .. } => {
+                self.link()?.call(Undrain { node: *node, incarnation: None })?;
+                println!("node {node} gets its share of the slots again, when what moves has come");
+                Ok(())
+            }
+            Action::Drain { node, wait, .. } => self.drain(*node, *wait),
+            Action::Tasks { json } => self.tasks(*json),
             Action::Put { key, file, keep } => self.put(key, file, &keep.options()),
             Action::Keys { long, json, limit } => keys::list(&mut self.client()?, *long, *json, *limit),
             Action::DeleteMatching { pattern } => {
@@ -241,10 +256,15 @@ impl Ctl {
     fn drain(&self, node: u64, wait: u64) -> Result<(), Failure> {
         let link = self.link()?;
         link.call(Drain { node, incarnation: None })?;
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(wait);
+        let began = std::time::Instant::now();
+        let until = began + std::time::Duration::from_secs(wait);
         loop {
             let status = link.call(Status)?;
-            let member = status.members.iter().find(|member| member.node == node);
+            // What it said before says nothing about what it has left.
+            let heard = |member: &&MemberStatus| {
+                member.silent_ns.is_some_and(|silent_ns| u128::from(silent_ns) < began.elapsed().as_nanos())
+            };
+            let member = status.members.iter().find(|member| member.node == node).filter(heard);
             let left = member.and_then(|member| member.load).map(|load| load.objects);
             if left == Some(0) {
                 println!("node {node} is drained: it has no objects in memory");
@@ -257,6 +277,37 @@ impl Ctl {
             }
             std::thread::sleep(std::time::Duration::from_millis(200));
         }
+    }
+
+    fn tasks(&self, as_json: bool) -> Result<(), Failure> {
+        let status = self.link()?.call(Status)?;
+        let drained: Vec<&MemberStatus> = status.members.iter().filter(|member| member.state == "draining").collect();
+        if as_json {
+            let shown: Vec<Value> = drained
+                .iter()
+                .map(|member| {
+                    let load = member.load.unwrap_or_default();
+                    json!({
+                        "task": "drain",
+                        "node": member.node,
+                        "incarnation": member.incarnation,
+                        "objects_left": load.objects,
+                        "bytes_left": load.used_bytes,
+                    })
+                })
+                .collect();
+            println!("{:#}", json!({ "tasks": shown }));
+            return Ok(());
+        }
+        if drained.is_empty() {
+            println!("nothing is under way");
+        }
+        for member in drained {
+            let load = member.load.unwrap_or_default();
+            let left = size::show(load.used_bytes);
+            println!("drain of node {}: {} objects, {left}, are left in its memory", member.node, load.objects);
+        }
+        Ok(())
     }
 
     fn status(&self, as_json: bool) -> Result<(), Failure> {

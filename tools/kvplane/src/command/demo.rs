@@ -160,7 +160,10 @@ impl Dev {
                 }
             }
         });
-        wait.recv_timeout(READY).map_err(|_| format!("kvplane dev was not ready within {} s", READY.as_secs()))?;
+        wait.recv_timeout(READY).map_err(|error| match error {
+            mpsc::RecvTimeoutError::Timeout => format!("kvplane dev was not ready within {} s", READY.as_secs()),
+            mpsc::RecvTimeoutError::Disconnected => "kvplane dev ended before it was ready: see above".to_owned(),
+        })?;
         Ok(dev)
     }
 

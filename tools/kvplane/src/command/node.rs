@@ -158,11 +158,11 @@ struct Ssd {
     io: IoArgument,
     /// When objects are written to the SSD: as soon as they are put, when they were put or asked for twice, or after a
     /// while and before they leave memory.
-    #[arg(long = "ssd-write", value_enum, default_value = "through")]
+    #[arg(long = "ssd-write", value_enum, default_value = "through", requires = "paths")]
     write: WriteChoice,
     /// When a put is answered that is written at once: in memory, taken by the device (it outlives the process), or
     /// durable (it outlives a power failure).
-    #[arg(long = "ssd-ack", value_enum, default_value = "memory")]
+    #[arg(long = "ssd-ack", value_enum, default_value = "memory", requires = "paths")]
     ack: AckChoice,
     /// How often an object must have been asked for lately to stay in memory after it was read from the SSD.
     #[arg(long = "ssd-promote", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=15))]

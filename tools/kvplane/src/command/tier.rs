@@ -88,7 +88,10 @@ pub(crate) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             let nodes = order(link, &verify.common, TierAction::Verify { bytes_per_s }, wait)?;
             let bad: u64 = nodes.iter().flat_map(|node| &node.shards).map(|shard| shard.scrub_bad).sum();
             match bad {
-                1.. if wait => Err(format!("{bad} records were not whole; they are not given any more").into()),
+                1.. if wait => {
+                    let text = "what memory had of them was written again, the others are misses from now on";
+                    Err(format!("{bad} records were not whole: {text}").into())
+                }
                 _ => Ok(()),
             }
         }

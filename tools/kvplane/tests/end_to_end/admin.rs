@@ -106,8 +106,6 @@ fn mooncakes_tools_find_their_paths_and_metrics() {
     assert!(used.expect("the node reports").contains("Capacity(bytes) : 33554432"));
     let (_, detail) = ask(http, "/get_segments_detail");
     assert_eq!((&detail["total_segments"], &detail["segments"][0]["segment_name"]), (&1.into(), &segment.into()));
-    let (status, waiting) = ask(http, "/api/v1/drain_jobs");
-    assert_eq!((status, &waiting["error_code"]), (501, &Value::from(-1012)));
     assert_eq!(ask(http, "/leader").1["present"], true);
     assert_eq!(http_get(http, "/role").1, "leader");
     assert!(http_get(http, "/metrics/summary").1.contains("members=1"));

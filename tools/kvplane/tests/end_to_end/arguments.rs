@@ -18,6 +18,7 @@ fn wrong_command_lines_are_usage_errors() {
         (&["dev", "--shards", "0"], &["--shards", "0", "1..=256"]),
         (&["dev", "--port", "70000"], &["70000"]),
         (&["dev", "--http", "localhost"], &["localhost"]),
+        (&["dev", "--ssd-ack", "durable"], &["--ssd"]),
         (&["control", "--state", "s", "--replicas", "9"], &["9", "1..=8"]),
         (&["replay", "--generate", "conversation", "--block-bytes", "0"], &["--block-bytes", "0"]),
         (&["replay", "--generate", "conversation", "--speed", "-3"], &["-3"]),

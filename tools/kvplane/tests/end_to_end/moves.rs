@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kvplane::Client;
 
-use crate::support::{Process, Way, Workplace, health, text, wait_until};
+use crate::support::{Process, Way, Workplace, health, http_ask, text, wait_until};
 
 /// Objects, and how long each is.
 const OBJECTS: u64 = 2000;
@@ -143,4 +143,79 @@ fn a_node_that_is_drained_by_the_operator_has_nothing_left() {
     }
     place.run(&["ctl", "drain", "1"]).failed(1, &["the only one with a share"]);
     place.run(&["ctl", "drain", "9"]).failed(1, &["9"]);
+    assert!(place.run(&["ctl", "tasks"]).text().contains("drain of node 2: 0 objects"));
+
+    // Taken back: it gets its share, and what is in it, again.
+    place.run(&["ctl", "drain", "9", "--cancel"]).failed(1, &["9"]);
+    place.run(&["ctl", "drain", "2", "--cancel"]).well();
+    let objects = || {
+        let status: serde_json::Value = serde_json::from_slice(&place.run(&["ctl", "status", "--json"]).well()).ok()?;
+        let members = status["members"].as_array()?;
+        let of = members.iter().find(|member| member["node"] == 2)?;
+        assert_eq!(of["state"], "active");
+        of["objects"].as_u64().filter(|objects| *objects >= 50)
+    };
+    assert!(wait_until(objects).is_some(), "some objects are back with node 2");
+    assert!(place.run(&["ctl", "tasks"]).text().contains("nothing is under way"));
+    for key in 0..200 {
+        assert_eq!(client.get(name(key).as_bytes()).unwrap().as_deref(), Some(&value(key)[..]), "{}", name(key));
+    }
+    let _ = place.run(&["ctl", "drain", "2", "--cancel"]).well();
+}
+
+#[test]
+fn drain_jobs_go_on_are_asked_for_and_are_cancelled_as_mooncakes_tools_do_it() {
+    let place = Workplace::new("jobs");
+    let control = control(&place);
+    let _nodes: Vec<Process> = (1..=2).map(|number| node(&place, number)).collect();
+    members(&control, 2);
+    let mut client = place.client(Way::Tcp);
+    for key in 0..200 {
+        client.put(name(key).as_bytes(), &value(key)).unwrap();
+    }
+    let ask = |method: &str, path: &str, body: &str| {
+        let (status, text) = http_ask(control.http(), method, path, body);
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{path}: {text}"));
+        (status, value)
+    };
+    let reported = |detail: &serde_json::Value| {
+        let all = detail["segments"].as_array().unwrap();
+        all.iter().all(|segment| segment["allocator_used_bytes"].as_u64() > Some(0))
+    };
+    let detail = wait_until(|| Some(ask("GET", "/get_segments_detail", "").1).filter(reported)).expect("both report");
+    let of = |node: &str| {
+        let all = detail["segments"].as_array().unwrap().iter();
+        all.clone().find(|segment| segment["client_id"] == node).unwrap()["segment_name"].as_str().unwrap().to_owned()
+    };
+    let (first, second) = (of("1"), of("2"));
+    let jobs = "/api/v1/drain_jobs";
+    for (body, status) in [("{", 400), ("{}", 400), ("{\"segments\":[\"none\"]}", 404)] {
+        assert_eq!(ask("POST", jobs, body).0, status, "{body}");
+    }
+    assert_eq!(ask("PUT", jobs, "").0, 405);
+    // Both cannot go: the first keeps its share.
+    let (status, refused) = ask("POST", jobs, &format!("{{\"segments\":[\"{first}\",\"{second}\"]}}"));
+    assert_eq!(status, 409, "{refused}");
+    assert!(refused["error_message"].as_str().unwrap().contains("only one with a share"), "{refused}");
+    assert_eq!(ask("GET", jobs, "").1["jobs"], serde_json::json!([]));
+
+    let (status, job) = ask("POST", jobs, &format!("{{\"segments\":[\"{second}\"],\"max_concurrency\":4}}"));
+    assert_eq!((status, &job["success"]), (200, &true.into()), "{job}");
+    let id = job["job_id"].as_str().unwrap().to_owned();
+    let query = format!("{jobs}/query?job_id={id}");
+    let done = wait_until(|| (ask("GET", &query, "").1["status_name"] == "SUCCEEDED").then_some(()));
+    let (_, job) = ask("GET", &query, "");
+    assert_eq!((done, &job["succeeded_units"], &job["remaining_objects"]), (Some(()), &1.into(), &0.into()), "{job}");
+    assert!(job["migrated_bytes"].as_u64() > Some(0), "{job}");
+    assert_eq!(ask("GET", jobs, "").1["jobs"][0]["job_id"], id.as_str());
+
+    let (status, job) = ask("POST", &format!("{jobs}/cancel?job_id={id}"), "");
+    assert_eq!((status, &job["status_name"]), (200, &"CANCELED".into()), "{job}");
+    for (path, status) in [("/query", 400), ("/query?job_id=drain-77.1", 404), ("/query?job_id=no", 404)] {
+        assert_eq!(ask("GET", &format!("{jobs}{path}"), "").0, status, "{path}");
+    }
+    assert_eq!(ask("GET", &format!("{jobs}/cancel?job_id={id}"), "").0, 405);
+    for key in 0..200 {
+        assert_eq!(client.get(name(key).as_bytes()).unwrap().as_deref(), Some(&value(key)[..]), "{}", name(key));
+    }
 }

@@ -376,9 +376,16 @@ pub(crate) fn wait_until<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
 
 /// Status and body of a GET.
 pub(crate) fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
+    http_ask(address, "GET", path, "")
+}
+
+/// The same with any method, and a body.
+pub(crate) fn http_ask(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let bytes = body.len();
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {bytes}\r\n");
+    write!(stream, "{head}Connection: close\r\n\r\n{body}").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();

@@ -1,0 +1,331 @@
+//! Drain jobs, in the paths and the JSON of Mooncake's master. A node's pool is one segment, so a job drains the nodes
+//! of its segments: their slots go to the others, which fetch what was in them.
+//!
+//! | request | does |
+//! |---|---|
+//! | `POST /api/v1/drain_jobs`, body `{"segments": [...]}` | drains the segments' nodes; all of them, or none |
+//! | `GET /api/v1/drain_jobs` | the nodes that are drained at present, each as a job |
+//! | `GET /api/v1/drain_jobs/query?job_id=` | how far a job is |
+//! | `POST /api/v1/drain_jobs/cancel?job_id=` | gives its nodes their shares again; what others have fetched stays
+//! there |
+//!
+//! A job is remembered by nobody: its id says which lives of which nodes it is about, and the cluster's state, which
+//! outlives the control plane, how they are. A unit of work is a node.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::{Method, Request, StatusCode};
+use kvplane_cluster::{Input, MemberState};
+use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_rpc::Refusal;
+use kvplane_rpc::message::Owner;
+use serde_json::{Value, json};
+
+use super::{INVALID_PARAMS, OBJECT_NOT_FOUND, SEGMENT_NOT_FOUND, UNAVAILABLE, failure, ok, parameter, refused};
+use crate::control::{Control, Holding};
+use crate::http::Answer;
+
+const BODY_BYTES: usize = 64 << 10;
+/// Nodes of one job.
+const NODES_MOST: usize = 256;
+
+/// Lives of which is remembered when their drain began.
+const LIVES_MOST: usize = 1 << 16;
+
+/// A life of a node.
+type Life = (u64, u64);
+
+/// When lives were asked to drain, and how many bytes they had then, as long as this process lives.
+#[derive(Debug, Default)]
+pub(crate) struct Drained(Mutex<BTreeMap<Life, (Instant, u64)>>);
+
+/// How one node of a job is.
+struct Unit {
+    state: UnitState,
+    objects: u64,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum UnitState {
+    /// Its slots go only when what moved before has come.
+    Blocked,
+    /// Objects are left.
+    Active,
+    /// Nothing is left, or it went in order.
+    Succeeded,
+    /// It has its share again.
+    Canceled,
+    /// It died, or lives another life.
+    Failed,
+}
+
+/// Answers a request, its body included.
+pub(super) async fn answer(control: &Control, path: &str, request: Request<Incoming>) -> Answer {
+    let method = request.method().clone();
+    let wrong = |text: &str| failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, text);
+    if path == super::DRAIN_JOBS {
+        return match method {
+            Method::POST => begin(control, request).await,
+            Method::GET | Method::HEAD => list(control),
+            _ => wrong("GET and POST are served here"),
+        };
+    }
+    let Some(id) = parameter(&request, "job_id") else {
+        return failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, "the query must have a job_id");
+    };
+    let Some(lives) = lives_of(&id) else { return unknown(&id) };
+    match (path == super::DRAIN_CANCEL, method) {
+        (false, Method::GET | Method::HEAD) => show(control, &lives),
+        (true, Method::POST) => cancel(control, &lives),
+        (false, _) => wrong("only GET is served here"),
+        (true, _) => wrong("only POST is served here"),
+    }
+}
+
+fn unknown(id: &str) -> Answer {
+    failure(StatusCode::NOT_FOUND, OBJECT_NOT_FOUND, &format!("there is no drain job {id:?}"))
+}
+
+fn bad(reason: &str) -> Answer {
+    failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, reason)
+}
+
+async fn begin(control: &Control, request: Request<Incoming>) -> Answer {
+    let Ok(body) = Limited::new(request.into_body(), BODY_BYTES).collect().await else {
+        return bad("the body is too long, or did not come");
+    };
+    let Ok(body) = serde_json::from_slice::<Value>(&body.to_bytes()) else { return bad("the body is not JSON") };
+    let names = match segments_of(&body) {
+        Ok(names) => names,
+        Err(reason) => return bad(&reason),
+    };
+    let view = match control.view() {
+        Ok(view) => view,
+        Err(refusal) => return refused(&refusal),
+    };
+    let mut lives = Vec::new();
+    for name in names {
+        let Some(segment) = view.segments.iter().find(|segment| segment.name == name) else {
+            let text = format!("there is no segment {name:?}: see /get_all_segments");
+            return failure(StatusCode::NOT_FOUND, SEGMENT_NOT_FOUND, &text);
+        };
+        match segment.owner {
+            Owner::Node { node, incarnation } if !lives.contains(&(node, incarnation)) => {
+                lives.push((node, incarnation));
+            }
+            Owner::Node { .. } => {}
+            Owner::Client { .. } => return bad(&format!("segment {name:?} is a client's, which keeps no objects")),
+        }
+    }
+    if let Err(refusal) = drain_all(control, &lives) {
+        return failure(StatusCode::CONFLICT, UNAVAILABLE, &refusal.reason);
+    }
+    show(control, &lives)
+}
+
+/// The segments that a job is to drain.
+fn segments_of(body: &Value) -> Result<Vec<&str>, String> {
+    let names = body.get("segments").and_then(Value::as_array).filter(|names| !names.is_empty());
+    let names = names.ok_or("the body must have segments, a list of names")?;
+    if names.len() > NODES_MOST {
+        return Err(format!("{} segments are too many for one job; at most {NODES_MOST}", names.len()));
+    }
+    if body.get("target_segments").and_then(Value::as_array).is_some_and(|targets| !targets.is_empty()) {
+        let text = "target_segments cannot be chosen: slots go to all other members, by their weights; leave it out";
+        return Err(text.to_owned());
+    }
+    names.iter().map(|name| name.as_str().ok_or_else(|| format!("{name} is no name of a segment"))).collect()
+}
+
+/// Drains all, or none: if one is refused, those before it are members as before.
+fn drain_all(control: &Control, lives: &[Life]) -> Result<(), Refusal> {
+    let units = units(control, lives)?;
+    for (at, ((node, life), unit)) in lives.iter().zip(&units).enumerate() {
+        let input = Input::Drain { node: NodeId(*node), incarnation: Some(Incarnation(*life)) };
+        if let Err(refusal) = control.handle(input) {
+            let fresh = lives.iter().zip(&units).take(at).filter(|(_, unit)| unit.state == UnitState::Canceled);
+            fresh.for_each(|(life, _)| drop(undrain(control, *life)));
+            return Err(refusal);
+        }
+        tracing::info!(node, "a node is drained");
+        control.drained.begin((*node, *life), unit);
+    }
+    Ok(())
+}
+
+fn undrain(control: &Control, (node, life): Life) -> Result<(), Refusal> {
+    control.handle(Input::Undrain { node: NodeId(node), incarnation: Some(Incarnation(life)) })?;
+    tracing::info!(node, "a node is not drained any more");
+    Ok(())
+}
+
+fn cancel(control: &Control, lives: &[Life]) -> Answer {
+    let units = match units(control, lives) {
+        Ok(units) => units,
+        Err(refusal) => return refused(&refusal),
+    };
+    for (life, unit) in lives.iter().zip(units) {
+        let is_drained = matches!(unit.state, UnitState::Blocked | UnitState::Active | UnitState::Succeeded);
+        // One that has gone meanwhile cannot be kept, and needs not.
+        if is_drained && let Err(refusal) = undrain(control, *life) {
+            tracing::debug!(node = life.0, reason = refusal.reason, "nothing to take back");
+        }
+    }
+    show(control, lives)
+}
+
+fn show(control: &Control, lives: &[Life]) -> Answer {
+    match units(control, lives) {
+        Ok(units) if units.iter().all(|unit| unit.state == UnitState::Failed && unit.objects == u64::MAX) => {
+            unknown(&id_of(lives))
+        }
+        Ok(units) => ok(&job(control, lives, &units)),
+        Err(refusal) => refused(&refusal),
+    }
+}
+
+fn list(control: &Control) -> Answer {
+    let holdings = match control.holdings() {
+        Ok(holdings) => holdings,
+        Err(refusal) => return refused(&refusal),
+    };
+    let drained = holdings.iter().filter(|(_, of)| of.state == MemberState::Draining);
+    let job_of = |(node, of): (&u64, &Holding)| {
+        let life = (*node, of.incarnation);
+        job(control, &[life], &[unit(control, Some(of), life)])
+    };
+    let jobs: Vec<Value> = drained.map(job_of).collect();
+    ok(&json!({ "success": true, "jobs": jobs }))
+}
+
+/// How the nodes of a job are. One that nobody knows failed, with as many objects as cannot be.
+fn units(control: &Control, lives: &[Life]) -> Result<Vec<Unit>, Refusal> {
+    let holdings = control.holdings()?;
+    Ok(lives.iter().map(|life| unit(control, holdings.get(&life.0), *life)).collect())
+}
+
+fn unit(control: &Control, holding: Option<&Holding>, (node, life): Life) -> Unit {
+    let Some(of) = holding else { return Unit { state: UnitState::Failed, objects: u64::MAX, bytes: 0 } };
+    let state = match of.state {
+        _ if of.incarnation != life => UnitState::Failed,
+        MemberState::Draining if of.shared => UnitState::Blocked,
+        // What it said before it was asked to drain says nothing about what it has left.
+        MemberState::Draining
+            if of.objects == Some(0) && !of.moving && control.drained.heard_since((node, life), of) =>
+        {
+            UnitState::Succeeded
+        }
+        MemberState::Draining => UnitState::Active,
+        MemberState::Left => UnitState::Succeeded,
+        MemberState::Dead => UnitState::Failed,
+        MemberState::Joining | MemberState::Active | MemberState::Suspect => UnitState::Canceled,
+    };
+    let is_left = of.state.is_live() && of.incarnation == life;
+    let (objects, bytes) = if is_left { (of.objects.unwrap_or(0), of.bytes) } else { (0, 0) };
+    Unit { state, objects, bytes }
+}
+
+fn job(control: &Control, lives: &[Life], units: &[Unit]) -> Value {
+    let count = |state: UnitState| units.iter().filter(|unit| unit.state == state).count();
+    let [blocked, active, succeeded, canceled, failed] =
+        [UnitState::Blocked, UnitState::Active, UnitState::Succeeded, UnitState::Canceled, UnitState::Failed]
+            .map(count);
+    let (status, name) = match () {
+        () if failed > 0 => (4, "FAILED"),
+        () if blocked + active > 0 => (2, "RUNNING"),
+        () if canceled > 0 => (5, "CANCELED"),
+        () => (3, "SUCCEEDED"),
+    };
+    let left: u64 = units.iter().map(|unit| unit.objects.min(u64::MAX >> 16)).sum();
+    let message = match () {
+        () if failed > 0 => "a node died or was started again before nothing was left",
+        () if active > 0 => "others fetch what is left",
+        () if blocked > 0 => "waits until what moved before has come",
+        () if canceled > 0 => "nodes have their share again",
+        () => "nothing is left",
+    };
+    json!({
+        "success": true,
+        "job_id": id_of(lives),
+        "status": status,
+        "status_name": name,
+        "succeeded_units": succeeded,
+        "failed_units": failed,
+        "blocked_units": blocked,
+        "active_units": active,
+        "canceled_units": canceled,
+        "migrated_bytes": control.drained.migrated(lives, units),
+        "remaining_objects": left,
+        "message": message,
+    })
+}
+
+impl Drained {
+    /// Remembers since when a life is drained and what it had, and forgets other lives of the node.
+    fn begin(&self, life: Life, unit: &Unit) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(node, of), _| *node != life.0 || *of == life.1);
+        if unit.state == UnitState::Canceled && known.len() < LIVES_MOST {
+            known.insert(life, (Instant::now(), unit.bytes));
+        }
+    }
+
+    /// Whether a life was heard of since its drain began; of a drain that an earlier process began, at all.
+    fn heard_since(&self, life: Life, of: &Holding) -> bool {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        of.heard.is_some_and(|heard| known.get(&life).is_none_or(|(began, _)| heard > *began))
+    }
+
+    /// How many bytes of memory lives do not have any more that they had at the beginning, as far as that is known.
+    fn migrated(&self, lives: &[Life], units: &[Unit]) -> u64 {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = |(life, unit): (&Life, &Unit)| known.get(life).map_or(0, |(_, had)| had.saturating_sub(unit.bytes));
+        lives.iter().zip(units).map(gone).sum()
+    }
+}
+
+fn id_of(lives: &[Life]) -> String {
+    let parts: Vec<String> = lives.iter().map(|(node, life)| format!("{node}.{life}")).collect();
+    format!("drain-{}", parts.join("-"))
+}
+
+fn lives_of(id: &str) -> Option<Vec<Life>> {
+    let parts: Vec<&str> = id.strip_prefix("drain-")?.split('-').take(NODES_MOST + 1).collect();
+    let life = |part: &&str| {
+        let (node, life) = part.split_once('.')?;
+        Some((node.parse().ok()?, life.parse().ok()?))
+    };
+    (parts.len() <= NODES_MOST).then(|| parts.iter().map(life).collect())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_say_which_lives_they_are_about() {
+        for lives in [vec![(7, 3)], vec![(u64::MAX, 0), (1, u64::MAX)]] {
+            assert_eq!(lives_of(&id_of(&lives)), Some(lives));
+        }
+        for wrong in
+            ["", "drain-", "drain-7", "drain-7.x", "drain-7.1-", "job-7.1", &format!("drain-{}", "7.1-".repeat(300))]
+        {
+            assert_eq!(lives_of(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_a_job_is_to_drain_is_a_list_of_names() {
+        assert_eq!(segments_of(&json!({ "segments": ["a", "b"], "max_concurrency": 4 })), Ok(vec!["a", "b"]));
+        for wrong in [json!({}), json!({ "segments": [] }), json!({ "segments": [7] }), json!({ "segments": "a" })] {
+            assert!(segments_of(&wrong).is_err(), "{wrong}");
+        }
+        let chosen = json!({ "segments": ["a"], "target_segments": ["b"] });
+        assert!(segments_of(&chosen).unwrap_err().contains("target_segments"));
+    }
+}
