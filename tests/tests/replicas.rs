@@ -36,9 +36,9 @@ fn seeds_that_failed_once() {
 }
 
 /// Runs seeds with the bug until a rule breaks; it must be one of `rules`.
-fn caught(mischief: Mischief, rules: &[Rule]) {
+fn caught(mischief: Mischief, rules: &[Rule], scenario: fn(u64, Mischief) -> Scenario) {
     for seed in 0..200 {
-        if let Err(failure) = run(Scenario::of_replicas_with(seed, mischief)) {
+        if let Err(failure) = run(scenario(seed, mischief)) {
             let rule = failure.violation.rule;
             println!("{mischief:?}: after {seed} seeds, {failure}");
             assert!(rules.contains(&rule), "{mischief:?} was found by {rule:?} instead of {rules:?}: {failure}");
@@ -50,10 +50,15 @@ fn caught(mischief: Mischief, rules: &[Rule]) {
 
 #[test]
 fn a_copy_that_is_said_to_be_gone_and_is_not() {
-    caught(Mischief::KeepCopies, &[Rule::Removed]);
+    caught(Mischief::KeepCopies, &[Rule::Removed], Scenario::of_replicas_with);
 }
 
 #[test]
 fn a_copy_of_other_bytes() {
-    caught(Mischief::SpoilCopies, &[Rule::Commit]);
+    caught(Mischief::SpoilCopies, &[Rule::Commit], Scenario::of_replicas_with);
+}
+
+#[test]
+fn moves_that_are_said_to_be_over_and_are_not() {
+    caught(Mischief::SettleEarly, &[Rule::Lost], Scenario::of_losses_with);
 }

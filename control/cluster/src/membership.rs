@@ -131,6 +131,29 @@ impl Cluster {
         Ok(Reply::Alive { epoch: self.newest_epoch(), since: self.newest_since() })
     }
 
+    /// Members of the map that have missed a heartbeat, and are taken for dead if their ports refuse connections.
+    pub fn silent(&self, now_ns: u64) -> impl Iterator<Item = &Member> {
+        let late_ns = self.config.heartbeat_interval_ns + self.config.heartbeat_interval_ns / 10;
+        let several = self.map.replicas > 1;
+        let rows = self.rows.values().filter(move |row| several && row.heard && row.state.in_map());
+        let rows = rows.filter(move |row| now_ns.saturating_sub(row.heard_ns) > late_ns);
+        rows.map(|row| &row.member).filter(|member| !self.devices.contains_key(&member.node))
+    }
+
+    pub(crate) fn refused(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
+        self.expect_live(node, life)?;
+        if self.silent(self.now_ns).any(|member| member.node == node) {
+            if self.rows[&node].state == MemberState::Active {
+                self.step(node, MemberEvent::Silence);
+                self.counters.suspicions += 1;
+            }
+            self.lost.push((node, life));
+            self.counters.losses += 1;
+            self.end(node, MemberEvent::Deadline);
+        }
+        Ok(Reply::Ticked)
+    }
+
     pub(crate) fn leave(&mut self, node: NodeId, life: Incarnation) -> Result<Reply, Rejection> {
         self.expect_life(node, life)?;
         if self.end(node, MemberEvent::Leave) {

@@ -63,6 +63,15 @@ pub enum Input {
         /// The map's epoch.
         epoch: Epoch,
     },
+    /// Connections to all ports of a member are refused, where they were taken before: its process is dead. Heeded
+    /// where it is silent too ([`crate::Cluster::silent`]), slots have two owners, and it has no devices, as what is
+    /// on these counts only if it comes back before others get its slots.
+    Refused {
+        /// Who.
+        node: NodeId,
+        /// Which life.
+        incarnation: Incarnation,
+    },
     /// A member goes in order.
     Leave {
         /// Who.

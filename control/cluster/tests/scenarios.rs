@@ -365,3 +365,28 @@ fn devices_count_only_while_no_life_went_without_them() {
     let late = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(9), devices: 8 };
     assert!(matches!(driver.handle(late), Err(Rejection::StaleIncarnation { .. })));
 }
+
+fn refused(driver: &mut Driver, node: u64) {
+    let (node, incarnation) = (NodeId(node), Incarnation(5));
+    driver.handle(Input::Refused { node, incarnation }).unwrap();
+}
+
+#[test]
+fn a_silent_member_whose_ports_refuse_is_dead_where_slots_have_two_owners() {
+    let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
+    (1..=2).for_each(|node| driver.admit(node, 5));
+    driver.handle(Input::AttachDevices { node: NodeId(3), incarnation: Incarnation(5), devices: 7 }).unwrap();
+    driver.admit(3, 5);
+    driver.sleep(50 * MS);
+    refused(&mut driver, 1);
+    assert_eq!(driver.in_map().len(), 3, "it was heard of lately");
+    driver.sleep(61 * MS);
+    driver.beat(2, 5).unwrap();
+    (1..=3).for_each(|node| refused(&mut driver, node));
+    assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5), (3, 5)], &[(1, 5)][..]), "3 has a device");
+    let mut driver = Driver::new(config());
+    (1..=2).for_each(|node| driver.admit(node, 5));
+    driver.sleep(200 * MS);
+    refused(&mut driver, 1);
+    assert_eq!(driver.in_map().len(), 2, "nobody has what it had");
+}

@@ -24,6 +24,7 @@ mod instance_table;
 pub mod limits;
 pub mod local;
 pub mod message;
+mod moves;
 pub mod p2p;
 pub mod rights;
 mod role;

@@ -23,6 +23,7 @@ pub use crate::events::{
     AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
     ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
 };
+pub use crate::moves::{AttachDevices, DevicesKept, Drain, Settled, Undrain};
 use crate::p2p::{
     DescribeObject, FetchOrders, FindObject, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
     ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
@@ -226,25 +227,6 @@ pub struct Join {
     pub version: String,
 }
 
-/// A life of a node that is about to join says which devices it has: what is on them counts only if no life of the node
-/// went without them. A life that does not say it has none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct AttachDevices {
-    /// Who.
-    pub node: u64,
-    /// Which life.
-    pub incarnation: u64,
-    /// A digest of the devices' identities.
-    pub devices: u128,
-}
-
-/// The answer to [`AttachDevices`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct DevicesKept {
-    /// What is on the devices counts if they last heard of a map of this epoch, or of a later one.
-    pub since: u64,
-}
-
 /// The answer to [`Join`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Joined {
@@ -267,18 +249,6 @@ pub struct Heartbeat {
     pub load: Load,
 }
 
-/// Says that a member has heard of a map, and has all that moved to it by this one or earlier ones. The first comes
-/// before the first [`Heartbeat`], with epoch 0: more will come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Settled {
-    /// Which member.
-    pub node: u64,
-    /// In which life.
-    pub incarnation: u64,
-    /// The map's epoch.
-    pub epoch: u64,
-}
-
 /// What a member holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Load {
@@ -296,25 +266,6 @@ pub struct Leave {
     /// Which member.
     pub node: u64,
     /// In which life; an operator who removes a member passes none.
-    pub incarnation: Option<u64>,
-}
-
-/// Has a member give its slots away, for the rest of its life or until [`Undrain`]: it stays reachable, and their new
-/// owners fetch what was in them.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Drain {
-    /// Which member.
-    pub node: u64,
-    /// In which life; an operator passes none.
-    pub incarnation: Option<u64>,
-}
-
-/// Gives a member its share of the slots again that was drained, or is being drained.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Undrain {
-    /// Which member.
-    pub node: u64,
-    /// In which life; an operator passes none.
     pub incarnation: Option<u64>,
 }
 

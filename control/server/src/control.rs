@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use kvplane_cluster::{Cluster, Counters, Input, MemberState, Output, Quotas, Reply};
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, SLOTS, Slot};
-use kvplane_proto::map::OwnerTable;
+use kvplane_proto::map::{Member, OwnerTable};
 use kvplane_rpc::message::{KeyFound, Load, MapReply, MemberStatus, Segment, ShardNode};
 use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -24,6 +24,7 @@ use crate::admin::Drained;
 use crate::conductor::Host;
 use crate::counts::Counts;
 use crate::follow::{Follow, Published};
+use crate::knock::Life;
 use crate::objects::ObjectsAccess;
 use crate::p2p::P2p;
 use crate::shards::Shards;
@@ -38,6 +39,9 @@ pub(crate) const SOFTWARE: &str = concat!("kvplane-control ", env!("CARGO_PKG_VE
 
 /// How often it is looked whether changes can be made again.
 const LOOK_AGAIN_NS: u64 = 100_000_000;
+
+/// Lives of members, and the ports of some.
+pub(crate) type Doors = (BTreeSet<Life>, Vec<(Life, Vec<SocketAddr>)>);
 
 pub(crate) struct Core {
     cluster: Cluster,
@@ -278,6 +282,19 @@ impl Control {
                 _ = failed.changed() => {}
             }
         }
+    }
+
+    /// The lives of members of the map, and at whose ports to knock now, at most so many: of those that are not in
+    /// `known`, and of those whose ports were reached once and that are silent.
+    pub(crate) fn doors(&self, known: &BTreeMap<Life, bool>, most: usize) -> Result<Doors, Refusal> {
+        let core = self.core()?;
+        let of = |member: &Member| (member.node, member.incarnation);
+        let members = &core.cluster.map().members;
+        let lives = members.iter().map(of).collect();
+        let silent = core.cluster.silent(self.now_ns()).filter(|member| known.get(&of(member)) == Some(&true));
+        let new = members.iter().filter(|member| !known.contains_key(&of(member)));
+        let ports = |member: &Member| member.shards.iter().map(|shard| shard.tcp).collect();
+        Ok((lives, silent.chain(new).take(most).map(|member| (of(member), ports(member))).collect()))
     }
 
     /// The nodes that own an object's slot.

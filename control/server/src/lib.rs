@@ -20,6 +20,7 @@ mod credentials;
 mod etcd;
 mod follow;
 mod http;
+mod knock;
 mod kv_events;
 mod metadata;
 mod mooncake_metrics;

@@ -51,7 +51,7 @@ impl World {
         let input = if node.joined {
             // As a real node does beside its heartbeats, once what its shards heard of last has come.
             let settled = |life: &usize| self.lives[*life].service.move_counters().settled;
-            if node.shards.iter().all(settled) {
+            if self.scenario.has(Mischief::SettleEarly) || node.shards.iter().all(settled) {
                 let input = Input::Settled { node: id, incarnation: life, epoch: node.epoch };
                 self.tell_control(Party::Node(index), Message::Node(index, life.0, input));
             }

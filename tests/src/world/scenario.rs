@@ -59,6 +59,8 @@ pub enum Mischief {
     KeepCopies,
     /// A first owner's host brings other bytes than the object's.
     SpoilCopies,
+    /// Nodes say that all that moved has come as soon as they hear of a map.
+    SettleEarly,
 }
 
 /// Everything that a run follows from.
@@ -202,6 +204,12 @@ impl Scenario {
     #[must_use]
     pub fn of_replicas_with(seed: u64, mischief: Mischief) -> Self {
         Self { mischief: Some(mischief), ..Self::of_replicas(seed) }
+    }
+
+    /// A scenario of losses with a host's bug in it.
+    #[must_use]
+    pub fn of_losses_with(seed: u64, mischief: Mischief) -> Self {
+        Self { mischief: Some(mischief), ..Self::of_losses(seed) }
     }
 
     /// Whether answers may come long after what they are about.

@@ -1,8 +1,8 @@
 //! The command line of `cargo x`, parsed by hand: a command, then what that command takes.
 //!
-//! `demo`, `test`, `seeds`, `kills`, `fuzz`, `bench`, `peers`, `stores`, `interop`, `python` and `rig` pass what
-//! follows them on untouched, so their flags are checked by whoever gets them. For the others an unknown word is an
-//! error with the usage text and exit status 2.
+//! `demo`, `test`, `seeds`, `kills`, `cluster`, `fuzz`, `bench`, `peers`, `stores`, `interop`, `python` and `rig` pass
+//! what follows them on untouched, so their flags are checked by whoever gets them. For the others an unknown word is
+//! an error with the usage text and exit status 2.
 
 use crate::ci::Step;
 use crate::setup::packages::Group;
@@ -33,6 +33,8 @@ usage: cargo x COMMAND [...]
   kills [--power | --full] [COUNT]
                        kill -9 of a node over an SSD, so often (200), with every object read back each time; with
                        --power the SSD loses its power too, with --full it has no room for all
+  cluster [COUNT]      five nodes in network namespaces, one after the other killed under load (5): bytes, losses, how
+                       soon errors end, and the slowest operations on the others
   fuzz [SECONDS]       broken frames for every port of real processes, for so long (3600)
   bench [--rig] [...]  build release and run the benchmarks; arguments are passed to `kvplane-bench`; with --rig
                        in a virtual machine with RDMA devices, as `perftest` needs it; `conductor-index TRACE [ROUNDS]`
@@ -68,6 +70,8 @@ pub enum Task {
     Seeds(Vec<String>),
     /// Kill nodes over an SSD with these arguments.
     Kills(Vec<String>),
+    /// Kill nodes of a cluster under load.
+    Cluster(Vec<String>),
     /// Send broken frames to real processes.
     Fuzz(Vec<String>),
     /// Check the source tree, or rewrite its code map.
@@ -105,9 +109,11 @@ pub fn parse(arguments: &[String]) -> Result<Task, String> {
         "bench" => Ok(Task::Bench(rest.to_vec())),
         "seeds" if !asks_help => Ok(Task::Seeds(rest.to_vec())),
         "kills" if !asks_help => Ok(Task::Kills(rest.to_vec())),
+        "cluster" if !asks_help => Ok(Task::Cluster(rest.to_vec())),
         "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
-        "seeds" | "kills" | "fuzz" | "setup" | "tidy" | "ci" | "peers" | "stores" | "interop" | "wheel" | "python"
+        "seeds" | "kills" | "cluster" | "fuzz" | "setup" | "tidy" | "ci" | "peers" | "stores" | "interop" | "wheel"
+        | "python"
             if asks_help =>
         {
             Ok(Task::Help)

@@ -1,5 +1,5 @@
-//! `cargo x seeds`, `cargo x kills` and `cargo x fuzz`: as many seeds of the simulation, kills of real nodes, and
-//! broken frames for them, as there is time for.
+//! `cargo x seeds`, `cargo x kills`, `cargo x cluster` and `cargo x fuzz`: as many seeds of the simulation, kills of
+//! real nodes, and broken frames for them, as there is time for.
 
 use crate::process::{self, Failure};
 use crate::workspace::Workspace;
@@ -8,6 +8,8 @@ use crate::workspace::Workspace;
 const SEEDS: &str = "1000";
 /// Kills likewise.
 const KILLS: &str = "200";
+/// Kills of nodes of a cluster: each of them.
+const CLUSTER_KILLS: &str = "5";
 /// Seconds of broken frames, likewise.
 const FUZZ_SECONDS: &str = "3600";
 /// From so many seeds on, building the simulation once more, optimised, pays.
@@ -71,6 +73,13 @@ pub fn kills(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure>
     };
     let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", test, "--nocapture"];
     process::run(workspace.cargo(&words).env(name, count))
+}
+
+/// Kills nodes of a cluster under load, one after the other.
+pub fn cluster(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let count = arguments.first().map_or(Ok(CLUSTER_KILLS.to_string()), |word| number(word))?;
+    let words = ["test", "--package", "kvplane-tools", "--test", "end_to_end", "--", "cluster::", "--nocapture"];
+    process::run(workspace.cargo(&words).env("KVPLANE_CLUSTER_KILLS", count))
 }
 
 /// Sends broken frames to real processes for so many seconds.

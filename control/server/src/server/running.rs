@@ -23,7 +23,7 @@ use crate::objects::ObjectsAccess;
 use crate::p2p::P2p;
 use crate::store::Store;
 use crate::tickets::{Keep, TicketConfig, Tickets};
-use crate::{http, kv_events};
+use crate::{http, knock, kv_events};
 
 /// Of a shutdown, the time that callers get to learn of it.
 const GOODBYE: Duration = Duration::from_millis(500);
@@ -158,6 +158,9 @@ impl Running {
         }
         let p2p = control.p2p.clone();
         tasks.spawn(async move { p2p.run().await });
+        if self.rest.cluster.replicas > 1 {
+            tasks.spawn(knock::watch(control.clone()));
+        }
         if let Some(conductor) = control.conductor.clone() {
             tasks.spawn(store_blocks::follow(conductor.clone(), control.clone()));
             tasks.spawn(async move { conductor.run().await });

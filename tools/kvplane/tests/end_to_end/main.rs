@@ -8,6 +8,7 @@ mod admin;
 mod arguments;
 mod certificates;
 mod classes;
+mod cluster;
 mod commands;
 mod config_files;
 mod counted;

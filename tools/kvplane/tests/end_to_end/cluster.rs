@@ -1,0 +1,344 @@
+//! Five nodes, each in a network namespace of its own, and one of them killed under load: no byte is wrong, nothing
+//! that two nodes had is lost, and errors end soon.
+//!
+//! The load is this test program again, beside the control plane: it knows what each object's bytes must be, when each
+//! of its operations began and ended, and who owned what it asked for. `cargo x cluster` kills every node in turn. A
+//! machine that gives no namespaces skips it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use kvplane::{Client, ClientConfig, Control, Error, PutOptions, Remote};
+use kvplane_proto::map::OwnerTable;
+use kvplane_proto::rng::Rng;
+
+use crate::support::{Process, Workplace, finish, text, wait_until};
+
+const NODES: u64 = 5;
+/// Objects of a round that two nodes have before it begins, as many that are put again and again, and how long each is.
+const OBJECTS: u64 = 300;
+const BYTES: usize = 8192;
+/// Load before the kill, and after it.
+const BEFORE: Duration = Duration::from_secs(3);
+const AFTER: Duration = Duration::from_secs(5);
+/// Errors end within so long of a kill.
+const WINDOW: Duration = Duration::from_millis(1500);
+/// How long an operation may take.
+const DEADLINE: Duration = Duration::from_millis(250);
+const PLANE: &str = "10.78.0.1";
+/// Tells this program that it is the load: the cluster, the identity, and the round.
+const ROLE: &str = "KVPLANE_TEST_LOAD";
+
+/// A process that holds a network namespace, with a bridge or at the end of a cable to it.
+struct Space(Child);
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        // Both are harmless when it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Space {
+    /// Runs a script in a fresh namespace, and stays.
+    fn new(mut command: Command, script: &str) -> Option<Self> {
+        let script = format!("{script} && echo there && exec sleep 3600");
+        command.args(["sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().ok()?;
+        let out = child.stdout.take().expect("it is piped");
+        let space = Self(child);
+        let there = BufReader::new(out).lines().map_while(Result::ok).any(|line| line == "there");
+        there.then_some(space)
+    }
+
+    fn enter(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--preserve-credentials", "--user", "--net", "--target", &self.0.id().to_string(), "--"]);
+        command
+    }
+
+    fn inside(&self, command: &Command) -> Command {
+        let mut inside = self.enter();
+        inside.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+        inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        inside
+    }
+
+    /// The one with the bridge.
+    fn hub() -> Option<Self> {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--net"]);
+        let bridge = format!("ip link add hub type bridge && ip addr add {PLANE}/24 dev hub && ip link set hub up");
+        Self::new(command, &format!("ip link set lo up && {bridge}"))
+    }
+
+    /// One that is wired to the bridge.
+    fn leaf(hub: &Self, number: u64) -> Option<Self> {
+        let mut command = hub.enter();
+        command.args(["unshare", "--net"]);
+        let leaf = Self::new(command, "ip link set lo up")?;
+        let pid = leaf.0.id().to_string();
+        let run = |mut at: Command, script: &str| at.args(["sh", "-c", script]).status().is_ok_and(|end| end.success());
+        let wire = format!(
+            "ip link add v{number} type veth peer name eth0 netns {pid} && ip link set v{number} master hub up"
+        );
+        let up = format!("ip addr add {}/24 dev eth0 && ip link set eth0 up", address(number));
+        (run(hub.enter(), &wire) && run(leaf.enter(), &up)).then_some(leaf)
+    }
+}
+
+fn address(number: u64) -> String {
+    format!("10.78.0.{}", 10 + number)
+}
+
+struct Cluster {
+    place: Workplace,
+    hub: Space,
+    leaves: Vec<Space>,
+    plane: Process,
+    nodes: Vec<Process>,
+}
+
+fn issue(place: &Workplace, out: &str, role: &str, more: &[&str]) {
+    let (authority, out) = (place.path("ca"), place.path(out));
+    let fixed = ["cert", "issue", role, "--authority", text(&authority), "--out", text(&out)];
+    finish(place.bare(&[&["ctl", "--cluster", &place.cluster][..], &fixed, more].concat()), &[]).well();
+}
+
+impl Cluster {
+    fn start() -> Option<Self> {
+        let hub = Space::hub();
+        let leaves: Option<Vec<Space>> =
+            hub.as_ref().and_then(|hub| (1..=NODES).map(|number| Space::leaf(hub, number)).collect());
+        let (Some(hub), Some(leaves)) = (hub, leaves) else {
+            println!(
+                "skipped: no network namespaces with cables here (unshare --map-root-user --net, ip, bridge, veth)"
+            );
+            return None;
+        };
+        let place = Workplace::new("five");
+        let ca = place.path("ca");
+        finish(place.bare(&["ctl", "--cluster", &place.cluster, "cert", "init", "--authority", text(&ca)]), &[]).well();
+        issue(&place, "plane", "control", &[]);
+        issue(&place, "people", "client", &[]);
+        let (identity, run, listen) = (place.path("plane"), place.runtime(), format!("{PLANE}:7400"));
+        let (state, cluster) = (place.path("state"), place.cluster.clone());
+        let arguments = ["control", "--cluster", &cluster, "--listen", &listen, "--replicas", "2"];
+        let more = ["--state", text(&state), "--identity", text(&identity), "--runtime-directory", text(&run)];
+        let plane = Process::start(hub.inside(&place.bare(&[&arguments[..], &more].concat())));
+        plane.wait_for("(QUIC)");
+        let mut cluster = Self { place, hub, leaves, plane, nodes: Vec::new() };
+        for number in 1..=NODES {
+            issue(&cluster.place, &number.to_string(), "node", &["--node-id", &number.to_string()]);
+            let node = cluster.node(number);
+            cluster.nodes.push(node);
+        }
+        cluster.whole(0);
+        Some(cluster)
+    }
+
+    fn node(&self, number: u64) -> Process {
+        let (name, at, place) = (number.to_string(), address(number), &self.place);
+        let (identity, run) = (place.path(&name), place.path(&format!("run-{name}")));
+        let who = ["node", "--cluster", &place.cluster, "--node-id", &name, "--identity", text(&identity)];
+        let (control, domain) = (format!("{PLANE}:7400"), format!("rack-{name}"));
+        let how = ["--control", &control, "--listen", &at, "--pool", "96M", "--shards", "1"];
+        let more = ["--failure-domain", &domain, "--runtime-directory", text(&run)];
+        let command = place.bare(&[&who[..], &how, &more].concat());
+        let node = Process::start(self.leaves[number as usize - 1].inside(&command));
+        node.wait_for(&format!("node {name} with"));
+        node
+    }
+
+    /// What the control plane says over HTTP, which only its own host may ask.
+    fn asked(&self, path: &str) -> serde_json::Value {
+        let at = self.plane.http().to_string().replace(':', "/");
+        let script = format!(
+            "exec 3<>/dev/tcp/{at}; printf 'GET {path} HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3; cat <&3"
+        );
+        let mut command = Command::new("bash");
+        command.args(["-c", &script]);
+        let answer = finish(self.hub.inside(&command), &[]).text();
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{path}: {answer}"));
+        serde_json::from_str(body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
+    }
+
+    /// Waits until all nodes are there, and so many objects have two owners, for longer than reports take.
+    fn whole(&self, objects: u64) {
+        let mut good = 0;
+        let there = wait_until(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            let shown = self.asked("/debug/shards");
+            let nodes = shown["nodes"].as_array().expect("nodes");
+            let shards = nodes.iter().flat_map(|node| node["shards"].as_array().expect("shards"));
+            let copies: u64 = shards.map(|shard| shard["copies"]["elsewhere"].as_u64().expect("a number")).sum();
+            good = if self.asked("/health")["members"] == NODES && copies >= objects { good + 1 } else { 0 };
+            (good == 30).then_some(())
+        });
+        assert_eq!(there, Some(()), "{NODES} nodes, {objects} objects with two owners");
+    }
+
+    fn load(&self, round: u64) -> Process {
+        let role = format!("{} {} {round}", self.place.cluster, text(&self.place.path("people")));
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["cluster::load", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
+        Process::start(self.hub.inside(&command))
+    }
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+/// The bytes follow from the name.
+fn value(name: &str) -> Vec<u8> {
+    let seed = kvplane_proto::Digest::of(b"", name.as_bytes()).0 as u64;
+    (0..BYTES as u64).map(|at| (seed.wrapping_mul(at | 1) >> 32 ^ at) as u8).collect()
+}
+
+/// One operation, as the load tells of it: when it ended, how long it took, whether it went well, and its key's owners.
+struct Told {
+    at_ms: u64,
+    took_us: u64,
+    well: bool,
+    owners: Vec<u64>,
+}
+
+/// Not a test: the load. Without a role it has nothing to do.
+#[test]
+fn load() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let words: Vec<&str> = role.split(' ').collect();
+    let [cluster, identity, round] = words[..] else { panic!("{role:?} is no role") };
+    let round: u64 = round.parse().unwrap();
+    let addresses = vec![format!("{PLANE}:7400").parse().unwrap()];
+    let control = Control::Remote(Remote { cluster: cluster.to_owned(), addresses, identity: identity.into() });
+    let config = ClientConfig { control, shared_memory: false, deadline: DEADLINE, ..ClientConfig::local(cluster) };
+    let mut client = Client::connect(&config).unwrap();
+    let twice = PutOptions { replicas: 2, replace: true, ..PutOptions::default() };
+    let kept = (0..OBJECTS).map(|number| format!("kept-{round}-{number}"));
+    for name in kept.chain((0..OBJECTS).map(changed)) {
+        let done = wait_until(|| {
+            // What is there already is put again, until both have it.
+            let (_, replicas) = client.put_replicas(name.as_bytes(), &value(&name), &twice).ok()?;
+            (replicas == 2).then_some(())
+        });
+        assert_eq!(done, Some(()), "{name} has two owners");
+    }
+    println!("loads");
+    let (mut rng, mut puts, mut out) = (Rng::new(round, "load"), 0u64, Vec::new());
+    let begun = Instant::now();
+    while begun.elapsed() < BEFORE + AFTER {
+        let put = rng.chance(0.2);
+        let name = if put { changed(puts % OBJECTS) } else { any_kept(&mut rng, round) };
+        puts += u64::from(put);
+        let owners = owners_of(&mut client, &name);
+        let started = Instant::now();
+        let well = match put {
+            true => client.put_replicas(name.as_bytes(), &value(&name), &twice).is_ok(),
+            false => check(&name, client.get(name.as_bytes())),
+        };
+        let owners: Vec<String> = owners.iter().map(u64::to_string).collect();
+        let took_us = started.elapsed().as_micros();
+        out.push(format!("op {} {took_us} {well} {}", unix_ms(), owners.join(" ")));
+    }
+    // All that two nodes had, in this round and before, is still there.
+    for round in 0..=round {
+        for number in 0..OBJECTS {
+            let name = format!("kept-{round}-{number}");
+            assert!(wait_until(|| check(&name, client.get(name.as_bytes())).then_some(())).is_some(), "{name}");
+        }
+    }
+    std::io::stdout().lock().write_all((out.join("\n") + "\nover\n").as_bytes()).unwrap();
+}
+
+fn changed(number: u64) -> String {
+    format!("changed-{number}")
+}
+
+fn any_kept(rng: &mut Rng, round: u64) -> String {
+    format!("kept-{}-{}", rng.below(round + 1), rng.below(OBJECTS))
+}
+
+/// Whether an object was read. It is never another, and never missing.
+fn check(name: &str, got: Result<Option<Vec<u8>>, Error>) -> bool {
+    match got {
+        Ok(Some(bytes)) => assert!(bytes == value(name), "{name} has other bytes"),
+        Ok(None) => panic!("{name} had two owners and is lost"),
+        Err(_) => return false,
+    }
+    true
+}
+
+fn owners_of(client: &mut Client, name: &str) -> Vec<u64> {
+    type Known = std::cell::RefCell<Option<(u64, OwnerTable)>>;
+    thread_local!(static TABLE: Known = const { Known::new(None) });
+    let digest = client.digest(name.as_bytes()).unwrap();
+    let map = client.link().map().expect("a client has a map");
+    TABLE.with_borrow_mut(|known| {
+        if known.as_ref().is_none_or(|(epoch, _)| *epoch != map.epoch.0) {
+            *known = Some((map.epoch.0, OwnerTable::compute(&map)));
+        }
+        let (_, table) = known.as_ref().expect("it was just made");
+        table.owners(digest.slot()).iter().map(|owner| map.members[usize::from(owner.member)].node.0).collect()
+    })
+}
+
+fn told(load: &Process) -> Vec<Told> {
+    load.wait_for("over");
+    let parse = |line: String| {
+        let mut words = line.strip_prefix("op ")?.split(' ');
+        let (at_ms, took_us) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let well = words.next()? == "true";
+        Some(Told { at_ms, took_us, well, owners: words.filter_map(|word| word.parse().ok()).collect() })
+    };
+    load.said().into_iter().filter_map(parse).collect()
+}
+
+fn p99(mut times: Vec<u64>) -> u64 {
+    times.sort_unstable();
+    times.get(times.len() * 99 / 100).copied().unwrap_or(0)
+}
+
+#[test]
+fn any_node_may_be_killed_under_load() {
+    let count = std::env::var("KVPLANE_CLUSTER_KILLS").map_or(1, |count| count.parse().expect("a number"));
+    let Some(mut cluster) = Cluster::start() else { return };
+    for round in 0..count {
+        let victim = 1 + (round + 1) % NODES;
+        let mut load = cluster.load(round);
+        load.wait_for("loads");
+        std::thread::sleep(BEFORE);
+        cluster.nodes[victim as usize - 1].kill();
+        let killed_ms = unix_ms();
+        let all = told(&load);
+        assert!(load.ended().success(), "{:?}", load.said());
+        let began = |one: &&Told| one.at_ms - one.took_us / 1000;
+        let failed: Vec<u64> = all.iter().filter(|one| !one.well).map(|one| one.at_ms).collect();
+        let last = failed.iter().max().map_or(0, |at| at.saturating_sub(killed_ms));
+        let window = killed_ms..killed_ms + WINDOW.as_millis() as u64;
+        let others = |during: bool| {
+            let of = |one: &&Told| !one.owners.contains(&victim) && window.contains(&began(one)) == during;
+            p99(all.iter().filter(of).map(|one| one.took_us).collect())
+        };
+        println!(
+            "node {victim} of {NODES} killed: {} operations, {} errors, the last after {last} ms; p99 of operations on \
+             others {} us, in the {} ms from the kill on {} us",
+            all.len(),
+            failed.len(),
+            others(false),
+            WINDOW.as_millis(),
+            others(true)
+        );
+        // What began in time may fail when its own deadline is over.
+        let limit = window.start..window.end + DEADLINE.as_millis() as u64;
+        assert!(failed.iter().all(|at| limit.contains(at)), "errors {failed:?} ms, the kill at {killed_ms} ms");
+        assert!(all.len() > 500, "only {} operations", all.len());
+        if round + 1 < count {
+            cluster.nodes[victim as usize - 1] = cluster.node(victim);
+            cluster.whole((round + 2) * OBJECTS);
+        }
+    }
+}
