@@ -7,6 +7,7 @@
 //! same life before, as a firewall refuses too.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -56,8 +57,8 @@ pub(crate) async fn watch(control: Arc<Control>) {
             open.spawn(async move { (life, knock_at(&ports).await) });
         }
         while let Some(Ok(((node, incarnation), found))) = open.join_next().await {
-            if !reached.contains_key(&(node, incarnation)) {
-                reached.insert((node, incarnation), found == Found::Somebody);
+            if let Entry::Vacant(first) = reached.entry((node, incarnation)) {
+                first.insert(found == Found::Somebody);
             } else if found == Found::Nobody {
                 tracing::warn!(node = node.0, incarnation = incarnation.0, "nobody listens at its ports any more");
                 // A refusal says that it is a member no more.
