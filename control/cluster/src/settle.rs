@@ -13,6 +13,7 @@
 //! [`Input::Settled`]: crate::message::Input::Settled
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
+use kvplane_proto::map::Former;
 
 use crate::cluster::{Cluster, Row};
 use crate::message::Reply;
@@ -40,8 +41,23 @@ impl Cluster {
         let row = self.rows.get_mut(&node).expect("a node that was stepped is known");
         // What is not in the map has no share, whoever waits for what.
         row.shared &= row.state.in_map();
+        if row.state == MemberState::Draining && !row.shared {
+            self.keep_last_owner(node);
+        }
+        let row = &self.rows[&node];
         self.share_waits |= row.shared != row.wants_share();
         self.share_out();
+    }
+
+    /// A member that comes back to be drained, and was the last that owned slots, owns them until there is another: so
+    /// it would be after a restart of the control plane, too.
+    fn keep_last_owner(&mut self, node: NodeId) {
+        let owned = |former: &Former| former.began.iter().any(|(began, _)| *began == node);
+        let last = self.layout.former.as_ref().is_some_and(owned) && !self.rows.values().any(|row| row.shared);
+        if let Some(row) = self.rows.get_mut(&node).filter(|_| last) {
+            row.shared = true;
+            self.map_changed = true;
+        }
     }
 
     /// Gives everybody the share that is due, if anybody waits for that and it may be.
