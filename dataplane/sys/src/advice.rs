@@ -27,19 +27,15 @@ pub fn prefer_huge_pages(table: Range<*const u8>, now: bool) {
     }
 }
 
-/// More than so much that is free at the end of an arena of the allocator's goes back to the kernel, and what is longer
-/// comes from the kernel alone, so that it goes back when it is freed.
-const KEPT_BYTES: libc::c_int = 4 << 20;
-
-/// Has the allocator give free memory back, for processes that live long. Without it, glibc keeps twice as much at
-/// the end of each arena as the longest block that was ever freed, up to 64 MiB. To be called before there are
-/// threads; what another allocator makes of it is its own affair.
-pub fn keep_little_free_memory() {
+/// Has the allocator give free memory back to the kernel, for processes that live long: by itself, glibc keeps up to
+/// 64 MiB at the end of each arena after a long block was freed, and all that lies below a short one that a thread
+/// keeps for its next use. Takes about a millisecond for some tens of MiB. What another allocator makes of it is its
+/// own affair.
+pub fn give_back_free_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it changes two numbers of the allocator, and takes any value.
+    // SAFETY: it only gives back pages in which nothing is allocated.
     unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
+        libc::malloc_trim(0);
     }
 }
 
@@ -50,7 +46,6 @@ mod tests {
     #[test]
     #[cfg(target_env = "gnu")]
     fn free_memory_goes_back() {
-        keep_little_free_memory();
         let anonymous = || {
             let status = std::fs::read_to_string("/proc/self/status").unwrap();
             let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap().to_owned();
@@ -64,6 +59,7 @@ mod tests {
             let blocks: Vec<Vec<u8>> = (0..512).map(|_| vec![1; 64 << 10]).collect();
             let most = anonymous();
             drop(blocks);
+            give_back_free_memory();
             let after = anonymous();
             assert!(most > before + (24 << 20), "{before} {most}");
             assert!(after < before + (12 << 20), "{before} {most} {after}");

@@ -23,7 +23,6 @@ struct Arguments {
 
 fn main() -> ExitCode {
     end_quietly_on_closed_pipe();
-    kvplane::keep_little_free_memory();
     let mut words: Vec<OsString> = std::env::args_os().collect();
     // Under the name of one of Mooncake's tools, the binary is that tool.
     if let Some(tool) = words.first().and_then(|name| tool_called(name)) {

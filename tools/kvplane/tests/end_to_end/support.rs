@@ -381,15 +381,22 @@ pub(crate) fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
 
 /// The same with any method, and a body.
 pub(crate) fn http_ask(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    http_try(address, method, path, body).unwrap()
+}
+
+/// The same of somebody who may be gone.
+pub(crate) fn http_try(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     let bytes = body.len();
     let head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {bytes}\r\n");
-    write!(stream, "{head}Connection: close\r\n\r\n{body}").unwrap();
+    write!(stream, "{head}Connection: close\r\n\r\n{body}")?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    stream.read_to_string(&mut answer)?;
+    let cut = || std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(cut)?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(cut)?;
+    Ok((status, body.to_owned()))
 }
 
 /// The health of a control plane.
