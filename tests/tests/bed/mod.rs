@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use kvplane::rpc::RuntimeDirectory;
 use kvplane::{ClientConfig, Control, HugePages, Node, NodeConfig, NodeId, RdmaConfig, RdmaUse};
@@ -41,7 +42,18 @@ impl Bed {
             let node = Node::start(&bed.node_config(node, pool_bytes)).expect("a node on loopback");
             bed.nodes.push(node);
         }
+        bed.rest();
         bed
+    }
+
+    /// Waits until no slot is on its way: while one is, removals of what never was are answered as done.
+    fn rest(&self) {
+        let until = Instant::now() + Duration::from_secs(20);
+        let settled = |node: &Node| node.snapshots().expect("shards answer").iter().all(|shard| shard.moves.settled);
+        while !self.nodes.iter().all(settled) {
+            assert!(Instant::now() < until, "slots move for ever");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Another control plane in the place of the one before, which knows nothing of what that knew.
