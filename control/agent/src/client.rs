@@ -170,7 +170,7 @@ pub struct Client {
     deadline: Duration,
     bounce: Option<Buffer>,
     open: Vec<open::Started>,
-    stripe_bytes: u64,
+    lengths: stripes::Lengths,
 }
 
 impl Client {
@@ -221,7 +221,6 @@ impl Client {
             return Err(Error::Argument(text));
         }
         let (state, puts, deadline) = (first.state, PutBook::new(), config.deadline);
-        let stripe_bytes = config.stripe_bytes();
         let (bounce, open, seen_ticket) = (None, Vec::new(), 0);
         let mut client = Self {
             initiator,
@@ -235,7 +234,7 @@ impl Client {
             deadline,
             bounce,
             open,
-            stripe_bytes,
+            lengths: stripes::Lengths::new(config.stripe_bytes()),
         };
         client.follow_map();
         Ok(client)

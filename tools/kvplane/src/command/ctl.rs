@@ -8,6 +8,7 @@ use kvplane::rpc::message::{Drain, Leave, ListSegments, MemberStatus, Owner, Rot
 use kvplane::{Client, ClientConfig, Control, ControlLink, Put, PutOptions};
 use serde_json::{Value, json};
 
+use super::node::AckChoice;
 use super::which::Which;
 use super::{Failure, cert, events, keys, shards, size, tenants, tier};
 
@@ -158,12 +159,16 @@ struct Keep {
     /// How many nodes are to have it, as far as slots have so many owners: see `kvplane control --replicas`.
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     replicas: u8,
+    /// When the put is done; left out, as the node's `--ssd-ack` says.
+    #[arg(long, value_enum)]
+    ack: Option<AckChoice>,
 }
 
 impl Keep {
     fn options(&self) -> PutOptions {
-        let Self { replace, hard_pin, soft_pin_ms, group, data_type, replicas } = *self;
-        PutOptions { replace, hard_pin, soft_pin_ms, group, data_type, replicas, ..PutOptions::default() }
+        let Self { replace, hard_pin, soft_pin_ms, group, data_type, replicas, ack } = *self;
+        let ack = ack.map(Into::into);
+        PutOptions { replace, hard_pin, soft_pin_ms, group, data_type, replicas, ack, ..PutOptions::default() }
     }
 }
 

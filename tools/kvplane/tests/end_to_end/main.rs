@@ -24,6 +24,7 @@ mod kills;
 mod launch;
 mod logs;
 mod moves;
+mod namespaces;
 #[path = "../../../../control/agent/tests/network/mod.rs"]
 mod network;
 mod p2p;

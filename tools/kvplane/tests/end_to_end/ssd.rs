@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use kvplane::{Client, ClientConfig};
+use kvplane::{Client, ClientConfig, PutAck, PutOptions, Status};
 use kvplane_tools::pattern;
 
 use crate::counted::sum;
@@ -87,6 +87,87 @@ pub(crate) fn is_there(client: &mut Client, key: u64) -> bool {
     assert_eq!(got.len(), size_of(key), "object {key}");
     pattern::check(key, 0, &got).unwrap_or_else(|mismatch| panic!("wrong bytes of object {key}: {mismatch}"));
     true
+}
+
+/// Under write-back a put is acknowledged in memory and written later; this one says that it wants more.
+#[test]
+fn a_put_chooses_its_acknowledgement() {
+    let bed = Bed::new("chosen", &["--ssd-ack", "memory", "--ssd-write", "back"]);
+    let mut dev = bed.start();
+    let acks = [PutAck::Buffered, PutAck::Durable];
+    for way in Way::BOTH {
+        let mut client = bed.client(way);
+        for (at, ack) in acks.into_iter().enumerate() {
+            let (key, options) = (at as u64 * 2 + way as u64, PutOptions { ack: Some(ack), ..PutOptions::default() });
+            client.put_with(name(key).as_bytes(), &value(key), &options).unwrap();
+        }
+    }
+    let four = bed.place.file("four", &value(4));
+    bed.place.run(&["ctl", "put", "--ack", "durable", "object-4", text(&four)]).well();
+    assert_eq!(counted(&dev, "kvplane_tier_backlog_objects"), 0.0);
+    dev.kill();
+    let dev = bed.start();
+    recovered(&dev);
+    let mut client = bed.client(Way::Tcp);
+    assert!((0..5).all(|key| is_there(&mut client, key)), "{:?}", dev.said());
+    drop(dev);
+
+    let plain = Workplace::new("chosen-none");
+    let _dev = plain.dev("16M", &["--shards", "1"]);
+    let mut client = Client::connect(&plain.client_config(Way::Tcp)).unwrap();
+    for ack in acks {
+        let options = PutOptions { ack: Some(ack), ..PutOptions::default() };
+        let refused = client.put_with(b"key", b"value", &options).unwrap_err();
+        assert_eq!(refused.status(), Some(Status::NoSsd), "{refused}");
+        assert!(refused.to_string().contains("--ssd"), "{refused}");
+    }
+    let options = PutOptions { ack: Some(PutAck::Memory), ..PutOptions::default() };
+    client.put_with(b"key", b"value", &options).unwrap();
+}
+
+/// Longer than what the SSD takes in one piece, which is 2 MiB here, and one as long as that.
+#[test]
+fn what_is_too_long_for_one_record_outlives_its_node_too() {
+    const LENGTHS: [usize; 3] = [2 << 20, (2 << 20) + 1, (3 << 20) + 123];
+    for ack in ["buffered", "memory"] {
+        let bed = Bed::new(&format!("long-{ack}"), &["--ssd-ack", ack]);
+        let mut dev = bed.start();
+        let value_of = |key: usize| {
+            let mut bytes = vec![0; LENGTHS[key % 3]];
+            pattern::fill(key as u64, 0, &mut bytes);
+            bytes
+        };
+        for (half, way) in Way::BOTH.into_iter().enumerate() {
+            let mut client = bed.client(way);
+            for key in half * 3..half * 3 + 3 {
+                client.put(name(key as u64).as_bytes(), &value_of(key)).unwrap();
+                // Where nothing is promised, what finds no room beside what is being written is not written.
+                let done = wait_until(|| (counted(&dev, "kvplane_tier_backlog_objects") == 0.0).then_some(()));
+                assert!(done.is_some(), "objects are not written: {:?}", dev.said());
+            }
+        }
+        dev.kill();
+        let dev = bed.start();
+        recovered(&dev);
+        for way in Way::BOTH {
+            let mut client = bed.client(way);
+            for key in 0..6 {
+                let (name, value) = (name(key as u64), value_of(key));
+                assert_eq!(client.size(name.as_bytes()).unwrap(), Some(value.len() as u64), "object {key}");
+                let got = client.get(name.as_bytes()).unwrap();
+                assert!(got.is_some_and(|got| got == value), "object {key} over {}, ack {ack}", way.name());
+            }
+        }
+        let objects = counted(&dev, "kvplane_tier_objects");
+        assert!(objects > 6.0, "{objects} records");
+        let mut client = bed.client(Way::Tcp);
+        for key in 0..6 {
+            assert!(client.remove(name(key).as_bytes()).unwrap(), "object {key}");
+            assert_eq!(client.get(name(key).as_bytes()).unwrap(), None);
+        }
+        let gone = wait_until(|| (counted(&dev, "kvplane_tier_objects") == 0.0).then_some(()));
+        assert!(gone.is_some(), "stripes are left: {:?}", dev.said());
+    }
 }
 
 #[test]
