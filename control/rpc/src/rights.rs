@@ -212,6 +212,7 @@ mod tests {
             "list_objects cnca",
             "describe_object cnca",
             "watch_fetches cnc",
+            "get_peer_keys cnc",
         ];
         assert_eq!(shown, expected);
     }
