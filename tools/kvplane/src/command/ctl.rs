@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::node::AckChoice;
 use super::which::Which;
-use super::{Failure, cert, events, keys, shards, size, tenants, tier};
+use super::{Failure, cert, conductor, events, keys, shards, size, tenants, tier};
 
 /// Look at and operate a cluster.
 #[derive(Args)]
@@ -67,6 +67,9 @@ enum Action {
     /// Tenants: their quotas, and what they have.
     #[command(subcommand)]
     Tenants(tenants::Action),
+    /// The Conductor: who takes requests, and how they are placed.
+    #[command(subcommand)]
+    Conductor(conductor::Action),
     /// Tickets for data connections.
     #[command(subcommand)]
     Tickets(Tickets),
@@ -186,6 +189,7 @@ impl Ctl {
             Action::Tier(action) => tier::run(&self.link()?, action),
             Action::Cert(action) => cert::run(&self.cluster, action),
             Action::Tenants(action) => tenants::run(&self.link()?, action),
+            Action::Conductor(action) => conductor::run(&self.link()?, action),
             Action::Tickets(Tickets::Rotate) => {
                 self.link()?.call(RotateTickets)?;
                 println!("tickets are made with a new key now; those under the former one are good until they end");

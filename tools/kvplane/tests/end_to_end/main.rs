@@ -10,6 +10,7 @@ mod certificates;
 mod classes;
 mod cluster;
 mod commands;
+mod conductor;
 mod config_files;
 mod counted;
 mod deploy;
