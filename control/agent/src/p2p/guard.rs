@@ -1,5 +1,5 @@
-//! Who may fetch from here: peers of the same tenant, which prove tickets under keys that the control plane gives all of
-//! them and nobody else. Where it makes none, the engine is on loopback and asks for none.
+//! Who may fetch from here: peers of the same tenant, which prove tickets under keys that the control plane gives all
+//! of them and nobody else. Where it makes none, the engine is on loopback and asks for none.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

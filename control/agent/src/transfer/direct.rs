@@ -1,8 +1,8 @@
 //! Names that say how to reach an engine, for engines that take no handshakes: `kvplane://ADDRESS/LIFE/HOST/SOCKET`.
 //!
 //! `ADDRESS` is its data port, `LIFE` the number that it drew at its start, `HOST` the identity of its host, and
-//! `SOCKET` the path of its Unix socket, where it has one. Who opens one asks there, over our own protocol, and proves a
-//! ticket; what the name says wrongly leads to nobody.
+//! `SOCKET` the path of its Unix socket, where it has one. Who opens one asks there, over our own protocol, and proves
+//! a ticket; what the name says wrongly leads to nobody.
 
 use std::net::SocketAddr;
 
