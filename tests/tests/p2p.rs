@@ -4,7 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use kvplane::{GetOptions, HugePages, Object, P2pConfig, P2pStore, PublishOptions, Region, RegionOptions};
+use kvplane::rpc::Role;
+use kvplane::rpc::message::RotateTickets;
+use kvplane::{
+    ControlLink, GetOptions, HugePages, Object, P2pConfig, P2pStore, PublishOptions, Region, RegionOptions,
+    TransferEngine, TransferEngineConfig,
+};
+use kvplane_server::TicketConfig;
 
 mod bed;
 
@@ -16,11 +22,15 @@ const SHARD: usize = 64 * KIB;
 const SIZES: [usize; 2] = [3 << 20, (1 << 20) + 12_345];
 
 fn store(bed: &Bed, host: &str) -> P2pStore {
+    P2pStore::connect(config(bed, host)).expect("a store")
+}
+
+fn config(bed: &Bed, host: &str) -> P2pConfig {
     let mut config = P2pConfig::new(bed.control_name());
     config.engine.shared_memory = false;
     config.engine.runtime_directory = Some(std::env::temp_dir().join(format!("kvplane-p2p-{}", std::process::id())));
     config.host = host.to_owned();
-    P2pStore::connect(config).expect("a store")
+    config
 }
 
 fn regions() -> Vec<Arc<Region>> {
@@ -194,4 +204,145 @@ fn a_control_plane_that_starts_again_learns_what_there_is() {
     let memory = regions();
     get(&receiver, &object, &memory).expect("fetched");
     check(&memory, 6);
+}
+
+/// With tickets nobody is let in who has none, or one of another tenant; and keys change while peers fetch.
+#[test]
+fn peers_prove_tickets_and_strangers_read_nothing() {
+    let tickets = TicketConfig { lifetime_s: 3, ..TicketConfig::default() };
+    let bed = Bed::start_with(0, 0, |config| config.tickets = Some(tickets));
+    let of = |tenant: &str, host: &str, shared: bool| {
+        let mut config = config(&bed, host);
+        config.tenant = tenant.to_owned();
+        config.engine.shared_memory = shared;
+        P2pStore::connect(config).expect("a store")
+    };
+    let origin = of("one", "a", true);
+    let memory = filled(7);
+    origin.register("o", &memory, &publish()).expect("published");
+    let operator = ControlLink::to(&bed.control_name(), Role::Admin).expect("an operator");
+    for shared in [false, true] {
+        let peer = of("one", "b", shared);
+        let memory = regions();
+        get(&peer, &peer.find("o", None).expect("there"), &memory).expect("of the same tenant");
+        check(&memory, 7);
+        operator.call(RotateTickets).expect("another key");
+    }
+    // Longer than a ticket is good: this one's was renewed, and it knows the newer keys.
+    std::thread::sleep(Duration::from_secs(4));
+    let late = of("one", "c", false);
+    get(&late, &late.find("o", None).expect("there"), &regions()).expect("with a ticket under the newest key");
+    // The same bytes for another tenant, whose peers know where the first one's memory is.
+    let other = of("two", "d", false);
+    assert!(other.find("o", None).is_err(), "its catalog is another one");
+    assert!(other.engine().open_segment(origin.name()).is_err(), "its tickets are those of another tenant");
+    let stranger = TransferEngineConfig { cluster: "test".to_owned(), ..config(&bed, "e").engine };
+    let stranger = TransferEngine::start(stranger).expect("it needs nobody");
+    assert!(stranger.open_segment(origin.name()).is_err(), "it has no ticket");
+    assert!(origin.engine().open_segment(stranger.name()).is_err(), "a peer that proves nothing is not asked");
+    assert!(origin.engine().snapshot().expect("its figures").service.strangers > 0);
+}
+
+#[test]
+fn without_tickets_it_listens_on_loopback_only() {
+    let bed = Bed::start(0, 0);
+    let mut config = config(&bed, "a");
+    config.engine.listen = ([0, 0, 0, 0], 0).into();
+    config.engine.open_to_network = true;
+    let error = P2pStore::connect(config).expect_err("whoever reaches it could read").to_string();
+    assert!(error.contains("makes no tickets"), "{error}");
+}
+
+fn region(bytes: usize) -> Arc<Region> {
+    let options = RegionOptions { shared: true, huge: HugePages::Never, ..RegionOptions::new("test", bytes) };
+    Region::allocate(&options).expect("memory")
+}
+
+/// Names with slashes and of 4 KiB, sizes of a byte, of less than a shard, and of one more than a shard.
+#[test]
+fn names_and_sizes_may_be_odd() {
+    let bed = Bed::start(0, 0);
+    let (origin, receiver) = (store(&bed, "a"), store(&bed, "b"));
+    let long = format!("/a//b/../{}", "\u{e9}/".repeat(2000));
+    let long = &long[..4095];
+    for (number, name) in ["/", "a/b/", " ", "..", long].into_iter().enumerate() {
+        let memory: Vec<Arc<Region>> = [1, SHARD - 1, SHARD, SHARD + 1, 1].into_iter().map(region).collect();
+        for (buffer, one) in memory.iter().enumerate() {
+            one.fill_with(0, one.bytes(), &mut |offset, part| {
+                part.iter_mut().zip(offset..).for_each(|(out, at)| *out = byte(number as u64, buffer, at));
+            });
+        }
+        origin.register(name, &memory, &publish()).expect("published");
+        let object = receiver.find(name, Some(1)).expect("there");
+        assert_eq!((object.layout.shards(), object.name.as_str()), (6, name));
+        let copy: Vec<Arc<Region>> = memory.iter().map(|one| region(one.bytes())).collect();
+        assert_eq!(get(&receiver, &object, &copy).expect("fetched"), 3 * SHARD as u64 + 2);
+        check(&copy, number as u64);
+        assert_eq!(receiver.list(name).expect("listed").first().map(|found| found.name.clone()), Some(name.to_owned()));
+    }
+    let too_long = format!("{long}xx");
+    let error = origin.register(&too_long, &[region(1)], &publish()).expect_err("4,097 bytes").to_string();
+    assert!(error.contains("4097 bytes"), "{error}");
+    let none = PublishOptions { shard_bytes: 0, ..PublishOptions::default() };
+    assert!(origin.register("o", &[region(1)], &none).unwrap_err().to_string().contains("shards of 0 bytes"));
+}
+
+/// Memory that overlaps memory of another object is refused, and both objects are as they were.
+#[test]
+fn overlapping_memory_is_refused() {
+    let bed = Bed::start(0, 0);
+    let (origin, receiver) = (store(&bed, "a"), store(&bed, "b"));
+    let memory = filled(8);
+    origin.register("o", &memory, &publish()).expect("published");
+    let twice = [Arc::clone(&memory[0]), Arc::clone(&memory[0])];
+    assert!(origin.register("twice", &twice, &publish()).is_ok(), "it is read in both places");
+    origin.register("again", &memory[..1], &publish()).expect("read by peers of both");
+    let object = receiver.find("o", None).expect("there");
+    // Memory that peers read is not written.
+    let error = get(&origin, &origin.find("o", None).expect("there"), &memory).expect_err("it is in use").to_string();
+    assert!(error.contains("held here already") || error.contains("overlaps"), "{error}");
+    let own = regions();
+    let both = [Arc::clone(&own[0]), Arc::clone(&own[0])];
+    let object_twice = receiver.find("twice", None).expect("there");
+    let error = get(&receiver, &object_twice, &both).expect_err("two buffers in one place").to_string();
+    assert!(error.contains("overlaps"), "{error}");
+    origin.unregister("twice", None).expect("nobody reads");
+    origin.unregister("again", None).expect("nobody reads");
+    get(&receiver, &object, &own).expect("the first one is still served");
+    check(&own, 8);
+}
+
+/// Who unregisters while others pull waits for those who were told to read there; the others go elsewhere, or are told
+/// that nothing is left. Nobody has wrong bytes.
+#[test]
+fn unregistering_during_a_pull_waits_and_mixes_nothing() {
+    let bed = Bed::start(0, 0);
+    let (origin, other) = (store(&bed, "a"), store(&bed, "b"));
+    let memory = filled(9);
+    origin.register("o", &memory, &publish()).expect("published");
+    other.register("o", &filled(9), &publish()).expect("the same object");
+    let receivers: Vec<P2pStore> = (0..3).map(|number| store(&bed, &format!("r{number}"))).collect();
+    let arrived = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for receiver in &receivers {
+            scope.spawn(|| {
+                let object = receiver.find("o", None).expect("there");
+                let each = |_| {
+                    arrived.fetch_add(1, Ordering::Relaxed);
+                };
+                let memory = regions();
+                let options =
+                    GetOptions { each: Some(&each), deadline: Duration::from_secs(60), ..GetOptions::default() };
+                receiver.get_replica(&object, &memory, &options).expect("from those who are left");
+                check(&memory, 9);
+            });
+        }
+        while arrived.load(Ordering::Relaxed) < 20 {
+            std::thread::yield_now();
+        }
+        origin.unregister("o", None).expect("who reads is waited for");
+        // Nobody reads it any more, whatever is written there now.
+        memory.iter().for_each(|region| region.fill_with(0, region.bytes(), &mut |_, part| part.fill(0xee)));
+    });
+    assert!(origin.unregister("o", None).is_err(), "it is gone");
 }

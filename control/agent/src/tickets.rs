@@ -88,7 +88,7 @@ impl Holder {
     }
 }
 
-fn credential_of(reply: &TicketReply) -> Result<Credential, Error> {
+pub(crate) fn credential_of(reply: &TicketReply) -> Result<Credential, Error> {
     Credential::from_parts(&reply.ticket, &reply.secret)
         .map_err(|error| Error::Argument(format!("the control plane gave no ticket that this build knows: {error}")))
 }

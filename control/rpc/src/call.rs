@@ -23,8 +23,8 @@ use crate::message::{
     UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
 };
 use crate::p2p::{
-    DescribeObject, FindObject, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects, ReportObject,
-    WatchFetches,
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects,
+    ReportObject, WatchFetches,
 };
 use crate::placement::{HoldInstance, SetPlacement, ShowPlacement};
 use crate::rights::{Called, is_bound};
@@ -250,6 +250,7 @@ impl Call {
             ReleaseObject::KIND => self.answer(frame, |c| service.release_object(caller, c)),
             ListObjects::KIND => self.answer(frame, |c| service.list_objects(caller, c)),
             DescribeObject::KIND => self.answer(frame, |c| service.describe_object(caller, c)),
+            GetPeerKeys::KIND => self.answer(frame, |c| service.get_peer_keys(caller, c)),
             kind => Err(CodecError::Kind(kind)),
         }
     }

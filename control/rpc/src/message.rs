@@ -25,7 +25,7 @@ pub use crate::events::{
 };
 pub use crate::moves::{AttachDevices, DevicesKept, Drain, Settled, Undrain};
 use crate::p2p::{
-    DescribeObject, FetchOrders, FindObject, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
+    DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
     ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
     ReportObject, WatchFetches,
 };
@@ -161,6 +161,7 @@ messages! {
     ListObjects = 0x0056 small => ObjectList;
     DescribeObject = 0x0057 small => ObjectMembers;
     WatchFetches = 0x0058 small;
+    GetPeerKeys = 0x0059 small => TicketKeys;
     Welcome = 0x8001 small;
     Joined = 0x8002 small;
     Alive = 0x8003 small;

@@ -233,6 +233,16 @@ pub struct ObjectMember {
     pub excluded: String,
 }
 
+/// Asks for the keys with which the peers of a tenant let each other in, and for a ticket under them: the reply is
+/// [`TicketKeys`](crate::message::TicketKeys). Nodes do not believe such tickets, nor peers of other tenants.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct GetPeerKeys {
+    /// The random number that the process drew.
+    pub client: u64,
+    /// Whose objects it shares.
+    pub tenant: String,
+}
+
 /// Asks for what a process is to fetch: the reply is a stream of [`FetchOrders`], beginning with what was ordered and
 /// is not reported yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]

@@ -16,8 +16,8 @@ use crate::message::{
     UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
 };
 use crate::p2p::{
-    DescribeObject, FindObject, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects, ReportObject,
-    WatchFetches,
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects,
+    ReportObject, WatchFetches,
 };
 use crate::placement::{HoldInstance, SetPlacement, ShowPlacement};
 use crate::role::{Role, Scope};
@@ -129,6 +129,7 @@ rights! {
     ListObjects = "list_objects" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
     DescribeObject = "describe_object" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
     WatchFetches = "watch_fetches" HOLDERS;
+    GetPeerKeys = "get_peer_keys" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
 }
 
 /// A ticket for all tenants is for whose certificate is for all.
@@ -218,6 +219,7 @@ mod tests {
             "list_objects cnca",
             "describe_object cnca",
             "watch_fetches cnc",
+            "get_peer_keys cnc",
         ];
         assert_eq!(shown, expected);
     }

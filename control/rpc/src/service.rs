@@ -22,9 +22,9 @@ use crate::message::{
     TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::p2p::{
-    DescribeObject, FindObject, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList, ObjectMembers,
-    ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects, ReportObject,
-    WatchFetches,
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
+    ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
+    ReportObject, WatchFetches,
 };
 use crate::placement::{HoldInstance, InstanceHeld, Placement, SetPlacement};
 use crate::role::Role;
@@ -242,6 +242,10 @@ pub trait Service: Send + Sync + 'static {
     }
     /// Who holds an object.
     fn describe_object(&self, _caller: Caller, _call: DescribeObject) -> Result<ObjectMembers, Refusal> {
+        Err(no_objects())
+    }
+    /// What a process of the P2P store needs to let its peers in, and to be let in by them.
+    fn get_peer_keys(&self, _caller: Caller, _call: GetPeerKeys) -> Result<TicketKeys, Refusal> {
         Err(no_objects())
     }
     /// What a process is to fetch, until it goes.

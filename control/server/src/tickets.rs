@@ -10,8 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kvplane_proto::digest::tenant_number;
 use kvplane_rpc::files::{read_private, write_private};
 use kvplane_rpc::message::{Done, GetTicket, GetTicketKeys, KeyOfTickets, TicketKeys, TicketReply};
+use kvplane_rpc::p2p::GetPeerKeys;
 use kvplane_rpc::{Caller, Refusal, RefusalCode, Role, random_bytes};
-use kvplane_ticket::{Mint, Rights, Role as HolderRole, Terms, TicketKey};
+use kvplane_ticket::{Credential, Mint, Rights, Role as HolderRole, Terms, TicketKey};
 
 use crate::config::StartError;
 use crate::control::Control;
@@ -102,7 +103,10 @@ impl Tickets {
     }
 
     fn reply(&self, terms: &Terms, now: u64) -> TicketReply {
-        let credential = self.mint.issue(terms, now);
+        self.told(&self.mint.issue(terms, now))
+    }
+
+    fn told(&self, credential: &Credential) -> TicketReply {
         let (ticket, secret) = credential.parts();
         let valid_ns = self.mint.lifetime().saturating_mul(1_000_000_000);
         TicketReply { wanted: true, ticket: ticket.to_vec(), secret: secret.to_vec(), valid_ns }
@@ -110,6 +114,17 @@ impl Tickets {
 }
 
 const NO_TICKET: TicketReply = TicketReply { wanted: false, ticket: Vec::new(), secret: Vec::new(), valid_ns: 0 };
+
+const fn holder_role(role: Role) -> HolderRole {
+    match role {
+        Role::Client | Role::Scheduler => HolderRole::Client,
+        Role::Admin | Role::Control | Role::Node => HolderRole::Admin,
+    }
+}
+
+const fn told(key: &TicketKey) -> KeyOfTickets {
+    KeyOfTickets { id: key.id, secret: key.secret, until: key.until }
+}
 
 /// One line a key: its number, when its last ticket ends, the key; the one in use comes first, then the next one.
 fn shown(mint: &Mint) -> String {
@@ -148,12 +163,8 @@ impl Control {
         self.with_mint(|tickets, now| {
             let Some(tickets) = tickets else { return Ok(NO_TICKET) };
             tickets.rotate(now, false)?;
-            let role = match caller.role {
-                Role::Client | Role::Scheduler => HolderRole::Client,
-                Role::Admin | Role::Control | Role::Node => HolderRole::Admin,
-            };
             let terms = Terms {
-                role,
+                role: holder_role(caller.role),
                 rights: Rights::READ.and(Rights::WRITE),
                 tenant: call.tenant.as_deref().map(|name| tenant_number(name.as_bytes())),
                 holder: call.holder,
@@ -170,7 +181,6 @@ impl Control {
         self.with_mint(|tickets, seconds| {
             let Some(tickets) = tickets else { return Ok(TicketKeys { seconds, keys: Vec::new(), ticket: NO_TICKET }) };
             tickets.rotate(seconds, false)?;
-            let key = |key: &TicketKey| KeyOfTickets { id: key.id, secret: key.secret, until: key.until };
             let terms = Terms {
                 role: HolderRole::Node,
                 rights: Rights::READ.and(Rights::WRITE).and(Rights::FETCH),
@@ -179,8 +189,27 @@ impl Control {
                 incarnation: call.incarnation,
                 epochs: (epoch, u64::MAX),
             };
-            let keys = tickets.mint.keys().map(key).collect();
+            let keys = tickets.mint.keys().map(told).collect();
             Ok(TicketKeys { seconds, keys, ticket: tickets.reply(&terms, seconds) })
+        })
+    }
+
+    /// What a process of the P2P store needs: the keys of its tenant's peers, which say nothing about those of nodes.
+    pub(crate) fn peer_keys(&self, caller: Caller, call: &GetPeerKeys) -> Result<TicketKeys, Refusal> {
+        self.with_mint(|tickets, seconds| {
+            let Some(tickets) = tickets else { return Ok(TicketKeys { seconds, keys: Vec::new(), ticket: NO_TICKET }) };
+            tickets.rotate(seconds, false)?;
+            let terms = Terms {
+                role: holder_role(caller.role),
+                rights: Rights::READ.and(Rights::WRITE),
+                tenant: None,
+                holder: call.client,
+                incarnation: 0,
+                epochs: (0, u64::MAX),
+            };
+            let credential = tickets.mint.issue_to_peer(&call.tenant, &terms, seconds);
+            let keys = tickets.mint.keys().map(|key| told(&key.for_peers(&call.tenant))).collect();
+            Ok(TicketKeys { seconds, keys, ticket: tickets.told(&credential) })
         })
     }
 

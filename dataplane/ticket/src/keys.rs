@@ -28,6 +28,13 @@ impl fmt::Debug for TicketKey {
 }
 
 impl TicketKey {
+    /// The key that the peers of one tenant share to let each other in. It says nothing about this one, nor about that
+    /// of another tenant: who has it can make tickets that those peers believe, and nobody else.
+    #[must_use]
+    pub fn for_peers(&self, tenant: &str) -> Self {
+        Self { secret: sum(&self.secret, Purpose::Peers, &[tenant.as_bytes()]), ..*self }
+    }
+
     /// What only the holder of this ticket, and who knows the key, can know.
     pub(crate) fn secret_of(&self, cluster: &str, ticket: &[u8]) -> [u8; SECRET_BYTES] {
         sum(&self.secret, Purpose::Secret, &[cluster.as_bytes(), ticket])

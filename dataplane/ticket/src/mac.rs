@@ -16,6 +16,7 @@ pub(crate) enum Purpose {
     Holder,
     Shard,
     Challenge,
+    Peers,
 }
 
 impl Purpose {
@@ -25,6 +26,7 @@ impl Purpose {
             Self::Holder => b"kvplane holder 1",
             Self::Shard => b"kvplane shard  1",
             Self::Challenge => b"kvplane ask    1",
+            Self::Peers => b"kvplane peers  1",
         }
     }
 }

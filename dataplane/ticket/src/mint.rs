@@ -120,8 +120,18 @@ impl Mint {
     /// A ticket, with its secret.
     #[must_use]
     pub fn issue(&self, terms: &Terms, now: u64) -> Credential {
+        self.issue_under(&self.present.0, terms, now)
+    }
+
+    /// A ticket for the peers of one tenant, see [`TicketKey::for_peers`]; nodes do not believe it.
+    #[must_use]
+    pub fn issue_to_peer(&self, peers_of: &str, terms: &Terms, now: u64) -> Credential {
+        self.issue_under(&self.present.0.for_peers(peers_of), terms, now)
+    }
+
+    fn issue_under(&self, key: &TicketKey, terms: &Terms, now: u64) -> Credential {
         let Terms { role, rights, tenant, holder, incarnation, epochs } = *terms;
-        let (key, valid) = (&self.present.0, (now, now.saturating_add(self.lifetime)));
+        let valid = (now, now.saturating_add(self.lifetime));
         let ticket = Ticket { key: key.id, role, rights, tenant, holder, incarnation, epochs, valid }.encode();
         Credential::new(ticket, key.secret_of(&self.cluster, &ticket))
     }

@@ -70,7 +70,7 @@ pub(super) fn work(shared: &Shared, replica: &Replica, sources: &Sources, each: 
                 // It is there already: the report was lost.
                 Some(order) if fetch.have.contains(order.shard) => {
                     fetch.got.push(order.shard);
-                    replica.changed.notify_all();
+                    replica.news.notify_all();
                 }
                 Some(order) if fetch.active.contains_key(&order.shard) => {
                     drop(fetch);
@@ -78,7 +78,7 @@ pub(super) fn work(shared: &Shared, replica: &Replica, sources: &Sources, each: 
                     fetch = replica.fetch();
                 }
                 Some(order) => break order,
-                None => fetch = replica.changed.wait(fetch).unwrap_or_else(PoisonError::into_inner),
+                None => fetch = replica.ordered.wait(fetch).unwrap_or_else(PoisonError::into_inner),
             }
         };
         fetch.active.insert(order.shard, Active::default());
@@ -121,12 +121,13 @@ fn carry_out(
                     Trouble::Corrupt => format!("shard {shard} from {} does not match its hash", order.segment),
                     Trouble::Source(why) => format!("shard {shard} from {}: {why}", order.segment),
                 });
+                // Taken up by this thread, which is about to look.
                 fetch.orders.extend(next);
             }
         }
         fetch.active.remove(&shard);
         drop(fetch);
-        replica.changed.notify_all();
+        replica.news.notify_all();
         return;
     }
 }

@@ -151,7 +151,7 @@ impl Shared {
                 }
             }
             drop(fetch);
-            replica.changed.notify_all();
+            replica.ordered.notify_all();
             result
         });
         sources.close(self);
@@ -245,8 +245,7 @@ fn news(replica: &Replica, until: Instant) -> (Vec<u32>, Vec<FetchFailure>, u32)
     let fetch = replica.fetch();
     let is_quiet =
         |fetch: &mut super::replica::Fetch| fetch.got.is_empty() && fetch.failed.is_empty() && !fetch.want.is_empty();
-    let (mut fetch, _) =
-        replica.changed.wait_timeout_while(fetch, look, is_quiet).unwrap_or_else(PoisonError::into_inner);
+    let (mut fetch, _) = replica.news.wait_timeout_while(fetch, look, is_quiet).unwrap_or_else(PoisonError::into_inner);
     let (got, failed) = (std::mem::take(&mut fetch.got), std::mem::take(&mut fetch.failed));
     (got, failed, fetch.want.count())
 }

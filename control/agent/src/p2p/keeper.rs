@@ -149,6 +149,11 @@ impl Keeper {
             }
             let held: Vec<Arc<Replica>> = table.replicas.values().cloned().collect();
             drop(table);
+            if let Err(error) = shared.guard.refresh(shared, !held.is_empty())
+                && !is_away(&error)
+            {
+                tracing::warn!("no newer ticket for peers: {error}");
+            }
             if !held.is_empty() {
                 self.renew(shared, &held);
             }

@@ -23,6 +23,7 @@
 
 mod fetch;
 mod get;
+mod guard;
 mod keeper;
 mod memory;
 mod replica;
@@ -34,9 +35,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::p2p::{Layout, ObjectSpec};
-use kvplane_engine::{Region, cpu};
+use kvplane_engine::{Pacing, Region, cpu};
 use kvplane_rpc::p2p::{
-    DescribeObject, FindObject, ListObjects, ObjectMembers, ObjectSummary, PublishObject, ReleaseObject,
+    DescribeObject, FindObject, GetPeerKeys, ListObjects, ObjectMembers, ObjectSummary, PublishObject, ReleaseObject,
 };
 use kvplane_rpc::{CallError, RefusalCode, Role};
 
@@ -47,6 +48,7 @@ use crate::which::Control;
 
 pub use get::{GetOptions, Progress};
 
+use guard::Guard;
 use keeper::Keeper;
 use memory::Memory;
 use replica::Replica;
@@ -65,7 +67,8 @@ pub struct P2pConfig {
     pub role: Role,
     /// Whose objects.
     pub tenant: String,
-    /// The transfer engine that moves the bytes. Peers on other hosts need it to listen where they reach it.
+    /// The transfer engine that moves the bytes. Peers on other hosts need it to listen where they reach it, which
+    /// needs a control plane that makes tickets; then only peers of the same tenant are let in.
     pub engine: TransferEngineConfig,
     /// The host's label: one copy of an object comes to a host, and its processes share it. This machine's own, unless
     /// set.
@@ -88,7 +91,8 @@ impl P2pConfig {
             control,
             role: Role::Client,
             tenant: String::new(),
-            engine: TransferEngineConfig::default(),
+            // Shards take milliseconds: nothing is gained by spinning for them, and the processor may be others'.
+            engine: TransferEngineConfig { pacing: Pacing::Park, ..TransferEngineConfig::default() },
             host: cpu::boot_id().unwrap_or_default(),
             rack: String::new(),
             upload_bytes_per_second: 0,
@@ -135,6 +139,7 @@ struct Shared {
     engine: TransferEngine,
     link: ControlLink,
     client: u64,
+    guard: Guard,
     memory: Memory,
     replicas: Mutex<BTreeMap<(String, u64), Arc<Replica>>>,
     keeper: Keeper,
@@ -204,6 +209,12 @@ impl Shared {
     }
 }
 
+impl Shared {
+    fn peer_keys(&self) -> GetPeerKeys {
+        GetPeerKeys { client: self.client, tenant: self.config.tenant.clone() }
+    }
+}
+
 impl P2pStore {
     /// Starts a transfer engine, and a line to the control plane.
     ///
@@ -211,11 +222,14 @@ impl P2pStore {
     /// When the engine does not start, or the control plane is not found, cannot be reached, or refuses us.
     pub fn connect(config: P2pConfig) -> Result<Self, Error> {
         let link = ControlLink::to(&config.control, config.role)?;
-        // Names of segments come from others: none of them means a file of this host.
-        let engine = TransferEngine::start(TransferEngineConfig { files: false, ..config.engine.clone() })?;
-        let (memory, keeper) = (Memory::default(), Keeper::default());
         let client = seed()?;
-        let shared = Shared { config, engine, link, client, memory, replicas: Mutex::default(), keeper };
+        // Names of segments come from others: none of them means a file of this host.
+        let cluster = config.control.cluster().to_owned();
+        let engine = TransferEngineConfig { files: false, open_to_network: false, cluster, ..config.engine.clone() };
+        let keys = GetPeerKeys { client, tenant: config.tenant.clone() };
+        let (guard, engine) = Guard::start(&link, &keys, engine)?;
+        let (memory, keeper) = (Memory::default(), Keeper::default());
+        let shared = Shared { config, engine, link, client, guard, memory, replicas: Mutex::default(), keeper };
         let shared = Arc::new(shared);
         shared.keeper.follow(&shared)?;
         let keeping = Arc::clone(&shared);

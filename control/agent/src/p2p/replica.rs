@@ -47,7 +47,10 @@ pub(super) struct Replica {
     pub(super) regions: Vec<Arc<Region>>,
     pub(super) origin: bool,
     pub(super) fetch: Mutex<Fetch>,
-    pub(super) changed: Condvar,
+    /// There is something to fetch, or nothing any more.
+    pub(super) ordered: Condvar,
+    /// There is something to report.
+    pub(super) news: Condvar,
     /// Its number in the catalog; another one each time it is announced.
     member: AtomicU64,
     /// Somebody waits for it to be fetched.
@@ -98,7 +101,8 @@ impl Replica {
             regions: regions.to_vec(),
             origin,
             fetch: Mutex::new(fetch),
-            changed: Condvar::new(),
+            ordered: Condvar::new(),
+            news: Condvar::new(),
             member: AtomicU64::new(0),
             fetched: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
@@ -133,9 +137,11 @@ impl Replica {
                 }
                 active.next = Some(order);
             }
-            None => fetch.orders.push_back(order),
+            None => {
+                fetch.orders.push_back(order);
+                self.ordered.notify_one();
+            }
         }
-        self.changed.notify_all();
     }
 
     /// Whether a shard's bytes are what they should be.

@@ -127,8 +127,8 @@ impl Default for TransferEngineConfig {
 impl TransferEngineConfig {
     /// # Errors
     /// When the settings cannot be: says which and why.
-    pub(super) fn check(&self) -> Result<(), Error> {
-        if !self.listen.ip().is_loopback() && !self.open_to_network {
+    pub(super) fn check(&self, guarded: bool) -> Result<(), Error> {
+        if !guarded && !self.listen.ip().is_loopback() && !self.open_to_network {
             return Err(Error::Argument(format!(
                 "a data port on {} would be open without authentication: use a loopback address, or say that the \
                  network may reach it",
@@ -150,7 +150,7 @@ impl TransferEngineConfig {
         if self.batches == 0 {
             return Err(Error::Argument("0 batches in flight: give at least 1".to_owned()));
         }
-        if !self.listen.ip().is_loopback() {
+        if !guarded && !self.listen.ip().is_loopback() {
             // Said also where nobody reads what the engine returns: it cannot be taken back later.
             eprintln!(
                 "kvplane: warning: memory that is registered here can be read and written by whoever reaches {}: \

@@ -20,6 +20,7 @@ use kvplane_proto::{NodeId, SegmentId, Status};
 
 use super::announced;
 use super::config::TransferEngineConfig;
+use super::direct;
 use super::stock::Stock;
 use crate::error::Error;
 
@@ -50,8 +51,10 @@ pub(super) struct Directory {
     announced: Mutex<Option<Option<Matrix>>>,
     /// One publication after the other, so that the last one stays.
     publishing: Mutex<()>,
+    /// Whether only those are opened who prove that they belong to us.
+    is_guarded: bool,
     /// Answers until it is dropped.
-    _daemon: Mutex<Daemon>,
+    _daemon: Mutex<Option<Daemon>>,
 }
 
 /// A buffer as peers are told of it.
@@ -93,16 +96,20 @@ impl Directory {
     /// When the system refuses a thread, or the store of metadata does not take us.
     pub(super) fn start(
         config: &TransferEngineConfig,
-        listening: Listening,
+        listening: Option<Listening>,
         native: Native,
         stock: Option<SocketAddr>,
         (near, rdma): (Arc<NearDevices>, bool),
     ) -> Result<Self, Error> {
         let metadata = Metadata::parse(&config.metadata).map_err(|error| Error::Argument(error.to_string()))?;
-        let address = SocketAddr::new(config.announced(), listening.address().port());
-        let name = match (&metadata, &config.name) {
-            (Metadata::PeerToPeer, _) | (_, None) => address.to_string(),
-            (_, Some(name)) => name.clone(),
+        // Who takes no handshakes is found by a name that says what they would have told.
+        let data = native.tcp.map_or(0, |data| data.port());
+        let port = listening.as_ref().map_or(data, |listening| listening.address().port());
+        let address = SocketAddr::new(config.announced(), port);
+        let name = match (&metadata, &config.name, &listening) {
+            (_, _, None) => direct::name_of(&native),
+            (Metadata::PeerToPeer, _, _) | (_, None, _) => address.to_string(),
+            (_, Some(name), _) => name.clone(),
         };
         // Without a port for stock engines they see the buffers and find no way to them.
         let stock_port = stock.map_or(0, |stock| stock.port());
@@ -112,8 +119,10 @@ impl Directory {
         let environment = &config.environment;
         let published = Published::new(&template, environment.max_message_bytes, NoticeLimits::default())?;
         let published = Arc::new(published);
-        let daemon = listening.serve(Arc::clone(&published) as Arc<dyn kvplane_mooncake::Local>)?;
+        let serve = |listening: Listening| listening.serve(Arc::clone(&published) as Arc<dyn kvplane_mooncake::Local>);
+        let daemon = listening.map(serve).transpose()?;
         let store: Option<Arc<dyn MetadataStore>> = metadata.open(environment).map(Arc::from);
+        let is_guarded = daemon.is_none();
         let stock = Stock::new(environment, store.clone(), &name, unique);
         let directory = Self {
             caller: Caller::new(environment),
@@ -131,6 +140,7 @@ impl Directory {
             stock: Arc::new(stock),
             announced: Mutex::default(),
             publishing: Mutex::new(()),
+            is_guarded,
             _daemon: Mutex::new(daemon),
         };
         if let Some(store) = &directory.store {
@@ -222,6 +232,15 @@ impl Directory {
     /// # Errors
     /// When there is none under the name, or it cannot be had.
     pub(super) fn find(&self, name: &str, limit: Duration) -> Result<Descriptor, Error> {
+        if direct::is_direct(name) {
+            return direct::descriptor_of(name);
+        }
+        if self.is_guarded {
+            return Err(Error::Argument(format!(
+                "segment {name:?} would be found by a handshake, which proves nothing: here names begin with {:?}",
+                direct::SCHEME
+            )));
+        }
         let Some(store) = &self.store else {
             let caller = Caller { timeout: self.caller.timeout.min(limit), ..self.caller };
             return Ok(caller.descriptor(name, "{}")?);

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use kvplane_engine::{Doorbell, Initiator, Pacing, Region, cpu};
 use kvplane_proto::client::{Request, SubmitOptions};
 use kvplane_proto::{Limits, Status};
+use kvplane_ticket::Credential;
 
 use super::batch::State;
 use super::config::TransferEngineConfig;
@@ -240,6 +241,10 @@ impl Driver {
 
     pub(super) fn set_buffer(&self, index: u32, region: &Arc<Region>, location: &str) {
         self.with(|core| core.set_buffer(index, region, location));
+    }
+
+    pub(super) fn set_credential(&self, credential: &Arc<Credential>) {
+        self.with(|core| core.set_credential(credential));
     }
 
     pub(super) fn remove_buffer(&self, index: u32) {

@@ -35,6 +35,7 @@ mod batch;
 mod config;
 mod copies;
 mod courier;
+mod direct;
 mod directory;
 mod driver;
 mod explain;
@@ -64,6 +65,7 @@ use kvplane_mooncake::{Native, NativeRails};
 use kvplane_proto::Version;
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_store::service::Identity;
+use kvplane_ticket::{Challenges, Credential, TicketKey};
 
 pub use batch::{Batch, BatchStatus, Completed, TaskState, TaskStatus};
 pub use config::TransferEngineConfig;
@@ -126,10 +128,25 @@ impl TransferEngine {
     ///
     /// # Errors
     /// When the port is taken or the kernel refuses: says which and what to do.
-    pub fn start(mut config: TransferEngineConfig) -> Result<Self, Error> {
-        config.check()?;
+    pub fn start(config: TransferEngineConfig) -> Result<Self, Error> {
+        Self::start_with(config, None)
+    }
+
+    /// Starts serving those who prove a ticket, on any address: without a port for handshakes, and with none for stock
+    /// engines, whose protocols know no tickets. Until [`Self::learn_keys`] nobody is let in.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub(crate) fn start_guarded(config: TransferEngineConfig, challenges: Challenges) -> Result<Self, Error> {
+        let config = TransferEngineConfig { stock_peers: false, native: true, ..config };
+        Self::start_with(config, Some(challenges))
+    }
+
+    fn start_with(mut config: TransferEngineConfig, tickets: Option<Challenges>) -> Result<Self, Error> {
+        let guarded = tickets.is_some();
+        config.check(guarded)?;
         config.rdma.heed(&config.environment);
-        let listening = directory::listen(&config)?;
+        let listening = if guarded { None } else { Some(directory::listen(&config)?) };
         let sockets = directory_of(&config)?;
         let unique = seed()?.max(1);
         let host = config::host(&config)?;
@@ -151,7 +168,7 @@ impl TransferEngine {
             pool: None,
             store: None,
             first_version: Version(1),
-            host: host.clone(),
+            host: HostConfig { tickets, ..host.clone() },
         });
         // The socket is named by the port, which only the bound listener knows.
         let shard = shard?;
@@ -202,6 +219,24 @@ impl TransferEngine {
             self.threads.push(driver.start_progress(number)?);
             self.drivers.push(driver);
         }
+        Ok(())
+    }
+
+    /// Takes the keys that tickets are checked with, which the control plane has at this time of its own in seconds,
+    /// and our own ticket.
+    ///
+    /// # Errors
+    /// When the serving thread takes nothing.
+    pub(crate) fn learn_keys(
+        &self,
+        keys: Vec<TicketKey>,
+        seconds: u64,
+        credential: &Arc<Credential>,
+    ) -> Result<(), Error> {
+        self.shard.learn_keys(keys, seconds)?;
+        self.drivers.iter().for_each(|driver| driver.set_credential(credential));
+        // Connections that wait for a newer ticket have it now.
+        self.settle();
         Ok(())
     }
 

@@ -39,6 +39,7 @@ pub(crate) fn show_all(show: Show<'_>) {
     let after = Some(("a".to_owned(), 3));
     show("ListObjects", encode(&ListObjects { tenant: tenant.clone(), prefix: "p".to_owned(), after, limit: 4 }));
     show("DescribeObject", encode(&DescribeObject { tenant, name: name.clone(), version: Some(7) }));
+    show("GetPeerKeys", encode(&GetPeerKeys { client: 1, tenant: "t".to_owned() }));
     show("WatchFetches", encode(&WatchFetches { client: 1 }));
     show("ObjectPublished", encode(&ObjectPublished { version: 7 }));
     show("ObjectFound", encode(&ObjectFound { version: 7, spec: spec() }));
@@ -58,6 +59,7 @@ pub(crate) fn decode_as_all(frame: &[u8]) {
     let _ = decode::<PublishObject>(frame);
     let _ = decode::<FindObject>(frame);
     let _ = decode::<HoldObject>(frame);
+    let _ = decode::<GetPeerKeys>(frame);
     let _ = decode::<ReportObject>(frame);
     let _ = decode::<RenewObjects>(frame);
     let _ = decode::<ReleaseObject>(frame);

@@ -15,9 +15,9 @@ use kvplane_rpc::message::{
     TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
-    DescribeObject, FindObject, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList, ObjectMembers,
-    ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects, ReportObject,
-    WatchFetches,
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
+    ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
+    ReportObject, WatchFetches,
 };
 use kvplane_rpc::placement::{HoldInstance, InstanceHeld, Placement, SetPlacement};
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
@@ -367,6 +367,10 @@ impl Service for Control {
 
     fn describe_object(&self, _: Caller, call: DescribeObject) -> Result<ObjectMembers, Refusal> {
         self.p2p.describe(&call)
+    }
+
+    fn get_peer_keys(&self, caller: Caller, call: GetPeerKeys) -> Result<TicketKeys, Refusal> {
+        self.peer_keys(caller, &call)
     }
 
     fn watch_fetches(&self, _: Caller, call: WatchFetches) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

@@ -129,6 +129,19 @@ pub(super) fn peer(fd: &OwnedFd, bytes: usize, writable: bool) -> Result<(Mappin
     Ok((mapping, kind))
 }
 
+/// Maps a file's first bytes to be read.
+pub(super) fn file(file: &std::fs::File, bytes: usize) -> Result<Mapping, RegionError> {
+    if bytes == 0 {
+        return Err(RegionError::Empty { name: "of a file".to_owned() });
+    }
+    let failed = |source| RegionError::Map { bytes, source };
+    let file_bytes = file.metadata().map_err(failed)?.len();
+    if file_bytes < bytes as u64 {
+        return Err(RegionError::TooShort { file_bytes, bytes });
+    }
+    map(round_up(bytes, PAGE_BYTES)?, false, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd()).map_err(failed)
+}
+
 fn map(
     mapped_bytes: usize,
     aligned: bool,

@@ -6,7 +6,8 @@
 //! outlives every operation on it.
 //!
 //! Invariants: `address .. address + bytes` stays mapped until the last `Arc` is gone; a shared region is a memfd
-//! sealed against shrinking, so touching it cannot raise SIGBUS because a peer cut it short; a region is not
+//! sealed against shrinking, so touching it cannot raise SIGBUS because a peer cut it short (a mapped file can be cut
+//! short by who may write to it, and is mapped only where its user says so); a region is not
 //! inherited by forked children, so a fork cannot move pages under a device.
 //!
 //! It does not allocate inside a region, and it does not check what the bytes mean.
@@ -148,6 +149,19 @@ impl Region {
         let (mapping, kind) = map::peer(&fd, bytes, writable)?;
         map::keep_from_children(&mapping);
         Ok(Arc::new(Self { mapping, bytes, kind, writable, file: Some(fd), foreign: true }))
+    }
+
+    /// Maps the first bytes of a file, to be read: they come from the page cache, and leave it when memory is short.
+    ///
+    /// The file must not be made shorter while this lives: touching what it lost ends the process with SIGBUS, for a
+    /// file has no seals. What another process writes to it is seen here.
+    ///
+    /// # Errors
+    /// When the file is shorter, or the kernel refuses.
+    pub fn map_file(file: &std::fs::File, bytes: usize) -> Result<Arc<Self>, RegionError> {
+        let mapping = map::file(file, bytes)?;
+        map::keep_from_children(&mapping);
+        Ok(Arc::new(Self { mapping, bytes, kind: PageKind::Plain, writable: false, file: None, foreign: false }))
     }
 
     /// Takes memory that the caller owns; it is not unmapped on drop.

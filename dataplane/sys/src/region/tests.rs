@@ -253,6 +253,21 @@ fn the_last_holder_unmaps_and_children_inherit_nothing() {
 }
 
 #[test]
+fn a_mapped_file_is_read_and_never_written() {
+    let path = std::env::temp_dir().join(format!("kvplane-region-{}", std::process::id()));
+    std::fs::write(&path, [3u8; 5000]).expect("a file");
+    let file = std::fs::File::open(&path).expect("it is there");
+    std::fs::remove_file(&path).expect("it is there");
+    let region = Region::map_file(&file, 5000).expect("mapped");
+    assert_eq!((region.bytes(), region.writable(), region.fd().is_none()), (5000, false, true));
+    let mut sum = 0;
+    region.read_with(0, 5000, &mut |_, part| sum += part.iter().map(|&byte| u64::from(byte)).sum::<u64>());
+    assert_eq!(sum, 15_000);
+    assert!(matches!(Region::map_file(&file, 5001), Err(RegionError::TooShort { file_bytes: 5000, .. })));
+    assert!(matches!(Region::map_file(&file, 0), Err(RegionError::Empty { .. })));
+}
+
+#[test]
 fn adopted_memory_is_used_and_left_alone() {
     let mut memory = vec![1u8; 4096];
     // SAFETY: the vector outlives the region, and is not touched while the region lives.

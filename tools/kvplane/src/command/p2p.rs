@@ -35,12 +35,10 @@ pub(crate) struct P2p {
     /// Whose objects.
     #[arg(long, default_value = "", global = true)]
     tenant: String,
-    /// Where peers reach this process; its data port is a free one of the same address.
+    /// Where peers reach this process, who prove tickets: its data port. 0 takes a free one. Another address than a
+    /// loopback one needs a control plane that makes tickets.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", global = true)]
     listen: SocketAddr,
-    /// Let --listen be another address than a loopback one: whoever reaches it may read the object.
-    #[arg(long, global = true)]
-    open_to_network: bool,
     /// Keep to TCP, also between processes of one host.
     #[arg(long, global = true)]
     no_shared_memory: bool,
@@ -62,7 +60,7 @@ pub(crate) struct P2p {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Read a file, or all files of a directory, into memory and serve them until told to stop.
+    /// Serve a file, or all files of a directory, until told to stop.
     Put(Put),
     /// Fetch an object into a directory, checked shard by shard; run again, it goes on where it ended.
     Get(Get),
@@ -82,6 +80,10 @@ struct Put {
     /// Size of a shard, the piece in which it travels.
     #[arg(long, default_value = "4MiB", value_parser = size::parse_some)]
     shard: u64,
+    /// Read the files into memory first. Without, they are served from where they are, and must be neither changed nor
+    /// made shorter meanwhile: changed bytes are found out by who fetches them, a shorter file ends this process.
+    #[arg(long)]
+    copy: bool,
 }
 
 #[derive(Args)]
@@ -123,8 +125,8 @@ impl P2p {
             _ => Role::Client,
         };
         config.tenant = self.tenant;
-        config.engine.listen = self.listen;
-        config.engine.open_to_network = self.open_to_network;
+        config.engine.listen = SocketAddr::new(self.listen.ip(), 0);
+        config.engine.data_port = self.listen.port();
         config.engine.shared_memory = !self.no_shared_memory;
         config.engine.runtime_directory = self.runtime_directory;
         config.host = self.host.unwrap_or(config.host);
@@ -141,7 +143,7 @@ impl P2p {
 
 impl Put {
     fn run(self, store: &P2pStore) -> Result<(), Failure> {
-        let files = Files::read(&self.path)?;
+        let files = Files::read(&self.path, self.copy)?;
         let options = PublishOptions { version: self.version, shard_bytes: self.shard, about: files.about()? };
         let version = store.register(&self.name, &files.regions(), &options)?;
         println!("serves {:?} version {version}: {} in {} files", self.name, size::show(files.bytes()), files.count());

@@ -8,6 +8,7 @@ use std::time::Duration;
 use kvplane_engine::{DirectFile, Initiator, Region, ZeroCopyCounters};
 use kvplane_proto::client::{Client, PeerId, Request};
 use kvplane_proto::{SegmentId, Status};
+use kvplane_ticket::Credential;
 
 use super::{Command, Driver, Work};
 use crate::transfer::batch::State;
@@ -279,6 +280,12 @@ impl Core {
     pub(super) fn set_buffer(&mut self, index: u32, region: &Arc<Region>, location: &str) {
         if let Some(initiator) = &mut self.initiator {
             initiator.set_buffer(index, Arc::clone(region), location);
+        }
+    }
+
+    pub(super) fn set_credential(&mut self, credential: &Arc<Credential>) {
+        if let Some(initiator) = &mut self.initiator {
+            initiator.set_credential(Arc::clone(credential));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Files as the buffers of an object: read into memory, or written from it as shards arrive.
+//! Files as the buffers of an object: mapped or read into memory, or written from it as shards arrive.
 //!
 //! A file that is being fetched is there under its name with `.part` at the end, and renamed when all is there.
 
@@ -43,8 +43,9 @@ fn allocate(name: &str, bytes: u64) -> Result<Option<Arc<Region>>, Failure> {
 }
 
 impl Files {
-    /// Reads a file, or all files below a directory, in order of their names.
-    pub(super) fn read(path: &Path) -> Result<Self, Failure> {
+    /// Maps a file, or all files below a directory, in order of their names; or reads them into memory, which others of
+    /// this host can map.
+    pub(super) fn read(path: &Path, copy: bool) -> Result<Self, Failure> {
         let mut found = Vec::new();
         if path.is_dir() {
             collect(path, path, &mut found)?;
@@ -57,8 +58,13 @@ impl Files {
         for (name, path) in found {
             let file = File::open(&path).map_err(at(&path))?;
             let bytes = file.metadata().map_err(at(&path))?.len();
-            let region = allocate(&name, bytes)?;
-            if let Some(region) = &region {
+            let length = usize::try_from(bytes).map_err(at(&path))?;
+            let region = match length {
+                0 => None,
+                _ if copy => allocate(&name, bytes)?,
+                _ => Some(Region::map_file(&file, length).map_err(at(&path))?),
+            };
+            if let (true, Some(region)) = (copy, &region) {
                 fill(region, &file).map_err(at(&path))?;
             }
             files.push(One { name, path, bytes, region });

@@ -1,0 +1,95 @@
+//! Who may fetch from here: peers of the same tenant, which prove tickets under keys that the control plane gives all
+//! of them and nobody else. Where it makes none, the engine is on loopback and asks for none.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvplane_rpc::message::{KeyOfTickets, TicketKeys};
+use kvplane_rpc::p2p::GetPeerKeys;
+use kvplane_rpc::random_bytes;
+use kvplane_ticket::{Challenges, TicketKey};
+
+use super::Shared;
+use crate::error::Error;
+use crate::link::ControlLink;
+use crate::tickets::credential_of;
+use crate::transfer::{TransferEngine, TransferEngineConfig};
+
+/// After how much of a ticket's time another is asked for.
+const RENEW_AFTER: u32 = 3;
+/// While something is served: well within the time after which the engine's clock stands still without the control
+/// plane's, and soon enough for keys that changed at once.
+const SERVING: Duration = Duration::from_secs(10);
+/// When it is asked for again that was not had.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Keys and tickets of one store.
+pub(super) struct Guard {
+    /// When to ask again; nothing where the control plane makes no tickets.
+    due: Mutex<Option<Due>>,
+}
+
+struct Due {
+    asked: Instant,
+    valid: Duration,
+}
+
+impl Guard {
+    /// Starts an engine that lets in who may come in.
+    ///
+    /// # Errors
+    /// When the control plane makes no tickets and others could reach the engine, or it does not start.
+    pub(super) fn start(
+        link: &ControlLink,
+        call: &GetPeerKeys,
+        config: TransferEngineConfig,
+    ) -> Result<(Self, TransferEngine), Error> {
+        let reply = link.call(call.clone())?;
+        if !reply.ticket.wanted {
+            if !config.listen.ip().is_loopback() {
+                return Err(Error::Argument(format!(
+                    "whoever reaches {} could read what is shared, for this control plane makes no tickets: listen on \
+                     a loopback address, or use one that makes them (kvplane control without --no-tickets)",
+                    config.listen
+                )));
+            }
+            return Ok((Self { due: Mutex::new(None) }, TransferEngine::start(config)?));
+        }
+        let mut seed = [0; 32];
+        random_bytes(&mut seed).map_err(|error| Error::Argument(error.to_string()))?;
+        let engine = TransferEngine::start_guarded(config, Challenges::new(seed))?;
+        let due = take(&engine, &reply)?;
+        Ok((Self { due: Mutex::new(Some(due)) }, engine))
+    }
+
+    /// Has newer keys and another ticket when it is time.
+    ///
+    /// # Errors
+    /// When the control plane cannot be asked, or gives none any more; it is asked again a little later.
+    pub(super) fn refresh(&self, shared: &Shared, serving: bool) -> Result<(), Error> {
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(before) = &mut *due else { return Ok(()) };
+        let after = before.valid / RENEW_AFTER;
+        let after = if serving { after.min(SERVING) } else { after };
+        if before.asked.elapsed() < after {
+            return Ok(());
+        }
+        before.asked = (Instant::now() + RETRY).checked_sub(after).unwrap_or(before.asked);
+        let reply = shared.link.call(shared.peer_keys())?;
+        if !reply.ticket.wanted {
+            return Err(Error::Argument(
+                "the control plane makes no tickets now, and made some when this process started: start it again"
+                    .to_owned(),
+            ));
+        }
+        *due = Some(take(&shared.engine, &reply)?);
+        Ok(())
+    }
+}
+
+fn take(engine: &TransferEngine, reply: &TicketKeys) -> Result<Due, Error> {
+    let credential = Arc::new(credential_of(&reply.ticket)?);
+    let key = |key: &KeyOfTickets| TicketKey { id: key.id, secret: key.secret, until: key.until };
+    engine.learn_keys(reply.keys.iter().map(key).collect(), reply.seconds, &credential)?;
+    Ok(Due { asked: Instant::now(), valid: Duration::from_nanos(reply.ticket.valid_ns) })
+}
