@@ -75,7 +75,8 @@ pub(crate) enum PolicyChoice {
 }
 
 impl PolicyChoice {
-    const fn on_the_wire(self) -> PlacementPolicy {
+    /// Its name in the protocol.
+    pub(crate) const fn on_the_wire(self) -> PlacementPolicy {
         match self {
             Self::Random => PlacementPolicy::Random,
             Self::RoundRobin => PlacementPolicy::RoundRobin,
@@ -89,9 +90,13 @@ impl PolicyChoice {
     }
 
     /// Its name on the command line.
-    fn of(policy: PlacementPolicy) -> String {
+    pub(crate) fn label(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    fn label_of(policy: PlacementPolicy) -> String {
         let known = Self::value_variants().iter().find(|known| known.on_the_wire() == policy);
-        known.and_then(Self::to_possible_value).map_or_else(String::new, |value| value.get_name().to_owned())
+        known.map_or_else(String::new, |known| known.label())
     }
 }
 
@@ -118,7 +123,7 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             let ns = |ms: Option<u64>| ms.map_or(0, |ms| ms.saturating_mul(1_000_000));
             let (ttft_ns, tbt_ns) = (ns(policy.promise_ttft_ms), ns(policy.promise_tbt_ms));
             link.call(SetPlacement { policy: policy.name.on_the_wire(), ttft_ns, tbt_ns })?;
-            println!("requests are placed by {}", PolicyChoice::of(policy.name.on_the_wire()));
+            println!("requests are placed by {}", policy.name.label());
             Ok(())
         }
     }
@@ -164,14 +169,14 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
             })
         });
         let rows: Vec<_> = rows.collect();
-        let policy = PolicyChoice::of(placement.set.policy);
+        let policy = PolicyChoice::label_of(placement.set.policy);
         println!("{}", json!({ "policy": policy, "promise_ttft_ms": ttft, "promise_tbt_ms": tbt, "instances": rows }));
         return Ok(());
     }
     let promise = |what: &str, ms: Option<u64>| ms.map_or_else(String::new, |ms| format!(", {what} within {ms} ms"));
     println!(
         "requests are placed by {}{}{}",
-        PolicyChoice::of(placement.set.policy),
+        PolicyChoice::label_of(placement.set.policy),
         promise("first tokens", ttft),
         promise("tokens", tbt)
     );

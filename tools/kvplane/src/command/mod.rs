@@ -60,6 +60,8 @@ pub(crate) enum Command {
     TransferEngineBench(Box<transfer_engine_bench::TransferEngineBench>),
     /// Replay a trace of requests against live nodes, and check every byte.
     Replay(replay::Replay),
+    #[command(name = "replay-engine", hide = true)]
+    ReplayEngine(replay::live::engine::Engine),
     /// What would be, without a cluster: hit rates of caches.
     Sim(sim::Sim),
     /// Share big files between machines, each of which sends them on.
@@ -80,6 +82,7 @@ impl Command {
             Self::Tebench(command) => command.run(),
             Self::TransferEngineBench(command) => command.run(),
             Self::Replay(command) => command.run(),
+            Self::ReplayEngine(command) => command.run(),
             Self::Sim(command) => command.run(),
             Self::P2p(command) => command.run(),
             Self::Topology(command) => command.run(),

@@ -4,7 +4,7 @@ use kvplane::rpc::Role;
 use kvplane::rpc::conductor::{InstancePart, RegisterInstance};
 use kvplane::{Control, ControlLink};
 
-use crate::support::Workplace;
+use crate::support::{Workplace, text};
 
 #[test]
 fn operators_see_instances_take_them_out_and_choose_the_policy() {
@@ -50,4 +50,38 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
     let none = Workplace::new("no-desk");
     let _dev = none.dev("16M", &["--shards", "1"]);
     none.run(&["ctl", "conductor", "show"]).failed(1, &["--conductor"]);
+}
+
+/// Twelve prompts of two blocks, of which the first is the same for all: who has it not brings it from the store.
+#[test]
+fn live_instances_are_placed_on_by_each_policy_and_move_real_bytes() {
+    let place = Workplace::new("live");
+    let _dev = place.dev("16M", &["--shards", "1", "--conductor"]);
+    let line = |at: u64| {
+        let blocks = format!("[1, {}]", at + 2);
+        let at_ms = at * 20;
+        format!("{{\"timestamp\": {at_ms}, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": {blocks}}}\n")
+    };
+    let trace = place.file("trace.jsonl", (0..12).map(line).collect::<String>().as_bytes());
+    let words = ["replay", "--conductor", "--trace", text(&trace), "--block-bytes", "4K", "--json", "-"];
+    let more = ["--engines", "2", "--engine-blocks", "8", "--policies", "kvplane,round-robin"];
+    let shown: serde_json::Value = serde_json::from_str(&place.run(&[&words[..], &more].concat()).text()).unwrap();
+    let runs = shown["runs"].as_array().unwrap();
+    assert_eq!(runs.iter().map(|run| &run["policy"]).collect::<Vec<_>>(), ["kvplane", "round-robin"]);
+    for run in runs {
+        let number = |name: &str| run[name].as_f64().unwrap();
+        assert_eq!((number("requests"), number("refused"), number("unasked")), (12.0, 0.0, 0.0), "{run}");
+        assert_eq!(number("bytes_wrong"), 0.0, "{run}");
+        // Of 24 blocks only 13 are different.
+        assert!(number("local") + number("fetched") > 0.2, "{run}");
+        assert!(number("mean_ttft_s") > 0.0 && number("p99_ttft_s") >= number("p50_ttft_s"), "{run}");
+    }
+    // The policy is again what it was, and nobody is left.
+    let said = place.run(&["ctl", "conductor", "show"]).text();
+    assert!(said.starts_with("requests are placed by kvplane\n") && said.lines().count() == 2, "{said}");
+    place.run(&[&words[..6], &["--policies", "best"]].concat()).failed(2, &["round-robin"]);
+
+    let none = Workplace::new("live-none");
+    let _dev = none.dev("16M", &["--shards", "1"]);
+    none.run(&["replay", "--conductor", "--trace", text(&trace)]).failed(1, &["--conductor"]);
 }

@@ -4,6 +4,7 @@
 //! there, one batched put of the rest. Every byte read is compared with a pattern that follows from (key, offset), so
 //! a block that is stale, misplaced or torn is noticed.
 
+pub(crate) mod live;
 mod run;
 mod tiered;
 mod worker;
@@ -122,6 +123,8 @@ pub(crate) struct Replay {
     pause: Option<u64>,
     #[command(flatten)]
     tier: tiered::TierFlags,
+    #[command(flatten)]
+    live: live::LiveFlags,
     /// Process of the node, whose CPU time is then reported too.
     #[arg(long)]
     server_pid: Option<u32>,
@@ -162,6 +165,9 @@ impl Replay {
             ahead: self.ahead.is_some(),
             pause: Duration::from_millis(self.ahead.or(self.pause).unwrap_or(0)),
         };
+        if self.live.conductor {
+            return live::replay(&plan, &trace, &self.live, self.json.as_deref());
+        }
         let reports = match &self.tier.tier {
             Some(_) => tiered::replay(&plan, &trace, &self.tier)?,
             None => vec![run(&plan, &trace)?],

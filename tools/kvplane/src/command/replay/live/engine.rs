@@ -1,0 +1,310 @@
+//! A mock engine: a process that takes as long for a prefill as the cost model says, holds KV blocks in a buffer of its
+//! own, and brings and leaves real bytes in the store.
+//!
+//! It serves one prompt after the other. Prompts come as lines of JSON, and so does what it says of them. What becomes
+//! of its cache it tells the Conductor itself, as engines do. It ends with its input.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use kvplane::rpc::Role;
+use kvplane::rpc::conductor::{
+    BlockChange, BlockTier, CacheReport, DeregisterInstance, InstancePart, RegisterInstance, ReportCache,
+};
+use kvplane::{Buffer, Client, ClientConfig, Control, ControlLink, HugePages, Region, RegionOptions, Slice};
+use kvplane_conductor::cost::PrefillModel;
+use kvplane_proto::rng::mix64;
+use kvplane_tools::pattern;
+use kvplane_tools::trace::BLOCK_TOKENS;
+use serde::{Deserialize, Serialize};
+
+use super::super::Way;
+use crate::command::Failure;
+
+/// A prompt.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Prompt {
+    pub(super) id: u64,
+    pub(super) tokens: u32,
+    /// Blocks of it that are worth reusing: its own, and what it is to bring from the store.
+    pub(super) reuse: usize,
+    /// Rolling hashes of its blocks.
+    pub(super) hashes: Vec<u64>,
+}
+
+/// What it says of one.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) enum Said {
+    /// The prefill begins.
+    Started { id: u64 },
+    /// The first token is there.
+    Done {
+        id: u64,
+        /// Tokens that were not computed.
+        reused_tokens: u32,
+        took_ns: u64,
+        /// Blocks that it had, and that it brought.
+        local: u64,
+        fetched: u64,
+        /// Bytes that were not what they should be.
+        wrong: u64,
+    },
+}
+
+/// Serve prompts from standard input as an engine would; `kvplane replay --conductor` starts these.
+#[derive(Args)]
+pub(crate) struct Engine {
+    /// Its name.
+    #[arg(long)]
+    pub(super) name: String,
+    #[arg(long)]
+    pub(super) cluster: String,
+    #[arg(long)]
+    pub(super) runtime_directory: Option<PathBuf>,
+    #[arg(long, value_enum)]
+    pub(super) transport: Way,
+    /// Bytes of a block of 512 tokens.
+    #[arg(long)]
+    pub(super) block_bytes: usize,
+    /// Blocks that it has room for.
+    #[arg(long)]
+    pub(super) blocks: usize,
+}
+
+/// The model that engines with blocks of this size serve: stores with blocks of several sizes do not mix them.
+pub(super) fn model(block_bytes: usize) -> String {
+    format!("replay-{block_bytes}")
+}
+
+/// The rolling hash of a block of a trace, whose ids are chained already.
+pub(super) const fn hash_of(block: u64) -> u64 {
+    mix64(block ^ 0x6b76_706c_616e_6531)
+}
+
+fn key_of(model: &str, hash: u64) -> String {
+    format!("{model}@tp_rank:0@{hash:016x}")
+}
+
+/// The blocks that it has, the least recently used first.
+struct Cache {
+    places: HashMap<u64, (usize, u64)>,
+    by_use: BTreeMap<u64, u64>,
+    free: Vec<usize>,
+    uses: u64,
+}
+
+impl Cache {
+    fn new(blocks: usize) -> Self {
+        Self { places: HashMap::new(), by_use: BTreeMap::new(), free: (0..blocks).rev().collect(), uses: 0 }
+    }
+
+    /// The place of a block, if it is there; it counts as used.
+    fn touch(&mut self, hash: u64) -> Option<usize> {
+        let (place, used) = self.places.get_mut(&hash)?;
+        self.by_use.remove(used);
+        self.uses += 1;
+        *used = self.uses;
+        self.by_use.insert(self.uses, hash);
+        Some(*place)
+    }
+
+    /// A place for a block, and the block that had to go for it. Those used since `from` do not go.
+    fn take(&mut self, hash: u64, from: u64) -> Option<(usize, Option<u64>)> {
+        let gone = if self.free.is_empty() {
+            let (used, gone) = self.by_use.first_key_value().map(|(used, gone)| (*used, *gone))?;
+            if used > from {
+                return None;
+            }
+            self.by_use.remove(&used);
+            let (place, _) = self.places.remove(&gone)?;
+            self.free.push(place);
+            Some(gone)
+        } else {
+            None
+        };
+        let place = self.free.pop()?;
+        self.uses += 1;
+        self.places.insert(hash, (place, self.uses));
+        self.by_use.insert(self.uses, hash);
+        Some((place, gone))
+    }
+}
+
+struct Serving {
+    client: Client,
+    link: ControlLink,
+    buffer: Buffer,
+    block_bytes: usize,
+    model: String,
+    name: String,
+    life: u64,
+    cache: Cache,
+    costs: PrefillModel,
+    batches: u64,
+}
+
+impl Engine {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let control =
+            Control::Local { cluster: self.cluster.clone(), runtime_directory: self.runtime_directory.clone() };
+        let config = ClientConfig { control: control.clone(), ..ClientConfig::local(&self.cluster) };
+        let mut client = Client::connect(&self.transport.allow(config, &[])?)?;
+        let bytes = self.block_bytes.checked_mul(self.blocks).ok_or("the cache does not fit into memory")?;
+        let options = RegionOptions { huge: HugePages::Try, ..RegionOptions::new("replay-engine", bytes) };
+        let buffer = client.register(Region::allocate(&options)?);
+        let life = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos())?;
+        let mut serving = Serving {
+            client,
+            link: ControlLink::to(&control, Role::Client)?,
+            buffer,
+            block_bytes: self.block_bytes,
+            model: model(self.block_bytes),
+            name: self.name,
+            life,
+            cache: Cache::new(self.blocks),
+            costs: PrefillModel::default(),
+            batches: 0,
+        };
+        serving.register()?;
+        let mut out = std::io::stdout().lock();
+        for line in std::io::stdin().lock().lines() {
+            let prompt: Prompt = serde_json::from_str(&line?)?;
+            let mut say = |said: &Said| -> Result<(), Failure> {
+                writeln!(out, "{}", serde_json::to_string(said)?)?;
+                Ok(out.flush()?)
+            };
+            serving.serve(&prompt, &mut say)?;
+        }
+        let Serving { link, name, life, .. } = serving;
+        link.call(DeregisterInstance { tenant: String::new(), instance: name, life })?;
+        Ok(())
+    }
+}
+
+impl Serving {
+    fn register(&mut self) -> Result<(), Failure> {
+        self.link.call(RegisterInstance {
+            instance: self.name.clone(),
+            life: self.life,
+            tenant: String::new(),
+            model: self.model.clone(),
+            block_tokens: BLOCK_TOKENS,
+            token_bytes: (self.block_bytes as u64).div_ceil(u64::from(BLOCK_TOKENS)),
+            part: InstancePart::Prefill,
+            capacity_tokens: 0,
+            report_ns: 0,
+            address: String::new(),
+            events: None,
+        })?;
+        self.tell(CacheReport::Snapshot, (None, Vec::new()), Vec::new())
+    }
+
+    fn serve(&mut self, prompt: &Prompt, say: &mut dyn FnMut(&Said) -> Result<(), Failure>) -> Result<(), Failure> {
+        let began = Instant::now();
+        say(&Said::Started { id: prompt.id })?;
+        let (from, hashes) = (self.cache.uses, &prompt.hashes);
+        let local = hashes.iter().map_while(|hash| self.cache.touch(*hash)).count();
+        let (mut places, mut gone) = (Vec::new(), Vec::new());
+        for hash in &hashes[local..] {
+            // One that is there after a gap is computed again, in its place.
+            let place = match self.cache.touch(*hash) {
+                Some(place) => Some((place, None)),
+                None => self.cache.take(*hash, from),
+            };
+            let Some((place, evicted)) = place else { break };
+            places.push(place);
+            gone.extend(evicted);
+        }
+        let new = &hashes[local..local + places.len()];
+        let wanted = prompt.reuse.saturating_sub(local).min(new.len());
+        let (fetched, wrong) = self.fetch(&new[..wanted], &places)?;
+        let reused_tokens = u32::try_from(local + fetched)?.saturating_mul(BLOCK_TOKENS).min(prompt.tokens);
+        let took = Duration::from_nanos(self.costs.predict_ns(prompt.tokens, reused_tokens));
+        // Bytes that came meanwhile came beside the computation.
+        std::thread::sleep(took.saturating_sub(began.elapsed()));
+        let took_ns = u64::try_from(began.elapsed().as_nanos())?;
+        let (id, own, brought) = (prompt.id, local as u64, fetched as u64);
+        say(&Said::Done { id, reused_tokens, took_ns, local: own, fetched: brought, wrong })?;
+        self.store(&new[fetched..], &places[fetched..])?;
+        let parent = local.checked_sub(1).map(|at| hashes[at]);
+        self.tell(CacheReport::Goes, (parent, new.to_vec()), gone)
+    }
+
+    fn slice(&self, place: usize) -> Slice {
+        self.buffer.slice(place * self.block_bytes, self.block_bytes)
+    }
+
+    fn seed_of(&self, hash: u64) -> Result<u64, Failure> {
+        Ok(pattern::seed_of(self.client.digest(key_of(&self.model, hash).as_bytes())?))
+    }
+
+    /// Brings blocks from the store and checks them: how many, without a gap, and how many bytes were wrong.
+    fn fetch(&mut self, hashes: &[u64], places: &[usize]) -> Result<(usize, u64), Failure> {
+        if hashes.is_empty() {
+            return Ok((0, 0));
+        }
+        let items: Vec<(String, Slice)> =
+            hashes.iter().zip(places).map(|(hash, place)| (key_of(&self.model, *hash), self.slice(*place))).collect();
+        let (mut there, mut wrong) = (0, 0);
+        for (at, outcome) in self.client.batch_get_into(&items)?.into_iter().enumerate() {
+            let Some(got) = outcome? else { break };
+            let seed = self.seed_of(hashes[at])?;
+            if got.bytes != self.block_bytes as u64 {
+                wrong += self.block_bytes as u64;
+            }
+            let from = places[at] * self.block_bytes;
+            self.buffer.region().read_with(from, self.block_bytes, &mut |offset, part| {
+                wrong += pattern::check(seed, offset, part).err().map_or(0, |mismatch| mismatch.wrong_bytes);
+            });
+            there += 1;
+        }
+        Ok((there, wrong))
+    }
+
+    /// Computes blocks, which takes no time any more, and leaves them in the store too.
+    fn store(&mut self, hashes: &[u64], places: &[usize]) -> Result<(), Failure> {
+        let mut items: Vec<(String, Slice)> = Vec::with_capacity(hashes.len());
+        for (hash, place) in hashes.iter().zip(places) {
+            let seed = self.seed_of(*hash)?;
+            self.buffer.region().fill_with(place * self.block_bytes, self.block_bytes, &mut |offset, part| {
+                pattern::fill(seed, offset, part);
+            });
+            items.push((key_of(&self.model, *hash), self.slice(*place)));
+        }
+        if !items.is_empty() {
+            // A store that has no room for one is a store without it.
+            self.client.batch_put_from(&items)?.into_iter().filter_map(Result::err).for_each(|error| {
+                tracing::debug!(%error, "a block was not stored");
+            });
+        }
+        Ok(())
+    }
+
+    /// Tells the Conductor what became of the cache: blocks that are there now, after which, and blocks that went.
+    fn tell(
+        &mut self,
+        kind: CacheReport,
+        (parent, stored): (Option<u64>, Vec<u64>),
+        gone: Vec<u64>,
+    ) -> Result<(), Failure> {
+        let (lora, salt) = (String::new(), String::new());
+        let mut changes = Vec::new();
+        if !gone.is_empty() {
+            let (lora, salt) = (lora.clone(), salt.clone());
+            changes.push(BlockChange::Removed { lora, salt, tier: None, hashes: gone });
+        }
+        if !stored.is_empty() {
+            changes.push(BlockChange::Stored { lora, salt, tier: BlockTier::Gpu, parent, hashes: stored });
+        }
+        if changes.is_empty() && kind == CacheReport::Goes {
+            return Ok(());
+        }
+        let (tenant, instance, life, seq) = (String::new(), self.name.clone(), self.life, self.batches);
+        let taken = self.link.call(ReportCache { tenant, instance, life, seq, kind, changes })?;
+        self.batches = taken.next;
+        Ok(())
+    }
+}
