@@ -282,6 +282,10 @@ fn large_objects_lie_in_stripes_and_behave_as_others() {
         let shorter = 3 << 20;
         assert!(matches!(client.put_from_with(b"large", from.slice(4096, shorter), &options), Ok(Put::Stored(_))));
         assert!(other.get(b"large").expect("a get").as_deref() == Some(&whole[4096..4096 + shorter]));
+        // From the client's own memory too, where the former head must not get into the way.
+        let again = value(12, 5 << 20);
+        assert!(matches!(client.put_with(b"large", &again, &options), Ok(Put::Stored(_))));
+        assert!(other.get(b"large").expect("a get").as_deref() == Some(&again[..]));
         assert!(client.remove(b"large").expect("an answer"));
         assert!(!client.remove(b"large").expect("an answer") && !client.exists(b"large").expect("an answer"));
         assert_eq!(objects(&bed), 0, "stripes go with their object");

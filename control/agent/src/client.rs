@@ -170,7 +170,7 @@ pub struct Client {
     deadline: Duration,
     bounce: Option<Buffer>,
     open: Vec<open::Started>,
-    lengths: stripes::Lengths,
+    striping: stripes::Striping,
 }
 
 impl Client {
@@ -234,7 +234,7 @@ impl Client {
             deadline,
             bounce,
             open,
-            lengths: stripes::Lengths::new(config.stripe_bytes()),
+            striping: stripes::Striping::new(config.stripe_bytes()),
         };
         client.follow_map();
         Ok(client)

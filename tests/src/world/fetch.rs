@@ -164,8 +164,9 @@ impl World {
                 return Some((vec![Request::Get(*digest, local)], book, Some(offset)));
             }
             Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest)).collect(),
-            Want::Copy { digest, place, tail_at, version } => {
-                let (item, tenant, key) = copy_of(*digest, place.bytes, *tail_at, &Pool(&self.lives[life].pool));
+            Want::Copy { digest, place, tail_at, is_head, version } => {
+                let (item, tenant, key) =
+                    copy_of(*digest, place.bytes, *is_head, *tail_at, &Pool(&self.lives[life].pool));
                 let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
                 let offset = self.lend_copy(index, life, *digest, *place)?;
                 if let Some(fetcher) = &mut self.clients[index].fetcher {

@@ -46,7 +46,7 @@ impl Client {
                 Some(put) if !too_large(&put) => put,
                 refused => {
                     if refused.is_some() {
-                        self.lengths.refused(slice.local.bytes);
+                        self.striping.refused(slice.local.bytes);
                     }
                     check_options(options)?;
                     match (refused, self.put_striped(key.as_ref(), *slice, options)) {

@@ -4,15 +4,17 @@
 //! cluster, and those of two versions never meet. The head is a short object under the object's own digest. It is put
 //! last: nobody sees a striped object before all of it is there. What a put that fails has stored is removed again.
 //!
-//! Objects are striped by the client that puts them, and read by any. Of a striped object that has lost a stripe
-//! nothing is left but misses: whoever finds that out removes the rest.
+//! Objects are striped by the client that puts them, and read by any. A striped object that has lost a stripe is a miss
+//! to whoever gets it, though its head is there; whoever puts it again replaces what is left.
 
 use kvplane_proto::client::{Local, Request, TaskResult};
+use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, Part, PutItem, PutOptions};
 use kvplane_proto::{Digest, Status, Version};
 
-use super::{Client, Got, Put, Slice};
+use super::{Buffer, Client, Got, Put, Slice};
 use crate::error::Error;
+use crate::{Region, RegionOptions};
 
 /// First bytes of a head.
 const MAGIC: [u8; 8] = *b"KVPSTRP1";
@@ -80,17 +82,17 @@ impl Head {
     }
 }
 
-/// Which objects are kept in stripes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Lengths {
+/// Which objects are kept in stripes, and memory for their heads.
+pub(super) struct Striping {
     stripe_bytes: u64,
     /// The shortest object that a shard has refused as too long.
     refused_bytes: u64,
+    heads: Option<Buffer>,
 }
 
-impl Lengths {
+impl Striping {
     pub(super) const fn new(stripe_bytes: u64) -> Self {
-        Self { stripe_bytes, refused_bytes: u64::MAX }
+        Self { stripe_bytes, refused_bytes: u64::MAX, heads: None }
     }
 
     const fn is_striped(&self, bytes: u64) -> bool {
@@ -106,17 +108,29 @@ impl Lengths {
 impl Client {
     /// Whether an object of so many bytes is kept in stripes.
     pub(super) const fn is_striped(&self, bytes: u64) -> bool {
-        self.lengths.is_striped(bytes)
+        self.striping.is_striped(bytes)
+    }
+
+    /// Whether all stripes of an object are there.
+    fn is_whole(&mut self, digest: Digest, head: &Head) -> Result<bool, Error> {
+        let requests: Vec<Request> = head.digests(digest).map(Request::Exists).collect();
+        Ok(self.run(&requests)?.iter().all(|result| result.status != Status::NotFound))
     }
 
     /// Stores one large object in stripes, which are shorter where shards take no longer ones.
     pub(super) fn put_striped(&mut self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
         let digest = self.digest(key)?;
         let former = self.head_of(digest)?;
-        if !options.replace && (former.is_some() || self.exists(key)?) {
+        let there = match &former {
+            Some(former) => self.is_whole(digest, former)?,
+            None => !options.replace && self.exists(key)?,
+        };
+        if !options.replace && there {
             return Ok(Put::Exists);
         }
-        let mut stripe_bytes = self.lengths.stripe_bytes.min(slice.local.bytes.div_ceil(2)).max(STRIPE_LEAST_BYTES);
+        // What is left of an object that lost stripes is in nobody's way.
+        let options = &PutOptions { replace: options.replace || former.is_some(), ..*options };
+        let mut stripe_bytes = self.striping.stripe_bytes.min(slice.local.bytes.div_ceil(2)).max(STRIPE_LEAST_BYTES);
         while self.is_striped(stripe_bytes) {
             stripe_bytes = (stripe_bytes / 2).max(STRIPE_LEAST_BYTES);
         }
@@ -152,7 +166,8 @@ impl Client {
     }
 
     fn put_stripes(&mut self, digest: Digest, head: &Head, slice: Slice, options: &PutOptions) -> Result<(), Error> {
-        let options = PutOptions { part: Part::Stripe, replace: false, ..*options };
+        let tenant = tenant_number(&self.tenant);
+        let options = PutOptions { part: Part::Stripe, replace: false, tenant, ..*options };
         self.puts.clear();
         let mut requests = Vec::new();
         for stripe in 0..head.stripes() {
@@ -174,7 +189,7 @@ impl Client {
                     Status::Ok | Status::Exists => {}
                     Status::NoSpace => full.push(stripe),
                     Status::TooLarge => {
-                        self.lengths.refused(head.stripe_bytes);
+                        self.striping.refused(head.stripe_bytes);
                         return Err(self.stripe_problem(stripe, head, Status::TooLarge));
                     }
                     status => return Err(self.stripe_problem(stripe, head, status)),
@@ -206,11 +221,26 @@ impl Client {
     }
 
     fn put_head(&mut self, key: &[u8], head: &Head, options: &PutOptions) -> Result<Put, Error> {
-        let bounce = self.bounce(HEAD_BYTES)?;
+        let bounce = self.room_for_heads(1)?;
         bounce.region().copy_in(0, &head.encode());
         let options = PutOptions { part: Part::Head, ..*options };
         let mut outcomes = self.batch_put_whole(&[(key, bounce.slice(0, HEAD_BYTES))], &options)?;
         outcomes.pop().unwrap_or(Ok(Put::Exists))
+    }
+
+    /// Memory for heads: never that of values, which may be on their way from or to it meanwhile.
+    fn room_for_heads(&mut self, heads: usize) -> Result<Buffer, Error> {
+        let bytes = HEAD_BYTES * heads.max(1);
+        if let Some(room) = self.striping.heads.as_ref().filter(|room| room.region().bytes() >= bytes) {
+            return Ok(room.clone());
+        }
+        if let Some(old) = self.striping.heads.take() {
+            self.unregister(old);
+        }
+        let region = Region::allocate(&RegionOptions::new("kvplane-heads", bytes.max(4096).next_power_of_two()))?;
+        let room = self.register(region);
+        self.striping.heads = Some(room.clone());
+        Ok(room)
     }
 
     /// What the head of a striped object says; nothing where there is none.
@@ -220,7 +250,7 @@ impl Client {
 
     /// What heads say, and which versions they are. Of what is no head: nothing.
     fn heads_of(&mut self, digests: &[Digest]) -> Result<Vec<Option<(Head, Version)>>, Error> {
-        let bounce = self.bounce(HEAD_BYTES * digests.len().max(1))?;
+        let bounce = self.room_for_heads(digests.len())?;
         let local = |at: usize| bounce.slice(at * HEAD_BYTES, HEAD_BYTES).local;
         let asked = digests.iter().enumerate();
         let requests: Vec<Request> = asked.map(|(at, digest)| Request::GetHead(*digest, local(at))).collect();
@@ -251,8 +281,11 @@ impl Client {
                 Request::Get(head.digest(digest, stripe), local)
             });
             let requests: Vec<Request> = requests.collect();
-            if self.all_there(digest, version, &requests)? {
+            if self.all_there(&requests)? {
                 return Ok(Some(Got { bytes: head.bytes, version }));
+            }
+            if self.is_still(digest, version)? {
+                return Ok(None);
             }
         }
         Ok(None)
@@ -279,22 +312,26 @@ impl Client {
                 Request::GetRange(head.digest(digest, stripe), from - start, local)
             });
             let requests: Vec<Request> = requests.collect();
-            if self.all_there(digest, version, &requests)? {
+            if self.all_there(&requests)? {
                 return Ok(Some(version));
+            }
+            if self.is_still(digest, version)? {
+                return Ok(None);
             }
         }
         Ok(None)
     }
 
-    /// Gets stripes; false when one is not there. Then the head goes too, if it is still the same.
-    fn all_there(&mut self, digest: Digest, version: Version, requests: &[Request]) -> Result<bool, Error> {
+    /// Whether a head is the one that it was: then what it names is not there, or not yet, and nothing is removed for
+    /// that, as a node that recovers finds its stripes one by one.
+    fn is_still(&mut self, digest: Digest, version: Version) -> Result<bool, Error> {
+        Ok(self.heads_of(&[digest])?.pop().flatten().is_none_or(|(_, now)| now == version))
+    }
+
+    /// Gets stripes; false when one is not there.
+    fn all_there(&mut self, requests: &[Request]) -> Result<bool, Error> {
         let results = self.run(requests)?;
-        let lost = results.iter().any(|result| result.status == Status::NotFound);
-        if lost {
-            let now = self.heads_of(&[digest])?.pop().flatten();
-            if let Some((head, _)) = now.filter(|(_, now)| *now == version) {
-                self.remove_head(digest, &head)?;
-            }
+        if results.iter().any(|result| result.status == Status::NotFound) {
             return Ok(false);
         }
         let failed = results.iter().find(|result| result.status != Status::Ok);
@@ -345,7 +382,7 @@ impl Client {
         Ok(())
     }
 
-    /// Lengths of striped objects, by their digests; 0 where there is none any more.
+    /// Striping of striped objects, by their digests; 0 where there is none any more.
     pub(super) fn striped_bytes(&mut self, digests: &[Digest]) -> Result<Vec<u64>, Error> {
         let heads = self.heads_of(digests)?;
         Ok(heads.into_iter().map(|head| head.map_or(0, |(head, _)| head.bytes)).collect())

@@ -76,9 +76,9 @@ impl FetchWork {
                 // Also what names the stripes of another object.
                 vec![Request::GetHead(*digest, local)]
             }
-            Want::Copy { digest, place, tail_at, .. } => {
+            Want::Copy { digest, place, tail_at, is_head, .. } => {
                 let local = Local { buffer: self.buffer, offset: place.offset, bytes: place.bytes };
-                let (item, tenant, key) = copy_of(*digest, place.bytes, *tail_at, &PoolView(pool));
+                let (item, tenant, key) = copy_of(*digest, place.bytes, *is_head, *tail_at, &PoolView(pool));
                 let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
                 vec![Request::PutCopy(*digest, local, number)]
             }

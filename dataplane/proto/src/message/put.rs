@@ -20,7 +20,7 @@ impl PutFlags {
     pub const HEAD: Self = Self(4);
     /// The object is a stripe of another.
     pub const STRIPE: Self = Self(8);
-    /// Where what the put's answer waits for is: [`PutAck`] by its number, or 0.
+    /// The bits that say what the put's answer waits for: [`PutAck`] by a number, or 0.
     const ACK: u8 = 0x30;
 
     /// The flags with these bits, if all of them are known.
@@ -127,7 +127,8 @@ pub struct PutOptions {
     /// Whether the answer of the put waits until the others have it, or turn out not to take it.
     pub wait_replicas: bool,
     /// When the put is answered; `None` leaves that to the node. What asks for the SSD is written at once, whatever the
-    /// node's policy, and refused as [`crate::Status::NoSsd`] where there is none.
+    /// node's policy, and refused as [`crate::Status::NoSsd`] where there is none. A put that is answered `Exists`
+    /// promises nothing.
     pub ack: Option<PutAck>,
 }
 

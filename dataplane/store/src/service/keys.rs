@@ -15,6 +15,7 @@ use kvplane_proto::ids::RequestId;
 use kvplane_proto::message::{Item, KEY_PAGE_BYTES, KeyItem, ListItem, ListReply, Operation, Part};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Digest, Limits, Status};
+use kvplane_tier::RecordView;
 
 use super::Service;
 use super::tail::{TAIL_HEAD_BYTES, TailHead};
@@ -106,11 +107,8 @@ impl Listed {
         (self.item.group, self.item.tenant) = (options.group, options.tenant);
         (self.item.soft_pin_ms, self.item.data_type) = (options.soft_pin_ms, options.data_type);
         self.item.flags |= if options.hard_pin { KeyItem::HARD_PIN } else { 0 };
-        self.item.flags |= match options.part {
-            Part::None => 0,
-            Part::Head => KeyItem::HEAD,
-            Part::Stripe => KeyItem::STRIPE,
-        };
+        // Whether it names stripes is known without its tail.
+        self.item.flags |= if options.part == Part::Stripe { KeyItem::STRIPE } else { 0 };
         (self.item.key_bytes, self.item.tenant_bytes) = (head.key_bytes, head.tenant_bytes);
         self.tail = tail;
     }
@@ -236,7 +234,8 @@ impl Service {
         }
         for record in self.tier_between(list.at, to) {
             if !store.exists(record.digest) {
-                let listed = Listed::new(record.digest, record.version, record.payload_bytes.into(), KeyItem::ON_SSD);
+                let flags = on_ssd_alone(&record);
+                let listed = Listed::new(record.digest, record.version, record.payload_bytes.into(), flags);
                 found.push((self.tier_point(record.digest), listed, u64::MAX, record.key_bytes > 0));
             }
         }
@@ -294,7 +293,7 @@ impl Service {
             }
             (None, Some(record)) => {
                 let bytes = record.payload_bytes.into();
-                (Listed::new(digest, record.version, bytes, KeyItem::ON_SSD), record.key_bytes > 0)
+                (Listed::new(digest, record.version, bytes, on_ssd_alone(&record)), record.key_bytes > 0)
             }
             (None, None) => return,
         };
@@ -332,5 +331,10 @@ fn read_tail(at: u64, pool: &dyn PoolBytes) -> Vec<u8> {
 /// What a page says of an object in memory.
 const fn in_memory(view: &ObjectView) -> u32 {
     let wanted = matches!(view.replica, Replica::First | Replica::Awaited);
-    KeyItem::IN_MEMORY | if wanted { KeyItem::REPLICAS } else { 0 }
+    KeyItem::IN_MEMORY | if wanted { KeyItem::REPLICAS } else { 0 } | if view.is_head { KeyItem::HEAD } else { 0 }
+}
+
+/// What a page says of an object on the SSD alone.
+const fn on_ssd_alone(record: &RecordView) -> u32 {
+    KeyItem::ON_SSD | if record.names_parts { KeyItem::HEAD } else { 0 }
 }

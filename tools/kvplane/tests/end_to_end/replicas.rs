@@ -101,6 +101,36 @@ fn what_two_nodes_had_is_read_when_one_is_killed() {
     assert_eq!(whole, Some(()), "two nodes are enough for two copies");
 }
 
+/// Objects in stripes, put over shared memory: their heads are short, and come with their bytes.
+#[test]
+fn long_objects_outlive_their_first_owner_and_keep_their_names() {
+    let place = Workplace::new("replicas-long");
+    let control = control(&place);
+    let mut nodes: Vec<Process> = (1..=2).map(|number| node(&place, number)).collect();
+    members(&control, 2);
+    let config = ClientConfig { stripe_bytes: 1 << 20, ..place.client_config(Way::Shm) };
+    let mut client = Client::connect(&config).unwrap();
+    put_twice(&mut client, 0, 0);
+    let long = |key: u64| (0..(2 << 20) + 77u64).map(|at| (key ^ at ^ at >> 9) as u8).collect::<Vec<u8>>();
+    let options = PutOptions { wait_replicas: true, ..twice() };
+    for key in 0..8 {
+        client.put_with(format!("long-{key}").as_bytes(), &long(key), &options).unwrap();
+        client.put_with(format!("short-{key}").as_bytes(), b"a few bytes", &options).unwrap();
+    }
+    nodes[0].kill();
+    assert_eq!(wait_until(|| (health(control.http())["members"] == 1).then_some(())), Some(()));
+    let mut fresh = Client::connect(&ClientConfig { ..place.client_config(Way::Tcp) }).unwrap();
+    for key in 0..8 {
+        let (name, value) = (format!("long-{key}"), long(key));
+        assert!(fresh.get(name.as_bytes()).unwrap().is_some_and(|got| got == value), "{name}");
+        assert_eq!(fresh.size(name.as_bytes()).unwrap(), Some(value.len() as u64), "{name}");
+    }
+    let listed = place.run(&["ctl", "keys"]).text();
+    for name in (0..8).flat_map(|key| [format!("long-{key}"), format!("short-{key}")]) {
+        assert!(listed.lines().any(|line| line == name), "{name}: {listed}");
+    }
+}
+
 /// In which life a node reported last, and how many objects all shards say that their second owners have.
 fn copied(control: &Process, node: u64) -> (u64, u64) {
     let (_, body) = http_get(control.http(), "/debug/shards");

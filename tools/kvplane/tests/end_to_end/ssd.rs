@@ -125,6 +125,42 @@ fn a_put_chooses_its_acknowledgement() {
     client.put_with(b"key", b"value", &options).unwrap();
 }
 
+/// What comes over shared memory comes with its bytes: its name and its tenant are written all the same.
+#[test]
+fn short_objects_of_shared_memory_keep_their_names_over_a_restart() {
+    let bed = Bed::new("names", &["--ssd-ack", "buffered"]);
+    let mut dev = bed.start();
+    let put = |tenant: &str, bytes: usize| {
+        let config = ClientConfig { tenant: tenant.to_owned(), ..bed.place.client_config(Way::Shm) };
+        let mut client = Client::connect(&config).unwrap();
+        for key in 0..40 {
+            client.put(format!("{tenant}-{key}").as_bytes(), &vec![key; bytes + usize::from(key)]).unwrap();
+        }
+    };
+    put("acme", 300);
+    put("other", 5000);
+    dev.kill();
+    let dev = bed.start();
+    recovered(&dev);
+    for tenant in ["acme", "other"] {
+        let config = ClientConfig { tenant: tenant.to_owned(), ..bed.place.client_config(Way::Tcp) };
+        let mut client = Client::connect(&config).unwrap();
+        let (mut names, mut next) = (Vec::new(), None);
+        loop {
+            let page = client.list(next).unwrap();
+            names.extend(page.keys.into_iter().map(|key| String::from_utf8(key.key).unwrap()));
+            next = page.next;
+            if next.is_none() {
+                break;
+            }
+        }
+        names.sort_unstable();
+        let mut expected: Vec<String> = (0..40).map(|key| format!("{tenant}-{key}")).collect();
+        expected.sort_unstable();
+        assert_eq!(names, expected, "{:?}", dev.said());
+    }
+}
+
 /// Longer than what the SSD takes in one piece, which is 2 MiB here, and one as long as that.
 #[test]
 fn what_is_too_long_for_one_record_outlives_its_node_too() {
@@ -160,6 +196,11 @@ fn what_is_too_long_for_one_record_outlives_its_node_too() {
         }
         let objects = counted(&dev, "kvplane_tier_objects");
         assert!(objects > 6.0, "{objects} records");
+        let listed = bed.place.run(&["ctl", "keys", "--long"]).text();
+        for key in 0..6 {
+            let name = name(key as u64);
+            assert!(listed.lines().any(|line| line.ends_with(&name) && !line.contains(" 40 B")), "{name}: {listed}");
+        }
         let mut client = bed.client(Way::Tcp);
         for key in 0..6 {
             assert!(client.remove(name(key).as_bytes()).unwrap(), "object {key}");

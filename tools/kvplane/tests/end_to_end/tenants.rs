@@ -35,6 +35,27 @@ fn tenant(place: &Workplace, name: &str) -> Value {
     found.cloned().unwrap_or(Value::Null)
 }
 
+/// Stripes have no names, and are their tenant's all the same.
+#[test]
+fn long_objects_are_charged_to_their_tenant() {
+    let place = Workplace::new("long-quota");
+    let _dev = place.dev("64M", &["--shards", "1"]);
+    place.run(&["ctl", "tenants", "set", "acme", "--memory", "4M"]).well();
+    let config = ClientConfig { tenant: "acme".to_owned(), stripe_bytes: 1 << 20, ..place.client_config(Way::Tcp) };
+    let mut client = Client::connect(&config).unwrap();
+    let mut tries = 0;
+    let known = wait_until(|| {
+        // Nodes know of a tenant within a heartbeat.
+        tries += 1;
+        client.put(format!("long-{tries}").as_bytes(), &vec![7; 16 << 20]).is_err().then_some(())
+    });
+    assert!(known.is_some(), "16 MiB are more than 4");
+    assert!(client.get(format!("long-{tries}").as_bytes()).unwrap().is_none());
+    client.put(b"fits", &vec![7; 2 << 20]).unwrap();
+    let used = wait_until(|| tenant(&place, "acme")["used_bytes"].as_u64().filter(|used| *used >= 2 << 20));
+    assert!(used.is_some(), "{}", tenant(&place, "acme"));
+}
+
 #[test]
 fn a_tenant_has_no_more_than_its_quota_and_others_keep_theirs() {
     let place = Workplace::new("quotas");

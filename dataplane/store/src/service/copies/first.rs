@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::ids::{PinId, Slot as MapSlot, Version};
 use kvplane_proto::map::ShardKey;
-use kvplane_proto::message::{PutItem, PutOptions};
+use kvplane_proto::message::{Part, PutItem, PutOptions};
 use kvplane_proto::{Digest, Status};
 
 use super::super::deferred::Slot;
@@ -60,10 +60,18 @@ pub(super) struct Push {
     void: bool,
 }
 
-/// What a put of a copy says, by the object's tail where it has one.
+/// What a put of a copy says, by the object's tail where it has one. Whether it names stripes is not left to that.
 #[must_use]
-pub fn copy_of(digest: Digest, bytes: u64, tail_at: Option<u64>, pool: &dyn PoolBytes) -> (PutItem, Vec<u8>, Vec<u8>) {
-    let plain = (PutItem::plain(digest, bytes), Vec::new(), Vec::new());
+pub fn copy_of(
+    digest: Digest,
+    bytes: u64,
+    is_head: bool,
+    tail_at: Option<u64>,
+    pool: &dyn PoolBytes,
+) -> (PutItem, Vec<u8>, Vec<u8>) {
+    let part = if is_head { Part::Head } else { Part::None };
+    let item = PutItem::plain(digest, bytes).with_options(&PutOptions { part, ..PutOptions::default() });
+    let plain = (item, Vec::new(), Vec::new());
     let Some(at) = tail_at else { return plain };
     let mut head = [0; TAIL_HEAD_BYTES];
     pool.read(at, &mut head);
@@ -72,11 +80,18 @@ pub fn copy_of(digest: Digest, bytes: u64, tail_at: Option<u64>, pool: &dyn Pool
     pool.read(at, &mut tail);
     // Whoever has mapped the pool may have spoilt it.
     let Some((head, name)) = TailHead::split(&tail) else { return plain };
-    let options = PutOptions { hard_pin: false, soft_pin_ms: 0, ..head.options };
-    match head.key_bytes > 0 && name.digest() == digest {
-        true => (PutItem::named(&name, bytes, &options), name.tenant.to_vec(), name.key.to_vec()),
-        false => (plain.0.with_options(&options), Vec::new(), Vec::new()),
+    let part = match (is_head, head.options.part) {
+        (true, _) => Part::Head,
+        (false, Part::Stripe) => Part::Stripe,
+        (false, _) => Part::None,
+    };
+    let options = PutOptions { hard_pin: false, soft_pin_ms: 0, part, ..head.options };
+    if head.key_bytes == 0 {
+        return (plain.0.with_options(&options), Vec::new(), Vec::new());
     }
+    // A tail under another name is another object's.
+    let own = name.digest() == digest;
+    if own { (PutItem::named(&name, bytes, &options), name.tenant.to_vec(), name.key.to_vec()) } else { plain }
 }
 
 /// The digest that means all of a slot.
@@ -305,7 +320,11 @@ impl Service {
         self.copies.push_bytes += bytes;
         let place = Place { memory: Memory::Pool, offset: object.extent.offset, bytes };
         let tail_at = object.has_tail.then_some(object.tail_at);
-        Some(self.moves.ask(second, Want::Copy { digest, place, tail_at, version }, Call::Copy(digest)))
+        Some(self.moves.ask(
+            second,
+            Want::Copy { digest, place, tail_at, is_head: object.is_head, version },
+            Call::Copy(digest),
+        ))
     }
 
     /// Looks for objects that lack a copy, within the rate.

@@ -65,6 +65,8 @@ pub enum Want {
         place: Place,
         /// Where its tail is, if it has one: see [`super::super::copy_of`].
         tail_at: Option<u64>,
+        /// Whether it names the stripes of a larger object.
+        is_head: bool,
         /// Which version of it.
         version: Version,
     },

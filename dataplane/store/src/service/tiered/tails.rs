@@ -15,6 +15,11 @@ use crate::TAIL_BYTES_MOST;
 /// The most objects that wait for their tails.
 const WAITING_MOST: usize = 65_536;
 
+/// Whether a tail is this object's, as far as it says: one without a name may be.
+pub(super) fn is_of(tail: &[u8], digest: Digest) -> bool {
+    TailHead::split(tail).is_some_and(|(head, name)| head.key_bytes == 0 || name.digest() == digest)
+}
+
 /// Bytes of an object's tail, where its record has one.
 pub(super) fn tail_bytes_of(view: &RecordView) -> u32 {
     let bytes = u32::from(view.key_bytes);
@@ -75,7 +80,9 @@ impl Service {
         let object = store.held(pin).expect("a pin of our own");
         let mut kept = None;
         let good = match tail {
-            Some(tail) if read == Some(version) && !tail.is_empty() && tail.len() as u64 <= store.tail_room(pin) => {
+            Some(tail)
+                if read == Some(version) && is_of(&tail, digest) && tail.len() as u64 <= store.tail_room(pin) =>
+            {
                 memory.write(&tail, Span::pool(object.tail_at, tail.len() as u32));
                 store.set_tail(pin);
                 kept = TailHead::split(&tail).map(|(head, name)| (head.options, tenant_of(&head, &name)));

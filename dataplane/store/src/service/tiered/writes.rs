@@ -11,6 +11,7 @@ use super::super::objects::Made;
 use super::super::owns;
 use super::super::tail::{TAIL_HEAD_BYTES, TailHead};
 use super::super::types::PeerKey;
+use super::tails::is_of;
 use super::{Admission, Call, Held, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
 
 /// The tail at a place of the pool, which is there.
@@ -250,6 +251,8 @@ impl Service {
             let ack = if durable { Ack::Durable } else { Ack::Buffered };
             let token = Token(tiered.next_call + 1);
             let tail = if object.has_tail { read_tail(object.tail_at, memory) } else { Vec::new() };
+            // Whoever has mapped the pool may have spoilt it: another's name would charge and list it as another's.
+            let tail = if is_of(&tail, held.digest) { tail } else { Vec::new() };
             let put = Put {
                 digest: held.digest,
                 key: &tail,
