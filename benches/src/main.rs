@@ -30,8 +30,8 @@ use std::process::ExitCode;
 
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
-    handshakes | idle | killed-client | keys | verbs | perftest | read-ahead | put-latency | \
-    exists | get-tails | schedule | all] \
+    handshakes | idle | killed-client | keys | verbs | perftest | perftest-bandwidth | perftest-latency | \
+    read-ahead | put-latency | exists | get-tails | schedule | all] \
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
@@ -109,7 +109,9 @@ fn main() -> ExitCode {
             "killed-client" => killed::run(rounds),
             "keys" => keys::run(rounds),
             "verbs" => verbs::run(rounds),
-            "perftest" => perftest::run(rounds),
+            "perftest" => perftest::run(rounds, perftest::Part::All),
+            "perftest-bandwidth" => perftest::run(rounds, perftest::Part::Bandwidth),
+            "perftest-latency" => perftest::run(rounds, perftest::Part::Latency),
             "read-ahead" => ahead::run(rounds),
             "put-latency" => asked::put_latency(rounds),
             "exists" => asked::exists(rounds),

@@ -2,10 +2,13 @@
 //! the time of small writes.
 //!
 //! Both run between two processes with a device each. Bandwidth: messages of one length, 128 of them under way, their
-//! sender spinning and their receiver asleep, as `ib_write_bw` and `ib_read_bw` have it. Latency: both ends spin on the
-//! last word of what the other writes and write back, as `ib_write_lat` does; half of the time there and back counts.
-//! Beside it stands the time from a write's submission to its completion, which perftest does not measure: the answer
-//! of the other device is in it.
+//! sender spinning and their receiver asleep, as `ib_write_bw` and `ib_read_bw` have it.
+//!
+//! Latency: both ends spin on the last word of what the other writes, write back, and spin until the device says that
+//! this write is over, before they look for the next: that is what `ib_write_lat` does, and half of the time there and
+//! back counts for both. Ours is measured by the transfer engine, which any thread may use, and by a session, which is
+//! one thread's own. Beside it stands the time from a write's submission to its completion, which perftest does not
+//! measure: the answer of the other device is in it.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -13,8 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane::{
-    HugePages, Opcode, Pacing, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions, SegmentHandle,
-    SubmitOptions, TaskState, TransferEngine, TransferEngineConfig, TransferRequest,
+    Buffer, HugePages, Opcode, Pacing, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions, Segment,
+    SegmentHandle, Session, SubmitOptions, TaskState, Transfer, TransferEngine, TransferEngineConfig, TransferRequest,
 };
 
 use crate::Failure;
@@ -52,11 +55,29 @@ fn present(devices: [&str; 2]) -> Result<(), Failure> {
     Ok(())
 }
 
-pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    All,
+    Bandwidth,
+    Latency,
+}
+
+pub(crate) fn run(rounds: usize, part: Part) -> Result<(), Failure> {
     let named = std::env::var("KVPLANE_BENCH_RDMA_DEVICES").unwrap_or_default();
     let devices = named.split_once(',').map_or(DEVICES, |(ours, theirs)| [ours, theirs]);
     present(devices)?;
     println!("perftest: {} to {}, against perftest's programs, one connection", devices[0], devices[1]);
+    if part != Part::Latency {
+        bandwidths(rounds, devices)?;
+    }
+    if part != Part::Bandwidth {
+        latencies(rounds, devices)?;
+    }
+    Ok(())
+}
+
+fn bandwidths(rounds: usize, devices: [&str; 2]) -> Result<(), Failure> {
     let bed = Bed::start(devices, "adaptive")?;
     for bytes in [64 << 10, 256 << 10, 1 << 20] {
         for (opcode, program) in [(Opcode::Write, "ib_write_bw"), (Opcode::Read, "ib_read_bw")] {
@@ -71,22 +92,31 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
             ours.show_ratio(&theirs, "at least 0.9");
         }
     }
-    drop(bed);
+    Ok(())
+}
+
+fn latencies(rounds: usize, devices: [&str; 2]) -> Result<(), Failure> {
     let mut bed = Bed::start(devices, "patient")?;
     for bytes in [64, 256, 1024, 4096] {
         let mut theirs = Series::new(format!("ib_write_lat, {bytes} B"), "us");
-        let mut ours = Series::new(format!("ours, {bytes} B, half of there and back"), "us");
-        let mut completed = Series::new(format!("ours, {bytes} B, to completion"), "us");
+        let mut ours = Way::ALL.map(|way| {
+            let half = Series::new(format!("{}, {bytes} B, half of there and back", way.name()), "us");
+            (half, Series::new(format!("{}, {bytes} B, to completion", way.name()), "us"))
+        });
         for _ in 0..rounds {
             theirs.push(perftest("ib_write_lat", devices, bytes, CALLS, 4)?);
-            let (half_us, completed_us) = bed.ping(bytes)?;
-            ours.push(half_us);
-            completed.push(completed_us);
+            for (way, (half, completed)) in Way::ALL.into_iter().zip(&mut ours) {
+                let (half_us, completed_us) = bed.ping(way, bytes)?;
+                half.push(half_us);
+                completed.push(completed_us);
+            }
         }
         theirs.show();
-        ours.show();
-        completed.show();
-        ours.show_ratio(&theirs, "at most 1.2");
+        for (half, completed) in &ours {
+            half.show();
+            completed.show();
+            half.show_ratio(&theirs, "at most 1.2");
+        }
     }
     Ok(())
 }
@@ -175,12 +205,44 @@ fn engine(device: &str, pacing: Pacing, directory: &str) -> Result<(TransferEngi
     Ok((engine, region))
 }
 
+/// What writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// The transfer engine, for any number of threads.
+    Engine,
+    /// A session, for one thread.
+    Session,
+}
+
+impl Way {
+    const ALL: [Self; 2] = [Self::Engine, Self::Session];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Engine => "engine",
+            Self::Session => "session",
+        }
+    }
+
+    fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|way| way.name() == name)
+    }
+}
+
+/// One thread's own way to the other side.
+struct Alone {
+    session: Session,
+    buffer: Buffer,
+    segment: Segment,
+}
+
 /// One side of the ping-pong.
 struct Side {
     engine: TransferEngine,
     region: Arc<Region>,
     peer: SegmentHandle,
     there: u64,
+    alone: Option<Alone>,
 }
 
 impl Side {
@@ -194,9 +256,25 @@ impl Side {
         }
     }
 
-    /// Writes a message that ends with this number to where the other side waits for it.
-    fn send(&self, bytes: usize, number: u64) -> Result<(), Failure> {
+    /// Opens a session where there is to be one and is none yet.
+    fn prepare(&mut self, way: Way, peer: &str) -> Result<(), Failure> {
+        if way == Way::Session && self.alone.is_none() {
+            let mut session = self.engine.session()?;
+            let buffer = session.register(Arc::clone(&self.region));
+            let segment = session.open_segment(peer, PATIENCE)?;
+            self.alone = Some(Alone { session, buffer, segment });
+        }
+        Ok(())
+    }
+
+    /// Writes a message that ends with this number to where the other side waits for it, and waits until that is over.
+    fn send(&mut self, way: Way, bytes: usize, number: u64) -> Result<(), Failure> {
         self.region.copy_in(bytes - 8, &number.to_ne_bytes());
+        if let (Way::Session, Some(alone)) = (way, &mut self.alone) {
+            let local = alone.buffer.slice(0, bytes);
+            let write = Transfer { local, region: 0, offset: INBOX as u64, write: true };
+            return Ok(alone.session.run(&alone.segment, &[write], PATIENCE)?);
+        }
         let batch = self.engine.submit(&[self.request(Opcode::Write, (0, INBOX), bytes)], &SubmitOptions::default())?;
         match batch.wait().state {
             TaskState::Completed => Ok(()),
@@ -219,20 +297,25 @@ impl Side {
     }
 }
 
-/// The other process: serves memory, and for each line `PEER ADDRESS BYTES FIRST COUNT` writes back so many messages.
+/// The other process: serves memory, and for each line `PEER ADDRESS WAY BYTES FIRST COUNT` writes back so many
+/// messages.
 pub(crate) fn serve(device: &str, pacing: &str, directory: &str) -> Result<(), Failure> {
     let (engine, region) = engine(device, pacing_of(pacing)?, directory)?;
     crate::peer::say(&format!("{} {}", engine.name(), region.address()))?;
-    let mut side = Side { engine, region, peer: SegmentHandle::LOCAL, there: 0 };
+    let mut side = Side { engine, region, peer: SegmentHandle::LOCAL, there: 0, alone: None };
     for line in std::io::stdin().lines() {
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();
-        let [peer, there, bytes, first, count] = words[..] else { return Err(format!("{line:?} is no order").into()) };
+        let [peer, there, way, bytes, first, count] = words[..] else {
+            return Err(format!("{line:?} is no order").into());
+        };
+        let way = Way::of(way).ok_or("there is no such way")?;
         (side.peer, side.there) = (side.engine.open_segment(peer)?, there.parse()?);
+        side.prepare(way, peer)?;
         let (bytes, first, count): (usize, u64, u64) = (bytes.parse()?, first.parse()?, count.parse()?);
         for number in first..first + count {
             side.receive(bytes, number)?;
-            side.send(bytes, number)?;
+            side.send(way, bytes, number)?;
         }
     }
     Ok(())
@@ -254,7 +337,8 @@ impl Bed {
         let (engine, region) = engine(devices[0], pacing_of("patient")?, directory.text())?;
         let (name, there) = other.said.split_once(' ').ok_or("the peer did not start")?;
         let (peer, there) = (engine.open_segment(name)?, there.parse()?);
-        Ok(Self { side: Side { engine, region, peer, there }, number: 0, other, _directory: directory })
+        let side = Side { engine, region, peer, there, alone: None };
+        Ok(Self { side, number: 0, other, _directory: directory })
     }
 
     /// Moves a round's bytes in messages of this length, in MiB per second.
@@ -284,16 +368,17 @@ impl Bed {
     }
 
     /// Median microseconds of half a message there and back, and of one message to its completion.
-    fn ping(&mut self, bytes: usize) -> Result<(f64, f64), Failure> {
+    fn ping(&mut self, way: Way, bytes: usize) -> Result<(f64, f64), Failure> {
         let warm_up = CALLS / 10;
         let (first, count) = (self.number + 1, CALLS + warm_up);
         let (name, address) = (self.side.engine.name().to_owned(), self.side.region.address());
-        self.other.tell(&format!("{name} {address} {bytes} {first} {count}"))?;
+        self.other.tell(&format!("{name} {address} {} {bytes} {first} {count}", way.name()))?;
+        self.side.prepare(way, self.other.said.split(' ').next().unwrap_or_default())?;
         let (mut halves, mut completed) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for _ in 0..count {
             self.number += 1;
             let start = Instant::now();
-            self.side.send(bytes, self.number)?;
+            self.side.send(way, bytes, self.number)?;
             completed.push(start.elapsed().as_nanos() as f64 / 1000.0);
             self.side.receive(bytes, self.number)?;
             halves.push(start.elapsed().as_nanos() as f64 / 2000.0);

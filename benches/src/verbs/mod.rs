@@ -24,6 +24,8 @@ pub(crate) use counted::ROLE;
 
 const SLICE_BYTES: usize = 64 << 10;
 const SMALL_BYTES: usize = 4 << 10;
+/// One message at a time.
+const MESSAGE_BYTES: usize = 64;
 /// Slices of one round: about a second.
 const SLICES: u64 = 8_000_000;
 /// Registrations, connections and endpoints of one round.
@@ -44,6 +46,8 @@ enum Way {
     Small,
     /// Driver and verbs layer alone.
     Driver,
+    /// All of it, one write of 64 bytes at a time.
+    Message,
 }
 
 /// Something that slices can be pushed through.
@@ -53,7 +57,8 @@ enum Pipe {
 }
 
 impl Way {
-    const ALL: [Self; 4] = [Self::Range, Self::Requests, Self::Small, Self::Driver];
+    /// Those of many slices.
+    const STREAMS: [Self; 4] = [Self::Range, Self::Requests, Self::Small, Self::Driver];
 
     /// How a process is told of it.
     const fn word(self) -> &'static str {
@@ -62,6 +67,7 @@ impl Way {
             Self::Requests => "requests",
             Self::Small => "small",
             Self::Driver => "driver",
+            Self::Message => "message",
         }
     }
 
@@ -71,6 +77,7 @@ impl Way {
             Self::Requests => "128 requests of 64 KiB, scattered",
             Self::Small => "128 requests of 4 KiB, scattered",
             Self::Driver => "the driver alone, 64 KiB",
+            Self::Message => "one write of 64 B at a time",
         }
     }
 
@@ -80,6 +87,7 @@ impl Way {
             Self::Requests => Pipe::Whole(Box::new(Whole::new(Shape::Scattered, SLICE_BYTES)?)),
             Self::Small => Pipe::Whole(Box::new(Whole::new(Shape::Scattered, SMALL_BYTES)?)),
             Self::Driver => Pipe::Driver(Box::new(Stream::new(SLICE_BYTES)?)),
+            Self::Message => Pipe::Whole(Box::new(Whole::new(Shape::One, MESSAGE_BYTES)?)),
         })
     }
 }
@@ -96,18 +104,21 @@ impl Pipe {
 /// The part of a round under the counter.
 pub(crate) fn counted(words: &[String]) -> Result<(), Failure> {
     let [word, slices] = words else { return Err("which way, and how many slices?".into()) };
-    let way = Way::ALL.into_iter().find(|way| way.word() == word).ok_or("there is no such way")?;
+    let mut ways = Way::STREAMS.into_iter().chain([Way::Message]);
+    let way = ways.find(|way| way.word() == word).ok_or("there is no such way")?;
     way.open()?.run(slices.parse()?)?;
     Ok(())
 }
 
 pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     println!("verbs: what a slice costs on the null device, one thread, and what else RDMA costs on software devices");
-    for way in Way::ALL {
+    for way in Way::STREAMS {
         println!("  {}", way.title());
         slices(way, rounds)?;
-        counted::show(way.word())?;
+        counted::show(way.word(), 256_000, "wanted: under 400")?;
     }
+    println!("  {}", Way::Message.title());
+    counted::show(Way::Message.word(), 16_000, "no target: what it adds to the device's own time")?;
     registrations(rounds)?;
     connections(rounds)?;
     endpoints()

@@ -17,24 +17,28 @@ use kvplane_transport::{RdmaCounters, RdmaOptions};
 use super::bed::{Taken, region};
 use crate::Failure;
 
-/// Slices of one batch.
+/// Slices of one batch, where it has several.
 const BATCH: usize = 128;
 const DEADLINE: Duration = Duration::from_secs(30);
 const CLUSTER: &str = "bench";
 
-/// How a batch of 128 slices is asked for.
+/// What a batch is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     /// Requests of one slice each, to places that do not touch.
     Scattered,
     /// One request, cut into slices.
     Range,
+    /// One slice.
+    One,
 }
 
 /// A client and the memory that it writes from and to.
 pub(super) struct Whole {
     initiator: Initiator,
     requests: Vec<Request>,
+    /// Slices of one batch.
+    batch: usize,
     _memory: Arc<Region>,
     _shard: ShardHandle,
 }
@@ -50,7 +54,8 @@ impl Whole {
         };
         let host = HostConfig { rdma: Some(devices), ..HostConfig::default() };
         let shard = serve(&host)?;
-        let bytes = BATCH * slice_bytes;
+        let batch = if shape == Shape::One { 1 } else { BATCH };
+        let bytes = batch * slice_bytes;
         let (ours, theirs) = (region(bytes)?, region(bytes)?);
         let (address, segment_bytes) = (theirs.address(), bytes as u64);
         let info =
@@ -66,11 +71,11 @@ impl Whole {
             Request::Write(target, Local { buffer, offset, bytes })
         };
         let requests = match shape {
-            Shape::Range => vec![request(0, segment_bytes)],
+            Shape::Range | Shape::One => vec![request(0, segment_bytes)],
             // From the end to the start: none continues the one before.
             Shape::Scattered => (0..BATCH as u64).rev().map(|at| request(at * slice, slice)).collect(),
         };
-        let mut whole = Self { initiator, requests, _memory: ours, _shard: shard };
+        let mut whole = Self { initiator, requests, batch, _memory: ours, _shard: shard };
         whole.warm_up()?;
         Ok(whole)
     }
@@ -85,7 +90,7 @@ impl Whole {
             let batch = self.initiator.submit(&self.requests, DEADLINE)?;
             self.initiator.wait(batch)?;
             self.initiator.release(batch);
-            let all = self.initiator.host_counters().rdma_copies == before + BATCH as u64;
+            let all = self.initiator.host_counters().rdma_copies == before + self.batch as u64;
             settled = if all { settled + 1 } else { 0 };
             if Instant::now() > until {
                 return Err(format!("slices do not go over the device: {:?}", self.initiator.last_problem()).into());
@@ -112,7 +117,7 @@ impl Whole {
     pub(super) fn run(&mut self, slices: u64) -> Result<Taken, Failure> {
         let before = *self.initiator.host().rdma_counters();
         let start = Instant::now();
-        for _ in 0..slices.div_ceil(BATCH as u64) {
+        for _ in 0..slices.div_ceil(self.batch as u64) {
             self.batch()?;
         }
         let elapsed = start.elapsed();

@@ -36,6 +36,19 @@ pub(crate) fn connections_given_up() -> u64 {
     (0..installed()).filter_map(read).sum()
 }
 
+/// What the machine's devices have counted, by device and name.
+pub(crate) fn device_counters() -> std::collections::BTreeMap<String, u64> {
+    let mut counters = std::collections::BTreeMap::new();
+    for number in 0..installed() {
+        let folder = format!("/sys/class/infiniband/rxe{number}/ports/1/hw_counters");
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let value = std::fs::read_to_string(entry.path()).ok().and_then(|text| text.trim().parse().ok());
+            counters.extend(value.map(|value| (format!("rxe{number} {}", entry.file_name().display()), value)));
+        }
+    }
+    counters
+}
+
 /// Where devices come from: `None` for the machine's own.
 pub(crate) fn verbs() -> Option<Verbs> {
     static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default(); 4]));
