@@ -34,6 +34,7 @@ pub mod service;
 mod shards;
 mod socket;
 pub mod stream;
+mod tasks;
 mod tenants;
 mod tickets;
 mod tier;

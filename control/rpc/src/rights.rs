@@ -10,8 +10,8 @@ use crate::conductor::{
     UpdateRequest, WatchAssignments, WatchInstances,
 };
 use crate::message::{
-    AnswerOrder, AttachDevices, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave,
-    ListSegments, ListShards, ListTenants, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetSegment, GetTicket,
+    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments,
     ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
     UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
 };
@@ -29,6 +29,8 @@ const MEMBERS: &[Role] = &[Role::Control, Role::Node];
 const HOLDERS: &[Role] = &[Role::Control, Role::Node, Role::Client];
 /// Who may ask shards for objects.
 const ASKERS: &[Role] = &[Role::Control, Role::Client, Role::Admin];
+/// Who may have objects copied.
+const COPIERS: &[Role] = &[Role::Control, Role::Client, Role::Scheduler, Role::Admin];
 /// Who may change what others do.
 const OPERATORS: &[Role] = &[Role::Control, Role::Admin];
 /// Who may end a membership.
@@ -96,6 +98,10 @@ rights! {
     ListShards = "list_shards" OBSERVERS;
     WatchOrders = "watch_orders" MEMBERS |call| Some(Scope::Node(call.node));
     AnswerOrder = "answer_order" MEMBERS |call| Some(Scope::Node(call.node));
+    AnswerCopies = "answer_copies" MEMBERS |call| Some(Scope::Node(call.node));
+    CreateTask = "create_task" COPIERS |call| Some(Scope::Tenant(call.tenant.clone()));
+    ListTasks = "list_tasks" COPIERS |call| Some(all_or(call.tenant.as_ref()));
+    CancelTask = "cancel_task" COPIERS |call| Some(all_or(call.tenant.as_ref()));
     ReportEvents = "report_events" MEMBERS |call| Some(Scope::Node(call.events.node));
     WatchEvents = "watch_events" FOLLOWERS;
     SetTenant = "set_tenant" OPERATORS;
@@ -129,7 +135,12 @@ rights! {
 
 /// A ticket for all tenants is for whose certificate is for all.
 fn tenant_of(call: &GetTicket) -> Scope {
-    call.tenant.clone().map_or(Scope::Any, Scope::Tenant)
+    all_or(call.tenant.as_ref())
+}
+
+/// Whoever names no tenant means all of them.
+fn all_or(tenant: Option<&String>) -> Scope {
+    tenant.cloned().map_or(Scope::Any, Scope::Tenant)
 }
 
 /// A node's memory is the node's to offer; a client's is said by a number that only it knows.
@@ -182,6 +193,10 @@ mod tests {
             "list_shards csa",
             "watch_orders cn",
             "answer_order cn",
+            "answer_copies cn",
+            "create_task ccsa",
+            "list_tasks ccsa",
+            "cancel_task ccsa",
             "report_events cn",
             "watch_events ccsa",
             "set_tenant ca",

@@ -28,6 +28,7 @@ mod moves;
 mod network;
 mod p2p;
 mod peers;
+mod places;
 mod replays;
 mod replicas;
 mod restarts;
