@@ -233,6 +233,7 @@ impl Alone {
             payload: Span::pool(at as u64, bytes),
             checksum: None,
             pinned: false,
+            names_parts: false,
             ack,
             token: Token(place as u64),
         };

@@ -173,8 +173,8 @@ pub struct Client {
     deadline: Duration,
     bounce: Option<Buffer>,
     open: Vec<open::Started>,
-    stripe_bytes: u64,
     near: near::Nearness,
+    lengths: stripes::Lengths,
 }
 
 impl Client {
@@ -225,7 +225,6 @@ impl Client {
             return Err(Error::Argument(text));
         }
         let (state, puts, deadline) = (first.state, PutBook::new(), config.deadline);
-        let stripe_bytes = config.stripe_bytes();
         let (bounce, open, seen_ticket) = (None, Vec::new(), 0);
         let mut client = Self {
             initiator,
@@ -239,8 +238,8 @@ impl Client {
             deadline,
             bounce,
             open,
-            stripe_bytes,
             near: near::Nearness::default(),
+            lengths: stripes::Lengths::new(config.stripe_bytes()),
         };
         client.follow_map();
         Ok(client)

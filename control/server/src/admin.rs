@@ -23,6 +23,7 @@ mod segments;
 mod shards;
 mod tenants;
 
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use percent_encoding::percent_decode_str;
@@ -43,6 +44,9 @@ const INVALID_PARAMS: i32 = -600;
 const OBJECT_NOT_FOUND: i32 = -704;
 const UNAVAILABLE: i32 = -1010;
 const NOT_SUPPORTED: i32 = -1012;
+
+/// Bytes of a body that is JSON.
+const BODY_BYTES: usize = 64 << 10;
 
 /// Paths that are answered, not with GET alone.
 const WRITTEN: [&str; 5] = [TENANT_QUOTAS, REMOVE_ALL, DRAIN_JOBS, DRAIN_QUERY, DRAIN_CANCEL];
@@ -99,6 +103,14 @@ pub(crate) fn parameter(request: &Request<Incoming>, name: &str) -> Option<Strin
     let query = request.uri().query()?;
     let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
     Some(percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy().into_owned())
+}
+
+/// A request's body, which is to be JSON; else the answer that it is not.
+async fn json_body(request: Request<Incoming>) -> Result<Value, Answer> {
+    let bad = |reason: &str| failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, reason);
+    let body = Limited::new(request.into_body(), BODY_BYTES).collect().await;
+    let body = body.map_err(|_| bad("the body is too long, or did not come"))?;
+    serde_json::from_slice(&body.to_bytes()).map_err(|_| bad("the body is not JSON"))
 }
 
 /// The answer for a path that [`known`] knows.

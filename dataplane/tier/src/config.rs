@@ -5,7 +5,7 @@ use kvplane_proto::ConfigError;
 use crate::format::{
     FIRST_SEGMENT_OFFSET, FooterPage, OWNERSHIP_IO_BYTES, RECORD_HEADER_BYTES, SUPERBLOCK_IO_BYTES, Shape, UNIT_BYTES,
 };
-use crate::index::{DEVICE_BYTES_MOST, KEY_BYTES_MOST};
+use crate::index::{DEVICE_BYTES_MOST, KEY_BYTES_MOST, PAYLOAD_BYTES_MOST};
 use crate::ops::PRIORITIES;
 
 /// Alignment of the parts of the staging area.
@@ -169,7 +169,8 @@ impl TierConfig {
         let footer = u64::from(self.footer_pages) * u64::from(self.footer_page_bytes);
         // Beside the largest object: the segment's header, a tombstone and its twin with their padding.
         let rest = footer + 6 * block + Layout::head_most(self).next_multiple_of(block);
-        within("max_object_bytes", self.max_object_bytes.into(), 1, self.segment_bytes.saturating_sub(rest))?;
+        let largest = self.segment_bytes.saturating_sub(rest).min(PAYLOAD_BYTES_MOST.into());
+        within("max_object_bytes", self.max_object_bytes.into(), 1, largest)?;
         within("max_records", self.max_records.into(), 1, 1 << 30)?;
         within("group_bytes", self.group_bytes.into(), block, 64 << 20)?;
         within("groups", self.groups.into(), 2, 4_096)?;
@@ -281,7 +282,12 @@ impl Layout {
 
     /// Bytes before the payload of the largest object with the longest key.
     pub(crate) fn head_most(config: &TierConfig) -> u64 {
-        let shape = Shape { payload_bytes: config.max_object_bytes, key_bytes: config.max_key_bytes, extent: true };
+        let shape = Shape {
+            payload_bytes: config.max_object_bytes,
+            key_bytes: config.max_key_bytes,
+            extent: true,
+            names_parts: false,
+        };
         shape.head_bytes(config.chunk_bytes)
     }
 

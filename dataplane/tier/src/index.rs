@@ -28,12 +28,16 @@ const HITS: u8 = 3 << HITS_SHIFT;
 
 /// The longest key of which an entry can say the length.
 pub(crate) const KEY_BYTES_MOST: u16 = (1 << 13) - 1;
+/// Whether a payload names parts of a longer object: no payload is so long that it needs this bit.
+const NAMES_PARTS: u32 = 1 << 31;
+/// The longest payload of which an entry can say the length.
+pub(crate) const PAYLOAD_BYTES_MOST: u32 = NAMES_PARTS - 1;
 /// What an entry can name of a device.
 pub(crate) const DEVICE_BYTES_MOST: u64 = UNIT_BYTES << 40;
 
 /// What is known of a record, in 52 bytes: words of four bytes, so that none are lost to alignment. `place`
 /// has, from the lowest bit on: 40 bits of the head's place in units, 13 of the key's length, 5 of the blocks between
-/// head and payload, 6 flags.
+/// head and payload, 6 flags. The highest bit of `payload` is [`NAMES_PARTS`], the others are the payload's length.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     digest: [u32; 4],
@@ -41,11 +45,11 @@ pub(crate) struct Entry {
     sequence: [u32; 2],
     checksum: [u32; 2],
     place: [u32; 2],
-    payload_bytes: u32,
+    payload: u32,
 }
 
 const EMPTY: Entry =
-    Entry { digest: [0; 4], version: [0; 2], sequence: [0; 2], checksum: [0; 2], place: [0; 2], payload_bytes: 0 };
+    Entry { digest: [0; 4], version: [0; 2], sequence: [0; 2], checksum: [0; 2], place: [0; 2], payload: 0 };
 
 /// Memory for each object of a full index.
 pub const BYTES_PER_OBJECT: usize = (size_of::<Entry>() * 7).div_ceil(6);
@@ -75,7 +79,7 @@ impl Entry {
         let units = segment_at / UNIT_BYTES + listed.unit as u64;
         let shape = listed.shape;
         entry.place = split(units | (shape.key_bytes as u64) << 40 | (listed.away as u64) << 53);
-        entry.payload_bytes = shape.payload_bytes;
+        entry.payload = shape.payload_bytes | if shape.names_parts { NAMES_PARTS } else { 0 };
         entry.checksum = split(listed.payload_checksum);
         let extent = if shape.extent { EXTENT } else { 0 };
         entry.set_flags(USED | extent | if listed.pinned { PINNED } else { 0 });
@@ -107,7 +111,12 @@ impl Entry {
 
     pub(crate) const fn shape(&self) -> Shape {
         let key_bytes = (join(self.place) >> 40) as u16 & KEY_BYTES_MOST;
-        Shape { payload_bytes: self.payload_bytes, key_bytes, extent: self.flags() & EXTENT != 0 }
+        Shape {
+            payload_bytes: self.payload & PAYLOAD_BYTES_MOST,
+            key_bytes,
+            extent: self.flags() & EXTENT != 0,
+            names_parts: self.payload & NAMES_PARTS != 0,
+        }
     }
 
     /// Blocks between its head and its payload.

@@ -431,5 +431,6 @@ fn view(entry: &Entry) -> RecordView {
         key_bytes: entry.shape().key_bytes,
         extent: entry.shape().extent,
         pinned: entry.is_pinned(),
+        names_parts: entry.shape().names_parts,
     }
 }

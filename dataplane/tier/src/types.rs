@@ -59,6 +59,8 @@ pub struct Put<'a> {
     pub checksum: Option<u64>,
     /// Whether reclaim is to keep it.
     pub pinned: bool,
+    /// Whether it only names where the parts of a longer object are: kept with it, and said of it without a read.
+    pub names_parts: bool,
     /// When it is acknowledged.
     pub ack: Ack,
     /// Names the call.
@@ -111,6 +113,8 @@ pub struct RecordView {
     pub extent: bool,
     /// Whether reclaim is to keep it.
     pub pinned: bool,
+    /// Whether it only names where the parts of a longer object are, as its [`Put`] said.
+    pub names_parts: bool,
 }
 
 /// Why an object that was in the index could not be given.

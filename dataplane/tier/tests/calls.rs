@@ -43,7 +43,17 @@ fn put<'a>(world: &mut World, key: u64, payload: Span, ack: Ack) -> Put<'a> {
         world.memory.pool[(payload.offset + at) as usize] = (payload.offset + at * 7 + key) as u8;
     }
     let (version, token) = (Version(key + 1), Token(key));
-    Put { digest: digest(key), key: b"a key", version, payload, checksum: None, pinned: false, ack, token }
+    Put {
+        digest: digest(key),
+        key: b"a key",
+        version,
+        payload,
+        checksum: None,
+        pinned: false,
+        names_parts: false,
+        ack,
+        token,
+    }
 }
 
 fn take(world: &mut World, put: &Put<'_>) -> Result<Accepted, PutError> {

@@ -3,7 +3,8 @@
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{NodeId, ShardId, Version};
 use kvplane_tier::format::{
-    AWAY_MOST, Filled, FooterEntry, FooterPage, Kind, RecordHeader, SegmentHeader, Shape, Superblock, SuperblockFound,
+    AWAY_MOST, FOOTER_ENTRY_BYTES, Filled, FooterEntry, FooterPage, Kind, RecordHeader, SegmentHeader, Shape,
+    Superblock, SuperblockFound,
 };
 use proptest::prelude::*;
 
@@ -32,7 +33,7 @@ fn superblock() -> Superblock {
 fn record() -> RecordHeader {
     RecordHeader {
         kind: Kind::Object,
-        shape: Shape { payload_bytes: 300_000, key_bytes: 11, extent: true },
+        shape: Shape { payload_bytes: 300_000, key_bytes: 11, extent: true, names_parts: false },
         pinned: true,
         twin: false,
         digest: Digest(0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100),
@@ -129,14 +130,17 @@ proptest! {
     fn records_come_back_as_they_were(
         digest in any::<u128>(), version in any::<u64>(), sequence in any::<u64>(), offset in any::<u64>(),
         payload_bytes in 1..1u32 << 20, key_bytes in 0..4096u16, extent in any::<bool>(), pinned in any::<bool>(),
-        away in 0..=AWAY_MOST,
+        away in 0..=AWAY_MOST, names_parts in any::<bool>(),
     ) {
-        let shape = Shape { payload_bytes, key_bytes, extent };
+        let shape = Shape { payload_bytes, key_bytes, extent, names_parts };
         let away = if extent { away } else { 0 };
         let header = RecordHeader {
             shape, away, pinned, offset, sequence, digest: Digest(digest), version: Version(version), ..record()
         };
         prop_assert_eq!(RecordHeader::decode(&header.encode(UUID), UUID, 1 << 20), Ok(header));
+        let (listed, mut entry) = (header.listed(5), [0; FOOTER_ENTRY_BYTES]);
+        listed.encode(&mut entry);
+        prop_assert_eq!(FooterEntry::decode(&entry), Some(listed));
         let (chunk, block) = (262_144, 4096);
         let (whole, most) = (shape.record_bytes(chunk, block), shape.most_bytes(chunk, block));
         prop_assert!(whole >= shape.head_bytes(chunk) + u64::from(payload_bytes) && whole <= most);

@@ -57,6 +57,9 @@ impl Client {
             all.push(match whole {
                 Some(put) if !too_large(&put) => put,
                 refused => {
+                    if refused.is_some() {
+                        self.lengths.refused(slice.local.bytes);
+                    }
                     check_options(options)?;
                     match (refused, self.put_striped(key.as_ref(), *slice, options)) {
                         // No shard takes it, and in stripes there is no room for it either.

@@ -83,10 +83,33 @@ impl Head {
     }
 }
 
+/// Which objects are kept in stripes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lengths {
+    stripe_bytes: u64,
+    /// The shortest object that a shard has refused as too long.
+    refused_bytes: u64,
+}
+
+impl Lengths {
+    pub(super) const fn new(stripe_bytes: u64) -> Self {
+        Self { stripe_bytes, refused_bytes: u64::MAX }
+    }
+
+    const fn is_striped(&self, bytes: u64) -> bool {
+        bytes > self.stripe_bytes || bytes >= self.refused_bytes && bytes > STRIPE_LEAST_BYTES
+    }
+
+    /// A shard refused an object as too long: the next of that length go in stripes at once.
+    pub(super) fn refused(&mut self, bytes: u64) {
+        self.refused_bytes = self.refused_bytes.min(bytes);
+    }
+}
+
 impl Client {
     /// Whether an object of so many bytes is kept in stripes.
     pub(super) const fn is_striped(&self, bytes: u64) -> bool {
-        bytes > self.stripe_bytes
+        self.lengths.is_striped(bytes)
     }
 
     /// Stores one large object in stripes, which are shorter where shards take no longer ones.
@@ -96,7 +119,10 @@ impl Client {
         if !options.replace && (former.is_some() || self.exists(key)?) {
             return Ok(Put::Exists);
         }
-        let mut stripe_bytes = self.stripe_bytes.min(slice.local.bytes.div_ceil(2)).max(STRIPE_LEAST_BYTES);
+        let mut stripe_bytes = self.lengths.stripe_bytes.min(slice.local.bytes.div_ceil(2)).max(STRIPE_LEAST_BYTES);
+        while self.is_striped(stripe_bytes) {
+            stripe_bytes = (stripe_bytes / 2).max(STRIPE_LEAST_BYTES);
+        }
         loop {
             let nonce = u128::from(crate::link::seed()?) << 64 | u128::from(crate::link::seed()?);
             let head = Head::new(slice.local.bytes, stripe_bytes, nonce);
@@ -108,7 +134,7 @@ impl Client {
                 }
                 return put;
             }
-            stripe_bytes = (stripe_bytes / 4).max(STRIPE_LEAST_BYTES);
+            stripe_bytes = (stripe_bytes / 2).max(STRIPE_LEAST_BYTES);
         }
     }
 
@@ -181,6 +207,10 @@ impl Client {
                     // One that exists was stored by an attempt of this very put whose answer was lost.
                     Status::Ok | Status::Exists => {}
                     Status::NoSpace => full.push(stripe),
+                    Status::TooLarge => {
+                        self.lengths.refused(head.stripe_bytes);
+                        return Err(self.stripe_problem(stripe, head, Status::TooLarge));
+                    }
                     status => return Err(self.stripe_problem(stripe, head, status)),
                 }
             }

@@ -6,8 +6,7 @@
 //! | `POST /api/v1/drain_jobs`, body `{"segments": [...]}` | drains the segments' nodes; all of them, or none |
 //! | `GET /api/v1/drain_jobs` | the nodes that are drained at present, each as a job |
 //! | `GET /api/v1/drain_jobs/query?job_id=` | how far a job is |
-//! | `POST /api/v1/drain_jobs/cancel?job_id=` | gives its nodes their shares again; what others have fetched stays
-//! there |
+//! | `POST /api/v1/drain_jobs/cancel?job_id=` | gives its nodes their shares again; what others have fetched stays |
 //!
 //! A job is remembered by nobody: its id says which lives of which nodes it is about, and the cluster's state, which
 //! outlives the control plane, how they are. A unit of work is a node.
@@ -16,20 +15,18 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use kvplane_cluster::{Input, MemberState};
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::Refusal;
-use kvplane_rpc::message::Owner;
+use kvplane_rpc::message::{Done, Owner};
 use serde_json::{Value, json};
 
-use super::{INVALID_PARAMS, OBJECT_NOT_FOUND, SEGMENT_NOT_FOUND, UNAVAILABLE, failure, ok, parameter, refused};
+use super::{INVALID_PARAMS, OBJECT_NOT_FOUND, UNAVAILABLE, failure, json_body, ok, parameter, refused, segments};
 use crate::control::{Control, Holding};
 use crate::http::Answer;
 
-const BODY_BYTES: usize = 64 << 10;
 /// Nodes of one job.
 const NODES_MOST: usize = 256;
 
@@ -62,6 +59,8 @@ enum UnitState {
     Canceled,
     /// It died, or lives another life.
     Failed,
+    /// Nobody knows such a node.
+    Unknown,
 }
 
 /// Answers a request, its body included.
@@ -96,10 +95,10 @@ fn bad(reason: &str) -> Answer {
 }
 
 async fn begin(control: &Control, request: Request<Incoming>) -> Answer {
-    let Ok(body) = Limited::new(request.into_body(), BODY_BYTES).collect().await else {
-        return bad("the body is too long, or did not come");
+    let body = match json_body(request).await {
+        Ok(body) => body,
+        Err(answer) => return answer,
     };
-    let Ok(body) = serde_json::from_slice::<Value>(&body.to_bytes()) else { return bad("the body is not JSON") };
     let names = match segments_of(&body) {
         Ok(names) => names,
         Err(reason) => return bad(&reason),
@@ -110,9 +109,9 @@ async fn begin(control: &Control, request: Request<Incoming>) -> Answer {
     };
     let mut lives = Vec::new();
     for name in names {
-        let Some(segment) = view.segments.iter().find(|segment| segment.name == name) else {
-            let text = format!("there is no segment {name:?}: see /get_all_segments");
-            return failure(StatusCode::NOT_FOUND, SEGMENT_NOT_FOUND, &text);
+        let segment = match segments::find(&view, name) {
+            Ok(segment) => segment,
+            Err(answer) => return answer,
         };
         match segment.owner {
             Owner::Node { node, incarnation } if !lives.contains(&(node, incarnation)) => {
@@ -146,22 +145,34 @@ fn segments_of(body: &Value) -> Result<Vec<&str>, String> {
 fn drain_all(control: &Control, lives: &[Life]) -> Result<(), Refusal> {
     let units = units(control, lives)?;
     for (at, ((node, life), unit)) in lives.iter().zip(&units).enumerate() {
-        let input = Input::Drain { node: NodeId(*node), incarnation: Some(Incarnation(*life)) };
-        if let Err(refusal) = control.handle(input) {
+        if let Err(refusal) = control.drain_now(NodeId(*node), Some(Incarnation(*life))) {
             let fresh = lives.iter().zip(&units).take(at).filter(|(_, unit)| unit.state == UnitState::Canceled);
             fresh.for_each(|(life, _)| drop(undrain(control, *life)));
             return Err(refusal);
         }
-        tracing::info!(node, "a node is drained");
         control.drained.begin((*node, *life), unit);
     }
     Ok(())
 }
 
-fn undrain(control: &Control, (node, life): Life) -> Result<(), Refusal> {
-    control.handle(Input::Undrain { node: NodeId(node), incarnation: Some(Incarnation(life)) })?;
-    tracing::info!(node, "a node is not drained any more");
-    Ok(())
+fn undrain(control: &Control, (node, life): Life) -> Result<Done, Refusal> {
+    control.undrain_now(NodeId(node), Some(Incarnation(life)))
+}
+
+impl Control {
+    /// Drains a node, of this life if one is named.
+    pub(crate) fn drain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<Done, Refusal> {
+        self.handle(Input::Drain { node, incarnation })?;
+        tracing::info!(node = node.0, "a node is drained");
+        Ok(Done)
+    }
+
+    /// Gives a node its share again, as [`Self::drain_now`] took it.
+    pub(crate) fn undrain_now(&self, node: NodeId, incarnation: Option<Incarnation>) -> Result<Done, Refusal> {
+        self.handle(Input::Undrain { node, incarnation })?;
+        tracing::info!(node = node.0, "a node is not drained any more");
+        Ok(Done)
+    }
 }
 
 fn cancel(control: &Control, lives: &[Life]) -> Answer {
@@ -181,9 +192,7 @@ fn cancel(control: &Control, lives: &[Life]) -> Answer {
 
 fn show(control: &Control, lives: &[Life]) -> Answer {
     match units(control, lives) {
-        Ok(units) if units.iter().all(|unit| unit.state == UnitState::Failed && unit.objects == u64::MAX) => {
-            unknown(&id_of(lives))
-        }
+        Ok(units) if units.iter().all(|unit| unit.state == UnitState::Unknown) => unknown(&id_of(lives)),
         Ok(units) => ok(&job(control, lives, &units)),
         Err(refusal) => refused(&refusal),
     }
@@ -203,14 +212,14 @@ fn list(control: &Control) -> Answer {
     ok(&json!({ "success": true, "jobs": jobs }))
 }
 
-/// How the nodes of a job are. One that nobody knows failed, with as many objects as cannot be.
+/// How the nodes of a job are.
 fn units(control: &Control, lives: &[Life]) -> Result<Vec<Unit>, Refusal> {
     let holdings = control.holdings()?;
     Ok(lives.iter().map(|life| unit(control, holdings.get(&life.0), *life)).collect())
 }
 
 fn unit(control: &Control, holding: Option<&Holding>, (node, life): Life) -> Unit {
-    let Some(of) = holding else { return Unit { state: UnitState::Failed, objects: u64::MAX, bytes: 0 } };
+    let Some(of) = holding else { return Unit { state: UnitState::Unknown, objects: 0, bytes: 0 } };
     let state = match of.state {
         _ if of.incarnation != life => UnitState::Failed,
         MemberState::Draining if of.shared => UnitState::Blocked,
@@ -232,16 +241,16 @@ fn unit(control: &Control, holding: Option<&Holding>, (node, life): Life) -> Uni
 
 fn job(control: &Control, lives: &[Life], units: &[Unit]) -> Value {
     let count = |state: UnitState| units.iter().filter(|unit| unit.state == state).count();
-    let [blocked, active, succeeded, canceled, failed] =
-        [UnitState::Blocked, UnitState::Active, UnitState::Succeeded, UnitState::Canceled, UnitState::Failed]
-            .map(count);
+    let [blocked, active, succeeded, canceled] =
+        [UnitState::Blocked, UnitState::Active, UnitState::Succeeded, UnitState::Canceled].map(count);
+    let failed = count(UnitState::Failed) + count(UnitState::Unknown);
     let (status, name) = match () {
         () if failed > 0 => (4, "FAILED"),
         () if blocked + active > 0 => (2, "RUNNING"),
         () if canceled > 0 => (5, "CANCELED"),
         () => (3, "SUCCEEDED"),
     };
-    let left: u64 = units.iter().map(|unit| unit.objects.min(u64::MAX >> 16)).sum();
+    let left: u64 = units.iter().map(|unit| unit.objects).sum();
     let message = match () {
         () if failed > 0 => "a node died or was started again before nothing was left",
         () if active > 0 => "others fetch what is left",

@@ -26,7 +26,8 @@ fn state(view: &View, segment: &Segment) -> (&'static str, u8) {
     }
 }
 
-fn find<'a>(view: &'a View, name: &str) -> Result<&'a Segment, Answer> {
+/// The segment of a name, or the answer that there is none.
+pub(super) fn find<'a>(view: &'a View, name: &str) -> Result<&'a Segment, Answer> {
     let found = view.segments.iter().find(|segment| segment.name == name);
     found.ok_or_else(|| {
         failure(

@@ -6,20 +6,18 @@
 //! | `PUT ?tenant_id=`, body `{"requested_quota_bytes": n}`, perhaps with `weight` | makes or changes a tenant |
 //! | `DELETE ?tenant_id=` | takes a tenant away that has nothing |
 
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use kvplane_rpc::message::{RemoveTenant, SetTenant, TenantList, TenantStatus};
 use kvplane_rpc::{Refusal, RefusalCode};
 use serde_json::{Value, json};
 
-use super::{INTERNAL, INVALID_PARAMS, failure, ok, parameter, refused};
+use super::{INTERNAL, INVALID_PARAMS, failure, json_body, ok, parameter, refused};
 use crate::control::Control;
 use crate::http::Answer;
 
 const TENANT_NOT_REGISTERED: i32 = -1701;
 const TENANT_NOT_EMPTY: i32 = -1702;
-const BODY_BYTES: usize = 64 << 10;
 
 /// Answers a request, its body included.
 pub(super) async fn answer(control: &Control, request: Request<Incoming>) -> Answer {
@@ -97,10 +95,10 @@ fn as_json(tenant: &TenantStatus, list: &TenantList) -> Value {
 
 async fn put(control: &Control, name: &str, request: Request<Incoming>) -> Answer {
     let bad = |reason: &str| failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, reason);
-    let Ok(body) = Limited::new(request.into_body(), BODY_BYTES).collect().await else {
-        return bad("the body is too long, or did not come");
+    let body = match json_body(request).await {
+        Ok(body) => body,
+        Err(answer) => return answer,
     };
-    let Ok(body) = serde_json::from_slice::<Value>(&body.to_bytes()) else { return bad("the body is not JSON") };
     let quota = body.get("requested_quota_bytes").and_then(Value::as_u64);
     let Some(quota) = quota.filter(|quota| (1..=i64::MAX as u64).contains(quota)) else {
         return bad("the body must have requested_quota_bytes, from 1 to 2^63 - 1");

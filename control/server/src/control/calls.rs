@@ -113,18 +113,12 @@ impl Service for Control {
 
     fn drain(&self, caller: Caller, call: Drain) -> Result<Done, Refusal> {
         check_names_life(caller, call.node, call.incarnation)?;
-        let (node, incarnation) = (NodeId(call.node), call.incarnation.map(Incarnation));
-        self.handle(Input::Drain { node, incarnation })?;
-        tracing::info!(node = node.0, "a node is drained");
-        Ok(Done)
+        self.drain_now(NodeId(call.node), call.incarnation.map(Incarnation))
     }
 
     fn undrain(&self, caller: Caller, call: Undrain) -> Result<Done, Refusal> {
         check_names_life(caller, call.node, call.incarnation)?;
-        let (node, incarnation) = (NodeId(call.node), call.incarnation.map(Incarnation));
-        self.handle(Input::Undrain { node, incarnation })?;
-        tracing::info!(node = node.0, "a node is not drained any more");
-        Ok(Done)
+        self.undrain_now(NodeId(call.node), call.incarnation.map(Incarnation))
     }
 
     fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<Done, Refusal> {

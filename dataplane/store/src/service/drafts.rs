@@ -109,7 +109,7 @@ impl Service {
         let client = self.client_of(peer);
         let mut replies = Vec::with_capacity(puts.len());
         for (item, name) in puts {
-            let begun = self.room_for(&item, &name).and_then(|(reservation, _)| {
+            let begun = self.room_for(&item, &name, true).and_then(|(reservation, _)| {
                 let idle_ns = u64::from(idle_ms) * 1_000_000;
                 let of = (item.digest, item.bytes);
                 let draft = self.drafts.begin(client, of, reservation, idle_ns, self.now_ns);

@@ -152,8 +152,7 @@ impl Service {
         }
         let mut bits = Vec::with_capacity(digests.len());
         let is_head = |digest: &Digest| {
-            let object = self.store.as_ref().and_then(|store| store.peek(*digest));
-            header.flags & FLAG_ALL == 0 && object.is_some_and(|object| object.is_head)
+            header.flags & FLAG_ALL == 0 && self.in_memory_or_on_ssd(*digest).is_some_and(|(_, is_head)| is_head)
         };
         let heads: Vec<bool> = digests.iter().map(is_head).collect();
         let mut rest = Vec::with_capacity(digests.len());
@@ -201,18 +200,16 @@ impl Service {
             return Ok(PayloadTo::Discard);
         };
         let size = |item: DigestItem| {
-            let object = self.store.as_ref().and_then(|store| store.peek(item.digest));
-            let bytes = object.map(|object| object.extent.bytes);
-            let bytes = bytes.or_else(|| {
-                let record = self.on_ssd(item.digest).filter(|_| self.asker_tenant.is_none())?;
-                Some(record.payload_bytes.into())
-            });
-            let status = match (object.is_some_and(|object| object.is_head), bytes) {
-                (true, _) => Status::Striped,
-                (false, Some(_)) => Status::Ok,
-                (false, None) => Status::NotFound,
+            let known = match self.asker_tenant {
+                None => self.in_memory_or_on_ssd(item.digest),
+                Some(_) => self.in_memory(item.digest),
             };
-            SizeReply { status, bytes: bytes.unwrap_or(0) }
+            let (status, bytes) = match known {
+                Some((bytes, true)) => (Status::Striped, bytes),
+                Some((bytes, false)) => (Status::Ok, bytes),
+                None => (Status::NotFound, 0),
+            };
+            SizeReply { status, bytes }
         };
         let replies: Vec<SizeReply> = items.clone().map(size).collect();
         let missing = replies.iter().zip(items).enumerate().filter(|(_, (reply, _))| reply.status == Status::NotFound);
@@ -225,6 +222,17 @@ impl Service {
         replies.iter().for_each(|reply| reply.encode(&mut self.bytes));
         self.answer_items(peer, Operation::Size, header, start, replies.len());
         Ok(PayloadTo::Discard)
+    }
+
+    /// Bytes of an object in memory, and whether it names the stripes of a larger one.
+    fn in_memory(&self, digest: Digest) -> Option<(u64, bool)> {
+        self.store.as_ref()?.peek(digest).map(|object| (object.extent.bytes, object.is_head))
+    }
+
+    /// As [`Self::in_memory`], or of an object on the SSD, whose tenant is not known.
+    pub(super) fn in_memory_or_on_ssd(&self, digest: Digest) -> Option<(u64, bool)> {
+        let on_ssd = || self.on_ssd(digest).map(|record| (record.payload_bytes.into(), record.names_parts));
+        self.in_memory(digest).or_else(on_ssd)
     }
 
     pub(super) fn get(&mut self, peer: PeerKey, header: &Header, body: &[u8]) -> Result<PayloadTo, CloseReason> {
@@ -304,7 +312,8 @@ impl Service {
             }
             return Err((get_status(error), 0));
         };
-        asker.wanted.check(view.payload_bytes.into()).map_err(|status| (status, view.payload_bytes.into()))?;
+        let bytes = view.payload_bytes.into();
+        asker.check(bytes, view.names_parts).map_err(|status| (status, bytes))?;
         self.read_from_ssd(&view, Waiter::Stream(asker)).map_err(|status| (status, 0))
     }
 

@@ -23,14 +23,19 @@ impl Service {
             let wanted = self.reserve_copy(peer, item, name)?;
             self.take_room(item, name, wanted)?
         } else {
-            self.room_for(item, name)?
+            self.room_for(item, name, false)?
         };
         self.lend_reservation(peer, reservation);
         Ok((reservation, place))
     }
 
-    /// Room for an object; its tail is on its way there.
-    pub(super) fn room_for(&mut self, item: &PutItem, name: &ObjectName<'_>) -> Result<(ReservationId, Place), Status> {
+    /// Room for an object, or for what becomes one bit by bit; its tail is on its way there.
+    pub(super) fn room_for(
+        &mut self,
+        item: &PutItem,
+        name: &ObjectName<'_>,
+        is_draft: bool,
+    ) -> Result<(ReservationId, Place), Status> {
         let PutItem { digest, bytes, .. } = *item;
         if self.asker_fetches {
             return Err(Status::Unauthorized);
@@ -47,6 +52,7 @@ impl Service {
         } else if self.on_ssd(digest).is_some() {
             return Err(self.exists_already(digest));
         }
+        self.may_be_so_long(bytes, is_draft)?;
         self.may_put(bytes)?;
         let keep = self.keep_of(item, name)?;
         let PutOptions { replicas, wait_replicas, .. } = item.options();

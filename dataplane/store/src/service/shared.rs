@@ -18,8 +18,8 @@ impl Service {
         let items = Self::items::<DigestItem>(header, body)?;
         self.warm(items.clone().map(|item| item.digest));
         let (mut replies, mut elsewhere) = (Vec::with_capacity(items.len()), Vec::new());
+        let all = header.flags & FLAG_ALL != 0;
         for item in items {
-            let all = header.flags & FLAG_ALL != 0;
             let reply = self.lookup_one(peer, item.digest, all).unwrap_or_else(no_lookup);
             if reply.status == Status::NotFound
                 && self.may_read_copy(item.digest).is_none()
@@ -39,9 +39,11 @@ impl Service {
         let slot_of = self.defer(peer, header.request, Replies::Lookups(replies), elsewhere.len());
         for (item, digest) in elsewhere {
             let slot = slot_of(item);
+            let waiter = Waiter::Shared { slot, all };
             let begun = match self.on_ssd(digest) {
-                Some(view) => self.read_from_ssd(&view, Waiter::Shared(slot)),
-                None => self.fetch_for(digest, Waiter::Shared(slot)),
+                Some(view) if view.names_parts && !all => Err(Status::Striped),
+                Some(view) => self.read_from_ssd(&view, waiter),
+                None => self.fetch_for(digest, waiter),
             };
             if let Err(status) = begun {
                 self.settle_lookup(slot, no_lookup(status));

@@ -22,6 +22,7 @@ const MAGIC: [u8; 4] = *b"KVTF";
 const CHECKSUM_AT: usize = 60;
 const EXTENT: u8 = 1;
 const PINNED: u8 = 2;
+const NAMES_PARTS: u8 = 8;
 
 /// One record of the segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,7 +57,9 @@ impl FooterEntry {
         put32(out, 36, self.shape.payload_bytes);
         put16(out, 40, self.shape.key_bytes);
         out[42] = self.kind.code();
-        out[43] = if self.shape.extent { EXTENT } else { 0 } | if self.pinned { PINNED } else { 0 };
+        let flag = |flag, set| if set { flag } else { 0 };
+        let (extent, names_parts) = (flag(EXTENT, self.shape.extent), flag(NAMES_PARTS, self.shape.names_parts));
+        out[43] = extent | names_parts | flag(PINNED, self.pinned);
         put32(out, 44, self.away.into());
         put64(out, 48, self.payload_checksum ^ self.bond());
     }
@@ -76,6 +79,7 @@ impl FooterEntry {
                 payload_bytes: word32(bytes, 36),
                 key_bytes: word16(bytes, 40),
                 extent: bytes[43] & EXTENT != 0,
+                names_parts: bytes[43] & NAMES_PARTS != 0,
             },
             pinned: bytes[43] & PINNED != 0,
             digest: Digest(word128(bytes, 0)),

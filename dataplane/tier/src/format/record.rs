@@ -25,6 +25,7 @@ const CHECKSUM_AT: usize = 100;
 const EXTENT: u8 = 1;
 const PINNED: u8 = 2;
 const TWIN: u8 = 4;
+const NAMES_PARTS: u8 = 8;
 
 /// What a record says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +53,7 @@ impl Kind {
     }
 }
 
-/// How long a record's parts are.
+/// How long a record's parts are, and of what kind its payload is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Bytes of the payload.
@@ -61,6 +62,8 @@ pub struct Shape {
     pub key_bytes: u16,
     /// Whether the payload has blocks of its own.
     pub extent: bool,
+    /// Whether the payload only names where the parts of a longer object are, by the word of whoever put it.
+    pub names_parts: bool,
 }
 
 impl Shape {
@@ -168,7 +171,9 @@ impl RecordHeader {
         let mut out = [0; RECORD_HEADER_BYTES];
         start(&mut out, MAGIC);
         out[6] = self.kind.code();
-        for (flag, set) in [(EXTENT, self.shape.extent), (PINNED, self.pinned), (TWIN, self.twin)] {
+        let Shape { extent, names_parts, .. } = self.shape;
+        let flags = [(EXTENT, extent), (PINNED, self.pinned), (TWIN, self.twin), (NAMES_PARTS, names_parts)];
+        for (flag, set) in flags {
             out[7] |= if set { flag } else { 0 };
         }
         put128(&mut out, 8, self.digest.0);
@@ -203,7 +208,12 @@ impl RecordHeader {
         let has = |flag| bytes[7] & flag != 0;
         let header = Self {
             kind: Kind::from_code(bytes[6]).ok_or(Flaw::Values)?,
-            shape: Shape { payload_bytes: word32(bytes, 76), key_bytes: word16(bytes, 88), extent: has(EXTENT) },
+            shape: Shape {
+                payload_bytes: word32(bytes, 76),
+                key_bytes: word16(bytes, 88),
+                extent: has(EXTENT),
+                names_parts: has(NAMES_PARTS),
+            },
             pinned: has(PINNED),
             twin: has(TWIN),
             digest: Digest(word128(bytes, 8)),
@@ -219,7 +229,7 @@ impl RecordHeader {
             chunk_bytes: word32(bytes, 80),
             body_checksum: word32(bytes, 84),
         };
-        let plausible = bytes[7] & !(EXTENT | PINNED | TWIN) == 0
+        let plausible = bytes[7] & !(EXTENT | PINNED | TWIN | NAMES_PARTS) == 0
             && header.away <= if header.shape.extent { AWAY_MOST } else { 0 }
             && header.shape.payload_bytes <= most_payload_bytes
             && header.chunk_bytes > 0

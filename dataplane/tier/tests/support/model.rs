@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::digest::Digest;
+use kvplane_proto::ids::Version;
 use kvplane_proto::rng::mix64;
 
 /// How far something is promised.
@@ -35,6 +36,11 @@ pub(crate) struct History {
 #[derive(Default)]
 pub(crate) struct Model {
     pub(crate) keys: BTreeMap<Digest, History>,
+}
+
+/// Whether a version of an object is said to name parts of a longer one.
+pub(crate) const fn names_parts(version: Version) -> bool {
+    version.0.is_multiple_of(3)
 }
 
 /// The bytes of a version of an object: each depends on its place.

@@ -10,7 +10,7 @@ use kvplane_tier::{
 };
 
 use super::device::{Device, HostMemory};
-use super::model::{Model, Promise, fill};
+use super::model::{Model, Promise, fill, names_parts};
 use super::options;
 
 /// Places of the pool, each as large as the largest object.
@@ -165,8 +165,9 @@ impl World {
         let token = self.token(Call::Put { digest, step: 0, place, lent: true });
         let key = digest.to_string();
         let payload = self.span(place, bytes);
-        let put =
-            Put { digest, key: key.as_bytes(), version: Version(version), payload, checksum: None, pinned, ack, token };
+        let (key, version_of) = (key.as_bytes(), Version(version));
+        let names_parts = names_parts(version_of);
+        let put = Put { digest, key, version: version_of, payload, checksum: None, pinned, names_parts, ack, token };
         let accepted = self.tier.put(self.now_ns, &put, &mut self.memory);
         match accepted {
             Ok(accepted) => {
@@ -223,7 +224,9 @@ impl World {
             let history = &self.model.keys[&digest];
             assert!(history.ever.contains_key(&view.version.0), "{digest}: {view:?}");
         }
-        let bytes = view?.payload_bytes;
+        let view = view?;
+        assert_eq!(view.names_parts, names_parts(view.version), "{digest}");
+        let bytes = view.payload_bytes;
         let place = self.places.pop()?;
         let floor = self.model.keys[&digest].steps.len();
         let token = self.token(Call::Get { digest, floor, bytes, place });

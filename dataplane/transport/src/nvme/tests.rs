@@ -109,6 +109,7 @@ impl Bed {
             payload: Span::pool(0, bytes),
             checksum: None,
             pinned: false,
+            names_parts: false,
             ack,
             token,
         };

@@ -102,11 +102,10 @@ impl Service {
     pub(super) fn sizes_told(&mut self, source: u32, items: Vec<(Slot, Digest)>, told: &[(Status, u64)]) {
         let nothing = (Status::NotFound, 0);
         for (at, (slot, digest)) in items.into_iter().enumerate() {
-            let here = self.store.as_ref().and_then(|store| store.peek(digest)).map(|object| {
-                let status = if object.is_head { Status::Striped } else { Status::Ok };
-                (status, object.extent.bytes)
+            let here = self.in_memory_or_on_ssd(digest).map(|(bytes, is_head)| {
+                let status = if is_head { Status::Striped } else { Status::Ok };
+                (status, bytes)
             });
-            let here = here.or_else(|| Some((Status::Ok, self.on_ssd(digest)?.payload_bytes.into())));
             let imports = &self.moves.imports;
             let counts = imports.source_of(digest) == source && !imports.masks.contains(&digest);
             let there = told.get(at).copied().filter(|_| counts).unwrap_or(nothing);

@@ -1,14 +1,17 @@
 //! A service with an SSD, driven at random against what its callers were told: restarts with operations half done,
 //! slots that come and go, and a device that fails.
 
+mod memory;
 mod world;
 
 use kvplane_proto::Status;
-use kvplane_proto::message::PutOptions;
+use kvplane_proto::frame::FLAG_ALL;
+use kvplane_proto::message::{DigestItem, GetItem, LookupReply, Operation, PutOptions, RangeItem, SizeReply};
 use kvplane_tier::format::{OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS};
 
-use crate::service::{PutAck, TierPolicy, Voided, WritePolicy};
-use world::{DEVICE_BYTES, KEYS, May, World};
+use super::rig::digest;
+use crate::service::{Path, PeerKey, PutAck, TierPolicy, Voided, WritePolicy};
+use world::{DEVICE_BYTES, KEYS, May, PEER, World, bytes_of};
 
 fn policies() -> [TierPolicy; 4] {
     let buffered = TierPolicy { ack: PutAck::Buffered, ..TierPolicy::default() };
@@ -28,6 +31,7 @@ fn what_is_given_is_what_was_put_last_and_nothing_that_must_stay_is_lost() {
         world.end();
         assert!(world.got > 50, "{} gets gave something", world.got);
         assert!(world.ssd_hits > 0, "none from the SSD");
+        assert!(world.striped > 5, "{} gets of what names stripes", world.striped);
     }
 }
 
@@ -44,6 +48,60 @@ fn restarts_keep_what_was_acknowledged() {
         }
         world.end();
         assert!(world.ssd_hits > 0, "none from the SSD");
+    }
+}
+
+/// The third put is of what names the stripes of a larger object.
+#[test]
+fn what_names_stripes_is_told_apart_after_a_restart_too() {
+    for (seed, policy) in policies().into_iter().take(2).enumerate() {
+        let mut world = World::new(150 + seed as u64, policy);
+        for key in 0..3 {
+            world.put_with(key, &PutOptions::default());
+            world.settle();
+        }
+        assert!(world.may[&2].contains(&Some(3)));
+        world.restart();
+        let shared = PeerKey { index: 1, generation: 1 };
+        world.join(shared, Path::Shared);
+        let name = |_| DigestItem { digest: digest(2) };
+        // On the SSD alone, then in memory.
+        for all in [0, FLAG_ALL, 0] {
+            let size: SizeReply = world.answer((PEER, Operation::Size, all), name).item();
+            assert_eq!((size.status, size.bytes), (Status::Striped, 40_000));
+            let found: LookupReply = world.answer((shared, Operation::Lookup, all), name).item();
+            let got = world.answer((PEER, Operation::Get, all), |request| GetItem {
+                digest: digest(2),
+                request,
+                capacity_bytes: u64::MAX,
+            });
+            let part = world.answer((PEER, Operation::GetRange, all), |request| RangeItem {
+                digest: digest(2),
+                request,
+                offset: 0,
+                bytes: 8,
+            });
+            assert_eq!(part.status, Status::Striped);
+            if all == 0 {
+                assert_eq!((found.status, got.status), (Status::Striped, Status::Striped));
+            } else {
+                assert_eq!((found.status, found.bytes, got.status), (Status::Ok, 40_000, Status::Ok));
+                assert_eq!(got.bytes, Some(bytes_of(3)));
+            }
+        }
+        world.service.peer_gone(shared, 1);
+        let removed = world.answer((PEER, Operation::Remove, 0), name);
+        let (gone, heads) = removed.body.split_at(removed.body.len() / 2);
+        assert_eq!(
+            (removed.status, gone[0] & 1, heads[0] & 1),
+            (Status::Ok, 0, 1),
+            "its client removes the rest first"
+        );
+        let removed = world.answer((PEER, Operation::Remove, FLAG_ALL), name);
+        assert_eq!((removed.status, removed.body[0] & 1), (Status::Ok, 1));
+        world.may.insert(2, May::from([None]));
+        world.restart();
+        world.end();
     }
 }
 

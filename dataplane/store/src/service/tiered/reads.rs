@@ -22,7 +22,11 @@ pub(in crate::service) enum Waiter {
     /// An answer with the object's bytes.
     Stream(Asker),
     /// A place in the pool for the peer to copy from.
-    Shared(Slot),
+    Shared {
+        slot: Slot,
+        /// As [`Asker::all`].
+        all: bool,
+    },
 }
 
 impl Service {
@@ -57,7 +61,8 @@ impl Service {
         let digest = view.digest;
         // What is in the way goes sooner or later: pins and puts have deadlines.
         let tail_bytes = tail_bytes_of(view);
-        let wanted = Reserve { tail_bytes, ..Reserve::plain(digest, view.payload_bytes.into()) };
+        let wanted =
+            Reserve { tail_bytes, head: view.names_parts, ..Reserve::plain(digest, view.payload_bytes.into()) };
         let (reservation, extent) = store.reserve_for(&wanted).map_err(|error| match reserve_status(error) {
             Status::NoSpace => Status::Busy,
             status => status,
@@ -139,7 +144,7 @@ impl Service {
     pub(in crate::service) fn serve(&mut self, digest: Digest, waiter: Waiter) {
         let peer = match waiter {
             Waiter::Stream(asker) => Some(asker.peer),
-            Waiter::Shared(slot) => self.peer_of(slot),
+            Waiter::Shared { slot, .. } => self.peer_of(slot),
         };
         let here = peer.filter(|peer| self.session(*peer).is_some());
         let held = match (&mut self.store, here) {
@@ -165,7 +170,11 @@ impl Service {
                 self.answer_id(asker.peer, asker.wanted.operation(), asker.request, status, 0);
             }
             (Waiter::Stream(..), Err(_)) => {}
-            (Waiter::Shared(slot), Ok((pin, object))) => {
+            (Waiter::Shared { slot, all: false }, Ok((pin, object))) if object.is_head => {
+                self.sent(Hold::Pin(pin));
+                self.settle_lookup(slot, no_lookup(Status::Striped));
+            }
+            (Waiter::Shared { slot, .. }, Ok((pin, object))) => {
                 self.lend_pin(here.expect("held for a peer that is there"), pin);
                 self.settle_lookup(
                     slot,
@@ -179,7 +188,7 @@ impl Service {
                     },
                 );
             }
-            (Waiter::Shared(slot), Err(status)) => self.settle_lookup(slot, no_lookup(status)),
+            (Waiter::Shared { slot, .. }, Err(status)) => self.settle_lookup(slot, no_lookup(status)),
         }
     }
 

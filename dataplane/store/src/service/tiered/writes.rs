@@ -71,12 +71,19 @@ impl Tiered {
 }
 
 impl Service {
+    /// Whether the SSD would take an object of so many bytes. A longer one is refused, so that its client puts it in
+    /// stripes: else it would be gone when memory drops it. A draft cannot be striped any more; where an answer
+    /// promises nothing of the SSD it may be kept in memory alone.
+    pub(in crate::service) fn may_be_so_long(&self, bytes: u64, is_draft: bool) -> Result<(), Status> {
+        let Some(tiered) = &self.tiered else { return Ok(()) };
+        let may_stay_in_memory = is_draft && tiered.policy.ack == PutAck::Memory;
+        let fits = bytes <= u64::from(tiered.tier.config().max_object_bytes);
+        if fits || may_stay_in_memory { Ok(()) } else { Err(Status::TooLarge) }
+    }
+
     /// Whether a put of so many bytes is to be taken up now, or comes at a time when the SSD cannot keep up.
     pub(in crate::service) fn may_put(&self, bytes: u64) -> Result<(), Status> {
         let Some(tiered) = &self.tiered else { return Ok(()) };
-        if tiered.policy.ack != PutAck::Memory && bytes > u64::from(tiered.tier.config().max_object_bytes) {
-            return Err(Status::TooLarge);
-        }
         if tiered.policy.must_write() && tiered.fits(bytes) && !tiered.has_room(bytes) {
             return Err(Status::Busy);
         }
@@ -142,9 +149,6 @@ impl Service {
     fn put_waits(&mut self, digest: Digest, bytes: u64) -> bool {
         let Some(tiered) = &mut self.tiered else { return false };
         let seen = tiered.frequency.see(digest);
-        if self.store.as_ref().and_then(|store| store.peek(digest)).is_some_and(|object| object.is_head) {
-            return false;
-        }
         let at_once = match tiered.policy.write {
             WritePolicy::Through => true,
             WritePolicy::Selective { times } => seen >= times,
@@ -198,10 +202,6 @@ impl Service {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
         let object = store.peek(digest);
         let bytes = object.map_or(0, |object| object.extent.bytes);
-        // What names stripes would come back as something else, as the SSD does not keep what it is.
-        if told.is_none() && object.is_some_and(|object| object.is_head) {
-            return;
-        }
         let wanted = tiered.fits(bytes) && (tiered.has_room(bytes) || tiered.policy.must_write());
         let held = if wanted { store.hold(digest) } else { None };
         let Some((pin, object)) = held else {
@@ -249,6 +249,7 @@ impl Service {
                 payload: Span::pool(object.extent.offset, object.extent.bytes as u32),
                 checksum: Some(object.checksum),
                 pinned: false,
+                names_parts: object.is_head,
                 ack,
                 token,
             };

@@ -3,15 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_proto::checksum::{PayloadChecksum, payload_checksum};
-use kvplane_proto::frame::Header;
+use kvplane_proto::checksum::payload_checksum;
+use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{Epoch, NodeId, ShardId, Version};
-use kvplane_proto::message::{Bitmap, GetItem, Kind, Operation, PutItem, PutOptions};
+use kvplane_proto::message::{Bitmap, GetItem, Item, Kind, Operation, Part, PutItem, PutOptions, decode_items};
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{RequestId, Status};
-use kvplane_tier::{Action, BlockOp, Fault, Identity, Memory, OpenOptions, Space, Span, Tier, TierConfig};
+use kvplane_tier::{Action, BlockOp, Fault, Identity, OpenOptions, Tier, TierConfig};
 
 use super::super::rig::{body_of, digest, digests, hello, identity};
+use super::memory::HostMemory;
 use crate::service::{Output, Path, PayloadTo, PeerKey, Places, Service, Standing, TierPolicy};
 use crate::{Store, StoreConfig};
 
@@ -20,51 +21,41 @@ const POOL_BYTES: u64 = 256 << 10;
 /// Where segments begin on a device.
 const SEGMENTS_AT: u64 = 65_536;
 pub(super) const KEYS: u64 = 12;
-const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
-
-struct HostMemory {
-    pool: Vec<u8>,
-    staging: Vec<u8>,
-}
-
-impl HostMemory {
-    fn of(&self, span: Span) -> &[u8] {
-        let memory = if span.space == Space::Pool { &self.pool } else { &self.staging };
-        &memory[span.offset as usize..][..span.bytes as usize]
-    }
-
-    fn of_mut(&mut self, span: Span) -> &mut [u8] {
-        let memory = if span.space == Space::Pool { &mut self.pool } else { &mut self.staging };
-        &mut memory[span.offset as usize..][..span.bytes as usize]
-    }
-}
-
-impl Memory for HostMemory {
-    fn read(&self, from: Span, into: &mut [u8]) {
-        into.copy_from_slice(self.of(from));
-    }
-
-    fn write(&mut self, from: &[u8], to: Span) {
-        self.of_mut(to).copy_from_slice(from);
-    }
-
-    fn copy(&mut self, from: Span, to: Span) {
-        let bytes = self.of(from).to_vec();
-        self.of_mut(to).copy_from_slice(&bytes);
-    }
-
-    fn checksum(&self, span: Span, sum: &mut PayloadChecksum) {
-        sum.update(self.of(span));
-    }
-}
+pub(super) const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
 
 /// What a key may hold: a put by its number, or nothing.
 pub(super) type May = BTreeSet<Option<u64>>;
 
 enum Asked {
-    Put { key: u8, put: u64 },
-    Get { key: u8, seen: May },
-    Remove { key: u8 },
+    Put {
+        key: u8,
+        put: u64,
+    },
+    /// `all`: what names stripes is wanted as such.
+    Get {
+        key: u8,
+        seen: May,
+        all: bool,
+    },
+    Remove {
+        key: u8,
+    },
+    /// By the test, which looks at the answer itself.
+    Other,
+}
+
+/// An answer: its body, and the bytes of an object that came with it.
+pub(super) struct Answered {
+    pub(super) status: Status,
+    pub(super) body: Vec<u8>,
+    pub(super) bytes: Option<Vec<u8>>,
+}
+
+impl Answered {
+    /// Its only item.
+    pub(super) fn item<T: Item>(&self) -> T {
+        decode_items(&self.body, 1).and_then(|mut items| items.next()).expect("one item")
+    }
 }
 
 pub(super) struct World {
@@ -84,6 +75,7 @@ pub(super) struct World {
     requests: u32,
     puts: u64,
     asked: BTreeMap<u32, Asked>,
+    answered: Option<Answered>,
     pub(super) may: BTreeMap<u8, May>,
     pub(super) lost_slots: BTreeSet<u8>,
     /// How often an operation of the device fails, in percent.
@@ -97,10 +89,17 @@ pub(super) struct World {
     /// How the last put ended.
     pub(super) last_put: Status,
     pub(super) got: u64,
+    /// How often what names stripes was told apart from what it names.
+    pub(super) striped: u64,
     pub(super) ssd_hits: u64,
 }
 
-fn bytes_of(put: u64) -> Vec<u8> {
+/// Whether a put is of what names the stripes of a larger object.
+const fn is_head(put: u64) -> bool {
+    put % 4 == 3
+}
+
+pub(super) fn bytes_of(put: u64) -> Vec<u8> {
     let bytes = [700, 4096, 30_000, 40_000, 70_001][put as usize % 5];
     (0..bytes)
         .map(|at: u64| ((put * 1009 + at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (at % 8 * 8)) as u8)
@@ -149,6 +148,7 @@ impl World {
             requests: 0,
             puts: 0,
             asked: BTreeMap::new(),
+            answered: None,
             may: (0..KEYS as u8).map(|key| (key, May::from([None]))).collect(),
             lost_slots: BTreeSet::new(),
             faults: 0,
@@ -157,6 +157,7 @@ impl World {
             forgets: false,
             last_put: Status::Ok,
             got: 0,
+            striped: 0,
             ssd_hits: 0,
         };
         world.begin();
@@ -167,10 +168,7 @@ impl World {
         // The device first: what it says of the slots counts with the first map.
         self.settle();
         self.own();
-        self.service.peer_joined(PEER, Path::Stream, self.now_ns);
-        let hello = hello().encode();
-        let header = Header::request(Kind::Request(Operation::Hello), self.next_request()).with_body(&hello, 1);
-        self.service.request(PEER, &header, &hello, self.now_ns);
+        self.join(PEER, Path::Stream);
         self.settle();
     }
 
@@ -182,7 +180,7 @@ impl World {
         self.service.own(Epoch(self.epoch), standing, |slot| !lost.contains(&slot));
     }
 
-    fn next_request(&mut self) -> RequestId {
+    pub(super) fn next_request(&mut self) -> RequestId {
         self.requests += 1;
         RequestId { index: self.requests, generation: 1 }
     }
@@ -266,7 +264,7 @@ impl World {
     pub(super) fn now_may(&mut self, key: u8, state: Option<u64>) {
         self.may.get_mut(&key).expect("a key").insert(state);
         for asked in self.asked.values_mut() {
-            if let Asked::Get { key: of, seen } = asked
+            if let Asked::Get { key: of, seen, .. } = asked
                 && *of == key
             {
                 seen.insert(state);
@@ -277,8 +275,32 @@ impl World {
     fn is_changing(&self, key: u8) -> bool {
         self.asked.values().any(|asked| match asked {
             Asked::Put { key: of, .. } | Asked::Remove { key: of } => *of == key,
-            Asked::Get { .. } => false,
+            Asked::Get { .. } | Asked::Other => false,
         })
+    }
+
+    /// The answer to a request of one item.
+    pub(super) fn answer<T: Item>(
+        &mut self,
+        (peer, operation, flags): (PeerKey, Operation, u32),
+        item: impl Fn(RequestId) -> T,
+    ) -> Answered {
+        let request = self.next_request();
+        let body = body_of([item(request)]);
+        let mut header = Header::request(Kind::Request(operation), request).with_body(&body, 1);
+        header.flags |= flags;
+        self.asked.insert(request.index, Asked::Other);
+        self.service.request(peer, &header, &body, self.now_ns);
+        self.settle();
+        self.answered.take().expect("it was answered")
+    }
+
+    /// A welcomed peer.
+    pub(super) fn join(&mut self, peer: PeerKey, path: Path) {
+        self.service.peer_joined(peer, path, self.now_ns);
+        let hello = hello().encode();
+        let header = Header::request(Kind::Request(Operation::Hello), self.next_request()).with_body(&hello, 1);
+        self.service.request(peer, &header, &hello, self.now_ns);
     }
 
     fn act(&mut self) {
@@ -286,22 +308,25 @@ impl World {
         match self.rng.below(10) {
             0..=3 if !self.is_changing(key) => self.put(key),
             4 if !self.is_changing(key) => self.remove(key),
-            5 => drop(self.ask(Operation::Exists, &digests([key]))),
+            5 => drop(self.ask(Operation::Exists, 0, &digests([key]))),
             _ => {
                 let request = self.next_request();
                 let item = GetItem { digest: digest(key), request, capacity_bytes: u64::MAX };
                 let body = body_of([item]);
-                let header = Header::request(Kind::Request(Operation::Get), request).with_body(&body, 1);
-                self.asked.insert(request.index, Asked::Get { key, seen: self.may[&key].clone() });
+                let mut header = Header::request(Kind::Request(Operation::Get), request).with_body(&body, 1);
+                let all = self.rng.below(2) == 0;
+                header.flags |= if all { FLAG_ALL } else { 0 };
+                self.asked.insert(request.index, Asked::Get { key, seen: self.may[&key].clone(), all });
                 self.service.request(PEER, &header, &body, self.now_ns);
             }
         }
         self.hear();
     }
 
-    fn ask(&mut self, operation: Operation, body: &[u8]) -> u32 {
+    fn ask(&mut self, operation: Operation, flags: u32, body: &[u8]) -> u32 {
         let request = self.next_request();
-        let header = Header::request(Kind::Request(operation), request).with_body(body, 1);
+        let mut header = Header::request(Kind::Request(operation), request).with_body(body, 1);
+        header.flags |= flags;
         self.service.request(PEER, &header, body, self.now_ns);
         request.index
     }
@@ -314,7 +339,8 @@ impl World {
     pub(super) fn put_with(&mut self, key: u8, options: &PutOptions) {
         self.puts += 1;
         let (put, bytes) = (self.puts, bytes_of(self.puts));
-        let item = PutItem::plain(digest(key), bytes.len() as u64).with_options(options);
+        let part = if is_head(put) { Part::Head } else { Part::None };
+        let item = PutItem::plain(digest(key), bytes.len() as u64).with_options(&PutOptions { part, ..*options });
         let (request, body, sum) = (self.next_request(), body_of([item]), payload_checksum(&bytes));
         self.now_may(key, Some(put));
         self.asked.insert(request.index, Asked::Put { key, put });
@@ -334,7 +360,7 @@ impl World {
 
     pub(super) fn remove(&mut self, key: u8) {
         self.now_may(key, None);
-        let request = self.ask(Operation::Remove, &digests([key]));
+        let request = self.ask(Operation::Remove, FLAG_ALL, &digests([key]));
         self.asked.insert(request, Asked::Remove { key });
     }
 
@@ -365,6 +391,7 @@ impl World {
             self.last_put = header.status;
         }
         match asked {
+            Asked::Other => self.answered = Some(Answered { status: header.status, body: body.to_vec(), bytes }),
             Asked::Put { key, put } => match header.status {
                 Status::Ok if !self.lost_slots.contains(&key) => self.only(key, &[Some(put)]),
                 Status::Ok => {}
@@ -380,7 +407,7 @@ impl World {
                     self.only(key, &[None]);
                 }
             }
-            Asked::Get { key, mut seen } => {
+            Asked::Get { key, mut seen, all } => {
                 if self.faults > 0 || self.forgets {
                     seen.insert(None);
                 }
@@ -388,8 +415,13 @@ impl World {
                     (Status::Ok, Some(bytes)) => {
                         assert_eq!(header.checksum(), Some(payload_checksum(&bytes)));
                         let found = seen.iter().flatten().find(|put| bytes_of(**put) == bytes);
+                        assert!(all || found.is_none_or(|put| !is_head(*put)), "key {key}: it names stripes");
                         assert!(found.is_some(), "key {key}: none of {seen:?}");
                         self.got += 1;
+                    }
+                    (Status::Striped, None) => {
+                        assert!(!all && seen.iter().flatten().any(|put| is_head(*put)), "key {key}: {seen:?}");
+                        self.striped += 1;
                     }
                     (Status::NotFound, None) => assert!(seen.contains(&None), "key {key} is lost: {seen:?}"),
                     (Status::Busy | Status::WrongOwner, None) => {}
