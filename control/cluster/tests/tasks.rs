@@ -6,15 +6,8 @@ use kvplane_cluster::{CopyProgress, TaskLimits, TaskRefusal, TaskState, Tasks};
 use kvplane_proto::Digest;
 use kvplane_proto::rng::Rng;
 
-const LIMITS: TaskLimits = TaskLimits {
-    open: 5,
-    kept: 4,
-    objects: 6,
-    all_objects: 20,
-    under_way: 3,
-    again_ns: 10,
-    object_ns: 5_000_000_000,
-};
+const LIMITS: TaskLimits =
+    TaskLimits { open: 5, kept: 4, objects: 6, all_objects: 20, under_way: 3, again_ns: 10, object_ns: 5_000_000_000 };
 
 /// Whatever owners say and whoever cancels: no more is asked for at a time than may be, every object of a task that
 /// succeeded was said to be there, what nobody answers for ends by its deadline, and nothing is left behind.
@@ -79,15 +72,7 @@ fn tasks_end_and_never_ask_for_more_than_they_may() {
             }
             assert!(tasks.list(0).filter(|task| task.state.is_over()).count() <= 4, "seed {seed}");
         }
-        // Owners say nothing but that it is coming: everything ends by its deadline.
-        for _ in 0..200 {
-            now_ns = tasks.poll_timeout().unwrap_or(now_ns).max(now_ns + 1_000_000_000);
-            out.keys().copied().collect::<Vec<_>>().into_iter().for_each(|(id, object)| {
-                tasks.told(id, object, CopyProgress::Coming, now_ns);
-            });
-            out.clear();
-            out.extend(tasks.due(now_ns).into_iter().map(|(id, object, _)| ((id, object), ())));
-        }
+        time_passes(&mut tasks, &mut out, now_ns);
         assert!(tasks.list(0).all(|task| task.state.is_over()), "seed {seed}: {tasks:?}");
         assert_eq!(tasks.poll_timeout(), None, "seed {seed}");
     }
@@ -95,4 +80,16 @@ fn tasks_end_and_never_ask_for_more_than_they_may() {
 
 fn open_task(tasks: &Tasks, id: u64) -> bool {
     tasks.get(id).is_some_and(|task| !task.state.is_over())
+}
+
+/// Owners say nothing but that it is coming.
+fn time_passes(tasks: &mut Tasks, out: &mut BTreeMap<(u64, usize), ()>, from_ns: u64) {
+    let mut now_ns = from_ns;
+    for _ in 0..200 {
+        now_ns = tasks.poll_timeout().unwrap_or(now_ns).max(now_ns + 1_000_000_000);
+        for (id, object) in core::mem::take(out).into_keys() {
+            tasks.told(id, object, CopyProgress::Coming, now_ns);
+        }
+        out.extend(tasks.due(now_ns).into_iter().map(|(id, object, _)| ((id, object), ())));
+    }
 }

@@ -17,10 +17,10 @@ use crate::conductor::{
 use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::{
-    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave,
-    ListSegments, ListShards, ListTasks, ListTenants, ListTiers, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments,
-    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
-    UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetSegment, GetTicket,
+    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
+    OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers, RotateTickets,
+    SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
 };
 use crate::p2p::{
     DescribeObject, FindObject, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects, ReportObject,

@@ -48,8 +48,8 @@ pub use crate::tenants::{
 };
 
 pub use crate::tasks::{
-    AnswerCopies, CancelTask, CopyState, CreateTask, ListTasks, TASK_NAME_BYTES, TASKS_PER_REPLY, TaskCreated, TaskList,
-    TaskState, TaskStatus,
+    AnswerCopies, CancelTask, CopyState, CreateTask, ListTasks, TASK_NAME_BYTES, TASKS_PER_REPLY, TaskCreated,
+    TaskList, TaskState, TaskStatus,
 };
 
 pub use crate::tickets::{

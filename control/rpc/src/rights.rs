@@ -11,9 +11,10 @@ use crate::conductor::{
 };
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetSegment, GetTicket,
-    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments,
-    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
-    UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
+    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
+    OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers,
+    RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
+    WatchOrders,
 };
 use crate::p2p::{
     DescribeObject, FindObject, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects, ReportObject,

@@ -15,11 +15,12 @@ use crate::conductor::{
 };
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{
-    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat,
-    Hello, Join, Joined, Leave, ListSegments, ListShards, ListTasks, ListTiers, MapReply, OrderTiers, RegisterSegment,
-    RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SegmentList, SegmentReply, SetTenant,
-    Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList,
-    TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment,
+    GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTasks, ListTiers,
+    MapReply, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard,
+    ReportTiers, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated,
+    TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain,
+    UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::p2p::{
     DescribeObject, FindObject, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList, ObjectMembers,

@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_rpc::message::{
-    AnswerCopies, AnswerOrder, CopyState, EventReport, Events, KeyFound, NodeEvents, NodeOrder, ObjectChange, ObjectEvent, ObjectMedium, Order,
+    AnswerCopies, AnswerOrder, CopyState, EventReport, Events, KeyFound, NodeEvents, NodeOrder, ObjectChange,
+    ObjectEvent, ObjectMedium, Order,
 };
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::{mpsc, oneshot};

@@ -364,7 +364,10 @@ mod tests {
     #[test]
     fn the_parity_page_lists_every_metric_and_no_other() {
         let more = [SEGMENT_USED, SEGMENT_BYTES, SIZES];
-        assert_eq!(names(NUMBERS.iter().map(|one| one.0).chain(OF_TENANTS.iter().map(|one| one.0)).chain(more)), listed("<!-- metrics: served -->"));
+        assert_eq!(
+            names(NUMBERS.iter().map(|one| one.0).chain(OF_TENANTS.iter().map(|one| one.0)).chain(more)),
+            listed("<!-- metrics: served -->")
+        );
         assert_eq!(names(ABSENT.iter().map(|one| one.0)), listed("<!-- metrics: always 0 -->"));
     }
 }

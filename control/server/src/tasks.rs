@@ -38,11 +38,7 @@ impl Default for Hosted {
         let limits = TaskLimits { objects: OBJECTS_PER_ORDER, ..TaskLimits::default() };
         // A million tasks a second would have to be made for the numbers of two lives to meet.
         let began_us = u64::try_from(since.as_micros()).unwrap_or(0);
-        Self {
-            tasks: Mutex::new(Tasks::new(limits, began_us)),
-            made: Notify::new(),
-            began_ms: began_us / 1000,
-        }
+        Self { tasks: Mutex::new(Tasks::new(limits, began_us)), made: Notify::new(), began_ms: began_us / 1000 }
     }
 }
 

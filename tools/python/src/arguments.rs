@@ -39,8 +39,16 @@ pub(crate) fn options(kept: Option<Kept>) -> Keeping {
     let (group, soft_pin_ms, hard_pin, data_type, replace, replicas, segments, together) = kept.unwrap_or_default();
     // As the original: a put is done when its copies are there, or turn out not to be possible.
     let wait_replicas = replicas > 1;
-    let options =
-        PutOptions { group, soft_pin_ms, hard_pin, data_type, replace, replicas, wait_replicas, ..PutOptions::default() };
+    let options = PutOptions {
+        group,
+        soft_pin_ms,
+        hard_pin,
+        data_type,
+        replace,
+        replicas,
+        wait_replicas,
+        ..PutOptions::default()
+    };
     Keeping { options, segments, together }
 }
 

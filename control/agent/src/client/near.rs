@@ -1,9 +1,9 @@
 //! Preferred places: an object goes to a node that its caller names, if that node has room.
 //!
-//! Where an object is follows from its key, so that nobody has to be asked. One that is to be elsewhere is stored as one
-//! stripe, under a digest that is drawn until it belongs to the wanted node, and a head under the object's own digest
-//! says so. Whoever reads it asks for the head first: two round trips more, which for short objects cost more than
-//! distance does. So only objects of 1 MiB and more are placed.
+//! Where an object is follows from its key, so that nobody has to be asked. One that is to be elsewhere is stored
+//! as one stripe, under a digest that is drawn until it belongs to the wanted node, and a head under the object's
+//! own digest says so. Whoever reads it asks for the head first: two round trips more, which for short objects cost
+//! more than distance does. So only objects of 1 MiB and more are placed.
 
 use std::sync::Arc;
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use kvplane_engine::{Change, Found, Medium, ShardHandle, Wished};
 use kvplane_proto::Digest;
 use kvplane_rpc::message::{
-    AnswerCopies, AnswerOrder, CopyState, EVENTS_PER_REPORT, EventName, EventReport, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
-    ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchOrders,
+    AnswerCopies, AnswerOrder, CopyState, EVENTS_PER_REPORT, EventName, EventReport, KeyFound, NodeEvents, NodeOrder,
+    OBJECTS_PER_ORDER, ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchOrders,
 };
 
 use crate::error::Error;

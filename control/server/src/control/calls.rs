@@ -8,11 +8,12 @@ use kvplane_rpc::conductor::{
 };
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
-    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat,
-    Hello, Join, Joined, Leave, ListSegments, ListShards, ListTasks, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant,
-    RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList,
-    SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys,
-    TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment,
+    GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTasks, ListTiers,
+    OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers,
+    SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants,
+    TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered,
+    Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList, ObjectMembers,

@@ -68,8 +68,7 @@ impl Tasks {
         let drained: Vec<&MemberStatus> = status.members.iter().filter(|member| member.state == "draining").collect();
         let copying = all(link)?;
         if self.json {
-            let shown: Vec<Value> =
-                drained.into_iter().map(drain_json).chain(copying.iter().map(copy_json)).collect();
+            let shown: Vec<Value> = drained.into_iter().map(drain_json).chain(copying.iter().map(copy_json)).collect();
             println!("{:#}", json!({ "tasks": shown }));
             return Ok(());
         }

@@ -25,8 +25,7 @@ fn what_is_wanted_near_lies_there() {
     let place = Workplace::new("places");
     let control = Process::start(place.command(&["control"]));
     control.wait_for("metrics on");
-    let _nodes: Vec<Process> =
-        (1..=3).map(|number| place.node(number, &["--pool", "64M", "--shards", "1"])).collect();
+    let _nodes: Vec<Process> = (1..=3).map(|number| place.node(number, &["--pool", "64M", "--shards", "1"])).collect();
     let there = wait_until(|| (health(control.http())["members"] == 3).then_some(()));
     assert_eq!(there, Some(()), "3 members");
     let config: ClientConfig = place.client_config(Way::Tcp);

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use kvplane::{Client, ClientConfig, PutOptions};
+use kvplane::rpc::message::TaskState;
+use kvplane::{Client, ClientConfig, PutOptions, Scheduler};
 
 use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
 
@@ -160,7 +161,8 @@ fn what_a_task_has_copied_is_read_when_its_first_node_is_killed() {
     let control = control(&place);
     let mut nodes: Vec<Process> = (1..=2).map(|number| node(&place, number)).collect();
     members(&control, 2);
-    let config = ClientConfig { deadline: Duration::from_secs(5), stripe_bytes: 1 << 20, ..place.client_config(Way::Tcp) };
+    let config =
+        ClientConfig { deadline: Duration::from_secs(5), stripe_bytes: 1 << 20, ..place.client_config(Way::Tcp) };
     let mut client = Client::connect(&config).unwrap();
     for key in 0..100 {
         client.put(name(key).as_bytes(), &value(key, 0)).unwrap();
@@ -175,6 +177,12 @@ fn what_a_task_has_copied_is_read_when_its_first_node_is_killed() {
     assert!(place.run(&command).text().contains("104 of 104 objects are copied"));
     let task = task_of(&place, "101 keys");
     assert_eq!((&task["state"], &task["copied"]), (&"succeeded".into(), &104.into()), "{task}");
+    // A scheduler may ask for that too.
+    let scheduler = Scheduler::connect(&config.control, Duration::from_secs(2)).unwrap();
+    client.put(b"hot", &value(1, 1)).unwrap();
+    let id = scheduler.replicate("", &["hot"]).unwrap();
+    let done = wait_until(|| client.task(id).unwrap().filter(|task| task.state == TaskState::Succeeded));
+    assert_eq!(done.map(|task| task.copied), Some(1));
     // Again: that is so already. What is not there is refused, and so is a segment that is not there.
     assert!(place.run(&["ctl", "copy", &keys[0]]).text().contains("1 of 1"));
     let missing = client.create_copy_task(&["nobody"], &[]).expect_err("there is no such object");
