@@ -24,7 +24,7 @@ use kvplane_proto::Digest;
 use kvplane_proto::rng::mix64;
 
 use crate::index::{ContextId, ContextKey, HolderId, IndexError, PrefixIndex};
-use crate::policy::{Ours, Policy};
+use crate::policy::{Named, Slo};
 use crate::scheduler::{Conductor, ConductorConfig, Request, Scratch};
 
 pub use asked::{Answer, Asked, Assigned, Mode, Source, Step, Why};
@@ -64,8 +64,10 @@ pub struct DeskConfig {
     pub missed: (u32, u32),
     /// What each pool's books are made of; tokens of a block, and bytes of a token, are the pool's.
     pub books: ConductorConfig,
-    /// How it decides.
-    pub policy: Ours,
+    /// How it decides; what is promised is said by [`ConductorConfig::slo`].
+    pub policy: Named,
+    /// Whether requests that cannot be served as promised are refused: see [`Named::make`].
+    pub refuses: bool,
 }
 
 impl Default for DeskConfig {
@@ -82,7 +84,8 @@ impl Default for DeskConfig {
             claim_ns: 10_000_000_000,
             missed: (3, 10),
             books: ConductorConfig { index, max_queue: 8_192, lease_ns: u64::MAX, ..books },
-            policy: Ours::default(),
+            policy: Named::Ours,
+            refuses: false,
         }
     }
 }
@@ -214,6 +217,19 @@ impl Desk {
         self.told.pop_front()
     }
 
+    /// How it decides now, whether it refuses, and what is promised.
+    #[must_use]
+    pub const fn placement(&self) -> (Named, bool, Slo) {
+        (self.config.policy, self.config.refuses, self.config.books.slo)
+    }
+
+    /// Decides otherwise from now on, for every model. What is booked stays so; those who wait are looked at again.
+    pub fn set_placement(&mut self, policy: Named, refuses: bool, slo: Slo, now_ns: u64) {
+        (self.config.policy, self.config.refuses, self.config.books.slo) = (policy, refuses, slo);
+        self.pools.values_mut().for_each(|pool| pool.conductor.set_policy(policy.make(refuses), slo));
+        self.poll(now_ns);
+    }
+
     /// Changes whenever an instance comes, goes, or is doubted or believed again.
     #[must_use]
     pub const fn version(&self) -> u64 {
@@ -238,7 +254,7 @@ impl Desk {
             books.token_bytes = token_bytes;
         }
         let token_bytes = books.token_bytes;
-        let policy: Box<dyn Policy> = Box::new(self.config.policy);
+        let policy = self.config.policy.make(self.config.refuses);
         let mut conductor = Conductor::new(books, policy)?;
         let everything = ContextKey { salt: "\u{0}more contexts".to_owned(), ..ContextKey::default() };
         let overflow = conductor.context(&everything)?;

@@ -15,19 +15,62 @@ pub use rivals::{DynamoLike, SglangLike};
 
 use crate::cost::{DecodeModel, PrefillModel, transfer_ns};
 
+/// A policy by its name, with its defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// [`Spread`].
+    Random,
+    /// [`RoundRobin`].
+    RoundRobin,
+    /// [`LoadBalance`].
+    LoadBalance,
+    /// [`SglangLike`].
+    SglangLike,
+    /// [`DynamoLike`].
+    DynamoLike,
+    /// [`Algorithm1`] without transfers.
+    Local,
+    /// [`Algorithm1`].
+    Algorithm1,
+    /// [`Ours`].
+    Ours,
+}
+
+impl Named {
+    /// All of them, in the order in which they are shown; ours last.
+    pub const ALL: [Self; 8] = [
+        Self::Random,
+        Self::RoundRobin,
+        Self::LoadBalance,
+        Self::SglangLike,
+        Self::DynamoLike,
+        Self::Local,
+        Self::Algorithm1,
+        Self::Ours,
+    ];
+
+    /// The policy. With `refuses`, whom it cannot serve as promised it refuses, if it is one that can: Algorithm 1 on
+    /// its line 18, and ours.
+    #[must_use]
+    pub fn make(self, refuses: bool) -> Box<dyn Policy> {
+        let admission = if refuses { Admission::Slo } else { Admission::None };
+        match self {
+            Self::Random => Box::new(Spread::default()),
+            Self::RoundRobin => Box::new(RoundRobin),
+            Self::LoadBalance => Box::new(LoadBalance),
+            Self::SglangLike => Box::new(SglangLike::default()),
+            Self::DynamoLike => Box::new(DynamoLike),
+            Self::Local => Box::new(Algorithm1 { transfers: false, admission, ..Algorithm1::default() }),
+            Self::Algorithm1 => Box::new(Algorithm1 { admission, ..Algorithm1::default() }),
+            Self::Ours => Box::new(Ours { refuses, ..Ours::default() }),
+        }
+    }
+}
+
 /// Every policy with its defaults, refusing nobody, in the order in which they are shown; ours last.
 #[must_use]
 pub fn side_by_side() -> Vec<Box<dyn Policy>> {
-    vec![
-        Box::new(Spread::default()),
-        Box::new(RoundRobin),
-        Box::new(LoadBalance),
-        Box::new(SglangLike::default()),
-        Box::new(DynamoLike),
-        Box::new(Algorithm1 { transfers: false, ..Algorithm1::default() }),
-        Box::new(Algorithm1::default()),
-        Box::new(Ours::default()),
-    ]
+    Named::ALL.map(|named| named.make(false)).into()
 }
 
 /// What is to be served.
@@ -212,6 +255,12 @@ pub trait Policy: Send {
     /// Which of those who wait is served next: lower is sooner. In nanoseconds, by convention.
     fn rank(&self, waiting: &Waiting, _now_ns: u64, _slo: Slo) -> i64 {
         waiting.ask.arrival_ns as i64
+    }
+
+    /// Whether it ever has requests wait in the central queue. Those of another policy that wait there it places at
+    /// once.
+    fn queues(&self) -> bool {
+        false
     }
 
     /// Whether an instance with so much booked takes one of those who wait.

@@ -245,6 +245,12 @@ impl Conductor {
         self.policy.as_ref()
     }
 
+    /// Decides by another policy, and with other promises, from now on: what is booked stays booked, and those who wait
+    /// are to be asked about again ([`Self::poll`]).
+    pub fn set_policy(&mut self, policy: Box<dyn Policy>, slo: Slo) {
+        (self.policy, self.config.slo) = (policy, slo);
+    }
+
     /// The index, to make contexts and to ask.
     pub const fn index(&mut self) -> &mut PrefixIndex {
         &mut self.index
@@ -324,7 +330,7 @@ impl Conductor {
     /// As [`Self::commit`].
     pub fn poll(&mut self, now_ns: u64, scratch: &mut Scratch) -> Result<Option<(u64, Placement)>, ConductorError> {
         self.expire(now_ns);
-        if self.queue.is_empty() || !self.anybody_takes(now_ns) {
+        if self.queue.is_empty() || self.policy.queues() && !self.anybody_takes(now_ns) {
             return Ok(None);
         }
         let rank = |(waiting, _): &&(Waiting, Request)| {

@@ -5,6 +5,7 @@ use kvplane_conductor::desk::{
     MAX_PROMPT_BLOCKS, Mode, Part, Step, Wanted, Why,
 };
 use kvplane_conductor::index::{ContextKey, IndexConfig, Tier, Tiers};
+use kvplane_conductor::policy::{Named, Slo};
 use kvplane_conductor::scheduler::ConductorConfig;
 use kvplane_proto::rng::mix64;
 use proptest::prelude::*;
@@ -166,6 +167,61 @@ fn who_does_not_report_is_doubted_then_lost_and_its_requests_come_back() {
     // A report that comes late says nothing but that the instance lives.
     report(&mut desk, other, 3, 12 * SECOND);
     assert_eq!(desk.counts.stale_reports, 1);
+}
+
+#[test]
+fn an_instance_that_is_held_gets_nothing_new_until_it_is_released_or_starts_again() {
+    let mut desk = desk(2);
+    let takes = |desk: &mut Desk, at: u64| {
+        let answer = desk.schedule(&asked(&format!("r{at}"), prompt(at, 10)), 0).expect("good");
+        let place = assigned(&answer).clone();
+        desk.update(place.reservation, Step::Ended, 0).expect("booked");
+        place.prefill.to_string()
+    };
+    let busy = desk.schedule(&asked("busy", prompt(90, 100)), 0).expect("good");
+    let held = assigned(&busy).prefill.to_string();
+    let version = desk.version();
+    // What it has goes on.
+    assert_eq!(desk.hold(&held, true, 0).expect("known"), 1);
+    assert_ne!(desk.version(), version, "whoever watches is told");
+    assert!((0..20).all(|at| takes(&mut desk, at) != held));
+    // Neither a report nor the same registration changes that.
+    desk.report(&held, 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
+    desk.register(spec(&held, Part::Prefill), 0).expect("the same again");
+    assert!((20..40).all(|at| takes(&mut desk, at) != held));
+    assert!(desk.table(0).instances.iter().any(|row| *row.name == *held && row.held && row.prefills == 1));
+    desk.update(assigned(&busy).reservation, Step::Ended, 0).expect("booked");
+    assert_eq!(desk.hold(&held, false, 0).expect("known"), 0);
+    let other = if held == "p0" { "p1" } else { "p0" };
+    desk.hold(other, true, 0).expect("known");
+    assert!((40..60).all(|at| takes(&mut desk, at) == held));
+    let answer = desk.schedule(&asked("later", prompt(91, 10)), 0).expect("good");
+    desk.update(assigned(&answer).reservation, Step::Ended, 0).expect("booked");
+    // A new life is not what was taken out.
+    desk.register(InstanceSpec { life: 2, ..spec(other, Part::Prefill) }, 0).expect("a later life");
+    assert!(desk.table(0).instances.iter().all(|row| !row.held));
+    assert!(matches!(desk.hold("nobody", true, 0), Err(DeskError::UnknownInstance { .. })));
+}
+
+#[test]
+fn another_policy_decides_from_now_on_and_leaves_nobody_waiting() {
+    let mut desk = desk(1);
+    let (first, second) = (asked("a", prompt(1, 60_000)), asked("b", prompt(2, 60_000)));
+    desk.schedule(&first, 0).expect("good");
+    desk.schedule(&second, 0).expect("good");
+    let third = desk.schedule(&asked("c", prompt(3, 60_000)), 0).expect("good");
+    assert!(matches!(third, Answer::Queued { .. }), "{third:?}");
+    // It has no queue: who waits is placed, behind the others.
+    desk.set_placement(Named::RoundRobin, false, Slo::NONE, 0);
+    let told: Vec<String> = std::iter::from_fn(|| desk.take_told()).map(|told| told.request.to_string()).collect();
+    assert!(told.contains(&"c".to_owned()), "{told:?}");
+    let fourth = desk.schedule(&asked("d", prompt(4, 60_000)), 0).expect("good");
+    assert!(matches!(fourth, Answer::Assigned(_)), "{fourth:?}");
+    let slo = Slo { ttft_ns: 1, tbt_ns: u64::MAX };
+    desk.set_placement(Named::Ours, true, slo, 0);
+    assert_eq!(desk.placement(), (Named::Ours, true, slo));
+    let refused = desk.schedule(&asked("e", prompt(5, 60_000)), 0).expect("good");
+    assert!(matches!(refused, Answer::Refused { why: Why::Ttft, .. }), "{refused:?}");
 }
 
 #[test]

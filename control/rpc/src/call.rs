@@ -26,6 +26,7 @@ use crate::p2p::{
     DescribeObject, FindObject, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects, ReportObject,
     WatchFetches,
 };
+use crate::placement::{HoldInstance, SetPlacement, ShowPlacement};
 use crate::rights::{Called, is_bound};
 use crate::server::Host;
 use crate::service::{Caller, Event, ItemFrame, Service};
@@ -242,6 +243,9 @@ impl Call {
             UpdateRequest::KIND => self.answer(frame, |c| service.update_request(caller, c)),
             Reschedule::KIND => self.answer(frame, |c| service.reschedule(caller, c)),
             ExplainRequest::KIND => self.answer(frame, |c| service.explain_request(caller, c)),
+            HoldInstance::KIND => self.answer(frame, |c| service.hold_instance(caller, c)),
+            SetPlacement::KIND => self.answer(frame, |c| service.set_placement(caller, c)),
+            ShowPlacement::KIND => self.answer(frame, |_: ShowPlacement| service.show_placement(caller)),
             PublishObject::KIND => self.answer(frame, |c| service.publish_object(caller, c)),
             FindObject::KIND => self.answer(frame, |c| service.find_object(caller, c)),
             HoldObject::KIND => self.answer(frame, |c| service.hold_object(caller, c)),

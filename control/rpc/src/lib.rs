@@ -3,7 +3,7 @@
 //!
 //! * [`Authority`], [`identity`], [`Role`]: who may speak; a certificate names its role and its cluster.
 //! * [`local`]: how processes of one user on one machine find their control plane without configuration.
-//! * [`codec`], [`message`], [`conductor`], [`p2p`]: frames and what is in them.
+//! * [`codec`], [`message`], [`conductor`], [`placement`], [`p2p`]: frames and what is in them.
 //! * [`server`]: accepts, checks, calls a [`Service`].
 //! * [`client`], [`watch`]: calls with deadlines over a connection that is remade; the cluster map, kept current.
 //!
@@ -26,6 +26,7 @@ pub mod local;
 pub mod message;
 mod moves;
 pub mod p2p;
+pub mod placement;
 pub mod rights;
 mod role;
 mod segments;

@@ -29,6 +29,7 @@ use crate::p2p::{
     ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
     ReportObject, WatchFetches,
 };
+use crate::placement::{HoldInstance, InstanceHeld, Placement, SetPlacement, ShowPlacement};
 pub use crate::segments::{
     GetSegment, Kind, ListSegments, Owner, RegisterSegment, RenewSegments, Renewed, Segment, SegmentList, SegmentReply,
     UnregisterSegment,
@@ -157,6 +158,9 @@ messages! {
     WatchInstances = 0x0038 small;
     WatchAssignments = 0x0039 small;
     ExplainRequest = 0x003a small => RequestExplained;
+    HoldInstance = 0x003c small => InstanceHeld;
+    SetPlacement = 0x003d small => Done;
+    ShowPlacement = 0x003e small => Placement;
     PublishObject = 0x0050 large => ObjectPublished;
     FindObject = 0x0051 small => ObjectFound;
     HoldObject = 0x0052 large => ObjectHeld;
@@ -195,6 +199,8 @@ messages! {
     InstanceTable = 0x8038 large;
     Assigned = 0x8039 small;
     RequestExplained = 0x803a small;
+    InstanceHeld = 0x803c small;
+    Placement = 0x803e large;
     ObjectPublished = 0x8050 small;
     ObjectFound = 0x8051 large;
     ObjectHeld = 0x8052 small;

@@ -20,6 +20,7 @@ use crate::p2p::{
     DescribeObject, FindObject, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects, ReportObject,
     WatchFetches,
 };
+use crate::placement::{HoldInstance, SetPlacement, ShowPlacement};
 use crate::role::{Role, Scope};
 
 /// Everybody with a certificate.
@@ -123,6 +124,9 @@ rights! {
     WatchInstances = "watch_instances" ROUTERS;
     WatchAssignments = "watch_assignments" ROUTERS;
     ExplainRequest = "explain_request" ROUTERS;
+    HoldInstance = "hold_instance" OPERATORS;
+    SetPlacement = "set_placement" OPERATORS;
+    ShowPlacement = "show_placement" ROUTERS;
     PublishObject = "publish_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
     FindObject = "find_object" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
     HoldObject = "hold_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
@@ -218,6 +222,9 @@ mod tests {
             "watch_instances csa",
             "watch_assignments csa",
             "explain_request csa",
+            "hold_instance ca",
+            "set_placement ca",
+            "show_placement csa",
             "publish_object cnc",
             "find_object cnca",
             "hold_object cnc",

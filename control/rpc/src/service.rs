@@ -27,6 +27,7 @@ use crate::p2p::{
     ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects, ReportObject,
     WatchFetches,
 };
+use crate::placement::{HoldInstance, InstanceHeld, Placement, SetPlacement};
 use crate::role::Role;
 
 /// Who makes a call, as its certificate proves.
@@ -202,6 +203,18 @@ pub trait Service: Send + Sync + 'static {
     }
     /// Why a request went where it went.
     fn explain_request(&self, _caller: Caller, _call: ExplainRequest) -> Result<RequestExplained, Refusal> {
+        Err(no_conductor())
+    }
+    /// An instance is taken out, or let take requests again.
+    fn hold_instance(&self, _caller: Caller, _call: HoldInstance) -> Result<InstanceHeld, Refusal> {
+        Err(no_conductor())
+    }
+    /// How the Conductor decides from now on.
+    fn set_placement(&self, _caller: Caller, _call: SetPlacement) -> Result<Done, Refusal> {
+        Err(no_conductor())
+    }
+    /// How it decides.
+    fn show_placement(&self, _caller: Caller) -> Result<Placement, Refusal> {
         Err(no_conductor())
     }
     /// All instances, and again when something changes.

@@ -7,6 +7,7 @@
 mod convert;
 mod master;
 mod metrics;
+mod placement;
 pub(crate) mod shim;
 mod status;
 pub(crate) mod store_blocks;
@@ -33,6 +34,7 @@ use tokio::task::AbortHandle;
 use tokio::time::sleep_until;
 
 use master::Masters;
+pub use placement::policy_named;
 use subscriber::{Feed, Followed};
 
 use convert::{answer_out, assigned_out, batch_in, context_in, refusal, spec_in, step_in, table_out};

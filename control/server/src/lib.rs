@@ -41,6 +41,7 @@ mod zmtp_peer;
 
 pub use access::HttpToken;
 pub use admin::shard_json;
+pub use conductor::policy_named;
 pub use config::{ControlConfig, StartError};
 pub use etcd::{EtcdConfig, EtcdConfigError};
 pub use kvplane_conductor::desk::DeskConfig;

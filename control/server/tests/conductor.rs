@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kvplane_proto::rng::mix64;
 use kvplane_rpc::conductor::*;
+use kvplane_rpc::placement::*;
 use kvplane_rpc::{CallError, Client, RefusalCode, Role};
 use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig};
 use support::{client, run};
@@ -118,6 +119,37 @@ fn a_request_goes_to_who_has_its_prefix_and_is_answered_once() {
         let step = RequestStep::Alive;
         let error = router.call(&UpdateRequest { reservation: placed.reservation, step }).await.expect_err("over");
         assert_eq!(code(&error), RefusalCode::NotFound as u16);
+    });
+}
+
+#[test]
+fn operators_take_instances_out_and_change_how_requests_are_placed() {
+    let control = start();
+    run(async {
+        let router = client(control.local(), Role::Scheduler).await;
+        let admin = client(control.local(), Role::Admin).await;
+        instances(&router, &["p0", "p1"]).await;
+        let shown = router.call(&ShowPlacement).await.expect("hosted");
+        let first = SetPlacement { policy: PlacementPolicy::Kvplane, ttft_ns: 0, tbt_ns: 0 };
+        assert_eq!(shown, Placement { set: first, held: Vec::new() });
+        let hold = HoldInstance { instance: "p0".to_owned(), held: true };
+        let error = router.call(&hold).await.expect_err("a scheduler");
+        assert_eq!(code(&error), RefusalCode::NotPermitted as u16);
+        assert_eq!(admin.call(&hold).await.expect("known").requests, 0);
+        let error = admin.call(&HoldInstance { instance: "x".to_owned(), held: true }).await.expect_err("unknown");
+        assert_eq!(code(&error), RefusalCode::NotFound as u16);
+        for at in 0..10 {
+            let placed = assigned(router.call(&schedule(&format!("a{at}"), prompt(at, 4))).await.expect("served"));
+            assert_eq!(placed.prefill, "p1");
+            let end = UpdateRequest { reservation: placed.reservation, step: RequestStep::Ended };
+            router.call(&end).await.expect("booked");
+        }
+        let set = SetPlacement { policy: PlacementPolicy::Algorithm1, ttft_ns: 1, tbt_ns: 0 };
+        admin.call(&set).await.expect("an operator");
+        let shown = router.call(&ShowPlacement).await.expect("hosted");
+        assert_eq!(shown, Placement { set, held: vec!["p0".to_owned()] });
+        let refused = router.call(&schedule("b", prompt(90, 4))).await.expect("answered");
+        assert!(matches!(refused, Scheduled::Refused { why: ScheduleRefusal::Ttft, .. }), "{refused:?}");
     });
 }
 

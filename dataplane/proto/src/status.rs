@@ -93,6 +93,8 @@ statuses! {
                  control plane";
     /// The ticket is not good any more, or not yet.
     TicketEnded = 27, "the ticket has ended and was not renewed; the client does not reach the control plane";
+    /// A put is to be acknowledged when an SSD has it, and the object's owner has none.
+    NoSsd = 28, "the node of this key has no SSD to acknowledge the put from; leave that to the node, or give it --ssd";
 }
 
 impl fmt::Display for Status {

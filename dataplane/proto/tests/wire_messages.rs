@@ -3,8 +3,8 @@
 use kvplane_proto::ids::{Incarnation, NodeId, PinId, ReservationId};
 use kvplane_proto::message::{
     Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, HelloError, IdItem, Item, LookupReply, ObjectName,
-    PutItem, PutOptions, ReadItem, RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor, SegmentError, SizeReply,
-    Welcome, WriteItem, decode_items, decode_puts, encode_items,
+    PutAck, PutItem, PutOptions, ReadItem, RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor, SegmentError,
+    SizeReply, Welcome, WriteItem, decode_items, decode_puts, encode_items,
 };
 use kvplane_proto::{Digest, Epoch, Limits, RequestId, SegmentId, ShardId, Status, Version};
 
@@ -55,13 +55,14 @@ fn requests_items_have_these_bytes() {
         hard_pin: true,
         data_type: 7,
         replace: true,
+        ack: Some(PutAck::Durable),
         ..PutOptions::default()
     };
     let item = PutItem { key_bytes: 0x0a0b, tenant_bytes: 0x0c, ..PutItem::plain(DIGEST, first) };
     let zeros = "00".repeat(19);
     check(
         item.with_options(&options),
-        &[DIGEST_HEX, words[0], words[1], "04030201", "05040302", "0b0a", "0c", "07", "03", &zeros],
+        &[DIGEST_HEX, words[0], words[1], "04030201", "05040302", "0b0a", "0c", "07", "33", &zeros],
     );
     check(CommitItem { reservation: RESERVATION, checksum: first }, &["3d3c3b3a34333231", words[0]]);
     check(IdItem { id: PIN.to_bits() }, &["2d2c2b2a24232221"]);

@@ -80,6 +80,8 @@ pub(super) struct Instance {
     pub heard_ns: u64,
     /// Whether it missed reports.
     pub doubted: bool,
+    /// Whether an operator has taken it out: it gets nothing new, in this life.
+    pub held: bool,
     /// The number of its latest report.
     pub seq: u64,
     pub load: Load,
@@ -206,6 +208,7 @@ impl Desk {
             decode,
             heard_ns: now_ns,
             doubted: false,
+            held: false,
             seq: 0,
             load: Load::default(),
             events: None,
@@ -297,6 +300,24 @@ impl Desk {
         self.set_takes(name, true)
     }
 
+    /// Takes an instance out, or lets it take requests again. What it has goes on, and others may fetch from it. Its
+    /// next life begins like any other. Returns the requests that are booked there.
+    ///
+    /// # Errors
+    /// When there is no such instance.
+    pub fn hold(&mut self, name: &str, held: bool, now_ns: u64) -> Result<u32, DeskError> {
+        let unknown = || DeskError::UnknownInstance { name: name.to_owned() };
+        self.instances.get_mut(name).ok_or_else(unknown)?.held = held;
+        self.version += 1;
+        self.let_take(name)?;
+        self.poll(now_ns);
+        let known = self.instances.get(name).ok_or_else(unknown)?;
+        let Some(pool) = self.pools.get(&known.pool) else { return Ok(0) };
+        let prefills = known.prefill.map_or(0, |at| pool.conductor.prefill_booked(at, now_ns).0);
+        let decodes = known.decode.map_or(0, |at| pool.conductor.decode_booked(at, now_ns).1);
+        Ok(prefills + decodes)
+    }
+
     fn set_takes(&mut self, name: &str, takes: bool) -> Result<(), DeskError> {
         let Some(instance) = self.instances.get_mut(name) else { return Ok(()) };
         if instance.doubted != takes {
@@ -304,6 +325,13 @@ impl Desk {
         }
         instance.doubted = !takes;
         self.version += 1;
+        self.let_take(name)
+    }
+
+    /// Who is neither doubted nor held takes requests.
+    fn let_take(&mut self, name: &str) -> Result<(), DeskError> {
+        let Some(instance) = self.instances.get(name) else { return Ok(()) };
+        let takes = !instance.doubted && !instance.held;
         let Some(pool) = self.pools.get_mut(&instance.pool) else { return Ok(()) };
         if let Some(at) = instance.prefill {
             pool.conductor.set_prefill_takes(at, takes)?;

@@ -54,6 +54,8 @@ pub struct InstanceRow {
     pub address: String,
     /// Whether it missed reports.
     pub doubted: bool,
+    /// Whether an operator has taken it out.
+    pub held: bool,
     /// Whether something of its cache is not known.
     pub degraded: bool,
     /// Prefills booked there.
@@ -233,6 +235,7 @@ impl Desk {
                 part: known.spec.part,
                 address: known.spec.address.clone(),
                 doubted: known.doubted,
+                held: known.held,
                 degraded: known.degraded,
                 prefills,
                 wait_ns,

@@ -103,6 +103,10 @@ impl Policy for Ours {
         rank as i64 + if late { i64::MAX / 4 } else { 0 }
     }
 
+    fn queues(&self) -> bool {
+        true
+    }
+
     fn takes(&self, instance: &PrefillView) -> bool {
         instance.wait_ns <= self.ahead_ns && instance.requests < 2
     }

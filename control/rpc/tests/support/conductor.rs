@@ -2,6 +2,7 @@
 
 use kvplane_rpc::codec::{decode, encode};
 use kvplane_rpc::conductor::*;
+use kvplane_rpc::placement::*;
 
 use super::Show;
 
@@ -60,7 +61,12 @@ pub(crate) fn show_requests(show: Show<'_>) {
     show("WatchInstances", encode(&WatchInstances));
     show("WatchAssignments", encode(&WatchAssignments { client: 1 }));
     show("ExplainRequest", encode(&ExplainRequest { request: "r".to_owned() }));
+    show("HoldInstance", encode(&HoldInstance { instance: "i".to_owned(), held: true }));
+    show("SetPlacement", encode(&SET));
+    show("ShowPlacement", encode(&ShowPlacement));
 }
+
+const SET: SetPlacement = SetPlacement { policy: PlacementPolicy::Kvplane, ttft_ns: 1, tbt_ns: 2 };
 
 fn assignment() -> Assignment {
     Assignment {
@@ -122,6 +128,8 @@ pub(crate) fn show_replies(show: Show<'_>) {
     let answer = Scheduled::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 7 };
     let explained = RequestExplained { answer, now: Some(assignment()), candidates: vec![candidate], pooled_tokens: 9 };
     show("RequestExplained", encode(&explained));
+    show("InstanceHeld", encode(&InstanceHeld { requests: 3 }));
+    show("Placement", encode(&Placement { set: SET, held: vec!["i".to_owned()] }));
 }
 
 /// None may panic.

@@ -200,7 +200,8 @@ fn row_out(row: &InstanceRow) -> InstanceStatus {
             Part::Mixed => InstancePart::Mixed,
         },
         address: row.address.clone(),
-        doubted: row.doubted,
+        // Whoever places requests by this table leaves both out.
+        doubted: row.doubted || row.held,
         degraded: row.degraded,
         prefills: row.prefills,
         wait_ns: row.wait_ns,

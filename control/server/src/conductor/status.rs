@@ -25,6 +25,7 @@ impl Host {
                 "part": part_name(row.part),
                 "address": row.address,
                 "doubted": row.doubted,
+                "held": row.held,
                 "degraded": row.degraded,
                 "prefills": row.prefills,
                 "wait_ns": row.wait_ns,

@@ -20,6 +20,7 @@ use kvplane_rpc::p2p::{
     ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects, ReportObject,
     WatchFetches,
 };
+use kvplane_rpc::placement::{HoldInstance, InstanceHeld, Placement, SetPlacement};
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
 
@@ -334,6 +335,18 @@ impl Service for Control {
 
     fn explain_request(&self, _: Caller, call: ExplainRequest) -> Result<RequestExplained, Refusal> {
         self.conductor()?.explain(&call)
+    }
+
+    fn hold_instance(&self, _: Caller, call: HoldInstance) -> Result<InstanceHeld, Refusal> {
+        self.conductor()?.hold(&call)
+    }
+
+    fn set_placement(&self, _: Caller, call: SetPlacement) -> Result<Done, Refusal> {
+        self.conductor()?.set_placement(&call)
+    }
+
+    fn show_placement(&self, _: Caller) -> Result<Placement, Refusal> {
+        Ok(self.conductor()?.placement())
     }
 
     fn watch_instances(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

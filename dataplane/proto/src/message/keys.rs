@@ -61,6 +61,7 @@ impl KeyItem {
             part,
             replicas: if flags & Self::REPLICAS != 0 { 2 } else { 0 },
             wait_replicas: false,
+            ack: None,
         }
     }
 

@@ -16,7 +16,7 @@ pub use items::{
     LookupReply, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, WriteItem, decode_items, encode_items,
 };
 pub use keys::{KEY_PAGE_BYTES, KeyPage, KeyView};
-pub use put::{ObjectName, Part, PutFlags, PutOptions, Puts, Zeros, decode_puts};
+pub use put::{ObjectName, Part, PutAck, PutFlags, PutOptions, Puts, Zeros, decode_puts};
 pub use runs::RunPacker;
 pub use segment::{RegionDescriptor, SegmentDescriptor, SegmentError};
 

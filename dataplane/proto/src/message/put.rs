@@ -20,11 +20,13 @@ impl PutFlags {
     pub const HEAD: Self = Self(4);
     /// The object is a stripe of another.
     pub const STRIPE: Self = Self(8);
+    /// Where what the put's answer waits for is: [`PutAck`] by its number, or 0.
+    const ACK: u8 = 0x30;
 
     /// The flags with these bits, if all of them are known.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Option<Self> {
-        if bits & !(Self::REPLACE.0 | Self::HARD_PIN.0 | Self::HEAD.0 | Self::STRIPE.0) == 0 {
+        if bits & !(Self::REPLACE.0 | Self::HARD_PIN.0 | Self::HEAD.0 | Self::STRIPE.0 | Self::ACK) == 0 {
             Some(Self(bits))
         } else {
             None
@@ -53,6 +55,27 @@ impl PutFlags {
         }
     }
 
+    /// What the put's answer is to wait for, where that is not left to the node.
+    #[must_use]
+    pub const fn ack(self) -> Option<PutAck> {
+        match (self.0 & Self::ACK) >> Self::ACK.trailing_zeros() {
+            1 => Some(PutAck::Memory),
+            2 => Some(PutAck::Buffered),
+            3 => Some(PutAck::Durable),
+            _ => None,
+        }
+    }
+
+    const fn with_ack(self, ack: Option<PutAck>) -> Self {
+        let number = match ack {
+            None => 0,
+            Some(PutAck::Memory) => 1,
+            Some(PutAck::Buffered) => 2,
+            Some(PutAck::Durable) => 3,
+        };
+        Self(self.0 & !Self::ACK | number << Self::ACK.trailing_zeros())
+    }
+
     const fn with(self, flags: Self, set: bool) -> Self {
         if set { Self(self.0 | flags.0) } else { self }
     }
@@ -68,6 +91,17 @@ pub struct Zeros;
 impl Zeros {
     /// How many there are in a [`PutItem`].
     pub const BYTES: usize = 18;
+}
+
+/// When a put is answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PutAck {
+    /// When it is in memory.
+    Memory,
+    /// When the SSD has taken it: it outlives the process.
+    Buffered,
+    /// When it would outlive a power failure.
+    Durable,
 }
 
 /// How an object is to be kept.
@@ -92,6 +126,9 @@ pub struct PutOptions {
     pub replicas: u8,
     /// Whether the answer of the put waits until the others have it, or turn out not to take it.
     pub wait_replicas: bool,
+    /// When the put is answered; `None` leaves that to the node. What asks for the SSD is written at once, whatever the
+    /// node's policy, and refused as [`crate::Status::NoSsd`] where there is none.
+    pub ack: Option<PutAck>,
 }
 
 /// What an object is of another.
@@ -144,11 +181,11 @@ impl PutItem {
     /// The same with these wishes.
     #[must_use]
     pub const fn with_options(self, options: &PutOptions) -> Self {
-        let PutOptions { tenant, group, soft_pin_ms, hard_pin, data_type, replace, part, replicas, wait_replicas } =
-            *options;
+        let PutOptions { tenant, group, soft_pin_ms, hard_pin, data_type, replace, part, .. } = *options;
+        let PutOptions { replicas, wait_replicas, ack, .. } = *options;
         let flags = PutFlags(0).with(PutFlags::REPLACE, replace).with(PutFlags::HARD_PIN, hard_pin);
         let flags = flags.with(PutFlags::HEAD, matches!(part, Part::Head));
-        let flags = flags.with(PutFlags::STRIPE, matches!(part, Part::Stripe));
+        let flags = flags.with(PutFlags::STRIPE, matches!(part, Part::Stripe)).with_ack(ack);
         let most = Limits::REPLICAS;
         let replicas = if replicas > most { most } else { replicas } | if wait_replicas { WAIT } else { 0 };
         Self { tenant, group, soft_pin_ms, data_type, flags, replicas, ..self }
@@ -167,6 +204,7 @@ impl PutItem {
             part: self.flags.part(),
             replicas: self.replicas & !WAIT,
             wait_replicas: self.replicas & WAIT != 0,
+            ack: self.flags.ack(),
         }
     }
 

@@ -12,6 +12,7 @@
 //! An object's bytes arrive in a fresh extent: a late writer reaches nothing that anybody reads. When a peer has said
 //! that a connection of its own is over, nothing of that is carried out any more.
 
+mod acks;
 mod copies;
 mod deferred;
 mod drafts;
@@ -48,13 +49,14 @@ pub use keys::PoolBytes;
 use kvplane_proto::frame::{COPY, Header};
 use kvplane_proto::ids::{Epoch, SLOTS, Slot};
 use kvplane_proto::map::SlotOwners;
+pub use kvplane_proto::message::PutAck;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{Digest, Limits, Status};
 pub use moves::{Fetch, FetchDone, FetchLimits, MoveCounters, Want};
 use segments::SegmentTable;
 use session::{Pending, Session};
 pub use tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
-pub use tiered::{Admission, PutAck, TierCounters, TierOrder, TierPolicy, TierSnapshot, Voided, WritePolicy};
+pub use tiered::{Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, Voided, WritePolicy};
 pub use timing::{Leaving, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, Timing};
 use timing::{Outputs, Timed};
 pub use types::{
@@ -75,6 +77,7 @@ pub struct Service {
     asker_fetches: bool,
     /// The only tenant whose objects it may use, if its ticket is for one.
     asker_tenant: Option<u32>,
+    acks: acks::Acks,
     /// Who is let in, where tickets are wanted.
     gate: Option<Box<gate::Gate>>,
     /// The lives of nodes by the newest map.
@@ -141,6 +144,7 @@ impl Service {
             asker_epoch: Epoch(0),
             asker_fetches: false,
             asker_tenant: None,
+            acks: acks::Acks::default(),
             gate: None,
             lives: BTreeMap::new(),
             asker_copies: false,

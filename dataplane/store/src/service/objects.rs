@@ -2,7 +2,9 @@
 
 use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{RequestId, ReservationId, Version};
-use kvplane_proto::message::{Bitmap, DigestItem, GetItem, Item, Operation, Puts, RangeItem, SizeReply, decode_puts};
+use kvplane_proto::message::{
+    Bitmap, DigestItem, GetItem, Item, Operation, PutAck, Puts, RangeItem, SizeReply, decode_puts,
+};
 use kvplane_proto::{Digest, Status};
 
 use super::deferred::Replies;
@@ -81,6 +83,8 @@ pub(super) struct Made {
     pub(super) replaces: bool,
     /// Whether it is a copy of what another owner has.
     pub(super) is_copy: bool,
+    /// What its put's answer is to wait for, where that is not left to the policy.
+    pub(super) ack: Option<PutAck>,
 }
 
 /// Fewer look-ups than this are as soon done one by one.
@@ -396,11 +400,12 @@ impl Service {
             return Err(Status::WrongOwner);
         }
         let replaces = store.replaces(reservation);
+        let ack = self.acks.take(reservation);
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 self.counters.put_bytes += bytes;
                 self.touched(digest);
-                Ok(Made { version, digest, bytes, replaces, is_copy: false })
+                Ok(Made { version, digest, bytes, replaces, is_copy: false, ack })
             }
             Err(error) => {
                 if error == CommitError::Expired {

@@ -52,8 +52,9 @@ impl Service {
         } else if self.on_ssd(digest).is_some() {
             return Err(self.exists_already(digest));
         }
-        self.may_be_so_long(bytes, is_draft)?;
-        self.may_put(bytes)?;
+        let asked = item.options().ack;
+        self.may_be_so_long(bytes, asked, is_draft)?;
+        self.may_put(bytes, asked)?;
         let keep = self.keep_of(item, name)?;
         let PutOptions { replicas, wait_replicas, .. } = item.options();
         let replica = match (replicas > 1, wait_replicas) {
@@ -61,7 +62,9 @@ impl Service {
             (true, false) => Replica::First,
             (true, true) => Replica::Awaited,
         };
-        self.take_room(item, name, Reserve { replace, keep, replica, ..Reserve::plain(digest, bytes) })
+        let room = self.take_room(item, name, Reserve { replace, keep, replica, ..Reserve::plain(digest, bytes) })?;
+        self.acks.note(room.0, asked);
+        Ok(room)
     }
 
     /// What a put is told where there is an object already: that, or to come again, as a copy of what was there before

@@ -31,7 +31,7 @@ impl TailHead {
     /// The head of a put's tail; nothing where it has neither name nor wishes.
     #[must_use]
     pub fn of(item: &PutItem) -> Option<Self> {
-        let options = PutOptions { replace: false, replicas: 0, wait_replicas: false, ..item.options() };
+        let options = PutOptions { replace: false, replicas: 0, wait_replicas: false, ack: None, ..item.options() };
         let head = Self { options, key_bytes: item.key_bytes, tenant_bytes: item.tenant_bytes };
         (item.key_bytes > 0 || options != PutOptions::default()).then_some(head)
     }
@@ -65,7 +65,8 @@ impl TailHead {
     #[must_use]
     pub fn decode(bytes: &[u8; TAIL_HEAD_BYTES]) -> Option<Self> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let flags = PutFlags::from_bits(bytes[20]).filter(|flags| !flags.has(PutFlags::REPLACE))?;
+        let flags =
+            PutFlags::from_bits(bytes[20]).filter(|flags| !flags.has(PutFlags::REPLACE) && flags.ack().is_none())?;
         let head = Self {
             options: PutOptions {
                 tenant: word(8),

@@ -12,6 +12,7 @@ use kvplane_server::{
     TicketConfig,
 };
 
+use super::conductor::PolicyChoice;
 use super::log::{Level, Log};
 use super::objects::Asked;
 use super::{Failure, stop};
@@ -28,6 +29,9 @@ struct Conductor {
     /// Blocks of each model that the Conductor's index holds; 15 bytes each, twice.
     #[arg(long = "conductor-blocks", default_value_t = 4 << 20, value_name = "BLOCKS", requires = "hosted")]
     blocks: usize,
+    /// How requests are placed at first: `kvplane ctl conductor policy` changes it.
+    #[arg(long = "conductor-policy", value_enum, default_value = "kvplane", requires = "hosted")]
+    policy: PolicyChoice,
     /// Refuse requests at once whose first token is predicted to come later than this, in milliseconds.
     #[arg(long, value_name = "MS", requires = "hosted")]
     promise_ttft_ms: Option<u64>,
@@ -42,7 +46,8 @@ impl Conductor {
         (config.books.index.max_blocks, config.books.index.max_records) = (self.blocks, self.blocks);
         let ns = |ms: Option<u64>| ms.map_or(u64::MAX, |ms| ms.saturating_mul(1_000_000));
         (config.books.slo.ttft_ns, config.books.slo.tbt_ns) = (ns(self.promise_ttft_ms), ns(self.promise_tbt_ms));
-        config.policy.refuses = self.promise_ttft_ms.is_some() || self.promise_tbt_ms.is_some();
+        config.policy = self.policy.into();
+        config.refuses = self.promise_ttft_ms.is_some() || self.promise_tbt_ms.is_some();
         Some(config)
     }
 }

@@ -8,8 +8,9 @@ use kvplane::rpc::message::{Drain, Leave, ListSegments, MemberStatus, Owner, Rot
 use kvplane::{Client, ClientConfig, Control, ControlLink, Put, PutOptions};
 use serde_json::{Value, json};
 
+use super::node::AckChoice;
 use super::which::Which;
-use super::{Failure, cert, events, keys, shards, size, tasks, tenants, tier};
+use super::{Failure, cert, conductor, events, keys, shards, size, tasks, tenants, tier};
 
 /// Look at and operate a cluster.
 #[derive(Args)]
@@ -66,6 +67,9 @@ enum Action {
     /// Tenants: their quotas, and what they have.
     #[command(subcommand)]
     Tenants(tenants::Action),
+    /// The Conductor: who takes requests, and how they are placed.
+    #[command(subcommand)]
+    Conductor(conductor::Action),
     /// Tickets for data connections.
     #[command(subcommand)]
     Tickets(Tickets),
@@ -156,12 +160,16 @@ struct Keep {
     /// How many nodes are to have it, as far as slots have so many owners: see `kvplane control --replicas`.
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     replicas: u8,
+    /// When the put is done; left out, as the node's `--ssd-ack` says.
+    #[arg(long, value_enum)]
+    ack: Option<AckChoice>,
 }
 
 impl Keep {
     fn options(&self) -> PutOptions {
-        let Self { replace, hard_pin, soft_pin_ms, group, data_type, replicas } = *self;
-        PutOptions { replace, hard_pin, soft_pin_ms, group, data_type, replicas, ..PutOptions::default() }
+        let Self { replace, hard_pin, soft_pin_ms, group, data_type, replicas, ack } = *self;
+        let ack = ack.map(Into::into);
+        PutOptions { replace, hard_pin, soft_pin_ms, group, data_type, replicas, ack, ..PutOptions::default() }
     }
 }
 
@@ -179,6 +187,7 @@ impl Ctl {
             Action::Tier(action) => tier::run(&self.link()?, action),
             Action::Cert(action) => cert::run(&self.cluster, action),
             Action::Tenants(action) => tenants::run(&self.link()?, action),
+            Action::Conductor(action) => conductor::run(&self.link()?, action),
             Action::Tickets(Tickets::Rotate) => {
                 self.link()?.call(RotateTickets)?;
                 println!("tickets are made with a new key now; those under the former one are good until they end");

@@ -1,6 +1,7 @@
 //! The subcommands: each turns its arguments into calls of the public crate.
 
 mod cert;
+mod conductor;
 mod control;
 mod ctl;
 mod demo;

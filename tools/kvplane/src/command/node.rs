@@ -160,8 +160,8 @@ struct Ssd {
     /// while and before they leave memory.
     #[arg(long = "ssd-write", value_enum, default_value = "through", requires = "paths")]
     write: WriteChoice,
-    /// When a put is answered that is written at once: in memory, taken by the device (it outlives the process), or
-    /// durable (it outlives a power failure).
+    /// When a put is answered that is written at once and does not say itself: in memory, taken by the device (it
+    /// outlives the process), or durable (it outlives a power failure).
     #[arg(long = "ssd-ack", value_enum, default_value = "memory", requires = "paths")]
     ack: AckChoice,
     /// How often an object must have been asked for lately to stay in memory after it was read from the SSD.
@@ -212,13 +212,23 @@ enum WriteChoice {
 
 /// When puts are answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum AckChoice {
+pub(crate) enum AckChoice {
     /// When they are in memory.
     Memory,
     /// When the device has taken them.
     Buffered,
     /// When they are durable.
     Durable,
+}
+
+impl From<AckChoice> for PutAck {
+    fn from(choice: AckChoice) -> Self {
+        match choice {
+            AckChoice::Memory => Self::Memory,
+            AckChoice::Buffered => Self::Buffered,
+            AckChoice::Durable => Self::Durable,
+        }
+    }
 }
 
 impl Ssd {
@@ -229,11 +239,7 @@ impl Ssd {
                 WriteChoice::Selective => WritePolicy::Selective { times: 2 },
                 WriteChoice::Back => WritePolicy::Back { within_ns: WRITE_BACK_NS },
             },
-            ack: match self.ack {
-                AckChoice::Memory => PutAck::Memory,
-                AckChoice::Buffered => PutAck::Buffered,
-                AckChoice::Durable => PutAck::Durable,
-            },
+            ack: self.ack.into(),
             promote_times: self.promote,
             backlog_percent: self.backlog,
             prefetch_percent: self.prefetch,

@@ -5,14 +5,16 @@
 //! of its operations began and ended, and who owned what it asked for. `cargo x cluster` kills every node in turn. A
 //! machine that gives no namespaces skips it.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::io::Write;
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kvplane::{Client, ClientConfig, Control, Error, PutOptions, Remote};
 use kvplane_proto::map::OwnerTable;
 use kvplane_proto::rng::Rng;
 
+use crate::certificates::{authority, cert, issue};
+use crate::namespaces::Space;
 use crate::support::{Process, Workplace, finish, text, wait_until};
 
 const NODES: u64 = 5;
@@ -30,63 +32,23 @@ const PLANE: &str = "10.78.0.1";
 /// Tells this program that it is the load: the cluster, the identity, and the round.
 const ROLE: &str = "KVPLANE_TEST_LOAD";
 
-/// A process that holds a network namespace, with a bridge or at the end of a cable to it.
-struct Space(Child);
-
-impl Drop for Space {
-    fn drop(&mut self) {
-        // Both are harmless when it has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// The one with the bridge.
+fn hub() -> Option<Space> {
+    let bridge = format!("ip link add hub type bridge && ip addr add {PLANE}/24 dev hub && ip link set hub up");
+    Space::fresh(&format!("ip link set lo up && {bridge}"))
 }
 
-impl Space {
-    /// Runs a script in a fresh namespace, and stays.
-    fn new(mut command: Command, script: &str) -> Option<Self> {
-        let script = format!("{script} && echo there && exec sleep 3600");
-        command.args(["sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().ok()?;
-        let out = child.stdout.take().expect("it is piped");
-        let space = Self(child);
-        let there = BufReader::new(out).lines().map_while(Result::ok).any(|line| line == "there");
-        there.then_some(space)
-    }
-
-    fn enter(&self) -> Command {
-        let mut command = Command::new("nsenter");
-        command.args(["--preserve-credentials", "--user", "--net", "--target", &self.0.id().to_string(), "--"]);
-        command
-    }
-
-    fn inside(&self, command: &Command) -> Command {
-        let mut inside = self.enter();
-        inside.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
-        inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        inside
-    }
-
-    /// The one with the bridge.
-    fn hub() -> Option<Self> {
-        let mut command = Command::new("unshare");
-        command.args(["--map-root-user", "--net"]);
-        let bridge = format!("ip link add hub type bridge && ip addr add {PLANE}/24 dev hub && ip link set hub up");
-        Self::new(command, &format!("ip link set lo up && {bridge}"))
-    }
-
-    /// One that is wired to the bridge.
-    fn leaf(hub: &Self, number: u64) -> Option<Self> {
-        let mut command = hub.enter();
-        command.args(["unshare", "--net"]);
-        let leaf = Self::new(command, "ip link set lo up")?;
-        let pid = leaf.0.id().to_string();
-        let run = |mut at: Command, script: &str| at.args(["sh", "-c", script]).status().is_ok_and(|end| end.success());
-        let wire = format!(
-            "ip link add v{number} type veth peer name eth0 netns {pid} && ip link set v{number} master hub up"
-        );
-        let up = format!("ip addr add {}/24 dev eth0 && ip link set eth0 up", address(number));
-        (run(hub.enter(), &wire) && run(leaf.enter(), &up)).then_some(leaf)
-    }
+/// One that is wired to the bridge.
+fn leaf(hub: &Space, number: u64) -> Option<Space> {
+    let mut command = hub.enter();
+    command.args(["unshare", "--net"]);
+    let leaf = Space::new(command, "ip link set lo up")?;
+    let pid = leaf.pid().to_string();
+    let run = |mut at: Command, script: &str| at.args(["sh", "-c", script]).status().is_ok_and(|end| end.success());
+    let wire =
+        format!("ip link add v{number} type veth peer name eth0 netns {pid} && ip link set v{number} master hub up");
+    let up = format!("ip addr add {}/24 dev eth0 && ip link set eth0 up", address(number));
+    (run(hub.enter(), &wire) && run(leaf.enter(), &up)).then_some(leaf)
 }
 
 fn address(number: u64) -> String {
@@ -101,17 +63,11 @@ struct Cluster {
     nodes: Vec<Process>,
 }
 
-fn issue(place: &Workplace, out: &str, role: &str, more: &[&str]) {
-    let (authority, out) = (place.path("ca"), place.path(out));
-    let fixed = ["cert", "issue", role, "--authority", text(&authority), "--out", text(&out)];
-    finish(place.bare(&[&["ctl", "--cluster", &place.cluster][..], &fixed, more].concat()), &[]).well();
-}
-
 impl Cluster {
     fn start() -> Option<Self> {
-        let hub = Space::hub();
+        let hub = hub();
         let leaves: Option<Vec<Space>> =
-            hub.as_ref().and_then(|hub| (1..=NODES).map(|number| Space::leaf(hub, number)).collect());
+            hub.as_ref().and_then(|hub| (1..=NODES).map(|number| leaf(hub, number)).collect());
         let (Some(hub), Some(leaves)) = (hub, leaves) else {
             println!(
                 "skipped: no network namespaces with cables here (unshare --map-root-user --net, ip, bridge, veth)"
@@ -119,8 +75,7 @@ impl Cluster {
             return None;
         };
         let place = Workplace::new("five");
-        let ca = place.path("ca");
-        finish(place.bare(&["ctl", "--cluster", &place.cluster, "cert", "init", "--authority", text(&ca)]), &[]).well();
+        cert(&place, &["init", "--authority", &authority(&place)]).well();
         issue(&place, "plane", "control", &[]);
         issue(&place, "people", "client", &[]);
         let (identity, run, listen) = (place.path("plane"), place.runtime(), format!("{PLANE}:7400"));

@@ -10,6 +10,7 @@ mod certificates;
 mod classes;
 mod cluster;
 mod commands;
+mod conductor;
 mod config_files;
 mod counted;
 mod deploy;
@@ -24,6 +25,7 @@ mod kills;
 mod launch;
 mod logs;
 mod moves;
+mod namespaces;
 #[path = "../../../../control/agent/tests/network/mod.rs"]
 mod network;
 mod p2p;

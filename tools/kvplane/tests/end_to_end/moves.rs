@@ -9,6 +9,8 @@ use crate::support::{Process, Way, Workplace, health, http_ask, text, wait_until
 /// Objects, and how long each is.
 const OBJECTS: u64 = 2000;
 const BYTES: usize = 6000;
+/// Objects where a node is drained.
+const DRAINED: u64 = 200;
 
 fn value(key: u64) -> Vec<u8> {
     (0..BYTES as u64).map(|at| (key.wrapping_mul(0x9e37_79b9) ^ at ^ at >> 8) as u8).collect()
@@ -124,23 +126,33 @@ fn hits_stay_through_a_join_and_a_leave_in_order() {
     drop(newcomer);
 }
 
+/// Two nodes, with objects on both.
+fn two_with_objects(place: &Workplace) -> (Process, Vec<Process>, Client) {
+    let control = control(place);
+    let nodes: Vec<Process> = (1..=2).map(|number| node(place, number)).collect();
+    members(&control, 2);
+    let mut client = place.client(Way::Tcp);
+    for key in 0..DRAINED {
+        client.put(name(key).as_bytes(), &value(key)).unwrap();
+    }
+    (control, nodes, client)
+}
+
+fn all_there(client: &mut Client) {
+    for key in 0..DRAINED {
+        assert_eq!(client.get(name(key).as_bytes()).unwrap().as_deref(), Some(&value(key)[..]), "{}", name(key));
+    }
+}
+
 #[test]
 fn a_node_that_is_drained_by_the_operator_has_nothing_left() {
     let place = Workplace::new("drained");
-    let control = control(&place);
-    let _nodes: Vec<Process> = (1..=2).map(|number| node(&place, number)).collect();
-    members(&control, 2);
-    let mut client = place.client(Way::Tcp);
-    for key in 0..200 {
-        client.put(name(key).as_bytes(), &value(key)).unwrap();
-    }
+    let (_control, _nodes, mut client) = two_with_objects(&place);
     let said = place.run(&["ctl", "drain", "2", "--wait", "30"]).text();
     assert!(said.contains("node 2 is drained"), "{said}");
     let status = place.run(&["ctl", "status"]).text();
     assert!(status.lines().any(|line| line.contains(" 2  draining ")), "{status}");
-    for key in 0..200 {
-        assert_eq!(client.get(name(key).as_bytes()).unwrap().as_deref(), Some(&value(key)[..]), "{}", name(key));
-    }
+    all_there(&mut client);
     place.run(&["ctl", "drain", "1"]).failed(1, &["the only one with a share"]);
     place.run(&["ctl", "drain", "9"]).failed(1, &["9"]);
     assert!(place.run(&["ctl", "tasks"]).text().contains("drain of node 2: 0 objects"));
@@ -157,22 +169,14 @@ fn a_node_that_is_drained_by_the_operator_has_nothing_left() {
     };
     assert!(wait_until(objects).is_some(), "some objects are back with node 2");
     assert!(place.run(&["ctl", "tasks"]).text().contains("nothing is under way"));
-    for key in 0..200 {
-        assert_eq!(client.get(name(key).as_bytes()).unwrap().as_deref(), Some(&value(key)[..]), "{}", name(key));
-    }
-    let _ = place.run(&["ctl", "drain", "2", "--cancel"]).well();
+    all_there(&mut client);
+    place.run(&["ctl", "drain", "2", "--cancel"]).well();
 }
 
 #[test]
 fn drain_jobs_go_on_are_asked_for_and_are_cancelled_as_mooncakes_tools_do_it() {
     let place = Workplace::new("jobs");
-    let control = control(&place);
-    let _nodes: Vec<Process> = (1..=2).map(|number| node(&place, number)).collect();
-    members(&control, 2);
-    let mut client = place.client(Way::Tcp);
-    for key in 0..200 {
-        client.put(name(key).as_bytes(), &value(key)).unwrap();
-    }
+    let (control, _nodes, mut client) = two_with_objects(&place);
     let ask = |method: &str, path: &str, body: &str| {
         let (status, text) = http_ask(control.http(), method, path, body);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{path}: {text}"));
@@ -215,7 +219,5 @@ fn drain_jobs_go_on_are_asked_for_and_are_cancelled_as_mooncakes_tools_do_it() {
         assert_eq!(ask("GET", &format!("{jobs}{path}"), "").0, status, "{path}");
     }
     assert_eq!(ask("GET", &format!("{jobs}/cancel?job_id={id}"), "").0, 405);
-    for key in 0..200 {
-        assert_eq!(client.get(name(key).as_bytes()).unwrap().as_deref(), Some(&value(key)[..]), "{}", name(key));
-    }
+    all_there(&mut client);
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use kvplane::{Client, ClientConfig};
+use kvplane::{Client, ClientConfig, PutAck, PutOptions, Status};
 use kvplane_tools::pattern;
 
 use crate::counted::sum;
@@ -87,6 +87,42 @@ pub(crate) fn is_there(client: &mut Client, key: u64) -> bool {
     assert_eq!(got.len(), size_of(key), "object {key}");
     pattern::check(key, 0, &got).unwrap_or_else(|mismatch| panic!("wrong bytes of object {key}: {mismatch}"));
     true
+}
+
+/// Under write-back a put is acknowledged in memory and written later; this one says that it wants more.
+#[test]
+fn a_put_chooses_its_acknowledgement() {
+    let bed = Bed::new("chosen", &["--ssd-ack", "memory", "--ssd-write", "back"]);
+    let mut dev = bed.start();
+    let acks = [PutAck::Buffered, PutAck::Durable];
+    for way in Way::BOTH {
+        let mut client = bed.client(way);
+        for (at, ack) in acks.into_iter().enumerate() {
+            let (key, options) = (at as u64 * 2 + way as u64, PutOptions { ack: Some(ack), ..PutOptions::default() });
+            client.put_with(name(key).as_bytes(), &value(key), &options).unwrap();
+        }
+    }
+    let four = bed.place.file("four", &value(4));
+    bed.place.run(&["ctl", "put", "--ack", "durable", "object-4", text(&four)]).well();
+    assert_eq!(counted(&dev, "kvplane_tier_backlog_objects"), 0.0);
+    dev.kill();
+    let dev = bed.start();
+    recovered(&dev);
+    let mut client = bed.client(Way::Tcp);
+    assert!((0..5).all(|key| is_there(&mut client, key)), "{:?}", dev.said());
+    drop(dev);
+
+    let plain = Workplace::new("chosen-none");
+    let _dev = plain.dev("16M", &["--shards", "1"]);
+    let mut client = Client::connect(&plain.client_config(Way::Tcp)).unwrap();
+    for ack in acks {
+        let options = PutOptions { ack: Some(ack), ..PutOptions::default() };
+        let refused = client.put_with(b"key", b"value", &options).unwrap_err();
+        assert_eq!(refused.status(), Some(Status::NoSsd), "{refused}");
+        assert!(refused.to_string().contains("--ssd"), "{refused}");
+    }
+    let options = PutOptions { ack: Some(PutAck::Memory), ..PutOptions::default() };
+    client.put_with(b"key", b"value", &options).unwrap();
 }
 
 /// Longer than what the SSD takes in one piece, which is 2 MiB here, and one as long as that.

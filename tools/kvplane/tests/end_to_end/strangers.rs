@@ -6,11 +6,13 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use kvplane::Status;
 
+use crate::certificates::{authority, cert, issue};
+use crate::namespaces::Space;
 use crate::support::{Outcome, Process, Workplace, finish, text, wait_until};
 
 const PLANE: &str = "10.77.0.1";
@@ -19,66 +21,30 @@ const SECRET: &str = "nobody-else-may-read-this";
 /// Set for the process that scans.
 const SCAN: &str = "KVPLANE_TEST_SCAN";
 
-/// A network namespace with some addresses, as long as this lives.
-struct Network(Child);
-
-impl Network {
-    fn new() -> Option<Self> {
-        let mut script = "ip link set lo up".to_owned();
-        for address in [&[PLANE], &NODES[..]].concat() {
-            script += &format!(" && ip addr add {address}/32 dev lo");
-        }
-        script += " && echo there && exec sleep 600";
-        let mut command = Command::new("unshare");
-        command.args(["--map-root-user", "--net", "sh", "-c", &script]);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
-        let mut said = [0; 5];
-        let there = child.stdout.take().is_some_and(|mut out| out.read_exact(&mut said).is_ok() && &said == b"there");
-        let network = Self(child);
-        there.then_some(network)
+/// A network namespace with some addresses.
+fn network() -> Option<Space> {
+    let mut script = "ip link set lo up".to_owned();
+    for address in [&[PLANE], &NODES[..]].concat() {
+        script += &format!(" && ip addr add {address}/32 dev lo");
     }
-
-    /// The same command in there.
-    fn inside(&self, command: &Command) -> Command {
-        let mut inside = Command::new("nsenter");
-        inside.args(["--preserve-credentials", "--user", "--net", "--target", &self.0.id().to_string(), "--"]);
-        inside.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
-        inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        inside
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        // Both are harmless when it has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    Space::fresh(&script)
 }
 
 struct Cluster {
     place: Workplace,
-    network: Network,
+    network: Space,
     plane: Process,
     nodes: Vec<Process>,
 }
 
-fn issue(place: &Workplace, out: &str, role: &str, more: &[&str]) {
-    let (authority, out) = (place.path("ca"), place.path(out));
-    let fixed = ["cert", "issue", role, "--authority", text(&authority), "--out", text(&out)];
-    finish(place.bare(&[&["ctl", "--cluster", &place.cluster][..], &fixed, more].concat()), &[]).well();
-}
-
 impl Cluster {
     fn start() -> Option<Self> {
-        let Some(network) = Network::new() else {
+        let Some(network) = network() else {
             println!("skipped: no network namespaces here (unshare --map-root-user --net, ip)");
             return None;
         };
         let place = Workplace::new("guarded");
-        let ca = place.path("ca");
-        let init = ["ctl", "--cluster", &place.cluster, "cert", "init", "--authority", text(&ca)];
-        finish(place.bare(&init), &[]).well();
+        cert(&place, &["init", "--authority", &authority(&place)]).well();
         issue(&place, "plane", "control", &[]);
         issue(&place, "people", "client", &[]);
         issue(&place, "people", "admin", &[]);

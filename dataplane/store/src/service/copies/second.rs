@@ -63,7 +63,7 @@ impl Service {
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 self.copies.counters.taken += 1;
-                Ok(Made { version, digest, bytes, replaces: false, is_copy: true })
+                Ok(Made { version, digest, bytes, replaces: false, is_copy: true, ack: None })
             }
             Err(error) => {
                 if error == crate::CommitError::Expired {

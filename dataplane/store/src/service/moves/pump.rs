@@ -183,7 +183,7 @@ impl Service {
         let replica = if options.replicas > 1 { Replica::First } else { Replica::None };
         let wanted =
             Reserve { digest, bytes, tail_bytes, has_tail: tail.is_some(), replace: false, keep, head, replica };
-        let room = self.may_put(bytes).and_then(|()| {
+        let room = self.may_put(bytes, None).and_then(|()| {
             let store = self.store.as_mut().ok_or(Status::NotFound)?;
             store.reserve_for(&wanted).map_err(reserve_status)
         });
@@ -302,7 +302,7 @@ impl Service {
                 self.moves.counters.imported += 1;
                 self.moves.counters.imported_bytes += bytes;
                 self.moves.counters.fetched += u64::from(demanded);
-                let made = Made { version, digest, bytes, replaces: false, is_copy: false };
+                let made = Made { version, digest, bytes, replaces: false, is_copy: false, ack: None };
                 let waits = self.waits_of(&made);
                 self.make_last(&made, waits, None);
                 self.drop_there(source, digest);

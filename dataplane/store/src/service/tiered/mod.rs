@@ -28,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
+use kvplane_proto::message::PutAck;
 use kvplane_tier::{BlockOp, Event, Fault, Memory, OpId, Output, RecordView, RecoveryReport, Tier, Token};
 
 use super::deferred::Slot;
@@ -35,7 +36,7 @@ use super::{Service, Timing};
 pub use budget::Admission;
 pub use orders::TierOrder;
 pub use ownership::Voided;
-pub use policy::{PutAck, TierPolicy, WritePolicy};
+pub use policy::{TierPolicy, WritePolicy};
 pub use stats::{TierCounters, TierSnapshot};
 
 pub(super) use reads::Waiter;
@@ -62,6 +63,8 @@ struct Held {
     since_ns: u64,
     /// Who waits for it.
     told: Option<Slot>,
+    /// What its put asked for.
+    ack: Option<PutAck>,
 }
 
 /// What the tier was asked for.

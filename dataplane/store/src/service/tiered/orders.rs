@@ -70,7 +70,7 @@ impl Service {
         let lost = tiered.is_writing(digest) || tiered.removing.contains(&digest) || matches!(miss, Miss::Stale);
         if here && !lost {
             tiered.counters.rewritten += 1;
-            self.hold_for_write(digest, None);
+            self.hold_for_write(digest, None, None);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What goes to the SSD and what comes back: decisions without effects.
 
 use kvplane_proto::Digest;
+use kvplane_proto::message::PutAck;
 
 /// When an object is written to the SSD.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,23 +21,12 @@ pub enum WritePolicy {
     },
 }
 
-/// When a put is answered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PutAck {
-    /// When it is in memory.
-    Memory,
-    /// When the device has taken it: it outlives the process.
-    Buffered,
-    /// When it would outlive a power failure.
-    Durable,
-}
-
 /// How memory and SSD work together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TierPolicy {
     /// When an object is written.
     pub write: WritePolicy,
-    /// When a put of an object that is written at once is answered.
+    /// When a put of an object that is written at once is answered, unless the put says.
     pub ack: PutAck,
     /// How often an object must have been asked for lately to stay in memory after it was read from the SSD: 1 keeps
     /// everything.
@@ -71,9 +61,14 @@ impl Default for TierPolicy {
 }
 
 impl TierPolicy {
-    /// Whether every object must be written: then puts wait for room rather than going unwritten.
-    pub(super) fn must_write(&self) -> bool {
-        self.ack != PutAck::Memory || matches!(self.write, WritePolicy::Back { .. })
+    /// What a put waits for that asked for this.
+    pub(super) fn ack_of(&self, asked: Option<PutAck>) -> PutAck {
+        asked.unwrap_or(self.ack)
+    }
+
+    /// Whether an object whose put asked for this must be written: then it waits for room rather than going unwritten.
+    pub(super) fn must_write(&self, asked: Option<PutAck>) -> bool {
+        self.ack_of(asked) != PutAck::Memory || matches!(self.write, WritePolicy::Back { .. })
     }
 }
 

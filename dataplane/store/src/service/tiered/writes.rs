@@ -1,6 +1,7 @@
 //! From memory to the SSD: writes, and the removals that go before them.
 
 use kvplane_proto::ids::Version;
+use kvplane_proto::message::PutAck;
 use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Ack, Memory, Put, PutError, Removal, RemoveError, Span, Token};
 
@@ -10,7 +11,7 @@ use super::super::objects::Made;
 use super::super::owns;
 use super::super::tail::{TAIL_HEAD_BYTES, TailHead};
 use super::super::types::PeerKey;
-use super::{Admission, Call, Held, PutAck, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
+use super::{Admission, Call, Held, REMOVALS_MOST, ROUND_BYTES, Service, Strike, Tiered, WritePolicy};
 
 /// The tail at a place of the pool, which is there.
 fn read_tail(at: u64, memory: &dyn Memory) -> Vec<u8> {
@@ -74,17 +75,23 @@ impl Service {
     /// Whether the SSD would take an object of so many bytes. A longer one is refused, so that its client puts it in
     /// stripes: else it would be gone when memory drops it. A draft cannot be striped any more; where an answer
     /// promises nothing of the SSD it may be kept in memory alone.
-    pub(in crate::service) fn may_be_so_long(&self, bytes: u64, is_draft: bool) -> Result<(), Status> {
+    pub(in crate::service) fn may_be_so_long(
+        &self,
+        bytes: u64,
+        asked: Option<PutAck>,
+        is_draft: bool,
+    ) -> Result<(), Status> {
         let Some(tiered) = &self.tiered else { return Ok(()) };
-        let may_stay_in_memory = is_draft && tiered.policy.ack == PutAck::Memory;
+        let may_stay_in_memory = is_draft && tiered.policy.ack_of(asked) == PutAck::Memory;
         let fits = bytes <= u64::from(tiered.tier.config().max_object_bytes);
         if fits || may_stay_in_memory { Ok(()) } else { Err(Status::TooLarge) }
     }
 
     /// Whether a put of so many bytes is to be taken up now, or comes at a time when the SSD cannot keep up.
-    pub(in crate::service) fn may_put(&self, bytes: u64) -> Result<(), Status> {
-        let Some(tiered) = &self.tiered else { return Ok(()) };
-        if tiered.policy.must_write() && tiered.fits(bytes) && !tiered.has_room(bytes) {
+    pub(in crate::service) fn may_put(&self, bytes: u64, asked: Option<PutAck>) -> Result<(), Status> {
+        let wants_ssd = matches!(asked, Some(PutAck::Buffered | PutAck::Durable));
+        let Some(tiered) = &self.tiered else { return if wants_ssd { Err(Status::NoSsd) } else { Ok(()) } };
+        if tiered.policy.must_write(asked) && tiered.fits(bytes) && !tiered.has_room(bytes) {
             return Err(Status::Busy);
         }
         Ok(())
@@ -114,11 +121,7 @@ impl Service {
             return Waits::default();
         }
         let copies = self.copy_waits(made.digest);
-        Waits {
-            copies,
-            write: self.put_waits(made.digest, made.bytes),
-            strike: made.replaces && self.must_strike(made.digest),
-        }
+        Waits { copies, write: self.put_waits(made), strike: made.replaces && self.must_strike(made.digest) }
     }
 
     /// Whether the SSD may have, or bring back after a restart, what an object replaces.
@@ -142,30 +145,33 @@ impl Service {
             let strike = Strike::Replaced { digest: made.digest, version: made.version, told };
             tiered.queue_removal(made.digest, strike);
         }
-        self.keep(made.digest, told.filter(|_| waits.write));
+        self.keep(made, told.filter(|_| waits.write));
     }
 
     /// Counts that an object was put, and says whether its answer waits until it is written.
-    fn put_waits(&mut self, digest: Digest, bytes: u64) -> bool {
+    fn put_waits(&mut self, made: &Made) -> bool {
         let Some(tiered) = &mut self.tiered else { return false };
-        let seen = tiered.frequency.see(digest);
+        let seen = tiered.frequency.see(made.digest);
         let at_once = match tiered.policy.write {
             WritePolicy::Through => true,
             WritePolicy::Selective { times } => seen >= times,
             WritePolicy::Back { .. } => false,
         };
-        at_once && tiered.policy.ack != PutAck::Memory && bytes <= u64::from(tiered.tier.config().max_object_bytes)
+        let fits = made.bytes <= u64::from(tiered.tier.config().max_object_bytes);
+        // What was asked for by the put itself is not up to the policy.
+        (at_once || made.ack.is_some()) && tiered.policy.ack_of(made.ack) != PutAck::Memory && fits
     }
 
     /// An object was put: it goes to the SSD by the policy; `told` waits for that.
-    fn keep(&mut self, digest: Digest, told: Option<Slot>) {
+    fn keep(&mut self, made: &Made, told: Option<Slot>) {
         let Some(tiered) = &self.tiered else { return };
+        let digest = made.digest;
         let wanted = match tiered.policy.write {
             WritePolicy::Selective { times } => tiered.frequency.estimate(digest) >= times,
             WritePolicy::Through | WritePolicy::Back { .. } => true,
         };
-        if wanted && (told.is_some() || self.admitted(digest)) {
-            self.hold_for_write(digest, told);
+        if told.is_some() || wanted && self.admitted(digest) {
+            self.hold_for_write(digest, told, made.ack);
         }
     }
 
@@ -182,7 +188,7 @@ impl Service {
         };
         let wanted = wanted && !tiered.is_writing(digest) && tiered.locate(digest).is_none();
         if wanted && self.admitted(digest) {
-            self.hold_for_write(digest, None);
+            self.hold_for_write(digest, None, None);
         }
     }
 
@@ -198,11 +204,12 @@ impl Service {
         admitted
     }
 
-    pub(super) fn hold_for_write(&mut self, digest: Digest, told: Option<Slot>) {
+    /// `asked`: what its put asked for.
+    pub(super) fn hold_for_write(&mut self, digest: Digest, told: Option<Slot>, asked: Option<PutAck>) {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
         let object = store.peek(digest);
         let bytes = object.map_or(0, |object| object.extent.bytes);
-        let wanted = tiered.fits(bytes) && (tiered.has_room(bytes) || tiered.policy.must_write());
+        let wanted = tiered.fits(bytes) && (tiered.has_room(bytes) || tiered.policy.must_write(asked));
         let held = if wanted { store.hold(digest) } else { None };
         let Some((pin, object)) = held else {
             tiered.counters.writes_skipped += 1;
@@ -212,12 +219,12 @@ impl Service {
             return;
         };
         let version = object.version;
-        let held = Held { pin, digest, version, bytes: object.extent.bytes, since_ns: self.now_ns, told };
+        let held = Held { pin, digest, version, bytes: object.extent.bytes, since_ns: self.now_ns, told, ack: asked };
         tiered.held += 1;
         tiered.held_bytes += held.bytes;
         tiered.writing.insert((digest, version));
         match tiered.policy.write {
-            WritePolicy::Back { .. } => tiered.dirty.push_back(held),
+            WritePolicy::Back { .. } if told.is_none() => tiered.dirty.push_back(held),
             _ => tiered.writes.push_back(held),
         }
     }
@@ -239,7 +246,8 @@ impl Service {
                 continue;
             }
             let object = store.held(held.pin).expect("a pin of our own");
-            let ack = if tiered.policy.ack == PutAck::Durable { Ack::Durable } else { Ack::Buffered };
+            let durable = tiered.policy.ack_of(held.ack) == PutAck::Durable;
+            let ack = if durable { Ack::Durable } else { Ack::Buffered };
             let token = Token(tiered.next_call + 1);
             let tail = if object.has_tail { read_tail(object.tail_at, memory) } else { Vec::new() };
             let put = Put {

@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::{FLAG_ALL, Header};
 use kvplane_proto::ids::{Epoch, NodeId, ShardId, Version};
-use kvplane_proto::message::{Bitmap, GetItem, Item, Kind, Operation, Part, PutItem, PutOptions, decode_items};
+use kvplane_proto::message::{Bitmap, GetItem, Item, Kind, Operation, Part, PutAck, PutItem, PutOptions, decode_items};
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{RequestId, Status};
 use kvplane_tier::{Action, BlockOp, Fault, Identity, OpenOptions, Tier, TierConfig};
 
 use super::super::rig::{body_of, digest, digests, hello, identity};
 use super::memory::HostMemory;
-use crate::service::{Output, Path, PayloadTo, PeerKey, Places, Service, Standing, TierPolicy};
+use crate::service::{Output, Path, PayloadTo, PeerKey, Places, Service, Standing, TierPolicy, WritePolicy};
 use crate::{Store, StoreConfig};
 
 pub(super) const DEVICE_BYTES: usize = 64 << 20;
@@ -27,9 +27,11 @@ pub(super) const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
 pub(super) type May = BTreeSet<Option<u64>>;
 
 enum Asked {
+    /// `promised`: its answer says that it is on the SSD.
     Put {
         key: u8,
         put: u64,
+        promised: bool,
     },
     /// `all`: what names stripes is wanted as such.
     Get {
@@ -78,6 +80,8 @@ pub(super) struct World {
     answered: Option<Answered>,
     pub(super) may: BTreeMap<u8, May>,
     pub(super) lost_slots: BTreeSet<u8>,
+    /// Keys whose last put was answered when it was in memory.
+    volatile: BTreeSet<u8>,
     /// How often an operation of the device fails, in percent.
     pub(super) faults: u64,
     /// Where the device cannot be read, from the start of each segment.
@@ -151,6 +155,7 @@ impl World {
             answered: None,
             may: (0..KEYS as u8).map(|key| (key, May::from([None]))).collect(),
             lost_slots: BTreeSet::new(),
+            volatile: BTreeSet::new(),
             faults: 0,
             unreadable: 0..0,
             read_only: false,
@@ -196,6 +201,9 @@ impl World {
         }
         self.ssd_hits += self.service.tier_snapshot().expect("a tier").counters.hits;
         self.asked.clear();
+        for key in std::mem::take(&mut self.volatile) {
+            self.now_may(key, None);
+        }
         self.life += 1;
         (self.service, self.memory) = service(&self.device, self.life, self.policy);
         self.begin();
@@ -333,17 +341,23 @@ impl World {
 
     pub(super) fn put(&mut self, key: u8) {
         let (group, replace) = (self.rng.below(2), self.rng.below(3) == 0);
-        self.put_with(key, &PutOptions { group, replace, ..PutOptions::default() });
+        let acks = [None, None, Some(PutAck::Memory), Some(PutAck::Buffered), Some(PutAck::Durable)];
+        let ack = acks[self.rng.below(5) as usize];
+        self.put_with(key, &PutOptions { group, replace, ack, ..PutOptions::default() });
     }
 
     pub(super) fn put_with(&mut self, key: u8, options: &PutOptions) {
         self.puts += 1;
         let (put, bytes) = (self.puts, bytes_of(self.puts));
+        let promised = options.ack.unwrap_or(self.policy.ack) != PutAck::Memory;
+        if !promised {
+            self.volatile.insert(key);
+        }
         let part = if is_head(put) { Part::Head } else { Part::None };
         let item = PutItem::plain(digest(key), bytes.len() as u64).with_options(&PutOptions { part, ..*options });
         let (request, body, sum) = (self.next_request(), body_of([item]), payload_checksum(&bytes));
         self.now_may(key, Some(put));
-        self.asked.insert(request.index, Asked::Put { key, put });
+        self.asked.insert(request.index, Asked::Put { key, put, promised });
         let header = Header::request(Kind::Request(Operation::Put), request)
             .with_body(&body, 1)
             .with_payload(bytes.len() as u64, Some(sum));
@@ -392,8 +406,13 @@ impl World {
         }
         match asked {
             Asked::Other => self.answered = Some(Answered { status: header.status, body: body.to_vec(), bytes }),
-            Asked::Put { key, put } => match header.status {
-                Status::Ok if !self.lost_slots.contains(&key) => self.only(key, &[Some(put)]),
+            Asked::Put { key, put, promised } => match header.status {
+                Status::Ok if !self.lost_slots.contains(&key) => {
+                    self.only(key, &[Some(put)]);
+                    if promised {
+                        self.volatile.remove(&key);
+                    }
+                }
                 Status::Ok => {}
                 // It was never there, or it is gone again; a failure to write it may come to light again.
                 Status::Exists | Status::WrongOwner | Status::Busy if self.faults == 0 => {
@@ -408,7 +427,8 @@ impl World {
                 }
             }
             Asked::Get { key, mut seen, all } => {
-                if self.faults > 0 || self.forgets {
+                let unwritten = self.volatile.contains(&key) && !matches!(self.policy.write, WritePolicy::Back { .. });
+                if self.faults > 0 || self.forgets || unwritten {
                     seen.insert(None);
                 }
                 match (header.status, bytes) {

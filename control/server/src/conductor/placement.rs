@@ -1,0 +1,78 @@
+//! What operators tell the Conductor: whom it leaves out, and how it decides.
+
+use kvplane_conductor::policy::{Named, Slo};
+use kvplane_rpc::Refusal;
+use kvplane_rpc::message::Done;
+use kvplane_rpc::placement::{HoldInstance, InstanceHeld, Placement, PlacementPolicy, SetPlacement};
+
+use super::Host;
+
+/// The policy of this name.
+#[must_use]
+pub const fn policy_named(policy: PlacementPolicy) -> Named {
+    match policy {
+        PlacementPolicy::Random => Named::Random,
+        PlacementPolicy::RoundRobin => Named::RoundRobin,
+        PlacementPolicy::LoadBalance => Named::LoadBalance,
+        PlacementPolicy::SglangLike => Named::SglangLike,
+        PlacementPolicy::DynamoLike => Named::DynamoLike,
+        PlacementPolicy::Local => Named::Local,
+        PlacementPolicy::Algorithm1 => Named::Algorithm1,
+        PlacementPolicy::Kvplane => Named::Ours,
+    }
+}
+
+const fn policy_out(policy: Named) -> PlacementPolicy {
+    match policy {
+        Named::Random => PlacementPolicy::Random,
+        Named::RoundRobin => PlacementPolicy::RoundRobin,
+        Named::LoadBalance => PlacementPolicy::LoadBalance,
+        Named::SglangLike => PlacementPolicy::SglangLike,
+        Named::DynamoLike => PlacementPolicy::DynamoLike,
+        Named::Local => PlacementPolicy::Local,
+        Named::Algorithm1 => PlacementPolicy::Algorithm1,
+        Named::Ours => PlacementPolicy::Kvplane,
+    }
+}
+
+/// No promise is 0 on the wire, and the longest time in the books.
+const fn promise_in(ns: u64) -> u64 {
+    if ns == 0 { u64::MAX } else { ns }
+}
+
+const fn promise_out(ns: u64) -> u64 {
+    if ns == u64::MAX { 0 } else { ns }
+}
+
+impl Host {
+    pub(crate) fn hold(&self, call: &HoldInstance) -> Result<InstanceHeld, Refusal> {
+        let requests = self.with(|desk, now_ns| desk.hold(&call.instance, call.held, now_ns))?;
+        tracing::info!(instance = call.instance, held = call.held, requests, "an operator changes who takes requests");
+        Ok(InstanceHeld { requests })
+    }
+
+    pub(crate) fn set_placement(&self, call: &SetPlacement) -> Result<Done, Refusal> {
+        let slo = Slo { ttft_ns: promise_in(call.ttft_ns), tbt_ns: promise_in(call.tbt_ns) };
+        let refuses = slo != Slo::NONE;
+        self.with(|desk, now_ns| {
+            desk.set_placement(policy_named(call.policy), refuses, slo, now_ns);
+            Ok(())
+        })?;
+        tracing::info!(policy = ?call.policy, call.ttft_ns, call.tbt_ns, "an operator changes how requests are placed");
+        Ok(Done)
+    }
+
+    pub(crate) fn placement(&self) -> Placement {
+        let now_ns = self.now_ns();
+        let mut core = self.core();
+        let (policy, _, slo) = core.desk.placement();
+        let held = core.desk.table(now_ns).instances.into_iter().filter(|row| row.held);
+        let held = held.map(|row| row.name.to_string()).collect();
+        let set = SetPlacement {
+            policy: policy_out(policy),
+            ttft_ns: promise_out(slo.ttft_ns),
+            tbt_ns: promise_out(slo.tbt_ns),
+        };
+        Placement { set, held }
+    }
+}

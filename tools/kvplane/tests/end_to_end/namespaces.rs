@@ -1,0 +1,55 @@
+//! Network namespaces, where a machine gives them: each lives as long as a process that does nothing.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// A process that holds a network namespace.
+pub(crate) struct Space(Child);
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        // Both are harmless when it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Space {
+    /// A namespace of its own user's, with what this script makes in it; nothing where it cannot be had.
+    pub(crate) fn fresh(script: &str) -> Option<Self> {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--net"]);
+        Self::new(command, script)
+    }
+
+    /// Has a command, which ends in a fresh namespace, run a script there and stay.
+    pub(crate) fn new(mut command: Command, script: &str) -> Option<Self> {
+        let script = format!("{script} && echo there && exec sleep 3600");
+        command.args(["sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().ok()?;
+        let out = child.stdout.take().expect("it is piped");
+        let space = Self(child);
+        let there = BufReader::new(out).lines().map_while(Result::ok).any(|line| line == "there");
+        there.then_some(space)
+    }
+
+    /// The process that holds it.
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// What enters it, to be given a command.
+    pub(crate) fn enter(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--preserve-credentials", "--user", "--net", "--target", &self.pid().to_string(), "--"]);
+        command
+    }
+
+    /// The same command in there.
+    pub(crate) fn inside(&self, command: &Command) -> Command {
+        let mut inside = self.enter();
+        inside.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+        inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        inside
+    }
+}
