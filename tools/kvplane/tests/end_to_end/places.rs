@@ -2,7 +2,7 @@
 
 use kvplane::{Client, ClientConfig, Near, NodeId};
 
-use crate::support::{Process, Way, Workplace, health, http_get, wait_until};
+use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
 
 const OBJECTS: usize = 12;
 const BYTES: usize = 1 << 20;
@@ -13,7 +13,7 @@ fn used(dev: &Process, node: u64) -> u64 {
     let shown: serde_json::Value = serde_json::from_str(&body).expect("JSON");
     let nodes = shown["nodes"].as_array().expect("nodes");
     let shards = nodes.iter().filter(|one| one["node"] == node).flat_map(|node| node["shards"].as_array().unwrap());
-    shards.map(|shard| shard["used_bytes"].as_u64().expect("a number")).sum()
+    shards.map(|shard| shard["pool"]["used_bytes"].as_u64().expect("a number")).sum()
 }
 
 fn value(key: usize) -> Vec<u8> {
@@ -23,7 +23,8 @@ fn value(key: usize) -> Vec<u8> {
 #[test]
 fn what_is_wanted_near_lies_there() {
     let place = Workplace::new("places");
-    let control = Process::start(place.command(&["control"]));
+    let state = place.path("state");
+    let control = Process::start(place.command(&["control", "--state", text(&state)]));
     control.wait_for("metrics on");
     let _nodes: Vec<Process> = (1..=3).map(|number| place.node(number, &["--pool", "64M", "--shards", "1"])).collect();
     let there = wait_until(|| (health(control.http())["members"] == 3).then_some(()));
