@@ -249,7 +249,13 @@ impl Client {
 
     /// What the head of a striped object says; nothing where there is none.
     pub(super) fn head_of(&mut self, digest: Digest) -> Result<Option<Head>, Error> {
-        Ok(self.heads_of(&[digest])?.pop().flatten().map(|(head, _)| head))
+        // What is to be put next may lie in the client's own buffer: the head must not come over it.
+        let kept = self.bounce.take();
+        let heads = self.heads_of(&[digest]);
+        if let Some(own) = core::mem::replace(&mut self.bounce, kept) {
+            self.unregister(own);
+        }
+        Ok(heads?.pop().flatten().map(|(head, _)| head))
     }
 
     /// What heads say, and which versions they are. Of what is no head: nothing.
