@@ -240,11 +240,16 @@ impl Client {
     }
 
     fn put_head(&mut self, key: &[u8], head: &Head, options: &PutOptions) -> Result<Put, Error> {
+        // As with [`Self::head_of`]: the value may be put once more, elsewhere.
+        let kept = self.bounce.take();
         let bounce = self.bounce(HEAD_BYTES)?;
         bounce.region().copy_in(0, &head.encode());
         let options = PutOptions { part: Part::Head, ..*options };
-        let mut outcomes = self.batch_put_whole(&[(key, bounce.slice(0, HEAD_BYTES))], &options)?;
-        outcomes.pop().unwrap_or(Ok(Put::Exists))
+        let outcomes = self.batch_put_whole(&[(key, bounce.slice(0, HEAD_BYTES))], &options);
+        if let Some(own) = core::mem::replace(&mut self.bounce, kept) {
+            self.unregister(own);
+        }
+        outcomes?.pop().unwrap_or(Ok(Put::Exists))
     }
 
     /// What the head of a striped object says; nothing where there is none.
