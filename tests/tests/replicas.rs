@@ -12,6 +12,17 @@ fn seeds() {
     assert!(count < 10 || total.copies > 0, "nothing was copied: {total}");
 }
 
+/// Copies that puts did not ask for.
+#[test]
+fn copies_that_are_wished_for_later() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
+    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_wishes, |_, _| {});
+    println!("{total}");
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.copies > 0, "nothing was copied: {total}");
+    caught(Mischief::KeepCopies, &[Rule::Removed], Scenario::of_wishes_with);
+}
+
 /// One node dies, and nothing that two nodes were said to have is missing, then or later.
 #[test]
 fn losses() {

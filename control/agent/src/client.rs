@@ -10,6 +10,7 @@
 mod ahead;
 mod exists;
 mod keys;
+mod near;
 mod open;
 mod parts;
 mod puts;
@@ -18,6 +19,7 @@ mod ranges;
 mod replicas;
 mod sessions;
 mod stripes;
+mod tasks;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +36,7 @@ use crate::transfer::{Metrics, RdmaConfig, RdmaUse};
 use crate::which::Control;
 pub use ahead::PrefetchTo;
 pub use keys::{KeyInfo, ListCursor, ListPage};
+pub use near::Near;
 pub use open::{Finished, Open};
 pub(crate) use puts::{check_options, put_request};
 pub use ranges::ObjectRange;
@@ -171,6 +174,7 @@ pub struct Client {
     bounce: Option<Buffer>,
     open: Vec<open::Started>,
     striping: stripes::Striping,
+    near: near::Nearness,
 }
 
 impl Client {
@@ -235,6 +239,7 @@ impl Client {
             bounce,
             open,
             striping: stripes::Striping::new(config.stripe_bytes()),
+            near: near::Nearness::default(),
         };
         client.follow_map();
         Ok(client)
@@ -365,14 +370,6 @@ impl Client {
     /// When it cannot be stored: the status says why.
     pub fn put_from(&mut self, key: &[u8], slice: Slice) -> Result<Put, Error> {
         self.put_from_with(key, slice, &PutOptions::default())
-    }
-
-    fn stored(&self, result: TaskResult, slice: Slice) -> Result<Put, Error> {
-        match result.status {
-            Status::Ok => Ok(Put::Stored(result.version)),
-            Status::Exists => Ok(Put::Exists),
-            status => Err(self.problem(format!("put of {} bytes", slice.local.bytes), status)),
-        }
     }
 
     /// Stores many; one outcome for each.

@@ -45,8 +45,8 @@ mod which;
 
 pub use asynchronous::AsyncClient;
 pub use client::{
-    Begun, Buffer, Client, ClientConfig, Fill, Finished, GetSession, Got, KeyInfo, ListCursor, ListPage, ObjectRange,
-    Open, PrefetchTo, Put, PutSession, RangeOutcome, Slice,
+    Begun, Buffer, Client, ClientConfig, Fill, Finished, GetSession, Got, KeyInfo, ListCursor, ListPage, Near,
+    ObjectRange, Open, PrefetchTo, Put, PutSession, RangeOutcome, Slice,
 };
 pub use error::Error;
 pub use link::ControlLink;

@@ -15,6 +15,7 @@ use kvplane_rpc::conductor::{
     Assignment, InstancePart, InstanceStatus, InstanceTable, RequestStep, Schedule, ScheduleRefusal, Scheduled,
     UpdateRequest, WatchAssignments, WatchInstances,
 };
+use kvplane_rpc::message::CreateTask;
 use kvplane_rpc::{CallError, Role};
 
 use crate::error::Error;
@@ -128,6 +129,19 @@ impl Scheduler {
             })?;
         }
         Ok(())
+    }
+
+    /// Has objects of a tenant copied to a second node each, as those of a prefix that many ask for; the number of the
+    /// task, which `kvplane ctl tasks` shows. Where copies go follows from the keys.
+    ///
+    /// # Errors
+    /// When a key is empty or too long, or the control plane makes no task.
+    pub fn replicate(&self, tenant: &str, keys: &[impl AsRef<[u8]>]) -> Result<u64, Error> {
+        let digest = |key: &[u8]| crate::client::digest_of(tenant.as_bytes(), key).map(|digest| digest.0);
+        let digests: Result<Vec<u128>, Error> = keys.iter().map(|key| digest(key.as_ref())).collect();
+        let name = format!("{} keys of a prefix", keys.len());
+        let call = CreateTask { tenant: tenant.to_owned(), name, digests: digests?, targets: Vec::new() };
+        Ok(self.link.call(call)?.id)
     }
 
     /// The number under which the Conductor knows us.

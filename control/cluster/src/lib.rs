@@ -24,6 +24,7 @@ mod rejection;
 mod settle;
 mod start;
 mod state;
+mod tasks;
 mod tenants;
 
 pub use catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
@@ -36,4 +37,5 @@ pub use record::{Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, R
 pub use rejection::Rejection;
 pub use start::StartError;
 pub use state::{MemberEvent, MemberState};
+pub use tasks::{CopyProgress, Task, TaskLimits, TaskRefusal, TaskState, Tasks};
 pub use tenants::{MAX_TENANT_NAME_BYTES, MAX_TENANT_WEIGHT, MAX_TENANTS, Tenant};

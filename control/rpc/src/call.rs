@@ -17,10 +17,10 @@ use crate::conductor::{
 use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::{
-    AnswerOrder, AttachDevices, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave,
-    ListSegments, ListShards, ListTenants, ListTiers, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments,
-    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
-    UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetSegment, GetTicket,
+    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
+    OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers, RotateTickets,
+    SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects,
@@ -221,6 +221,10 @@ impl Call {
             ReportShard::KIND => self.answer(frame, |c| service.report_shard(caller, c)),
             ListShards::KIND => self.answer(frame, |c| service.list_shards(caller, c)),
             AnswerOrder::KIND => self.answer(frame, |c| service.answer_order(caller, c)),
+            AnswerCopies::KIND => self.answer(frame, |c| service.answer_copies(caller, c)),
+            CreateTask::KIND => self.answer(frame, |c| service.create_task(caller, c)),
+            ListTasks::KIND => self.answer(frame, |c| service.list_tasks(caller, c)),
+            CancelTask::KIND => self.answer(frame, |c| service.cancel_task(caller, c)),
             ReportEvents::KIND => self.answer(frame, |c| service.report_events(caller, c)),
             OrderTiers::KIND => self.answer(frame, |c| service.order_tiers(caller, c)),
             SetTenant::KIND => self.answer(frame, |c| service.set_tenant(caller, c)),

@@ -43,6 +43,12 @@ pub enum Order {
         /// When this differs from the last order's, a snapshot is wanted.
         snapshot: u64,
     },
+    /// Have these objects copied to the second owners of their slots, and say how far that is
+    /// ([`AnswerCopies`](crate::message::AnswerCopies)); at most [`OBJECTS_PER_ORDER`].
+    Copy {
+        /// The objects.
+        digests: Vec<u128>,
+    },
 }
 
 /// What came of an order.

@@ -35,6 +35,7 @@ pub mod service;
 mod shards;
 mod socket;
 pub mod stream;
+mod tasks;
 mod tenants;
 mod tickets;
 mod tier;

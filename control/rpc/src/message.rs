@@ -48,6 +48,11 @@ pub use crate::tenants::{
     TenantStatus,
 };
 
+pub use crate::tasks::{
+    AnswerCopies, CancelTask, CopyState, CreateTask, ListTasks, TASK_NAME_BYTES, TASKS_PER_REPLY, TaskCreated,
+    TaskList, TaskState, TaskStatus,
+};
+
 pub use crate::tickets::{
     GetTicket, GetTicketKeys, KEYS_PER_REPLY, KeyOfTickets, RotateTickets, TicketKeys, TicketReply,
 };
@@ -131,6 +136,10 @@ messages! {
     AttachDevices = 0x001b small => DevicesKept;
     Settled = 0x001c small => Done;
     Undrain = 0x001d small => Done;
+    CreateTask = 0x001e large => TaskCreated;
+    ListTasks = 0x001f small => TaskList;
+    CancelTask = 0x0024 small => Done;
+    AnswerCopies = 0x0025 small => Done;
     SetTenant = 0x0020 small => Done;
     RemoveTenant = 0x0021 small => Done;
     ListTenants = 0x0022 small => TenantList;
@@ -178,6 +187,8 @@ messages! {
     ShardList = 0x8011 large;
     NodeOrder = 0x8012 small;
     Events = 0x8015 large;
+    TaskCreated = 0x801e small;
+    TaskList = 0x801f large;
     TenantList = 0x8022 large;
     TenantLeases = 0x8023 large;
     TicketReply = 0x8040 small;

@@ -10,10 +10,11 @@ use crate::conductor::{
     UpdateRequest, WatchAssignments, WatchInstances,
 };
 use crate::message::{
-    AnswerOrder, AttachDevices, Drain, GetMap, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave,
-    ListSegments, ListShards, ListTenants, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments,
-    ReportEvents, ReportShard, ReportTiers, RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain,
-    UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetMap, GetSegment, GetTicket,
+    GetTicketKeys, Heartbeat, Hello, Join, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers,
+    OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents, ReportShard, ReportTiers,
+    RotateTickets, SetTenant, Settled, Status, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
+    WatchOrders,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects,
@@ -30,6 +31,8 @@ const MEMBERS: &[Role] = &[Role::Control, Role::Node];
 const HOLDERS: &[Role] = &[Role::Control, Role::Node, Role::Client];
 /// Who may ask shards for objects.
 const ASKERS: &[Role] = &[Role::Control, Role::Client, Role::Admin];
+/// Who may have objects copied.
+const COPIERS: &[Role] = &[Role::Control, Role::Client, Role::Scheduler, Role::Admin];
 /// Who may change what others do.
 const OPERATORS: &[Role] = &[Role::Control, Role::Admin];
 /// Who may end a membership.
@@ -97,6 +100,10 @@ rights! {
     ListShards = "list_shards" OBSERVERS;
     WatchOrders = "watch_orders" MEMBERS |call| Some(Scope::Node(call.node));
     AnswerOrder = "answer_order" MEMBERS |call| Some(Scope::Node(call.node));
+    AnswerCopies = "answer_copies" MEMBERS |call| Some(Scope::Node(call.node));
+    CreateTask = "create_task" COPIERS |call| Some(Scope::Tenant(call.tenant.clone()));
+    ListTasks = "list_tasks" COPIERS |call| Some(all_or(call.tenant.as_ref()));
+    CancelTask = "cancel_task" COPIERS |call| Some(all_or(call.tenant.as_ref()));
     ReportEvents = "report_events" MEMBERS |call| Some(Scope::Node(call.events.node));
     WatchEvents = "watch_events" FOLLOWERS;
     SetTenant = "set_tenant" OPERATORS;
@@ -134,7 +141,12 @@ rights! {
 
 /// A ticket for all tenants is for whose certificate is for all.
 fn tenant_of(call: &GetTicket) -> Scope {
-    call.tenant.clone().map_or(Scope::Any, Scope::Tenant)
+    all_or(call.tenant.as_ref())
+}
+
+/// Whoever names no tenant means all of them.
+fn all_or(tenant: Option<&String>) -> Scope {
+    tenant.cloned().map_or(Scope::Any, Scope::Tenant)
 }
 
 /// A node's memory is the node's to offer; a client's is said by a number that only it knows.
@@ -154,6 +166,70 @@ pub(crate) const fn is_bound(role: Role, scope: &Scope) -> bool {
 mod tests {
     use super::*;
 
+    /// Control, node, client, scheduler, admin; "c" comes first for the control plane.
+    const EXPECTED: &[&str] = &[
+        "hello cncsa",
+        "join cn",
+        "attach_devices cn",
+        "heartbeat cn",
+        "settled cn",
+        "leave cna",
+        "drain cna",
+        "undrain cna",
+        "get_map cncsa",
+        "watch_map cncsa",
+        "register_segment cnc",
+        "renew_segments cnc",
+        "unregister_segment cnc",
+        "get_segment cncsa",
+        "list_segments cncsa",
+        "status csa",
+        "report_tiers cn",
+        "list_tiers ca",
+        "order_tiers ca",
+        "report_shard cn",
+        "list_shards csa",
+        "watch_orders cn",
+        "answer_order cn",
+        "answer_copies cn",
+        "create_task ccsa",
+        "list_tasks ccsa",
+        "cancel_task ccsa",
+        "report_events cn",
+        "watch_events ccsa",
+        "set_tenant ca",
+        "remove_tenant ca",
+        "list_tenants ca",
+        "sync_tenants cn",
+        "get_ticket cca",
+        "get_ticket_keys cn",
+        "rotate_tickets ca",
+        "register_instance cncsa",
+        "deregister_instance cncsa",
+        "report_load cncsa",
+        "report_cache cncsa",
+        "query_prefix csa",
+        "schedule csa",
+        "update_request csa",
+        "reschedule csa",
+        "watch_instances csa",
+        "watch_assignments csa",
+        "explain_request csa",
+        "hold_instance ca",
+        "set_placement ca",
+        "show_placement csa",
+        "publish_object cnc",
+        "find_object cnca",
+        "hold_object cnc",
+        "report_object cnc",
+        "renew_objects cnc",
+        "release_object cnc",
+        "list_objects cnca",
+        "describe_object cnca",
+        "watch_fetches cnc",
+        "get_peer_keys cnc",
+    ];
+
     /// Who may do what is decided here and nowhere else; changing it shows.
     #[test]
     fn rights_are_these() {
@@ -162,65 +238,6 @@ mod tests {
             .iter()
             .map(|(method, roles)| format!("{method} {}", roles.iter().map(letter).collect::<String>()))
             .collect();
-        // Control, node, client, scheduler, admin; "c" comes first for the control plane.
-        let expected = [
-            "hello cncsa",
-            "join cn",
-            "attach_devices cn",
-            "heartbeat cn",
-            "settled cn",
-            "leave cna",
-            "drain cna",
-            "undrain cna",
-            "get_map cncsa",
-            "watch_map cncsa",
-            "register_segment cnc",
-            "renew_segments cnc",
-            "unregister_segment cnc",
-            "get_segment cncsa",
-            "list_segments cncsa",
-            "status csa",
-            "report_tiers cn",
-            "list_tiers ca",
-            "order_tiers ca",
-            "report_shard cn",
-            "list_shards csa",
-            "watch_orders cn",
-            "answer_order cn",
-            "report_events cn",
-            "watch_events ccsa",
-            "set_tenant ca",
-            "remove_tenant ca",
-            "list_tenants ca",
-            "sync_tenants cn",
-            "get_ticket cca",
-            "get_ticket_keys cn",
-            "rotate_tickets ca",
-            "register_instance cncsa",
-            "deregister_instance cncsa",
-            "report_load cncsa",
-            "report_cache cncsa",
-            "query_prefix csa",
-            "schedule csa",
-            "update_request csa",
-            "reschedule csa",
-            "watch_instances csa",
-            "watch_assignments csa",
-            "explain_request csa",
-            "hold_instance ca",
-            "set_placement ca",
-            "show_placement csa",
-            "publish_object cnc",
-            "find_object cnca",
-            "hold_object cnc",
-            "report_object cnc",
-            "renew_objects cnc",
-            "release_object cnc",
-            "list_objects cnca",
-            "describe_object cnca",
-            "watch_fetches cnc",
-            "get_peer_keys cnc",
-        ];
-        assert_eq!(shown, expected);
+        assert_eq!(shown, EXPECTED);
     }
 }

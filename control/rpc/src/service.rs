@@ -15,11 +15,12 @@ use crate::conductor::{
 };
 use crate::error::{Refusal, RefusalCode};
 use crate::message::{
-    Alive, AnswerOrder, AttachDevices, DevicesKept, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat,
-    Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers, MapReply, OrderTiers, RegisterSegment,
-    RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SegmentList, SegmentReply, SetTenant,
-    Settled, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys, TicketReply, TierList,
-    TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment,
+    GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTasks, ListTiers,
+    MapReply, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard,
+    ReportTiers, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TaskCreated,
+    TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain,
+    UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
@@ -148,6 +149,22 @@ pub trait Service: Send + Sync + 'static {
     fn watch_orders(&self, caller: Caller, call: WatchOrders) -> Result<mpsc::Receiver<ItemFrame>, Refusal>;
     /// What came of an order.
     fn answer_order(&self, caller: Caller, call: AnswerOrder) -> Result<Done, Refusal>;
+    /// How far copies are that a node was to make.
+    fn answer_copies(&self, _caller: Caller, _call: AnswerCopies) -> Result<Done, Refusal> {
+        Ok(Done)
+    }
+    /// Has objects copied.
+    fn create_task(&self, _caller: Caller, _call: CreateTask) -> Result<TaskCreated, Refusal> {
+        Err(Refusal::new(RefusalCode::NotFound, "tasks are not made here"))
+    }
+    /// How tasks are.
+    fn list_tasks(&self, _caller: Caller, _call: ListTasks) -> Result<TaskList, Refusal> {
+        Ok(TaskList { tasks: Vec::new(), more: false })
+    }
+    /// Ends a task.
+    fn cancel_task(&self, _caller: Caller, call: CancelTask) -> Result<Done, Refusal> {
+        Err(Refusal::new(RefusalCode::NotFound, format!("there is no task {}", call.id)))
+    }
     /// What became of objects of a node.
     fn report_events(&self, caller: Caller, call: ReportEvents) -> Result<Done, Refusal>;
     /// What becomes of all objects, until the watcher goes.

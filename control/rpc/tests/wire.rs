@@ -130,6 +130,7 @@ fn golden_frames() {
     conductor::show_requests(&mut show);
     conductor::show_replies(&mut show);
     p2p::show_all(&mut show);
+    show_tasks(&mut show);
     assert_eq!(found, include_str!("golden_frames.txt"));
     check_complete(&found);
 }
@@ -242,6 +243,40 @@ fn show_shard_replies(show: Show<'_>) {
     encode(&full).expect("as many keys as there may be are a small message");
 }
 
+fn show_tasks(show: Show<'_>) {
+    let (t, n) = ("t".to_owned(), "n".to_owned());
+    let task = CreateTask { tenant: t.clone(), name: n.clone(), digests: vec![6], targets: vec!["s".to_owned()] };
+    show("CreateTask", encode(&task));
+    show("ListTasks", encode(&ListTasks { tenant: Some(t.clone()), id: Some(4), after: 5 }));
+    show("CancelTask", encode(&CancelTask { tenant: None, id: 4 }));
+    let states = vec![
+        CopyState::Elsewhere,
+        CopyState::Missing,
+        CopyState::Alone,
+        CopyState::Coming,
+        CopyState::There { bytes: 9 },
+    ];
+    show("AnswerCopies", encode(&AnswerCopies { node: 7, incarnation: 2, number: 3, states }));
+    show("NodeOrder", encode(&NodeOrder { number: 3, order: Order::Copy { digests: vec![6] } }));
+    show("TaskCreated", encode(&TaskCreated { id: 4 }));
+    let task = TaskStatus {
+        id: 4,
+        tenant: t,
+        name: n,
+        state: TaskState::Failed,
+        objects: 2,
+        copied: 1,
+        bytes: 8,
+        created_ms: 9,
+        updated_ms: 10,
+        message: "m".to_owned(),
+    };
+    show("TaskList", encode(&TaskList { tasks: vec![task.clone()], more: true }));
+    // As many as there may be fit a message.
+    let long = TaskStatus { name: "n".repeat(TASK_NAME_BYTES), tenant: "t".repeat(255), ..task };
+    encode(&TaskList { tasks: vec![long; TASKS_PER_REPLY], more: true }).expect("a full list");
+}
+
 /// As many as one message may hold are a small message.
 #[test]
 fn full_reports_are_small() {
@@ -251,6 +286,8 @@ fn full_reports_are_small() {
     encode(&ReportEvents { events: NodeEvents { events, names, ..node_events() } }).expect("a full report of events");
     let digests = vec![u128::MAX; OBJECTS_PER_ORDER];
     encode(&NodeOrder { number: 1, order: Order::Find { digests } }).expect("a full order");
+    let states = vec![CopyState::There { bytes: u64::MAX }; OBJECTS_PER_ORDER];
+    encode(&AnswerCopies { node: 1, incarnation: 1, number: 1, states }).expect("a full answer");
     let found = KeyFound { address: "[ffff:ffff:ffff:ffff::1]:65535".to_owned(), memory: Some((1, 1)), ssd: Some(1) };
     let found = vec![found; OBJECTS_PER_ORDER];
     encode(&AnswerOrder { node: 1, incarnation: 1, number: 1, found }).expect("a full answer");

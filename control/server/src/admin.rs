@@ -35,6 +35,7 @@ pub(crate) use drains::Drained;
 use kvplane_rpc::Refusal;
 pub(crate) use segments::used_bytes;
 pub use shards::shard_json;
+pub(crate) use tenants::effective_bytes;
 
 /// Mooncake's numbers, for those that its tools look at.
 const INTERNAL: i32 = -1;

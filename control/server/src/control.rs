@@ -15,7 +15,7 @@ use kvplane_cluster::{Cluster, Counters, Input, MemberState, Output, Quotas, Rep
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, SLOTS, Slot};
 use kvplane_proto::map::{Member, OwnerTable};
-use kvplane_rpc::message::{KeyFound, Load, MapReply, MemberStatus, Segment, ShardNode};
+use kvplane_rpc::message::{CopyState, KeyFound, Load, MapReply, MemberStatus, Segment, ShardNode, TenantList};
 use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::sleep_until;
@@ -29,6 +29,7 @@ use crate::objects::ObjectsAccess;
 use crate::p2p::P2p;
 use crate::shards::Shards;
 use crate::store::Store;
+use crate::tasks::Hosted;
 use crate::tickets::Tickets;
 use crate::tiers::Tiers;
 
@@ -106,6 +107,8 @@ pub(crate) struct Control {
     pub(crate) p2p: Arc<P2p>,
     pub(crate) counts: Counts,
     pub(crate) drained: Drained,
+    /// Objects that are to have copies.
+    pub(crate) hosted: Hosted,
 }
 
 impl Control {
@@ -135,6 +138,7 @@ impl Control {
             p2p: Arc::new(P2p::new(1, 0)),
             counts: Counts::default(),
             drained: Drained::default(),
+            hosted: Hosted::default(),
         };
         control.carry_out(&mut *control.core()?)?;
         Ok(control)
@@ -186,7 +190,8 @@ impl Control {
         self.core()?.check_life(node, incarnation)
     }
 
-    fn now_ns(&self) -> u64 {
+    /// Nanoseconds since it began.
+    pub(crate) fn now_ns(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
@@ -338,6 +343,20 @@ impl Control {
         self.core()?.follow.find(node, digests)
     }
 
+    /// Has a node copy these objects.
+    pub(crate) fn order_copies(
+        &self,
+        node: u64,
+        digests: Vec<u128>,
+    ) -> Result<oneshot::Receiver<Vec<CopyState>>, Refusal> {
+        self.core()?.follow.copy(node, digests)
+    }
+
+    /// Whether slots may have a second owner.
+    pub(crate) fn keeps_copies(&self) -> Result<bool, Refusal> {
+        Ok(self.core()?.cluster.config().replicas > 1)
+    }
+
     /// Where calls reach this control plane.
     pub(crate) fn address(&self) -> String {
         self.address.get().map_or_else(String::new, ToString::to_string)
@@ -389,6 +408,7 @@ impl Control {
 
     /// What HTTP shows; fails when the control plane has.
     pub(crate) fn view(&self) -> Result<View, Refusal> {
+        let tenants = self.tenant_list()?;
         let core = self.core()?;
         let mut view = View {
             cluster: core.cluster.config().cluster.clone(),
@@ -400,6 +420,7 @@ impl Control {
             shards: core.shards.list(None, self.now_ns()),
             published: core.follow.published,
             is_followed: core.follow.is_watched(),
+            tenants,
         };
         view.members.extend(core.cluster.members().map(|member| self.member_status(&member)));
         Ok(view)
@@ -459,6 +480,7 @@ pub(crate) struct View {
     pub(crate) shards: Vec<ShardNode>,
     pub(crate) published: Published,
     pub(crate) is_followed: bool,
+    pub(crate) tenants: TenantList,
 }
 
 fn frame(map: &MapReply) -> Result<MapFrame, Refusal> {

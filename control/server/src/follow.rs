@@ -7,7 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_rpc::message::{
-    AnswerOrder, EventReport, Events, KeyFound, NodeEvents, NodeOrder, ObjectChange, ObjectEvent, ObjectMedium, Order,
+    AnswerCopies, AnswerOrder, CopyState, EventReport, Events, KeyFound, NodeEvents, NodeOrder, ObjectChange,
+    ObjectEvent, ObjectMedium, Order,
 };
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::{mpsc, oneshot};
@@ -48,6 +49,8 @@ pub(crate) struct Follow {
     lines: BTreeMap<u64, Line>,
     /// By number: who was asked, and who waits.
     questions: BTreeMap<u64, (u64, oneshot::Sender<Vec<KeyFound>>)>,
+    /// The same, of copies: at most one a node, as what carries tasks out waits for it.
+    copies: BTreeMap<u64, (u64, oneshot::Sender<Vec<CopyState>>)>,
     watchers: Vec<mpsc::Sender<ItemFrame>>,
     last_number: u64,
     /// Which snapshot is wanted of nodes; 0 before the first.
@@ -112,6 +115,24 @@ impl Follow {
         let (answer, receiver) = oneshot::channel();
         self.questions.insert(number, (node, answer));
         Ok(receiver)
+    }
+
+    /// Has a node copy objects, and says how far that is.
+    pub(crate) fn copy(&mut self, node: u64, digests: Vec<u128>) -> Result<oneshot::Receiver<Vec<CopyState>>, Refusal> {
+        self.copies.retain(|_, (_, question)| !question.is_closed());
+        let number = self.send(node, &Order::Copy { digests })?;
+        let (answer, receiver) = oneshot::channel();
+        self.copies.insert(number, (node, answer));
+        Ok(receiver)
+    }
+
+    /// What a node answered to that; as with [`Self::answered`].
+    pub(crate) fn copied(&mut self, answer: AnswerCopies) {
+        if self.copies.get(&answer.number).is_some_and(|(node, _)| *node == answer.node)
+            && let Some((_, question)) = self.copies.remove(&answer.number)
+        {
+            let _ = question.send(answer.states);
+        }
     }
 
     /// What a node answered. An answer that nobody waits for any more does no harm, nor does one to what another node

@@ -4,7 +4,7 @@
 //! * [`ControlConfig`], [`StartError`]: settings, and what can be wrong with them.
 //! * [`MetadataLimits`]: what it keeps as a metadata server of Mooncake's engines.
 //! * `conductor`: hosts the pure `kvplane-conductor`, where that is switched on.
-//! * `p2p`: hosts the P2P store's catalog.
+//! * `p2p`: hosts the P2P store's catalog; `tasks`: has objects copied.
 //! * `control`: drives the pure `kvplane-cluster` and answers calls; `store`, `etcd`: its memory; `http`, `admin`,
 //!   `counts`: what it shows, and `access` to whom; `shards`, `tiers`, `follow`: what nodes report and are told.
 //!
@@ -32,6 +32,7 @@ mod server;
 mod shards;
 mod status;
 mod store;
+mod tasks;
 mod tenants;
 mod tickets;
 mod tiers;

@@ -6,8 +6,9 @@
 
 use core::fmt::Write;
 
-use kvplane_rpc::message::{Owner, ShardFigures, SsdFigures};
+use kvplane_rpc::message::{Owner, ShardFigures, SsdFigures, TenantList, TenantStatus};
 
+use crate::admin::effective_bytes;
 use crate::control::View;
 
 /// All shards together, and what was counted at the rim.
@@ -25,8 +26,33 @@ type Number = (&'static str, &'static str, &'static str, fn(&Sums<'_>) -> u64);
 const COUNTER: &str = "counter";
 const GAUGE: &str = "gauge";
 
+/// A number of a tenant, with its name, its kind and its help.
+type TenantNumber = (&'static str, &'static str, &'static str, fn(&TenantStatus, &TenantList) -> u64);
+
+/// What there is of every tenant, under the names of its quota.
+const OF_TENANTS: [TenantNumber; 8] = [
+    ("mooncake_tenant_quota_requested_bytes", GAUGE, "A tenant's quota of memory; 0 for none.", |one, _| {
+        one.dram_bytes.unwrap_or(0)
+    }),
+    ("mooncake_tenant_quota_effective_bytes", GAUGE, "What it may have of the memory there is.", |one, all| {
+        effective_bytes(one, all)
+    }),
+    ("mooncake_tenant_quota_charged_bytes", GAUGE, "What its objects take.", |one, _| one.used_bytes),
+    ("mooncake_tenant_quota_admission_closed", GAUGE, "1 where its quota is 0.", |one, _| {
+        u64::from(one.dram_bytes == Some(0))
+    }),
+    ("mooncake_tenant_quota_over_quota", GAUGE, "1 where it has more than its quota.", |one, _| {
+        u64::from(one.dram_bytes.is_some_and(|quota| one.used_bytes > quota))
+    }),
+    ("mooncake_tenant_quota_explicit_policy", GAUGE, "1 where somebody set it.", |one, _| u64::from(one.is_set)),
+    ("mooncake_tenant_quota_reject_total", COUNTER, "Puts refused for want of quota.", |one, _| one.refused),
+    ("mooncake_tenant_evict_bytes_total", COUNTER, "Bytes of its objects that were evicted.", |one, _| {
+        one.evicted_bytes
+    }),
+];
+
 /// What there is here too.
-const NUMBERS: [Number; 58] = [
+const NUMBERS: [Number; 61] = [
     ("master_allocated_bytes", GAUGE, "Bytes of memory in use, over all nodes.", |sums| sums.all.used_bytes),
     ("master_total_capacity_bytes", GAUGE, "Bytes of memory for objects, over all nodes.", |sums| sums.all.pool_bytes),
     ("master_allocated_file_size_bytes", GAUGE, "Bytes of live records on SSDs.", |sums| sums.ssd.live_bytes),
@@ -98,6 +124,13 @@ const NUMBERS: [Number; 58] = [
     ("master_remount_segment_failures_total", COUNTER, "Joins refused.", |sums| (sums.calls)("join").1),
     ("master_ping_requests_total", COUNTER, "Heartbeats.", |sums| (sums.calls)("heartbeat").0),
     ("master_ping_failures_total", COUNTER, "Heartbeats refused.", |sums| (sums.calls)("heartbeat").1),
+    ("master_create_copy_task_requests_total", COUNTER, "Tasks asked for that copy.", |sums| {
+        (sums.calls)("create_task").0
+    }),
+    ("master_create_copy_task_failures_total", COUNTER, "Those that were refused.", |sums| {
+        (sums.calls)("create_task").1
+    }),
+    ("master_query_task_requests_total", COUNTER, "Questions after tasks.", |sums| (sums.calls)("list_tasks").0),
     ("master_successful_evictions_total", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
     ("master_successful_evictions_mem", COUNTER, "Objects evicted.", |sums| sums.all.evictions),
     ("master_attempted_evictions_total", COUNTER, "Objects evicted, and puts that found nothing to evict.", |sums| {
@@ -122,7 +155,7 @@ const NUMBERS: [Number; 58] = [
 ];
 
 /// What there is not here: always 0, so that panels show that instead of nothing.
-const ABSENT: [(&str, &str); 55] = [
+const ABSENT: [(&str, &str); 52] = [
     ("master_soft_pin_key_count", GAUGE),
     ("master_nof_allocated_bytes", GAUGE),
     ("master_total_nof_capacity_bytes", GAUGE),
@@ -163,11 +196,8 @@ const ABSENT: [(&str, &str); 55] = [
     ("master_move_end_requests_total", COUNTER),
     ("master_move_end_failures_total", COUNTER),
     ("master_move_revoke_requests_total", COUNTER),
-    ("master_create_copy_task_requests_total", COUNTER),
-    ("master_create_copy_task_failures_total", COUNTER),
     ("master_create_move_task_requests_total", COUNTER),
     ("master_create_move_task_failures_total", COUNTER),
-    ("master_query_task_requests_total", COUNTER),
     ("master_fetch_tasks_requests_total", COUNTER),
     ("master_update_task_requests_total", COUNTER),
     ("master_promotion_in_flight", GAUGE),
@@ -253,6 +283,7 @@ pub(crate) fn render(view: &View, calls: &dyn Fn(&str) -> (u64, u64)) -> String 
         line(&mut text, name, 0);
     }
     segments(&mut text, view);
+    tenants(&mut text, view);
     sizes(&mut text, &sums.all);
     text
 }
@@ -266,8 +297,21 @@ fn line(text: &mut String, series: &str, value: u64) {
     let _ = writeln!(text, "{series} {value}");
 }
 
+fn escaped(name: &str) -> String {
+    name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn tenants(text: &mut String, view: &View) {
+    for (name, kind, help, value) in OF_TENANTS {
+        family(text, name, kind, help);
+        for tenant in &view.tenants.tenants {
+            let called = if tenant.name.is_empty() { "default" } else { &tenant.name };
+            line(text, &format!("{name}{{tenant_id=\"{}\"}}", escaped(called)), value(tenant, &view.tenants));
+        }
+    }
+}
+
 fn segments(text: &mut String, view: &View) {
-    let escaped = |name: &str| name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     let used = |node| {
         let of = view.shards.iter().filter(|one| one.node == node).flat_map(|one| &one.shards);
         of.map(|shard| shard.used_bytes).sum()
@@ -320,7 +364,10 @@ mod tests {
     #[test]
     fn the_parity_page_lists_every_metric_and_no_other() {
         let more = [SEGMENT_USED, SEGMENT_BYTES, SIZES];
-        assert_eq!(names(NUMBERS.iter().map(|one| one.0).chain(more)), listed("<!-- metrics: served -->"));
+        assert_eq!(
+            names(NUMBERS.iter().map(|one| one.0).chain(OF_TENANTS.iter().map(|one| one.0)).chain(more)),
+            listed("<!-- metrics: served -->")
+        );
         assert_eq!(names(ABSENT.iter().map(|one| one.0)), listed("<!-- metrics: always 0 -->"));
     }
 }

@@ -31,9 +31,22 @@ impl World {
     /// What a put says of copies: the same for the same put.
     pub(crate) fn copies_wanted(&self, asked: &Asked) -> PutOptions {
         let What::Put { write, .. } = asked.what else { return PutOptions::default() };
-        let two = self.scenario.replicas > 1 && (write % 8 != 0 || self.scenario.keeps);
+        let asks = !self.scenario.wishes && (write % 8 != 0 || self.scenario.keeps);
+        let two = self.scenario.replicas > 1 && asks;
         let waits = two && (write % 3 == 0 || self.scenario.keeps);
         PutOptions { replicas: if two { 2 } else { 0 }, wait_replicas: waits, ..PutOptions::default() }
+    }
+
+    /// Somebody wants an object copied that is there: every shard is told, and its first owner does it.
+    pub(crate) fn wish(&mut self, key: usize) {
+        let (digest, now_ns) = (self.shadow.digest(key), self.now_ns);
+        for life in 0..self.lives.len() {
+            if self.lives[life].alive && self.nodes[self.lives[life].node].up {
+                let wished = self.lives[life].service.want_copy(digest, now_ns);
+                self.detail(key as u64, || format!("life {life} is to copy key {key}: {wished:?}"));
+                self.drain_service(life, None);
+            }
+        }
     }
 
     /// Memory of a shard's client for what it brings to a second owner.

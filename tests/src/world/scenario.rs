@@ -100,6 +100,8 @@ pub struct Scenario {
     pub(crate) hedge_ns: u64,
     /// Nothing but a fault takes an object away.
     pub(crate) keeps: bool,
+    /// Copies are wished for of objects that are there, and not asked for by their puts.
+    pub(crate) wishes: bool,
 }
 
 /// How often what goes wrong.
@@ -159,6 +161,7 @@ impl Scenario {
             replicas: 1,
             hedge_ns: 0,
             keeps: false,
+            wishes: false,
         }
     }
 
@@ -200,7 +203,19 @@ impl Scenario {
         scenario
     }
 
+    /// The scenario of a seed in which objects are put without a copy, and copies of some are wished for later.
+    #[must_use]
+    pub fn of_wishes(seed: u64) -> Self {
+        Self { wishes: true, ..Self::of_replicas(seed) }
+    }
+
     /// The same with a host's bug in it.
+    #[must_use]
+    pub fn of_wishes_with(seed: u64, mischief: Mischief) -> Self {
+        Self { mischief: Some(mischief), ..Self::of_wishes(seed) }
+    }
+
+    /// The same as [`Self::of_replicas`] with a host's bug in it.
     #[must_use]
     pub fn of_replicas_with(seed: u64, mischief: Mischief) -> Self {
         Self { mischief: Some(mischief), ..Self::of_replicas(seed) }

@@ -96,6 +96,9 @@ impl World {
     }
 
     pub(crate) fn submit(&mut self, client: usize, asked: Vec<Asked>, deadline_ns: u64) -> Option<BatchId> {
+        if self.scenario.wishes {
+            asked.iter().filter(|asked| asked.what == What::Size).for_each(|asked| self.wish(asked.key));
+        }
         let mut puts = PutBook::new();
         let requests: Vec<Request> = asked.iter().map(|asked| self.request_of(asked, &mut puts)).collect();
         let now_ns = self.now_ns;

@@ -1,6 +1,6 @@
 //! Arguments of the store's calls, as their lists are taken apart.
 
-use kvplane::PutOptions;
+use kvplane::{Client, Near, PutOptions};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -9,16 +9,47 @@ use crate::cpython::{Keys, number_lists, numbers};
 use crate::outcome::{INVALID, failed};
 use crate::ranges::Part;
 
-/// How an object is to be kept: group, soft pin in milliseconds, hard pin, data type, whether it replaces another, and
-/// how many nodes are to have it.
-pub(crate) type Kept = (u64, u32, bool, u8, bool, u8);
+/// How an object is to be kept: group, soft pin in milliseconds, hard pin, data type, whether it replaces another, how
+/// many nodes are to have it, the segments near which it is to be, and whether all of a batch are to be together.
+pub(crate) type Kept = (u64, u32, bool, u8, bool, u8, Vec<String>, bool);
 
 /// What the store is told of it.
-pub(crate) fn options(kept: Option<Kept>) -> PutOptions {
-    let (group, soft_pin_ms, hard_pin, data_type, replace, replicas) = kept.unwrap_or_default();
+pub(crate) struct Keeping {
+    options: PutOptions,
+    segments: Vec<String>,
+    together: bool,
+}
+
+impl Keeping {
+    /// The options for puts with this client, which knows then where objects are to be.
+    pub(crate) fn with(&self, client: &mut Client) -> &PutOptions {
+        let nodes = self.segments.iter().filter_map(|segment| client.node_of_segment(segment)).collect();
+        client.prefer(Near { nodes, together: self.together });
+        &self.options
+    }
+
+    /// The options where the place makes no difference.
+    pub(crate) const fn anywhere(&self) -> &PutOptions {
+        &self.options
+    }
+}
+
+/// What the store is told of it.
+pub(crate) fn options(kept: Option<Kept>) -> Keeping {
+    let (group, soft_pin_ms, hard_pin, data_type, replace, replicas, segments, together) = kept.unwrap_or_default();
     // As the original: a put is done when its copies are there, or turn out not to be possible.
     let wait_replicas = replicas > 1;
-    PutOptions { group, soft_pin_ms, hard_pin, data_type, replace, replicas, wait_replicas, ..PutOptions::default() }
+    let options = PutOptions {
+        group,
+        soft_pin_ms,
+        hard_pin,
+        data_type,
+        replace,
+        replicas,
+        wait_replicas,
+        ..PutOptions::default()
+    };
+    Keeping { options, segments, together }
 }
 
 /// One piece of memory for each object; nothing when the lists differ in length.

@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
-use kvplane::{Buffer, Error, HugePages, PutOptions, Region, RegionOptions, Slice};
+use kvplane::{Buffer, Error, HugePages, Region, RegionOptions, Slice};
 
+use crate::arguments::Keeping;
 use crate::clients::{Clients, Member};
 use crate::cpython::Keys;
 use crate::memory::{Entry, Mapped, mapped, peek};
@@ -21,7 +22,7 @@ pub(crate) type Pieces = Vec<(u64, u64)>;
 /// What is done with the items that can be.
 #[derive(Clone, Copy)]
 enum Work<'a> {
-    Put(&'a PutOptions),
+    Put(&'a Keeping),
     Get,
 }
 
@@ -38,8 +39,8 @@ struct Prepared<'k> {
 }
 
 /// Stores objects; 0 for each that is there afterwards, else the number of an error.
-pub(crate) fn put(clients: &Clients, keys: &Keys, pieces: &[Pieces], options: &PutOptions) -> Vec<i64> {
-    run(clients, keys, pieces, Work::Put(options))
+pub(crate) fn put(clients: &Clients, keys: &Keys, pieces: &[Pieces], keeping: &Keeping) -> Vec<i64> {
+    run(clients, keys, pieces, Work::Put(keeping))
 }
 
 /// Brings objects; the length of each, else the number of an error.
@@ -180,7 +181,8 @@ fn outcomes(member: &mut Member, items: &[(usize, &[u8], Vec<Slice>)], work: Wor
     let parts: Vec<(&[u8], &[Slice])> =
         if whole { Vec::new() } else { items.iter().map(|(_, key, slices)| (*key, &slices[..])).collect() };
     match work {
-        Work::Put(options) => {
+        Work::Put(keeping) => {
+            let options = keeping.with(client);
             let puts = if whole {
                 client.batch_put_from_with(&single, options)?
             } else {

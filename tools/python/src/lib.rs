@@ -19,6 +19,7 @@ mod outcome;
 mod ranges;
 mod segment;
 mod store;
+mod tasks;
 mod transfers;
 mod values;
 

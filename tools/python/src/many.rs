@@ -5,11 +5,12 @@
 
 use std::sync::Arc;
 
-use kvplane::{Client, Error, Got, PutOptions, Region, Slice};
+use kvplane::{Client, Error, Got, Region, Slice};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
+use crate::arguments::Keeping;
 use crate::batches::check_key;
 use crate::clients::Member;
 use crate::cpython::Keys;
@@ -116,8 +117,9 @@ impl Store {
     ///
     /// # Safety
     /// The places stay mapped until this returns.
-    pub(crate) unsafe fn put_places(&self, keys: &Keys, places: &[Place], options: &PutOptions) -> Vec<i64> {
+    pub(crate) unsafe fn put_places(&self, keys: &Keys, places: &[Place], keeping: &Keeping) -> Vec<i64> {
         let run = |member: &mut Member, items: &[(&[u8], Slice)]| {
+            let options = keeping.with(&mut member.client);
             each_or_all(items, |some| {
                 let puts = member.client.batch_put_from_with(some, options)?;
                 Ok(puts.into_iter().map(|put| put.map_or_else(|error| store_code(&error), |_| 0)).collect())

@@ -17,6 +17,7 @@ use crate::memory::adopt;
 use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::ranges::{self, Sessions};
 use crate::segment::Segment;
+use crate::tasks;
 
 /// How long a setup may take: callers are promised five seconds.
 const CONNECT: Duration = Duration::from_millis(4_500);
@@ -114,10 +115,10 @@ impl Store {
         if let Err(code) = check_key(keys.get(0)) {
             return Ok(code);
         }
-        let options = options(kept);
+        let keeping = options(kept);
         if view.bytes() < DIRECT_BYTES {
             let value = view.to_vec();
-            return Ok(py.detach(|| self.put_copied(&keys, &value, &options)));
+            return Ok(py.detach(|| self.put_copied(&keys, &value, &keeping)));
         }
         let (address, bytes) = (view.address(), view.bytes());
         // SAFETY: `view` keeps the bytes where they are until after the call.
@@ -126,7 +127,8 @@ impl Store {
         let code = py.detach(|| {
             let put = self.clients.with(|member| {
                 let buffer = member.client.register(region);
-                let put = member.client.put_from_with(keys.get(0), buffer.slice(0, bytes as usize), &options);
+                let options = keeping.with(&mut member.client);
+                let put = member.client.put_from_with(keys.get(0), buffer.slice(0, bytes as usize), options);
                 member.client.unregister(buffer);
                 put
             });
@@ -153,8 +155,8 @@ impl Store {
         if let Err(code) = check_key(keys.get(0)) {
             return Ok(code);
         }
-        let options = options(kept);
-        Ok(py.detach(|| self.put_copied(&keys, &value, &options)))
+        let keeping = options(kept);
+        Ok(py.detach(|| self.put_copied(&keys, &value, &keeping)))
     }
 
     /// The bytes of an object, or an error's number.
@@ -180,9 +182,9 @@ impl Store {
         if keys.len() != views.len() {
             return Ok(vec![failed(INVALID, "there are not as many values as keys"); keys.len()]);
         }
-        let (places, options) = (places(&views), options(kept));
+        let (places, keeping) = (places(&views), options(kept));
         // SAFETY: `views` keep the bytes where they are until after the call.
-        Ok(py.detach(|| unsafe { self.put_places(&keys, &places, &options) }))
+        Ok(py.detach(|| unsafe { self.put_places(&keys, &places, &keeping) }))
     }
 
     /// Receives many objects in one batch into writable objects with the buffer protocol: the length of each, or an
@@ -315,7 +317,7 @@ impl Store {
         if keys.len() != sizes.len() {
             return Ok(vec![INVALID; keys.len()]);
         }
-        Ok(py.detach(|| self.sessions.begin(&self.clients, &keys, &sizes, &options(kept))))
+        Ok(py.detach(|| self.sessions.begin(&self.clients, &keys, &sizes, options(kept).anywhere())))
     }
 
     /// Writes parts of objects that were begun.
@@ -396,6 +398,29 @@ impl Store {
         let map = self.clients.link().map();
         let shards = map.iter().flat_map(|map| &map.members).filter_map(|member| member.shards.first());
         shards.map(|shard| shard.tcp.to_string()).collect()
+    }
+
+    /// Has objects copied to a second node: the number of the task, or 0 and an error's number.
+    fn create_copy_task(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, targets: Vec<String>) -> PyResult<(u64, i64)> {
+        let keys = Keys::many(keys)?;
+        Ok(py.detach(move || {
+            let keys: Vec<&[u8]> = keys.iter().collect();
+            let made = self.clients.with(|member| member.client.create_copy_task(&keys, &targets));
+            match made {
+                Ok(Ok(id)) => (id, 0),
+                Ok(Err(error)) => (0, tasks::code_of(&error)),
+                Err(code) => (0, code),
+            }
+        }))
+    }
+
+    /// How a task is, or an error's number.
+    fn task(&self, py: Python<'_>, id: u64) -> (Option<tasks::Seen>, i64) {
+        let seen = py.detach(|| match self.clients.with(|member| member.client.task(id)) {
+            Ok(task) => task.map_err(|error| store_code(&error)).and_then(tasks::seen),
+            Err(code) => Err(code),
+        });
+        seen.map_or_else(|code| (None, code), |seen| (Some(seen), 0))
     }
 
     /// Gives memory to the cluster, as a node of one shard: its name, or an error's number.

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use kvplane::{Client, Digest, Got, KeysOf, PutOptions, Region};
+use kvplane::{Client, Digest, Got, KeysOf, Region};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::arguments::Keeping;
 use crate::batches::check_key;
 use crate::cpython::{Keys, each_key};
 use crate::memory::adopt;
@@ -15,8 +16,11 @@ use crate::store::Store;
 
 impl Store {
     /// Stores a copy of a value.
-    pub(crate) fn put_copied(&self, keys: &Keys, value: &[u8], options: &PutOptions) -> i64 {
-        let put = self.clients.with(|member| member.client.put_with(keys.get(0), value, options));
+    pub(crate) fn put_copied(&self, keys: &Keys, value: &[u8], keeping: &Keeping) -> i64 {
+        let put = self.clients.with(|member| {
+            let options = keeping.with(&mut member.client);
+            member.client.put_with(keys.get(0), value, options)
+        });
         put.map_or_else(|code| code, |put| put.map_or_else(|error| store_code(&error), |_| 0))
     }
 

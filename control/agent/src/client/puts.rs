@@ -1,6 +1,6 @@
 //! Puts with more to say: how an object is to be kept, and that it replaces one that is there.
 
-use kvplane_proto::client::{Local, PutBook, Request};
+use kvplane_proto::client::{Local, PutBook, Request, TaskResult};
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
 use kvplane_proto::{Digest, Limits, Status, Version};
@@ -24,6 +24,18 @@ impl Client {
     /// # Errors
     /// When the batch as a whole is malformed.
     pub fn batch_put_from_with(
+        &mut self,
+        items: &[(impl AsRef<[u8]>, Slice)],
+        options: &PutOptions,
+    ) -> Result<Vec<Result<Put, Error>>, Error> {
+        if !self.near.is_empty() {
+            return self.batch_put_near(items, options);
+        }
+        self.batch_put_anywhere(items, options)
+    }
+
+    /// As [`Self::batch_put_from_with`], each object where its key belongs.
+    pub(super) fn batch_put_anywhere(
         &mut self,
         items: &[(impl AsRef<[u8]>, Slice)],
         options: &PutOptions,
@@ -103,6 +115,14 @@ impl Client {
 }
 
 impl Client {
+    pub(super) fn stored(&self, result: TaskResult, slice: Slice) -> Result<Put, Error> {
+        match result.status {
+            Status::Ok => Ok(Put::Stored(result.version)),
+            Status::Exists => Ok(Put::Exists),
+            status => Err(self.problem(format!("put of {} bytes", slice.local.bytes), status)),
+        }
+    }
+
     /// Enters what a put says beside its bytes in the client's book. The object's digest, and the entry's number.
     pub(super) fn enter_put(&mut self, key: &[u8], bytes: u64, options: &PutOptions) -> Result<(Digest, u32), Error> {
         check_options(options)?;

@@ -10,6 +10,7 @@
 use kvplane_proto::client::{Local, Request, TaskResult};
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, Part, PutItem, PutOptions};
+use kvplane_proto::rng::Rng;
 use kvplane_proto::{Digest, Status, Version};
 
 use super::{Buffer, Client, Got, Put, Slice};
@@ -24,6 +25,8 @@ const HEAD_BYTES: usize = 40;
 pub(super) const STRIPE_LEAST_BYTES: u64 = 1 << 20;
 /// The most stripes of one object.
 const STRIPES_MOST: u64 = 1 << 16;
+/// How many digests are tried for one that belongs to a certain node.
+const DRAWS: usize = 4096;
 /// How often a striped object that is replaced while it is read is begun anew.
 const TRIES: usize = 4;
 
@@ -147,6 +150,37 @@ impl Client {
             }
             stripe_bytes = (stripe_bytes / 2).max(STRIPE_LEAST_BYTES);
         }
+    }
+
+    /// Stores one object as a single stripe on a node that its caller prefers, and a head where its key belongs.
+    /// Nothing where there is no such node, or it has no room.
+    pub(super) fn put_stripe_at(
+        &mut self,
+        key: &[u8],
+        slice: Slice,
+        options: &PutOptions,
+        place: &dyn Fn(Digest) -> bool,
+    ) -> Result<Option<Put>, Error> {
+        let digest = self.digest(key)?;
+        let bytes = slice.local.bytes;
+        let mut draw = Rng::new(crate::link::seed()?, "stripe");
+        // Of a node that has a hundredth of all slots, one in a hundred draws is.
+        let head = (0..DRAWS)
+            .map(|_| Head::new(bytes, bytes, u128::from(draw.next_u64()) << 64 | u128::from(draw.next_u64())))
+            .find(|head| place(head.digest(digest, 0)));
+        let Some(head) = head else { return Ok(None) };
+        let former = self.head_of(digest)?;
+        if !options.replace && (former.is_some() || self.exists(key)?) {
+            return Ok(Some(Put::Exists));
+        }
+        let put = match self.put_in_stripes(key, &head, slice, options) {
+            Err(error) if matches!(error.status(), Some(Status::NoSpace | Status::TooLarge)) => return Ok(None),
+            put => put?,
+        };
+        if let (Put::Stored(_), Some(former)) = (put, former) {
+            self.remove_stripes(digest, &former)?;
+        }
+        Ok(Some(put))
     }
 
     fn put_in_stripes(&mut self, key: &[u8], head: &Head, slice: Slice, options: &PutOptions) -> Result<Put, Error> {
@@ -382,7 +416,15 @@ impl Client {
         Ok(())
     }
 
-    /// Striping of striped objects, by their digests; 0 where there is none any more.
+    /// The head of a striped object and its stripes.
+    pub(super) fn parts_of_striped(&mut self, digest: Digest) -> Result<Vec<Digest>, Error> {
+        match self.head_of(digest)? {
+            Some(head) => Ok(core::iter::once(digest).chain(head.digests(digest)).collect()),
+            None => Err(self.problem("copy of an object".to_owned(), Status::NotFound)),
+        }
+    }
+
+    /// Lengths of striped objects, by their digests; 0 where there is none any more.
     pub(super) fn striped_bytes(&mut self, digests: &[Digest]) -> Result<Vec<u64>, Error> {
         let heads = self.heads_of(digests)?;
         Ok(heads.into_iter().map(|head| head.map_or(0, |(head, _)| head.bytes)).collect())

@@ -8,11 +8,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvplane_engine::{Change, Found, Medium, ShardHandle};
+use kvplane_engine::{Change, Found, Medium, ShardHandle, Wished};
 use kvplane_proto::Digest;
 use kvplane_rpc::message::{
-    AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
-    ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchOrders,
+    AnswerCopies, AnswerOrder, CopyState, EVENTS_PER_REPORT, EventName, EventReport, KeyFound, NodeEvents, NodeOrder,
+    OBJECTS_PER_ORDER, ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchOrders,
 };
 
 use crate::error::Error;
@@ -119,6 +119,10 @@ impl Follower {
                 // Whoever asked gives up in time by itself.
                 let _ = self.link.call(AnswerOrder { node: self.node, incarnation, number, found });
             }
+            Order::Copy { digests } => {
+                let states = self.copy(digests);
+                let _ = self.link.call(AnswerCopies { node: self.node, incarnation, number, states });
+            }
             Order::Follow { kept, snapshot } => {
                 if kept > 0 && (snapshot != following.snapshot || following.kept == 0) {
                     following.from.fill(None);
@@ -142,6 +146,25 @@ impl Follower {
             }
         }
         found
+    }
+
+    /// Has objects copied whose slots shards of ours own first.
+    fn copy(&self, digests: Vec<u128>) -> Vec<CopyState> {
+        let digests: Vec<Digest> = digests.into_iter().take(OBJECTS_PER_ORDER).map(Digest).collect();
+        let mut states = vec![CopyState::Elsewhere; digests.len()];
+        for shard in self.shards.iter() {
+            let Ok(here) = shard.want_copies(digests.clone()) else { continue };
+            for (state, here) in states.iter_mut().zip(here) {
+                match here {
+                    Wished::Elsewhere => {}
+                    Wished::Missing => *state = CopyState::Missing,
+                    Wished::Alone => *state = CopyState::Alone,
+                    Wished::Coming => *state = CopyState::Coming,
+                    Wished::There(bytes) => *state = CopyState::There { bytes },
+                }
+            }
+        }
+        states
     }
 
     /// Reports some of what is new of each shard; whether there was anything.

@@ -8,7 +8,7 @@
 
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
-use kvplane_rpc::message::{RemoveTenant, SetTenant, TenantStatus};
+use kvplane_rpc::message::{RemoveTenant, SetTenant, TenantList, TenantStatus};
 use kvplane_rpc::{Refusal, RefusalCode};
 use serde_json::{Value, json};
 
@@ -53,8 +53,7 @@ fn show(control: &Control, name: Option<&str>) -> Answer {
         Ok(list) => list,
         Err(refusal) => return refused(&refusal),
     };
-    let asked: u64 = list.tenants.iter().filter_map(|tenant| tenant.dram_bytes).fold(0, u64::saturating_add);
-    let as_json = |tenant: &TenantStatus| as_json(tenant, asked, list.pool_bytes);
+    let as_json = |tenant: &TenantStatus| as_json(tenant, &list);
     let data: Value = match name {
         None => list.tenants.iter().map(as_json).collect(),
         Some(name) => match list.tenants.iter().find(|tenant| tenant.name == name) {
@@ -65,14 +64,19 @@ fn show(control: &Control, name: Option<&str>) -> Answer {
     ok(&json!({ "success": true, "data": data }))
 }
 
-/// `asked` is the sum of all quotas; where that is more than there is, each has a part.
-fn as_json(tenant: &TenantStatus, asked: u64, pool_bytes: u64) -> Value {
-    let requested = tenant.dram_bytes.unwrap_or(0);
-    let effective = match tenant.dram_bytes {
+/// What a tenant may have: where all quotas together are more than there is, each is a part of that.
+pub(crate) fn effective_bytes(tenant: &TenantStatus, list: &TenantList) -> u64 {
+    let pool_bytes = list.pool_bytes;
+    let asked: u64 = list.tenants.iter().filter_map(|tenant| tenant.dram_bytes).fold(0, u64::saturating_add);
+    match tenant.dram_bytes {
         Some(quota) if asked > pool_bytes => (u128::from(pool_bytes) * u128::from(quota) / u128::from(asked)) as u64,
         Some(quota) => quota,
         None => pool_bytes,
-    };
+    }
+}
+
+fn as_json(tenant: &TenantStatus, list: &TenantList) -> Value {
+    let (requested, effective) = (tenant.dram_bytes.unwrap_or(0), effective_bytes(tenant, list));
     json!({
         "tenant_id": external(&tenant.name),
         "requested_quota_bytes": requested,

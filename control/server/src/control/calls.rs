@@ -8,11 +8,12 @@ use kvplane_rpc::conductor::{
 };
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
-    Alive, AnswerOrder, AttachDevices, DevicesKept, Done, Drain, GetSegment, GetTicket, GetTicketKeys, Heartbeat,
-    Hello, Join, Joined, Leave, ListSegments, ListShards, ListTiers, OrderTiers, Owner, RegisterSegment, RemoveTenant,
-    RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers, SHARDS_PER_REPORT, Segment, SegmentList,
-    SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants, TenantLeases, TenantList, TicketKeys,
-    TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Done, Drain, GetSegment,
+    GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Joined, Leave, ListSegments, ListShards, ListTasks, ListTiers,
+    OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, Renewed, ReportEvents, ReportShard, ReportTiers,
+    SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, Settled, ShardList, StatusReply, SyncTenants,
+    TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered,
+    Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
@@ -263,6 +264,25 @@ impl Service for Control {
         core.check_life(call.node, call.incarnation)?;
         core.follow.answered(call);
         Ok(Done)
+    }
+
+    fn answer_copies(&self, _: Caller, call: AnswerCopies) -> Result<Done, Refusal> {
+        let mut core = self.core()?;
+        core.check_life(call.node, call.incarnation)?;
+        core.follow.copied(call);
+        Ok(Done)
+    }
+
+    fn create_task(&self, _: Caller, call: CreateTask) -> Result<TaskCreated, Refusal> {
+        self.create_task_now(call)
+    }
+
+    fn list_tasks(&self, _: Caller, call: ListTasks) -> Result<TaskList, Refusal> {
+        Ok(self.task_list(&call))
+    }
+
+    fn cancel_task(&self, _: Caller, call: CancelTask) -> Result<Done, Refusal> {
+        self.cancel_task_now(&call)
     }
 
     fn report_events(&self, _: Caller, call: ReportEvents) -> Result<Done, Refusal> {

@@ -158,6 +158,7 @@ impl Running {
         }
         let p2p = control.p2p.clone();
         tasks.spawn(async move { p2p.run().await });
+        tasks.spawn(crate::tasks::run(control.clone()));
         if self.rest.cluster.replicas > 1 {
             tasks.spawn(knock::watch(control.clone()));
         }

@@ -4,7 +4,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 
 use kvplane_proto::Digest;
 use kvplane_store::events::EventPage;
-use kvplane_store::service::{Service, SnapshotPage};
+use kvplane_store::service::{Service, SnapshotPage, Wished};
 
 use kvplane_store::{TenantLease, TenantUse};
 
@@ -68,6 +68,24 @@ impl ShardHandle {
     /// When the shard does not answer.
     pub fn find(&self, digests: Vec<Digest>) -> Result<Vec<Found>, ShardError> {
         self.ask_service(move |service| digests.into_iter().map(|digest| found(service, digest)).collect())
+    }
+
+    /// These objects are to have copies with their second owners: how far each is. See [`Service::want_copy`].
+    ///
+    /// # Errors
+    /// When the shard does not answer.
+    pub fn want_copies(&self, digests: Vec<Digest>) -> Result<Vec<Wished>, ShardError> {
+        let (answer, wait) = sync_channel(1);
+        let ask = move |host: &mut Host| {
+            let now_ns = host.now_ns();
+            let wished = host.service().map_or_else(Vec::new, |service| {
+                digests.into_iter().map(|digest| service.want_copy(digest, now_ns)).collect()
+            });
+            // Whoever asked may have given up.
+            let _ = answer.send(wished);
+        };
+        self.send(Command::Ask(Box::new(ask)))?;
+        self.wait(&wait)
     }
 
     /// These tenants there are from now on: see [`Service::set_tenants`].

@@ -37,7 +37,7 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-pub use copies::{CopyCounters, copy_of};
+pub use copies::{CopyCounters, Wished, copy_of};
 use std::collections::BTreeMap;
 
 use deferred::Deferrals;

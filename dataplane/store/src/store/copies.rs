@@ -46,6 +46,15 @@ impl<P: EvictionPolicy> Store<P> {
         self.index.find(&self.entries, digest).is_some_and(|id| self.entries[id].is(Mark::Copied))
     }
 
+    /// An object of ours is to have a copy from now on; false where there is none.
+    pub fn want_copy(&mut self, digest: Digest) -> bool {
+        let id = self.index.find(&self.entries, digest).filter(|id| !self.entries[*id].is(Mark::Copy));
+        if let Some(id) = id {
+            self.entries.set(id, Mark::Wanted, true);
+        }
+        id.is_some()
+    }
+
     /// Notes whether the second owner may have a copy of this version. False where that is not the object any more.
     pub fn note_copy(&mut self, digest: Digest, version: Version, may_be: bool) -> bool {
         let id = self.index.find(&self.entries, digest).filter(|id| self.entries[*id].version() == version);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::node::AckChoice;
 use super::which::Which;
-use super::{Failure, cert, conductor, events, keys, shards, size, tenants, tier};
+use super::{Failure, cert, conductor, events, keys, shards, size, tasks, tenants, tier};
 
 /// Look at and operate a cluster.
 #[derive(Args)]
@@ -90,12 +90,10 @@ enum Action {
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]
         wait: u64,
     },
-    /// What is under way: nodes that are drained, and what they have left.
-    Tasks {
-        /// As JSON.
-        #[arg(long)]
-        json: bool,
-    },
+    /// What is under way: nodes that are drained, and what they have left; objects that are copied, and tasks of late.
+    Tasks(tasks::Tasks),
+    /// Have objects copied to a second node, as if they had been put so, and wait for that.
+    Copy(tasks::CopyKeys),
     /// Store a file's content, or standard input, under a key.
     Put {
         /// The key.
@@ -207,7 +205,8 @@ impl Ctl {
                 Ok(())
             }
             Action::Drain { node, wait, .. } => self.drain(*node, *wait),
-            Action::Tasks { json } => self.tasks(*json),
+            Action::Tasks(tasks) => tasks.run(&self.link()?),
+            Action::Copy(copy) => copy.run(&mut self.client()?),
             Action::Put { key, file, keep } => self.put(key, file, &keep.options()),
             Action::Keys { long, json, limit } => keys::list(&mut self.client()?, *long, *json, *limit),
             Action::DeleteMatching { pattern } => {
@@ -286,37 +285,6 @@ impl Ctl {
             }
             std::thread::sleep(std::time::Duration::from_millis(200));
         }
-    }
-
-    fn tasks(&self, as_json: bool) -> Result<(), Failure> {
-        let status = self.link()?.call(Status)?;
-        let drained: Vec<&MemberStatus> = status.members.iter().filter(|member| member.state == "draining").collect();
-        if as_json {
-            let shown: Vec<Value> = drained
-                .iter()
-                .map(|member| {
-                    let load = member.load.unwrap_or_default();
-                    json!({
-                        "task": "drain",
-                        "node": member.node,
-                        "incarnation": member.incarnation,
-                        "objects_left": load.objects,
-                        "bytes_left": load.used_bytes,
-                    })
-                })
-                .collect();
-            println!("{:#}", json!({ "tasks": shown }));
-            return Ok(());
-        }
-        if drained.is_empty() {
-            println!("nothing is under way");
-        }
-        for member in drained {
-            let load = member.load.unwrap_or_default();
-            let left = size::show(load.used_bytes);
-            println!("drain of node {}: {} objects, {left}, are left in its memory", member.node, load.objects);
-        }
-        Ok(())
     }
 
     fn status(&self, as_json: bool) -> Result<(), Failure> {

@@ -18,6 +18,7 @@ mod shards;
 mod sim;
 mod size;
 mod stop;
+mod tasks;
 mod tebench;
 mod tenants;
 mod tier;

@@ -30,6 +30,7 @@ mod namespaces;
 mod network;
 mod p2p;
 mod peers;
+mod places;
 mod replays;
 mod replicas;
 mod restarts;

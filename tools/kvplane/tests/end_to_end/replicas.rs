@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use kvplane::{Client, ClientConfig, PutOptions};
+use kvplane::rpc::message::TaskState;
+use kvplane::{Client, ClientConfig, PutOptions, Scheduler};
 
 use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
 
@@ -173,4 +174,63 @@ fn a_node_that_is_killed_and_comes_back_finds_what_the_others_had() {
     // Each has two owners again, so that another node may die.
     nodes[0].kill();
     found(&mut client);
+}
+
+/// What `ctl tasks` says of the task for these keys.
+fn task_of(place: &Workplace, name: &str) -> serde_json::Value {
+    let shown = place.run(&["ctl", "tasks", "--json"]).text();
+    let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+    let tasks = shown["tasks"].as_array().expect("a list");
+    tasks.iter().find(|task| task["name"] == name).expect("the task").clone()
+}
+
+/// Objects that were put with one copy get a second by a task, and are read when the node dies that had the first.
+#[test]
+fn what_a_task_has_copied_is_read_when_its_first_node_is_killed() {
+    let place = Workplace::new("replicas-tasks");
+    let control = control(&place);
+    let mut nodes: Vec<Process> = (1..=2).map(|number| node(&place, number)).collect();
+    members(&control, 2);
+    let config =
+        ClientConfig { deadline: Duration::from_secs(5), stripe_bytes: 1 << 20, ..place.client_config(Way::Tcp) };
+    let mut client = Client::connect(&config).unwrap();
+    for key in 0..100 {
+        client.put(name(key).as_bytes(), &value(key, 0)).unwrap();
+    }
+    // In stripes: all of them are copied.
+    let large: Vec<u8> = (0..(3u32 << 20)).map(|at| (at ^ at >> 9) as u8).collect();
+    client.put(b"large", &large).unwrap();
+    assert_eq!(copied(&control, 1).1, 0, "nothing has a copy before it is asked for");
+    let keys: Vec<String> = (0..100).map(name).chain(["large".to_owned()]).collect();
+    let (mut command, names) = (vec!["ctl", "copy"], keys.iter().map(String::as_str));
+    command.extend(names);
+    assert!(place.run(&command).text().contains("104 of 104 objects are copied"));
+    let task = task_of(&place, "101 keys");
+    assert_eq!((&task["state"], &task["copied"]), (&"succeeded".into(), &104.into()), "{task}");
+    // A scheduler may ask for that too.
+    let scheduler = Scheduler::connect(&config.control, Duration::from_secs(2)).unwrap();
+    client.put(b"hot", &value(1, 1)).unwrap();
+    let id = scheduler.replicate("", &["hot"]).unwrap();
+    let done = wait_until(|| client.task(id).unwrap().filter(|task| task.state == TaskState::Succeeded));
+    assert_eq!(done.map(|task| task.copied), Some(1));
+    // Again: that is so already. What is not there is refused, and so is a segment that is not there.
+    assert!(place.run(&["ctl", "copy", &keys[0]]).text().contains("1 of 1"));
+    let missing = client.create_copy_task(&["nobody"], &[]).expect_err("there is no such object");
+    assert_eq!(missing.status(), Some(kvplane::Status::NotFound));
+    let nowhere = client.create_copy_task(&[&keys[0]], &["nowhere".to_owned()]).expect_err("no such segment");
+    assert!(nowhere.to_string().contains("nowhere"), "{nowhere}");
+    nodes[0].kill();
+    for key in 0..100 {
+        let found = wait_until(|| client.get(name(key).as_bytes()).ok().flatten());
+        assert_eq!(found, Some(value(key, 0)), "{} was copied", name(key));
+    }
+    assert_eq!(wait_until(|| client.get(b"large").ok().flatten()).as_deref(), Some(&large[..]));
+    // With one node left there is nobody to copy to.
+    let gone = wait_until(|| (health(control.http())["members"] == 1).then_some(()));
+    assert_eq!(gone, Some(()), "the dead node leaves the map");
+    client.put(b"alone", b"value").unwrap();
+    let id = client.create_copy_task(&["alone"], &[]).unwrap();
+    let ended = wait_until(|| client.task(id).unwrap().filter(|task| task.message.contains("no second node")));
+    assert!(ended.is_some(), "{:?}", client.task(id));
+    assert!(client.cancel_task(id).is_err(), "it is over");
 }

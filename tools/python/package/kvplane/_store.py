@@ -60,7 +60,7 @@ class Registration:
 
 def _kept(
     replace: bool, pin: bool, keep: float, group: Optional[str], kind: int, replicas: int
-) -> Optional[Tuple[int, int, bool, int, bool, int]]:
+) -> Optional[Tuple[int, int, bool, int, bool, int, List[str], bool]]:
     if not 1 <= replicas <= 2:
         raise ValueError(f"an object has 1 or 2 replicas, not {replicas}")
     if not 0 <= keep <= _LONGEST_PIN_S:
@@ -72,7 +72,7 @@ def _kept(
         number = int.from_bytes(hashlib.blake2b(group.encode(), digest_size=8).digest(), "little") or 1
     if not (replace or pin or keep or number or kind or replicas > 1):
         return None
-    return (number, int(keep * 1000), pin, kind, replace, replicas)
+    return (number, int(keep * 1000), pin, kind, replace, replicas, [], False)
 
 
 class Store:

@@ -67,8 +67,8 @@ class ReplicateConfig:
     """How an object is to be kept.
 
     `replica_num` above 1 asks for a second copy, as far as slots have two owners (`kvplane control --replicas 2`) and
-    there is room. Other counts and preferred segments are accepted and have no effect: where copies are follows from
-    the key.
+    there is room; other counts have no effect. `preferred_segments` and `prefer_alloc_in_same_node` decide where objects
+    of 1 MiB and more are that are not longer than a stripe (64 MiB), as far as there is room.
     """
 
     def __init__(self):
@@ -110,10 +110,21 @@ class ReplicateConfig:
         self.soft_pin_action = SoftPinAction.ENABLE if wanted else SoftPinAction.DISABLE
 
 
+#: Segments of this process by the names that its stores have.
+_OWN = {}
+
+
+def own_segment(hostname, segment):
+    """A store of this process has this name, and gives this segment to the cluster, if any."""
+    _OWN.pop(hostname, None)
+    if segment:
+        _OWN[hostname] = segment
+
+
 def kept(config, replace, group=0):
     """What the native half is told of a `ReplicateConfig`."""
     if config is None:
-        return (group, 0, False, 0, replace, 1) if replace or group else None
+        return (group, 0, False, 0, replace, 1, [], False) if replace or group else None
     if not isinstance(config, ReplicateConfig):
         raise TypeError(f"config is a ReplicateConfig, not {type(config).__name__}")
     pin = 0
@@ -124,7 +135,11 @@ def kept(config, replace, group=0):
         # How long, but not that: the original refuses this with -600.
         pin = _REFUSED_MS
     replicas = min(max(int(config.replica_num), 1), 2)
-    return (group, pin, bool(config.with_hard_pin), int(config.data_type), replace, replicas)
+    segments = [config.preferred_segment] if config.preferred_segment else []
+    segments += [name for name in config.preferred_segments or () if name not in segments]
+    segments = [_OWN.get(name, name) for name in segments]
+    together = bool(config.prefer_alloc_in_same_node)
+    return (group, pin, bool(config.with_hard_pin), int(config.data_type), replace, replicas, segments, together)
 
 
 class BufferHandle(mmap.mmap):

@@ -35,6 +35,7 @@ from mooncake._types import (
     TaskType,
     TensorParallelism,
     kept,
+    own_segment,
 )
 from mooncake.buffer_pool import BufferLease, BufferLeaseView, BufferPool
 from mooncake._engram import EngramStore, EngramStoreConfig
@@ -250,6 +251,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         self._segment = joined if segment > 0 else ""
         # Where no port is given, the original's are from 12300 to 14300.
         self._hostname = hostname if hostname.count(":") == 1 else f"{hostname}:{12300 + os.getpid() % 2000}"
+        own_segment(self._hostname, self._segment)
         return 0
 
     def setup_dummy(self, mem_pool_size, local_buffer_size, server_address):
@@ -524,20 +526,35 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return [key for key, code in zip(keys, native.remove(keys)) if code == 0] if keys else []
 
     def create_copy_task(self, key, targets):
-        """Copies are the cluster's to make: `kvplane control --replicas`. (id, number of the error)"""
+        """Has an object copied to a second node, as if it had been put with two replicas. Which node follows from the
+        key; the targets only have to be there. A cluster that keeps one copy of everything (`kvplane control
+        --replicas 1`) answers -1012. (id, number of the error)"""
         if self._native is None:
             return ((0, 0), _unset())
-        return ((0, 0), NOT_SUPPORTED if self.is_exist(key) == 1 else OBJECT_NOT_FOUND)
+        targets = [self._segment if target == self._hostname and self._segment else target for target in targets]
+        number, code = self._native.create_copy_task([key], targets)
+        return ((0, number), code)
 
     def create_move_task(self, key, source, target):
-        """Where an object is follows from its key. (id, number of the error)"""
+        """Where an object is follows from its key: a node is emptied by draining it. (id, number of the error)"""
         if self._native is None:
             return ((0, 0), _unset())
         return ((0, 0), NOT_SUPPORTED if self.is_exist(key) == 1 else OBJECT_NOT_FOUND)
 
     def query_task(self, task_id):
-        """There are no such tasks. (None, number of the error)"""
-        return (None, -1400)
+        """How a task is: (what is known of it, 0), or (None, number of the error)."""
+        if self._native is None:
+            return (None, _unset())
+        high, number = task_id
+        seen, code = self._native.task(number) if high == 0 and 0 <= number < 1 << 64 else (None, -1400)
+        if seen is None:
+            return (None, code)
+        state, objects, copied, created, updated, message = seen
+        task = QueryTaskResponse()
+        task.id, task.status = (0, number), TaskStatus(state)
+        task.created_at_ms_epoch, task.last_updated_at_ms_epoch = created, updated
+        task.message = message or f"{copied} of {objects} objects are copied"
+        return (task, 0)
 
     def get_offload_rpc_read_count(self):
         """Reads from other clients' disks: none, for there are none."""
@@ -587,7 +604,7 @@ def _code(code):
 
 def _kept_one(config, replace):
     if config is None:
-        return (0, 0, False, 0, True, 1) if replace else None
+        return (0, 0, False, 0, True, 1, [], False) if replace else None
     groups = getattr(config, "group_ids", None)
     return kept(config, replace, _group(groups[0]) if groups and len(groups) == 1 else 0)
 

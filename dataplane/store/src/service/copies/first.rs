@@ -228,6 +228,7 @@ impl Service {
         }
         self.note_orphans();
         self.next_copy_drop().or_else(|| self.next_push()).or_else(|| {
+            self.grant_wish();
             self.walk_on();
             self.next_push()
         })

@@ -21,6 +21,7 @@
 mod first;
 mod second;
 mod waits;
+mod wished;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -35,6 +36,7 @@ pub use first::copy_of;
 use first::{Owed, Push, Second};
 use kvplane_proto::Status;
 pub(super) use waits::CopyWaits;
+pub use wished::Wished;
 
 /// What became of copies so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -90,6 +92,9 @@ pub(super) struct Copies {
     push_bytes: u64,
     /// Objects that are to be copied next.
     queue: VecDeque<(Digest, Version)>,
+    /// Objects that were there when somebody wanted a copy of them, and when the next has its turn.
+    wishes: VecDeque<Digest>,
+    wish_ns: u64,
     /// Answers that wait for copies: of which version, and until when.
     awaited: BTreeMap<Digest, Vec<(Version, super::deferred::Slot, u64)>>,
     /// Where the walk for objects without a copy is, and when it goes on.

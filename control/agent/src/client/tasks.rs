@@ -1,0 +1,68 @@
+//! Copies of objects that are there already, made by tasks of the control plane.
+
+use kvplane_proto::client::Request;
+use kvplane_proto::{Digest, Status};
+use kvplane_rpc::message::{CancelTask, CreateTask, ListTasks, TASK_NAME_BYTES, TaskStatus};
+
+use super::Client;
+use crate::error::Error;
+
+impl Client {
+    /// Has the objects under these keys copied to the second owners of their slots, as if they had been put with two
+    /// replicas; the number of the task that sees to it. Where copies go follows from the keys: `targets`, names of
+    /// segments, only have to be there. Objects in stripes count as many; at most 512 go in one task.
+    ///
+    /// # Errors
+    /// When one of the objects is not there ([`Status::NotFound`]), or the control plane makes no task.
+    pub fn create_copy_task(&mut self, keys: &[impl AsRef<[u8]>], targets: &[String]) -> Result<u64, Error> {
+        let digests: Result<Vec<Digest>, Error> = keys.iter().map(|key| self.digest(key.as_ref())).collect();
+        let digests = self.parts_of(&digests?)?;
+        let digests = digests.into_iter().map(|digest| digest.0).collect();
+        let mut name = match keys {
+            [key] => String::from_utf8_lossy(key.as_ref()).into_owned(),
+            keys => format!("{} keys", keys.len()),
+        };
+        name.truncate(name.floor_char_boundary(TASK_NAME_BYTES));
+        let call = CreateTask { tenant: self.tenant_name(), name, digests, targets: targets.to_vec() };
+        Ok(self.link.call(call)?.id)
+    }
+
+    /// How a task of this client's tenant is; nothing where there is none of this number, or none any more.
+    ///
+    /// # Errors
+    /// When the control plane does not answer.
+    pub fn task(&self, id: u64) -> Result<Option<TaskStatus>, Error> {
+        let call = ListTasks { tenant: Some(self.tenant_name()), id: Some(id), after: 0 };
+        Ok(self.link.call(call)?.tasks.pop())
+    }
+
+    /// Ends a task of this client's tenant. What was copied stays copied.
+    ///
+    /// # Errors
+    /// When there is none of this number that is not over.
+    pub fn cancel_task(&self, id: u64) -> Result<(), Error> {
+        self.link.call(CancelTask { tenant: Some(self.tenant_name()), id }).map(|_| ())
+    }
+
+    fn tenant_name(&self) -> String {
+        String::from_utf8_lossy(&self.tenant).into_owned()
+    }
+
+    /// All that there is of these objects: those in stripes are their heads and their stripes.
+    fn parts_of(&mut self, digests: &[Digest]) -> Result<Vec<Digest>, Error> {
+        if digests.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sizes: Vec<Request> = digests.iter().map(|digest| Request::Size(*digest)).collect();
+        let results = self.run(&sizes)?;
+        let mut parts = Vec::with_capacity(digests.len());
+        for (digest, result) in digests.iter().zip(results) {
+            match result.status {
+                Status::Ok => parts.push(*digest),
+                Status::Striped => parts.extend(self.parts_of_striped(*digest)?),
+                status => return Err(self.problem("copy of an object".to_owned(), status)),
+            }
+        }
+        Ok(parts)
+    }
+}

@@ -1,0 +1,200 @@
+//! Tasks, hosted: first owners are asked for copies by orders, and callers told how far that is.
+//!
+//! In memory only. A number of a task says when the control plane that made it began to lead, so that none is taken for
+//! another's after a restart.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kvplane_cluster::{CopyProgress, Task, TaskLimits, TaskRefusal, TaskState as State, Tasks};
+use kvplane_proto::Digest;
+use kvplane_rpc::message::{
+    CancelTask, CopyState, CreateTask, Done, ListTasks, OBJECTS_PER_ORDER, TASK_NAME_BYTES, TASKS_PER_REPLY,
+    TaskCreated, TaskList, TaskState, TaskStatus,
+};
+use kvplane_rpc::{Refusal, RefusalCode};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use crate::control::Control;
+
+/// How long owners may take to answer an order. Those that do not are asked again.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest sleep while tasks are open.
+const SLEEP: Duration = Duration::from_millis(250);
+
+/// The tasks of a control plane.
+pub(crate) struct Hosted {
+    tasks: Mutex<Tasks>,
+    made: Notify,
+    /// When it began, in milliseconds since 1970.
+    began_ms: u64,
+}
+
+impl Default for Hosted {
+    fn default() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let limits = TaskLimits { objects: OBJECTS_PER_ORDER, ..TaskLimits::default() };
+        // A million tasks a second would have to be made for the numbers of two lives to meet.
+        let began_us = u64::try_from(since.as_micros()).unwrap_or(0);
+        Self { tasks: Mutex::new(Tasks::new(limits, began_us)), made: Notify::new(), began_ms: began_us / 1000 }
+    }
+}
+
+impl Hosted {
+    fn tasks(&self) -> MutexGuard<'_, Tasks> {
+        // They are whole between calls; one that ended in a bug is that call's loss.
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn refuse(code: RefusalCode, reason: impl Into<String>) -> Refusal {
+    Refusal::new(code, reason)
+}
+
+impl Control {
+    /// Makes a task.
+    pub(crate) fn create_task_now(&self, call: CreateTask) -> Result<TaskCreated, Refusal> {
+        let CreateTask { tenant, name, digests, targets } = call;
+        if name.len() > TASK_NAME_BYTES {
+            let reason = format!("a task's name of {} bytes is over the limit of {TASK_NAME_BYTES}", name.len());
+            return Err(refuse(RefusalCode::BadRequest, reason));
+        }
+        if !self.keeps_copies()? {
+            let reason = "this cluster keeps one copy of everything: start the control plane with --replicas 2";
+            return Err(refuse(RefusalCode::BadRequest, reason));
+        }
+        if !targets.is_empty() {
+            let view = self.view()?;
+            let is_known = |target: &&String| {
+                view.segments.iter().any(|segment| segment.name == **target || segment.address.to_string() == **target)
+            };
+            if let Some(target) = targets.iter().find(|target| !is_known(target)) {
+                return Err(refuse(RefusalCode::NotFound, format!("there is no segment {target:?}")));
+            }
+        }
+        let digests = digests.into_iter().map(Digest).collect();
+        let made = self.hosted.tasks().create(tenant, name, digests, self.now_ns());
+        self.hosted.made.notify_one();
+        made.map(|id| TaskCreated { id }).map_err(|why| match why {
+            TaskRefusal::Objects(objects) => {
+                let reason = format!("a task of {objects} objects: from 1 to {OBJECTS_PER_ORDER} may be");
+                refuse(RefusalCode::BadRequest, reason)
+            }
+            TaskRefusal::Full => refuse(RefusalCode::LimitReached, "too many tasks are open: try again later"),
+        })
+    }
+
+    /// How tasks are.
+    pub(crate) fn task_list(&self, call: &ListTasks) -> TaskList {
+        let tasks = self.hosted.tasks();
+        let of = |task: &&Task| call.tenant.as_ref().is_none_or(|tenant| *tenant == task.tenant);
+        let chosen: Vec<&Task> = match call.id {
+            Some(id) => tasks.get(id).into_iter().filter(of).collect(),
+            None => tasks.list(call.after).filter(of).take(TASKS_PER_REPLY + 1).collect(),
+        };
+        let more = chosen.len() > TASKS_PER_REPLY;
+        let status = |task: &&Task| self.task_status(task);
+        TaskList { tasks: chosen.iter().take(TASKS_PER_REPLY).map(status).collect(), more }
+    }
+
+    fn task_status(&self, task: &Task) -> TaskStatus {
+        let at_ms = |at_ns: u64| self.hosted.began_ms + at_ns / 1_000_000;
+        TaskStatus {
+            id: task.id,
+            tenant: task.tenant.clone(),
+            name: task.name.clone(),
+            state: match task.state {
+                State::Pending => TaskState::Pending,
+                State::Running => TaskState::Running,
+                State::Succeeded => TaskState::Succeeded,
+                State::Failed => TaskState::Failed,
+                State::Cancelled => TaskState::Cancelled,
+            },
+            // At most 512.
+            objects: task.objects as u32,
+            copied: task.copied as u32,
+            bytes: task.bytes,
+            created_ms: at_ms(task.created_ns),
+            updated_ms: at_ms(task.updated_ns),
+            message: task.message.clone(),
+        }
+    }
+
+    /// Ends a task.
+    pub(crate) fn cancel_task_now(&self, call: &CancelTask) -> Result<Done, Refusal> {
+        let now_ns = self.now_ns();
+        let mut tasks = self.hosted.tasks();
+        let of = |task: &&Task| call.tenant.as_ref().is_none_or(|tenant| *tenant == task.tenant);
+        let Some(state) = tasks.get(call.id).filter(of).map(|task| task.state) else {
+            return Err(refuse(RefusalCode::NotFound, format!("there is no task {}", call.id)));
+        };
+        if !tasks.cancel(call.id, now_ns) {
+            return Err(refuse(RefusalCode::BadRequest, format!("task {} is over: {state:?}", call.id)));
+        }
+        Ok(Done)
+    }
+
+    /// Asks first owners for the copies that are due, and waits for what they say.
+    async fn ask_for_copies(&self, due: Vec<(u64, usize, Digest)>) {
+        let mut by_node: BTreeMap<u64, Vec<(u64, usize, Digest)>> = BTreeMap::new();
+        let mut unasked = Vec::new();
+        for (id, object, digest) in due {
+            match self.owners(digest).ok().and_then(|owners| owners.first().copied()) {
+                Some(node) => by_node.entry(node).or_default().push((id, object, digest)),
+                None => unasked.push((id, object)),
+            }
+        }
+        let mut asked = Vec::new();
+        for (node, objects) in by_node {
+            match self.order_copies(node, objects.iter().map(|(.., digest)| digest.0).collect()) {
+                Ok(answer) => asked.push((objects, answer)),
+                Err(_) => unasked.extend(objects.into_iter().map(|(id, object, _)| (id, object))),
+            }
+        }
+        let until = Instant::now() + PATIENCE;
+        for (objects, answer) in asked {
+            let states = timeout_at(until, answer).await.ok().and_then(Result::ok).unwrap_or_default();
+            let now_ns = self.now_ns();
+            let mut tasks = self.hosted.tasks();
+            for (at, (id, object, _)) in objects.into_iter().enumerate() {
+                let progress = match states.get(at) {
+                    Some(CopyState::There { bytes }) => CopyProgress::There(*bytes),
+                    Some(CopyState::Missing) => CopyProgress::Missing,
+                    Some(CopyState::Alone) => CopyProgress::Alone,
+                    // Its slot moves, or nobody answered: the map says later whom to ask.
+                    Some(CopyState::Coming | CopyState::Elsewhere) | None => CopyProgress::Coming,
+                };
+                tasks.told(id, object, progress, now_ns);
+            }
+        }
+        let (now_ns, mut tasks) = (self.now_ns(), self.hosted.tasks());
+        for (id, object) in unasked {
+            tasks.told(id, object, CopyProgress::Coming, now_ns);
+        }
+    }
+}
+
+/// Carries tasks out, for as long as it is asked to.
+pub(crate) async fn run(control: Arc<Control>) {
+    loop {
+        let (due, next_ns) = {
+            let mut tasks = control.hosted.tasks();
+            (tasks.due(control.now_ns()), tasks.poll_timeout())
+        };
+        if !due.is_empty() {
+            control.ask_for_copies(due).await;
+            continue;
+        }
+        let made = control.hosted.made.notified();
+        match next_ns {
+            Some(at_ns) => {
+                let wait = Duration::from_nanos(at_ns.saturating_sub(control.now_ns())).min(SLEEP);
+                // Whichever comes first.
+                let _ = tokio::time::timeout(wait, made).await;
+            }
+            None => made.await,
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Copies of objects that are there already: somebody asks for one, and it is made within the rate of what moves in the
+//! background.
+//!
+//! A wish is a mark at the object and lasts as long as that does. Whoever asks again learns how far it is.
+
+use kvplane_proto::Digest;
+
+use super::super::{Service, owns};
+use super::first::QUEUE_MOST;
+use crate::Replica;
+
+/// How long an object that is read ahead for its copy may stay without being asked for.
+const AHEAD_NS: u64 = 10_000_000_000;
+
+/// How far the copy of an object is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Wished {
+    /// This shard does not own the object first.
+    #[default]
+    Elsewhere,
+    /// It does, and there is no object.
+    Missing,
+    /// The slot has no second owner.
+    Alone,
+    /// It is being made, or will be.
+    Coming,
+    /// The second owner has a copy, of so many bytes. It may have evicted it since.
+    There(u64),
+}
+
+impl Service {
+    /// An object of ours is to have a copy with the second owner of its slot, however it was put. What is on an SSD
+    /// only is read into memory first.
+    pub fn want_copy(&mut self, digest: Digest, now_ns: u64) -> Wished {
+        self.now_ns = self.now_ns.max(now_ns);
+        if !owns(&self.owned, digest) || self.is_hidden(digest) {
+            return Wished::Elsewhere;
+        }
+        let here = self.store.as_ref().and_then(|store| store.peek(digest)).map(|object| object.extent.bytes);
+        let Some(bytes) = here else {
+            let Some(view) = self.on_ssd(digest) else {
+                let coming = self.is_coming(digest) || self.may_be_elsewhere(digest);
+                return if coming { Wished::Coming } else { Wished::Missing };
+            };
+            self.prefetch(&view, self.now_ns.saturating_add(AHEAD_NS));
+            return Wished::Coming;
+        };
+        if !self.copies.seconds.contains_key(&digest.slot()) {
+            return Wished::Alone;
+        }
+        let sending = self.copies.pushes.contains_key(&digest);
+        let Some(store) = self.store.as_mut().filter(|store| !store.is_copy(digest)) else { return Wished::Elsewhere };
+        if store.is_copied(digest) && !sending {
+            return Wished::There(bytes);
+        }
+        if store.replica(digest) == Replica::None {
+            store.want_copy(digest);
+        }
+        let copies = &mut self.copies;
+        if !sending && !copies.wishes.contains(&digest) {
+            match copies.wishes.len() < QUEUE_MOST {
+                true => copies.wishes.push_back(digest),
+                false => self.walk_again(),
+            }
+        }
+        Wished::Coming
+    }
+
+    /// The next object that somebody wants a copy of gets its turn, if the rate allows.
+    pub(super) fn grant_wish(&mut self) {
+        let (now_ns, rate) = (self.now_ns, self.moves.limits().bytes_per_s.max(1));
+        while self.copies.queue.is_empty() && self.copies.wish_ns <= now_ns {
+            let Some(digest) = self.copies.wishes.pop_front() else { return };
+            let object = self.store.as_ref().and_then(|store| store.peek(digest));
+            let Some(object) = object.filter(|_| owns(&self.owned, digest)) else { continue };
+            self.copies.queue.push_back((digest, object.version));
+            let pause_ns = u128::from(object.extent.bytes) * 1_000_000_000 / u128::from(rate);
+            // A shard that moves nothing by itself was asked all the same.
+            let pause_ns = u64::try_from(pause_ns).unwrap_or(u64::MAX).min(1_000_000_000);
+            self.copies.wish_ns = now_ns.saturating_add(pause_ns);
+        }
+    }
+
+    /// When the next wish has its turn.
+    pub(super) fn wishes_timeout(&self) -> Option<u64> {
+        let copies = &self.copies;
+        (!copies.wishes.is_empty() && copies.wish_ns > self.now_ns).then_some(copies.wish_ns)
+    }
+}

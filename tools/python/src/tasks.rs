@@ -1,0 +1,48 @@
+//! Tasks that copy objects, in the numbers that Mooncake's users compare with.
+
+use kvplane::Error;
+use kvplane::rpc::message::{TaskState, TaskStatus};
+use kvplane::rpc::{CallError, RefusalCode};
+
+use crate::outcome::{failed, store_code};
+
+/// `TASK_NOT_FOUND`.
+const NO_TASK: i64 = -1400;
+/// `TASK_PENDING_LIMIT_EXCEEDED`.
+const TOO_MANY: i64 = -1401;
+/// `SEGMENT_NOT_FOUND`.
+const NO_SEGMENT: i64 = -101;
+/// `NOT_SUPPORTED`: this cluster keeps one copy of everything, or the task is too large.
+const NOT_HERE: i64 = -1012;
+
+/// A task as Python sees it: state by Mooncake's numbers, objects, copied ones, when it was made and last changed in
+/// milliseconds since 1970, and a message.
+pub(crate) type Seen = (u8, u32, u32, u64, u64, String);
+
+/// The number for why a task was not made, or not ended.
+pub(crate) fn code_of(error: &Error) -> i64 {
+    let Error::Call(CallError::Refused(refusal)) = error else { return store_code(error) };
+    let code = match refusal.known_code() {
+        Some(RefusalCode::NotFound) => NO_SEGMENT,
+        Some(RefusalCode::LimitReached) => TOO_MANY,
+        Some(RefusalCode::BadRequest) => NOT_HERE,
+        _ => return store_code(error),
+    };
+    failed(code, refusal.reason.clone())
+}
+
+/// A task, or the number for none.
+pub(crate) fn seen(task: Option<TaskStatus>) -> Result<Seen, i64> {
+    let Some(task) = task else { return Err(failed(NO_TASK, "there is no such task, or not any more")) };
+    let state = match task.state {
+        TaskState::Pending => 0,
+        TaskState::Running => 1,
+        TaskState::Failed | TaskState::Cancelled => 2,
+        TaskState::Succeeded => 3,
+    };
+    let message = match task.state {
+        TaskState::Cancelled => "cancelled".to_owned(),
+        _ => task.message,
+    };
+    Ok((state, task.objects, task.copied, task.created_ms, task.updated_ms, message))
+}
