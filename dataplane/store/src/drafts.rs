@@ -100,8 +100,8 @@ pub enum FillError {
 pub enum SealError {
     /// It is over, or another's.
     Stale,
-    /// It was sealed before, and became this version.
-    Sealed(Version),
+    /// It was sealed before, and became this version of that object.
+    Sealed(Digest, Version),
     /// A range is being filled.
     Busy,
     /// Some of it was not written.
@@ -327,7 +327,7 @@ impl Drafts {
             && (draft.generation, draft.state, draft.client) == (id.generation(), State::Vacant, client)
             && let Some(version) = draft.sealed
         {
-            return Err(SealError::Sealed(version));
+            return Err(SealError::Sealed(draft.digest, version));
         }
         let draft = self.open_of(client, id).ok_or(SealError::Stale)?;
         if !draft.filling.is_empty() {

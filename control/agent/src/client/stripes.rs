@@ -137,11 +137,17 @@ impl Client {
         while self.is_striped(stripe_bytes) {
             stripe_bytes = (stripe_bytes / 2).max(STRIPE_LEAST_BYTES);
         }
+        let mut tries = 0;
         loop {
             let nonce = u128::from(crate::link::seed()?) << 64 | u128::from(crate::link::seed()?);
             let head = Head::new(slice.local.bytes, stripe_bytes, nonce);
             let put = self.put_in_stripes(key, &head, slice, options);
-            let too_large = matches!(&put, Err(error) if error.status() == Some(Status::TooLarge));
+            let is = |status: Status| matches!(&put, Err(error) if error.status() == Some(status));
+            let too_large = is(Status::TooLarge);
+            tries += 1;
+            if is(Status::Exists) && tries < TRIES {
+                continue;
+            }
             if !too_large || stripe_bytes == STRIPE_LEAST_BYTES {
                 if let (Ok(Put::Stored(_)), Some(former)) = (&put, former) {
                     self.remove_stripes(digest, &former)?;
@@ -219,13 +225,14 @@ impl Client {
             let mut full = Vec::new();
             for (&stripe, result) in waiting.iter().zip(results) {
                 match result.status {
-                    // One that exists was stored by an attempt of this very put whose answer was lost.
-                    Status::Ok | Status::Exists => {}
+                    Status::Ok => {}
                     Status::NoSpace => full.push(stripe),
                     Status::TooLarge => {
                         self.striping.refused(head.stripe_bytes);
                         return Err(self.stripe_problem(stripe, head, Status::TooLarge));
                     }
+                    // One that exists was stored by an attempt of this very put whose answer was lost, and may still
+                    // wait for an SSD that does not take it. So nothing is known of it, and the put begins anew.
                     status => return Err(self.stripe_problem(stripe, head, status)),
                 }
             }

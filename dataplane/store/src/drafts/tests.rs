@@ -166,14 +166,14 @@ impl Both {
 
     fn seal(&mut self, at: usize) -> Result<(), TestCaseError> {
         let twin = &self.twins[at];
-        let (id, readers) = (twin.id, twin.readers);
+        let (id, readers, digest) = (twin.id, twin.readers, Digest(twin.key.into()));
         let complete = self.drafts.complete(CLIENT, id);
         if twin.open && twin.fills == 0 && twin.bytes.iter().all(|byte| *byte == 2) {
             let checksum = payload_checksum(&value(twin.key));
             let wanted = Complete { reservation: twin.reservation, checksum, readers };
             prop_assert_eq!(complete, Ok(wanted));
             self.drafts.seal(id, Some(Version(9)));
-            prop_assert_eq!(self.drafts.complete(CLIENT, id), Err(SealError::Sealed(Version(9))));
+            prop_assert_eq!(self.drafts.complete(CLIENT, id), Err(SealError::Sealed(digest, Version(9))));
             self.reads.retain(|read| *read != id);
             self.twins.remove(at);
         } else {

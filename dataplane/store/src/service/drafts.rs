@@ -244,15 +244,17 @@ impl Service {
             outcomes.push(match self.drafts.complete(client, draft) {
                 Ok(complete) => self.seal_one(draft, &complete),
                 // Whether that was acknowledged, or a copy of what it replaced still has to go, is not known any more.
-                Err(SealError::Sealed(_)) if self.owes_any() => {
+                Err(SealError::Sealed(..)) if self.owes_any() => {
                     Err(CommitReply { status: Status::Busy, version: Version(0) })
                 }
-                Err(SealError::Sealed(version)) => Err(CommitReply { status: Status::Ok, version }),
+                Err(SealError::Sealed(digest, version)) => {
+                    Err(CommitReply { status: self.kept(digest, version), version })
+                }
                 Err(error) => {
                     let status = match error {
                         SealError::Busy => Status::Busy,
                         SealError::Incomplete => Status::Pending,
-                        SealError::Stale | SealError::Sealed(_) => Status::Stale,
+                        SealError::Stale | SealError::Sealed(..) => Status::Stale,
                     };
                     Err(CommitReply { status, version: Version(0) })
                 }

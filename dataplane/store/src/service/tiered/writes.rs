@@ -149,6 +149,19 @@ impl Service {
         self.keep(made, told.filter(|_| waits.write));
     }
 
+    /// What is answered when it is asked again whether a version was made that was: its first answer may have waited for
+    /// the SSD, wait still, or have been a refusal.
+    pub(in crate::service) fn kept(&self, digest: Digest, version: Version) -> Status {
+        let Some(tiered) = &self.tiered else { return Status::Ok };
+        if tiered.writing.contains(&(digest, version)) || tiered.removing.contains(&digest) {
+            return Status::Busy;
+        }
+        let here = self.store.as_ref().and_then(|store| store.peek(digest)).is_some_and(|now| now.version >= version);
+        let there = tiered.tier.locate(digest).is_some_and(|view| view.version >= version);
+        // One that was taken back leaves nothing; neither does one that was removed since, which nobody can tell.
+        if here || there { Status::Ok } else { Status::Stale }
+    }
+
     /// Counts that an object was put, and says whether its answer waits until it is written.
     fn put_waits(&mut self, made: &Made) -> bool {
         let Some(tiered) = &mut self.tiered else { return false };
