@@ -149,8 +149,8 @@ impl Service {
         self.keep(made, told.filter(|_| waits.write));
     }
 
-    /// What is answered when it is asked again whether a version was made that was: its first answer may have waited for
-    /// the SSD, wait still, or have been a refusal.
+    /// What is answered when it is asked again whether a version was made that was: its first answer may have waited
+    /// for the SSD, wait still, or have been a refusal.
     pub(in crate::service) fn kept(&self, digest: Digest, version: Version) -> Status {
         let Some(tiered) = &self.tiered else { return Status::Ok };
         if tiered.writing.contains(&(digest, version)) || tiered.removing.contains(&digest) {
