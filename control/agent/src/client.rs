@@ -467,17 +467,12 @@ impl Client {
 
     /// The client's own buffer, of at least `bytes`.
     fn bounce(&mut self, bytes: usize) -> Result<Buffer, Error> {
-        if let Some(bounce) = self.bounce.as_ref().filter(|bounce| bounce.region.bytes() >= bytes) {
-            return Ok(bounce.clone());
-        }
-        if let Some(old) = self.bounce.take() {
-            self.unregister(old);
-        }
-        let options = RegionOptions {
+        let had = self.bounce.take();
+        let new = || RegionOptions {
             huge: HugePages::Try,
             ..RegionOptions::new("kvplane-bounce", bytes.max(BOUNCE_BYTES).next_power_of_two())
         };
-        let buffer = self.register(Region::allocate(&options)?);
+        let buffer = self.room(had, bytes, new)?;
         self.bounce = Some(buffer.clone());
         Ok(buffer)
     }

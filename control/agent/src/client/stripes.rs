@@ -114,25 +114,35 @@ impl Client {
         self.striping.is_striped(bytes)
     }
 
-    /// Whether all stripes of an object are there.
-    fn is_whole(&mut self, digest: Digest, head: &Head) -> Result<bool, Error> {
+    /// How many stripes of an object are not there.
+    fn lost_stripes(&mut self, digest: Digest, head: &Head) -> Result<u64, Error> {
         let requests: Vec<Request> = head.digests(digest).map(Request::Exists).collect();
-        Ok(self.run(&requests)?.iter().all(|result| result.status != Status::NotFound))
+        let there = self.run(&requests)?;
+        Ok(there.iter().filter(|result| result.status == Status::NotFound).count() as u64)
+    }
+
+    /// The head of the striped object that a put replaces, if it is one, and how it does; nothing where an object is
+    /// there that stays. What is left of one that lost stripes is in nobody's way.
+    fn replaced_by(
+        &mut self,
+        key: &[u8],
+        digest: Digest,
+        options: &PutOptions,
+    ) -> Result<Option<(Option<Head>, PutOptions)>, Error> {
+        let former = self.head_of(digest)?;
+        let stays = match &former {
+            _ if options.replace => false,
+            Some(former) => self.lost_stripes(digest, former)? == 0,
+            None => self.exists(key)?,
+        };
+        let replace = options.replace || former.is_some();
+        Ok((!stays).then_some((former, PutOptions { replace, ..*options })))
     }
 
     /// Stores one large object in stripes, which are shorter where shards take no longer ones.
     pub(super) fn put_striped(&mut self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
         let digest = self.digest(key)?;
-        let former = self.head_of(digest)?;
-        let there = match &former {
-            Some(former) => self.is_whole(digest, former)?,
-            None => !options.replace && self.exists(key)?,
-        };
-        if !options.replace && there {
-            return Ok(Put::Exists);
-        }
-        // What is left of an object that lost stripes is in nobody's way.
-        let options = &PutOptions { replace: options.replace || former.is_some(), ..*options };
+        let Some((former, options)) = self.replaced_by(key, digest, options)? else { return Ok(Put::Exists) };
         let mut stripe_bytes = self.striping.stripe_bytes.min(slice.local.bytes.div_ceil(2)).max(STRIPE_LEAST_BYTES);
         while self.is_striped(stripe_bytes) {
             stripe_bytes = (stripe_bytes / 2).max(STRIPE_LEAST_BYTES);
@@ -141,7 +151,7 @@ impl Client {
         loop {
             let nonce = u128::from(crate::link::seed()?) << 64 | u128::from(crate::link::seed()?);
             let head = Head::new(slice.local.bytes, stripe_bytes, nonce);
-            let put = self.put_in_stripes(key, &head, slice, options);
+            let put = self.put_in_stripes(key, &head, slice, &options);
             let is = |status: Status| matches!(&put, Err(error) if error.status() == Some(status));
             let too_large = is(Status::TooLarge);
             tries += 1;
@@ -175,11 +185,8 @@ impl Client {
             .map(|_| Head::new(bytes, bytes, u128::from(draw.next_u64()) << 64 | u128::from(draw.next_u64())))
             .find(|head| place(head.digest(digest, 0)));
         let Some(head) = head else { return Ok(None) };
-        let former = self.head_of(digest)?;
-        if !options.replace && (former.is_some() || self.exists(key)?) {
-            return Ok(Some(Put::Exists));
-        }
-        let put = match self.put_in_stripes(key, &head, slice, options) {
+        let Some((former, options)) = self.replaced_by(key, digest, options)? else { return Ok(Some(Put::Exists)) };
+        let put = match self.put_in_stripes(key, &head, slice, &options) {
             Err(error) if matches!(error.status(), Some(Status::NoSpace | Status::TooLarge)) => return Ok(None),
             put => put?,
         };
@@ -243,15 +250,11 @@ impl Client {
             waiting = full;
         }
         // Room for the last ones may have been made by evicting the first: the object is larger than the cluster.
-        let requests: Vec<Request> = head.digests(digest).map(Request::Exists).collect();
-        let there = self.run(&requests)?;
-        let lost = there.iter().filter(|result| result.status == Status::NotFound).count();
+        let lost = self.lost_stripes(digest, head)?;
         if lost > 0 {
             let (bytes, stripes) = (head.bytes, head.stripes());
-            let what = format!(
-                "put of {bytes} bytes: the cluster has room for {} of its {stripes} stripes",
-                stripes - lost as u64
-            );
+            let room = stripes - lost;
+            let what = format!("put of {bytes} bytes: the cluster has room for {room} of its {stripes} stripes");
             return Err(self.problem(what, Status::TooLarge));
         }
         Ok(())
@@ -262,26 +265,36 @@ impl Client {
     }
 
     fn put_head(&mut self, key: &[u8], head: &Head, options: &PutOptions) -> Result<Put, Error> {
-        let bounce = self.room_for_heads(1)?;
-        bounce.region().copy_in(0, &head.encode());
+        let room = self.room_for_heads(1)?;
+        room.region().copy_in(0, &head.encode());
         let options = PutOptions { part: Part::Head, ..*options };
-        let mut outcomes = self.batch_put_whole(&[(key, bounce.slice(0, HEAD_BYTES))], &options)?;
+        let mut outcomes = self.batch_put_whole(&[(key, room.slice(0, HEAD_BYTES))], &options)?;
         outcomes.pop().unwrap_or(Ok(Put::Exists))
     }
 
     /// Memory for heads: never that of values, which may be on their way from or to it meanwhile.
     fn room_for_heads(&mut self, heads: usize) -> Result<Buffer, Error> {
         let bytes = HEAD_BYTES * heads.max(1);
-        if let Some(room) = self.striping.heads.as_ref().filter(|room| room.region().bytes() >= bytes) {
-            return Ok(room.clone());
-        }
-        if let Some(old) = self.striping.heads.take() {
-            self.unregister(old);
-        }
-        let region = Region::allocate(&RegionOptions::new("kvplane-heads", bytes.max(4096).next_power_of_two()))?;
-        let room = self.register(region);
+        let had = self.striping.heads.take();
+        let new = || RegionOptions::new("kvplane-heads", bytes.max(4096).next_power_of_two());
+        let room = self.room(had, bytes, new)?;
         self.striping.heads = Some(room.clone());
         Ok(room)
+    }
+
+    /// The memory that there was, if it has so many bytes; else new memory in its place.
+    pub(super) fn room(
+        &mut self,
+        had: Option<Buffer>,
+        bytes: usize,
+        new: impl Fn() -> RegionOptions,
+    ) -> Result<Buffer, Error> {
+        match had {
+            Some(room) if room.region.bytes() >= bytes => return Ok(room),
+            Some(old) => self.unregister(old),
+            None => {}
+        }
+        Ok(self.register(Region::allocate(&new())?))
     }
 
     /// What the head of a striped object says; nothing where there is none.

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use kvplane_proto::ids::ReservationId;
 use kvplane_proto::message::PutAck;
 
-/// By the reservation's place: there are no more than reservations have places, whether or not they end in order.
+/// By the reservation's place. That of a put that was given up stays until its place is used again by one that asks:
+/// there are no more than reservations have places.
 #[derive(Debug, Default)]
 pub(super) struct Acks(BTreeMap<u32, (ReservationId, PutAck)>);
 
