@@ -284,8 +284,8 @@ impl Scheduler {
         asked
     }
 
-    /// Makes any other call of the Conductor's within the budget: who has how much of a prompt, why a request went where
-    /// it went, and what instances say of themselves (they register, report, go).
+    /// Makes any other call of the Conductor's within the budget: who has how much of a prompt, why a request went to
+    /// where it went, and what instances say of themselves (they register, report, go).
     ///
     /// # Errors
     /// What the Conductor refuses, and when it cannot be reached in time: then the call may take effect all the same.

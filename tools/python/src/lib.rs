@@ -33,8 +33,8 @@ fn last_error() -> String {
     outcome::last()
 }
 
-/// Hashes of a prompt's full blocks as vLLM makes them (`sha256_cbor`), the last 64 bits of each. `seed` is the engines'
-/// `PYTHONHASHSEED`.
+/// Hashes of a prompt's full blocks as vLLM makes them (`sha256_cbor`), the last 64 bits of each. `seed` is the
+/// engines' `PYTHONHASHSEED`.
 #[pyfunction]
 fn block_hashes(
     py: Python<'_>,

@@ -106,8 +106,8 @@ impl Scheduler {
         Ok(Self { line: RwLock::new(Some(Arc::new(line))), process: std::process::id() })
     }
 
-    /// Where a request goes; waits for an instance up to `patience`. With a `reservation`, where it goes whose instances
-    /// `failed`.
+    /// Where a request goes; waits for an instance up to `patience`. With a reservation and its instances that
+    /// `failed`, where it goes instead.
     #[pyo3(signature = (asked, hashes, mode, patience, failed=None))]
     fn schedule(
         &self,
@@ -232,7 +232,8 @@ impl Scheduler {
         self.ask(py, |line| line.call(DeregisterInstance { tenant, instance, life })).map_or_else(|code| code, |_| 0)
     }
 
-    /// How busy an instance is: its tenant, name, life and the report's number; prompts' tokens, decodes' tokens, decodes.
+    /// How busy an instance is: its tenant, name, life and the report's number; prompts' tokens, decodes' tokens,
+    /// decodes.
     fn report_load(&self, py: Python<'_>, of: (String, String, u64, u64), load: (u64, u64, u32)) -> i64 {
         let (tenant, instance, life, seq) = of;
         let (queued_tokens, decode_tokens, decodes) = load;

@@ -1,4 +1,5 @@
-//! What a scheduler and the Conductor tell each other, as Python has it: dictionaries of plain values, times in seconds.
+//! What a scheduler and the Conductor tell each other, as Python has it: dictionaries of plain values, times in
+//! seconds.
 
 use std::time::Duration;
 
