@@ -3,8 +3,8 @@
 //! What is fetched `per_s` times a second and takes `s` seconds of a NIC keeps each of its `n` sources busy for a part
 //! `load = other + per_s * s / n` of the time. Who fetches waits `s * load / (2 * (1 - load))` for it, as in a queue
 //! with random arrivals and equal services (Pollaczek and Khinchin); where more comes than goes, half of what has piled
-//! up at the end of the horizon. A copy is a source more. It is worth it when it saves all who fetch within the horizon more
-//! time than making it takes of two NICs.
+//! up at the end of the horizon. A copy is a source more. It is worth it when it saves all who fetch within the horizon
+//! more time than making it takes of two NICs.
 //!
 //! Copies have a budget of bytes. Where it is used up, those go from it that save the least for their bytes, if that is
 //! less than half of what takes their place; nobody fetches those that are not told of any more. What leaves the budget

@@ -38,12 +38,13 @@ fn last_error() -> String {
 #[pyfunction]
 fn block_hashes(
     py: Python<'_>,
-    tokens: Vec<u32>,
+    tokens: &Bound<'_, PyAny>,
     block_tokens: usize,
     seed: &str,
     lora: &str,
     salt: &str,
 ) -> PyResult<Vec<u64>> {
+    let tokens: Vec<u32> = tokens.extract()?;
     if block_tokens == 0 || tokens.len() > kvplane::MAX_HASHED_TOKENS {
         let (count, most) = (tokens.len(), kvplane::MAX_HASHED_TOKENS);
         let why = format!("{count} tokens in blocks of {block_tokens}: at most {most}, and blocks of at least one");

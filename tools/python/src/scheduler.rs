@@ -129,8 +129,8 @@ impl Scheduler {
         let context = context.out();
         let request = Schedule { client: 0, request, context, tokens, hashes, wait_ns: 0, mode, barred };
         let patience = Duration::from_nanos(nanoseconds(patience));
-        let decided = self.ask(py, |line| match &failed {
-            Some((reservation, failed)) => line.reschedule(*reservation, failed, request, patience),
+        let decided = self.ask(py, |line| match failed {
+            Some((reservation, failed)) => line.reschedule(reservation, &failed, request, patience),
             None => line.schedule(request, patience),
         });
         Ok(decided.map_or_else(|code| (code, None), |decision| (0, Some(Decided::of(decision)))))
