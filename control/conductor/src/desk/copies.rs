@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::hot::LEAST;
 use super::{Assigned, Desk, Pool, PoolKey, Source};
 use crate::copies::{CopyConfig, CopyCounts, CopyOrder, Fetched, Sources};
 use crate::hot::HotRow;
@@ -77,10 +78,10 @@ impl Desk {
         let mut chains: Vec<(Arc<[u64]>, usize)> = Vec::new();
         for (number, pool) in &mut self.pools {
             let block_bytes = u64::from(pool.key.block_tokens) * pool.token_bytes;
-            for row in pool.fetched.most(ROWS, now_ns) {
+            for row in pool.fetched.most(ROWS, now_ns).into_iter().take_while(|row| row.per_minute >= LEAST) {
                 let head = pool.head(&row, self.scratch.found_mut());
                 let pieces = row.chain.len().saturating_sub(head) as u64;
-                let Some(last) = row.chain.last().filter(|_| pieces > 0 && row.per_minute > 0.0) else { continue };
+                let Some(last) = row.chain.last().filter(|_| pieces > 0) else { continue };
                 let key = (*number, row.context, *last);
                 let (per_s, bytes) = (row.per_minute / 60.0, pieces * block_bytes);
                 all.push(Fetched { key, per_s, bytes, pieces, places: 1 });

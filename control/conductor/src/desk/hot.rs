@@ -6,8 +6,8 @@ use crate::index::Tiers;
 
 /// Holders that are counted at most.
 const HOLDERS: usize = 1_024;
-/// How often a minute a beginning comes that is told of.
-const LEAST: f64 = 0.5;
+/// How often a minute a beginning comes that counts.
+pub(super) const LEAST: f64 = 0.5;
 
 /// A beginning of prompts that is reused often.
 #[derive(Clone, Debug, PartialEq)]
