@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use kvplane::rpc::conductor::{
     BlockTier, InstancePart, PromptContext, QueryPrefix, RegisterInstance, RequestStep, Schedule, ScheduleMode,
-    ScheduleRefusal,
+    ScheduleRefusal, Scheduled, UpdateRequest,
 };
+use kvplane::rpc::message::{ListTasks, TaskState};
+use kvplane::rpc::placement::ShowCopies;
 use kvplane::rpc::{ClientConfig, Role};
 use kvplane::{Client, Control, ControlLink, Decision, Scheduler};
 use kvplane_server::{ControlConfig, ControlHandle, ControlServer, DeskConfig};
@@ -135,4 +137,48 @@ fn blocks_in_the_store_are_known() {
     until(5);
     assert!(client.remove(key(3).as_bytes()).is_ok());
     until(2);
+}
+
+/// What many requests fetch from one node is copied to a second one, without anybody asking for it.
+#[test]
+fn a_prefix_that_many_fetch_from_the_store_is_copied() {
+    let bed = Bed::start_with(2, 16 << 20, |config| {
+        config.cluster.replicas = 2;
+        // A block of 1 MiB takes a sixth of a second.
+        config.conductor.iter_mut().for_each(|desk| desk.books.nic_bytes_s = 6 << 20);
+    });
+    let mut client = Client::connect(&bed.client_config(false)).expect("a client");
+    client.put(format!("m@tp_rank:0@{:016x}", 7).as_bytes(), b"kv").expect("room");
+    let router = ControlLink::to(&bed.control_name(), Role::Scheduler).expect("a line");
+    let tokens = 1 << 16;
+    for instance in 0..16 {
+        let name = format!("i{instance}");
+        let spec = RegisterInstance { block_tokens: tokens, token_bytes: 16, ..register(&name) };
+        router.call(spec).expect("room");
+    }
+    let context = PromptContext { model: "m".to_owned(), block_tokens: tokens, ..PromptContext::default() };
+    let end = Instant::now() + PATIENCE;
+    let mut number = 0;
+    loop {
+        for _ in 0..20 {
+            number += 1;
+            let mode = ScheduleMode::Now;
+            let (context, hashes) = (context.clone(), vec![7]);
+            let asked = Schedule { context, hashes, tokens, mode, ..request(&number.to_string()) };
+            let Scheduled::Assigned(assigned) = router.call(asked).expect("served") else { panic!("bound at once") };
+            let step = RequestStep::Ended;
+            router.call(UpdateRequest { reservation: assigned.reservation, step }).expect("booked");
+        }
+        let shown = router.call(ShowCopies).expect("a Conductor");
+        assert!(shown.possible && shown.failed == 0, "{shown:?}");
+        if shown.made == 1 {
+            assert_eq!((shown.prefixes, shown.coming, shown.bytes), (1, 0, 1 << 20), "{shown:?}");
+            break;
+        }
+        assert!(Instant::now() < end, "no copy was made: {shown:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // It is the store's own task that did it.
+    let tasks = router.call(ListTasks { tenant: None, id: None, after: 0 }).expect("a control plane").tasks;
+    assert_eq!((tasks.len(), tasks[0].state, tasks[0].copied), (1, TaskState::Succeeded, 1), "{tasks:?}");
 }

@@ -66,6 +66,7 @@ pub use transfer::{
 pub use which::{Control, Remote};
 
 pub use kvplane_cluster::p2p::{Interval, Layout, ShardPlace};
+pub use kvplane_conductor::engine::hashes::{MAX_TOKENS as MAX_HASHED_TOKENS, vllm as vllm_block_hashes};
 pub use kvplane_engine::{
     Eviction, HugePages, IoChoice, Pacing, PageKind, PutAck, Region, RegionError, RegionOptions, ShardSnapshot,
     TierPolicy, WritePolicy, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu,

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use kvplane_conductor::fallback;
 use kvplane_proto::Digest;
 use kvplane_rpc::conductor::{
-    Assignment, InstancePart, InstanceStatus, InstanceTable, RequestStep, Schedule, ScheduleRefusal, Scheduled,
-    UpdateRequest, WatchAssignments, WatchInstances,
+    Assignment, InstancePart, InstanceStatus, InstanceTable, RequestStep, Reschedule, Schedule, ScheduleRefusal,
+    Scheduled, UpdateRequest, WatchAssignments, WatchInstances,
 };
-use kvplane_rpc::message::CreateTask;
+use kvplane_rpc::message::{CreateTask, Request};
 use kvplane_rpc::{CallError, Role};
 
 use crate::error::Error;
@@ -53,6 +53,8 @@ pub enum Decision {
 #[derive(Default)]
 struct Inner {
     table: InstanceTable,
+    /// Tables that came.
+    tables: u64,
     /// By request: what was told and is not taken yet.
     told: HashMap<String, Scheduled>,
     /// By instance: requests that went there by our own rule.
@@ -111,7 +113,10 @@ impl Scheduler {
         if !self.shared.watches.swap(true, Ordering::AcqRel) {
             let stream = Stream(Arc::clone(&self.shared), |shared| &shared.watches);
             self.link.stream(WatchInstances, move |table| {
-                stream.0.inner().table = table;
+                let mut inner = stream.0.inner();
+                inner.table = table;
+                inner.tables += 1;
+                drop(inner);
                 stream.0.changed.notify_all();
                 true
             })?;
@@ -174,6 +179,26 @@ impl Scheduler {
         }
     }
 
+    /// The first table after the `seen` that came, and how many came since the line was made: 0 to begin with. None
+    /// when that takes longer than `patience`.
+    #[must_use]
+    pub fn table_after(&self, seen: u64, patience: Duration) -> Option<(u64, InstanceTable)> {
+        let until = Instant::now() + patience;
+        loop {
+            // A failure to begin a stream is seen by the next call.
+            let _ = self.follow();
+            let inner = self.shared.inner();
+            if inner.tables > seen {
+                return Some((inner.tables, inner.table.clone()));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            drop(self.shared.changed.wait_timeout(inner, LOOK.min(left)));
+        }
+    }
+
     /// Where a request goes; waits up to `patience` where it has to wait for an instance. The request's client is set
     /// here.
     ///
@@ -185,37 +210,61 @@ impl Scheduler {
         if request.wait_ns == 0 {
             request.wait_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         }
+        self.settle(&request, until, |line| line.ask(&request))
+    }
+
+    /// Where a booked request goes whose instances `failed`; it keeps its place among those who wait. `request` is what
+    /// was scheduled, for when it has to wait, or the Conductor is away.
+    ///
+    /// # Errors
+    /// When there is no such reservation any more; and as [`Self::schedule`].
+    pub fn reschedule(
+        &self,
+        reservation: u64,
+        failed: &[String],
+        mut request: Schedule,
+        patience: Duration,
+    ) -> Result<Decision, Error> {
+        request.client = self.client;
+        request.barred.extend_from_slice(failed);
+        let call = Reschedule { reservation, failed: failed.to_vec() };
+        // What was told of it before is of the instances that failed.
+        self.shared.inner().told.remove(&request.request);
+        self.settle(&request, Instant::now() + patience, |line| line.ask(&call))
+    }
+
+    /// What becomes of a request that is asked for so, until then; by our own rule while nobody answers.
+    fn settle(
+        &self,
+        request: &Schedule,
+        until: Instant,
+        first: impl FnOnce(&Self) -> Result<Scheduled, Error>,
+    ) -> Result<Decision, Error> {
         if self.shared.inner().left_alone_until.is_some_and(|until| Instant::now() < until) {
-            return self.decide(&request);
+            return self.decide(request);
         }
-        let id = request.request.clone();
-        let mut answer = match self.ask(&request) {
-            Ok(answer) => answer,
-            Err(error) if is_away(&error) => return self.decide(&request),
-            Err(error) => return Err(error),
-        };
+        let id = &request.request;
+        let mut asked = first(self);
         loop {
-            match answer {
-                Scheduled::Assigned(assignment) => {
-                    self.shared.inner().told.remove(&id);
+            match asked {
+                Err(error) if is_away(&error) => return self.decide(request),
+                Err(error) => return Err(error),
+                Ok(Scheduled::Assigned(assignment)) => {
+                    self.shared.inner().told.remove(id);
                     return Ok(Decision::Booked(assignment));
                 }
-                Scheduled::Refused { why, retry_after_ns } => {
-                    self.shared.inner().told.remove(&id);
+                Ok(Scheduled::Refused { why, retry_after_ns }) => {
+                    self.shared.inner().told.remove(id);
                     return Ok(Decision::Refused { why, retry_after: Duration::from_nanos(retry_after_ns) });
                 }
-                Scheduled::Queued { reservation, .. } => {
-                    answer = match self.wait_told(&id, until) {
-                        Some(told) => told,
-                        None if Instant::now() < until => match self.ask(&request) {
-                            Ok(answer) => answer,
-                            Err(error) if is_away(&error) => return self.decide(&request),
-                            Err(error) => return Err(error),
-                        },
+                Ok(Scheduled::Queued { reservation, .. }) => {
+                    asked = match self.wait_told(id, until) {
+                        Some(told) => Ok(told),
+                        None if Instant::now() < until => self.ask(request),
                         None => {
                             // It may have ended there at the same moment.
                             let _ = self.update(reservation, RequestStep::Ended);
-                            Scheduled::Refused { why: ScheduleRefusal::Waited, retry_after_ns: 0 }
+                            Ok(Scheduled::Refused { why: ScheduleRefusal::Waited, retry_after_ns: 0 })
                         }
                     };
                 }
@@ -223,13 +272,29 @@ impl Scheduler {
         }
     }
 
-    fn ask(&self, request: &Schedule) -> Result<Scheduled, Error> {
+    fn ask<R>(&self, request: &R) -> Result<Scheduled, Error>
+    where
+        R: Request<Reply = Scheduled> + Clone + Send + 'static,
+    {
         self.follow()?;
         let asked = self.link.call_within(request.clone(), self.budget);
         if asked.as_ref().is_err_and(is_away) {
             self.shared.inner().left_alone_until = Some(Instant::now() + LEAVE_ALONE);
         }
         asked
+    }
+
+    /// Makes any other call of the Conductor's within the budget: who has how much of a prompt, why a request went to
+    /// where it went, and what instances say of themselves (they register, report, go).
+    ///
+    /// # Errors
+    /// What the Conductor refuses, and when it cannot be reached in time: then the call may take effect all the same.
+    pub fn call<R>(&self, request: R) -> Result<R::Reply, Error>
+    where
+        R: Request + Send + 'static,
+        R::Reply: Send + 'static,
+    {
+        self.link.call_within(request, self.budget)
     }
 
     /// What is told of a request; nothing when the stream has ended, so that it must be asked again, or at the end.
@@ -300,7 +365,7 @@ impl Scheduler {
     /// # Errors
     /// When it is not booked any more, or the Conductor cannot be reached.
     pub fn update(&self, reservation: u64, step: RequestStep) -> Result<(), Error> {
-        self.link.call_within(UpdateRequest { reservation, step }, self.budget).map(|_| ())
+        self.call(UpdateRequest { reservation, step }).map(|_| ())
     }
 }
 

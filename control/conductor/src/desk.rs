@@ -10,6 +10,7 @@
 
 mod asked;
 mod cache;
+mod copies;
 mod error;
 mod hot;
 mod instances;
@@ -23,12 +24,15 @@ use std::sync::Arc;
 use kvplane_proto::Digest;
 use kvplane_proto::rng::mix64;
 
+use crate::copies::{Copies, CopyConfig};
+use crate::hot::HotTable;
 use crate::index::{ContextId, ContextKey, HolderId, IndexError, PrefixIndex};
 use crate::policy::{Named, Slo};
 use crate::scheduler::{Conductor, ConductorConfig, Request, Scratch};
 
 pub use asked::{Answer, Asked, Assigned, Mode, Source, Step, Why};
 pub use cache::{Ack, CacheBatch, CacheChange, CacheEvent, Wanted};
+pub use copies::{CopyKey, CopyState, CopyWanted};
 pub use error::DeskError;
 pub use hot::HotPrefix;
 pub use instances::{InstanceSpec, Load, Part, Registered};
@@ -68,6 +72,8 @@ pub struct DeskConfig {
     pub policy: Named,
     /// Whether requests that cannot be served as promised are refused: see [`Named::make`].
     pub refuses: bool,
+    /// What copies of hot prefixes may take that the Conductor asks the shared store for.
+    pub copies: CopyConfig,
 }
 
 impl Default for DeskConfig {
@@ -86,6 +92,7 @@ impl Default for DeskConfig {
             books: ConductorConfig { index, max_queue: 8_192, lease_ns: u64::MAX, ..books },
             policy: Named::Ours,
             refuses: false,
+            copies: CopyConfig::default(),
         }
     }
 }
@@ -120,7 +127,9 @@ struct Pool {
     /// Prompts of which more was cached than the index knew, one after the other.
     surprises: u32,
     hits: Hits,
-    hot: hot::Hot,
+    /// What is reused most, and what is fetched most from the shared store.
+    hot: HotTable,
+    fetched: HotTable,
 }
 
 /// What came of questions.
@@ -186,6 +195,7 @@ pub struct Desk {
     next_request: u64,
     version: u64,
     scratch: Scratch,
+    copies: Copies<CopyKey>,
     /// What was counted.
     pub counts: Counts,
 }
@@ -196,6 +206,7 @@ impl Desk {
     #[must_use]
     pub fn new(config: DeskConfig, first: u64) -> Self {
         Self {
+            copies: Copies::new(config.copies),
             config,
             pools: BTreeMap::new(),
             instances: BTreeMap::new(),
@@ -274,7 +285,8 @@ impl Desk {
             requests: 0,
             surprises: 0,
             hits,
-            hot: hot::Hot::default(),
+            hot: HotTable::default(),
+            fetched: HotTable::default(),
         };
         self.pools.insert(number, pool);
         Ok(number)

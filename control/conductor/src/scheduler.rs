@@ -50,6 +50,9 @@ pub struct ConductorConfig {
     pub decode_model: DecodeModel,
     /// Whether reports refit the cost model and factors of instances.
     pub learns: bool,
+    /// Whether instances are taken to have for the next request what they fetch for one, as engines do whose cache it
+    /// passes through.
+    pub keeps_fetched: bool,
 }
 
 impl Default for ConductorConfig {
@@ -68,6 +71,7 @@ impl Default for ConductorConfig {
             model: PrefillModel::default(),
             decode_model: DecodeModel::default(),
             learns: true,
+            keeps_fetched: true,
         }
     }
 }

@@ -10,6 +10,8 @@ use proptest::prelude::*;
 
 const SECOND: u64 = 1_000_000_000;
 const BLOCK: u32 = 16;
+/// Tokens of a block that is fetched rather than computed.
+const LONG: u32 = 1 << 16;
 
 fn desk() -> Desk {
     let index = IndexConfig { max_blocks: 1 << 16, max_records: 1 << 16, max_holders: 64, max_contexts: 4, seed: 7 };
@@ -100,6 +102,65 @@ fn what_the_store_has_is_said() {
     (0..4).for_each(|at| ask(&mut desk, at, head.clone(), 0));
     let hot = desk.hot(8, 0);
     assert_eq!((hot.len(), hot[0].holders, hot[0].stored), (1, 1, true));
+}
+
+/// Sixteen instances have the head of all prompts, and nobody but the store has what follows.
+fn desk_with_a_store() -> (Desk, Vec<u64>) {
+    let index = IndexConfig { max_blocks: 1 << 10, max_records: 1 << 10, max_holders: 64, max_contexts: 4, seed: 7 };
+    // A block of 1 MiB takes a sixth of a second.
+    let books = ConductorConfig { index, lease_ns: u64::MAX, nic_bytes_s: 6 << 20, ..DeskConfig::default().books };
+    let (mut desk, prompt) = (Desk::new(DeskConfig { books, ..DeskConfig::default() }, 0), prompt(5, 2));
+    for at in 0..16 {
+        let spec = InstanceSpec {
+            name: format!("i{at}"),
+            life: 1,
+            tenant: String::new(),
+            model: "m".to_owned(),
+            block_tokens: LONG,
+            token_bytes: 16,
+            part: Part::Prefill,
+            capacity_tokens: 0,
+            report_ns: 0,
+            address: String::new(),
+        };
+        desk.register(spec, 0).expect("room");
+        hold(&mut desk, &format!("i{at}"), 0, prompt[..1].to_vec());
+    }
+    for (part, hash) in prompt.iter().enumerate() {
+        assert!(desk.store_has(part as u64, "", "m", *hash, true).expect("room"));
+    }
+    (desk, prompt)
+}
+
+fn fetch(desk: &mut Desk, hashes: &[u64], count: u64) {
+    let context = ContextKey { model: "m".to_owned(), block_tokens: LONG, ..ContextKey::default() };
+    for number in 0..count {
+        let (request, barred, tokens) = (format!("r{number}"), Vec::new(), hashes.len() as u32 * LONG);
+        let (context, hashes) = (context.clone(), hashes.to_vec());
+        let asked = Asked { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: Mode::Now, barred };
+        let Answer::Assigned(assigned) = desk.schedule(&asked, 0).expect("served") else { panic!("bound at once") };
+        assert_eq!(assigned.reuse_tokens, tokens);
+        desk.update(assigned.reservation, Step::Ended, 0).expect("booked");
+    }
+}
+
+#[test]
+fn what_is_fetched_often_is_to_be_copied_without_the_head_that_all_have() {
+    let (mut desk, prompt) = desk_with_a_store();
+    fetch(&mut desk, &prompt[..1], 200);
+    assert_eq!(desk.copies_wanted(8, 0), vec![], "all have it");
+    fetch(&mut desk, &prompt, 100);
+    assert_eq!(desk.copies_wanted(1, 0), vec![], "there is no second node");
+    let wanted = desk.copies_wanted(8, 0);
+    assert_eq!(wanted.iter().map(|one| &one.hashes[..]).collect::<Vec<_>>(), [&prompt[1..]]);
+    assert_eq!((desk.copies().coming, desk.copies().bytes), (1, 1 << 20));
+    assert_eq!(desk.copies_wanted(8, 0), vec![], "it is being made");
+    desk.copy_ended(wanted[0].key, true, 0);
+    assert_eq!((desk.copies().prefixes, desk.copies().counts.made), (1, 1));
+    assert!(desk.hot(8, 0).iter().all(|row| row.copied == (row.hash == prompt[1])));
+    // Nobody fetches it any more, for hours.
+    assert_eq!(desk.copies_wanted(8, 3_600 * SECOND), vec![]);
+    assert_eq!((desk.copies().bytes, desk.copies().counts.forgotten), (0, 1));
 }
 
 proptest! {

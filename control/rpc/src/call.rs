@@ -26,7 +26,7 @@ use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects,
     ReportObject, WatchFetches,
 };
-use crate::placement::{HoldInstance, SetPlacement, ShowPlacement};
+use crate::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
 use crate::rights::{Called, is_bound};
 use crate::server::Host;
 use crate::service::{Caller, Event, ItemFrame, Service};
@@ -245,6 +245,7 @@ impl Call {
             ExplainRequest::KIND => self.answer(frame, |c| service.explain_request(caller, c)),
             HoldInstance::KIND => self.answer(frame, |c| service.hold_instance(caller, c)),
             SetPlacement::KIND => self.answer(frame, |c| service.set_placement(caller, c)),
+            ShowCopies::KIND => self.answer(frame, |_: ShowCopies| service.show_copies(caller)),
             ShowPlacement::KIND => self.answer(frame, |_: ShowPlacement| service.show_placement(caller)),
             PublishObject::KIND => self.answer(frame, |c| service.publish_object(caller, c)),
             FindObject::KIND => self.answer(frame, |c| service.find_object(caller, c)),

@@ -29,7 +29,7 @@ use crate::p2p::{
     ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
     ReportObject, WatchFetches,
 };
-use crate::placement::{HoldInstance, InstanceHeld, Placement, SetPlacement, ShowPlacement};
+use crate::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement, ShowCopies, ShowPlacement};
 pub use crate::segments::{
     GetSegment, Kind, ListSegments, Owner, RegisterSegment, RenewSegments, Renewed, Segment, SegmentList, SegmentReply,
     UnregisterSegment,
@@ -160,6 +160,7 @@ messages! {
     ExplainRequest = 0x003a small => RequestExplained;
     HoldInstance = 0x003c small => InstanceHeld;
     SetPlacement = 0x003d small => Done;
+    ShowCopies = 0x003b small => CopiesShown;
     ShowPlacement = 0x003e small => Placement;
     PublishObject = 0x0050 large => ObjectPublished;
     FindObject = 0x0051 small => ObjectFound;
@@ -201,6 +202,7 @@ messages! {
     Assigned = 0x8039 small;
     RequestExplained = 0x803a small;
     InstanceHeld = 0x803c small;
+    CopiesShown = 0x803b small;
     Placement = 0x803e large;
     ObjectPublished = 0x8050 small;
     ObjectFound = 0x8051 large;

@@ -56,6 +56,31 @@ pub struct SetPlacement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ShowPlacement;
 
+/// Asks which copies of hot prefixes the Conductor has had made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ShowCopies;
+
+/// The answer to [`ShowCopies`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct CopiesShown {
+    /// Bytes that copies may take; 0: none are made.
+    pub most_bytes: u64,
+    /// Whether the cluster keeps copies at all.
+    pub possible: bool,
+    /// Bytes of those that there are and that are being made.
+    pub bytes: u64,
+    /// Prefixes that have one.
+    pub prefixes: u64,
+    /// Those that are being made.
+    pub coming: u64,
+    /// Copies that were made, that could not be, and that do not count any more.
+    pub made: u64,
+    /// See `made`.
+    pub failed: u64,
+    /// See `made`.
+    pub forgotten: u64,
+}
+
 /// The answer to [`ShowPlacement`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Placement {

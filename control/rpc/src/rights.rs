@@ -20,7 +20,7 @@ use crate::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects,
     ReportObject, WatchFetches,
 };
-use crate::placement::{HoldInstance, SetPlacement, ShowPlacement};
+use crate::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
 use crate::role::{Role, Scope};
 
 /// Everybody with a certificate.
@@ -126,6 +126,7 @@ rights! {
     ExplainRequest = "explain_request" ROUTERS;
     HoldInstance = "hold_instance" OPERATORS;
     SetPlacement = "set_placement" OPERATORS;
+    ShowCopies = "show_copies" ROUTERS;
     ShowPlacement = "show_placement" ROUTERS;
     PublishObject = "publish_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
     FindObject = "find_object" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
@@ -217,6 +218,7 @@ mod tests {
         "explain_request csa",
         "hold_instance ca",
         "set_placement ca",
+        "show_copies csa",
         "show_placement csa",
         "publish_object cnc",
         "find_object cnca",

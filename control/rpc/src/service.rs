@@ -27,7 +27,7 @@ use crate::p2p::{
     ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
     ReportObject, WatchFetches,
 };
-use crate::placement::{HoldInstance, InstanceHeld, Placement, SetPlacement};
+use crate::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
 use crate::role::Role;
 
 /// Who makes a call, as its certificate proves.
@@ -215,6 +215,10 @@ pub trait Service: Send + Sync + 'static {
     }
     /// How it decides.
     fn show_placement(&self, _caller: Caller) -> Result<Placement, Refusal> {
+        Err(no_conductor())
+    }
+    /// Which copies of hot prefixes it has had made.
+    fn show_copies(&self, _caller: Caller) -> Result<CopiesShown, Refusal> {
         Err(no_conductor())
     }
     /// All instances, and again when something changes.

@@ -5,6 +5,7 @@
 //! assignments. A stream that is not read ends; what it missed is told again when it begins anew, or asked for by id.
 
 mod convert;
+pub(crate) mod copies;
 mod master;
 mod metrics;
 mod placement;
@@ -35,6 +36,7 @@ use tokio::time::sleep_until;
 
 use master::Masters;
 pub use placement::policy_named;
+use store_blocks::Known;
 use subscriber::{Feed, Followed};
 
 use convert::{answer_out, assigned_out, batch_in, context_in, refusal, spec_in, step_in, table_out};
@@ -71,6 +73,8 @@ struct Core {
 /// The host.
 pub(crate) struct Host {
     core: Mutex<Core>,
+    /// Blocks of our own store.
+    stored: Mutex<Known>,
     rearm: Notify,
     /// How many models there were, of all times: nothing is known yet of a new one's blocks in stores.
     fresh: watch::Sender<u64>,
@@ -94,6 +98,7 @@ impl Host {
         };
         Self {
             core: Mutex::new(core),
+            stored: Mutex::default(),
             rearm: Notify::new(),
             fresh: watch::channel(0).0,
             started: Instant::now(),
@@ -109,6 +114,11 @@ impl Host {
     fn core(&self) -> MutexGuard<'_, Core> {
         // The desk is whole between calls; one that ended in a bug is that call's loss.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stored(&self) -> MutexGuard<'_, Known> {
+        // What is known is whole between reports.
+        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls the desk, tells who is to be told, and sees to it that it is looked at in time.

@@ -302,6 +302,12 @@ impl Control {
         Ok((lives, silent.chain(new).take(most).map(|member| (of(member), ports(member))).collect()))
     }
 
+    /// How many nodes own slots.
+    pub(crate) fn nodes(&self) -> Result<u32, Refusal> {
+        let core = self.core()?;
+        Ok(core.cluster.map().members.iter().filter(|member| !member.shards.is_empty()).count() as u32)
+    }
+
     /// The nodes that own an object's slot.
     pub(crate) fn owners(&self, digest: Digest) -> Result<Vec<u64>, Refusal> {
         let mut core = self.core()?;

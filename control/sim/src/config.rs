@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::cost::{DecodeModel, PrefillModel};
 use kvplane_conductor::policy::Slo;
 use kvplane_store::eviction::Eviction;
@@ -53,6 +54,10 @@ pub struct SimConfig {
     pub seed: u64,
     /// Whether to note every 30 s how many instances hold each block.
     pub replicas: bool,
+    /// What copies of hot prefixes may take that are made without a request; none: there are none.
+    pub copies: Option<CopyConfig>,
+    /// Whether what instances fetch passes through and is never kept.
+    pub pass_through: bool,
 }
 
 impl Default for SimConfig {
@@ -73,6 +78,8 @@ impl Default for SimConfig {
             faults: Faults::default(),
             seed: 1,
             replicas: false,
+            copies: None,
+            pass_through: false,
         }
     }
 }

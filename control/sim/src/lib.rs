@@ -13,6 +13,7 @@
 mod bounds;
 mod cache;
 mod config;
+mod copies;
 mod decode;
 mod outcome;
 mod world;

@@ -50,6 +50,10 @@ pub struct Outcome {
     pub prefill_load: Vec<f64>,
     /// The most that one instance computed against the mean.
     pub imbalance: f64,
+    /// The most that one instance sent to others against the mean.
+    pub egress_imbalance: f64,
+    /// Copies of hot prefixes that were made without a request.
+    pub copied: u64,
     /// Replicas over time, if asked for.
     pub replicas: Vec<ReplicaSample>,
 }

@@ -12,7 +12,9 @@ use kvplane_conductor::scheduler::{Barred, Conductor, ConductorConfig, Progress,
 use kvplane_proto::rng::{Rng, mix64};
 
 use crate::cache::Cache;
+
 use crate::config::{DETECTED_NS, SimConfig, Work};
+use crate::copies::{Copied, LOOK_NS};
 use crate::decode::Decode;
 use crate::outcome::{Fate, Outcome, ReplicaSample, Served};
 
@@ -22,7 +24,7 @@ const SAMPLE_NS: u64 = 10_000_000_000;
 const REPLICAS_NS: u64 = 30_000_000_000;
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+pub(crate) enum Event {
     /// The Conductor hears what a cache holds now and no longer.
     Heard {
         instance: usize,
@@ -55,6 +57,14 @@ enum Event {
     },
     /// Somebody who waits may go now.
     Wake,
+    /// It is looked whether something is worth a copy.
+    Copies,
+    /// A copy is there.
+    Copied {
+        instance: usize,
+        key: u64,
+        chain: Arc<[u64]>,
+    },
 }
 
 struct Job {
@@ -65,35 +75,47 @@ struct Job {
     keep: bool,
 }
 
-struct Node {
-    alive: bool,
-    cache: Cache,
+pub(crate) struct Node {
+    pub(crate) alive: bool,
+    pub(crate) cache: Cache,
     queue: VecDeque<Job>,
     /// Who is at work: number, cached tokens, how long it takes.
     working: Option<(usize, u32, u64)>,
     /// Blocks of the one at work that were fetched and are not kept.
     skip: Range<usize>,
-    egress_until_ns: u64,
+    pub(crate) egress_until_ns: u64,
+    /// How long its NIC was busy with what it sent.
+    sent_ns: u64,
     computed_ns: u64,
 }
 
-struct World<'a> {
-    config: &'a SimConfig,
-    trace: &'a [Work],
+impl Node {
+    /// Sends what takes so long; when it is there.
+    pub(crate) fn send(&mut self, took_ns: u64, now_ns: u64) -> u64 {
+        self.egress_until_ns = self.egress_until_ns.max(now_ns) + took_ns;
+        self.sent_ns += took_ns;
+        self.egress_until_ns
+    }
+}
+
+pub(crate) struct World<'a> {
+    pub(crate) config: &'a SimConfig,
+    pub(crate) trace: &'a [Work],
     conductor: Conductor,
     scratch: Scratch,
-    context: ContextId,
-    nodes: Vec<Node>,
+    pub(crate) context: ContextId,
+    pub(crate) nodes: Vec<Node>,
     decodes: Vec<Decode>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     number: u64,
-    now_ns: u64,
+    pub(crate) now_ns: u64,
     placements: Vec<Option<Placement>>,
     served: Vec<Served>,
-    open: usize,
+    pub(crate) open: usize,
     rng: Rng,
-    outcome: Outcome,
+    pub(crate) outcome: Outcome,
     uses: BTreeMap<u64, u64>,
+    pub(crate) copied: Option<Copied>,
 }
 
 /// Serves `trace`, which is in the order of arrival, on a cluster that `policy` schedules.
@@ -108,21 +130,26 @@ pub fn run(trace: &[Work], config: &SimConfig, policy: Box<dyn Policy>) -> Outco
     world.finish()
 }
 
+/// What the Conductor's books are made of for a trace.
+fn books(trace: &[Work], config: &SimConfig) -> ConductorConfig {
+    let blocks: usize = trace.iter().map(|work| work.blocks.len()).sum();
+    let index = IndexConfig { max_blocks: blocks.max(1024), max_holders: 64, ..IndexConfig::default() };
+    ConductorConfig {
+        index,
+        block_tokens: config.block_tokens,
+        token_bytes: config.token_bytes,
+        nic_bytes_s: config.nic_bytes_s,
+        slo: config.slo,
+        decode_model: config.decode_model,
+        keeps_fetched: !config.pass_through,
+        ..ConductorConfig::default()
+    }
+}
+
 impl<'a> World<'a> {
     fn new(trace: &'a [Work], config: &'a SimConfig, policy: Box<dyn Policy>) -> Self {
-        let blocks: usize = trace.iter().map(|work| work.blocks.len()).sum();
-        let index = IndexConfig { max_blocks: blocks.max(1024), max_holders: 64, ..IndexConfig::default() };
-        let books = ConductorConfig {
-            index,
-            block_tokens: config.block_tokens,
-            token_bytes: config.token_bytes,
-            nic_bytes_s: config.nic_bytes_s,
-            slo: config.slo,
-            decode_model: config.decode_model,
-            ..ConductorConfig::default()
-        };
         let valid = "limits that follow from the trace";
-        let mut conductor = Conductor::new(books, policy).expect(valid);
+        let mut conductor = Conductor::new(books(trace, config), policy).expect(valid);
         let key = ContextKey { tenant: "sim".into(), block_tokens: config.block_tokens, ..ContextKey::default() };
         let context = conductor.context(&key).expect(valid);
         for _ in 0..config.prefill {
@@ -138,6 +165,7 @@ impl<'a> World<'a> {
             working: None,
             skip: 0..0,
             egress_until_ns: 0,
+            sent_ns: 0,
             computed_ns: 0,
         };
         let lost = |work: &Work| Served {
@@ -166,6 +194,7 @@ impl<'a> World<'a> {
             rng: Rng::new(config.seed, "sim"),
             outcome: Outcome::default(),
             uses: BTreeMap::new(),
+            copied: config.copies.map(Copied::new),
         };
         for (id, work) in trace.iter().enumerate() {
             world.at((work.arrival_ns as f64 / config.load) as u64, Event::Arrived { id });
@@ -174,13 +203,16 @@ impl<'a> World<'a> {
         if config.replicas {
             world.at(REPLICAS_NS, Event::Replicas);
         }
+        if config.copies.is_some() {
+            world.at(LOOK_NS, Event::Copies);
+        }
         if let Some(death_ns) = config.faults.death_ns {
             world.at(death_ns, Event::Died { instance: 0 });
         }
         world
     }
 
-    fn at(&mut self, at_ns: u64, event: Event) {
+    pub(crate) fn at(&mut self, at_ns: u64, event: Event) {
         self.number += 1;
         self.events.push(Reverse((at_ns, self.number, event)));
     }
@@ -220,6 +252,8 @@ impl<'a> World<'a> {
             Event::Sample => self.sample(),
             Event::Replicas => self.replicas(),
             Event::Wake => {}
+            Event::Copies => self.copy_hot(),
+            Event::Copied { instance, key, chain } => self.copy_came(instance, key, &chain),
         }
     }
 
@@ -270,11 +304,12 @@ impl<'a> World<'a> {
             Fetch::Pool { keep } => {
                 let all: Vec<usize> = (0..self.nodes.len()).filter(|other| *other != at).collect();
                 let (ready_ns, fetched) = self.fetch(id, at, placement.reuse, &all);
-                (ready_ns, fetched, keep)
+                (ready_ns, fetched, keep && !self.config.pass_through)
             }
         };
         if !fetched.is_empty() {
             self.served[id].transfer_ns = ready_ns - self.now_ns;
+            self.note_fetch(id, fetched.end);
             let blocks = if keep { fetched.end } else { 0 };
             self.at(ready_ns, Event::Fetched { id, instance: at, blocks });
         }
@@ -299,8 +334,7 @@ impl<'a> World<'a> {
                 last = Some(source);
                 let node = &mut self.nodes[source];
                 node.cache.touch_block(*block);
-                node.egress_until_ns = node.egress_until_ns.max(self.now_ns) + block_ns;
-                ready_ns = ready_ns.max(node.egress_until_ns);
+                ready_ns = ready_ns.max(node.send(block_ns, self.now_ns));
                 moved += 1;
             }
             end += 1;
@@ -385,7 +419,7 @@ impl<'a> World<'a> {
     }
 
     /// Sends what came and went in a cache to the Conductor.
-    fn tell(&mut self, instance: usize) {
+    pub(crate) fn tell(&mut self, instance: usize) {
         let (stored, removed) = self.nodes[instance].cache.changes();
         let lost = self.config.faults.lost;
         if stored.is_empty() && removed.is_empty() || lost > 0.0 && self.rng.chance(lost) {
@@ -429,6 +463,9 @@ impl<'a> World<'a> {
         let computed: Vec<f64> = self.nodes.iter().map(|node| node.computed_ns as f64).collect();
         let mean = computed.iter().sum::<f64>() / computed.len().max(1) as f64;
         self.outcome.imbalance = computed.iter().copied().fold(0.0, f64::max) / mean.max(1.0);
+        let sent: Vec<f64> = self.nodes.iter().map(|node| node.sent_ns as f64).collect();
+        let mean = sent.iter().sum::<f64>() / sent.len().max(1) as f64;
+        self.outcome.egress_imbalance = sent.iter().copied().fold(0.0, f64::max) / mean.max(1.0);
         self.outcome.requests = self.served;
         self.outcome
     }

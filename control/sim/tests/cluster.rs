@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::cost::PrefillModel;
 use kvplane_conductor::policy::{Admission, Algorithm1, Ours, Policy, Slo, side_by_side};
 use kvplane_proto::rng::Rng;
@@ -98,4 +99,50 @@ fn admission_refuses_at_arrival() {
     assert_eq!(ours.count(Fate::RefusedLate), 0);
     let goodput = |outcome: &kvplane_sim::Outcome| outcome.goodput(slo.ttft_ns, slo.tbt_ns);
     assert!(goodput(&ours) >= goodput(&paper), "{} against {}", goodput(&ours), goodput(&paper));
+}
+
+/// Long documents: each is read once, and then asked about again and again, one much more than the others.
+fn documents(count: u64, seed: u64, gap: u64) -> Vec<Work> {
+    let mut rng = Rng::new(seed, "documents");
+    let document = |number: u64| (0..40).map(move |block| 1 + number * 100 + block);
+    let read = (0..20).map(|number| work(number * 4_000, 40 * 512, &document(number).collect::<Vec<_>>()));
+    let mut trace: Vec<Work> = read.collect();
+    for at in 0..count {
+        let number = if rng.chance(0.6) { 0 } else { rng.below(20) };
+        let blocks: Vec<u64> = document(number).chain((0..8).map(|block| 1 << 40 | at << 4 | block)).collect();
+        trace.push(work(100_000 + at * gap, 48 * 512, &blocks));
+    }
+    trace
+}
+
+fn copying(config: &SimConfig) -> SimConfig {
+    let copies = CopyConfig { most_bytes: u64::MAX, most_places: 8, ..CopyConfig::default() };
+    SimConfig { copies: Some(copies), ..config.clone() }
+}
+
+#[test]
+fn copies_relieve_the_node_that_everybody_fetches_from() {
+    let trace = documents(4_000, 7, 130);
+    let config = SimConfig { nic_bytes_s: 40_000_000_000, pass_through: true, ..SimConfig::default() };
+    let ours = || Box::new(Ours::default());
+    let (without, with) = (run(&trace, &config, ours()), run(&trace, &copying(&config), ours()));
+    // All of it was sent by one of eight.
+    assert_eq!((without.copied, without.egress_imbalance), (0, 8.0));
+    assert!((1..=8).contains(&with.copied) && with.egress_imbalance < 6.0, "{}", with.egress_imbalance);
+    assert!(with.transfer_s() < without.transfer_s() / 2.0, "{} and {} s", with.transfer_s(), without.transfer_s());
+    assert!(with.mean_ttft_s() < without.mean_ttft_s() / 4.0);
+    assert_eq!(with.count(Fate::Served), trace.len());
+}
+
+#[test]
+fn copies_make_nothing_worse_where_nobody_waits_for_a_nic() {
+    for (trace, config) in [
+        (sessions(400, 3), SimConfig { prefill: 4, ..SimConfig::default() }),
+        (documents(1_000, 9, 200), SimConfig { prefill: 8, ..SimConfig::default() }),
+        (documents(1_000, 9, 130), SimConfig { nic_bytes_s: 40_000_000_000, ..SimConfig::default() }),
+    ] {
+        let ours = || Box::new(Ours::default());
+        let (without, with) = (run(&trace, &config, ours()), run(&trace, &copying(&config), ours()));
+        assert!(with.mean_ttft_s() <= without.mean_ttft_s() * 1.01, "{} s", with.mean_ttft_s());
+    }
 }

@@ -17,6 +17,8 @@ mod many;
 mod memory;
 mod outcome;
 mod ranges;
+mod scheduler;
+mod scheduling;
 mod segment;
 mod store;
 mod tasks;
@@ -31,6 +33,26 @@ fn last_error() -> String {
     outcome::last()
 }
 
+/// Hashes of a prompt's full blocks as vLLM makes them (`sha256_cbor`), the last 64 bits of each. `seed` is the
+/// engines' `PYTHONHASHSEED`.
+#[pyfunction]
+fn block_hashes(
+    py: Python<'_>,
+    tokens: &Bound<'_, PyAny>,
+    block_tokens: usize,
+    seed: &str,
+    lora: &str,
+    salt: &str,
+) -> PyResult<Vec<u64>> {
+    let tokens: Vec<u32> = tokens.extract()?;
+    if block_tokens == 0 || tokens.len() > kvplane::MAX_HASHED_TOKENS {
+        let (count, most) = (tokens.len(), kvplane::MAX_HASHED_TOKENS);
+        let why = format!("{count} tokens in blocks of {block_tokens}: at most {most}, and blocks of at least one");
+        return Err(pyo3::exceptions::PyValueError::new_err(why));
+    }
+    Ok(py.detach(|| kvplane::vllm_block_hashes(&tokens, block_tokens, seed, lora, salt)))
+}
+
 /// The module.
 #[pymodule]
 #[pyo3(name = "_native")]
@@ -39,7 +61,9 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::Store>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<host_memory::HostMemory>()?;
+    module.add_class::<scheduler::Scheduler>()?;
     module.add_function(wrap_pyfunction!(last_error, module)?)?;
+    module.add_function(wrap_pyfunction!(block_hashes, module)?)?;
     module.add_function(wrap_pyfunction!(host_memory::read_memory, module)?)?;
     module.add_function(wrap_pyfunction!(host_memory::write_memory, module)?)?;
     module.add_function(wrap_pyfunction!(host_memory::buffer_address, module)?)?;

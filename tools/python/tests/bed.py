@@ -24,13 +24,13 @@ def pattern(address, size):
 class Bed:
     """A control plane and a node, found by XDG_RUNTIME_DIR; ended with this process, however that ends."""
 
-    def __init__(self, memory="256m", cluster="dev"):
+    def __init__(self, memory="256m", cluster="dev", more=()):
         self.directory = tempfile.TemporaryDirectory(prefix="kvplane-python-")
         os.environ["XDG_RUNTIME_DIR"] = self.directory.name
         os.environ.pop("KVPLANE_CLUSTER", None)
         os.environ.pop("KVPLANE_CERTS", None)
         binary = os.environ["KVPLANE_BINARY"]
-        command = [binary, "dev", "--cluster", cluster, "--pool", memory, "--end-with-stdin"]
+        command = [binary, "dev", "--cluster", cluster, "--pool", memory, "--end-with-stdin", *more]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         lines = queue.Queue()
         threading.Thread(target=self._read, args=(lines,), daemon=True).start()
@@ -50,7 +50,7 @@ class Bed:
         lines.put(None)
 
     def close(self):
-        """Ends it."""
+        """Ends it; once more does no harm."""
         self.process.stdin.close()
         try:
             self.process.wait(20)

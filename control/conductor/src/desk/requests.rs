@@ -250,7 +250,9 @@ impl Desk {
         if let Some(pool) = self.pools.get_mut(&number) {
             pool.hits.tokens += u64::from(request.tokens);
             pool.hits.reused += u64::from(assigned.reuse_tokens);
-            pool.hot.note(&request, (assigned.reuse_tokens / pool.key.block_tokens) as usize, now_ns);
+            let blocks = (assigned.reuse_tokens / pool.key.block_tokens) as usize;
+            pool.hot.note(request.context, &request.hashes[..blocks.min(request.hashes.len())], now_ns);
+            pool.note_fetch(&request, &assigned, placement.fetch, now_ns);
         }
         let Some(kept) = self.requests.get_mut(&id) else { return };
         kept.state = State::Placed(assigned.clone());

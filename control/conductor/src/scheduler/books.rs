@@ -139,7 +139,11 @@ impl Conductor {
         book.routed_tokens += u64::from(request.tokens);
         let (holder, routed) = (book.holder, book.routed);
         let held = self.held_blocks(&request, holder).saturating_mul(self.config.block_tokens);
-        self.index.stored(request.context, holder, Tier::Promised, None, &request.hashes)?;
+        let passes = !self.config.keeps_fetched && matches!(placement.fetch, Fetch::Pool { .. });
+        let reused = if passes { (placement.reuse / self.config.block_tokens) as usize } else { 0 };
+        // What is fetched and not kept is there for this request only.
+        let (fetched, promised) = request.hashes.split_at(reused.min(request.hashes.len()));
+        self.index.stored(request.context, holder, Tier::Promised, fetched.last().copied(), promised)?;
         self.routed.stored(request.context, routed, Tier::Gpu, None, &request.hashes)?;
         self.book_transfer(&placement, source, held, now_ns);
         if let Some(decode) = placement.decode {

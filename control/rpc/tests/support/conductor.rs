@@ -64,6 +64,7 @@ pub(crate) fn show_requests(show: Show<'_>) {
     show("HoldInstance", encode(&HoldInstance { instance: "i".to_owned(), held: true }));
     show("SetPlacement", encode(&SET));
     show("ShowPlacement", encode(&ShowPlacement));
+    show("ShowCopies", encode(&ShowCopies));
 }
 
 const SET: SetPlacement = SetPlacement { policy: PlacementPolicy::Kvplane, ttft_ns: 1, tbt_ns: 2 };
@@ -130,6 +131,9 @@ pub(crate) fn show_replies(show: Show<'_>) {
     show("RequestExplained", encode(&explained));
     show("InstanceHeld", encode(&InstanceHeld { requests: 3 }));
     show("Placement", encode(&Placement { set: SET, held: vec!["i".to_owned()] }));
+    let (most_bytes, bytes, prefixes, coming, made, failed, forgotten) = (1, 2, 3, 4, 5, 6, 7);
+    let shown = CopiesShown { most_bytes, possible: true, bytes, prefixes, coming, made, failed, forgotten };
+    show("CopiesShown", encode(&shown));
 }
 
 /// None may panic.

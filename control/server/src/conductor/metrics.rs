@@ -9,7 +9,10 @@ impl Host {
     /// All counters and gauges.
     pub(crate) fn metrics(&self) -> String {
         // One after the other: both lock.
-        let counts = self.core().desk.counts;
+        let (counts, copies) = {
+            let core = self.core();
+            (core.desk.counts, core.desk.copies())
+        };
         let table = self.table();
         let sum = |of: fn(&kvplane_rpc::conductor::ModelStatus) -> u64| table.models.iter().map(of).sum::<u64>();
         let counters = [
@@ -26,6 +29,8 @@ impl Host {
             ("unread_events", "Events of engines that could not be read", self.unread.load(Ordering::Relaxed)),
             ("foreign_events", "Events of other block sizes or groups", self.foreign.load(Ordering::Relaxed)),
             ("stale_reports", "Load reports that came late or twice", counts.stale_reports),
+            ("prefix_copies_made", "Hot prefixes copied to second nodes of the store", copies.counts.made),
+            ("prefix_copies_failed", "Hot prefixes that could not be copied", copies.counts.failed),
             ("disbelieved", "Instances that had not what they had said", counts.disbelieved),
         ];
         let gauges = [
@@ -34,6 +39,8 @@ impl Host {
             ("waiting_requests", "Requests that wait", sum(|model| model.waiting)),
             ("requests", "Requests that wait or are booked", sum(|model| model.requests)),
             ("index_blocks", "Blocks in the prefix indexes", sum(|model| model.blocks)),
+            ("prefix_copies", "Hot prefixes that have a copy", copies.prefixes as u64),
+            ("prefix_copy_bytes", "Bytes of these copies and of those being made", copies.bytes),
             ("mismatched_models", "Models whose hashes do not match", sum(|model| u64::from(model.mismatch))),
         ];
         let mut out = String::new();

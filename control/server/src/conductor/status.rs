@@ -1,5 +1,6 @@
 //! The Conductor's part of the status page: instances, models with their queues, hot prefixes, counts.
 
+use kvplane_conductor::desk::CopyState;
 use serde_json::{Value, json};
 
 use super::Host;
@@ -8,13 +9,25 @@ use super::convert::part_name;
 /// Hot prefixes that are shown.
 const HOT: usize = 20;
 
+/// What there is of copies of hot prefixes.
+fn copies_as_json(copies: &CopyState) -> Value {
+    json!({
+        "most_bytes": copies.config.most_bytes,
+        "bytes": copies.bytes,
+        "prefixes": copies.prefixes,
+        "coming": copies.coming,
+        "made": copies.counts.made,
+        "failed": copies.counts.failed,
+    })
+}
+
 impl Host {
     /// All of it as JSON. What comes from outside is text in it, and nothing else.
     pub(crate) fn status(&self) -> Value {
         let now_ns = self.now_ns();
         let mut core = self.core();
         let (table, hot) = (core.desk.table(now_ns), core.desk.hot(HOT, now_ns));
-        let counts = core.desk.counts;
+        let (counts, copies) = (core.desk.counts, core.desk.copies());
         drop(core);
         let instances = table.instances.iter().map(|row| {
             json!({
@@ -60,12 +73,14 @@ impl Host {
                 "per_minute": row.per_minute,
                 "holders": row.holders,
                 "stored": row.stored,
+                "copied": row.copied,
             })
         });
         json!({
             "instances": instances.collect::<Vec<_>>(),
             "models": models.collect::<Vec<_>>(),
             "hot": hot.collect::<Vec<_>>(),
+            "copies": copies_as_json(&copies),
             "counts": {
                 "placed": counts.placed + counts.placed_later,
                 "queued": counts.queued,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_conductor::engine::keys::{BlockKey, read_key};
+use kvplane_proto::Digest;
 use kvplane_rpc::codec::decode;
 use kvplane_rpc::message::{EventReport, Events, NodeEvents, ObjectChange, ObjectMedium};
 use tokio::time::sleep;
@@ -15,7 +16,7 @@ use tokio::time::sleep;
 use super::Host;
 use crate::control::Control;
 
-/// Blocks that are remembered, about 150 bytes each; what is beyond is not known to schedulers.
+/// Blocks that are remembered, about 200 bytes each; what is beyond is not known to schedulers.
 const BLOCKS: usize = 1 << 20;
 /// How long is waited before events are asked for anew.
 const RETRY: Duration = Duration::from_secs(1);
@@ -33,6 +34,8 @@ struct Block {
 pub(super) struct Known {
     /// By part and object.
     blocks: HashMap<(u64, u128), Block>,
+    /// By a block's hash: the object that is one of its blocks, the latest of several tenants' or models'.
+    objects: HashMap<u64, (u64, u128)>,
 }
 
 /// What the desk is to be told: tenant, block, and whether it is there.
@@ -46,6 +49,15 @@ impl Known {
     /// All that was known of a part is void.
     pub(super) fn void(&mut self, part: u64) {
         self.blocks.retain(|(of, _), _| *of != part);
+        self.objects.retain(|_, (of, _)| *of != part);
+    }
+
+    /// The object of ours that a tenant's block of a model is, where it is known.
+    pub(super) fn object(&self, tenant: &str, model: &str, hash: u64) -> Option<Digest> {
+        let name = self.objects.get(&hash)?;
+        let block = self.blocks.get(name)?;
+        let named = block.key.model == model || model.rsplit('/').next() == Some(block.key.model.as_str());
+        (block.tenant == tenant && named).then_some(Digest(name.1))
     }
 
     /// An object is there; `block` says whose it is, and which block.
@@ -64,6 +76,7 @@ impl Known {
         }
         let (tenant, key) = block()?;
         self.blocks.insert(name, Block { tenant: tenant.clone(), key: key.clone(), media });
+        self.objects.insert(key.hash, name);
         Some((tenant, key, true))
     }
 
@@ -75,6 +88,9 @@ impl Known {
             return None;
         }
         let Block { tenant, key, .. } = self.blocks.remove(&name)?;
+        if self.objects.get(&key.hash) == Some(&name) {
+            self.objects.remove(&key.hash);
+        }
         Some((tenant, key, false))
     }
 
@@ -87,6 +103,8 @@ impl Known {
             }
             block.media != 0
         });
+        let blocks = &self.blocks;
+        self.objects.retain(|_, name| blocks.contains_key(name));
     }
 
     /// Everything, by part, as if it came now.
@@ -135,7 +153,8 @@ pub(crate) async fn follow(host: Arc<Host>, control: Arc<Control>) {
             continue;
         };
         // A snapshot of every shard comes first.
-        let (mut known, mut shards) = (Known::default(), BTreeSet::new());
+        *host.stored() = Known::default();
+        let mut shards = BTreeSet::new();
         loop {
             tokio::select! {
                 item = events.recv() => {
@@ -143,7 +162,7 @@ pub(crate) async fn follow(host: Arc<Host>, control: Arc<Control>) {
                     // We made it ourselves.
                     let Ok(Events { events }) = decode::<Events>(&frame) else { continue };
                     let shard = events.node << 16 ^ u64::from(events.shard);
-                    let (void, changes) = known.take(shard, events);
+                    let (void, changes) = host.stored().take(shard, events);
                     shards.insert(shard);
                     host.store_changed(shard, void, &changes);
                 }
@@ -191,5 +210,28 @@ mod tests {
         take(live, vec![event(Stored, Memory, 9)], &[key]);
         assert_eq!(take(live, vec![event(Cleared, Memory, 0)], &[]), (false, vec![(5, false)]));
         assert_eq!(take(EventReport::Gone, vec![], &[]), (true, vec![]));
+    }
+
+    #[test]
+    fn a_block_says_which_object_it_is_as_long_as_it_is_there() {
+        use ObjectChange::{Cleared, Removed, Stored};
+        use ObjectMedium::Memory;
+        let mut known = Known::default();
+        let key = "m@tp_rank:0@00000000000000000000000000000005";
+        let mut after = |part, change| {
+            known.take(1, report(part, vec![event(change, Memory, 9)], &[key]));
+            let of = |tenant, model, hash| known.object(tenant, model, hash);
+            assert_eq!((of("other", "m", 5), of("", "n", 5), of("", "m", 6)), (None, None, None));
+            assert_eq!(of("", "org/m", 5), of("", "m", 5));
+            of("", "m", 5)
+        };
+        let there = Some(Digest(9));
+        assert_eq!(after(EventReport::Live, Stored), there);
+        assert_eq!(after(EventReport::Live, Removed), None);
+        assert_eq!(after(EventReport::Live, Stored), there);
+        assert_eq!(after(EventReport::Live, Cleared), None);
+        assert_eq!(after(EventReport::Live, Stored), there);
+        assert_eq!(after(EventReport::SnapshotBegins, Stored), there);
+        assert_eq!(after(EventReport::Gone, Removed), None);
     }
 }

@@ -20,7 +20,7 @@ use kvplane_rpc::p2p::{
     ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
     ReportObject, WatchFetches,
 };
-use kvplane_rpc::placement::{HoldInstance, InstanceHeld, Placement, SetPlacement};
+use kvplane_rpc::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
 
@@ -347,6 +347,10 @@ impl Service for Control {
 
     fn show_placement(&self, _: Caller) -> Result<Placement, Refusal> {
         Ok(self.conductor()?.placement())
+    }
+
+    fn show_copies(&self, _: Caller) -> Result<CopiesShown, Refusal> {
+        Ok(self.conductor()?.copies_shown(self.keeps_copies()?))
     }
 
     fn watch_instances(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

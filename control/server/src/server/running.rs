@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::{EndError, Role};
 use crate::access::Access;
-use crate::conductor::{Host, store_blocks};
+use crate::conductor::{Host, copies, store_blocks};
 use crate::config::StartError;
 use crate::control::Control;
 use crate::credentials::{LOOK_AGAIN, Source};
@@ -164,6 +164,7 @@ impl Running {
         }
         if let Some(conductor) = control.conductor.clone() {
             tasks.spawn(store_blocks::follow(conductor.clone(), control.clone()));
+            tasks.spawn(copies::make(conductor.clone(), control.clone()));
             tasks.spawn(async move { conductor.run().await });
         }
         control.run().await

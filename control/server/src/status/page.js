@@ -239,7 +239,7 @@ function conductor(state) {
     { head: 'Tokens', kind: 'number', cell: row => whole(row.tokens) },
     { head: 'Reused a minute', kind: 'number', cell: row => few(row.per_minute) },
     { head: 'Instances that have it', kind: 'number', cell: row => whole(row.holders) },
-    { head: 'In the store', cell: row => row.stored ? 'yes' : 'no' },
+    { head: 'In the store', cell: row => row.copied ? 'yes, copied' : row.stored ? 'yes' : 'no' },
   ], state ? state.hot : [], row => JSON.stringify([row.tenant, row.model, row.hash]),
   'No beginning of a prompt was reused of late.');
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use kvplane::ControlLink;
 use kvplane::rpc::conductor::{InstancePart, InstanceTable, WatchInstances};
-use kvplane::rpc::placement::{HoldInstance, PlacementPolicy, SetPlacement, ShowPlacement};
+use kvplane::rpc::placement::{CopiesShown, HoldInstance, PlacementPolicy, SetPlacement, ShowCopies, ShowPlacement};
 use kvplane_conductor::policy::Named;
 use serde_json::json;
 
@@ -140,8 +140,34 @@ fn table(link: &ControlLink) -> Result<InstanceTable, Failure> {
     told.recv_timeout(PATIENCE).map_err(|_| format!("no table of instances came within {PATIENCE:?}").into())
 }
 
+/// What there is of copies of hot prefixes, for programs.
+fn in_json(copies: &CopiesShown) -> serde_json::Value {
+    json!({
+        "most_bytes": copies.most_bytes,
+        "possible": copies.possible,
+        "bytes": copies.bytes,
+        "prefixes": copies.prefixes,
+        "coming": copies.coming,
+        "made": copies.made,
+        "failed": copies.failed,
+        "forgotten": copies.forgotten,
+    })
+}
+
+/// The same, for people.
+fn in_words(copies: &CopiesShown) -> String {
+    match (copies.most_bytes, copies.possible) {
+        (0, _) => "hot prefixes are not copied: --conductor-copies is 0".to_owned(),
+        (_, false) => "hot prefixes are not copied: the cluster keeps one copy of everything".to_owned(),
+        (most, true) => format!(
+            "hot prefixes copied: {} with {} of {most} bytes, {} coming; {} made, {} failed, {} forgotten",
+            copies.prefixes, copies.bytes, copies.coming, copies.made, copies.failed, copies.forgotten
+        ),
+    }
+}
+
 fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
-    let (placement, table) = (link.call(ShowPlacement)?, table(link)?);
+    let (placement, copies, table) = (link.call(ShowPlacement)?, link.call(ShowCopies)?, table(link)?);
     let ms = |ns: u64| (ns > 0).then_some(ns / 1_000_000);
     let (ttft, tbt) = (ms(placement.set.ttft_ns), ms(placement.set.tbt_ns));
     let part = |part: InstancePart| match part {
@@ -170,7 +196,16 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
         });
         let rows: Vec<_> = rows.collect();
         let policy = PolicyChoice::label_of(placement.set.policy);
-        println!("{}", json!({ "policy": policy, "promise_ttft_ms": ttft, "promise_tbt_ms": tbt, "instances": rows }));
+        println!(
+            "{}",
+            json!({
+                "policy": policy,
+                "promise_ttft_ms": ttft,
+                "promise_tbt_ms": tbt,
+                "copies": in_json(&copies),
+                "instances": rows,
+            })
+        );
         return Ok(());
     }
     let promise = |what: &str, ms: Option<u64>| ms.map_or_else(String::new, |ms| format!(", {what} within {ms} ms"));
@@ -180,6 +215,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
         promise("first tokens", ttft),
         promise("tokens", tbt)
     );
+    println!("{}", in_words(&copies));
     println!(
         "{:<24} {:<24} {:<8} {:<8} {:>8} {:>10} {:>8}",
         "instance", "model", "part", "state", "prefills", "wait ms", "decodes"

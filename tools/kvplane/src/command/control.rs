@@ -32,6 +32,15 @@ struct Conductor {
     /// How requests are placed at first: `kvplane ctl conductor policy` changes it.
     #[arg(long = "conductor-policy", value_enum, default_value = "kvplane", requires = "hosted")]
     policy: PolicyChoice,
+    /// Memory that copies of hot prefixes may take, which the Conductor has the store make on second nodes where
+    /// requests wait for the first; 0: it makes none.
+    #[arg(long = "conductor-copies", default_value = "16G", value_parser = kvplane::parse_bytes, value_name = "BYTES",
+        requires = "hosted")]
+    copies: u64,
+    /// Bytes a second that a node of the cluster can send: what the Conductor predicts transfers by.
+    #[arg(long = "conductor-nic", default_value = "87000000000", value_parser = kvplane::parse_bytes,
+        value_name = "BYTES", requires = "hosted")]
+    nic: u64,
     /// Refuse requests at once whose first token is predicted to come later than this, in milliseconds.
     #[arg(long, value_name = "MS", requires = "hosted")]
     promise_ttft_ms: Option<u64>,
@@ -46,6 +55,7 @@ impl Conductor {
         (config.books.index.max_blocks, config.books.index.max_records) = (self.blocks, self.blocks);
         let ns = |ms: Option<u64>| ms.map_or(u64::MAX, |ms| ms.saturating_mul(1_000_000));
         (config.books.slo.ttft_ns, config.books.slo.tbt_ns) = (ns(self.promise_ttft_ms), ns(self.promise_tbt_ms));
+        (config.copies.most_bytes, config.books.nic_bytes_s) = (self.copies, self.nic.max(1));
         config.policy = self.policy.into();
         config.refuses = self.promise_ttft_ms.is_some() || self.promise_tbt_ms.is_some();
         Some(config)

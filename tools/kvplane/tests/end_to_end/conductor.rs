@@ -9,7 +9,10 @@ use crate::support::{Workplace, text};
 #[test]
 fn operators_see_instances_take_them_out_and_choose_the_policy() {
     let place = Workplace::new("desk");
-    let _dev = place.dev("16M", &["--shards", "1", "--conductor", "--conductor-policy", "load-balance"]);
+    let _dev = place.dev(
+        "16M",
+        &["--shards", "1", "--conductor", "--conductor-policy", "load-balance", "--conductor-copies", "1M"],
+    );
     let control = Control::Local { cluster: place.cluster.clone(), runtime_directory: Some(place.runtime()) };
     let link = ControlLink::to(&control, Role::Client).unwrap();
     for instance in ["first", "second"] {
@@ -32,6 +35,7 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
     let said = ctl(&["show"]).text();
     assert!(said.starts_with("requests are placed by load-balance\n"), "{said}");
     assert!(said.lines().any(|line| line.starts_with("first ") && line.contains(" takes ")), "{said}");
+    assert!(said.contains("hot prefixes are not copied: the cluster keeps one copy of everything\n"), "{said}");
     let said = ctl(&["hold", "first"]).text();
     assert!(said.contains("instance first gets no new requests; 0 are booked there"), "{said}");
     let said = ctl(&["policy", "kvplane", "--promise-ttft-ms", "1500"]).text();
@@ -41,6 +45,7 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
     let states: Vec<&str> =
         shown["instances"].as_array().unwrap().iter().map(|row| row["state"].as_str().unwrap()).collect();
     assert_eq!(states, ["held", "takes"]);
+    assert_eq!((&shown["copies"]["most_bytes"], &shown["copies"]["made"]), (&(1 << 20).into(), &0.into()), "{shown}");
     ctl(&["release", "first"]).well();
     assert!(!ctl(&["show"]).text().contains(" held "));
     ctl(&["hold", "third"]).failed(1, &["third"]);
@@ -78,7 +83,7 @@ fn live_instances_are_placed_on_by_each_policy_and_move_real_bytes() {
     }
     // The policy is again what it was, and nobody is left.
     let said = place.run(&["ctl", "conductor", "show"]).text();
-    assert!(said.starts_with("requests are placed by kvplane\n") && said.lines().count() == 2, "{said}");
+    assert!(said.starts_with("requests are placed by kvplane\n") && said.lines().count() == 3, "{said}");
     place.run(&[&words[..6], &["--policies", "best"]].concat()).failed(2, &["round-robin"]);
 
     let none = Workplace::new("live-none");

@@ -18,10 +18,12 @@ from kvplane import _native
 from kvplane._engine import Batch, TransferEngine
 from kvplane._errors import (
     Closed,
+    Conflict,
     Corrupt,
     Error,
     InvalidArgument,
     NoSpace,
+    NotFound,
     QuotaExceeded,
     Replaced,
     Timeout,
@@ -32,20 +34,29 @@ from kvplane._store import Piece, Registration, Store
 
 if TYPE_CHECKING:
     from kvplane._async import AsyncStore
+    from kvplane._scheduler import Booked, Instance, Local, Prompt, Refused, Scheduler
 
 __version__ = _native.__version__
 __all__ = [
     "AsyncStore",
     "Batch",
+    "Booked",
     "Closed",
+    "Conflict",
     "Corrupt",
     "Error",
+    "Instance",
     "InvalidArgument",
+    "Local",
     "NoSpace",
+    "NotFound",
     "Piece",
+    "Prompt",
     "QuotaExceeded",
+    "Refused",
     "Registration",
     "Replaced",
+    "Scheduler",
     "Store",
     "Timeout",
     "TransferEngine",
@@ -63,4 +74,9 @@ def __getattr__(name: str) -> type:
         from kvplane._async import AsyncStore
 
         return AsyncStore
+    # Those who only store need nothing of the Conductor.
+    if name in ("Booked", "Instance", "Local", "Prompt", "Refused", "Scheduler"):
+        from kvplane import _scheduler
+
+        return getattr(_scheduler, name)
     raise AttributeError(f"module 'kvplane' has no attribute {name!r}")

@@ -43,6 +43,14 @@ class Replaced(Error):
     """The object was replaced while it was being read."""
 
 
+class NotFound(Error, LookupError):
+    """The Conductor knows no such instance, request, reservation or model, or not any more."""
+
+
+class Conflict(Error):
+    """The name is taken: by another request's prompt, or a later life of the instance."""
+
+
 class Closed(Error):
     """It was closed, or the process was forked after it was opened."""
 
@@ -53,6 +61,8 @@ _KINDS = {
     -400: InvalidArgument,
     -600: InvalidArgument,
     -601: Unauthorized,
+    -704: NotFound,
+    -705: Conflict,
     -707: Replaced,
     -801: Corrupt,
     -900: Unreachable,

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::policy::Slo;
 use kvplane_sim::{Faults, SimConfig};
 use kvplane_tools::sim::cluster::{Fared, compare, refusing, side_by_side, works};
@@ -41,6 +42,15 @@ pub(super) struct Policies {
     /// An instance dies so many seconds after the start.
     #[arg(long)]
     death_s: Option<u64>,
+    /// Copies of hot prefixes are made where their sources are busy, as the Conductor has the store make them.
+    #[arg(long)]
+    copies: bool,
+    /// What instances fetch passes through, and is never kept.
+    #[arg(long)]
+    pass_through: bool,
+    /// Bytes a second of an instance's NICs, 87 GB/s unless it is said.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1_000_000..))]
+    nic: Option<u64>,
     /// Also those that refuse requests, promised a first token in 30 s and others in 0.1 s each.
     #[arg(long)]
     admission: bool,
@@ -74,6 +84,13 @@ impl Policies {
                     cache_tokens: self.cache,
                     load: *load,
                     faults,
+                    copies: self.copies.then(|| CopyConfig {
+                        most_bytes: u64::MAX,
+                        most_places: u32::try_from(self.prefill).unwrap_or(u32::MAX),
+                        ..CopyConfig::default()
+                    }),
+                    pass_through: self.pass_through,
+                    nic_bytes_s: self.nic.unwrap_or(SimConfig::default().nic_bytes_s),
                     ..SimConfig::default()
                 };
                 let mut show = |fared: Fared| {

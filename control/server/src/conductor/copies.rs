@@ -1,0 +1,116 @@
+//! Copies of hot prefixes, by tasks of the store: the desk says which pay, and here their objects are found, copied and
+//! waited for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_conductor::desk::{CopyKey, CopyWanted};
+use kvplane_rpc::message::{CreateTask, ListTasks, OBJECTS_PER_ORDER, TaskState};
+use kvplane_rpc::placement::CopiesShown;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::Host;
+use crate::control::Control;
+
+/// How often it is looked whether something is worth a copy, and how far copies are.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Copies that are being made: the tasks of each.
+type Coming = BTreeMap<CopyKey, Vec<u64>>;
+
+/// Makes copies until the control plane ends. In a cluster that keeps one copy of everything there are none.
+pub(crate) async fn make(host: Arc<Host>, control: Arc<Control>) {
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut coming = Coming::new();
+    loop {
+        look.tick().await;
+        coming.retain(|key, tasks| match outcome(&control, tasks) {
+            Some(made) => {
+                host.copy_ended(*key, made);
+                false
+            }
+            None => true,
+        });
+        // One that stands by has no cluster.
+        let (Ok(true), Ok(nodes)) = (control.keeps_copies(), control.nodes()) else { continue };
+        for wanted in host.copies_wanted(nodes) {
+            match begin(&host, &control, &wanted) {
+                Some(tasks) => drop(coming.insert(wanted.key, tasks)),
+                None => host.copy_ended(wanted.key, false),
+            }
+        }
+    }
+}
+
+/// Whether all tasks have succeeded; none while some go on.
+fn outcome(control: &Control, tasks: &[u64]) -> Option<bool> {
+    let mut made = true;
+    for id in tasks {
+        let call = ListTasks { id: Some(*id), tenant: None, after: 0 };
+        // One that is not told of any more is long over.
+        match control.task_list(&call).tasks.first().map(|task| task.state) {
+            Some(TaskState::Pending | TaskState::Running) => return None,
+            Some(TaskState::Succeeded) => {}
+            Some(TaskState::Failed | TaskState::Cancelled) | None => made = false,
+        }
+    }
+    Some(made)
+}
+
+/// Begins to copy the blocks of a prefix that the store is known to have; none where it has none, or takes no tasks.
+fn begin(host: &Host, control: &Control, wanted: &CopyWanted) -> Option<Vec<u64>> {
+    let pool = &wanted.pool;
+    let digests: Vec<u128> = {
+        let stored = host.stored();
+        wanted
+            .hashes
+            .iter()
+            .filter_map(|hash| stored.object(&pool.tenant, &pool.model, *hash))
+            .map(|one| one.0)
+            .collect()
+    };
+    let mut tasks = Vec::new();
+    for part in digests.chunks(OBJECTS_PER_ORDER) {
+        let name = format!("{} blocks of a hot prefix of {:.64}", part.len(), pool.model);
+        let call = CreateTask { tenant: pool.tenant.clone(), name, digests: part.to_vec(), targets: Vec::new() };
+        match control.create_task_now(call) {
+            Ok(task) => tasks.push(task.id),
+            Err(refusal) => {
+                tracing::debug!(refusal.reason, "a hot prefix is not copied");
+                break;
+            }
+        }
+    }
+    let whole = !tasks.is_empty() && tasks.len() == digests.len().div_ceil(OBJECTS_PER_ORDER);
+    // Tasks that were made go on; what is not whole is tried again later.
+    whole.then_some(tasks)
+}
+
+impl Host {
+    fn copies_wanted(&self, nodes: u32) -> Vec<CopyWanted> {
+        let now_ns = self.now_ns();
+        self.core().desk.copies_wanted(nodes, now_ns)
+    }
+
+    fn copy_ended(&self, key: CopyKey, made: bool) {
+        let now_ns = self.now_ns();
+        self.core().desk.copy_ended(key, made, now_ns);
+    }
+
+    /// The copies as they are told; `possible` is whether the cluster keeps any.
+    pub(crate) fn copies_shown(&self, possible: bool) -> CopiesShown {
+        let copies = self.core().desk.copies();
+        CopiesShown {
+            most_bytes: copies.config.most_bytes,
+            possible,
+            bytes: copies.bytes,
+            prefixes: copies.prefixes as u64,
+            coming: copies.coming as u64,
+            made: copies.counts.made,
+            failed: copies.counts.failed,
+            forgotten: copies.counts.forgotten,
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! What a scheduler and the Conductor tell each other, as Python has it: dictionaries of plain values, times in
+//! seconds.
+
+use std::time::Duration;
+
+use kvplane::Decision;
+use kvplane::rpc::conductor::{
+    Assignment, BlockChange, BlockTier, CacheWanted, CandidateStatus, InstancePart, InstanceStatus, InstanceTable,
+    ModelStatus, PrefixHolders, PromptContext, RequestExplained, RequestStep, ScheduleRefusal, Scheduled,
+};
+use pyo3::prelude::*;
+
+/// Seconds as nanoseconds; 0 for what is less, or no number.
+pub(crate) fn nanoseconds(seconds: f64) -> u64 {
+    // A float's way to an integer ends at the greatest.
+    (seconds * 1e9) as u64
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    Duration::from_nanos(nanoseconds).as_secs_f64()
+}
+
+/// What blocks can be shared among: tenant, model, LoRA adapter, tokens of a block, salt.
+#[derive(FromPyObject)]
+pub(crate) struct Context(String, String, String, u32, String);
+
+impl Context {
+    pub(crate) fn out(self) -> PromptContext {
+        let Self(tenant, model, lora, block_tokens, salt) = self;
+        PromptContext { tenant, model, lora, block_tokens, salt }
+    }
+}
+
+/// A change of a cache: what (`stored`, `removed`, `cleared`), LoRA adapter, salt, tier, the block before, hashes.
+#[derive(FromPyObject)]
+pub(crate) struct Change(String, String, String, Option<String>, Option<u64>, Vec<u64>);
+
+impl Change {
+    /// None where it names what there is not.
+    pub(crate) fn out(self) -> Option<BlockChange> {
+        let Self(what, lora, salt, tier, parent, hashes) = self;
+        let tier = match tier {
+            Some(tier) => Some(tier_of(&tier)?),
+            None => None,
+        };
+        match what.as_str() {
+            "stored" => Some(BlockChange::Stored { lora, salt, tier: tier?, parent, hashes }),
+            "removed" => Some(BlockChange::Removed { lora, salt, tier, hashes }),
+            "cleared" => Some(BlockChange::Cleared),
+            _ => None,
+        }
+    }
+}
+
+pub(crate) fn tier_of(name: &str) -> Option<BlockTier> {
+    match name {
+        "gpu" => Some(BlockTier::Gpu),
+        "dram" => Some(BlockTier::Dram),
+        "ssd" => Some(BlockTier::Ssd),
+        _ => None,
+    }
+}
+
+pub(crate) fn part_of(name: &str) -> Option<InstancePart> {
+    match name {
+        "prefill" => Some(InstancePart::Prefill),
+        "decode" => Some(InstancePart::Decode),
+        "mixed" => Some(InstancePart::Mixed),
+        _ => None,
+    }
+}
+
+const fn part_name(part: InstancePart) -> &'static str {
+    match part {
+        InstancePart::Prefill => "prefill",
+        InstancePart::Decode => "decode",
+        InstancePart::Mixed => "mixed",
+    }
+}
+
+pub(crate) fn step_of(name: &str, reused_tokens: u32, took: f64) -> Option<RequestStep> {
+    match name {
+        "prefill_started" => Some(RequestStep::PrefillStarted),
+        "prefill_done" => Some(RequestStep::PrefillDone { reused_tokens, took_ns: nanoseconds(took) }),
+        "decoding" => Some(RequestStep::Decoding),
+        "alive" => Some(RequestStep::Alive),
+        "ended" => Some(RequestStep::Ended),
+        _ => None,
+    }
+}
+
+pub(crate) const fn wanted_name(wanted: CacheWanted) -> &'static str {
+    match wanted {
+        CacheWanted::Nothing => "nothing",
+        CacheWanted::Replay => "replay",
+        CacheWanted::Snapshot => "snapshot",
+    }
+}
+
+const fn why_name(why: ScheduleRefusal) -> &'static str {
+    match why {
+        ScheduleRefusal::Ttft => "ttft",
+        ScheduleRefusal::Tbt => "tbt",
+        ScheduleRefusal::NoInstance => "no instance",
+        ScheduleRefusal::Full => "full",
+        ScheduleRefusal::Waited => "waited",
+        ScheduleRefusal::Lost => "lost",
+    }
+}
+
+/// Where a request goes, as the Conductor booked it.
+#[derive(IntoPyObject)]
+pub(crate) struct Booked {
+    reservation: u64,
+    prefill: String,
+    decode: Option<String>,
+    reuse_tokens: u32,
+    sources: Vec<(Option<String>, u32)>,
+    keep: bool,
+    wait: f64,
+    prefill_time: f64,
+    lease: f64,
+}
+
+impl Booked {
+    fn of(assignment: Assignment) -> Self {
+        Self {
+            reservation: assignment.reservation,
+            prefill: assignment.prefill,
+            decode: assignment.decode,
+            reuse_tokens: assignment.reuse_tokens,
+            sources: assignment.sources.into_iter().map(|source| (source.instance, source.tokens)).collect(),
+            keep: assignment.keep,
+            wait: seconds(assignment.wait_ns),
+            prefill_time: seconds(assignment.prefill_ns),
+            lease: seconds(assignment.lease_ns),
+        }
+    }
+}
+
+/// Where a request goes: one of the three.
+#[derive(Default, IntoPyObject)]
+pub(crate) struct Decided {
+    booked: Option<Booked>,
+    local: Option<(String, Option<String>)>,
+    refused: Option<(&'static str, f64)>,
+}
+
+impl Decided {
+    pub(crate) fn of(decision: Decision) -> Self {
+        match decision {
+            Decision::Booked(assignment) => Self { booked: Some(Booked::of(assignment)), ..Self::default() },
+            Decision::Local { prefill, decode } => Self { local: Some((prefill, decode)), ..Self::default() },
+            Decision::Refused { why, retry_after } => {
+                Self { refused: Some((why_name(why), retry_after.as_secs_f64())), ..Self::default() }
+            }
+        }
+    }
+
+    /// What a request was answered; nothing of one that waits.
+    fn answered(answer: Scheduled) -> Self {
+        match answer {
+            Scheduled::Assigned(assignment) => Self::of(Decision::Booked(assignment)),
+            Scheduled::Refused { why, retry_after_ns } => {
+                Self::of(Decision::Refused { why, retry_after: Duration::from_nanos(retry_after_ns) })
+            }
+            Scheduled::Queued { .. } => Self::default(),
+        }
+    }
+}
+
+/// Who has how much: instance, tokens on its GPU, and with its memory, and with its SSD, and whether something is not
+/// known; and what all give together.
+#[derive(IntoPyObject)]
+pub(crate) struct Holders {
+    holders: Vec<(String, u32, u32, u32, bool)>,
+    pooled_tokens: u32,
+}
+
+impl Holders {
+    pub(crate) fn of(found: PrefixHolders) -> Self {
+        let holders = found.holders.into_iter();
+        let holders = holders.map(|one| (one.instance, one.gpu_tokens, one.dram_tokens, one.ssd_tokens, one.degraded));
+        Self { holders: holders.collect(), pooled_tokens: found.pooled_tokens }
+    }
+}
+
+/// An instance as it was weighed.
+#[derive(IntoPyObject)]
+pub(crate) struct Candidate {
+    instance: String,
+    takes: bool,
+    held_tokens: u32,
+    wait: f64,
+    egress_wait: f64,
+    factor: f64,
+}
+
+/// Why a request went where it went.
+#[derive(IntoPyObject)]
+pub(crate) struct Explained {
+    answer: Decided,
+    now: Option<Booked>,
+    candidates: Vec<Candidate>,
+    pooled_tokens: u32,
+}
+
+impl Explained {
+    pub(crate) fn of(found: RequestExplained) -> Self {
+        let candidate = |one: CandidateStatus| Candidate {
+            instance: one.instance,
+            takes: one.takes,
+            held_tokens: one.held_tokens,
+            wait: seconds(one.wait_ns),
+            egress_wait: seconds(one.egress_wait_ns),
+            factor: f64::from(one.factor_permille) / 1000.0,
+        };
+        Self {
+            answer: Decided::answered(found.answer),
+            now: found.now.map(Booked::of),
+            candidates: found.candidates.into_iter().map(candidate).collect(),
+            pooled_tokens: found.pooled_tokens,
+        }
+    }
+}
+
+/// An instance, as everybody sees it.
+#[derive(IntoPyObject)]
+pub(crate) struct Row {
+    instance: String,
+    life: u64,
+    tenant: String,
+    model: String,
+    block_tokens: u32,
+    part: &'static str,
+    address: String,
+    doubted: bool,
+    degraded: bool,
+    prefills: u32,
+    wait: f64,
+    decode_tokens: u64,
+    decodes: u32,
+    silent: f64,
+}
+
+impl Row {
+    fn of(row: InstanceStatus) -> Self {
+        Self {
+            instance: row.instance,
+            life: row.life,
+            tenant: row.tenant,
+            model: row.model,
+            block_tokens: row.block_tokens,
+            part: part_name(row.part),
+            address: row.address,
+            doubted: row.doubted,
+            degraded: row.degraded,
+            prefills: row.prefills,
+            wait: seconds(row.wait_ns),
+            decode_tokens: row.decode_tokens,
+            decodes: row.decodes,
+            silent: seconds(row.silent_ns),
+        }
+    }
+}
+
+/// A model, as everybody sees it.
+#[derive(IntoPyObject)]
+pub(crate) struct Model {
+    tenant: String,
+    model: String,
+    block_tokens: u32,
+    instances: u64,
+    waiting: u64,
+    requests: u64,
+    blocks: u64,
+    forgotten_blocks: u64,
+    tokens: u64,
+    reused_tokens: u64,
+    error: f64,
+    mismatch: bool,
+}
+
+impl Model {
+    fn of(row: ModelStatus) -> Self {
+        Self {
+            tenant: row.tenant,
+            model: row.model,
+            block_tokens: row.block_tokens,
+            instances: row.instances,
+            waiting: row.waiting,
+            requests: row.requests,
+            blocks: row.blocks,
+            forgotten_blocks: row.forgotten_blocks,
+            tokens: row.tokens,
+            reused_tokens: row.reused_tokens,
+            error: f64::from(row.error_permille) / 1000.0,
+            mismatch: row.mismatch,
+        }
+    }
+}
+
+/// Instances and models.
+#[derive(IntoPyObject)]
+pub(crate) struct Table {
+    version: u64,
+    instances: Vec<Row>,
+    models: Vec<Model>,
+}
+
+impl Table {
+    pub(crate) fn of(table: InstanceTable) -> Self {
+        Self {
+            version: table.version,
+            instances: table.instances.into_iter().map(Row::of).collect(),
+            models: table.models.into_iter().map(Model::of).collect(),
+        }
+    }
+}
