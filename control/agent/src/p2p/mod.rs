@@ -25,8 +25,11 @@ mod fetch;
 mod get;
 mod guard;
 mod keeper;
+mod manifest;
 mod memory;
+mod ranges;
 mod replica;
+mod reshard;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,6 +50,9 @@ use crate::transfer::{TransferEngine, TransferEngineConfig};
 use crate::which::Control;
 
 pub use get::{GetOptions, Progress};
+pub use manifest::placement_from_json;
+pub use ranges::ReadOptions;
+pub use reshard::{PartSource, Resharding};
 
 use guard::Guard;
 use keeper::Keeper;
