@@ -19,6 +19,10 @@ class NoSpace(Error):
     """There is no room, even after evicting what may be evicted."""
 
 
+class NotFound(Error, LookupError):
+    """Nobody has an object of that name and version, or nobody any more some of its bytes."""
+
+
 class QuotaExceeded(NoSpace):
     """The tenant's quota is used up."""
 
@@ -53,6 +57,7 @@ _KINDS = {
     -400: InvalidArgument,
     -600: InvalidArgument,
     -601: Unauthorized,
+    -704: NotFound,
     -707: Replaced,
     -801: Corrupt,
     -900: Unreachable,
