@@ -296,6 +296,50 @@ fn large_objects_lie_in_stripes_and_behave_as_others() {
     }
 }
 
+/// What is left of a large object that lost stripes with a node is a miss, and in nobody's way.
+#[test]
+fn what_lost_its_stripes_is_put_anew() {
+    const LENGTH: usize = (2 << 20) + 77;
+    for shared in [true, false] {
+        let mut bed = Bed::start(2, 24 << 20);
+        let config = ClientConfig { stripe_bytes: 1 << 20, ..bed.client_config(shared) };
+        let mut client = Client::connect(&config).expect("a client");
+        let from = memory(&mut client, 4 << 20);
+        let keys: Vec<String> = (0..8).map(|n| format!("lost-{n}")).collect();
+        for (n, key) in keys.iter().enumerate() {
+            from.region().copy_in(0, &value(n as u32, LENGTH));
+            let put = client.put_from(key.as_bytes(), from.slice(0, LENGTH)).expect("a put");
+            assert!(matches!(put, Put::Stored(_)));
+        }
+        drop(bed.nodes.remove(0));
+        let there = client.batch_exists(&keys).expect("answers");
+        let mut replaced = 0;
+        for (n, key) in keys.iter().enumerate() {
+            if let Some(whole) = client.get(key.as_bytes()).expect("a get") {
+                assert!(there[n] && whole == value(n as u32, LENGTH), "{key} lay on the other node altogether");
+                continue;
+            }
+            replaced += u32::from(there[n]);
+            let range = ObjectRange { key: key.as_bytes(), offset: 0, into: from.slice(0, LENGTH) };
+            let found = client.get_ranges(&[range]).expect("a batch").pop().expect("one").expect("an answer");
+            assert!(found.is_none(), "all of {key} in one range");
+            // A get takes nothing away: a node that recovers finds its stripes one by one.
+            assert_eq!(client.exists(key.as_bytes()).expect("an answer"), there[n]);
+            let anew = value(n as u32 + 10, (1 << 20) + 5);
+            let put = client.put(key.as_bytes(), &anew).expect("a put");
+            assert!(matches!(put, Put::Stored(_)), "{key}, whose head is there: {}", there[n]);
+            assert!(client.get(key.as_bytes()).expect("a get").as_deref() == Some(&anew[..]), "{key}");
+            assert_eq!(client.put(key.as_bytes(), b"other").expect("a put"), Put::Exists, "all of it is there");
+        }
+        for key in &keys {
+            assert!(client.remove(key.as_bytes()).expect("a remove"));
+        }
+        assert!(replaced > 0, "of no object a head and not all stripes were left");
+        let headless = there.iter().filter(|there| !**there).count() as u64;
+        assert!(objects(&bed) <= 3 * headless, "stripes that a head named go when that is replaced");
+    }
+}
+
 /// Objects on all nodes.
 fn objects(bed: &Bed) -> u64 {
     let stores = bed.nodes.iter().map(|node| node.snapshots().expect("a living node")[0].store.expect("a store"));

@@ -12,6 +12,7 @@ mod ownership;
 mod random;
 mod ranges;
 mod rig;
+mod seconds;
 mod segments;
 mod shared;
 mod tiered;

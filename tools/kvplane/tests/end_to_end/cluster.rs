@@ -155,6 +155,7 @@ fn value(name: &str) -> Vec<u8> {
 
 /// One operation, as the load tells of it: when it ended, how long it took, whether it went well, and its key's owners.
 struct Told {
+    put: bool,
     at_ms: u64,
     took_us: u64,
     well: bool,
@@ -183,22 +184,18 @@ fn load() {
         assert_eq!(done, Some(()), "{name} has two owners");
     }
     println!("loads");
-    let (mut rng, mut puts, mut out) = (Rng::new(round, "load"), 0u64, Vec::new());
     let begun = Instant::now();
-    while begun.elapsed() < BEFORE + AFTER {
-        let put = rng.chance(0.2);
-        let name = if put { changed(puts % OBJECTS) } else { any_kept(&mut rng, round) };
-        puts += u64::from(put);
-        let owners = owners_of(&mut client, &name);
-        let started = Instant::now();
-        let well = match put {
-            true => client.put_replicas(name.as_bytes(), &value(&name), &twice).is_ok(),
-            false => check(&name, client.get(name.as_bytes())),
-        };
-        let owners: Vec<String> = owners.iter().map(u64::to_string).collect();
-        let took_us = started.elapsed().as_micros();
-        out.push(format!("op {} {took_us} {well} {}", unix_ms(), owners.join(" ")));
-    }
+    let out: Vec<String> = std::thread::scope(|scope| {
+        let all: Vec<_> = (1..=NODES)
+            .map(|spared| {
+                scope.spawn({
+                    let config = &config;
+                    move || operate(config, spared, round, begun)
+                })
+            })
+            .collect();
+        all.into_iter().flat_map(|one| one.join().unwrap()).collect()
+    });
     // All that two nodes had, in this round and before, is still there.
     for round in 0..=round {
         for number in 0..OBJECTS {
@@ -207,6 +204,33 @@ fn load() {
         }
     }
     std::io::stdout().lock().write_all((out.join("\n") + "\nover\n").as_bytes()).unwrap();
+}
+
+/// What one caller does, who asks for nothing that this node has: when it is killed, nothing stands in this one's way,
+/// and what comes of its operations is what comes of those on other nodes. Others wait for the dead meanwhile.
+fn operate(config: &ClientConfig, spared: u64, round: u64, begun: Instant) -> Vec<String> {
+    let mut client = Client::connect(config).unwrap();
+    let twice = PutOptions { replicas: 2, replace: true, ..PutOptions::default() };
+    let (mut rng, mut puts, mut out) = (Rng::new(round * NODES + spared, "load"), spared, Vec::new());
+    while begun.elapsed() < BEFORE + AFTER {
+        let put = rng.chance(0.2);
+        let name = if put { changed(puts % OBJECTS) } else { any_kept(&mut rng, round) };
+        // Each changes objects of its own.
+        puts += if put { NODES } else { 0 };
+        let owners = owners_of(&mut client, &name);
+        if owners.contains(&spared) {
+            continue;
+        }
+        let started = Instant::now();
+        let well = match put {
+            true => client.put_replicas(name.as_bytes(), &value(&name), &twice).is_ok(),
+            false => check(&name, client.get(name.as_bytes())),
+        };
+        let owners: Vec<String> = owners.iter().map(u64::to_string).collect();
+        let (took_us, what) = (started.elapsed().as_micros(), if put { "put" } else { "get" });
+        out.push(format!("op {what} {} {took_us} {well} {}", unix_ms(), owners.join(" ")));
+    }
+    out
 }
 
 fn changed(number: u64) -> String {
@@ -245,14 +269,16 @@ fn told(load: &Process) -> Vec<Told> {
     load.wait_for("over");
     let parse = |line: String| {
         let mut words = line.strip_prefix("op ")?.split(' ');
+        let put = words.next()? == "put";
         let (at_ms, took_us) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         let well = words.next()? == "true";
-        Some(Told { at_ms, took_us, well, owners: words.filter_map(|word| word.parse().ok()).collect() })
+        Some(Told { put, at_ms, took_us, well, owners: words.filter_map(|word| word.parse().ok()).collect() })
     };
     load.said().into_iter().filter_map(parse).collect()
 }
 
-fn p99(mut times: Vec<u64>) -> u64 {
+fn p99(of: &[&Told]) -> u64 {
+    let mut times: Vec<u64> = of.iter().map(|one| one.took_us).collect();
     times.sort_unstable();
     times.get(times.len() * 99 / 100).copied().unwrap_or(0)
 }
@@ -270,23 +296,30 @@ fn any_node_may_be_killed_under_load() {
         let killed_ms = unix_ms();
         let all = told(&load);
         assert!(load.ended().success(), "{:?}", load.said());
-        let began = |one: &&Told| one.at_ms - one.took_us / 1000;
+        let began = |one: &Told| one.at_ms - one.took_us / 1000;
         let failed: Vec<u64> = all.iter().filter(|one| !one.well).map(|one| one.at_ms).collect();
         let last = failed.iter().max().map_or(0, |at| at.saturating_sub(killed_ms));
         let window = killed_ms..killed_ms + WINDOW.as_millis() as u64;
-        let others = |during: bool| {
+        let others = |during: bool| -> Vec<&Told> {
             let of = |one: &&Told| !one.owners.contains(&victim) && window.contains(&began(one)) == during;
-            p99(all.iter().filter(of).map(|one| one.took_us).collect())
+            all.iter().filter(of).collect()
         };
+        let (calm, during) = (others(false), others(true));
         println!(
-            "node {victim} of {NODES} killed: {} operations, {} errors, the last after {last} ms; p99 of operations on \
-             others {} us, in the {} ms from the kill on {} us",
+            "node {victim} of {NODES} killed: {} operations, {} errors, the last after {last} ms; p99 of {} operations on \
+             others {} us, of {} in the {} ms from the kill on {} us",
             all.len(),
             failed.len(),
-            others(false),
+            calm.len(),
+            p99(&calm),
+            during.len(),
             WINDOW.as_millis(),
-            others(true)
+            p99(&during)
         );
+        for one in during.iter().filter(|one| one.took_us > 20 * p99(&calm)) {
+            let (what, after) = (if one.put { "put" } else { "get" }, began(one).saturating_sub(killed_ms));
+            println!("  slow: a {what} of nodes {:?}, {after} ms after the kill: {} us", one.owners, one.took_us);
+        }
         // What began in time may fail when its own deadline is over.
         let limit = window.start..window.end + DEADLINE.as_millis() as u64;
         assert!(failed.iter().all(|at| limit.contains(at)), "errors {failed:?} ms, the kill at {killed_ms} ms");

@@ -155,6 +155,9 @@ impl Service {
     ) {
         // Where a map was missed nothing is left here; the second owner may not have missed it, and have copies still.
         self.note_orphans();
+        // What second owners refused by the map of before says nothing of this one.
+        self.copies.peers.values_mut().for_each(|peer| (peer.failures, peer.retry_ns) = (0, 0));
+        self.copies.owed_idle_ns = 0;
         if seconds == self.copies.seconds && !missed {
             return;
         }
@@ -408,9 +411,10 @@ impl Service {
         }
     }
 
+    /// What was on its way together and ended together counts once: it says once that nobody answers there.
     fn not_answered(&mut self, second: ShardKey) {
         let now_ns = self.now_ns;
-        if let Some(peer) = self.copies.peers.get_mut(&second) {
+        if let Some(peer) = self.copies.peers.get_mut(&second).filter(|peer| peer.retry_ns <= now_ns) {
             peer.failures += 1;
             peer.retry_ns = now_ns.saturating_add((RETRY_NS << peer.failures.min(8)).min(RETRY_MOST_NS));
         }

@@ -2,6 +2,7 @@
 //! slots that come and go, and a device that fails.
 
 mod memory;
+mod seals;
 mod world;
 
 use kvplane_proto::Status;

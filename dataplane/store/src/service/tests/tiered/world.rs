@@ -67,7 +67,7 @@ pub(super) struct World {
     device: Vec<u8>,
     ops: Vec<BlockOp>,
     policy: TierPolicy,
-    now_ns: u64,
+    pub(super) now_ns: u64,
     life: u64,
     pub(super) epoch: u64,
     /// The epoch in which slots changed hands last.
@@ -331,7 +331,7 @@ impl World {
         self.hear();
     }
 
-    fn ask(&mut self, operation: Operation, flags: u32, body: &[u8]) -> u32 {
+    pub(super) fn ask(&mut self, operation: Operation, flags: u32, body: &[u8]) -> u32 {
         let request = self.next_request();
         let mut header = Header::request(Kind::Request(operation), request).with_body(body, 1);
         header.flags |= flags;

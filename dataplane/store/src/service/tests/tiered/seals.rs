@@ -1,0 +1,91 @@
+//! A seal that is asked for again is told what is known: that it waits still, that it was kept, or nothing.
+
+use kvplane_proto::checksum::payload_checksum;
+use kvplane_proto::frame::Header;
+use kvplane_proto::message::{
+    CommitReply, FillItem, IdItem, Kind, Operation, PutAck, PutItem, PutOptions, ReserveReply, decode_items,
+};
+use kvplane_proto::{Status, Version};
+
+use super::super::rig::{body_of, digest};
+use super::world::{PEER, World};
+use crate::service::{Output, PayloadTo, TierPolicy};
+
+const KEY: u8 = 3;
+const BYTES: u64 = 40_000;
+
+/// A draft that has all of its bytes, which are those of fresh memory.
+fn filled(world: &mut World) -> u64 {
+    let options = PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() };
+    let item = PutItem::plain(digest(KEY), BYTES).with_options(&options);
+    let begun: ReserveReply = world.answer((PEER, Operation::Begin, 0), |_| item).item();
+    assert_eq!(begun.status, Status::Ok);
+    let draft = begun.reservation.to_bits();
+    let (request, sum) = (world.next_request(), payload_checksum(&[0; BYTES as usize]));
+    let body = body_of([FillItem { draft, offset: 0, bytes: BYTES }]);
+    let header =
+        Header::request(Kind::Request(Operation::Fill), request).with_body(&body, 1).with_payload(BYTES, Some(sum));
+    assert!(matches!(world.service.request(PEER, &header, &body, world.now_ns), PayloadTo::Place(_)));
+    world.service.payload_done(PEER, Some(sum), world.now_ns);
+    world.hear();
+    draft
+}
+
+fn seal(world: &mut World, draft: u64) -> CommitReply {
+    world.answer((PEER, Operation::Seal, 0), |_| IdItem { id: draft }).item()
+}
+
+/// One answer now, without any operation of the device ending before.
+fn seal_now(world: &mut World, draft: u64) -> CommitReply {
+    let request = world.next_request();
+    let body = body_of([IdItem { id: draft }]);
+    let header = Header::request(Kind::Request(Operation::Seal), request).with_body(&body, 1);
+    world.service.request(PEER, &header, &body, world.now_ns);
+    let mut said = None;
+    while let Some(output) = world.service.poll_output() {
+        let Output::Frame { header, body, .. } = output else { continue };
+        if header.request == request {
+            said = decode_items(world.service.body(body), 1).and_then(|mut items| items.next());
+        }
+    }
+    said.expect("it is answered at once")
+}
+
+fn world() -> World {
+    World::new(1000, TierPolicy { ack: PutAck::Memory, ..TierPolicy::default() })
+}
+
+#[test]
+fn a_seal_that_waits_for_the_ssd_waits_when_it_is_asked_for_again_too() {
+    let mut world = world();
+    let draft = filled(&mut world);
+    world.ask(Operation::Seal, 0, &body_of([IdItem { id: draft }]));
+    assert_eq!(seal_now(&mut world, draft).status, Status::Busy, "nothing of it is written");
+    world.settle();
+    let again = seal(&mut world, draft);
+    assert_eq!(again.status, Status::Ok);
+    let tier = world.service.tier_snapshot().expect("a tier");
+    assert_eq!(tier.backlog, 0);
+    assert!(again.version > Version(0));
+    // An object that was put since is another one, and as good an answer.
+    world.put_with(KEY, &PutOptions { replace: true, ack: Some(PutAck::Durable), ..PutOptions::default() });
+    world.settle();
+    assert_eq!(seal(&mut world, draft), again);
+    world.end();
+}
+
+#[test]
+fn a_seal_that_was_refused_is_not_said_to_have_been_kept_when_it_is_asked_for_again() {
+    let mut world = world();
+    let draft = filled(&mut world);
+    world.ask(Operation::Seal, 0, &body_of([IdItem { id: draft }]));
+    // Its slot leaves while it is written, and is back before the device is done: what was written is void.
+    world.lost_slots.insert(KEY);
+    world.own();
+    world.lost_slots.clear();
+    world.own();
+    world.settle();
+    let again = seal(&mut world, draft);
+    assert_ne!(again.status, Status::Ok, "the first answer was a refusal");
+    world.end();
+}
