@@ -304,6 +304,12 @@ impl P2pStore {
         self.unregister(name, version)
     }
 
+    /// Whether an object is held or being fetched here: that version, or any where none is named.
+    #[must_use]
+    pub fn holds(&self, name: &str, version: Option<u64>) -> bool {
+        self.shared.replica(name, version).is_ok()
+    }
+
     /// What an object is; of the newest version where none is named.
     ///
     /// # Errors

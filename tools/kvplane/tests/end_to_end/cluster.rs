@@ -306,8 +306,8 @@ fn any_node_may_be_killed_under_load() {
         };
         let (calm, during) = (others(false), others(true));
         println!(
-            "node {victim} of {NODES} killed: {} operations, {} errors, the last after {last} ms; p99 of {} operations on \
-             others {} us, of {} in the {} ms from the kill on {} us",
+            "node {victim} of {NODES} killed: {} operations, {} errors, the last after {last} ms; p99 of {} operations \
+             on others {} us, of {} in the {} ms from the kill on {} us",
             all.len(),
             failed.len(),
             calm.len(),
