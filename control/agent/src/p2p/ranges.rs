@@ -25,6 +25,8 @@ const BATCH_BYTES: u64 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two questions for sources where there are none.
 const AGAIN: Duration = Duration::from_millis(200);
+/// How often all are asked for a batch in vain: longer than who is gone stays in the catalog.
+const ROUNDS: u32 = 40;
 /// How often there must be no source before it is believed: it may only not have been heard for a moment.
 const HOPELESS: u32 = 15;
 
@@ -176,10 +178,14 @@ impl Reader<'_> {
 
     /// Has one batch brought by one of the places: by whom.
     fn bring(&self, batch: &[Copy], number: usize, places: &mut Vec<ObjectPlace>) -> Result<u64, Error> {
-        let mut trouble = None;
+        let (mut trouble, mut rounds) = (None, 0);
         loop {
             if places.is_empty() {
                 if trouble.is_some() {
+                    rounds += 1;
+                    if rounds > ROUNDS {
+                        return Err(self.given_up("nobody who holds it serves it", trouble));
+                    }
                     std::thread::sleep(AGAIN);
                 }
                 *places = self.locate(trouble.as_deref())?;
