@@ -18,6 +18,7 @@ mod questions;
 mod ranges;
 mod replicas;
 mod sessions;
+mod striped_puts;
 mod stripes;
 mod tasks;
 
@@ -453,7 +454,11 @@ impl Client {
                 let digest = self.digest(key)?;
                 let Some(head) = self.head_of(digest)? else { continue };
                 bounce = self.bounce(usize::try_from(head.bytes).unwrap_or(usize::MAX))?;
-                self.get_striped(digest, bounce.slice(0, bounce.region.bytes()))?
+                match self.get_striped(digest, bounce.slice(0, bounce.region.bytes())) {
+                    // Replaced by a longer one meanwhile.
+                    Err(why) if why.status() == Some(Status::BufferTooSmall) => continue,
+                    got => got?,
+                }
             } else {
                 self.got(result, whole)?
             };

@@ -61,10 +61,13 @@ const GAUGES: [Number; 12] = [
 ];
 
 /// Of shards with an SSD only.
-const TIER_COUNTERS: [Number; 36] = [
+const TIER_COUNTERS: [Number; 37] = [
     ("kvplane_tier_hits_total", "Gets answered from the SSD.", |one| tier(one).counters.hits),
     ("kvplane_tier_hit_bytes_total", "Bytes of objects read from the SSD.", |one| tier(one).stats.hit_bytes),
     ("kvplane_tier_misses_total", "Gets that found a damaged or removed object.", |one| tier(one).counters.misses),
+    ("kvplane_tier_reads_queued_total", "Gets that waited for their read to be begun.", |one| {
+        tier(one).counters.reads_queued
+    }),
     ("kvplane_tier_reads_shared_total", "Gets that joined a read.", |one| tier(one).counters.reads_shared),
     ("kvplane_tier_promotions_total", "Objects kept in memory after a read.", |one| tier(one).counters.promotions),
     ("kvplane_tier_prefetches_total", "Objects read ahead.", |one| tier(one).counters.prefetches),

@@ -8,25 +8,20 @@
 //! to whoever gets it, though its head is there; whoever puts it again replaces what is left.
 
 use kvplane_proto::client::{Local, Request, TaskResult};
-use kvplane_proto::digest::tenant_number;
-use kvplane_proto::message::{ObjectName, Part, PutItem, PutOptions};
-use kvplane_proto::rng::Rng;
 use kvplane_proto::{Digest, Status, Version};
 
-use super::{Buffer, Client, Got, Put, Slice};
+use super::{Buffer, Client, Got, Slice};
 use crate::error::Error;
 use crate::{Region, RegionOptions};
 
 /// First bytes of a head.
 const MAGIC: [u8; 8] = *b"KVPSTRP1";
 /// Bytes of a head: the magic, and four words.
-const HEAD_BYTES: usize = 40;
+pub(super) const HEAD_BYTES: usize = 40;
 /// The shortest stripes that objects are cut into, but for the last.
 pub(super) const STRIPE_LEAST_BYTES: u64 = 1 << 20;
 /// The most stripes of one object.
-const STRIPES_MOST: u64 = 1 << 16;
-/// How many digests are tried for one that belongs to a certain node.
-const DRAWS: usize = 4096;
+pub(super) const STRIPES_MOST: u64 = 1 << 16;
 /// How often a striped object that is replaced while it is read is begun anew.
 const TRIES: usize = 4;
 
@@ -35,16 +30,16 @@ const TRIES: usize = 4;
 pub(super) struct Head {
     /// Length of the object.
     pub(super) bytes: u64,
-    stripe_bytes: u64,
+    pub(super) stripe_bytes: u64,
     nonce: u128,
 }
 
 impl Head {
-    fn new(bytes: u64, stripe_bytes: u64, nonce: u128) -> Self {
+    pub(super) fn new(bytes: u64, stripe_bytes: u64, nonce: u128) -> Self {
         Self { bytes, stripe_bytes, nonce }
     }
 
-    fn encode(&self) -> [u8; HEAD_BYTES] {
+    pub(super) fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut out = [0; HEAD_BYTES];
         out[..8].copy_from_slice(&MAGIC);
         out[8..16].copy_from_slice(&self.bytes.to_le_bytes());
@@ -61,18 +56,18 @@ impl Head {
         (whole && head.stripes() <= STRIPES_MOST).then_some(head)
     }
 
-    const fn stripes(&self) -> u64 {
+    pub(super) const fn stripes(&self) -> u64 {
         self.bytes.div_ceil(self.stripe_bytes)
     }
 
     /// Where a stripe is in the object: offset and bytes.
-    fn place(&self, stripe: u64) -> (u64, u64) {
+    pub(super) fn place(&self, stripe: u64) -> (u64, u64) {
         let offset = stripe * self.stripe_bytes;
         (offset, self.stripe_bytes.min(self.bytes - offset))
     }
 
     /// A stripe's digest.
-    fn digest(&self, object: Digest, stripe: u64) -> Digest {
+    pub(super) fn digest(&self, object: Digest, stripe: u64) -> Digest {
         let mut name = [0; 40];
         name[..16].copy_from_slice(&object.0.to_le_bytes());
         name[16..32].copy_from_slice(&self.nonce.to_le_bytes());
@@ -80,14 +75,14 @@ impl Head {
         Digest::of(b"\0stripes", &name)
     }
 
-    fn digests(self, object: Digest) -> impl Iterator<Item = Digest> {
+    pub(super) fn digests(self, object: Digest) -> impl Iterator<Item = Digest> {
         (0..self.stripes()).map(move |stripe| self.digest(object, stripe))
     }
 }
 
 /// Which objects are kept in stripes, and memory for their heads.
 pub(super) struct Striping {
-    stripe_bytes: u64,
+    pub(super) stripe_bytes: u64,
     /// The shortest object that a shard has refused as too long.
     refused_bytes: u64,
     heads: Option<Buffer>,
@@ -114,166 +109,8 @@ impl Client {
         self.striping.is_striped(bytes)
     }
 
-    /// How many stripes of an object are not there.
-    fn lost_stripes(&mut self, digest: Digest, head: &Head) -> Result<u64, Error> {
-        let requests: Vec<Request> = head.digests(digest).map(Request::Exists).collect();
-        let there = self.run(&requests)?;
-        Ok(there.iter().filter(|result| result.status == Status::NotFound).count() as u64)
-    }
-
-    /// The head of the striped object that a put replaces, if it is one, and how it does; nothing where an object is
-    /// there that stays. What is left of one that lost stripes is in nobody's way.
-    fn replaced_by(
-        &mut self,
-        key: &[u8],
-        digest: Digest,
-        options: &PutOptions,
-    ) -> Result<Option<(Option<Head>, PutOptions)>, Error> {
-        let former = self.head_of(digest)?;
-        let stays = match &former {
-            _ if options.replace => false,
-            Some(former) => self.lost_stripes(digest, former)? == 0,
-            None => self.exists(key)?,
-        };
-        let replace = options.replace || former.is_some();
-        Ok((!stays).then_some((former, PutOptions { replace, ..*options })))
-    }
-
-    /// Stores one large object in stripes, which are shorter where shards take no longer ones.
-    pub(super) fn put_striped(&mut self, key: &[u8], slice: Slice, options: &PutOptions) -> Result<Put, Error> {
-        let digest = self.digest(key)?;
-        let Some((former, options)) = self.replaced_by(key, digest, options)? else { return Ok(Put::Exists) };
-        let mut stripe_bytes = self.striping.stripe_bytes.min(slice.local.bytes.div_ceil(2)).max(STRIPE_LEAST_BYTES);
-        while self.is_striped(stripe_bytes) {
-            stripe_bytes = (stripe_bytes / 2).max(STRIPE_LEAST_BYTES);
-        }
-        let mut tries = 0;
-        loop {
-            let nonce = u128::from(crate::link::seed()?) << 64 | u128::from(crate::link::seed()?);
-            let head = Head::new(slice.local.bytes, stripe_bytes, nonce);
-            let put = self.put_in_stripes(key, &head, slice, &options);
-            let is = |status: Status| matches!(&put, Err(error) if error.status() == Some(status));
-            let too_large = is(Status::TooLarge);
-            tries += 1;
-            if is(Status::Exists) && tries < TRIES {
-                continue;
-            }
-            if !too_large || stripe_bytes == STRIPE_LEAST_BYTES {
-                if let (Ok(Put::Stored(_)), Some(former)) = (&put, former) {
-                    self.remove_stripes(digest, &former)?;
-                }
-                return put;
-            }
-            stripe_bytes = (stripe_bytes / 2).max(STRIPE_LEAST_BYTES);
-        }
-    }
-
-    /// Stores one object as a single stripe on a node that its caller prefers, and a head where its key belongs.
-    /// Nothing where there is no such node, or it has no room.
-    pub(super) fn put_stripe_at(
-        &mut self,
-        key: &[u8],
-        slice: Slice,
-        options: &PutOptions,
-        place: &dyn Fn(Digest) -> bool,
-    ) -> Result<Option<Put>, Error> {
-        let digest = self.digest(key)?;
-        let bytes = slice.local.bytes;
-        let mut draw = Rng::new(crate::link::seed()?, "stripe");
-        // Of a node that has a hundredth of all slots, one in a hundred draws is.
-        let head = (0..DRAWS)
-            .map(|_| Head::new(bytes, bytes, u128::from(draw.next_u64()) << 64 | u128::from(draw.next_u64())))
-            .find(|head| place(head.digest(digest, 0)));
-        let Some(head) = head else { return Ok(None) };
-        let Some((former, options)) = self.replaced_by(key, digest, options)? else { return Ok(Some(Put::Exists)) };
-        let put = match self.put_in_stripes(key, &head, slice, &options) {
-            Err(error) if matches!(error.status(), Some(Status::NoSpace | Status::TooLarge)) => return Ok(None),
-            put => put?,
-        };
-        if let (Put::Stored(_), Some(former)) = (put, former) {
-            self.remove_stripes(digest, &former)?;
-        }
-        Ok(Some(put))
-    }
-
-    fn put_in_stripes(&mut self, key: &[u8], head: &Head, slice: Slice, options: &PutOptions) -> Result<Put, Error> {
-        if head.stripes() > STRIPES_MOST {
-            let what = format!("put of {} bytes in {} stripes", head.bytes, head.stripes());
-            return Err(self.problem(what, Status::TooLarge));
-        }
-        let digest = self.digest(key)?;
-        let put = self.put_stripes(digest, head, slice, options).and_then(|()| self.put_head(key, head, options));
-        if let Ok(Put::Stored(_)) = put {
-            return put;
-        }
-        // Whatever of it is there: none of it may stay. That it cannot be removed is not what went wrong first.
-        let removed = self.remove_stripes(digest, head);
-        let put = put?;
-        removed.map(|()| put)
-    }
-
-    fn put_stripes(&mut self, digest: Digest, head: &Head, slice: Slice, options: &PutOptions) -> Result<(), Error> {
-        let tenant = tenant_number(&self.tenant);
-        let options = PutOptions { part: Part::Stripe, replace: false, tenant, ..*options };
-        self.puts.clear();
-        let mut requests = Vec::new();
-        for stripe in 0..head.stripes() {
-            let (offset, bytes) = head.place(stripe);
-            let digest = head.digest(digest, stripe);
-            let local = Local { offset: slice.local.offset + offset, bytes, ..slice.local };
-            let item = PutItem::plain(digest, bytes).with_options(&options);
-            let number = self.puts.push(item, &ObjectName::NONE);
-            requests.push(Request::PutAs(digest, local, number));
-        }
-        let mut waiting: Vec<usize> = (0..requests.len()).collect();
-        while !waiting.is_empty() {
-            let asked: Vec<Request> = waiting.iter().map(|stripe| requests[*stripe]).collect();
-            let results = self.run_puts(&asked)?;
-            let mut full = Vec::new();
-            for (&stripe, result) in waiting.iter().zip(results) {
-                match result.status {
-                    Status::Ok => {}
-                    Status::NoSpace => full.push(stripe),
-                    Status::TooLarge => {
-                        self.striping.refused(head.stripe_bytes);
-                        return Err(self.stripe_problem(stripe, head, Status::TooLarge));
-                    }
-                    // One that exists was stored by an attempt of this very put whose answer was lost, and may still
-                    // wait for an SSD that does not take it. So nothing is known of it, and the put begins anew.
-                    status => return Err(self.stripe_problem(stripe, head, status)),
-                }
-            }
-            // Its own stripes may have filled the pool while they were written; now that they are, they can make room.
-            if full.len() == waiting.len() {
-                return Err(self.stripe_problem(full[0], head, Status::NoSpace));
-            }
-            waiting = full;
-        }
-        // Room for the last ones may have been made by evicting the first: the object is larger than the cluster.
-        let lost = self.lost_stripes(digest, head)?;
-        if lost > 0 {
-            let (bytes, stripes) = (head.bytes, head.stripes());
-            let room = stripes - lost;
-            let what = format!("put of {bytes} bytes: the cluster has room for {room} of its {stripes} stripes");
-            return Err(self.problem(what, Status::TooLarge));
-        }
-        Ok(())
-    }
-
-    fn stripe_problem(&self, stripe: usize, head: &Head, status: Status) -> Error {
-        self.problem(format!("put of stripe {stripe} of {} ({} bytes)", head.stripes(), head.bytes), status)
-    }
-
-    fn put_head(&mut self, key: &[u8], head: &Head, options: &PutOptions) -> Result<Put, Error> {
-        let room = self.room_for_heads(1)?;
-        room.region().copy_in(0, &head.encode());
-        let options = PutOptions { part: Part::Head, ..*options };
-        let mut outcomes = self.batch_put_whole(&[(key, room.slice(0, HEAD_BYTES))], &options)?;
-        outcomes.pop().unwrap_or(Ok(Put::Exists))
-    }
-
     /// Memory for heads: never that of values, which may be on their way from or to it meanwhile.
-    fn room_for_heads(&mut self, heads: usize) -> Result<Buffer, Error> {
+    pub(super) fn room_for_heads(&mut self, heads: usize) -> Result<Buffer, Error> {
         let bytes = HEAD_BYTES * heads.max(1);
         let had = self.striping.heads.take();
         let new = || RegionOptions::new("kvplane-heads", bytes.max(4096).next_power_of_two());
@@ -303,7 +140,7 @@ impl Client {
     }
 
     /// What heads say, and which versions they are. Of what is no head: nothing.
-    fn heads_of(&mut self, digests: &[Digest]) -> Result<Vec<Option<(Head, Version)>>, Error> {
+    pub(super) fn heads_of(&mut self, digests: &[Digest]) -> Result<Vec<Option<(Head, Version)>>, Error> {
         let bounce = self.room_for_heads(digests.len())?;
         let local = |at: usize| bounce.slice(at * HEAD_BYTES, HEAD_BYTES).local;
         let asked = digests.iter().enumerate();
@@ -403,7 +240,7 @@ impl Client {
         Ok(removed)
     }
 
-    fn remove_stripes(&mut self, digest: Digest, head: &Head) -> Result<(), Error> {
+    pub(super) fn remove_stripes(&mut self, digest: Digest, head: &Head) -> Result<(), Error> {
         let requests: Vec<Request> = head.digests(digest).map(Request::Remove).collect();
         for result in self.run(&requests)? {
             self.present(result, "remove of a stripe")?;

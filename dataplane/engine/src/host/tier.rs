@@ -84,7 +84,10 @@ impl TierWork {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         let bytes = setup.part.bytes();
         if bytes < PART_LEAST_BYTES {
-            let text = format!("{path} gives {bytes} bytes to each shard, fewer than {PART_LEAST_BYTES}: give it more");
+            let text = format!(
+                "{path} gives {bytes} bytes to each shard, fewer than {PART_LEAST_BYTES}: give it more, or fewer \
+                 shards; what a file that was cut off has lost does not come back"
+            );
             return Err(invalid(text));
         }
         let mut config = TierConfig::for_device(bytes, BLOCK_BYTES).with_object_bytes(setup.object_bytes);

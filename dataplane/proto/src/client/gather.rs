@@ -156,7 +156,7 @@ impl Client {
                     self.settle(index, header.status);
                 } else {
                     self.slices.at(index).alone = true;
-                    self.send_again(index, false);
+                    self.send_again(index, None);
                 }
             }
             return Some(());

@@ -13,14 +13,16 @@ use crate::status::Status;
 
 const PARK_FIRST_NS: u64 = 10_000_000;
 const PARK_LAST_NS: u64 = 500_000_000;
+/// The longest pause before a busy peer is asked again: what it has too much of is over soon.
+const PARK_BUSY_NS: u64 = 80_000_000;
 /// A newer map is asked for again when the last question is this old and the need is still there.
 const MAP_AGAIN_NS: u64 = 500_000_000;
 
 impl Client {
     /// Sends a slice again, unless its budget or its batch is at an end.
     ///
-    /// A wrong owner, or one that a key has not reached, is a matter of time, bounded by the deadline; anything else is
-    /// bounded by the budget.
+    /// A wrong owner, one that a key has not reached, and a busy one are a matter of time, bounded by the deadline;
+    /// anything else is bounded by the budget.
     pub(super) fn retry(&mut self, index: u32, status: Status) {
         let slice = self.slices.at(index);
         let segment = matches!(slice.request, Request::Read(..) | Request::Write(..) | Request::OpenSegment(_));
@@ -48,7 +50,7 @@ impl Client {
         self.turn_to_second(index, status);
         let slice = self.slices.at(index);
         let mut spent = false;
-        if !matches!(status, Status::WrongOwner | Status::NoKey) {
+        if !matches!(status, Status::WrongOwner | Status::NoKey | Status::Busy) {
             slice.attempts = slice.attempts.saturating_add(1);
             spent = slice.attempts >= Limits::ATTEMPTS;
         }
@@ -61,15 +63,16 @@ impl Client {
             // Beyond the peer's budget of retries it waits, as it does for a busy peer.
             let waits = matches!(status, Status::WrongOwner | Status::Busy | Status::NoKey | Status::TicketEnded);
             let within = self.peers.get_mut(peer).is_none_or(|peer| peer.retries.spend(self.now_ns));
-            self.send_again(index, waits || !within);
+            let most_ns = if status == Status::Busy { PARK_BUSY_NS } else { PARK_LAST_NS };
+            self.send_again(index, (waits || !within).then_some(most_ns));
         }
         if matches!(status, Status::WrongOwner | Status::Unreachable) {
             self.want_map();
         }
     }
 
-    /// Puts a slice back to the start, on another lane or, `later`, among the parked.
-    pub(super) fn send_again(&mut self, index: u32, later: bool) {
+    /// Puts a slice back to the start, on another lane or, where there is a longest pause, among the parked.
+    pub(super) fn send_again(&mut self, index: u32, later: Option<u64>) {
         self.leave_lane(index);
         if let Some(ended) = self.ended(index) {
             self.complete(index, ended);
@@ -84,9 +87,9 @@ impl Client {
         (slice.bytes, slice.version, slice.expected_checksum) = (0, 0, None);
         // What asks a peer that was left does not wait: the id may be another's by then.
         let request = slice.request;
-        if later && !self.asks_departed(&request) {
+        if let Some(most_ns) = later.filter(|_| !self.asks_departed(&request)) {
             let slice = self.slices.at(index);
-            let wait_ns = (PARK_FIRST_NS << slice.parkings.min(16)).min(PARK_LAST_NS);
+            let wait_ns = (PARK_FIRST_NS << slice.parkings.min(16)).min(most_ns);
             slice.parkings = slice.parkings.saturating_add(1);
             self.parked.insert((self.now_ns.saturating_add(wait_ns), id));
         } else {
@@ -274,7 +277,7 @@ impl Client {
         match (refusal, cause) {
             (Some(status), _) => self.settle(index, status),
             (None, None | Some(Cause::Peer)) => self.retry(index, Status::Unreachable),
-            (None, Some(Cause::Deadline | Cause::Withdrawn)) => self.send_again(index, false),
+            (None, Some(Cause::Deadline | Cause::Withdrawn)) => self.send_again(index, None),
         }
     }
 

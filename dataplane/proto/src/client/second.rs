@@ -142,7 +142,7 @@ impl Client {
         self.wires.at(wire.index).slices.iter_mut().filter(|slice| **slice == index).for_each(|slice| *slice = NOWHERE);
         let slice = self.slices.at(index);
         (slice.second, slice.wire) = (Second::Asked, RequestId::default());
-        self.send_again(index, false);
+        self.send_again(index, None);
         self.lanes[lane as usize].progress_ns = progress_ns;
         true
     }
@@ -162,7 +162,7 @@ impl Client {
             return false;
         }
         self.slices.at(index).second = Second::Missed;
-        self.send_again(index, false);
+        self.send_again(index, None);
         true
     }
 

@@ -122,7 +122,7 @@ impl Service {
             for (bit, item) in bits.iter_mut().zip(items.clone()).filter(|(bit, _)| !**bit) {
                 if let Some(view) = self.on_ssd(item.digest) {
                     if let Some(until_ns) = until_ns {
-                        self.prefetch(&view, until_ns);
+                        self.prefetch(&view, until_ns, false);
                     }
                     *bit = true;
                 }

@@ -47,11 +47,10 @@ impl Service {
         }
         named_right(item, name)?;
         let replace = item.options().replace;
-        if replace {
-            self.may_replace()?;
-        } else if self.on_ssd(digest).is_some() {
+        if !replace && self.on_ssd(digest).is_some() {
             return Err(self.exists_already(digest));
         }
+        self.may_strike(digest, replace)?;
         let asked = item.options().ack;
         self.may_be_so_long(bytes, asked, is_draft)?;
         self.may_put(bytes, asked)?;
@@ -64,6 +63,9 @@ impl Service {
         };
         let room = self.take_room(item, name, Reserve { replace, keep, replica, ..Reserve::plain(digest, bytes) })?;
         self.acks.note(room.0, asked);
+        if item.options().part != Part::None {
+            self.count_as_often(digest);
+        }
         Ok(room)
     }
 

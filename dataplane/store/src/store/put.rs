@@ -4,6 +4,7 @@ use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 
 use super::{Extent, Store};
+use crate::allocator::GRANULE_BYTES;
 use crate::entry::{BYTES_MOST, Entries, EntryId, Keep, Mark, Reserve, State};
 use crate::errors::{CommitError, ReserveError, StaleReservation};
 use crate::events::{Change, Medium};
@@ -117,16 +118,23 @@ impl<P: EvictionPolicy> Store<P> {
     }
 
     /// Notes how a pinned object is to be kept, where that is known only now: its group, its hard pin if there is room
-    /// for that, and its account. Soft pins are over by then.
-    pub fn keep_as(&mut self, pin: PinId, keep: &Keep) {
-        let Some(entry) = self.pins.get(pin.index, pin.generation) else { return };
+    /// for that, and its account. Soft pins are over by then. False where its account has no room for it, though what
+    /// else that has was evicted as for a put: then nothing is noted.
+    pub fn keep_as(&mut self, pin: PinId, keep: &Keep) -> bool {
+        let Some(entry) = self.pins.get(pin.index, pin.generation) else { return true };
         let id = EntryId(entry);
         if self.entries[id].state() != State::Live {
-            return;
+            return true;
+        }
+        let bytes = self.entries[id].granules() * GRANULE_BYTES;
+        let is_other = self.entries[id].account() != usize::from(keep.account);
+        if is_other && self.within_lease(bytes, &Keep { hard_pin: false, ..*keep }).is_err() {
+            return false;
         }
         let limit = self.hard_pin_granules();
         let hard = keep.hard_pin && self.order.hard_granules() + self.entries[id].granules() <= limit;
         self.order.keep_as(&mut self.entries, id, &Keep { hard_pin: hard, soft_pin_ns: 0, ..*keep });
+        true
     }
 
     /// Whether the commit of a reservation replaces an object; false when it is stale.

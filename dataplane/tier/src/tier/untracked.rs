@@ -155,11 +155,17 @@ impl Tier {
             || self.durable_oldest_live < self.oldest_live
     }
 
+    /// Whether an object that the index does not know may come to light, in what recovery has not looked at or at the
+    /// next start.
+    #[must_use]
+    pub fn may_find(&self, digest: Digest) -> bool {
+        !self.is_blank() && (self.untracked.may_have(digest) || !self.is_running())
+    }
+
     /// Whether the next start may find an object: the index knows it, or what the index lost may be of its digest.
     #[must_use]
     pub fn may_have(&self, digest: Digest) -> bool {
-        let doubtful = self.untracked.may_have(digest) || !self.is_running();
-        !self.is_blank() && (doubtful || self.index.find(digest).is_some())
+        self.may_find(digest) || !self.is_blank() && self.index.find(digest).is_some()
     }
 }
 

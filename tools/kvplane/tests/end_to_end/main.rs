@@ -39,6 +39,7 @@ mod rig;
 mod ssd;
 mod ssd_faults;
 mod ssd_kills;
+mod ssd_long;
 mod ssd_slots;
 mod strangers;
 mod support;

@@ -161,62 +161,6 @@ fn short_objects_of_shared_memory_keep_their_names_over_a_restart() {
     }
 }
 
-/// Longer than what the SSD takes in one piece, which is 2 MiB here, and one as long as that.
-#[test]
-fn what_is_too_long_for_one_record_outlives_its_node_too() {
-    const LENGTHS: [usize; 3] = [2 << 20, (2 << 20) + 1, (3 << 20) + 123];
-    for ack in ["buffered", "memory"] {
-        let bed = Bed::new(&format!("long-{ack}"), &["--ssd-ack", ack]);
-        let mut dev = bed.start();
-        let value_of = |key: usize| {
-            let mut bytes = vec![0; LENGTHS[key % 3]];
-            pattern::fill(key as u64, 0, &mut bytes);
-            bytes
-        };
-        for (half, way) in Way::BOTH.into_iter().enumerate() {
-            let mut client = bed.client(way);
-            for key in half * 3..half * 3 + 3 {
-                client.put(name(key as u64).as_bytes(), &value_of(key)).unwrap();
-                // Where nothing is promised, what finds no room beside what is being written is not written.
-                let done = wait_until(|| (counted(&dev, "kvplane_tier_backlog_objects") == 0.0).then_some(()));
-                assert!(done.is_some(), "objects are not written: {:?}", dev.said());
-            }
-        }
-        dev.kill();
-        let dev = bed.start();
-        // While it recovers an object may be a miss, or its stripes one by one: nothing is removed for that.
-        for key in (0..6).rev() {
-            let mut client = bed.client(Way::BOTH[key % 2]);
-            let got = client.get(name(key as u64).as_bytes()).unwrap();
-            assert!(got.is_none_or(|got| got == value_of(key)), "object {key} while the node recovers");
-        }
-        recovered(&dev);
-        for way in Way::BOTH {
-            let mut client = bed.client(way);
-            for key in 0..6 {
-                let (name, value) = (name(key as u64), value_of(key));
-                assert_eq!(client.size(name.as_bytes()).unwrap(), Some(value.len() as u64), "object {key}");
-                let got = client.get(name.as_bytes()).unwrap();
-                assert!(got.is_some_and(|got| got == value), "object {key} over {}, ack {ack}", way.name());
-            }
-        }
-        let objects = counted(&dev, "kvplane_tier_objects");
-        assert!(objects > 6.0, "{objects} records");
-        let listed = bed.place.run(&["ctl", "keys", "--long"]).text();
-        for key in 0..6 {
-            let name = name(key as u64);
-            assert!(listed.lines().any(|line| line.ends_with(&name) && !line.contains(" 40 B")), "{name}: {listed}");
-        }
-        let mut client = bed.client(Way::Tcp);
-        for key in 0..6 {
-            assert!(client.remove(name(key).as_bytes()).unwrap(), "object {key}");
-            assert_eq!(client.get(name(key).as_bytes()).unwrap(), None);
-        }
-        let gone = wait_until(|| (counted(&dev, "kvplane_tier_objects") == 0.0).then_some(()));
-        assert!(gone.is_some(), "stripes are left: {:?}", dev.said());
-    }
-}
-
 #[test]
 fn a_killed_node_has_its_objects_again_and_what_was_removed_stays_gone() {
     let bed = Bed::new("killed", &["--ssd-ack", "buffered"]);

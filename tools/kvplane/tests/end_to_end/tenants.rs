@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use kvplane::{Client, ClientConfig, PutOptions, Status};
 use serde_json::Value;
 
+use crate::ssd::{Bed, counted};
 use crate::support::{Way, Workplace, http_ask, http_get, text, wait_until};
 
 const BYTES: usize = 64 << 10;
@@ -54,6 +55,39 @@ fn long_objects_are_charged_to_their_tenant() {
     client.put(b"fits", &vec![7; 2 << 20]).unwrap();
     let used = wait_until(|| tenant(&place, "acme")["used_bytes"].as_u64().filter(|used| *used >= 2 << 20));
     assert!(used.is_some(), "{}", tenant(&place, "acme"));
+}
+
+/// What comes back from the SSD is charged too.
+#[test]
+fn gets_do_not_take_a_tenant_beyond_its_quota() {
+    let bed = Bed::new("got-quota", &["--ssd-ack", "durable"]);
+    let dev = bed.start();
+    let place = &bed.place;
+    place.run(&["ctl", "tenants", "set", "acme", "--memory", "4M"]).well();
+    let mut client = client_of(place, "acme", true);
+    let used = || tenant(place, "acme")["used_bytes"].as_u64().unwrap_or(0);
+    // Its node knows of the quota within a heartbeat, and keeps it from the next put on.
+    let known = wait_until(|| {
+        (0..160).for_each(|at| put(&mut client, &format!("key-{at}"), at).unwrap());
+        client.put_with(b"key-0", &value(0), &PutOptions { replace: true, ..PutOptions::default() }).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        (1..=4 * MIB).contains(&used()).then_some(())
+    });
+    assert!(known.is_some(), "{} bytes", used());
+    for _ in 0..4 {
+        for at in 0..160 {
+            assert!(client.get(format!("key-{at}").as_bytes()).unwrap().is_some_and(|got| got == value(at)), "{at}");
+        }
+    }
+    assert!(counted(&dev, "kvplane_tier_promotions_total") > 0.0, "nothing stayed in memory");
+    // Reports come once in a while: what is shown at once is of before.
+    let shown: Vec<u64> = std::iter::repeat_with(|| {
+        std::thread::sleep(std::time::Duration::from_millis(250));
+        used()
+    })
+    .take(12)
+    .collect();
+    assert!(shown.iter().all(|used| *used <= 4 * MIB + (64 << 10)), "{shown:?}");
 }
 
 #[test]

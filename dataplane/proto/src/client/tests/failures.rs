@@ -330,6 +330,27 @@ fn a_full_or_busy_peer_is_reported_and_a_busy_one_is_asked_again() {
     rig.assert_empty();
 }
 
+/// It is busy for as long as it is: what bounds the wait is the deadline, and pauses stay short.
+#[test]
+fn a_busy_peer_is_asked_until_the_deadline() {
+    let mut rig = Rig::new(one_lane(), 1);
+    let batch = rig.submit(&[Request::Put(digest(1), local(0, 0, 5))]);
+    let mut longest_ns = 0;
+    for _ in 0..3 * Limits::ATTEMPTS {
+        let frames = rig.frames();
+        rig.deliver(&single(&frames[0], Status::Busy, 0));
+        assert!(!rig.client.is_complete(batch));
+        let at_ns = rig.client.poll_timeout().expect("it is asked again");
+        longest_ns = longest_ns.max(at_ns - rig.now_ns);
+        rig.now_ns = at_ns;
+        rig.client.handle_timeout(at_ns);
+    }
+    assert!(longest_ns <= SECOND_NS / 10, "{longest_ns} ns until it is asked again");
+    rig.run();
+    assert_eq!(rig.finish(batch), [(Status::Ok, 5, 77)]);
+    rig.assert_empty();
+}
+
 /// Sends one wrong answer to the first request; the lane must be reset and the requests asked again and answered.
 fn check_malformed(config: Config, requests: &[Request], wrong: impl Fn(&mut Rig, &Sent) -> Reply) {
     let mut rig = Rig::new(config, 1).with_objects(&[(1, 10), (2, 20)]);

@@ -42,7 +42,7 @@ impl Service {
                 let coming = self.is_coming(digest) || self.may_be_elsewhere(digest);
                 return if coming { Wished::Coming } else { Wished::Missing };
             };
-            self.prefetch(&view, self.now_ns.saturating_add(AHEAD_NS));
+            self.prefetch(&view, self.now_ns.saturating_add(AHEAD_NS), true);
             return Wished::Coming;
         };
         if !self.copies.seconds.contains_key(&digest.slot()) {

@@ -2,6 +2,7 @@
 //! slots that come and go, and a device that fails.
 
 mod memory;
+mod recovering;
 mod seals;
 mod world;
 

@@ -20,6 +20,7 @@ mod policy;
 mod prefetch;
 mod reads;
 mod stats;
+mod strikes;
 mod sweep;
 mod tails;
 mod writes;
@@ -120,6 +121,8 @@ pub(super) struct Tiered {
     calls: BTreeMap<u64, Call>,
     /// The read under way of each object.
     reading: BTreeMap<Digest, u64>,
+    /// Who waits for a read to be begun: the tier has as many as it takes.
+    queued: VecDeque<(Digest, Waiter, Timing)>,
     /// Objects in memory whose tails are to be read.
     tails: VecDeque<(Digest, Version)>,
     removals: VecDeque<(Digest, Strike)>,
@@ -163,6 +166,7 @@ impl Tiered {
             next_call: 0,
             calls: BTreeMap::new(),
             reading: BTreeMap::new(),
+            queued: VecDeque::new(),
             tails: VecDeque::new(),
             removals: VecDeque::new(),
             removing: BTreeSet::new(),
@@ -252,6 +256,7 @@ impl Service {
                 Output::Event(event) => self.tier_event(event, memory),
             }
         }
+        progress |= self.begin_queued();
         // The tier may have made room by itself just now, without anything to be told: who waits for it has no other
         // occasion.
         progress || self.give_removals(memory) | self.give_writes(memory)

@@ -86,14 +86,14 @@ impl Service {
         Some(self.now_ns.saturating_add(wanted_ns))
     }
 
-    /// Begins to read an object ahead, if there is room.
-    pub(in crate::service) fn prefetch(&mut self, view: &RecordView, until_ns: u64) {
+    /// Begins to read an object ahead, if there is room. One that is `needed` there may have more than there is, alone.
+    pub(in crate::service) fn prefetch(&mut self, view: &RecordView, until_ns: u64, needed: bool) {
         let Some(tiered) = &mut self.tiered else { return };
         let (digest, bytes) = (view.digest, u64::from(view.payload_bytes));
         if tiered.prefetched.extend(digest, until_ns) || tiered.reading.contains_key(&digest) {
             return;
         }
-        let room = tiered.prefetched.has_room(bytes);
+        let room = tiered.prefetched.has_room(bytes) || needed && tiered.prefetched.bytes == 0;
         if !room || self.begin_read(view, Priority::Prefetch, None).is_err() {
             self.tiered.iter_mut().for_each(|tiered| tiered.counters.prefetch_refusals += 1);
             return;

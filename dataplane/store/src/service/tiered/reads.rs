@@ -10,11 +10,13 @@ use super::super::deferred::{Replies, Slot, no_lookup};
 use super::super::objects::{Asker, Wanted, reserve_status};
 use super::super::types::{Hold, Memory, Output, Place, Places};
 use super::tails::tail_bytes_of;
-use super::{Call, Service};
+use super::{Call, Service, Timing};
 use crate::{ObjectView, Reserve};
 
 /// How many may wait for one read.
 const WAITERS_MOST: usize = 1024;
+/// How many may wait for their reads to be begun: what large batches of several clients are together.
+const QUEUED_MOST: usize = 1 << 14;
 
 /// Who waits for an object.
 #[derive(Clone, Copy, Debug)]
@@ -29,25 +31,94 @@ pub(in crate::service) enum Waiter {
     },
 }
 
+/// Why a read was not begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NotBegun {
+    /// The tier has as many as it takes at a time.
+    Full,
+    /// It will not be.
+    Refused(Status),
+}
+
 impl Service {
-    /// Begins to read an object from the SSD, or joins who reads it already.
+    /// Begins to read an object from the SSD, or joins who reads it already. Where the tier has as many reads as it
+    /// takes, it waits for its turn.
     pub(in crate::service) fn read_from_ssd(&mut self, view: &RecordView, waiter: Waiter) -> Result<(), Status> {
         let digest = view.digest;
         self.use_prefetched(digest);
         let Some(tiered) = &mut self.tiered else { return Err(Status::NotFound) };
         tiered.frequency.see(digest);
-        if let Some(token) = tiered.reading.get(&digest)
+        // Whoever came first goes first, but for those who need no place of their own.
+        let may_begin = tiered.queued.is_empty() || tiered.reading.contains_key(&digest);
+        let timing = self.outputs.timing();
+        let begun = if may_begin { self.join_or_begin(view, waiter, timing) } else { Err(NotBegun::Full) };
+        match (begun, &mut self.tiered) {
+            (Ok(()), _) => Ok(()),
+            (Err(NotBegun::Full), Some(tiered)) if tiered.queued.len() < QUEUED_MOST => {
+                tiered.queued.push_back((digest, waiter, timing));
+                tiered.counters.reads_queued += 1;
+                Ok(())
+            }
+            (Err(NotBegun::Full), _) => Err(Status::Busy),
+            (Err(NotBegun::Refused(status)), _) => Err(status),
+        }
+    }
+
+    /// Begins the reads that waited, as far as the tier takes them now. Whether any did not wait on.
+    pub(super) fn begin_queued(&mut self) -> bool {
+        let mut progress = false;
+        while let Some((digest, waiter, timing)) =
+            self.tiered.as_ref().and_then(|tiered| tiered.queued.front().copied())
+        {
+            // Somebody else may have brought it meanwhile; it may have been removed, or its slot may have left.
+            let here = self.store.as_ref().is_some_and(|store| store.exists(digest));
+            let view = self.on_ssd(digest).filter(|_| !here);
+            let begun = match view {
+                _ if !self.keeps(digest) => Err(NotBegun::Refused(Status::WrongOwner)),
+                Some(view) => self.join_or_begin(&view, waiter, timing),
+                None => Err(NotBegun::Refused(Status::NotFound)),
+            };
+            if begun == Err(NotBegun::Full) {
+                return progress;
+            }
+            progress = true;
+            if let Some(tiered) = &mut self.tiered {
+                tiered.queued.pop_front();
+            }
+            match begun {
+                Err(NotBegun::Refused(Status::NotFound)) => self.serve(digest, waiter),
+                Err(NotBegun::Refused(status)) => self.turn_away(waiter, status),
+                Err(NotBegun::Full) | Ok(()) => {}
+            }
+        }
+        progress
+    }
+
+    fn turn_away(&mut self, waiter: Waiter, status: Status) {
+        match waiter {
+            Waiter::Stream(asker) if self.session(asker.peer).is_some() => {
+                self.refuse(asker.peer, asker.wanted.operation(), asker.request, status);
+            }
+            Waiter::Stream(_) => {}
+            Waiter::Shared { slot, .. } => self.settle_lookup(slot, no_lookup(status)),
+        }
+    }
+
+    /// Joins who reads an object, or begins to read it.
+    fn join_or_begin(&mut self, view: &RecordView, waiter: Waiter, timing: Timing) -> Result<(), NotBegun> {
+        let Some(tiered) = &mut self.tiered else { return Err(NotBegun::Refused(Status::NotFound)) };
+        if let Some(token) = tiered.reading.get(&view.digest)
             && let Some(Call::Read { waiters, version, .. }) = tiered.calls.get_mut(token)
             && *version == view.version
         {
             if waiters.len() == WAITERS_MOST {
-                return Err(Status::Busy);
+                return Err(NotBegun::Refused(Status::Busy));
             }
-            waiters.push((waiter, self.outputs.timing()));
+            waiters.push((waiter, timing));
             tiered.counters.reads_shared += 1;
             return Ok(());
         }
-        self.begin_read(view, Priority::Get, Some(waiter))
+        self.begin_read(view, Priority::Get, Some((waiter, timing)))
     }
 
     /// Begins to read an object that nobody reads yet.
@@ -55,26 +126,29 @@ impl Service {
         &mut self,
         view: &RecordView,
         priority: Priority,
-        waiter: Option<Waiter>,
-    ) -> Result<(), Status> {
-        let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return Err(Status::NotFound) };
+        waiter: Option<(Waiter, Timing)>,
+    ) -> Result<(), NotBegun> {
+        let refused = NotBegun::Refused;
+        let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else {
+            return Err(refused(Status::NotFound));
+        };
         let digest = view.digest;
         // What is in the way goes sooner or later: pins and puts have deadlines.
         let tail_bytes = tail_bytes_of(view);
         let wanted =
             Reserve { tail_bytes, head: view.names_parts, ..Reserve::plain(digest, view.payload_bytes.into()) };
         let (reservation, extent) = store.reserve_for(&wanted).map_err(|error| match reserve_status(error) {
-            Status::NoSpace => Status::Busy,
-            status => status,
+            Status::NoSpace => refused(Status::Busy),
+            status => refused(status),
         })?;
         let destination = Span::pool(extent.offset, view.payload_bytes);
         let token = Token(tiered.next_call + 1);
-        let waiters = waiter.into_iter().map(|waiter| (waiter, self.outputs.timing())).collect();
+        let waiters = waiter.into_iter().collect();
         if let Err(error) = tiered.tier.get(&Get { digest, destination, priority, token }) {
             store.abort(reservation).expect("a reservation that was just made");
             return Err(match error {
-                GetError::Busy => Status::Busy,
-                _ => Status::NotFound,
+                GetError::Busy => NotBegun::Full,
+                _ => refused(Status::NotFound),
             });
         }
         tiered.call(Call::Read { digest, version: view.version, reservation, waiters });

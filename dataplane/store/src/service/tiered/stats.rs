@@ -15,6 +15,8 @@ pub struct TierCounters {
     pub reads: u64,
     /// Gets that joined a read under way.
     pub reads_shared: u64,
+    /// Gets that waited for a place among the tier's reads.
+    pub reads_queued: u64,
     /// Objects that stayed in memory after they were read.
     pub promotions: u64,
     /// Objects that did not.

@@ -90,13 +90,18 @@ impl Service {
             }
             _ => false,
         };
+        let mut has_room = true;
         if let Some((options, tenant)) = kept {
             let keep = self.keep_again(&options, tenant);
             let store = self.store.as_mut().expect("a tier is under a store");
-            store.keep_as(pin, &keep);
+            has_room = store.keep_as(pin, &keep);
         }
         let store = self.store.as_mut().expect("a tier is under a store");
         store.unpin(pin).expect("a pin of our own");
+        if good && !has_room {
+            // Beyond its tenant's quota it is in memory for who asked only; the SSD has it.
+            store.drop_copy(digest);
+        }
         if !good {
             self.drop_version(digest, version);
         }

@@ -110,10 +110,16 @@ impl Service {
         }
     }
 
-    /// Whether there is room for what a replacement has the SSD strike out.
-    pub(in crate::service) fn may_replace(&self) -> Result<(), Status> {
-        let full = self.tiered.as_ref().is_some_and(|tiered| tiered.removals.len() >= REMOVALS_MOST);
-        if full { Err(Status::Busy) } else { Ok(()) }
+    /// A part of a longer object is put, or what names the parts: each put of that has parts of its own, which nobody
+    /// has seen before. Where only what is seen often is written, all of them are, or some would outlive the others.
+    pub(in crate::service) fn count_as_often(&mut self, digest: Digest) {
+        if let Some(tiered) = &mut self.tiered
+            && let WritePolicy::Selective { times } = tiered.policy.write
+        {
+            for _ in 0..times {
+                tiered.frequency.see(digest);
+            }
+        }
     }
 
     /// What the answer of a put waits for. To be asked once: it counts that the object was put.
@@ -122,14 +128,7 @@ impl Service {
             return Waits::default();
         }
         let copies = self.copy_waits(made.digest);
-        Waits { copies, write: self.put_waits(made), strike: made.replaces && self.must_strike(made.digest) }
-    }
-
-    /// Whether the SSD may have, or bring back after a restart, what an object replaces.
-    fn must_strike(&self, digest: Digest) -> bool {
-        // One that takes no writes strikes nothing out: what it has, or may have, stands in the way.
-        let Some(tiered) = &self.tiered else { return false };
-        tiered.tier.degraded().is_none() || tiered.tier.may_have(digest)
+        Waits { copies, write: self.put_waits(made), strike: self.must_strike(made) }
     }
 
     /// An object was put: what it replaces is struck out on the SSD, and then it goes there by the policy. `told` is

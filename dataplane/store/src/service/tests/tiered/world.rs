@@ -1,6 +1,8 @@
 //! The world of a service with an SSD: memory, a device that carries operations out in any order, and what callers were
 //! told.
 
+mod restarts;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_proto::checksum::payload_checksum;
@@ -18,9 +20,10 @@ use crate::{Store, StoreConfig};
 
 pub(super) const DEVICE_BYTES: usize = 64 << 20;
 const POOL_BYTES: u64 = 256 << 10;
-/// Where segments begin on a device.
 const SEGMENTS_AT: u64 = 65_536;
 pub(super) const KEYS: u64 = 12;
+/// Reads that the tier takes at a time.
+pub(super) const READS: u32 = 8;
 pub(super) const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
 
 /// What a key may hold: a put by its number, or nothing.
@@ -112,7 +115,7 @@ pub(super) fn bytes_of(put: u64) -> Vec<u8> {
 
 fn service(device: &[u8], life: u64, policy: TierPolicy) -> (Service, HostMemory) {
     let config = TierConfig {
-        max_reads: 8,
+        max_reads: READS,
         groups: 4,
         scan_buffers: 2,
         max_waiters: 16,
@@ -188,28 +191,6 @@ impl World {
     pub(super) fn next_request(&mut self) -> RequestId {
         self.requests += 1;
         RequestId { index: self.requests, generation: 1 }
-    }
-
-    /// The process dies: what the device was not done with is done or not.
-    pub(super) fn restart(&mut self) {
-        while !self.ops.is_empty() {
-            let op = self.ops.swap_remove(self.rng.below(self.ops.len() as u64) as usize);
-            if self.rng.below(2) == 0 {
-                // Whoever would have been told is gone.
-                let _ = self.carry_out(&op);
-            }
-        }
-        self.ssd_hits += self.service.tier_snapshot().expect("a tier").counters.hits;
-        self.asked.clear();
-        for key in std::mem::take(&mut self.volatile) {
-            self.now_may(key, None);
-        }
-        self.life += 1;
-        (self.service, self.memory) = service(&self.device, self.life, self.policy);
-        self.begin();
-        while !self.service.tier_snapshot().expect("a tier").is_recovered {
-            self.step();
-        }
     }
 
     /// Damages every byte of a range of the device.

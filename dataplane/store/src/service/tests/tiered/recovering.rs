@@ -1,0 +1,90 @@
+//! Puts and gets while a device recovers, and more gets than it takes at a time.
+
+use kvplane_proto::Status;
+use kvplane_proto::frame::{FLAG_ALL, Header};
+use kvplane_proto::message::{GetItem, Kind, Operation, PutAck, PutOptions};
+
+use super::super::rig::{body_of, digest};
+use super::world::{KEYS, PEER, READS, World, bytes_of};
+use crate::service::{TierPolicy, WritePolicy};
+
+fn get(world: &mut World, key: u8) -> Option<Vec<u8>> {
+    let answer = world.answer((PEER, Operation::Get, FLAG_ALL), |request| GetItem {
+        digest: digest(key),
+        request,
+        capacity_bytes: u64::MAX,
+    });
+    match answer.status {
+        Status::Ok => answer.bytes,
+        status => {
+            assert_eq!(status, Status::NotFound, "object {key}");
+            None
+        }
+    }
+}
+
+/// What a put that finds nothing replaces may be on the device, where recovery has not looked. It does not come back
+/// when memory has lost the new object.
+#[test]
+fn what_recovery_had_not_found_when_it_was_put_anew_does_not_come_back() {
+    let mut misses = 0;
+    for seed in 0..8 {
+        let write = WritePolicy::Selective { times: 9 };
+        let mut world = World::new(1100 + seed, TierPolicy { write, ack: PutAck::Memory, ..TierPolicy::default() });
+        for key in 0..KEYS as u8 {
+            world.put_with(key, &PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() });
+            world.settle();
+        }
+        world.restart_in_haste();
+        for key in 0..KEYS as u8 {
+            world.put_with(key, &PutOptions::default());
+            world.hear();
+        }
+        world.settle();
+        // Memory loses what the device was never given.
+        world.restart();
+        for key in 0..KEYS as u8 {
+            let got = get(&mut world, key);
+            let may = world.may[&key].clone();
+            match got {
+                Some(got) => assert!(
+                    may.iter().flatten().any(|put| bytes_of(*put) == got),
+                    "object {key} of seed {seed} is none of {may:?}"
+                ),
+                None => misses += 1,
+            }
+        }
+        world.end();
+    }
+    assert!(misses > 0, "all were found before they were put anew");
+}
+
+/// More gets than the device takes at a time wait for their turn: none is told to come again.
+#[test]
+fn more_gets_than_the_device_takes_at_a_time_wait_for_their_turn() {
+    let mut world = World::new(1200, TierPolicy { ack: PutAck::Durable, promote_times: 15, ..TierPolicy::default() });
+    for key in 0..KEYS as u8 {
+        // All of them short: memory has room for all at the same time.
+        while !world.may[&key].iter().all(|put| put.is_some_and(|put| put % 5 < 2)) {
+            world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
+            world.settle();
+        }
+    }
+    world.restart();
+    for key in 0..KEYS as u8 {
+        let request = world.next_request();
+        let item = GetItem { digest: digest(key), request, capacity_bytes: u64::MAX };
+        let body = body_of([item]);
+        let mut header = Header::request(Kind::Request(Operation::Get), request).with_body(&body, 1);
+        header.flags |= FLAG_ALL;
+        world.service.request(PEER, &header, &body, world.now_ns);
+    }
+    // One that is removed and one whose slot leaves while they wait are not there, and keep nobody waiting.
+    world.remove(KEYS as u8 - 1);
+    world.lost_slots.insert(KEYS as u8 - 2);
+    world.own();
+    world.settle();
+    let counters = world.service.tier_snapshot().expect("a tier").counters;
+    assert_eq!((counters.hits, counters.reads_queued), (KEYS - 2, KEYS - u64::from(READS)), "of {READS} at a time");
+    world.end();
+}

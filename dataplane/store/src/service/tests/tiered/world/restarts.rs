@@ -1,0 +1,44 @@
+//! Processes that die and start again.
+
+use kvplane_tier::Event;
+
+use super::{PEER, Path, World, service};
+
+impl World {
+    /// The process dies: what the device was not done with is done or not. The next one recovers.
+    pub(in super::super) fn restart(&mut self) {
+        self.die();
+        self.begin();
+        while !self.service.tier_snapshot().expect("a tier").is_recovered {
+            self.step();
+        }
+    }
+
+    /// As that, and callers come when the device has only just been opened.
+    pub(in super::super) fn restart_in_haste(&mut self) {
+        self.die();
+        while !matches!(self.service.poll_tier_notice(), Some(Event::Opened { .. })) {
+            self.step();
+        }
+        self.own();
+        self.join(PEER, Path::Stream);
+        self.hear();
+    }
+
+    fn die(&mut self) {
+        while !self.ops.is_empty() {
+            let op = self.ops.swap_remove(self.rng.below(self.ops.len() as u64) as usize);
+            if self.rng.below(2) == 0 {
+                // Whoever would have been told is gone.
+                let _ = self.carry_out(&op);
+            }
+        }
+        self.ssd_hits += self.service.tier_snapshot().expect("a tier").counters.hits;
+        self.asked.clear();
+        for key in std::mem::take(&mut self.volatile) {
+            self.now_may(key, None);
+        }
+        self.life += 1;
+        (self.service, self.memory) = service(&self.device, self.life, self.policy);
+    }
+}
