@@ -1,14 +1,14 @@
 //! The P2P store from end to end: real engines, a real control plane, bytes over loopback TCP.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use kvplane::rpc::Role;
 use kvplane::rpc::message::RotateTickets;
 use kvplane::{
-    ControlLink, GetOptions, HugePages, Object, P2pConfig, P2pStore, PublishOptions, Region, RegionOptions,
-    TransferEngine, TransferEngineConfig,
+    ControlLink, GetOptions, HugePages, Object, P2pConfig, P2pStore, PublishOptions, ReadOptions, Region,
+    RegionOptions, TransferEngine, TransferEngineConfig, reshard,
 };
 use kvplane_server::TicketConfig;
 
@@ -345,4 +345,50 @@ fn unregistering_during_a_pull_waits_and_mixes_nothing() {
         memory.iter().for_each(|region| region.fill_with(0, region.bytes(), &mut |_, part| part.fill(0xee)));
     });
     assert!(origin.unregister("o", None).is_err(), "it is gone");
+}
+
+/// Ranges are read from the nearest who have the buffer, in turn. They stop holding it and put other bytes there before
+/// the second of them is asked, who then serves these: they are not believed.
+#[test]
+fn ranges_are_not_those_of_who_went_meanwhile() {
+    let bed = Bed::start(0, 0);
+    let near = [store(&bed, "here"), store(&bed, "here")];
+    let (far, reader) = (store(&bed, "elsewhere"), store(&bed, "here"));
+    let memory = [filled(4), filled(4)];
+    for (near, memory) in near.iter().zip(&memory) {
+        near.register("o", memory, &publish()).expect("published");
+    }
+    far.register("o", &filled(4), &publish()).expect("the same");
+    let object = reader.find("o", None).expect("there");
+    // More copies than are asked for at a time, from the end to the beginning, with gaps.
+    let copies: Vec<reshard::Copy> = (0..5000u64)
+        .map(|number| reshard::Copy { source_offset: (5000 - number) * 40, target_offset: number * 24, bytes: 24 })
+        .collect();
+    let into = Region::allocate(&RegionOptions { huge: HugePages::Never, ..RegionOptions::new("into", 5000 * 24) });
+    let into = into.expect("memory");
+    let gone = AtomicBool::new(false);
+    let each = |_| {
+        if !gone.swap(true, Ordering::Relaxed) {
+            for (near, memory) in near.iter().zip(&memory) {
+                near.unregister("o", None).expect("nobody is told to fetch there");
+                memory[0].fill_with(0, memory[0].bytes(), &mut |_, part| part.fill(0xee));
+                near.register("other", memory, &publish()).expect("published");
+            }
+        }
+    };
+    let options = ReadOptions { deadline: Duration::from_secs(60), each: Some(&each) };
+    assert_eq!(reader.read_ranges(&object, 0, &copies, &into, &options).expect("read"), 5000 * 24);
+    for copy in &copies {
+        into.read_with(copy.target_offset as usize, 24, &mut |offset, part| {
+            for (&found, at) in part.iter().zip(copy.source_offset + offset..) {
+                assert_eq!(found, byte(4, 0, at), "byte {at}");
+            }
+        });
+    }
+    let beyond = [reshard::Copy { source_offset: SIZES[1] as u64, target_offset: 0, bytes: 1 }];
+    let error = reader.read_ranges(&object, 1, &beyond, &into, &options).expect_err("beyond").to_string();
+    assert!(error.contains("buffer 1 of \"o\" has"), "{error}");
+    // Without anybody who has it.
+    far.unregister("o", None).expect("nobody reads");
+    assert!(reader.read_ranges(&object, 0, &copies, &into, &ReadOptions::default()).is_err());
 }

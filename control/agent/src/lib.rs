@@ -53,7 +53,10 @@ pub use link::ControlLink;
 pub use machine::{discover_machine, scheduler_affinity};
 pub use metrics_server::MetricsServer;
 pub use node::{Node, NodeConfig};
-pub use p2p::{GetOptions, Object, P2pConfig, P2pStore, Progress, PublishOptions};
+pub use p2p::{
+    GetOptions, Object, P2pConfig, P2pStore, PartSource, Progress, PublishOptions, ReadOptions, Resharding,
+    placement_from_json,
+};
 pub use scheduler::{Decision, Scheduler};
 pub use size::parse_bytes;
 pub use ssd::SsdConfig;
@@ -66,6 +69,7 @@ pub use transfer::{
 pub use which::{Control, Remote};
 
 pub use kvplane_cluster::p2p::{Interval, Layout, ShardPlace};
+pub use kvplane_cluster::reshard;
 pub use kvplane_conductor::engine::hashes::{MAX_TOKENS as MAX_HASHED_TOKENS, vllm as vllm_block_hashes};
 pub use kvplane_engine::{
     Eviction, HugePages, IoChoice, Pacing, PageKind, PutAck, Region, RegionError, RegionOptions, ShardSnapshot,

@@ -21,6 +21,7 @@ pub mod p2p;
 mod quotas;
 mod record;
 mod rejection;
+pub mod reshard;
 mod settle;
 mod start;
 mod state;

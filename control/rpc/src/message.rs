@@ -25,9 +25,9 @@ pub use crate::events::{
 };
 pub use crate::moves::{AttachDevices, DevicesKept, Drain, Settled, Undrain};
 use crate::p2p::{
-    DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
-    ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
-    ReportObject, WatchFetches,
+    DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, ListObjects, LocateObject, ObjectFound,
+    ObjectHeld, ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed,
+    PublishObject, ReleaseObject, RenewObjects, ReportObject, WatchFetches,
 };
 use crate::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement, ShowCopies, ShowPlacement};
 pub use crate::segments::{
@@ -172,6 +172,7 @@ messages! {
     DescribeObject = 0x0057 small => ObjectMembers;
     WatchFetches = 0x0058 small;
     GetPeerKeys = 0x0059 small => TicketKeys;
+    LocateObject = 0x005a small => ObjectPlaces;
     Welcome = 0x8001 small;
     Joined = 0x8002 small;
     Alive = 0x8003 small;
@@ -212,6 +213,7 @@ messages! {
     ObjectList = 0x8056 large;
     ObjectMembers = 0x8057 large;
     FetchOrders = 0x8058 large;
+    ObjectPlaces = 0x805a large;
 }
 
 /// First call of every connection.

@@ -233,6 +233,46 @@ pub struct ObjectMember {
     pub excluded: String,
 }
 
+/// Asks who has all of one buffer of an object, and where it is there: for who reads parts of it without becoming a
+/// member.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct LocateObject {
+    /// The random number that the process drew: others are told first to others.
+    pub client: u64,
+    /// Whose it is.
+    pub tenant: String,
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: u64,
+    /// Which buffer.
+    pub buffer: u32,
+    /// The host's label: who is there comes first.
+    pub host: String,
+    /// The rack's label: who is in it comes next.
+    pub rack: String,
+}
+
+/// The answer to [`LocateObject`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ObjectPlaces {
+    /// Some of those who may be asked, nearest first.
+    pub places: Vec<ObjectPlace>,
+}
+
+/// Where a buffer is.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ObjectPlace {
+    /// The member's number.
+    pub member: u64,
+    /// The name by which peers open its memory.
+    pub segment: String,
+    /// Where the buffer begins there.
+    pub address: u64,
+    /// How far it is: 0 for the same host, 1 for the same rack, 2 for elsewhere.
+    pub distance: u8,
+}
+
 /// Asks for the keys with which the peers of a tenant let each other in, and for a ticket under them: the reply is
 /// [`TicketKeys`](crate::message::TicketKeys). Nodes do not believe such tickets, nor peers of other tenants.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]

@@ -17,8 +17,8 @@ use crate::message::{
     WatchOrders,
 };
 use crate::p2p::{
-    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, PublishObject, ReleaseObject, RenewObjects,
-    ReportObject, WatchFetches,
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, LocateObject, PublishObject, ReleaseObject,
+    RenewObjects, ReportObject, WatchFetches,
 };
 use crate::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
 use crate::role::{Role, Scope};
@@ -137,6 +137,7 @@ rights! {
     ListObjects = "list_objects" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
     DescribeObject = "describe_object" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
     WatchFetches = "watch_fetches" HOLDERS;
+    LocateObject = "locate_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
     GetPeerKeys = "get_peer_keys" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
 }
 
@@ -229,6 +230,7 @@ mod tests {
         "list_objects cnca",
         "describe_object cnca",
         "watch_fetches cnc",
+        "locate_object cnc",
         "get_peer_keys cnc",
     ];
 

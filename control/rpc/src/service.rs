@@ -23,9 +23,9 @@ use crate::message::{
     UnregisterSegment, WatchOrders, Welcome,
 };
 use crate::p2p::{
-    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
-    ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
-    ReportObject, WatchFetches,
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, LocateObject, ObjectFound, ObjectHeld,
+    ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject,
+    ReleaseObject, RenewObjects, ReportObject, WatchFetches,
 };
 use crate::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
 use crate::role::Role;
@@ -263,6 +263,10 @@ pub trait Service: Send + Sync + 'static {
     }
     /// Who holds an object.
     fn describe_object(&self, _caller: Caller, _call: DescribeObject) -> Result<ObjectMembers, Refusal> {
+        Err(no_objects())
+    }
+    /// Where an object may be read from.
+    fn locate_object(&self, _caller: Caller, _call: LocateObject) -> Result<ObjectPlaces, Refusal> {
         Err(no_objects())
     }
     /// What a process of the P2P store needs to let its peers in, and to be let in by them.

@@ -13,9 +13,9 @@ use kvplane_cluster::p2p::{
 };
 use kvplane_rpc::message::Done;
 use kvplane_rpc::p2p::{
-    DescribeObject, FetchOrder, FetchOrders, FindObject, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
-    ObjectMember, ObjectMembers, ObjectPublished, ObjectReleased, ObjectSpec, ObjectSummary, ObjectsRenewed,
-    PublishObject, ReleaseObject, RenewObjects, ReportObject, WatchFetches,
+    DescribeObject, FetchOrder, FetchOrders, FindObject, HoldObject, ListObjects, LocateObject, ObjectFound,
+    ObjectHeld, ObjectList, ObjectMember, ObjectMembers, ObjectPlace, ObjectPlaces, ObjectPublished, ObjectReleased,
+    ObjectSpec, ObjectSummary, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects, ReportObject, WatchFetches,
 };
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::{Notify, mpsc};
@@ -180,6 +180,21 @@ impl P2p {
                 excluded: row.excluded,
             };
             Ok(ObjectMembers { members: rows.into_iter().map(member).collect(), lost })
+        })
+    }
+
+    pub(crate) fn locate(&self, call: &LocateObject) -> Result<ObjectPlaces, Refusal> {
+        let near = Place { host: call.host.clone(), rack: call.rack.clone() };
+        let key = (call.tenant.as_str(), call.name.as_str(), call.version);
+        self.with(|objects, _| {
+            let found = objects.locate(key, call.buffer as usize, &near, call.client)?;
+            let place = |found: kvplane_cluster::p2p::Located| ObjectPlace {
+                member: found.member,
+                segment: found.segment,
+                address: found.address,
+                distance: found.distance,
+            };
+            Ok(ObjectPlaces { places: found.into_iter().map(place).collect() })
         })
     }
 

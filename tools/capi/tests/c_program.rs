@@ -51,9 +51,9 @@ fn a_c_program_moves_bytes_between_two_engines() {
 }
 
 #[test]
-fn exactly_the_functions_of_the_header_are_exported() {
-    let header = include_str!("../include/transfer_engine_c.h");
-    let declared = header.lines().filter(|line| {
+fn exactly_the_functions_of_the_headers_are_exported() {
+    let headers = [include_str!("../include/transfer_engine_c.h"), include_str!("../include/p2p_store_c.h")];
+    let declared = headers.into_iter().flat_map(str::lines).filter(|line| {
         line.contains('(') && !line.starts_with([' ', '#', '/', '*', '}']) && line.as_bytes()[0].is_ascii_lowercase()
     });
     let name = |line: &str| {
@@ -62,7 +62,7 @@ fn exactly_the_functions_of_the_header_are_exported() {
     };
     let mut wanted: Vec<String> = declared.filter(|line| !line.starts_with("extern")).map(name).collect();
     wanted.sort();
-    assert_eq!(wanted.len(), 27, "{wanted:?}");
+    assert_eq!(wanted.len(), 27 + 9, "{wanted:?}");
     let Ok(listed) = Command::new("nm")
         .args(["-D", "--defined-only"])
         .arg(library_directory().join("libtransfer_engine.so"))

@@ -15,6 +15,7 @@ mod engine;
 mod host_memory;
 mod many;
 mod memory;
+mod objects;
 mod outcome;
 mod ranges;
 mod scheduler;
@@ -60,6 +61,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<store::Store>()?;
     module.add_class::<engine::Engine>()?;
+    module.add_class::<objects::Objects>()?;
     module.add_class::<host_memory::HostMemory>()?;
     module.add_class::<scheduler::Scheduler>()?;
     module.add_function(wrap_pyfunction!(last_error, module)?)?;

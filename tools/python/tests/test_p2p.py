@@ -1,15 +1,125 @@
-"""Tensors that peers read, as checkpoint-engine's store has them."""
+"""Objects that go from peer to peer by name; tensors that peers read, as checkpoint-engine's store has them."""
 
+import threading
 import unittest
 
 import bed
 import kvplane
 from kvplane import _native
-from kvplane.p2p import P2PStore
+from kvplane.p2p import ObjectStore, P2PStore
 
 
 def address(buffer):
     return _native.buffer_address(buffer, False)[0]
+
+
+SHARD = 64 << 10
+# Neither of them a multiple of a shard.
+SIZES = [5 * SHARD + 9, 100]
+
+
+def filled(seed):
+    return [bytearray(bed.pattern((seed << 40) + (at << 32), size)) for at, size in enumerate(SIZES)]
+
+
+class Objects(unittest.TestCase):
+    def setUp(self):
+        bed.bed()
+
+    def test_an_object_goes_on_from_who_has_fetched_it(self):
+        name, theirs, ours = "py/goes-on", filled(1), [bytearray(size) for size in SIZES]
+        with ObjectStore() as second:
+            with ObjectStore() as first:
+                self.assertEqual(first.register(name, theirs, shard_bytes=SHARD, about=b"two of them"), 1)
+                found = second.find(name)
+                self.assertEqual((found.version, found.sizes, found.shards, found.about), (1, SIZES, 7, b"two of them"))
+                seen, lock = [], threading.Lock()
+
+                def progress(have, missing):
+                    with lock:
+                        seen.append((have, missing))
+
+                self.assertEqual(second.get_replica(name, ours, progress=progress), sum(SIZES))
+                self.assertEqual(ours, theirs)
+                self.assertEqual(len(seen), 7)
+                self.assertIn((7, 0), seen)
+                self.assertEqual(sorted(member.shards for member in first.members(name)), [7, 7])
+                self.assertTrue(any(one.name == name and one.members == 2 for one in first.list("py/")))
+                # What is served stays where it is.
+                with self.assertRaises(BufferError):
+                    theirs[0].append(1)
+                first.unregister(name)
+                theirs[0].append(1)
+            with ObjectStore() as third:
+                again = [bytearray(size) for size in SIZES]
+                third.get_replica(name, again)
+                self.assertEqual(again, ours)
+                second.delete_replica(name)
+                with self.assertRaises(kvplane.InvalidArgument):
+                    second.unregister(name)
+
+    def test_some_shards_and_then_the_rest(self):
+        name, theirs, ours = "py/some", filled(2), [bytearray(size) for size in SIZES]
+        with ObjectStore() as source, ObjectStore() as reader:
+            source.register(name, theirs, shard_bytes=SHARD)
+            wanted = reader.covering(name, 0, SHARD + 1, SHARD)
+            self.assertEqual(wanted, (1, 2))
+            self.assertEqual(reader.get_replica(name, ours, shards=[wanted]), 2 * SHARD)
+            self.assertEqual(ours[0][SHARD : 3 * SHARD], theirs[0][SHARD : 3 * SHARD])
+            reader.delete_replica(name)
+            self.assertEqual(reader.get_replica(name, ours, resume=True), sum(SIZES) - 2 * SHARD)
+            self.assertEqual(ours, theirs)
+
+    def test_versions_and_numpy_arrays(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("numpy is not there")
+        name = "py/versions"
+        one, two = (numpy.arange(seed, seed + 1000, dtype=numpy.float32) for seed in (1, 2))
+        with ObjectStore() as source, ObjectStore() as reader:
+            self.assertEqual((source.register(name, [one]), source.register(name, [two])), (1, 2))
+            got = numpy.zeros(1000, numpy.float32)
+            reader.get_replica(name, [got])
+            self.assertTrue((got == two).all())
+            other = numpy.zeros(1000, numpy.float32)
+            reader.get_replica(name, [other], 1)
+            self.assertTrue((other == one).all())
+            with self.assertRaises(kvplane.Error):
+                source.register(name, [got + 1], 1)
+            source.unregister(name)
+            self.assertEqual([(one.version, one.members) for one in reader.list(name)], [(1, 2), (2, 1)])
+
+    def test_what_cannot_be_is_said(self):
+        theirs = filled(3)
+        with ObjectStore() as source, ObjectStore() as reader:
+            with self.assertRaisesRegex(kvplane.NotFound, "nobody has an object"):
+                reader.find("py/nobody's")
+            source.register("py/wrong", theirs, shard_bytes=SHARD)
+            with self.assertRaisesRegex(kvplane.InvalidArgument, "buffer 0 has"):
+                reader.get_replica("py/wrong", [bytearray(1), bytearray(100)])
+            with self.assertRaises((BufferError, TypeError)):
+                reader.get_replica("py/wrong", [bytes(SIZES[0]), bytearray(100)])
+            with self.assertRaises(kvplane.InvalidArgument):
+                source.register("py/other", theirs[:1] + [bytearray()])
+            with self.assertRaisesRegex(kvplane.Error, "is not what its hash says"):
+                theirs[0][SHARD] ^= 1
+                reader.get_replica("py/wrong", [bytearray(size) for size in SIZES])
+            theirs[0][SHARD] ^= 1
+
+            def stop(have, missing):
+                raise RuntimeError(f"{have} and {missing}")
+
+            with ObjectStore() as other:
+                other.register("py/right", theirs, shard_bytes=SHARD)
+                with self.assertRaises(RuntimeError):
+                    reader.get_replica("py/right", [bytearray(size) for size in SIZES], progress=stop)
+                with self.assertRaises(kvplane.InvalidArgument):
+                    reader.unregister("py/right")
+        with self.assertRaisesRegex(kvplane.Error, "closed"):
+            source.find("py/wrong")
+        with self.assertRaises(kvplane.Unreachable):
+            ObjectStore("127.0.0.1:1")
 
 
 class Tensors(unittest.TestCase):

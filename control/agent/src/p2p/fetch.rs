@@ -17,7 +17,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    fn handle(&self, shared: &Shared, segment: &str) -> Result<SegmentHandle, Error> {
+    pub(super) fn handle(&self, shared: &Shared, segment: &str) -> Result<SegmentHandle, Error> {
         let known = self.open.lock().unwrap_or_else(PoisonError::into_inner).get(segment).copied();
         if let Some(handle) = known {
             return Ok(handle);
@@ -35,7 +35,7 @@ impl Sources {
     }
 
     /// Asks a source anew the next time.
-    fn doubt(&self, shared: &Shared, segment: &str) {
+    pub(super) fn doubt(&self, shared: &Shared, segment: &str) {
         if let Some(handle) = self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(segment) {
             // It is forgotten by its last user.
             let _ = shared.engine.close_segment(handle);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::p2p::{Interval, ShardSet};
@@ -121,14 +122,16 @@ fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -
 impl Shared {
     fn fetch_all(&self, replica: &Arc<Replica>, options: &GetOptions<'_>, until: Instant) -> Result<u64, Error> {
         let sources = Sources::default();
+        let (have, missing) = {
+            let fetch = replica.fetch();
+            (fetch.have.count(), fetch.want.count())
+        };
+        // Counted here: several arrive at a time, and each is one more than the one before.
+        let arrived = AtomicU32::new(0);
         let each = |shard| {
             let Some(each) = options.each else { return };
-            let fetch = replica.fetch();
-            // It is counted when this returns.
-            let progress =
-                Progress { shard, have: fetch.have.count() + 1, missing: fetch.want.count().saturating_sub(1) };
-            drop(fetch);
-            each(progress);
+            let arrived = arrived.fetch_add(1, Ordering::Relaxed) + 1;
+            each(Progress { shard, have: have + arrived, missing: missing.saturating_sub(arrived) });
         };
         let result = std::thread::scope(|scope| {
             let workers = WORKERS.min(replica.spec.layout.shards() as usize);

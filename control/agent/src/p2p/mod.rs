@@ -25,8 +25,11 @@ mod fetch;
 mod get;
 mod guard;
 mod keeper;
+mod manifest;
 mod memory;
+mod ranges;
 mod replica;
+mod reshard;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,6 +50,9 @@ use crate::transfer::{TransferEngine, TransferEngineConfig};
 use crate::which::Control;
 
 pub use get::{GetOptions, Progress};
+pub use manifest::placement_from_json;
+pub use ranges::ReadOptions;
+pub use reshard::{PartSource, Resharding};
 
 use guard::Guard;
 use keeper::Keeper;
@@ -296,6 +302,12 @@ impl P2pStore {
     /// As there.
     pub fn delete_replica(&self, name: &str, version: Option<u64>) -> Result<(), Error> {
         self.unregister(name, version)
+    }
+
+    /// Whether an object is held or being fetched here: that version, or any where none is named.
+    #[must_use]
+    pub fn holds(&self, name: &str, version: Option<u64>) -> bool {
+        self.shared.replica(name, version).is_ok()
     }
 
     /// What an object is; of the newest version where none is named.

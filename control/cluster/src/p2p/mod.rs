@@ -9,12 +9,14 @@
 //! pure: time comes as an argument, and grants are taken out ([`Objects::poll_grant`]).
 
 mod choose;
+mod locate;
 mod member;
 mod object;
 mod objects;
 mod shards;
 mod swarm;
 
+pub use locate::Located;
 pub use member::{Failure, FailureKind, Hold, MemberReport, Place};
 pub use object::{
     Layout, MAX_ABOUT_BYTES, MAX_BUFFERS, MAX_NAME_BYTES, MAX_SHARDS, ObjectError, ObjectSpec, ShardPlace,

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::member::{Failure, Hold, MemberReport};
+use super::locate::Located;
+use super::member::{Failure, Hold, MemberReport, Place};
 use super::object::{MAX_NAME_BYTES, ObjectError, ObjectSpec};
 use super::shards::Interval;
 use super::swarm::{Grant, Swarm};
@@ -185,6 +186,26 @@ impl Objects {
         let (_, id) = self.id_of(key)?;
         let swarm = &self.swarms[&id].1;
         Ok((swarm.rows(), swarm.lost()))
+    }
+
+    /// Some of those who have all of a buffer and may be asked for it: those of the same host, those of the same rack,
+    /// others; of equals another one first for each `client`.
+    ///
+    /// # Errors
+    /// When the object is not there, or has no such buffer.
+    pub fn locate(
+        &self,
+        (tenant, name, version): (&str, &str, u64),
+        buffer: usize,
+        near: &Place,
+        client: u64,
+    ) -> Result<Vec<Located>, ObjectError> {
+        let (_, id) = self.id_of((tenant, name, Some(version)))?;
+        let swarm = &self.swarms[&id].1;
+        swarm.locate(buffer, near, client).ok_or_else(|| {
+            let buffers = swarm.spec.layout.sizes().len();
+            ObjectError::Malformed(format!("buffer {buffer} of an object that has {buffers}"))
+        })
     }
 
     /// A process becomes a member; its number is the answer. `digest` is that of what it takes the object to be.

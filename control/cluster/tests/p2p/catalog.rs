@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use kvplane_cluster::p2p::{
-    Failure, FailureKind, Grant, Hold, Layout, MAX_SHARDS, ObjectError, ObjectSpec, Objects, ObjectsConfig, ShardSet,
+    Failure, FailureKind, Grant, Hold, Layout, MAX_SHARDS, ObjectError, ObjectSpec, Objects, ObjectsConfig, Place,
+    ShardSet,
 };
 use proptest::prelude::*;
 
@@ -328,4 +329,38 @@ fn there_is_room_for_so_many() {
     }
     assert!(matches!(objects.publish(12 * SECOND, ("", "d", None), spec(40, 1)), Err(ObjectError::Limit { .. })));
     assert_eq!(objects.publish(12 * SECOND, ("", "e", None), spec(29, 1)), Ok(1));
+}
+
+#[test]
+fn who_reads_a_buffer_is_told_of_those_who_have_all_of_it() {
+    let mut objects = objects();
+    let layout = Layout::new(vec![100, 0, 250], 100).unwrap();
+    let spec = ObjectSpec { hashes: vec![0; 4], layout, about: Vec::new() };
+    let digest = spec.digest();
+    objects.publish(0, ("t", "o", None), spec).unwrap();
+    let mut join = |client: u64, host: &str, rack: &str, have: Vec<(u32, u32)>| {
+        let place = Place { host: host.to_owned(), rack: rack.to_owned() };
+        let addresses = (0..3).map(|buffer| 1000 * client + buffer).collect();
+        let hold = Hold { client, segment: format!("s{client}"), addresses, have, place, ..Hold::default() };
+        objects.hold(0, ("t", "o", 1), digest, hold).unwrap()
+    };
+    let far = join(1, "h1", "r1", vec![(0, 4)]);
+    let second_only = join(2, "h2", "r2", vec![(1, 3)]);
+    let same_rack = join(3, "h3", "r", vec![(0, 4)]);
+    let same_host = join(4, "h", "r", vec![(0, 1)]);
+    join(5, "h", "r", vec![(1, 2)]);
+    let near = Place { host: "h".to_owned(), rack: "r".to_owned() };
+    let told = |objects: &Objects, buffer, client| -> Vec<(u64, u64, u8)> {
+        let found = objects.locate(("t", "o", 1), buffer, &near, client).unwrap();
+        found.iter().map(|place| (place.member, place.address, place.distance)).collect()
+    };
+    assert_eq!(told(&objects, 0, 0), [(same_host, 4000, 0), (same_rack, 3000, 1), (far, 1000, 2)]);
+    // Of equals another one first for each client.
+    assert_eq!(told(&objects, 2, 0), [(same_rack, 3002, 1), (far, 1002, 2), (second_only, 2002, 2)]);
+    assert_eq!(told(&objects, 2, 1), [(same_rack, 3002, 1), (second_only, 2002, 2), (far, 1002, 2)]);
+    // Who is about to go is not asked.
+    objects.release(0, (3, same_rack), true).unwrap();
+    assert_eq!(told(&objects, 2, 0).first(), Some(&(far, 1002, 2)));
+    assert!(objects.locate(("t", "o", 1), 3, &near, 0).is_err());
+    assert!(objects.locate(("t", "o", 2), 0, &near, 0).is_err());
 }

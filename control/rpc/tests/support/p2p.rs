@@ -41,6 +41,8 @@ pub(crate) fn show_all(show: Show<'_>) {
     show("DescribeObject", encode(&DescribeObject { tenant, name: name.clone(), version: Some(7) }));
     show("GetPeerKeys", encode(&GetPeerKeys { client: 1, tenant: "t".to_owned() }));
     show("WatchFetches", encode(&WatchFetches { client: 1 }));
+    let [t, n, host, rack] = ["t", "n", "h", "r"].map(str::to_owned);
+    show("LocateObject", encode(&LocateObject { client: 1, tenant: t, name: n, version: 7, buffer: 2, host, rack }));
     show("ObjectPublished", encode(&ObjectPublished { version: 7 }));
     show("ObjectFound", encode(&ObjectFound { version: 7, spec: spec() }));
     show("ObjectHeld", encode(&ObjectHeld { member: 2, lease_ns: 3 }));
@@ -51,6 +53,8 @@ pub(crate) fn show_all(show: Show<'_>) {
     let excluded = "x".to_owned();
     let member = ObjectMember { member: 2, segment: segment.clone(), origin: true, have: 3, need: 4, excluded };
     show("ObjectMembers", encode(&ObjectMembers { members: vec![member], lost: 1 }));
+    let place = ObjectPlace { member: 2, segment: segment.clone(), address: 3, distance: 1 };
+    show("ObjectPlaces", encode(&ObjectPlaces { places: vec![place] }));
     let order = FetchOrder { member: 2, shard: 3, source: 4, segment, address: 5 };
     show("FetchOrders", encode(&FetchOrders { orders: vec![order] }));
 }
@@ -66,6 +70,8 @@ pub(crate) fn decode_as_all(frame: &[u8]) {
     let _ = decode::<ListObjects>(frame);
     let _ = decode::<DescribeObject>(frame);
     let _ = decode::<WatchFetches>(frame);
+    let _ = decode::<LocateObject>(frame);
+    let _ = decode::<ObjectPlaces>(frame);
     let _ = decode::<ObjectPublished>(frame);
     let _ = decode::<ObjectFound>(frame);
     let _ = decode::<ObjectHeld>(frame);

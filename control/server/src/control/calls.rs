@@ -16,9 +16,9 @@ use kvplane_rpc::message::{
     Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
-    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, ObjectFound, ObjectHeld, ObjectList,
-    ObjectMembers, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject, ReleaseObject, RenewObjects,
-    ReportObject, WatchFetches,
+    DescribeObject, FindObject, GetPeerKeys, HoldObject, ListObjects, LocateObject, ObjectFound, ObjectHeld,
+    ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject,
+    ReleaseObject, RenewObjects, ReportObject, WatchFetches,
 };
 use kvplane_rpc::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
@@ -391,6 +391,10 @@ impl Service for Control {
 
     fn describe_object(&self, _: Caller, call: DescribeObject) -> Result<ObjectMembers, Refusal> {
         self.p2p.describe(&call)
+    }
+
+    fn locate_object(&self, _: Caller, call: LocateObject) -> Result<ObjectPlaces, Refusal> {
+        self.p2p.locate(&call)
     }
 
     fn get_peer_keys(&self, caller: Caller, call: GetPeerKeys) -> Result<TicketKeys, Refusal> {

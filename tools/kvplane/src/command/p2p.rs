@@ -3,6 +3,8 @@
 //! An object has a buffer for each file that is not empty, and says the files' names in its words about it.
 
 mod files;
+mod reshard;
+mod safetensors;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,6 +19,7 @@ use kvplane::{GetOptions, P2pConfig, P2pStore, PublishOptions};
 use super::which::Which;
 use super::{Failure, size, stop};
 use files::Files;
+use reshard::Reshard;
 
 /// Share big files between machines, each of which sends them on.
 #[derive(Args)]
@@ -66,6 +69,8 @@ enum Action {
     Get(Get),
     /// List objects.
     Ls(Ls),
+    /// Pull a checkpoint under another parallel layout than it was written under: only what overlaps is read.
+    Reshard(Reshard),
 }
 
 #[derive(Args)]
@@ -137,8 +142,16 @@ impl P2p {
             Action::Put(put) => put.run(&store),
             Action::Get(get) => get.run(&store),
             Action::Ls(ls) => ls.run(&store),
+            Action::Reshard(reshard) => reshard.run(&store),
         }
     }
+}
+
+fn progress_bar(bytes: u64) -> Result<ProgressBar, Failure> {
+    let bar = ProgressBar::new(bytes);
+    let style = "{bar:40} {bytes}/{total_bytes} {bytes_per_sec}, {eta} left";
+    bar.set_style(ProgressStyle::with_template(style)?);
+    Ok(bar)
 }
 
 impl Put {
@@ -156,9 +169,7 @@ impl Get {
     fn run(self, store: &P2pStore) -> Result<(), Failure> {
         let object = store.find(&self.name, self.version)?;
         let files = Files::open(&self.directory, &object)?;
-        let bar = ProgressBar::new(object.layout.total_bytes());
-        let style = "{bar:40} {bytes}/{total_bytes} {bytes_per_sec}, {eta} left";
-        bar.set_style(ProgressStyle::with_template(style)?);
+        let bar = progress_bar(object.layout.total_bytes())?;
         let failure: Mutex<Option<String>> = Mutex::new(None);
         let each = |progress: kvplane::Progress| {
             let Some(place) = object.layout.place(progress.shard) else { return };

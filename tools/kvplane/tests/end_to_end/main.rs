@@ -33,6 +33,7 @@ mod peers;
 mod places;
 mod replays;
 mod replicas;
+mod reshard;
 mod restarts;
 mod rig;
 mod ssd;

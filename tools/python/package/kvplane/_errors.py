@@ -44,7 +44,8 @@ class Replaced(Error):
 
 
 class NotFound(Error, LookupError):
-    """The Conductor knows no such instance, request, reservation or model, or not any more."""
+    """Nobody has an object of that name and version, or some of its bytes; or the Conductor knows no such instance,
+    request, reservation or model. Perhaps not any more."""
 
 
 class Conflict(Error):

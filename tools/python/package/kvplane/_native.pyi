@@ -1,6 +1,6 @@
 """The native half: numbers in, numbers out; those below zero are errors, and `last_error` says more."""
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 _Key = Union[str, bytes]
 _Kept = Optional[Tuple[int, int, bool, int, bool, int]]
@@ -147,6 +147,50 @@ class Scheduler:
     def close(self) -> None: ...
 
 def block_hashes(tokens: Sequence[int], block_tokens: int, seed: str, lora: str, salt: str) -> List[int]: ...
+
+class Objects:
+    def __init__(
+        self,
+        master: Optional[str] = ...,
+        cluster: Optional[str] = ...,
+        certificates: Optional[str] = ...,
+        runtime_directory: Optional[str] = ...,
+        tenant: str = ...,
+        listen: str = ...,
+        host: Optional[str] = ...,
+        rack: str = ...,
+        shared_memory: bool = ...,
+    ) -> None: ...
+    def name(self) -> str: ...
+    def register(
+        self,
+        name: str,
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        version: Optional[int],
+        shard_bytes: int,
+        about: bytes,
+    ) -> int: ...
+    def unregister(self, name: str, version: Optional[int]) -> int: ...
+    def find(self, name: str, version: Optional[int]) -> Union[int, Tuple[int, List[int], int, int, bytes]]: ...
+    def list(self, prefix: str) -> Union[int, List[Tuple[str, int, int, int, int, int]]]: ...
+    def members(self, name: str, version: Optional[int]) -> Union[int, List[Tuple[str, bool, int, str]]]: ...
+    def covering(
+        self, name: str, version: Optional[int], place: Tuple[int, int, int]
+    ) -> Union[int, Tuple[int, int]]: ...
+    def get(
+        self,
+        name: str,
+        version: Optional[int],
+        addresses: Sequence[int],
+        sizes: Sequence[int],
+        shards: Optional[Sequence[Tuple[int, int]]],
+        resume: bool,
+        deadline: float,
+        progress: Optional[Callable[[int, int], Any]],
+    ) -> int: ...
+    def close(self) -> bool: ...
+
 def last_error() -> str: ...
 def read_memory(address: int, bytes: int) -> bytes: ...
 def write_memory(address: int, value: Any, bytes: int) -> None: ...

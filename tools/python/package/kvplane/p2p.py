@@ -1,4 +1,19 @@
-"""Tensors of a process that peers read: the three calls that checkpoint-engine's `P2PStore` has.
+"""Big objects that go from peer to peer, by name; and tensors of a process that peers read by address.
+
+Objects (`docs/p2p.md`): who registers one serves it from where it is, without a copy, and who fetches it serves on what
+has arrived; its source sends it about once. Shards are checked by hash.
+
+    from kvplane.p2p import ObjectStore
+
+    with ObjectStore() as store:                          # finds the control plane of this user by itself
+        store.register("models/a", [weights])             # numpy arrays, tensors of torch: anything with bytes
+
+    with ObjectStore() as store:                          # elsewhere, many times
+        sizes = store.find("models/a").sizes
+        buffers = [numpy.empty(size, numpy.uint8) for size in sizes]
+        store.get_replica("models/a", buffers, progress=lambda have, missing: print(have, missing))
+
+Tensors by address: the three calls that checkpoint-engine's `P2PStore` has.
 
     from kvplane.p2p import P2PStore
 
@@ -6,15 +21,194 @@
     store.register_named_tensors({"layers.0": tensor})      # peers are told store.addr and the tensors' addresses
     store.batch_transfer_sync_read("10.0.0.2:15003", ours, theirs, lengths)
 
-Who reads says which peer and which addresses. Objects that a cluster knows by name, and that go from peer to peer, are
-those of `kvplane p2p`.
+Who reads says which peer and which addresses.
 """
 
 from types import TracebackType
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
+from kvplane import _native
+from kvplane._buffers import exporter
 from kvplane._engine import TransferEngine
-from kvplane._errors import InvalidArgument
+from kvplane._errors import InvalidArgument, Unreachable, error
+
+#: Buffers are cut into shards of as many bytes, the pieces in which they travel.
+SHARD_BYTES = 64 << 20
+
+
+class Object(NamedTuple):
+    """What an object is."""
+
+    name: str
+    version: int
+    #: Bytes of each of its buffers.
+    sizes: List[int]
+    shard_bytes: int
+    shards: int
+    #: What who registered it says of it.
+    about: bytes
+
+
+class Listed(NamedTuple):
+    """An object in a listing."""
+
+    name: str
+    version: int
+    bytes: int
+    shard_bytes: int
+    shards: int
+    #: Processes that hold it or fetch it.
+    members: int
+
+
+class Member(NamedTuple):
+    """A process that holds an object, or fetches it."""
+
+    #: Where it serves.
+    peer: str
+    #: Whether it registered the object.
+    origin: bool
+    #: Shards that it has.
+    shards: int
+    #: Why nobody fetches from it any more; empty where it is in order.
+    excluded: str
+
+
+def _done(result: Any) -> Any:
+    if isinstance(result, int) and result < 0:
+        raise error(result)
+    return result
+
+
+class ObjectStore:
+    """Shares objects with peers. Any number of threads may use one.
+
+    `master` is the control plane's address; without one, this user's on this host. `listen` is where peers reach this
+    process: another address than a loopback one needs a control plane that makes tickets. `host` and `rack` are
+    labels: one copy of an object comes to a host, and sources in the same rack go first.
+    """
+
+    def __init__(
+        self,
+        master: Optional[str] = None,
+        *,
+        cluster: Optional[str] = None,
+        certificates: Optional[str] = None,
+        runtime_directory: Optional[str] = None,
+        tenant: str = "",
+        listen: str = "127.0.0.1:0",
+        host: Optional[str] = None,
+        rack: str = "",
+        shared_memory: bool = True,
+    ):
+        try:
+            self._objects = _native.Objects(
+                master, cluster, certificates, runtime_directory, tenant, listen, host, rack, shared_memory
+            )
+        except ConnectionError as problem:
+            raise Unreachable(-900, str(problem)) from None
+        # What is served must neither go nor move.
+        self._kept: Dict[Tuple[str, int], List[memoryview]] = {}
+
+    @property
+    def name(self) -> str:
+        """What peers call it."""
+        return self._objects.name()
+
+    def register(
+        self,
+        name: str,
+        buffers: Sequence[Any],
+        version: Optional[int] = None,
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        about: bytes = b"",
+    ) -> int:
+        """Publishes an object and serves it from where it is; its version, the next one unless it is said.
+
+        The buffers must stay as they are until `unregister` has returned.
+        """
+        views, addresses, sizes = self._places(buffers, False)
+        version = _done(self._objects.register(name, addresses, sizes, version, shard_bytes, about))
+        self._kept[name, version] = views
+        return version
+
+    def unregister(self, name: str, version: Optional[int] = None) -> None:
+        """Stops serving an object, of the newest version held here where none is said. Waits for who reads it."""
+        held = [(one, number) for one, number in self._kept if one == name and version in (None, number)]
+        if not held:
+            raise InvalidArgument(-600, f"object {name!r} is not held here")
+        newest = max(held)
+        _done(self._objects.unregister(*newest))
+        del self._kept[newest]
+
+    def delete_replica(self, name: str, version: Optional[int] = None) -> None:
+        """Stops being a source of an object that was fetched: as `unregister`."""
+        self.unregister(name, version)
+
+    def find(self, name: str, version: Optional[int] = None) -> Object:
+        """What an object is, of the newest version where none is said; raises `NotFound`."""
+        return Object(name, *_done(self._objects.find(name, version)))
+
+    def list(self, prefix: str = "") -> List[Listed]:
+        """Objects whose names begin so, by name and version."""
+        return [Listed(*one) for one in _done(self._objects.list(prefix))]
+
+    def members(self, name: str, version: Optional[int] = None) -> List[Member]:
+        """Who holds an object or fetches it."""
+        return [Member(*one) for one in _done(self._objects.members(name, version))]
+
+    def covering(
+        self, name: str, buffer: int, offset: int, size: int, version: Optional[int] = None
+    ) -> Tuple[int, int]:
+        """The shards that hold a range of a buffer, as `get_replica` takes them: the first, and how many."""
+        return _done(self._objects.covering(name, version, (buffer, offset, size)))
+
+    def get_replica(
+        self,
+        name: str,
+        buffers: Sequence[Any],
+        version: Optional[int] = None,
+        *,
+        shards: Optional[Sequence[Tuple[int, int]]] = None,
+        resume: bool = False,
+        deadline: float = 3600.0,
+        progress: Optional[Callable[[int, int], Any]] = None,
+    ) -> int:
+        """Fetches an object into memory as long as its buffers, checks it, and serves it until `delete_replica`.
+
+        `shards` are those that are wanted, as runs: the first, and how many. With `resume`, what is in the memory is
+        looked at first, and what is right is not fetched. `progress` is called by threads of the call with how many
+        shards are there and how many missing; what it raises is raised here when the fetch has ended. The bytes that
+        were fetched are the answer. When it raises, nothing is held, and what has arrived is in the memory.
+        """
+        views, addresses, sizes = self._places(buffers, True)
+        if version is None:
+            version = self.find(name).version
+        runs = None if shards is None else [(int(first), int(count)) for first, count in shards]
+        got = self._objects.get(name, version, addresses, sizes, runs, resume, deadline, progress)
+        _done(got)
+        self._kept[name, version] = views
+        return got
+
+    def close(self) -> None:
+        """Stops serving everything, without waiting for readers; they fetch elsewhere what they lack."""
+        if self._objects.close():
+            self._kept.clear()
+
+    def __enter__(self) -> "ObjectStore":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Any, trace: Optional[TracebackType]) -> None:
+        self.close()
+
+    @staticmethod
+    def _places(buffers: Sequence[Any], written: bool) -> Tuple[List[memoryview], List[int], List[int]]:
+        memories = [exporter(buffer) for buffer in buffers]
+        places = [_native.buffer_address(memory, written) for memory in memories]
+        # A view keeps what can be resized as it is.
+        views = [memoryview(memory) for memory in memories]
+        return views, [address for address, _ in places], [size for _, size in places]
 
 
 class P2PStore:

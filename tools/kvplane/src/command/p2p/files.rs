@@ -29,7 +29,7 @@ pub(super) struct Files {
     files: Vec<One>,
 }
 
-fn at<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> Failure {
+pub(super) fn at<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> Failure {
     move |error| format!("{}: {error}", path.display()).into()
 }
 
@@ -74,30 +74,18 @@ impl Files {
 
     /// The files of an object, below a directory; what is there of them already is read.
     pub(super) fn open(directory: &Path, object: &Object) -> Result<Self, Failure> {
-        let about: serde_json::Value = serde_json::from_slice(&object.about)
-            .map_err(|error| format!("object {:?} is no set of files: {error}", object.name))?;
-        let list = about["files"].as_array().ok_or_else(|| format!("object {:?} names no files", object.name))?;
+        let list = named_files(object)?;
         let mut files = Vec::with_capacity(list.len());
-        for entry in list {
-            let (name, bytes) = (entry["path"].as_str(), entry["bytes"].as_u64());
-            let (Some(name), Some(bytes)) = (name, bytes) else {
-                return Err(
-                    format!("object {:?} says {entry} of a file: a path and bytes are needed", object.name).into()
-                );
-            };
-            let safe = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+        for (name, bytes) in list {
+            let safe = Path::new(&name).components().all(|part| matches!(part, Component::Normal(_)));
             if !safe || name.is_empty() {
                 return Err(
                     format!("object {:?} has a file {name:?}, which is not below a directory", object.name).into()
                 );
             }
-            let path = directory.join(name);
-            let region = allocate(name, bytes)?;
-            files.push(One { name: name.to_owned(), path, bytes, region });
-        }
-        let sizes: Vec<u64> = files.iter().map(|file| file.bytes).filter(|&bytes| bytes > 0).collect();
-        if sizes != object.layout.sizes() {
-            return Err(format!("object {:?} names other files than it has bytes of", object.name).into());
+            let path = directory.join(&name);
+            let region = allocate(&name, bytes)?;
+            files.push(One { name, path, bytes, region });
         }
         let files = Self { files };
         files.files.iter().try_for_each(One::prepare)?;
@@ -130,13 +118,7 @@ impl Files {
         let Some((file, region)) = filled.nth(place.buffer) else { return Ok(()) };
         let path = file.part();
         let out = File::options().write(true).open(&path).map_err(at(&path))?;
-        let mut failure = None;
-        region.read_with(place.offset as usize, place.bytes as usize, &mut |offset, part| {
-            if let (None, Err(error)) = (&failure, out.write_all_at(part, place.offset + offset)) {
-                failure = Some(error);
-            }
-        });
-        failure.map_or(Ok(()), |error| Err(at(&path)(error)))
+        write_region(&out, 0, region, place.offset as usize, place.bytes as usize).map_err(at(&path))
     }
 
     /// Gives all files their names.
@@ -177,6 +159,43 @@ impl One {
         }
         file.set_len(self.bytes).map_err(at(&path))
     }
+}
+
+/// The files that an object has, and how long they are; those that are not empty are its buffers.
+pub(super) fn named_files(object: &Object) -> Result<Vec<(String, u64)>, Failure> {
+    let about: serde_json::Value = serde_json::from_slice(&object.about)
+        .map_err(|error| format!("object {:?} is no set of files: {error}", object.name))?;
+    let list = about["files"].as_array().ok_or_else(|| format!("object {:?} names no files", object.name))?;
+    let mut files = Vec::with_capacity(list.len());
+    for entry in list {
+        let (name, bytes) = (entry["path"].as_str(), entry["bytes"].as_u64());
+        let (Some(name), Some(bytes)) = (name, bytes) else {
+            return Err(format!("object {:?} says {entry} of a file: a path and bytes are needed", object.name).into());
+        };
+        files.push((name.to_owned(), bytes));
+    }
+    let sizes: Vec<u64> = files.iter().map(|&(_, bytes)| bytes).filter(|&bytes| bytes > 0).collect();
+    if sizes != object.layout.sizes() {
+        return Err(format!("object {:?} names other files than it has bytes of", object.name).into());
+    }
+    Ok(files)
+}
+
+/// Writes a part of a region to the same place of a file, after what the file begins with.
+pub(super) fn write_region(
+    file: &File,
+    after: u64,
+    region: &Region,
+    offset: usize,
+    bytes: usize,
+) -> std::io::Result<()> {
+    let mut failure = None;
+    region.read_with(offset, bytes, &mut |within, part| {
+        if let (None, Err(error)) = (&failure, file.write_all_at(part, after + offset as u64 + within)) {
+            failure = Some(error);
+        }
+    });
+    failure.map_or(Ok(()), Err)
 }
 
 /// Reads a file into memory of its length.

@@ -1,0 +1,202 @@
+//! Placements as JSON, in the form of `mooncake.reshard`'s manifests of placements (`weight_placement_to_json`).
+//!
+//! Needed are `tensors` (`tensor_id`, `global_shape`, `dtype`) and `parts` (`participant_id`, `fragments` with
+//! `tensor_id`, `global_offset`, `local_shape`); what else is there and can be checked is checked, and the rest is left
+//! alone, so that manifests may be written by hand.
+
+use std::collections::BTreeMap;
+
+use kvplane_cluster::reshard::{Dtype, Fragment, Part, Placement, Tensor, TensorBox};
+use serde_json::{Map, Value};
+
+use crate::error::Error;
+
+/// The only kind of resource there is.
+const KIND: &str = "model_weight";
+
+/// Reads a placement.
+///
+/// # Errors
+/// When the text is no JSON or no such manifest, a type of elements is not known, or what is said contradicts itself.
+pub fn placement_from_json(text: &str) -> Result<Placement, Error> {
+    read(text).map_err(|why| Error::Argument(format!("the manifest: {why}")))
+}
+
+fn read(text: &str) -> Result<Placement, String> {
+    let value: Value = serde_json::from_str(text).map_err(|error| format!("no JSON: {error}"))?;
+    let manifest = value.as_object().ok_or("no object")?;
+    if let Some(kind) = optional(manifest, "resource_kind", Value::as_str, "a text")?
+        && kind != KIND
+    {
+        return Err(format!("resource_kind is {kind:?}: only {KIND:?} is known"));
+    }
+    let word = |name| optional(manifest, name, Value::as_str, "a text").map(|word| word.unwrap_or("").to_owned());
+    let model = format!("{}@{}", word("resource_id")?, word("revision")?);
+    let tensors = list(manifest, "tensors")?;
+    let tensors: Vec<Tensor> = each(tensors, "tensor", tensor)?;
+    let by_name: BTreeMap<&str, usize> =
+        tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.as_str(), at)).collect();
+    let parts = each(list(manifest, "parts")?, "part", |entry| part(entry, &by_name, &tensors))?;
+    Placement::new(model, tensors, parts).map_err(|error| error.to_string())
+}
+
+fn tensor(entry: &Map<String, Value>) -> Result<Tensor, String> {
+    let name = text_of(entry, "tensor_id")?;
+    let of = |why: String| format!("{name:?}: {why}");
+    let dtype = text_of(entry, "dtype").map_err(of)?;
+    let dtype = Dtype::parse(dtype).ok_or_else(|| {
+        of(format!("dtype {dtype:?} is not known: names of safetensors, PyTorch and NumPy are, such as bfloat16"))
+    })?;
+    if let Some(bytes) = optional(entry, "itemsize", Value::as_u64, "a number").map_err(of)?
+        && bytes != dtype.bytes()
+    {
+        return Err(of(format!("itemsize {bytes}, and an element of {dtype} has {} bytes", dtype.bytes())));
+    }
+    let layout = optional(entry, "layout_fingerprint", Value::as_str, "a text").map_err(of)?.unwrap_or("").to_owned();
+    let shape = numbers(entry, "global_shape").map_err(of)?;
+    if entry.contains_key("shard_dims")
+        && let Some(dimension) =
+            numbers(entry, "shard_dims").map_err(of)?.into_iter().find(|&one| one >= shape.len() as u64)
+    {
+        return Err(of(format!("shard_dims names dimension {dimension}, and there are {}", shape.len())));
+    }
+    Ok(Tensor { name: name.to_owned(), shape, dtype, layout })
+}
+
+fn part(entry: &Map<String, Value>, by_name: &BTreeMap<&str, usize>, tensors: &[Tensor]) -> Result<Part, String> {
+    let participant = text_of(entry, "participant_id")?;
+    let fragment = |entry: &Map<String, Value>| {
+        let name = text_of(entry, "tensor_id")?;
+        let tensor = *by_name.get(name).ok_or_else(|| format!("tensor {name:?} is not among the tensors"))?;
+        let of = |why: String| format!("of {name:?}: {why}");
+        let (offset, shape) =
+            (numbers(entry, "global_offset").map_err(of)?, numbers(entry, "local_shape").map_err(of)?);
+        let area = TensorBox::new(offset, shape).map_err(of)?;
+        if let Some(said) = optional(entry, "nbytes", Value::as_u64, "a number").map_err(of)? {
+            let bytes = area.elements().checked_mul(tensors[tensor].dtype.bytes());
+            if bytes != Some(said) {
+                let dtype = tensors[tensor].dtype;
+                return Err(of(format!(
+                    "nbytes {said}, and {area} of {dtype} has {} bytes",
+                    bytes.unwrap_or(u64::MAX)
+                )));
+            }
+        }
+        Ok(Fragment { tensor, area })
+    };
+    let fragments = list(entry, "fragments").and_then(|fragments| each(fragments, "fragment", fragment));
+    let fragments = fragments.map_err(|why| format!("{participant:?}: {why}"))?;
+    Ok(Part { participant: participant.to_owned(), fragments })
+}
+
+fn each<T>(
+    entries: &[Value],
+    what: &str,
+    read: impl Fn(&Map<String, Value>) -> Result<T, String>,
+) -> Result<Vec<T>, String> {
+    let read = |(at, entry): (usize, &Value)| {
+        let entry = entry.as_object().ok_or_else(|| format!("{what} {at} is no object"))?;
+        read(entry).map_err(|why| format!("{what} {at}: {why}"))
+    };
+    entries.iter().enumerate().map(read).collect()
+}
+
+fn list<'a>(entry: &'a Map<String, Value>, name: &str) -> Result<&'a [Value], String> {
+    let found = entry.get(name).ok_or_else(|| format!("{name} is missing"))?;
+    found.as_array().map(Vec::as_slice).ok_or_else(|| format!("{name} is no list"))
+}
+
+fn text_of<'a>(entry: &'a Map<String, Value>, name: &str) -> Result<&'a str, String> {
+    match optional(entry, name, Value::as_str, "a text")? {
+        Some(text) if !text.is_empty() => Ok(text),
+        Some(_) => Err(format!("{name} is empty")),
+        None => Err(format!("{name} is missing")),
+    }
+}
+
+fn numbers(entry: &Map<String, Value>, name: &str) -> Result<Vec<u64>, String> {
+    let number =
+        |value: &Value| value.as_u64().ok_or_else(|| format!("{name} has {value}: numbers from 0 to 2^64 are meant"));
+    list(entry, name)?.iter().map(number).collect()
+}
+
+fn optional<'a, T>(
+    entry: &'a Map<String, Value>,
+    name: &str,
+    read: impl Fn(&'a Value) -> Option<T>,
+    kind: &str,
+) -> Result<Option<T>, String> {
+    match entry.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => read(value).map(Some).ok_or_else(|| format!("{name} is {value}, and {kind} is meant")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A manifest with all that the original writes.
+    fn manifest() -> Value {
+        let rank = |tp: u64| serde_json::json!({ "dp": 0, "tp": tp, "pp": 0, "ep": 0 });
+        let part = |tp: u64| {
+            serde_json::json!({
+                "participant_id": format!("tp{tp}"), "rank": rank(tp),
+                "fragments": [{
+                    "placement_fragment_id": format!("f{tp}"), "tensor_id": "w", "global_offset": [4 * tp, 0],
+                    "local_shape": [4, 16], "nbytes": 128, "rank": rank(tp), "aliases": [],
+                }],
+            })
+        };
+        serde_json::json!({
+            "resource_kind": KIND, "resource_id": "m", "revision": "r1", "weight_generation": 0,
+            "placement_set_id": "set", "placement_id": "one",
+            "topology": { "tp_size": 2, "pp_size": 1, "ep_size": 1, "dp_size": 1, "topology_id": "t", "participants": [
+                { "participant_id": "tp0", "rank": rank(0) }, { "participant_id": "tp1", "rank": rank(1) },
+            ] },
+            "tensors": [{
+                "tensor_id": "w", "global_shape": [8, 16], "dtype": "float16", "itemsize": 2, "shard_dims": [0],
+                "layout_fingerprint": "row-major", "layer_id": 0, "expert_id": null,
+                "parallel_axes": [{ "semantics": "split", "kind": "tp", "dim": 0 }],
+            }],
+            "parts": [part(0), part(1)],
+        })
+    }
+
+    #[test]
+    fn a_manifest_says_who_has_what() {
+        let placement = placement_from_json(&manifest().to_string()).unwrap();
+        assert_eq!((placement.model(), placement.tensors()[0].shape.as_slice()), ("m@r1", &[8, 16][..]));
+        assert_eq!(placement.parts()[1].participant, "tp1");
+        assert_eq!(placement.parts()[1].fragments[0].area.to_string(), "[4:8, 0:16]");
+    }
+
+    #[test]
+    fn what_is_wrong_with_one_is_said() {
+        let wrong = |pointer: &str, value: Value, words: &[&str]| {
+            let mut manifest = manifest();
+            *manifest.pointer_mut(pointer).unwrap() = value;
+            let error = placement_from_json(&manifest.to_string()).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        };
+        use serde_json::json;
+        wrong("/resource_kind", json!("kv_cache"), &["\"kv_cache\""]);
+        wrong("/tensors/0/dtype", json!("int3"), &["tensor 0", "\"w\"", "\"int3\" is not known"]);
+        wrong("/tensors/0/itemsize", json!(4), &["itemsize 4", "F16 has 2"]);
+        wrong("/tensors/0/global_shape", json!([8, 0]), &["a length of 0 in dimension 1"]);
+        wrong("/tensors/0/global_shape", json!([8, -1]), &["global_shape has -1"]);
+        wrong("/tensors/0/global_shape", json!([8]), &["a box of 2 dimensions, and the tensor has 1"]);
+        wrong("/tensors/0/shard_dims", json!([2]), &["dimension 2"]);
+        wrong("/parts/0/fragments/0/local_shape", json!([4, 17]), &["part 0", "fragment 0", "nbytes 128"]);
+        wrong("/parts/0/fragments/0/local_shape", json!([0, 16]), &["a length of 0"]);
+        wrong("/parts/0/fragments/0/global_offset", json!([u64::MAX, 0]), &["beyond 2^64"]);
+        wrong("/parts/0/fragments/0/global_offset", json!([6, 0]), &["[6:10, 0:16]", "not within its shape"]);
+        wrong("/parts/0/fragments/0/global_offset", json!([2, 0]), &["\"tp0\"", "\"tp1\"", "overlap"]);
+        wrong("/parts/0/fragments/0/tensor_id", json!("v"), &["\"v\" is not among the tensors"]);
+        wrong("/parts/0/participant_id", json!("tp1"), &["participant \"tp1\" is there twice"]);
+        wrong("/parts/0/participant_id", json!(1), &["participant_id is 1, and a text is meant"]);
+        wrong("/parts", json!({}), &["parts is no list"]);
+        assert!(placement_from_json("{").unwrap_err().to_string().contains("no JSON"));
+        assert!(placement_from_json("{}").unwrap_err().to_string().contains("tensors is missing"));
+    }
+}

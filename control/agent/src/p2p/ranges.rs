@@ -1,0 +1,285 @@
+//! Reads some bytes of an object from who has all of the buffer that they are in, without becoming one of its holders.
+//!
+//! Nobody is told that somebody reads: who goes cuts readers off. So it is looked afterwards whether all who were asked
+//! are still holders. Those who are have held the same memory all the time; what came from others is read again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_cluster::reshard::Copy;
+use kvplane_engine::Region;
+use kvplane_proto::Status;
+use kvplane_rpc::p2p::{DescribeObject, LocateObject, ObjectPlace};
+
+use super::fetch::Sources;
+use super::{Object, P2pStore, Shared, is_away};
+use crate::error::Error;
+use crate::transfer::{Opcode, SubmitOptions, TaskState, TransferRequest};
+
+/// Copies in one batch.
+const BATCH: usize = 4096;
+/// Bytes in one batch; longer copies are cut, so that several sources share them.
+const BATCH_BYTES: u64 = 64 << 20;
+/// How long one source may take for a batch.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two questions for sources where there are none.
+const AGAIN: Duration = Duration::from_millis(200);
+/// How often all are asked for a batch in vain: longer than who is gone stays in the catalog.
+const ROUNDS: u32 = 40;
+/// How often there must be no source before it is believed: it may only not have been heard for a moment.
+const HOPELESS: u32 = 15;
+
+/// How parts of objects are read.
+pub struct ReadOptions<'a> {
+    /// How long it may take.
+    pub deadline: Duration,
+    /// Called with the bytes of each batch that has arrived, by threads of the call. What is read again counts again.
+    pub each: Option<&'a (dyn Fn(u64) + Sync)>,
+}
+
+impl std::fmt::Debug for ReadOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ReadOptions({:?})", self.deadline)
+    }
+}
+
+impl Default for ReadOptions<'_> {
+    fn default() -> Self {
+        Self { deadline: Duration::from_secs(3600), each: None }
+    }
+}
+
+/// One buffer of an object that is read into memory of ours.
+pub(super) struct Reader<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) sources: &'a Sources,
+    pub(super) object: &'a Object,
+    pub(super) buffer: usize,
+    /// Where our memory begins.
+    pub(super) memory: u64,
+    pub(super) until: Instant,
+    pub(super) each: Option<&'a (dyn Fn(u64) + Sync)>,
+}
+
+impl P2pStore {
+    /// Reads ranges of an object's buffer into memory, from those who hold all of the buffer, nearest first. The bytes
+    /// are the answer. Unlike [`Self::get_replica`], nobody can fetch them here, and they are not compared with hashes,
+    /// which are those of whole shards.
+    ///
+    /// # Errors
+    /// When a range is not within the buffer or the memory, two overlap in memory, no source is left, or time is up.
+    pub fn read_ranges(
+        &self,
+        object: &Object,
+        buffer: usize,
+        copies: &[Copy],
+        memory: &Arc<Region>,
+        options: &ReadOptions<'_>,
+    ) -> Result<u64, Error> {
+        let size = object.layout.sizes().get(buffer).copied().unwrap_or(0);
+        let within = |first: u64, bytes: u64, end: u64| first.checked_add(bytes).is_some_and(|last| last <= end);
+        if let Some(copy) = copies.iter().find(|copy| !within(copy.source_offset, copy.bytes, size)) {
+            let what = format!("{} bytes from {} on", copy.bytes, copy.source_offset);
+            return Err(Error::Argument(format!("buffer {buffer} of {:?} has {size} bytes, not {what}", object.name)));
+        }
+        if let Some(copy) = copies.iter().find(|copy| !within(copy.target_offset, copy.bytes, memory.bytes() as u64)) {
+            let what = format!("{} bytes from {} on", copy.bytes, copy.target_offset);
+            return Err(Error::Argument(format!("the memory has {} bytes, not {what}", memory.bytes())));
+        }
+        self.shared.with_memory(memory, |sources| {
+            let reader = Reader {
+                shared: &self.shared,
+                sources,
+                object,
+                buffer,
+                memory: memory.address(),
+                until: Instant::now() + options.deadline,
+                each: options.each,
+            };
+            reader.read(|| copies.iter().copied())
+        })
+    }
+}
+
+impl Shared {
+    /// Does something with memory that can be read into.
+    pub(super) fn with_memory<T>(
+        &self,
+        memory: &Arc<Region>,
+        act: impl FnOnce(&Sources) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        if !memory.writable() {
+            return Err(Error::Argument(format!("the memory at {:#x} cannot be written", memory.address())));
+        }
+        let memory = std::slice::from_ref(memory);
+        self.memory.take(&self.engine, memory, true)?;
+        let sources = Sources::default();
+        let result = act(&sources);
+        sources.close(self);
+        self.memory.give_back(&self.engine, memory)?;
+        result
+    }
+}
+
+/// Batches of copies, in order.
+struct Batches<I: Iterator<Item = Copy>> {
+    copies: I,
+    rest: Option<Copy>,
+}
+
+impl<I: Iterator<Item = Copy>> Iterator for Batches<I> {
+    type Item = Vec<Copy>;
+
+    fn next(&mut self) -> Option<Vec<Copy>> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < BATCH && bytes < BATCH_BYTES {
+            let Some(mut copy) = self.rest.take().or_else(|| self.copies.next()) else { break };
+            let now = copy.bytes.min(BATCH_BYTES - bytes);
+            if now < copy.bytes {
+                self.rest = Some(Copy {
+                    source_offset: copy.source_offset + now,
+                    target_offset: copy.target_offset + now,
+                    bytes: copy.bytes - now,
+                });
+                copy.bytes = now;
+            }
+            bytes += now;
+            batch.push(copy);
+        }
+        (!batch.is_empty()).then_some(batch)
+    }
+}
+
+impl Reader<'_> {
+    /// Reads copies that lie within the buffer and the memory: how many bytes.
+    pub(super) fn read<I: Iterator<Item = Copy>>(&self, copies: impl Fn() -> I) -> Result<u64, Error> {
+        loop {
+            let (mut served, mut places, mut total) = (BTreeSet::new(), Vec::new(), 0);
+            for (number, batch) in (Batches { copies: copies(), rest: None }).enumerate() {
+                let bytes = batch.iter().map(|copy| copy.bytes).sum();
+                served.insert(self.bring(&batch, number, &mut places)?);
+                total += bytes;
+                if let Some(each) = self.each {
+                    each(bytes);
+                }
+            }
+            if served.is_empty() {
+                return Ok(0);
+            }
+            if self.are_members(&served)? {
+                return Ok(total);
+            }
+            if Instant::now() >= self.until {
+                return Err(self.given_up("some of those who were read from went, and time is up", None));
+            }
+        }
+    }
+
+    /// Has one batch brought by one of the places: by whom.
+    fn bring(&self, batch: &[Copy], number: usize, places: &mut Vec<ObjectPlace>) -> Result<u64, Error> {
+        let (mut trouble, mut rounds) = (None, 0);
+        loop {
+            if places.is_empty() {
+                if trouble.is_some() {
+                    rounds += 1;
+                    if rounds > ROUNDS {
+                        return Err(self.given_up("nobody who holds it serves it", trouble));
+                    }
+                    std::thread::sleep(AGAIN);
+                }
+                *places = self.locate(trouble.as_deref())?;
+            }
+            // Those that are equally near in turn.
+            let near = places.iter().take_while(|place| place.distance == places[0].distance).count();
+            let at = (self.shared.client as usize).wrapping_add(number) % near;
+            match self.ask(batch, &places[at]) {
+                Ok(()) => return Ok(places[at].member),
+                Err(why) => {
+                    let place = places.remove(at);
+                    self.sources.doubt(self.shared, &place.segment);
+                    trouble = Some(format!("{}: {why}", place.segment));
+                }
+            }
+            if Instant::now() >= self.until {
+                return Err(self.given_up("time is up", trouble));
+            }
+        }
+    }
+
+    fn ask(&self, batch: &[Copy], place: &ObjectPlace) -> Result<(), String> {
+        let target = self.sources.handle(self.shared, &place.segment).map_err(|error| error.to_string())?;
+        let request = |copy: &Copy| TransferRequest {
+            opcode: Opcode::Read,
+            source: self.memory + copy.target_offset,
+            target,
+            target_offset: place.address.wrapping_add(copy.source_offset),
+            length: copy.bytes,
+        };
+        let requests: Vec<TransferRequest> = batch.iter().map(request).collect();
+        let left = self.until.saturating_duration_since(Instant::now());
+        let options = SubmitOptions { deadline: Some(left.min(PATIENCE)), ..SubmitOptions::default() };
+        let batch = self.shared.engine.submit(&requests, &options).map_err(|error| error.to_string())?;
+        let status = batch.wait();
+        match status.state {
+            TaskState::Completed => Ok(()),
+            state => Err(batch.problem().map_or_else(|| format!("{state:?}"), str::to_owned)),
+        }
+    }
+
+    /// Who may be asked now; at least one. Waits a little for one to be there.
+    fn locate(&self, trouble: Option<&str>) -> Result<Vec<ObjectPlace>, Error> {
+        let config = &self.shared.config;
+        let mut times = 0;
+        loop {
+            let call = LocateObject {
+                client: self.shared.client,
+                tenant: config.tenant.clone(),
+                name: self.object.name.clone(),
+                version: self.object.version,
+                buffer: u32::try_from(self.buffer).unwrap_or(u32::MAX),
+                host: config.host.clone(),
+                rack: config.rack.clone(),
+            };
+            match self.shared.link.call(call) {
+                Ok(found) if !found.places.is_empty() => return Ok(found.places),
+                Ok(_) => times += 1,
+                Err(error) if is_away(&error) => {}
+                Err(error) => return Err(error),
+            }
+            let trouble = trouble.map(str::to_owned);
+            if times >= HOPELESS {
+                return Err(self.given_up("nobody holds all of it any more", trouble));
+            }
+            if Instant::now() + AGAIN >= self.until {
+                return Err(self.given_up("time is up", trouble));
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+
+    /// Whether all of them hold the object still, and nobody found their bytes wrong.
+    fn are_members(&self, served: &BTreeSet<u64>) -> Result<bool, Error> {
+        loop {
+            let call = DescribeObject {
+                tenant: self.shared.config.tenant.clone(),
+                name: self.object.name.clone(),
+                version: Some(self.object.version),
+            };
+            match self.shared.link.call(call) {
+                Ok(found) => {
+                    let good = found.members.into_iter().filter(|member| member.excluded.is_empty());
+                    return Ok(served.is_subset(&good.map(|member| member.member).collect()));
+                }
+                Err(error) if is_away(&error) && Instant::now() + AGAIN < self.until => std::thread::sleep(AGAIN),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn given_up(&self, why: &str, cause: Option<String>) -> Error {
+        let Object { name, version, .. } = self.object;
+        let what = format!("object {name:?} version {version}: buffer {} is not read: {why}", self.buffer);
+        Error::Status { what, status: Status::NotFound, cause }
+    }
+}

@@ -1,0 +1,163 @@
+//! Carries out plans of resharding: from each rank that has something of ours, what overlaps and no more.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use kvplane_cluster::reshard::{Placement, Plan, ReshardError};
+use kvplane_engine::Region;
+
+use super::ranges::{ReadOptions, Reader};
+use super::{Object, P2pStore};
+use crate::error::Error;
+
+/// Ranks that are read from at a time.
+const READERS: usize = 8;
+
+/// Where the bytes of one rank of the source are.
+#[derive(Clone, Debug)]
+pub struct PartSource {
+    /// In which object.
+    pub object: Object,
+    /// In which of its buffers.
+    pub buffer: usize,
+    /// Where each of the rank's fragments begins there.
+    pub offsets: Vec<u64>,
+}
+
+/// What one rank is to have, and where that comes from.
+#[derive(Debug)]
+pub struct Resharding<'a> {
+    source: &'a Placement,
+    target: &'a Placement,
+    part: usize,
+    plan: Plan,
+}
+
+impl<'a> Resharding<'a> {
+    /// Plans for the rank of that name in the target.
+    ///
+    /// # Errors
+    /// When there is no such rank, the placements contradict each other, or something is nowhere.
+    pub fn new(source: &'a Placement, target: &'a Placement, participant: &str) -> Result<Self, ReshardError> {
+        let part = target.part(participant)?;
+        Ok(Self { source, target, part, plan: Plan::new(source, target, part)? })
+    }
+
+    /// Which part of the target it is.
+    #[must_use]
+    pub const fn part(&self) -> usize {
+        self.part
+    }
+
+    /// What is copied from where.
+    #[must_use]
+    pub const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn check(&self, from: &BTreeMap<usize, PartSource>, to: &[u64], memory: u64) -> Result<(), Error> {
+        for part in self.plan.sources() {
+            let name = &self.source.parts()[part].participant;
+            let Some(source) = from.get(&part) else {
+                return Err(Error::Argument(format!(
+                    "something is needed of {name:?}, and it is not said where that is"
+                )));
+            };
+            let size = source.object.layout.sizes().get(source.buffer).copied().unwrap_or(0);
+            let what =
+                format!("buffer {} of {:?}, which is to have the bytes of {name:?}", source.buffer, source.object.name);
+            check_offsets(self.source, part, &source.offsets, size)
+                .map_err(|why| Error::Argument(format!("{what}: {why}")))?;
+        }
+        let spans = check_offsets(self.target, self.part, to, memory);
+        let mut spans = spans.map_err(|why| Error::Argument(format!("the memory: {why}")))?;
+        spans.sort_unstable();
+        match spans.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+            Some(pair) => Err(Error::Argument(format!(
+                "the memory: a fragment ends at {}, and the next one begins at {}",
+                pair[0].1, pair[1].0
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether each fragment has a place in so many bytes: from where to where they are.
+fn check_offsets(placement: &Placement, part: usize, offsets: &[u64], size: u64) -> Result<Vec<(u64, u64)>, String> {
+    let fragments = &placement.parts()[part].fragments;
+    if offsets.len() != fragments.len() {
+        return Err(format!("{} offsets for {} fragments", offsets.len(), fragments.len()));
+    }
+    let span = |(fragment, &first): (_, &u64)| {
+        let bytes = placement.bytes(fragment);
+        let end = first.checked_add(bytes).filter(|&end| end <= size);
+        end.map(|end| (first, end)).ok_or_else(|| {
+            let tensor = &placement.tensors()[fragment.tensor].name;
+            format!("{bytes} bytes of {tensor:?} from {first} on are not within its {size}")
+        })
+    };
+    fragments.iter().zip(offsets).map(span).collect()
+}
+
+impl P2pStore {
+    /// Reads what a rank is to have into memory: `from` says for each part of the source where it is, and `to` where
+    /// each of our fragments begins in the memory. The bytes are the answer.
+    ///
+    /// Bytes are taken as [`Self::read_ranges`] takes them. When it fails, some of the memory is written.
+    ///
+    /// # Errors
+    /// When a place is missing or too small, no source is left, or time is up.
+    pub fn reshard(
+        &self,
+        resharding: &Resharding<'_>,
+        from: &BTreeMap<usize, PartSource>,
+        (memory, to): (&Arc<Region>, &[u64]),
+        options: &ReadOptions<'_>,
+    ) -> Result<u64, Error> {
+        resharding.check(from, to, memory.bytes() as u64)?;
+        let until = Instant::now() + options.deadline;
+        let parts = resharding.plan.sources();
+        let (next, total, failed) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        let failure: Mutex<Option<Error>> = Mutex::new(None);
+        self.shared.with_memory(memory, |sources| {
+            let work = || {
+                while !failed.load(Ordering::Relaxed) {
+                    let Some(&part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
+                    let source = &from[&part];
+                    let reader = Reader {
+                        shared: &self.shared,
+                        sources,
+                        object: &source.object,
+                        buffer: source.buffer,
+                        memory: memory.address(),
+                        until,
+                        each: options.each,
+                    };
+                    match reader.read(|| resharding.plan.copies(part, &source.offsets, to)) {
+                        Ok(bytes) => {
+                            total.fetch_add(bytes, Ordering::Relaxed);
+                        }
+                        Err(error) => {
+                            failed.store(true, Ordering::Relaxed);
+                            failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                        }
+                    }
+                }
+            };
+            std::thread::scope(|scope| {
+                for _ in 1..READERS.min(parts.len()) {
+                    let builder = std::thread::Builder::new().name("kvp-p2p-read".to_owned());
+                    // Without a thread for it, fewer are read from at a time.
+                    let _ = builder.spawn_scoped(scope, work);
+                }
+                work();
+            });
+            match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+                Some(error) => Err(error),
+                None => Ok(total.into_inner()),
+            }
+        })
+    }
+}

@@ -1,0 +1,157 @@
+//! From overlaps of boxes to copies of contiguous bytes.
+
+use super::placement::Tensor;
+use super::tensor_box::TensorBox;
+
+/// One dimension of a regular set of copies: how many there are, and how far apart, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// How many; at least 2.
+    pub count: u64,
+    /// From one to the next at the source.
+    pub source_stride: u64,
+    /// From one to the next at the target.
+    pub target_stride: u64,
+}
+
+/// What a fragment of the target gets from one of the source: equal runs of bytes at equal distances.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overlap {
+    /// Which part of the source has it.
+    pub source_part: usize,
+    /// Which of that part's fragments.
+    pub source_fragment: usize,
+    /// Which fragment of ours it goes to.
+    pub target_fragment: usize,
+    /// Where the first run begins in the source's fragment, in bytes.
+    pub source_offset: u64,
+    /// Where it goes in ours.
+    pub target_offset: u64,
+    /// Bytes of a run.
+    pub run_bytes: u64,
+    /// The runs, from the outermost dimension to the innermost; without any, there is one.
+    pub steps: Vec<Step>,
+}
+
+/// Bytes that are copied in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// Where they are at the source.
+    pub source_offset: u64,
+    /// Where they go.
+    pub target_offset: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// Of a box in row-major order: how far apart neighbours are in each dimension, in bytes.
+fn strides(shape: &[u64], item_bytes: u64) -> Vec<u64> {
+    let mut strides = vec![item_bytes; shape.len()];
+    for dimension in (1..shape.len()).rev() {
+        strides[dimension - 1] = strides[dimension] * shape[dimension];
+    }
+    strides
+}
+
+fn offset_of(common: &TensorBox, within: &TensorBox, strides: &[u64]) -> u64 {
+    let apart = common.offset().iter().zip(within.offset()).map(|(inner, outer)| inner - outer);
+    apart.zip(strides).map(|(elements, stride)| elements * stride).sum()
+}
+
+impl Overlap {
+    /// Of what two fragments of a tensor have in common, each of them whole and row-major.
+    pub(super) fn new(
+        (source_part, source_fragment, source): (usize, usize, &TensorBox),
+        (target_fragment, target): (usize, &TensorBox),
+        common: &TensorBox,
+        tensor: &Tensor,
+    ) -> Self {
+        let (from, to) = (strides(source.shape(), tensor.dtype.bytes()), strides(target.shape(), tensor.dtype.bytes()));
+        let (mut run_bytes, mut steps) = (tensor.dtype.bytes(), Vec::new());
+        for dimension in (0..common.shape().len()).rev() {
+            let count = common.shape()[dimension];
+            let (source_stride, target_stride) = (from[dimension], to[dimension]);
+            if count == 1 {
+                continue;
+            }
+            if steps.is_empty() && source_stride == run_bytes && target_stride == run_bytes {
+                run_bytes *= count;
+            } else {
+                steps.push(Step { count, source_stride, target_stride });
+            }
+        }
+        steps.reverse();
+        let (source_offset, target_offset) = (offset_of(common, source, &from), offset_of(common, target, &to));
+        Self { source_part, source_fragment, target_fragment, source_offset, target_offset, run_bytes, steps }
+    }
+
+    /// How many runs there are.
+    #[must_use]
+    pub fn runs(&self) -> u64 {
+        self.steps.iter().map(|step| step.count).product()
+    }
+
+    /// The run of that number.
+    fn run(&self, number: u64) -> Copy {
+        let (mut rest, mut source_offset, mut target_offset) = (number, self.source_offset, self.target_offset);
+        for step in self.steps.iter().rev() {
+            let at = rest % step.count;
+            rest /= step.count;
+            source_offset += at * step.source_stride;
+            target_offset += at * step.target_stride;
+        }
+        Copy { source_offset, target_offset, bytes: self.run_bytes }
+    }
+}
+
+/// Copies one after the other; what follows directly at both sides is one copy.
+#[derive(Clone, Debug)]
+pub struct Copies<'a> {
+    overlaps: &'a [Overlap],
+    from: &'a [u64],
+    to: &'a [u64],
+    run: u64,
+    /// What may grow still.
+    held: Option<Copy>,
+}
+
+impl<'a> Copies<'a> {
+    pub(super) const fn new(overlaps: &'a [Overlap], from: &'a [u64], to: &'a [u64]) -> Self {
+        Self { overlaps, from, to, run: 0, held: None }
+    }
+
+    fn next_run(&mut self) -> Option<Copy> {
+        let (overlap, rest) = self.overlaps.split_first()?;
+        let mut copy = overlap.run(self.run);
+        copy.source_offset += self.from[overlap.source_fragment];
+        copy.target_offset += self.to[overlap.target_fragment];
+        self.run += 1;
+        if self.run == overlap.runs() {
+            (self.overlaps, self.run) = (rest, 0);
+        }
+        Some(copy)
+    }
+}
+
+impl Iterator for Copies<'_> {
+    type Item = Copy;
+
+    fn next(&mut self) -> Option<Copy> {
+        while let Some(copy) = self.next_run() {
+            match &mut self.held {
+                Some(held)
+                    if held.source_offset + held.bytes == copy.source_offset
+                        && held.target_offset + held.bytes == copy.target_offset =>
+                {
+                    held.bytes += copy.bytes;
+                }
+                held => {
+                    if let Some(done) = held.replace(copy) {
+                        return Some(done);
+                    }
+                }
+            }
+        }
+        self.held.take()
+    }
+}

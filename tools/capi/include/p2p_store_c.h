@@ -1,0 +1,108 @@
+/* The C interface of kvplane's P2P store: big objects go from peer to peer, by name (docs/p2p.md).
+ *
+ * The calls are those of the Go package of Mooncake's P2P store, with the same meaning: the caller's memory is the
+ * replica, who fetches an object becomes a source of it, and Register is matched by Unregister.
+ *
+ * Conventions
+ *   - A function that returns int returns 0 for success, or a negative P2P_ERR_* number; p2pStoreLastError says more.
+ *   - Any thread may call any function at any time, except p2pStoreDestroy, which must be the last call.
+ *   - A null store, name or array is refused with P2P_ERR_INVALID_ARGUMENT; it does not crash.
+ *   - Memory that was registered, or fetched into, stays mapped and as it is until p2pStoreUnregister,
+ *     p2pStoreDeleteReplica or p2pStoreDestroy has returned.
+ */
+#ifndef P2P_STORE_C
+#define P2P_STORE_C
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An argument makes no sense: a null pointer, a size of 0, buffers that are not as long as the object's. */
+#define P2P_ERR_INVALID_ARGUMENT (-1)
+/* Memory is registered already, whole or in part. */
+#define P2P_ERR_ADDRESS_OVERLAPPED (-2)
+/* The object is held here already, or is there with other bytes. */
+#define P2P_ERR_PAYLOAD_OPENED (-3)
+/* The object is not held here. */
+#define P2P_ERR_PAYLOAD_NOT_OPENED (-4)
+/* Nobody has an object of that name. */
+#define P2P_ERR_PAYLOAD_NOT_FOUND (-5)
+/* No source is left for a part of it, or time is up. What has arrived is in the memory. */
+#define P2P_ERR_TOO_MANY_RETRIES (-6)
+/* Memory could not be registered, or is used still. It must stay, and the call may be repeated. */
+#define P2P_ERR_TRANSFER_ENGINE (-7)
+/* The control plane cannot be reached, or refuses. */
+#define P2P_ERR_CONTROL_PLANE (-8)
+
+typedef void *p2p_store_t;
+
+/* Settings; what is NULL or 0 is as it usually is. */
+struct p2p_store_options {
+    /* Name of the cluster: "dev" unless set. */
+    const char *cluster;
+    /* Addresses of control planes elsewhere, "host:port,host:port"; NULL for the one of this user on this host. */
+    const char *control;
+    /* Directory with ca.pem, client.pem and client.key; needed with control. */
+    const char *certificates;
+    /* Where the control plane of this host says where it is, when that is not the user's runtime directory. */
+    const char *runtime_directory;
+    /* Whose objects. */
+    const char *tenant;
+    /* Where peers reach this process, "ip:port": "127.0.0.1:0" unless set. Another address than a loopback one needs a
+     * control plane that makes tickets. */
+    const char *listen;
+    /* Labels: one copy of an object comes to a host, and sources in the same rack go first. */
+    const char *host;
+    const char *rack;
+};
+typedef struct p2p_store_options p2p_store_options_t;
+
+/* An object, of its newest version. */
+struct p2p_payload_info {
+    char *name;
+    uint64_t version;
+    uint64_t max_shard_size;
+    uint64_t total_size;
+    uint64_t *size_list;
+    size_t size_list_len;
+};
+typedef struct p2p_payload_info p2p_payload_info_t;
+
+/* Starts serving; options may be NULL. NULL on failure. */
+p2p_store_t p2pStoreCreate(const p2p_store_options_t *options);
+
+/* Ends it, without waiting for readers: they fetch elsewhere what they lack. NULL is ignored. */
+void p2pStoreDestroy(p2p_store_t store);
+
+/* Publishes memory as an object and serves it: each range is one of its buffers, cut into shards of max_shard_size
+ * bytes (64 MiB are usual). Other bytes than before become the next version; unless force_create is set, they are
+ * refused while anybody has the object. */
+int p2pStoreRegister(p2p_store_t store, const char *name, void *const *addr_list, const uint64_t *size_list,
+                     size_t count, uint64_t max_shard_size, int force_create);
+
+/* Stops serving an object that was registered or fetched, and waits for its readers. */
+int p2pStoreUnregister(p2p_store_t store, const char *name);
+
+/* Objects whose names begin so; p2pStoreFreeList frees them. */
+int p2pStoreList(p2p_store_t store, const char *name_prefix, p2p_payload_info_t **list, size_t *count);
+void p2pStoreFreeList(p2p_payload_info_t *list, size_t count);
+
+/* Fetches the newest version into memory as long as its buffers, checks it, and serves it from then on.
+ * deadline_seconds of 0 is an hour. */
+int p2pStoreGetReplica(p2p_store_t store, const char *name, void *const *addr_list, const uint64_t *size_list,
+                       size_t count, double deadline_seconds);
+
+/* Stops being a source of an object that was fetched. */
+int p2pStoreDeleteReplica(p2p_store_t store, const char *name);
+
+/* Writes why the last call of this thread failed, and a final zero; cut to buf_len. */
+int p2pStoreLastError(char *buf_out, size_t buf_len);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,243 @@
+//! `kvplane p2p reshard`: a checkpoint that one parallel layout wrote, pulled as another one has it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use kvplane::reshard::{Copy, Dtype, Placement};
+use kvplane::{Object, P2pStore, PartSource, ReadOptions, Region, RegionOptions, Resharding, placement_from_json};
+
+use super::super::{Failure, size};
+use super::files::{at, named_files, write_region};
+use super::{progress_bar, safetensors};
+
+/// The longest manifest that is read.
+const MANIFEST_BYTES: u64 = 1 << 30;
+
+#[derive(Args)]
+pub(super) struct Reshard {
+    /// Name of the object with a file for each rank, PARTICIPANT.safetensors or another ending; or what the names of
+    /// objects with one file each begin with, NAME/PARTICIPANT.
+    name: String,
+    /// Directory for the files: PARTICIPANT.safetensors for each rank that is pulled.
+    directory: PathBuf,
+    /// Who has what, as JSON: the layout that the checkpoint was written under. Ranks are known by participant_id.
+    #[arg(long, value_name = "MANIFEST")]
+    source: PathBuf,
+    /// Who is to have what: the layout that it is pulled under.
+    #[arg(long, value_name = "MANIFEST")]
+    target: PathBuf,
+    /// Which rank of the target is pulled; may be given again. Without, all are, one after the other.
+    #[arg(long, value_name = "NAME")]
+    participant: Vec<String>,
+    /// The objects' version; without one, the newest of each.
+    #[arg(long)]
+    version: Option<u64>,
+    /// Write the fragments one directly after the other, in the manifest's order and with nothing before them, to
+    /// PARTICIPANT.bin. Files of the source that are no .safetensors are read like that.
+    #[arg(long)]
+    packed: bool,
+    /// How long it may take, in seconds.
+    #[arg(long, default_value_t = 3600)]
+    deadline: u64,
+}
+
+fn manifest(path: &Path) -> Result<Placement, Failure> {
+    let bytes = fs::metadata(path).map_err(at(path))?.len();
+    if bytes > MANIFEST_BYTES {
+        return Err(format!("{}: {bytes} bytes are no manifest: at most {MANIFEST_BYTES}", path.display()).into());
+    }
+    let text = fs::read_to_string(path).map_err(at(path))?;
+    placement_from_json(&text).map_err(at(path))
+}
+
+impl Reshard {
+    pub(super) fn run(self, store: &P2pStore) -> Result<(), Failure> {
+        let (source, target) = (manifest(&self.source)?, manifest(&self.target)?);
+        let all = || target.parts().iter().map(|part| part.participant.clone()).collect();
+        let wanted: Vec<String> = if self.participant.is_empty() { all() } else { self.participant.clone() };
+        fs::create_dir_all(&self.directory).map_err(at(&self.directory))?;
+        let mut finder = Finder { store, command: &self, source: &source, found: BTreeMap::new() };
+        for participant in &wanted {
+            let mut components = Path::new(participant).components();
+            if !matches!((components.next(), components.next()), (Some(Component::Normal(_)), None)) {
+                return Err(format!("participant {participant:?} is no name of a file").into());
+            }
+            let resharding = Resharding::new(&source, &target, participant)?;
+            for part in resharding.plan().sources() {
+                finder.find(part)?;
+            }
+            self.pull(store, &target, &resharding, &finder.found)?;
+        }
+        Ok(())
+    }
+
+    fn pull(
+        &self,
+        store: &P2pStore,
+        target: &Placement,
+        resharding: &Resharding<'_>,
+        from: &BTreeMap<usize, PartSource>,
+    ) -> Result<(), Failure> {
+        let participant = &target.parts()[resharding.part()].participant;
+        let (to, bytes) = target.packed(resharding.part())?;
+        let path = self.directory.join(format!("{participant}.{}", if self.packed { "bin" } else { "safetensors" }));
+        let head = if self.packed { Vec::new() } else { head(target, resharding.part())? };
+        let memory = match usize::try_from(bytes)? {
+            0 => None,
+            length => {
+                Some(Region::allocate(&RegionOptions { shared: true, ..RegionOptions::new(participant, length) })?)
+            }
+        };
+        if let Some(memory) = &memory {
+            let bar = progress_bar(bytes)?;
+            let each = |bytes| bar.inc(bytes);
+            let options = ReadOptions { deadline: Duration::from_secs(self.deadline), each: Some(&each) };
+            store.reshard(resharding, from, (memory, &to), &options)?;
+            bar.finish_and_clear();
+        }
+        write(&path, &head, memory.as_deref())?;
+        let sources = resharding.plan().sources().len();
+        println!("has {participant:?}: {} from {sources} ranks, in {}", size::show(bytes), path.display());
+        Ok(())
+    }
+}
+
+/// What a safetensors file of a rank begins with.
+fn head(target: &Placement, part: usize) -> Result<Vec<u8>, Failure> {
+    let part = &target.parts()[part];
+    let name = |tensor: usize| &target.tensors()[tensor].name;
+    let mut tensors: Vec<usize> = part.fragments.iter().map(|fragment| fragment.tensor).collect();
+    tensors.sort_unstable();
+    if let Some(pair) = tensors.windows(2).find(|pair| pair[0] == pair[1]) {
+        let text = format!(
+            "{:?} is to have several boxes of {:?}, and a safetensors file has one tensor of a name: use --packed",
+            part.participant,
+            name(pair[0])
+        );
+        return Err(text.into());
+    }
+    let entries = part.fragments.iter().map(|fragment| {
+        let tensor = &target.tensors()[fragment.tensor];
+        (tensor.name.as_str(), tensor.dtype.name(), fragment.area.shape(), target.bytes(fragment))
+    });
+    Ok(safetensors::head(entries)?)
+}
+
+/// Writes under another name first: a file that is there is whole.
+fn write(path: &Path, head: &[u8], memory: Option<&Region>) -> Result<(), Failure> {
+    let mut part = path.to_owned().into_os_string();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    fs::write(&part, head).map_err(at(&part))?;
+    let file = File::options().write(true).open(&part).map_err(at(&part))?;
+    if let Some(memory) = memory {
+        write_region(&file, head.len() as u64, memory, 0, memory.bytes()).map_err(at(&part))?;
+    }
+    file.sync_all().map_err(at(&part))?;
+    fs::rename(&part, path).map_err(at(path))
+}
+
+/// Finds where ranks of the source have their bytes, each once.
+struct Finder<'a> {
+    store: &'a P2pStore,
+    command: &'a Reshard,
+    source: &'a Placement,
+    found: BTreeMap<usize, PartSource>,
+}
+
+impl Finder<'_> {
+    fn find(&mut self, part: usize) -> Result<(), Failure> {
+        if self.found.contains_key(&part) {
+            return Ok(());
+        }
+        let participant = &self.source.parts()[part].participant;
+        let (object, buffer, file) = self.file_of(participant)?;
+        let offsets = if file.ends_with(".safetensors") {
+            let named = |why: String| Failure::from(format!("{file:?} of {:?}: {why}", object.name));
+            self.tensors_in(&object, buffer)
+                .and_then(|entries| offsets_in(self.source, part, &entries).map_err(Failure::from))
+                .map_err(|why| named(why.to_string()))?
+        } else {
+            let (offsets, bytes) = self.source.packed(part)?;
+            let size = object.layout.sizes()[buffer];
+            if size != bytes {
+                let text = format!("{file:?} of {:?} has {size} bytes, and {participant:?} {bytes}", object.name);
+                return Err(text.into());
+            }
+            offsets
+        };
+        self.found.insert(part, PartSource { object, buffer, offsets });
+        Ok(())
+    }
+
+    /// In which object, which buffer and which file the bytes of a rank are.
+    fn file_of(&self, participant: &str) -> Result<(Object, usize, String), Failure> {
+        let (name, version) = (&self.command.name, self.command.version);
+        let whole = self.store.find(name, version);
+        if let Ok(object) = &whole {
+            let files = named_files(object)?;
+            let filled = files.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(file, _)| file).enumerate();
+            let is = |file: &str| file == participant || Path::new(file).with_extension("") == Path::new(participant);
+            if let Some((buffer, file)) = filled.into_iter().find(|(_, file)| is(file)) {
+                return Ok((object.clone(), buffer, file));
+            }
+        }
+        let alone = format!("{name}/{participant}");
+        let object = self.store.find(&alone, version).map_err(|error| match whole {
+            Ok(_) => format!("object {name:?} has no file {participant:?}, and {error}"),
+            Err(whole) => format!("{whole}, and {error}"),
+        })?;
+        let filled: Vec<String> =
+            named_files(&object)?.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(file, _)| file).collect();
+        match <[String; 1]>::try_from(filled) {
+            Ok([file]) => Ok((object, 0, file)),
+            Err(files) => Err(format!("object {alone:?} has {} files: one is meant", files.len()).into()),
+        }
+    }
+
+    fn tensors_in(&self, object: &Object, buffer: usize) -> Result<BTreeMap<String, safetensors::Entry>, Failure> {
+        let size = object.layout.sizes()[buffer];
+        let mut first = [0; safetensors::LENGTH_BYTES as usize];
+        self.read(object, buffer, 0, &mut first)?;
+        let mut table = vec![0; usize::try_from(safetensors::table_bytes(first, size)?)?];
+        self.read(object, buffer, safetensors::LENGTH_BYTES, &mut table)?;
+        Ok(safetensors::entries(&table, size)?)
+    }
+
+    fn read(&self, object: &Object, buffer: usize, source_offset: u64, out: &mut [u8]) -> Result<(), Failure> {
+        let memory = Region::allocate(&RegionOptions::new("table", out.len()))?;
+        let copy = Copy { source_offset, target_offset: 0, bytes: out.len() as u64 };
+        let options = ReadOptions { deadline: Duration::from_secs(self.command.deadline), each: None };
+        self.store.read_ranges(object, buffer, &[copy], &Arc::clone(&memory), &options)?;
+        memory.copy_out(0, out);
+        Ok(())
+    }
+}
+
+/// Where the fragments of a part are in a safetensors file: each is the tensor of its name.
+fn offsets_in(
+    source: &Placement,
+    part: usize,
+    entries: &BTreeMap<String, safetensors::Entry>,
+) -> Result<Vec<u64>, String> {
+    let mut offsets = Vec::new();
+    for fragment in &source.parts()[part].fragments {
+        let tensor = &source.tensors()[fragment.tensor];
+        let name = &tensor.name;
+        let entry = entries.get(name).ok_or_else(|| format!("it has no tensor {name:?}, which the manifest names"))?;
+        let (shape, bytes) = (fragment.area.shape(), source.bytes(fragment));
+        if entry.shape != shape || Dtype::parse(&entry.dtype) != Some(tensor.dtype) || entry.bytes != bytes {
+            let (ours, theirs) = (&entry.shape, &entry.dtype);
+            return Err(format!(
+                "its tensor {name:?} is {theirs} {ours:?} of {} bytes, and {} {shape:?} in the manifest",
+                entry.bytes, tensor.dtype
+            ));
+        }
+        offsets.push(entry.offset);
+    }
+    Ok(offsets)
+}

@@ -1,0 +1,91 @@
+//! The format of safetensors files, as much of it as says where tensors are: eight bytes of length, a table in JSON,
+//! and the tensors' bytes.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+/// Bytes of the length that a file begins with.
+pub(super) const LENGTH_BYTES: u64 = 8;
+/// The longest table that readers of the format take.
+const TABLE_BYTES: u64 = 100_000_000;
+/// The one name in the table that is no tensor's.
+const METADATA: &str = "__metadata__";
+
+/// A tensor of a file.
+pub(super) struct Entry {
+    pub(super) dtype: String,
+    pub(super) shape: Vec<u64>,
+    /// Where its bytes begin in the file.
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+/// How long a file's table is, from its first eight bytes.
+pub(super) fn table_bytes(first: [u8; 8], file_bytes: u64) -> Result<u64, String> {
+    let bytes = u64::from_le_bytes(first);
+    if bytes == 0 || bytes > TABLE_BYTES || bytes > file_bytes.saturating_sub(LENGTH_BYTES) {
+        return Err(format!("no safetensors: a table of {bytes} bytes in a file of {file_bytes}"));
+    }
+    Ok(bytes)
+}
+
+/// The tensors of a file by name, from its table.
+pub(super) fn entries(table: &[u8], file_bytes: u64) -> Result<BTreeMap<String, Entry>, String> {
+    let begin = LENGTH_BYTES + table.len() as u64;
+    let table: Map<String, Value> =
+        serde_json::from_slice(table).map_err(|error| format!("no safetensors: its table: {error}"))?;
+    let tensors = table.into_iter().filter(|(name, _)| name != METADATA);
+    let entry = |(name, value): (String, Value)| {
+        let numbers = |value: &Value| value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>();
+        let dtype = value["dtype"].as_str().map(str::to_owned);
+        let (shape, offsets) = (numbers(&value["shape"]), numbers(&value["data_offsets"]));
+        let (Some(dtype), Some(shape), Some([from, to])) = (dtype, shape, offsets.as_deref()) else {
+            return Err(format!("tensor {name:?}: a dtype, a shape and two data_offsets are needed"));
+        };
+        let end = to.checked_add(begin).filter(|&end| end <= file_bytes);
+        let (Some(bytes), Some(_)) = (to.checked_sub(*from), end) else {
+            return Err(format!("tensor {name:?}: data_offsets {from} to {to} in a file of {file_bytes} bytes"));
+        };
+        Ok((name, Entry { dtype, shape, offset: begin + from, bytes }))
+    };
+    tensors.map(entry).collect()
+}
+
+/// What a file begins with whose tensors lie one directly after the other: name, type, shape and bytes of each.
+pub(super) fn head<'a>(
+    tensors: impl Iterator<Item = (&'a str, &'a str, &'a [u64], u64)>,
+) -> Result<Vec<u8>, serde_json::Error> {
+    let (mut table, mut end) = (Map::new(), 0);
+    for (name, dtype, shape, bytes) in tensors {
+        let offsets = [end, end + bytes];
+        table.insert(name.to_owned(), serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets }));
+        end += bytes;
+    }
+    let mut text = serde_json::to_vec(&table)?;
+    // Tensors begin at multiples of eight bytes.
+    text.resize(text.len().next_multiple_of(8), b' ');
+    Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let tensors = [("a", "F32", &[2u64, 3][..], 24), ("b", "U8", &[5][..], 5)];
+        let head = head(tensors.into_iter()).unwrap();
+        let file = head.len() as u64 + 29;
+        let bytes = table_bytes(head[..8].try_into().unwrap(), file).unwrap();
+        assert_eq!(bytes as usize, head.len() - 8);
+        let found = entries(&head[8..], file).unwrap();
+        assert_eq!((found["b"].offset, found["b"].bytes), (head.len() as u64 + 24, 5));
+        assert_eq!((found["a"].dtype.as_str(), found["a"].shape.as_slice()), ("F32", &[2, 3][..]));
+        // Cut short, and with tables that make no sense.
+        assert!(entries(&head[8..], file - 1).is_err());
+        assert!(table_bytes([255; 8], file).is_err() && table_bytes([0; 8], file).is_err());
+        assert!(entries(b"[]", file).is_err());
+        assert!(entries(br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}"#, file).is_err());
+    }
+}

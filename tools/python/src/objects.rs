@@ -1,0 +1,289 @@
+//! `_native.Objects`: the P2P store, for any number of threads: objects that go from peer to peer, in memory of
+//! Python's.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use kvplane::rpc::{CallError, RefusalCode};
+use kvplane::{Error, GetOptions, P2pConfig, P2pStore, Progress, PublishOptions, Region};
+use pyo3::exceptions::{PyConnectionError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::clients::Call;
+use crate::control::Wanted;
+use crate::cpython::numbers;
+use crate::memory::{Mapped, adopt, mapped};
+use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
+
+/// `OBJECT_ALREADY_EXISTS`.
+const EXISTS: i64 = -705;
+
+/// An object in a listing: name, version, bytes, bytes of a shard, shards, members.
+type Listed = (String, u64, u64, u64, u32, u32);
+/// An object: version, sizes of its buffers, bytes of a shard, shards, words about it.
+type Found = (u64, Vec<u64>, u64, u32, Vec<u8>);
+/// A member: where it serves, whether it brought the object, shards that it has, why it is excluded.
+type Member = (String, bool, u32, String);
+
+/// A P2P store. Numbers below zero are errors; `last_error()` says more.
+#[pyclass(module = "kvplane._native", frozen)]
+pub(crate) struct Objects {
+    /// Nothing once it was closed.
+    store: RwLock<Option<Arc<P2pStore>>>,
+    process: u32,
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // Its threads are the parent's.
+            core::mem::forget(self.store.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
+
+/// What a call answers: its result, or an error's number.
+#[derive(IntoPyObject)]
+enum Answer<T> {
+    Done(T),
+    Failed(i64),
+}
+
+impl<T> From<Result<T, i64>> for Answer<T> {
+    fn from(result: Result<T, i64>) -> Self {
+        result.map_or_else(Self::Failed, Self::Done)
+    }
+}
+
+/// The number for an error: what the control plane refuses is not taken for its being away.
+fn code_of(error: &Error) -> i64 {
+    let Error::Call(CallError::Refused(refusal)) = error else { return store_code(error) };
+    let is = |code: RefusalCode| refusal.code == code as u16;
+    let code = if is(RefusalCode::NotFound) {
+        NOT_FOUND
+    } else if is(RefusalCode::AlreadyExists) {
+        EXISTS
+    } else if is(RefusalCode::BadRequest) {
+        INVALID
+    } else if is(RefusalCode::LimitReached) {
+        NO_ROOM
+    } else {
+        return store_code(error);
+    };
+    failed(code, error.to_string())
+}
+
+/// Memory of this process's as regions, each of which is mapped, and writable where `written`.
+fn regions(addresses: &[u64], sizes: &[u64], written: bool) -> Result<Vec<Arc<Region>>, i64> {
+    if addresses.len() != sizes.len() {
+        return Err(failed(INVALID, format!("{} addresses and {} lengths", addresses.len(), sizes.len())));
+    }
+    let region = |(&address, &bytes): (&u64, &u64)| {
+        let rights = mapped(address, bytes);
+        if rights == Mapped::No || written && rights != Mapped::Writable {
+            let what = if written { "written" } else { "read" };
+            let why = format!("{bytes} bytes at {address:#x} are not all memory of this process that can be {what}");
+            return Err(failed(INVALID, why));
+        }
+        // SAFETY: they are mapped, as was looked; that they stay so until they are unregistered is what registering
+        // means.
+        let region = unsafe { adopt(address, bytes) };
+        region.ok_or_else(|| failed(INVALID, format!("{bytes} bytes at {address:#x} cannot be: 1 byte at least")))
+    };
+    addresses.iter().zip(sizes).map(region).collect()
+}
+
+#[pymethods]
+impl Objects {
+    /// Starts serving; `ConnectionError` says why not.
+    #[new]
+    #[pyo3(signature = (master=None, cluster=None, certificates=None, runtime_directory=None, tenant=String::new(),
+        listen="127.0.0.1:0", host=None, rack=String::new(), shared_memory=true))]
+    #[allow(clippy::too_many_arguments, reason = "keywords, as Python has them")]
+    fn new(
+        py: Python<'_>,
+        master: Option<String>,
+        cluster: Option<String>,
+        certificates: Option<PathBuf>,
+        runtime_directory: Option<PathBuf>,
+        tenant: String,
+        listen: &str,
+        host: Option<String>,
+        rack: String,
+        shared_memory: bool,
+    ) -> PyResult<Self> {
+        let listen: SocketAddr =
+            listen.parse().map_err(|_| PyValueError::new_err(format!("{listen:?} is no address: ip:port")))?;
+        let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
+        let started = py.detach(|| {
+            let mut config = P2pConfig::new(wanted.find()?);
+            config.tenant = tenant;
+            config.engine.listen = SocketAddr::new(listen.ip(), 0);
+            config.engine.data_port = listen.port();
+            config.engine.shared_memory = shared_memory;
+            config.engine.runtime_directory.clone_from(&wanted.runtime_directory);
+            config.host = host.unwrap_or(config.host);
+            config.rack = rack;
+            P2pStore::connect(config).map_err(|error| error.to_string())
+        });
+        let store = started.map_err(|why: String| PyConnectionError::new_err(why))?;
+        Ok(Self { store: RwLock::new(Some(Arc::new(store))), process: std::process::id() })
+    }
+
+    /// The name by which peers open its memory.
+    fn name(&self) -> String {
+        self.read().map_or_else(|_| String::new(), |store| store.name().to_owned())
+    }
+
+    /// Publishes memory as an object: its version, or an error's number.
+    #[pyo3(signature = (name, addresses, sizes, version, shard_bytes, about))]
+    #[allow(clippy::too_many_arguments, reason = "the columns of a call, as Python has them")]
+    fn register(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        addresses: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+        version: Option<u64>,
+        shard_bytes: u64,
+        about: Vec<u8>,
+    ) -> PyResult<i64> {
+        let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
+        let options = PublishOptions { version, shard_bytes, about };
+        let done = py.detach(|| {
+            let regions = regions(&addresses, &sizes, false)?;
+            self.call(|store| store.register(name, &regions, &options).map_err(|error| code_of(&error)))
+        });
+        Ok(done.map_or_else(|code| code, |version| version as i64))
+    }
+
+    /// Stops serving an object and waits for its readers: 0, or an error's number; then the memory must stay.
+    #[pyo3(signature = (name, version))]
+    fn unregister(&self, py: Python<'_>, name: &str, version: Option<u64>) -> i64 {
+        let done = py.detach(|| self.call(|store| store.unregister(name, version).map_err(|error| code_of(&error))));
+        done.map_or_else(|code| code, |()| 0)
+    }
+
+    /// What an object is.
+    #[pyo3(signature = (name, version))]
+    fn find(&self, py: Python<'_>, name: &str, version: Option<u64>) -> Answer<Found> {
+        let found = py.detach(|| self.call(|store| store.find(name, version).map_err(|error| code_of(&error))));
+        let tell = |object: kvplane::Object| {
+            let layout = &object.layout;
+            let (sizes, shards) = (layout.sizes().to_vec(), layout.shards());
+            (object.version, sizes, layout.shard_bytes(), shards, object.about)
+        };
+        found.map(tell).into()
+    }
+
+    /// Objects whose names begin with this.
+    fn list(&self, py: Python<'_>, prefix: &str) -> Answer<Vec<Listed>> {
+        let found = py.detach(|| self.call(|store| store.list(prefix).map_err(|error| code_of(&error))));
+        let tell = |one: kvplane::rpc::p2p::ObjectSummary| {
+            (one.name, one.version, one.total_bytes, one.shard_bytes, one.shards, one.members)
+        };
+        found.map(|objects| objects.into_iter().map(tell).collect::<Vec<Listed>>()).into()
+    }
+
+    /// Who holds an object.
+    #[pyo3(signature = (name, version))]
+    fn members(&self, py: Python<'_>, name: &str, version: Option<u64>) -> Answer<Vec<Member>> {
+        let found = py.detach(|| self.call(|store| store.describe(name, version).map_err(|error| code_of(&error))));
+        let tell = |one: kvplane::rpc::p2p::ObjectMember| (one.segment, one.origin, one.have, one.excluded);
+        found.map(|found| found.members.into_iter().map(tell).collect::<Vec<Member>>()).into()
+    }
+
+    /// The shards that hold a range of a buffer: the first, and how many.
+    #[pyo3(signature = (name, version, place))]
+    fn covering(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        version: Option<u64>,
+        place: (usize, u64, u64),
+    ) -> Answer<(u32, u32)> {
+        let (buffer, offset, bytes) = place;
+        let found = py.detach(|| self.call(|store| store.find(name, version).map_err(|error| code_of(&error))));
+        let cover = |object: kvplane::Object| {
+            object.layout.covering(buffer, offset, bytes).ok_or_else(|| {
+                let size = object.layout.sizes().get(buffer);
+                failed(INVALID, format!("{bytes} bytes from {offset} on of buffer {buffer}, which has {size:?}"))
+            })
+        };
+        found.and_then(cover).into()
+    }
+
+    /// Fetches an object into memory and serves it: the bytes that were fetched, or an error's number. `progress` is
+    /// called with how many shards are there and how many are missing; what it raises first is raised in the end.
+    #[pyo3(signature = (name, version, addresses, sizes, shards, resume, deadline, progress))]
+    #[allow(clippy::too_many_arguments, reason = "the columns of a call, as Python has them")]
+    fn get(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        version: Option<u64>,
+        addresses: &Bound<'_, PyAny>,
+        sizes: &Bound<'_, PyAny>,
+        shards: Option<Vec<(u32, u32)>>,
+        resume: bool,
+        deadline: f64,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<i64> {
+        let deadline = Duration::try_from_secs_f64(deadline)
+            .map_err(|_| PyValueError::new_err(format!("a deadline of {deadline} s: 0 or more are meant")))?;
+        let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
+        let progress = progress.map(|progress| progress.clone().unbind());
+        let raised: Mutex<Option<PyErr>> = Mutex::new(None);
+        let each = |arrived: Progress| {
+            let Some(progress) = &progress else { return };
+            // Threads without an interpreter, because it ends, tell nobody.
+            let told = Python::try_attach(|py| progress.call1(py, (arrived.have, arrived.missing)).err());
+            if let Some(Some(error)) = told {
+                raised.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        };
+        let done = py.detach(|| {
+            let regions = regions(&addresses, &sizes, true)?;
+            let each: Option<&(dyn Fn(Progress) + Sync)> = if progress.is_some() { Some(&each) } else { None };
+            let options = GetOptions { shards, resume, deadline, each };
+            self.call(|store| {
+                let object = store.find(name, version).map_err(|error| code_of(&error))?;
+                let bytes = store.get_replica(&object, &regions, &options).map_err(|error| code_of(&error))?;
+                // It is not held then, as after any get that failed.
+                if raised.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+                    store.unregister(name, Some(object.version)).map_err(|error| code_of(&error))?;
+                }
+                Ok(bytes)
+            })
+        });
+        match raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(done.map_or_else(|code| code, |bytes| bytes as i64)),
+        }
+    }
+
+    /// Stops serving all that is held. Whether nothing touches its memory any more: not while a call of another thread
+    /// is under way, whose end that is.
+    fn close(&self, py: Python<'_>) -> bool {
+        self.process != std::process::id()
+            || py.detach(|| {
+                let store = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
+                store.is_none_or(|store| Arc::into_inner(store).is_some())
+            })
+    }
+}
+
+impl Objects {
+    fn read(&self) -> Result<Arc<P2pStore>, i64> {
+        let store = self.store.read().unwrap_or_else(PoisonError::into_inner).clone();
+        store.ok_or_else(|| failed(INTERNAL, "the store was closed"))
+    }
+
+    /// Runs `work` on the store as a call that the end of the interpreter waits for.
+    fn call<T>(&self, work: impl FnOnce(&P2pStore) -> Result<T, i64>) -> Result<T, i64> {
+        let _call = Call::begin(self.process)?;
+        work(&*self.read()?)
+    }
+}
