@@ -374,11 +374,16 @@ impl Cluster {
 
     /// Ends a call: makes the next epoch if the map changed, and queues what the driver must do, records first.
     pub(crate) fn publish(&mut self) {
-        let map_changed = core::mem::take(&mut self.map_changed);
+        let mut map_changed = core::mem::take(&mut self.map_changed);
+        if map_changed {
+            self.keep_owners();
+        }
+        let members = if map_changed { self.map_members() } else { Vec::new() };
+        // What was changed may have been changed back.
+        map_changed &= members != self.map.members || self.map.replicas != self.config.replicas;
         if map_changed {
             self.map.epoch.0 += 1;
             self.map.replicas = self.config.replicas;
-            let members = self.map_members();
             let before = core::mem::replace(&mut self.map.members, members);
             self.changes.push(Change::Put(self.header()));
             self.note_layout(&before);

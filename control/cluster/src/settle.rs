@@ -60,6 +60,21 @@ impl Cluster {
         }
     }
 
+    /// Nobody would own slots: whoever was to take them died before any map said so. Those who have them, in the map that
+    /// all know, keep them, as they would by a restart of the control plane.
+    pub(crate) fn keep_owners(&mut self) {
+        if self.rows.values().any(|row| row.shared) {
+            return;
+        }
+        let began = self.layout.former.as_ref().map_or(&[][..], |former| &former.began);
+        for (node, row) in &mut self.rows {
+            if row.state.in_map() && began.iter().any(|(owner, _)| owner == node) {
+                row.shared = true;
+                self.share_waits = true;
+            }
+        }
+    }
+
     /// Gives everybody the share that is due, if anybody waits for that and it may be.
     pub(crate) fn share_out(&mut self) {
         // The last owner keeps its slots until there is another.

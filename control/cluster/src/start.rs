@@ -154,7 +154,7 @@ impl Cluster {
             }
             Some(Header { epoch, .. }) if epoch > LAST_EPOCH => return Err(StartError::Epoch { found: epoch }),
             Some(header) => {
-                self.map.epoch = header.epoch;
+                (self.map.epoch, self.map.replicas) = (header.epoch, header.replicas);
                 self.map_changed = header.replicas != self.config.replicas;
             }
         }
