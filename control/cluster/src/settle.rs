@@ -60,8 +60,8 @@ impl Cluster {
         }
     }
 
-    /// Nobody would own slots: whoever was to take them died before any map said so. Those who have them, in the map that
-    /// all know, keep them, as they would by a restart of the control plane.
+    /// Nobody would own slots: whoever was to take them died before any map said so. Those who have them, in the map
+    /// that all know, keep them, as they would by a restart of the control plane.
     pub(crate) fn keep_owners(&mut self) {
         if self.rows.values().any(|row| row.shared) {
             return;
