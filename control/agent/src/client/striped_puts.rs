@@ -2,7 +2,7 @@
 
 use kvplane_proto::client::{Local, Request};
 use kvplane_proto::digest::tenant_number;
-use kvplane_proto::message::{ObjectName, Part, PutAck, PutItem, PutOptions};
+use kvplane_proto::message::{ObjectName, Part, PutItem, PutOptions};
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{Digest, Status};
 
@@ -114,7 +114,10 @@ impl Client {
         // The head may be there though: its first answer may have been lost, and what asked again was told that it
         // exists, or nothing in time. Its node has heard by now that what was asked before is over.
         match self.heads_of(&[digest]).map(|mut heads| heads.pop().flatten()) {
-            Ok(Some((there, version))) if there == *head => return Ok(Put::Stored(version)),
+            // That it is in memory is not all that was to be waited for: it is put once more, in its own place.
+            Ok(Some((there, _))) if there == *head => {
+                return self.put_head(key, head, &PutOptions { replace: true, ..*options });
+            }
             Ok(_) => {}
             // Nobody knows. Stripes that nothing names are evicted in time; an object without them is lost at once.
             Err(_) if put.is_err() => return put,
@@ -126,39 +129,7 @@ impl Client {
         removed.map(|()| put)
     }
 
-    /// Stores the stripes. Where memory had no room for all of them, the nodes' SSDs may have: then each is to be
-    /// written before the next.
     fn put_stripes(&mut self, digest: Digest, head: &Head, slice: Slice, options: &PutOptions) -> Result<(), Error> {
-        self.put_each_stripe(digest, head, slice, options)?;
-        let lost = self.lost_stripes(digest, head)?;
-        if lost == 0 {
-            return Ok(());
-        }
-        // Room for the last ones was made by evicting the first.
-        let (bytes, stripes) = (head.bytes, head.stripes());
-        let room = stripes - lost;
-        let what = format!("put of {bytes} bytes: the cluster has room for {room} of its {stripes} stripes");
-        let too_large = self.problem(what, Status::TooLarge);
-        if options.ack.is_some() {
-            return Err(too_large);
-        }
-        self.remove_stripes(digest, head)?;
-        let written = PutOptions { ack: Some(PutAck::Buffered), ..*options };
-        match self.put_each_stripe(digest, head, slice, &written) {
-            Ok(()) if self.lost_stripes(digest, head)? == 0 => Ok(()),
-            Ok(()) => Err(too_large),
-            Err(why) if why.status() == Some(Status::NoSsd) => Err(too_large),
-            Err(why) => Err(why),
-        }
-    }
-
-    fn put_each_stripe(
-        &mut self,
-        digest: Digest,
-        head: &Head,
-        slice: Slice,
-        options: &PutOptions,
-    ) -> Result<(), Error> {
         let tenant = tenant_number(&self.tenant);
         let options = PutOptions { part: Part::Stripe, replace: false, tenant, ..*options };
         self.puts.clear();
@@ -194,6 +165,14 @@ impl Client {
                 return Err(self.stripe_problem(full[0], head, Status::NoSpace));
             }
             waiting = full;
+        }
+        // Room for the last ones may have been made by evicting the first: the object is larger than the cluster.
+        let lost = self.lost_stripes(digest, head)?;
+        if lost > 0 {
+            let (bytes, stripes) = (head.bytes, head.stripes());
+            let room = stripes - lost;
+            let what = format!("put of {bytes} bytes: the cluster has room for {room} of its {stripes} stripes");
+            return Err(self.problem(what, Status::TooLarge));
         }
         Ok(())
     }

@@ -51,7 +51,8 @@ impl Service {
             return Err(self.exists_already(digest));
         }
         self.may_strike(digest, replace)?;
-        let asked = item.options().ack;
+        let PutOptions { ack: asked, part, .. } = item.options();
+        let asked = if part == Part::None { asked } else { asked.or_else(|| self.ack_of_parts()) };
         self.may_be_so_long(bytes, asked, is_draft)?;
         self.may_put(bytes, asked)?;
         let keep = self.keep_of(item, name)?;
@@ -63,9 +64,6 @@ impl Service {
         };
         let room = self.take_room(item, name, Reserve { replace, keep, replica, ..Reserve::plain(digest, bytes) })?;
         self.acks.note(room.0, asked);
-        if item.options().part != Part::None {
-            self.count_as_often(digest);
-        }
         Ok(room)
     }
 

@@ -124,8 +124,13 @@ impl Untracked {
         self.unclear.get(&segment) == Some(&true)
     }
 
+    /// Whether there may be a record of this digest that is not in an unclear segment.
+    fn is_noted(&self, digest: Digest) -> bool {
+        self.all || self.digests.contains(&digest)
+    }
+
     fn may_have(&self, digest: Digest) -> bool {
-        let sure = !self.all && self.unclear.is_empty() && !self.digests.contains(&digest);
+        let sure = !self.is_noted(digest) && self.unclear.is_empty();
         !sure || self.removed.may_have(digest) || self.reclaimed.may_have(digest)
     }
 }
@@ -159,13 +164,20 @@ impl Tier {
     /// next start.
     #[must_use]
     pub fn may_find(&self, digest: Digest) -> bool {
-        !self.is_blank() && (self.untracked.may_have(digest) || !self.is_running())
+        !self.is_blank() && (!self.is_running() || self.untracked.is_noted(digest))
+    }
+
+    /// Whether records are still being found.
+    #[must_use]
+    pub fn is_recovering(&self) -> bool {
+        self.is_open() && !self.is_running() && self.degraded() != Some(crate::Reason::Gone)
     }
 
     /// Whether the next start may find an object: the index knows it, or what the index lost may be of its digest.
     #[must_use]
     pub fn may_have(&self, digest: Digest) -> bool {
-        self.may_find(digest) || !self.is_blank() && self.index.find(digest).is_some()
+        let doubtful = self.untracked.may_have(digest) || !self.is_running();
+        !self.is_blank() && (doubtful || self.index.find(digest).is_some())
     }
 }
 

@@ -86,21 +86,22 @@ impl Service {
         Some(self.now_ns.saturating_add(wanted_ns))
     }
 
-    /// Begins to read an object ahead, if there is room. One that is `needed` there may have more than there is, alone.
+    /// Begins to read an object ahead, if there is room. One that is `needed` there is
+    /// not counted where there is none: whoever needs it has few at a time.
     pub(in crate::service) fn prefetch(&mut self, view: &RecordView, until_ns: u64, needed: bool) {
         let Some(tiered) = &mut self.tiered else { return };
         let (digest, bytes) = (view.digest, u64::from(view.payload_bytes));
         if tiered.prefetched.extend(digest, until_ns) || tiered.reading.contains_key(&digest) {
             return;
         }
-        let room = tiered.prefetched.has_room(bytes) || needed && tiered.prefetched.bytes == 0;
-        if !room || self.begin_read(view, Priority::Prefetch, None).is_err() {
+        let charged = if tiered.prefetched.has_room(bytes) { Some(bytes) } else { needed.then_some(0) };
+        let Some(charged) = charged.filter(|_| self.begin_read(view, Priority::Prefetch, None).is_ok()) else {
             self.tiered.iter_mut().for_each(|tiered| tiered.counters.prefetch_refusals += 1);
             return;
-        }
+        };
         let Some(tiered) = &mut self.tiered else { return };
         tiered.counters.prefetches += 1;
-        tiered.prefetched.add(digest, bytes, until_ns);
+        tiered.prefetched.add(digest, charged, until_ns);
     }
 
     /// An object is asked for, read ahead or not.

@@ -8,7 +8,7 @@ use kvplane_tier::{Get, GetError, Priority, RecordView, Span, Token};
 
 use super::super::deferred::{Replies, Slot, no_lookup};
 use super::super::objects::{Asker, Wanted, reserve_status};
-use super::super::types::{Hold, Memory, Output, Place, Places};
+use super::super::types::{Hold, Memory, Output, PeerKey, Place, Places};
 use super::tails::tail_bytes_of;
 use super::{Call, Service, Timing};
 use crate::{ObjectView, Reserve};
@@ -74,6 +74,8 @@ impl Service {
             let here = self.store.as_ref().is_some_and(|store| store.exists(digest));
             let view = self.on_ssd(digest).filter(|_| !here);
             let begun = match view {
+                // Nobody waits for it any more.
+                _ if self.asker_of(waiter).is_none() => Err(NotBegun::Refused(Status::Cancelled)),
                 _ if !self.keeps(digest) => Err(NotBegun::Refused(Status::WrongOwner)),
                 Some(view) => self.join_or_begin(&view, waiter, timing),
                 None => Err(NotBegun::Refused(Status::NotFound)),
@@ -92,6 +94,15 @@ impl Service {
             }
         }
         progress
+    }
+
+    /// Who waits, if that connection is still there.
+    fn asker_of(&mut self, waiter: Waiter) -> Option<PeerKey> {
+        let peer = match waiter {
+            Waiter::Stream(asker) => Some(asker.peer),
+            Waiter::Shared { slot, .. } => self.peer_of(slot),
+        };
+        peer.filter(|peer| self.session(*peer).is_some())
     }
 
     fn turn_away(&mut self, waiter: Waiter, status: Status) {
@@ -216,11 +227,7 @@ impl Service {
 
     /// Gives an object that is in memory now, if it is.
     pub(in crate::service) fn serve(&mut self, digest: Digest, waiter: Waiter) {
-        let peer = match waiter {
-            Waiter::Stream(asker) => Some(asker.peer),
-            Waiter::Shared { slot, .. } => self.peer_of(slot),
-        };
-        let here = peer.filter(|peer| self.session(*peer).is_some());
+        let here = self.asker_of(waiter);
         let held = match (&mut self.store, here) {
             (Some(store), Some(_)) if store.exists(digest) => store.hold(digest).ok_or(Status::Busy),
             _ => Err(Status::NotFound),

@@ -8,10 +8,12 @@ use super::{REMOVALS_MOST, Service};
 impl Service {
     /// Whether there is room for what a put, `replacing` or not, may have the SSD strike out.
     pub(in crate::service) fn may_strike(&self, digest: Digest, replacing: bool) -> Result<(), Status> {
-        let Some(tiered) = self.tiered.as_ref().filter(|tiered| tiered.removals.len() >= REMOVALS_MOST) else {
-            return Ok(());
-        };
-        if replacing || tiered.tier.may_find(digest) { Err(Status::Busy) } else { Ok(()) }
+        let Some(tiered) = &self.tiered else { return Ok(()) };
+        let strikes = replacing || tiered.tier.may_find(digest);
+        let is_full = strikes && tiered.removals.len() >= REMOVALS_MOST;
+        // What it takes no tombstone for has to be known first.
+        let is_late = !replacing && tiered.tier.degraded().is_some() && tiered.tier.is_recovering();
+        if is_full || is_late { Err(Status::Busy) } else { Ok(()) }
     }
 
     /// Whether the SSD may have, or bring back later, what an object replaces: perhaps without that anybody knew, as

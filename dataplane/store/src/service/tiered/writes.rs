@@ -110,15 +110,15 @@ impl Service {
         }
     }
 
-    /// A part of a longer object is put, or what names the parts: each put of that has parts of its own, which nobody
-    /// has seen before. Where only what is seen often is written, all of them are, or some would outlive the others.
-    pub(in crate::service) fn count_as_often(&mut self, digest: Digest) {
-        if let Some(tiered) = &mut self.tiered
-            && let WritePolicy::Selective { times } = tiered.policy.write
-        {
-            for _ in 0..times {
-                tiered.frequency.see(digest);
-            }
+    /// What the put of a part of a longer object, or of what names the parts, waits for where it asked for nothing: that
+    /// it is written, whatever the policy. One that went unwritten, as the SSD could not keep up or nobody had seen it
+    /// before, would be lost to the others with the next that memory has to make room for.
+    pub(in crate::service) fn ack_of_parts(&self) -> Option<PutAck> {
+        let tiered = self.tiered.as_ref().filter(|tiered| tiered.tier.degraded().is_none())?;
+        match (tiered.policy.write, tiered.policy.ack) {
+            (WritePolicy::Back { .. }, _) => None,
+            (WritePolicy::Through | WritePolicy::Selective { .. }, PutAck::Memory) => Some(PutAck::Buffered),
+            (WritePolicy::Through | WritePolicy::Selective { .. }, ack) => Some(ack),
         }
     }
 

@@ -6,7 +6,7 @@ use kvplane_proto::message::{GetItem, Kind, Operation, PutAck, PutOptions};
 
 use super::super::rig::{body_of, digest};
 use super::world::{KEYS, PEER, READS, World, bytes_of};
-use crate::service::{TierPolicy, WritePolicy};
+use crate::service::{Path, PeerKey, TierPolicy, WritePolicy};
 
 fn get(world: &mut World, key: u8) -> Option<Vec<u8>> {
     let answer = world.answer((PEER, Operation::Get, FLAG_ALL), |request| GetItem {
@@ -59,26 +59,35 @@ fn what_recovery_had_not_found_when_it_was_put_anew_does_not_come_back() {
     assert!(misses > 0, "all were found before they were put anew");
 }
 
-/// More gets than the device takes at a time wait for their turn: none is told to come again.
-#[test]
-fn more_gets_than_the_device_takes_at_a_time_wait_for_their_turn() {
+/// Short objects, all of which memory has room for at the same time, that only the device has.
+fn on_the_device() -> World {
     let mut world = World::new(1200, TierPolicy { ack: PutAck::Durable, promote_times: 15, ..TierPolicy::default() });
     for key in 0..KEYS as u8 {
-        // All of them short: memory has room for all at the same time.
         while !world.may[&key].iter().all(|put| put.is_some_and(|put| put % 5 < 2)) {
             world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
             world.settle();
         }
     }
     world.restart();
+    world
+}
+
+fn ask_for_all(world: &mut World, peer: PeerKey) {
     for key in 0..KEYS as u8 {
         let request = world.next_request();
         let item = GetItem { digest: digest(key), request, capacity_bytes: u64::MAX };
         let body = body_of([item]);
         let mut header = Header::request(Kind::Request(Operation::Get), request).with_body(&body, 1);
         header.flags |= FLAG_ALL;
-        world.service.request(PEER, &header, &body, world.now_ns);
+        world.service.request(peer, &header, &body, world.now_ns);
     }
+}
+
+/// More gets than the device takes at a time wait for their turn: none is told to come again.
+#[test]
+fn more_gets_than_the_device_takes_at_a_time_wait_for_their_turn() {
+    let mut world = on_the_device();
+    ask_for_all(&mut world, PEER);
     // One that is removed and one whose slot leaves while they wait are not there, and keep nobody waiting.
     world.remove(KEYS as u8 - 1);
     world.lost_slots.insert(KEYS as u8 - 2);
@@ -86,5 +95,34 @@ fn more_gets_than_the_device_takes_at_a_time_wait_for_their_turn() {
     world.settle();
     let counters = world.service.tier_snapshot().expect("a tier").counters;
     assert_eq!((counters.hits, counters.reads_queued), (KEYS - 2, KEYS - u64::from(READS)), "of {READS} at a time");
+    world.end();
+}
+
+#[test]
+fn nothing_is_read_for_who_has_gone_before_his_turn() {
+    let mut world = on_the_device();
+    let other = PeerKey { index: 1, generation: 1 };
+    world.join(other, Path::Stream);
+    world.hear();
+    ask_for_all(&mut world, other);
+    world.service.peer_gone(other, world.now_ns);
+    world.settle();
+    let counters = world.service.tier_snapshot().expect("a tier").counters;
+    assert_eq!((counters.reads, counters.reads_queued), (u64::from(READS), KEYS - u64::from(READS)));
+    world.end();
+}
+
+/// A device that takes no writes takes no tombstones either: what it has of an object has to be known before that is put.
+#[test]
+fn what_a_device_without_writes_may_have_is_not_put_before_it_has_recovered() {
+    let mut world = on_the_device();
+    world.read_only = true;
+    world.restart_in_haste();
+    for key in 0..KEYS as u8 {
+        world.put_with(key, &PutOptions { ack: Some(PutAck::Memory), ..PutOptions::default() });
+        world.hear();
+        assert!(matches!(world.last_put, Status::Busy | Status::Exists), "object {key}: {:?}", world.last_put);
+    }
+    world.settle();
     world.end();
 }
