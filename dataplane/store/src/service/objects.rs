@@ -412,7 +412,7 @@ impl Service {
                     self.abort_one(reservation);
                 }
                 match commit_status(error) {
-                    Status::Exists => Err(self.exists_already(digest)),
+                    Status::Exists => Err(self.exists_already(digest, ack)),
                     status => Err(status),
                 }
             }

@@ -1,7 +1,7 @@
 //! Room for objects that are to be put: who may put what, and what is told where there is no room.
 
 use kvplane_proto::ids::ReservationId;
-use kvplane_proto::message::{ObjectName, Part, PutItem, PutOptions};
+use kvplane_proto::message::{ObjectName, Part, PutAck, PutItem, PutOptions};
 use kvplane_proto::{Digest, Limits, Status};
 
 use super::Service;
@@ -21,7 +21,7 @@ impl Service {
         let (reservation, place) = if self.asker_copies {
             named_right(item, name)?;
             let wanted = self.reserve_copy(peer, item, name)?;
-            self.take_room(item, name, wanted)?
+            self.take_room(item, (name, None), wanted)?
         } else {
             self.room_for(item, name, false)?
         };
@@ -47,12 +47,12 @@ impl Service {
         }
         named_right(item, name)?;
         let replace = item.options().replace;
-        if !replace && self.on_ssd(digest).is_some() {
-            return Err(self.exists_already(digest));
-        }
-        self.may_strike(digest, replace)?;
         let PutOptions { ack: asked, part, .. } = item.options();
         let asked = if part == Part::None { asked } else { asked.or_else(|| self.ack_of_parts()) };
+        if !replace && self.on_ssd(digest).is_some() {
+            return Err(self.exists_already(digest, asked));
+        }
+        self.may_strike(digest, replace)?;
         self.may_be_so_long(bytes, asked, is_draft)?;
         self.may_put(bytes, asked)?;
         let keep = self.keep_of(item, name)?;
@@ -62,23 +62,25 @@ impl Service {
             (true, false) => Replica::First,
             (true, true) => Replica::Awaited,
         };
-        let room = self.take_room(item, name, Reserve { replace, keep, replica, ..Reserve::plain(digest, bytes) })?;
+        let room =
+            self.take_room(item, (name, asked), Reserve { replace, keep, replica, ..Reserve::plain(digest, bytes) })?;
         self.acks.note(room.0, asked);
         Ok(room)
     }
 
-    /// What a put is told where there is an object already: that, or to come again, as a copy of what was there before
-    /// has to go first.
-    pub(super) fn exists_already(&mut self, digest: Digest) -> Status {
+    /// What a put that `asked` for this is told where there is an object already: that, or to come again. A copy of what
+    /// was there before may have to go first; and what is there may be of this very put, whose answer was lost, and still
+    /// be on its way to the SSD for which it was to wait.
+    pub(super) fn exists_already(&mut self, digest: Digest, asked: Option<PutAck>) -> Status {
         self.note_orphans();
-        if self.owes(digest) { Status::Busy } else { Status::Exists }
+        if self.owes(digest) || self.is_awaited(digest, asked) { Status::Busy } else { Status::Exists }
     }
 
     /// Room for an object and its tail, which is on its way there.
     fn take_room(
         &mut self,
         item: &PutItem,
-        name: &ObjectName<'_>,
+        (name, asked): (&ObjectName<'_>, Option<PutAck>),
         wanted: Reserve,
     ) -> Result<(ReservationId, Place), Status> {
         let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
@@ -88,7 +90,7 @@ impl Service {
         let wanted = Reserve { tail_bytes, has_tail: tail.is_some(), head, ..wanted };
         let reserved = store.reserve_for(&wanted).map_err(reserve_status);
         let (reservation, extent) = reserved.map_err(|why| match why {
-            Status::Exists => self.exists_already(item.digest),
+            Status::Exists => self.exists_already(item.digest, asked),
             why => self.no_room(why),
         })?;
         if let Some(tail) = tail {

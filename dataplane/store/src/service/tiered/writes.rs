@@ -110,6 +110,12 @@ impl Service {
         }
     }
 
+    /// Whether a put that asked for this would wait for what is on its way to the SSD.
+    pub(in crate::service) fn is_awaited(&self, digest: Digest, asked: Option<PutAck>) -> bool {
+        let Some(tiered) = &self.tiered else { return false };
+        tiered.policy.ack_of(asked) != PutAck::Memory && tiered.is_writing(digest)
+    }
+
     /// What the put of a part of a longer object, or of what names the parts, waits for where it asked for nothing: that
     /// it is written, whatever the policy. One that went unwritten, as the SSD could not keep up or nobody had seen it
     /// before, would be lost to the others with the next that memory has to make room for.

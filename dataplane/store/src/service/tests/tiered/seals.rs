@@ -1,4 +1,4 @@
-//! A seal that is asked for again is told what is known: that it waits still, that it was kept, or nothing.
+//! A seal or a put that is asked for again is told what is known: that it waits still, that it was kept, or nothing.
 
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
@@ -87,5 +87,22 @@ fn a_seal_that_was_refused_is_not_said_to_have_been_kept_when_it_is_asked_for_ag
     world.settle();
     let again = seal(&mut world, draft);
     assert_ne!(again.status, Status::Ok, "the first answer was a refusal");
+    world.end();
+}
+
+/// A client whose connection broke puts again, and finds what it has put itself.
+#[test]
+fn a_put_that_waits_for_the_ssd_does_not_exist_before_for_who_would_wait_too() {
+    let put = |world: &mut World, ack| {
+        world.put_with(KEY, &PutOptions { ack: Some(ack), ..PutOptions::default() });
+        world.hear();
+        world.last_put
+    };
+    let mut world = world();
+    put(&mut world, PutAck::Durable);
+    assert_eq!(put(&mut world, PutAck::Durable), Status::Busy, "nothing of it is written");
+    assert_eq!(put(&mut world, PutAck::Memory), Status::Exists);
+    world.settle();
+    assert_eq!(put(&mut world, PutAck::Durable), Status::Exists);
     world.end();
 }
