@@ -68,9 +68,9 @@ impl Service {
         Ok(room)
     }
 
-    /// What a put that `asked` for this is told where there is an object already: that, or to come again. A copy of what
-    /// was there before may have to go first; and what is there may be of this very put, whose answer was lost, and still
-    /// be on its way to the SSD for which it was to wait.
+    /// What a put that `asked` for this is told where there is an object already: that, or to come again. A copy of
+    /// what was there before may have to go first; and what is there may be of this very put, whose answer was lost,
+    /// and still be on its way to the SSD for which it was to wait.
     pub(super) fn exists_already(&mut self, digest: Digest, asked: Option<PutAck>) -> Status {
         self.note_orphans();
         if self.owes(digest) || self.is_awaited(digest, asked) { Status::Busy } else { Status::Exists }

@@ -112,7 +112,8 @@ fn nothing_is_read_for_who_has_gone_before_his_turn() {
     world.end();
 }
 
-/// A device that takes no writes takes no tombstones either: what it has of an object has to be known before that is put.
+/// A device that takes no writes takes no tombstones either: what it has of an object has to be known before that is
+/// put.
 #[test]
 fn what_a_device_without_writes_may_have_is_not_put_before_it_has_recovered() {
     let mut world = on_the_device();
