@@ -117,8 +117,8 @@ impl Service {
     }
 
     /// What the put of a part of a longer object, or of what names the parts, waits for where it asked for nothing:
-    /// that it is written, whatever the policy. One that went unwritten, as the SSD could not keep up or nobody had seen
-    /// it before, would be lost to the others with the next that memory has to make room for.
+    /// that it is written, whatever the policy. One that went unwritten, as the SSD could not keep up or nobody had
+    /// seen it before, would be lost to the others with the next that memory has to make room for.
     pub(in crate::service) fn ack_of_parts(&self) -> Option<PutAck> {
         let tiered = self.tiered.as_ref().filter(|tiered| tiered.tier.degraded().is_none())?;
         match (tiered.policy.write, tiered.policy.ack) {
