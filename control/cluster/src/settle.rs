@@ -13,10 +13,10 @@
 //! [`Input::Settled`]: crate::message::Input::Settled
 
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
-use kvplane_proto::map::Former;
 
 use crate::cluster::{Cluster, Row};
 use crate::message::Reply;
+use crate::record::Layout;
 use crate::rejection::Rejection;
 use crate::state::MemberState;
 
@@ -25,6 +25,12 @@ impl Row {
     fn wants_share(&self) -> bool {
         self.state.in_map() && self.state != MemberState::Draining && self.member.weight > 0
     }
+}
+
+/// Whether a node owned slots when this layout began.
+fn owned(layout: &Layout, node: NodeId) -> bool {
+    let began = layout.former.as_ref().map_or(&[][..], |former| &former.began);
+    began.binary_search_by_key(&node, |(node, _)| *node).is_ok()
 }
 
 impl Cluster {
@@ -41,34 +47,19 @@ impl Cluster {
         let row = self.rows.get_mut(&node).expect("a node that was stepped is known");
         // What is not in the map has no share, whoever waits for what.
         row.shared &= row.state.in_map();
-        if row.state == MemberState::Draining && !row.shared {
-            self.keep_last_owner(node);
-        }
-        let row = &self.rows[&node];
         self.share_waits |= row.shared != row.wants_share();
         self.share_out();
     }
 
-    /// A member that comes back to be drained, and was the last that owned slots, owns them until there is another: so
-    /// it would be after a restart of the control plane, too.
-    fn keep_last_owner(&mut self, node: NodeId) {
-        let owned = |former: &Former| former.began.iter().any(|(began, _)| *began == node);
-        let last = self.layout.former.as_ref().is_some_and(owned) && !self.rows.values().any(|row| row.shared);
-        if let Some(row) = self.rows.get_mut(&node).filter(|_| last) {
-            row.shared = true;
-            self.map_changed = true;
-        }
-    }
-
-    /// Nobody would own slots: whoever was to take them died before any map said so. Those who have them, in the map
-    /// that all know, keep them, as they would by a restart of the control plane.
+    /// Where nobody would own slots, those who have them in the map that all know keep them until there is another, as
+    /// they would by a restart of the control plane: whoever was to take them died before any map said so, or one comes
+    /// back to be drained and was the last.
     pub(crate) fn keep_owners(&mut self) {
         if self.rows.values().any(|row| row.shared) {
             return;
         }
-        let began = self.layout.former.as_ref().map_or(&[][..], |former| &former.began);
         for (node, row) in &mut self.rows {
-            if row.state.in_map() && began.iter().any(|(owner, _)| owner == node) {
+            if row.state.in_map() && owned(&self.layout, *node) {
                 row.shared = true;
                 self.share_waits = true;
             }
@@ -108,11 +99,10 @@ impl Cluster {
 
     /// Who had a share before this start of the control plane has it again. Who has all of it is not known any more.
     pub(crate) fn restore_shares(&mut self) {
-        let began = self.layout.former.as_ref().map_or(&[][..], |former| &former.began);
-        let owned = |node: NodeId| began.binary_search_by_key(&node, |(node, _)| *node).is_ok();
+        let is_known = self.layout.former.as_ref().is_some_and(|former| !former.began.is_empty());
         for (node, row) in &mut self.rows {
             // A layout that an earlier version remembered does not say who owned what: everybody did.
-            row.shared = if began.is_empty() { row.wants_share() } else { row.state.in_map() && owned(*node) };
+            row.shared = if !is_known { row.wants_share() } else { row.state.in_map() && owned(&self.layout, *node) };
             row.settled = Some(Epoch(0));
             self.share_waits |= row.shared != row.wants_share();
         }
