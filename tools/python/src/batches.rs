@@ -10,7 +10,7 @@ use kvplane::{Buffer, Error, HugePages, Region, RegionOptions, Slice};
 use crate::arguments::Keeping;
 use crate::clients::{Clients, Member};
 use crate::cpython::Keys;
-use crate::memory::{Entry, Mapped, mapped, peek};
+use crate::memory::{Entry, Lookup, Mapped, mapped, peek};
 use crate::outcome::{INVALID, INVALID_KEY, NOT_FOUND, failed, store_code};
 
 /// Longest key.
@@ -28,6 +28,7 @@ enum Work<'a> {
 
 /// A batch on its way: the items that can be done, and what keeps their memory.
 struct Prepared<'k> {
+    lookup: Lookup<'k>,
     /// One code for each item of the caller's.
     codes: Vec<i64>,
     /// The items that are done: which one, its key and its memory.
@@ -72,17 +73,22 @@ pub(crate) fn check_key(key: &[u8]) -> Result<(), i64> {
 }
 
 fn prepare<'k>(
-    clients: &Clients,
+    clients: &'k Clients,
     member: &mut Member,
     keys: &'k Keys,
     pieces: &[Pieces],
     work: Work<'_>,
 ) -> Prepared<'k> {
     let count = pieces.len();
-    let mut prepared =
-        Prepared { codes: vec![0; count], items: Vec::with_capacity(count), entries: Vec::new(), copies: Vec::new() };
+    let mut prepared = Prepared {
+        lookup: clients.memory.lookup(),
+        codes: vec![0; count],
+        items: Vec::with_capacity(count),
+        entries: Vec::new(),
+        copies: Vec::new(),
+    };
     for (index, key) in keys.iter().enumerate() {
-        let slices = check_key(key).and_then(|()| slices(clients, member, &mut prepared, &pieces[index], work));
+        let slices = check_key(key).and_then(|()| slices(member, &mut prepared, &pieces[index], work));
         match slices {
             Ok(slices) => prepared.items.push((index, key, slices)),
             Err(code) => prepared.codes[index] = code,
@@ -92,7 +98,6 @@ fn prepare<'k>(
 }
 
 fn slices(
-    clients: &Clients,
     member: &mut Member,
     prepared: &mut Prepared<'_>,
     pieces: &[(u64, u64)],
@@ -104,12 +109,10 @@ fn slices(
     };
     let mut slices = Vec::with_capacity(pieces.len());
     for &(address, bytes) in pieces.iter().filter(|(_, bytes)| *bytes > 0) {
-        let last = prepared.entries.last().filter(|entry| entry.holds(address, bytes)).cloned();
-        let found = last.clone().or_else(|| clients.memory.find(address, bytes));
-        match (found, work) {
+        match (prepared.lookup.find(address, bytes), work) {
             (Some(entry), _) if matches!(work, Work::Put(_)) || entry.writable => {
                 slices.push(member.slice(&entry, address, bytes));
-                if last.is_none() {
+                if prepared.entries.last().is_none_or(|last| last.id != entry.id) {
                     prepared.entries.push(entry);
                 }
             }
@@ -121,7 +124,7 @@ fn slices(
             }
             (Some(_), _) => return Err(failed(INVALID, format!("the memory at {address:#x} is read-only"))),
             (None, Work::Get) => {
-                return Err(failed(INVALID, format!("{bytes} bytes at {address:#x} are not in a registered buffer")));
+                return Err(failed(INVALID, format!("{bytes} bytes at {address:#x} are not in a registered buffer that is memory still")));
             }
         }
     }

@@ -4,7 +4,7 @@
 //! share what is registered: a client learns of a buffer when it first uses it, and forgets those that are gone.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -90,14 +90,19 @@ pub(crate) struct Clients {
 
 /// Set when the interpreter ends: no call that waits begins any more.
 static ENDING: AtomicBool = AtomicBool::new(false);
-/// Calls under way, of all objects.
-static CALLS: AtomicUsize = AtomicUsize::new(0);
+/// Calls under way, of all objects, below the process that they are of: a forked process has none of its parent's.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+const fn calls_of(process: u32) -> u64 {
+    (process as u64) << 32
+}
 
 /// No call begins any more; waits until those that are under way have ended, at most this long. Whether they have.
 pub(crate) fn settle(longest: Duration) -> bool {
     ENDING.store(true, Ordering::SeqCst);
     let until = Instant::now() + longest;
-    while CALLS.load(Ordering::SeqCst) > 0 {
+    let none = calls_of(std::process::id());
+    while CALLS.load(Ordering::SeqCst).checked_sub(none).is_some_and(|calls| (1..1 << 32).contains(&calls)) {
         if Instant::now() > until {
             return false;
         }
@@ -107,17 +112,23 @@ pub(crate) fn settle(longest: Duration) -> bool {
 }
 
 /// A call under way, for [`settle`].
-pub(crate) struct Call(());
+pub(crate) struct Call {
+    process: u32,
+}
 
 impl Call {
     /// Begins one; the number of the error when that may not be.
     pub(crate) fn begin(process: u32) -> Result<Self, i64> {
-        CALLS.fetch_add(1, Ordering::SeqCst);
-        let call = Self(());
+        let now = std::process::id();
+        let one_more = |calls: u64| match calls >> 32 == u64::from(now) {
+            true => Some(calls + 1),
+            false => Some(calls_of(now) + 1),
+        };
+        let _ = CALLS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more);
+        let call = Self { process: now };
         if ENDING.load(Ordering::SeqCst) {
             return Err(failed(INTERNAL, "the interpreter ends: no transfer begins any more"));
         }
-        let now = std::process::id();
         if now != process {
             return Err(failed(
                 INTERNAL,
@@ -130,7 +141,10 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        CALLS.fetch_sub(1, Ordering::SeqCst);
+        let of = calls_of(self.process);
+        // One that a process was forked in does not count there.
+        let one_less = |calls: u64| (calls >> 32 == of >> 32 && calls > of).then(|| calls - 1);
+        let _ = CALLS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
     }
 }
 

@@ -52,18 +52,30 @@ impl Wanted {
         &self,
         work: impl FnOnce(Control) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, String> {
-        let (control, shown) = (self.find()?, self.shown());
+        let (wanted, shown) = (self.clone(), self.shown());
         let late = format!("the control plane at {shown} did not answer within {} s", CONNECT.as_secs_f64());
         within(CONNECT, late, move || {
+            // Names are looked up here, which may take longer than callers are promised.
+            let control = wanted.find()?;
             work(control).map_err(|error| format!("no connection to the control plane at {shown}: {error}"))
         })
+    }
+
+    /// Finds it, within the time that callers are promised.
+    ///
+    /// # Errors
+    /// As [`Self::find`], or that a name was not found in time.
+    pub(crate) fn found(&self) -> Result<Control, String> {
+        let (wanted, shown) = (self.clone(), self.shown());
+        let late = format!("the address of {shown} was not found within {} s", CONNECT.as_secs_f64());
+        within(CONNECT, late, move || wanted.find())
     }
 
     /// Finds it.
     ///
     /// # Errors
     /// Why there is none, and what to do.
-    pub(crate) fn find(&self) -> Result<Control, String> {
+    fn find(&self) -> Result<Control, String> {
         if let Some(identity) = &self.certificates {
             let addresses = self.addresses()?;
             let cluster = self.cluster.clone().unwrap_or_else(|| DEFAULT_CLUSTER.to_owned());

@@ -1,6 +1,6 @@
 //! `_native.Engine`: the transfer engine, for any number of threads.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use kvplane::{
@@ -16,8 +16,37 @@ use crate::memory::{Mapped, adopt, mapped};
 use crate::outcome::{INTERNAL, engine_code, failed};
 use crate::transfers;
 
-/// Batches that may be under way or not asked for yet.
-const BATCHES: usize = 65_536;
+/// Batches that may be under way or not asked for yet, 600 bytes each.
+const BATCHES: usize = 16_384;
+/// Of these, how many are looked at for one that has ended.
+const LOOKED_AT: usize = 64;
+
+/// Batches whose end nobody has asked for yet, by number: the oldest first.
+#[derive(Default)]
+struct Batches {
+    last: u64,
+    open: BTreeMap<u64, Arc<Batch>>,
+}
+
+impl Batches {
+    /// Room for one more: of those that have ended and that nobody asks for, the oldest are forgotten.
+    fn make_room(&mut self) -> Result<(), i64> {
+        if self.open.len() < BATCHES {
+            return Ok(());
+        }
+        let ended = |batch: &Batch| !matches!(batch.poll().state, TaskState::Waiting | TaskState::Pending);
+        let oldest = self.open.iter().take(LOOKED_AT).find(|(_, batch)| ended(batch)).map(|(number, _)| *number);
+        let why = || failed(-2, format!("{BATCHES} batches are under way: wait for some"));
+        self.open.remove(&oldest.ok_or_else(why)?);
+        Ok(())
+    }
+
+    fn add(&mut self, batch: Arc<Batch>) -> u64 {
+        self.last += 1;
+        self.open.insert(self.last, batch);
+        self.last
+    }
+}
 
 /// A transfer engine. Numbers below zero are errors; `last_error()` says more.
 #[pyclass(module = "kvplane._native", frozen)]
@@ -25,7 +54,7 @@ pub(crate) struct Engine {
     /// Nothing once it was closed.
     engine: RwLock<Option<Arc<TransferEngine>>>,
     segments: Mutex<HashMap<String, SegmentHandle>>,
-    batches: Mutex<(u64, HashMap<u64, Arc<Batch>>)>,
+    batches: Mutex<Batches>,
     managed: Mutex<HashMap<u64, Arc<Region>>>,
     process: u32,
 }
@@ -36,7 +65,7 @@ impl Drop for Engine {
             // Its threads are the parent's.
             let engine = self.engine.get_mut().unwrap_or_else(PoisonError::into_inner);
             core::mem::forget(engine.take());
-            core::mem::forget(core::mem::take(&mut self.batches.get_mut().unwrap_or_else(PoisonError::into_inner).1));
+            core::mem::forget(core::mem::take(self.batches.get_mut().unwrap_or_else(PoisonError::into_inner)));
         }
     }
 }
@@ -190,16 +219,9 @@ impl Engine {
         let asked = Asked::of((target, write), ours, theirs, lengths, None)?;
         Ok(py.detach(|| {
             let started = self.call(|engine| {
-                let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
-                if batches.1.len() >= BATCHES {
-                    return Err(failed(-2, format!("{BATCHES} batches are open: ask for the status of some")));
-                }
-                batches.0 += 1;
-                let number = batches.0;
-                drop(batches);
+                self.batches.lock().unwrap_or_else(PoisonError::into_inner).make_room()?;
                 let batch = Arc::new(self.start(engine, &asked, true)?);
-                self.batches.lock().unwrap_or_else(PoisonError::into_inner).1.insert(number, batch);
-                Ok(number as i64)
+                Ok(self.batches.lock().unwrap_or_else(PoisonError::into_inner).add(batch) as i64)
             });
             started.unwrap_or_else(|code| code)
         }))
@@ -212,7 +234,7 @@ impl Engine {
         let Some(batch) = found else { return failed(-1, format!("there is no batch {number}")) };
         let code = py.detach(|| self.call(|_| Ok(state_code(&batch, batch.poll().state))).unwrap_or_else(|code| code));
         if code != 0 {
-            self.batches.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number);
+            self.batches.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&number);
         }
         code
     }
@@ -230,7 +252,7 @@ impl Engine {
                 if self.call(|_| outcome(&batch)).is_err() {
                     code = -1;
                 }
-                self.batches.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number);
+                self.batches.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&number);
             }
             code
         }))
@@ -277,7 +299,7 @@ impl Engine {
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             py.detach(|| {
-                let batches = core::mem::take(&mut self.batches.lock().unwrap_or_else(PoisonError::into_inner).1);
+                let batches = core::mem::take(&mut self.batches.lock().unwrap_or_else(PoisonError::into_inner).open);
                 drop(batches);
                 drop(self.engine.write().unwrap_or_else(PoisonError::into_inner).take());
                 self.managed.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -299,7 +321,7 @@ impl Engine {
     }
 
     fn batch(&self, number: u64) -> Option<Arc<Batch>> {
-        self.batches.lock().unwrap_or_else(PoisonError::into_inner).1.get(&number).cloned()
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner).open.get(&number).cloned()
     }
 
     fn register_ranges(&self, addresses: &[u64], sizes: &[u64], location: &str) -> Result<i64, i64> {

@@ -156,8 +156,12 @@ impl Memory {
         Ok(())
     }
 
-    /// The registered memory that holds a range.
-    pub(crate) fn find(&self, address: u64, bytes: u64) -> Option<Arc<Entry>> {
+    /// Looks for the ranges of one call.
+    pub(crate) const fn lookup(&self) -> Lookup<'_> {
+        Lookup { memory: self, last: None }
+    }
+
+    fn find(&self, address: u64, bytes: u64) -> Option<Arc<Entry>> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let (_, entry) = entries.range(..=address).next_back()?;
         entry.holds(address, bytes).then(|| Arc::clone(entry))
@@ -171,5 +175,32 @@ impl Memory {
     /// Whether this is still registered.
     pub(crate) fn contains(&self, id: u64) -> bool {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).values().any(|entry| entry.id == id)
+    }
+}
+
+/// Finds the registered memory of ranges, for the time of one call.
+///
+/// Registered memory may have been freed without being unregistered, and to touch it would end the process. So the
+/// kernel is asked whether it is there: once for each stretch of ranges in one buffer.
+pub(crate) struct Lookup<'a> {
+    memory: &'a Memory,
+    /// The buffer of the last range, when all of it was there.
+    last: Option<Arc<Entry>>,
+}
+
+impl Lookup<'_> {
+    /// The registered memory that holds a range; nothing, too, where the range was freed.
+    pub(crate) fn find(&mut self, address: u64, bytes: u64) -> Option<Arc<Entry>> {
+        if let Some(last) = self.last.as_ref().filter(|last| last.holds(address, bytes)) {
+            return Some(Arc::clone(last));
+        }
+        let entry = self.memory.find(address, bytes)?;
+        let region = &entry.region;
+        if region.is_mapped(0, region.bytes()) {
+            self.last = Some(Arc::clone(&entry));
+        } else if !region.is_mapped((address - entry.address) as usize, bytes as usize) {
+            return None;
+        }
+        Some(entry)
     }
 }

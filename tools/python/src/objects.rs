@@ -118,7 +118,7 @@ impl Objects {
             listen.parse().map_err(|_| PyValueError::new_err(format!("{listen:?} is no address: ip:port")))?;
         let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
         let started = py.detach(|| {
-            let mut config = P2pConfig::new(wanted.find()?);
+            let mut config = P2pConfig::new(wanted.found()?);
             config.tenant = tenant;
             config.engine.listen = SocketAddr::new(listen.ip(), 0);
             config.engine.data_port = listen.port();

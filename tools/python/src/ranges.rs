@@ -36,8 +36,9 @@ pub(crate) fn get(clients: &Clients, keys: &Keys, parts: &[Part]) -> Vec<i64> {
     let outcome = clients.with(|member| {
         let mut codes = vec![0; parts.len()];
         let (mut ranges, mut which, mut held) = (Vec::new(), Vec::new(), Vec::new());
+        let mut lookup = clients.memory.lookup();
         for (index, part) in parts.iter().enumerate() {
-            let entry = clients.memory.find(part.address, part.bytes).filter(|entry| entry.writable);
+            let entry = lookup.find(part.address, part.bytes).filter(|entry| entry.writable);
             let key = keys.get(part.key);
             codes[index] = match (check_key(key), entry) {
                 (Err(code), _) => code,
@@ -115,9 +116,10 @@ impl Sessions {
         let outcome = clients.with(|member| {
             let mut codes = vec![0; parts.len()];
             let (mut ready, mut which) = (Vec::new(), Vec::new());
+            let mut lookup = clients.memory.lookup();
             for (index, part) in parts.iter().enumerate() {
                 let session = self.lock().get(keys.get(part.key)).cloned();
-                codes[index] = match (session, clients.memory.find(part.address, part.bytes)) {
+                codes[index] = match (session, lookup.find(part.address, part.bytes)) {
                     (None, _) => failed(NOT_FOUND, "no session of this key is open"),
                     (_, None) => failed(INVALID, format!("{:#x} is not in a registered buffer", part.address)),
                     (Some(session), Some(entry)) => {

@@ -1,7 +1,9 @@
 //! Memory that this process gives to the cluster: storage nodes of one shard each.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
+use kvplane::rpc::{ClusterName, RuntimeDirectory};
 use kvplane::{Control, Node, NodeConfig, Pacing};
 
 use crate::control::within;
@@ -21,17 +23,23 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Joins with this much memory; else the number of the error.
-    pub(crate) fn join(control: &Control, bytes: u64) -> Result<Self, i64> {
-        let config = NodeConfig {
-            control: control.clone(),
-            shards: Some(1),
-            // It shares its cores with an inference engine.
-            pacing: Some(Pacing::Park),
-            ..NodeConfig::local("", bytes.max(LEAST_BYTES))
-        };
+    /// Joins with this much memory; else the number of the error. It is served where the control plane's clients reach
+    /// it: on loopback where the control plane is there, else on the address of `host` if that is one of this host's,
+    /// or on the one that leads to the control plane.
+    pub(crate) fn join(control: &Control, bytes: u64, host: &str) -> Result<Self, i64> {
+        let (control, host) = (control.clone(), host.to_owned());
         let late = format!("the node did not join within {} s", JOIN.as_secs());
-        let started = within(JOIN, late, move || Node::start(&config).map_err(|error| error.to_string()));
+        let started = within(JOIN, late, move || {
+            let config = NodeConfig {
+                listen: served_on(&control, &host)?,
+                control,
+                shards: Some(1),
+                // It shares its cores with an inference engine.
+                pacing: Some(Pacing::Park),
+                ..NodeConfig::local("", bytes.max(LEAST_BYTES))
+            };
+            Node::start(&config).map_err(|error| error.to_string())
+        });
         let node = started.map_err(|why| failed(NO_ROOM, format!("no segment of {bytes} bytes: {why}")))?;
         let name = node.addresses().first().map(ToString::to_string).unwrap_or_default();
         Ok(Self { name, node })
@@ -45,4 +53,53 @@ impl Segment {
             Err(error) => failed(INTERNAL, error.to_string()),
         }
     }
+}
+
+/// The address that a node of this process listens on.
+fn served_on(control: &Control, host: &str) -> Result<IpAddr, String> {
+    let Some(far) = control_addresses(control).into_iter().find(|address| !address.ip().is_loopback()) else {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    };
+    if let Some(named) = addresses_of(host).into_iter().find(|ip| is_ours(*ip) && ip.is_ipv4() == far.is_ipv4()) {
+        return Ok(named);
+    }
+    // Nothing is sent: connecting a UDP socket only looks up the route.
+    let any: SocketAddr = if far.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
+    let towards = UdpSocket::bind(any).and_then(|socket| socket.connect(far).and_then(|()| socket.local_addr()));
+    towards.map(|address| address.ip()).map_err(|error| {
+        format!("no address of this host leads to the control plane at {far}: {error}; name one as the local hostname")
+    })
+}
+
+fn control_addresses(control: &Control) -> Vec<SocketAddr> {
+    match control {
+        Control::Remote(remote) => remote.addresses.clone(),
+        Control::Explicit(config) => vec![config.address],
+        Control::Local { cluster, runtime_directory } => {
+            let directory = match runtime_directory {
+                Some(path) => Some(RuntimeDirectory::at(path)),
+                None => RuntimeDirectory::of_user().ok(),
+            };
+            let found = directory.zip(ClusterName::new(cluster).ok());
+            found.and_then(|(directory, name)| directory.discover(&name).ok()).map(|local| local.control).into_iter().collect()
+        }
+    }
+}
+
+/// The addresses of a host as Mooncake's users name it, `host` or `host:port`.
+fn addresses_of(host: &str) -> Vec<IpAddr> {
+    let bare = match host.rsplit_once(':') {
+        Some((bare, port)) if port.parse::<u16>().is_ok() && (!bare.contains(':') || bare.ends_with(']')) => bare,
+        _ => host,
+    };
+    let bare = bare.trim_start_matches('[').trim_end_matches(']');
+    if bare.is_empty() || bare == "localhost" {
+        return Vec::new();
+    }
+    (bare, 0).to_socket_addrs().map(|found| found.map(|address| address.ip()).collect()).unwrap_or_default()
+}
+
+/// Whether others reach this host at an address.
+fn is_ours(ip: IpAddr) -> bool {
+    !ip.is_loopback() && !ip.is_unspecified() && UdpSocket::bind((ip, 0)).is_ok()
 }

@@ -82,6 +82,10 @@ impl Store {
 
     /// Forgets memory; when this returns, no call uses it.
     fn unregister(&self, py: Python<'_>, address: u64) -> i64 {
+        if self.clients.process() != std::process::id() {
+            // A thread of the parent's may hold the locks for ever here.
+            return failed(INTERNAL, "the process was forked after the setup: nothing is registered there");
+        }
         let gone = py.detach(|| {
             let gone = self.clients.memory.unregister(address);
             self.clients.sweep();
@@ -412,13 +416,15 @@ impl Store {
         seen.map_or_else(|code| (None, code), |seen| (Some(seen), 0))
     }
 
-    /// Gives memory to the cluster, as a node of one shard: its name, or an error's number.
-    fn join<'py>(&self, py: Python<'py>, bytes: u64) -> PyResult<Bound<'py, PyAny>> {
+    /// Gives memory to the cluster, as a node of one shard: its name, or an error's number. `host` is this host's name
+    /// or address, where others reach it.
+    #[pyo3(signature = (bytes, host=""))]
+    fn join<'py>(&self, py: Python<'py>, bytes: u64, host: &str) -> PyResult<Bound<'py, PyAny>> {
         if self.clients.process() != std::process::id() {
             let code = failed(INTERNAL, "the process was forked after the setup: set up anew there");
             return Ok(code.into_pyobject(py)?.into_any());
         }
-        match py.detach(|| Segment::join(&self.control, bytes)) {
+        match py.detach(|| Segment::join(&self.control, bytes, host)) {
             Ok(segment) => {
                 let name = segment.name.clone();
                 self.segments.lock().unwrap_or_else(PoisonError::into_inner).push(segment);

@@ -177,7 +177,7 @@ fn check_linkage(workspace: &Workspace) -> Result<(), Failure> {
         return Err(Failure::new(message));
     }
     eprintln!("linkage: {shown} needs only {}", needed.join(", "));
-    Ok(())
+    python::check_module(&python::release_module(workspace))
 }
 
 fn forbidden(needed: &[String]) -> Option<&String> {

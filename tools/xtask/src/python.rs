@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::elf;
 use crate::process::{self, Failure};
 use crate::setup::{self, packages::Group};
 use crate::workspace::Workspace;
@@ -62,7 +63,38 @@ pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
 fn build(workspace: &Workspace, release: bool) -> Result<(), Failure> {
     let mut command = workspace.cargo(&["build"]);
     command.args(release.then_some("--release")).args(PACKAGES);
-    process::run(&mut command)
+    process::run(&mut command)?;
+    check_module(&module(&workspace.target().join(if release { "release" } else { "debug" })))
+}
+
+/// The C library's parts, which are on every Linux that has the interpreter.
+const LIBRARIES: [&str; 7] =
+    ["libc.so", "libm.so", "libgcc_s.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux-x86-64.so"];
+
+/// The module of the release build; for the linkage step.
+pub fn release_module(workspace: &Workspace) -> PathBuf {
+    module(&workspace.target().join("release"))
+}
+
+/// Refuses a module that needs other libraries than those of the C library: it could not be imported where they are
+/// missing. `libpython` above all, whose file's name says which one Python it is of.
+pub fn check_module(path: &Path) -> Result<(), Failure> {
+    let shown = path.display();
+    let bytes = std::fs::read(path)
+        .map_err(|error| Failure::new(format!("{shown}: {error}; `cargo x ci release` builds it")))?;
+    let needed = elf::needed_libraries(&bytes).map_err(|error| Failure::new(format!("{shown}: {error}")))?;
+    if let Some(library) = foreign(&needed) {
+        return Err(Failure::new(format!(
+            "{shown} cannot be imported without {library}: build it with PYO3_BUILD_EXTENSION_MODULE=1, as \
+             .cargo/config.toml has it, and open other libraries at run time"
+        )));
+    }
+    eprintln!("linkage: {shown} needs only {}", needed.join(", "));
+    Ok(())
+}
+
+fn foreign(needed: &[String]) -> Option<&String> {
+    needed.iter().find(|library| !LIBRARIES.iter().any(|known| library.starts_with(known)))
 }
 
 /// The native module as cargo names it.
@@ -89,4 +121,17 @@ fn find() -> Option<PathBuf> {
 
 fn missing() -> String {
     format!("no Python 3.9 or later among {}; `cargo x setup python` installs one", PYTHONS.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_need_the_c_library_only() {
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<String>>();
+        assert_eq!(foreign(&names(&["libgcc_s.so.1", "libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2"])), None);
+        let linked = names(&["libc.so.6", "libpython3.11.so.1.0"]);
+        assert_eq!(foreign(&linked), Some(&linked[1]));
+    }
 }

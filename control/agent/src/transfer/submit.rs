@@ -41,6 +41,8 @@ struct Plan {
     request_owners: Vec<u32>,
     copy_owners: Vec<u32>,
     parts: Parts,
+    /// Whether part of a buffer is no memory any more.
+    gone: bool,
 }
 
 impl TransferEngine {
@@ -218,6 +220,9 @@ impl TransferEngine {
         if !outdated.is_empty() {
             return Err(Obstacle::Refresh(outdated));
         }
+        if plan.gone {
+            refuse_freed(map, requests)?;
+        }
         let slice_bytes = self.config.slice_bytes.max(Limits::SLICE_BYTES_LEAST);
         let slices = |request: &Request| request.local().map_or(1, |local| (local.bytes - 1) / slice_bytes + 1);
         plan.parts.slices = plan.requests.iter().map(slices).sum::<u64>() as usize;
@@ -230,6 +235,8 @@ impl Plan {
     fn use_buffer(&mut self, buffer: &Arc<Buffer>) {
         let known = &self.parts.buffers;
         if !known.iter().rev().take(8).any(|other| Arc::ptr_eq(other, buffer)) {
+            // Whole, so that one look will do for all of its ranges.
+            self.gone |= !buffer.region.is_mapped(0, buffer.region.bytes());
             self.parts.buffers.push(Arc::clone(buffer));
         }
     }
@@ -281,6 +288,27 @@ impl Plan {
         self.copies.push(Copy { to, from, bytes: request.length });
         Ok(())
     }
+}
+
+/// Refuses requests whose memory was freed without being unregistered: to touch it would end the process.
+fn refuse_freed(map: &Map, requests: &[TransferRequest]) -> Result<(), Error> {
+    for (index, request) in requests.iter().enumerate().filter(|(_, request)| request.length > 0) {
+        let local = (request.target == SegmentHandle::LOCAL).then_some(request.target_offset);
+        for address in [Some(request.source), local].into_iter().flatten() {
+            let found = map.find(address, request.length);
+            let gone = |(buffer, offset): &(&Arc<Buffer>, u64)| {
+                !buffer.region.is_mapped(*offset as usize, request.length as usize)
+            };
+            if found.as_ref().is_some_and(gone) {
+                return Err(Error::Argument(format!(
+                    "request {index}: {} bytes at {address:#x} were freed while they were registered: unregister \
+                     memory before it is freed",
+                    request.length
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Refuses what a file does not hold, or may not be written.

@@ -238,11 +238,12 @@ impl Host {
                 {
                     self.tcp.trust(id);
                 }
-                match to {
+                let target = match to {
                     ServicePayload::Discard => Target::Discard,
                     ServicePayload::Place(place) => Target::Memory { buffer: self.memory(place), checksum },
                     ServicePayload::Places(range) => Target::Scatter { buffers: self.memories(range), checksum },
-                }
+                };
+                self.target_there(link, target)
             }
             Role::Lane(lane, _) => {
                 let takes_payload = matches!(

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use kvplane_proto::SegmentId;
-use kvplane_sys::Region;
+use kvplane_sys::{IoBuf, Region};
+use kvplane_transport::Target;
 use kvplane_transport::shm::Extent;
 
 use super::Host;
+use super::roles::Link;
 
 impl Host {
     /// Gives caller's memory a name for requests. Where it is, is asked of the kernel.
@@ -67,6 +69,23 @@ impl Host {
         if let Some(entry) = self.segments.get_mut(segment.index as usize) {
             entry.take_if(|(generation, _)| *generation == segment.generation);
         }
+    }
+
+    /// The target of a peer's payload, unless its memory was freed without being unregistered: then the payload is
+    /// thrown away and the peer told. Touching it would end the process.
+    pub(super) fn target_there(&mut self, link: Link, target: Target) -> Target {
+        let there = match &target {
+            Target::Discard => true,
+            Target::Memory { buffer, .. } => buffer.is_mapped(),
+            Target::Scatter { buffers, .. } => IoBuf::all_mapped(buffers),
+        };
+        if there {
+            return target;
+        }
+        if let Some(service) = &mut self.service {
+            service.refuse_payload(link.peer());
+        }
+        Target::Discard
     }
 
     /// The memory of a segment; `None` for a stale id.

@@ -2,6 +2,7 @@
 
 use kvplane_proto::client::{DeviceCopy, LaneId, Output as ClientOutput, Path, PeerAddress, PeerKind, Via};
 use kvplane_store::service::{CloseReason, Output as ServiceOutput, PeerKey, Places};
+use kvplane_sys::IoBuf;
 use kvplane_transport::mooncake::wire::Dialect;
 use kvplane_transport::{Gone, Outgoing, Pieces};
 
@@ -38,15 +39,25 @@ impl Host {
     fn service_output(&mut self, output: ServiceOutput) {
         match output {
             ServiceOutput::Frame { peer, header, body, payload } => {
-                let payload = payload.and_then(|(places, hold)| {
-                    let leaving = self.service.as_ref()?.leaving(&header, self.now_ns);
-                    let buffers = match places {
+                let payload = payload.map(|(places, hold)| {
+                    let buffers: Pieces = match places {
                         Places::One(place) => self.memory(place).into(),
                         Places::Many(range) => self.memories(range).into(),
                     };
-                    Some(Outgoing { buffers, hold: Some(self.lent.insert(Lent::Answer(hold, leaving)) as u64) })
+                    (buffers, hold)
                 });
-                let Some(service) = &self.service else { return };
+                let Some(service) = &mut self.service else { return };
+                // Freed without being unregistered: touching it would end the process.
+                if let Some((buffers, hold)) = &payload
+                    && !IoBuf::all_mapped(buffers.as_slice())
+                {
+                    service.refuse_read(peer, &header, *hold);
+                    return;
+                }
+                let payload = payload.map(|(buffers, hold)| {
+                    let leaving = service.leaving(&header, self.now_ns);
+                    Outgoing { buffers, hold: Some(self.lent.insert(Lent::Answer(hold, leaving)) as u64) }
+                });
                 match Link::of_peer(peer) {
                     Link::Tcp(id) => self.tcp.send(id, &header, service.body(body), payload),
                     Link::Shm(id) => self.shm.send(id, &header, service.body(body), &[]),

@@ -36,6 +36,11 @@ impl Ranges for Registered<'_> {
             return None;
         };
         let buffer = IoBuf::new(Arc::clone(region), place.offset as usize, place.bytes as usize);
+        // Freed without being unregistered: touching it would end the process.
+        if !buffer.is_mapped() {
+            service.release_by_address(segment);
+            return None;
+        }
         Some((buffer, segment.to_bits()))
     }
 

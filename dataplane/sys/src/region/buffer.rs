@@ -76,6 +76,25 @@ impl IoBuf {
         self.region.copy_out(self.offset, bytes);
     }
 
+    /// Whether it is still mapped; see [`Region::is_mapped`].
+    pub fn is_mapped(&self) -> bool {
+        self.region.is_mapped(self.offset, self.bytes)
+    }
+
+    /// Whether all of these are still mapped. Neighbours in the list that lie in one region cost one look together, as
+    /// long as all of that is there.
+    pub fn all_mapped(buffers: &[Self]) -> bool {
+        let mut whole: Option<&Arc<Region>> = None;
+        buffers.iter().all(|buffer| {
+            let region = buffer.region();
+            if whole.is_some_and(|whole| Arc::ptr_eq(whole, region)) {
+                return true;
+            }
+            whole = region.is_mapped(0, region.bytes()).then_some(region);
+            whole.is_some() || buffer.is_mapped()
+        })
+    }
+
     /// The address for the kernel.
     pub(crate) fn pointer(&self) -> *mut u8 {
         self.region.at(self.offset)

@@ -39,6 +39,19 @@ impl Mapping {
     pub(super) fn address(&self) -> NonNull<u8> {
         self.address
     }
+
+    /// Whether the range, which is within this mapping, still is one. Ours stays as long as this.
+    pub(super) fn is_there(&self, offset: usize, bytes: usize) -> bool {
+        if self.owned || bytes == 0 {
+            return true;
+        }
+        let start = self.address.as_ptr().wrapping_add(offset);
+        let within = start.addr() % PAGE_BYTES;
+        // SAFETY: asynchronous, this changes nothing since Linux 2.6.19: the kernel only walks the list of mappings, and
+        // says ENOMEM where there is a gap.
+        let result = unsafe { libc::msync(start.wrapping_sub(within).cast(), within + bytes, libc::MS_ASYNC) };
+        result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
+    }
 }
 
 impl Drop for Mapping {

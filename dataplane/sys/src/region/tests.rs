@@ -278,6 +278,25 @@ fn adopted_memory_is_used_and_left_alone() {
     assert_eq!((memory[4095], memory[0]), (9, 1));
 }
 
+#[test]
+fn adopted_memory_that_is_gone_is_found_out() {
+    let page = 4096;
+    let memory = Arc::into_inner(private(4 * page)).expect("nobody else has it");
+    assert!(memory.is_mapped(0, 4 * page), "what is ours stays");
+    let start = memory.address() as *mut u8;
+    // SAFETY: never touched through this region, only asked about.
+    let adopted = unsafe { Region::adopt(start.wrapping_add(100), 4 * page - 100) };
+    assert!(adopted.is_mapped(0, adopted.bytes()));
+    // SAFETY: pages of the mapping above, whose last use this is but for unmapping the rest.
+    assert_eq!(unsafe { libc::munmap(start.wrapping_add(page).cast(), page) }, 0);
+    let there = |from: usize, to: usize| adopted.is_mapped(from - 100, to - from);
+    assert!(there(100, page) && there(2 * page, 4 * page) && there(page, page));
+    assert!(!there(100, page + 1) && !there(2 * page - 1, 2 * page) && !there(100, 4 * page));
+    let buffer = |from: usize, to: usize| IoBuf::new(Arc::clone(&adopted), from - 100, to - from);
+    assert!(IoBuf::all_mapped(&[buffer(100, page), buffer(2 * page, 4 * page)]));
+    assert!(!IoBuf::all_mapped(&[buffer(100, page), buffer(page, 4 * page)]));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

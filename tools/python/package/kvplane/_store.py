@@ -5,7 +5,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 from kvplane import _native
 from kvplane._buffers import exporter
-from kvplane._errors import Closed, Unreachable, error
+from kvplane._errors import Closed, InvalidArgument, Unreachable, error
 
 Key = Union[str, bytes]
 
@@ -13,11 +13,24 @@ _NOT_FOUND = -704
 _LONGEST_PIN_S = 86_400
 
 
-class Piece(NamedTuple):
-    """A part of registered memory."""
-
+class _Place(NamedTuple):
     address: int
     size: int
+
+
+class Piece(_Place):
+    """A part of registered memory. One that was cut from a registration keeps its memory where it is, and can be used
+    until that is closed."""
+
+    _memory: "Optional[Registration]" = None
+
+
+def _places(pieces: Sequence[Piece]) -> Tuple[List[int], List[int]]:
+    """Addresses and lengths; refuses parts of memory that is not registered any more: it may be others' by now."""
+    for piece in pieces:
+        if piece._memory is not None and piece._memory.closed:
+            raise InvalidArgument(-600, f"{piece!r} is of memory that was unregistered")
+    return [piece.address for piece in pieces], [piece.size for piece in pieces]
 
 
 class Registration:
@@ -26,21 +39,30 @@ class Registration:
     def __init__(self, store: "_native.Store", owner: Any):
         self._buffer = exporter(owner)
         # A view keeps a bytearray from being resized, and with it the memory where it is.
-        self._view: Optional[memoryview] = memoryview(self._buffer)
+        view = memoryview(self._buffer)
         self._store = store
         self.address, self.size = _native.buffer_address(self._buffer, False)
         code = store.register(self.address, self.size)
         if code < 0:
+            view.release()
             raise error(code)
+        self._view: Optional[memoryview] = view
 
     def __getitem__(self, part: slice) -> Piece:
         start, stop, step = part.indices(self.size)
         if step != 1:
             raise ValueError("a part of memory has no step")
-        return Piece(self.address + start, max(stop - start, 0))
+        piece = Piece(self.address + start, max(stop - start, 0))
+        piece._memory = self
+        return piece
 
     def __len__(self) -> int:
         return self.size
+
+    @property
+    def closed(self) -> bool:
+        """Whether the memory was unregistered."""
+        return self._view is None
 
     def close(self) -> None:
         """Forgets the memory. When this returns, no call uses it any more."""
@@ -56,6 +78,11 @@ class Registration:
 
     def __exit__(self, kind: Optional[Type[BaseException]], value: Any, trace: Optional[TracebackType]) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        # Its memory may go with it.
+        if getattr(self, "_view", None) is not None:
+            self._store.unregister(self.address)
 
 
 def _kept(
@@ -158,7 +185,7 @@ class Store:
         """Stores parts of registered memory, without a copy of ours."""
         keys, pieces = zip(*items) if items else ((), ())
         kept = _kept(replace, pin, 0.0, None, 0, replicas)
-        codes = self._native().put_from(keys, [one.address for one in pieces], [one.size for one in pieces], kept)
+        codes = self._native().put_from(keys, *_places(pieces), kept)
         self._all(codes)
 
     def get(self, key: Key) -> Optional[bytes]:
@@ -177,7 +204,7 @@ class Store:
     def get_many_into(self, items: Iterable[Tuple[Key, Piece]]) -> List[Optional[int]]:
         """Brings many into parts of registered memory, without a copy of ours; the length of each."""
         keys, pieces = zip(*items) if items else ((), ())
-        codes = self._native().get_into(keys, [one.address for one in pieces], [one.size for one in pieces])
+        codes = self._native().get_into(keys, *_places(pieces))
         return [self._found(code) for code in codes]
 
     def get_many(self, keys: Sequence[Key]) -> List[Optional[bytes]]:

@@ -16,7 +16,7 @@ class Segments:
         native = self._native
         if native is None or path or size <= 0:
             return {"ret": -1, "segment_ids": []}
-        name = native.join(size)
+        name = native.join(size, self._hostname)
         if not isinstance(name, str):
             return {"ret": name, "segment_ids": []}
         return {"ret": 0, "segment_ids": [name]}

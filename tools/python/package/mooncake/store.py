@@ -242,7 +242,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             _say(f"setup: {error}")
             return -900
         if segment > 0:
-            joined = native.join(segment)
+            joined = native.join(segment, hostname)
             if not isinstance(joined, str):
                 _say(f"setup: {_native.last_error()}")
                 native.close()
@@ -281,8 +281,8 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return 0 if native.check() == 0 else 2
 
     def get_hostname(self):
-        """The name of this process, `host:port`."""
-        return self._hostname
+        """The name of this process, `host:port`: of its memory, where it gives some to the cluster, as in descriptors."""
+        return self._segment or self._hostname
 
     # --- single objects --------------------------------------------------------------------------------------------
 
