@@ -124,7 +124,10 @@ fn slices(
             }
             (Some(_), _) => return Err(failed(INVALID, format!("the memory at {address:#x} is read-only"))),
             (None, Work::Get) => {
-                return Err(failed(INVALID, format!("{bytes} bytes at {address:#x} are not in a registered buffer that is memory still")));
+                return Err(failed(
+                    INVALID,
+                    format!("{bytes} bytes at {address:#x} are not in a registered buffer that is memory still"),
+                ));
             }
         }
     }

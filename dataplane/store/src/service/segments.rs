@@ -335,4 +335,33 @@ impl Service {
             }
         }
     }
+
+    /// The memory that the payload of this peer's write was to go to turned out to be gone: the payload is thrown away,
+    /// and the write refused when it has come.
+    pub fn refuse_payload(&mut self, peer: PeerKey) {
+        let Some(pending) = self.session(peer).and_then(|session| session.pending.take()) else { return };
+        let (status, argument) = (Status::OutOfRange, 0);
+        let pending = match pending {
+            Pending::Write { request, segment, .. } => {
+                self.segments.release(segment, &mut self.outputs);
+                Pending::Refused { request, operation: Operation::Write, status, argument }
+            }
+            Pending::WriteMany { request, segments, .. } => {
+                self.release_many(segments);
+                Pending::Refused { request, operation: Operation::WriteMany, status, argument }
+            }
+            other => other,
+        };
+        if let Some(session) = self.session(peer) {
+            session.pending = Some(pending);
+        }
+    }
+
+    /// The memory that this answer was to carry turned out to be gone: the read is refused instead.
+    pub fn refuse_read(&mut self, peer: PeerKey, answer: &Header, hold: Hold) {
+        self.sent(hold);
+        if let Kind::Reply(operation) = answer.kind {
+            self.answer_id(peer, operation, answer.request, Status::OutOfRange, 0);
+        }
+    }
 }

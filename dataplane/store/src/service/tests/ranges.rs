@@ -52,6 +52,25 @@ fn hold_of(answer: &Answer) -> Hold {
 }
 
 #[test]
+fn ranges_that_turn_out_to_be_gone_are_refused() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let (one, two) = (segment(&mut rig, 0), segment(&mut rig, 1));
+    let runs = [run(one, 0, 100, 10, 3), run(two, 8, 8, 8, 10)];
+    begin_write(&mut rig, peer, &runs);
+    rig.service.refuse_payload(peer);
+    rig.assert_quiet();
+    rig.done(peer);
+    assert_eq!(rig.answer().status(), Status::OutOfRange);
+    let answer = read(&mut rig, peer, &runs);
+    rig.service.refuse_read(peer, &answer.header, hold_of(&answer));
+    let instead = rig.answer();
+    assert_eq!((instead.header.request, instead.status()), (answer.header.request, Status::OutOfRange));
+    assert_eq!(write(&mut rig, peer, &runs).status(), Status::Ok);
+    rig.assert_idle();
+}
+
+#[test]
 fn ranges_come_in_order_and_neighbours_are_one_place() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);

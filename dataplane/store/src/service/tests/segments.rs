@@ -257,6 +257,30 @@ fn a_writer_that_is_gone_uses_its_segment_no_more() {
 }
 
 #[test]
+fn what_turns_out_to_be_gone_is_refused_and_the_connection_goes_on() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let segment = segment(&mut rig);
+    begin_write(&mut rig, peer, segment, 0, 10);
+    rig.service.refuse_payload(peer);
+    rig.assert_quiet();
+    rig.done(peer);
+    assert_eq!(rig.answer().status(), Status::OutOfRange);
+    let answer = read(&mut rig, peer, segment, 0, 10);
+    rig.service.refuse_read(peer, &answer.header, hold_of(&answer));
+    let instead = rig.answer();
+    assert_eq!((instead.header.request, instead.status()), (answer.header.request, Status::OutOfRange));
+    assert!(instead.payload.is_none());
+    rig.service.refuse_payload(peer);
+    rig.assert_quiet();
+    assert_eq!(write(&mut rig, peer, segment, 0, 10), Status::Ok);
+    // Nothing is in use any more.
+    rig.service.unregister(segment);
+    assert_eq!(unregistered(&mut rig), [segment]);
+    rig.assert_idle();
+}
+
+#[test]
 fn an_old_id_does_not_reach_the_successor() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
