@@ -16,8 +16,8 @@ use crate::memory::{Mapped, adopt, mapped};
 use crate::outcome::{INTERNAL, engine_code, failed};
 use crate::transfers;
 
-/// Batches that may be under way or not asked for yet, 600 bytes each.
-const BATCHES: usize = 16_384;
+/// Batches that may be under way or not asked for yet, about 600 bytes each.
+const BATCHES: usize = 65_536;
 /// Of these, how many are looked at for one that has ended.
 const LOOKED_AT: usize = 64;
 

@@ -81,7 +81,11 @@ fn control_addresses(control: &Control) -> Vec<SocketAddr> {
                 None => RuntimeDirectory::of_user().ok(),
             };
             let found = directory.zip(ClusterName::new(cluster).ok());
-            found.and_then(|(directory, name)| directory.discover(&name).ok()).map(|local| local.control).into_iter().collect()
+            found
+                .and_then(|(directory, name)| directory.discover(&name).ok())
+                .map(|local| local.control)
+                .into_iter()
+                .collect()
         }
     }
 }

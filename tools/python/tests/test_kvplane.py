@@ -58,6 +58,28 @@ class Stores(unittest.TestCase):
         self.assertEqual(self.store.get_many(["a", "b", "c"]), [b"1", b"2", None])
         self.assertEqual(self.store.remove_matching("^block-"), 8)
 
+    def test_a_piece_keeps_its_memory(self):
+        with self.store.register(bytearray(b"A" * 4096)) as memory:
+            piece = memory[0:100]
+            self.store.put_from([("piece", piece)])
+        with self.assertRaises(kvplane.InvalidArgument):
+            self.store.put_from([("gone", piece)])
+        with self.assertRaises(kvplane.InvalidArgument):
+            self.store.get_many_into([("piece", piece)])
+        self.assertFalse(self.store.exists("gone"))
+        piece = self.store.register(bytearray(b"B" * 4096))[10:20]
+        others = [bytearray(b"C" * 4096) for _ in range(100)]
+        self.store.put_from([("kept", piece)])
+        self.assertEqual((self.store.get("kept"), len(others)), (b"B" * 10, 100))
+        memory = bytearray(4096)
+        registered = self.store.register(memory)
+        with self.assertRaises(kvplane.InvalidArgument):
+            self.store.register(memory)
+        self.store.put_from([("twice", registered[0:1])])
+        del registered
+        # Its memory may be freed, so it is not registered any more.
+        self.store.register(memory).close()
+
     def test_closed(self):
         self.store.close()
         with self.assertRaises(kvplane.Closed):

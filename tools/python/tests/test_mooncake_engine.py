@@ -67,6 +67,21 @@ class Peer:
         self.process.stdout.close()
 
 
+class Open(unittest.TestCase):
+    """Batches that nobody asks for."""
+
+    def test_those_that_ended_make_room(self):
+        engine = TransferEngine()
+        self.assertEqual(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
+        memory = bytearray(4096)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.assertEqual(engine.register_memory(at, len(memory)), 0)
+        own = f"127.0.0.1:{engine.get_rpc_port()}"
+        submitted = [engine.batch_transfer_async_write(own, [at], [at], [0]) for _ in range((1 << 16) + 100)]
+        self.assertTrue(all(number > 0 for number in submitted))
+        self.assertEqual(engine.get_batch_transfer_status([submitted[-1]]), 0)
+
+
 class Pair(unittest.TestCase):
     """An engine here and one there."""
 

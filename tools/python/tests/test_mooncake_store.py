@@ -354,6 +354,24 @@ class Others(Case):
         self.assertEqual(self.store.health_check(), 0)
         self.assertRegex(self.store.get_hostname(), r"^\w+:\d+$")
 
+    def test_the_name_is_the_one_of_the_memory(self):
+        other = MooncakeDistributedStore()
+        self.addCleanup(other.close)
+        self.assertEqual(other.setup("localhost:12345", "P2PHANDSHAKE", 32 << 20, 0, "tcp", "", ""), 0)
+        name = other.get_hostname()
+        keys = [f"named-{index}" for index in range(200)]
+        self.assertEqual({self.store.put(key, key.encode()) for key in keys}, {0})
+        described = self.store.batch_get_replica_desc(keys)
+        ends = {
+            key: found[0].get_memory_descriptor().buffer_descriptor.transport_endpoint
+            for key, found in described.items()
+        }
+        there = sorted(key for key, end in ends.items() if end == name)
+        self.assertTrue(there)
+        self.assertNotEqual(self.store.create_copy_task(keys[0], [name])[1], -101)
+        self.assertEqual(self.store.create_copy_task(keys[0], ["127.0.0.1:1"])[1], -101)
+        self.assertEqual(sorted(self.store.batch_replica_clear(keys, name)), there)
+
     def test_a_segment_of_this_process(self):
         mounted = self.store.allocate_and_mount_segment(32 << 20)
         self.assertEqual((mounted["ret"], mounted["allocated_size"]), (0, 32 << 20))

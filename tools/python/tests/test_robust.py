@@ -99,6 +99,40 @@ store.close()
         )
         self.assertEqual(out.split("\n")[:2], ["[-1, b'', -1, 0, b'value']", "0 b'value' 0"])
 
+    def test_a_child_of_a_call_ends_at_once(self):
+        out = bed.python(
+            """
+import os, sys, threading, time
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+memory = bytearray(16 << 20)
+import ctypes
+at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert store.register_buffer(at, len(memory)) == 0
+def work():
+    while True:
+        store.upsert_from("large", at, len(memory))
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        # Touches nothing of ours; the end of the interpreter waits for no call of the parent's.
+        sys.exit(0)
+    until = time.monotonic() + 10
+    while time.monotonic() < until and os.waitpid(child, os.WNOHANG)[0] == 0:
+        time.sleep(0.01)
+    if time.monotonic() >= until:
+        print("hangs", flush=True)
+        os.kill(child, 9)
+print("ended", flush=True)
+os._exit(0)
+"""
+        )
+        self.assertEqual(out.strip(), "ended")
+
     def test_signals_during_calls(self):
         out = bed.python(
             """
