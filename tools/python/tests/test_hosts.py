@@ -54,7 +54,7 @@ def member(host, certificates=True):
 stranger, code, _ = member("10.79.9.2", False)
 print("without certificates", code)
 listening = subprocess.run([*on_b, "ss", "-Hltn"], capture_output=True, text=True).stdout
-print("listening", listening.strip())
+print("listening:", listening.strip() or "nobody")
 members = [member("10.79.9.3"), member("localhost"), member("10.79.9.1")]
 print(*(f"{code} {name.rsplit(':')[0]}" for _, code, name in members))
 os.environ.update(environment("host-a"))
@@ -118,7 +118,7 @@ class Hosts(unittest.TestCase):
         lines, problems = self.run_in(["--net", "--pid", "--mount-proc"], TWO_HOSTS)
         self.assertEqual(
             lines,
-            ["without certificates -900", "listening", "0 10.79.9.3 0 10.79.9.2 0 10.79.9.2", "{0} True", "True"],
+            ["without certificates -900", "listening: nobody", "0 10.79.9.3 0 10.79.9.2 0 10.79.9.2", "{0} True", "True"],
         )
         self.assertIn("KVPLANE_CERTS", problems)
 
