@@ -62,7 +62,11 @@ from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
 assert store.setup("10.79.9.1", "P2PHANDSHAKE", 0, 0, "tcp", "", "10.79.9.1:50051") == 0
 keys = [f"far-{index}" for index in range(64)]
-print({store.put(key, key.encode()) for key in keys}, all(store.get(key) == key.encode() for key in keys))
+# Sockets in the file system are no other host's.
+import kvplane
+with kvplane.Store("10.79.9.1:50051", shared_memory=False) as far:
+    far.put_many({key: key.encode() for key in keys})
+    print(far.get_many(keys) == [key.encode() for key in keys])
 found = {store.get_replica_desc(key)[0].get_memory_descriptor().buffer_descriptor.transport_endpoint for key in keys}
 print(found == {name for _, _, name in members})
 store.close()
@@ -116,10 +120,8 @@ class Hosts(unittest.TestCase):
 
     def test_memory_of_another_host(self):
         lines, problems = self.run_in(["--net", "--pid", "--mount-proc"], TWO_HOSTS)
-        self.assertEqual(
-            lines,
-            ["without certificates -900", "listening: nobody", "0 10.79.9.3 0 10.79.9.2 0 10.79.9.2", "{0} True", "True"],
-        )
+        self.assertEqual(lines[:2], ["without certificates -900", "listening: nobody"])
+        self.assertEqual(lines[2:], ["0 10.79.9.3 0 10.79.9.2 0 10.79.9.2", "True", "True"])
         self.assertIn("KVPLANE_CERTS", problems)
 
     def test_a_name_server_that_is_silent(self):

@@ -368,8 +368,6 @@ class Others(Case):
         }
         there = sorted(key for key, end in ends.items() if end == name)
         self.assertTrue(there)
-        self.assertNotEqual(self.store.create_copy_task(keys[0], [name])[1], -101)
-        self.assertEqual(self.store.create_copy_task(keys[0], ["127.0.0.1:1"])[1], -101)
         self.assertEqual(sorted(self.store.batch_replica_clear(keys, name)), there)
 
     def test_a_segment_of_this_process(self):
