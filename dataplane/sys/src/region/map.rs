@@ -47,8 +47,8 @@ impl Mapping {
         }
         let start = self.address.as_ptr().wrapping_add(offset);
         let within = start.addr() % PAGE_BYTES;
-        // SAFETY: asynchronous, this changes nothing since Linux 2.6.19: the kernel only walks the list of mappings, and
-        // says ENOMEM where there is a gap.
+        // SAFETY: asynchronous, this changes nothing since Linux 2.6.19: the kernel only walks the list of mappings,
+        // and says ENOMEM where there is a gap.
         let result = unsafe { libc::msync(start.wrapping_sub(within).cast(), within + bytes, libc::MS_ASYNC) };
         result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
     }
