@@ -1,10 +1,9 @@
 """Which control plane a `mooncake_client` of this user on this host belongs to: dummy clients name it by its port.
 
-A file for each in the user's runtime directory, as long as the process that holds its lock runs.
+A file for each in the user's runtime directory, as long as the process that holds its lock runs. What only these need is
+imported in them: importing the store stays light.
 """
 
-import fcntl
-import json
 import os
 import stat
 
@@ -45,6 +44,9 @@ class Published:
 
 def publish(port, master, tenant="default"):
     """Leaves word that the client at this port is of this master's cluster; OSError where one is there already."""
+    import fcntl
+    import json
+
     place = directory()
     os.makedirs(place, mode=0o700, exist_ok=True)
     if not _private(place):
@@ -69,6 +71,9 @@ def publish(port, master, tenant="default"):
 
 def find(address):
     """What the client at `host:port` left, or None where none of this user runs there."""
+    import fcntl
+    import json
+
     port = address.rpartition(":")[2]
     if not port.isdigit():
         return None

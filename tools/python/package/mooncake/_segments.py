@@ -6,7 +6,7 @@ from kvplane import _native
 
 
 class Pool:
-    """The memory pool of `setup_dummy`: what is taken from it is registered, and stays as long as its store."""
+    """The memory pool of `setup_dummy`: what is taken from it stays as long as its store."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -22,7 +22,7 @@ class Pool:
         """Nothing may be taken any more; who has memory keeps it."""
         self.open(0)
 
-    def take(self, native, size):
+    def take(self, size):
         """The address of so many bytes; 0 when the pool has not as many."""
         with self._lock:
             if not 0 < size <= self._left:
@@ -31,9 +31,6 @@ class Pool:
             try:
                 address = self._memory.alloc(size)
             except (MemoryError, ValueError):
-                return 0
-            if native.register(address, size) != 0:
-                self._memory.free(address)
                 return 0
             self._left -= size
             return address
@@ -76,9 +73,8 @@ class Segments:
         return 0 if self._native is not None else -1
 
     def alloc_from_mem_pool(self, arg0, /):
-        """Memory of the pool of `setup_dummy`, registered; its address, or 0 when the pool has not as much, and for a
+        """Memory of the pool of `setup_dummy`, which its user registers; its address, or 0 when the pool has not as much, and for a
         store that was set up otherwise."""
-        native = self._native
         if not hasattr(arg0, "__index__") or int(arg0) < 0:
             raise TypeError(f"alloc_from_mem_pool(): a size is int and not below 0, not {arg0!r}")
-        return 0 if native is None else self._pool.take(native, int(arg0))
+        return 0 if self._native is None else self._pool.take(int(arg0))

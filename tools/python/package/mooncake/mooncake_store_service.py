@@ -13,6 +13,7 @@
 
 import argparse
 import asyncio
+import functools
 import logging
 import signal
 import sys
@@ -51,9 +52,25 @@ def _seconds(value, longest=_MOST_GRACE_S):
     return value if type(value) is int and 0 <= value <= longest else None
 
 
+def _said(call):
+    """A handler whose failures are answered."""
+
+    @functools.wraps(call)
+    async def handle(self, request):
+        try:
+            return await call(self, request)
+        except Exception as error:
+            logger.error("%s: %s", call.__name__, error)
+            return reply(500, error=str(error))
+
+    return handle
+
+
 def _handler(call):
     """A handler of a JSON object; what is none, and what goes wrong, is answered."""
+    call = _said(call)
 
+    @functools.wraps(call)
     async def handle(self, request):
         try:
             said = await request.json()
@@ -61,13 +78,8 @@ def _handler(call):
             return reply(400, error=f"Malformed JSON body: {error}")
         if not isinstance(said, dict):
             return reply(400, error="Request body must be a JSON object")
-        try:
-            return await call(self, said)
-        except Exception as error:
-            logger.error("%s: %s", call.__name__, error)
-            return reply(500, error=str(error))
+        return await call(self, said)
 
-    handle.__name__, handle.__doc__ = call.__name__, call.__doc__
     return handle
 
 
@@ -179,21 +191,27 @@ class MooncakeStoreService:
     async def _exists(self, key):
         return await self._call(self.store.is_exist, key)
 
+    @_said
     async def handle_get(self, request):
         """The bytes of an object."""
         key = request.match_info["key"]
         value = await self._call(self.store.get, key)
         if value:
             return Response(200, body=value)
-        if await self._exists(key) < 0:
+        found = await self._exists(key)
+        if found < 0:
             return reply(500, error="Exist check failed")
-        return reply(404, error="Key not found")
+        if found == 0:
+            return reply(404, error="Key not found")
+        return reply(500, error="GET operation failed") if value is None else Response(200, body=b"")
 
+    @_said
     async def handle_exist(self, request):
         """Whether there is an object."""
         found = await self._exists(request.match_info["key"])
         return reply(500, error="Exist check failed") if found < 0 else reply(200, exists=found > 0)
 
+    @_said
     async def handle_remove(self, request):
         """Removes an object."""
         code = await self._call(self.store.remove, request.match_info["key"])
@@ -201,6 +219,7 @@ class MooncakeStoreService:
             return reply(200, status="success")
         return reply(404 if code == OBJECT_NOT_FOUND else 500, error=f"Remove operation failed: {code}")
 
+    @_said
     async def handle_remove_all(self, _request):
         """Removes all."""
         count = await self._call(self.store.remove_all)
@@ -208,6 +227,7 @@ class MooncakeStoreService:
             return reply(500, error=f"RemoveAll operation failed: {count}")
         return reply(200, status=f"success removed {count} keys", removed=count)
 
+    @_said
     async def handle_health(self, _request):
         """Whether the cluster answers."""
         code = await self._call(self.store.health_check)
