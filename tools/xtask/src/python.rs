@@ -35,8 +35,8 @@ pub fn wheel(workspace: &Workspace) -> Result<(), Failure> {
 }
 
 /// Builds, lays the packages out and runs the tests: all, or those that `arguments` name (`test_store`,
-/// `test_store.Puts.test_empty`). `--debug` among them builds with the development profile, `--nightly` makes the search
-/// for leaks 100,000 calls long, and `--upstream DIR` runs Mooncake's own client tests of a checkout there instead.
+/// `test_store.Puts.test_empty`). `--debug` among them builds with the development profile, `--nightly` makes the search for
+/// leaks 100,000 calls long, and `--upstream DIR` runs Mooncake's own client tests of a checkout there instead.
 pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
     let Some(python) = find() else {
