@@ -53,11 +53,30 @@ FILES = {
     "test_dummy_client.py": {},
 }
 
-#: Runs in an interpreter of its own: loads one file, runs its tests, prints one line of JSON.
+#: Runs in an interpreter of its own: loads one file, runs its tests, prints one line of JSON. Without pytest, tests that are
+#: no methods of a class are left out.
 _ONE = """
 import importlib.util, json, pathlib, sys, unittest
 path = pathlib.Path(sys.argv[1])
 sys.path.insert(0, str(path.parent))
+try:
+    import pytest
+except ImportError:
+    pytest = None
+if pytest is not None:
+    class Seen:
+        run, skipped, bad = 0, 0, set()
+        def pytest_runtest_logreport(self, report):
+            self.run += report.when == "call"
+            self.skipped += report.skipped
+            if report.failed:
+                self.bad.add(report.nodeid.split("::")[-1].split("[")[0])
+    seen = Seen()
+    code = pytest.main([str(path), "-q", "-p", "no:cacheprovider"], plugins=[seen])
+    if code in (0, 1):
+        said = {"run": seen.run, "bad": sorted(seen.bad), "skipped": seen.skipped}
+        print("\\nRESULT " + json.dumps(said), flush=True)
+    sys.exit(0)
 spec = importlib.util.spec_from_file_location(path.stem, path)
 module = importlib.util.module_from_spec(spec)
 sys.modules[path.stem] = module
@@ -126,7 +145,7 @@ def one(path, environment, differs):
         return 1
     line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
     if line is None:
-        print(f"{path.name}: could not be run\n{done.stderr[-2000:]}")
+        print(f"{path.name}: could not be run\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return 1
     seen = json.loads(line[7:])
     bad = set(seen["bad"])
@@ -138,7 +157,7 @@ def one(path, environment, differs):
     for name in better:
         print(f"  listed as different, and passes: {name}")
     if wrong:
-        print(done.stderr[-6000:])
+        print(done.stdout[-6000:] + done.stderr[-3000:])
     return len(wrong) + len(better)
 
 
