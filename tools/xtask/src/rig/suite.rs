@@ -233,7 +233,8 @@ mod tests {
         assert!(!text.contains("transfer"), "{text}");
         let named = programs(machine, &built, &["x".to_string()]).unwrap();
         assert!(named.contains(" x --show-output") && !named.contains("drives::"), "{named}");
-        let large = Machine { jobs: &[machines::job("kvplane", Some("rig"), Some("--ignored"))], ..*machine };
+        const JOBS: &[machines::Job] = &[machines::job("kvplane", Some("rig"), Some("--ignored"))];
+        let large = Machine { jobs: JOBS, ..*machine };
         let named = programs(&large, &built, &["x".to_string()]).unwrap();
         assert!(named.contains(" --ignored x --show-output"), "{named}");
         assert!(programs(machine, &built[1..], &[]).unwrap_err().message.contains("rig"));
