@@ -3,7 +3,7 @@
     python upstream.py CHECKOUT [FILE...]
 
 CHECKOUT is a checkout of Mooncake, or the folder `mooncake-wheel/tests` of one. The files named below are run as they are,
-against a `mooncake_master` and `mooncake_client`s of our own with a runtime directory of their own. What is known to
+against a `mooncake_master` and a `mooncake_client` of our own with a runtime directory of their own. What is known to
 differ is listed here with its reason; anything else that fails, and anything listed that passes, is exit status 1.
 Not a part of CI: the files are not this project's.
 """
@@ -18,12 +18,12 @@ import sys
 import tempfile
 
 _LONGEST_S = 240
-#: The ports that the tests of dummy clients have in their text.
-_CLIENTS = (52951, 50052)
-_PLACE = "which node an object is on follows from its key, not from who put it: it may be on another segment"
+#: The port that the tests of dummy clients have in their text.
+_CLIENT = 52951
+_PLACE = "may: which node an object is on follows from its key, not from who put it: it may be on another segment"
 _LEASE = "there are no leases: an object goes while others read it, who read on"
 _FAKE = "its fake store records a pair, and the test expects a list: the original fails too"
-#: Files, and in each the tests that differ, with the reason.
+#: Files, and in each the tests that differ, with the reason; those that differ now and then begin with `may: `.
 FILES = {
     "test_import_structure.py": {},
     "test_cli.py": {},
@@ -41,6 +41,7 @@ FILES = {
     },
     "test_buffer_pool_native.py": {},
     "test_distributed_object_store.py": {
+        "test_client_tear_down": "may: what a store that closes had is handed to other members, where there are any",
         "test_zero_local_buffer_size": "a put needs no local buffer here: it succeeds without one",
     },
     "test_replicated_distributed_object_store.py": {},
@@ -90,7 +91,7 @@ print("\\nRESULT " + json.dumps({"run": result.testsRun, "bad": bad, "skipped": 
 
 
 class Cluster:
-    """`mooncake_master` and two `mooncake_client`s, found by an environment of their own."""
+    """`mooncake_master`, and a `mooncake_client` where it is asked for, found by an environment of their own."""
 
     def __init__(self, directory):
         self.environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
@@ -103,9 +104,7 @@ class Cluster:
             port = found.getsockname()[1]
         self.address = f"127.0.0.1:{port}"
         self.start("master", f"--port={port}", "--metrics_port=0")
-        for number in _CLIENTS:
-            self.start("client", f"--port={number}", f"--master_server_address={self.address}",
-                       "--global_segment_size=1GB")
+        self.client = False
         self.environment.update(MASTER_SERVER=self.address, MOONCAKE_MASTER=self.address, DEFAULT_KV_LEASE_TTL="500")
         self.environment.update(LOCAL_HOSTNAME="localhost", PROTOCOL="tcp", MC_METADATA_SERVER="P2PHANDSHAKE")
 
@@ -120,6 +119,13 @@ class Cluster:
         if not process.stdout.readline():
             self.close()
             sys.exit(f"mooncake_{call} ended with {process.wait()}")
+
+    def give(self):
+        """Starts the client whose port the tests of dummy clients name. Other tests expect that only they have memory."""
+        if not self.client:
+            self.client = True
+            address = f"--master_server_address={self.address}"
+            self.start("client", f"--port={_CLIENT}", address, "--global_segment_size=1GB")
 
     def close(self):
         """Ends them, the clients first."""
@@ -150,7 +156,7 @@ def one(path, environment, differs):
     seen = json.loads(line[7:])
     bad = set(seen["bad"])
     wrong = sorted(bad - set(differs))
-    better = sorted(set(differs) - bad)
+    better = sorted(name for name in set(differs) - bad if not differs[name].startswith("may: "))
     print(f"{path.name}: {seen['run']} run, {seen['skipped']} skipped, {len(bad) - len(wrong)} differ as listed")
     for name in wrong:
         print(f"  FAILED {name}")
@@ -176,6 +182,8 @@ def main():
             for name in names:
                 path = root / name
                 if path.exists():
+                    if "dummy" in name:
+                        cluster.give()
                     bad += one(path, cluster.environment, FILES.get(name, {}))
                 else:
                     print(f"{name}: not in {root}")

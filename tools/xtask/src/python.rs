@@ -35,8 +35,9 @@ pub fn wheel(workspace: &Workspace) -> Result<(), Failure> {
 }
 
 /// Builds, lays the packages out and runs the tests: all, or those that `arguments` name (`test_store`,
-/// `test_store.Puts.test_empty`). `--debug` among them builds with the development profile, `--nightly` makes the search for
-/// leaks 100,000 calls long, and `--upstream DIR` runs Mooncake's own client tests of a checkout there instead.
+/// `test_store.Puts.test_empty`). `--debug` among them builds with the development profile, `--nightly` makes the
+/// search for leaks 100,000 calls long, and `--upstream DIR` runs Mooncake's own client tests of a checkout there
+/// instead.
 pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
     let Some(python) = find() else {
@@ -56,7 +57,7 @@ pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
     };
     let words: Vec<&String> = arguments.iter().filter(|word| *word != "--debug" && *word != "--nightly").collect();
     if words.first().is_some_and(|word| *word == "--upstream") {
-        let checkout = words.get(1).ok_or_else(|| Failure::new("--upstream: name a checkout of Mooncake".to_owned()))?;
+        let checkout = words.get(1).ok_or_else(|| Failure::new("--upstream: name a checkout of Mooncake"))?;
         let mut tests = script(workspace, &python, "tests/upstream.py");
         environment(&mut tests);
         tests.arg(checkout).args(&words[2..]);
