@@ -180,10 +180,12 @@ def write_stubs():
         if name in INTERNAL or name in ("__init__", "__len__"):
             continue
         if what == "class":
-            out.append(f"class {path}:" if not path.endswith(IntEnums) else f"class {path}(IntEnum):")
+            base = "(Enum)" if path == "TransferOpcode" else "(IntEnum)" if path.endswith(IntEnums) else ""
+            out.append(f"class {path}{base}:")
             out.append("    def __init__(self, *args: Any, **kwargs: Any) -> None: ...")
+            out.extend(f"    {one}: {kind}" for one, kind in ATTRIBUTES.get(path, {}).items())
         elif what == "property":
-            if not owner.endswith(IntEnums):
+            if not owner.endswith(IntEnums) and name not in ATTRIBUTES.get(owner, {}):
                 out.append(f"    {name}: Any")
         elif what.startswith("attr "):
             out.append(f"{name}: Any")
@@ -201,12 +203,31 @@ def write_stubs():
         elif owner.endswith(IntEnums):
             out.append(f"    {name} = ...")
     for module, body in lines.items():
-        head = ['"""Written by `surface.py --write`."""', "", "from enum import IntEnum", "from typing import Any, Callable, overload", "",
-                "Buffer = Any", "capsule = Any", ""]
+        head = ['"""Written by `surface.py --write`."""', "", "from enum import Enum, IntEnum",
+                "from typing import Any, Callable, List, Optional, overload", "", "Buffer = Any", "capsule = Any", ""]
         place = PACKAGE / f"{module.rpartition('.')[2]}.pyi"
         place.write_text("\n".join(head + body) + "\n", encoding="utf-8")
 
 
+#: Attributes with types, which the recording has without.
+ATTRIBUTES = {
+    "ReplicateConfig": {
+        "replica_num": "int",
+        "nof_replica_num": "int",
+        "dfs_replica_num": "int",
+        "soft_pin_action": "SoftPinAction",
+        "soft_pin_ttl_ms": "Optional[int]",
+        "with_soft_pin": "bool",
+        "with_hard_pin": "bool",
+        "preferred_segment": "str",
+        "preferred_segments": "List[str]",
+        "preferred_nof_segments": "List[str]",
+        "prefer_alloc_in_same_node": "bool",
+        "data_type": "ObjectDataType",
+        "group_ids": "Optional[List[str]]",
+    },
+    "TransferNotify": {"name": "str", "msg": "str"},
+}
 #: Classes that are enumerations.
 IntEnums = ("ObjectDataType", "ReplicaStatus", "SoftPinAction", "TaskStatus", "TaskType", "TransferOpcode")
 

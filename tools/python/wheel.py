@@ -28,7 +28,7 @@ SCRIPTS = {
     "mooncake_master": "mooncake.cli:master",
     "mooncake_client": "mooncake.cli:client",
     "mooncake_http_metadata_server": "mooncake.http_metadata_server:main",
-    "mc_store_rest_server": "mooncake.mooncake_store_service:main",
+    "mc_store_rest_server": "mooncake.mooncake_store_service:sync_main",
     "transfer_engine_bench": "mooncake.cli:transfer_engine_bench",
     "transfer_engine_topology_dump": "mooncake.cli:topology_dump",
 }

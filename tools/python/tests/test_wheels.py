@@ -39,21 +39,44 @@ class Wheels(unittest.TestCase):
             run(sys.executable, "-m", "venv", place / "venv")
             python = place / "venv" / "bin" / "python"
             run(python, "-m", "pip", "--disable-pip-version-check", "install", "--no-index", *wheels)
+            # The README's lines, as they are there.
+            readme = (HERE.parents[2] / "README.md").read_text(encoding="utf-8")
+            quickstart = readme.split("```python\n", 1)[1].split("```", 1)[0]
+            self.assertEqual(run(python, "-c", quickstart), "b'value'\n")
             said = run(
                 python,
                 "-c",
                 """
-import importlib.metadata, kvplane
-with kvplane.Store() as store:
-    store.put("wheel", b"value", replace=True)
-    print(store.get("wheel"))
+import importlib.metadata
 from mooncake.store import MooncakeDistributedStore
 from mooncake.engine import TransferEngine
 print(importlib.metadata.version("mooncake-transfer-engine"))
 """,
             )
-            self.assertEqual(said.split(), ["b'value'", "0.3.13"])
+            self.assertEqual(said.split(), ["0.3.13"])
             self.assertTrue((place / "venv" / "bin" / "mooncake_master").exists())
+
+    def test_the_pages_of_engines(self):
+        """Their lines in Python run as they are, with the configuration that stands before them."""
+        control = bed.bed().control
+        pages = sorted((HERE.parents[2] / "docs" / "integrations").glob("*.md"))
+        self.assertEqual(len(pages), 4)
+        for page in pages:
+            # The tests' cluster has a port of its own.
+            text = page.read_text(encoding="utf-8").replace("127.0.0.1:50051", control)
+            lines = text.split("```python\n", 1)[1].split("```", 1)[0]
+            with tempfile.TemporaryDirectory() as directory:
+                if "```json" in text:
+                    config = text.split("```json\n", 1)[1].split("```", 1)[0]
+                    (pathlib.Path(directory) / "mooncake.json").write_text(config, encoding="utf-8")
+                known = {"MOONCAKE_MASTER": control, "MOONCAKE_GLOBAL_SEGMENT_SIZE": "64mb"}
+                before = {name: os.environ.get(name) for name in known}
+                os.environ.update(known)
+                try:
+                    self.assertEqual(bed.python(lines, cwd=directory), "found\n", page.name)
+                finally:
+                    for name, value in before.items():
+                        os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 if __name__ == "__main__":

@@ -51,8 +51,11 @@ usage: cargo x COMMAND [...]
                        a stock Mooncake wheel and ours read and write each other's segments, every byte compared; over
                        RDMA in a virtual machine
   wheel                pack the Python packages: target/wheels/kvplane-*.whl and kvplane_mooncake-*.whl
-  python [--debug] [TEST...]
-                       test them against a live cluster, all or by name (test_store); --debug: development build
+  python [--debug] [--nightly] [TEST...]
+                       test them against a live cluster, all or by name (test_store); --debug: development build;
+                       --nightly: leaks are looked for over 100,000 calls
+  python [--debug] --upstream DIR [FILE...]
+                       run Mooncake's own client tests of the checkout in DIR against ours
   help                 this text";
 
 /// One parsed command.

@@ -20,6 +20,9 @@ const PYTHONS: [&str; 7] =
 /// the wheel brings along, and what else the release step builds, so that nothing is built twice.
 const PACKAGES: [&str; 6] = ["--package", "kvplane-tools", "--package", "kvplane-capi", "--package", "kvplane-python"];
 
+/// Turns of the search for leaks, of four calls each.
+const NIGHTLY_TURNS: &str = "25000";
+
 /// Packs both wheels into `target/wheels`.
 pub fn wheel(workspace: &Workspace) -> Result<(), Failure> {
     setup::run(&[Group::Build, Group::Python])?;
@@ -33,7 +36,9 @@ pub fn wheel(workspace: &Workspace) -> Result<(), Failure> {
 }
 
 /// Builds, lays the packages out and runs the tests: all, or those that `arguments` name (`test_store`,
-/// `test_store.Puts.test_empty`). `--debug` among them builds with the development profile.
+/// `test_store.Puts.test_empty`). `--debug` among them builds with the development profile, `--nightly` makes the
+/// search for leaks 100,000 calls long, and `--upstream DIR` runs Mooncake's own client tests of a checkout there
+/// instead.
 pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
     let Some(python) = find() else {
@@ -51,12 +56,23 @@ pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
         command.env("PYTHONPATH", &stage).env("PYTHONDONTWRITEBYTECODE", "1");
         command.env("KVPLANE_BINARY", built.join("kvplane"));
     };
+    let words: Vec<&String> = arguments.iter().filter(|word| *word != "--debug" && *word != "--nightly").collect();
+    if words.first().is_some_and(|word| *word == "--upstream") {
+        let checkout = words.get(1).ok_or_else(|| Failure::new("--upstream: name a checkout of Mooncake"))?;
+        let mut tests = script(workspace, &python, "tests/upstream.py");
+        environment(&mut tests);
+        tests.arg(checkout).args(&words[2..]);
+        return process::run(&mut tests);
+    }
     let mut surface = script(workspace, &python, "surface.py");
     environment(&mut surface);
     process::run(&mut surface)?;
     let mut tests = script(workspace, &python, "tests/run.py");
     environment(&mut tests);
-    tests.args(arguments.iter().filter(|word| *word != "--debug"));
+    if arguments.iter().any(|word| word == "--nightly") {
+        tests.env("KVPLANE_PYTHON_TURNS", NIGHTLY_TURNS);
+    }
+    tests.args(words);
     process::run(&mut tests)
 }
 

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type
 
+from kvplane._errors import Closed
 from kvplane._store import Key, Piece, Registration, Store
 
 
@@ -27,7 +28,12 @@ class AsyncStore:
         return await asyncio.get_running_loop().run_in_executor(None, lambda: cls(control, **settings))
 
     async def _run(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*arguments, **keywords))
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*arguments, **keywords))
+        except RuntimeError:
+            # The threads take nothing more after `close`.
+            raise Closed(-1, "the store was closed") from None
+        return await work
 
     async def put(self, key: Key, value: Any, **how: Any) -> None:
         """See `Store.put`."""

@@ -1,4 +1,39 @@
-"""Memory that this process gives to the cluster beside what `setup` gave."""
+"""Memory that this process gives to the cluster beside what `setup` gave, and memory of its own for transfers."""
+
+import threading
+
+from kvplane import _native
+
+
+class Pool:
+    """The memory pool of `setup_dummy`: what is taken from it stays as long as its store."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._left = 0
+        self._memory = None
+
+    def open(self, size):
+        """So many bytes may be taken from now on."""
+        with self._lock:
+            self._left = size
+
+    def close(self):
+        """Nothing may be taken any more; who has memory keeps it."""
+        self.open(0)
+
+    def take(self, size):
+        """The address of so many bytes; 0 when the pool has not as many."""
+        with self._lock:
+            if not 0 < size <= self._left:
+                return 0
+            self._memory = self._memory or _native.HostMemory()
+            try:
+                address = self._memory.alloc(size)
+            except (MemoryError, ValueError):
+                return 0
+            self._left -= size
+            return address
 
 
 class Segments:
@@ -38,5 +73,8 @@ class Segments:
         return 0 if self._native is not None else -1
 
     def alloc_from_mem_pool(self, arg0, /):
-        """Memory of the pool of `setup_dummy`. There is none: shared memory needs no pool here."""
-        return 0
+        """Memory of the pool of `setup_dummy`, which its user registers; its address, or 0 when the pool has not as much, and for a
+        store that was set up otherwise."""
+        if not hasattr(arg0, "__index__") or int(arg0) < 0:
+            raise TypeError(f"alloc_from_mem_pool(): a size is int and not below 0, not {arg0!r}")
+        return 0 if self._native is None else self._pool.take(int(arg0))

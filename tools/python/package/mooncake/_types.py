@@ -2,6 +2,7 @@
 
 import enum
 import mmap
+from collections.abc import Sequence
 
 from kvplane import _native
 
@@ -63,51 +64,98 @@ _SOFT_PIN_MOST_MS = 86_400_000
 _REFUSED_MS = 2**32 - 1
 
 
+def _is_count(value):
+    return hasattr(value, "__index__") and 0 <= value.__index__() < 1 << 64
+
+
+def _is_texts(value):
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+    return is_sequence and all(isinstance(one, str) for one in value)
+
+
+def _is_truth(value):
+    return value is None or hasattr(type(value), "__bool__")
+
+
+#: Of each attribute: its type as the original's messages name it, what it takes, and how that is kept.
+_COUNT = ("int", _is_count, lambda value: value.__index__())
+_TRUTH = ("bool", _is_truth, bool)
+_TEXTS = ("list[str]", _is_texts, list)
+_ATTRIBUTES = {
+    "replica_num": _COUNT,
+    "nof_replica_num": _COUNT,
+    "dfs_replica_num": _COUNT,
+    "soft_pin_action": (
+        "mooncake.store.SoftPinAction", lambda value: isinstance(value, SoftPinAction), lambda value: value
+    ),
+    "soft_pin_ttl_ms": (
+        "Optional[int]",
+        lambda value: value is None or _is_count(value),
+        lambda value: value if value is None else value.__index__(),
+    ),
+    "with_hard_pin": _TRUTH,
+    "with_soft_pin": _TRUTH,
+    "preferred_segment": ("str", lambda value: isinstance(value, str), lambda value: value),
+    "preferred_segments": _TEXTS,
+    "preferred_nof_segments": _TEXTS,
+    "prefer_alloc_in_same_node": _TRUTH,
+    "data_type": (
+        "mooncake.store.ObjectDataType", lambda value: isinstance(value, ObjectDataType), lambda value: value
+    ),
+    "group_ids": (
+        "Optional[list[str]]",
+        lambda value: value is None or _is_texts(value),
+        lambda value: value if value is None else list(value),
+    ),
+}
+
+
 class ReplicateConfig:
     """How an object is to be kept.
 
     `replica_num` above 1 asks for a second copy, as far as slots have two owners (`kvplane control --replicas 2`) and
     there is room; other counts have no effect. `preferred_segments` and `prefer_alloc_in_same_node` decide where objects
-    of 1 MiB and more are that are not longer than a stripe (64 MiB), as far as there is room.
+    of 1 MiB and more are that are not longer than a stripe (64 MiB), as far as there is room. An attribute takes what the
+    original's takes; there are no others.
     """
 
     def __init__(self):
-        self.replica_num = 1
-        self.nof_replica_num = 0
-        self.dfs_replica_num = 0
-        self.soft_pin_action = SoftPinAction.PRESERVE
-        self.soft_pin_ttl_ms = None
-        self.with_hard_pin = False
-        self.preferred_segment = ""
-        self.preferred_segments = []
-        self.preferred_nof_segments = []
-        self.prefer_alloc_in_same_node = False
-        self.data_type = ObjectDataType.UNKNOWN
-        self.group_ids = None
+        self.__dict__.update(
+            replica_num=1,
+            nof_replica_num=0,
+            dfs_replica_num=0,
+            soft_pin_action=SoftPinAction.PRESERVE,
+            soft_pin_ttl_ms=None,
+            with_hard_pin=False,
+            preferred_segment="",
+            preferred_segments=[],
+            preferred_nof_segments=[],
+            prefer_alloc_in_same_node=False,
+            data_type=ObjectDataType.UNKNOWN,
+            group_ids=None,
+        )
+
+    def __setattr__(self, name, value):
+        known = _ATTRIBUTES.get(name)
+        if known is None:
+            raise AttributeError(f"'mooncake.store.ReplicateConfig' object has no attribute {name!r}")
+        kind, takes, kept_as = known
+        if not takes(value):
+            raise TypeError(
+                f"({name}): incompatible function arguments. The following argument types are supported:\n"
+                f"    1. (self: mooncake.store.ReplicateConfig, arg0: {kind}) -> None\n\nInvoked with: {value!r}"
+            )
+        if name == "with_soft_pin":
+            name, value = "soft_pin_action", SoftPinAction.ENABLE if value else SoftPinAction.DISABLE
+        self.__dict__[name] = value if name == "soft_pin_action" else kept_as(value)
 
     def __repr__(self):
-        values = {name.lstrip("_"): value for name, value in vars(self).items()}
-        return f"ReplicateConfig({', '.join(f'{name}={value!r}' for name, value in values.items())})"
-
-    @property
-    def soft_pin_ttl_ms(self):
-        """How long a soft pin lasts, in milliseconds; None for the default."""
-        return self._soft_pin_ttl_ms
-
-    @soft_pin_ttl_ms.setter
-    def soft_pin_ttl_ms(self, wanted):
-        if wanted is not None and (not hasattr(wanted, "__index__") or not 0 <= wanted < 1 << 64):
-            raise TypeError(f"soft_pin_ttl_ms is None or a number of milliseconds, not {wanted!r}")
-        self._soft_pin_ttl_ms = wanted
+        return f"ReplicateConfig({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     @property
     def with_soft_pin(self):
         """Whether the object is to be kept before others: the older spelling of `soft_pin_action`."""
         return self.soft_pin_action == SoftPinAction.ENABLE
-
-    @with_soft_pin.setter
-    def with_soft_pin(self, wanted):
-        self.soft_pin_action = SoftPinAction.ENABLE if wanted else SoftPinAction.DISABLE
 
 
 #: Segments of this process by the names that its stores have.

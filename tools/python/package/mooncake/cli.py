@@ -7,26 +7,7 @@ import signal
 import sys
 import threading
 
-
-def flags(words, known):
-    """The flags of a command line as gflags takes them, `-name=value`, `--name value` or `--name`: those that are
-    known by name; the others are said."""
-    values, others, words = {}, [], list(words)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("-"):
-            continue
-        name, found, value = word.lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        if not found:
-            value = words.pop(0) if words and not words[0].startswith("-") else "true"
-        if name in known:
-            values[name] = value
-        else:
-            others.append(name)
-    if others:
-        print(f"kvplane: without a meaning here, and ignored: {', '.join(sorted(set(others)))}", file=sys.stderr)
-    return values
+from mooncake._flags import configured, end, flags, port, said, truth
 
 
 def program():
@@ -35,51 +16,184 @@ def program():
     beside = pathlib.Path(sys.executable).parent / "kvplane"
     found = named or (str(beside) if beside.exists() else shutil.which("kvplane"))
     if found is None:
-        sys.exit("kvplane: the program `kvplane` is not in the path; set KVPLANE_BINARY")
+        end("the program `kvplane` is not in the path; set KVPLANE_BINARY")
     return found
 
 
 def become(*words):
     """Becomes the program `kvplane` with these arguments."""
     path = program()
+    sys.stdout.flush()
     os.execv(path, [path, *words])
 
 
-def _true(text):
-    return text.lower() in ("true", "1", "yes", "on", "t", "y")
+_MASTER = {
+    "port": "the port of the control plane, where --rpc_port is 0 (50051)",
+    "rpc_port": "the port of the control plane (0: what --port says)",
+    "rpc_address": "its address (127.0.0.1); beyond loopback, KVPLANE_CERTS names its certificates",
+    "metrics_port": "the port of /metrics, /health and /get_all_segments (9003)",
+    "metrics_host": "its address (127.0.0.1); beyond loopback with --http_token_file",
+    "http_token_file": "a file with the token that whoever asks that port must bring",
+    "enable_http_metadata_server": "serve the metadata of transfer engines too",
+    "http_metadata_server_port": "at this port (8080)",
+    "http_metadata_server_host": "and this address (127.0.0.1)",
+    "without_authentication": "allow the metadata server on an address that others reach",
+    "cluster_id": "the name of the cluster (kvplane; with another port, kvplane-PORT)",
+    "enable_multi_tenants": "only tenants that are set may put",
+    "enable_ha": "keep the state in etcd, so that several masters may run",
+    "etcd_endpoints": "where etcd is: host:port;host:port",
+    "replicas": "copies that may be asked for with replica_num (2)",
+    "config_path": "a JSON or YAML file with flags; those of the command line count before it",
+}
 
 
 def master():
-    """`mooncake_master`: a control plane on this host's loopback address."""
-    known = {"port", "rpc_port", "metrics_port", "enable_http_metadata_server", "http_metadata_server_port"}
-    known |= {"cluster_id", "enable_multi_tenants"}
-    values = flags(sys.argv[1:], known)
-    port = values.get("port") or values.get("rpc_port") or "50051"
-    cluster = values.get("cluster_id") or ("kvplane" if port == "50051" else f"kvplane-{port}")
+    """`mooncake_master`: a control plane, on this host's loopback address unless it is told otherwise."""
+    about = "a control plane of kvplane with the flags of Mooncake's master"
+    values = flags(sys.argv[1:], _MASTER, about, "mooncake_master")
+    if "config_path" in values:
+        values = {**configured(values["config_path"], _MASTER), **values}
+    number = port("rpc_port", values.get("rpc_port", "0")) or port("port", values.get("port", "50051"))
+    cluster = values.get("cluster_id") or ("kvplane" if number == 50051 else f"kvplane-{number}")
+    words = ["control", "--cluster", cluster, "--listen", _listen(values, number)]
+    words += ["--replicas", values.get("replicas", "2")]
+    words += _state(values, cluster) + _http(values)
+    if truth("enable_multi_tenants", values.get("enable_multi_tenants", "false")):
+        words.append("--strict-tenants")
+    program()
+    if truth("enable_http_metadata_server", values.get("enable_http_metadata_server", "false")):
+        _metadata(values)
+    become(*words)
+
+
+def _at(host, number):
+    return f"[{host.strip('[]')}]:{number}" if ":" in host else f"{host}:{number}"
+
+
+def _local(host):
+    return host in ("", "localhost", "::1", "[::1]") or host.startswith("127.")
+
+
+def _listen(values, number):
+    host = values.get("rpc_address", "")
+    if not _local(host) and not os.environ.get("KVPLANE_CERTS"):
+        end(
+            f"--rpc_address={host} lets other hosts in, for which this control plane needs certificates: make them"
+            " with `kvplane ctl cert`, and name their folder (ca.pem, control.pem, control.key) in KVPLANE_CERTS"
+        )
+    return _at("127.0.0.1" if host in ("", "localhost") else host, number)
+
+
+def _certificates():
+    """The folder with this control plane's certificate, where there is one."""
+    folder = os.environ.get("KVPLANE_CERTS")
+    if not folder:
+        return None
+    missing = [name for name in ("ca.pem", "control.pem", "control.key") if not (pathlib.Path(folder) / name).exists()]
+    return missing, folder
+
+
+def _state(values, cluster):
+    """Where the state is, and by which certificate others know this control plane."""
+    words = []
+    shared = truth("enable_ha", values.get("enable_ha", "false"))
+    certificates = _certificates()
+    beyond = not _local(values.get("rpc_address", ""))
+    if certificates is not None and (shared or beyond):
+        missing, folder = certificates
+        if missing:
+            end(f"KVPLANE_CERTS={folder} has no {missing[0]}: make it with `kvplane ctl cert issue control`")
+        words += ["--identity", folder]
+    if shared:
+        endpoints = values.get("etcd_endpoints", "")
+        if not endpoints:
+            end("--enable_ha needs --etcd_endpoints=host:port;host:port")
+        if certificates is None:
+            end("--enable_ha needs certificates, by which masters know each other: name their folder in KVPLANE_CERTS")
+        names = [name.strip().split("://")[-1] for name in endpoints.replace(",", ";").split(";")]
+        return [*words, "--state", "etcd://" + ",".join(name for name in names if name)]
     home = pathlib.Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
     state = home / "kvplane" / cluster
     home.mkdir(parents=True, exist_ok=True)
     # It will hold the authority's key.
     for directory in (state.parent, state):
         directory.mkdir(mode=0o700, exist_ok=True)
-    http = values.get("metrics_port", "9003")
-    words = ["control", "--cluster", cluster, "--listen", f"127.0.0.1:{port}", "--state", str(state)]
-    if _true(values.get("enable_http_metadata_server", "false")):
-        # One HTTP server has both here: at the port of the metadata, which engines have in their configuration.
-        http = values.get("http_metadata_server_port", "8080")
-        words.append("--mooncake-metadata")
-    if _true(values.get("enable_multi_tenants", "false")):
-        words.append("--strict-tenants")
-    become(*words, "--http", f"127.0.0.1:{http}")
+    return [*words, "--state", str(state)]
+
+
+def _http(values):
+    host, token = values.get("metrics_host", "127.0.0.1"), values.get("http_token_file")
+    if not _local(host) and not token:
+        print(
+            f"kvplane: metrics on 127.0.0.1 and not on {host}, as whoever reaches it could list and remove objects;"
+            " --http_token_file=FILE opens it to those who bring the token",
+            file=sys.stderr,
+        )
+        host = "127.0.0.1"
+    number = port("metrics_port", values.get("metrics_port", "9003"))
+    words = ["--http", _at("127.0.0.1" if host == "localhost" else host, number)]
+    return [*words, "--http-token-file", token] if token else words
+
+
+def _metadata(values):
+    """Serves the metadata of transfer engines at a port of its own, in a process that ends with this one."""
+    from mooncake.http_metadata_server import server
+
+    number = port("http_metadata_server_port", values.get("http_metadata_server_port", "8080"))
+    host = values.get("http_metadata_server_host", "127.0.0.1")
+    everybody = truth("without_authentication", values.get("without_authentication", "false"))
+    try:
+        # Bound before this process becomes the control plane: a port that is taken ends it here.
+        listening = server(host, number, everybody)
+    except OSError as error:
+        end(f"--http_metadata_server_port={number}: {error}")
+    parent = os.getpid()
+    if os.fork():
+        listening.server_close()
+        return
+    _end_with(parent)
+    # What this child had of its parent's streams would hold them open for who waits for their end.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        listening.serve_forever()
+    finally:
+        os._exit(0)
+
+
+def _end_with(parent):
+    """Has the kernel end this process when its parent ends, however that ends."""
+    import ctypes
+
+    death_signal = 1
+    ctypes.CDLL(None).prctl(death_signal, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+_CLIENT = {
+    "host": "the name of this process",
+    "port": "the port by which setup_dummy names this process (50052)",
+    "master_server_address": "the control plane's address",
+    "metadata_server": "where engines find each other (P2PHANDSHAKE)",
+    "protocol": "tcp or rdma",
+    "device_names": "RDMA devices",
+    "global_segment_size": "memory that this process gives (4 GB)",
+    "local_buffer_size": "",
+    "tenant_id": "the tenant",
+}
 
 
 def client():
     """`mooncake_client`: gives memory of this process to a cluster, until it is told to end."""
+    about = "gives memory of this process to a cluster, until it is told to end"
+    values = flags(sys.argv[1:], _CLIENT, about, "mooncake_client")
+    from mooncake import _clients
     from mooncake.store import MooncakeDistributedStore
 
-    known = {"host", "master_server_address", "metadata_server", "protocol", "device_names", "global_segment_size"}
-    known |= {"tenant_id", "local_buffer_size"}
-    values = flags(sys.argv[1:], known)
+    number = port("port", values.get("port", "50052"))
     store = MooncakeDistributedStore()
     config = {
         "local_hostname": values.get("host", "localhost"),
@@ -94,21 +208,52 @@ def client():
     if code != 0:
         return 1
     ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: ended.set())
+    try:
+        published = _clients.publish(number, config["master_server_addr"], config["tenant_id"])
+    except OSError as error:
+        store.close()
+        end(f"--port={number}: {error}")
     print(f"ready: {config['global_segment_size']} of this process are the segment {store.get_hostname()}", flush=True)
     ended.wait()
+    published.close()
     store.close()
     return 0
 
 
+#: What our program takes; the original also takes those of its logging library (-logtostderr, -v, -minloglevel).
+_BENCH_KNOWN = {
+    "local_server_name", "metadata_server", "mode", "operation", "protocol", "device_name", "nic_priority_matrix",
+    "auto_discovery", "segment_id", "buffer_size", "batch_size", "block_size", "duration", "threads", "report_unit",
+    "report_precision", "backend", "use_vram", "init_mem", "gpu_id", "open_to_network", "pacing", "help", "h",
+}  # fmt: skip
+
+
 def transfer_engine_bench():
     """`transfer_engine_bench`: the same flags, over our engine."""
-    become("transfer_engine_bench", *sys.argv[1:])
+    words, rest, others = [], list(sys.argv[1:]), []
+    while rest:
+        word = rest.pop(0)
+        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        if not word.startswith("-") or name in _BENCH_KNOWN:
+            words.append(word)
+            continue
+        if name == "version":
+            flags([word], {}, "", "transfer_engine_bench")
+        others.append(name)
+        # Its value, where it is a word of its own: what follows a flag and is none belongs to it.
+        if "=" not in word and rest and not rest[0].startswith("-"):
+            rest.pop(0)
+    if others:
+        said(others)
+    become("transfer_engine_bench", *words)
 
 
 def topology_dump():
     """`transfer_engine_topology_dump`: which RDMA devices serve which memory, as JSON."""
+    about = "which RDMA devices serve which memory, as JSON"
+    flags(sys.argv[1:], {}, about, "transfer_engine_topology_dump")
     from mooncake.engine import TransferEngine
 
     print(TransferEngine().get_local_topology())

@@ -21,11 +21,16 @@ SUPPORT_MNNVL = False
 SUPPORT_MUSA = False
 
 
-class TransferOpcode(enum.IntEnum):
-    """Which way bytes go."""
+class TransferOpcode(enum.Enum):
+    """Which way bytes go. As with pybind11's enumerations, `int()` has the number, and no number is equal to one."""
 
     Read = 0
     Write = 1
+
+    def __int__(self):
+        return self.value
+
+    __index__ = __int__
 
 
 Read = TransferOpcode.Read

@@ -1,7 +1,7 @@
 """Written by `surface.py --write`."""
 
-from enum import IntEnum
-from typing import Any, Callable, overload
+from enum import Enum, IntEnum
+from typing import Any, Callable, List, Optional, overload
 
 Buffer = Any
 capsule = Any
@@ -103,9 +103,9 @@ class TransferEngine:
     def write_bytes_to_buffer(self, __arg0: int, __arg1: str, __arg2: int) -> int: ...
 class TransferNotify:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-    msg: Any
-    name: Any
-class TransferOpcode(IntEnum):
+    name: str
+    msg: str
+class TransferOpcode(Enum):
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     Read = ...
     Write = ...

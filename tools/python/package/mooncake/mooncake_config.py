@@ -13,19 +13,45 @@ logger = logging.getLogger(__name__)
 
 _PROTOCOLS = {"tcp", "rdma", "efa", "nvmeof", "nvlink", "nvlink_intra", "musa", "hip", "barex", "cxl", "ascend"}
 _PROTOCOLS |= {"ub", "ubshmem", "maca", "sunrise_link", "rpc_only", "shm"}
+_REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
+_VARIABLES = {
+    "local_hostname": ("MOONCAKE_LOCAL_HOSTNAME",),
+    "metadata_server": ("MOONCAKE_TE_META_DATA_SERVER",),
+    "global_segment_size": ("MOONCAKE_GLOBAL_SEGMENT_SIZE",),
+    "local_buffer_size": ("MOONCAKE_LOCAL_BUFFER_SIZE",),
+    "protocol": ("MOONCAKE_PROTOCOL",),
+    "device_name": ("MOONCAKE_DEVICE",),
+    "master_server_address": ("MOONCAKE_MASTER",),
+    # SGLang has the second name for it.
+    "enable_ssd_offload": ("MOONCAKE_OFFLOAD_ENABLED", "MOONCAKE_ENABLE_SSD_OFFLOAD"),
+    "ssd_offload_path": ("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH",),
+    "tenant_id": ("MOONCAKE_TENANT_ID",),
+    "enable_client_http_server": ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER",),
+    "client_http_port": ("MOONCAKE_CLIENT_HTTP_PORT",),
+}
 #: Keys that others keep in the same file.
 _OTHERS = {"mode", "enable_offload", "storage_root_dir", "transfer_timeout", "save_chunk_meta", "use_ascend_direct"}
 
 
 def _parse_bool(value):
-    if isinstance(value, bool):
-        return value
+    if value is None or isinstance(value, (bool, int, float)):
+        return bool(value)
     word = str(value).strip().lower()
-    if word in ("1", "true", "yes", "on"):
+    if word in ("1", "true", "yes", "on", "enable"):
         return True
-    if word in ("", "0", "false", "no", "off"):
+    if word in ("", "0", "false", "no", "off", "disable"):
         return False
-    raise ValueError(f"{value!r} is neither true nor false")
+    raise ValueError(f"Invalid boolean value: {value!r} is neither true nor false")
+
+
+def _parse_port(value):
+    try:
+        port = int(value)
+    except (TypeError, ValueError):
+        port = -1
+    if not 0 <= port <= 65535:
+        raise ValueError(f"client_http_port is a number up to 65535, not {value!r}")
+    return port
 
 
 def _parse_segment_size(value):
@@ -52,27 +78,23 @@ class MooncakeConfig:
     client_http_port: int = 9300
 
     def __post_init__(self):
-        for name in ("local_hostname", "metadata_server", "master_server_address"):
+        for name in _REQUIRED:
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
-                raise ValueError(f"{name} is a text that is not empty, not {value!r}")
+                raise ValueError(f"{name} must be a non-empty string, not {value!r}")
         if not isinstance(self.protocol, str) or not self.protocol.strip():
-            raise ValueError(f"protocol is a text that is not empty, not {self.protocol!r}")
+            raise ValueError(f"Invalid protocol: {self.protocol!r}; write tcp or rdma")
         self.protocol = self.protocol.strip().lower()
         if self.protocol not in _PROTOCOLS:
-            logger.warning("the protocol %r is not known", self.protocol)
+            logger.warning("Unrecognised protocol %r; tcp and rdma are known", self.protocol)
         for name in ("global_segment_size", "local_buffer_size"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} is not below 0, as {getattr(self, name)} is")
+                raise ValueError(f"Invalid {name}: {getattr(self, name)} is below 0")
 
     @staticmethod
     def from_file(file_path):
         """From a JSON file. A key that means nothing is said, with the nearest that does."""
-        with open(file_path, encoding="utf-8") as file:
-            values = json.load(file)
-        if not isinstance(values, dict):
-            raise ValueError(f"{file_path} holds no JSON object")
-        return MooncakeConfig.from_dict(values, str(file_path))
+        return MooncakeConfig.from_dict(_file(file_path), str(file_path))
 
     @staticmethod
     def from_dict(values, where="the configuration"):
@@ -83,7 +105,7 @@ class MooncakeConfig:
         for key in values:
             if key not in known and key not in _OTHERS:
                 print(f"kvplane: {where}: {unknown_key(key, sorted(known))}", file=sys.stderr)
-        missing = [name for name in ("local_hostname", "metadata_server", "master_server_address") if name not in values]
+        missing = [name for name in _REQUIRED if name not in values]
         if missing:
             raise ValueError(f"Missing required config field: {missing[0]} ({where})")
         return MooncakeConfig(
@@ -98,7 +120,7 @@ class MooncakeConfig:
             ssd_offload_path=values.get("ssd_offload_path") or "",
             tenant_id=values.get("tenant_id") or "default",
             enable_client_http_server=_parse_bool(values.get("enable_client_http_server", False)),
-            client_http_port=int(values.get("client_http_port", 9300)),
+            client_http_port=_parse_port(values.get("client_http_port", 9300)),
         )
 
     @staticmethod
@@ -107,18 +129,38 @@ class MooncakeConfig:
         path = os.getenv("MOONCAKE_CONFIG_PATH")
         if path:
             return MooncakeConfig.from_file(path)
-        master = os.getenv("MOONCAKE_MASTER")
-        if not master:
+        if not os.getenv("MOONCAKE_MASTER"):
             raise ValueError("Neither the environment variable 'MOONCAKE_CONFIG_PATH' nor 'MOONCAKE_MASTER' is set.")
-        return MooncakeConfig(
-            local_hostname=os.getenv("MOONCAKE_LOCAL_HOSTNAME", "localhost"),
-            metadata_server=os.getenv("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE"),
-            global_segment_size=_parse_segment_size(os.getenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", DEFAULT_GLOBAL_SEGMENT_SIZE)),
-            local_buffer_size=_parse_segment_size(os.getenv("MOONCAKE_LOCAL_BUFFER_SIZE", DEFAULT_LOCAL_BUFFER_SIZE)),
-            protocol=os.getenv("MOONCAKE_PROTOCOL", "tcp"),
-            device_name=os.getenv("MOONCAKE_DEVICE", ""),
-            master_server_address=master,
-            enable_ssd_offload=_parse_bool(os.getenv("MOONCAKE_ENABLE_SSD_OFFLOAD", "")),
-            ssd_offload_path=os.getenv("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", ""),
-            tenant_id=os.getenv("MOONCAKE_TENANT_ID", "default"),
-        )
+        return MooncakeConfig.from_dict(_environment(), "the environment")
+
+
+def _file(path):
+    """The values that a JSON file has."""
+    with open(path, encoding="utf-8") as file:
+        try:
+            values = json.load(file)
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return values
+
+
+def _environment():
+    """The values that the environment has; the first variable of each that is set."""
+    values = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
+    for name, variables in _VARIABLES.items():
+        found = next((os.environ[variable] for variable in variables if variable in os.environ), None)
+        if found is not None:
+            values[name] = found
+    return values
+
+
+def overridden(path, over):
+    """The configuration of a file, or of the environment without one, where what `over` has counts before it."""
+    path = path or os.getenv("MOONCAKE_CONFIG_PATH")
+    values = {**(_file(path) if path else _environment()), **over}
+    where = f"{path} and -D" if path and over else path or "-D and the environment" if over else "the environment"
+    if not path and "master_server_address" not in values:
+        raise ValueError("no configuration: name a file (--config, MOONCAKE_CONFIG_PATH), or set MOONCAKE_MASTER")
+    return MooncakeConfig.from_dict(values, where)

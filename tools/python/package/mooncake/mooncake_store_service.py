@@ -6,111 +6,412 @@
 | `GET /api/get/KEY` | its bytes |
 | `GET /api/exist/KEY` | `{"exists": true}` |
 | `DELETE /api/remove/KEY`, `DELETE /api/remove_all` | removes |
+| `POST /api/mount` with `{"size": ...}`, `POST /api/unmount` with `{"segment_ids": [...]}` | gives memory, takes it back |
+| `POST /api/mount_shm`, `unmount_shm`, `unmount_local_disk`, `reconfigure` | as the original has them |
 | `GET /health` | whether the cluster answers |
 """
 
 import argparse
-import json
+import asyncio
+import functools
+import logging
+import signal
 import sys
-from urllib.parse import unquote, urlsplit
+import threading
 
-from mooncake._http import serve
-from mooncake.mooncake_config import MooncakeConfig
+from mooncake import _http
+from mooncake._http import Response, reply
+from mooncake.mooncake_config import MooncakeConfig, overridden
+from mooncake.store import INVALID_PARAMS, OBJECT_NOT_FOUND, MooncakeDistributedStore
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+_MOST_GRACE_S = 3600
+
+
+def _shm_name_to_path(name):
+    """The file of shared memory of this name; None where it is no name."""
+    if not isinstance(name, str):
+        return None
+    plain = name[1:] if name.startswith("/") else name
+    return None if not plain or "/" in plain or plain in (".", "..") else f"/dev/shm/{plain}"
+
+
+def _unblock_shutdown_signals():
+    """Signals that a parent blocked end this service too."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
+def _install_shutdown_signal_handlers(loop, shutdown_event):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda _number: shutdown_event.set(), number)
+
+
+def _seconds(value, longest=_MOST_GRACE_S):
+    return value if type(value) is int and 0 <= value <= longest else None
+
+
+def _said(call):
+    """A handler whose failures are answered."""
+
+    @functools.wraps(call)
+    async def handle(self, request):
+        try:
+            return await call(self, request)
+        except Exception as error:
+            logger.error("%s: %s", call.__name__, error)
+            return reply(500, error=str(error))
+
+    return handle
+
+
+def _handler(call):
+    """A handler of a JSON object; what is none, and what goes wrong, is answered."""
+    call = _said(call)
+
+    @functools.wraps(call)
+    async def handle(self, request):
+        try:
+            said = await request.json()
+        except ValueError as error:
+            return reply(400, error=f"Malformed JSON body: {error}")
+        if not isinstance(said, dict):
+            return reply(400, error="Request body must be a JSON object")
+        return await call(self, said)
+
+    return handle
 
 
 class MooncakeStoreService:
-    """The service, over one store."""
+    """The service, over one store: `start_store_service`, `start_http_service`, `stop`."""
 
-    def __init__(self, config):
-        from mooncake.store import MooncakeDistributedStore
+    def __init__(self, config_path=None, cli_config=None):
+        self.store = None
+        self.config = overridden(config_path, cli_config or {})
+        self.current_mode = "prefill"
+        self.mounted_segment_ids = []
+        self.last_mount_info = {}
+        self._state_lock = asyncio.Lock()
+        self._server = None
 
-        self.store = MooncakeDistributedStore()
-        code = self.store.setup(
-            config.local_hostname,
-            config.metadata_server,
-            config.global_segment_size,
-            config.local_buffer_size,
-            config.protocol,
-            config.device_name or "",
-            config.master_server_address,
-            tenant_id=config.tenant_id,
-        )
-        if code != 0:
-            raise RuntimeError(f"the store could not be set up: error {code}")
+    async def start_store_service(self, max_wait_time=60, shutdown_event=None):
+        """Sets the store up, again each second until it succeeds or the time is over. Whether it succeeded."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + max_wait_time
+        while shutdown_event is None or not shutdown_event.is_set():
+            problem = self._setup()
+            # Signals that came meanwhile are seen now.
+            await asyncio.sleep(0)
+            if shutdown_event is not None and shutdown_event.is_set():
+                break
+            if problem is None:
+                return True
+            left = until - loop.time()
+            logger.warning("the store is not set up yet: %s", problem)
+            if left <= 0:
+                return False
+            await self._pause(min(_RETRY_S, left), shutdown_event)
+        await self.stop()
+        return False
+
+    def _setup(self):
+        config = self.config
+        try:
+            self.store = MooncakeDistributedStore()
+            code = self.store.setup({
+                "local_hostname": config.local_hostname,
+                "metadata_server": config.metadata_server,
+                "global_segment_size": config.global_segment_size,
+                "local_buffer_size": config.local_buffer_size,
+                "protocol": config.protocol,
+                "rdma_devices": config.device_name,
+                "master_server_addr": config.master_server_address,
+                "enable_ssd_offload": config.enable_ssd_offload,
+                "ssd_offload_path": config.ssd_offload_path,
+                "tenant_id": config.tenant_id,
+                "enable_client_http_server": config.enable_client_http_server,
+                "client_http_port": config.client_http_port,
+            })
+        except Exception as error:
+            self.store = None
+            return str(error)
+        if code == 0:
+            return None
+        self.store = None
+        return f"error {code}"
 
     @staticmethod
-    def _name(request, prefix):
-        path = urlsplit(request.path).path
-        return unquote(path[len(prefix) :]) if path.startswith(prefix) and len(path) > len(prefix) else None
+    async def _pause(seconds, shutdown_event):
+        if shutdown_event is None:
+            await asyncio.sleep(seconds)
+            return
+        try:
+            await asyncio.wait_for(shutdown_event.wait(), seconds)
+        except asyncio.TimeoutError:
+            pass
 
-    def get(self, request):
-        """Gets, and whether there is something."""
-        if urlsplit(request.path).path == "/health":
-            code = self.store.health_check()
-            return (200 if code == 0 else 503), {"health": code}
-        key = self._name(request, "/api/get/")
-        if key is not None:
-            value = self.store.get(key)
-            return (200, value) if value else (404, {"error": "Key not found"})
-        key = self._name(request, "/api/exist/")
-        if key is not None:
-            return 200, {"exists": self.store.is_exist(key) == 1}
-        return 404, {"error": "not found"}
+    async def start_http_service(self, port=8080, host="127.0.0.1", open_to_network=False):
+        """Serves on threads until `stop`; OSError when the port is taken."""
+        routes = {
+            ("PUT", "/api/put"): self.handle_put,
+            ("POST", "/api/put"): self.handle_put,
+            ("GET", "/api/get/"): self.handle_get,
+            ("GET", "/api/exist/"): self.handle_exist,
+            ("DELETE", "/api/remove/"): self.handle_remove,
+            ("DELETE", "/api/remove_all"): self.handle_remove_all,
+            ("POST", "/api/mount"): self.handle_mount,
+            ("POST", "/api/unmount"): self.handle_unmount,
+            ("POST", "/api/mount_shm"): self.handle_mount_shm,
+            ("POST", "/api/unmount_shm"): self.handle_unmount_shm,
+            ("POST", "/api/unmount_local_disk"): self.handle_unmount_local_disk,
+            ("POST", "/api/reconfigure"): self.handle_reconfigure,
+            ("GET", "/health"): self.handle_health,
+        }
+        loop = asyncio.get_running_loop()
+        self._server = _http.listen(host, port, routes, "store service", open_to_network, loop)
+        threading.Thread(target=self._server.serve_forever, name="store service", daemon=True).start()
+        print(f"store service on {_http.address(self._server)}", flush=True)
+        return True
 
-    def put(self, request):
-        """Stores."""
-        raw = request.body()
-        if urlsplit(request.path).path != "/api/put":
-            return 404, {"error": "not found"}
-        said = json.loads(raw)
+    async def _call(self, call, *arguments):
+        return await asyncio.get_running_loop().run_in_executor(None, call, *arguments)
+
+    @_handler
+    async def handle_put(self, said):
+        """Stores a text."""
         key, value = said.get("key"), said.get("value")
-        if not isinstance(key, str) or not isinstance(value, str) or not key or not value:
-            return 400, {"error": "Missing key or value"}
-        code = self.store.put(key, value.encode())
-        return (200, {"status": "success"}) if code == 0 else (500, {"error": f"PUT failed: {code}"})
+        if not isinstance(key, str) or not isinstance(value, str) or not key:
+            return reply(400, error="Missing key or value: both are texts")
+        code = await self._call(self.store.put, key, value.encode())
+        if code == 0:
+            return reply(200, status="success")
+        return reply(400 if code == INVALID_PARAMS else 500, error=f"PUT operation failed: {code}")
 
-    def delete(self, request):
-        """Removes."""
-        if urlsplit(request.path).path == "/api/remove_all":
-            return 200, {"status": "success", "removed": self.store.remove_all()}
-        key = self._name(request, "/api/remove/")
-        if key is None:
-            return 404, {"error": "not found"}
-        code = self.store.remove(key)
-        return (200, {"status": "success"}) if code == 0 else (404, {"error": f"Remove failed: {code}"})
+    async def _exists(self, key):
+        return await self._call(self.store.is_exist, key)
 
-    def close(self):
-        """Ends the store."""
-        self.store.close()
+    @_said
+    async def handle_get(self, request):
+        """The bytes of an object."""
+        key = request.match_info["key"]
+        value = await self._call(self.store.get, key)
+        if value:
+            return Response(200, body=value)
+        found = await self._exists(key)
+        if found < 0:
+            return reply(500, error="Exist check failed")
+        if found == 0:
+            return reply(404, error="Key not found")
+        return reply(500, error="GET operation failed") if value is None else Response(200, body=b"")
+
+    @_said
+    async def handle_exist(self, request):
+        """Whether there is an object."""
+        found = await self._exists(request.match_info["key"])
+        return reply(500, error="Exist check failed") if found < 0 else reply(200, exists=found > 0)
+
+    @_said
+    async def handle_remove(self, request):
+        """Removes an object."""
+        code = await self._call(self.store.remove, request.match_info["key"])
+        if code == 0:
+            return reply(200, status="success")
+        return reply(404 if code == OBJECT_NOT_FOUND else 500, error=f"Remove operation failed: {code}")
+
+    @_said
+    async def handle_remove_all(self, _request):
+        """Removes all."""
+        count = await self._call(self.store.remove_all)
+        if count < 0:
+            return reply(500, error=f"RemoveAll operation failed: {count}")
+        return reply(200, status=f"success removed {count} keys", removed=count)
+
+    @_said
+    async def handle_health(self, _request):
+        """Whether the cluster answers."""
+        code = await self._call(self.store.health_check)
+        return reply(200 if code == 0 else 503, health=code)
+
+    @_handler
+    async def handle_mount(self, said):
+        """Gives memory of this process to the cluster."""
+        size = said.get("size")
+        if type(size) is not int or not 0 < size < 1 << 63:
+            return reply(400, error="Invalid size, must be a positive integer")
+        protocol, location = said.get("protocol", self.config.protocol), said.get("location", "")
+        result = await self._call(self.store.allocate_and_mount_segment, size, protocol, location)
+        if result["ret"] != 0:
+            return reply(500, error=f"Allocate and mount failed, ret={result['ret']}")
+        ids = list(result["segment_ids"])
+        return reply(200, status="success", segment_ids=ids, allocated_size=result["allocated_size"])
+
+    @staticmethod
+    def _segments(said):
+        ids = said.get("segment_ids") or []
+        ids = [ids] if isinstance(ids, str) else ids
+        grace = _seconds(said.get("grace_period_seconds", 0))
+        if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
+            return None, grace, reply(400, error="Missing segment_ids: a list of texts")
+        wrong = reply(400, error=f"grace_period_seconds is a whole number up to {_MOST_GRACE_S}")
+        return ids, grace, wrong if grace is None else None
+
+    @_handler
+    async def handle_unmount(self, said):
+        """Takes memory back."""
+        ids, grace, wrong = self._segments(said)
+        if wrong is not None:
+            return wrong
+        code = await self._call(self.store.unmount_and_free_segment, ids, grace)
+        return reply(200, status="success") if code == 0 else reply(500, error=f"Unmount and free failed, ret={code}")
+
+    def _place(self, said, path):
+        """Path, size and the rest for `mount_segment`; None where one is missing or wrong."""
+        size, offset = said.get("size"), said.get("offset", 0)
+        if not path or type(size) is not int or type(offset) is not int or size <= 0 or offset < 0:
+            return None
+        return path, size, offset, said.get("protocol", self.config.protocol), said.get("location", "")
+
+    @_handler
+    async def handle_mount_shm(self, said):
+        """Gives named shared memory, where the store can take it."""
+        place = self._place(said, _shm_name_to_path(said.get("name")))
+        if place is None:
+            return reply(400, error="Missing or invalid name or size")
+        result = await self._call(self.store.mount_segment, *place)
+        if result["ret"] != 0:
+            return reply(500, error=f"Mount failed, ret={result['ret']}; /api/mount gives memory of this process")
+        return reply(200, status="success", segment_ids=list(result["segment_ids"]))
+
+    @_handler
+    async def handle_unmount_shm(self, said):
+        """Takes it back, each segment by itself."""
+        ids, grace, wrong = self._segments(said)
+        if wrong is not None:
+            return wrong
+        async with self._state_lock:
+            failed = await self._unmount(ids, grace)
+            self.mounted_segment_ids = [one for one in self.mounted_segment_ids if one not in ids or one in failed]
+            if not self.mounted_segment_ids:
+                self.current_mode = "prefill"
+        if failed:
+            return reply(500, error="Unmount failed for one or more segments", failed_segment_ids=failed)
+        return reply(200, status="success")
+
+    async def _unmount(self, ids, grace=0):
+        return [one for one in ids if await self._call(self.store.unmount_segment, [one], grace) != 0]
+
+    @_handler
+    async def handle_unmount_local_disk(self, said):
+        """Before this process ends: its disks serve nobody any more."""
+        grace = _seconds(said.get("grace_period_seconds", 0))
+        if grace is None:
+            return reply(400, error=f"Invalid grace_period_seconds: a whole number up to {_MOST_GRACE_S}")
+        code = await self._call(self.store.unmount_local_disk_segment, grace)
+        return reply(200, status="success") if code == 0 else reply(500, error=f"Unmount local disk failed, ret={code}")
+
+    @_handler
+    async def handle_reconfigure(self, said):
+        """Between prefill, which gives no memory, and decode, which does."""
+        mode = str(said.get("mode", "")).lower()
+        if mode == "decode":
+            place = self._place(said, said.get("path"))
+            if place is None:
+                return reply(400, error="Missing path or size for decode mode")
+            async with self._state_lock:
+                return await self._decode(place)
+        if mode == "prefill":
+            async with self._state_lock:
+                return await self._prefill()
+        return reply(400, error="Invalid mode. Use 'decode' or 'prefill'")
+
+    async def _decode(self, place):
+        before = list(self.mounted_segment_ids)
+        # The new memory first: where that fails, what serves goes on serving.
+        result = await self._call(self.store.mount_segment, *place)
+        if result["ret"] != 0:
+            outcome = "keeping previous decode segments" if before else "rolled back to prefill"
+            if not before:
+                self.current_mode = "prefill"
+                self.last_mount_info = {}
+            return reply(500, error=f"Mount failed, ret={result['ret']}; {outcome}", mode=self.current_mode)
+        failed = [one for one in before if await self._call(self.store.unmount_segment, [one]) != 0]
+        self.mounted_segment_ids = [*result["segment_ids"], *failed]
+        self.current_mode = "decode"
+        self.last_mount_info = dict(zip(("path", "size", "offset", "protocol", "location"), place))
+        return reply(200, status="success", mode="decode", segment_ids=self.mounted_segment_ids)
+
+    async def _prefill(self):
+        if self.mounted_segment_ids:
+            code = await self._call(self.store.unmount_segment, self.mounted_segment_ids)
+            if code != 0:
+                return reply(500, error=f"Unmount failed, ret={code}")
+        self.mounted_segment_ids = []
+        self.current_mode = "prefill"
+        self.last_mount_info = {}
+        return reply(200, status="success", mode="prefill")
+
+    async def stop(self):
+        """Ends the server and the store."""
+        server = getattr(self, "_server", None)
+        if server is not None:
+            self._server = None
+            await self._call(server.shutdown)
+            server.server_close()
+        store, self.store = self.store, None
+        if store is not None:
+            code = await self._call(store.close)
+            if code != 0:
+                logger.warning("Mooncake service close returned %s", code)
 
 
-def main():
+def parse_arguments():
     """The command line of the original."""
     parser = argparse.ArgumentParser(description="A store behind HTTP")
     parser.add_argument("--config", help="a JSON file; without it, MOONCAKE_CONFIG_PATH or MOONCAKE_MASTER")
-    parser.add_argument("-D", "--define", action="append", default=[], help="key=value, instead of the file's")
+    parser.add_argument("-D", "--define", action="append", default=[], help="key=value, before what the file has")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--max-wait-time", type=float, default=60, help="without effect")
+    parser.add_argument("--max-wait-time", type=float, default=60, help="seconds until the cluster must answer")
     parser.add_argument("--without-authentication", action="store_true", help="allow a host beyond loopback")
     arguments = parser.parse_args()
-    values = {}
-    if arguments.config:
-        with open(arguments.config, encoding="utf-8") as file:
-            values = json.load(file)
     for definition in arguments.define:
-        key, found, value = definition.partition("=")
-        if not found:
+        if "=" not in definition:
             parser.error(f"-D {definition}: write key=value")
-        values[key] = value
-    config = MooncakeConfig.from_dict(values) if values else MooncakeConfig.load_from_env()
-    service = MooncakeStoreService(config)
-    routes = {"GET": service.get, "PUT": service.put, "POST": service.put, "DELETE": service.delete}
+    return arguments
+
+
+async def main():
+    """Serves until SIGINT or SIGTERM."""
+    arguments = parse_arguments()
+    service = MooncakeStoreService(arguments.config, dict(one.split("=", 1) for one in arguments.define))
+    ended = asyncio.Event()
+    _install_shutdown_signal_handlers(asyncio.get_running_loop(), ended)
+    _unblock_shutdown_signals()
     try:
-        return serve(arguments.host, arguments.port, routes, "store service", arguments.without_authentication)
+        if not await service.start_store_service(max_wait_time=arguments.max_wait_time, shutdown_event=ended):
+            if ended.is_set():
+                return
+            raise RuntimeError(f"the store was not set up within {arguments.max_wait_time} s")
+        host = getattr(arguments, "host", "127.0.0.1")
+        await service.start_http_service(arguments.port, host, getattr(arguments, "without_authentication", False))
+        await ended.wait()
     finally:
-        service.close()
+        await service.stop()
+
+
+def sync_main():
+    """The console script: what is wrong is said in one line."""
+    logging.basicConfig(level=logging.WARNING, format="kvplane: store service: %(message)s")
+    try:
+        asyncio.run(main())
+    except (OSError, ValueError, RuntimeError, OverflowError) as error:
+        print(f"kvplane: store service: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(sync_main())

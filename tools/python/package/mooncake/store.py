@@ -9,9 +9,9 @@ import os
 import sys
 
 from kvplane import _native
-from mooncake import _signatures
+from mooncake import _clients, _signatures
 from mooncake._ranges import Ranges
-from mooncake._segments import Segments
+from mooncake._segments import Pool, Segments
 from mooncake._tensor_calls import TensorCalls
 from mooncake._tensors import deserialize as _deserialize_tensor
 from mooncake._tensors import metadata_size as _tensor_metadata_size
@@ -70,7 +70,18 @@ SUCCESS = TaskStatus.SUCCESS
 REPLICA_COPY = TaskType.REPLICA_COPY
 REPLICA_MOVE = TaskType.REPLICA_MOVE
 
-_MISSING = object()
+
+
+class _Missing:
+    """An argument that was not given: one of the two forms of `setup` needs it."""
+
+    def __repr__(self):
+        return "..."
+
+
+_MISSING = _Missing()
+#: Sizes are 64 bits, as files and addresses are.
+_MOST_BYTES = 2**63 - 1
 #: Keys of the dictionary form, with other spellings that are in use.
 _KEYS = {
     "local_hostname": "local_hostname",
@@ -101,6 +112,12 @@ def _say(text):
     print(f"kvplane: {text}", file=sys.stderr)
 
 
+def _short(value):
+    """A value as messages have it: the first of it, where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def parse_size(text):
     """Bytes from `4096`, `"64MB"` or `"4gb"`; ValueError for anything else."""
     if isinstance(text, int):
@@ -110,10 +127,13 @@ def parse_size(text):
         number = word.rstrip("abcdefghijklmnopqrstuvwxyz ")
         unit = _UNITS.get(word[len(number):].strip())
         if unit is None:
-            raise ValueError(f"{text!r} is no size: write 4096, 64MB or 4gb")
-        size = int(float(number) * unit)
-    if size < 0:
-        raise ValueError(f"{text!r} is no size: it is below 0")
+            raise ValueError(f"{_short(text)} is no size: write 4096, 64MB or 4gb")
+        try:
+            size = int(number) * unit if number.isdigit() and len(number) < 20 else int(float(number) * unit)
+        except (ValueError, OverflowError):
+            raise ValueError(f"{_short(text)} is no size: write 4096, 64MB or 4gb") from None
+    if not 0 <= size <= _MOST_BYTES:
+        raise ValueError(f"{_short(text)} is no size: it is below 0, or above {_MOST_BYTES}")
     return size
 
 
@@ -134,6 +154,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         self._segment = ""
         self._reading = {}
         self._registered_pool = None
+        self._pool = Pool()
 
     def __del__(self):
         native = getattr(self, "_native", None)
@@ -187,6 +208,10 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         for name in ("global_segment_size", "local_buffer_size"):
             if isinstance(given[name], (str, bytes, float)) or not hasattr(given[name], "__index__"):
                 raise TypeError(f"setup(): {name} is int, not {type(given[name]).__name__}")
+            if not 0 <= int(given[name]) <= _MOST_BYTES:
+                raise TypeError(f"setup(): {name} is from 0 to {_MOST_BYTES}, not {_short(given[name])}")
+        if enable_client_http_server:
+            _no_http(client_http_port)
         return self._connect(
             local_hostname,
             int(global_segment_size),
@@ -216,6 +241,8 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         except ValueError as error:
             _say(f"setup: {error}")
             return INVALID_PARAMS
+        if str(values.get("enable_client_http_server", "")).lower() in ("1", "true", "yes", "on", "enable"):
+            _no_http(values.get("client_http_port", 9300))
         tenant = str(values.get("tenant_id", "default"))
         offload = str(values.get("enable_ssd_offload", "")).lower() in ("1", "true", "yes", "on")
         return self._connect(
@@ -227,7 +254,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             offload,
         )
 
-    def _connect(self, hostname, segment, protocol, master, tenant, offload):
+    def _connect(self, hostname, segment, protocol, master, tenant, offload, cluster=None):
         if self._native is not None:
             _say("setup: this store was set up already; close it first")
             return INTERNAL_ERROR
@@ -237,7 +264,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         if offload:
             _say("setup: SSDs belong to nodes here: start one with `kvplane node --ssd`; nothing is offloaded by clients")
         try:
-            native = _native.Store(master=master or None, tenant=tenant)
+            native = _native.Store(master=master or None, cluster=cluster, tenant=tenant)
         except (ConnectionError, ValueError) as error:
             _say(f"setup: {error}")
             return -900
@@ -249,17 +276,29 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
                 return joined
         self._native = native
         self._segment = joined if segment > 0 else ""
-        # Where no port is given, the original's are from 12300 to 14300.
-        self._hostname = hostname if hostname.count(":") == 1 else f"{hostname}:{12300 + os.getpid() % 2000}"
+        self._hostname = _with_port(hostname)
         own_segment(self._hostname, self._segment)
         return 0
 
     def setup_dummy(self, mem_pool_size, local_buffer_size, server_address):
-        """Connects without memory of its own. Shared memory is used in any case where a node is on this host."""
+        """Connects without memory of its own: the address is that of a `mooncake_client` on this host, or of the control
+        plane. Shared memory is used in any case where a node is on this host. `mem_pool_size` bounds what
+        `alloc_from_mem_pool` gives."""
         for size in (mem_pool_size, local_buffer_size):
-            if not hasattr(size, "__index__"):
-                raise TypeError("setup_dummy(): sizes are int")
-        return self._connect("localhost", 0, "tcp", server_address, "", False)
+            if not hasattr(size, "__index__") or not 0 <= int(size) <= _MOST_BYTES:
+                raise TypeError(f"setup_dummy(): sizes are int, from 0 to {_MOST_BYTES}, not {_short(size)}")
+        if not isinstance(server_address, str):
+            raise TypeError(f"setup_dummy(): server_address is str, not {type(server_address).__name__}")
+        client = _clients.find(server_address)
+        if client is None:
+            code = self._connect("localhost", 0, "tcp", server_address, "", False)
+        else:
+            tenant = client.get("tenant", "default")
+            tenant, cluster = "" if tenant == "default" else tenant, client.get("cluster") or None
+            code = self._connect("localhost", 0, "tcp", client.get("master", ""), tenant, False, cluster)
+        if code == 0:
+            self._pool.open(int(mem_pool_size))
+        return code
 
     def init_all(self, protocol, device_name, mount_segment_size):
         """Connects to the control plane of this host with the defaults."""
@@ -269,6 +308,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         """Ends it. Calls of other threads that are under way end first."""
         native, self._native = self._native, None
         self._reading = {}
+        self._pool.close()
         if native is not None:
             native.close()
         return 0
@@ -591,6 +631,20 @@ def get_alloc_func_addr():
 def get_free_func_addr():
     """get_free_func_addr() -> int"""
     raise NotImplementedError("an allocator for a CUDA memory pool; this build knows no CUDA")
+
+
+def _no_http(port):
+    _say(f"setup: no HTTP server of a client on port {port}: this process's state is in /metrics of the control plane")
+
+
+def _with_port(hostname):
+    """`host:port`. Where no port is given, the original's are from 12300 to 14300."""
+    host, _, port = hostname.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if port.isdigit() and (bracketed or (host and ":" not in host)):
+        return hostname
+    name = f"[{hostname}]" if ":" in hostname and not hostname.startswith("[") else hostname
+    return f"{name}:{12300 + os.getpid() % 2000}"
 
 
 def _unset():

@@ -1,7 +1,7 @@
 """Written by `surface.py --write`."""
 
-from enum import IntEnum
-from typing import Any, Callable, overload
+from enum import Enum, IntEnum
+from typing import Any, Callable, List, Optional, overload
 
 Buffer = Any
 capsule = Any
@@ -241,18 +241,19 @@ class ReplicaStatus(IntEnum):
     UNDEFINED = ...
 class ReplicateConfig:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-    data_type: Any
-    dfs_replica_num: Any
-    group_ids: Any
-    nof_replica_num: Any
-    prefer_alloc_in_same_node: Any
-    preferred_nof_segments: Any
-    preferred_segment: Any
-    preferred_segments: Any
-    replica_num: Any
-    soft_pin_action: Any
-    soft_pin_ttl_ms: Any
-    with_hard_pin: Any
+    replica_num: int
+    nof_replica_num: int
+    dfs_replica_num: int
+    soft_pin_action: SoftPinAction
+    soft_pin_ttl_ms: Optional[int]
+    with_soft_pin: bool
+    with_hard_pin: bool
+    preferred_segment: str
+    preferred_segments: List[str]
+    preferred_nof_segments: List[str]
+    prefer_alloc_in_same_node: bool
+    data_type: ObjectDataType
+    group_ids: Optional[List[str]]
 SAMPLE: Any
 SUCCESS: Any
 class SoftPinAction(IntEnum):

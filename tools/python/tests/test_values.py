@@ -1,0 +1,252 @@
+"""What values the interface takes and gives: configurations, attributes, enumerations, names, HTTP bodies."""
+
+import asyncio
+import contextlib
+import http.client
+import inspect
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import bed
+from mooncake.engine import TransferOpcode
+from mooncake.mooncake_config import MooncakeConfig, _parse_bool
+from mooncake.store import KVCACHE, MooncakeDistributedStore, ReplicateConfig, SoftPinAction, parse_size
+
+
+class Attributes(unittest.TestCase):
+    """`ReplicateConfig` as pybind11 has it."""
+
+    def test_wrong_types_are_refused(self):
+        config = ReplicateConfig()
+        wrong = (
+            ("replica_num", "x"), ("replica_num", 1.5), ("replica_num", -1), ("replica_num", None),
+            ("data_type", 300), ("data_type", 1), ("soft_pin_action", 1), ("soft_pin_ttl_ms", "1"),
+            ("soft_pin_ttl_ms", -1), ("preferred_segments", "abc"), ("preferred_segments", [1]),
+            ("preferred_segment", None), ("group_ids", "ab"), ("group_ids", b"ab"), ("with_hard_pin", "yes"),
+        )  # fmt: skip
+        for name, value in wrong:
+            before = getattr(config, name)
+            with self.assertRaisesRegex(TypeError, "incompatible function arguments", msg=name):
+                setattr(config, name, value)
+            self.assertEqual(getattr(config, name), before)
+        for name in ("replica_nums", "session_ids", "prefered_segment"):
+            self.assertFalse(hasattr(config, name))
+            with self.assertRaises(AttributeError):
+                setattr(config, name, 1)
+
+    def test_right_types_are_taken(self):
+        config = ReplicateConfig()
+        given = (
+            ("replica_num", 2), ("replica_num", True), ("data_type", KVCACHE), ("soft_pin_ttl_ms", None),
+            ("soft_pin_ttl_ms", 5), ("preferred_segments", ["a", "b"]), ("group_ids", None), ("group_ids", ["a"]),
+            ("with_hard_pin", 1), ("preferred_segment", "h:1"),
+        )  # fmt: skip
+        for name, value in given:
+            setattr(config, name, value)
+            self.assertEqual(getattr(config, name), value)
+        self.assertIs(config.with_hard_pin, True)
+        config.preferred_segments = ("a", "b")
+        self.assertEqual(config.preferred_segments, ["a", "b"])
+        config.with_soft_pin = True
+        self.assertIs(config.soft_pin_action, SoftPinAction.ENABLE)
+        self.assertTrue(config.with_soft_pin)
+        self.assertIn("replica_num=1", repr(config))
+
+
+class Names(unittest.TestCase):
+    """Enumerations, signatures and host names."""
+
+    def test_opcodes(self):
+        self.assertEqual(str(TransferOpcode.Write), "TransferOpcode.Write")
+        self.assertFalse(TransferOpcode.Write == 1)
+        self.assertEqual((int(TransferOpcode.Write), TransferOpcode.Read.value), (1, 0))
+        self.assertIs(TransferOpcode(1), TransferOpcode.Write)
+
+    def test_the_signature_has_no_addresses(self):
+        self.assertNotIn("object at", str(inspect.signature(MooncakeDistributedStore.setup)))
+
+    def test_host_names(self):
+        bed.bed()
+        for given, wanted in (
+            ("h:5", "h:5"), ("[::1]:5", "[::1]:5"), ("[::1]", r"\[::1\]:\d+"), ("::1", r"\[::1\]:\d+"), ("h", r"h:\d+"),
+        ):  # fmt: skip
+            store = MooncakeDistributedStore()
+            self.addCleanup(store.close)
+            self.assertEqual(store.setup(given, "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
+            name = store.get_hostname()
+            self.assertTrue(name == wanted or __import__("re").fullmatch(wanted, name), name)
+
+    def test_a_client_s_http_server_is_named_as_missing(self):
+        bed.bed()
+        for words, more in ((("h", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), {"enable_client_http_server": True}), (
+            ({"local_hostname": "h", "metadata_server": "P2PHANDSHAKE", "enable_client_http_server": "true"},), {},
+        )):  # fmt: skip
+            store, said = MooncakeDistributedStore(), io.StringIO()
+            self.addCleanup(store.close)
+            with contextlib.redirect_stderr(said):
+                self.assertEqual(store.setup(*words, **more), 0)
+            self.assertIn("no HTTP server of a client on port 9300", said.getvalue())
+            self.assertEqual(len(said.getvalue().splitlines()), 1)
+
+    def test_sizes_that_are_none(self):
+        store = MooncakeDistributedStore()
+        with contextlib.redirect_stderr(io.StringIO()):
+            for size in ("9" * 400, "1e400", "9e30gb", 1 << 70, "nan"):
+                config = {"local_hostname": "h", "metadata_server": "P2PHANDSHAKE", "global_segment_size": size}
+                self.assertEqual(store.setup(config), -600)
+        for size in (1 << 70, -1):
+            with self.assertRaises(TypeError):
+                store.setup("h", "P2PHANDSHAKE", size, 0, "tcp", "", "")
+            with self.assertRaises(TypeError):
+                store.setup_dummy(size, 0, "")
+        self.assertEqual(parse_size(str(1 << 53 | 1)), 1 << 53 | 1)
+
+    def test_asyncio_after_close(self):
+        import kvplane
+
+        async def work():
+            store = await kvplane.AsyncStore.connect()
+            await store.close()
+            with self.assertRaises(kvplane.Closed):
+                await store.get("k")
+
+        bed.bed()
+        asyncio.run(work())
+
+
+class Configurations(unittest.TestCase):
+    """The environment's, and what is no configuration."""
+
+    def test_the_environment(self):
+        known = {
+            "MOONCAKE_MASTER": "h:1",
+            "MOONCAKE_OFFLOAD_ENABLED": "enable",
+            "MOONCAKE_ENABLE_CLIENT_HTTP_SERVER": "on",
+            "MOONCAKE_CLIENT_HTTP_PORT": "9400",
+        }
+        os.environ.update(known)
+        try:
+            config = MooncakeConfig.load_from_env()
+        finally:
+            for name in known:
+                del os.environ[name]
+        self.assertEqual((config.enable_ssd_offload, config.enable_client_http_server), (True, True))
+        self.assertEqual((config.client_http_port, config.local_hostname), (9400, "localhost"))
+
+    def test_words(self):
+        for word, wanted in (("enable", True), ("Disable", False), (None, False), (2, True), ("", False)):
+            self.assertIs(_parse_bool(word), wanted)
+        with self.assertRaisesRegex(ValueError, "Invalid boolean"):
+            _parse_bool("perhaps")
+        base = {"local_hostname": "h", "metadata_server": "m", "master_server_address": "a"}
+        with self.assertRaisesRegex(ValueError, "Invalid protocol"):
+            MooncakeConfig.from_dict({**base, "protocol": " "})
+        with self.assertLogs("mooncake.mooncake_config", "WARNING") as logs:
+            self.assertEqual(MooncakeConfig.from_dict({**base, "protocol": "Foo"}).protocol, "foo")
+        self.assertIn("Unrecognised protocol", logs.output[0])
+
+    def test_the_metadata_server_in_a_process(self):
+        from mooncake.http_metadata_server import KVBootstrapServer, KVPoll
+
+        server = KVBootstrapServer(0, "127.0.0.1")
+        self.assertIs(server.poll(), KVPoll.Failed)
+        server.run()
+        self.addCleanup(server.close)
+        self.assertIs(server.poll(), KVPoll.Success)
+        asked = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        self.addCleanup(asked.close)
+        for method, body, status in (("PUT", b"v", 200), ("GET", None, 200), ("DELETE", None, 200), ("GET", None, 404)):
+            asked.request(method, "/metadata?key=k", body)
+            answer = asked.getresponse()
+            answer.read()
+            self.assertEqual(answer.status, status)
+        server.close()
+        self.assertIs(server.poll(), KVPoll.Failed)
+
+
+class Rest(unittest.TestCase):
+    """The store service: every route, and bodies that are none."""
+
+    @staticmethod
+    def known(**more):
+        """The environment of a service."""
+        names = {name: value for name, value in os.environ.items() if not name.startswith("MOONCAKE_")}
+        names["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        return dict(names, **more)
+
+    def start(self, *words, **more):
+        """A connection to a service."""
+        command = [sys.executable, "-m", "mooncake.mooncake_store_service", "--port", "0", *words]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.known(**more)
+        )
+        for last in (self.process.stdout.close, self.process.stderr.close, self.process.wait, self.process.kill):
+            self.addCleanup(last)
+        port = int(self.process.stdout.readline().rsplit(":", 1)[1])
+        asked = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self.addCleanup(asked.close)
+        return asked
+
+    @staticmethod
+    def ask(asked, method, path, body=None, **more):
+        """Status and what the body says."""
+        asked.request(method, path, body, **more)
+        answer = asked.getresponse()
+        raw = answer.read()
+        return answer.status, json.loads(raw) if answer.headers["Content-Type"] == "application/json" else raw
+
+    def test_routes(self):
+        bed.bed()
+        # The environment's, where -D counts before one of its values.
+        asked = self.start("-Dglobal_segment_size=0", MOONCAKE_MASTER=bed.bed().control,
+                           MOONCAKE_GLOBAL_SEGMENT_SIZE="no size")
+        for body in (b"[]", b'"s"', b"7", b"{", b"", b'{"key": 1, "value": 2}', b'{"key": "k"}', b"\xff"):
+            self.assertEqual(self.ask(asked, "PUT", "/api/put", body)[0], 400, body)
+        pieces = iter([b'{"key": "chunked", ', b'"value": "text"}'])
+        self.assertEqual(self.ask(asked, "PUT", "/api/put", pieces, encode_chunked=True)[0], 200)
+        self.assertEqual(self.ask(asked, "GET", "/api/get/chunked"), (200, b"text"))
+        self.assertEqual(self.ask(asked, "POST", "/api/mount", b'{"size": -1}')[0], 400)
+        status, said = self.ask(asked, "POST", "/api/mount", json.dumps({"size": 16 << 20}))
+        self.assertEqual((status, said["allocated_size"]), (200, 16 << 20))
+        ids = json.dumps({"segment_ids": said["segment_ids"]})
+        self.assertEqual(self.ask(asked, "POST", "/api/unmount", ids)[0], 200)
+        for path, body, status in (
+            ("/api/unmount", b"{}", 400),
+            ("/api/mount_shm", b'{"name": "../x", "size": 5}', 400),
+            ("/api/mount_shm", b'{"name": "x", "size": 4096}', 500),
+            ("/api/unmount_shm", b'{"segment_ids": []}', 400),
+            ("/api/unmount_local_disk", b"{}", 200),
+            ("/api/unmount_local_disk", b'{"grace_period_seconds": -1}', 400),
+            ("/api/reconfigure", b'{"mode": "prefill"}', 200),
+            ("/api/reconfigure", b'{"mode": "decode"}', 400),
+            ("/api/nowhere", b"{}", 404),
+        ):
+            self.assertEqual(self.ask(asked, "POST", path, body)[0], status, path)
+        self.assertEqual(self.ask(asked, "PATCH", "/api/put", b"{}")[0], 405)
+        self.process.send_signal(signal.SIGTERM)
+        self.assertEqual(self.process.wait(30), 0)
+        self.assertNotIn("Traceback", self.process.stderr.read())
+
+    def test_configurations_that_are_none(self):
+        with tempfile.TemporaryDirectory() as directory:
+            broken, listed = pathlib.Path(directory) / "broken", pathlib.Path(directory) / "list"
+            broken.write_text("{")
+            listed.write_text("[]")
+            for words in (("--config", "/nowhere"), ("--config", str(broken)), ("--config", str(listed)), ()):
+                done = subprocess.run(
+                    [sys.executable, "-m", "mooncake.mooncake_store_service", *words],
+                    env=self.known(), capture_output=True, text=True, timeout=60, check=False,
+                )
+                self.assertEqual(done.returncode, 1)
+                self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
