@@ -21,12 +21,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod checks;
 mod fetch;
 mod get;
 mod guard;
 mod keeper;
 mod manifest;
 mod memory;
+mod named;
 mod ranges;
 mod replica;
 mod reshard;
@@ -51,7 +53,8 @@ use crate::which::Control;
 
 pub use get::{GetOptions, Progress};
 pub use manifest::placement_from_json;
-pub use ranges::ReadOptions;
+pub use named::{NamedPart, packed_bytes};
+pub use ranges::{ReadBytes, ReadOptions};
 pub use reshard::{PartSource, Resharding};
 
 use guard::Guard;
