@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvplane::rpc::Role;
 use kvplane::rpc::message::RotateTickets;
 use kvplane::{
-    ControlLink, GetOptions, HugePages, Object, P2pConfig, P2pStore, PublishOptions, ReadOptions, Region,
+    ControlLink, GetOptions, HugePages, Object, P2pConfig, P2pStore, PublishOptions, ReadBytes, ReadOptions, Region,
     RegionOptions, TransferEngine, TransferEngineConfig, reshard,
 };
 use kvplane_server::TicketConfig;
@@ -131,6 +131,31 @@ fn a_source_whose_bytes_changed_is_excluded_and_named() {
     let memory = regions();
     get(&receiver, &object, &memory).expect("fetched");
     check(&memory, 2);
+}
+
+/// Shards of several pieces, over TCP and by copies of the kernel's: a byte of the last piece is looked at, too.
+#[test]
+fn shards_of_several_pieces_are_checked_to_their_last_byte() {
+    let bed = Bed::start(0, 0);
+    let of = |host: &str, shared: bool| {
+        let mut config = config(&bed, host);
+        config.engine.shared_memory = shared;
+        P2pStore::connect(config).expect("a store")
+    };
+    for shared in [false, true] {
+        let (origin, receiver) = (of("a", shared), of("b", shared));
+        let (memory, name) = (filled(6), format!("pieces-{shared}"));
+        origin.register(&name, &memory, &PublishOptions::default()).expect("published");
+        let object = receiver.find(&name, None).expect("there");
+        assert_eq!(object.layout.shards(), 2, "each of several pieces");
+        let into = regions();
+        assert_eq!(get(&receiver, &object, &into).expect("fetched"), total());
+        check(&into, 6);
+        receiver.delete_replica(&name, None).expect("nobody reads");
+        memory[0].copy_in(SIZES[0] - 1, &[byte(6, 0, SIZES[0] as u64 - 1) ^ 1]);
+        let error = get(&receiver, &object, &regions()).expect_err("a byte has changed").to_string();
+        assert!(error.contains("shard 0 is not what its hash says"), "{error}");
+    }
 }
 
 #[test]
@@ -377,7 +402,7 @@ fn ranges_are_not_those_of_who_went_meanwhile() {
         }
     };
     let options = ReadOptions { deadline: Duration::from_secs(60), each: Some(&each) };
-    assert_eq!(reader.read_ranges(&object, 0, &copies, &into, &options).expect("read"), 5000 * 24);
+    assert_eq!(reader.read_ranges(&object, 0, &copies, &into, &options).expect("read").bytes, 5000 * 24);
     for copy in &copies {
         into.read_with(copy.target_offset as usize, 24, &mut |offset, part| {
             for (&found, at) in part.iter().zip(copy.source_offset + offset..) {
@@ -391,4 +416,42 @@ fn ranges_are_not_those_of_who_went_meanwhile() {
     // Without anybody who has it.
     far.unregister("o", None).expect("nobody reads");
     assert!(reader.read_ranges(&object, 0, &copies, &into, &ReadOptions::default()).is_err());
+}
+
+fn read_all(reader: &P2pStore, object: &Object, copies: &[reshard::Copy]) -> Result<(ReadBytes, Arc<Region>), String> {
+    let into = region(SIZES[0]);
+    let options = ReadOptions { deadline: Duration::from_secs(60), each: None };
+    let read = reader.read_ranges(object, 0, copies, &into, &options).map_err(|error| error.to_string())?;
+    Ok((read, into))
+}
+
+/// What is read in ranges is compared with hashes where a shard is whole, whatever the order of its pieces: one of two
+/// sources with wrong bytes is found and left alone, and without another one nothing is believed.
+#[test]
+fn whole_shards_among_ranges_are_checked() {
+    let bed = Bed::start(0, 0);
+    let (right, wrong, reader) = (store(&bed, "here"), store(&bed, "here"), store(&bed, "here"));
+    let memory = [filled(10), filled(10)];
+    right.register("o", &memory[0], &publish()).expect("published");
+    wrong.register("o", &memory[1], &publish()).expect("the same");
+    let object = reader.find("o", None).expect("there");
+    let place = 3 * SHARD + 5;
+    memory[1][0].copy_in(place, &[byte(10, 0, place as u64) ^ 1]);
+    // All but the last byte, from the end to the beginning, in as many copies as make several batches.
+    let piece = |at: u64| reshard::Copy { source_offset: at, target_offset: at, bytes: 256 };
+    let mut copies: Vec<reshard::Copy> = (0..SIZES[0] as u64 / 256).rev().map(|number| piece(number * 256)).collect();
+    copies[0].bytes -= 1;
+    let (read, into) = read_all(&reader, &object, &copies).expect("from the right one");
+    assert_eq!(read.bytes, SIZES[0] as u64 - 1);
+    assert_eq!(read.checked, (SIZES[0] - SHARD) as u64, "all but the shard whose last byte is not read");
+    into.read_with(0, SIZES[0] - 1, &mut |offset, part| {
+        assert!(part.iter().zip(offset..).all(|(&found, at)| found == byte(10, 0, at)), "from {offset} on");
+    });
+    right.unregister("o", None).expect("nobody is told to fetch there");
+    let error = read_all(&reader, &object, &copies).expect_err("only the wrong one is left");
+    assert!(error.contains("shard 3 from") && error.contains(wrong.name()), "{error}");
+    // Without the shard's last byte it cannot be known.
+    let some: Vec<reshard::Copy> = copies.iter().copied().filter(|copy| copy.source_offset < place as u64).collect();
+    let (read, _) = read_all(&reader, &object, &some).expect("read");
+    assert_eq!(read.checked, 3 * SHARD as u64);
 }

@@ -98,6 +98,32 @@ int p2pStoreGetReplica(p2p_store_t store, const char *name, void *const *addr_li
 /* Stops being a source of an object that was fetched. */
 int p2pStoreDeleteReplica(p2p_store_t store, const char *name);
 
+/* Where a rank that wrote a checkpoint has its bytes. */
+struct p2p_part {
+    /* The rank, as the manifest calls it. */
+    const char *participant;
+    /* The object that it registered; the newest version if that is 0; and in which of its buffers the bytes are. */
+    const char *name;
+    uint64_t version;
+    size_t buffer;
+    /* Where each of the rank's fragments begins there. NULL: one directly after the other in the manifest's order. */
+    const uint64_t *offset_list;
+    size_t offset_list_len;
+};
+typedef struct p2p_part p2p_part_t;
+
+/* How many bytes a rank of a manifest (JSON, docs/p2p.md) has. */
+int p2pStoreReshardSize(const char *target, const char *participant, uint64_t *size);
+
+/* Reads into memory what a rank of the target's manifest is to have of what the ranks of the source's wrote; parts says
+ * where those are that it overlaps with. Each of its fragments goes where offset_list says; or, if that is NULL, one
+ * directly after the other, and size is what p2pStoreReshardSize says. Shards that are read as a whole are compared
+ * with their hashes: how many bytes that were is written to checked, unless it is NULL. Nothing is served from there,
+ * and the memory is the caller's again when this has returned. deadline_seconds of 0 is an hour. */
+int p2pStoreReshard(p2p_store_t store, const char *source, const char *target, const char *participant,
+                    const p2p_part_t *parts, size_t part_count, void *addr, uint64_t size, const uint64_t *offset_list,
+                    size_t offset_list_len, double deadline_seconds, uint64_t *checked);
+
 /* Writes why the last call of this thread failed, and a final zero; cut to buf_len. */
 int p2pStoreLastError(char *buf_out, size_t buf_len);
 

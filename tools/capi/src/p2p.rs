@@ -15,6 +15,8 @@ use kvplane::{Control, Error, GetOptions, P2pConfig, P2pStore, PublishOptions, R
 
 use crate::rim::{array, guarded, text, write_text};
 
+mod reshard;
+
 const INVALID_ARGUMENT: c_int = -1;
 const ADDRESS_OVERLAPPED: c_int = -2;
 const PAYLOAD_OPENED: c_int = -3;
@@ -150,6 +152,12 @@ unsafe fn free_name<'a>(store: &P2pStore, name: *const c_char) -> Result<&'a str
         return Err(failed(PAYLOAD_OPENED, format!("object {name:?} is held here already")));
     }
     Ok(name)
+}
+
+fn deadline_of(seconds: f64) -> Result<Duration, c_int> {
+    let deadline = if seconds == 0.0 { Ok(USUAL) } else { Duration::try_from_secs_f64(seconds) };
+    let deadline = deadline.map_err(|_| failed(INVALID_ARGUMENT, "the deadline is below 0 or no number"))?;
+    Ok(deadline.min(LONGEST))
 }
 
 /// # Safety
@@ -356,11 +364,8 @@ pub(crate) unsafe extern "C" fn p2pStoreGetReplica(
     unsafe {
         with_store(store, |store| {
             let (name, regions) = (free_name(store, name)?, regions(addr_list, size_list, count)?);
-            let deadline =
-                if deadline_seconds == 0.0 { Ok(USUAL) } else { Duration::try_from_secs_f64(deadline_seconds) };
-            let deadline = deadline.map_err(|_| failed(INVALID_ARGUMENT, "the deadline is below 0 or no number"))?;
             let object = store.find(name, None).map_err(|error| code_of(&error))?;
-            let options = GetOptions { deadline: deadline.min(LONGEST), ..GetOptions::default() };
+            let options = GetOptions { deadline: deadline_of(deadline_seconds)?, ..GetOptions::default() };
             store.get_replica(&object, &regions, &options).map(|_| ()).map_err(|error| code_of(&error))
         })
     }

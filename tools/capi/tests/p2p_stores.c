@@ -22,6 +22,51 @@ static void fill(unsigned char *bytes, size_t count, unsigned seed) {
     for (size_t i = 0; i < count; i++) bytes[i] = (unsigned char)((i * 2654435761u + seed) >> 13);
 }
 
+/* What two ranks wrote, 8 rows of 512 bytes each, is read by one that has 12 rows from the third on. */
+static void reshard(p2p_store_t trainer, p2p_store_t engine) {
+    const char *form = "{\"tensors\":[{\"tensor_id\":\"w\",\"global_shape\":[16,512],\"dtype\":\"uint8\"}],"
+                       "\"parts\":[%s]}";
+    const char *written = "{\"participant_id\":\"tp0\",\"fragments\":[{\"tensor_id\":\"w\",\"global_offset\":[0,0],"
+                          "\"local_shape\":[8,512]}]},{\"participant_id\":\"tp1\",\"fragments\":[{\"tensor_id\":\"w\","
+                          "\"global_offset\":[8,0],\"local_shape\":[8,512]}]}";
+    const char *wanted = "{\"participant_id\":\"one\",\"fragments\":[{\"tensor_id\":\"w\",\"global_offset\":[2,0],"
+                         "\"local_shape\":[12,512]}]}";
+    char source[1024], target[1024];
+    snprintf(source, sizeof source, form, written);
+    snprintf(target, sizeof target, form, wanted);
+    unsigned char *whole = malloc(16 * 512), *into = malloc(12 * 512 + 3);
+    fill(whole, 16 * 512, 3);
+    void *first = whole, *second = whole + 8 * 512;
+    uint64_t half = 8 * 512, size = 0, checked = 0, at = 3, none = 0;
+    check(p2pStoreRegister(trainer, "r/tp0", &first, &half, 1, 1024, 0) == 0 &&
+              p2pStoreRegister(trainer, "r/tp1", &second, &half, 1, 1024, 0) == 0,
+          "two ranks register what they have");
+    p2p_part_t parts[2] = {{.participant = "tp0", .name = "r/tp0", .offset_list = &none, .offset_list_len = 1},
+                           {.participant = "tp1", .name = "r/tp1", .version = 1}};
+    check(p2pStoreReshardSize(target, "one", &size) == 0 && size == 12 * 512, "the size is told");
+    check(p2pStoreReshard(engine, source, target, "one", parts, 2, into, size, NULL, 0, 60, &checked) == 0 &&
+              !memcmp(into, whole + 2 * 512, size) && checked == size,
+          "it is read and checked");
+    check(p2pStoreReshard(engine, source, target, "one", parts, 2, into, size + 3, &at, 1, 0, NULL) == 0 &&
+              !memcmp(into + 3, whole + 2 * 512, size),
+          "where it is to go");
+    check(p2pStoreReshard(engine, source, target, "one", parts, 2, into, size + 3, NULL, 0, 60, NULL) ==
+              P2P_ERR_INVALID_ARGUMENT, "memory of another size");
+    check(p2pStoreReshard(engine, source, target, "one", parts, 1, into, size, NULL, 0, 60, NULL) ==
+              P2P_ERR_INVALID_ARGUMENT, "a rank is missing");
+    check(p2pStoreReshard(engine, source, target, "two", parts, 2, into, size, NULL, 0, 60, NULL) ==
+              P2P_ERR_INVALID_ARGUMENT, "no such rank");
+    check(p2pStoreReshard(engine, "{", target, "one", parts, 2, into, size, NULL, 0, 60, NULL) ==
+              P2P_ERR_INVALID_ARGUMENT, "no manifest");
+    check(p2pStoreReshardSize(target, NULL, &size) == P2P_ERR_INVALID_ARGUMENT, "no rank");
+    check(p2pStoreReshardSize(target, "one", NULL) == P2P_ERR_INVALID_ARGUMENT, "no room");
+    whole[5 * 512] ^= 1;
+    check(p2pStoreReshard(engine, source, target, "one", parts, 2, into, size, NULL, 0, 60, NULL) ==
+              P2P_ERR_TOO_MANY_RETRIES, "bytes that changed are not believed");
+    check(p2pStoreUnregister(trainer, "r/tp0") == 0 && p2pStoreUnregister(trainer, "r/tp1") == 0, "they go");
+    free(whole), free(into);
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) return 99;
     p2p_store_options_t options = {.cluster = argv[1], .runtime_directory = argv[2], .host = "trainer"};
@@ -80,6 +125,7 @@ int main(int argc, char **argv) {
     second[7] ^= 1;
     check(p2pStoreGetReplica(engine, "c/model", theirs, sizes, 2, 60) == P2P_ERR_TOO_MANY_RETRIES,
           "bytes that changed are not taken");
+    reshard(trainer, engine);
     options.cluster = "nobody's";
     check(p2pStoreCreate(&options) == NULL, "no control plane, no store");
     p2pStoreDestroy(engine);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use kvplane::rpc::{CallError, RefusalCode};
-use kvplane::{Error, GetOptions, P2pConfig, P2pStore, Progress, PublishOptions, Region};
+use kvplane::{Error, GetOptions, NamedPart, P2pConfig, P2pStore, Progress, PublishOptions, ReadOptions, Region};
 use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
 
@@ -26,6 +26,9 @@ type Listed = (String, u64, u64, u64, u32, u32);
 type Found = (u64, Vec<u64>, u64, u32, Vec<u8>);
 /// A member: where it serves, whether it brought the object, shards that it has, why it is excluded.
 type Member = (String, bool, u32, String);
+
+/// Where a rank has its bytes: the rank, object, version, buffer, and where each of its fragments begins.
+type Part = (String, String, Option<u64>, usize, Option<Vec<u64>>);
 
 /// A P2P store. Numbers below zero are errors; `last_error()` says more.
 #[pyclass(module = "kvplane._native", frozen)]
@@ -93,6 +96,11 @@ fn regions(addresses: &[u64], sizes: &[u64], written: bool) -> Result<Vec<Arc<Re
         region.ok_or_else(|| failed(INVALID, format!("{bytes} bytes at {address:#x} cannot be: 1 byte at least")))
     };
     addresses.iter().zip(sizes).map(region).collect()
+}
+
+fn deadline_of(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| PyValueError::new_err(format!("a deadline of {seconds} s: 0 or more are meant")))
 }
 
 #[pymethods]
@@ -231,8 +239,7 @@ impl Objects {
         deadline: f64,
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<i64> {
-        let deadline = Duration::try_from_secs_f64(deadline)
-            .map_err(|_| PyValueError::new_err(format!("a deadline of {deadline} s: 0 or more are meant")))?;
+        let deadline = deadline_of(deadline)?;
         let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
         let progress = progress.map(|progress| progress.clone().unbind());
         let raised: Mutex<Option<PyErr>> = Mutex::new(None);
@@ -262,6 +269,44 @@ impl Objects {
             Some(error) => Err(error),
             None => Ok(done.map_or_else(|code| code, |bytes| bytes as i64)),
         }
+    }
+
+    /// Reads into memory what a rank of another layout is to have, as manifests say: all bytes, and those that were
+    /// compared with hashes.
+    #[pyo3(signature = (manifests, participant, parts, place, offsets, deadline))]
+    #[allow(clippy::too_many_arguments, reason = "the columns of a call, as Python has them")]
+    fn reshard(
+        &self,
+        py: Python<'_>,
+        manifests: (String, String),
+        participant: &str,
+        parts: Vec<Part>,
+        place: (u64, u64),
+        offsets: Option<Vec<u64>>,
+        deadline: f64,
+    ) -> PyResult<Answer<(u64, u64)>> {
+        let deadline = deadline_of(deadline)?;
+        let named = |(participant, object, version, buffer, offsets): Part| NamedPart {
+            participant,
+            object,
+            version,
+            buffer,
+            offsets,
+        };
+        let parts: Vec<NamedPart> = parts.into_iter().map(named).collect();
+        let read = py.detach(move || {
+            let memory = regions(&[place.0], &[place.1], true)?;
+            let (names, to) = ((&*manifests.0, &*manifests.1, participant), (&memory[0], offsets.as_deref()));
+            let options = ReadOptions { deadline, each: None };
+            self.call(|store| store.reshard_named(names, &parts, to, &options).map_err(|error| code_of(&error)))
+        });
+        Ok(read.map(|read| (read.bytes, read.checked)).into())
+    }
+
+    /// How many bytes a rank of a manifest has, or an error's number.
+    #[staticmethod]
+    fn packed_bytes(py: Python<'_>, manifest: &str, participant: &str) -> Answer<u64> {
+        py.detach(|| kvplane::packed_bytes(manifest, participant).map_err(|error| code_of(&error))).into()
     }
 
     /// Stops serving all that is held. Whether nothing touches its memory any more: not while a call of another thread

@@ -1,12 +1,13 @@
 """Objects that go from peer to peer by name; tensors that peers read, as checkpoint-engine's store has them."""
 
+import json
 import threading
 import unittest
 
 import bed
 import kvplane
 from kvplane import _native
-from kvplane.p2p import ObjectStore, P2PStore
+from kvplane.p2p import ObjectStore, P2PStore, Part, reshard_bytes
 
 
 def address(buffer):
@@ -69,6 +70,44 @@ class Objects(unittest.TestCase):
             reader.delete_replica(name)
             self.assertEqual(reader.get_replica(name, ours, resume=True), sum(SIZES) - 2 * SHARD)
             self.assertEqual(ours, theirs)
+
+    def test_what_two_ranks_wrote_is_read_by_one_and_by_three(self):
+        rows, columns = 24, 4096
+        whole = bed.pattern(7 << 40, rows * columns)
+
+        def manifest(*cuts):
+            boxes = [
+                {"tensor_id": "w", "global_offset": [first, 0], "local_shape": [end - first, columns]}
+                for first, end in zip(cuts, cuts[1:])
+            ]
+            parts = [{"participant_id": f"tp{at}", "fragments": [box]} for at, box in enumerate(boxes)]
+            tensors = [{"tensor_id": "w", "global_shape": [rows, columns], "dtype": "uint8"}]
+            return {"resource_id": "m", "revision": "1", "tensors": tensors, "parts": parts}
+
+        written, one, three = manifest(0, 12, 24), manifest(0, 24), manifest(0, 8, 16, 24)
+        halves = [bytearray(whole[: 12 * columns]), bytearray(b"head" + whole[12 * columns :])]
+        parts = {"tp0": "py/reshard/tp0", "tp1": Part("py/reshard/tp1", offsets=[4])}
+        with ObjectStore() as source, ObjectStore() as reader:
+            for at, half in enumerate(halves):
+                source.register(f"py/reshard/tp{at}", [half], shard_bytes=8 * columns)
+            memory = bytearray(reshard_bytes(one, "tp0"))
+            read = reader.reshard(written, one, "tp0", parts, memory)
+            self.assertEqual(memory, whole)
+            # But for the shard with what is no tensor's, all is compared with hashes.
+            self.assertEqual(read, (24 * columns, 16 * columns + 4))
+            memory = bytearray(8 * columns + 2)
+            read = reader.reshard(json.dumps(written), three, "tp1", parts, memory, offsets=[2])
+            self.assertEqual(memory[2:], whole[8 * columns : 16 * columns])
+            self.assertEqual(read, (8 * columns, 4 * columns))
+            with self.assertRaises(kvplane.InvalidArgument):
+                reader.reshard(written, three, "tp1", parts, memory)
+            with self.assertRaises(kvplane.InvalidArgument):
+                reader.reshard(written, three, "tp9", parts, memory)
+            with self.assertRaises(kvplane.InvalidArgument):
+                reshard_bytes("{", "tp0")
+            halves[0][5] ^= 1
+            with self.assertRaises(kvplane.NotFound):
+                reader.reshard(written, one, "tp0", parts, bytearray(24 * columns))
 
     def test_versions_and_numpy_arrays(self):
         try:

@@ -1,14 +1,24 @@
 //! Carries out orders: reads a shard from its source, checks it, and says what came of it.
+//!
+//! A shard is read in pieces, and each is hashed when it and all before it have arrived: while it is in the cache, and
+//! while those after it are on their way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kvplane_cluster::p2p::ShardPlace;
+use kvplane_proto::digest::ContentHash;
 use kvplane_rpc::p2p::{FetchFailure, FetchOrder};
 
 use super::Shared;
-use super::replica::{Active, Replica};
+use super::replica::{Active, Replica, hash_range};
 use crate::error::Error;
-use crate::transfer::{Opcode, SegmentHandle, SubmitOptions, TaskState, TransferRequest};
+use crate::transfer::{Batch, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferRequest};
+
+/// Bytes of a piece: no more than is in the cache still when it is hashed.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Pieces of a shard that are on their way at a time, where they do not arrive at once.
+const PIECES: usize = 4;
 
 /// Segments of sources, opened once for all shards of a get.
 #[derive(Default)]
@@ -134,37 +144,88 @@ fn carry_out(
 
 /// Reads one shard into its place and checks it: its length.
 fn bring(shared: &Shared, replica: &Replica, sources: &Sources, order: &FetchOrder) -> Result<u64, Trouble> {
-    let source = |error: Error| Trouble::Source(error.to_string());
     let Some(place) = replica.spec.layout.place(order.shard) else {
         return Err(Trouble::Source("the object has no such shard".to_owned()));
     };
-    let target = sources.handle(shared, &order.segment).map_err(source)?;
-    let request = TransferRequest {
-        opcode: Opcode::Read,
-        source: replica.regions[place.buffer].address() + place.offset,
-        target,
-        target_offset: order.address,
-        length: place.bytes,
-    };
-    let batch = shared.engine.submit(&[request], &SubmitOptions::default());
-    let batch = batch.inspect_err(|_| sources.doubt(shared, &order.segment)).map_err(source)?;
-    let batch = Arc::new(batch);
-    if let Some(active) = replica.fetch().active.get_mut(&order.shard) {
-        if active.next.is_some() {
-            batch.cancel();
+    let target = sources.handle(shared, &order.segment).map_err(|error| Trouble::Source(error.to_string()))?;
+    let reading = Reading { shared, replica, sources, order, place, target };
+    let hash = reading.read();
+    // What is still on its way when it failed ends before its memory is used again: with the last of who knows it, and
+    // not under the lock.
+    let known = replica.fetch().active.get_mut(&order.shard).map(|active| std::mem::take(&mut active.batches));
+    drop(known);
+    if hash? == replica.spec.hashes[order.shard as usize] { Ok(place.bytes) } else { Err(Trouble::Corrupt) }
+}
+
+/// A shard that is being read.
+struct Reading<'a> {
+    shared: &'a Shared,
+    replica: &'a Replica,
+    sources: &'a Sources,
+    order: &'a FetchOrder,
+    place: ShardPlace,
+    target: SegmentHandle,
+}
+
+impl Reading<'_> {
+    /// Reads all pieces: the hash of what has arrived.
+    fn read(&self) -> Result<u128, Trouble> {
+        let (mut hash, mut asked, mut hashed) = (ContentHash::default(), 0, 0);
+        let mut pieces: VecDeque<Arc<Batch>> = VecDeque::new();
+        while hashed < self.place.bytes {
+            // Where a piece is copied while it is asked for, it is hashed before the next one is.
+            let here = |pieces: &VecDeque<Arc<Batch>>| pieces.front().is_some_and(|first| first.is_done());
+            while asked < self.place.bytes && pieces.len() < PIECES && !here(&pieces) {
+                let bytes = PIECE_BYTES.min(self.place.bytes - asked);
+                pieces.push_back(self.ask(asked, bytes)?);
+                asked += bytes;
+            }
+            if let Some(first) = pieces.pop_front() {
+                self.take(&first)?;
+                let bytes = PIECE_BYTES.min(self.place.bytes - hashed);
+                hash_range(&self.replica.regions, (self.place.buffer, self.place.offset + hashed), bytes, &mut hash);
+                hashed += bytes;
+            }
         }
-        active.batch = Some(Arc::clone(&batch));
+        Ok(hash.finish())
     }
-    let status = batch.wait();
-    if let Some(active) = replica.fetch().active.get_mut(&order.shard) {
-        active.batch = None;
+
+    /// Asks for a piece.
+    fn ask(&self, first: u64, bytes: u64) -> Result<Arc<Batch>, Trouble> {
+        let request = TransferRequest {
+            opcode: Opcode::Read,
+            source: self.replica.regions[self.place.buffer].address() + self.place.offset + first,
+            target: self.target,
+            target_offset: self.order.address + first,
+            length: bytes,
+        };
+        let batch = self.shared.engine.submit(&[request], &SubmitOptions::default());
+        let batch = batch.inspect_err(|_| self.sources.doubt(self.shared, &self.order.segment));
+        let batch = Arc::new(batch.map_err(|error| Trouble::Source(error.to_string()))?);
+        let mut fetch = self.replica.fetch();
+        let stop = fetch.stop;
+        if let Some(active) = fetch.active.get_mut(&self.order.shard) {
+            if stop || active.next.is_some() {
+                batch.cancel();
+            }
+            active.batches.push_back(Arc::clone(&batch));
+        }
+        Ok(batch)
     }
-    if status.state != TaskState::Completed {
+
+    /// Waits for the first of the pieces that are on their way.
+    fn take(&self, piece: &Arc<Batch>) -> Result<(), Trouble> {
+        let status = piece.wait();
+        // Pieces are waited for in their order.
+        let known = self.replica.fetch().active.get_mut(&self.order.shard).map(|active| active.batches.pop_front());
+        drop(known);
+        if status.state == TaskState::Completed {
+            return Ok(());
+        }
         if status.state != TaskState::Canceled {
-            sources.doubt(shared, &order.segment);
+            self.sources.doubt(self.shared, &self.order.segment);
         }
-        let why = batch.problem().map_or_else(|| format!("{:?}", status.state), str::to_owned);
-        return Err(Trouble::Source(why));
+        let why = piece.problem().map_or_else(|| format!("{:?}", status.state), str::to_owned);
+        Err(Trouble::Source(why))
     }
-    if replica.is_good(order.shard) { Ok(place.bytes) } else { Err(Trouble::Corrupt) }
 }

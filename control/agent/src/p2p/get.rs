@@ -148,11 +148,7 @@ impl Shared {
             };
             let mut fetch = replica.fetch();
             fetch.stop = true;
-            for active in fetch.active.values() {
-                if let Some(batch) = &active.batch {
-                    batch.cancel();
-                }
-            }
+            fetch.active.values().flat_map(|active| &active.batches).for_each(|batch| batch.cancel());
             drop(fetch);
             replica.ordered.notify_all();
             result

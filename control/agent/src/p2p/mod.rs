@@ -21,12 +21,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod checks;
 mod fetch;
 mod get;
 mod guard;
 mod keeper;
 mod manifest;
 mod memory;
+mod named;
 mod ranges;
 mod replica;
 mod reshard;
@@ -46,12 +48,13 @@ use kvplane_rpc::{CallError, RefusalCode, Role};
 
 use crate::error::Error;
 use crate::link::{ControlLink, seed};
-use crate::transfer::{TransferEngine, TransferEngineConfig};
+use crate::transfer::{RdmaConfig, TransferEngine, TransferEngineConfig};
 use crate::which::Control;
 
 pub use get::{GetOptions, Progress};
 pub use manifest::placement_from_json;
-pub use ranges::ReadOptions;
+pub use named::{NamedPart, packed_bytes};
+pub use ranges::{ReadBytes, ReadOptions};
 pub use reshard::{PartSource, Resharding};
 
 use guard::Guard;
@@ -61,6 +64,8 @@ use replica::Replica;
 
 /// How often who goes looks whether its readers are done.
 const LOOK: Duration = Duration::from_millis(20);
+/// Sets of connections, at most: each costs every peer some.
+const INITIATORS: usize = 4;
 /// Objects asked for at a time in a listing.
 const PAGE: u32 = 1024;
 
@@ -93,12 +98,16 @@ impl P2pConfig {
     /// With this control plane, everything else as it usually is.
     #[must_use]
     pub fn new(control: Control) -> Self {
+        // Who fetches a shard hashes it, too; so several threads move bytes at a time. Not where devices move them:
+        // each set would register all memory with all devices once more, and lock it.
+        let several = || std::thread::available_parallelism().map_or(1, usize::from).min(INITIATORS);
+        let initiators = if RdmaConfig::default().usable().is_ok() { 1 } else { several() };
         Self {
             control,
             role: Role::Client,
             tenant: String::new(),
             // Shards take milliseconds: nothing is gained by spinning for them, and the processor may be others'.
-            engine: TransferEngineConfig { pacing: Pacing::Park, ..TransferEngineConfig::default() },
+            engine: TransferEngineConfig { pacing: Pacing::Park, initiators, ..TransferEngineConfig::default() },
             host: cpu::boot_id().unwrap_or_default(),
             rack: String::new(),
             upload_bytes_per_second: 0,

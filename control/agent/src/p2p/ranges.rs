@@ -1,9 +1,11 @@
 //! Reads some bytes of an object from who has all of the buffer that they are in, without becoming one of its holders.
 //!
 //! Nobody is told that somebody reads: who goes cuts readers off. So it is looked afterwards whether all who were asked
-//! are still holders. Those who are have held the same memory all the time; what came from others is read again.
+//! are still holders. Those who are have held the same memory all the time; what came from others is read again. Then
+//! shards all of whose bytes were read are compared with their hashes ([`super::checks`]): who served wrong ones is
+//! asked no more, and everything is read again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,7 @@ use kvplane_engine::Region;
 use kvplane_proto::Status;
 use kvplane_rpc::p2p::{DescribeObject, LocateObject, ObjectPlace};
 
+use super::checks::Checked;
 use super::fetch::Sources;
 use super::{Object, P2pStore, Shared, is_away};
 use crate::error::Error;
@@ -29,6 +32,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 const ROUNDS: u32 = 40;
 /// How often there must be no source before it is believed: it may only not have been heard for a moment.
 const HOPELESS: u32 = 15;
+/// How often everything is read again because a shard was wrong.
+const ATTEMPTS: u32 = 8;
 
 /// How parts of objects are read.
 pub struct ReadOptions<'a> {
@@ -50,22 +55,34 @@ impl Default for ReadOptions<'_> {
     }
 }
 
+/// What was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadBytes {
+    /// All bytes.
+    pub bytes: u64,
+    /// Those of them that are of shards which were read as a whole, and match their hashes.
+    pub checked: u64,
+}
+
+/// Sources whose bytes were found wrong in this call, by the names they serve under; and the shard for each.
+pub(super) type Wrong = BTreeMap<String, u32>;
+
 /// One buffer of an object that is read into memory of ours.
 pub(super) struct Reader<'a> {
     pub(super) shared: &'a Shared,
     pub(super) sources: &'a Sources,
     pub(super) object: &'a Object,
     pub(super) buffer: usize,
-    /// Where our memory begins.
-    pub(super) memory: u64,
+    pub(super) memory: &'a Arc<Region>,
     pub(super) until: Instant,
     pub(super) each: Option<&'a (dyn Fn(u64) + Sync)>,
 }
 
 impl P2pStore {
-    /// Reads ranges of an object's buffer into memory, from those who hold all of the buffer, nearest first. The bytes
-    /// are the answer. Unlike [`Self::get_replica`], nobody can fetch them here, and they are not compared with hashes,
-    /// which are those of whole shards.
+    /// Reads ranges of an object's buffer into memory, from those who hold all of the buffer, nearest first. Unlike
+    /// [`Self::get_replica`], nobody can fetch them here; and hashes are those of whole shards, so what is compared
+    /// with them are those shards all of whose bytes are among the ranges. A source whose shard is wrong is asked no
+    /// more.
     ///
     /// # Errors
     /// When a range is not within the buffer or the memory, two overlap in memory, no source is left, or time is up.
@@ -76,7 +93,7 @@ impl P2pStore {
         copies: &[Copy],
         memory: &Arc<Region>,
         options: &ReadOptions<'_>,
-    ) -> Result<u64, Error> {
+    ) -> Result<ReadBytes, Error> {
         let size = object.layout.sizes().get(buffer).copied().unwrap_or(0);
         let within = |first: u64, bytes: u64, end: u64| first.checked_add(bytes).is_some_and(|last| last <= end);
         if let Some(copy) = copies.iter().find(|copy| !within(copy.source_offset, copy.bytes, size)) {
@@ -93,7 +110,7 @@ impl P2pStore {
                 sources,
                 object,
                 buffer,
-                memory: memory.address(),
+                memory,
                 until: Instant::now() + options.deadline,
                 each: options.each,
             };
@@ -123,9 +140,15 @@ impl Shared {
 }
 
 /// Batches of copies, in order.
-struct Batches<I: Iterator<Item = Copy>> {
+pub(super) struct Batches<I: Iterator<Item = Copy>> {
     copies: I,
     rest: Option<Copy>,
+}
+
+impl<I: Iterator<Item = Copy>> Batches<I> {
+    pub(super) const fn of(copies: I) -> Self {
+        Self { copies, rest: None }
+    }
 }
 
 impl<I: Iterator<Item = Copy>> Iterator for Batches<I> {
@@ -152,33 +175,51 @@ impl<I: Iterator<Item = Copy>> Iterator for Batches<I> {
 }
 
 impl Reader<'_> {
-    /// Reads copies that lie within the buffer and the memory: how many bytes.
-    pub(super) fn read<I: Iterator<Item = Copy>>(&self, copies: impl Fn() -> I) -> Result<u64, Error> {
+    /// Reads copies that lie within the buffer and the memory, and checks what can be checked.
+    pub(super) fn read<I: Iterator<Item = Copy>>(&self, copies: impl Fn() -> I) -> Result<ReadBytes, Error> {
+        let (mut wrong, mut attempts) = (Wrong::new(), 0);
         loop {
-            let (mut served, mut places, mut total) = (BTreeSet::new(), Vec::new(), 0);
-            for (number, batch) in (Batches { copies: copies(), rest: None }).enumerate() {
+            let (mut served, mut places, mut total) = (Vec::new(), Vec::new(), 0);
+            for (number, batch) in Batches::of(copies()).enumerate() {
                 let bytes = batch.iter().map(|copy| copy.bytes).sum();
-                served.insert(self.bring(&batch, number, &mut places)?);
+                served.push(self.bring(&batch, number, &mut places, &wrong)?);
                 total += bytes;
                 if let Some(each) = self.each {
                     each(bytes);
                 }
             }
             if served.is_empty() {
-                return Ok(0);
+                return Ok(ReadBytes::default());
             }
-            if self.are_members(&served)? {
-                return Ok(total);
+            if self.are_members(&served.iter().map(|place| place.member).collect())? {
+                match self.check(&copies, &served)? {
+                    Checked::Right(checked) => return Ok(ReadBytes { bytes: total, checked }),
+                    Checked::Wrong(shard, sources) => {
+                        wrong.extend(sources.into_iter().map(|segment| (segment, shard)));
+                        attempts += 1;
+                        if attempts >= ATTEMPTS {
+                            let why = format!("shard {shard} was read {attempts} times and never matched its hash");
+                            return Err(self.given_up(&why, None));
+                        }
+                    }
+                }
             }
             if Instant::now() >= self.until {
-                return Err(self.given_up("some of those who were read from went, and time is up", None));
+                let why = "some of those who were read from went or had wrong bytes, and time is up";
+                return Err(self.given_up(why, told(&wrong)));
             }
         }
     }
 
-    /// Has one batch brought by one of the places: by whom.
-    fn bring(&self, batch: &[Copy], number: usize, places: &mut Vec<ObjectPlace>) -> Result<u64, Error> {
-        let (mut trouble, mut rounds) = (None, 0);
+    /// Has one batch brought by one of the places: by which.
+    fn bring(
+        &self,
+        batch: &[Copy],
+        number: usize,
+        places: &mut Vec<ObjectPlace>,
+        wrong: &Wrong,
+    ) -> Result<ObjectPlace, Error> {
+        let (mut trouble, mut rounds): (Option<String>, u32) = (None, 0);
         loop {
             if places.is_empty() {
                 if trouble.is_some() {
@@ -188,13 +229,13 @@ impl Reader<'_> {
                     }
                     std::thread::sleep(AGAIN);
                 }
-                *places = self.locate(trouble.as_deref())?;
+                *places = self.locate(trouble.clone().or_else(|| told(wrong)).as_deref(), wrong)?;
             }
             // Those that are equally near in turn.
             let near = places.iter().take_while(|place| place.distance == places[0].distance).count();
             let at = (self.shared.client as usize).wrapping_add(number) % near;
             match self.ask(batch, &places[at]) {
-                Ok(()) => return Ok(places[at].member),
+                Ok(()) => return Ok(places[at].clone()),
                 Err(why) => {
                     let place = places.remove(at);
                     self.sources.doubt(self.shared, &place.segment);
@@ -207,11 +248,12 @@ impl Reader<'_> {
         }
     }
 
-    fn ask(&self, batch: &[Copy], place: &ObjectPlace) -> Result<(), String> {
+    /// Has copies carried out by a source, and waits.
+    pub(super) fn ask(&self, batch: &[Copy], place: &ObjectPlace) -> Result<(), String> {
         let target = self.sources.handle(self.shared, &place.segment).map_err(|error| error.to_string())?;
         let request = |copy: &Copy| TransferRequest {
             opcode: Opcode::Read,
-            source: self.memory + copy.target_offset,
+            source: self.memory.address() + copy.target_offset,
             target,
             target_offset: place.address.wrapping_add(copy.source_offset),
             length: copy.bytes,
@@ -228,7 +270,7 @@ impl Reader<'_> {
     }
 
     /// Who may be asked now; at least one. Waits a little for one to be there.
-    fn locate(&self, trouble: Option<&str>) -> Result<Vec<ObjectPlace>, Error> {
+    fn locate(&self, trouble: Option<&str>, wrong: &Wrong) -> Result<Vec<ObjectPlace>, Error> {
         let config = &self.shared.config;
         let mut times = 0;
         loop {
@@ -242,7 +284,13 @@ impl Reader<'_> {
                 rack: config.rack.clone(),
             };
             match self.shared.link.call(call) {
-                Ok(found) if !found.places.is_empty() => return Ok(found.places),
+                Ok(mut found) if !found.places.is_empty() => {
+                    found.places.retain(|place| !wrong.contains_key(&place.segment));
+                    if !found.places.is_empty() {
+                        return Ok(found.places);
+                    }
+                    return Err(self.given_up("all who hold it have wrong bytes", told(wrong)));
+                }
                 Ok(_) => times += 1,
                 Err(error) if is_away(&error) => {}
                 Err(error) => return Err(error),
@@ -277,9 +325,15 @@ impl Reader<'_> {
         }
     }
 
-    fn given_up(&self, why: &str, cause: Option<String>) -> Error {
+    pub(super) fn given_up(&self, why: &str, cause: Option<String>) -> Error {
         let Object { name, version, .. } = self.object;
         let what = format!("object {name:?} version {version}: buffer {} is not read: {why}", self.buffer);
         Error::Status { what, status: Status::NotFound, cause }
     }
+}
+
+/// Who has wrong bytes, for people.
+fn told(wrong: &Wrong) -> Option<String> {
+    let one = |(segment, shard): (&String, &u32)| format!("shard {shard} from {segment} does not match its hash");
+    (!wrong.is_empty()).then(|| wrong.iter().map(one).collect::<Vec<String>>().join("; "))
 }

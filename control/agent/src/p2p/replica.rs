@@ -17,7 +17,8 @@ const HASHERS: usize = 8;
 /// A shard that is being fetched.
 #[derive(Default)]
 pub(super) struct Active {
-    pub(super) batch: Option<Arc<Batch>>,
+    /// Pieces that are on their way, in the order in which they were asked for.
+    pub(super) batches: VecDeque<Arc<Batch>>,
     /// From where it is to be fetched instead.
     pub(super) next: Option<FetchOrder>,
 }
@@ -132,9 +133,7 @@ impl Replica {
         let mut fetch = self.fetch();
         match fetch.active.get_mut(&order.shard) {
             Some(active) => {
-                if let Some(batch) = &active.batch {
-                    batch.cancel();
-                }
+                active.batches.iter().for_each(|batch| batch.cancel());
                 active.next = Some(order);
             }
             None => {
@@ -143,18 +142,17 @@ impl Replica {
             }
         }
     }
+}
 
-    /// Whether a shard's bytes are what they should be.
-    pub(super) fn is_good(&self, shard: u32) -> bool {
-        let place = self.spec.layout.place(shard);
-        place.is_some_and(|place| hash(&self.regions, place) == self.spec.hashes[shard as usize])
-    }
+/// Adds bytes of a buffer to a hash.
+pub(super) fn hash_range(regions: &[Arc<Region>], (buffer, first): (usize, u64), bytes: u64, hash: &mut ContentHash) {
+    // Within a region, whose size is a usize.
+    regions[buffer].read_with(first as usize, bytes as usize, &mut |_, part| hash.update(part));
 }
 
 fn hash(regions: &[Arc<Region>], place: ShardPlace) -> u128 {
     let mut hash = ContentHash::default();
-    // Within a region, whose size is a usize.
-    regions[place.buffer].read_with(place.offset as usize, place.bytes as usize, &mut |_, part| hash.update(part));
+    hash_range(regions, (place.buffer, place.offset), place.bytes, &mut hash);
     hash.finish()
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 use kvplane_cluster::reshard::{Placement, Plan, ReshardError};
 use kvplane_engine::Region;
 
-use super::ranges::{ReadOptions, Reader};
+use super::ranges::{ReadBytes, ReadOptions, Reader};
 use super::{Object, P2pStore};
 use crate::error::Error;
 
@@ -103,9 +103,10 @@ fn check_offsets(placement: &Placement, part: usize, offsets: &[u64], size: u64)
 
 impl P2pStore {
     /// Reads what a rank is to have into memory: `from` says for each part of the source where it is, and `to` where
-    /// each of our fragments begins in the memory. The bytes are the answer.
+    /// each of our fragments begins in the memory.
     ///
-    /// Bytes are taken as [`Self::read_ranges`] takes them. When it fails, some of the memory is written.
+    /// Bytes are taken as [`Self::read_ranges`] takes them, and checked as there: where we are to have all of a shard
+    /// of a rank's, wherever its bytes go. When it fails, some of the memory is written.
     ///
     /// # Errors
     /// When a place is missing or too small, no source is left, or time is up.
@@ -115,11 +116,12 @@ impl P2pStore {
         from: &BTreeMap<usize, PartSource>,
         (memory, to): (&Arc<Region>, &[u64]),
         options: &ReadOptions<'_>,
-    ) -> Result<u64, Error> {
+    ) -> Result<ReadBytes, Error> {
         resharding.check(from, to, memory.bytes() as u64)?;
         let until = Instant::now() + options.deadline;
         let parts = resharding.plan.sources();
-        let (next, total, failed) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (total, checked) = (AtomicU64::new(0), AtomicU64::new(0));
         let failure: Mutex<Option<Error>> = Mutex::new(None);
         self.shared.with_memory(memory, |sources| {
             let work = || {
@@ -131,13 +133,14 @@ impl P2pStore {
                         sources,
                         object: &source.object,
                         buffer: source.buffer,
-                        memory: memory.address(),
+                        memory,
                         until,
                         each: options.each,
                     };
                     match reader.read(|| resharding.plan.copies(part, &source.offsets, to)) {
-                        Ok(bytes) => {
-                            total.fetch_add(bytes, Ordering::Relaxed);
+                        Ok(read) => {
+                            total.fetch_add(read.bytes, Ordering::Relaxed);
+                            checked.fetch_add(read.checked, Ordering::Relaxed);
                         }
                         Err(error) => {
                             failed.store(true, Ordering::Relaxed);
@@ -156,7 +159,7 @@ impl P2pStore {
             });
             match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
                 Some(error) => Err(error),
-                None => Ok(total.into_inner()),
+                None => Ok(ReadBytes { bytes: total.into_inner(), checked: checked.into_inner() }),
             }
         })
     }

@@ -14,6 +14,7 @@ mod error;
 mod placement;
 mod plan;
 mod tensor_box;
+mod whole;
 
 pub use copies::{Copies, Copy, Overlap, Step};
 pub use dtype::Dtype;
@@ -21,3 +22,4 @@ pub use error::ReshardError;
 pub use placement::{Fragment, MAX_DIMENSIONS, MAX_FRAGMENTS, Part, Placement, Tensor};
 pub use plan::Plan;
 pub use tensor_box::TensorBox;
+pub use whole::{Piece, whole_shards};

@@ -189,6 +189,17 @@ class Objects:
         deadline: float,
         progress: Optional[Callable[[int, int], Any]],
     ) -> int: ...
+    def reshard(
+        self,
+        manifests: Tuple[str, str],
+        participant: str,
+        parts: Sequence[Tuple[str, str, Optional[int], int, Optional[Sequence[int]]]],
+        place: Tuple[int, int],
+        offsets: Optional[Sequence[int]],
+        deadline: float,
+    ) -> Union[int, Tuple[int, int]]: ...
+    @staticmethod
+    def packed_bytes(manifest: str, participant: str) -> int: ...
     def close(self) -> bool: ...
 
 def last_error() -> str: ...

@@ -24,8 +24,9 @@ Tensors by address: the three calls that checkpoint-engine's `P2PStore` has.
 Who reads says which peer and which addresses.
 """
 
+import json
 from types import TracebackType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 from kvplane import _native
 from kvplane._buffers import exporter
@@ -72,6 +73,36 @@ class Member(NamedTuple):
     shards: int
     #: Why nobody fetches from it any more; empty where it is in order.
     excluded: str
+
+
+class Part(NamedTuple):
+    """Where a rank that wrote a checkpoint has its bytes."""
+
+    #: The object that it registered.
+    name: str
+    #: The newest unless it is said.
+    version: Optional[int] = None
+    #: In which of its buffers they are.
+    buffer: int = 0
+    #: Where each of its fragments begins there; without, one directly after the other in the manifest's order.
+    offsets: Optional[Sequence[int]] = None
+
+
+class Resharded(NamedTuple):
+    """What `ObjectStore.reshard` has read."""
+
+    bytes: int
+    #: Those of them that are of shards which were read as a whole, and match their hashes.
+    checked: int
+
+
+def _text(manifest: Union[str, Mapping[str, Any]]) -> str:
+    return manifest if isinstance(manifest, str) else json.dumps(manifest)
+
+
+def reshard_bytes(target: Union[str, Mapping[str, Any]], participant: str) -> int:
+    """How many bytes a rank of a manifest has: so much memory `ObjectStore.reshard` takes for it."""
+    return _done(_native.Objects.packed_bytes(_text(target), participant))
 
 
 def _done(result: Any) -> Any:
@@ -190,6 +221,37 @@ class ObjectStore:
         _done(got)
         self._kept[name, version] = views
         return got
+
+    def reshard(
+        self,
+        source: Union[str, Mapping[str, Any]],
+        target: Union[str, Mapping[str, Any]],
+        participant: str,
+        parts: Mapping[str, Union[str, Part]],
+        memory: Any,
+        *,
+        offsets: Optional[Sequence[int]] = None,
+        deadline: float = 3600.0,
+    ) -> Resharded:
+        """Reads into memory what a rank is to have of a checkpoint that was written under another parallel layout.
+
+        `source` and `target` are manifests (`docs/p2p.md`), as JSON or what becomes it: who wrote which boxes of which
+        tensors, and who is to have which. `parts` says for each rank of the source that we need something of where it
+        is: the name of an object whose only buffer has the rank's fragments one directly after the other, or a `Part`.
+        Ours come into `memory` like that, which is as long (`reshard_bytes`), or each where `offsets` says.
+
+        Shards all of whose bytes we read are compared with their hashes; a source whose bytes are wrong is asked no
+        more. When it raises, some of the memory is written.
+        """
+        views, addresses, sizes = self._places([memory], True)
+        named = [
+            (rank, part, None, 0, None) if isinstance(part, str) else (rank, *part) for rank, part in parts.items()
+        ]
+        manifests = _text(source), _text(target)
+        place = addresses[0], sizes[0]
+        read = self._objects.reshard(manifests, participant, named, place, offsets, deadline)
+        del views
+        return Resharded(*_done(read))
 
     def close(self) -> None:
         """Stops serving everything, without waiting for readers; they fetch elsewhere what they lack."""

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use clap::Args;
 use kvplane::reshard::{Copy, Dtype, Placement};
-use kvplane::{Object, P2pStore, PartSource, ReadOptions, Region, RegionOptions, Resharding, placement_from_json};
+use kvplane::{
+    Object, P2pStore, PartSource, ReadBytes, ReadOptions, Region, RegionOptions, Resharding, placement_from_json,
+};
 
 use super::super::{Failure, size};
 use super::files::{at, named_files, write_region};
@@ -92,16 +94,22 @@ impl Reshard {
                 Some(Region::allocate(&RegionOptions { shared: true, ..RegionOptions::new(participant, length) })?)
             }
         };
+        let mut read = ReadBytes::default();
         if let Some(memory) = &memory {
             let bar = progress_bar(bytes)?;
             let each = |bytes| bar.inc(bytes);
             let options = ReadOptions { deadline: Duration::from_secs(self.deadline), each: Some(&each) };
-            store.reshard(resharding, from, (memory, &to), &options)?;
+            read = store.reshard(resharding, from, (memory, &to), &options)?;
             bar.finish_and_clear();
         }
         write(&path, &head, memory.as_deref())?;
         let sources = resharding.plan().sources().len();
-        println!("has {participant:?}: {} from {sources} ranks, in {}", size::show(bytes), path.display());
+        println!(
+            "has {participant:?}: {} from {sources} ranks, {} of them checked by hash, in {}",
+            size::show(bytes),
+            size::show(read.checked),
+            path.display()
+        );
         Ok(())
     }
 }

@@ -1,0 +1,83 @@
+//! Compares what was read in ranges with the hashes of shards: of those all of whose bytes were read.
+
+use std::collections::BTreeSet;
+
+use kvplane_cluster::reshard::{Copy, Piece, whole_shards};
+use kvplane_proto::digest::ContentHash;
+use kvplane_rpc::p2p::ObjectPlace;
+
+use super::ranges::{Batches, Reader};
+use crate::error::Error;
+
+/// Pieces of shards that are held at a time.
+const PIECES: usize = 1 << 20;
+/// Bytes that are hashed at a time; on the stack.
+const CHUNK: usize = 16 << 10;
+
+/// What a comparison has found.
+pub(super) enum Checked {
+    /// Bytes of shards that were read as a whole, all of which match.
+    Right(u64),
+    /// The first shard that does not match, and the sources that serve it so, where that can be said.
+    Wrong(u32, BTreeSet<String>),
+}
+
+impl Reader<'_> {
+    /// Compares the shards that are whole among the copies. `served` says for each batch where it came from.
+    pub(super) fn check<I: Iterator<Item = Copy>>(
+        &self,
+        copies: &impl Fn() -> I,
+        served: &[ObjectPlace],
+    ) -> Result<Checked, Error> {
+        let by_batch = || {
+            let batches = Batches::of(copies()).enumerate();
+            batches.flat_map(|(number, batch)| batch.into_iter().map(move |copy| (number as u32, copy)))
+        };
+        let (mut checked, mut wrong) = (0, None);
+        whole_shards(&self.object.layout, self.buffer, by_batch, PIECES, |shard, pieces| {
+            if wrong.is_none() {
+                match self.matches(shard, pieces) {
+                    true => checked += pieces.iter().map(|piece| piece.bytes).sum::<u64>(),
+                    false => wrong = Some((shard, pieces.to_vec())),
+                }
+            }
+        });
+        let Some((shard, pieces)) = wrong else { return Ok(Checked::Right(checked)) };
+        let numbers: BTreeSet<u32> = pieces.iter().map(|piece| piece.tag).collect();
+        let mut sources: Vec<&ObjectPlace> = numbers.into_iter().map(|number| &served[number as usize]).collect();
+        sources.sort_by(|one, other| one.segment.cmp(&other.segment));
+        sources.dedup_by(|one, other| one.segment == other.segment);
+        if sources.len() > 1 {
+            // Each is asked for all of it.
+            let copy = |piece: &Piece| Copy {
+                source_offset: piece.source_offset,
+                target_offset: piece.target_offset,
+                bytes: piece.bytes,
+            };
+            let again: Vec<Copy> = pieces.iter().map(copy).collect();
+            sources.retain(|source| {
+                let mut batches = Batches::of(again.iter().copied());
+                batches.all(|batch| self.ask(&batch, source).is_ok()) && !self.matches(shard, &pieces)
+            });
+        }
+        Ok(Checked::Wrong(shard, sources.into_iter().map(|source| source.segment.clone()).collect()))
+    }
+
+    fn matches(&self, shard: u32, pieces: &[Piece]) -> bool {
+        let (mut hash, mut chunk, mut filled) = (ContentHash::default(), [0; CHUNK], 0);
+        for piece in pieces {
+            let (mut at, mut left) = (piece.target_offset as usize, piece.bytes as usize);
+            while left > 0 {
+                let bytes = left.min(CHUNK - filled);
+                self.memory.copy_out(at, &mut chunk[filled..filled + bytes]);
+                (at, left, filled) = (at + bytes, left - bytes, filled + bytes);
+                if filled == CHUNK {
+                    hash.update(&chunk);
+                    filled = 0;
+                }
+            }
+        }
+        hash.update(&chunk[..filled]);
+        hash.finish() == self.object.spec.hashes[shard as usize]
+    }
+}
