@@ -99,6 +99,7 @@ impl World {
         self.shadow.removed(key, lineage, version, self.trace.events);
         let taken = self.shadow.imported(version, origin, digest, lineage, &bytes);
         self.require(taken);
+        self.shadow.copied(version);
     }
 
     fn key_of(&self, life: usize) -> ShardKey {
