@@ -10,10 +10,14 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use kvplane::rpc::{ClusterName, RuntimeDirectory};
-use kvplane::{Control, Remote};
+use kvplane::{Control, Error, Remote};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
 
 /// The port that Mooncake's master has unless it is told another.
 const DEFAULT_PORT: u16 = 50_051;
+/// How long a setup may take: callers are promised five seconds.
+const CONNECT: Duration = Duration::from_millis(4_500);
 /// The cluster that certificates are for unless it is said.
 const DEFAULT_CLUSTER: &str = "kvplane";
 
@@ -38,6 +42,21 @@ impl Wanted {
     /// The address as it was said, for messages.
     pub(crate) fn shown(&self) -> String {
         self.master.clone().unwrap_or_else(|| format!("127.0.0.1:{DEFAULT_PORT}"))
+    }
+
+    /// Finds it and has `work` connect to it, within the time that callers are promised.
+    ///
+    /// # Errors
+    /// Why there is no connection, with the address.
+    pub(crate) fn connect<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(Control) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, String> {
+        let (control, shown) = (self.find()?, self.shown());
+        let late = format!("the control plane at {shown} did not answer within {} s", CONNECT.as_secs_f64());
+        within(CONNECT, late, move || {
+            work(control).map_err(|error| format!("no connection to the control plane at {shown}: {error}"))
+        })
     }
 
     /// Finds it.
@@ -140,6 +159,14 @@ fn same(wanted: SocketAddr, listening: SocketAddr) -> bool {
 
 fn both_loopback(one: SocketAddr, other: SocketAddr) -> bool {
     one.ip().is_loopback() && other.ip().is_loopback()
+}
+
+/// A time that a caller gives in seconds: more than 0, and at most `most`.
+pub(crate) fn seconds(what: &str, given: f64, most: u64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(given)
+        .ok()
+        .filter(|time| !time.is_zero() && *time <= Duration::from_secs(most))
+        .ok_or_else(|| PyValueError::new_err(format!("a {what} of {given} s: more than 0, at most {most}")))
 }
 
 /// Runs `work` on a thread of its own and waits for it this long.

@@ -12,17 +12,15 @@ use kvplane::rpc::conductor::{
 };
 use kvplane::rpc::{CallError, RefusalCode};
 use kvplane::{Decision, Error};
-use pyo3::exceptions::{PyConnectionError, PyValueError};
+use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 
 use crate::clients::Call;
-use crate::control::{Wanted, within};
+use crate::control::{Wanted, seconds};
 use crate::cpython::{Keys, numbers};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::scheduling::{Change, Context, Decided, Explained, Holders, Table, nanoseconds, part_of, step_of, tier_of};
 
-/// How long connecting may take.
-const CONNECT: Duration = Duration::from_millis(4_500);
 /// `OBJECT_ALREADY_EXISTS`: here, another prompt, life or instance has the name.
 const CONFLICT: i64 = -705;
 /// `LEASE_EXPIRED` and the like: the deadline passed.
@@ -89,19 +87,9 @@ impl Scheduler {
         runtime_directory: Option<std::path::PathBuf>,
         budget: f64,
     ) -> PyResult<Self> {
-        let budget = Duration::try_from_secs_f64(budget)
-            .ok()
-            .filter(|budget| !budget.is_zero() && *budget <= Duration::from_secs(60))
-            .ok_or_else(|| PyValueError::new_err(format!("a budget of {budget} s: more than 0, at most 60")))?;
+        let budget = seconds("budget", budget, 60)?;
         let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
-        let connected = py.detach(|| {
-            let (control, shown) = (wanted.find()?, wanted.shown());
-            let late = format!("the control plane at {shown} did not answer within {} s", CONNECT.as_secs_f64());
-            within(CONNECT, late, move || {
-                kvplane::Scheduler::connect(&control, budget)
-                    .map_err(|error| format!("no connection to the control plane at {shown}: {error}"))
-            })
-        });
+        let connected = py.detach(|| wanted.connect(move |control| kvplane::Scheduler::connect(&control, budget)));
         let line = connected.map_err(PyConnectionError::new_err)?;
         Ok(Self { line: RwLock::new(Some(Arc::new(line))), process: std::process::id() })
     }

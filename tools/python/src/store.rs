@@ -4,14 +4,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use kvplane::{Client, ClientConfig, Control};
-use pyo3::exceptions::{PyConnectionError, PyValueError};
+use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::arguments::{Kept, matching, options, parts, several, single};
 use crate::batches::{self, check_key};
 use crate::clients::Clients;
-use crate::control::{Wanted, within};
+use crate::control::{Wanted, seconds};
 use crate::cpython::{Keys, View, numbers, places, views};
 use crate::memory::adopt;
 use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, store_code};
@@ -19,8 +19,6 @@ use crate::ranges::{self, Sessions};
 use crate::segment::Segment;
 use crate::tasks;
 
-/// How long a setup may take: callers are promised five seconds.
-const CONNECT: Duration = Duration::from_millis(4_500);
 /// Values from this length on are sent from where Python has them; shorter ones are copied first.
 pub(crate) const DIRECT_BYTES: u64 = 64 << 10;
 
@@ -59,30 +57,21 @@ impl Store {
         shared_memory: bool,
         deadline: f64,
     ) -> PyResult<Self> {
-        let deadline = Duration::try_from_secs_f64(deadline)
-            .ok()
-            .filter(|deadline| !deadline.is_zero() && *deadline <= Duration::from_secs(3_600))
-            .ok_or_else(|| PyValueError::new_err(format!("a deadline of {deadline} s: more than 0, at most 3600")))?;
+        let deadline = seconds("deadline", deadline, 3_600)?;
         let wanted = Wanted { master, cluster, certificates, runtime_directory }.completed();
-        py.detach(|| {
-            let control = wanted.find()?;
-            let config =
-                ClientConfig { control: control.clone(), tenant, shared_memory, deadline, ..ClientConfig::local("") };
-            let shown = wanted.shown();
-            let late = format!("the control plane at {shown} did not answer within {} s", CONNECT.as_secs_f64());
-            let asked = config.clone();
-            let client = within(CONNECT, late, move || {
-                Client::connect(&asked)
-                    .map_err(|error| format!("no connection to the control plane at {shown}: {error}"))
-            })?;
-            Ok(Self {
-                clients: Clients::new(config, client),
-                control,
-                sessions: Sessions::default(),
-                segments: Mutex::default(),
+        let connected = py.detach(|| {
+            wanted.connect(move |control| {
+                let config = ClientConfig { control, tenant, shared_memory, deadline, ..ClientConfig::local("") };
+                Client::connect(&config).map(|client| (config, client))
             })
+        });
+        let (config, client) = connected.map_err(PyConnectionError::new_err)?;
+        Ok(Self {
+            control: config.control.clone(),
+            clients: Clients::new(config, client),
+            sessions: Sessions::default(),
+            segments: Mutex::default(),
         })
-        .map_err(|why: String| PyConnectionError::new_err(why))
     }
 
     /// Registers memory of this process: 0, or an error's number.

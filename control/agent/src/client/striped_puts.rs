@@ -104,10 +104,12 @@ impl Client {
             return Err(self.problem(what, Status::TooLarge));
         }
         let digest = self.digest(key)?;
-        let put = match self.put_stripes(digest, head, slice, options) {
-            Ok(()) => self.put_head(key, head, options),
-            Err(why) => Err(why),
-        };
+        if let Err(why) = self.put_stripes(digest, head, slice, options) {
+            // None of it may stay. That it cannot be removed is not what went wrong first.
+            let _ = self.remove_stripes(digest, head);
+            return Err(why);
+        }
+        let put = self.put_head(key, head, options);
         if let Ok(Put::Stored(_)) = put {
             return put;
         }
@@ -123,7 +125,6 @@ impl Client {
             Err(_) if put.is_err() => return put,
             Err(why) => return Err(why),
         }
-        // Whatever of it is there: none of it may stay. That it cannot be removed is not what went wrong first.
         let removed = self.remove_stripes(digest, head);
         let put = put?;
         removed.map(|()| put)

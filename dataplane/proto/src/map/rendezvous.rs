@@ -31,8 +31,23 @@ const SHARD_SALT: u64 = 0x5348_4152_4453_4c54;
 /// Fraction bits of `L`. The largest, 64 for `h = 2^-64`, still fits a word.
 const FRACTION_BITS: u32 = 57;
 
-/// Fraction bits of `L` that nearly always tell two scores apart.
+/// Bits of a number behind its first that nearly always tell two scores apart.
 const COARSE_BITS: u32 = 10;
+
+/// `log2(1 + i / 2^COARSE_BITS)`, rounded down like all of `-L`, hence at most [`SLACK`] below the true value.
+static COARSE: [u64; (1 << COARSE_BITS) + 1] = {
+    let mut logs = [1 << FRACTION_BITS; (1 << COARSE_BITS) + 1];
+    let mut index = 0;
+    while index < 1 << COARSE_BITS {
+        let hash = 1 << 63 | (index as u64) << (63 - COARSE_BITS);
+        logs[index] = (1 << FRACTION_BITS) - negative_log2(hash);
+        index += 1;
+    }
+    logs
+};
+
+/// How far a logarithm may be from the true value, 2^-56, in its last fraction bits.
+const SLACK: u64 = 2;
 
 /// The owners of every slot, computed from one cluster map.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,9 +108,9 @@ impl Contender {
     /// Finds closer bounds.
     fn refine(&mut self) {
         if self.worst.log == u64::MAX {
-            let log = first_bits_of_negative_log2(self.hash, COARSE_BITS);
-            self.worst.log = log;
-            self.best.log = self.best.log.max(log - (1 << (FRACTION_BITS - COARSE_BITS)) + 1);
+            let (least, most) = coarse_bounds(self.hash);
+            self.worst.log = most;
+            self.best.log = self.best.log.max(least);
         }
     }
 
@@ -233,25 +248,31 @@ pub(super) fn least_log2(hash: u64) -> u64 {
     ((complement * 23) >> (4 + 64 - FRACTION_BITS)) as u64
 }
 
+/// What [`negative_log2`] of a number is at least and at most, from the logarithms beside it in a table, and a little
+/// more, as all of them are rounded.
+pub(super) fn coarse_bounds(hash: u64) -> (u64, u64) {
+    let zeros = hash.leading_zeros();
+    let index = ((hash << zeros) << 1 >> (64 - COARSE_BITS)) as usize;
+    let whole = u64::from(zeros + 1) << FRACTION_BITS;
+    ((whole - COARSE[index + 1]).saturating_sub(SLACK), whole - COARSE[index] + SLACK)
+}
+
 /// `-log2(hash / 2^64)` with [`FRACTION_BITS`] fraction bits, rounded up; `hash` is not 0.
 ///
 /// With `m` in [1, 2): squaring doubles the logarithm, so whether `m * m` reaches 2 is the next bit of `log2(m)`.
 /// Products are cut at 2^-63, an error that later bits halve again and again: in sum below 2^-61, and only ever
 /// downwards.
-pub(super) fn negative_log2(hash: u64) -> u64 {
-    first_bits_of_negative_log2(hash, FRACTION_BITS)
-}
-
-/// [`negative_log2`], rounded up to so many fraction bits: less than one such bit above it.
-fn first_bits_of_negative_log2(hash: u64, bits: u32) -> u64 {
+pub(super) const fn negative_log2(hash: u64) -> u64 {
     let zeros = hash.leading_zeros();
     let mut mantissa = hash << zeros;
     let mut fraction = 0;
-    for bit in (FRACTION_BITS - bits..FRACTION_BITS).rev() {
-        let square = u128::from(mantissa) * u128::from(mantissa);
+    let mut bit = FRACTION_BITS;
+    while bit > 0 {
+        bit -= 1;
+        let square = (mantissa as u128) * (mantissa as u128);
         let carry = (square >> 127) as u64;
         mantissa = (square >> (63 + carry)) as u64;
         fraction |= carry << bit;
     }
-    (u64::from(zeros + 1) << FRACTION_BITS) - fraction
+    ((zeros as u64 + 1) << FRACTION_BITS) - fraction
 }

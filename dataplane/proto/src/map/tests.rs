@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::rendezvous::{Score, least_log2, negative_log2};
+use super::rendezvous::{Score, coarse_bounds, least_log2, negative_log2};
 use super::*;
 use crate::digest::Digest;
 use crate::ids::{SLOTS, Slot};
@@ -315,11 +315,16 @@ proptest! {
     }
 
     #[test]
-    fn the_quick_bound_never_exceeds_the_logarithm(hash in 1u64.., shift in 0u32..64) {
-        for hash in [(hash >> shift).max(1), !(hash >> shift)] {
+    fn the_quick_bounds_hold_the_logarithm(hash in 1u64.., shift in 0u32..64, step in 0u64..1 << 10, off in 0u64..3) {
+        // Also beside the steps of the table, where its bounds are closest.
+        let beside = ((1 << 63 | step << 53).saturating_add(off) - 1) >> shift;
+        for hash in [hash >> shift, !(hash >> shift), beside] {
             let hash = hash.max(1);
             let log = negative_log2(hash);
             prop_assert!(least_log2(hash) <= log);
+            let (least, most) = coarse_bounds(hash);
+            prop_assert!(least <= log && log <= most);
+            prop_assert!(most - least < 1 << 48, "{most} is far from {least}");
             let real = -(hash as f64 / 2f64.powi(64)).log2();
             prop_assert!((log as f64 / 2f64.powi(57) - real).abs() < 1e-12);
         }

@@ -23,13 +23,14 @@ pub struct Job {
     pub package: &'static str,
     /// One test target of it, `lib`, or all of them.
     pub target: Option<&'static str>,
-    /// Only tests with this in their name.
+    /// Only tests with this in their name, or a flag of test programs, such as `--ignored`.
     pub filter: Option<&'static str>,
     /// Whether RDMA takes the place of TCP: `KVPLANE_TEST_TRANSPORT=rdma`. Fails where no packets of it were sent.
     pub over_rdma: bool,
 }
 
-const fn job(package: &'static str, target: Option<&'static str>, filter: Option<&'static str>) -> Job {
+/// Tests of one package.
+pub const fn job(package: &'static str, target: Option<&'static str>, filter: Option<&'static str>) -> Job {
     Job { package, target, filter, over_rdma: false }
 }
 

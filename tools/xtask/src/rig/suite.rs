@@ -153,7 +153,7 @@ fn write(workspace: &Workspace, name: &str, text: &str) -> Result<PathBuf, Failu
     Ok(path)
 }
 
-/// The script of one machine. Words of the caller replace the filters of its jobs.
+/// The script of one machine. Words of the caller replace the names that its jobs filter by, but not their flags.
 fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<String, Failure> {
     let mut text = HEAD.to_string();
     for job in machine.jobs {
@@ -164,13 +164,12 @@ fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<Str
         }
         for binary in chosen {
             let mut command = Command::new(if job.over_rdma { "over_rdma" } else { "run" });
-            let filter = job.filter.filter(|_| words.is_empty()).map(|filter| format!(" {filter}")).unwrap_or_default();
+            // A flag says which tests a job is for, and holds beside words too.
+            let kept = job.filter.filter(|filter| words.is_empty() || filter.starts_with("--"));
+            let filter = kept.map(|filter| format!(" {filter}")).unwrap_or_default();
             let name = format!("{} {}{filter}", binary.package, binary.target);
             command.arg(name).arg(program_limit_s(machine).to_string()).arg(&binary.directory).arg(&binary.path);
-            if words.is_empty() {
-                command.args(job.filter);
-            }
-            command.args(words).arg("--show-output");
+            command.args(kept).args(words).arg("--show-output");
             text += &process::shown(&command);
             text.push('\n');
         }
@@ -234,6 +233,9 @@ mod tests {
         assert!(!text.contains("transfer"), "{text}");
         let named = programs(machine, &built, &["x".to_string()]).unwrap();
         assert!(named.contains(" x --show-output") && !named.contains("drives::"), "{named}");
+        let large = Machine { jobs: &[machines::job("kvplane", Some("rig"), Some("--ignored"))], ..*machine };
+        let named = programs(&large, &built, &["x".to_string()]).unwrap();
+        assert!(named.contains(" --ignored x --show-output"), "{named}");
         assert!(programs(machine, &built[1..], &[]).unwrap_err().message.contains("rig"));
         let script = HEAD.to_string() + "run a 60 / false\nrun 'b c' 60 / true\nexit $failed\n";
         let output = Command::new("bash").args(["-c", &script]).output().unwrap();
