@@ -203,8 +203,8 @@ impl Scenario {
         scenario
     }
 
-    /// The scenario of a seed in which few objects are read by all and replaced often, from three nodes and more, so that
-    /// second owners change while the first stay; and maps are heard late.
+    /// The scenario of a seed in which few objects are read by all and replaced often, from three nodes and more, so
+    /// that second owners change while the first stay; and maps are heard late.
     #[must_use]
     pub fn of_hot(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "hot");

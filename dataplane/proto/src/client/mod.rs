@@ -66,8 +66,8 @@ pub use sources::Sources;
 use table::{Batch, NOWHERE, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
-    Config, DeviceCopy, LaneId, ListFrom, Local, Output, PayloadTo, PeerAddress, PeerId, Request,
-    SegmentTarget, SliceId, SubmitError, TaskResult,
+    Config, DeviceCopy, LaneId, ListFrom, Local, Output, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget,
+    SliceId, SubmitError, TaskResult,
 };
 
 use kvplane_ticket::Credential;

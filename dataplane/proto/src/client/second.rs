@@ -5,9 +5,9 @@
 //! decides nothing: then the first owner is asked again, and only it. Who is only slow keeps its connection: what it
 //! answers after all is let go.
 //!
-//! A get of a whole object that both are known to have ([`leases`](super::leases)) goes to the one that is likely to have
-//! it done first, or to either by turns where that is about the same. Only whole objects: a copy has a version of its
-//! own, and who reads one object by several requests tells by the version whether it is still the same.
+//! A get of a whole object that both are known to have ([`leases`](super::leases)) goes to the one that is likely to
+//! have it done first, or to either by chance where that is about the same. Only whole objects: a copy has a version of
+//! its own, and who reads one object by several requests tells by the version whether it is still the same.
 
 use super::Client;
 use super::path::Path;
@@ -99,8 +99,8 @@ impl Client {
         other.or(Some(first))
     }
 
-    /// The second owner, if it is known to have the object and likely to have it here sooner, or about as soon and it is
-    /// its turn.
+    /// The second owner, if it is known to have the object and likely to have it here sooner, or about as soon and
+    /// chance is for it.
     fn better_second(&mut self, id: SliceId, digest: Digest, first: PeerId) -> Option<PeerId> {
         let request = self.slices.peek(id.index).request;
         let spread = self.config.spread && matches!(request, Request::Get(..));

@@ -8,9 +8,9 @@
 //! was submitted after that acknowledgement and answered by shards at epochs of at least `e` only, returns no version
 //! that was made at an epoch up to `e` and whose put was acknowledged before the remove was submitted.
 //!
-//! *Of copies*, whatever the epochs: what a life of a shard has acknowledged as removed or replaced is not read from its
-//! second owners either by a get that begins later; and a client that was given an object by its first owner is not
-//! given an older one by a second after that. But for gets that fell over to the second owner as the first did not
+//! *Of copies*, whatever the epochs: what a life of a shard has acknowledged as removed or replaced is not read from
+//! its second owners either by a get that begins later; and a client that was given an object by its first owner is
+//! not given an older one by a second after that. But for gets that fell over to the second owner as the first did not
 //! answer: they know no more than the map that they go by.
 //!
 //! Not promised: a shard that has not heard of epoch `e` yet believes that it owns the key and answers from what it
@@ -45,7 +45,12 @@ pub(crate) struct Removals {
 
 impl Removals {
     pub(crate) fn new(keys: usize) -> Self {
-        Self { gets: BTreeMap::new(), removes: BTreeMap::new(), done: (0..keys).map(|_| Vec::new()).collect(), seen: BTreeMap::new() }
+        Self {
+            gets: BTreeMap::new(),
+            removes: BTreeMap::new(),
+            done: (0..keys).map(|_| Vec::new()).collect(),
+            seen: BTreeMap::new(),
+        }
     }
 
     /// A shard answers a client's get with a version. `asked` is the event of the question, and the epoch by which the

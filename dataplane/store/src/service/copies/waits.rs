@@ -3,8 +3,8 @@
 use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, Status};
 
-use super::super::{Service, owns};
 use super::super::deferred::{Replies, Slot};
+use super::super::{Service, owns};
 use super::first::{QUEUE_MOST, all_of};
 use crate::{ObjectView, Replica};
 

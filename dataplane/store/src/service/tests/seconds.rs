@@ -119,7 +119,9 @@ fn told(rig: &mut Rig, peer: PeerKey, key: u8, epoch: u64) -> bool {
 fn copied(rig: &mut Rig, peer: PeerKey) -> u8 {
     let (before, after) = (owners(6), owners_of(7, 3));
     let ours = |owners: &SlotOwners, key: u8| {
-        owners.owner(digest(key).slot()).is_some_and(|owner| (owner.node, owner.shard) == (identity().node, identity().shard))
+        owners
+            .owner(digest(key).slot())
+            .is_some_and(|owner| (owner.node, owner.shard) == (identity().node, identity().shard))
     };
     let key = (0..=255).find(|key| {
         let slot = digest(*key).slot();
