@@ -115,9 +115,9 @@ fn told(rig: &mut Rig, peer: PeerKey, key: u8, epoch: u64) -> bool {
     answer.header.argument & COPY != 0
 }
 
-/// An object of ours whose second owner is another by the map of 7 than by that of 6, with a copy.
-fn copied(rig: &mut Rig, peer: PeerKey) -> u8 {
-    let (before, after) = (owners(6), owners_of(7, 3));
+/// An object of ours whose second owner by the map of 6 is not that of the map of 7, of so many nodes, with a copy.
+fn copied(rig: &mut Rig, peer: PeerKey, nodes: u64) -> u8 {
+    let (before, after) = (owners(6), owners_of(7, nodes));
     let ours = |owners: &SlotOwners, key: u8| {
         owners
             .owner(digest(key).slot())
@@ -142,36 +142,39 @@ fn copied(rig: &mut Rig, peer: PeerKey) -> u8 {
 
 #[test]
 fn what_a_former_second_owner_may_be_asked_for_is_waited_out() {
-    let mut rig = Rig::new();
-    let peer = rig.join(Path::Stream);
-    let key = copied(&mut rig, peer);
-    assert!(!told(&mut rig, peer, key, 5), "by that map another may be the second owner");
-    assert!(told(&mut rig, peer, key, 6));
-    let told_ns = rig.now_ns;
-    rig.pass(1_000_000);
-    rig.service.follow(1, &owners_of(7, 3));
-    rig.pass(1_000_000);
-    rig.ask(peer, Operation::Remove, &digests([key]), 1);
-    rig.assert_quiet();
-    rig.pass(told_ns + Limits::COPY_LAPSE_NS - 1 - rig.now_ns);
-    rig.assert_quiet();
-    rig.pass(1);
-    assert_eq!(rig.answer().bits(), [true], "nobody reads the copy any more");
-    assert_eq!(rig.service.copy_counters().owed, 0);
+    // Another one is the second owner, or nobody is.
+    for nodes in [3, 1] {
+        let mut rig = Rig::new();
+        let peer = rig.join(Path::Stream);
+        let key = copied(&mut rig, peer, nodes);
+        assert!(!told(&mut rig, peer, key, 5), "by that map another may be the second owner");
+        assert!(told(&mut rig, peer, key, 6));
+        let told_ns = rig.now_ns;
+        rig.pass(1_000_000);
+        rig.service.follow(1, &owners_of(7, nodes));
+        rig.pass(1_000_000);
+        rig.ask(peer, Operation::Remove, &digests([key]), 1);
+        rig.assert_quiet();
+        rig.pass(told_ns + Limits::COPY_LAPSE_NS - 1 - rig.now_ns);
+        rig.assert_quiet();
+        rig.pass(1);
+        assert_eq!(rig.answer().bits(), [true], "nobody reads the copy any more");
+        assert_eq!(rig.service.copy_counters().owed, 0);
+    }
 }
 
 #[test]
 fn nothing_is_waited_for_that_nobody_was_told() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
-    let key = copied(&mut rig, peer);
+    let key = copied(&mut rig, peer, 3);
     rig.service.follow(1, &owners_of(7, 3));
     rig.ask(peer, Operation::Remove, &digests([key]), 1);
     assert_eq!(rig.answer().bits(), [true]);
     // And not when it was told so long ago that nobody goes by it.
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
-    let key = copied(&mut rig, peer);
+    let key = copied(&mut rig, peer, 3);
     assert!(told(&mut rig, peer, key, 6));
     rig.pass(Limits::COPY_LAPSE_NS);
     rig.service.follow(1, &owners_of(7, 3));
