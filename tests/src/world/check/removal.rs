@@ -32,12 +32,19 @@ struct Removal {
     life: usize,
 }
 
+/// An answer to a remove.
+struct Answer {
+    at_ns: u64,
+    epoch: u64,
+    life: usize,
+}
+
 /// Answers and removes so far.
 pub(crate) struct Removals {
     /// Answers to gets, by client and version: when, and by which epoch of the shard.
     gets: BTreeMap<(usize, u64), Vec<(u64, u64)>>,
     /// Answers to removes, by client and key.
-    removes: BTreeMap<(usize, usize), Vec<(u64, u64, usize)>>,
+    removes: BTreeMap<(usize, usize), Vec<Answer>>,
     done: Vec<Vec<Removal>>,
     /// The newest that each client was given of each key, by the life of the shard that made it, and when it had it.
     seen: BTreeMap<(usize, usize, usize), (u64, u64)>,
@@ -83,15 +90,15 @@ impl Removals {
 
     /// A shard answers a client's remove.
     pub(crate) fn remove_answered(&mut self, at: (usize, usize), epoch: u64, life: usize, now_ns: u64) {
-        self.removes.entry(at).or_default().push((now_ns, epoch, life));
+        self.removes.entry(at).or_default().push(Answer { at_ns: now_ns, epoch, life });
     }
 
     /// A user's remove is complete: it worked, or there was nothing.
     pub(crate) fn remove_done(&mut self, client: usize, key: usize, started_ns: u64, now_ns: u64) {
         let answers = self.removes.get(&(client, key)).map_or(&[][..], Vec::as_slice);
-        let epoch = answers.iter().filter(|(at_ns, ..)| *at_ns >= started_ns).map(|(_, epoch, _)| *epoch).max();
-        if let (Some(epoch), Some((_, _, life))) = (epoch, answers.last()) {
-            self.done[key].push(Removal { started_ns, acked_ns: now_ns, epoch, life: *life });
+        let epoch = answers.iter().filter(|answer| answer.at_ns >= started_ns).map(|answer| answer.epoch).max();
+        if let (Some(epoch), Some(&Answer { life, .. })) = (epoch, answers.last()) {
+            self.done[key].push(Removal { started_ns, acked_ns: now_ns, epoch, life });
         }
     }
 
