@@ -111,6 +111,14 @@ impl World {
         }
     }
 
+    /// Whether who has a copy has become the first owner of it.
+    pub(crate) fn owns_copy(&self, key: usize, version: u64) -> bool {
+        let slot = self.shadow.digest(key).slot();
+        let holder = self.shadow.commit_of(version).map(|commit| commit.life);
+        let mut lives = (0..self.lives.len()).filter(|life| Some(self.lineage(*life)) == holder);
+        lives.any(|life| self.lives[life].service.serves(slot))
+    }
+
     /// A first owner acknowledges that versions of a key below `floor` are gone: its second owner has no copy of them.
     pub(crate) fn check_no_copy(&mut self, first: usize, key: usize, floor: u64) {
         let digest = self.shadow.digest(key);

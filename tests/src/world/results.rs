@@ -117,7 +117,8 @@ impl World {
                 self.shadow.check_read(key, version, bytes)?;
                 if self.clients[client].client.counters().second_asked == open.fell_over {
                     let (at, started_ns) = ((client, key), open.started_ns);
-                    self.removals.check_copy(&self.shadow, at, version, started_ns, now_ns)?;
+                    let inherited = self.owns_copy(key, version);
+                    self.removals.check_copy(&self.shadow, at, version, started_ns, now_ns, inherited)?;
                 }
                 self.removals.check_get(&self.shadow, client, key, version, open.started_ns)
             }

@@ -111,10 +111,12 @@ impl Removals {
         version: u64,
         started_ns: u64,
         now_ns: u64,
+        inherited: bool,
     ) -> Checked {
         let Some((life, root, is_copy)) = shadow.root_of(version) else { return Ok(()) };
         let newest = self.seen.entry((client, key, life)).or_insert((root, now_ns));
-        if is_copy && root < newest.0 && newest.1 < started_ns {
+        // Who inherited it knows nothing of what the first owner had not acknowledged.
+        if is_copy && !inherited && root < newest.0 && newest.1 < started_ns {
             let what = format!("client {client} got {root} of key {key} from a copy, and {} before that", newest.0);
             return Err(broken(Rule::Removed, what));
         }

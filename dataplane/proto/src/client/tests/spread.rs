@@ -159,12 +159,19 @@ fn a_second_owner_that_dies_costs_nothing_but_a_try() {
         assert_eq!(rig.finish(batch), [(Status::Ok, BYTES, 7)]);
     }
     assert!(rig.client.counters().second_chosen > 0);
-    // Other questions know nothing of copies.
+}
+
+/// Other questions know nothing of copies.
+#[test]
+fn only_gets_say_that_they_know_of_copies() {
+    let mut rig = rig(stream_config());
+    first(&mut rig);
     let batch = rig.submit(&[Request::Exists(digest(0))]);
     for sent in rig.frames() {
         assert_eq!((sent.header.payload_checksum, sent.header.argument & COPY), (0, 0));
         assert_eq!(sent.items::<DigestItem>().len(), 1);
         rig.answers(&sent).iter().for_each(|reply| rig.deliver(reply));
     }
+    rig.run();
     assert_eq!(rig.finish(batch)[0].0, Status::Ok);
 }
