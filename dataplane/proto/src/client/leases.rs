@@ -150,9 +150,9 @@ mod tests {
                     true => {}
                     false => (good[at], plain_ns[at]) = (0, now_ns),
                 }
-                for at in 0..3 {
-                    let may = good[at] > 0 && now_ns < good[at] + Limits::COPY_LEASE_NS;
-                    prop_assert!(may || !leases.holds(key(at as u64), now_ns));
+                for (at, good_ns) in (0..).zip(good) {
+                    let may = good_ns > 0 && now_ns < good_ns + Limits::COPY_LEASE_NS;
+                    prop_assert!(may || !leases.holds(key(at), now_ns));
                 }
             }
         }
