@@ -23,6 +23,16 @@ fn copies_that_are_wished_for_later() {
     caught(Mischief::KeepCopies, &[Rule::Removed], Scenario::of_wishes_with);
 }
 
+/// Objects that many read are read from both owners, and no copy is older than what was acknowledged.
+#[test]
+fn hot_objects() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
+    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_hot, |_, _| {});
+    println!("{total}");
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.chosen > total.hits / 50, "few were read from second owners: {total}");
+}
+
 /// One node dies, and nothing that two nodes were said to have is missing, then or later.
 #[test]
 fn losses() {

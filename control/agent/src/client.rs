@@ -78,6 +78,8 @@ pub struct ClientConfig {
     /// After so long without an answer, a get asks the second owner, which may have a copy; zero for only when the
     /// first cannot be reached. Not over RDMA.
     pub hedge: Duration,
+    /// Whether gets of whole objects that two owners have are spread over both. A copy has a version of its own.
+    pub spread: bool,
 }
 
 impl ClientConfig {
@@ -97,6 +99,7 @@ impl ClientConfig {
             verify_shared: true,
             stripe_bytes: 64 << 20,
             hedge: Duration::ZERO,
+            spread: true,
         }
     }
 
@@ -213,6 +216,7 @@ impl Client {
             cma: false,
             stream: config.tcp && config.rdma.mode != RdmaUse::Require,
             hedge_ns: config.hedge.as_nanos().min(u64::MAX.into()) as u64,
+            spread: config.spread,
             ..Config::default()
         };
         let rdma = config.rdma.devices()?;

@@ -37,9 +37,13 @@ pub const FLAG_AHEAD: u32 = FLAG_CHECKSUM;
 pub const FLAG_ALL: u32 = FLAG_CHECKSUM;
 /// In the argument of a `Get`, `GetRange` or `Lookup`, beside the epoch: what the shard holds as the second owner is
 /// meant too. In that of a `Put`, `Reserve` or `Remove` of who owns the slot first: a copy is brought, or is to go. In
-/// the version that a put is answered with: the second owner has a copy. A node that does not know it takes the epoch
-/// for one of the far future, and refuses.
+/// the version that a put is answered with, or a get that says [`KNOWS_COPIES`]: the second owner has a copy. A node
+/// that does not know it takes the epoch for one of the far future, and refuses.
 pub const COPY: u64 = 1 << 63;
+/// In the place of the payload's checksum of a `Get`, `GetRange` or `Lookup`, which have no payload: the asker knows
+/// that the version of an object that is given may say [`COPY`], which is then that the second owner has it too. A node
+/// that does not know it does not look there.
+pub const KNOWS_COPIES: u64 = 1;
 const FLAGS_KNOWN: u32 = FLAG_CHECKSUM | FLAG_AHEAD;
 
 /// A decoded header.

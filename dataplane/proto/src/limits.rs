@@ -49,6 +49,11 @@ impl Limits {
     pub const SLICE_BYTES_LEAST: u64 = 4_096;
     /// Time that a put may stay reserved on the server without being committed.
     pub const RESERVATION_NS: u64 = 30_000_000_000;
+    /// For so long from its question a client may read what its first owner said to have a copy from the second owner.
+    pub const COPY_LEASE_NS: u64 = 250_000_000;
+    /// For so long after it said so for the last time, a first owner takes clients to do that: a lease, with a fifth on
+    /// top for clocks that run apart and for what is said a little after it was decided.
+    pub const COPY_LAPSE_NS: u64 = 300_000_000;
     /// Objects that are being written in ranges, of one shard.
     pub const DRAFTS: usize = 1_024;
     /// Ranges of one such object that do not touch.
@@ -107,3 +112,4 @@ const _: () = assert!(Limits::BATCH_REQUESTS <= Limits::OPEN_SLICES);
 const _: () = assert!(Limits::REGIONS_PER_SEGMENT * 32 + 512 <= Limits::BODY_BYTES);
 // A dead writer's space comes back only after its own deadline could have passed.
 const _: () = assert!(Limits::RESERVATION_NS > Limits::DEFAULT_DEADLINE_NS);
+const _: () = assert!(Limits::COPY_LAPSE_NS >= Limits::COPY_LEASE_NS + Limits::COPY_LEASE_NS / 5);

@@ -18,7 +18,7 @@ mod space;
 mod stats;
 mod tails;
 
-pub use copies::Fate;
+pub use copies::{Fate, Side};
 pub use stats::{SIZE_CLASSES, StoreStats};
 
 use kvplane_proto::ConfigError;
@@ -63,6 +63,8 @@ pub struct ObjectView {
     pub is_head: bool,
     /// What it is of those that two owners have.
     pub replica: Replica,
+    /// Whether the second owner may have a copy of it.
+    pub copied: bool,
 }
 
 /// The state of one shard, with an eviction policy of type `P`. One thread's.
@@ -302,6 +304,7 @@ impl<P: EvictionPolicy> Store<P> {
             tail_at: self.tail_place(id),
             is_head: entry.is(Mark::Head),
             replica: entry.replica(),
+            copied: entry.is(Mark::Copied),
         }
     }
 

@@ -99,6 +99,7 @@ impl World {
         self.shadow.removed(key, lineage, version, self.trace.events);
         let taken = self.shadow.imported(version, origin, digest, lineage, &bytes);
         self.require(taken);
+        self.shadow.copied(version);
     }
 
     fn key_of(&self, life: usize) -> ShardKey {
@@ -108,6 +109,14 @@ impl World {
             incarnation: Incarnation(self.nodes[life.node].incarnation),
             shard: ShardId(life.shard),
         }
+    }
+
+    /// Whether who has a copy has become the first owner of it.
+    pub(crate) fn owns_copy(&self, key: usize, version: u64) -> bool {
+        let slot = self.shadow.digest(key).slot();
+        let holder = self.shadow.commit_of(version).map(|commit| commit.life);
+        let mut lives = (0..self.lives.len()).filter(|life| Some(self.lineage(*life)) == holder);
+        lives.any(|life| self.lives[life].service.serves(slot))
     }
 
     /// A first owner acknowledges that versions of a key below `floor` are gone: its second owner has no copy of them.

@@ -135,6 +135,7 @@ impl World {
             let counters = client.client.counters();
             self.statistics.corrupt += counters.corrupt;
             self.statistics.stale_frames += counters.stale_frames;
+            self.statistics.chosen += counters.second_chosen;
         }
         for life in self.lives.iter().filter(|life| life.alive) {
             self.statistics.evictions += life.service.store().map_or(0, |store| store.stats().evictions);

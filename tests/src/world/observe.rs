@@ -104,7 +104,7 @@ impl World {
         let Kind::Reply(operation) = header.kind else { return };
         if operation == Operation::Get {
             if let Some(place) = payload {
-                self.observe_read(index, header.argument, (place.offset, place.bytes), None);
+                self.observe_read(index, header.argument & !COPY, (place.offset, place.bytes), None);
             }
             return;
         }
@@ -185,8 +185,9 @@ impl World {
     fn observe_replaced(&mut self, index: u32, version: u64) {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, epoch) = (connection.client, self.lives[connection.life].epoch);
+        let lineage = self.lineage(connection.life);
         if let Some(key) = self.shadow.replaced(version, self.trace.events) {
-            self.removals.remove_answered(client, key, epoch, self.now_ns);
+            self.removals.remove_answered((client, key), epoch, lineage, self.now_ns);
         }
     }
 
@@ -281,7 +282,7 @@ impl World {
         let (epoch, lineage) = (self.lives[life].epoch, self.lineage(life));
         for key in keys {
             self.shadow.removed(key, lineage, floor, self.trace.events);
-            self.removals.remove_answered(client, key, epoch, self.now_ns);
+            self.removals.remove_answered((client, key), epoch, lineage, self.now_ns);
             if self.is_user(client) {
                 self.check_no_copy(life, key, u64::MAX);
             }
@@ -308,7 +309,7 @@ impl World {
             if item.status != Status::Ok {
                 continue;
             }
-            self.observe_read(index, item.version.0, (item.offset, item.bytes), asked);
+            self.observe_read(index, item.version.0 & !COPY, (item.offset, item.bytes), asked);
             if let Some(connection) = self.connections.get_mut(&index) {
                 connection.held.pins.insert(item.pin, item.offset);
             }
@@ -373,7 +374,7 @@ impl World {
             self.observe_change(life, item.digest);
             if let Some(key) = self.shadow.key(item.digest) {
                 self.shadow.removed(key, lineage, u64::MAX, self.trace.events);
-                self.removals.remove_answered(client, key, epoch, self.now_ns);
+                self.removals.remove_answered((client, key), epoch, lineage, self.now_ns);
             }
         }
     }

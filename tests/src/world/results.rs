@@ -49,6 +49,8 @@ pub(crate) struct OpenBatch {
     pub(crate) started_ns: u64,
     pub(crate) deadline_ns: u64,
     pub(crate) cancelled: bool,
+    /// Gets of the client that had fallen over to second owners when it was submitted.
+    pub(crate) fell_over: u64,
 }
 
 impl World {
@@ -113,6 +115,11 @@ impl World {
                 let bytes = self.clients[client].memory.peek(asked.offset.unwrap_or(0), result.bytes);
                 let version = result.version.0;
                 self.shadow.check_read(key, version, bytes)?;
+                if self.clients[client].client.counters().second_asked == open.fell_over {
+                    let (at, started_ns) = ((client, key), open.started_ns);
+                    let inherited = self.owns_copy(key, version);
+                    self.removals.check_copy(&self.shadow, at, version, started_ns, now_ns, inherited)?;
+                }
                 self.removals.check_get(&self.shadow, client, key, version, open.started_ns)
             }
             (What::Get { capacity }, Status::BufferTooSmall) => {

@@ -203,6 +203,30 @@ impl Scenario {
         scenario
     }
 
+    /// The scenario of a seed in which few objects are read by all and replaced often, from three nodes and more, so
+    /// that second owners change while the first stay; and maps are heard late.
+    #[must_use]
+    pub fn of_hot(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "hot");
+        let mut scenario = Self::of_replicas(seed);
+        (scenario.nodes, scenario.clients) = (3 + rng.below(2) as usize, 4);
+        (scenario.keys, scenario.batch_requests, scenario.batches) = ([1, 2, 4][rng.below(3) as usize], 4, 1000);
+        (scenario.remove_weight, scenario.replace_chance) = (2, 0.2);
+        scenario.think_ns = [MS, 5 * MS][rng.below(2) as usize];
+        scenario.latency_ns = [10 * US, 200 * US][rng.below(2) as usize];
+        (scenario.object_bytes, scenario.chunk_bytes, scenario.pool_bytes) = (1 << 10, 1 << 10, 40 << 10);
+        (scenario.lane_window_bytes, scenario.max_pins, scenario.max_reservations) = (64 << 20, 4096, 4096);
+        let mut weights = [0; super::faults::FAULTS];
+        weights[super::faults::Fault::LeaveNode as usize] = 3;
+        weights[super::faults::Fault::CrashNode as usize] = rng.below(2);
+        weights[super::faults::Fault::PartitionControl as usize] = 1 + rng.below(3);
+        weights[super::faults::Fault::PartitionData as usize] = rng.below(2);
+        let control_loss = [0.0, 0.3][rng.below(2) as usize];
+        let fault_interval_ns = (100 + rng.below(200)) * MS;
+        scenario.chances = Chances { control_loss, fault_interval_ns, weights, ..Chances::default() };
+        scenario
+    }
+
     /// The scenario of a seed in which objects are put without a copy, and copies of some are wished for later.
     #[must_use]
     pub fn of_wishes(seed: u64) -> Self {

@@ -31,6 +31,8 @@ pub struct Statistics {
     pub imports: u64,
     /// Copies that second owners took.
     pub copies: u64,
+    /// Gets that the last lives of clients asked second owners for as one of two that have the object.
+    pub chosen: u64,
     /// Objects that two owners were said to have, where nothing but a fault takes any away.
     pub doubled: u64,
     /// Maps published.
@@ -74,6 +76,7 @@ impl Statistics {
         self.commits += other.commits;
         self.imports += other.imports;
         self.copies += other.copies;
+        self.chosen += other.chosen;
         self.doubled += other.doubled;
         self.evictions += other.evictions;
         self.epochs += other.epochs;
@@ -101,12 +104,13 @@ impl fmt::Display for Statistics {
             commits,
             imports,
             copies,
+            chosen,
             evictions,
             epochs,
             ..
         } = self;
         write!(f, "{batches} batches, {hits} objects read, {puts} puts acknowledged, {commits} versions, ")?;
-        write!(f, "{imports} objects taken over, {copies} copied, ")?;
+        write!(f, "{imports} objects taken over, {copies} copied, {chosen} asked of second owners, ")?;
         write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;
         writeln!(f, "{stale_frames} stale frames")?;
         if self.disk_ops > 0 {

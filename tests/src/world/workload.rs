@@ -103,11 +103,12 @@ impl World {
         let requests: Vec<Request> = asked.iter().map(|asked| self.request_of(asked, &mut puts)).collect();
         let now_ns = self.now_ns;
         let options = SubmitOptions::until(deadline_ns);
+        let fell_over = self.clients[client].client.counters().second_asked;
         match self.clients[client].client.submit_puts(&requests, &puts, &options, now_ns) {
             Ok(batch) => {
                 let size = asked.len();
                 self.detail(u64::from(batch.index), || format!("client {client} submits {batch:?} x{size}: {asked:?}"));
-                let open = OpenBatch { asked, started_ns: now_ns, deadline_ns, cancelled: false };
+                let open = OpenBatch { asked, started_ns: now_ns, deadline_ns, cancelled: false, fell_over };
                 let former = self.clients[client].batches.insert(batch, open);
                 if former.is_some() {
                     self.violate(broken(Rule::Batch, format!("{batch:?} was given while it was open")));

@@ -246,6 +246,7 @@ impl Client {
             count += 1;
         }
         header.flags |= flags;
+        header.payload_checksum = self.knows_copies(operation);
         let body = start..self.bytes.len();
         self.send(id, header, body, count, &[]);
     }
@@ -297,6 +298,7 @@ impl Client {
         header.deadline_us = deadline_us;
         header.flags |= flags;
         header.argument = copies;
+        header.payload_checksum = self.knows_copies(operation);
         if operation == Operation::Read && self.sums_segments(lane) {
             header.flags |= crate::frame::FLAG_CHECKSUM;
         }

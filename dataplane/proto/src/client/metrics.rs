@@ -360,3 +360,24 @@ impl Client {
         });
     }
 }
+
+/// What a client counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Frames that no open request wanted any more.
+    pub stale_frames: u64,
+    /// Slices sent again: after a lost lane, a wrong or busy owner, or a wrong checksum.
+    pub retries: u64,
+    /// Gets that asked the second owner as the first did not answer.
+    pub second_asked: u64,
+    /// Gets that asked the second owner as one of two that have the object.
+    pub second_chosen: u64,
+    /// Lanes reset from our side: a deadline, a withdrawal, a map without the peer, or a peer that misbehaved.
+    pub resets: u64,
+    /// Lanes that were lost or could not be connected.
+    pub lanes_lost: u64,
+    /// Requests that told a peer which lanes are over.
+    pub fences: u64,
+    /// Payloads that did not match their checksum.
+    pub corrupt: u64,
+}

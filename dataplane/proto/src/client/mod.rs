@@ -26,6 +26,7 @@ mod flush;
 mod gather;
 mod intake;
 mod lane;
+mod leases;
 mod make;
 mod metrics;
 mod near;
@@ -55,7 +56,7 @@ use dispatch::{Group, RailEntry};
 use fences::Fences;
 use lane::Lane;
 pub use lane::{Endpoint, EndpointEvent};
-pub use metrics::{Failovers, RailCounts, RailMetrics, SlowOperation};
+pub use metrics::{Counters, Failovers, RailCounts, RailMetrics, SlowOperation};
 pub use near::{Near, Nearness, NodeCounts, Place};
 pub use options::{Intent, RailAddress, RailDevices, SubmitOptions};
 pub use path::{Path, PeerKind, Transport, Via};
@@ -65,8 +66,8 @@ pub use sources::Sources;
 use table::{Batch, NOWHERE, Slice, Table, Wire};
 pub use table::{SliceEvent, SliceState};
 pub use types::{
-    Config, Counters, DeviceCopy, LaneId, ListFrom, Local, Output, PayloadTo, PeerAddress, PeerId, Request,
-    SegmentTarget, SliceId, SubmitError, TaskResult,
+    Config, DeviceCopy, LaneId, ListFrom, Local, Output, PayloadTo, PeerAddress, PeerId, Request, SegmentTarget,
+    SliceId, SubmitError, TaskResult,
 };
 
 use kvplane_ticket::Credential;
@@ -128,6 +129,9 @@ pub struct Client {
     parked: BTreeSet<(u64, SliceId)>,
     /// Gets that ask the second owner when the time comes.
     hedges: BTreeSet<(u64, SliceId)>,
+    /// Objects that both owners have, and turns taken between two that are as good.
+    leases: leases::Leases,
+    turns: u64,
     /// Who keeps copies of each slot, whatever a map says.
     seconds: Option<Vec<Option<PeerId>>>,
     /// Whom to ask for each slot, whatever a map says, and the epoch to ask by.
@@ -196,6 +200,8 @@ impl Client {
             dirty_groups: VecDeque::new(),
             parked: BTreeSet::new(),
             hedges: BTreeSet::new(),
+            leases: leases::Leases::default(),
+            turns: 0,
             seconds: None,
             sources: None,
             owner_peers: Vec::new(),
@@ -217,6 +223,7 @@ impl Client {
         self.owner_peers = map.members.iter().map(|member| vec![None; member.shards.len()]).collect();
         self.map = Some((map, owners));
         self.map_wanted_ns = None;
+        self.leases.end();
         self.leave_departed();
         self.unpark(u64::MAX);
     }

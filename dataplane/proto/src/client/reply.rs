@@ -158,12 +158,13 @@ impl Client {
         }
         let lane = slice.lane;
         let unchecked = of_segment && !self.sums_segments(lane);
-        let slice = self.slices.at(index);
         if header.checksum().is_none() && !unchecked {
             return Err(Broken);
         }
+        let version = if of_segment { header.argument } else { self.heard_of_copy(index, header.argument) };
+        let slice = self.slices.at(index);
         slice.bytes = bytes;
-        slice.version = header.argument;
+        slice.version = version;
         slice.expected_checksum = header.checksum();
         slice.step(SliceEvent::Payload);
         Ok(PayloadTo::Local { local: Local { bytes, ..local }, slice: id })
@@ -341,10 +342,12 @@ impl Client {
             self.settle(index, item.status);
             return Ok(());
         }
-        slice.version = item.version.0;
         if item.bytes == 0 {
             return Err(Broken);
         }
+        let version = self.heard_of_copy(index, item.version.0);
+        let slice = self.slices.at(index);
+        slice.version = version;
         let (offset, local, checksum) = match request {
             Request::Get(_, local) | Request::GetHead(_, local) if item.bytes <= local.bytes => {
                 (item.offset, Local { bytes: item.bytes, ..local }, Some(item.checksum))

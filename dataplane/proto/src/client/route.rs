@@ -67,7 +67,7 @@ impl Client {
     /// all are, the one that may be tried first. A slice that failed twice prefers another path to the one that
     /// failed it. None where the peer cannot be asked this, or only the shared lane may be used and no way over it is
     /// left.
-    fn pick_group(&self, peer: PeerId, request: &Request, last: Option<u8>) -> Option<u8> {
+    pub(super) fn pick_group(&self, peer: PeerId, request: &Request, last: Option<u8>) -> Option<u8> {
         let groups = self.peers[peer.0 as usize].groups.iter().enumerate();
         let serving = groups.filter(|(_, group)| self.serves(peer, group, request));
         let best = serving.min_by_key(|(number, group)| {

@@ -4,22 +4,33 @@
 //! the second owner for its copy, within its deadline and its attempts. Whatever that says but the object itself
 //! decides nothing: then the first owner is asked again, and only it. Who is only slow keeps its connection: what it
 //! answers after all is let go.
+//!
+//! A get of a whole object that both are known to have ([`leases`](super::leases)) goes to the one that is likely to
+//! have it done first, or to either by chance where that is about the same. Only whole objects: a copy has a version of
+//! its own, and who reads one object by several requests tells by the version whether it is still the same.
 
 use super::Client;
 use super::path::Path;
 use super::table::{NOWHERE, SliceState};
 use super::types::{PeerId, Request, SliceId};
 use crate::digest::Digest;
-use crate::frame::COPY;
+use crate::frame::{COPY, KNOWS_COPIES};
 use crate::ids::{RequestId, SLOTS, Slot};
+use crate::message::Operation;
+use crate::rng::mix64;
 use crate::status::Status;
+
+/// Two owners that would take as long, to this factor, take turns.
+const ALIKE: f64 = 2.0;
 
 /// Whether a slice asks the second owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Second {
     /// It was not asked.
     No,
-    /// It is.
+    /// It is, though the first could be: it has the object too.
+    Chosen,
+    /// It is, as the first could not be reached.
     Asked,
     /// It was, in vain.
     Missed,
@@ -44,7 +55,8 @@ impl Client {
     pub(super) fn copy_bit(&self, slice: u32) -> u64 {
         let slice = self.slices.peek(slice);
         let copies = matches!(slice.request, Request::PutCopy(..) | Request::DropCopy(_));
-        if copies || slice.second == Second::Asked { COPY } else { 0 }
+        let second = matches!(slice.second, Second::Chosen | Second::Asked);
+        if copies || second { COPY } else { 0 }
     }
 
     fn second_peer(&mut self, digest: Digest) -> Option<PeerId> {
@@ -64,7 +76,7 @@ impl Client {
         }
         let several = self.map.as_ref().is_some_and(|(_, owners)| owners.owners(digest.slot()).len() > 1);
         if !several || readable(&request).is_none() || self.sources.is_some() {
-            if second == Second::Asked {
+            if matches!(second, Second::Chosen | Second::Asked) {
                 self.slices.at(id.index).second = Second::Missed;
             }
             return self.owner_peer(digest);
@@ -72,16 +84,67 @@ impl Client {
         let first = self.owner_peer(digest)?;
         match second {
             Second::Missed => return Some(first),
-            Second::No if !self.is_down(first) => {
+            Second::No | Second::Chosen if !self.is_down(first) => {
                 self.watch(id, digest);
-                return Some(first);
+                let chosen = self.better_second(id, digest, first);
+                self.slices.at(id.index).second = if chosen.is_some() { Second::Chosen } else { Second::No };
+                self.counters.second_chosen += u64::from(chosen.is_some());
+                return chosen.or(Some(first));
             }
-            Second::No | Second::Asked => {}
+            Second::No | Second::Chosen | Second::Asked => {}
         }
         let other = self.second_peer(digest);
         self.slices.at(id.index).second = if other.is_some() { Second::Asked } else { Second::Missed };
         self.counters.second_asked += u64::from(other.is_some());
         other.or(Some(first))
+    }
+
+    /// The second owner, if it is known to have the object and likely to have it here sooner, or about as soon and
+    /// chance is for it.
+    fn better_second(&mut self, id: SliceId, digest: Digest, first: PeerId) -> Option<PeerId> {
+        let request = self.slices.peek(id.index).request;
+        let spread = self.config.spread && matches!(request, Request::Get(..));
+        if !spread || !self.leases.holds(digest, self.now_ns) {
+            return None;
+        }
+        let second = self.second_peer(digest).filter(|second| *second != first && !self.is_down(*second))?;
+        let bytes = self.slices.peek(id.index).load_bytes();
+        let (first_ns, second_ns) = (self.wait_ns(first, &request, bytes)?, self.wait_ns(second, &request, bytes)?);
+        let alike = first_ns.max(second_ns) <= first_ns.min(second_ns) * ALIKE;
+        if alike {
+            self.turns = mix64(self.turns ^ self.config.client);
+        }
+        let second_now = if alike { self.turns & 1 == 1 } else { second_ns < first_ns };
+        second_now.then_some(second)
+    }
+
+    /// How long an object of so many bytes would take to come from a peer: by what its best rail was measured to carry,
+    /// and behind what is posted to it and waits for it.
+    fn wait_ns(&self, peer: PeerId, request: &Request, bytes: u64) -> Option<f64> {
+        let group = &self.peers[peer.0 as usize].groups[usize::from(self.pick_group(peer, request, None)?)];
+        let waiting: u64 = group.waiting.iter().map(|waiting| waiting.queue.bytes()).sum();
+        let bytes = bytes + waiting / group.rails.len().max(1) as u64;
+        let small = self.config.is_small(bytes);
+        let predict = |rail: &u32| self.rails[*rail as usize].rail.predict_ns(bytes, small, self.now_ns);
+        group.rails.iter().map(predict).reduce(f64::min)
+    }
+
+    /// A first owner has given an object, as this version: what that is, and whether there is a copy.
+    pub(super) fn heard_of_copy(&mut self, index: u32, version: u64) -> u64 {
+        let slice = self.slices.peek(index);
+        let of_first = matches!(slice.second, Second::No | Second::Missed) && self.sources.is_none();
+        if let (true, true, Some(digest)) = (of_first, self.config.spread, readable(&slice.request)) {
+            let sent_ns = slice.sent_ns;
+            self.leases.told(digest, version & COPY != 0, sent_ns, self.now_ns);
+        }
+        version & !COPY
+    }
+
+    /// What a question says in the place of its payload's checksum: whether answers may tell of copies.
+    pub(super) fn knows_copies(&self, operation: Operation) -> u64 {
+        let gets = matches!(operation, Operation::Get | Operation::GetRange | Operation::Lookup);
+        let several = self.map.as_ref().is_some_and(|(map, _)| map.replicas > 1);
+        if gets && several && self.config.spread && self.sources.is_none() { KNOWS_COPIES } else { 0 }
     }
 
     /// Whether every way to a peer was lost, and it is too early to try again.
@@ -106,18 +169,21 @@ impl Client {
             }
             self.hedges.pop_first();
             let Some(slice) = self.slices.get(id.index, id.generation) else { continue };
-            let (state, second) = (slice.state, slice.second);
-            if second != Second::No {
-                continue;
-            }
+            let next = match slice.second {
+                Second::No => Second::Asked,
+                // The other one of the two that have it.
+                Second::Chosen => Second::Missed,
+                Second::Asked | Second::Missed => continue,
+            };
+            let state = slice.state;
             match state {
                 SliceState::Queued => {
-                    self.slices.at(id.index).second = Second::Asked;
+                    self.slices.at(id.index).second = next;
                     self.parked.retain(|(_, parked)| *parked != id);
                     self.leave_lane(id.index);
                     self.route(id);
                 }
-                SliceState::Asked if self.detach(id.index) => {}
+                SliceState::Asked if self.detach(id.index, next) => {}
                 SliceState::Asked
                 | SliceState::Receiving
                 | SliceState::Copying
@@ -127,10 +193,10 @@ impl Client {
         }
     }
 
-    /// Takes a get off the request that it waits for, whose answer is let go when it comes, and asks the second owner.
+    /// Takes a get off the request that it waits for, whose answer is let go when it comes, and asks the other owner.
     /// The connection stays as it is; if it is dead, it is found to be so no later than without. Not where a device may
     /// write the caller's memory by itself: then false.
-    fn detach(&mut self, index: u32) -> bool {
+    fn detach(&mut self, index: u32, next: Second) -> bool {
         let slice = self.slices.peek(index);
         let (lane, wire) = (slice.lane, slice.wire);
         let entry = &mut self.lanes[lane as usize];
@@ -141,7 +207,7 @@ impl Client {
         entry.detached.push(wire);
         self.wires.at(wire.index).slices.iter_mut().filter(|slice| **slice == index).for_each(|slice| *slice = NOWHERE);
         let slice = self.slices.at(index);
-        (slice.second, slice.wire) = (Second::Asked, RequestId::default());
+        (slice.second, slice.wire) = (next, RequestId::default());
         self.send_again(index, None);
         self.lanes[lane as usize].progress_ns = progress_ns;
         true
@@ -158,8 +224,12 @@ impl Client {
             status,
             Status::Ok | Status::BufferTooSmall | Status::OutOfRange | Status::Striped | Status::Empty
         );
-        if self.slices.peek(index).second != Second::Asked || decides {
+        let slice = self.slices.peek(index);
+        if !matches!(slice.second, Second::Chosen | Second::Asked) || decides {
             return false;
+        }
+        if let Some(digest) = readable(&slice.request) {
+            self.leases.missed(digest, self.now_ns);
         }
         self.slices.at(index).second = Second::Missed;
         self.send_again(index, None);
@@ -174,7 +244,7 @@ impl Client {
         }
         slice.second = match slice.second {
             Second::No => Second::Asked,
-            Second::Asked | Second::Missed => Second::Missed,
+            Second::Chosen | Second::Asked | Second::Missed => Second::Missed,
         };
     }
 

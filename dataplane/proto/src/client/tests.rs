@@ -16,5 +16,6 @@ mod random;
 mod rdma;
 mod rig;
 mod schedule;
+mod spread;
 mod validation;
 mod ways;

@@ -58,8 +58,10 @@ pub struct Config {
     pub fetches: bool,
     /// Requests that one lane to a peer of a foreign protocol may have under way, at least 1.
     pub foreign_depth: u32,
-    /// After so long without an answer, a get leaves its request and asks the second owner; 0: only when it must.
+    /// After so long without an answer, a get leaves its request for the other owner; 0: only when it must.
     pub hedge_ns: u64,
+    /// Whether gets of whole objects that two owners have are spread over both.
+    pub spread: bool,
 }
 
 impl Default for Config {
@@ -86,6 +88,7 @@ impl Default for Config {
             fetches: false,
             foreign_depth: 1,
             hedge_ns: 0,
+            spread: true,
         }
     }
 }
@@ -479,22 +482,3 @@ impl fmt::Display for SubmitError {
 }
 
 impl std::error::Error for SubmitError {}
-
-/// What a client counted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counters {
-    /// Frames that no open request wanted any more.
-    pub stale_frames: u64,
-    /// Slices sent again: after a lost lane, a wrong or busy owner, or a wrong checksum.
-    pub retries: u64,
-    /// Gets that asked the second owner.
-    pub second_asked: u64,
-    /// Lanes reset from our side: a deadline, a withdrawal, a map without the peer, or a peer that misbehaved.
-    pub resets: u64,
-    /// Lanes that were lost or could not be connected.
-    pub lanes_lost: u64,
-    /// Requests that told a peer which lanes are over.
-    pub fences: u64,
-    /// Payloads that did not match their checksum.
-    pub corrupt: u64,
-}

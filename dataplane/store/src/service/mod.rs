@@ -46,7 +46,7 @@ use drafts::Tickets;
 pub use follow::SnapshotPage;
 use held::{Deadlines, Handles};
 pub use keys::PoolBytes;
-use kvplane_proto::frame::{COPY, Header};
+use kvplane_proto::frame::{COPY, Header, KNOWS_COPIES};
 use kvplane_proto::ids::{Epoch, SLOTS, Slot};
 use kvplane_proto::map::SlotOwners;
 pub use kvplane_proto::message::PutAck;
@@ -84,6 +84,8 @@ pub struct Service {
     lives: BTreeMap<u64, u64>,
     /// Whether it takes copies too, or brings them.
     asker_copies: bool,
+    /// Whether it may be told that objects have copies.
+    asker_knows: bool,
     /// One bit for each slot that this shard owns.
     owned: Box<[u64; SLOTS / 64]>,
     store: Option<Store>,
@@ -148,6 +150,7 @@ impl Service {
             gate: None,
             lives: BTreeMap::new(),
             asker_copies: false,
+            asker_knows: false,
             owned: Box::new([0; SLOTS / 64]),
             store,
             strict_tenants: false,
@@ -314,6 +317,8 @@ impl Service {
         let Kind::Request(operation) = header.kind else { return Err(CloseReason::Malformed("a reply")) };
         self.asker_epoch = Epoch(header.argument & !COPY);
         self.asker_copies = header.argument & COPY != 0;
+        let gets = matches!(operation, Operation::Get | Operation::GetRange | Operation::Lookup);
+        self.asker_knows = gets && header.payload_checksum & KNOWS_COPIES != 0;
         let session = self.session(peer).expect("a session that was just looked up");
         if session.pending.is_some() {
             return Err(CloseReason::Malformed("a request within a payload"));

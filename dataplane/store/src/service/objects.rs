@@ -293,7 +293,7 @@ impl Service {
             self.count_copy_served();
         }
         let Some(store) = &mut self.store else { return Err((Status::NotFound, 0)) };
-        let (pin, object) = match store.get(digest) {
+        let (pin, mut object) = match store.get(digest) {
             Ok(found) => found,
             Err(error) => return self.get_elsewhere(digest, asker, error),
         };
@@ -303,6 +303,7 @@ impl Service {
         }
         self.asked_for(digest);
         self.counters.get_bytes += asker.wanted.bytes_of(object.extent.bytes);
+        object.version = self.version_told(digest, &object);
         self.answer_get(&asker, Hold::Pin(pin), &object);
         Ok(())
     }

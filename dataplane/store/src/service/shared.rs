@@ -74,7 +74,7 @@ impl Service {
             pin,
             offset: object.extent.offset,
             bytes: object.extent.bytes,
-            version: object.version,
+            version: self.version_told(digest, &object),
             checksum: object.checksum,
         })
     }

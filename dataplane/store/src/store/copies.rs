@@ -20,6 +20,17 @@ pub enum Fate {
     Alone,
 }
 
+/// What an object is of those that two owners have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// A copy of another's.
+    Copy,
+    /// One of ours, of which the second owner may have a copy.
+    Copied,
+    /// One of ours that has none.
+    Plain,
+}
+
 impl<P: EvictionPolicy> Store<P> {
     /// Whether there is a copy of another's object. Not an access.
     #[must_use]
@@ -93,9 +104,9 @@ impl<P: EvictionPolicy> Store<P> {
         (lack.map(crate::entry::Entry::digest).collect(), (end < touched).then_some(end))
     }
 
-    /// Owners have changed: `fate` says what becomes of each copy (`true`) and of each other object. How many went.
-    /// Walks the arena.
-    pub fn reassign(&mut self, fate: impl Fn(Digest, bool) -> Fate) -> u64 {
+    /// Owners have changed: `fate` says what becomes of each object, by what it is of those that two owners have. How
+    /// many went. Walks the arena.
+    pub fn reassign(&mut self, mut fate: impl FnMut(Digest, Side) -> Fate) -> u64 {
         let mut gone = 0;
         for id in (0..self.entries.touched()).map(EntryId) {
             let entry = &self.entries[id];
@@ -103,7 +114,12 @@ impl<P: EvictionPolicy> Store<P> {
             if entry.state() != State::Live {
                 continue;
             }
-            match fate(entry.digest(), copy) {
+            let side = match (copy, copied) {
+                (true, _) => Side::Copy,
+                (false, true) => Side::Copied,
+                (false, false) => Side::Plain,
+            };
+            match fate(entry.digest(), side) {
                 Fate::Stays => {}
                 Fate::Alone if !copied => {}
                 Fate::Alone => self.set_copied(id, false),

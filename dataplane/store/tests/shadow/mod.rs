@@ -207,6 +207,7 @@ impl<P: EvictionPolicy> Shadow<P> {
                     tail_at,
                     is_head: false,
                     replica: Replica::None,
+                    copied: false,
                 };
                 assert!(replace || !self.live.contains_key(&digest), "the first commit wins");
                 self.forget(digest);

@@ -8,6 +8,11 @@
 //! was submitted after that acknowledgement and answered by shards at epochs of at least `e` only, returns no version
 //! that was made at an epoch up to `e` and whose put was acknowledged before the remove was submitted.
 //!
+//! *Of copies*, whatever the epochs: what a life of a shard has acknowledged as removed or replaced is not read from
+//! its second owners either by a get that begins later; and a client that was given an object by its first owner is
+//! not given an older one by a second after that. But for gets that fell over to the second owner as the first did not
+//! answer: they know no more than the map that they go by.
+//!
 //! Not promised: a shard that has not heard of epoch `e` yet believes that it owns the key and answers from what it
 //! has, to clients whose maps are as old; for the same reason a remove that such a shard answers does not reach what
 //! was put at the newer owner; and a put that was sent more than once (its first lane was lost) may come into being
@@ -23,6 +28,15 @@ struct Removal {
     started_ns: u64,
     acked_ns: u64,
     epoch: u64,
+    /// Who answered it.
+    life: usize,
+}
+
+/// An answer to a remove.
+struct Answer {
+    at_ns: u64,
+    epoch: u64,
+    life: usize,
 }
 
 /// Answers and removes so far.
@@ -30,13 +44,20 @@ pub(crate) struct Removals {
     /// Answers to gets, by client and version: when, and by which epoch of the shard.
     gets: BTreeMap<(usize, u64), Vec<(u64, u64)>>,
     /// Answers to removes, by client and key.
-    removes: BTreeMap<(usize, usize), Vec<(u64, u64)>>,
+    removes: BTreeMap<(usize, usize), Vec<Answer>>,
     done: Vec<Vec<Removal>>,
+    /// The newest that each client was given of each key, by the life of the shard that made it, and when it had it.
+    seen: BTreeMap<(usize, usize, usize), (u64, u64)>,
 }
 
 impl Removals {
     pub(crate) fn new(keys: usize) -> Self {
-        Self { gets: BTreeMap::new(), removes: BTreeMap::new(), done: (0..keys).map(|_| Vec::new()).collect() }
+        Self {
+            gets: BTreeMap::new(),
+            removes: BTreeMap::new(),
+            done: (0..keys).map(|_| Vec::new()).collect(),
+            seen: BTreeMap::new(),
+        }
     }
 
     /// A shard answers a client's get with a version. `asked` is the event of the question, and the epoch by which the
@@ -63,20 +84,60 @@ impl Removals {
     /// and whose batch is not complete yet.
     pub(crate) fn void(&mut self) {
         self.done.iter_mut().for_each(Vec::clear);
+        self.seen.clear();
         self.removes.clear();
     }
 
     /// A shard answers a client's remove.
-    pub(crate) fn remove_answered(&mut self, client: usize, key: usize, epoch: u64, now_ns: u64) {
-        self.removes.entry((client, key)).or_default().push((now_ns, epoch));
+    pub(crate) fn remove_answered(&mut self, at: (usize, usize), epoch: u64, life: usize, now_ns: u64) {
+        self.removes.entry(at).or_default().push(Answer { at_ns: now_ns, epoch, life });
     }
 
     /// A user's remove is complete: it worked, or there was nothing.
     pub(crate) fn remove_done(&mut self, client: usize, key: usize, started_ns: u64, now_ns: u64) {
         let answers = self.removes.get(&(client, key)).map_or(&[][..], Vec::as_slice);
-        let epoch = answers.iter().filter(|(at_ns, _)| *at_ns >= started_ns).map(|(_, epoch)| *epoch).max();
-        if let Some(epoch) = epoch {
-            self.done[key].push(Removal { started_ns, acked_ns: now_ns, epoch });
+        let epoch = answers.iter().filter(|answer| answer.at_ns >= started_ns).map(|answer| answer.epoch).max();
+        if let (Some(epoch), Some(&Answer { life, .. })) = (epoch, answers.last()) {
+            self.done[key].push(Removal { started_ns, acked_ns: now_ns, epoch, life });
+        }
+    }
+
+    /// A user's get is complete with a version, and did not fall over to a second owner: a copy is not older than what
+    /// its first owner acknowledged, nor than what it gave this client before.
+    pub(crate) fn check_copy(
+        &mut self,
+        shadow: &Shadow,
+        (client, key): (usize, usize),
+        version: u64,
+        started_ns: u64,
+        now_ns: u64,
+        inherited: bool,
+    ) -> Checked {
+        let Some((life, root, is_copy)) = shadow.root_of(version) else { return Ok(()) };
+        let newest = self.seen.entry((client, key, life)).or_insert((root, now_ns));
+        // Who inherited it knows nothing of what the first owner had not acknowledged.
+        if is_copy && !inherited && root < newest.0 && newest.1 < started_ns {
+            let what = format!("client {client} got {root} of key {key} from a copy, and {} before that", newest.0);
+            return Err(broken(Rule::Removed, what));
+        }
+        if root > newest.0 {
+            *newest = (root, now_ns);
+        }
+        let gone = |removal: &&Removal| {
+            let acked_ns = shadow.commit_of(root).and_then(|commit| commit.acked_ns);
+            removal.life == life
+                && removal.acked_ns < started_ns
+                && acked_ns.is_some_and(|acked_ns| acked_ns < removal.started_ns)
+        };
+        match self.done[key].iter().find(gone).filter(|_| is_copy) {
+            None => Ok(()),
+            Some(Removal { started_ns, acked_ns, .. }) => {
+                let what = format!(
+                    "client {client} got {root} of key {key} from the copy {version}, and life {life} answered from \
+                     {started_ns} to {acked_ns} ns that it is gone"
+                );
+                Err(broken(Rule::Removed, what))
+            }
         }
     }
 

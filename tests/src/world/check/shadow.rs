@@ -48,6 +48,8 @@ pub(crate) struct Commit {
     pub(crate) void: bool,
     /// The version of another life of which it is a copy, or that was taken over.
     pub(crate) origin: Option<u64>,
+    /// Whether it is the copy of a second owner.
+    pub(crate) is_copy: bool,
 }
 
 /// All writes and commits.
@@ -135,6 +137,7 @@ impl Shadow {
             promised: false,
             void: false,
             origin: None,
+            is_copy: false,
         };
         if let Some(former) = self.commits.insert(version, commit) {
             return Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}, {commit:?}")));
@@ -155,10 +158,25 @@ impl Shadow {
         self.check_read(key, origin, bytes)?;
         let commit =
             Commit { life, origin: Some(origin), replace: false, removed: None, promised: false, void: true, ..former };
+        let commit = Commit { is_copy: false, ..commit };
         match self.commits.insert(version, commit) {
             Some(former) => Err(broken(Rule::Version, format!("version {version} was given twice: {former:?}"))),
             None => Ok(()),
         }
+    }
+
+    /// What a version took over is a copy that its first owner brought.
+    pub(crate) fn copied(&mut self, version: u64) {
+        if let Some(commit) = self.commits.get_mut(&version) {
+            commit.is_copy = true;
+        }
+    }
+
+    /// Which version of which life of a shard a reader was given, and whether by a copy of it.
+    pub(crate) fn root_of(&self, version: u64) -> Option<(usize, u64, bool)> {
+        let commit = self.commits.get(&version)?;
+        let root = commit.origin.filter(|_| commit.is_copy).unwrap_or(version);
+        Some((self.commits.get(&root)?.life, root, commit.is_copy))
     }
 
     /// A put was acknowledged with a version.

@@ -234,3 +234,63 @@ fn what_a_task_has_copied_is_read_when_its_first_node_is_killed() {
     assert!(ended.is_some(), "{:?}", client.task(id));
     assert!(client.cancel_task(id).is_err(), "it is over");
 }
+
+/// Gets that found something, and those of them that were answered with a copy, by node.
+fn reads(control: &Process) -> Vec<(u64, u64)> {
+    let (_, body) = http_get(control.http(), "/debug/shards");
+    let shown: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    let of = |node: &serde_json::Value| {
+        let shards = node["shards"].as_array().expect("shards").iter();
+        let figures = shards.map(|shard| (shard["gets"]["hits"].as_u64(), shard["copies"]["served"].as_u64()));
+        figures.fold((0, 0), |sum, (hits, served)| (sum.0 + hits.unwrap_or(0), sum.1 + served.unwrap_or(0)))
+    };
+    shown["nodes"].as_array().expect("nodes").iter().map(of).collect()
+}
+
+/// One object that many read and that a task has copied: both nodes give it, over TCP and through shared memory, and
+/// nobody is given what was replaced.
+#[test]
+fn a_hot_object_is_read_from_both_nodes() {
+    let place = Workplace::new("replicas-hot");
+    let control = control(&place);
+    let _nodes: Vec<Process> = (1..=2).map(|number| node(&place, number)).collect();
+    members(&control, 2);
+    let mut client = Client::connect(&place.client_config(Way::Tcp)).unwrap();
+    put_twice(&mut client, 1, 0);
+    client.put(b"hot", &value(0, 0)).unwrap();
+    assert!(place.run(&["ctl", "copy", "hot"]).text().contains("1 of 1"));
+    for (way, spread) in [(Way::Tcp, true), (Way::Shm, true), (Way::Tcp, false)] {
+        let before = reads(&control);
+        let config = ClientConfig { spread, ..place.client_config(way) };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut client = Client::connect(&config).unwrap();
+                    for _ in 0..500 {
+                        assert_eq!(client.get(b"hot").unwrap(), Some(value(0, 0)));
+                    }
+                });
+            }
+        });
+        let grown = wait_until(|| {
+            let after = reads(&control).into_iter().zip(&before);
+            let grown: Vec<(u64, u64)> = after.map(|(now, then)| (now.0 - then.0, now.1 - then.1)).collect();
+            (grown.iter().map(|node| node.0).sum::<u64>() >= 2000).then_some(grown)
+        });
+        let grown = grown.expect("all gets are counted");
+        println!("{way:?}, spread {spread}: {grown:?}");
+        let copies: u64 = grown.iter().map(|node| node.1).sum();
+        match spread {
+            true => assert!(grown.iter().all(|node| node.0 >= 50) && copies >= 50, "both nodes gave it: {grown:?}"),
+            false => assert!(copies == 0 && grown.iter().any(|node| node.0 == 0), "the first gave it: {grown:?}"),
+        }
+    }
+    // Who replaces it again and again reads what was last acknowledged, whoever has read what.
+    let mut reader = Client::connect(&place.client_config(Way::Tcp)).unwrap();
+    for turn in 1..100 {
+        client.put_replicas(b"hot", &value(0, turn), &twice()).expect("a put");
+        for _ in 0..5 {
+            assert_eq!(reader.get(b"hot").unwrap(), Some(value(0, turn)), "turn {turn}");
+        }
+    }
+}

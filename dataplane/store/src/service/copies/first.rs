@@ -1,12 +1,12 @@
 //! The first owner's side: what it has copied, what has to be dropped before something is acknowledged, and the walk
 //! for objects that lack a copy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_proto::ids::{PinId, Slot as MapSlot, Version};
+use kvplane_proto::ids::{Epoch, PinId, Slot as MapSlot, Version};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::message::{Part, PutItem, PutOptions};
-use kvplane_proto::{Digest, Status};
+use kvplane_proto::{Digest, Limits, Status};
 
 use super::super::deferred::Slot;
 use super::super::moves::Call;
@@ -14,6 +14,7 @@ use super::super::tail::{TAIL_HEAD_BYTES, TailHead};
 use super::super::types::{Memory, Place};
 use super::super::{Fetch, FetchDone, PoolBytes, Service, Want, owns};
 use crate::Replica;
+use crate::store::{Fate, Side};
 
 /// Drops of one request.
 const DROPS: usize = 1024;
@@ -44,6 +45,10 @@ pub(super) struct Second {
 /// A copy that has to go.
 #[derive(Debug, Default)]
 pub(super) struct Owed {
+    /// Whether the second owner has to say that it went.
+    pub(super) drops: bool,
+    /// Until then clients may read a copy that a former second owner has; 0 for not at all.
+    pub(super) lapses_ns: u64,
     /// The question about it that was not answered yet; 0 for none.
     asked: u64,
     pub(super) waiters: Vec<(Slot, u64)>,
@@ -115,7 +120,7 @@ impl Service {
 
     fn owe(&mut self, digest: Digest) {
         if !self.copies.owed.contains_key(&all_of(digest.slot())) {
-            self.copies.owed.entry(digest).or_default();
+            self.copies.owed.entry(digest).or_default().drops = true;
             self.copies.owed_idle_ns = 0;
         }
     }
@@ -127,7 +132,9 @@ impl Service {
             if owed.asked != 0 {
                 asked.insert(digest, owed);
             } else {
-                slots.entry(all_of(digest.slot())).or_default().waiters.extend(owed.waiters);
+                let slot = slots.entry(all_of(digest.slot())).or_default();
+                (slot.drops, slot.lapses_ns) = (slot.drops | owed.drops, slot.lapses_ns.max(owed.lapses_ns));
+                slot.waiters.extend(owed.waiters);
             }
         }
         slots.extend(asked);
@@ -149,6 +156,7 @@ impl Service {
     /// The owners have changed: what waits for second owners of before is over.
     pub(super) fn change_seconds(
         &mut self,
+        epoch: Epoch,
         seconds: BTreeMap<MapSlot, ShardKey>,
         missed: bool,
         owns: &dyn Fn(MapSlot) -> bool,
@@ -162,25 +170,30 @@ impl Service {
             return;
         }
         let former = core::mem::replace(&mut self.copies.seconds, seconds);
+        self.copies.seconds_since = epoch;
         let copies = &mut self.copies;
         let same = |slot: MapSlot| former.get(&slot) == copies.seconds.get(&slot);
         let over: Vec<Digest> = copies.owed.keys().copied().filter(|digest| !same(digest.slot())).collect();
         copies.pushes.iter_mut().for_each(|(digest, push)| push.void |= missed || !same(digest.slot()));
-        let here: std::collections::BTreeSet<ShardKey> = copies.seconds.values().copied().collect();
+        let here: BTreeSet<ShardKey> = copies.seconds.values().copied().collect();
         copies.peers.retain(|key, _| here.contains(key));
         for key in here {
             copies.peers.entry(key).or_default();
         }
-        let changed: Vec<MapSlot> = copies.seconds.keys().copied().filter(|slot| !same(*slot)).collect();
+        // Also those that have none any more.
+        let slots = former.keys().chain(copies.seconds.keys()).copied();
+        let changed: BTreeSet<MapSlot> = slots.filter(|slot| owns(*slot) && !same(*slot)).collect();
         for digest in over {
             let Some(owed) = self.copies.owed.remove(&digest) else { continue };
             // Whoever owns the slot now may have inherited what was to go.
-            let done = !missed && owns(digest.slot());
-            for (slot, _) in owed.waiters {
-                match done {
-                    true => self.settle(slot, |_, _| {}),
-                    false => self.refuse_waiter(slot, Status::WrongOwner),
+            let owned = owns(digest.slot());
+            if missed || !owned {
+                owed.waiters.into_iter().for_each(|(slot, _)| self.refuse_waiter(slot, Status::WrongOwner));
+                if owned {
+                    self.lapse(digest, Vec::new());
                 }
+            } else {
+                self.lapse(digest, owed.waiters);
             }
         }
         if missed {
@@ -190,15 +203,39 @@ impl Service {
         }
         if let Some(store) = self.store.as_mut().filter(|_| !changed.is_empty()) {
             // What they had of it they have dropped, or will before they are asked for it.
-            store.reassign(|digest, copy| match copy {
-                false if changed.binary_search(&digest.slot()).is_ok() => crate::store::Fate::Alone,
-                _ => crate::store::Fate::Stays,
+            let mut copied = Vec::new();
+            store.reassign(|digest, side| {
+                if side == Side::Copy || !changed.contains(&digest.slot()) {
+                    return Fate::Stays;
+                }
+                if side == Side::Copied {
+                    copied.push(digest);
+                }
+                Fate::Alone
             });
+            copied.into_iter().filter(|digest| owns(digest.slot())).for_each(|digest| self.lapse(digest, Vec::new()));
+            if self.copies.owed.len() > OWED_MOST {
+                self.owe_slots();
+            }
         }
         self.owe_unknown();
         self.copies.unwalked = !self.copies.seconds.is_empty();
         self.walk_again();
         (self.copies.walk_ns, self.copies.owed_idle_ns) = (self.now_ns, 0);
+    }
+
+    /// A former second owner may have a copy, and clients that were told so: answers about the object wait until none
+    /// reads it any more.
+    fn lapse(&mut self, digest: Digest, waiters: Vec<(Slot, u64)>) {
+        let until_ns = self.copies.told_ns.saturating_add(Limits::COPY_LAPSE_NS);
+        if self.copies.told_ns == 0 || until_ns <= self.now_ns {
+            waiters.into_iter().for_each(|(slot, _)| self.settle(slot, |_, _| {}));
+            return;
+        }
+        let owed = self.copies.owed.entry(digest).or_default();
+        owed.lapses_ns = owed.lapses_ns.max(until_ns);
+        owed.waiters.extend(waiters);
+        self.copies.due(until_ns);
     }
 
     /// What is on its way since before owners changed may come to second owners of now, without a note of ours.
@@ -253,7 +290,7 @@ impl Service {
                 true => copies.pushes.keys().any(|push| push.slot() == digest.slot()),
                 false => copies.pushes.contains_key(digest),
             };
-            if owed.asked != 0 || sending || !ready || chosen.is_some_and(|chosen| chosen != *second) {
+            if !owed.drops || owed.asked != 0 || sending || !ready || chosen.is_some_and(|chosen| chosen != *second) {
                 continue;
             }
             chosen = Some(*second);
@@ -449,8 +486,11 @@ impl Service {
                 continue;
             }
             self.copies.counters.dropped += 1;
-            let waiters = self.copies.owed.remove(digest).map_or_else(Vec::new, |owed| owed.waiters);
-            waiters.into_iter().for_each(|(slot, _)| self.settle(slot, |_, _| {}));
+            owed.drops = false;
+            if owed.lapses_ns <= self.now_ns {
+                let waiters = self.copies.owed.remove(digest).map_or_else(Vec::new, |owed| owed.waiters);
+                waiters.into_iter().for_each(|(slot, _)| self.settle(slot, |_, _| {}));
+            }
         }
     }
 }

@@ -8,6 +8,9 @@
 //! * The first owner notes, before it sends anything, that the second may have a copy (`Mark::Copied`). When such an
 //!   object is removed, replaced or evicted, the copy is *owed* a drop. Until the second has said that it has dropped
 //!   it, no removal and no put of that object is answered as done.
+//! * A client that was given an object is told whether there is a copy, and may read that for a while (a lease). Where
+//!   the second owner is another by a new map, the former one is not asked for drops any more: then what it had copies
+//!   of is acknowledged as gone only when all such leases are over. Who knows an older map is not told.
 //! * Nothing is sent of an object while a drop of it is owed, and no drop while something is being sent. What was given
 //!   up on a lost connection is never carried out later: the client fences it.
 //! * The second owner takes and drops copies only as long as the map that it has heard of makes it the second of that
@@ -31,7 +34,7 @@ use kvplane_proto::map::{ShardKey, SlotOwners};
 
 use super::types::CloseReason;
 use super::{PeerKey, Service};
-use crate::store::Fate;
+use crate::store::{Fate, Side};
 pub use first::copy_of;
 use first::{Owed, Push, Second};
 use kvplane_proto::Status;
@@ -83,6 +86,9 @@ pub(super) struct Copies {
     /// Copies that have to go before anything of their objects is acknowledged. A digest that is all zeros below the
     /// slot means the whole slot.
     owed: BTreeMap<Digest, Owed>,
+    /// Since which map the second owners are as they are, and when a client was last told that one has a copy.
+    seconds_since: Epoch,
+    told_ns: u64,
     /// Nothing of that can be asked for before this time, unless something changes.
     owed_idle_ns: u64,
     /// No answer is to be given up before this time; 0 where none waits.
@@ -161,7 +167,7 @@ impl Service {
         }
         let former = core::mem::replace(&mut self.copies.relations, relations);
         let owns = |slot: Slot| owners.is_some_and(|owners| owners.owner(slot) == Some(me));
-        self.change_seconds(seconds, missed, &owns);
+        self.change_seconds(epoch, seconds, missed, &owns);
         self.copies.inherited.retain(|slot| owns(*slot) && !missed);
         let ended: BTreeMap<Slot, Relation> =
             former.into_iter().filter(|(slot, before)| self.copies.relations.get(slot) != Some(before)).collect();
@@ -205,8 +211,8 @@ impl Service {
         let Some(store) = &mut self.store else { return };
         let copies = &self.copies;
         let inherited = core::cell::Cell::new(0);
-        let gone = store.reassign(|digest, copy| {
-            let slot = digest.slot();
+        let gone = store.reassign(|digest, side| {
+            let (slot, copy) = (digest.slot(), side == Side::Copy);
             match (copy, ended.contains_key(&slot)) {
                 (false, _) if cleared.contains(&slot) => Fate::Goes,
                 (false, _) => Fate::Stays,

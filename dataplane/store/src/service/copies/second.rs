@@ -11,6 +11,7 @@ use kvplane_proto::{Digest, Limits, Status};
 use super::super::objects::Made;
 use super::super::types::{CloseReason, PayloadTo, PeerKey};
 use super::super::{Service, owns};
+use crate::store::{Fate, Side};
 use crate::{Replica, Reserve};
 
 impl Service {
@@ -94,9 +95,9 @@ impl Service {
         let slots: BTreeSet<Slot> =
             items.clone().filter(|item| is_slot(item.digest)).map(|item| item.digest.slot()).collect();
         if !slots.is_empty() {
-            store.reassign(|digest, copy| match copy && slots.contains(&digest.slot()) {
-                true => crate::store::Fate::Goes,
-                false => crate::store::Fate::Stays,
+            store.reassign(|digest, side| match side == Side::Copy && slots.contains(&digest.slot()) {
+                true => Fate::Goes,
+                false => Fate::Stays,
             });
         }
         for DigestItem { digest } in items {

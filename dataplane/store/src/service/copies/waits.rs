@@ -3,10 +3,10 @@
 use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, Status};
 
-use super::super::Service;
 use super::super::deferred::{Replies, Slot};
+use super::super::{Service, owns};
 use super::first::{QUEUE_MOST, all_of};
-use crate::Replica;
+use crate::{ObjectView, Replica};
 
 /// How long an answer waits for a second owner: to drop a copy, or to take one.
 const WAIT_NS: u64 = 1_000_000_000;
@@ -29,7 +29,7 @@ impl CopyWaits {
 
 impl super::Copies {
     /// An answer waits until then at most.
-    const fn due(&mut self, until_ns: u64) {
+    pub(super) const fn due(&mut self, until_ns: u64) {
         if self.due_ns == 0 || until_ns < self.due_ns {
             self.due_ns = until_ns;
         }
@@ -125,13 +125,42 @@ impl Service {
         }
     }
 
+    /// No client reads any more what former second owners have: whose answers waited for that alone.
+    fn lapsed(&mut self) -> Vec<Slot> {
+        let (now_ns, mut over) = (self.now_ns, Vec::new());
+        self.copies.owed.retain(|_, owed| {
+            if owed.lapses_ns > 0 && owed.lapses_ns <= now_ns {
+                owed.lapses_ns = 0;
+                if !owed.drops {
+                    over.extend(owed.waiters.drain(..).map(|(slot, _)| slot));
+                }
+            }
+            owed.drops || owed.lapses_ns > 0
+        });
+        over
+    }
+
+    /// The version that a client is told of an object of ours, and whether the second owner has a copy: if it has for
+    /// sure, and the client knows it by a map in which it was the second owner already.
+    pub(in crate::service) fn version_told(&mut self, digest: Digest, object: &ObjectView) -> Version {
+        let copies = &self.copies;
+        let known = object.copied && self.asker_knows && self.asker_epoch >= copies.seconds_since;
+        let second = copies.seconds.get(&digest.slot()).filter(|_| known && owns(&self.owned, digest));
+        let there = second.is_some() && !copies.pushes.contains_key(&digest) && !self.owes(digest);
+        if !there {
+            return object.version;
+        }
+        self.copies.told_ns = self.now_ns;
+        Version(object.version.0 | kvplane_proto::frame::COPY)
+    }
+
     /// Answers do not wait for a second owner for ever.
     pub(in crate::service) fn expire_copy_waits(&mut self) {
         let now_ns = self.now_ns;
         if self.copies.due_ns == 0 || self.copies.due_ns > now_ns {
             return;
         }
-        let (mut refused, mut told) = (Vec::new(), Vec::new());
+        let (mut refused, mut told) = (Vec::new(), self.lapsed());
         for owed in self.copies.owed.values_mut() {
             refused.extend(owed.waiters.extract_if(.., |(_, until_ns)| *until_ns <= now_ns).map(|(slot, _)| slot));
         }
@@ -141,8 +170,9 @@ impl Service {
         });
         let copies = &self.copies;
         let drops = copies.owed.values().flat_map(|owed| &owed.waiters).map(|(_, until_ns)| *until_ns);
+        let lapses = copies.owed.values().map(|owed| owed.lapses_ns).filter(|until_ns| *until_ns > 0);
         let awaited = copies.awaited.values().flatten().map(|(_, _, until_ns)| *until_ns);
-        self.copies.due_ns = drops.chain(awaited).min().unwrap_or(0);
+        self.copies.due_ns = drops.chain(lapses).chain(awaited).min().unwrap_or(0);
         refused.into_iter().for_each(|slot| self.refuse_waiter(slot, Status::Busy));
         told.into_iter().for_each(|slot| self.settle(slot, |_, _| {}));
     }

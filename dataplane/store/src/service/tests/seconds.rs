@@ -1,11 +1,12 @@
 //! What a first owner does when a second owner does not answer, with a host that is played by hand.
 
-use kvplane_proto::Status;
+use kvplane_proto::frame::{COPY, Header, KNOWS_COPIES};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
-use kvplane_proto::message::{Operation, PutItem, PutOptions};
+use kvplane_proto::message::{GetItem, Kind, Operation, PutItem, PutOptions};
+use kvplane_proto::{Limits, Status};
 
-use super::rig::{CHECKSUM, Rig, body_of, digest, identity};
+use super::rig::{CHECKSUM, Rig, body_of, digest, digests, identity};
 use crate::service::{Fetch, FetchDone, Path, PeerKey, Want};
 
 const PUTS: u8 = 60;
@@ -14,6 +15,11 @@ const PAUSE_NS: u64 = 50_000_000;
 
 /// The node of this shard and another one: each has the second owners of what the other owns.
 fn owners(epoch: u64) -> SlotOwners {
+    owners_of(epoch, 2)
+}
+
+/// The node of this shard and those that follow it.
+fn owners_of(epoch: u64, nodes: u64) -> SlotOwners {
     let us = identity();
     let member = |node: NodeId, incarnation| Member {
         node,
@@ -23,7 +29,8 @@ fn owners(epoch: u64) -> SlotOwners {
         host: String::new(),
         shards: vec![ShardAddress { tcp: ([127, 0, 0, 1], 7000 + node.0 as u16).into(), shm: None }; 3],
     };
-    let members = vec![member(us.node, us.incarnation), member(NodeId(us.node.0 + 1), Incarnation(1))];
+    let others = (1..nodes).map(|other| member(NodeId(us.node.0 + other), Incarnation(1)));
+    let members = core::iter::once(member(us.node, us.incarnation)).chain(others).collect();
     SlotOwners::of(&ClusterMap { epoch: Epoch(epoch), replicas: 2, members, former: None })
 }
 
@@ -92,4 +99,85 @@ fn another_map_ends_the_wait_for_a_second_owner() {
     rig.service.follow(1, &other);
     put_all(&mut rig, peer, 2 * PUTS);
     assert!(!copies(&mut rig).is_empty(), "what it did by the map before says nothing");
+}
+
+/// Gets an object as a client does that knows of copies, by the map of this epoch: whether it is told of one.
+fn told(rig: &mut Rig, peer: PeerKey, key: u8, epoch: u64) -> bool {
+    let item = GetItem { digest: digest(key), request: rig.next_request(), capacity_bytes: u64::MAX };
+    let body = body_of([item]);
+    let mut header = Header::request(Kind::Request(Operation::Get), rig.next_request()).with_body(&body, 1);
+    (header.argument, header.payload_checksum) = (epoch, KNOWS_COPIES);
+    rig.service.request(peer, &header, &body, rig.now_ns);
+    let answer = rig.answer();
+    assert_eq!(answer.status(), Status::Ok);
+    let (_, hold) = answer.payload.expect("the object's bytes");
+    rig.service.sent(hold);
+    answer.header.argument & COPY != 0
+}
+
+/// An object of ours whose second owner by the map of 6 is not that of the map of 7, of so many nodes, with a copy.
+fn copied(rig: &mut Rig, peer: PeerKey, nodes: u64) -> u8 {
+    let (before, after) = (owners(6), owners_of(7, nodes));
+    let ours = |owners: &SlotOwners, key: u8| {
+        owners
+            .owner(digest(key).slot())
+            .is_some_and(|owner| (owner.node, owner.shard) == (identity().node, identity().shard))
+    };
+    let key = (0..=255).find(|key| {
+        let slot = digest(*key).slot();
+        ours(&before, *key) && ours(&after, *key) && before.second(slot) != after.second(slot)
+    });
+    let key = key.expect("a slot that is as the test wants it");
+    rig.service.follow(1, &before);
+    let options = PutOptions { replicas: 2, ..PutOptions::default() };
+    rig.offer(peer, Operation::Put, &body_of([PutItem::plain(digest(key), 64).with_options(&options)]), 64);
+    rig.service.payload_done(peer, Some(CHECKSUM), rig.now_ns);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    assert!(!told(rig, peer, key, 6), "nobody has a copy yet");
+    let [Fetch { token, .. }] = copies(rig)[..] else { panic!("one object is to be copied") };
+    assert!(!told(rig, peer, key, 6), "it is on its way");
+    rig.service.fetched(token, FetchDone::Copied, rig.now_ns);
+    key
+}
+
+#[test]
+fn what_a_former_second_owner_may_be_asked_for_is_waited_out() {
+    // Another one is the second owner, or nobody is.
+    for nodes in [3, 1] {
+        let mut rig = Rig::new();
+        let peer = rig.join(Path::Stream);
+        let key = copied(&mut rig, peer, nodes);
+        assert!(!told(&mut rig, peer, key, 5), "by that map another may be the second owner");
+        assert!(told(&mut rig, peer, key, 6));
+        let told_ns = rig.now_ns;
+        rig.pass(1_000_000);
+        rig.service.follow(1, &owners_of(7, nodes));
+        rig.pass(1_000_000);
+        rig.ask(peer, Operation::Remove, &digests([key]), 1);
+        rig.assert_quiet();
+        rig.pass(told_ns + Limits::COPY_LAPSE_NS - 1 - rig.now_ns);
+        rig.assert_quiet();
+        rig.pass(1);
+        assert_eq!(rig.answer().bits(), [true], "nobody reads the copy any more");
+        assert_eq!(rig.service.copy_counters().owed, 0);
+    }
+}
+
+#[test]
+fn nothing_is_waited_for_that_nobody_was_told() {
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let key = copied(&mut rig, peer, 3);
+    rig.service.follow(1, &owners_of(7, 3));
+    rig.ask(peer, Operation::Remove, &digests([key]), 1);
+    assert_eq!(rig.answer().bits(), [true]);
+    // And not when it was told so long ago that nobody goes by it.
+    let mut rig = Rig::new();
+    let peer = rig.join(Path::Stream);
+    let key = copied(&mut rig, peer, 3);
+    assert!(told(&mut rig, peer, key, 6));
+    rig.pass(Limits::COPY_LAPSE_NS);
+    rig.service.follow(1, &owners_of(7, 3));
+    rig.ask(peer, Operation::Remove, &digests([key]), 1);
+    assert_eq!(rig.answer().bits(), [true]);
 }
