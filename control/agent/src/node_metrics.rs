@@ -95,6 +95,9 @@ const TIER_COUNTERS: [Number; 37] = [
         tier(one).counters.writes_skipped
     }),
     ("kvplane_tier_writes_failed_total", "Objects that could not be written.", |one| tier(one).counters.writes_failed),
+    ("kvplane_tier_writes_retried_total", "Writes that failed and are tried again.", |one| {
+        tier(one).counters.writes_retried
+    }),
     ("kvplane_tier_removals_total", "Removals written.", |one| tier(one).counters.removals),
     ("kvplane_tier_removals_unwritten_total", "Removals that a restart may undo.", |one| {
         tier(one).counters.removals_unwritten
