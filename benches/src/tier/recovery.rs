@@ -32,6 +32,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let change = |config: &mut TierConfig| {
         config.segment_bytes = SEGMENT_BYTES;
         config.segments = segments as u32;
+        config.max_bad_segments = config.max_bad_segments.min(config.segments);
         config.footer_pages = 512;
         // Reclaim begins when a 32nd of the index is left.
         config.max_records = (keys + keys / 31 + 64) as u32;

@@ -101,7 +101,7 @@ pub struct PrefillView {
     pub stored: u32,
     /// Tokens of the prompt that were ever routed there, evicted or not.
     pub routed: u32,
-    /// Tokens ever routed there.
+    /// Tokens of all prompts ever routed there; what several begin with counts once.
     pub routed_size: u64,
     /// Until what is booked on its NIC for others has left.
     pub egress_wait_ns: u64,

@@ -58,6 +58,9 @@ pub struct SimConfig {
     pub copies: Option<CopyConfig>,
     /// Whether what instances fetch passes through and is never kept.
     pub pass_through: bool,
+    /// Whether an instance has all blocks of a prompt from the moment it is placed there, and not only when it has
+    /// computed them: what simulators do that know no time between the two.
+    pub at_once: bool,
 }
 
 impl Default for SimConfig {
@@ -80,6 +83,7 @@ impl Default for SimConfig {
             replicas: false,
             copies: None,
             pass_through: false,
+            at_once: false,
         }
     }
 }

@@ -73,6 +73,8 @@ struct Job {
     /// Blocks that it gets from others, and whether they are kept.
     fetched: Range<usize>,
     keep: bool,
+    /// Blocks that it reuses, where that follows from when it was placed.
+    found: Option<usize>,
 }
 
 pub(crate) struct Node {
@@ -95,6 +97,12 @@ impl Node {
         self.egress_until_ns = self.egress_until_ns.max(now_ns) + took_ns;
         self.sent_ns += took_ns;
         self.egress_until_ns
+    }
+
+    /// Blocks of a prompt that it has, or got.
+    fn found(&self, work: &Work, fetched: &Range<usize>) -> usize {
+        let known = |(at, block): &(usize, &u64)| fetched.contains(at) || self.cache.has(**block);
+        work.blocks.iter().enumerate().take_while(known).count()
     }
 }
 
@@ -313,8 +321,19 @@ impl<'a> World<'a> {
             let blocks = if keep { fetched.end } else { 0 };
             self.at(ready_ns, Event::Fetched { id, instance: at, blocks });
         }
-        self.nodes[at].queue.push_back(Job { id, ready_ns, fetched, keep });
+        let found = self.config.at_once.then(|| self.have_at_once(id, at, &fetched));
+        self.nodes[at].queue.push_back(Job { id, ready_ns, fetched, keep, found });
         self.start(at);
+    }
+
+    /// Has an instance hold all of a prompt from now on; how many of its blocks it had, or gets from others.
+    fn have_at_once(&mut self, id: usize, at: usize, fetched: &Range<usize>) -> usize {
+        let (node, work) = (&mut self.nodes[at], &self.trace[id]);
+        let found = node.found(work, fetched);
+        node.cache.touch(work, found);
+        node.cache.put(work, work.blocks.len(), &(0..0));
+        self.tell(at);
+        found
     }
 
     /// Moves what `at` lacks of the first `tokens` of a prompt from `sources`, each block from one that has it. Says
@@ -351,10 +370,9 @@ impl<'a> World<'a> {
             return;
         }
         let id = job.id;
-        let Some(Job { fetched, keep, .. }) = node.queue.pop_front() else { return };
+        let Some(Job { fetched, keep, found, .. }) = node.queue.pop_front() else { return };
         let work = &self.trace[id];
-        let known = |(at, block): &(usize, &u64)| fetched.contains(at) || node.cache.has(**block);
-        let found = work.blocks.iter().enumerate().take_while(known).count();
+        let found = found.unwrap_or_else(|| node.found(work, &fetched));
         node.cache.touch(work, found);
         node.skip = if keep { 0..0 } else { fetched };
         let cached = (found as u32 * self.config.block_tokens).min(work.input_tokens);

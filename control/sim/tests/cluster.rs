@@ -50,6 +50,21 @@ fn a_prefix_is_computed_once_and_reused() {
 }
 
 #[test]
+fn blocks_are_there_when_they_are_computed_or_at_once() {
+    let blocks: Vec<u64> = (0..16).collect();
+    // A second prompt that comes while the first is computed, for an instance that is not the first's.
+    let trace = [work(0, 8192, &blocks), work(1, 8192, &blocks)];
+    let model = PrefillModel::default();
+    let all = SimConfig { prefill: 2, ..SimConfig::default() };
+    for (at_once, hit) in [(false, 0.0), (true, 0.5)] {
+        let config = SimConfig { at_once, ..all.clone() };
+        let outcome = run(&trace, &config, Box::new(Algorithm1::default()));
+        assert_eq!(outcome.requests[0].ttft_ns, model.predict_ns(8192, 0));
+        assert_eq!(outcome.hit(), hit, "at once: {at_once}");
+    }
+}
+
+#[test]
 fn everybody_is_served_and_runs_repeat() {
     let trace = sessions(400, 3);
     let config = SimConfig { prefill: 4, decode: 2, cache_tokens: 200_000, ..SimConfig::default() };

@@ -1,5 +1,7 @@
 //! What other routers do, after their documentation and sources, with their defaults.
 
+use std::cmp::Reverse;
+
 use super::{Ask, Choice, Policy, PrefillView, View};
 
 /// The cost of NVIDIA Dynamo's router at temperature 0: booked prefill tokens and this prompt's, less what is cached.
@@ -21,7 +23,8 @@ impl Policy for DynamoLike {
 }
 
 /// SGLang's cache-aware router: where loads differ much, the shortest queue; else the longest prefix that was ever
-/// routed there if it is long enough; else where the least was routed.
+/// routed there if it is long enough, and among several the one with the fewest requests; else where the least was
+/// routed. (Its tree names any of several. Always the first would put every prompt that begins like all others on one.)
 #[derive(Clone, Copy, Debug)]
 pub struct SglangLike {
     /// Part of the prompt from which a match counts.
@@ -47,7 +50,8 @@ impl Policy for SglangLike {
         let queues = || view.alive().map(|(_, instance)| instance.requests);
         let (Some(most), Some(least)) = (queues().max(), queues().min()) else { return View::nobody() };
         let uneven = most - least > self.balance_abs && f64::from(most) > self.balance_rel * f64::from(least);
-        let longest = view.alive().max_by_key(|(at, instance)| (instance.routed, std::cmp::Reverse(*at)));
+        let rest = |(at, instance): &(usize, &PrefillView)| (instance.routed, Reverse((instance.requests, *at)));
+        let longest = view.alive().max_by_key(rest);
         let at = match longest {
             _ if uneven => view.alive().min_by_key(|(at, instance)| (instance.requests, *at)),
             Some((at, instance)) if f64::from(instance.routed) > self.match_least * f64::from(ask.tokens) => {

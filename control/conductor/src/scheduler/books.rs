@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Conductor, ConductorError, Request, Reservation};
 use crate::cost::Factor;
-use crate::index::{HolderId, Tier};
+use crate::index::{Found, HolderId, PrefixIndex, Tier, Tiers};
 use crate::policy::{DECODE_NS, DecodeView, Fetch, Placement};
 
 /// A prefill instance's work.
@@ -20,6 +20,7 @@ pub(super) struct PrefillBook {
     running: Option<(u64, u64)>,
     pub egress_until_ns: u64,
     pub factor: Factor,
+    /// Tokens of all prompts that ever came here; what several begin with counts once.
     pub routed_tokens: u64,
     sum_ns: u64,
     pub uncached: u64,
@@ -136,10 +137,13 @@ impl Conductor {
         let book = self.prefill.get_mut(placement.prefill).filter(|book| book.alive);
         let book = book.ok_or_else(|| unknown(placement.prefill))?;
         book.add(request.id, placement.prefill_ns, request.tokens.saturating_sub(placement.reuse));
-        book.routed_tokens += u64::from(request.tokens);
         let (holder, routed) = (book.holder, book.routed);
-        let held = self.held_blocks(&request, holder).saturating_mul(self.config.block_tokens);
-        let passes = !self.config.keeps_fetched && matches!(placement.fetch, Fetch::Pool { .. });
+        let tokens = |blocks: u32| blocks.saturating_mul(self.config.block_tokens);
+        let held = tokens(blocks_of(&self.index, &request, holder));
+        let known = tokens(blocks_of(&self.routed, &request, routed));
+        self.prefill[placement.prefill].routed_tokens += u64::from(request.tokens.saturating_sub(known));
+        let keeps = |keep: bool| keep && self.config.keeps_fetched;
+        let passes = matches!(placement.fetch, Fetch::Pool { keep } if !keeps(keep));
         let reused = if passes { (placement.reuse / self.config.block_tokens) as usize } else { 0 };
         // What is fetched and not kept is there for this request only.
         let (fetched, promised) = request.hashes.split_at(reused.min(request.hashes.len()));
@@ -155,15 +159,6 @@ impl Conductor {
         self.leases_ns = self.leases_ns.min(now_ns.saturating_add(self.config.lease_ns));
         self.booked.insert(reservation.request.id, reservation);
         Ok(())
-    }
-
-    /// Blocks of a prompt that a holder has.
-    fn held_blocks(&self, request: &Request, holder: HolderId) -> u32 {
-        let mut found = crate::index::Found::default();
-        match self.index.find(request.context, &request.hashes, usize::MAX, crate::index::Tiers::OWN, &mut found) {
-            Ok(()) => self.index.blocks_within(&found, holder, crate::index::Tiers::OWN),
-            Err(_) => 0,
-        }
     }
 
     /// Books a transfer on the NIC of its source, or evenly on all where it comes from the pool.
@@ -213,5 +208,14 @@ impl Conductor {
         }
         let next = self.booked.values().map(|kept| kept.touched_ns).min().unwrap_or(now_ns);
         self.leases_ns = next.saturating_add(lease_ns).max(now_ns + 1);
+    }
+}
+
+/// Blocks of a prompt that a holder has.
+fn blocks_of(index: &PrefixIndex, request: &Request, holder: HolderId) -> u32 {
+    let mut found = Found::default();
+    match index.find(request.context, &request.hashes, usize::MAX, Tiers::OWN, &mut found) {
+        Ok(()) => index.blocks_within(&found, holder, Tiers::OWN),
+        Err(_) => 0,
     }
 }

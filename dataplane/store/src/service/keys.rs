@@ -133,7 +133,7 @@ impl Service {
         } else if item.walk != 0 && item.walk != self.walk_tag() {
             // Of another life, in which another order was walked.
             Status::Stale
-        } else if self.lists.open.len() >= Limits::LISTS {
+        } else if self.lists.open.len() >= Limits::LISTS || self.finds_more(item.flags) {
             Status::Busy
         } else {
             self.lists.next += 1;
@@ -156,6 +156,12 @@ impl Service {
         };
         self.refuse(peer, Operation::List, header.request, status);
         Ok(PayloadTo::Discard)
+    }
+
+    /// Whether a list could miss objects that the SSD still finds, as after a start. A removal of all that is listed
+    /// would leave them, and say that it is done. Whoever fetches asks for each object again when it is wanted.
+    fn finds_more(&self, flags: u64) -> bool {
+        self.tier_recovers() && flags & ONE == 0 && !self.asker_fetches
     }
 
     /// The names of these objects: of each that has one behind it in memory its place here, its tenant and its key.

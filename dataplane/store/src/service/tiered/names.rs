@@ -13,6 +13,11 @@ impl Service {
         self.tiered.as_ref().map_or(0, |tiered| tiered.tier.places())
     }
 
+    /// Whether the SSD still finds what it has, as after a start.
+    pub(in crate::service) fn tier_recovers(&self) -> bool {
+        self.tiered.as_ref().is_some_and(|tiered| tiered.tier.is_recovering())
+    }
+
     /// Where in the order of lists an object is.
     pub(in crate::service) fn tier_point(&self, digest: Digest) -> u32 {
         self.tiered.as_ref().map_or(0, |tiered| tiered.tier.point_of(digest))

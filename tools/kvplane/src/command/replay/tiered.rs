@@ -51,7 +51,7 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &TierFlags) -> Result<Ve
     let pool = (blocks * plan.block_bytes * flags.tier_memory / 100).max(POOL_LEAST_BYTES).next_multiple_of(1 << 20);
     let ssd_bytes = blocks * (plan.block_bytes + RECORD_BYTES).max(OBJECT_BYTES) * 5 / 4 + (256 << 20);
     let ssd_bytes = ssd_bytes.next_multiple_of(1 << 20);
-    std::fs::create_dir_all(place).map_err(|error| format!("{}: {error}", place.display()))?;
+    let place = place.canonicalize().map_err(|error| format!("--tier {}: {error}", place.display()))?;
     let file = File(place.join(format!("kvplane-replay-{}", std::process::id())));
     let mut node: Vec<String> = vec!["--ssd".to_owned(), format!("{}:{ssd_bytes}", file.0.display())];
     node.extend(["--ssd-ack".to_owned(), "buffered".to_owned()]);

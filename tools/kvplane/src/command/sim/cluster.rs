@@ -48,6 +48,9 @@ pub(super) struct Policies {
     /// What instances fetch passes through, and is never kept.
     #[arg(long)]
     pass_through: bool,
+    /// Instances have the blocks of a prompt from the moment it is placed there, before they have computed them.
+    #[arg(long)]
+    at_once: bool,
     /// Bytes a second of an instance's NICs, 87 GB/s unless it is said.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1_000_000..))]
     nic: Option<u64>,
@@ -90,6 +93,7 @@ impl Policies {
                         ..CopyConfig::default()
                     }),
                     pass_through: self.pass_through,
+                    at_once: self.at_once,
                     nic_bytes_s: self.nic.unwrap_or(SimConfig::default().nic_bytes_s),
                     ..SimConfig::default()
                 };

@@ -10,7 +10,8 @@ mod load;
 pub(crate) mod values;
 mod worker;
 
-use std::io::IsTerminal;
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -192,6 +193,9 @@ const NOTICES_IDLE: Duration = Duration::from_millis(128);
 /// Seed of the pattern that `write_seed` writes and `read_verify` expects.
 pub(crate) const TARGET_SEED: u64 = 0x7465_6265_6e63_6801;
 
+/// What is written at a time to the file of `--tier`.
+const FILL_BYTES: usize = 4 << 20;
+
 /// The file under a run with `--tier`, which goes with it.
 struct TierFile(PathBuf);
 
@@ -202,13 +206,25 @@ impl TierFile {
         Ok(Self(directory.join(format!("kvplane-tebench-{}", std::process::id()))))
     }
 
-    /// It as the name of a segment, which is made with this length when it is opened.
+    /// It as the name of a segment of this length, written: where a file has holes, nobody reads a drive.
     fn segment(&self, bytes: u64) -> Result<String, Failure> {
-        let path = self.0.to_str().filter(|path| !path.contains([',', '?', '%']));
-        match path {
-            Some(path) => Ok(format!("file://{path}?create={bytes}")),
-            None => Err(format!("--tier: {} cannot be the name of a segment", self.0.display()).into()),
+        let Some(path) = self.0.to_str().filter(|path| !path.contains([',', '?', '%'])) else {
+            return Err(format!("--tier: {} cannot be the name of a segment", self.0.display()).into());
+        };
+        self.write(bytes).map_err(|error| format!("--tier: {path}: {error}"))?;
+        Ok(format!("file://{path}"))
+    }
+
+    /// Writes what readers that verify look for.
+    fn write(&self, bytes: u64) -> io::Result<()> {
+        let mut file = File::create_new(&self.0)?;
+        let mut block = vec![0; FILL_BYTES];
+        for offset in (0..bytes).step_by(FILL_BYTES) {
+            let part = &mut block[..FILL_BYTES.min((bytes - offset) as usize)];
+            pattern::fill(TARGET_SEED, offset, part);
+            file.write_all(part)?;
         }
+        file.sync_all()
     }
 }
 

@@ -3,6 +3,8 @@
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_tier::{Memory, Space, Span};
 
+use crate::service::PoolBytes;
+
 /// The pool, and what the tier copies into.
 pub(super) struct HostMemory {
     pub(super) pool: Vec<u8>,
@@ -37,5 +39,14 @@ impl Memory for HostMemory {
 
     fn checksum(&self, span: Span, sum: &mut PayloadChecksum) {
         sum.update(self.of(span));
+    }
+}
+
+/// A pool whose names are read.
+pub(super) struct Pool<'a>(pub(super) &'a [u8]);
+
+impl PoolBytes for Pool<'_> {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.0[offset as usize..][..into.len()]);
     }
 }

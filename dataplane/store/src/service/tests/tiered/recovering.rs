@@ -2,10 +2,11 @@
 
 use kvplane_proto::Status;
 use kvplane_proto::frame::{FLAG_ALL, Header};
-use kvplane_proto::message::{GetItem, Kind, Operation, PutAck, PutOptions};
+use kvplane_proto::ids::RequestId;
+use kvplane_proto::message::{GetItem, KeyPage, Kind, ListItem, Operation, PutAck, PutOptions};
 
 use super::super::rig::{body_of, digest};
-use super::world::{KEYS, PEER, READS, World, bytes_of};
+use super::world::{Answered, KEYS, PEER, READS, World, bytes_of};
 use crate::service::{Path, PeerKey, TierPolicy, WritePolicy};
 
 fn get(world: &mut World, key: u8) -> Option<Vec<u8>> {
@@ -57,6 +58,29 @@ fn what_recovery_had_not_found_when_it_was_put_anew_does_not_come_back() {
         world.end();
     }
     assert!(misses > 0, "all were found before they were put anew");
+}
+
+/// A list that saw only what recovery has found would have a removal of everything leave the rest.
+#[test]
+fn a_list_waits_until_recovery_has_found_everything() {
+    let mut world = World::new(1300, TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() });
+    for key in 0..KEYS as u8 {
+        world.put_with(key, &PutOptions { replace: true, ..PutOptions::default() });
+        world.settle();
+    }
+    let whole = |flags| move |_: RequestId| ListItem { digest: digest(0), walk: 0, from: 0, flags };
+    world.restart_in_haste();
+    assert_eq!(world.answer((PEER, Operation::List, 0), whole(0)).status, Status::Busy);
+    // The answer was waited for until the device stood still.
+    let listed = |answer: Answered| {
+        assert_eq!(answer.status, Status::Ok);
+        KeyPage::decode(&answer.body).expect("a page").keys().count() as u64
+    };
+    assert_eq!(listed(world.answer((PEER, Operation::List, 0), whole(0))), KEYS);
+    // One object is there or not, as for a get.
+    world.restart_in_haste();
+    assert!(listed(world.answer((PEER, Operation::List, 0), whole(ListItem::ONE))) <= 1);
+    world.end();
 }
 
 /// Short objects, all of which memory has room for at the same time, that only the device has.

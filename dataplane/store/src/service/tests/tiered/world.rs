@@ -14,7 +14,7 @@ use kvplane_proto::{RequestId, Status};
 use kvplane_tier::{Action, BlockOp, Fault, Identity, OpenOptions, Tier, TierConfig};
 
 use super::super::rig::{body_of, digest, digests, hello, identity};
-use super::memory::HostMemory;
+use super::memory::{HostMemory, Pool};
 use crate::service::{Output, Path, PayloadTo, PeerKey, Places, Service, Standing, TierPolicy, WritePolicy};
 use crate::{Store, StoreConfig};
 
@@ -247,6 +247,7 @@ impl World {
             let result = self.carry_out(&op);
             self.service.tier_completed(self.now_ns, op.id, result, &mut self.memory);
         }
+        progress |= self.service.drive_lists(&Pool(&self.memory.pool));
         self.hear();
         progress
     }

@@ -1,0 +1,63 @@
+//! What a booking says of the caches: what is promised there, and how much was ever routed there.
+
+use std::sync::Arc;
+
+use kvplane_conductor::index::{ContextId, ContextKey};
+use kvplane_conductor::policy::{Choice, Fetch, Ours, Placement};
+use kvplane_conductor::scheduler::{Barred, Conductor, ConductorConfig, Request};
+
+const BLOCK: u32 = 512;
+
+/// Two instances, the first of which has the first 8 blocks of every prompt.
+fn conductor() -> (Conductor, ContextId) {
+    let config = ConductorConfig { block_tokens: BLOCK, ..ConductorConfig::default() };
+    let mut conductor = Conductor::new(config, Box::new(Ours::default())).unwrap();
+    let key = ContextKey { tenant: "t".into(), block_tokens: BLOCK, ..ContextKey::default() };
+    let context = conductor.context(&key).unwrap();
+    conductor.add_prefill().unwrap();
+    conductor.add_prefill().unwrap();
+    conductor.stored(0, context, &(0..8).collect::<Vec<u64>>()).unwrap();
+    (conductor, context)
+}
+
+/// A prompt of so many blocks.
+fn request(id: u64, context: ContextId, blocks: u64) -> Request {
+    let hashes: Arc<[u64]> = (0..blocks).collect();
+    let tokens = blocks as u32 * BLOCK;
+    Request { id, arrival_ns: 0, tokens, context, hashes, barred: Barred::default() }
+}
+
+fn placed(prefill: usize, reuse: u32, fetch: Fetch) -> Choice {
+    Choice::Place(Placement { prefill, decode: None, reuse, fetch, wait_ns: 0, prefill_ns: 1 })
+}
+
+/// What the second instance is said to have of such a prompt, and the size of what was routed there.
+fn seen(conductor: &Conductor, context: ContextId, blocks: u64) -> (u32, u64) {
+    let (prefill, ..) = conductor.explain(&request(99, context, blocks), 0);
+    (prefill[1].held / BLOCK, prefill[1].routed_size / u64::from(BLOCK))
+}
+
+#[test]
+fn only_what_is_kept_is_promised() {
+    let all = 12 * BLOCK;
+    for (fetch, reuse, held) in [
+        (Fetch::Nothing, 0, 12),
+        (Fetch::Pool { keep: true }, 8 * BLOCK, 12),
+        // The first eight pass through: what is behind them serves no prompt without them.
+        (Fetch::Pool { keep: false }, 8 * BLOCK, 0),
+        (Fetch::One(0), 8 * BLOCK, 12),
+    ] {
+        let (mut conductor, context) = conductor();
+        conductor.commit(request(1, context, 12), &placed(1, reuse, fetch), 0).unwrap();
+        assert_eq!(seen(&conductor, context, 12).0, held, "{fetch:?}, {reuse} of {all} tokens");
+    }
+}
+
+#[test]
+fn what_several_prompts_begin_with_was_routed_once() {
+    let (mut conductor, context) = conductor();
+    for (id, blocks, size) in [(1, 4, 4), (2, 4, 4), (3, 12, 12), (4, 6, 12)] {
+        conductor.commit(request(id, context, blocks), &placed(1, 0, Fetch::Nothing), 0).unwrap();
+        assert_eq!(seen(&conductor, context, blocks).1, size, "after prompt {id}");
+    }
+}
