@@ -1,8 +1,8 @@
 //! Writes once more: of what the device failed to take, and at once of what somebody waits for.
 //!
 //! An object whose write failed stays in memory and is tried again after a pause, a few times: each try that fails
-//! costs a segment, and a device that fails them all takes no more writes soon. Nobody is told: who waited for the write
-//! was refused, and that object is gone.
+//! costs a segment, and a device that fails them all takes no more writes soon. Nobody is told: who waited for the
+//! write was refused, and that object is gone.
 
 use std::collections::BTreeMap;
 
