@@ -61,7 +61,7 @@ const GAUGES: [Number; 12] = [
 ];
 
 /// Of shards with an SSD only.
-const TIER_COUNTERS: [Number; 37] = [
+const TIER_COUNTERS: [Number; 38] = [
     ("kvplane_tier_hits_total", "Gets answered from the SSD.", |one| tier(one).counters.hits),
     ("kvplane_tier_hit_bytes_total", "Bytes of objects read from the SSD.", |one| tier(one).stats.hit_bytes),
     ("kvplane_tier_misses_total", "Gets that found a damaged or removed object.", |one| tier(one).counters.misses),
@@ -95,6 +95,9 @@ const TIER_COUNTERS: [Number; 37] = [
         tier(one).counters.writes_skipped
     }),
     ("kvplane_tier_writes_failed_total", "Objects that could not be written.", |one| tier(one).counters.writes_failed),
+    ("kvplane_tier_writes_retried_total", "Writes that failed and are tried again.", |one| {
+        tier(one).counters.writes_retried
+    }),
     ("kvplane_tier_removals_total", "Removals written.", |one| tier(one).counters.removals),
     ("kvplane_tier_removals_unwritten_total", "Removals that a restart may undo.", |one| {
         tier(one).counters.removals_unwritten

@@ -99,6 +99,8 @@ pub(crate) struct Segment {
     pub(crate) reads: u32,
     /// Bytes of live records.
     pub(crate) live_bytes: u64,
+    /// How many they are.
+    pub(crate) live_records: u32,
 }
 
 /// All of them.
@@ -122,6 +124,7 @@ impl Segments {
             groups: 0,
             reads: 0,
             live_bytes: 0,
+            live_records: 0,
         };
         let room = || VecDeque::with_capacity(count as usize);
         Self { all: vec![segment; count as usize], free: room(), filled: room(), ready: None }

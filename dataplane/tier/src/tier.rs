@@ -417,8 +417,9 @@ impl Tier {
         }
         let bytes = self.record_bytes(entry.shape());
         let segment = self.segment_of(entry.offset());
-        let live = &mut self.segments[segment].live_bytes;
-        *live = if add { *live + bytes } else { *live - bytes };
+        let at = &mut self.segments[segment];
+        at.live_bytes = if add { at.live_bytes + bytes } else { at.live_bytes - bytes };
+        at.live_records = if add { at.live_records + 1 } else { at.live_records - 1 };
         self.stats.live_bytes = if add { self.stats.live_bytes + bytes } else { self.stats.live_bytes - bytes };
     }
 }

@@ -104,23 +104,34 @@ impl World {
         moving && live().any(has)
     }
 
+    /// An object that was given, of a key, into a buffer at an offset of the client's memory.
+    fn check_got(
+        &mut self,
+        client: usize,
+        open: &OpenBatch,
+        (key, offset, capacity): (usize, u64, u64),
+        result: &TaskResult,
+    ) -> Checked {
+        self.statistics.hits += 1;
+        if result.bytes > capacity {
+            return Err(broken(Rule::Bytes, format!("{} bytes came into {capacity}", result.bytes)));
+        }
+        let bytes = self.clients[client].memory.peek(offset, result.bytes);
+        let version = result.version.0;
+        self.shadow.check_read(key, version, bytes)?;
+        if self.clients[client].client.counters().second_asked == open.fell_over {
+            let (at, started_ns) = ((client, key), open.started_ns);
+            let inherited = self.owns_copy(key, version);
+            self.removals.check_copy(&self.shadow, at, version, started_ns, self.now_ns, inherited)?;
+        }
+        self.removals.check_get(&self.shadow, client, key, version, open.started_ns)
+    }
+
     fn check_result(&mut self, client: usize, open: &OpenBatch, asked: &Asked, result: &TaskResult) -> Checked {
         let (key, now_ns) = (asked.key, self.now_ns);
         match (asked.what, result.status) {
             (What::Get { capacity }, Status::Ok) => {
-                self.statistics.hits += 1;
-                if result.bytes > capacity {
-                    return Err(broken(Rule::Bytes, format!("{} bytes came into {capacity}", result.bytes)));
-                }
-                let bytes = self.clients[client].memory.peek(asked.offset.unwrap_or(0), result.bytes);
-                let version = result.version.0;
-                self.shadow.check_read(key, version, bytes)?;
-                if self.clients[client].client.counters().second_asked == open.fell_over {
-                    let (at, started_ns) = ((client, key), open.started_ns);
-                    let inherited = self.owns_copy(key, version);
-                    self.removals.check_copy(&self.shadow, at, version, started_ns, now_ns, inherited)?;
-                }
-                self.removals.check_get(&self.shadow, client, key, version, open.started_ns)
+                self.check_got(client, open, (key, asked.offset.unwrap_or(0), capacity), result)
             }
             (What::Get { capacity }, Status::BufferTooSmall) => {
                 let right = result.bytes > capacity && self.shadow.has_length(key, result.bytes);

@@ -73,6 +73,7 @@ impl Service {
     /// and still be on its way to the SSD for which it was to wait.
     pub(super) fn exists_already(&mut self, digest: Digest, asked: Option<PutAck>) -> Status {
         self.note_orphans();
+        self.write_at_once(digest, asked);
         if self.owes(digest) || self.is_awaited(digest, asked) { Status::Busy } else { Status::Exists }
     }
 

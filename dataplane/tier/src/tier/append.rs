@@ -37,6 +37,9 @@ impl Tier {
             self.stats.put_refusals += 1;
             return Err(PutError::Full);
         }
+        if known.is_none() {
+            self.fill_crowded_segment(memory);
+        }
         // What is replaced is struck out first: if the new record is damaged one day, the old one does not come back.
         let replaced = known.filter(|entry| !entry.is_removed());
         let need = self.need(shape, replaced.is_some());

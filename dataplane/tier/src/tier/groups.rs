@@ -165,7 +165,7 @@ impl Tier {
             }
             if !self.segment_takes(need) {
                 self.close_group(memory);
-                if self.seals.len() + 1 >= super::ENTRY_LISTS || self.spare_entries.is_empty() {
+                if !self.may_seal() {
                     return Err(NoRoom::Busy);
                 }
                 self.fill_segment();

@@ -44,6 +44,8 @@ struct Victim {
     window: FooterWindow,
     stage: Stage,
     budget_bytes: u64,
+    /// How many more records of it may be written again.
+    budget_records: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -165,7 +167,7 @@ impl Tier {
     }
 
     fn reclaim_step(&mut self, memory: &mut dyn Memory) {
-        let Some(victim) = &self.reclaim.victim else { return self.choose_victim() };
+        let Some(victim) = &self.reclaim.victim else { return self.choose_victim(memory) };
         match victim.stage {
             Stage::Listing(page, entry) if self.may_list() => self.list(page, entry, memory),
             Stage::Copying if self.reclaim.moves.is_empty() => {
@@ -189,7 +191,7 @@ impl Tier {
     }
 
     /// The oldest segment gives way when few are free, or the index is nearly full.
-    fn choose_victim(&mut self) {
+    fn choose_victim(&mut self, memory: &mut dyn Memory) {
         let crowded = self.index.len() >= self.config.max_records - self.config.max_records / 32;
         let free = self.segments.free_count();
         if free >= self.reclaim.wanted_free || self.reclaim.turns_left == 0 {
@@ -205,6 +207,11 @@ impl Tier {
             return;
         };
         let state = self.segments[segment].state;
+        if crowded && state == SegmentState::Open && self.may_seal() {
+            // All that the index has is in here, and nothing more would come to fill it.
+            self.close_group(memory);
+            return self.fill_segment();
+        }
         if !matches!(state, SegmentState::Sealed | SegmentState::Retired) || self.segments[segment].groups > 0 {
             return;
         }
@@ -214,7 +221,13 @@ impl Tier {
         let most = self.config.scan_bytes / self.config.footer_page_bytes;
         let window = FooterWindow { first: 0, count: most.min(self.config.footer_pages), pages: 0 };
         let budget_bytes = self.policy.budget_bytes;
-        self.reclaim.victim = Some(Victim { segment, window, stage: Stage::Reading, budget_bytes });
+        let live = self.segments[segment].live_records;
+        // However short the records are, and however hot: each turn makes room in a full index, and in full footers.
+        let listed = FooterPage::capacity(self.config.footer_page_bytes) * self.config.footer_pages;
+        let most = u64::from(if crowded { live } else { listed });
+        let budget_records = (most * u64::from(self.config.reinsert_percent) / 100) as u32;
+        let stage = Stage::Reading;
+        self.reclaim.victim = Some(Victim { segment, window, stage, budget_bytes, budget_records });
         self.stats.reclaims += 1;
         if state == SegmentState::Retired {
             return self.drop_victim();
@@ -246,7 +259,7 @@ impl Tier {
             stays
         });
         self.stats.live_bytes -= before;
-        self.segments[segment].live_bytes = 0;
+        (self.segments[segment].live_bytes, self.segments[segment].live_records) = (0, 0);
         self.stats.evicted += u64::from(dropped);
         if dropped > 0 {
             self.events.push_back(Event::Forgotten { objects: dropped });
@@ -300,7 +313,8 @@ impl Tier {
         if listed.kind != Kind::Object || entry.sequence() != listed.sequence || entry.offset() != offset {
             return true;
         }
-        let Some(budget_bytes) = self.reclaim.victim.as_ref().map(|victim| victim.budget_bytes) else { return true };
+        let Some(victim) = &self.reclaim.victim else { return true };
+        let (budget_bytes, budget_records) = (victim.budget_bytes, victim.budget_records);
         let record_bytes = entry.shape().most_bytes(self.config.chunk_bytes, self.config.block_bytes);
         let candidate = Candidate {
             digest: listed.digest,
@@ -309,7 +323,7 @@ impl Tier {
             pinned: entry.is_pinned(),
             budget_bytes,
         };
-        if self.policy.decide(&candidate) == Verdict::Drop {
+        if budget_records == 0 || self.policy.decide(&candidate) == Verdict::Drop {
             self.evict(&entry);
             return true;
         }
@@ -320,6 +334,7 @@ impl Tier {
         let Some(at) = self.reclaim.take(shape.payload_bytes, self.config.copy_bytes.into()) else { return false };
         if let Some(victim) = &mut self.reclaim.victim {
             victim.budget_bytes = budget_bytes - record_bytes;
+            victim.budget_records = budget_records - 1;
         }
         // Kept relative to the area, so that the queue of moves knows where it begins.
         let span = Span::staging(at, shape.payload_bytes);

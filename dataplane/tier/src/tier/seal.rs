@@ -32,6 +32,26 @@ pub(super) struct Seal {
 }
 
 impl Tier {
+    /// Whether there is a list of records to be had for the segment after the open one.
+    pub(super) fn may_seal(&self) -> bool {
+        self.seals.len() + 1 < super::ENTRY_LISTS && !self.spare_entries.is_empty()
+    }
+
+    /// Closes the open segment early when it has a good part of an index that is half full: objects shorter than the
+    /// index has room for would all lie in a few segments, and reclaim would give up that many of them at once.
+    pub(super) fn fill_crowded_segment(&mut self, memory: &mut dyn Memory) {
+        let Some(open) = &self.log.open else { return };
+        // Those that may be full at a time are to hold the whole index, with as much to spare.
+        let segments = self.config.segments.saturating_sub(self.config.free_segments_low).clamp(1, 16);
+        let share = self.config.max_records.div_ceil(segments).saturating_mul(2);
+        let crowded = self.is_running() && self.index.len() >= self.config.max_records / 2;
+        let next = self.segments.ready.is_some() && !self.segments.free.is_empty();
+        if crowded && next && self.segments[open.segment].live_records >= share && self.may_seal() {
+            self.close_group(memory);
+            self.fill_segment();
+        }
+    }
+
     /// No more goes to the open segment.
     pub(super) fn fill_segment(&mut self) {
         let Some(open) = self.log.open.take() else { return };

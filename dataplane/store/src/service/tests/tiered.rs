@@ -1,6 +1,7 @@
 //! A service with an SSD, driven at random against what its callers were told: restarts with operations half done,
 //! slots that come and go, and a device that fails.
 
+mod again;
 mod memory;
 mod recovering;
 mod seals;

@@ -12,6 +12,7 @@
 //! The host gives memory and time with [`Service::drive_tier`] and carries out the block operations. Not here: what
 //! stands on the device, which is the tier's.
 
+mod again;
 mod budget;
 mod names;
 mod orders;
@@ -42,6 +43,7 @@ pub use stats::{TierCounters, TierSnapshot};
 
 pub(super) use reads::Waiter;
 
+use again::Retries;
 use budget::Budget;
 use ownership::Noted;
 use policy::Frequency;
@@ -66,6 +68,8 @@ struct Held {
     told: Option<Slot>,
     /// What its put asked for.
     ack: Option<PutAck>,
+    /// How often its write was tried again.
+    tries: u8,
 }
 
 /// What the tier was asked for.
@@ -76,6 +80,7 @@ enum Call {
         held: Held,
         lent: bool,
         unwritten: bool,
+        failed: bool,
     },
     Read {
         digest: Digest,
@@ -131,7 +136,9 @@ pub(super) struct Tiered {
     /// Objects that may wait for a while.
     dirty: VecDeque<Held>,
     writes: VecDeque<Held>,
-    /// Objects that are dirty, waiting or being written.
+    /// Objects whose write failed.
+    retries: Retries,
+    /// Objects that are dirty, waiting, being written or to be written again.
     writing: BTreeSet<(Digest, Version)>,
     /// A put found no room: what may wait for a while does not.
     pressed: bool,
@@ -172,6 +179,7 @@ impl Tiered {
             removing: BTreeSet::new(),
             dirty: VecDeque::new(),
             writes: VecDeque::new(),
+            retries: Retries::default(),
             writing: BTreeSet::new(),
             pressed: false,
             held: 0,
@@ -215,7 +223,8 @@ impl Tiered {
             WritePolicy::Back { within_ns } => self.dirty.front().map(|held| held.since_ns.saturating_add(within_ns)),
             _ => None,
         };
-        [self.tier.poll_timeout(), dirty, self.prefetched.poll_timeout()].into_iter().flatten().min()
+        let retries = self.retries.poll_timeout();
+        [self.tier.poll_timeout(), dirty, retries, self.prefetched.poll_timeout()].into_iter().flatten().min()
     }
 }
 

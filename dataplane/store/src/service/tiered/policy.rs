@@ -14,7 +14,7 @@ pub enum WritePolicy {
         times: u8,
     },
     /// When it has been in memory for a while, or there is much that waits. What is removed before is never written.
-    /// Nothing leaves memory unwritten.
+    /// Nothing leaves memory unwritten but what the device failed to take time and again.
     Back {
         /// How long at the most, in nanoseconds.
         within_ns: u64,

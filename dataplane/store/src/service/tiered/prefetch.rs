@@ -62,8 +62,16 @@ impl Prefetched {
         true
     }
 
-    pub(super) fn has(&self, digest: Digest) -> bool {
-        self.objects.contains_key(&digest)
+    /// Until when it is wanted, if it is on the account.
+    pub(super) fn until_ns(&self, digest: Digest) -> Option<u64> {
+        self.objects.get(&digest).map(|(_, until_ns)| *until_ns)
+    }
+
+    /// Its time is over, but its room is not free yet: it stays on the account, and nothing is due any more.
+    fn expire(&mut self, digest: Digest) {
+        if let Some((_, until_ns)) = self.objects.get(&digest) {
+            self.order.remove(&(*until_ns, digest));
+        }
     }
 
     pub(super) fn poll_timeout(&self) -> Option<u64> {
@@ -120,6 +128,11 @@ impl Service {
             && let Some((until_ns, digest)) = tiered.prefetched.order.first().copied()
             && until_ns <= now_ns
         {
+            if tiered.reading.contains_key(&digest) {
+                // Its room is taken until the read ends; then it leaves, unless somebody asks for it before.
+                tiered.prefetched.expire(digest);
+                continue;
+            }
             tiered.prefetched.take(digest);
             tiered.counters.prefetches_expired += 1;
             if tiered.locate(digest).is_some() {
@@ -145,6 +158,11 @@ mod tests {
         assert_eq!(prefetched.poll_timeout(), Some(10));
         assert!(prefetched.take(Digest(1)) && !prefetched.take(Digest(1)));
         assert_eq!((prefetched.poll_timeout(), prefetched.has_room(60)), (Some(20), true));
+        prefetched.expire(Digest(2));
+        assert_eq!((prefetched.poll_timeout(), prefetched.has_room(61)), (None, false), "it is being read");
+        assert!(prefetched.extend(Digest(2), 30));
+        assert_eq!(prefetched.poll_timeout(), Some(30));
+        prefetched.expire(Digest(2));
         assert!(prefetched.take(Digest(2)));
         assert_eq!((prefetched.poll_timeout(), prefetched.bytes), (None, 0));
     }

@@ -209,11 +209,18 @@ impl Service {
     fn promote_or_drop(&mut self, digest: Digest, restored: bool) {
         let (Some(tiered), Some(store)) = (&mut self.tiered, &mut self.store) else { return };
         if !restored {
+            tiered.prefetched.take(digest);
             return;
         }
-        // What was read ahead waits for whoever wants it.
-        if tiered.prefetched.has(digest) {
-            self.want_tail(digest);
+        if let Some(until_ns) = tiered.prefetched.until_ns(digest) {
+            // What was read ahead waits for whoever wants it, until its time is over.
+            if until_ns > self.now_ns {
+                self.want_tail(digest);
+            } else {
+                tiered.prefetched.take(digest);
+                tiered.counters.prefetches_expired += 1;
+                store.drop_copy(digest);
+            }
             return;
         }
         if tiered.frequency.estimate(digest) >= tiered.policy.promote_times {

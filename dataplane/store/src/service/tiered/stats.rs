@@ -39,8 +39,10 @@ pub struct TierCounters {
     pub writes_skipped: u64,
     /// Objects that were not written because the day's bytes were used up.
     pub writes_over_budget: u64,
-    /// Objects that could not be written.
+    /// Objects that could not be written, in the end.
     pub writes_failed: u64,
+    /// Writes that failed and are tried again.
+    pub writes_retried: u64,
     /// Removals written.
     pub removals: u64,
     /// Removals that could not be: a restart may bring the object back.

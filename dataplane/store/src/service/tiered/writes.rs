@@ -110,12 +110,6 @@ impl Service {
         }
     }
 
-    /// Whether a put that asked for this would wait for what is on its way to the SSD.
-    pub(in crate::service) fn is_awaited(&self, digest: Digest, asked: Option<PutAck>) -> bool {
-        let Some(tiered) = &self.tiered else { return false };
-        tiered.policy.ack_of(asked) != PutAck::Memory && tiered.is_writing(digest)
-    }
-
     /// What the put of a part of a longer object, or of what names the parts, waits for where it asked for nothing:
     /// that it is written, whatever the policy. One that went unwritten, as the SSD could not keep up or nobody had
     /// seen it before, would be lost to the others with the next that memory has to make room for.
@@ -202,8 +196,12 @@ impl Service {
         let wanted = match tiered.policy.write {
             WritePolicy::Selective { times } => seen >= times,
             // There may have been no room when it was put.
-            WritePolicy::Through => tiered.counters.writes_skipped + tiered.counters.writes_over_budget > 0,
-            WritePolicy::Back { .. } => false,
+            WritePolicy::Through => {
+                let counters = &tiered.counters;
+                counters.writes_skipped + counters.writes_over_budget + counters.writes_failed > 0
+            }
+            // One whose write failed time and again.
+            WritePolicy::Back { .. } => tiered.counters.writes_failed > 0 && tiered.tier.degraded().is_none(),
         };
         let wanted = wanted && !tiered.is_writing(digest) && tiered.locate(digest).is_none();
         if wanted && self.admitted(digest) {
@@ -238,7 +236,8 @@ impl Service {
             return;
         };
         let version = object.version;
-        let held = Held { pin, digest, version, bytes: object.extent.bytes, since_ns: self.now_ns, told, ack: asked };
+        let (bytes, since_ns) = (object.extent.bytes, self.now_ns);
+        let held = Held { pin, digest, version, bytes, since_ns, told, ack: asked, tries: 0 };
         tiered.held += 1;
         tiered.held_bytes += held.bytes;
         tiered.writing.insert((digest, version));
@@ -253,6 +252,7 @@ impl Service {
         let now_ns = self.now_ns;
         let (mut progress, mut bytes) = (false, 0);
         if let Some(tiered) = &mut self.tiered {
+            tiered.end_pauses(now_ns);
             tiered.wash(now_ns);
         }
         while bytes < ROUND_BYTES {
@@ -294,7 +294,7 @@ impl Service {
                 Ok(accepted) => {
                     tiered.counters.writes += 1;
                     tiered.counters.write_bytes += held.bytes;
-                    tiered.call(Call::Write { held, lent: accepted.lent, unwritten: true });
+                    tiered.call(Call::Write { held, lent: accepted.lent, unwritten: true, failed: false });
                 }
                 Err(error) => {
                     tiered.counters.writes_failed += 1;
@@ -312,10 +312,9 @@ impl Service {
 
     pub(super) fn written(&mut self, token: Token, good: bool) {
         let Some(tiered) = &mut self.tiered else { return };
-        let Some(Call::Write { held, lent, unwritten }) = tiered.calls.get_mut(&token.0) else { return };
-        *unwritten = false;
+        let Some(Call::Write { held, lent, unwritten, failed }) = tiered.calls.get_mut(&token.0) else { return };
+        (*unwritten, *failed) = (false, !good);
         let (told, digest, version, over) = (held.told.take(), held.digest, held.version, !*lent);
-        tiered.counters.writes_failed += u64::from(!good);
         self.tell_of_ssd(digest);
         if let Some(slot) = told {
             if good {
@@ -340,9 +339,17 @@ impl Service {
 
     fn end_write(&mut self, token: Token) {
         let Some(tiered) = &mut self.tiered else { return };
-        if let Some(Call::Write { held, .. }) = tiered.calls.remove(&token.0) {
-            self.let_go(&held, true);
+        let Some(Call::Write { held, failed, .. }) = tiered.calls.remove(&token.0) else { return };
+        if failed {
+            // Not one that is gone: replaced, removed, or taken back because its put waited for this.
+            let live = self.store.as_ref().is_some_and(|store| store.is_live(held.pin));
+            if live && tiered.try_again(&held, self.now_ns) {
+                tiered.counters.writes_retried += 1;
+                return;
+            }
+            tiered.counters.writes_failed += 1;
         }
+        self.let_go(&held, true);
     }
 
     /// An object does not wait to be written any more.

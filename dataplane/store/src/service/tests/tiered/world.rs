@@ -91,6 +91,10 @@ pub(super) struct World {
     pub(super) unreadable: core::ops::Range<u64>,
     /// Whether the device takes no writes.
     pub(super) read_only: bool,
+    /// So many writes of records fail, the next ones.
+    pub(super) failing_writes: u32,
+    /// Whether the device ends nothing that it has begun.
+    pub(super) stopped: bool,
     /// Memory may drop what the device did not take.
     pub(super) forgets: bool,
     /// How the last put ended.
@@ -162,6 +166,8 @@ impl World {
             faults: 0,
             unreadable: 0..0,
             read_only: false,
+            failing_writes: 0,
+            stopped: false,
             forgets: false,
             last_put: Status::Ok,
             got: 0,
@@ -209,6 +215,10 @@ impl World {
         if self.is_unreadable(op) || self.read_only && matches!(op.action, Action::Write { .. }) {
             return Err(Fault::Io);
         }
+        if self.failing_writes > 0 && matches!(op.action, Action::Write { .. }) && op.bytes > 4096 {
+            self.failing_writes -= 1;
+            return Err(Fault::Io);
+        }
         if self.rng.below(100) < self.faults {
             return if self.rng.below(2) == 0 { Err(Fault::Io) } else { Ok(op.bytes / 2) };
         }
@@ -231,7 +241,7 @@ impl World {
         let mut started = Vec::new();
         let mut progress = self.service.drive_tier(self.now_ns, &mut self.memory, &mut |op| started.push(op));
         self.ops.extend(started);
-        if !self.ops.is_empty() {
+        if !self.ops.is_empty() && !self.stopped {
             progress = true;
             let op = self.ops.swap_remove(self.rng.below(self.ops.len() as u64) as usize);
             let result = self.carry_out(&op);
@@ -299,18 +309,20 @@ impl World {
             0..=3 if !self.is_changing(key) => self.put(key),
             4 if !self.is_changing(key) => self.remove(key),
             5 => drop(self.ask(Operation::Exists, 0, &digests([key]))),
-            _ => {
-                let request = self.next_request();
-                let item = GetItem { digest: digest(key), request, capacity_bytes: u64::MAX };
-                let body = body_of([item]);
-                let mut header = Header::request(Kind::Request(Operation::Get), request).with_body(&body, 1);
-                let all = self.rng.below(2) == 0;
-                header.flags |= if all { FLAG_ALL } else { 0 };
-                self.asked.insert(request.index, Asked::Get { key, seen: self.may[&key].clone(), all });
-                self.service.request(PEER, &header, &body, self.now_ns);
-            }
+            _ => self.get(key),
         }
         self.hear();
+    }
+
+    pub(super) fn get(&mut self, key: u8) {
+        let request = self.next_request();
+        let item = GetItem { digest: digest(key), request, capacity_bytes: u64::MAX };
+        let body = body_of([item]);
+        let mut header = Header::request(Kind::Request(Operation::Get), request).with_body(&body, 1);
+        let all = self.rng.below(2) == 0;
+        header.flags |= if all { FLAG_ALL } else { 0 };
+        self.asked.insert(request.index, Asked::Get { key, seen: self.may[&key].clone(), all });
+        self.service.request(PEER, &header, &body, self.now_ns);
     }
 
     pub(super) fn ask(&mut self, operation: Operation, flags: u32, body: &[u8]) -> u32 {

@@ -1,0 +1,105 @@
+//! What waits is written when somebody waits for it, what failed is written again, what was read ahead too late goes.
+
+use kvplane_proto::Status;
+use kvplane_proto::frame::FLAG_AHEAD;
+use kvplane_proto::message::{Operation, PutAck, PutOptions};
+
+use super::super::rig::{digest, digests};
+use super::world::World;
+use crate::service::{TierCounters, TierPolicy, WritePolicy};
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+fn counters(world: &World) -> TierCounters {
+    world.service.tier_snapshot().expect("a tier").counters
+}
+
+fn put(world: &mut World, ack: Option<PutAck>) -> Status {
+    world.put_with(3, &PutOptions { ack, ..PutOptions::default() });
+    world.settle();
+    world.last_put
+}
+
+fn policy(write: WritePolicy) -> TierPolicy {
+    TierPolicy { write, ack: PutAck::Memory, prefetch_percent: 40, ..TierPolicy::default() }
+}
+
+#[test]
+fn what_may_wait_is_written_at_once_when_a_put_asks_for_more() {
+    for ack in [PutAck::Buffered, PutAck::Durable] {
+        let mut world = World::new(1100, policy(WritePolicy::Back { within_ns: 3600 * SECOND_NS }));
+        assert_eq!(put(&mut world, None), Status::Ok);
+        assert!(world.service.on_ssd(digest(3)).is_none(), "it has an hour");
+        assert_eq!(put(&mut world, Some(ack)), Status::Busy);
+        assert_eq!(put(&mut world, Some(ack)), Status::Exists);
+        assert!(world.service.on_ssd(digest(3)).is_some());
+        world.end();
+    }
+}
+
+#[test]
+fn what_the_device_failed_to_take_is_written_when_it_is_well() {
+    for write in [WritePolicy::Through, WritePolicy::Back { within_ns: 1 }] {
+        let mut world = World::new(1200, policy(write));
+        world.failing_writes = 2;
+        assert_eq!(put(&mut world, None), Status::Ok);
+        for tries in 1..=2 {
+            assert_eq!((counters(&world).writes_retried, world.service.on_ssd(digest(3))), (tries, None));
+            let due_ns = world.service.poll_timeout().expect("it is tried again");
+            assert!(due_ns > world.now_ns + SECOND_NS / 2, "not at once");
+            world.now_ns += 5 * SECOND_NS;
+            world.settle();
+        }
+        assert_eq!((counters(&world).writes_failed, world.failing_writes), (0, 0));
+        assert!(world.service.on_ssd(digest(3)).is_some());
+        world.end();
+    }
+}
+
+#[test]
+fn a_device_that_takes_nothing_is_not_asked_for_ever() {
+    let mut world = World::on(8 * super::DEVICE_BYTES, 1300, policy(WritePolicy::Through));
+    world.failing_writes = u32::MAX;
+    assert_eq!(put(&mut world, None), Status::Ok);
+    for _ in 0..10 {
+        world.now_ns += 100 * SECOND_NS;
+        world.settle();
+    }
+    let snapshot = world.service.tier_snapshot().expect("a tier");
+    assert_eq!((snapshot.counters.writes_retried, snapshot.counters.writes_failed, snapshot.backlog), (4, 1, 0));
+    assert_eq!(snapshot.degraded, None);
+    // It is in memory still, and is written when it is asked for and the device is well again.
+    world.failing_writes = 0;
+    world.get(3);
+    world.settle();
+    assert!(world.service.on_ssd(digest(3)).is_some());
+    world.end();
+}
+
+#[test]
+fn what_was_read_ahead_too_late_keeps_its_room_until_it_is_read_and_goes_then() {
+    let buffered = TierPolicy { ack: PutAck::Buffered, ..policy(WritePolicy::Through) };
+    for wanted in [false, true] {
+        let mut world = World::new(1400, buffered);
+        assert_eq!(put(&mut world, None), Status::Ok);
+        world.restart();
+        world.settle();
+        world.stopped = true;
+        world.ask(Operation::Exists, FLAG_AHEAD, &digests([3]));
+        world.step();
+        world.now_ns += 20 * SECOND_NS;
+        world.step();
+        let before = counters(&world);
+        assert_eq!((before.prefetches, before.prefetches_expired), (1, 0), "it is being read");
+        if wanted {
+            world.get(3);
+        }
+        world.stopped = false;
+        world.settle();
+        let after = counters(&world);
+        let stays = u64::from(wanted);
+        assert_eq!((after.prefetches_expired, after.promotions), (1 - stays, stays));
+        assert_eq!(world.service.store().expect("a store").exists(digest(3)), wanted);
+        world.end();
+    }
+}
