@@ -44,7 +44,7 @@ statuses! {
     Exists = 2, "the object exists already and was left as it is";
     /// Not enough room, even after evicting everything that may be evicted; or an SSD that takes no writes cannot take
     /// note of a removal.
-    NoSpace = 3, "no room: all the pool has is pinned or being written (add memory), or the SSD takes no writes";
+    NoSpace = 3, "the pool is full of what is pinned or being written: add memory; or the SSD takes no writes";
     /// The object is over the limit of one object, or larger than the pool.
     TooLarge = 4, "the object is larger than the store accepts";
     /// An object of 0 bytes cannot be stored.

@@ -94,6 +94,9 @@ fn files_of_a_replay_are_written() {
 fn with_an_ssd_the_hit_rate_is_that_of_a_cache_without_limits_over_a_kill_too() {
     let place = Workplace::new("replay-ssd");
     let ssd = place.path("ssd");
+    let nowhere = place.bare(&["replay", "--generate", "conversation", "--tier", crate::support::text(&ssd)]);
+    crate::support::finish(nowhere, &[]).failed(1, &["--tier", "No such file"]);
+    std::fs::create_dir(&ssd).unwrap();
     for more in [&["--ahead", "1"][..], &["--restart"]] {
         let mut arguments = vec!["replay", "--generate", "conversation", "--requests", "300", "--block-bytes", "4K"];
         arguments.extend(["--tier", crate::support::text(&ssd)]);
