@@ -50,6 +50,15 @@ impl Workspace {
     pub fn cargo(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("cargo");
         command.args(arguments).current_dir(&self.root);
+        // What `cargo run` tells this program of itself is nothing to who is built now. Build scripts that look at it
+        // (ring's) would run again, and all that needs them be built again, after each turn from `cargo build` to
+        // `cargo x` and back.
+        let ours = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"];
+        for (name, _) in env::vars_os() {
+            if name.to_str().is_some_and(|name| ours.iter().any(|prefix| name.starts_with(prefix))) {
+                command.env_remove(&name);
+            }
+        }
         command
     }
 }
