@@ -51,6 +51,10 @@ fn seeds_that_failed_once() {
     for seed in [103, 120, 149, 165, 166, 172, 181, 543] {
         run(Scenario::of_losses(seed)).unwrap_or_else(|failure| panic!("{failure}"));
     }
+    // A slot that lost its second owner, five times; one that was acknowledged later, to a second owner of before again.
+    for seed in [115, 147, 177, 235, 261, 32] {
+        run(Scenario::of_hot(seed)).unwrap_or_else(|failure| panic!("{failure}"));
+    }
     for seed in [1022, 1090, 1157, 1159, 1165, 1168, 1178, 1196, 1226] {
         run(Scenario::of_replicas(seed)).unwrap_or_else(|failure| panic!("{failure}"));
     }

@@ -125,6 +125,11 @@ impl World {
         let Some(second) = self.lives[first].service.second_of(digest.slot()) else { return };
         let alive = |life: &usize| self.lives[*life].alive && self.nodes[self.lives[*life].node].up;
         let Some(life) = (0..self.lives.len()).filter(alive).find(|life| self.key_of(*life) == second) else { return };
+        // Who has become it again, and has not heard of that, drops what it has before it may be asked by that map.
+        let heard = |life: usize| self.lives[life].epoch;
+        if heard(life) < heard(first) {
+            return;
+        }
         let view = self.lives[life].service.store().and_then(|store| store.peek(digest));
         let Some(view) = view.filter(|view| view.replica == Replica::Second) else { return };
         let origin = self.shadow.commit_of(view.version.0).and_then(|commit| commit.origin).unwrap_or(0);
