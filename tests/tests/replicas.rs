@@ -51,7 +51,7 @@ fn seeds_that_failed_once() {
     for seed in [103, 120, 149, 165, 166, 172, 181, 543] {
         run(Scenario::of_losses(seed)).unwrap_or_else(|failure| panic!("{failure}"));
     }
-    // A slot that lost its second owner, five times; one that was acknowledged later, to a second owner of before again.
+    // Slots that lost their second owner, five times; one that was back with its former one when that was waited out.
     for seed in [115, 147, 177, 235, 261, 32] {
         run(Scenario::of_hot(seed)).unwrap_or_else(|failure| panic!("{failure}"));
     }
