@@ -70,9 +70,15 @@ impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Blank => f.write_str("the device has no tier on it: format it first"),
-            Self::Foreign => write!(f, "the device holds something else, not a tier; {WIPE}"),
+            Self::Foreign => {
+                write!(f, "the device holds something else, not a tier (or both its superblocks are destroyed); {WIPE}")
+            }
             Self::NotBlank { offset } => {
-                write!(f, "the device holds something else, not a tier: byte {offset} of it is not zero; {WIPE}")
+                write!(
+                    f,
+                    "the device holds something else, not a tier (or one whose superblocks are gone): byte {offset} of \
+                     it is not zero; {WIPE}"
+                )
             }
             Self::Damaged => {
                 f.write_str("both superblocks of the device are damaged: check the device; wipe it to start anew")
@@ -138,8 +144,12 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::WriteErrors { segments } => write!(f, "writes failed in {segments} segments: replace the device"),
-            Self::NoSpace => f.write_str("no space left where the tier's file is: make room, then restart"),
-            Self::DeviceReadOnly => f.write_str("the device takes no writes: remount it writable, then restart"),
+            Self::NoSpace => {
+                f.write_str("no space left where the tier's file is (or that of its device): make room, then restart")
+            }
+            Self::DeviceReadOnly => f.write_str(
+                "the device takes no writes: make it writable (mount -o remount,rw; blockdev --setrw), then restart",
+            ),
             Self::FlushFailed => f.write_str("a flush failed: check the device, then restart"),
             Self::SuperblockUnwritten => f.write_str("the superblock could not be written: check the device"),
             Self::Gone => f.write_str("the device is gone: attach it, then restart"),

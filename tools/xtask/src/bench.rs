@@ -20,7 +20,8 @@ const CONDUCTOR: [&str; 4] =
 /// The prefix index beside those of other projects; the first argument is a trace.
 fn conductor_index(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
-    let mut build = workspace.cargo(&["build", "--release", "--locked"]);
+    // Not `--locked`: that lock file is its own, and nothing else notices when the dependencies of our crates change.
+    let mut build = workspace.cargo(&["build", "--release"]);
     process::run(build.args(CONDUCTOR))?;
     let program = workspace.root.join("target/conductor-bench/release/kvplane-bench-conductor");
     Err(process::become_program(Command::new(program).args(arguments)))

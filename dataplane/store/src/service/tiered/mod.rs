@@ -12,6 +12,7 @@
 //! The host gives memory and time with [`Service::drive_tier`] and carries out the block operations. Not here: what
 //! stands on the device, which is the tier's.
 
+mod admit;
 mod again;
 mod budget;
 mod names;

@@ -45,13 +45,13 @@ impl Waits {
 
 impl Tiered {
     /// Whether there is room for another object that waits to be written.
-    fn has_room(&self, bytes: u64) -> bool {
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
         // However large an object is: alone, it may wait.
         let little = self.held == 0 || self.held_bytes.saturating_add(bytes) <= self.backlog_most_bytes;
         little && self.held < self.backlog_most
     }
 
-    fn fits(&self, bytes: u64) -> bool {
+    pub(super) fn fits(&self, bytes: u64) -> bool {
         bytes <= u64::from(self.tier.config().max_object_bytes) && self.tier.degraded().is_none()
     }
 
@@ -73,43 +73,6 @@ impl Tiered {
 }
 
 impl Service {
-    /// Whether the SSD would take an object of so many bytes. A longer one is refused, so that its client puts it in
-    /// stripes: else it would be gone when memory drops it. A draft cannot be striped any more; where an answer
-    /// promises nothing of the SSD it may be kept in memory alone.
-    pub(in crate::service) fn may_be_so_long(
-        &self,
-        bytes: u64,
-        asked: Option<PutAck>,
-        is_draft: bool,
-    ) -> Result<(), Status> {
-        let Some(tiered) = &self.tiered else { return Ok(()) };
-        let may_stay_in_memory = is_draft && tiered.policy.ack_of(asked) == PutAck::Memory;
-        let fits = bytes <= u64::from(tiered.tier.config().max_object_bytes);
-        if fits || may_stay_in_memory { Ok(()) } else { Err(Status::TooLarge) }
-    }
-
-    /// Whether a put of so many bytes is to be taken up now, or comes at a time when the SSD cannot keep up.
-    pub(in crate::service) fn may_put(&self, bytes: u64, asked: Option<PutAck>) -> Result<(), Status> {
-        let wants_ssd = matches!(asked, Some(PutAck::Buffered | PutAck::Durable));
-        let Some(tiered) = &self.tiered else { return if wants_ssd { Err(Status::NoSsd) } else { Ok(()) } };
-        if tiered.policy.must_write(asked) && tiered.fits(bytes) && !tiered.has_room(bytes) {
-            return Err(Status::Busy);
-        }
-        Ok(())
-    }
-
-    /// A put found no room in memory. Where objects wait for the SSD, they are in the way for a while only: they get
-    /// in line, and the put is to come again.
-    pub(in crate::service) fn no_room(&mut self, why: Status) -> Status {
-        match &mut self.tiered {
-            Some(tiered) if why == Status::NoSpace && tiered.held > 0 => {
-                tiered.pressed = true;
-                Status::Busy
-            }
-            _ => why,
-        }
-    }
-
     /// What the put of a part of a longer object, or of what names the parts, waits for where it asked for nothing:
     /// that it is written, whatever the policy. One that went unwritten, as the SSD could not keep up or nobody had
     /// seen it before, would be lost to the others with the next that memory has to make room for.

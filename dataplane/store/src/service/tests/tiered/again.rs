@@ -38,6 +38,29 @@ fn what_may_wait_is_written_at_once_when_a_put_asks_for_more() {
 }
 
 #[test]
+fn what_waits_is_written_at_once_when_a_put_has_no_room_among_it() {
+    let back = WritePolicy::Back { within_ns: 3600 * SECOND_NS };
+    let mut world = World::new(1101, TierPolicy { backlog_percent: 40, ..policy(back) });
+    for key in 0..3 {
+        // Those before are written, as their hour is over.
+        world.now_ns += 3601 * SECOND_NS;
+        world.settle();
+        world.put_with(key, &PutOptions::default());
+        world.settle();
+        assert_eq!(world.last_put, Status::Ok);
+    }
+    // 40,000 bytes wait, less than half of what may; 70,001 more are above it.
+    assert!(world.service.on_ssd(digest(2)).is_none(), "it has an hour");
+    world.put_with(3, &PutOptions::default());
+    world.settle();
+    let first = world.last_put;
+    assert!(world.service.on_ssd(digest(2)).is_some(), "it made room");
+    assert_eq!(first, Status::Busy);
+    assert_eq!(counters(&world).writes_failed, 0);
+    world.end();
+}
+
+#[test]
 fn what_the_device_failed_to_take_is_written_when_it_is_well() {
     for write in [WritePolicy::Through, WritePolicy::Back { within_ns: 1 }] {
         let mut world = World::new(1200, policy(write));

@@ -1,0 +1,47 @@
+//! Whether a put may come now, or never, by what the SSD takes and by what waits for it.
+
+use kvplane_proto::Status;
+use kvplane_proto::message::PutAck;
+
+use super::super::Service;
+
+impl Service {
+    /// Whether the SSD would take an object of so many bytes. A longer one is refused, so that its client puts it in
+    /// stripes: else it would be gone when memory drops it. A draft cannot be striped any more; where an answer
+    /// promises nothing of the SSD it may be kept in memory alone.
+    pub(in crate::service) fn may_be_so_long(
+        &self,
+        bytes: u64,
+        asked: Option<PutAck>,
+        is_draft: bool,
+    ) -> Result<(), Status> {
+        let Some(tiered) = &self.tiered else { return Ok(()) };
+        let may_stay_in_memory = is_draft && tiered.policy.ack_of(asked) == PutAck::Memory;
+        let fits = bytes <= u64::from(tiered.tier.config().max_object_bytes);
+        if fits || may_stay_in_memory { Ok(()) } else { Err(Status::TooLarge) }
+    }
+
+    /// Whether a put of so many bytes is to be taken up now, or comes at a time when the SSD cannot keep up.
+    pub(in crate::service) fn may_put(&mut self, bytes: u64, asked: Option<PutAck>) -> Result<(), Status> {
+        let wants_ssd = matches!(asked, Some(PutAck::Buffered | PutAck::Durable));
+        let Some(tiered) = &mut self.tiered else { return if wants_ssd { Err(Status::NoSsd) } else { Ok(()) } };
+        if tiered.policy.must_write(asked) && tiered.fits(bytes) && !tiered.has_room(bytes) {
+            // What waits may be less than half of what may: then nothing else would have it written before its time.
+            tiered.pressed = true;
+            return Err(Status::Busy);
+        }
+        Ok(())
+    }
+
+    /// A put found no room in memory. Where objects wait for the SSD, they are in the way for a while only: they get
+    /// in line, and the put is to come again.
+    pub(in crate::service) fn no_room(&mut self, why: Status) -> Status {
+        match &mut self.tiered {
+            Some(tiered) if why == Status::NoSpace && tiered.held > 0 => {
+                tiered.pressed = true;
+                Status::Busy
+            }
+            _ => why,
+        }
+    }
+}
