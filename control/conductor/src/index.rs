@@ -12,6 +12,7 @@
 //! What it does not do: compute hashes, know about tokens, or check that a holder tells the truth.
 
 mod arena;
+mod compare;
 mod find;
 mod run;
 mod snapshot;

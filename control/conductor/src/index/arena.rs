@@ -8,6 +8,8 @@
 pub(super) const UNIT: usize = 4;
 /// The largest extent in units.
 pub(super) const MOST_UNITS: usize = 1024;
+/// Words with a bit for each bin.
+const BIN_WORDS: usize = MOST_UNITS / 64 + 1;
 /// What is the run of a unit that is free.
 const NOBODY: u32 = u32::MAX;
 
@@ -18,6 +20,8 @@ pub(super) struct Arena {
     runs: Vec<u32>,
     /// Free extents by size in units.
     bins: Vec<Vec<u32>>,
+    /// Which of them have any: a bit for each, so that the search for one is short.
+    filled: [u64; BIN_WORDS],
     /// Units from here on were never used.
     fresh: usize,
     free_units: usize,
@@ -31,6 +35,7 @@ impl Arena {
             keys: vec![0; units * UNIT],
             runs: vec![0; units],
             bins: vec![Vec::new(); MOST_UNITS + 1],
+            filled: [0; BIN_WORDS],
             fresh: 0,
             free_units: units,
         }
@@ -50,19 +55,19 @@ impl Arena {
     pub(super) fn allocate(&mut self, blocks: usize, run: u32) -> Option<(u32, usize)> {
         let wanted = blocks.div_ceil(UNIT).clamp(1, MOST_UNITS);
         let units = self.runs.len();
-        let (unit, size) = if let Some(size) = (wanted..=MOST_UNITS).find(|size| !self.bins[*size].is_empty()) {
-            (self.bins[size].pop().expect("a bin with something in it"), size)
+        let (unit, size) = if let Some(size) = self.smallest_from(wanted) {
+            (self.take(size), size)
         } else if self.fresh < units {
             let size = wanted.min(units - self.fresh);
             self.fresh += size;
             ((self.fresh - size) as u32, size)
         } else {
             let size = (1..wanted).rev().find(|size| !self.bins[*size].is_empty())?;
-            (self.bins[size].pop().expect("a bin with something in it"), size)
+            (self.take(size), size)
         };
         let taken = size.min(wanted);
         if size > taken {
-            self.bins[size - taken].push(unit + taken as u32);
+            self.put(size - taken, unit + taken as u32);
         }
         self.free_units -= taken;
         self.runs[unit as usize..unit as usize + taken].fill(run);
@@ -76,8 +81,34 @@ impl Arena {
             return;
         }
         self.runs[unit..unit + size].fill(NOBODY);
-        self.bins[size].push(unit as u32);
+        self.put(size, unit as u32);
         self.free_units += size;
+    }
+
+    /// The smallest size of which there is an extent, from this one on.
+    fn smallest_from(&self, wanted: usize) -> Option<usize> {
+        let mut mask = u64::MAX << (wanted % 64);
+        for at in wanted / 64..BIN_WORDS {
+            let filled = self.filled[at] & mask;
+            if filled != 0 {
+                return Some(at * 64 + filled.trailing_zeros() as usize);
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
+    fn take(&mut self, size: usize) -> u32 {
+        let unit = self.bins[size].pop().expect("a bin with something in it");
+        if self.bins[size].is_empty() {
+            self.filled[size / 64] &= !(1 << (size % 64));
+        }
+        unit
+    }
+
+    fn put(&mut self, size: usize, unit: u32) {
+        self.bins[size].push(unit);
+        self.filled[size / 64] |= 1 << (size % 64);
     }
 
     /// The run that a block belongs to.

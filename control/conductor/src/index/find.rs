@@ -3,6 +3,9 @@
 use super::run::{Dense, Record, TIERS, bit, slots};
 use super::{ContextId, HolderId, IndexError, PrefixIndex, Tiers};
 
+/// Records of a run that are read for all holders at once.
+const SHORT: usize = 8;
+
 /// A holder and how much it has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Match {
@@ -179,6 +182,10 @@ impl PrefixIndex {
     /// Leaves alive who has `step` too.
     fn narrow(&self, alive: Alive, step: Step, most: usize, tiers: Tiers, found: &mut Found) -> Alive {
         match (alive, self.runs.dense(step.run)) {
+            (Alive::Few, None) if self.runs.records(step.run).len() <= SHORT => {
+                self.narrow_few(step, tiers, found);
+                Alive::Few
+            }
             (Alive::Few, _) => {
                 let out = &mut found.out;
                 found.few.retain(|slot| {
@@ -199,15 +206,38 @@ impl PrefixIndex {
         }
     }
 
+    /// Few are left, and few are on the run's list: that is read once, and not once for each of them.
+    fn narrow_few(&self, step: Step, tiers: Tiers, found: &mut Found) {
+        let Found { few, parts, out, .. } = found;
+        if let [only] = self.runs.records(step.run) {
+            // Mostly the end of a prompt, which one has.
+            let reach = stretch(std::slice::from_ref(only), tiers, step.start);
+            let is_among = few.contains(&only.slot);
+            out.extend(few.iter().filter(|slot| **slot != only.slot).map(|slot| (*slot, step.at)));
+            few.clear();
+            if is_among && reach >= step.end {
+                few.push(only.slot);
+            } else if is_among {
+                out.push((only.slot, step.at + u32::from(reach - step.start)));
+            }
+            return;
+        }
+        parts.clear();
+        let reaches = |own: &[Record]| (own[0].slot, stretch(own, tiers, step.start));
+        parts.extend(by_holder(self.runs.records(step.run)).map(reaches));
+        few.retain(|slot| {
+            let reach = parts.iter().find(|(other, _)| other == slot).map_or(step.start, |(_, reach)| *reach);
+            if reach < step.end {
+                out.push((*slot, step.at + u32::from(reach - step.start)));
+            }
+            reach >= step.end
+        });
+    }
+
     /// A run whose holders are a list: those on it remain or drop out.
     fn narrow_list(&self, alive: Alive, step: Step, tiers: Tiers, found: &mut Found) {
-        let records = self.runs.records(step.run);
-        let mut from = 0;
-        while from < records.len() {
-            let slot = records[from].slot;
-            let count = records[from..].iter().take_while(|record| record.slot == slot).count();
-            let own = &records[from..from + count];
-            from += count;
+        for own in by_holder(self.runs.records(step.run)) {
+            let slot = own[0].slot;
             let counts = match alive {
                 Alive::All => self.live_bit(slot),
                 _ => bit(&found.many, slot),
@@ -283,17 +313,12 @@ impl PrefixIndex {
 
     /// Who among the many has a part of a step by records, and up to where.
     fn parts(&self, step: Step, tiers: Tiers, found: &mut Found) {
-        let records = self.runs.records(step.run);
         found.parts.clear();
-        let mut from = 0;
-        while from < records.len() {
-            let slot = records[from].slot;
-            let count = records[from..].iter().take_while(|record| record.slot == slot).count();
-            let reach = stretch(&records[from..from + count], tiers, step.start);
+        for own in by_holder(self.runs.records(step.run)) {
+            let (slot, reach) = (own[0].slot, stretch(own, tiers, step.start));
             if reach > step.start && bit(&found.many, slot) {
                 found.parts.push((slot, reach));
             }
-            from += count;
         }
     }
 
@@ -306,16 +331,27 @@ impl PrefixIndex {
             Alive::Many => matches.extend(slots(many).take(most).map(whole)),
             Alive::Few => matches.extend(few.iter().take(most).map(|slot| whole(*slot))),
         }
-        out.retain(|(_, blocks)| *blocks > 0);
-        out.sort_by_key(|(_, blocks)| std::cmp::Reverse(*blocks));
+        debug_assert!(out.iter().all(|(_, blocks)| *blocks > 0), "who has nothing is not noted");
+        if out.len() > 1 {
+            out.sort_by_key(|(_, blocks)| std::cmp::Reverse(*blocks));
+        }
         let rest = most - matches.len();
         matches
             .extend(out.iter().take(rest).map(|(slot, blocks)| Match { holder: self.holder(*slot), blocks: *blocks }));
     }
 }
 
+/// The records of each holder.
+fn by_holder(records: &[Record]) -> impl Iterator<Item = &[Record]> {
+    records.chunk_by(|one, next| one.slot == next.slot)
+}
+
 /// Up to where records, each with its beginning in order within a tier, reach from `start` without a gap.
 fn stretch(records: &[Record], tiers: Tiers, start: u16) -> u16 {
+    if let [only] = records {
+        let counts = tiers.has(only.tier) && only.start <= start;
+        return if counts { only.end.max(start) } else { start };
+    }
     let mut reach = start;
     loop {
         let further = |record: &&Record| tiers.has(record.tier) && record.start <= reach && record.end > reach;

@@ -4,6 +4,8 @@
 //! to four records of holders, so most lookups touch nothing else. A record says that a holder has blocks `start..end`
 //! of the run in a tier. Where there are more, they lie in a list; where many hold all of it, those are bits.
 
+use super::arena::{MOST_UNITS, UNIT};
+
 /// Levels of memory that are told apart.
 pub(super) const TIERS: usize = 5;
 /// Records in the header.
@@ -40,18 +42,58 @@ pub(super) struct Run {
     pub start: u32,
     /// Blocks of it.
     pub len: u16,
-    /// Blocks there is room for.
-    pub cap: u16,
+    /// Where the last prompt that was stored left it: where others are likely to leave it, too. Only a guess.
+    pub branch: u16,
     /// The context that its blocks belong to; [`FREE`] where there is no run.
     pub context: u16,
-    count: u8,
-    /// Whether somebody stored it since the hand came by.
-    pub touched: bool,
+    /// Units there is room for, how many records are in the header, and whether somebody stored it since the hand came
+    /// by.
+    packed: u16,
     more: u32,
     records: [Record; INLINE],
 }
 
 const _: () = assert!(size_of::<Run>() == 64);
+
+/// Of [`Run`]'s packed word: the bit that says it was touched, where the count of records is, where the units begin.
+const TOUCHED: u16 = 1;
+const COUNT_AT: u16 = 1;
+const COUNT_MASK: u16 = 7;
+const UNITS_AT: u16 = 4;
+
+const _: () = assert!(INLINE <= COUNT_MASK as usize && MOST_UNITS < 1 << (16 - UNITS_AT));
+
+impl Run {
+    /// Blocks there is room for.
+    pub(super) fn cap(&self) -> usize {
+        usize::from(self.packed >> UNITS_AT) * UNIT
+    }
+
+    pub(super) fn set_cap(&mut self, blocks: usize) {
+        self.packed = self.packed & ((1 << UNITS_AT) - 1) | ((blocks / UNIT) as u16) << UNITS_AT;
+    }
+
+    /// Somebody stored it.
+    pub(super) fn touch(&mut self) {
+        self.packed |= TOUCHED;
+    }
+
+    /// Whether somebody stored it since this was asked last.
+    pub(super) fn take_touched(&mut self) -> bool {
+        let touched = self.packed & TOUCHED != 0;
+        self.packed &= !TOUCHED;
+        touched
+    }
+
+    /// Records in the header.
+    fn count(&self) -> usize {
+        usize::from(self.packed >> COUNT_AT & COUNT_MASK)
+    }
+
+    fn set_count(&mut self, count: usize) {
+        self.packed = self.packed & !(COUNT_MASK << COUNT_AT) | (count as u16) << COUNT_AT;
+    }
+}
 
 /// Context of a header that is not in use.
 pub(super) const FREE: u16 = u16::MAX;
@@ -132,18 +174,18 @@ impl Runs {
     }
 
     pub(super) fn add(&mut self, context: u16, start: u32, cap: usize) -> u32 {
-        let run = Run {
+        let mut run = Run {
             first: 0,
             last: 0,
             start,
             len: 0,
-            cap: cap as u16,
+            branch: 0,
             context,
-            count: 0,
-            touched: true,
+            packed: TOUCHED,
             more: NONE,
             records: [Record::default(); INLINE],
         };
+        run.set_cap(cap);
         if let Some(id) = self.free.pop() {
             self.runs[id as usize] = run;
             return id;
@@ -157,7 +199,7 @@ impl Runs {
         self.held -= self.records(id).len() + self.dense(id).map_or(0, |_| self.words);
         let run = &mut self.runs[id as usize];
         run.context = FREE;
-        run.count = 0;
+        run.set_count(0);
         let more = std::mem::replace(&mut run.more, NONE);
         if more != NONE {
             self.spills[more as usize] = Spill::default();
@@ -173,7 +215,7 @@ impl Runs {
 
     pub(super) fn records(&self, id: u32) -> &[Record] {
         let run = self.get(id);
-        if run.more == NONE { &run.records[..usize::from(run.count)] } else { &self.spills[run.more as usize].list }
+        if run.more == NONE { &run.records[..run.count()] } else { &self.spills[run.more as usize].list }
     }
 
     pub(super) fn dense(&self, id: u32) -> Option<&Dense> {
@@ -202,18 +244,18 @@ impl Runs {
     pub(super) fn insert(&mut self, id: u32, at: usize, record: Record) {
         self.held += 1;
         let run = &mut self.runs[id as usize];
-        let count = usize::from(run.count);
+        let count = run.count();
         if run.more != NONE {
             self.spills[run.more as usize].list.insert(at, record);
         } else if count < INLINE {
             run.records.copy_within(at..count, at + 1);
             run.records[at] = record;
-            run.count += 1;
+            run.set_count(count + 1);
         } else {
             let mut list = Vec::with_capacity(2 * INLINE);
             list.extend_from_slice(&run.records);
             list.insert(at, record);
-            run.count = 0;
+            run.set_count(0);
             let spill = Spill { list, dense: None };
             run.more = self.free_spills.pop().unwrap_or(self.spills.len() as u32);
             let more = run.more as usize;
@@ -228,16 +270,16 @@ impl Runs {
     pub(super) fn take(&mut self, id: u32, at: usize) {
         self.held -= 1;
         let run = &mut self.runs[id as usize];
-        let count = usize::from(run.count);
+        let count = run.count();
         if run.more == NONE {
             run.records.copy_within(at + 1..count, at);
-            run.count -= 1;
+            run.set_count(count - 1);
             return;
         }
         let spill = &mut self.spills[run.more as usize];
         spill.list.remove(at);
         if spill.dense.is_none() && spill.list.len() <= INLINE / 2 {
-            run.count = spill.list.len() as u8;
+            run.set_count(spill.list.len());
             run.records[..spill.list.len()].copy_from_slice(&spill.list);
             self.free_spills.push(run.more);
             *spill = Spill::default();

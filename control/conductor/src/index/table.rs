@@ -57,6 +57,13 @@ impl Table {
         if at + 1 == self.buckets { 0 } else { at + 1 }
     }
 
+    /// Has the memory of these keys' entries come near. One after the other each would be waited for; loads of which
+    /// nothing follows are under way together.
+    pub(super) fn look_ahead(&self, keys: &[u64]) {
+        let word = |key: &u64| self.words[self.skip + self.home(*key) * WORDS];
+        std::hint::black_box(keys.iter().map(word).fold(0, |all, word| all ^ word));
+    }
+
     /// The place of `key` that `verify` confirms.
     pub(super) fn find(&self, key: u64, verify: impl FnMut(u32) -> bool) -> Option<u32> {
         self.spot(key, verify).map(|(bucket, entry)| place(self.bucket(bucket), entry))

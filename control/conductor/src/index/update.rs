@@ -10,6 +10,8 @@ use super::{ContextId, FIRST, HolderId, IndexError, PrefixIndex, Removed, Stored
 
 /// Runs that an update sweeps while somebody was retired.
 const SWEEP: usize = 64;
+/// Blocks whose entries of the table are asked for at the same time: as many lines as a core waits for at once.
+const AHEAD: usize = 16;
 /// The most blocks set aside behind a chain that grows a block at a time.
 const GROWTH: usize = 64;
 
@@ -39,7 +41,11 @@ impl PrefixIndex {
             let key = salt.key(hashes[at]);
             if let Some((run, offset)) = self.locate(context, key) {
                 let blocks = self.matching(run, offset, salt, &hashes[at..]);
-                self.runs.get_mut(run).touched = true;
+                let header = self.runs.get_mut(run);
+                header.touch();
+                if offset + blocks < header.len && at + usize::from(blocks) < hashes.len() {
+                    header.branch = offset + blocks;
+                }
                 self.cover(run, Record { slot, tier: tier as u16, start: offset, end: offset + blocks });
                 at += usize::from(blocks);
                 before = Some((run, offset + blocks - 1));
@@ -88,43 +94,6 @@ impl PrefixIndex {
         Ok(outcome)
     }
 
-    /// How many of `hashes`, the first of which is at `offset`, follow each other in `run`. Of rolling hashes the last
-    /// one proves those before it.
-    pub(super) fn matching(&self, run: u32, offset: u16, salt: super::Salt, hashes: &[u64]) -> u16 {
-        let header = self.runs.get(run);
-        let rest = usize::from(header.len - offset);
-        if rest <= hashes.len() && salt.key(hashes[rest - 1]) == header.last {
-            return rest as u16;
-        }
-        let keys = self.arena.keys(header.start + u32::from(offset), rest.min(hashes.len()));
-        // The last block that is known to agree, and the first that may not.
-        let (mut same, mut other) = (0, keys.len());
-        while other - same > 1 {
-            let middle = usize::midpoint(same, other);
-            if keys[middle] == salt.key(hashes[middle]) {
-                same = middle;
-            } else {
-                other = middle;
-            }
-        }
-        same as u16 + 1
-    }
-
-    /// The stretch of `run` around `offset` that `hashes` name one after the other, upwards or downwards, and how many
-    /// hashes that is.
-    fn neighbours(&self, run: u32, offset: u16, salt: super::Salt, hashes: &[u64]) -> (u16, u16, usize) {
-        let header = self.runs.get(run);
-        let key = |at: u16| self.arena.key(header.start as usize + usize::from(at));
-        let up = hashes[1..].iter().zip(offset + 1..header.len).take_while(|(hash, at)| key(*at) == salt.key(**hash));
-        let up = up.count();
-        if up > 0 {
-            return (offset, offset + up as u16 + 1, up + 1);
-        }
-        let down = hashes[1..].iter().zip((0..offset).rev()).take_while(|(hash, at)| key(*at) == salt.key(**hash));
-        let down = down.count();
-        (offset - down as u16, offset + 1, down + 1)
-    }
-
     /// Makes blocks of the first of `hashes`, which nobody has, after `before` where that is the end of a run. Says
     /// which run and which part of it; nothing when there is no room at all.
     fn extend(
@@ -137,33 +106,43 @@ impl PrefixIndex {
         let end = before.filter(|(run, offset)| *offset + 1 == self.runs.get(*run).len);
         let grown = end.map(|(run, _)| (run, *self.runs.get(run)));
         let (run, start) = match grown {
-            Some((run, header)) if header.len < header.cap && self.runs.is_inline(run) => (run, header.len),
+            Some((run, header)) if usize::from(header.len) < header.cap() && self.runs.is_inline(run) => {
+                (run, header.len)
+            }
             _ => {
                 let spare = grown.map_or(0, |(_, header)| usize::from(header.len).min(GROWTH));
                 (self.new_run(context, hashes.len().max(spare))?, 0)
             }
         };
         let mut header = *self.runs.get(run);
-        for hash in hashes {
-            let key = salt.key(*hash);
-            if header.len == header.cap || (header.len > start && self.locate(context, key).is_some()) {
-                break;
+        let cap = header.cap();
+        'blocks: for hashes in hashes.chunks(AHEAD) {
+            let mut keys = [0; AHEAD];
+            keys.iter_mut().zip(hashes).for_each(|(key, hash)| *key = salt.key(*hash));
+            let keys = &keys[..hashes.len()];
+            self.table.look_ahead(keys);
+            for key in keys.iter().copied() {
+                let full = usize::from(header.len) == cap;
+                if full || (header.len > start && self.locate(context, key).is_some()) {
+                    break 'blocks;
+                }
+                let block = header.start + u32::from(header.len);
+                self.arena.set(block as usize, key);
+                if header.len == 0 {
+                    header.first = key;
+                    // Needed for the comparison when it is looked for again.
+                    self.runs.get_mut(run).first = key;
+                }
+                self.table.insert(key, if header.len == 0 { FIRST | run } else { block });
+                header.len += 1;
+                header.last = key;
             }
-            let block = header.start + u32::from(header.len);
-            self.arena.set(block as usize, key);
-            if header.len == 0 {
-                header.first = key;
-                // Needed for the comparison when it is looked for again.
-                self.runs.get_mut(run).first = key;
-            }
-            self.table.insert(key, if header.len == 0 { FIRST | run } else { block });
-            header.len += 1;
-            header.last = key;
         }
         let kept = self.runs.get_mut(run);
-        (kept.first, kept.last, kept.len, kept.touched) = (header.first, header.last, header.len, true);
+        (kept.first, kept.last, kept.len) = (header.first, header.last, header.len);
+        kept.touch();
         self.blocks += usize::from(header.len - start);
-        if start == 0 && usize::from(header.cap) > usize::from(header.len).max(GROWTH) {
+        if start == 0 && cap > usize::from(header.len).max(GROWTH) {
             self.trim(run);
         }
         Some((run, start, header.len))
@@ -185,8 +164,8 @@ impl PrefixIndex {
     fn trim(&mut self, run: u32) {
         let header = self.runs.get_mut(run);
         let keep = usize::from(header.len).next_multiple_of(UNIT);
-        let (start, spare) = (header.start + keep as u32, usize::from(header.cap) - keep);
-        header.cap = keep as u16;
+        let (start, spare) = (header.start + keep as u32, header.cap() - keep);
+        header.set_cap(keep);
         self.arena.free(start, spare);
     }
 
@@ -365,18 +344,29 @@ impl PrefixIndex {
         } else if at_end && self.runs.dense(run).is_none() {
             let end = self.runs.records(run).iter().map(|record| record.end).max().unwrap_or(0);
             let header = *self.runs.get(run);
-            for block in end..header.len {
-                let place = header.start + u32::from(block);
-                self.table.remove(self.arena.key(place as usize), place);
-            }
+            self.unlist(header.start, end..header.len, None);
             self.blocks -= usize::from(header.len - end);
             if end < header.len {
                 let header = self.runs.get_mut(run);
                 header.len = end;
                 header.last = self.arena.key(header.start as usize + usize::from(end) - 1);
-                if end <= header.cap / 2 {
+                if usize::from(end) <= header.cap() / 2 {
                     self.trim(run);
                 }
+            }
+        }
+    }
+
+    /// Takes blocks of the run whose keys begin at `start` out of the table. `whole` is the run if its first one is
+    /// among them.
+    fn unlist(&mut self, start: u32, blocks: std::ops::Range<u16>, whole: Option<u32>) {
+        let places: std::ops::Range<u32> = start + u32::from(blocks.start)..start + u32::from(blocks.end);
+        for from in places.clone().step_by(AHEAD) {
+            let to = places.end.min(from + AHEAD as u32);
+            self.table.look_ahead(self.arena.keys(from, (to - from) as usize));
+            for place in from..to {
+                let old = whole.filter(|_| place == start).map_or(place, |run| FIRST | run);
+                self.table.remove(self.arena.key(place as usize), old);
             }
         }
     }
@@ -384,13 +374,9 @@ impl PrefixIndex {
     /// Gives up a run with all its blocks.
     fn release(&mut self, run: u32) {
         let header = *self.runs.get(run);
-        for block in 0..header.len {
-            let place = header.start + u32::from(block);
-            let old = if block == 0 { FIRST | run } else { place };
-            self.table.remove(self.arena.key(place as usize), old);
-        }
+        self.unlist(header.start, 0..header.len, Some(run));
         self.blocks -= usize::from(header.len);
-        self.arena.free(header.start, usize::from(header.cap));
+        self.arena.free(header.start, header.cap());
         self.runs.remove(run);
     }
 
@@ -409,7 +395,7 @@ impl PrefixIndex {
             if header.context == FREE {
                 continue;
             }
-            if std::mem::take(&mut header.touched) {
+            if header.take_touched() {
                 continue;
             }
             self.forgotten_blocks += usize::from(header.len);
