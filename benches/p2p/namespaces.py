@@ -4,7 +4,8 @@
 
 Cases: swarm, origin-killed, seed-killed, slow, late. Each has a source and receivers with a link of their own (tbf both
 ways) on one bridge, and a control plane beside them. Bytes are the kernel's counters of the links; times are from the
-start of the gets to the last one's end as each says it. Namespaces and processes are gone at the end.
+start of the gets to the last one's end as each says it. What the processors did meanwhile is said beside it: the share
+of their time that was used, by the kernel's own counters, and the seconds that it was used for by whom. Namespaces and processes are gone at the end.
 """
 
 import argparse
@@ -23,6 +24,19 @@ PREFIX = f"kvp{os.getpid() % 10000}"
 
 def run(*words, check=True):
     return subprocess.run(words, check=check, capture_output=True, text=True).stdout
+
+
+def processors():
+    """Seconds of all processors together since the start: by what, and all."""
+    names = ["user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"]
+    line = pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    return {name: int(ticks) / os.sysconf("SC_CLK_TCK") for name, ticks in zip(names, line)}
+
+
+def used(child):
+    """Seconds of processor time that a process has used."""
+    fields = pathlib.Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Bed:
@@ -130,6 +144,9 @@ def swarm(bed, arguments, work):
     def get(name):
         return p2p(name, 10 + int(name[1:]), "get", "o", work / f"copy-{name}", "--seed", "600")
 
+    plane = bed.children[0]
+    were, bench = processors(), time.process_time()
+    before_plane, before_source = used(plane), used(source)
     start = time.monotonic()
     children = {name: get(name) for name in receivers}
     gone = None
@@ -156,6 +173,22 @@ def swarm(bed, arguments, work):
             raise SystemExit(f"{sorted(set(receivers) - set(ends))} are not done after 300 s")
         # It shares the processors with those whom it measures.
         time.sleep(0.02)
+    # Where some were killed, their time is not known any more.
+    running = [child for child in children.values() if child.poll() is None]
+    spent = {name: is_now - were[name] for name, is_now in processors().items()}
+    idle = spent["idle"] + spent["iowait"]
+    cpu = {
+        "busy": round(1 - idle / sum(spent.values()), 2),
+        "iowait": round(spent["iowait"], 2),
+        "softirq": round(spent["softirq"], 2),
+        "system": round(spent["system"], 2),
+        "user": round(spent["user"] + spent["nice"], 2),
+        "control_plane": round(used(plane) - before_plane, 2),
+        "receivers": round(sum(map(used, running)), 2),
+        "bench": round(time.process_time() - bench, 2),
+    }
+    if source.poll() is None:
+        cpu["source"] = round(used(source) - before_source, 2)
     sent = {name: (bed.sent(name) - before[name]) / size for name in before}
     alone = size * 8 / (arguments.mbit * 1e6)
     result = {
@@ -165,6 +198,8 @@ def swarm(bed, arguments, work):
         "beside_the_fluid_bound": round(max(ends[name] for name in counted) / alone, 3),
         "origin_sent": round(sent["src"], 3),
         "most_sent_by_a_receiver": round(max(sent[name] for name in receivers), 3),
+        "first_seconds": round(min(ends[name] for name in counted), 3),
+        "processors": cpu,
     }
     if arguments.case == "late":
         late = names[-1]
