@@ -104,6 +104,9 @@ pub struct NodeConfig {
     /// How fast what was in slots that came is fetched from their former owners in the background, in bytes a second,
     /// over all shards; 0: only what is asked for is fetched.
     pub fetch_bytes_per_s: u64,
+    /// Objects of which more is given in a second get a copy at the second owners of their slots, if there are any,
+    /// which readers use too; 0: none does.
+    pub hot_bytes_per_s: u64,
 }
 
 /// See [`NodeConfig::fetch_bytes_per_s`].
@@ -138,6 +141,7 @@ impl NodeConfig {
             tier: TierPolicy::default(),
             slow_after_ns: SLOW_AFTER_NS,
             fetch_bytes_per_s: FETCH_BYTES_PER_S,
+            hot_bytes_per_s: FetchLimits::default().hot_bytes_per_s,
         }
     }
 }
@@ -386,6 +390,7 @@ fn start_shards(
                     host: host.clone(),
                     limits: FetchLimits {
                         bytes_per_s: config.fetch_bytes_per_s / count as u64,
+                        hot_bytes_per_s: config.hot_bytes_per_s,
                         ..FetchLimits::default()
                     },
                 }),

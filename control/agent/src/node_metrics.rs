@@ -9,7 +9,7 @@ use crate::prometheus::Text;
 /// A number of a shard, with its family.
 type Number = (&'static str, &'static str, fn(&ShardSnapshot) -> u64);
 
-const COUNTERS: [Number; 29] = [
+const COUNTERS: [Number; 30] = [
     ("kvplane_shard_requests_total", "Requests that arrived.", |one| one.service.requests),
     ("kvplane_shard_get_bytes_total", "Objects' bytes sent or lent to peers.", |one| one.service.get_bytes),
     ("kvplane_shard_put_bytes_total", "Objects' bytes taken in.", |one| one.service.put_bytes),
@@ -36,6 +36,7 @@ const COUNTERS: [Number; 29] = [
     ("kvplane_shard_broken_total", "Frames that broke the protocol.", |one| one.host.broken),
     ("kvplane_shard_copies_made_total", "Copies that second owners took.", |one| one.copies.made),
     ("kvplane_shard_copied_bytes_total", "Bytes of them.", |one| one.copies.made_bytes),
+    ("kvplane_shard_copies_hot_total", "Objects that got a copy as they are asked for so much.", |one| one.copies.hot),
     ("kvplane_shard_copies_failed_total", "Copies that second owners did not take.", |one| one.copies.failed),
     ("kvplane_shard_copies_dropped_total", "Copies that second owners said to be gone.", |one| one.copies.dropped),
     ("kvplane_shard_copies_refused_total", "Answers refused as a copy was not gone in time.", |one| one.copies.refused),

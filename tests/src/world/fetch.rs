@@ -89,7 +89,10 @@ impl World {
         // Some fetch nothing by themselves, some slowly, some at once.
         let kind = if scenario.keeps { 3 } else { scenario.seed as usize % 4 };
         let bytes_per_s = [0, 20 * scenario.object_bytes, 1 << 40, 1 << 40][kind];
-        FetchLimits { bytes_per_s, objects: 1 + scenario.seed as usize % 5, bytes: 4 * scenario.object_bytes }
+        // Where copies are wished for, a few gets of one object in a second make it hot by itself.
+        let hot_bytes_per_s = if scenario.wishes { 4 * (scenario.object_bytes + (8 << 10)) } else { 0 };
+        let objects = 1 + scenario.seed as usize % 5;
+        FetchLimits { bytes_per_s, objects, bytes: 4 * scenario.object_bytes, hot_bytes_per_s }
     }
 
     /// The shard knows from whom it may fetch now.

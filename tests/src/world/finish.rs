@@ -138,6 +138,7 @@ impl World {
             self.statistics.chosen += counters.second_chosen;
         }
         for life in self.lives.iter().filter(|life| life.alive) {
+            self.statistics.hot += life.service.copy_counters().hot;
             self.statistics.evictions += life.service.store().map_or(0, |store| store.stats().evictions);
         }
     }

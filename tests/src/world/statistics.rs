@@ -31,6 +31,8 @@ pub struct Statistics {
     pub imports: u64,
     /// Copies that second owners took.
     pub copies: u64,
+    /// Of the last lives of shards: objects that got a copy as they were asked for so much.
+    pub hot: u64,
     /// Gets that the last lives of clients asked second owners for as one of two that have the object.
     pub chosen: u64,
     /// Objects that two owners were said to have, where nothing but a fault takes any away.
@@ -76,6 +78,7 @@ impl Statistics {
         self.commits += other.commits;
         self.imports += other.imports;
         self.copies += other.copies;
+        self.hot += other.hot;
         self.chosen += other.chosen;
         self.doubled += other.doubled;
         self.evictions += other.evictions;

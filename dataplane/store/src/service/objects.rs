@@ -302,7 +302,9 @@ impl Service {
             return Err((status, object.extent.bytes));
         }
         self.asked_for(digest);
-        self.counters.get_bytes += asker.wanted.bytes_of(object.extent.bytes);
+        let bytes = asker.wanted.bytes_of(object.extent.bytes);
+        self.counters.get_bytes += bytes;
+        self.note_given(digest, bytes);
         object.version = self.version_told(digest, &object);
         self.answer_get(&asker, Hold::Pin(pin), &object);
         Ok(())

@@ -128,6 +128,10 @@ pub(crate) struct Shape {
     /// what is asked for.
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size::parse)]
     fetch_rate: u64,
+    /// An object of which more bytes than this are given in a second gets a copy at another node, where slots have two
+    /// owners, and is read from both; 0: none does.
+    #[arg(long, alias = "copy_hot", value_name = "BYTES", default_value = "256M", value_parser = size::parse)]
+    copy_hot: u64,
     /// On SIGTERM or SIGINT: give the slots to other nodes first, and wait at most so many seconds until these have
     /// fetched what was in them. 0: leave at once.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
@@ -326,6 +330,7 @@ impl Shape {
             tier: self.ssd.policy(),
             slow_after_ns: self.slow_ms * 1_000_000,
             fetch_bytes_per_s: self.fetch_rate,
+            hot_bytes_per_s: self.copy_hot,
             ..NodeConfig::local(cluster, self.pool)
         };
         let node = Arc::new(kvplane::Node::start(&config)?);

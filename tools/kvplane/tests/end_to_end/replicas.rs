@@ -294,3 +294,35 @@ fn a_hot_object_is_read_from_both_nodes() {
         }
     }
 }
+
+/// Nobody asks for a copy of an object that many read: its shard has one made, and then both nodes give it.
+#[test]
+fn what_is_asked_for_very_much_gets_a_copy_by_itself() {
+    let place = Workplace::new("replicas-heat");
+    let control = control(&place);
+    let start = |number| place.node(number, &["--pool", "64M", "--shards", "2", "--copy-hot", "1M"]);
+    let _nodes: Vec<Process> = (1..=2).map(start).collect();
+    members(&control, 2);
+    let mut client = Client::connect(&place.client_config(Way::Tcp)).unwrap();
+    put_twice(&mut client, 0, 0);
+    let copies = |wanted| wait_until(|| (copied(&control, 1).1 == wanted).then_some(()));
+    assert_eq!(copies(1), Some(()), "what was put twice is reported");
+    for key in 1..=20 {
+        client.put(name(key).as_bytes(), &value(key, 0)).unwrap();
+    }
+    // A few gets of each make none hot; some hundreds of one do, at 14 KB each by what a get weighs.
+    for key in (1..=20).chain(1..=20) {
+        assert_eq!(client.get(name(key).as_bytes()).unwrap(), Some(value(key, 0)));
+    }
+    let both = wait_until(|| {
+        for _ in 0..500 {
+            assert_eq!(client.get(name(1).as_bytes()).unwrap(), Some(value(1, 0)));
+        }
+        reads(&control).iter().any(|node| node.1 > 0).then_some(())
+    });
+    assert_eq!(both, Some(()), "a second owner gives it: {:?}", reads(&control));
+    assert_eq!(copies(2), Some(()), "and of nothing else there is a copy: {:?}", copied(&control, 1));
+    // Whoever removes it removes both.
+    assert!(client.remove(name(1).as_bytes()).unwrap());
+    assert_eq!(client.get(name(1).as_bytes()).unwrap(), None);
+}

@@ -22,6 +22,7 @@
 //! Copies are kept in memory only, and may be evicted like anything else: then there is one less than was thought.
 
 mod first;
+mod hot;
 mod second;
 mod waits;
 mod wished;
@@ -48,6 +49,8 @@ pub struct CopyCounters {
     pub made: u64,
     /// Their bytes.
     pub made_bytes: u64,
+    /// Times that an object was asked for so much that a copy of it was begun.
+    pub hot: u64,
     /// Copies that they did not take, or not in time.
     pub failed: u64,
     /// Drops of copies that second owners acknowledged.
@@ -101,6 +104,8 @@ pub(super) struct Copies {
     /// Objects that were there when somebody wanted a copy of them, and when the next has its turn.
     wishes: VecDeque<Digest>,
     wish_ns: u64,
+    /// Which objects are asked for most.
+    heat: hot::Heat,
     /// Answers that wait for copies: of which version, and until when.
     awaited: BTreeMap<Digest, Vec<(Version, super::deferred::Slot, u64)>>,
     /// Where the walk for objects without a copy is, and when it goes on.

@@ -25,11 +25,13 @@ pub struct FetchLimits {
     pub objects: usize,
     /// Their bytes. One object may be larger.
     pub bytes: u64,
+    /// An object of which more is given in a second gets a copy at the second owner of its slot; 0: none does.
+    pub hot_bytes_per_s: u64,
 }
 
 impl Default for FetchLimits {
     fn default() -> Self {
-        Self { bytes_per_s: 512 << 20, objects: 16, bytes: 32 << 20 }
+        Self { bytes_per_s: 512 << 20, objects: 16, bytes: 32 << 20, hot_bytes_per_s: 256 << 20 }
     }
 }
 
@@ -267,6 +269,7 @@ impl Service {
     /// How much is fetched in the background from now on.
     pub fn set_fetch_limits(&mut self, limits: FetchLimits) {
         self.moves.imports.limits = limits;
+        self.set_heat(limits.hot_bytes_per_s);
     }
 
     /// Whom the objects of a slot are fetched from, if anybody.
