@@ -30,6 +30,8 @@ usage: cargo x COMMAND [...]
                        linkage, interop, python, rig
   seeds [--tier] [COUNT] [--from SEED]
                        seeds of the simulated world, on all cores; --tier: of shards with faulty disks
+  seeds --nightly [--from SEED]
+                       100,000 of all kinds: shards with memory, with disks, with copies; nodes that die
   kills [--power | --full] [COUNT]
                        kill -9 of a node over an SSD, so often (200), with every object read back each time; with
                        --power the SSD loses its power too, with --full it has no room for all

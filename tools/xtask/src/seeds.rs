@@ -1,6 +1,8 @@
 //! `cargo x seeds`, `cargo x kills`, `cargo x cluster` and `cargo x fuzz`: as many seeds of the simulation, kills of
 //! real nodes, and broken frames for them, as there is time for.
 
+use std::time::Instant;
+
 use crate::process::{self, Failure};
 use crate::workspace::Workspace;
 
@@ -14,6 +16,16 @@ const CLUSTER_KILLS: &str = "5";
 const FUZZ_SECONDS: &str = "3600";
 /// From so many seeds on, building the simulation once more, optimised, pays.
 const MANY: u64 = 2000;
+
+/// The 100,000 of a night: in which test, which of its functions, the variable that says how many, and how many.
+const NIGHT: [(&str, &str, &str, u64); 6] = [
+    ("world", "seeds", "KVPLANE_SEEDS", 50_000),
+    ("tiers", "seeds", "KVPLANE_TIER_SEEDS", 30_000),
+    ("replicas", "seeds", "KVPLANE_SEEDS", 4_000),
+    ("replicas", "copies_that_are_wished_for_later", "KVPLANE_SEEDS", 3_000),
+    ("replicas", "hot_objects", "KVPLANE_SEEDS", 3_000),
+    ("replicas", "losses", "KVPLANE_LOSS_SEEDS", 10_000),
+];
 
 /// What to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,6 +61,9 @@ fn number(word: &str) -> Result<String, Failure> {
 
 /// Runs seeds of the simulated world; a seed that fails is shown with the command that repeats it.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    if let Some((_, rest)) = arguments.split_first().filter(|(word, _)| *word == "--nightly") {
+        return night(workspace, &Request::of(rest)?.from);
+    }
     let request = Request::of(arguments)?;
     let (test, name) = if request.tier { ("tiers", "KVPLANE_TIER_SEEDS") } else { ("world", "KVPLANE_SEEDS") };
     let many = request.count.parse().is_ok_and(|count: u64| count >= MANY);
@@ -57,6 +72,25 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let words = [&package[..], profile, &["--", "seeds", "--exact", "--nocapture"]].concat();
     let mut command = workspace.cargo(&words);
     process::run(command.env(name, &request.count).env("KVPLANE_SEED", &request.from))
+}
+
+/// Runs [`NIGHT`], each from this seed on, and goes on after seeds that fail; says how long each took.
+fn night(workspace: &Workspace, from: &str) -> Result<(), Failure> {
+    let mut failed = Vec::new();
+    for (test, name, variable, count) in NIGHT {
+        let words = ["test", "--profile", "nightly", "--package", "kvplane-tests", "--test", test, "--"];
+        let mut command = workspace.cargo(&words);
+        command.args([name, "--exact", "--nocapture"]).env("KVPLANE_SEED", from).env(variable, count.to_string());
+        let begun = Instant::now();
+        let ran = process::run(&mut command);
+        let outcome = if ran.is_ok() { "clean" } else { "FAILED" };
+        println!("{test}::{name}: {count} seeds from {from}, {outcome}, {} s", begun.elapsed().as_secs());
+        failed.extend(ran.is_err().then(|| format!("{test}::{name}")));
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!("seeds failed in {}: each is shown above", failed.join(", "))))
 }
 
 /// Kills a node over an SSD again and again, and reads everything back each time. With `--power` the SSD loses its
@@ -92,6 +126,11 @@ pub fn fuzz(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_night_is_a_hundred_thousand() {
+        assert_eq!(NIGHT.iter().map(|(.., count)| count).sum::<u64>(), 100_000);
+    }
 
     #[test]
     fn words_become_a_request() {

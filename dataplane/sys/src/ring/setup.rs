@@ -2,6 +2,12 @@
 
 use io_uring::{IoUring, cqueue, squeue};
 use std::io;
+use std::time::{Duration, Instant};
+
+/// How long a ring that the limit of locked memory has no room for is tried again. The kernel gives back what the rings
+/// of a dead process took only some time after its death, so who starts anew in its place may find the limit used up.
+const RELEASE_DEADLINE: Duration = Duration::from_secs(2);
+const RELEASE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Completion queue entries for each submission queue entry.
 const COMPLETIONS_PER_SUBMISSION: u32 = 4;
@@ -28,7 +34,8 @@ pub(super) const POLLED_SETUPS: [Setup; 2] = [
     Setup { name: "IOPOLL", polled: true, submit_all: false },
 ];
 
-/// Sets a ring up by the first of these setups that the kernel knows; says which.
+/// Sets a ring up by the first of these setups that the kernel knows; says which. Waits for up to two seconds, asleep,
+/// where locked memory is short.
 pub(super) fn build<S, C>(entries: u32, setups: &[Setup]) -> io::Result<(IoUring<S, C>, &'static str)>
 where
     S: squeue::EntryMarker,
@@ -44,13 +51,26 @@ where
         if setup.submit_all {
             builder.setup_submit_all();
         }
-        match builder.build(entries) {
+        match released(|| builder.build(entries)) {
             Ok(uring) => return Ok((uring, setup.name)),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Err(error) => return Err(explain(&error, entries)),
         }
     }
     Err(explain(&io::Error::from_raw_os_error(libc::EINVAL), entries))
+}
+
+/// What `make` makes, tried again for [`RELEASE_DEADLINE`] while there is no memory for it.
+pub(super) fn released<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let deadline = Instant::now() + RELEASE_DEADLINE;
+    loop {
+        match make() {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && Instant::now() < deadline => {
+                std::thread::sleep(RELEASE_PAUSE);
+            }
+            made => return made,
+        }
+    }
 }
 
 fn explain(error: &io::Error, entries: u32) -> io::Error {

@@ -2,7 +2,7 @@
 //! memory outlives the kernel's use of it.
 
 use super::operations::Operations;
-use super::setup::{SHARED_SETUPS, build};
+use super::setup::{SHARED_SETUPS, build, released};
 use super::*;
 use crate::region::{HugePages, Region, RegionOptions};
 use std::io::{Read, Write};
@@ -54,6 +54,22 @@ fn next(ring: &mut Ring, count: usize) -> Vec<Completion> {
 
 fn done(token: u64, result: usize) -> Completion {
     Completion { token, result: result as i32 }
+}
+
+#[test]
+fn memory_that_a_dead_process_still_holds_is_waited_for() {
+    let mut short = 3;
+    let made = released(|| {
+        short -= 1;
+        if short > 0 { Err(io::Error::from_raw_os_error(libc::ENOMEM)) } else { Ok(short) }
+    });
+    assert_eq!(made.ok(), Some(0));
+    let mut tries = 0;
+    let refused: io::Result<()> = released(|| {
+        tries += 1;
+        Err(io::Error::from_raw_os_error(libc::EPERM))
+    });
+    assert_eq!((refused.map_err(|error| error.raw_os_error()), tries), (Err(Some(libc::EPERM)), 1));
 }
 
 #[test]
