@@ -15,6 +15,7 @@ mod check;
 mod commit;
 mod groups;
 mod headers;
+mod moves;
 mod ownership;
 mod read;
 mod reclaim;

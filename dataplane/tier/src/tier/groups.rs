@@ -101,6 +101,8 @@ pub(super) struct Log {
     pub(super) open: Option<OpenSegment>,
     pub(super) groups: VecDeque<Group>,
     pub(super) first_group: u64,
+    /// Segments to which nothing more goes, in this life.
+    pub(super) filled: u64,
     pub(super) buffers: Vec<u32>,
     /// Lists of groups that are over, for the next ones: appending allocates nothing once they have grown.
     spare_lists: Vec<(Vec<Tombstone>, Vec<Waiter>)>,
@@ -130,6 +132,7 @@ impl Log {
             open: None,
             groups: VecDeque::with_capacity(groups as usize),
             first_group: 0,
+            filled: 0,
             buffers: (0..groups).rev().collect(),
             spare_lists: Vec::with_capacity(groups as usize),
         }
@@ -213,6 +216,40 @@ impl Tier {
             && end + self.twins_bytes(tombstones) + footer <= self.config.segment_bytes
     }
 
+    /// What a segment gives back: its bytes without those of the header and the longest footer.
+    pub(super) const fn segment_room(&self) -> u64 {
+        let footer = self.config.footer_pages as u64 * self.config.footer_page_bytes as u64;
+        self.config.segment_bytes - self.block() - footer
+    }
+
+    /// How much of a segment is taken, in bytes of [`Self::segment_room`]: of its place or of its footer, whichever is
+    /// more. Whole blocks, as what a block has room for yet may never come.
+    fn segment_taken(&self, end: u64, entries: usize) -> u64 {
+        let listed = u64::from(FooterPage::capacity(self.config.footer_page_bytes) * self.config.footer_pages);
+        let room = self.segment_room();
+        let of_footer = (entries as u64 * room).div_ceil(listed);
+        (end.next_multiple_of(self.block()) - self.block()).max(of_footer).min(room)
+    }
+
+    /// How much of all segments was taken in this life, in the same bytes. A segment that was left early is taken whole.
+    pub(super) fn log_taken(&self) -> u64 {
+        let open = self.log.open.as_ref().map_or(0, |open| self.segment_taken(open.end, open.entries.len()));
+        self.log.filled * self.segment_room() + open
+    }
+
+    /// By how much [`Self::log_taken`] grows at the most with a record that needs this.
+    pub(super) fn log_cost(&self, need: Need) -> u64 {
+        let alone = self.segment_taken(self.block() + need.device_bytes, 1);
+        let Some(open) = &self.log.open else { return alone };
+        let (end, entries) = (open.end.next_multiple_of(self.block()), open.entries.len());
+        let before = self.segment_taken(end, entries);
+        if self.segment_takes(need) {
+            self.segment_taken(end + need.device_bytes, entries + 1) - before
+        } else {
+            self.segment_room() - before + alone
+        }
+    }
+
     fn group_takes(&self, need: Need) -> bool {
         let Some(group) = self.log.groups.back() else { return false };
         let tombstones = group.tombstones.len() as u32 + need.tombstones;
@@ -261,7 +298,11 @@ impl Tier {
         let (most, delay) = (u64::from(self.config.group_bytes), self.config.group_delay_ns);
         let Some(group) = self.log.filling() else { return };
         let due = now_ns >= group.since_ns.saturating_add(delay);
-        if !writing || due || group.is_urgent || group.bytes >= most {
+        // Nobody waits for copies alone: they share blocks with the next ones.
+        let copies = group.waiters.iter().all(|waiter| matches!(waiter, Waiter::Move(_)));
+        let (urgent, bytes) = (group.is_urgent, group.bytes);
+        let more = copies && self.more_moves_come();
+        if !writing && !more || due || urgent || bytes >= most {
             self.close_group(memory);
         }
     }

@@ -3,26 +3,18 @@
 //! The segment's footer says what is in it, the index says what of that still counts, the policy says what stays. The
 //! segment is free when the copies are durable and nobody reads from it. It has no footer: everything in it goes.
 
-use std::collections::VecDeque;
-
-use kvplane_proto::digest::Digest;
-
 use super::Tier;
-use super::append::Record;
 use super::commit::Barrier;
-use super::groups::{NoRoom, Waiter};
-use super::read::{Purpose, Read};
+use super::moves::Moves;
 use super::recover::FooterWindow;
 use super::start::Phase;
-use crate::config::STAGING_ALIGN_BYTES;
 use crate::format::{FooterEntry, FooterPage, Kind, UNIT_BYTES};
 use crate::index::Entry;
-use crate::memory::{Memory, Span};
-use crate::ops::{Fault, Owner, Priority};
+use crate::memory::Memory;
+use crate::ops::{Fault, Owner};
 use crate::policy::{Candidate, Verdict};
 use crate::segments::{SegmentEvent, SegmentState};
-use crate::slots::SlotId;
-use crate::types::{Event, Miss};
+use crate::types::Event;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
@@ -46,35 +38,15 @@ struct Victim {
     budget_bytes: u64,
     /// How many more records of it may be written again.
     budget_records: u32,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum MoveState {
-    Reading,
-    /// Read and verified; the read is kept for the key.
-    Ready(SlotId),
-    Appended,
-    Over,
-}
-
-/// A record on its way to the end of the log.
-#[derive(Debug)]
-struct Move {
-    entry: Entry,
-    memory: Span,
-    checksum: u64,
-    state: MoveState,
+    /// What its copies took of the log, as [`Tier::log_taken`] counts.
+    taken: u64,
 }
 
 /// Reclaim.
 #[derive(Debug)]
 pub(super) struct Reclaim {
     victim: Option<Victim>,
-    moves: VecDeque<Move>,
-    first_move: u64,
-    max_moves: usize,
-    /// Where the next move's memory begins, in the area for copies.
-    head: u64,
+    pub(super) moves: Moves,
     /// The first move when listing had to wait for one to be over.
     waits_for: Option<u64>,
     /// So many segments are to be free, because somebody asked for it,
@@ -85,17 +57,7 @@ pub(super) struct Reclaim {
 
 impl Reclaim {
     pub(super) fn new(max_moves: u32) -> Self {
-        let moves = VecDeque::with_capacity(max_moves as usize);
-        Self {
-            victim: None,
-            moves,
-            first_move: 0,
-            max_moves: max_moves as usize,
-            head: 0,
-            waits_for: None,
-            wanted_free: 0,
-            turns_left: 0,
-        }
+        Self { victim: None, moves: Moves::new(max_moves), waits_for: None, wanted_free: 0, turns_left: 0 }
     }
 
     pub(super) const fn is_active(&self) -> bool {
@@ -104,28 +66,6 @@ impl Reclaim {
 
     fn progress(&self) -> Option<(u32, Stage)> {
         self.victim.as_ref().map(|victim| (victim.segment, victim.stage))
-    }
-
-    /// Memory for a record, in turn: what was taken first is given back first.
-    fn take(&mut self, bytes: u32, area: u64) -> Option<u64> {
-        let bytes = u64::from(bytes).next_multiple_of(STAGING_ALIGN_BYTES);
-        let at = match self.moves.front() {
-            None => 0,
-            Some(first) => {
-                let tail = first.memory.offset;
-                let fits = if self.head > tail { self.head + bytes <= area } else { self.head + bytes <= tail };
-                if self.head == tail {
-                    return None;
-                }
-                match (fits, self.head > tail && bytes <= tail) {
-                    (true, _) => self.head,
-                    (false, true) => 0,
-                    (false, false) => return None,
-                }
-            }
-        };
-        self.head = at + bytes;
-        Some(at)
     }
 }
 
@@ -181,7 +121,7 @@ impl Tier {
 
     /// Whether a move is over since listing had to wait, and events have room.
     fn may_list(&self) -> bool {
-        self.reclaim.waits_for != Some(self.reclaim.first_move) && !self.is_clogged()
+        self.reclaim.waits_for != Some(self.reclaim.moves.first()) && !self.is_clogged()
     }
 
     fn set_stage(&mut self, stage: Stage) {
@@ -227,7 +167,7 @@ impl Tier {
         let most = u64::from(if crowded { live } else { listed });
         let budget_records = (most * u64::from(self.config.reinsert_percent) / 100) as u32;
         let stage = Stage::Reading;
-        self.reclaim.victim = Some(Victim { segment, window, stage, budget_bytes, budget_records });
+        self.reclaim.victim = Some(Victim { segment, window, stage, budget_bytes, budget_records, taken: 0 });
         self.stats.reclaims += 1;
         if state == SegmentState::Retired {
             return self.drop_victim();
@@ -287,7 +227,7 @@ impl Tier {
             }
             self.scratch = bytes;
             let waits = paused.is_some() && !self.is_clogged();
-            self.reclaim.waits_for = waits.then_some(self.reclaim.first_move);
+            self.reclaim.waits_for = waits.then_some(self.reclaim.moves.first());
             if let Some(entry) = paused {
                 return self.set_stage(Stage::Listing(page, entry));
             }
@@ -327,125 +267,38 @@ impl Tier {
             self.evict(&entry);
             return true;
         }
-        if self.reclaim.moves.len() == self.reclaim.max_moves {
+        if !self.begin_move(entry) {
             return false;
         }
-        let shape = entry.shape();
-        let Some(at) = self.reclaim.take(shape.payload_bytes, self.config.copy_bytes.into()) else { return false };
         if let Some(victim) = &mut self.reclaim.victim {
             victim.budget_bytes = budget_bytes - record_bytes;
             victim.budget_records = budget_records - 1;
         }
-        // Kept relative to the area, so that the queue of moves knows where it begins.
-        let span = Span::staging(at, shape.payload_bytes);
-        let number = self.reclaim.first_move + self.reclaim.moves.len() as u64;
-        self.reclaim.moves.push_back(Move { entry, memory: span, checksum: 0, state: MoveState::Reading });
-        let destination = Span::staging(self.layout.copies + at, shape.payload_bytes);
-        let purpose = Purpose::Move(number);
-        self.begin_read(Read::new(entry, destination, Priority::Background, purpose));
         true
     }
 
-    fn evict(&mut self, entry: &Entry) {
+    /// Copies took so much more of the log.
+    pub(super) const fn charge_victim(&mut self, taken: u64) {
+        if let Some(victim) = &mut self.reclaim.victim {
+            victim.taken += taken;
+        }
+    }
+
+    /// Whether another copy may take so much. A turn leaves a 16th of what it gives back, so reclaim ends, with however
+    /// much padding; what is hot leaves a quarter, so that what is pinned finds the rest.
+    pub(super) fn victim_allows(&self, cost: u64, pinned: bool) -> bool {
+        let room = self.segment_room();
+        let most = if pinned { room - room.div_ceil(16) } else { room - room.div_ceil(4) };
+        self.reclaim.victim.as_ref().is_some_and(|victim| victim.taken + cost <= most)
+    }
+
+    pub(super) fn evict(&mut self, entry: &Entry) {
         if self.forget_record(entry.digest(), entry.sequence()) {
             self.stats.evicted += 1;
             let generation = self.segments[self.segment_of(entry.offset())].generation;
             self.untracked.reclaimed(generation, entry.digest());
             let (digest, pinned) = (entry.digest(), entry.is_pinned());
             self.events.push_back(Event::Evicted { digest, pinned });
-        }
-    }
-
-    fn move_at(&mut self, number: u64) -> Option<&mut Move> {
-        let at = number.checked_sub(self.reclaim.first_move)?;
-        self.reclaim.moves.get_mut(at as usize)
-    }
-
-    /// A record that is to stay has been read, or not.
-    pub(super) fn move_read(&mut self, number: u64, slot: SlotId, verified: Result<u64, Miss>) {
-        let state = if verified.is_ok() { MoveState::Ready(slot) } else { MoveState::Over };
-        if verified.is_err() {
-            self.end_read(slot);
-        }
-        let moved = self.move_at(number).map(|moved| {
-            (moved.state, moved.checksum) = (state, verified.unwrap_or(0));
-            moved.entry.digest()
-        });
-        if let (Some(digest), Err(miss)) = (moved, verified)
-            && self.index.find(digest).is_none()
-        {
-            self.events.push_back(Event::Quarantined { digest, miss });
-        }
-        self.drop_moves();
-    }
-
-    /// Appends what was read, in order, as far as there is room.
-    fn append_moves(&mut self, now_ns: u64, memory: &mut dyn Memory) {
-        for at in 0..self.reclaim.moves.len() {
-            let number = self.reclaim.first_move + at as u64;
-            let Move { entry, memory: span, checksum, state } = self.reclaim.moves[at];
-            let MoveState::Ready(slot) = state else { continue };
-            let span = Span::staging(self.layout.copies + span.offset, span.bytes);
-            let state = if self.is_current(entry.digest(), entry.sequence()) {
-                match self.make_room(now_ns, self.need(entry.shape(), false), true, memory) {
-                    Err(NoRoom::Busy) => return,
-                    Err(NoRoom::Full) => {
-                        self.evict(&entry);
-                        MoveState::Over
-                    }
-                    Ok(()) => self.append_move(number, slot, span, checksum, memory),
-                }
-            } else {
-                MoveState::Over
-            };
-            self.end_read(slot);
-            if let Some(moved) = self.move_at(number) {
-                moved.state = state;
-            }
-        }
-        self.drop_moves();
-    }
-
-    fn append_move(
-        &mut self,
-        number: u64,
-        slot: SlotId,
-        span: Span,
-        checksum: u64,
-        memory: &mut dyn Memory,
-    ) -> MoveState {
-        let Some(entry) = self.move_at(number).map(|moved| moved.entry) else { return MoveState::Over };
-        let digest: Digest = entry.digest();
-        // It was hot or pinned a moment ago: pinned still counts as it is now, hits begin anew.
-        let pinned = self.index.find(digest).is_some_and(Entry::is_pinned);
-        let key = self.read_key(slot, &entry, memory);
-        self.sum_chunks(span, memory);
-        let (version, shape) = (entry.version(), entry.shape());
-        let record = Record { digest, version, key: &key, payload: span, shape, checksum, pinned };
-        self.append(&record, Waiter::Move(number), memory);
-        self.stats.reinserted += 1;
-        self.stats.reinserted_bytes += u64::from(span.bytes);
-        MoveState::Appended
-    }
-
-    /// The group of a record that is written again is over; what it lost, the index lost with it.
-    pub(super) fn move_written(&mut self, number: u64, result: Result<(), Fault>) {
-        let moved = self.move_at(number).map(|moved| {
-            moved.state = MoveState::Over;
-            (moved.entry.digest(), moved.entry.is_pinned())
-        });
-        if let (Some((digest, pinned)), Err(_)) = (moved, result)
-            && self.index.find(digest).is_none()
-        {
-            self.events.push_back(Event::Evicted { digest, pinned });
-        }
-        self.drop_moves();
-    }
-
-    fn drop_moves(&mut self) {
-        while self.reclaim.moves.front().is_some_and(|moved| moved.state == MoveState::Over) {
-            self.reclaim.moves.pop_front();
-            self.reclaim.first_move += 1;
         }
     }
 

@@ -55,6 +55,7 @@ impl Tier {
     /// No more goes to the open segment.
     pub(super) fn fill_segment(&mut self) {
         let Some(open) = self.log.open.take() else { return };
+        self.log.filled += 1;
         let generation = self.segments[open.segment].generation;
         let last = open.entries.iter().rev().find(|entry| entry.kind == Kind::Tombstone);
         let last_tombstone = last.map_or(0, |entry| entry.sequence);
